@@ -1,0 +1,29 @@
+# make quickstart, make test, make lint: each sets up what it needs in .venv and is quick when run again
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup quickstart test lint
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: requirements.lock
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	touch $@
+
+# an interrupted run goes on where it was; a finished one is only evaluated, sampled and drawn again
+quickstart: setup
+	@test -e data/python_stdlib/meta.json || $(BIN)/python data/python_stdlib/prepare.py
+	@$(BIN)/python train.py config/quickstart.py $$(test ! -e out-quickstart/ckpt.pt || echo --init_from=resume)
+	@$(BIN)/python -m parts.curve out-quickstart
+	@$(BIN)/python sample.py --out_dir=out-quickstart --num_samples=1 --max_new_tokens=600 --start='def '
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .

@@ -1,0 +1,28 @@
+# characters of Shakespeare: a good first run, minutes on a GPU
+# python data/shakespeare_char/prepare.py && python train.py config/train_shakespeare_char.py
+
+out_dir = "out-shakespeare-char"
+dataset = "shakespeare_char"
+wandb_project = "shakespeare-char"
+wandb_run_name = "mini-gpt"
+
+eval_interval = 250  # often: it will overfit
+eval_iters = 200
+log_interval = 10
+always_save_checkpoint = False  # so keep the best
+
+batch_size = 64
+gradient_accumulation_steps = 1
+block_size = 256  # characters of context
+
+n_layer = 6
+n_head = 6
+n_embd = 384
+dropout = 0.2
+
+learning_rate = 1e-3  # small models bear more
+min_lr = 1e-4
+warmup_iters = 100
+max_iters = 5000
+lr_decay_iters = 5000
+beta2 = 0.99  # few tokens a step: average over more steps

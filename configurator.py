@@ -1,0 +1,94 @@
+"""Settings from defaults, then config files, then flags, in that order.
+
+    python train.py config/train_shakespeare_char.py --batch_size=32
+
+A config file is Python that assigns to settings' names. Files and flags pass the same check; tyro reads the values and
+writes the help.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import os
+import runpy
+import types
+import typing
+
+import tyro
+
+from parts.errors import UserError
+
+COMMAND_LINE = "the command line"
+
+
+def configure(settings_class, args, description):
+    """An instance of the dataclass `settings_class` from `args`: config files and `--name=value` flags.
+
+    `--help` prints every setting with its value so far and exits. Raises UserError for an unknown name, a value of the
+    wrong type or choice, or a file that is missing or fails.
+    """
+    files = [a for a in args if not a.startswith("-")]
+    flags = [a for a in args if a.startswith("-") and a not in ("-h", "--help")]
+    settings = settings_class()
+    for file in files:
+        for name, value in _assignments(file).items():
+            settings = _set(settings, name, value, file)
+    for flag in flags:
+        name, equals, text = flag.lstrip("-").partition("=")
+        if not equals:
+            _field(settings, name, COMMAND_LINE)
+            raise UserError(f"{flag} has no value: flags are written --name=value, as in --{name}=True")
+        settings = _set(settings, name, text, COMMAND_LINE)
+    if len(files) + len(flags) < len(args):
+        _tyro(settings, ["--help"], description=description)
+    return settings
+
+
+def _assignments(file):
+    if not os.path.isfile(file):
+        raise UserError(f"config file {file} does not exist; flags are written --name=value")
+    try:
+        found = runpy.run_path(file)
+    except Exception as error:
+        raise UserError(f"config file {file} fails: {type(error).__name__}: {error}") from error
+    return {k: v for k, v in found.items() if not (k.startswith("_") or callable(v) or isinstance(v, types.ModuleType))}
+
+
+def _set(settings, name, value, where):
+    """`settings` with the field `name` read from `value`: a flag's text, or a file's value, of the right type."""
+    field = _field(settings, name, where)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            new = _tyro(settings, [f"--{name}={value}"])
+        if where == COMMAND_LINE or getattr(new, name) == value:  # the text of the number 5 is not the number
+            return new
+    except SystemExit:
+        pass
+    raise UserError(f"{where}: {name}={value!r} is not allowed: it takes {_allowed(field.type)}")
+
+
+def _field(settings, name, where):
+    fields = {f.name: f for f in dataclasses.fields(settings)}
+    if name not in fields:
+        near = difflib.get_close_matches(name, fields, n=1)
+        hint = f"did you mean {near[0]}?" if near else "--help lists every setting"
+        raise UserError(f"{where}: there is no setting {name!r}: {hint}")
+    return fields[name]
+
+
+def _allowed(annotation):
+    """A type in words: `bool | Literal['auto']` is "True, False or 'auto'"."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(annotation)))
+    if typing.get_args(annotation):
+        return " or ".join(map(_allowed, typing.get_args(annotation)))
+    words = {bool: "True or False", int: "a whole number", float: "a number", str: "text", types.NoneType: "None"}
+    return words[annotation]
+
+
+def _tyro(settings, args, description=""):
+    plain = (tyro.conf.FlagConversionOff,)  # --flag=True, not --flag and --no-flag
+    return tyro.cli(
+        type(settings), args=args, default=settings, use_underscores=True, config=plain, description=description
+    )

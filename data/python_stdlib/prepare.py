@@ -1,0 +1,45 @@
+"""The source of Python's own standard library, which is on every machine that runs this, as bytes; split by file.
+
+--input takes a file, whose last tenth is for validation, or a folder of Python files, split by file.
+"""
+
+import pathlib
+import platform
+import sys
+import sysconfig
+import zlib
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+import numpy as np
+
+from parts import bins
+from parts.errors import UserError, one_sentence
+
+LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idle_test", "__pycache__"}
+
+
+def main():
+    args = bins.arguments(__file__, __doc__)
+    root = args.input or pathlib.Path(sysconfig.get_path("stdlib"))
+    if root.is_file():
+        raw = root.read_bytes()
+        cut = int(0.9 * len(raw))
+        splits, source = {"train": [raw[:cut]], "val": [raw[cut:]]}, root.name
+    else:
+        files = sorted(f for f in root.rglob("*.py") if not LEFT_OUT.intersection(f.relative_to(root).parts))
+        splits = {"train": [], "val": []}
+        for file in files:  # by a checksum of its name, so that a file stays on its side when others come or go
+            tenth = zlib.crc32(file.relative_to(root).as_posix().encode()) % 10 == 0
+            splits["val" if tenth else "train"].append(file.read_bytes() + b"\n")
+        if not files:
+            raise UserError(f"{root} holds no .py files: give text with --input=PATH")
+        name = args.input.name if args.input else f"standard library of {platform.python_implementation()}"
+        source = f"{name} {'' if args.input else platform.python_version() + ' '}({len(files)} files)"
+    ids = {split: (np.frombuffer(raw, np.uint8) for raw in raws) for split, raws in splits.items()}
+    bins.write(args.out_dir, ids, source, tokenizer="byte", vocab_size=256)
+
+
+if __name__ == "__main__":
+    with one_sentence():
+        main()

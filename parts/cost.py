@@ -1,0 +1,37 @@
+"""The FLOP/s that a device could do, to count use against."""
+
+import torch
+
+from parts import clock
+
+# dense 16-bit peaks with float32 sums, TFLOP/s, from the makers' data sheets; the first name that fits counts
+PEAK_TFLOPS = {
+    "B200": 2250,
+    "H200": 989,
+    "H100 PCIe": 756,
+    "H100 NVL": 835,
+    "H100": 989,
+    "A100": 312,
+    "L40S": 362,
+    "L4": 121,
+    "V100": 125,
+    "T4": 65,
+    "RTX 4090": 165,
+    "RTX 3090": 71,
+    "MI300X": 1307,
+    "MI250": 191.5,  # a device is one of its two dies
+    "MI210": 181,
+}
+
+
+def peak_flops(device, dtype):
+    """FLOP/s of `device` in `dtype`, and where the figure is from: the maker, or one large product timed here."""
+    if device.type == "cuda" and dtype != torch.float32:
+        name = torch.cuda.get_device_name(device)
+        for part, tflops in PEAK_TFLOPS.items():
+            if part in name:
+                return tflops * 1e12, f"data sheet of {part}"
+    n = 4096 if device.type == "cuda" else 1024
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    ms = min(clock.samples(lambda: a @ b, device, count=10, warmup=3))
+    return 2 * n**3 / (ms / 1e3), f"measured: {n} x {n} product"

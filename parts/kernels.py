@@ -1,0 +1,151 @@
+"""Which attention kernels this machine permits, which is fastest, and which one ran.
+
+A named kernel runs or the program ends with the reason (`require`); the receipt says what the profiler saw (`observe`).
+"""
+
+import contextlib
+import os
+import warnings
+
+import torch
+
+from parts import clock, parity
+from parts.attention import ATTENTION
+from parts.errors import UserError
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter on stderr
+
+NAMES = (*ATTENTION, "auto")
+_FUSED = ("flash", "efficient", "cudnn", "flex")
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Keep the profiler's start and stop marks, written by C++ to stderr, off the console."""
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
+
+
+def observe(step):
+    """Run `step` (a forward, with or without its backward) under the profiler and name what computed attention.
+
+    Returns {'forward': [...], 'backward': [...], 'ops': [...]}. Names are those of ATTENTION; 'unfused' means that no
+    attention kernel was seen: matrix products and a softmax, as in `manual`, and as in `math` once it is compiled.
+    'ops' are the operators and device kernels with attention in their names, as the profiler spells them.
+    """
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with _quiet(), torch.profiler.profile(activities=activities) as seen:
+        step()
+    ops = sorted({e.key for e in seen.key_averages() if _is_attention(e.key)})
+    fused = {(name, "backward" in op or "bwd" in op) for op in ops for name in _FUSED if name in op}
+    forward = sorted(name for name, backward in fused if not backward)
+    if not forward:
+        forward = ["math" if any("_attention_math" in op for op in ops) else "unfused"]
+    return {"forward": forward, "backward": sorted(n for n, backward in fused if backward) or ["unfused"], "ops": ops}
+
+
+def _is_attention(op):
+    # autograd's own wrappers repeat the operator's name; user ranges and graph names start with neither
+    return not op.startswith("autograd::") and any(
+        word in op.lower() for word in ("_attention", "flash_fwd", "flash_bwd", "fmha", "_sdpa")
+    )
+
+
+def contradiction(name, receipt, backward=True):
+    """Why `receipt` shows something other than the kernel that was named, or None where it agrees."""
+    if name in ("sdpa", "auto"):
+        return None
+    if name in ("flash", "efficient", "cudnn"):
+        allowed = {"forward": [[name]], "backward": [[name]]}
+    elif name == "manual":
+        allowed = {"forward": [["unfused"]], "backward": [["unfused"]]}
+    elif name == "math":
+        allowed = {"forward": [["math"], ["unfused"]], "backward": [["unfused"]]}
+    else:  # flex: Triton's kernels carry its name, the CPU's C++ template carries none
+        allowed = {"forward": [["flex"], ["unfused"]], "backward": [["flex"], ["unfused"]]}
+    for direction in ("forward", "backward") if backward else ("forward",):
+        if receipt[direction] not in allowed[direction]:
+            seen = " and ".join(receipt[direction])
+            return f"attention='{name}' was asked for, but the profiler saw {seen} in the {direction} pass"
+    return None
+
+
+def refusal(name, shape, device, dtype, dropout=0.0, backward=True):
+    """Why the kernel `name` cannot run here, in one phrase, or None where it can.
+
+    shape: (B, nh, T, hs). Found by running it once, on one head of one sequence, under the profiler; twice, with
+    gradients compared bit by bit, where deterministic algorithms are asked for.
+    """
+    if name == "flex" and device.type == "cpu" and backward:
+        return "PyTorch has no backward of FlexAttention on a CPU"
+    if name == "flex" and dropout > 0:
+        return "FlexAttention has no dropout"
+    if name in ("efficient", "cudnn") and device.type == "cpu":
+        return "PyTorch has this kernel on GPUs only"
+    q, k, v, dy = parity.inputs((1, 1, *shape[2:]), device, dtype, requires_grad=backward)
+    results = []
+
+    def step():
+        torch.manual_seed(0)
+        y = ATTENTION[name](q, k, v, dropout)
+        results.append((y, *torch.autograd.grad(y, (q, k, v), dy)) if backward else (y,))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            receipt = observe(step)
+            if torch.are_deterministic_algorithms_enabled():
+                step()
+        except (RuntimeError, NotImplementedError) as error:
+            said = dict.fromkeys(str(w.message).split(" (Triggered internally")[0].rstrip(". ") for w in caught)
+            reasons = [r for r in said if "not used because" not in r and "runtime disabled" not in r]
+            return "; ".join(reasons) or str(error).splitlines()[0]
+    if len(results) == 2 and not all(torch.equal(a, b) for a, b in zip(*results)):
+        return "it is not deterministic: two runs gave different gradients"
+    return contradiction(name, receipt, backward)
+
+
+def require(name, shape, device, dtype, dropout=0.0, backward=True):
+    """Raise UserError, with the reason and what would run instead, unless the kernel `name` can run here."""
+    reason = refusal(name, shape, device, dtype, dropout, backward)
+    if reason:
+        others = [n for n in ATTENTION if not refusal(n, shape, device, dtype, dropout, backward)]
+        doing = "train" if backward else "run"
+        raise UserError(
+            f"attention='{name}' cannot {doing} on {device.type} in {str(dtype).removeprefix('torch.')}"
+            f" with dropout {dropout:g}: {reason}. Here --attention can be {', '.join(others)} or auto."
+        )
+
+
+def fastest(shape, device, dtype, dropout=0.0, backward=True):
+    """The fastest permitted kernel that passes parity on (B, nh, T, hs), and a row for each: its time, or why none."""
+    q, k, v, dy = parity.inputs(shape, device, dtype, requires_grad=backward)
+    rows = {}
+    for name, attend in ATTENTION.items():
+        if name == "sdpa":  # it is one of the others
+            continue
+        rows[name] = row = {"refused": refusal(name, shape, device, dtype, dropout, backward)}
+        if row["refused"]:
+            continue
+        # float64 costs T² a head: two heads of one sequence are enough to tell right from wrong
+        row["errors"] = parity.errors(attend, (1, min(2, shape[1]), *shape[2:]), device, dtype, backward)
+        if not parity.passes(row["errors"], dtype):
+            row["refused"] = f"it fails parity with float64: {row['errors']}"
+            continue
+
+        def step(attend=attend):
+            y = attend(q, k, v, dropout)
+            if backward:
+                torch.autograd.grad(y, (q, k, v), dy)
+
+        row |= clock.summary(clock.samples(step, device, count=10, warmup=3))
+    timed = {name: row["median_ms"] for name, row in rows.items() if "median_ms" in row}
+    return min(timed, key=timed.get), rows

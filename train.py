@@ -1,0 +1,399 @@
+"""Train a GPT, on one device or, under torchrun, on many.
+
+    python train.py config/train_shakespeare_char.py --batch_size=32
+    torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2.py
+
+Every setting is a field of Settings; config files and --name=value flags set them (configurator.py).
+"""
+
+import dataclasses
+import gc
+import json
+import math
+import os
+import pathlib
+import signal
+import sys
+import time
+from typing import Literal
+
+import torch
+
+from configurator import configure
+from model import GPT, PRETRAINED, GPTConfig
+from parts import checkpoint, clock, cost, dist, kernels, machine, tokens
+from parts.batches import Batches
+from parts.errors import UserError, one_sentence
+from parts.files import atomic
+from parts.journal import Journal, Silence
+
+ROOT = pathlib.Path(__file__).resolve().parent
+SKIPS_IN_A_ROW = 20  # steps without a finite gradient, and the run is lost; float16's scaler needs a few at the start
+
+
+@dataclasses.dataclass
+class Settings:
+    # files
+    out_dir: str = "out"  # where checkpoints, metrics.jsonl and run.json go
+    init_from: str = (
+        "scratch"  # scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a local Hugging Face folder
+    )
+    eval_interval: int = 2000  # iterations from one evaluation and checkpoint to the next
+    eval_iters: int = 200  # an evaluation reads this many batches, from fixed places, of each split
+    eval_only: bool = False  # evaluate once and end
+    log_interval: int = 1  # iterations from one line on the console to the next; metrics.jsonl has them all
+    always_save_checkpoint: bool = True  # at every evaluation; False: when the validation loss improved, and at the end
+    # wandb
+    wandb_log: bool = False  # also log to Weights & Biases (WANDB_MODE=offline works)
+    wandb_project: str = "owt"  # its project
+    wandb_run_name: str = "gpt2"  # its run
+    # data
+    dataset: str = "openwebtext"  # a folder of data/, or a path, with train.bin and val.bin
+    gradient_accumulation_steps: int = 40  # micro-batches a step, over all processes together
+    batch_size: int = 12  # sequences in a micro-batch
+    block_size: int = 1024  # tokens in a sequence
+    # model
+    n_layer: int = 12  # layers
+    n_head: int = 12  # attention heads
+    n_embd: int = 768  # channels
+    dropout: float = 0.0  # share of activations dropped in training; 0 for pretraining, 0.1 and more for fine-tuning
+    bias: bool = False  # biases in linear layers and LayerNorms
+    vocab_size: int | None = None  # ids that can occur; None: as many as the data's tokenizer has
+    vocab_multiple: int = 64  # round the embedding's rows up to a multiple: 64 makes 50257 50304, 1 leaves it
+    # attention kernel: manual is hand-written; math, efficient, flash, cudnn: that SDPA kernel and no other; flex:
+    # FlexAttention; sdpa: PyTorch picks; auto: the fastest here that passes parity
+    attention: Literal["manual", "math", "efficient", "flash", "cudnn", "flex", "sdpa", "auto"] = "sdpa"
+    # AdamW
+    learning_rate: float = 6e-4  # its peak
+    max_iters: int = 600000  # training steps
+    max_seconds: float | None = None  # end after this wall-clock time, with an evaluation and a checkpoint
+    weight_decay: float = 1e-1  # of matrices and embeddings
+    beta1: float = 0.9  # decay of the mean of gradients
+    beta2: float = 0.95  # decay of the mean of their squares
+    grad_clip: float = 1.0  # clip the gradient's norm to this; 0: never
+    # schedule
+    decay_lr: bool = True  # follow the schedule; False: learning_rate throughout
+    schedule: Literal["cosine", "constant"] = "cosine"  # after a linear warm-up
+    warmup_iters: int = 2000  # steps of warm-up
+    lr_decay_iters: int = 600000  # the cosine reaches min_lr here; about max_iters
+    min_lr: float = 6e-5  # about a tenth of learning_rate
+    # machine
+    backend: Literal["nccl", "gloo"] = "nccl"  # between processes on GPUs; others use gloo
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matrix products; weights are float32
+    compile: bool | Literal["auto"] = "auto"  # torch.compile; auto: on GPUs
+    seed: int = 1337  # of the weights, the batches and dropout, each with its own stream
+    deterministic: bool = False  # refuse kernels and operations that are not
+
+
+def validate(s):
+    """Raise UserError for a number that no run can have."""
+    least_one = "batch_size block_size gradient_accumulation_steps n_layer n_head n_embd eval_interval eval_iters"
+    for name in (*least_one.split(), "log_interval", "vocab_multiple"):
+        if getattr(s, name) < 1:
+            raise UserError(f"{name}={getattr(s, name)} must be 1 or more")
+    for name in ("max_iters", "seed", "warmup_iters", "grad_clip", "weight_decay", "learning_rate"):
+        if not getattr(s, name) >= 0:
+            raise UserError(f"{name}={getattr(s, name)} must be 0 or more")
+    if not 0 <= s.dropout < 1:
+        raise UserError(f"dropout={s.dropout} must be from 0 to just under 1")
+    if s.init_from not in ("scratch", "resume", *PRETRAINED) and not os.path.isdir(s.init_from):
+        names = ", ".join(("scratch", "resume", *PRETRAINED))
+        raise UserError(f"init_from={s.init_from!r} must be {names}, or a local Hugging Face folder")
+
+
+def learning_rate(it, s):
+    """The learning rate of step `it`: linear warm-up, then the schedule (cosine: SGDR, arXiv:1608.03983)."""
+    if not s.decay_lr:
+        return s.learning_rate
+    if it < s.warmup_iters:
+        return s.learning_rate * (it + 1) / (s.warmup_iters + 1)
+    if s.schedule == "constant":
+        return s.learning_rate
+    if it >= s.lr_decay_iters:
+        return s.min_lr
+    done = (it - s.warmup_iters) / (s.lr_decay_iters - s.warmup_iters)
+    return s.min_lr + 0.5 * (1 + math.cos(math.pi * done)) * (s.learning_rate - s.min_lr)
+
+
+def build(s, meta, saved):
+    """The model on the CPU: new, from a checkpoint `saved`, or pretrained."""
+    if saved:
+        args = {"vocab_multiple": 1, **saved["model_args"], "dropout": s.dropout}
+        model = GPT(GPTConfig(**args))
+        model.load_state_dict(saved["model"])
+    elif s.init_from == "scratch":
+        machine.seed(s.seed, "init")
+        shape = {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "dropout", "bias")}
+        vocab_size = s.vocab_size or meta["vocab_size"]
+        model = GPT(GPTConfig(vocab_size=vocab_size, vocab_multiple=s.vocab_multiple, **shape))
+    else:
+        model = GPT.from_pretrained(s.init_from, {"dropout": s.dropout, "vocab_multiple": s.vocab_multiple})
+    if s.block_size != model.config.block_size:
+        model.crop_block_size(s.block_size)
+    if meta["vocab_size"] > model.config.vocab_size:
+        raise UserError(
+            f"the data of {s.dataset} has {meta['vocab_size']} ids, the model {model.config.vocab_size}: prepare it"
+            " with the model's tokenizer, or leave vocab_size to the data"
+        )
+    return model
+
+
+def choose_attention(s, model, device, dtype, saved, ranks):
+    """Set the kernel of `model` by s.attention; returns its name and, for auto, what each kernel took."""
+    c, rows = model.config, {}
+    shape = (s.batch_size, c.n_head, s.block_size, c.n_embd // c.n_head)
+    name, backward = s.attention, not s.eval_only
+    if name == "auto" and saved and saved.get("attention"):
+        name = saved["attention"]  # a resumed run goes on with the kernel that it began with
+    if name == "auto":
+        name, rows = ranks.same(kernels.fastest(shape, device, dtype, s.dropout, backward) if ranks.main else None)
+    kernels.require(name, shape, device, dtype, s.dropout if backward else 0.0, backward)
+    model.use_attention(name)
+    return name, rows
+
+
+@torch.no_grad()
+def evaluate(model, batches, s, autocast, ranks, device):
+    """Mean loss of each split over its fixed windows, shared out over the ranks."""
+    model.eval()
+    losses = {}
+    for split in ("train", "val"):
+        sums, counts = [torch.zeros(())], [0]
+        for x, y in batches.evaluation(split, s.eval_iters * s.batch_size):
+            with autocast:
+                _, loss = model(x, y)
+            counts.append(int((y >= 0).sum()))
+            sums.append(loss.float() * counts[-1])
+        total, count = ranks.sum([torch.stack([x.cpu() for x in sums]).double().sum().item(), sum(counts)], device)
+        losses[split] = total / count
+    model.train()
+    return losses
+
+
+def main(s):
+    validate(s)
+    began = time.perf_counter()
+
+    # the machine, and this process's place among the others
+    ranks = dist.ranks()
+    mine = ranks.micro_steps(s.gradient_accumulation_steps)
+    device = machine.device(s.device, ranks.local_rank)
+    dtype = machine.dtype(s.dtype, device)
+    autocast = machine.autocast(device, dtype)
+    if s.deterministic:
+        machine.make_deterministic()
+    dist.join(ranks, s.backend, device)
+    out_dir = pathlib.Path(s.out_dir)
+    say = print if ranks.main else lambda *_: None
+
+    # data, model and its attention
+    saved = checkpoint.load(out_dir / "ckpt.pt") if s.init_from == "resume" else None
+    meta = tokens.read_meta(ROOT / "data" / s.dataset)
+    batches = Batches(
+        ROOT / "data" / s.dataset, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world
+    )
+    raw_model = build(s, meta, saved).to(device)
+    config = raw_model.config
+    attention, trials = choose_attention(s, raw_model, device, dtype, saved, ranks)
+    compiled, why_eager = machine.compiles(s.compile, device)
+    if compiled:
+        raw_model.compile()
+
+    # what it is trained with, and where it left off
+    optimizer = raw_model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device.type)
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+    it = start = 0
+    best_val_loss = math.inf
+    if saved:
+        it = start = saved["iter_num"]
+        best_val_loss = saved["best_val_loss"]
+        optimizer.load_state_dict(saved["optimizer"])
+        if saved.get("scaler"):
+            scaler.load_state_dict(saved["scaler"])
+        for name, was in saved["config"].items():
+            if name not in ("init_from", "eval_only") and getattr(s, name, was) != was:
+                say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}")
+        saved = None  # or the weights and the optimizer's state would be in memory twice
+
+    # one rehearsal to compile, one for the receipt; neither leaves a trace in weights, gradients or random numbers
+    feed = batches.stream(it, mine)
+    batch = next(feed)
+
+    def rehearse():
+        with autocast:
+            _, loss = raw_model(*batch)
+        loss.backward()
+
+    receipt = None
+    if not s.eval_only:
+        rehearse()
+        receipt = kernels.observe(rehearse)
+        optimizer.zero_grad(set_to_none=True)
+        if reason := kernels.contradiction(attention, receipt):
+            raise UserError(reason)
+    model = dist.wrap(raw_model, ranks, device)
+    params = list(raw_model.parameters())
+
+    # say what is about to run
+    tokens_per_step = s.gradient_accumulation_steps * s.batch_size * s.block_size
+    peak, peak_source = cost.peak_flops(device, dtype)
+    resolved = {
+        "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."),
+        "compile": compiled,
+        "attention": attention,
+        "world_size": ranks.world,
+        "tokens_per_step": tokens_per_step,
+        "parameters": raw_model.get_num_params(non_embedding=False),
+        "parameters_without_positions": raw_model.get_num_params(),
+        "vocab_size": config.vocab_size,
+        "padded_vocab_size": config.padded_vocab_size,
+        "mfu": f"(6 N + 12 L C T) a token, against {peak / 1e12:.4g} TFLOP/s a device ({peak_source})",
+    }
+    record = {"settings": dataclasses.asdict(s), "resolved": resolved, "receipt": receipt, "attention_trials": trials}
+    record["environment"] = machine.environment(device)
+    say(
+        f"tokens per iteration: {tokens_per_step:,} = {s.gradient_accumulation_steps} micro-batches x {s.batch_size} x"
+        f" {s.block_size}, on {ranks.world} process(es)"
+    )
+    say(
+        f"model: {resolved['parameters']:,} parameters, {resolved['parameters_without_positions']:,} without positions;"
+        f" vocabulary {config.vocab_size}, padded to {config.padded_vocab_size}"
+    )
+    say(
+        f"machine: {device} ({record['environment']['device']}), {resolved['dtype']},"
+        f" {'compiled' if compiled else 'eager'}{'; ' + why_eager if why_eager else ''}"
+    )
+    for name, row in trials.items():
+        say(f"  {name}: {row['refused'] or format(row['median_ms'], '.3f') + ' ms, passes parity'}")
+    seen = (
+        f"; seen: forward {'+'.join(receipt['forward'])}, backward {'+'.join(receipt['backward'])}" if receipt else ""
+    )
+    say(f"attention: {attention}{' (asked: auto)' if s.attention == 'auto' else ''}{seen}")
+
+    def save():
+        state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
+        state |= {"model_args": {k: v for k, v in dataclasses.asdict(config).items() if k != "attention"}}
+        state |= {"iter_num": it, "best_val_loss": best_val_loss, "config": dataclasses.asdict(s)}
+        state |= {"attention": attention, "meta": meta}
+        if ranks.main:
+            checkpoint.save(out_dir / "ckpt.pt", state)
+        return it
+
+    journal = Silence()
+    if ranks.main and not s.eval_only:
+        wandb = None
+        if s.wandb_log:
+            import wandb
+
+            wandb.init(project=s.wandb_project, name=s.wandb_run_name, config=record)
+        journal = Journal(out_dir, start, s.max_iters, resumed=s.init_from == "resume", wandb=wandb)
+        write_record(out_dir, record)
+        if s.init_from != "resume":
+            (out_dir / "best.pt").unlink(missing_ok=True)  # of an earlier run in this folder
+
+    stopped_by = []
+
+    def stop(number, frame):
+        stopped_by.append(number)
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the program at once
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    gc.collect()
+    gc.freeze()  # what lives now lives to the end: no need to look through it during a step
+    saved_at, skipped, times, time_is_up = start, 0, [], False
+    while True:
+        last = it >= s.max_iters or time_is_up
+        if it % s.eval_interval == 0 or last or s.eval_only:
+            if it > start and s.always_save_checkpoint and not s.eval_only:
+                saved_at = save()
+            losses = evaluate(model, batches, s, autocast, ranks, device)
+            journal.evaluation({"iter": it, "train_loss": losses["train"], "val_loss": losses["val"]})
+            if it > 0 and losses["val"] < best_val_loss and not s.eval_only:
+                best_val_loss = losses["val"]
+                if saved_at != it:
+                    saved_at = save()
+                if ranks.main:
+                    checkpoint.keep(out_dir / "ckpt.pt", out_dir / "best.pt")
+        if last or s.eval_only:
+            break
+
+        # one step: the mean gradient of all micro-batches of all ranks, clipped
+        began_step = clock.now(device)
+        lr = learning_rate(it, s)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        loss_sum = torch.zeros((), device=device)
+        for micro in mine:
+            machine.seed(s.seed, "dropout", it, micro)  # a function of the batch's place, not of what ran before
+            with dist.gradients_stay(model, until_last=micro == mine[-1]):
+                with autocast:
+                    _, loss = model(*batch)
+                batch = next(feed)  # read and copied while the device computes
+                scaler.scale(loss / len(mine)).backward()
+            loss_sum += loss.detach()
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in params])
+        finite = math.isfinite(norm)
+        if finite and s.grad_clip:
+            torch.nn.utils.clip_grads_with_norm_(params, s.grad_clip, norm)
+        if finite or scaler.is_enabled():  # the scaler skips such a step itself, and scales less from then on
+            scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        waited = s.max_seconds is not None and time.perf_counter() - began > s.max_seconds
+        loss_sum, stops, waits = ranks.sum([loss_sum.item(), len(stopped_by), waited], device)
+        ms = 1e3 * (clock.now(device) - began_step)
+
+        # what came of it
+        times.append(ms)
+        row = {
+            "iter": it,
+            "loss": loss_sum / s.gradient_accumulation_steps,
+            "lr": lr,
+            "grad_norm": float(norm),
+            "ms": ms,
+        }
+        row["tokens_per_s"] = 1e3 * tokens_per_step / ms
+        row["mfu"] = raw_model.flops_per_token() * row["tokens_per_s"] / (peak * ranks.world)
+        row["peak_memory"] = machine.peak_memory(device)
+        journal.iteration(row, aloud=it % s.log_interval == 0)
+        skipped = 0 if finite else skipped + 1
+        if skipped:
+            journal.say(
+                f"iter {it}: the gradient's norm is {float(norm)}, the loss {row['loss']}: step skipped, weights kept"
+            )
+        if skipped == SKIPS_IN_A_ROW:
+            raise UserError(
+                f"{skipped} steps in a row had no finite gradient. Resume from the checkpoint in {out_dir} with a lower"
+                " learning_rate, a grad_clip, or dtype=float32"
+            )
+        it += 1
+        time_is_up = bool(waits)
+        if stops:
+            break
+
+    if saved_at != it and not s.eval_only:
+        save()
+    if len(times) > 5 and ranks.main:
+        record["time"] = clock.summary(times[5:])  # without warm-up
+        write_record(out_dir, record)
+        t = record["time"]
+        journal.say(f"ms per iteration: median {t['median_ms']:.2f}, p10 {t['p10_ms']:.2f}, p90 {t['p90_ms']:.2f}")
+    journal.close()
+    dist.leave(ranks)
+    if stopped_by:
+        say(f"stopped at iteration {it}; go on with --init_from=resume")
+        sys.exit(128 + stopped_by[0])
+
+
+def write_record(out_dir, record):
+    with atomic(out_dir / "run.json", "w") as file:
+        json.dump(record, file, indent=1)
+
+
+if __name__ == "__main__":
+    with one_sentence():
+        main(configure(Settings, sys.argv[1:], __doc__))
