@@ -154,7 +154,7 @@ class GPT(nn.Module):
             block.attn.attend = ATTENTION[name]
 
     def get_num_params(self, non_embedding=True):
-        """Parameters; `non_embedding` leaves out positions, but not the token embedding, which is the output layer too."""
+        """Parameters; `non_embedding` leaves out positions, not the token embedding: it is the output layer too."""
         n = sum(p.numel() for p in self.parameters())
         return n - self.transformer.wpe.weight.numel() if non_embedding else n
 

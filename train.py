@@ -8,7 +8,6 @@ Every setting is a field of Settings; config files and --name=value flags set th
 
 import dataclasses
 import gc
-import json
 import math
 import os
 import pathlib
@@ -24,10 +23,10 @@ from model import GPT, PRETRAINED, GPTConfig
 from parts import checkpoint, clock, cost, dist, kernels, machine, tokens
 from parts.batches import Batches
 from parts.errors import UserError, one_sentence
-from parts.files import atomic
-from parts.journal import Journal, Silence
+from parts.journal import Journal
 
 ROOT = pathlib.Path(__file__).resolve().parent
+WARM_UP = 5  # steps that the summary of times leaves out
 SKIPS_IN_A_ROW = 20  # steps without a finite gradient, and the run is lost; float16's scaler needs a few at the start
 
 
@@ -139,18 +138,39 @@ def build(s, meta, saved):
     return model
 
 
+def as_built(s, config, say):
+    """`s` with the shape of the model: a checkpoint or pretrained weights bring their own, whatever was set."""
+    shape = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "bias")}
+    for name, value in shape.items():
+        if getattr(s, name) != value:
+            say(f"{name}={value}, as in the weights of init_from={s.init_from}")
+    return dataclasses.replace(s, **shape)
+
+
 def choose_attention(s, model, device, dtype, saved, ranks):
     """Set the kernel of `model` by s.attention; returns its name and, for auto, what each kernel took."""
     c, rows = model.config, {}
     shape = (s.batch_size, c.n_head, s.block_size, c.n_embd // c.n_head)
     name, backward = s.attention, not s.eval_only
+    dropout = s.dropout if backward else 0.0
     if name == "auto" and saved and saved.get("attention"):
         name = saved["attention"]  # a resumed run goes on with the kernel that it began with
     if name == "auto":
-        name, rows = ranks.same(kernels.fastest(shape, device, dtype, s.dropout, backward) if ranks.main else None)
-    kernels.require(name, shape, device, dtype, s.dropout if backward else 0.0, backward)
+        name, rows = ranks.same(kernels.fastest(shape, device, dtype, dropout, backward) if ranks.main else None)
+    kernels.require(name, shape, device, dtype, dropout, backward)
     model.use_attention(name)
     return name, rows
+
+
+def continue_from(saved, s, optimizer, scaler, say):
+    """Take up the optimizer's and the scaler's state of a checkpoint; say what is set otherwise than it was."""
+    groups = optimizer.state_dict()["param_groups"]  # weight decay and betas are this run's settings
+    optimizer.load_state_dict({**saved["optimizer"], "param_groups": groups})
+    if saved.get("scaler"):
+        scaler.load_state_dict(saved["scaler"])
+    for name, was in saved["config"].items():
+        if name not in ("init_from", "eval_only") and getattr(s, name, was) != was:
+            say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}")
 
 
 @torch.no_grad()
@@ -159,14 +179,14 @@ def evaluate(model, batches, s, autocast, ranks, device):
     model.eval()
     losses = {}
     for split in ("train", "val"):
-        sums, counts = [torch.zeros(())], [0]
+        sums, counts = [torch.zeros((), device=device)], [0]
         for x, y in batches.evaluation(split, s.eval_iters * s.batch_size):
             with autocast:
                 _, loss = model(x, y)
             counts.append(int((y >= 0).sum()))
             sums.append(loss.float() * counts[-1])
-        total, count = ranks.sum([torch.stack([x.cpu() for x in sums]).double().sum().item(), sum(counts)], device)
-        losses[split] = total / count
+        total, count = ranks.sum([torch.stack(sums).cpu().double().sum().item(), sum(counts)], device)
+        losses[f"{split}_loss"] = total / count
     model.train()
     return losses
 
@@ -185,16 +205,15 @@ def main(s):
         machine.make_deterministic()
     dist.join(ranks, s.backend, device)
     out_dir = pathlib.Path(s.out_dir)
-    say = print if ranks.main else lambda *_: None
+    journal = Journal(ranks.main)
 
     # data, model and its attention
     saved = checkpoint.load(out_dir / "ckpt.pt") if s.init_from == "resume" else None
-    meta = tokens.read_meta(ROOT / "data" / s.dataset)
-    batches = Batches(
-        ROOT / "data" / s.dataset, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world
-    )
+    folder = ROOT / "data" / s.dataset
+    meta = tokens.read_meta(folder)
+    batches = Batches(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
     raw_model = build(s, meta, saved).to(device)
-    config = raw_model.config
+    s = as_built(s, raw_model.config, journal.say)
     attention, trials = choose_attention(s, raw_model, device, dtype, saved, ranks)
     compiled, why_eager = machine.compiles(s.compile, device)
     if compiled:
@@ -203,20 +222,14 @@ def main(s):
     # what it is trained with, and where it left off
     optimizer = raw_model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device.type)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
-    it = start = 0
-    best_val_loss = math.inf
+    it, best_val_loss = 0, math.inf
     if saved:
-        it = start = saved["iter_num"]
-        best_val_loss = saved["best_val_loss"]
-        optimizer.load_state_dict(saved["optimizer"])
-        if saved.get("scaler"):
-            scaler.load_state_dict(saved["scaler"])
-        for name, was in saved["config"].items():
-            if name not in ("init_from", "eval_only") and getattr(s, name, was) != was:
-                say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}")
+        it, best_val_loss = saved["iter_num"], saved["best_val_loss"]
+        continue_from(saved, s, optimizer, scaler, journal.say)
         saved = None  # or the weights and the optimizer's state would be in memory twice
+    start = it
 
-    # one rehearsal to compile, one for the receipt; neither leaves a trace in weights, gradients or random numbers
+    # two rehearsals, to compile and for the receipt; they change no weight and draw on no stream of random numbers
     feed = batches.stream(it, mine)
     batch = next(feed)
 
@@ -235,99 +248,70 @@ def main(s):
     model = dist.wrap(raw_model, ranks, device)
     params = list(raw_model.parameters())
 
-    # say what is about to run
+    # what is about to run, said and written down
     tokens_per_step = s.gradient_accumulation_steps * s.batch_size * s.block_size
     peak, peak_source = cost.peak_flops(device, dtype)
-    resolved = {
+    record = {
+        "settings": dataclasses.asdict(s),
+        "model": dataclasses.asdict(raw_model.config),
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
         "compile": compiled,
         "attention": attention,
+        "attention_trials": trials,
+        "receipt": receipt,
         "world_size": ranks.world,
         "tokens_per_step": tokens_per_step,
         "parameters": raw_model.get_num_params(non_embedding=False),
         "parameters_without_positions": raw_model.get_num_params(),
-        "vocab_size": config.vocab_size,
-        "padded_vocab_size": config.padded_vocab_size,
+        "padded_vocab_size": raw_model.config.padded_vocab_size,
         "mfu": f"(6 N + 12 L C T) a token, against {peak / 1e12:.4g} TFLOP/s a device ({peak_source})",
+        "environment": machine.environment(device),
     }
-    record = {"settings": dataclasses.asdict(s), "resolved": resolved, "receipt": receipt, "attention_trials": trials}
-    record["environment"] = machine.environment(device)
-    say(
-        f"tokens per iteration: {tokens_per_step:,} = {s.gradient_accumulation_steps} micro-batches x {s.batch_size} x"
-        f" {s.block_size}, on {ranks.world} process(es)"
-    )
-    say(
-        f"model: {resolved['parameters']:,} parameters, {resolved['parameters_without_positions']:,} without positions;"
-        f" vocabulary {config.vocab_size}, padded to {config.padded_vocab_size}"
-    )
-    say(
-        f"machine: {device} ({record['environment']['device']}), {resolved['dtype']},"
-        f" {'compiled' if compiled else 'eager'}{'; ' + why_eager if why_eager else ''}"
-    )
-    for name, row in trials.items():
-        say(f"  {name}: {row['refused'] or format(row['median_ms'], '.3f') + ' ms, passes parity'}")
-    seen = (
-        f"; seen: forward {'+'.join(receipt['forward'])}, backward {'+'.join(receipt['backward'])}" if receipt else ""
-    )
-    say(f"attention: {attention}{' (asked: auto)' if s.attention == 'auto' else ''}{seen}")
+    journal.announce(record, why_eager)
+    if ranks.main and not s.eval_only:
+        journal.open(out_dir, start, record)
+        if s.init_from != "resume":
+            (out_dir / "best.pt").unlink(missing_ok=True)  # of an earlier run in this folder
 
     def save():
+        model_args = {name: value for name, value in record["model"].items() if name != "attention"}
         state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
-        state |= {"model_args": {k: v for k, v in dataclasses.asdict(config).items() if k != "attention"}}
-        state |= {"iter_num": it, "best_val_loss": best_val_loss, "config": dataclasses.asdict(s)}
-        state |= {"attention": attention, "meta": meta}
+        state |= {"model_args": model_args, "iter_num": it, "best_val_loss": best_val_loss}
+        state |= {"config": record["settings"], "attention": attention, "meta": meta}
         if ranks.main:
             checkpoint.save(out_dir / "ckpt.pt", state)
         return it
 
-    journal = Silence()
-    if ranks.main and not s.eval_only:
-        wandb = None
-        if s.wandb_log:
-            import wandb
-
-            wandb.init(project=s.wandb_project, name=s.wandb_run_name, config=record)
-        journal = Journal(out_dir, start, s.max_iters, resumed=s.init_from == "resume", wandb=wandb)
-        write_record(out_dir, record)
-        if s.init_from != "resume":
-            (out_dir / "best.pt").unlink(missing_ok=True)  # of an earlier run in this folder
-
-    stopped_by = []
-
-    def stop(number, frame):
-        stopped_by.append(number)
-        signal.signal(number, signal.SIG_DFL)  # a second one ends the program at once
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    stopped_by = catch_signals()
     gc.collect()
-    gc.freeze()  # what lives now lives to the end: no need to look through it during a step
+    gc.freeze()  # what lives now lives to the end: a step need not wait for a look through it
     saved_at, skipped, times, time_is_up = start, 0, [], False
     while True:
-        last = it >= s.max_iters or time_is_up
-        if it % s.eval_interval == 0 or last or s.eval_only:
-            if it > start and s.always_save_checkpoint and not s.eval_only:
+        # evaluation and checkpoint; saved first, so that a failing evaluation loses nothing
+        last = it >= s.max_iters or time_is_up or s.eval_only
+        if it % s.eval_interval == 0 or last:
+            if it > saved_at and s.always_save_checkpoint:
                 saved_at = save()
-            losses = evaluate(model, batches, s, autocast, ranks, device)
-            journal.evaluation({"iter": it, "train_loss": losses["train"], "val_loss": losses["val"]})
-            if it > 0 and losses["val"] < best_val_loss and not s.eval_only:
-                best_val_loss = losses["val"]
-                if saved_at != it:
+            losses = evaluate(raw_model, batches, s, autocast, ranks, device)
+            journal.evaluation({"iter": it, **losses})
+            if it > 0 and losses["val_loss"] < best_val_loss and not s.eval_only:
+                best_val_loss = losses["val_loss"]
+                if it > saved_at:
                     saved_at = save()
                 if ranks.main:
                     checkpoint.keep(out_dir / "ckpt.pt", out_dir / "best.pt")
-        if last or s.eval_only:
+        if last:
             break
 
         # one step: the mean gradient of all micro-batches of all ranks, clipped
-        began_step = clock.now(device)
+        step_began = clock.now(device)
         lr = learning_rate(it, s)
         for group in optimizer.param_groups:
             group["lr"] = lr
         loss_sum = torch.zeros((), device=device)
         for micro in mine:
-            machine.seed(s.seed, "dropout", it, micro)  # a function of the batch's place, not of what ran before
+            machine.seed(s.seed, "dropout", it, micro)  # by the batch's place: not by what ran before, nor where
             with dist.gradients_stay(model, until_last=micro == mine[-1]):
                 with autocast:
                     _, loss = model(*batch)
@@ -343,55 +327,62 @@ def main(s):
             scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        waited = s.max_seconds is not None and time.perf_counter() - began > s.max_seconds
-        loss_sum, stops, waits = ranks.sum([loss_sum.item(), len(stopped_by), waited], device)
-        ms = 1e3 * (clock.now(device) - began_step)
+        over_time = s.max_seconds is not None and time.perf_counter() - began > s.max_seconds
+        loss_sum, overs, stops = ranks.sum([loss_sum.item(), over_time, len(stopped_by)], device)
+        ms = 1e3 * (clock.now(device) - step_began)
 
         # what came of it
         times.append(ms)
+        rate = 1e3 * tokens_per_step / ms
         row = {
             "iter": it,
             "loss": loss_sum / s.gradient_accumulation_steps,
             "lr": lr,
-            "grad_norm": float(norm),
+            "grad_norm": norm.item(),
             "ms": ms,
         }
-        row["tokens_per_s"] = 1e3 * tokens_per_step / ms
-        row["mfu"] = raw_model.flops_per_token() * row["tokens_per_s"] / (peak * ranks.world)
-        row["peak_memory"] = machine.peak_memory(device)
+        row |= {"tokens_per_s": rate, "mfu": raw_model.flops_per_token() * rate / (peak * ranks.world)}
+        row |= {"peak_memory": machine.peak_memory(device)}
         journal.iteration(row, aloud=it % s.log_interval == 0)
         skipped = 0 if finite else skipped + 1
         if skipped:
-            journal.say(
-                f"iter {it}: the gradient's norm is {float(norm)}, the loss {row['loss']}: step skipped, weights kept"
-            )
+            journal.say(f"iter {it}: loss {row['loss']}, gradient norm {row['grad_norm']}: step skipped, weights kept")
         if skipped == SKIPS_IN_A_ROW:
             raise UserError(
-                f"{skipped} steps in a row had no finite gradient. Resume from the checkpoint in {out_dir} with a lower"
-                " learning_rate, a grad_clip, or dtype=float32"
+                f"{skipped} steps in a row had no finite gradient, the last at iteration {it}. {out_dir / 'ckpt.pt'} is"
+                " good: resume from it with a lower learning_rate, a grad_clip, or dtype=float32"
             )
         it += 1
-        time_is_up = bool(waits)
+        time_is_up = overs > 0
         if stops:
             break
 
-    if saved_at != it and not s.eval_only:
+    if it > saved_at:
         save()
-    if len(times) > 5 and ranks.main:
-        record["time"] = clock.summary(times[5:])  # without warm-up
-        write_record(out_dir, record)
-        t = record["time"]
-        journal.say(f"ms per iteration: median {t['median_ms']:.2f}, p10 {t['p10_ms']:.2f}, p90 {t['p90_ms']:.2f}")
+    if len(times) > WARM_UP and ranks.main:
+        record["time"] = clock.summary(times[WARM_UP:])
+        journal.write_record(record)
+        journal.say(
+            "ms per iteration: median {median_ms:.2f}, p10 {p10_ms:.2f}, p90 {p90_ms:.2f}".format(**record["time"])
+        )
     journal.close()
     dist.leave(ranks)
     if stopped_by:
-        say(f"stopped at iteration {it}; go on with --init_from=resume")
+        journal.say(f"stopped after {it} iterations, saved: go on with --init_from=resume")
         sys.exit(128 + stopped_by[0])
 
 
-def write_record(out_dir, record):
-    with atomic(out_dir / "run.json", "w") as file:
-        json.dump(record, file, indent=1)
+def catch_signals():
+    """A list that gets the number of the first SIGTERM or Ctrl-C; a second one ends the program at once."""
+    caught = []
+
+    def catch(number, frame):
+        caught.append(number)
+        signal.signal(number, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, catch)
+    signal.signal(signal.SIGINT, catch)
+    return caught
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from parts.files import atomic
 
 
 def arguments(script, description):
-    """The command line of a prepare script: `.input`, a local path or None, and `.out_dir`, by default its own folder."""
+    """The command line of a prepare script: `.input`, a local path or None, and `.out_dir`, else its own folder."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--input", type=pathlib.Path, metavar="PATH", help="local text in place of the corpus")
     here = pathlib.Path(script).resolve().parent

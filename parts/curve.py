@@ -1,4 +1,4 @@
-"""Draw the loss of runs from their metrics.jsonl: `python -m parts.curve OUT_DIR [OUT_DIR ...]` leaves OUT_DIR/loss.png."""
+"""Draw the loss of runs, from metrics.jsonl: `python -m parts.curve OUT_DIR [OUT_DIR ...]` leaves OUT_DIR/loss.png."""
 
 import json
 import pathlib

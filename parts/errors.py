@@ -1,7 +1,10 @@
 """The one exception for what a user can mend, and how a script ends on it."""
 
 import contextlib
+import signal
 import sys
+
+import torch
 
 
 class UserError(ValueError):
@@ -10,11 +13,20 @@ class UserError(ValueError):
 
 @contextlib.contextmanager
 def one_sentence():
-    """End the script on a UserError or OSError with its sentence and status 1: no traceback."""
+    """End the script on a UserError, an OSError or a full memory with one sentence, status 1 and no traceback."""
     try:
         yield
     except BrokenPipeError:  # the reader of a pipe (`| head`) has gone: nobody is left to tell
         sys.stderr.close()
         sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except (UserError, OSError) as error:
         sys.exit(f"error: {error}")
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "not enough memory" not in str(error):
+            raise
+        sys.exit(
+            "error: out of memory. Halve --batch_size (and double --gradient_accumulation_steps: the step stays the"
+            f" same), or take a fused --attention. PyTorch said: {str(error).splitlines()[0]}"
+        )

@@ -66,7 +66,7 @@ def can_compile(device):
 def compiles(setting, device):
     """Whether to compile, and a word on why: 'auto' does on a GPU; True where the machine can."""
     if setting is False or (setting == "auto" and device.type != "cuda"):
-        return False, "" if setting is False else "auto: on GPUs only"
+        return False, "" if setting is False else "compile=auto: on GPUs only"
     reason = can_compile(device)
     return reason is None, f"torch.compile cannot work here, running eager ({reason})" if reason else ""
 
