@@ -34,9 +34,8 @@ SKIPS_IN_A_ROW = 20  # steps without a finite gradient, and the run is lost; flo
 class Settings:
     # files
     out_dir: str = "out"  # where checkpoints, metrics.jsonl and run.json go
-    init_from: str = (
-        "scratch"  # scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a local Hugging Face folder
-    )
+    # scratch, resume (the run in out_dir), gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a local Hugging Face folder
+    init_from: str = "scratch"
     eval_interval: int = 2000  # iterations from one evaluation and checkpoint to the next
     eval_iters: int = 200  # an evaluation reads this many batches, from fixed places, of each split
     eval_only: bool = False  # evaluate once and end

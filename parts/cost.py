@@ -31,7 +31,9 @@ def peak_flops(device, dtype):
         for part, tflops in PEAK_TFLOPS.items():
             if part in name:
                 return tflops * 1e12, f"data sheet of {part}"
-    n = 4096 if device.type == "cuda" else 1024
-    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-    ms = min(clock.samples(lambda: a @ b, device, count=10, warmup=3))
+    n, ms = 128, 0.0
+    while ms < 5 and n < 16384:  # grow it until the clock's own cost is small beside it
+        n *= 2
+        a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+        ms = min(clock.samples(lambda a=a, b=b: a @ b, device, count=3, warmup=1))
     return 2 * n**3 / (ms / 1e3), f"measured: {n} x {n} product"

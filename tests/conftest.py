@@ -1,0 +1,111 @@
+"""What the tests share: devices, a small data set, small settings, and runs of the scripts."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import train
+from parts import bins
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+OFFLINE_BPE = ROOT.parent / "shared" / "data" / "tiktoken_cache"  # where it is, tests of GPT-2's BPE need no network
+if OFFLINE_BPE.exists():
+    os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(OFFLINE_BPE))
+
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        skip = pytest.mark.skip(reason="needs a GPU")
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(skip)
+
+
+@pytest.fixture(params=["cpu", GPU])
+def device(request):
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch):
+    """Tests in one process leave no setting of PyTorch's behind."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """A data folder: 20,000 and 3,000 bytes of text-like ids below 65."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    walk = np.cumsum(rng.integers(-3, 4, 23_000)) % 65  # each id says much about the next
+    splits = {"train": [walk[:20_000]], "val": [walk[20_000:]]}
+    itos = [chr(33 + i) for i in range(65)]
+    bins.write(folder, splits, "a random walk", tokenizer="char", vocab_size=65, itos=itos)
+    return folder
+
+
+def small(out_dir, data, **settings):
+    """Settings of a run of a tiny model that takes a second on a CPU."""
+    tiny = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, batch_size=4, gradient_accumulation_steps=1)
+    quick = dict(max_iters=10, eval_interval=5, eval_iters=4, learning_rate=1e-2, warmup_iters=2, lr_decay_iters=100)
+    machine = dict(device="cpu", dtype="float32", compile=False, out_dir=str(out_dir), dataset=str(data))
+    return train.Settings(**{**tiny, **quick, **machine, **settings})
+
+
+def flags(settings):
+    """The command line that asks for `settings`."""
+    return [f"--{name}={value}" for name, value in vars(settings).items() if value is not None]
+
+
+def script(name, *args, check=True, prefix=(), **env):
+    """Run a script of the project as a user does; the finished process with its text output."""
+    command = [*(prefix or [sys.executable]), name, *args]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def torchrun(processes, name, *args, **env):
+    """Run a script under torchrun on this machine."""
+    prefix = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    return script(name, *args, prefix=prefix, **env)
+
+
+def fails(*args, **env):
+    """The one sentence that a script, given bad input, ends with: status 1, no traceback."""
+    done = script(*args, check=False, **env)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, done.stderr
+    return errors[0]
+
+
+def rows(out_dir, kind="train"):
+    """The rows of one kind in a run's metrics.jsonl."""
+    import json
+
+    lines = (pathlib.Path(out_dir) / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["kind"] == kind]
+
+
+def weights(out_dir, file="ckpt.pt"):
+    """The state dict in a run's checkpoint."""
+    return torch.load(pathlib.Path(out_dir) / file, weights_only=True)["model"]
+
+
+def assert_same_bytes(a, b):
+    """Two state dicts agree to the bit."""
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name

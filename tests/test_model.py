@@ -1,0 +1,218 @@
+"""Our GPT against transformers' GPT-2, and what nanoGPT's users rely on."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from model import GPT, GPTConfig
+from parts.attention import ATTENTION
+from parts.errors import UserError
+
+TINY = dict(block_size=32, vocab_size=101, n_layer=3, n_head=4, n_embd=64)
+
+
+def hugging_face(tmp_path, seed=0, **shape):
+    """A random GPT-2 of transformers', and the folder that it is saved in."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(seed)
+    config = GPT2Config(bos_token_id=0, eos_token_id=0, initializer_range=0.1, **shape)
+    theirs = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():  # biases and LayerNorms start at 0 and 1: any mix-up of them would go unseen
+        for p in theirs.parameters():
+            if p.dim() == 1:
+                p += 0.1 * torch.randn_like(p)
+    theirs.save_pretrained(tmp_path)
+    return theirs
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        dict(n_layer=2, n_head=4, n_embd=64, n_positions=32, vocab_size=101),
+        dict(n_layer=12, n_head=12, n_embd=192, n_positions=128, vocab_size=1000),
+    ],
+    ids=["tiny", "12 layers"],
+)
+@pytest.mark.parametrize("attention", ["manual", "flash"])
+def test_equals_transformers(tmp_path, shape, attention):
+    theirs = hugging_face(tmp_path, **shape)
+    ours = GPT.from_pretrained(tmp_path, {"attention": attention, "vocab_multiple": 64}).eval()
+    V, T = shape["vocab_size"], shape["n_positions"]
+    idx = torch.randint(0, V, (2, T), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits, loss = ours(idx[:, :-1], idx[:, 1:])
+        want = theirs(idx, labels=idx)
+    assert logits.shape == (2, T - 1, math.ceil(V / 64) * 64)
+    torch.testing.assert_close(logits[..., :V], want.logits[:, :-1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(loss, want.loss, rtol=1e-4, atol=1e-4)
+
+
+def test_greedy_generation_equals_transformers(tmp_path):
+    theirs = hugging_face(tmp_path, n_layer=3, n_head=4, n_embd=64, n_positions=48, vocab_size=101)
+    ours = GPT.from_pretrained(tmp_path).eval()
+    idx = torch.randint(1, 101, (2, 8), generator=torch.Generator().manual_seed(1))
+    want = theirs.generate(idx, max_new_tokens=40, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    assert torch.equal(ours.generate(idx, 40, temperature=0), want)
+
+
+def test_another_architecture_is_refused(tmp_path):
+    hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=16, vocab_size=64, activation_function="relu")
+    with pytest.raises(UserError, match="no GPT-2"):
+        GPT.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "heads", "channels", "parameters"),
+    [
+        ("gpt2", 12, 12, 768, 124_439_808),
+        ("gpt2-medium", 24, 16, 1024, 354_823_168),
+        ("gpt2-large", 36, 20, 1280, 774_030_080),
+        ("gpt2-xl", 48, 25, 1600, 1_557_611_200),
+    ],
+)
+def test_parameter_counts_are_the_published_ones(monkeypatch, name, layers, heads, channels, parameters):
+    monkeypatch.setattr(GPT, "init_weights", lambda self: None)
+    monkeypatch.setattr(GPT, "to_empty", lambda self, device: None)  # stay on the meta device
+    model = GPT(GPTConfig(vocab_size=50257, n_layer=layers, n_head=heads, n_embd=channels))
+    assert model.get_num_params(non_embedding=False) == parameters
+    assert model.get_num_params() == parameters - 1024 * channels
+
+
+def test_state_dict_is_gpt2s_on_every_path():
+    # T3: the hand-written path used to register its mask as a weight, so that checkpoints did not cross
+    wanted = {"transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight"}
+    wanted |= {f"transformer.ln_f.{p}" for p in ("weight", "bias")}
+    for module in ("ln_1", "ln_2", "attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
+        wanted |= {f"transformer.h.{n}.{module}.{p}" for n in range(3) for p in ("weight", "bias")}
+    for attention in ATTENTION:
+        assert set(GPT(GPTConfig(**TINY, attention=attention)).state_dict()) == wanted
+
+
+def test_initialisation_follows_gpt2():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(n_layer=8, n_head=4, n_embd=256, vocab_size=1000, block_size=256))
+    for name, p in model.named_parameters():
+        if name.endswith("bias"):
+            assert (p == 0).all()
+        elif p.dim() == 1:
+            assert (p == 1).all()
+        else:
+            std = 0.02 / math.sqrt(2 * 8) if name.endswith("c_proj.weight") else 0.02
+            assert p.std().item() == pytest.approx(std, rel=0.03)
+            assert abs(p.mean().item()) < 0.1 * std
+    assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_padding_starts_equal_and_stays_out():
+    # T2: padding used to shift the random numbers of every other weight
+    idx = torch.randint(0, 101, (4, 32), generator=torch.Generator().manual_seed(1))
+    models = []
+    for multiple in (1, 64):
+        torch.manual_seed(0)
+        models.append(GPT(GPTConfig(**TINY, vocab_multiple=multiple)))
+    plain, padded = models
+    assert padded.lm_head.weight.shape == (128, 64)
+    (a, loss_a), (b, loss_b) = plain(idx, idx), padded(idx, idx)
+    torch.testing.assert_close(b[..., :101], a, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loss_b, loss_a, rtol=1e-6, atol=1e-6)
+    assert (b[..., 101:] == -torch.inf).all()
+    loss_a.backward()
+    loss_b.backward()
+    grads = dict(plain.named_parameters())
+    for name, p in padded.named_parameters():
+        assert torch.isfinite(p.grad).all()
+        torch.testing.assert_close(p.grad[: len(grads[name])], grads[name].grad, rtol=1e-4, atol=1e-6)
+    assert (padded.transformer.wte.weight.grad[101:] == 0).all()  # so padding stays 0
+
+
+@pytest.mark.parametrize("attention", ["manual", "math", "sdpa"])
+def test_dropout_is_off_outside_training(attention):
+    # T5: SDPA drops in evaluation too unless it is told not to
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**TINY, dropout=0.5, attention=attention))
+    idx = torch.randint(0, 101, (2, 32))
+    assert not torch.equal(model(idx, idx)[0], model(idx, idx)[0])
+    model.eval()
+    assert torch.equal(model(idx, idx)[0], model(idx, idx)[0])
+    no_dropout = GPT(GPTConfig(**TINY, attention=attention)).train()
+    no_dropout.load_state_dict(model.state_dict())
+    assert torch.equal(model(idx, idx)[0], no_dropout(idx, idx)[0])
+
+
+def test_attention_can_be_swapped_without_touching_a_weight():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**TINY))
+    idx = torch.randint(0, 101, (2, 32))
+    manual, flash = (model.use_attention(name) or model(idx, idx)[0] for name in ("manual", "flash"))
+    torch.testing.assert_close(manual[..., :101], flash[..., :101], rtol=1e-4, atol=1e-5)
+    assert model.config.attention == "flash"
+
+
+def test_nanogpt_interface():
+    model = GPT(GPTConfig(**TINY))
+    idx = torch.randint(0, 101, (2, 10))
+    logits, loss = model(idx)
+    assert logits.shape == (2, 1, 101) and loss is None
+    everywhere, _ = model(idx, idx)
+    torch.testing.assert_close(everywhere[:, -1:], logits)
+    ignored = idx.clone()
+    ignored[:, ::2] = -1
+    want = F.cross_entropy(everywhere[:, 1::2].reshape(-1, 101), idx[:, 1::2].reshape(-1))
+    torch.testing.assert_close(model(idx, ignored)[1], want)
+    assert model.generate(idx, 5, temperature=1.0, top_k=3).shape == (2, 15)
+    n = model.get_num_params()
+    assert model.estimate_mfu(2, 0.5) == pytest.approx((6 * n + 12 * 3 * 64 * 32) * 32 * 2 / 0.5 / 312e12)
+    assert GPTConfig() == GPTConfig(1024, 50304, 12, 12, 768, 0.0, True)
+
+
+def test_crop_block_size_keeps_the_first_positions():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**TINY)).eval()
+    idx = torch.randint(0, 101, (2, 16))
+    before = model(idx, idx)[0]
+    model.crop_block_size(16)
+    assert torch.equal(model(idx, idx)[0], before)
+    with pytest.raises(UserError, match="block_size=16"):
+        model(torch.zeros(1, 17, dtype=torch.long))
+    with pytest.raises(UserError, match="32"):
+        model.crop_block_size(32)
+
+
+def test_optimizer_decays_matrices_only():
+    model = GPT(GPTConfig(**TINY))
+    decayed, others = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu").param_groups
+    assert decayed["weight_decay"] == 0.1 and others["weight_decay"] == 0
+    assert all(p.dim() >= 2 for p in decayed["params"]) and all(p.dim() < 2 for p in others["params"])
+    assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
+
+
+def test_bad_shapes_are_named():
+    with pytest.raises(UserError, match="n_head=5"):
+        GPTConfig(n_embd=64, n_head=5)
+    with pytest.raises(UserError, match="flsh"):
+        GPTConfig(attention="flsh")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("attention", ["manual", "math", "efficient", "flash", "cudnn", "flex"])
+def test_compiled_equals_eager_on_a_gpu(attention):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(block_size=192, vocab_size=101, n_layer=2, n_head=2, n_embd=128, attention=attention)).cuda()
+    idx = torch.randint(0, 101, (2, 192), device="cuda")
+
+    def loss_and_gradient():
+        model.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(idx, idx)[1]
+        loss.backward()
+        return loss.item(), model.transformer.wpe.weight.grad.clone()
+
+    eager = loss_and_gradient()
+    torch.compiler.reset()
+    model.compile()
+    compiled = loss_and_gradient()
+    assert compiled[0] == pytest.approx(eager[0], rel=2e-3)
+    torch.testing.assert_close(compiled[1], eager[1], rtol=0.1, atol=0.05 * eager[1].abs().max().item())
