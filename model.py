@@ -195,12 +195,18 @@ class GPT(nn.Module):
     def from_pretrained(cls, model_type, override_args=None):
         """GPT-2's weights: one of PRETRAINED, from the Hugging Face hub or its cache, or a local folder in that format.
 
-        `override_args` may set dropout, attention and vocab_multiple. Raises ValueError where the folder holds another
-        architecture, OSError where it cannot be had.
+        `override_args` may set dropout, attention and vocab_multiple. Raises UserError where the folder holds another
+        architecture, or the weights cannot be had.
         """
         from transformers import GPT2LMHeadModel
 
-        theirs = GPT2LMHeadModel.from_pretrained(model_type, dtype=torch.float32)
+        try:
+            theirs = GPT2LMHeadModel.from_pretrained(model_type, dtype=torch.float32)
+        except OSError as error:
+            raise UserError(
+                f"cannot load {str(model_type)!r}: {str(error).splitlines()[0]} Without a network, name a local folder"
+                " in Hugging Face's format"
+            ) from error
         c, inner = theirs.config, theirs.config.n_inner or 4 * theirs.config.n_embd
         found = (c.model_type, c.activation_function, c.layer_norm_epsilon, inner)
         if found != ("gpt2", "gelu_new", 1e-5, 4 * c.n_embd):

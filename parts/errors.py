@@ -23,8 +23,8 @@ def one_sentence():
         sys.exit(128 + signal.SIGINT)
     except (UserError, OSError) as error:
         sys.exit(f"error: {error}")
-    except (torch.OutOfMemoryError, RuntimeError) as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "not enough memory" not in str(error):
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
             raise
         sys.exit(
             "error: out of memory. Halve --batch_size (and double --gradient_accumulation_steps: the step stays the"

@@ -45,7 +45,9 @@ def observe(step):
     with _quiet(), torch.profiler.profile(activities=activities) as seen:
         step()
     ops = sorted({e.key for e in seen.key_averages() if _is_attention(e.key)})
-    fused = {(name, "backward" in op or "bwd" in op) for op in ops for name in _FUSED if name in op}
+    # by PyTorch's operators, not by the kernels below: those of cuDNN have "flash" in their names. Flex has no operator
+    named = [op for op in ops if op.startswith("aten::") or "flex" in op]
+    fused = {(name, "backward" in op) for op in named for name in _FUSED if name in op}
     forward = sorted(name for name, backward in fused if not backward)
     if not forward:
         forward = ["math" if any("_attention_math" in op for op in ops) else "unfused"]

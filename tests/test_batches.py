@@ -108,7 +108,7 @@ def test_bad_bins_are_named(tmp_path):
     with pytest.raises(UserError, match="truncated"):
         TokenFile(tmp_path, "train", meta)
     np.full(50, 60, "<u2").tofile(tmp_path / "train.bin")
-    with pytest.raises(UserError, match="truncated.*50 uint16 tokens, not 80"):
+    with pytest.raises(UserError, match=r"truncated.*50 uint16 tokens, not 80"):
         TokenFile(tmp_path, "train", {**meta, "tokens": {"train": 80}})
     with pytest.raises(UserError, match="holds the id 60, but the vocabulary has 50"):
         TokenFile(tmp_path, "train", meta).window(0, 5)

@@ -36,7 +36,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # no file may grow past this, as on a full disk
     try:
         with (
-            pytest.raises(UserError, match="cannot write .*a: .*what it held before is kept"),
+            pytest.raises(UserError, match=r"cannot write .*a: .*what it held before is kept"),
             atomic(tmp_path / "a") as f,
         ):
             f.write(b"x" * 100_000)

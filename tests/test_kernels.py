@@ -1,5 +1,8 @@
 """Which kernel may run, which is fastest, and which one ran."""
 
+import contextlib
+import types
+
 import pytest
 import torch
 
@@ -49,6 +52,22 @@ def test_compiling_changes_no_kernel(name):
     receipt = watch(name, compiled=True)
     assert kernels.contradiction(name, receipt) is None
     assert receipt["forward"] == ["unfused" if name == "manual" else "flash"]
+
+
+def test_cudnns_own_kernel_names_are_not_taken_for_flash(monkeypatch):
+    seen = ["aten::_scaled_dot_product_cudnn_attention", "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma"]
+    seen += ["aten::_scaled_dot_product_cudnn_attention_backward", "cudnn_generated_fort_native_sdpa_sm90_flash_bprop"]
+
+    class Profile(contextlib.nullcontext):
+        def __enter__(self):
+            return self
+
+        def key_averages(self):
+            return [types.SimpleNamespace(key=key) for key in seen]
+
+    monkeypatch.setattr(torch.profiler, "profile", lambda activities: Profile())
+    receipt = kernels.observe(lambda: None)
+    assert receipt == {"forward": ["cudnn"], "backward": ["cudnn"], "ops": sorted(seen)}
 
 
 def test_contradiction_is_found():

@@ -64,7 +64,7 @@ def test_a_meta_pkl_runs_no_code(tmp_path, monkeypatch):
         tokens.read_meta(tmp_path)
     assert not (tmp_path / "pwned").exists()
     (tmp_path / "meta.pkl").write_bytes(b"garbage")
-    with pytest.raises(UserError, match="no nanoGPT meta.pkl"):
+    with pytest.raises(UserError, match=r"no nanoGPT meta\.pkl"):
         tokens.read_meta(tmp_path)
 
 
@@ -75,7 +75,7 @@ def test_without_a_meta_it_is_gpt2s(tmp_path):
 @pytest.mark.parametrize("text", ["{", "[]", "{}", json.dumps({"tokenizer": "word", "vocab_size": 5})])
 def test_a_damaged_meta_is_named(tmp_path, text):
     (tmp_path / "meta.json").write_text(text)
-    with pytest.raises(UserError, match="meta.json|'word'"):
+    with pytest.raises(UserError, match=r"meta\.json|'word'"):
         tokens.read_meta(tmp_path)
 
 

@@ -441,7 +441,7 @@ def test_a_terminal_shows_a_bar_and_a_pipe_plain_lines(tmp_path, data):
     main, child_end = os.openpty()
     termios.tcsetwinsize(child_end, (24, 100))
     child = subprocess.run(
-        [sys.executable, "train.py", *flags(small(tmp_path, data))], cwd=ROOT, stderr=child_end, stdout=-3
+        [sys.executable, "train.py", *flags(small(tmp_path, data))], cwd=ROOT, stderr=child_end, stdout=-3, check=False
     )
     os.close(child_end)
     shown = os.read(main, 100_000).decode()

@@ -1,0 +1,162 @@
+"""Sampling, run as a user does."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import sample
+import train
+from parts import tokens
+from parts.errors import UserError
+from tests.conftest import ROOT, fails, script, small
+from tests.test_model import hugging_face
+from tests.test_tokens import bpe_is_here
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, data):
+    out_dir = tmp_path_factory.mktemp("run")
+    train.main(small(out_dir, data, max_iters=40))
+    return out_dir
+
+
+def drawn(run, capsys, **settings):
+    """The samples that sample.py prints, without what it says around them."""
+    capsys.readouterr()
+    defaults = dict(out_dir=str(run), device="cpu", dtype="float32", start="!", num_samples=2, max_new_tokens=40)
+    sample.main(sample.Settings(**{**defaults, **settings}))
+    head, _, text = capsys.readouterr().out.partition("\n")
+    assert head.startswith(f"sampling from {run}")
+    assert text.endswith("\n---------------\n")
+    return text.removesuffix("\n---------------\n").split("\n---------------\n")
+
+
+def test_samples_are_as_many_and_as_long_as_asked(run, capsys):
+    texts = drawn(run, capsys, num_samples=3)
+    assert [len(text) for text in texts] == [41, 41, 41]
+    assert all(text.startswith("!") for text in texts) and len(set(texts)) == 3
+
+
+def test_a_seed_draws_the_same_again(run, capsys):
+    assert drawn(run, capsys) == drawn(run, capsys) != drawn(run, capsys, seed=2)
+
+
+def test_temperature_0_and_top_k_1_are_greedy(run, capsys):
+    # T15: both used to crash
+    greedy = drawn(run, capsys, temperature=0.0)
+    assert greedy[0] == greedy[1]
+    assert greedy == drawn(run, capsys, temperature=0.0, top_k=0) == drawn(run, capsys, top_k=1)
+    assert greedy == drawn(run, capsys, top_p=1e-6)
+
+
+@pytest.mark.parametrize("attention", ["manual", "math", "flash"])
+def test_every_path_draws_the_same_greedy_text(run, capsys, attention):
+    assert drawn(run, capsys, temperature=0.0, attention=attention) == drawn(run, capsys, temperature=0.0)
+
+
+def test_past_block_size_it_goes_on(run, capsys):
+    assert len(drawn(run, capsys, max_new_tokens=100)[0]) == 101  # block_size is 16
+
+
+def test_a_stop_text_ends_each_sample_before_it(run, capsys):
+    free = drawn(run, capsys)
+    stop = free[0][10:12]
+    cut = drawn(run, capsys, stop=stop)
+    for whole, text in zip(free, cut):
+        at = whole.find(stop, 1)
+        assert text == (whole[:at] if at >= 0 else whole)
+    assert len(cut[0]) <= 10
+
+
+def test_a_stop_text_in_the_prompt_does_not_count(run, capsys):
+    assert len(drawn(run, capsys, start="!!!", stop="!!!", max_new_tokens=5)[0]) > 3
+
+
+def test_a_prompt_from_a_file(run, capsys, tmp_path):
+    (tmp_path / "prompt.txt").write_text("ABC")
+    assert drawn(run, capsys, start=f"FILE:{tmp_path / 'prompt.txt'}", temperature=0.0)[0].startswith("ABC")
+
+
+def test_text_comes_as_it_is_produced(run):
+    command = [
+        sys.executable,
+        "sample.py",
+        f"--out_dir={run}",
+        "--max_new_tokens=100000",
+        "--start=!",
+        "--num_samples=1",
+    ]
+    child = subprocess.Popen([*command, "--device=cpu"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    child.stdout.readline()
+    assert len(child.stdout.read(200)) == 200
+    assert child.poll() is None  # it is far from done
+    child.kill()
+    child.wait()
+
+
+def test_compiled_draws_what_eager_does(run, capsys):
+    from parts.machine import can_compile
+
+    if reason := can_compile(torch.device("cpu")):
+        pytest.skip(reason)
+    torch.compiler.reset()
+    assert drawn(run, capsys, compile=True, temperature=0.0) == drawn(run, capsys, temperature=0.0)
+
+
+def test_half_characters_wait_for_the_other_half():
+    tokenizer = tokens.Tokenizer({"tokenizer": "byte", "vocab_size": 256})
+    one, shown = sample.Sample("é", tokenizer, ""), []
+    for byte in "a漢b".encode():
+        one.add(byte)
+        shown.append(one.fresh(complete=False))
+    assert shown == ["éa", "", "", "漢", "b"]
+
+
+def test_what_may_begin_the_stop_text_waits():
+    tokenizer = tokens.Tokenizer({"tokenizer": "byte", "vocab_size": 256})
+    one = sample.Sample("", tokenizer, "END")
+    shown = []
+    for byte in b"a EN b END c":
+        one.add(byte)
+        shown.append(one.fresh(complete=False))
+    assert "".join(shown) + one.fresh(complete=True) == "a EN b "
+    assert one.ended
+
+
+def test_gpt2_from_a_hugging_face_folder(tmp_path):
+    if reason := bpe_is_here():
+        pytest.skip(reason)
+    hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=32, vocab_size=50257)
+    done = script("sample.py", f"--init_from={tmp_path}", "--num_samples=1", "--max_new_tokens=8", "--start=Hello")
+    assert done.stdout.startswith("Hello") and "1 x 8 tokens in" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(temperature=-1.0), "temperature=-1.0"),
+        (dict(top_p=1.5), "top_p=1.5"),
+        (dict(num_samples=0), "num_samples=0"),
+        (dict(start="漢"), "the training text has no '漢'"),
+        (dict(start=""), "the prompt is empty"),
+        (dict(start="FILE:/no/such"), "cannot read the prompt in /no/such"),
+        (dict(init_from="gpt5"), "init_from='gpt5' must be resume, gpt2"),
+        (dict(out_dir="/no/such"), "ckpt.pt does not exist: train first"),
+        (dict(attention="cudnn"), "cudnn' cannot run on cpu .*on GPUs only"),
+        (dict(attention="flex", compile=True), "flex' cannot run inside a compiled model on a CPU"),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused(run, settings, message):
+    defaults = dict(out_dir=str(run), device="cpu", dtype="float32", start="!", num_samples=1, max_new_tokens=1)
+    with pytest.raises(UserError, match=message):
+        sample.main(sample.Settings(**{**defaults, **settings}))
+
+
+def test_bad_input_ends_in_one_sentence(run):
+    assert "ckpt.pt does not exist" in fails("sample.py", "--out_dir=/no/such")
+    assert "did you mean temperature" in fails("sample.py", "--temprature=1")
+    hub = fails("sample.py", "--init_from=gpt2", HF_HUB_OFFLINE="1", HF_HOME="/no/such/cache")
+    assert "gpt2" in hub
