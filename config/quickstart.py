@@ -3,8 +3,8 @@
 out_dir = "out-quickstart"
 dataset = "python_stdlib"
 
-eval_interval = 250
-eval_iters = 40
+eval_interval = 100
+eval_iters = 20
 log_interval = 50
 
 batch_size = 16

@@ -14,6 +14,11 @@ import numpy as np
 from parts.errors import UserError
 from parts.files import atomic
 
+TINY_SHAKESPEARE = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",  # its SHA-256
+)
+
 
 def arguments(script, description):
     """The command line of a prepare script: `.input`, a local path or None, and `.out_dir`, else its own folder."""

@@ -18,7 +18,7 @@ def reference(q, k, v, dy=None):
 
     Shapes as in parts/attention.py. No autograd and no function of PyTorch's that a kernel might share.
     """
-    q, k, v = (x.detach().double().cpu() for x in (q, k, v))
+    q, k, v = (x.detach().cpu().double() for x in (q, k, v))
     T, Tk, scale = q.size(-2), k.size(-2), q.size(-1) ** -0.5
     hidden = torch.ones(T, Tk, dtype=torch.bool).triu(Tk - T + 1)
     scores = (q @ k.mT * scale).masked_fill(hidden, float("-inf"))
@@ -26,7 +26,7 @@ def reference(q, k, v, dy=None):
     p = p / p.sum(-1, keepdim=True)  # (B, nh, T, Tk)
     if dy is None:
         return (p @ v,)
-    dy = dy.double().cpu()
+    dy = dy.cpu().double()
     dp = dy @ v.mT
     ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * scale
     return p @ v, ds @ k, ds.mT @ q, p.mT @ dy
@@ -44,7 +44,7 @@ def errors(attend, shape, device, dtype, backward=True):
     want = reference(q, k, v, dy if backward else None)
     scale = {"y": want[0].abs().max(), "d": max((w.abs().max() for w in want[1:]), default=None)}
     return {
-        name: ((g.detach().double().cpu() - w).abs().max() / scale[name[0]]).nan_to_num(nan=torch.inf).item()
+        name: ((g.detach().cpu().double() - w).abs().max() / scale[name[0]]).nan_to_num(nan=torch.inf).item()
         for name, g, w in zip(("y", "dq", "dk", "dv"), got, want)
     }
 

@@ -107,3 +107,12 @@ def test_dropout_drops_and_keeps_the_mean(name):
     assert not torch.equal(y, dropped)
     mean = torch.stack([ATTENTION[name](q, k, v, 0.3) for _ in range(300)]).mean(0)
     assert (mean - y).abs().mean() < 0.05 * y.abs().mean() + 0.02
+
+
+def test_scaling_after_the_product_overflows_in_float16_and_the_kernels_do_not():
+    # K12: scores of 230,400 are beyond float16's 65,504, their eighth is not
+    q = torch.full((1, 1, 4, 64), 60.0, dtype=torch.float16)
+    v = torch.ones_like(q)
+    assert ATTENTION["manual"](q, q, v).isnan().any()
+    for name in ("math", "flash"):
+        torch.testing.assert_close(ATTENTION[name](q, q, v), v)

@@ -8,13 +8,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from parts import bins, tokens
 from parts.errors import one_sentence
 
-URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-
 
 def main():
     args = bins.arguments(__file__, __doc__)
-    text, source = bins.text(args, URL, SHA256)
+    text, source = bins.text(args, *bins.TINY_SHAKESPEARE)
     encode = tokens.gpt2_bpe().encode_ordinary
     cut = int(0.9 * len(text))
     splits = {"train": [encode(text[:cut])], "val": [encode(text[cut:])]}
