@@ -365,6 +365,7 @@ def main(s):
             "ms per iteration: median {median_ms:.2f}, p10 {p10_ms:.2f}, p90 {p90_ms:.2f}".format(**record["time"])
         )
     journal.close()
+    del model  # DDP's reducer must not be the last to hold the process group: it would end it under Python's lock
     dist.leave(ranks)
     if stopped_by:
         journal.say(f"stopped after {it} iterations, saved: go on with --init_from=resume")

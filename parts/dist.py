@@ -62,6 +62,7 @@ def join(ranks, backend, device):
 def leave(ranks):
     """Part from them, at the end of a run that went well."""
     if ranks.world > 1:
+        distributed.barrier()  # nothing may be under way when the group ends: gloo's thread would wait for ever
         distributed.destroy_process_group()
 
 

@@ -60,6 +60,15 @@ def test_past_block_size_it_goes_on(run, capsys):
     assert len(drawn(run, capsys, max_new_tokens=100)[0]) == 101  # block_size is 16
 
 
+def test_ids_without_a_text_are_never_drawn(run, capsys, tmp_path):
+    # T15: nanoGPT pads the vocabulary without a mark; its tokenizer then meets ids that it does not know
+    saved = torch.load(run / "best.pt", weights_only=True)
+    saved["model_args"] |= {"vocab_size": 128, "vocab_multiple": 1}
+    torch.save(saved, tmp_path / "ckpt.pt")
+    texts = drawn(tmp_path, capsys, temperature=50.0, top_k=0, num_samples=8)
+    assert [len(text) for text in texts] == [41] * 8
+
+
 def test_a_stop_text_ends_each_sample_before_it(run, capsys):
     free = drawn(run, capsys)
     stop = free[0][10:12]

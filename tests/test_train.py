@@ -72,6 +72,7 @@ def test_learning_rate_warms_up_and_decays(tmp_path, data):
     assert train.learning_rate(0, s) == pytest.approx(0.1)
     assert train.learning_rate(8, s) == pytest.approx(0.9)
     assert train.learning_rate(9, s) == 1.0
+    assert train.learning_rate(34, s) == pytest.approx(0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2)  # a quarter of the cosine
     assert train.learning_rate(59, s) == pytest.approx(0.55)
     assert train.learning_rate(109, s) == train.learning_rate(5000, s) == 0.1
     s.schedule = "constant"
@@ -318,6 +319,15 @@ def test_a_nanogpt_checkpoint_resumes(tmp_path, data, capsys):
     assert rows(tmp_path, "eval")[-1]["val_loss"] < saved["best_val_loss"]
 
 
+def test_a_resumed_run_takes_its_own_weight_decay_and_betas(tmp_path, data, capsys):
+    # the optimizer's saved state holds them too, and used to win in silence
+    run(tmp_path, data)
+    run(tmp_path, data, max_iters=12, init_from="resume", weight_decay=0.3, beta2=0.9)
+    decayed, others = torch.load(tmp_path / "ckpt.pt", weights_only=True)["optimizer"]["param_groups"]
+    assert (decayed["weight_decay"], others["weight_decay"], decayed["betas"]) == (0.3, 0.0, (0.9, 0.9))
+    assert "resuming with weight_decay=0.3; it was 0.1" in capsys.readouterr().out
+
+
 def test_finetuning_starts_from_hugging_face_weights(tmp_path, data, capsys):
     from tests.test_model import hugging_face
 
@@ -350,6 +360,15 @@ def test_a_gradient_that_is_not_finite_is_named_and_survived(tmp_path, data, cap
     assert math.isnan(losses[3]) and all(map(math.isfinite, losses[:3] + losses[4:]))
     assert "iter 3: loss nan, gradient norm nan: step skipped, weights kept" in capsys.readouterr().out
     assert all(torch.isfinite(w).all() for w in weights(tmp_path).values())
+
+
+def test_a_run_whose_kernel_is_another_ends(tmp_path, data, monkeypatch):
+    # K1, K5: the receipt is not just printed
+    flash = {"forward": ["flash"], "backward": ["flash"], "ops": []}
+    monkeypatch.setattr(train.kernels, "require", lambda *_: None)
+    monkeypatch.setattr(train.kernels, "observe", lambda step: flash)
+    with pytest.raises(UserError, match="attention='manual' was asked for, but the profiler saw flash"):
+        run(tmp_path, data, attention="manual")
 
 
 def test_a_lost_run_ends(tmp_path, data, monkeypatch):
