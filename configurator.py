@@ -32,7 +32,7 @@ def configure(settings_class, args, description):
     flags = [a for a in args if a.startswith("-") and a not in ("-h", "--help")]
     settings = settings_class()
     for file in files:
-        for name, value in _assignments(file).items():
+        for name, value in _assignments(file, settings).items():
             settings = _set(settings, name, value, file)
     for flag in flags:
         name, equals, text = flag.lstrip("-").partition("=")
@@ -45,14 +45,17 @@ def configure(settings_class, args, description):
     return settings
 
 
-def _assignments(file):
+def _assignments(file, settings):
+    """What a config file assigns. It may read the settings so far, and keep names of its own that begin with _."""
     if not os.path.isfile(file):
         raise UserError(f"config file {file} does not exist; flags are written --name=value")
     try:
-        found = runpy.run_path(file)
+        so_far = dataclasses.asdict(settings)
+        found = runpy.run_path(file, init_globals=so_far)
     except Exception as error:
         raise UserError(f"config file {file} fails: {type(error).__name__}: {error}") from error
-    return {k: v for k, v in found.items() if not (k.startswith("_") or callable(v) or isinstance(v, types.ModuleType))}
+    assigned = {k: v for k, v in found.items() if k not in so_far or v is not so_far[k]}
+    return {k: v for k, v in assigned.items() if not (k[0] == "_" or callable(v) or isinstance(v, types.ModuleType))}
 
 
 def _set(settings, name, value, where):
@@ -73,6 +76,8 @@ def _field(settings, name, where):
     if name not in fields:
         near = difflib.get_close_matches(name, fields, n=1)
         hint = f"did you mean {near[0]}?" if near else "--help lists every setting"
+        if where != COMMAND_LINE:
+            hint += " (a name of the file's own begins with _)"
         raise UserError(f"{where}: there is no setting {name!r}: {hint}")
     return fields[name]
 

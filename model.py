@@ -192,6 +192,16 @@ class GPT(nn.Module):
         return torch.cat([idx, *decode.stream(self, idx, max_new_tokens, temperature, top_k)], dim=1)
 
     @classmethod
+    def from_checkpoint(cls, saved, **changes):
+        """The model in a checkpoint, `saved` (checkpoint.load), with `changes` to its config, such as dropout."""
+        try:
+            model = cls(GPTConfig(**{**saved["model_args"], **changes}))
+            model.load_state_dict(saved["model"])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"the checkpoint's weights and model_args do not fit each other: {error}") from error
+        return model
+
+    @classmethod
     def from_pretrained(cls, model_type, override_args=None):
         """GPT-2's weights: one of PRETRAINED, from the Hugging Face hub or its cache, or a local folder in that format.
 
@@ -202,15 +212,17 @@ class GPT(nn.Module):
 
         try:
             theirs = GPT2LMHeadModel.from_pretrained(model_type, dtype=torch.float32)
-        except OSError as error:
+        except Exception as error:  # a missing, damaged or foreign file can raise anything
+            why = str(error).splitlines()[0].rstrip(". ")
             raise UserError(
-                f"cannot load {str(model_type)!r}: {str(error).splitlines()[0]} Without a network, name a local folder"
-                " in Hugging Face's format"
+                f"cannot load {str(model_type)!r}: {why}. Without a network, name a local Hugging Face folder"
             ) from error
         c, inner = theirs.config, theirs.config.n_inner or 4 * theirs.config.n_embd
-        found = (c.model_type, c.activation_function, c.layer_norm_epsilon, inner)
-        if found != ("gpt2", "gelu_new", 1e-5, 4 * c.n_embd):
-            raise UserError(f"{model_type} is no GPT-2: architecture, activation, LayerNorm epsilon, width are {found}")
+        found = {"model_type": c.model_type, "activation_function": c.activation_function, "n_inner": inner}
+        found |= {"layer_norm_epsilon": c.layer_norm_epsilon, "tie_word_embeddings": c.tie_word_embeddings}
+        found |= {"scaled_by_layer": c.scale_attn_by_inverse_layer_idx, "scaled": c.scale_attn_weights}
+        if list(found.values()) != ["gpt2", "gelu_new", 4 * c.n_embd, 1e-5, True, False, True]:
+            raise UserError(f"{model_type} is no GPT-2 as OpenAI built it: {found}")
         shape = dict(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd)
         config = GPTConfig(block_size=c.n_positions, vocab_size=c.vocab_size, **shape, **(override_args or {}))
         model, state = cls(config), theirs.state_dict()

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 
 from configurator import configure
-from model import GPT, PRETRAINED, GPTConfig
+from model import GPT, PRETRAINED
 from parts import checkpoint, decode, kernels, machine, tokens
 from parts.errors import UserError, one_sentence
 
@@ -45,9 +45,10 @@ def validate(s):
     """Raise UserError for a number that cannot be sampled with."""
     if s.num_samples < 1 or s.max_new_tokens < 1:
         raise UserError(f"num_samples={s.num_samples} and max_new_tokens={s.max_new_tokens} must be 1 or more")
-    if not (s.temperature >= 0 and s.top_k >= 0 and 0 <= s.top_p <= 1):
+    if not (s.temperature >= 0 and s.top_k >= 0 and 0 <= s.top_p <= 1 and 0 <= s.seed < 2**63):
         raise UserError(
-            f"temperature={s.temperature} and top_k={s.top_k} must be 0 or more, top_p={s.top_p} from 0 to 1"
+            f"temperature={s.temperature} and top_k={s.top_k} must be 0 or more, top_p={s.top_p} from 0 to 1,"
+            f" seed={s.seed} from 0 to 2**63 - 1"
         )
 
 
@@ -56,14 +57,15 @@ def load(s):
     if s.init_from != "resume":
         if s.init_from not in PRETRAINED and not os.path.isdir(s.init_from):
             raise UserError(f"init_from={s.init_from!r} must be resume, {', '.join(PRETRAINED)}, or a local folder")
-        return GPT.from_pretrained(s.init_from), tokens.Tokenizer(tokens.GPT2)
-    path = checkpoint.of_run(s.out_dir)
-    saved = checkpoint.load(path)
-    model = GPT(GPTConfig(**{**saved["model_args"], "dropout": 0.0}))
-    model.load_state_dict(saved["model"])
-    print(f"sampling from {path}, after {saved['iter_num']} iterations")
-    # a checkpoint of nanoGPT's knows the folder of its data only
-    meta = saved.get("meta") or tokens.read_meta(ROOT / "data" / saved["config"]["dataset"])
+        model, meta = GPT.from_pretrained(s.init_from), tokens.read_meta(s.init_from)  # an exported run has a meta
+    else:
+        path = checkpoint.of_run(s.out_dir)
+        saved = checkpoint.load(path)
+        model, meta = GPT.from_checkpoint(saved, dropout=0.0), saved.get("meta")
+        if not meta:  # a checkpoint of nanoGPT's knows the name of its data only
+            meta = tokens.read_meta(tokens.data_folder(ROOT, saved["config"].get("dataset", "openwebtext")))
+        print(f"sampling from {path}, after {saved['iter_num']} iterations")
+    tokens.check_fit(meta, model.config.vocab_size, f"the tokenizer ({meta['tokenizer']})")
     return model, tokens.Tokenizer(meta)
 
 
@@ -109,6 +111,7 @@ class Sample:
 
 def main(s):
     validate(s)
+    sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character shows a ?
     device = machine.device(s.device)
     dtype = machine.dtype(s.dtype, device)
     model, tokenizer = load(s)

@@ -90,11 +90,14 @@ def validate(s):
     for name in (*least_one.split(), "log_interval", "vocab_multiple"):
         if getattr(s, name) < 1:
             raise UserError(f"{name}={getattr(s, name)} must be 1 or more")
-    for name in ("max_iters", "seed", "warmup_iters", "grad_clip", "weight_decay", "learning_rate"):
-        if not getattr(s, name) >= 0:
-            raise UserError(f"{name}={getattr(s, name)} must be 0 or more")
-    if not 0 <= s.dropout < 1:
-        raise UserError(f"dropout={s.dropout} must be from 0 to just under 1")
+    for name in ("max_iters", "warmup_iters", "grad_clip", "weight_decay", "learning_rate", "min_lr", "max_seconds"):
+        if not 0 <= (getattr(s, name) or 0) < math.inf:
+            raise UserError(f"{name}={getattr(s, name)} must be 0 or more, and finite")
+    for name in ("dropout", "beta1", "beta2"):
+        if not 0 <= getattr(s, name) < 1:
+            raise UserError(f"{name}={getattr(s, name)} must be from 0 to just under 1")
+    if not 0 <= s.seed < 2**63 or (s.vocab_size is not None and s.vocab_size < 1):
+        raise UserError(f"seed={s.seed} must be from 0 to 2**63 - 1, vocab_size={s.vocab_size} 1 or more")
     if s.init_from not in ("scratch", "resume", *PRETRAINED) and not os.path.isdir(s.init_from):
         names = ", ".join(("scratch", "resume", *PRETRAINED))
         raise UserError(f"init_from={s.init_from!r} must be {names}, or a local Hugging Face folder")
@@ -117,10 +120,8 @@ def learning_rate(it, s):
 def build(s, meta, saved):
     """The model on the CPU: new, from a checkpoint `saved`, or pretrained."""
     if saved:
-        args = {"vocab_multiple": 1, **saved["model_args"], "dropout": s.dropout}
-        model = GPT(GPTConfig(**args))
-        model.load_state_dict(saved["model"])
-    elif s.init_from == "scratch":
+        return GPT.from_checkpoint(saved, dropout=s.dropout)
+    if s.init_from == "scratch":
         machine.seed(s.seed, "init")
         shape = {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "dropout", "bias")}
         vocab_size = s.vocab_size or meta["vocab_size"]
@@ -129,17 +130,13 @@ def build(s, meta, saved):
         model = GPT.from_pretrained(s.init_from, {"dropout": s.dropout, "vocab_multiple": s.vocab_multiple})
     if s.block_size != model.config.block_size:
         model.crop_block_size(s.block_size)
-    if meta["vocab_size"] > model.config.vocab_size:
-        raise UserError(
-            f"the data of {s.dataset} has {meta['vocab_size']} ids, the model {model.config.vocab_size}: prepare it"
-            " with the model's tokenizer, or leave vocab_size to the data"
-        )
     return model
 
 
 def as_built(s, config, say):
     """`s` with the shape of the model: a checkpoint or pretrained weights bring their own, whatever was set."""
-    shape = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "bias")}
+    names = ("n_layer", "n_head", "n_embd", "bias", "block_size", "vocab_multiple")
+    shape = {name: getattr(config, name) for name in names}
     for name, value in shape.items():
         if getattr(s, name) != value:
             say(f"{name}={value}, as in the weights of init_from={s.init_from}")
@@ -152,8 +149,9 @@ def choose_attention(s, model, device, dtype, saved, ranks):
     shape = (s.batch_size, c.n_head, s.block_size, c.n_embd // c.n_head)
     name, backward = s.attention, not s.eval_only
     dropout = s.dropout if backward else 0.0
-    if name == "auto" and saved and saved.get("attention"):
-        name = saved["attention"]  # a resumed run goes on with the kernel that it began with
+    before = saved.get("attention") if saved and saved["config"].get("attention") == "auto" else None
+    if name == "auto" and before and not kernels.refusal(before, shape, device, dtype, dropout, backward):
+        name = before  # a resumed run goes on with the kernel that it began with
     if name == "auto":
         name, rows = ranks.same(kernels.fastest(shape, device, dtype, dropout, backward) if ranks.main else None)
     kernels.require(name, shape, device, dtype, dropout, backward)
@@ -164,9 +162,14 @@ def choose_attention(s, model, device, dtype, saved, ranks):
 def continue_from(saved, s, optimizer, scaler, say):
     """Take up the optimizer's and the scaler's state of a checkpoint; say what is set otherwise than it was."""
     groups = optimizer.state_dict()["param_groups"]  # weight decay and betas are this run's settings
-    optimizer.load_state_dict({**saved["optimizer"], "param_groups": groups})
-    if saved.get("scaler"):
-        scaler.load_state_dict(saved["scaler"])
+    try:
+        if saved["iter_num"] and not saved["optimizer"]["state"]:
+            raise ValueError("it has no state of the optimizer")
+        optimizer.load_state_dict({**saved["optimizer"], "param_groups": groups})
+        if saved.get("scaler"):
+            scaler.load_state_dict(saved["scaler"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"the optimizer in the checkpoint of {s.out_dir} does not fit: {error}") from error
     for name, was in saved["config"].items():
         if name not in ("init_from", "eval_only") and getattr(s, name, was) != was:
             say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}")
@@ -208,11 +211,14 @@ def main(s):
 
     # data, model and its attention
     saved = checkpoint.load(out_dir / "ckpt.pt") if s.init_from == "resume" else None
-    folder = ROOT / "data" / s.dataset
+    folder = tokens.data_folder(ROOT, s.dataset)
     meta = tokens.read_meta(folder)
-    batches = Batches(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
+    if meta == tokens.GPT2 and s.vocab_size:
+        meta = {**meta, "vocab_size": s.vocab_size}  # without a meta.json, GPT-2's was a guess
     raw_model = build(s, meta, saved).to(device)
     s = as_built(s, raw_model.config, journal.say)
+    tokens.check_fit(meta, raw_model.config.vocab_size, f"dataset={s.dataset}")
+    batches = Batches(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
     attention, trials = choose_attention(s, raw_model, device, dtype, saved, ranks)
     compiled, why_eager = machine.compiles(s.compile, device)
     if compiled:
@@ -270,10 +276,12 @@ def main(s):
     journal.announce(record, why_eager)
     if ranks.main and not s.eval_only:
         journal.open(out_dir, start, record)
-        if s.init_from != "resume":
-            (out_dir / "best.pt").unlink(missing_ok=True)  # of an earlier run in this folder
 
     def save():
+        if not all(p.isfinite().all() for p in params):
+            raise UserError(
+                f"the weights are not finite after {it} steps and were not saved: resume with a lower learning_rate"
+            )
         model_args = {name: value for name, value in record["model"].items() if name != "attention"}
         state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
         state |= {"model_args": model_args, "iter_num": it, "best_val_loss": best_val_loss}
@@ -296,8 +304,7 @@ def main(s):
             journal.evaluation({"iter": it, **losses})
             if it > 0 and losses["val_loss"] < best_val_loss and not s.eval_only:
                 best_val_loss = losses["val_loss"]
-                if it > saved_at:
-                    saved_at = save()
+                saved_at = save()  # again, with what is the best now
                 if ranks.main:
                     checkpoint.keep(out_dir / "ckpt.pt", out_dir / "best.pt")
         if last:
@@ -348,8 +355,8 @@ def main(s):
             journal.say(f"iter {it}: loss {row['loss']}, gradient norm {row['grad_norm']}: step skipped, weights kept")
         if skipped == SKIPS_IN_A_ROW:
             raise UserError(
-                f"{skipped} steps in a row had no finite gradient, the last at iteration {it}. {out_dir / 'ckpt.pt'} is"
-                " good: resume from it with a lower learning_rate, a grad_clip, or dtype=float32"
+                f"{skipped} steps in a row had no finite gradient, the last at iteration {it}. Resume from the last"
+                f" checkpoint in {out_dir} with a lower learning_rate, a grad_clip, or dtype=float32"
             )
         it += 1
         time_is_up = overs > 0
@@ -368,17 +375,18 @@ def main(s):
     del model  # DDP's reducer must not be the last to hold the process group: it would end it under Python's lock
     dist.leave(ranks)
     if stopped_by:
-        journal.say(f"stopped after {it} iterations, saved: go on with --init_from=resume")
+        journal.say(f"stopped after {it} iterations, saved: go on with the same command and --init_from=resume")
         sys.exit(128 + stopped_by[0])
 
 
 def catch_signals():
-    """A list that gets the number of the first SIGTERM or Ctrl-C; a second one ends the program at once."""
+    """A list that gets the number of the first SIGTERM or Ctrl-C; a second Ctrl-C ends the program at once."""
     caught = []
 
-    def catch(number, frame):
+    def catch(number, frame):  # torchrun and schedulers may send SIGTERM twice: they have SIGKILL to mean it
         caught.append(number)
-        signal.signal(number, signal.SIG_DFL)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
 
     signal.signal(signal.SIGTERM, catch)
     signal.signal(signal.SIGINT, catch)

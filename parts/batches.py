@@ -22,9 +22,14 @@ class TokenFile:
 
     def __init__(self, folder, split, meta):
         folder = pathlib.Path(folder)
-        self.paths = sorted(folder.glob(f"{split}_*.bin")) or [folder / f"{split}.bin"]
-        if not self.paths[0].exists():
-            raise UserError(f"{self.paths[0]} does not exist: run python {folder / 'prepare.py'}")
+        whole, shards = folder / f"{split}.bin", sorted(folder.glob(f"{split}_[0-9][0-9][0-9][0-9].bin"))
+        if not whole.exists() and not shards:
+            raise UserError(f"{whole} does not exist: run python {folder / 'prepare.py'}")
+        if whole.exists() and shards:
+            raise UserError(
+                f"{folder} has {whole.name} and {shards[0].name}: which one counts? Remove one or the other"
+            )
+        self.paths = shards or [whole]
         self.dtype = np.dtype(meta.get("dtype", "uint16")).newbyteorder("<")
         self.vocab_size = meta["vocab_size"]
         sizes = [path.stat().st_size for path in self.paths]
@@ -32,8 +37,9 @@ class TokenFile:
         expected = meta.get("tokens", {}).get(split, len(self))
         if any(size % self.dtype.itemsize for size in sizes) or len(self) != expected:
             raise UserError(
-                f"{self.paths[0]} is truncated or not what meta.json describes: {len(self):,} {self.dtype.name} tokens,"
-                f" not {expected:,}. Run python {folder / 'prepare.py'} again"
+                f"{self.paths[0]} is truncated or not what meta.json describes: {sum(sizes):,} bytes are"
+                f" {sum(sizes) / self.dtype.itemsize:,} {self.dtype.name} tokens, not {expected:,}."
+                f" Run python {folder / 'prepare.py'} again"
             )
         self.files = [open(path, "rb") for path in self.paths]  # noqa: SIM115 (open as long as the run)
 
@@ -66,7 +72,7 @@ class Batches:
         for file in self.files.values():
             if len(file) <= block_size:
                 least = f"block_size={block_size} needs at least {block_size + 1}"
-                raise UserError(f"{file.paths[0]} has {len(file):,} tokens: {least}. Lower --block_size")
+                raise UserError(f"{file.paths[0]} has {len(file):,} tokens: {least}. Lower --block_size, or add text")
         self.block_size, self.batch_size, self.seed, self.device = block_size, batch_size, seed, device
         self.rank, self.world = rank, world
 

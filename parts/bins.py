@@ -34,6 +34,8 @@ def arguments(script, description):
 
 def text(args, url, sha256):
     """The local file of `args`, or what `url` serves, as text; and what it is, for `meta.json`."""
+    if args.input and args.input.is_dir():
+        raise UserError(f"--input={args.input} is a folder: this corpus is one text, name a file")
     if args.input:
         source, raw = str(args.input.name), args.input.read_bytes()
     else:

@@ -4,10 +4,11 @@ A checkpoint is nanoGPT's dict (model, optimizer, model_args, iter_num, best_val
 the data set's meta and the attention that ran. It loads without running code, and nanoGPT's own load too.
 """
 
+import errno
 import os
 import pathlib
-import pickle
 import shutil
+import zipfile
 
 import torch
 
@@ -18,7 +19,10 @@ from parts.files import atomic
 def save(path, state):
     """Write `state`, whole or not at all."""
     with atomic(path) as file:
-        torch.save(state, file)
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:  # what torch.save makes of a write that failed
+            raise OSError(errno.ENOSPC, "no space left, or the disk refuses") from error
 
 
 def keep(path, copy):
@@ -37,6 +41,8 @@ def load(path, device="cpu"):
     if not os.path.exists(path):
         raise UserError(f"{path} does not exist: train first, or name the run's folder with --out_dir")
     try:
+        if zipfile.is_zipfile(path) and (torn := zipfile.ZipFile(path).testzip()):
+            raise ValueError(f"the checksum of {torn} is wrong")
         state = torch.load(path, map_location=device, weights_only=True)
         model = {name.removeprefix("_orig_mod."): w for name, w in state["model"].items()}
         # nanoGPT's older checkpoints hold the causal mask of each layer as a weight
@@ -44,8 +50,8 @@ def load(path, device="cpu"):
             name: w for name, w in model.items() if not name.endswith((".attn.bias", ".attn.masked_bias"))
         }
         state["best_val_loss"] = float(state["best_val_loss"])
-        state["model_args"], state["iter_num"], state["config"]  # there, or it is no checkpoint of ours
-    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError, ValueError) as error:
+        state = {"config": {}, **state, "iter_num": int(state["iter_num"]), "model_args": dict(state["model_args"])}
+    except Exception as error:  # a damaged file can raise anything
         first = str(error).strip().splitlines()[0][:120] if str(error) else ""
         raise UserError(
             f"{path} is damaged or no checkpoint of a GPT ({type(error).__name__}: {first}):"

@@ -1,18 +1,15 @@
 """Draw the loss of runs, from metrics.jsonl: `python -m parts.curve OUT_DIR [OUT_DIR ...]` leaves OUT_DIR/loss.png."""
 
-import json
 import pathlib
 import sys
 
 from parts.errors import UserError, one_sentence
+from parts.journal import read_rows
 
 
 def read(out_dir):
     """The rows of a run's metrics.jsonl: those of training steps, and those of evaluations."""
-    path = pathlib.Path(out_dir) / "metrics.jsonl"
-    if not path.exists():
-        raise UserError(f"{path} does not exist: name the folder of a run")
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_rows(out_dir)
     return [r for r in rows if r["kind"] == "train"], [r for r in rows if r["kind"] == "eval"]
 
 

@@ -37,7 +37,7 @@ def pick(logits, temperature=1.0, top_k=None, top_p=None, generator=None):
     logits = logits.float()
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
-    logits = logits / temperature
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature  # at most 0: a small divisor cannot overflow
     if top_k:
         least = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
         logits = logits.masked_fill(logits < least, float("-inf"))

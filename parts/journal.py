@@ -1,12 +1,39 @@
 """What a run says of itself: lines on the console, run.json, metrics.jsonl, wandb, and a bar on a terminal."""
 
+import contextlib
 import json
 import pathlib
+import shutil
 import sys
 
 from tqdm import tqdm
 
+from parts.errors import UserError
 from parts.files import atomic
+
+
+def read_rows(out_dir):
+    """The rows of a run's metrics.jsonl, without a line that a kill cut off. Raises UserError where there is none."""
+    path = pathlib.Path(out_dir) / "metrics.jsonl"
+    if not path.exists():
+        raise UserError(f"{path} does not exist: name the folder of a run")
+    rows = []
+    for line in path.read_text().splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            rows.append(json.loads(line))
+    return rows
+
+
+def _wandb(s, record):
+    import wandb
+
+    try:
+        wandb.init(project=s["wandb_project"], name=s["wandb_run_name"], config=record)
+    except wandb.errors.Error as error:
+        raise UserError(
+            f"wandb: {error}. Run `wandb login`, set WANDB_MODE=offline, or turn it off with --wandb_log=False"
+        ) from error
+    return wandb
 
 
 class Journal:
@@ -22,21 +49,30 @@ class Journal:
     def open(self, out_dir, start, record):
         """Begin every listener at iteration `start`; a resumed run cuts off of metrics.jsonl what it is to do again."""
         self.out_dir, s = pathlib.Path(out_dir), record["settings"]
-        self.write_record(record)
+        if s["wandb_log"]:
+            self.wandb = _wandb(s, record)
         path, kept = self.out_dir / "metrics.jsonl", []
-        if s["init_from"] == "resume" and path.exists():
-            whole = [line for line in path.read_text().splitlines() if line.endswith("}")]  # a kill can cut the last
-            kept = [line for line in whole if json.loads(line)["iter"] < start]
+        if s["init_from"] == "resume":
+            kept = [row for row in read_rows(out_dir) if row["iter"] < start] if path.exists() else []
+        elif self.out_dir.is_dir():
+            self._set_aside()
         with atomic(path, "w") as file:
-            file.writelines(line + "\n" for line in kept)
+            file.writelines(json.dumps(row) + "\n" for row in kept)
         self.file = open(path, "a", buffering=1)  # noqa: SIM115 (a line at a time: what was said survives a kill)
+        self.write_record(record)
         quiet = not sys.stderr.isatty()
         self.bar = tqdm(total=s["max_iters"], initial=start, disable=quiet, unit="it", dynamic_ncols=True)
-        if s["wandb_log"]:
-            import wandb
 
-            wandb.init(project=s["wandb_project"], name=s["wandb_run_name"], config=record)
-            self.wandb = wandb
+    def _set_aside(self):
+        """Move the files of an earlier run in this folder out of the way of one that begins anew."""
+        aside = self.out_dir / "previous"
+        there = [name for name in ("ckpt.pt", "best.pt", "metrics.jsonl", "run.json") if (self.out_dir / name).exists()]
+        if there:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            for name in there:
+                (self.out_dir / name).rename(aside / name)
+            self.say(f"an earlier run in {self.out_dir} was moved to {aside}")
 
     def write_record(self, record):
         """Write run.json, which `record` is: settings as resolved, machine, receipt, and at the end the times."""
@@ -57,7 +93,7 @@ class Journal:
             self.say(f"  {name}: {trial['refused'] or format(trial['median_ms'], '.3f') + ' ms, parity passed'}")
         ways = ("forward", "backward") if r["receipt"] else ()
         seen = "".join(f"; {way} seen: {' + '.join(r['receipt'][way])}" for way in ways)
-        self.say(f"attention: {r['attention']}{' (the pick of auto)' if s['attention'] == 'auto' else ''}{seen}")
+        self.say(f"attention: {r['attention']}{' (the pick of auto)' if r['attention_trials'] else ''}{seen}")
 
     def say(self, line):
         """A line on the console, above the bar."""
@@ -83,7 +119,13 @@ class Journal:
 
     def _write(self, kind, row):
         if self.file:
-            self.file.write(json.dumps({"kind": kind, **row}) + "\n")
+            try:
+                self.file.write(json.dumps({"kind": kind, **row}) + "\n")
+            except OSError as error:
+                last = f"the last checkpoint in {self.out_dir} is kept"
+                raise UserError(
+                    f"cannot write {self.file.name}: {error.strerror}; {last}. Make room and resume"
+                ) from error
         if self.wandb:
             prefix = "" if kind == "train" else "eval/"
             self.wandb.log({prefix + name: value for name, value in row.items()}, step=row["iter"])

@@ -120,10 +120,10 @@ def require(name, shape, device, dtype, dropout=0.0, backward=True):
     reason = refusal(name, shape, device, dtype, dropout, backward)
     if reason:
         others = [n for n in ATTENTION if not refusal(n, shape, device, dtype, dropout, backward)]
-        doing = "train" if backward else "run"
+        doing, auto = ("train", " or auto") if backward else ("run", "")
         raise UserError(
             f"attention='{name}' cannot {doing} on {device.type} in {str(dtype).removeprefix('torch.')}"
-            f" with dropout {dropout:g}: {reason}. Here --attention can be {', '.join(others)} or auto."
+            f" with dropout {dropout:g}: {reason}. Here --attention can be {', '.join(others)}{auto}."
         )
 
 

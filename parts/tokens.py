@@ -24,6 +24,24 @@ def gpt2_bpe():
         ) from error
 
 
+def data_folder(root, dataset):
+    """The folder of a `dataset`: one of data/, or else a path. Raises UserError where there is neither."""
+    for folder in (root / "data" / dataset, pathlib.Path(dataset)):
+        if folder.is_dir():
+            return folder
+    there = ", ".join(sorted(f.parent.name for f in (root / "data").glob("*/prepare.py")))
+    raise UserError(f"dataset={str(dataset)!r} is no folder of data/ ({there}), and no path to a folder")
+
+
+def check_fit(meta, vocab_size, whose):
+    """Raise UserError where the ids of `meta` are more than the `vocab_size` of a model."""
+    if meta["vocab_size"] > vocab_size:
+        raise UserError(
+            f"{whose} has {meta['vocab_size']} ids, the model {vocab_size}: prepare the data with the model's"
+            " tokenizer, or set --vocab_size to what the data needs"
+        )
+
+
 def read_meta(folder):
     """The meta.json of a data folder as a dict; a nanoGPT meta.pkl is read too; neither: GPT-2's BPE, as in nanoGPT."""
     folder = pathlib.Path(folder)
@@ -31,8 +49,11 @@ def read_meta(folder):
         try:
             meta = json.loads((folder / "meta.json").read_text())
             Tokenizer(meta)
+            counts = [meta["vocab_size"], *meta.get("tokens", {}).values()]
+            if not all(isinstance(n, int) for n in counts) or meta.get("dtype", "uint16") not in ("uint16", "uint32"):
+                raise ValueError("counts must be whole numbers, dtype uint16 or uint32")
             return meta
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{folder / 'meta.json'} is damaged ({error}): run {folder / 'prepare.py'} again"
             ) from error
@@ -41,7 +62,7 @@ def read_meta(folder):
             with open(folder / "meta.pkl", "rb") as file:
                 itos = _PlainUnpickler(file).load()["itos"]
             return {"tokenizer": "char", "vocab_size": len(itos), "itos": [itos[i] for i in range(len(itos))]}
-        except (pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
+        except Exception as error:  # a damaged pickle can raise anything
             raise UserError(f"{folder / 'meta.pkl'} is no nanoGPT meta.pkl: {error}") from error
     return GPT2
 
@@ -72,7 +93,8 @@ class Tokenizer:
             return list(text.encode())
         unknown = sorted(set(text) - self.stoi.keys())
         if unknown:
-            raise UserError(f"the training text has no {', '.join(map(repr, unknown))}: it has {''.join(self.itos)!r}")
+            names, known = ", ".join(map(repr, unknown)), "".join(self.itos)
+            raise UserError(f"the training text has no {names}: it has {known!r}. Change --start")
         return [self.stoi[c] for c in text]
 
     def decode(self, ids):

@@ -105,13 +105,17 @@ def test_bad_bins_are_named(tmp_path):
     with pytest.raises(UserError, match=r"train.bin does not exist.*prepare.py"):
         TokenFile(tmp_path, "train", meta)
     (tmp_path / "train.bin").write_bytes(b"\0" * 101)
-    with pytest.raises(UserError, match="truncated"):
+    with pytest.raises(UserError, match=r"truncated.*101 bytes are 50.5 uint16 tokens"):
         TokenFile(tmp_path, "train", meta)
     np.full(50, 60, "<u2").tofile(tmp_path / "train.bin")
-    with pytest.raises(UserError, match=r"truncated.*50 uint16 tokens, not 80"):
+    with pytest.raises(UserError, match=r"truncated.*50.0 uint16 tokens, not 80"):
         TokenFile(tmp_path, "train", {**meta, "tokens": {"train": 80}})
+    (tmp_path / "train_backup.bin").write_bytes(b"")  # no shard: only four digits are
     with pytest.raises(UserError, match="holds the id 60, but the vocabulary has 50"):
         TokenFile(tmp_path, "train", meta).window(0, 5)
+    (tmp_path / "train_0000.bin").write_bytes(b"")
+    with pytest.raises(UserError, match=r"train.bin and train_0000.bin: which one counts"):
+        TokenFile(tmp_path, "train", meta)
 
 
 def test_block_size_longer_than_the_text_is_named(data):

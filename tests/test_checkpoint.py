@@ -36,6 +36,11 @@ def test_cut_short_anywhere_it_is_named(run, tmp_path):
         (tmp_path / "ckpt.pt").write_bytes(whole[:length])
         with pytest.raises(UserError, match="is damaged or no checkpoint of a GPT"):
             checkpoint.load(tmp_path / "ckpt.pt")
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    (tmp_path / "ckpt.pt").write_bytes(flipped)
+    with pytest.raises(UserError, match="checksum"):
+        checkpoint.load(tmp_path / "ckpt.pt")
     torch.save({"something": "else"}, tmp_path / "ckpt.pt")
     with pytest.raises(UserError, match="is damaged or no checkpoint"):
         checkpoint.load(tmp_path / "ckpt.pt")
@@ -81,6 +86,12 @@ def test_export_has_the_same_logits_without_padding(run, tmp_path):
         back = GPT.from_pretrained(tmp_path / "hf").eval()
         torch.testing.assert_close(back(idx, idx)[0], logits, rtol=1e-5, atol=1e-5)
     assert "name a run and a folder" in fails("-m", "parts.export")
+    sampled = script(
+        "sample.py", f"--init_from={tmp_path / 'hf'}", "--start=!", "--num_samples=1", "--max_new_tokens=5"
+    )
+    assert len(sampled.stdout.splitlines()[0]) == 6  # in the run's own characters
+    (tmp_path / "file").write_text("")
+    assert "is a file" in fails("-m", "parts.export", str(run), str(tmp_path / "file"))
 
 
 def test_the_curve_of_runs_is_drawn(run, tmp_path):

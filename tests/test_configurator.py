@@ -106,6 +106,11 @@ def test_files_pass_the_same_check(tmp_path, line, message):
     assert message in str(raised.value)
 
 
+def test_a_file_may_read_the_settings_so_far(tmp_path):
+    (tmp_path / "c.py").write_text("steps = steps * 2\nrate = rate + steps")
+    assert parse(str(tmp_path / "c.py")) == Settings(steps=20, rate=20.1)
+
+
 def test_a_whole_number_in_a_file_is_a_number_too(tmp_path):
     (tmp_path / "c.py").write_text("rate = 0\nsize = None\ncompile = False")
     assert parse(str(tmp_path / "c.py")) == Settings(rate=0.0, compile=False)

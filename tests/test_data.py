@@ -102,6 +102,9 @@ def test_text_that_is_too_short_or_no_text_is_named(tmp_path):
     for name in ("a.txt", "b.jsonl"):
         (tmp_path / "both" / name).write_text("")
     assert "files of one kind" in fails("data/openwebtext/prepare.py", f"--input={tmp_path / 'both'}", out)
+    (tmp_path / "bad.jsonl").write_text("{not json")
+    assert "cannot read" in fails("data/openwebtext/prepare.py", f"--input={tmp_path / 'bad.jsonl'}", out)
+    assert "is a folder" in fails("data/shakespeare_char/prepare.py", f"--input={tmp_path}", out)
     assert not (tmp_path / "meta.json").exists()
 
 

@@ -29,6 +29,13 @@ def test_what_was_there_survives_a_failure(tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_what_a_kill_left_behind_is_replaced(tmp_path):
+    (tmp_path / ".a.tmp").write_text("half of an earlier write")
+    with atomic(tmp_path / "a", "w") as file:
+        file.write("new")
+    assert os.listdir(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "new"
+
+
 def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path):
     (tmp_path / "a").write_text("old")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -43,6 +43,10 @@ def test_a_seed_draws_the_same_again(run, capsys):
     assert drawn(run, capsys) == drawn(run, capsys) != drawn(run, capsys, seed=2)
 
 
+def test_a_tiny_temperature_is_nearly_greedy(run, capsys):
+    assert drawn(run, capsys, temperature=1e-40) == drawn(run, capsys, temperature=0.0)
+
+
 def test_temperature_0_and_top_k_1_are_greedy(run, capsys):
     # T15: both used to crash
     greedy = drawn(run, capsys, temperature=0.0)
@@ -140,6 +144,17 @@ def test_gpt2_from_a_hugging_face_folder(tmp_path):
     hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=32, vocab_size=50257)
     done = script("sample.py", f"--init_from={tmp_path}", "--num_samples=1", "--max_new_tokens=8", "--start=Hello")
     assert done.stdout.startswith("Hello") and "1 x 8 tokens in" in done.stderr
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
+    hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=32, vocab_size=101)
+    assert "the tokenizer (gpt2) has 50257 ids, the model 101" in fails("sample.py", f"--init_from={tmp_path}")
+
+
+def test_a_checkpoint_that_does_not_fit_is_named(run, tmp_path):
+    saved = torch.load(run / "best.pt", weights_only=True)
+    torch.save({**saved, "model_args": {**saved["model_args"], "n_embd": 64}}, tmp_path / "ckpt.pt")
+    assert "do not fit each other" in fails("sample.py", f"--out_dir={tmp_path}")
 
 
 @pytest.mark.parametrize(

@@ -48,19 +48,29 @@ def arrays(dataset):
         yield table["ids"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
 
 
-def main():
-    args = bins.arguments(__file__, __doc__)
-    dataset, source = load(args.input)
-    if len(dataset) < 2:
-        raise UserError(f"{source} holds {len(dataset)} documents: a split needs 2 or more")
-    held_out = max(1, round(0.0005 * len(dataset)))
+def tokenized(path):
+    """The documents of `path` as a dataset with a column `ids`, and the name of the source."""
     from datasets import Features, List, Value
 
+    dataset, source = load(path)
+    if len(dataset) < 2:
+        raise UserError(f"{source} holds {len(dataset)} documents: a split needs 2 or more")
     cores = min(os.cpu_count() or 1, len(dataset))
     ids = Features({"ids": List(Value("uint16"))})
-    dataset = dataset.select_columns("text").map(
-        encode, batched=True, batch_size=200, num_proc=cores, remove_columns="text", features=ids, desc="tokenizing"
-    )
+    options = {"batched": True, "batch_size": 200, "num_proc": cores, "remove_columns": "text", "features": ids}
+    return dataset.select_columns("text").map(encode, **options, desc="tokenizing"), source
+
+
+def main():
+    args = bins.arguments(__file__, __doc__)
+    try:
+        dataset, source = tokenized(args.input)
+    except UserError:
+        raise
+    except Exception as error:  # `datasets` wraps what a bad file or a lost connection raises in types of its own
+        cause = error.__cause__ or error
+        raise UserError(f"cannot read {args.input or 'OpenWebText'}: {type(cause).__name__}: {cause}") from error
+    held_out = max(1, round(0.0005 * len(dataset)))
     split = dataset.train_test_split(test_size=held_out, seed=2357, shuffle=True)
     splits = {"train": arrays(split["train"]), "val": arrays(split["test"])}
     bins.write(args.out_dir, splits, source, **tokens.GPT2)
