@@ -50,7 +50,7 @@ def test_it_runs_no_code(tmp_path, monkeypatch):
     # T14
     monkeypatch.chdir(tmp_path)
     with open("ckpt.pt", "wb") as file:
-        pickle.dump({"model": Evil()}, file)
+        pickle.dump({"model": Evil()}, file, protocol=2)
     with pytest.raises(UserError, match="damaged"):
         checkpoint.load("ckpt.pt")
     torch.save({"model": Evil()}, "ckpt.pt")

@@ -119,20 +119,24 @@ def test_deterministic_refuses_a_kernel_that_is_not(monkeypatch):
 
 
 def test_auto_takes_the_fastest_that_passes_parity(monkeypatch):
-    def wrong(q, k, v, dropout_p=0.0):
-        return q + k + v  # the fastest of all
+    told = [0.0]  # a clock that the kernels themselves move on
 
-    def slow(q, k, v, dropout_p=0.0):
-        for _ in range(20):
-            y = ATTENTION["sdpa"](q, k, v)
-        return y
+    def taking(seconds, attend):
+        def kernel(q, k, v, dropout_p=0.0):
+            told[0] += seconds
+            return attend(q, k, v)
 
-    monkeypatch.setattr(kernels, "ATTENTION", {"manual": slow, "math": ATTENTION["math"], "flash": wrong})
+        return kernel
+
+    right, wrong = ATTENTION["math"], lambda q, k, v: q + k + v
+    kinds = {"manual": taking(3.0, right), "math": taking(2.0, right), "flash": taking(1.0, wrong)}
+    monkeypatch.setattr(kernels, "ATTENTION", kinds)
     monkeypatch.setattr(kernels, "contradiction", lambda *_: None)
+    monkeypatch.setattr(kernels.clock, "now", lambda device: told[0])
     name, rows = kernels.fastest((1, 2, 128, 32), CPU, torch.float32)
     assert name == "math"
     assert "parity" in rows["flash"]["refused"] and "median_ms" not in rows["flash"]
-    assert rows["math"]["median_ms"] < rows["manual"]["median_ms"]
+    assert (rows["math"]["median_ms"], rows["manual"]["median_ms"]) == pytest.approx((2e3, 3e3))
 
 
 @pytest.mark.gpu
