@@ -110,6 +110,7 @@ class Sample:
 
 
 def main(s):
+    """Print samples as the Settings `s` say. Raises UserError for bad input."""
     validate(s)
     sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character shows a ?
     device = machine.device(s.device)

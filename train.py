@@ -194,6 +194,7 @@ def evaluate(model, batches, s, autocast, ranks, device):
 
 
 def main(s):
+    """Train as the Settings `s` say. Raises UserError for bad input; exits with 128 + the number of a signal."""
     validate(s)
     began = time.perf_counter()
 
@@ -277,7 +278,7 @@ def main(s):
     if ranks.main and not s.eval_only:
         journal.open(out_dir, start, record)
 
-    def save():
+    def save():  # the whole state, to ckpt.pt; returns the iteration
         if not all(p.isfinite().all() for p in params):
             raise UserError(
                 f"the weights are not finite after {it} steps and were not saved: resume with a lower learning_rate"

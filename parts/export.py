@@ -46,6 +46,7 @@ def to_transformers(state, args):
 
 
 def main(out_dir, folder):
+    """Write the run in `out_dir` to `folder`. Raises UserError where either is no such thing, or the disk is full."""
     saved = checkpoint.load(checkpoint.of_run(out_dir))
     folder = pathlib.Path(folder)
     if folder.exists() and not folder.is_dir():

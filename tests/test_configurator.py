@@ -118,7 +118,9 @@ def test_a_whole_number_in_a_file_is_a_number_too(tmp_path):
 
 @pytest.mark.parametrize("file", sorted((ROOT / "config").glob("*.py")), ids=lambda f: f.name)
 def test_every_config_file_loads(file):
-    train.validate(configure(train.Settings, [str(file)], ""))
+    settings = configure(train.Settings, [str(file)], "")
+    assert settings != train.Settings()
+    train.validate(settings)
 
 
 def test_the_articles_batch_and_nanogpts():
