@@ -117,8 +117,9 @@ def main(s):
     dtype = machine.dtype(s.dtype, device)
     model, tokenizer = load(s)
     c = model.config
-    shape = (s.num_samples, c.n_head, c.block_size, c.n_embd // c.n_head)
-    kernels.require(s.attention, shape, device, dtype, backward=False)
+    for queries in (c.block_size, 1):  # a prompt, and one token after many
+        shape = (s.num_samples, c.n_head, queries, c.n_embd // c.n_head)
+        kernels.require(s.attention, shape, device, dtype, backward=False, keys=c.block_size)
     model.use_attention(s.attention)
     model.to(device, dtype).eval()
     if s.compile:

@@ -135,10 +135,10 @@ def build(s, meta, saved):
 
 def as_built(s, config, say):
     """`s` with the shape of the model: a checkpoint or pretrained weights bring their own, whatever was set."""
-    names = ("n_layer", "n_head", "n_embd", "bias", "block_size", "vocab_multiple")
+    names = ("n_layer", "n_head", "n_embd", "bias", "block_size", "vocab_size", "vocab_multiple")
     shape = {name: getattr(config, name) for name in names}
     for name, value in shape.items():
-        if getattr(s, name) != value:
+        if getattr(s, name) not in (value, None):
             say(f"{name}={value}, as in the weights of init_from={s.init_from}")
     return dataclasses.replace(s, **shape)
 
@@ -181,13 +181,13 @@ def evaluate(model, batches, s, autocast, ranks, device):
     model.eval()
     losses = {}
     for split in ("train", "val"):
-        sums, counts = [torch.zeros((), device=device)], [0]
+        sums, counts = [torch.zeros((), device=device)], [torch.zeros((), device=device)]
         for x, y in batches.evaluation(split, s.eval_iters * s.batch_size):
             with autocast:
                 _, loss = model(x, y)
-            counts.append(int((y >= 0).sum()))
+            counts.append((y >= 0).sum())  # read at the end only: the device need not wait for Python
             sums.append(loss.float() * counts[-1])
-        total, count = ranks.sum([torch.stack(sums).cpu().double().sum().item(), sum(counts)], device)
+        total, count = ranks.sum([sum(torch.stack(each).tolist()) for each in (sums, counts)], device)
         losses[f"{split}_loss"] = total / count
     model.train()
     return losses
@@ -239,19 +239,21 @@ def main(s):
     feed = batches.stream(it, mine)
     batch = next(feed)
 
+    model = dist.wrap(raw_model, ranks, device)  # before anything compiles: DDP cuts the graph where buckets end
+
     def rehearse():
-        with autocast:
-            _, loss = raw_model(*batch)
-        loss.backward()
+        with dist.gradients_stay(model, until_last=False):
+            with autocast:
+                _, loss = model(*batch)
+            loss.backward()
 
     receipt = None
     if not s.eval_only:
         rehearse()
         receipt = kernels.observe(rehearse)
         optimizer.zero_grad(set_to_none=True)
-        if reason := kernels.contradiction(attention, receipt):
+        if reason := kernels.contradiction(attention, receipt, device):
             raise UserError(reason)
-    model = dist.wrap(raw_model, ranks, device)
     params = list(raw_model.parameters())
 
     # what is about to run, said and written down
@@ -328,11 +330,11 @@ def main(s):
         scaler.unscale_(optimizer)
         norm = torch.nn.utils.get_total_norm([p.grad for p in params])
         finite = math.isfinite(norm)
-        if finite and s.grad_clip:
-            torch.nn.utils.clip_grads_with_norm_(params, s.grad_clip, norm)
-        if finite or scaler.is_enabled():  # the scaler skips such a step itself, and scales less from then on
+        if finite:
+            if s.grad_clip:
+                torch.nn.utils.clip_grads_with_norm_(params, s.grad_clip, norm)
             scaler.step(optimizer)
-        scaler.update()
+        scaler.update()  # in float16 it scales less after gradients that overflowed
         optimizer.zero_grad(set_to_none=True)
         over_time = s.max_seconds is not None and time.perf_counter() - began > s.max_seconds
         loss_sum, overs, stops = ranks.sum([loss_sum.item(), over_time, len(stopped_by)], device)
@@ -373,7 +375,7 @@ def main(s):
             "ms per iteration: median {median_ms:.2f}, p10 {p10_ms:.2f}, p90 {p90_ms:.2f}".format(**record["time"])
         )
     journal.close()
-    del model  # DDP's reducer must not be the last to hold the process group: it would end it under Python's lock
+    model = None  # DDP's reducer must not be the last to hold the process group: it would end it under Python's lock
     dist.leave(ranks)
     if stopped_by:
         journal.say(f"stopped after {it} iterations, saved: go on with the same command and --init_from=resume")

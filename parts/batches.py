@@ -112,6 +112,6 @@ class Batches:
             missing = self.batch_size - len(starts)
             x = torch.cat((x, x.new_zeros(missing, T)))
             y = torch.cat((y, y.new_full((missing, T), -1)))
-        if self.device.type == "cuda":  # pinned, the copy runs beside the computation
+        if self.device.type == "cuda":  # pinned, the copy need not hold up Python
             x, y = x.pin_memory(), y.pin_memory()
         return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)

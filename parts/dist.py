@@ -14,7 +14,7 @@ from parts.errors import UserError
 @dataclass(frozen=True)
 class Ranks:
     rank: int = 0
-    local_rank: int = 0
+    local_rank: int | None = None  # None: not under torchrun
     world: int = 1
 
     @property
@@ -71,7 +71,7 @@ def wrap(model, ranks, device):
     if ranks.world == 1:
         return model
     devices = [device.index] if device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True)
+    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
 
 def gradients_stay(model, until_last):

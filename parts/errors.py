@@ -11,6 +11,11 @@ class UserError(ValueError):
     """Bad input or a request that this machine cannot meet: what was got, what is allowed, what to do."""
 
 
+def out_of_memory(error):
+    """Whether an exception says that the device's memory is full; on a CPU that has no type of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
 @contextlib.contextmanager
 def one_sentence():
     """End the script on a UserError, an OSError or a full memory with one sentence, status 1 and no traceback."""
@@ -24,7 +29,7 @@ def one_sentence():
     except (UserError, OSError) as error:
         sys.exit(f"error: {error}")
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+        if not out_of_memory(error):
             raise
         sys.exit(
             "error: out of memory. Halve --batch_size (and double --gradient_accumulation_steps: the step stays the"

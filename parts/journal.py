@@ -24,6 +24,11 @@ def read_rows(out_dir):
     return rows
 
 
+def read_record(out_dir):
+    """A run's run.json."""
+    return json.loads((pathlib.Path(out_dir) / "run.json").read_text())
+
+
 def _wandb(s, record):
     import wandb
 
@@ -52,9 +57,11 @@ class Journal:
         if s["wandb_log"]:
             self.wandb = _wandb(s, record)
         path, kept = self.out_dir / "metrics.jsonl", []
-        if s["init_from"] == "resume":
-            kept = [row for row in read_rows(out_dir) if row["iter"] < start] if path.exists() else []
-        elif self.out_dir.is_dir():
+        if s["init_from"] == "resume" and path.exists():
+            kept = [row for row in read_rows(out_dir) if row["iter"] < start]
+            if (self.out_dir / "run.json").exists():  # a run resumed at its end has no times of its own
+                record.setdefault("time", read_record(out_dir).get("time"))
+        elif s["init_from"] != "resume" and self.out_dir.is_dir():
             self._set_aside()
         with atomic(path, "w") as file:
             file.writelines(json.dumps(row) + "\n" for row in kept)
@@ -132,6 +139,9 @@ class Journal:
 
     def close(self):
         """Close every listener that was opened."""
-        for listener, close in ((self.bar, "close"), (self.file, "close"), (self.wandb, "finish")):
-            if listener is not None:
-                getattr(listener, close)()
+        if self.bar is not None:
+            self.bar.close()
+        if self.file:
+            self.file.close()
+        if self.wandb:
+            self.wandb.finish()

@@ -9,13 +9,12 @@ import warnings
 
 import torch
 
-from parts import clock, parity
+from parts import clock, machine, parity
 from parts.attention import ATTENTION
-from parts.errors import UserError
+from parts.errors import UserError, out_of_memory
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter on stderr
 
-NAMES = (*ATTENTION, "auto")
 _FUSED = ("flash", "efficient", "cudnn", "flex")
 
 
@@ -61,7 +60,7 @@ def _is_attention(op):
     )
 
 
-def contradiction(name, receipt, backward=True):
+def contradiction(name, receipt, device, backward=True):
     """Why `receipt` shows something other than the kernel that was named, or None where it agrees."""
     if name in ("sdpa", "auto"):
         return None
@@ -71,8 +70,10 @@ def contradiction(name, receipt, backward=True):
         allowed = {"forward": [["unfused"]], "backward": [["unfused"]]}
     elif name == "math":
         allowed = {"forward": [["math"], ["unfused"]], "backward": [["unfused"]]}
-    else:  # flex: Triton's kernels carry its name, the CPU's C++ template carries none
-        allowed = {"forward": [["flex"], ["unfused"]], "backward": [["flex"], ["unfused"]]}
+    elif device.type == "cpu":  # flex again: the CPU's C++ template carries no name of its own
+        allowed = {"forward": [["unfused"]]}
+    else:  # flex in Triton's kernels, which carry it in theirs
+        allowed = {"forward": [["flex"]], "backward": [["flex"]]}
     for direction in ("forward", "backward") if backward else ("forward",):
         if receipt[direction] not in allowed[direction]:
             seen = " and ".join(receipt[direction])
@@ -80,11 +81,21 @@ def contradiction(name, receipt, backward=True):
     return None
 
 
-def refusal(name, shape, device, dtype, dropout=0.0, backward=True):
+def _as_run(name, device, dtype, backward):
+    """The function `name` as the scripts run it: training under autocast, generation in `dtype` throughout."""
+
+    def attend(q, k, v, dropout_p=0.0):
+        with machine.autocast(device, dtype) if backward else contextlib.nullcontext():
+            return ATTENTION[name](q, k, v, dropout_p)
+
+    return attend
+
+
+def refusal(name, shape, device, dtype, dropout=0.0, backward=True, keys=None):
     """Why the kernel `name` cannot run here, in one phrase, or None where it can.
 
-    shape: (B, nh, T, hs). Found by running it once, on one head of one sequence, under the profiler; twice, with
-    gradients compared bit by bit, where deterministic algorithms are asked for.
+    shape: (B, nh, T, hs), against `keys` keys (None: T). Found by running it once, on one head of one sequence, under
+    the profiler; twice, with gradients compared bit by bit, where deterministic algorithms are asked for.
     """
     if name == "flex" and device.type == "cpu" and backward:
         return "PyTorch has no backward of FlexAttention on a CPU"
@@ -92,12 +103,14 @@ def refusal(name, shape, device, dtype, dropout=0.0, backward=True):
         return "FlexAttention has no dropout"
     if name in ("efficient", "cudnn") and device.type == "cpu":
         return "PyTorch has this kernel on GPUs only"
-    q, k, v, dy = parity.inputs((1, 1, *shape[2:]), device, dtype, requires_grad=backward)
-    results = []
+    T, hs = shape[2:]
+    q, k, v, dy = parity.inputs((1, 1, keys or T, hs), device, dtype, requires_grad=backward)
+    q, dy = q[:, :, -T:], dy[:, :, -T:]
+    attend, results = _as_run(name, device, dtype, backward), []
 
     def step():
         torch.manual_seed(0)
-        y = ATTENTION[name](q, k, v, dropout)
+        y = attend(q, k, v, dropout)
         results.append((y, *torch.autograd.grad(y, (q, k, v), dy)) if backward else (y,))
 
     with warnings.catch_warnings(record=True) as caught:
@@ -106,20 +119,20 @@ def refusal(name, shape, device, dtype, dropout=0.0, backward=True):
             receipt = observe(step)
             if torch.are_deterministic_algorithms_enabled():
                 step()
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:
             said = dict.fromkeys(str(w.message).split(" (Triggered internally")[0].rstrip(". ") for w in caught)
             reasons = [r for r in said if "not used because" not in r and "runtime disabled" not in r]
             return "; ".join(reasons) or str(error).splitlines()[0]
     if len(results) == 2 and not all(torch.equal(a, b) for a, b in zip(*results)):
         return "it is not deterministic: two runs gave different gradients"
-    return contradiction(name, receipt, backward)
+    return contradiction(name, receipt, device, backward)
 
 
-def require(name, shape, device, dtype, dropout=0.0, backward=True):
+def require(name, shape, device, dtype, dropout=0.0, backward=True, keys=None):
     """Raise UserError, with the reason and what would run instead, unless the kernel `name` can run here."""
-    reason = refusal(name, shape, device, dtype, dropout, backward)
-    if reason:
-        others = [n for n in ATTENTION if not refusal(n, shape, device, dtype, dropout, backward)]
+    where = (shape, device, dtype, dropout, backward, keys)
+    if reason := refusal(name, *where):
+        others = [n for n in ATTENTION if not refusal(n, *where)]
         doing, auto = ("train", " or auto") if backward else ("run", "")
         raise UserError(
             f"attention='{name}' cannot {doing} on {device.type} in {str(dtype).removeprefix('torch.')}"
@@ -131,12 +144,13 @@ def fastest(shape, device, dtype, dropout=0.0, backward=True):
     """The fastest permitted kernel that passes parity on (B, nh, T, hs), and a row for each: its time, or why none."""
     q, k, v, dy = parity.inputs(shape, device, dtype, requires_grad=backward)
     rows = {}
-    for name, attend in ATTENTION.items():
+    for name in ATTENTION:
         if name == "sdpa":  # it is one of the others
             continue
         rows[name] = row = {"refused": refusal(name, shape, device, dtype, dropout, backward)}
         if row["refused"]:
             continue
+        attend = _as_run(name, device, dtype, backward)
         # float64 costs T² a head: two heads of one sequence are enough to tell right from wrong
         row["errors"] = parity.errors(attend, (1, min(2, shape[1]), *shape[2:]), device, dtype, backward)
         if not parity.passes(row["errors"], dtype):
@@ -148,6 +162,11 @@ def fastest(shape, device, dtype, dropout=0.0, backward=True):
             if backward:
                 torch.autograd.grad(y, (q, k, v), dy)
 
-        row |= clock.summary(clock.samples(step, device, count=10, warmup=3))
+        try:
+            row |= clock.summary(clock.samples(step, device, count=10, warmup=3))
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            row["refused"] = "out of memory at this shape"
     timed = {name: row["median_ms"] for name, row in rows.items() if "median_ms" in row}
     return min(timed, key=timed.get), rows

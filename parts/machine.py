@@ -13,8 +13,11 @@ from parts.errors import UserError
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def device(name, local_rank=0):
-    """The torch.device for a setting: 'auto' takes a GPU where there is one. Under torchrun each rank has its own."""
+def device(name, local_rank=None):
+    """The torch.device for a setting: 'auto' takes a GPU where there is one.
+
+    Under torchrun each rank takes the GPU of its `local_rank`, also where one was named: two would share it.
+    """
     accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         chosen = torch.device(accelerator if name == "auto" else name)
@@ -23,7 +26,7 @@ def device(name, local_rank=0):
     if chosen.type not in ("cpu", accelerator):
         raise UserError(f"device={name!r} is not here: PyTorch finds {accelerator} on this machine. Try --device=auto")
     if chosen.type == "cuda":
-        index = local_rank if chosen.index is None else chosen.index
+        index = (chosen.index or 0) if local_rank is None else local_rank
         if index >= torch.cuda.device_count():
             raise UserError(f"there is no cuda:{index}: this machine has {torch.cuda.device_count()} GPU(s)")
         chosen = torch.device("cuda", index)
@@ -68,7 +71,7 @@ def compiles(setting, device):
     if setting is False or (setting == "auto" and device.type != "cuda"):
         return False, "" if setting is False else "compile=auto: on GPUs only"
     reason = can_compile(device)
-    return reason is None, f"torch.compile cannot work here, running eager ({reason})" if reason else ""
+    return reason is None, f"torch.compile cannot work here: {reason}" if reason else ""
 
 
 def seed(*stream):

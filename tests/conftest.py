@@ -20,6 +20,7 @@ if OFFLINE_BPE.exists():
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(OFFLINE_BPE))
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+ON_GPU_TOO = [("cpu", "float32"), *(pytest.param(*GPU.values, d, marks=GPU.marks) for d in ("bfloat16", "float16"))]
 
 
 def pytest_collection_modifyitems(items):
@@ -62,6 +63,12 @@ def small(out_dir, data, **settings):
     quick = dict(max_iters=10, eval_interval=5, eval_iters=4, learning_rate=1e-2, warmup_iters=2, lr_decay_iters=100)
     machine = dict(device="cpu", dtype="float32", compile=False, out_dir=str(out_dir), dataset=str(data))
     return train.Settings(**{**tiny, **quick, **machine, **settings})
+
+
+def run(out_dir, data, **settings):
+    """A run of `small` settings in this process."""
+    train.main(small(out_dir, data, **settings))
+    return out_dir
 
 
 def flags(settings):
@@ -112,3 +119,8 @@ def assert_same_bytes(a, b):
     assert a.keys() == b.keys()
     for name in a:
         assert torch.equal(a[name], b[name]), name
+
+
+def optimizer_state(out_dir):
+    """AdamW's state in a run's checkpoint, by the number of the parameter."""
+    return torch.load(pathlib.Path(out_dir) / "ckpt.pt", weights_only=True)["optimizer"]["state"]

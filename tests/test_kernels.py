@@ -36,7 +36,7 @@ def test_receipt_names_the_kernel_that_ran(name, seen):
     receipt = watch(name)
     assert receipt["forward"] == [seen]
     assert receipt["backward"] == [seen if seen == "flash" else "unfused"]
-    assert kernels.contradiction(name, receipt) is None
+    assert kernels.contradiction(name, receipt, CPU) is None
 
 
 def test_receipt_shows_that_sdpa_takes_math_with_dropout_on_a_cpu():
@@ -50,7 +50,7 @@ def test_compiling_changes_no_kernel(name):
     if reason := machine.can_compile(CPU):
         pytest.skip(reason)
     receipt = watch(name, compiled=True)
-    assert kernels.contradiction(name, receipt) is None
+    assert kernels.contradiction(name, receipt, CPU) is None
     assert receipt["forward"] == ["unfused" if name == "manual" else "flash"]
 
 
@@ -74,12 +74,12 @@ def test_contradiction_is_found():
     flash = {"forward": ["flash"], "backward": ["flash"]}
     mixed = {"forward": ["flash"], "backward": ["unfused"]}
     unfused = {"forward": ["unfused"], "backward": ["unfused"]}
-    assert "saw flash" in kernels.contradiction("manual", flash)
-    assert "saw unfused" in kernels.contradiction("flash", unfused)
-    assert "backward" in kernels.contradiction("flash", mixed)
-    assert kernels.contradiction("flash", mixed, backward=False) is None
-    assert "saw flash" in kernels.contradiction("math", flash)
-    assert kernels.contradiction("sdpa", mixed) is None
+    assert "saw flash" in kernels.contradiction("manual", flash, CPU)
+    assert "saw unfused" in kernels.contradiction("flash", unfused, CPU)
+    assert "backward" in kernels.contradiction("flash", mixed, CPU)
+    assert kernels.contradiction("flash", mixed, CPU, backward=False) is None
+    assert "saw flash" in kernels.contradiction("math", flash, CPU)
+    assert kernels.contradiction("sdpa", mixed, CPU) is None
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,28 @@ def test_auto_takes_the_fastest_that_passes_parity(monkeypatch):
     assert (rows["math"]["median_ms"], rows["manual"]["median_ms"]) == pytest.approx((2e3, 3e3))
 
 
+def test_auto_leaves_out_a_kernel_that_needs_too_much_memory(monkeypatch):
+    def greedy(q, k, v, dropout_p=0.0):
+        if q.size(0) > 1:  # the trial at full size
+            raise torch.OutOfMemoryError("no room")
+        return ATTENTION["manual"](q, k, v)
+
+    monkeypatch.setattr(kernels, "ATTENTION", {"manual": greedy, "math": ATTENTION["math"]})
+    name, rows = kernels.fastest(SHAPE, CPU, torch.float32)
+    assert name == "math" and rows["manual"]["refused"] == "out of memory at this shape"
+
+
+def test_a_gpu_must_show_flex(monkeypatch):
+    unfused = {"forward": ["unfused"], "backward": ["unfused"], "ops": []}
+    assert "saw unfused" in kernels.contradiction("flex", unfused, torch.device("cuda"))
+    assert kernels.contradiction("flex", unfused, CPU, backward=False) is None
+
+
+def test_one_query_after_many_keys_is_probed_too():
+    # generation: a kernel may take a whole prompt and refuse a lone token
+    assert kernels.refusal("flash", (1, 2, 1, 32), CPU, torch.float32, backward=False, keys=64) is None
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["manual", "math", "efficient", "flash", "cudnn", "flex"])
@@ -149,4 +171,4 @@ def test_receipt_on_a_gpu(name, dtype):
         pytest.skip(reason)
     for compiled in (False, True):
         receipt = watch(name, device, dtype, compiled=compiled)
-        assert kernels.contradiction(name, receipt) is None, receipt
+        assert kernels.contradiction(name, receipt, device) is None, receipt

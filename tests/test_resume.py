@@ -1,0 +1,246 @@
+"""Stopped, killed, resumed: the run is as if it had not been; and what a checkpoint is made of."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import train
+from parts.errors import UserError
+from tests.conftest import (
+    ON_GPU_TOO,
+    ROOT,
+    assert_same_bytes,
+    flags,
+    optimizer_state,
+    rows,
+    run,
+    script,
+    small,
+    weights,
+)
+
+
+@pytest.mark.parametrize(("device", "dtype"), ON_GPU_TOO)
+@pytest.mark.parametrize("attention", ["sdpa", "manual"])
+def test_ten_steps_saved_and_ten_more_are_twenty(tmp_path, data, attention, device, dtype):
+    # T1: a resumed run used to replay the batches of iteration 0, with other dropout
+    options = dict(attention=attention, dropout=0.1, device=device, dtype=dtype, deterministic=device == "cuda")
+    whole = run(tmp_path / "whole", data, max_iters=20, **options)
+    half = run(tmp_path / "half", data, max_iters=10, **options)
+    run(half, data, max_iters=20, init_from="resume", **options)
+    assert_same_bytes(weights(half), weights(whole))
+    states = optimizer_state(half), optimizer_state(whole)
+    for n in states[0]:
+        assert_same_bytes(states[0][n], states[1][n])
+    assert [row["loss"] for row in rows(half)] == [row["loss"] for row in rows(whole)]
+    assert rows(half, "eval") == rows(whole, "eval")
+    assert_same_bytes(weights(half, "best.pt"), weights(whole, "best.pt"))
+
+
+def test_killed_at_any_instant_and_resumed_is_an_unbroken_run(tmp_path, data):
+    settings = dict(max_iters=300, eval_interval=7, dropout=0.1, eval_iters=1)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    script("train.py", *flags(small(whole, data, **settings)))
+    for start_from, lines in (("scratch", 40), ("resume", 130), ("resume", 210)):
+        command = [sys.executable, "train.py", *flags(small(broken, data, **settings, init_from=start_from))]
+        child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+        wait_for_lines(child, broken / "metrics.jsonl", lines)
+        child.kill()
+        child.wait()
+    script("train.py", *flags(small(broken, data, **settings, init_from="resume")))
+    assert [row["iter"] for row in rows(broken)] == list(range(300))
+    assert rows(broken, "eval") == rows(whole, "eval")
+    assert_same_bytes(weights(broken), weights(whole))
+
+
+def wait_for_lines(child, path, lines):
+    for _ in range(6000):
+        if path.exists() and path.read_text().count("\n") >= lines:
+            return
+        assert child.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.01)
+    raise AssertionError(f"{path} never had {lines} lines")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_with_a_checkpoint(tmp_path, data, number):
+    settings = small(tmp_path, data, max_iters=100_000, eval_interval=100_000)
+    child = subprocess.Popen(
+        [sys.executable, "train.py", *flags(settings)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    wait_for_lines(child, tmp_path / "metrics.jsonl", 10)
+    child.send_signal(number)
+    out, _ = child.communicate(timeout=60)
+    assert child.returncode == 128 + number
+    steps = len(rows(tmp_path))
+    assert f"stopped after {steps} iterations, saved: go on with the same command and --init_from=resume" in out
+    assert torch.load(tmp_path / "ckpt.pt", weights_only=True)["iter_num"] == steps
+
+
+def test_best_and_latest_are_separate(tmp_path, data):
+    # T7: nanoGPT's one file is overwritten by a worse one
+    run(tmp_path, data, max_iters=20)
+    best = {row["iter"]: row["val_loss"] for row in rows(tmp_path, "eval")}
+    early = torch.load(tmp_path / "ckpt.pt", weights_only=True)
+    run(
+        tmp_path, data, max_iters=30, init_from="resume", learning_rate=30.0, min_lr=30.0, warmup_iters=0
+    )  # it gets worse
+    assert rows(tmp_path, "eval")[-1]["val_loss"] > min(best.values())
+    kept = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert best[kept["iter_num"]] == min(best.values())
+    assert torch.load(tmp_path / "ckpt.pt", weights_only=True)["iter_num"] == 30
+    assert early["iter_num"] == 20
+
+
+def test_a_new_run_sets_the_old_one_aside(tmp_path, data, capsys):
+    # a new run that was killed early used to resume as the old one
+    run(tmp_path, data)
+    old = weights(tmp_path)
+    run(tmp_path, data, max_iters=2, seed=2)
+    assert f"an earlier run in {tmp_path} was moved to {tmp_path / 'previous'}" in capsys.readouterr().out
+    assert_same_bytes(weights(tmp_path / "previous"), old)
+    assert len(rows(tmp_path)) == 2 and len(rows(tmp_path / "previous")) == 10
+
+
+def test_best_is_of_the_whole_run_across_a_resume(tmp_path, data):
+    # a checkpoint written before its evaluation used to know of the evaluation before it only
+    run(tmp_path, data, max_iters=7, eval_interval=5)
+    assert (
+        torch.load(tmp_path / "ckpt.pt", weights_only=True)["best_val_loss"] == rows(tmp_path, "eval")[-1]["val_loss"]
+    )
+    assert (
+        torch.load(tmp_path / "best.pt", weights_only=True)["best_val_loss"] == rows(tmp_path, "eval")[-1]["val_loss"]
+    )
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, data, monkeypatch):
+    run(tmp_path, data)
+    before = weights(tmp_path)
+    step = torch.optim.AdamW.step
+
+    def broken(self, *args, **kwargs):
+        step(self, *args, **kwargs)
+        self.param_groups[0]["params"][0].data[0, 0] = torch.inf
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", broken)
+    with pytest.raises(UserError, match="weights are not finite after 15 steps and were not saved"):
+        run(tmp_path, data, init_from="resume", max_iters=20)
+    assert_same_bytes(weights(tmp_path), before)
+
+
+def test_a_checkpoint_is_saved_before_the_evaluation(tmp_path, data, monkeypatch):
+    # T7: a failing evaluation used to lose all since the one before
+    def fails(*_):
+        raise RuntimeError("evaluation")
+
+    upcoming = iter((train.evaluate, fails))
+
+    def evaluate(*args):
+        return next(upcoming)(*args)
+
+    monkeypatch.setattr(train, "evaluate", evaluate)
+    with pytest.raises(RuntimeError, match="evaluation"):
+        run(tmp_path, data)
+    assert torch.load(tmp_path / "ckpt.pt", weights_only=True)["iter_num"] == 5
+
+
+def test_a_run_resumed_with_auto_keeps_its_kernel(tmp_path, data, monkeypatch):
+    monkeypatch.setattr(train.kernels, "fastest", lambda *_: ("manual", {}))
+    run(tmp_path, data, attention="auto")
+    monkeypatch.setattr(train.kernels, "fastest", lambda *_: ("math", {}))
+    run(tmp_path, data, attention="auto", max_iters=15, init_from="resume")
+    assert json.loads((tmp_path / "run.json").read_text())["attention"] == "manual"
+
+
+def test_a_finished_run_keeps_its_times_when_it_is_run_again(tmp_path, data):
+    run(tmp_path, data)
+    before = json.loads((tmp_path / "run.json").read_text())["time"]
+    run(tmp_path, data, init_from="resume")
+    assert json.loads((tmp_path / "run.json").read_text())["time"] == before
+
+
+def test_always_save_checkpoint_off_saves_what_improved_and_the_end(tmp_path, data, monkeypatch):
+    saved = []
+    monkeypatch.setattr(train.checkpoint, "save", lambda path, state: saved.append(state["iter_num"]))
+    monkeypatch.setattr(train.checkpoint, "keep", lambda *_: None)
+    losses = iter([4.0, 3.0, 3.5, 2.0, 2.5])
+    monkeypatch.setattr(train, "evaluate", lambda *_: {"train_loss": 0.0, "val_loss": next(losses)})
+    run(tmp_path, data, max_iters=20, always_save_checkpoint=False)
+    assert saved == [5, 15, 20]
+
+
+def test_eval_only_evaluates_and_ends(tmp_path, data):
+    # T6: with resume it used to train on
+    run(tmp_path, data)
+    before = {f.name: f.read_bytes() for f in tmp_path.iterdir()}
+    done = script("train.py", *flags(small(tmp_path, data, init_from="resume", eval_only=True)))
+    assert f"step 10: train loss {rows(tmp_path, 'eval')[-1]['train_loss']:.4f}" in done.stdout
+    assert "iter " not in done.stdout.replace("iterations", "")
+    assert before == {f.name: f.read_bytes() for f in tmp_path.iterdir()}
+
+
+def test_max_seconds_ends_with_an_evaluation_and_a_checkpoint(tmp_path, data):
+    run(tmp_path, data, max_iters=10**6, eval_interval=10**6, max_seconds=2.0)
+    steps = len(rows(tmp_path))
+    assert 0 < steps < 10**6
+    assert rows(tmp_path, "eval")[-1]["iter"] == steps
+    assert torch.load(tmp_path / "ckpt.pt", weights_only=True)["iter_num"] == steps
+
+
+def test_a_nanogpt_checkpoint_resumes(tmp_path, data, capsys):
+    run(tmp_path, data, max_iters=10)
+    saved = torch.load(tmp_path / "ckpt.pt", weights_only=True)
+    theirs = {name: saved[name] for name in ("optimizer", "model_args", "iter_num", "config")}
+    theirs["model_args"] = {k: v for k, v in saved["model_args"].items() if k != "vocab_multiple"}
+    theirs["model"] = {f"_orig_mod.{name}": w for name, w in saved["model"].items()}
+    mask = torch.tril(torch.ones(16, 16)).view(1, 1, 16, 16)
+    theirs["model"] |= {f"_orig_mod.transformer.h.{n}.attn.bias": mask for n in range(2)}
+    theirs["model_args"]["vocab_size"] = 128  # nanoGPT knows of rows only
+    theirs["best_val_loss"] = torch.tensor(saved["best_val_loss"])
+    torch.save(theirs, tmp_path / "ckpt.pt")
+    run(tmp_path, data, max_iters=20, init_from="resume")
+    assert rows(tmp_path, "eval")[-1]["val_loss"] < saved["best_val_loss"]
+
+
+def test_a_resumed_run_takes_its_own_weight_decay_and_betas(tmp_path, data, capsys):
+    # the optimizer's saved state holds them too, and used to win in silence
+    run(tmp_path, data)
+    run(tmp_path, data, max_iters=12, init_from="resume", weight_decay=0.3, beta2=0.9)
+    decayed, others = torch.load(tmp_path / "ckpt.pt", weights_only=True)["optimizer"]["param_groups"]
+    assert (decayed["weight_decay"], others["weight_decay"], decayed["betas"]) == (0.3, 0.0, (0.9, 0.9))
+    assert "resuming with weight_decay=0.3; it was 0.1" in capsys.readouterr().out
+
+
+def test_a_resumed_run_takes_up_the_scaler_and_the_best_loss(tmp_path, data):
+    # T7: neither used to be restored
+    run(tmp_path, data, dtype="float16")
+    saved = torch.load(tmp_path / "ckpt.pt", weights_only=True)
+    saved["scaler"]["scale"], saved["best_val_loss"] = 1234.0, 0.0
+    torch.save(saved, tmp_path / "ckpt.pt")
+    (tmp_path / "best.pt").unlink()
+    run(tmp_path, data, max_iters=15, init_from="resume", dtype="float16")
+    assert torch.load(tmp_path / "ckpt.pt", weights_only=True)["scaler"]["scale"] == 1234.0
+    assert not (tmp_path / "best.pt").exists()  # no loss is below 0
+
+
+def test_deterministic_holds_for_the_run(tmp_path, data):
+    run(tmp_path, data, deterministic=True)
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_finetuning_starts_from_hugging_face_weights(tmp_path, data, capsys):
+    from tests.test_model import hugging_face
+
+    hugging_face(tmp_path / "hf", n_layer=1, n_head=2, n_embd=64, n_positions=32, vocab_size=101)
+    run(tmp_path / "out", data, init_from=str(tmp_path / "hf"), max_iters=10, learning_rate=1e-3)
+    out = capsys.readouterr().out
+    assert "n_layer=1, as in the weights of init_from=" in out
+    saved = torch.load(tmp_path / "out" / "ckpt.pt", weights_only=True)
+    assert saved["model_args"]["block_size"] == 16  # cropped
+    assert saved["model"]["transformer.wte.weight"].shape == (128, 64)
+    assert (saved["model"]["transformer.wte.weight"][101:] == 0).all()
