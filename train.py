@@ -39,6 +39,7 @@ class Settings:
     eval_interval: int = 2000  # iterations from one evaluation and checkpoint to the next
     eval_iters: int = 200  # an evaluation reads this many batches, from fixed places, of each split
     eval_only: bool = False  # evaluate once and end
+    profile: bool = False  # write one forward and backward as out_dir/trace.json, for ui.perfetto.dev
     log_interval: int = 1  # iterations from one line on the console to the next; metrics.jsonl has them all
     always_save_checkpoint: bool = True  # at every evaluation; False: when the validation loss improved, and at the end
     # wandb
@@ -250,7 +251,7 @@ def main(s):
     receipt = None
     if not s.eval_only:
         rehearse()
-        receipt = kernels.observe(rehearse)
+        receipt = kernels.observe(rehearse, out_dir / "trace.json" if s.profile and ranks.main else None)
         optimizer.zero_grad(set_to_none=True)
         if reason := kernels.contradiction(attention, receipt, device):
             raise UserError(reason)

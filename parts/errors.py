@@ -13,7 +13,7 @@ class UserError(ValueError):
 
 def out_of_memory(error):
     """Whether an exception says that the device's memory is full; on a CPU that has no type of its own."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 @contextlib.contextmanager
@@ -28,10 +28,10 @@ def one_sentence():
         sys.exit(128 + signal.SIGINT)
     except (UserError, OSError) as error:
         sys.exit(f"error: {error}")
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
         sys.exit(
             "error: out of memory. Halve --batch_size (and double --gradient_accumulation_steps: the step stays the"
-            f" same), or take a fused --attention. PyTorch said: {str(error).splitlines()[0]}"
+            f" same), or take a fused --attention. PyTorch said: {error!s:.200}"
         )

@@ -1,6 +1,7 @@
 """Files that are whole or not there."""
 
 import contextlib
+import json
 import os
 import pathlib
 
@@ -32,3 +33,12 @@ def atomic(path, mode="wb"):
                 f"cannot write {path}: {error.strerror or error}; {kept}. Make room, or name another folder"
             ) from error
         raise
+
+
+def read_jsonl(path):
+    """The objects of a file of one a line, without a line that a kill cut off."""
+    rows = []
+    for line in pathlib.Path(path).read_text().splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            rows.append(json.loads(line))
+    return rows

@@ -1,6 +1,5 @@
 """What a run says of itself: lines on the console, run.json, metrics.jsonl, wandb, and a bar on a terminal."""
 
-import contextlib
 import json
 import pathlib
 import shutil
@@ -9,7 +8,7 @@ import sys
 from tqdm import tqdm
 
 from parts.errors import UserError
-from parts.files import atomic
+from parts.files import atomic, read_jsonl
 
 
 def read_rows(out_dir):
@@ -17,11 +16,7 @@ def read_rows(out_dir):
     path = pathlib.Path(out_dir) / "metrics.jsonl"
     if not path.exists():
         raise UserError(f"{path} does not exist: name the folder of a run")
-    rows = []
-    for line in path.read_text().splitlines():
-        with contextlib.suppress(json.JSONDecodeError):
-            rows.append(json.loads(line))
-    return rows
+    return read_jsonl(path)
 
 
 def read_record(out_dir):

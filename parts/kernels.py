@@ -31,18 +31,22 @@ def _quiet():
         os.close(null)
 
 
-def observe(step):
+def observe(step, trace=None):
     """Run `step` (a forward, with or without its backward) under the profiler and name what computed attention.
 
     Returns {'forward': [...], 'backward': [...], 'ops': [...]}. Names are those of ATTENTION; 'unfused' means that no
     attention kernel was seen: matrix products and a softmax, as in `manual`, and as in `math` once it is compiled.
-    'ops' are the operators and device kernels with attention in their names, as the profiler spells them.
+    'ops' are the operators and device kernels with attention in their names, as the profiler spells them. The file
+    `trace` gets the whole profile, for ui.perfetto.dev.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with _quiet(), torch.profiler.profile(activities=activities) as seen:
         step()
+    if trace:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        seen.export_chrome_trace(str(trace))
     ops = sorted({e.key for e in seen.key_averages() if _is_attention(e.key)})
     # by PyTorch's operators, not by the kernels below: those of cuDNN have "flash" in their names. Flex has no operator
     named = [op for op in ops if op.startswith("aten::") or "flex" in op]
@@ -120,12 +124,17 @@ def refusal(name, shape, device, dtype, dropout=0.0, backward=True, keys=None):
             if torch.are_deterministic_algorithms_enabled():
                 step()
         except RuntimeError as error:
-            said = dict.fromkeys(str(w.message).split(" (Triggered internally")[0].rstrip(". ") for w in caught)
-            reasons = [r for r in said if "not used because" not in r and "runtime disabled" not in r]
-            return "; ".join(reasons) or str(error).splitlines()[0]
+            return reasons(caught, error)
     if len(results) == 2 and not all(torch.equal(a, b) for a, b in zip(*results)):
         return "it is not deterministic: two runs gave different gradients"
     return contradiction(name, receipt, device, backward)
+
+
+def reasons(caught, error):
+    """Why a forced kernel raised `error`, in one phrase: PyTorch says it in warnings, which were `caught`."""
+    said = dict.fromkeys(str(w.message).split(" (Triggered internally")[0].rstrip(". ") for w in caught)
+    found = [r for r in said if "not used because" not in r and "runtime disabled" not in r]
+    return "; ".join(found) or str(error).strip().splitlines()[0].rstrip(". ")
 
 
 def require(name, shape, device, dtype, dropout=0.0, backward=True, keys=None):

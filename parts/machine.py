@@ -1,5 +1,7 @@
 """What this machine is and can do: device, dtype, compiler; one seed, one stream of random numbers for each use."""
 
+import contextlib
+import importlib.metadata
 import os
 import platform
 import subprocess
@@ -98,6 +100,32 @@ def environment(device):
     }
     if device.type == "cuda":
         found |= {"cuda": torch.version.cuda or f"ROCm {torch.version.hip}", "cudnn": torch.backends.cudnn.version()}
+        found |= {"memory": torch.cuda.get_device_properties(device).total_memory}
+    elif hasattr(os, "sysconf"):
+        found |= {"memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
+    for package in ("triton", "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+VITALS = ("driver_version", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "power.limit")
+
+
+def vitals(device):
+    """What changes a figure from one minute to the next: clocks, temperature, power, load; where they can be read."""
+    if device.type == "cuda" and torch.version.cuda:
+        ask = ["nvidia-smi", f"--query-gpu={','.join(VITALS)}", "--format=csv,noheader", f"--id={device.index}"]
+        try:
+            answer = subprocess.run(ask, capture_output=True, text=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            return {}
+        return dict(zip(VITALS, (word.strip() for word in answer.split(","))))
+    found = {"load": os.getloadavg()[0]} if hasattr(os, "getloadavg") else {}
+    if sys.platform == "linux":
+        with open("/proc/cpuinfo") as file:
+            mhz = [float(line.split(":")[1]) for line in file if line.startswith("cpu MHz")]
+        return found | {"clock": f"{max(mhz):.0f} MHz"} if mhz else found
     return found
 
 
@@ -117,6 +145,16 @@ def _commit():
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def reset_peak_memory(device):
+    """Let `peak_memory` count from here on, where the system can; the bytes held now."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif sys.platform == "linux":
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # proc(5): forget the peak of the resident set
+    return peak_memory(device)
 
 
 def peak_memory(device):

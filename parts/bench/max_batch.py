@@ -1,0 +1,121 @@
+"""The largest micro-batch of each path, and what training at it is worth: figure 3 of PyTorch's article.
+
+On a GPU memory really runs out; on a CPU the process may hold `memory_gb` and no more (RLIMIT_DATA), so that an
+allocation fails there too. Every trial is train.py in a process of its own.
+"""
+
+import contextlib
+import dataclasses
+import math
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from model import GPT, GPTConfig
+from parts import kernels, machine
+from parts.attention import ATTENTION
+from parts.bench import child
+from parts.bench.rows import proof
+from parts.errors import UserError
+
+TRIAL_STEPS = 3  # AdamW's state is there from the second on
+POINTS = 12  # evaluations in a timed run
+
+
+def plan(s, device):
+    """One row a path."""
+    return [{"attention": name} for name in ATTENTION if name != "sdpa"]
+
+
+def measure(spec, s, device, folder):
+    """A path's row: the estimate, the largest batch and each trial, times at it, and the curve of a timed run."""
+    s, dtype = dataclasses.replace(s, **spec), machine.dtype(s.dtype, device)
+    shape = (1, s.n_head, s.block_size, s.n_embd // s.n_head)
+    if reason := kernels.refusal(s.attention, shape, device, dtype, s.dropout):
+        raise UserError(reason)
+    row = proof(ATTENTION[s.attention], shape, device, dtype)
+    on_cpu = device.type == "cpu"
+    data, resident = child.held_by_pytorch() if on_cpu else (0, 0)
+    memory = int(s.memory_gb * 2**30) if on_cpu else torch.cuda.mem_get_info(device)[0]
+    fixed, each = estimate(s, dtype, device.type)
+    guess = max(0, (memory - fixed) // each)
+    at = f"{fixed / 2**30:.2f} GiB + {each / 2**30:.4f} GiB a sequence"
+    print(f"{s.attention}: estimated {at}, so {guess} fit into {memory / 2**30:.1f} GiB", flush=True)
+    trials = []
+
+    def train(batch_size, **changes):
+        settings = dataclasses.replace(s, **{"max_seconds": None, "eval_iters": 1, **changes}, batch_size=batch_size)
+        return child.train(settings.of_train(), folder / "runs" / s.attention, data + memory if on_cpu else None)
+
+    def fits(batch_size):
+        trials.append({"batch_size": batch_size, "fits": False})
+        try:
+            _, rows = train(batch_size, max_iters=TRIAL_STEPS)
+        except MemoryError:
+            return False
+        last = [r for r in rows if r["kind"] == "train"][-1]
+        trials[-1] |= {"fits": True, "peak_memory": last["peak_memory"], "ms": last["ms"]}
+        return True
+
+    row |= {"trials": trials, "memory": memory, "held_by_pytorch": resident}
+    row["estimate"] = {"fixed": fixed, "each": each, "largest": guess}
+    for size in range(largest(fits), 0, -1):  # a longer run may need a little more than a trial did
+        changes = {"max_iters": s.max_iters}
+        if s.max_seconds:
+            ms = next(trial["ms"] for trial in trials if trial["fits"] and trial["batch_size"] >= size)
+            changes = {"max_iters": 10**9, "max_seconds": s.max_seconds, "schedule": "constant"}
+            changes["eval_interval"] = max(1, int(1e3 * s.max_seconds / ms / POINTS))
+            changes["eval_iters"] = math.ceil(s.eval_iters * s.batch_size / size)  # as many windows for every path
+        with contextlib.suppress(MemoryError):
+            record, rows = train(size, **changes)
+            return row | {"largest": size, "curve": curve(rows)} | child.timing(record, rows)
+    raise MemoryError("not even one sequence fits")
+
+
+def largest(fits):
+    """The largest n with fits(n), by doubling and bisection; 0 where 1 does not fit."""
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def estimate(s, dtype, device_type):
+    """Bytes of an eager step, estimated as (fixed, a sequence more): the peak of a forward and backward, and AdamW.
+
+    Nothing is computed: PyTorch's own tracker follows the tensors of a pass over fake ones, of two sizes.
+    """
+    attention = "flash" if s.attention == "flex" else s.attention  # uncompiled flex would keep every score
+    shape = {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "dropout", "bias")}
+    vocabulary = {"vocab_size": s.vocab_size or 256, "vocab_multiple": s.vocab_multiple}
+    with torch.device("meta"):
+        model = GPT(GPTConfig(attention=attention, **shape, **vocabulary))
+    two, four = (_peak(model, batch_size, dtype, device_type) for batch_size in (2, 4))
+    moments = 8 * model.get_num_params(non_embedding=False)  # AdamW's two, in float32
+    return 2 * two - four + moments, (four - two) // 2
+
+
+def _peak(model, batch_size, dtype, device_type):
+    with FakeTensorMode():
+        params = {n: torch.empty(p.shape, device=device_type, requires_grad=True) for n, p in model.named_parameters()}
+        ids = torch.zeros(batch_size, model.config.block_size, dtype=torch.long, device=device_type)
+        with MemTracker() as tracker:
+            with torch.autocast(device_type, dtype, enabled=dtype != torch.float32):
+                _, loss = torch.func.functional_call(model, params, (ids, ids))
+            loss.backward()
+    return next(iter(tracker.get_tracker_snapshot("peak").values()))["Total"]
+
+
+def curve(rows):
+    """[[seconds of training, validation loss], …] of a run's rows."""
+    seconds, points = 0.0, []
+    for row in rows:
+        if row["kind"] == "train":
+            seconds += row["ms"] / 1e3
+        else:
+            points.append([seconds, row["val_loss"]])
+    return points

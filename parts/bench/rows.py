@@ -1,0 +1,129 @@
+"""A benchmark's rows: measured one by one, each kept in rows.jsonl at once, so that an interrupted run goes on there.
+
+A row is what identifies it (`plan`), a status and, where that is "measured", what was measured:
+
+    {"rung": "flash", …, "status": "measured", "median_ms": 113.0, …}
+    {"rung": "efficient", …, "status": "refused", "reason": "PyTorch has this kernel on GPUs only"}
+
+The first line of the file is the head: what was asked for, and of which machine; lines "before" and "after" hold the
+machine's state (clocks, temperature) around the rows.
+"""
+
+import json
+import time
+
+import torch
+
+from parts import parity
+from parts.errors import UserError, out_of_memory
+from parts.files import atomic, read_jsonl
+
+FINAL = ("measured", "refused", "parity failed", "out of memory")  # not so "failed": it is tried again
+
+
+class ParityError(Exception):
+    """A kernel's result is not attention: it gets no time."""
+
+
+def proof(attend, shape, device, dtype, backward=True):
+    """{'errors': …, 'parity': in words} of `attend` against float64 at (B, nh, T, hs). Raises ParityError.
+
+    Float64 holds T² scores a head, so it is taken on two heads of one sequence, and on one beyond T = 4096.
+    """
+    _, nh, T, hs = shape
+    heads = min(nh, 2 if T <= 4096 else 1)
+    errors = parity.errors(attend, (1, heads, T, hs), device, dtype, backward)
+    return {"errors": errors, "parity": verdict(errors, dtype, f"on {heads} of {nh} heads")}
+
+
+def verdict(errors, dtype, where):
+    """'passed' in words, for a row. Raises ParityError where an error of parity.errors is beyond the tolerance."""
+    worst = f"largest error {max(errors.values()):.1e} {where}, allowed {parity.TOLERANCE[dtype]:.0e}"
+    if not parity.passes(errors, dtype):
+        raise ParityError(worst)
+    return f"passed: {worst}"
+
+
+def attempt(measure, spec):
+    """The row of `spec`: what measure(spec) returns, or how it failed; no failure is the end of the others."""
+    try:
+        return {**spec, "status": "measured", **measure(spec)}
+    except UserError as error:
+        return {**spec, "status": "refused", "reason": str(error)}
+    except ParityError as error:
+        return {**spec, "status": "parity failed", "reason": str(error)}
+    except Exception as error:  # whatever it was, the row says it and the next one runs
+        first = (str(error).strip().splitlines() or [""])[0]
+        full = out_of_memory(error)
+        return {**spec, "status": "out of memory" if full else "failed", "reason": f"{type(error).__name__}: {first}"}
+
+
+def run(plan, measure, path, head, state, say):
+    """Measure what `plan` (dicts) lists and `path` does not hold yet; a row is written as soon as it is there.
+
+    An earlier file of the same `head` is taken up; one of another is moved aside. state(): the machine's, as a dict.
+    """
+    rows = _taken_up(path, head, say)
+    with atomic(path, "w") as file:
+        file.writelines(json.dumps(row) + "\n" for row in [{"kind": "head", **head}, *rows])
+        file.write(json.dumps({"kind": "before", **state()}) + "\n")
+    began, measured = time.perf_counter(), 0
+    with open(path, "a", buffering=1) as file:
+        for n, spec in enumerate(plan, start=1):
+            name = ", ".join(str(value) for value in spec.values())
+            if any(spec.items() <= row.items() for row in rows):
+                say(f"[{n}/{len(plan)}] {name}: there already")
+                continue
+            row = attempt(measure, spec)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            file.write(json.dumps({"kind": "row", **row}) + "\n")
+            measured += 1
+            left = (time.perf_counter() - began) / measured * (len(plan) - n)
+            say(f"[{n}/{len(plan)}] {name}: {in_words(row)}; about {_minutes(left)} left")
+        file.write(json.dumps({"kind": "after", **state()}) + "\n")
+
+
+def _taken_up(path, head, say):
+    if not path.exists():
+        return []
+    old = read_jsonl(path)
+    names = ("benchmark", "settings", "environment")  # not the command: one that asks for fewer rows goes on too
+    if old and all(old[0].get(name) == head[name] for name in names):
+        return [row for row in old if row["kind"] == "row" and row["status"] in FINAL]
+    path.replace(path.with_suffix(".previous.jsonl"))
+    say(f"{path} is of other settings, or of another machine or commit: moved to {path.with_suffix('.previous.jsonl')}")
+    return []
+
+
+def in_words(row):
+    """A row's outcome in a phrase."""
+    if row["status"] != "measured":
+        return f"{row['status']}: {row['reason']}"
+    if "median_ms" in row:
+        return f"median {row['median_ms']:.3f} ms (p10 {row['p10_ms']:.3f}, p90 {row['p90_ms']:.3f})"
+    return "measured"
+
+
+def _minutes(seconds):
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def numbers(text):
+    """'256,512' or '256-4096-64' (first, last, step) as a list. Raises UserError for anything else."""
+    try:
+        found = []
+        for word in text.split(","):
+            first, *rest = map(int, word.split("-"))
+            last, step = rest or (first, 1)
+            found += range(first, last + 1, step)
+        if not found or min(found) < 1:
+            raise ValueError
+    except ValueError:
+        raise UserError(f"lengths={text!r} must be like 256,512 or 256-4096-64 (first-last-step)") from None
+    return found
+
+
+def slug(text):
+    """`text` as a file name: 'flash + padded' is 'flash-padded'."""
+    return "-".join("".join(c if c.isalnum() or c in "._" else " " for c in text).split())

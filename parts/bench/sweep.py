@@ -1,0 +1,114 @@
+"""Attention alone over a range of lengths, and training end to end: where one kernel overtakes another.
+
+After AMD's article "Accelerating LLMs with Flash Attention on AMD GPUs": causal attention, batch 1, 256 to 4096 tokens
+by 64, written out against fused. Kernels take turns at each length, so that drift of the machine meets them all.
+"""
+
+import dataclasses
+
+import torch
+
+from parts import clock, kernels, machine, parity
+from parts.attention import ATTENTION
+from parts.bench import child
+from parts.bench.rows import numbers, proof, slug
+from parts.errors import UserError
+
+KERNELS = [name for name in ATTENTION if name != "sdpa"]  # it is one of the others
+COMPILED_AT = [256, 512, 1024, 2048, 4096, 8192, 16384]  # flex compiles anew for each length: at these only
+
+
+def plan(s, device):
+    """Attention alone at every length, heads x head size, direction and kernel; then training, at powers of two."""
+    try:
+        heads = [(word, *map(int, word.split("x"))) for word in s.heads.split(",")]
+        assert all(nh > 0 and hs > 0 for _, nh, hs in heads)
+    except (ValueError, AssertionError):
+        raise UserError(f"heads={s.heads!r} must be like 32x128,12x64 (heads x head size)") from None
+    lengths = numbers(s.lengths)
+    alone = [
+        {"part": "attention", "heads": word, "pass": way, "T": T, "attention": name}
+        for word, _, _ in heads
+        for way in ("forward", "forward + backward")
+        for T in lengths
+        for name in KERNELS
+        if name != "flex" or T in COMPILED_AT
+    ]
+    whole = [
+        {"part": "training", "T": T, "attention": name}
+        for T in lengths
+        if T & (T - 1) == 0 and T <= 4096
+        for name in KERNELS
+    ]
+    return alone + whole
+
+
+def measure(spec, s, device, folder):
+    """A row: parity with float64, then times, with TFLOP/s and the memory above what was held before."""
+    if spec["part"] == "training":
+        return _training(spec, s, device, folder)
+    nh, hs = map(int, spec["heads"].split("x"))
+    T, name, backward = spec["T"], spec["attention"], spec["pass"] != "forward"
+    shape, dtype = (1, nh, T, hs), machine.dtype(s.dtype, device)
+    attend = ATTENTION[name]
+    if name == "flex":
+        torch.compiler.reset()  # PyTorch counts recompilations over a whole process, and ends at the eighth
+    if reason := kernels.refusal(name, shape, device, dtype, backward=backward):
+        raise UserError(reason)
+    row = proof(attend, shape, device, dtype, backward)
+    q, k, v, dy = parity.inputs(shape, device, dtype, requires_grad=backward)
+
+    def step():
+        y = attend(q, k, v)
+        if backward:
+            torch.autograd.grad(y, (q, k, v), dy)
+
+    trace = folder / "traces" / f"{slug(' '.join(map(str, spec.values())))}.json"
+    row["kernel"] = kernels.observe(step, trace if s.profile else None)
+    if reason := kernels.contradiction(name, row["kernel"], device, backward):
+        raise UserError(reason)
+    held = machine.reset_peak_memory(device)
+    step()
+    row["peak_memory"] = max(0, machine.peak_memory(device) - held)
+    row["samples_ms"] = clock.samples(step, device, s.repeats, s.warmup)
+    row |= clock.summary(row["samples_ms"])
+    return row | {"dtype": str(dtype).removeprefix("torch."), "tflops": flops(shape, backward) / row["median_ms"] / 1e9}
+
+
+def flops(shape, backward):
+    """Of causal attention at (B, nh, T, hs): two products forward and five backward, half of each (FlashAttention-2's
+    count, arXiv:2307.08691, section 4.1)."""
+    B, nh, T, hs = shape
+    forward = 4 * B * nh * T * T * hs / 2
+    return forward * 3.5 if backward else forward
+
+
+def _training(spec, s, device, folder):
+    changes = {"block_size": spec["T"], "attention": spec["attention"]}
+    s = dataclasses.replace(s, **changes)
+    shape, dtype = (s.batch_size, s.n_head, s.block_size, s.n_embd // s.n_head), machine.dtype(s.dtype, device)
+    if reason := kernels.refusal(s.attention, shape, device, dtype, s.dropout):
+        raise UserError(reason)
+    row = proof(ATTENTION[s.attention], shape, device, dtype)
+    return row | child.timing(*child.train(s.of_train(), folder / "runs" / slug(f"{spec['attention']} {spec['T']}")))
+
+
+def crossovers(rows):
+    """Where a kernel overtakes another: {(slower before, faster from there on): T}, among rows of one part.
+
+    T is the first length from which on it stays faster at every longer one that was measured; None: at every length.
+    """
+    times = {}
+    for row in rows:
+        if row["status"] == "measured":
+            times.setdefault(row["attention"], {})[row["T"]] = row["median_ms"]
+    found = {}
+    for a in times:
+        for b in times:
+            common = sorted(times[a].keys() & times[b].keys())
+            ahead = [times[b][T] < times[a][T] for T in common]
+            if a == b or len(common) < 2 or not ahead[-1]:
+                continue
+            first = len(ahead) - next((n for n, yes in enumerate(reversed(ahead)) if not yes), len(ahead))
+            found[a, b] = common[first] if first else None
+    return found
