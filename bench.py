@@ -84,6 +84,8 @@ def main(kind, args):
         name: value for name, value in dataclasses.asdict(s).items() if name not in ("results", "only", "profile")
     }
     head = {"benchmark": kind, "command": " ".join(["python bench.py", kind, *args]), "settings": settings}
+    defaults = dataclasses.asdict(Settings())
+    head["set"] = [name for name, value in settings.items() if value != defaults[name]]
     head["environment"] = machine.environment(device)
     rows.run(plan, measure, folder / "rows.jsonl", head, lambda: machine.vitals(device), print)
     print(f"wrote {', '.join(map(str, report.write(folder)))}")

@@ -274,6 +274,7 @@ def main(s):
         "parameters": raw_model.get_num_params(non_embedding=False),
         "parameters_without_positions": raw_model.get_num_params(),
         "padded_vocab_size": raw_model.config.padded_vocab_size,
+        "peak_flops": peak,
         "mfu": f"(6 N + 12 L C T) a token, against {peak / 1e12:.4g} TFLOP/s a device ({peak_source})",
         "environment": machine.environment(device),
     }

@@ -1,9 +1,11 @@
-"""The FLOP/s that a device could do, to count use against."""
+"""The FLOP/s that a device could do, to count use against; and the bytes that a call holds."""
+
+import itertools
 
 import torch
 from torch.nn import functional as F
 
-from parts import clock
+from parts import clock, machine
 
 # dense 16-bit peaks with float32 sums, TFLOP/s, from the makers' data sheets; the first name that fits counts
 PEAK_TFLOPS = {
@@ -39,3 +41,19 @@ def peak_flops(device, dtype):
         ms = min(clock.samples(lambda a=a, b=b: F.linear(a, b), device, count=5, warmup=1))
         best = max(best, 2 * n**3 / (ms / 1e3))
     return best, f"measured: products of up to {n} x {n}"
+
+
+def peak_bytes(step, device):
+    """Most bytes that a call of `step` holds beyond what was held before: tensors, and the kernels' own scratch."""
+    if device.type == "cuda":
+        held = torch.cuda.memory_allocated(device)
+        machine.reset_peak_memory(device)
+        step()
+        return machine.peak_memory(device) - held
+    # a process keeps what it has freed, so its size tells little: the allocator's own account, from the profiler
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with machine.quiet(), torch.profiler.profile(activities=activities, profile_memory=True) as seen:
+        step()
+    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return max(itertools.accumulate((event.nbytes() for event in events), initial=0))

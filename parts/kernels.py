@@ -4,7 +4,6 @@ A named kernel runs or the program ends with the reason (`require`); the receipt
 """
 
 import contextlib
-import os
 import warnings
 
 import torch
@@ -13,22 +12,7 @@ from parts import clock, machine, parity
 from parts.attention import ATTENTION
 from parts.errors import UserError, out_of_memory
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter on stderr
-
 _FUSED = ("flash", "efficient", "cudnn", "flex")
-
-
-@contextlib.contextmanager
-def _quiet():
-    """Keep the profiler's start and stop marks, written by C++ to stderr, off the console."""
-    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(null)
 
 
 def observe(step, trace=None):
@@ -42,7 +26,7 @@ def observe(step, trace=None):
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with _quiet(), torch.profiler.profile(activities=activities) as seen:
+    with machine.quiet(), torch.profiler.profile(activities=activities) as seen:
         step()
     if trace:
         trace.parent.mkdir(parents=True, exist_ok=True)

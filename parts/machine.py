@@ -12,6 +12,8 @@ import torch
 
 from parts.errors import UserError
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter on stderr
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -148,13 +150,12 @@ def _commit():
 
 
 def reset_peak_memory(device):
-    """Let `peak_memory` count from here on, where the system can; the bytes held now."""
+    """Let `peak_memory` count from here on, where the system can."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif sys.platform == "linux":
         with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
             file.write("5")  # proc(5): forget the peak of the resident set
-    return peak_memory(device)
 
 
 def peak_memory(device):
@@ -164,3 +165,16 @@ def peak_memory(device):
     import resource  # not on Windows
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@contextlib.contextmanager
+def quiet():
+    """Keep the profiler's start and stop marks, written by C++ to stderr, off the console."""
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)

@@ -68,6 +68,7 @@ def timing(record, rows):
         "tokens_per_s": rate,
         "mfu": rate * steps[-1]["mfu"] / steps[-1]["tokens_per_s"],
         "mfu_convention": record["mfu"],
+        "peak_flops": record["peak_flops"],
         "peak_memory": steps[-1]["peak_memory"],
         "final_loss": steps[-1]["loss"],
         "steps": len(steps),

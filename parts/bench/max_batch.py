@@ -9,11 +9,9 @@ import dataclasses
 import math
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._tools.mem_tracker import MemTracker
 
 from model import GPT, GPTConfig
-from parts import kernels, machine
+from parts import cost, kernels, machine
 from parts.attention import ATTENTION
 from parts.bench import child
 from parts.bench.rows import proof
@@ -38,7 +36,7 @@ def measure(spec, s, device, folder):
     on_cpu = device.type == "cpu"
     data, resident = child.held_by_pytorch() if on_cpu else (0, 0)
     memory = int(s.memory_gb * 2**30) if on_cpu else torch.cuda.mem_get_info(device)[0]
-    fixed, each = estimate(s, dtype, device.type)
+    fixed, each = estimate(s, dtype, device)
     guess = max(0, (memory - fixed) // each)
     at = f"{fixed / 2**30:.2f} GiB + {each / 2**30:.4f} GiB a sequence"
     print(f"{s.attention}: estimated {at}, so {guess} fit into {memory / 2**30:.1f} GiB", flush=True)
@@ -84,30 +82,23 @@ def largest(fits):
     return low
 
 
-def estimate(s, dtype, device_type):
-    """Bytes of an eager step, estimated as (fixed, a sequence more): the peak of a forward and backward, and AdamW.
-
-    Nothing is computed: PyTorch's own tracker follows the tensors of a pass over fake ones, of two sizes.
-    """
-    attention = "flash" if s.attention == "flex" else s.attention  # uncompiled flex would keep every score
+def estimate(s, dtype, device):
+    """Bytes of a training step, estimated as (fixed, a sequence more) from two small ones, eager: 2 and 4 sequences."""
     shape = {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "dropout", "bias")}
     vocabulary = {"vocab_size": s.vocab_size or 256, "vocab_multiple": s.vocab_multiple}
-    with torch.device("meta"):
-        model = GPT(GPTConfig(attention=attention, **shape, **vocabulary))
-    two, four = (_peak(model, batch_size, dtype, device_type) for batch_size in (2, 4))
-    moments = 8 * model.get_num_params(non_embedding=False)  # AdamW's two, in float32
-    return 2 * two - four + moments, (four - two) // 2
+    with torch.device(device):
+        model = GPT(GPTConfig(attention=s.attention, **shape, **vocabulary))
 
+    def step(sequences):
+        ids = torch.zeros(sequences, s.block_size, dtype=torch.long, device=device)
+        with machine.autocast(device, dtype):
+            _, loss = model(ids, ids)
+        loss.backward()
+        model.zero_grad(set_to_none=True)
 
-def _peak(model, batch_size, dtype, device_type):
-    with FakeTensorMode():
-        params = {n: torch.empty(p.shape, device=device_type, requires_grad=True) for n, p in model.named_parameters()}
-        ids = torch.zeros(batch_size, model.config.block_size, dtype=torch.long, device=device_type)
-        with MemTracker() as tracker:
-            with torch.autocast(device_type, dtype, enabled=dtype != torch.float32):
-                _, loss = torch.func.functional_call(model, params, (ids, ids))
-            loss.backward()
-    return next(iter(tracker.get_tracker_snapshot("peak").values()))["Total"]
+    two, four = (cost.peak_bytes(lambda n=n: step(n), device) for n in (2, 4))  # gradients among them
+    weights_and_moments = 12 * model.get_num_params(non_embedding=False)  # in float32, AdamW's two
+    return weights_and_moments + 2 * two - four, (four - two) // 2
 
 
 def curve(rows):

@@ -6,9 +6,9 @@ Appendix A of PyTorch's article: scaled before the product, q·√s (k·√s)ᵀ
 
 import torch
 
-from parts import clock, kernels, machine, parity
+from parts import kernels, machine, parity
 from parts.attention import ATTENTION
-from parts.bench.rows import verdict
+from parts.bench.rows import slug, tflops, timed, verdict
 from parts.errors import UserError
 
 SHAPE = (1, 12, 256, 64)  # (B, nh, T, hs): GPT-2's heads
@@ -56,9 +56,8 @@ def measure(spec, s, device, folder):
         if backward:
             torch.autograd.grad(y, (q, k, v), dy)
 
-    row["kernel"] = kernels.observe(step)
-    row["samples_ms"] = clock.samples(step, device, s.repeats, s.warmup)
-    return row | clock.summary(row["samples_ms"])
+    row |= timed(step, s, device, folder / "traces" / f"{slug(' '.join(spec.values()))}.json")
+    return row | {"tflops": tflops(SHAPE, backward, row)}
 
 
 def _runs(path, device, dtype):

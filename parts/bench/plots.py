@@ -59,7 +59,7 @@ def _sweep(rows):
     alone = [row for row in rows if row["part"] == "attention"]
     groups = list(dict.fromkeys((row["heads"], row["pass"]) for row in alone))
     for name, label, value in (
-        ("speedup", "times as fast as hand-written attention", lambda r, m: m["median_ms"] / r["median_ms"]),
+        ("speedup", "times as fast as manual", lambda r, m: m["median_ms"] / r["median_ms"]),
         ("memory", "MiB held above the inputs", lambda r, m: r["peak_memory"] / 2**20 or None),
     ):
         if not groups:

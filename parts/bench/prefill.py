@@ -12,7 +12,6 @@ import contextlib
 import copy
 import gc
 import importlib.util
-import warnings
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -20,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from model import GPT, GPTConfig
 from parts import clock, kernels, machine, parity
 from parts.attention import ATTENTION
-from parts.bench.rows import numbers, slug, verdict
+from parts.bench.rows import numbers, refusals, slug, verdict
 from parts.errors import UserError, out_of_memory
 
 _LLAMA = dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32)
@@ -86,6 +85,10 @@ class Ours:
             self.model = GPT(GPTConfig(**shape)).to(dtype).eval()
         self.output, self.dtype, self.positions = self.model.lm_head, dtype, self.model.config.block_size
 
+    def tables(self):
+        """The weights that do not meet every token in a product: of the embeddings and the output layer."""
+        return [self.model.transformer.wte.weight, self.model.transformer.wpe.weight, self.output.weight]
+
     def use(self, attention):
         """Compute attention by 'eager' or 'flash' from here on."""
         self.model.use_attention(_NAMED.get(attention, attention))
@@ -122,6 +125,10 @@ class Theirs:
         sees = (getattr(c, "max_position_embeddings", None), getattr(c, "sliding_window", None))
         self.positions = min(filter(None, sees), default=float("inf"))
         self.output, self.dtype = self.model.get_output_embeddings(), dtype
+
+    def tables(self):
+        """The weights that do not meet every token in a product: of the embedding and the output layer."""
+        return [self.model.get_input_embeddings().weight, self.output.weight]
 
     def use(self, attention):
         """Compute attention by 'eager', 'flash' or 'flash_attention_2' from here on. Raises UserError if it cannot."""
@@ -188,19 +195,6 @@ def _listening(calls):
         yield
     finally:
         del interfaces.get_interface
-
-
-@contextlib.contextmanager
-def _refused():
-    """Make of a kernel's refusal a UserError with the reasons; a full memory passes as it is."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            yield
-        except RuntimeError as error:
-            if out_of_memory(error):
-                raise
-            raise UserError(kernels.reasons(caught, error)) from error
 
 
 def _first_line(error):
@@ -279,7 +273,7 @@ def measure(spec, s, device, folder):
     subject.use(attention)
     seen = []
     trace = folder / "traces" / f"{slug(' '.join(map(str, spec.values())))}.json"
-    with _refused():
+    with refusals():
         errors = subject.errors(idx)
         receipt = kernels.observe(lambda: seen.append(logits(subject, idx)), trace if s.profile else None)
     if reason := _contradiction(attention, receipt, device):
@@ -290,12 +284,15 @@ def measure(spec, s, device, folder):
     subject.use(attention)
     machine.reset_peak_memory(device)
     samples_ms = clock.samples(lambda: subject.generate(idx), device, s.repeats, s.warmup)
+    times, parameters = clock.summary(samples_ms), sum(p.numel() for p in subject.model.parameters())
+    body = parameters - sum({id(w): w.numel() for w in subject.tables()}.values())
     return {
-        "parameters": sum(p.numel() for p in subject.model.parameters()),
+        "parameters": parameters,
         "dtype": str(dtype).removeprefix("torch."),
         "logits": "last position" if positions == 1 else "all positions",
         "samples_ms": samples_ms,
-        **clock.summary(samples_ms),
+        **times,
+        "tflops": 2 * body * T / (times["median_ms"] * 1e9),  # two a weight and token, but for embedding and output
         "peak_memory": machine.peak_memory(device),
         "kernel": receipt,
         "errors": errors,

@@ -9,12 +9,14 @@ The first line of the file is the head: what was asked for, and of which machine
 machine's state (clocks, temperature) around the rows.
 """
 
+import contextlib
 import json
 import time
+import warnings
 
 import torch
 
-from parts import parity
+from parts import clock, cost, kernels, parity
 from parts.errors import UserError, out_of_memory
 from parts.files import atomic, read_jsonl
 
@@ -42,6 +44,40 @@ def verdict(errors, dtype, where):
     if not parity.passes(errors, dtype):
         raise ParityError(worst)
     return f"passed: {worst}"
+
+
+@contextlib.contextmanager
+def refusals():
+    """Make of a kernel's refusal a UserError with the reasons; a full memory passes as it is."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            raise UserError(kernels.reasons(caught, error)) from error
+
+
+def timed(step, s, device, trace):
+    """Of a call: the kernel that the profiler saw, peak bytes above what was held before, and times of s.repeats.
+
+    With s.profile the file `trace` gets the profile.
+    """
+    kernel = kernels.observe(step, trace if s.profile else None)
+    peak = cost.peak_bytes(step, device)
+    samples_ms = clock.samples(step, device, s.repeats, s.warmup)
+    return {"kernel": kernel, "peak_memory": peak, "samples_ms": samples_ms, **clock.summary(samples_ms)}
+
+
+def tflops(shape, backward, row):
+    """TFLOP/s of causal attention at (B, nh, T, hs): two products forward and five backward, half of each.
+
+    The count of FlashAttention-2 (arXiv:2307.08691, section 4.1).
+    """
+    B, nh, T, hs = shape
+    forward = 4 * B * nh * T * T * hs / 2
+    return forward * (3.5 if backward else 1) / (row["median_ms"] * 1e9)
 
 
 def attempt(measure, spec):

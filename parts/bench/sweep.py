@@ -5,13 +5,14 @@ by 64, written out against fused. Kernels take turns at each length, so that dri
 """
 
 import dataclasses
+import functools
 
 import torch
 
-from parts import clock, kernels, machine, parity
+from parts import kernels, machine, parity
 from parts.attention import ATTENTION
 from parts.bench import child
-from parts.bench.rows import numbers, proof, slug
+from parts.bench.rows import numbers, proof, refusals, slug, tflops, timed
 from parts.errors import UserError
 
 KERNELS = [name for name in ATTENTION if name != "sdpa"]  # it is one of the others
@@ -53,9 +54,8 @@ def measure(spec, s, device, folder):
     attend = ATTENTION[name]
     if name == "flex":
         torch.compiler.reset()  # PyTorch counts recompilations over a whole process, and ends at the eighth
-    if reason := kernels.refusal(name, shape, device, dtype, backward=backward):
+    if reason := _refusal(name, hs, device, dtype, backward):
         raise UserError(reason)
-    row = proof(attend, shape, device, dtype, backward)
     q, k, v, dy = parity.inputs(shape, device, dtype, requires_grad=backward)
 
     def step():
@@ -64,23 +64,17 @@ def measure(spec, s, device, folder):
             torch.autograd.grad(y, (q, k, v), dy)
 
     trace = folder / "traces" / f"{slug(' '.join(map(str, spec.values())))}.json"
-    row["kernel"] = kernels.observe(step, trace if s.profile else None)
+    with refusals():
+        row = proof(attend, shape, device, dtype, backward) | timed(step, s, device, trace)
     if reason := kernels.contradiction(name, row["kernel"], device, backward):
         raise UserError(reason)
-    held = machine.reset_peak_memory(device)
-    step()
-    row["peak_memory"] = max(0, machine.peak_memory(device) - held)
-    row["samples_ms"] = clock.samples(step, device, s.repeats, s.warmup)
-    row |= clock.summary(row["samples_ms"])
-    return row | {"dtype": str(dtype).removeprefix("torch."), "tflops": flops(shape, backward) / row["median_ms"] / 1e9}
+    return row | {"dtype": str(dtype).removeprefix("torch."), "tflops": tflops(shape, backward, row)}
 
 
-def flops(shape, backward):
-    """Of causal attention at (B, nh, T, hs): two products forward and five backward, half of each (FlashAttention-2's
-    count, arXiv:2307.08691, section 4.1)."""
-    B, nh, T, hs = shape
-    forward = 4 * B * nh * T * T * hs / 2
-    return forward * 3.5 if backward else forward
+@functools.lru_cache
+def _refusal(name, hs, device, dtype, backward):
+    # once, not at each of many lengths: a kernel that takes this one but not another raises there
+    return kernels.refusal(name, (1, 1, 256, hs), device, dtype, backward=backward)
 
 
 def _training(spec, s, device, folder):

@@ -1,0 +1,130 @@
+"""The rows of a benchmark: each stands for itself, none is lost, and none has a time that it did not earn."""
+
+import json
+
+import pytest
+import torch
+
+from parts import parity
+from parts.attention import ATTENTION
+from parts.bench import rows
+from parts.errors import UserError
+from parts.files import read_jsonl
+
+CPU = torch.device("cpu")
+HEAD = {"benchmark": "ladder", "settings": {"n_layer": 2}, "environment": {"device": "a"}, "command": "bench.py"}
+PLAN = [{"rung": name} for name in "abcd"]
+
+
+def run(tmp_path, measure, plan=PLAN, head=HEAD):
+    said = []
+    rows.run(plan, measure, tmp_path / "rows.jsonl", head, lambda: {"clock": 1}, said.append)
+    return [row for row in read_jsonl(tmp_path / "rows.jsonl") if row["kind"] == "row"], said
+
+
+def test_no_failure_ends_the_others(tmp_path):
+    # K1, and an out-of-memory in row 2 of 20 that cost the other 18
+    failures = {
+        "a": UserError("only on GPUs"),
+        "b": torch.OutOfMemoryError("CUDA out of memory"),
+        "c": RuntimeError("something else\nand more"),
+    }
+
+    def measure(spec):
+        if spec["rung"] in failures:
+            raise failures[spec["rung"]]
+        return {"median_ms": 2.0, "p10_ms": 1.0, "p90_ms": 3.0}
+
+    got, said = run(tmp_path, measure)
+    assert [row["status"] for row in got] == ["refused", "out of memory", "failed", "measured"]
+    assert [row.get("reason") for row in got[:3]] == [
+        "only on GPUs",
+        "OutOfMemoryError: CUDA out of memory",
+        "RuntimeError: something else",
+    ]
+    assert "median_ms" not in got[1]
+    assert said[3].startswith("[4/4] d: median 2.000 ms (p10 1.000, p90 3.000); about ")
+
+
+def test_a_row_that_fails_parity_has_no_time(tmp_path):
+    # K6: silently wrong results
+    def measure(spec):
+        wrong = (lambda q, k, v: q + k + v) if spec["rung"] == "b" else ATTENTION["manual"]
+        return rows.proof(wrong, (1, 4, 32, 16), CPU, torch.float32) | {"median_ms": 1.0, "p10_ms": 1.0, "p90_ms": 1.0}
+
+    got, _ = run(tmp_path, measure)
+    assert [row["status"] for row in got] == ["measured", "parity failed", "measured", "measured"]
+    assert set(got[1]) == {"kind", "rung", "status", "reason"}
+    assert got[0]["parity"].startswith("passed") and "2 of 4 heads" in got[0]["parity"]
+
+
+def test_not_a_number_fails_parity():
+    with pytest.raises(rows.ParityError, match="inf"):
+        rows.verdict({"y": parity.TOLERANCE[torch.float32] / 2, "dq": float("inf")}, torch.float32, "here")
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
+    measured = []
+
+    def measure(spec):
+        if spec["rung"] == "c" and len(measured) == 2:
+            raise KeyboardInterrupt
+        measured.append(spec["rung"])
+        return {"n": len(measured)}
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, measure)
+    with open(tmp_path / "rows.jsonl", "a") as file:
+        file.write('{"kind": "row", "rung": "c", "stat')  # a kill cut it off
+    measured.append("the interruption")
+    got, said = run(tmp_path, measure)
+    assert measured == ["a", "b", "the interruption", "c", "d"]
+    assert [row["rung"] for row in got] == list("abcd")
+    assert said[:2] == ["[1/4] a: there already", "[2/4] b: there already"]
+
+
+def test_a_failed_row_is_tried_again_and_a_refused_one_is_not(tmp_path):
+    def first(spec):
+        raise UserError("never") if spec["rung"] == "a" else RuntimeError("once")
+
+    run(tmp_path, first)
+    got, _ = run(tmp_path, lambda spec: {"second": True})
+    assert [row["status"] for row in got] == ["refused", "measured", "measured", "measured"]
+
+
+@pytest.mark.parametrize("changed", ["settings", "environment"])
+def test_rows_of_other_settings_or_another_machine_do_not_mix(tmp_path, changed):
+    run(tmp_path, lambda spec: {"n": 1})
+    got, said = run(tmp_path, lambda spec: {"n": 2}, head={**HEAD, changed: {"other": 1}})
+    assert [row["n"] for row in got] == [2] * 4
+    assert "moved to" in said[0] and (tmp_path / "rows.previous.jsonl").exists()
+
+
+def test_fewer_rows_asked_for_keep_the_others(tmp_path):
+    run(tmp_path, lambda spec: {"n": 1})
+    got, _ = run(tmp_path, lambda spec: {"n": 2}, plan=PLAN[:1], head={**HEAD, "command": "bench.py --only=a"})
+    assert [row["n"] for row in got] == [1] * 4
+
+
+def test_the_state_of_the_machine_is_around_the_rows(tmp_path):
+    run(tmp_path, lambda spec: {})
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["head", "before", *["row"] * 4, "after"]
+
+
+def test_lengths_are_ranges_or_single():
+    assert rows.numbers("256-512-64,1024") == [256, 320, 384, 448, 512, 1024]
+    for wrong in ("", "0", "a", "1-2", "5-1-1"):
+        with pytest.raises(UserError, match="must be like 256,512"):
+            rows.numbers(wrong)
+
+
+def test_tflops_by_hand():
+    # 2 products of 2 * 1024 * 1024 * 64 a head, half of each, 12 heads: 1,610,612,736 in a millisecond
+    assert rows.tflops((1, 12, 1024, 64), False, {"median_ms": 1.0}) == pytest.approx(1.610612736)
+    assert rows.tflops((1, 12, 1024, 64), True, {"median_ms": 1.0}) == pytest.approx(1.610612736 * 3.5)
+    assert rows.tflops((2, 12, 1024, 64), False, {"median_ms": 4.0}) == pytest.approx(1.610612736 / 2)
+
+
+def test_file_names():
+    assert rows.slug("flash + padded vocabulary, eager") == "flash-padded-vocabulary-eager"
