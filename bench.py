@@ -38,14 +38,15 @@ class Settings(train.Settings):
     memory_gb: float = 2.0  # max_batch on a CPU: GiB that a run may hold
 
     def of_train(self):
-        """The settings that train.py has too, as a dict."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(train.Settings)}
+        """The settings that train.py has too, as a dict; it is to train."""
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(train.Settings)}
+        return {**settings, "eval_only": False}
 
 
 def preset(kind, gpu):
     """Settings of a kind: the articles' own sizes on a GPU, minutes in all on two CPU cores."""
     s = Settings(dataset="python_stdlib", vocab_size=50257, gradient_accumulation_steps=1, eval_iters=1)
-    s = dataclasses.replace(s, warmup_iters=5, lr_decay_iters=1000, eval_interval=10**9, log_interval=10**9)
+    s = dataclasses.replace(s, warmup_iters=100, lr_decay_iters=1000, eval_interval=10**9, log_interval=10**9)
     change = functools.partial(dataclasses.replace, s)
     if gpu:  # GPT-2 124M, 12 x 1024
         return {
@@ -87,7 +88,11 @@ def main(kind, args):
     defaults = dataclasses.asdict(Settings())
     head["set"] = [name for name, value in settings.items() if value != defaults[name]]
     head["environment"] = machine.environment(device)
-    rows.run(plan, measure, folder / "rows.jsonl", head, lambda: machine.vitals(device), print)
+
+    def state():
+        return machine.vitals(device) | {"commit": head["environment"]["commit"]}
+
+    rows.run(plan, measure, folder / "rows.jsonl", head, state, print)
     print(f"wrote {', '.join(map(str, report.write(folder)))}")
 
 

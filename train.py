@@ -225,6 +225,8 @@ def main(s):
     compiled, why_eager = machine.compiles(s.compile, device)
     if compiled:
         raw_model.compile()
+        if device.type == "cpu":
+            machine.keep_freed_memory()
 
     # what it is trained with, and where it left off
     optimizer = raw_model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device.type)
@@ -275,6 +277,7 @@ def main(s):
         "parameters_without_positions": raw_model.get_num_params(),
         "padded_vocab_size": raw_model.config.padded_vocab_size,
         "peak_flops": peak,
+        "peak_source": peak_source,
         "mfu": f"(6 N + 12 L C T) a token, against {peak / 1e12:.4g} TFLOP/s a device ({peak_source})",
         "environment": machine.environment(device),
     }

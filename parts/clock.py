@@ -1,5 +1,6 @@
 """Time as the device spends it: every reading waits for the device first."""
 
+import math
 import time
 
 import numpy as np
@@ -14,15 +15,22 @@ def now(device):
 
 
 def samples(step, device, count, warmup):
-    """Milliseconds of each of `count` calls of `step`, after `warmup` calls that are not counted."""
+    """Milliseconds a call of `step`: `count` samples, after `warmup` calls that are not counted.
+
+    On a device that runs on by itself a sample is as many calls as take a millisecond: the wait for it takes longer
+    than a short kernel.
+    """
     for _ in range(warmup):
         step()
-    ms = []
-    for _ in range(count):
+
+    def sample(calls):
         start = now(device)
-        step()
-        ms.append(1e3 * (now(device) - start))
-    return ms
+        for _ in range(calls):
+            step()
+        return 1e3 * (now(device) - start) / calls
+
+    calls = 1 if device.type == "cpu" else max(1, math.ceil(1 / sample(1)))
+    return [sample(calls) for _ in range(count)]
 
 
 def summary(ms):

@@ -80,7 +80,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     got, said = run(tmp_path, measure)
     assert measured == ["a", "b", "the interruption", "c", "d"]
     assert [row["rung"] for row in got] == list("abcd")
-    assert said[:2] == ["[1/4] a: there already", "[2/4] b: there already"]
+    assert said[0] == "2 of 4 rows are there already" and said[1].startswith("[1/2] c: ")
 
 
 def test_a_failed_row_is_tried_again_and_a_refused_one_is_not(tmp_path):
@@ -97,7 +97,17 @@ def test_rows_of_other_settings_or_another_machine_do_not_mix(tmp_path, changed)
     run(tmp_path, lambda spec: {"n": 1})
     got, said = run(tmp_path, lambda spec: {"n": 2}, head={**HEAD, changed: {"other": 1}})
     assert [row["n"] for row in got] == [2] * 4
-    assert "moved to" in said[0] and (tmp_path / "rows.previous.jsonl").exists()
+    assert "moved to" in said[0] and (tmp_path / "rows.previous-1.jsonl").exists()
+    run(tmp_path, lambda spec: {"n": 3})
+    assert (tmp_path / "rows.previous-1.jsonl").exists() and (tmp_path / "rows.previous-2.jsonl").exists()
+
+
+def test_a_newer_commit_goes_on_and_is_written_down(tmp_path):
+    run(tmp_path, lambda spec: {"n": 1}, plan=PLAN[:2])
+    head = {**HEAD, "environment": {**HEAD["environment"], "commit": "b"}}
+    got, _ = run(tmp_path, lambda spec: {"n": 2}, head=head)
+    assert [row["n"] for row in got] == [1, 1, 2, 2]
+    assert [line["kind"] for line in read_jsonl(tmp_path / "rows.jsonl")].count("before") == 2
 
 
 def test_fewer_rows_asked_for_keep_the_others(tmp_path):
@@ -110,6 +120,25 @@ def test_the_state_of_the_machine_is_around_the_rows(tmp_path):
     run(tmp_path, lambda spec: {})
     lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["head", "before", *["row"] * 4, "after"]
+
+
+def test_the_time_left_is_of_each_part(tmp_path, monkeypatch):
+    told = iter([0, 10, 10, 11, 11, 12, 12, 22])  # before and after each row
+    monkeypatch.setattr(rows.time, "perf_counter", lambda: next(told))
+    plan = [{"part": part, "n": n} for n, part in enumerate(("slow", "quick", "quick", "slow"))]
+    _, said = run(tmp_path, lambda spec: {}, plan=plan)
+    assert [line.split("about ")[1] for line in said] == ["30 s left", "11 s left", "10 s left", "0 s left"]
+
+
+def test_a_crashed_gpu_is_no_refusal():
+    # all later rows of the process fail too; they are to be tried again
+    error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    def crash(spec):
+        with rows.refusals():
+            raise error
+
+    assert rows.attempt(crash, {"rung": "a"})["status"] == "failed"
 
 
 def test_lengths_are_ranges_or_single():

@@ -167,7 +167,8 @@ def test_one_query_after_many_keys_is_probed_too():
 def test_receipt_on_a_gpu(name, dtype):
     # K3: on Hopper PyTorch's own pick is cuDNN, not flash
     device = torch.device("cuda")
-    if reason := kernels.refusal(name, SHAPE, device, dtype):
+    reason = kernels.refusal(name, SHAPE, device, dtype)
+    if reason and name in ("cudnn", "flex"):  # the others run on every GPU
         pytest.skip(reason)
     for compiled in (False, True):
         receipt = watch(name, device, dtype, compiled=compiled)

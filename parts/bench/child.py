@@ -1,9 +1,13 @@
 """train.py in a fresh process: what users run is what is timed, and nothing of one row is left for the next."""
 
+import gc
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
+
+import torch
 
 from parts.clock import summary
 from parts.errors import UserError
@@ -28,6 +32,9 @@ def train(settings, out_dir, memory=None):
             resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
     shutil.rmtree(out_dir, ignore_errors=True)
+    if torch.cuda.is_available():  # all memory is the child's
+        gc.collect()
+        torch.cuda.empty_cache()
     done = subprocess.run(
         [sys.executable, TRAIN, *flags], capture_output=True, text=True, preexec_fn=limit, check=False
     )
@@ -35,15 +42,16 @@ def train(settings, out_dir, memory=None):
         (pathlib.Path(out_dir) / name).unlink(missing_ok=True)
     if done.returncode == 0:
         return read_record(out_dir), read_rows(out_dir)
-    last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-    words = ["out of memory", "bad_alloc", "Cannot allocate memory", "MemoryError"]
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    said = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
+    full = ["out of memory.", "CUDA out of memory", "bad_alloc", "Cannot allocate memory", "STATUS_ALLOC_FAILED"]
     if memory:
-        words.append("could not create a primitive")  # how oneDNN says it
-    if any(word in done.stderr for word in words):
-        raise MemoryError(last)
-    if last.startswith("error: "):
-        raise UserError(last.removeprefix("error: "))
-    raise RuntimeError(f"train.py ended with status {done.returncode}: {last}")
+        full.append("could not create a primitive")  # how oneDNN says it
+    if done.returncode == -signal.SIGKILL or any(words in done.stderr for words in full):
+        raise MemoryError(said)
+    if done.returncode == 1 and f"error: {said}" in lines:
+        raise UserError(said)
+    raise RuntimeError(f"train.py ended with status {done.returncode}: {said}")
 
 
 def held_by_pytorch():
@@ -67,8 +75,8 @@ def timing(record, rows):
         "samples_ms": ms,
         "tokens_per_s": rate,
         "mfu": rate * steps[-1]["mfu"] / steps[-1]["tokens_per_s"],
-        "mfu_convention": record["mfu"],
         "peak_flops": record["peak_flops"],
+        "peak_source": record["peak_source"],
         "peak_memory": steps[-1]["peak_memory"],
         "final_loss": steps[-1]["loss"],
         "steps": len(steps),

@@ -41,7 +41,7 @@ def measure(spec, s, device, folder):
     if s.attention in ATTENTION:  # auto does the same itself
         if reason := kernels.refusal(s.attention, shape, device, dtype, s.dropout):
             raise UserError(reason)
-        proven = proof(ATTENTION[s.attention], shape, device, dtype)
+        proven = proof(kernels.as_run(s.attention, device, dtype, True), shape, device, dtype)
     record, rows = child.train(s.of_train(), folder / "runs" / slug(spec["rung"]))
     if record["attention_trials"]:
         proven = {"errors": record["attention_trials"][record["attention"]]["errors"], "parity": "passed, by auto"}

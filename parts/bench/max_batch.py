@@ -6,6 +6,7 @@ allocation fails there too. Every trial is train.py in a process of its own.
 
 import contextlib
 import dataclasses
+import gc
 import math
 
 import torch
@@ -32,11 +33,18 @@ def measure(spec, s, device, folder):
     shape = (1, s.n_head, s.block_size, s.n_embd // s.n_head)
     if reason := kernels.refusal(s.attention, shape, device, dtype, s.dropout):
         raise UserError(reason)
-    row = proof(ATTENTION[s.attention], shape, device, dtype)
+    row = proof(kernels.as_run(s.attention, device, dtype, True), shape, device, dtype)
     on_cpu = device.type == "cpu"
+    if not on_cpu and device.type != "cuda":
+        raise UserError(f"max_batch knows no limit of memory on {device.type}: set --device=cpu")
     data, resident = child.held_by_pytorch() if on_cpu else (0, 0)
-    memory = int(s.memory_gb * 2**30) if on_cpu else torch.cuda.mem_get_info(device)[0]
     fixed, each = estimate(s, dtype, device)
+    if on_cpu:
+        memory = int(s.memory_gb * 2**30)
+    else:
+        gc.collect()  # the estimate's model
+        torch.cuda.empty_cache()
+        memory = torch.cuda.mem_get_info(device)[0]
     guess = max(0, (memory - fixed) // each)
     at = f"{fixed / 2**30:.2f} GiB + {each / 2**30:.4f} GiB a sequence"
     print(f"{s.attention}: estimated {at}, so {guess} fit into {memory / 2**30:.1f} GiB", flush=True)
@@ -50,32 +58,37 @@ def measure(spec, s, device, folder):
         trials.append({"batch_size": batch_size, "fits": False})
         try:
             _, rows = train(batch_size, max_iters=TRIAL_STEPS)
+            last = [r for r in rows if r["kind"] == "train"][-1]
+            trials[-1] |= {"fits": True, "peak_memory": last["peak_memory"], "ms": last["ms"]}
         except MemoryError:
-            return False
-        last = [r for r in rows if r["kind"] == "train"][-1]
-        trials[-1] |= {"fits": True, "peak_memory": last["peak_memory"], "ms": last["ms"]}
-        return True
+            pass
+        print(f"  batch {batch_size} {'fits' if trials[-1]['fits'] else 'does not fit'}", flush=True)
+        return trials[-1]["fits"]
 
     row |= {"trials": trials, "memory": memory, "held_by_pytorch": resident}
     row["estimate"] = {"fixed": fixed, "each": each, "largest": guess}
-    for size in range(largest(fits), 0, -1):  # a longer run may need a little more than a trial did
+    for size in range(largest(fits, guess), 0, -1):  # a longer run may need a little more than a trial did
         changes = {"max_iters": s.max_iters}
         if s.max_seconds:
             ms = next(trial["ms"] for trial in trials if trial["fits"] and trial["batch_size"] >= size)
             changes = {"max_iters": 10**9, "max_seconds": s.max_seconds, "schedule": "constant"}
+            changes["always_save_checkpoint"] = False
             changes["eval_interval"] = max(1, int(1e3 * s.max_seconds / ms / POINTS))
-            changes["eval_iters"] = math.ceil(s.eval_iters * s.batch_size / size)  # as many windows for every path
+            changes["eval_iters"] = math.ceil(s.eval_iters * s.batch_size / size)  # as many windows, or a few more
         with contextlib.suppress(MemoryError):
             record, rows = train(size, **changes)
             return row | {"largest": size, "curve": curve(rows)} | child.timing(record, rows)
     raise MemoryError("not even one sequence fits")
 
 
-def largest(fits):
-    """The largest n with fits(n), by doubling and bisection; 0 where 1 does not fit."""
-    low, high = 0, 1
+def largest(fits, guess):
+    """The largest n with fits(n), by doubling, or halving, from `guess` and then bisection; 0 where 1 does not fit."""
+    low, high = 0, max(1, guess)
     while fits(high):
         low, high = high, 2 * high
+    if not low:
+        while (low := high // 2) and not fits(low):
+            high = low
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

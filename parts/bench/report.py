@@ -1,5 +1,6 @@
 """report.md and the figures of a benchmark, from its rows alone: `python -m parts.bench.report FOLDER [FOLDER ...]`."""
 
+import math
 import pathlib
 import sys
 
@@ -61,9 +62,11 @@ def _failures(rows):
     reasons = {}
     for row in rows:
         if row["status"] != "measured":
-            named = row.get("rung") or row.get("path") or row.get("pair") or row.get("attention")
-            reasons.setdefault((row["status"], row["reason"]), {})[str(named)] = None
-    return [f"- {', '.join(names)}: {status}: {reason}" for (status, reason), names in reasons.items()]
+            named = row.get("rung") or row.get("path") or row.get("pair") or row["attention"]
+            if row["status"] != "refused" and "T" in row:
+                named = ", ".join(str(row[key]) for key in ("model", "heads", "pass", "attention", "T") if key in row)
+            reasons.setdefault((row["status"], row["reason"]), {})[named] = None
+    return [f"- {'; '.join(names)}: {status}: {reason}" for (status, reason), names in reasons.items()]
 
 
 def _kernel(row, backward=True):
@@ -84,19 +87,32 @@ def _ladder(rows):
         told = ladder.ARTICLE.get(row["rung"])
         theirs = f"{told} ms, {ladder.faster(ladder.ARTICLE[ladder.BASELINE], told):.2f} %" if told else ""
         if row["status"] != "measured":
-            table.append([row["rung"], row["status"], "", theirs, *[""] * 5])
+            table.append([row["rung"], f"{row['status']}: {row['reason']}", "", theirs, *[""] * 5])
             continue
         ours = f"{ladder.faster(base['median_ms'], row['median_ms']):+.2f} %" if base else ""
         ran, memory = row["ran"], f"{row['peak_memory'] / GIB:.2f} GiB"
         way = "compiled" if ran["compile"] else "eager"
         how = f"{ran['attention']}, {ran['dtype']}, {way}, {ran['padded_vocab_size']}"
-        peak = max(r["peak_flops"] for r in measured.values() if r["ran"]["dtype"] == ran["dtype"])
-        mfu = row["mfu"] * row["peak_flops"] / peak  # each run measured it: a disturbed one found less
+        mfu = row["mfu"] * row["peak_flops"] / _peaks(measured.values())[ran["dtype"]]
         rates = f"{row['tokens_per_s']:,.0f}", f"{100 * mfu:.1f} %"
         kernel = f"{_kernel(row)} ({how})"
         table.append([row["rung"], _spread(row), ours, theirs, *rates, memory, f"{row['final_loss']:.4f}", kernel])
     text = _table([*names, "peak memory", "final loss", "kernel seen forward / backward (as it ran)"], table)
     return [*text, "", *(f"- {note}" for note in _ladder_notes(measured))]
+
+
+def _peaks(rows):
+    """The peak FLOP/s of each dtype: the most that a run of `rows` found, as a disturbed one finds less."""
+    peaks = {}
+    for row in rows:
+        dtype = row["ran"]["dtype"]
+        peaks[dtype] = max(peaks.get(dtype, 0), row["peak_flops"])
+    return peaks
+
+
+def _mfu_convention(rows):
+    peaks = ", ".join(f"{peak / 1e12:.4g} TFLOP/s in {dtype}" for dtype, peak in _peaks(rows).items())
+    return f"MFU counts 6 N + 12 L C T a token, against {peaks} ({next(iter(rows))['peak_source']})."
 
 
 def _ladder_notes(measured):
@@ -105,11 +121,13 @@ def _ladder_notes(measured):
         return
     losses = [row["final_loss"] for row in measured.values()]
     spread = max(losses) - min(losses)
-    agree = "they agree" if spread < 0.01 * min(losses) else "**they DISAGREE**"
+    finite = all(map(math.isfinite, losses))
+    agree = "they agree" if finite and spread < 0.01 * min(losses) else "**they DISAGREE**"
     yield f"Losses after {base['steps']} steps lie within {spread:.4f} of each other: {agree}."
     worst = ", ".join(f"{name}: {max(row['errors'].values()):.0e}" for name, row in measured.items())
     yield f"Parity with float64 was passed before each time; largest errors: {worst}."
-    yield f"Per cent are `baseline / rung - 1`, as the article counts. MFU: {base['mfu_convention']}."
+    yield "Per cent are `baseline / rung - 1`, as the article counts."
+    yield _mfu_convention(measured.values())
     slowest, best = measured.get("manual, float32, eager"), measured.get(ladder.PADDED)
     if slowest and best:
         times = slowest["median_ms"] / best["median_ms"]
@@ -195,6 +213,13 @@ def _numerics(rows):
             ["path", *dtypes], [[path, *(cells.get((path, dtype), "") for dtype in dtypes)] for path in paths]
         )
     claim = ("allclose", "claimed", "reproduced")
+    timed = [row for row in errors if "median_ms" in row]
+    text += ["", "## time and memory, ordinary inputs", ""]
+    table = [
+        [row["path"], row["dtype"], _spread(row, 3), f"{row['tflops']:.3g}", f"{row['peak_memory'] / 2**20:.1f}"]
+        for row in timed
+    ]
+    text += _table(["path", "dtype", "ms, median (p10-p90)", "TFLOP/s, causal half", "peak MiB"], table)
     pairs = [
         [row["pair"], row["dtype"], *(_yes(row[name]) for name in claim), f"{row['largest_difference']:.1e}"]
         for row in rows
@@ -223,16 +248,23 @@ def _max_batch(rows):
     table = []
     for row in rows:
         if "largest" not in row:
-            table.append([row["attention"], row["status"], *[""] * 6])
+            table.append([row["attention"], row["status"], *[""] * 7])
             continue
         guess = row["estimate"]["fixed"] + row["largest"] * row["estimate"]["each"]
         peak = row["peak_memory"] - row["held_by_pytorch"]
         last = f"{row['curve'][-1][1]:.4f} after {row['curve'][-1][0]:.0f} s" if row.get("curve") else ""
         sizes = row["attention"], row["largest"], row["estimate"]["largest"]
         memory, rate = (f"{guess / GIB:.2f} GiB", f"{peak / GIB:.2f} GiB"), f"{row['tokens_per_s']:,.0f}"
-        table.append([*sizes, *memory, _spread(row, 0), rate, last])
-    names = ["attention", "largest batch", "by the estimate", "estimate at the largest", "measured peak"]
-    return _table([*names, "ms a step there", "tokens/s", "validation loss"], table)
+        mfu = row["mfu"] * row["peak_flops"] / _peaks(r for r in rows if "largest" in r)[row["ran"]["dtype"]]
+        table.append([*sizes, *memory, _spread(row, 0), rate, f"{100 * mfu:.1f} %", last])
+    names = ["attention", "largest batch", "by the estimate", "eager estimate at the largest", "measured peak"]
+    text = _table([*names, "ms a step there", "tokens/s", "MFU", "validation loss"], table)
+    measured = [row for row in rows if "largest" in row]
+    if measured:
+        room = f"{measured[0]['memory'] / GIB:.1f} GiB for a run, beside what PyTorch itself holds."
+        text += ["", f"Memory: {room} {_mfu_convention(measured)}"]
+        text += ["Seconds are those of training steps, without evaluations and compilation."]
+    return text
 
 
 SECTIONS = {

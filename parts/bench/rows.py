@@ -10,7 +10,10 @@ machine's state (clocks, temperature) around the rows.
 """
 
 import contextlib
+import functools
+import itertools
 import json
+import statistics
 import time
 import warnings
 
@@ -20,6 +23,7 @@ from parts import clock, cost, kernels, parity
 from parts.errors import UserError, out_of_memory
 from parts.files import atomic, read_jsonl
 
+ODD = 127  # tokens; kernels are written for multiples of 64 and 128
 FINAL = ("measured", "refused", "parity failed", "out of memory")  # not so "failed": it is tried again
 
 
@@ -30,12 +34,19 @@ class ParityError(Exception):
 def proof(attend, shape, device, dtype, backward=True):
     """{'errors': …, 'parity': in words} of `attend` against float64 at (B, nh, T, hs). Raises ParityError.
 
-    Float64 holds T² scores a head, so it is taken on two heads of one sequence, and on one beyond T = 4096.
+    It runs at the whole shape, and at an odd length. Float64 holds T² scores a head, so it is taken on two heads of one
+    sequence, and on one beyond T = 4096.
     """
     _, nh, T, hs = shape
     heads = min(nh, 2 if T <= 4096 else 1)
-    errors = parity.errors(attend, (1, heads, T, hs), device, dtype, backward)
+    verdict(_odd(attend, nh, hs, device, dtype, backward), dtype, f"at {ODD} tokens")
+    errors = parity.errors(attend, shape, device, dtype, backward, heads=heads)
     return {"errors": errors, "parity": verdict(errors, dtype, f"on {heads} of {nh} heads")}
+
+
+@functools.lru_cache
+def _odd(attend, nh, hs, device, dtype, backward):
+    return parity.errors(attend, (1, nh, ODD, hs), device, dtype, backward)
 
 
 def verdict(errors, dtype, where):
@@ -54,7 +65,7 @@ def refusals():
         try:
             yield
         except RuntimeError as error:
-            if out_of_memory(error):
+            if out_of_memory(error) or isinstance(error, torch.AcceleratorError):  # the latter: the GPU has crashed
                 raise
             raise UserError(kernels.reasons(caught, error)) from error
 
@@ -99,37 +110,47 @@ def run(plan, measure, path, head, state, say):
 
     An earlier file of the same `head` is taken up; one of another is moved aside. state(): the machine's, as a dict.
     """
-    rows = _taken_up(path, head, say)
+    kept = _taken_up(path, head, say)
     with atomic(path, "w") as file:
-        file.writelines(json.dumps(row) + "\n" for row in [{"kind": "head", **head}, *rows])
+        file.writelines(json.dumps(line) + "\n" for line in [{"kind": "head", **head}, *kept])
         file.write(json.dumps({"kind": "before", **state()}) + "\n")
-    began, measured = time.perf_counter(), 0
+    todo = [spec for spec in plan if not any(spec.items() <= row.items() for row in kept)]
+    if len(todo) < len(plan):
+        say(f"{len(plan) - len(todo)} of {len(plan)} rows are there already")
+    seconds = {}  # by part: one part's rows may take a hundred times another's
     with open(path, "a", buffering=1) as file:
-        for n, spec in enumerate(plan, start=1):
-            name = ", ".join(str(value) for value in spec.values())
-            if any(spec.items() <= row.items() for row in rows):
-                say(f"[{n}/{len(plan)}] {name}: there already")
-                continue
+        for n, spec in enumerate(todo, start=1):
+            began = time.perf_counter()
             row = attempt(measure, spec)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             file.write(json.dumps({"kind": "row", **row}) + "\n")
-            measured += 1
-            left = (time.perf_counter() - began) / measured * (len(plan) - n)
-            say(f"[{n}/{len(plan)}] {name}: {in_words(row)}; about {_minutes(left)} left")
+            seconds.setdefault(spec.get("part"), []).append(time.perf_counter() - began)
+            overall = statistics.mean(itertools.chain(*seconds.values()))
+            means = {part: statistics.mean(each) for part, each in seconds.items()}
+            left = sum(means.get(other.get("part"), overall) for other in todo[n:])
+            name = ", ".join(str(value) for value in spec.values())
+            say(f"[{n}/{len(todo)}] {name}: {in_words(row)}; about {_minutes(left)} left")
         file.write(json.dumps({"kind": "after", **state()}) + "\n")
 
 
 def _taken_up(path, head, say):
+    """The lines of an earlier run that go on to count: all but its head, and its failed rows."""
     if not path.exists():
         return []
     old = read_jsonl(path)
-    names = ("benchmark", "settings", "environment")  # not the command: one that asks for fewer rows goes on too
-    if old and all(old[0].get(name) == head[name] for name in names):
-        return [row for row in old if row["kind"] == "row" and row["status"] in FINAL]
-    path.replace(path.with_suffix(".previous.jsonl"))
-    say(f"{path} is of other settings, or of another machine or commit: moved to {path.with_suffix('.previous.jsonl')}")
+    if old and _same(old[0], head):
+        return [line for line in old[1:] if line["kind"] != "row" or line["status"] in FINAL]
+    aside = next(name for n in itertools.count(1) if not (name := path.with_name(f"rows.previous-{n}.jsonl")).exists())
+    path.replace(aside)
+    say(f"{path} is of other settings, or of another machine: moved to {aside}")
     return []
+
+
+def _same(one, other):
+    """Whether two heads ask for the same of the same machine. The command may name fewer rows, the code be newer."""
+    machines = [{**head.get("environment", {}), "commit": None} for head in (one, other)]
+    return one.get("settings") == other["settings"] and machines[0] == machines[1]
 
 
 def in_words(row):

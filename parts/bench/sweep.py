@@ -20,16 +20,17 @@ COMPILED_AT = [256, 512, 1024, 2048, 4096, 8192, 16384]  # flex compiles anew fo
 
 
 def plan(s, device):
-    """Attention alone at every length, heads x head size, direction and kernel; then training, at powers of two."""
+    """Training, at powers of two; then attention alone at every length, heads x head size, direction and kernel."""
     try:
-        heads = [(word, *map(int, word.split("x"))) for word in s.heads.split(",")]
-        assert all(nh > 0 and hs > 0 for _, nh, hs in heads)
-    except (ValueError, AssertionError):
+        shapes = [tuple(map(int, word.split("x"))) for word in s.heads.split(",")]
+        if any(len(shape) != 2 or min(shape) < 1 for shape in shapes):
+            raise ValueError
+    except ValueError:
         raise UserError(f"heads={s.heads!r} must be like 32x128,12x64 (heads x head size)") from None
     lengths = numbers(s.lengths)
     alone = [
         {"part": "attention", "heads": word, "pass": way, "T": T, "attention": name}
-        for word, _, _ in heads
+        for word in s.heads.split(",")
         for way in ("forward", "forward + backward")
         for T in lengths
         for name in KERNELS
@@ -41,22 +42,22 @@ def plan(s, device):
         if T & (T - 1) == 0 and T <= 4096
         for name in KERNELS
     ]
-    return alone + whole
+    return whole + alone
 
 
 def measure(spec, s, device, folder):
     """A row: parity with float64, then times, with TFLOP/s and the memory above what was held before."""
+    if spec["attention"] == "flex":
+        torch.compiler.reset()  # PyTorch counts recompilations over a whole process, and ends at the eighth
     if spec["part"] == "training":
         return _training(spec, s, device, folder)
     nh, hs = map(int, spec["heads"].split("x"))
     T, name, backward = spec["T"], spec["attention"], spec["pass"] != "forward"
     shape, dtype = (1, nh, T, hs), machine.dtype(s.dtype, device)
     attend = ATTENTION[name]
-    if name == "flex":
-        torch.compiler.reset()  # PyTorch counts recompilations over a whole process, and ends at the eighth
     if reason := _refusal(name, hs, device, dtype, backward):
         raise UserError(reason)
-    q, k, v, dy = parity.inputs(shape, device, dtype, requires_grad=backward)
+    q, k, v, dy = _inputs(shape, device, dtype, backward)
 
     def step():
         y = attend(q, k, v)
@@ -71,6 +72,9 @@ def measure(spec, s, device, folder):
     return row | {"dtype": str(dtype).removeprefix("torch."), "tflops": tflops(shape, backward, row)}
 
 
+_inputs = functools.lru_cache(maxsize=1)(parity.inputs)  # kernels take turns with them; drawing them takes longer
+
+
 @functools.lru_cache
 def _refusal(name, hs, device, dtype, backward):
     # once, not at each of many lengths: a kernel that takes this one but not another raises there
@@ -78,12 +82,11 @@ def _refusal(name, hs, device, dtype, backward):
 
 
 def _training(spec, s, device, folder):
-    changes = {"block_size": spec["T"], "attention": spec["attention"]}
-    s = dataclasses.replace(s, **changes)
+    s = dataclasses.replace(s, block_size=spec["T"], attention=spec["attention"], dtype="auto")
     shape, dtype = (s.batch_size, s.n_head, s.block_size, s.n_embd // s.n_head), machine.dtype(s.dtype, device)
     if reason := kernels.refusal(s.attention, shape, device, dtype, s.dropout):
         raise UserError(reason)
-    row = proof(ATTENTION[s.attention], shape, device, dtype)
+    row = proof(kernels.as_run(s.attention, device, dtype, True), shape, device, dtype)
     return row | child.timing(*child.train(s.of_train(), folder / "runs" / slug(f"{spec['attention']} {spec['T']}")))
 
 
