@@ -276,9 +276,7 @@ def main(s):
         "parameters": raw_model.get_num_params(non_embedding=False),
         "parameters_without_positions": raw_model.get_num_params(),
         "padded_vocab_size": raw_model.config.padded_vocab_size,
-        "peak_flops": peak,
-        "peak_source": peak_source,
-        "mfu": f"(6 N + 12 L C T) a token, against {peak / 1e12:.4g} TFLOP/s a device ({peak_source})",
+        "mfu": {"counts": "6 N + 12 L C T a token", "peak_flops": peak, "peak_source": peak_source},
         "environment": machine.environment(device),
     }
     journal.announce(record, why_eager)
@@ -348,13 +346,8 @@ def main(s):
         # what came of it
         times.append(ms)
         rate = 1e3 * tokens_per_step / ms
-        row = {
-            "iter": it,
-            "loss": loss_sum / s.gradient_accumulation_steps,
-            "lr": lr,
-            "grad_norm": norm.item(),
-            "ms": ms,
-        }
+        row = {"iter": it, "loss": loss_sum / s.gradient_accumulation_steps, "lr": lr}
+        row |= {"grad_norm": norm.item(), "ms": ms}
         row |= {"tokens_per_s": rate, "mfu": raw_model.flops_per_token() * rate / (peak * ranks.world)}
         row |= {"peak_memory": machine.peak_memory(device)}
         journal.iteration(row, aloud=it % s.log_interval == 0)

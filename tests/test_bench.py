@@ -250,7 +250,7 @@ def test_max_batch_searches_then_trains_for_its_time(tmp_path, data, monkeypatch
         done.update(settings)
         step = {"kind": "train", "ms": 100.0, "peak_memory": 7, "loss": 1.0, "mfu": 0.5, "tokens_per_s": 10.0}
         ran = dict.fromkeys(("attention", "dtype", "compile", "padded_vocab_size", "device"))
-        record = {"tokens_per_step": 64, "peak_flops": 1.0, "peak_source": "", "receipt": {}, **ran}
+        record = {"tokens_per_step": 64, "mfu": {"peak_flops": 1.0, "peak_source": ""}, "receipt": {}, **ran}
         return record, [*[step] * 6, {"kind": "eval", "val_loss": 2.5}]
 
     monkeypatch.setattr(child, "train", train)
@@ -282,6 +282,16 @@ def test_the_articles_setting_by_config_file(tmp_path):
     s = configure(lambda: bench.preset("ladder", gpu=False), ["config/bench_blog.py"], "")
     assert (s.n_layer, s.n_embd, s.block_size, s.batch_size, s.vocab_size) == (12, 768, 1024, 12, 50257)
     assert (s.dtype, s.compile, s.dropout, s.gradient_accumulation_steps) == ("bfloat16", True, 0.0, 1)
+
+
+def test_amds_setting_by_config_file():
+    from configurator import configure
+
+    s = configure(lambda: bench.preset("sweep", gpu=False), ["config/bench_amd_sweep.py"], "")
+    plan = [spec for spec in sweep.plan(s, CPU) if spec["attention"] == "manual" and spec.get("pass") == "forward"]
+    assert [spec["T"] for spec in plan] == list(range(256, 4097, 64)) and {spec["heads"] for spec in plan} == {"32x128"}
+    s = configure(lambda: bench.preset("prefill", gpu=False), ["config/bench_amd_prefill.py"], "")
+    assert (s.models, s.lengths, s.warmup, s.repeats) == ("mistral-7b,llama-3-8b,phi-2", "512,1024,2048", 4, 256)
 
 
 def test_bad_input_ends_in_one_sentence(tmp_path):

@@ -24,6 +24,8 @@ POINTS = 12  # evaluations in a timed run
 
 def plan(s, device):
     """One row a path."""
+    if device.type not in ("cuda", "cpu"):
+        raise UserError(f"max_batch knows no limit of memory on {device.type}: set --device=cpu")
     return [{"attention": name} for name in ATTENTION if name != "sdpa"]
 
 
@@ -34,51 +36,58 @@ def measure(spec, s, device, folder):
     if reason := kernels.refusal(s.attention, shape, device, dtype, s.dropout):
         raise UserError(reason)
     row = proof(kernels.as_run(s.attention, device, dtype, True), shape, device, dtype)
-    on_cpu = device.type == "cpu"
-    if not on_cpu and device.type != "cuda":
-        raise UserError(f"max_batch knows no limit of memory on {device.type}: set --device=cpu")
-    data, resident = child.held_by_pytorch() if on_cpu else (0, 0)
+
+    # what it should take, and what there is; on a CPU the limit counts what PyTorch itself holds too
     fixed, each = estimate(s, dtype, device)
-    if on_cpu:
+    if device.type == "cpu":
+        data, resident = child.held_by_pytorch()
         memory = int(s.memory_gb * 2**30)
+        limit = data + memory
     else:
         gc.collect()  # the estimate's model
         torch.cuda.empty_cache()
-        memory = torch.cuda.mem_get_info(device)[0]
+        memory, resident, limit = torch.cuda.mem_get_info(device)[0], 0, None
     guess = max(0, (memory - fixed) // each)
     at = f"{fixed / 2**30:.2f} GiB + {each / 2**30:.4f} GiB a sequence"
     print(f"{s.attention}: estimated {at}, so {guess} fit into {memory / 2**30:.1f} GiB", flush=True)
-    trials = []
 
     def train(batch_size, **changes):
-        settings = dataclasses.replace(s, **{"max_seconds": None, "eval_iters": 1, **changes}, batch_size=batch_size)
-        return child.train(settings.of_train(), folder / "runs" / s.attention, data + memory if on_cpu else None)
+        settings = dataclasses.replace(s, batch_size=batch_size, **changes).of_train()
+        return child.train(settings, folder / "runs" / s.attention, limit)
+
+    trials = []
 
     def fits(batch_size):
         trials.append({"batch_size": batch_size, "fits": False})
-        try:
-            _, rows = train(batch_size, max_iters=TRIAL_STEPS)
+        with contextlib.suppress(MemoryError):
+            _, rows = train(batch_size, max_iters=TRIAL_STEPS, max_seconds=None, eval_iters=1)
             last = [r for r in rows if r["kind"] == "train"][-1]
             trials[-1] |= {"fits": True, "peak_memory": last["peak_memory"], "ms": last["ms"]}
-        except MemoryError:
-            pass
         print(f"  batch {batch_size} {'fits' if trials[-1]['fits'] else 'does not fit'}", flush=True)
         return trials[-1]["fits"]
 
+    found = largest(fits, guess)
     row |= {"trials": trials, "memory": memory, "held_by_pytorch": resident}
     row["estimate"] = {"fixed": fixed, "each": each, "largest": guess}
-    for size in range(largest(fits, guess), 0, -1):  # a longer run may need a little more than a trial did
-        changes = {"max_iters": s.max_iters}
-        if s.max_seconds:
-            ms = next(trial["ms"] for trial in trials if trial["fits"] and trial["batch_size"] >= size)
-            changes = {"max_iters": 10**9, "max_seconds": s.max_seconds, "schedule": "constant"}
-            changes["always_save_checkpoint"] = False
-            changes["eval_interval"] = max(1, int(1e3 * s.max_seconds / ms / POINTS))
-            changes["eval_iters"] = math.ceil(s.eval_iters * s.batch_size / size)  # as many windows, or a few more
+    for size in range(found, 0, -1):  # a longer run may need a little more than a trial did
         with contextlib.suppress(MemoryError):
-            record, rows = train(size, **changes)
+            record, rows = train(size, **_timed(s, size, trials))
             return row | {"largest": size, "curve": curve(rows)} | child.timing(record, rows)
     raise MemoryError("not even one sequence fits")
+
+
+def _timed(s, size, trials):
+    """What the run at the largest batch sets: it lasts max_seconds, where that is set, and evaluates POINTS times."""
+    if not s.max_seconds:
+        return {"eval_iters": 1}
+    ms = next(trial["ms"] for trial in trials if trial["fits"] and trial["batch_size"] >= size)
+    return {
+        "max_iters": 10**9,
+        "schedule": "constant",
+        "always_save_checkpoint": False,
+        "eval_interval": max(1, int(1e3 * s.max_seconds / ms / POINTS)),
+        "eval_iters": math.ceil(s.eval_iters * s.batch_size / size),  # as many windows for every path, or a few more
+    }
 
 
 def largest(fits, guess):

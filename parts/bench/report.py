@@ -4,7 +4,7 @@ import math
 import pathlib
 import sys
 
-from parts.bench import ladder, plots, sweep
+from parts.bench import ladder, numerics, plots, sweep
 from parts.errors import UserError, one_sentence
 from parts.files import atomic, read_jsonl
 
@@ -206,7 +206,8 @@ def _numerics(rows):
     for inputs in dict.fromkeys(row["inputs"] for row in errors):
         group = [row for row in errors if row["inputs"] == inputs]
         dtypes = list(dict.fromkeys(row["dtype"] for row in group))
-        text += ["", f"## {inputs} inputs: largest error against float64, y / worst of dq, dk, dv", ""]
+        times = f"q and k are normal, times {numerics.INPUTS[inputs]:g}"
+        text += ["", f"## {inputs} inputs ({times}): largest error against float64, y / worst of dq, dk, dv", ""]
         cells = {(row["path"], row["dtype"]): _errors(row) for row in group}
         paths = list(dict.fromkeys(row["path"] for row in group))
         text += _table(

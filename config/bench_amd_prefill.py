@@ -1,0 +1,8 @@
+# time to first token as in AMD's article "Accelerating LLMs with Flash Attention on AMD GPUs", on any machine:
+# python bench.py prefill config/bench_amd_prefill.py
+
+models = "mistral-7b,llama-3-8b,phi-2"
+lengths = "512,1024,2048"
+dtype = "bfloat16"
+warmup = 4
+repeats = 256

@@ -1,0 +1,8 @@
+# attention alone as in AMD's article "Accelerating LLMs with Flash Attention on AMD GPUs", on any machine:
+# python bench.py sweep config/bench_amd_sweep.py
+
+lengths = "256-4096-64"
+heads = "32x128"
+dtype = "float16"
+warmup = 4
+repeats = 256
