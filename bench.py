@@ -62,7 +62,7 @@ def preset(kind, gpu):
         "sweep": change(max_iters=25, vocab_size=None, lengths="256,512,1024,2048", heads="8x128,12x64"),
         "prefill": change(lengths="512,1024,2048", models="mistral-small,llama-small,phi-small,gpt2"),
         "numerics": change(),
-        "max_batch": change(max_iters=25, vocab_size=None, block_size=512, memory_gb=1.0, eval_iters=64, batch_size=4),
+        "max_batch": change(max_iters=25, vocab_size=None, block_size=512, memory_gb=1.0, eval_iters=12, batch_size=4),
     }[kind]
 
 
