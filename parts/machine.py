@@ -43,7 +43,7 @@ def keep_freed_memory():
     """Let the process keep what it frees, where the C library is glibc, for its next allocation.
 
     It would give every large block back to the system, and a training step on a CPU frees and takes gigabytes: having
-    them cleared page by page took more than a tenth of the time of GPT-2 124M's, compiled. It costs memory: a tenth more
+    them cleared page by page took over a tenth of the time of GPT-2 124M's, compiled. It costs memory: a tenth more
     there, but half as much again where steps are eager, so not for those.
     """
     if sys.platform == "linux":
