@@ -62,6 +62,7 @@ def tokenized(path):
 
 
 def main():
+    """Write the bins of OpenWebText, or of --input: its documents, tokenized on all cores."""
     args = bins.arguments(__file__, __doc__)
     try:
         dataset, source = tokenized(args.input)

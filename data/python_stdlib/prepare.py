@@ -20,6 +20,7 @@ LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idle_test", "__p
 
 
 def main():
+    """Write the bins of the standard library's source, or of the folder --input, as bytes."""
     args = bins.arguments(__file__, __doc__)
     root = args.input or pathlib.Path(sysconfig.get_path("stdlib"))
     if root.is_file():

@@ -10,6 +10,7 @@ from parts.errors import one_sentence
 
 
 def main():
+    """Write the bins of tiny Shakespeare, or of --input, in GPT-2's BPE."""
     args = bins.arguments(__file__, __doc__)
     text, source = bins.text(args, *bins.TINY_SHAKESPEARE)
     encode = tokens.gpt2_bpe().encode_ordinary

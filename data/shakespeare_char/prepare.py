@@ -12,6 +12,7 @@ from parts.errors import one_sentence
 
 
 def main():
+    """Write the bins of tiny Shakespeare, or of --input, by characters."""
     args = bins.arguments(__file__, __doc__)
     text, source = bins.text(args, *bins.TINY_SHAKESPEARE)
     itos = sorted(set(text))
