@@ -231,7 +231,7 @@ def test_a_run_whose_kernel_is_another_ends(tmp_path, data, monkeypatch):
     # K1, K5: the receipt is not just printed
     flash = {"forward": ["flash"], "backward": ["flash"], "ops": []}
     monkeypatch.setattr(train.kernels, "require", lambda *_: None)
-    monkeypatch.setattr(train.kernels, "observe", lambda step: flash)
+    monkeypatch.setattr(train.kernels, "observe", lambda *_: flash)
     with pytest.raises(UserError, match="attention='manual' was asked for, but the profiler saw flash"):
         run(tmp_path, data, attention="manual")
 
