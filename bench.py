@@ -92,7 +92,8 @@ def main(kind, args):
     def state():
         return machine.vitals(device) | {"commit": head["environment"]["commit"]}
 
-    rows.run(plan, measure, folder / "rows.jsonl", head, state, print)
+    say = functools.partial(print, flush=True)  # into a pipe too: rows take minutes
+    rows.run(plan, measure, folder / "rows.jsonl", head, state, say)
     print(f"wrote {', '.join(map(str, report.write(folder)))}")
 
 
