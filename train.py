@@ -283,7 +283,8 @@ def main(s):
     if ranks.main and not s.eval_only:
         journal.open(out_dir, start, record)
 
-    def save():  # the whole state, to ckpt.pt; returns the iteration
+    def save():
+        """Write the whole state to ckpt.pt; the iteration it is of. Raises UserError where a weight is not finite."""
         if not all(p.isfinite().all() for p in params):
             raise UserError(
                 f"the weights are not finite after {it} steps and were not saved: resume with a lower learning_rate"
