@@ -1,103 +1,113 @@
-"""What each attention kernel is worth on this machine: every experiment of the two articles, one command each.
+"""What each attention kernel is worth on this machine: the experiments of two articles, one command each.
 
-    python bench.py                                     the ladder of PyTorch's article
-    python bench.py sweep | prefill | numerics | max_batch
-    python bench.py ladder config/bench_blog.py         at the article's own size, on any machine
+    python bench.py [KIND] [config/file.py ...] [--key=value ...]
+    python bench.py report FOLDER [FOLDER ...]          draws report.md and figures again from rows.jsonl
 
-Leaves rows.jsonl, report.md and figures in out-bench/KIND; interrupted, the same command goes on where it was.
+KIND is ladder (the default: PyTorch's article, rung by rung), sweep (attention over lengths), prefill (time to the
+first token), numerics (errors against float64) or max_batch (the largest micro-batch). Each has settings of its own:
+python bench.py KIND --help. A run that was interrupted continues when the same command is given again.
 """
 
 import dataclasses
+import difflib
 import functools
+import os
 import pathlib
 import subprocess
 import sys
 
 import train
-from configurator import configure
-from parts import machine
-from parts.bench import ladder, max_batch, numerics, prefill, report, rows, sweep
-from parts.errors import UserError, one_sentence
+from configurator import configure, subclass
+from fusedgpt.bench import ladder, max_batch, numerics, prefill, report, rows, sweep
+from fusedgpt.device import resolve_device
+from fusedgpt.environment import environment, machine_state
+from fusedgpt.errors import UserError, one_sentence
 
 ROOT = pathlib.Path(__file__).resolve().parent
 KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
+NOT_IDENTITY = ("results", "only", "profile")  # settings that do not change what a row measures
 
 
-@dataclasses.dataclass
-class Settings(train.Settings):
-    # the benchmark's own; all others are train.py's, and go to each run of it
-    results: str = "out-bench"  # a folder for each kind goes here: rows.jsonl, report.md, figures
-    only: str = ""  # measure the rows whose values hold one of these words, comma-separated; empty: all
-    repeats: int = 256  # sweep, prefill, numerics: timed calls a row
-    warmup: int = 4  # sweep, prefill, numerics: calls before those
-    heads: str = "32x128,12x64"  # sweep: heads x head size
-    lengths: str = "256-4096-64,8192,16384"  # sweep, prefill: tokens, as first-last-step or one by one
-    # prefill: mistral-7b, llama-3-8b, phi-2, gpt2, gpt2-medium, gpt2-large, gpt2-xl; mistral-small, llama-small,
-    # phi-small; or local folders and names of the Hugging Face hub
-    models: str = "mistral-7b,llama-3-8b,phi-2,gpt2-xl"
-    memory_gb: float = 2.0  # max_batch on a CPU: GiB that a run may hold
-
-    def of_train(self):
-        """The settings that train.py has too, as a dict; it is to train."""
-        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(train.Settings)}
-        return {**settings, "eval_only": False}
+def settings_class(kind) -> type:
+    """A dataclass of a kind's own settings, with those of train.py if its rows run that."""
+    return subclass([], kind.Settings, train.Settings) if kind.TRAINS else kind.Settings
 
 
-def preset(kind, gpu):
-    """Settings of a kind: the articles' own sizes on a GPU, minutes in all on two CPU cores."""
-    s = Settings(dataset="python_stdlib", vocab_size=50257, gradient_accumulation_steps=1, eval_iters=1)
-    s = dataclasses.replace(s, warmup_iters=100, lr_decay_iters=1000, eval_interval=10**9, log_interval=10**9)
-    change = functools.partial(dataclasses.replace, s)
-    if gpu:  # GPT-2 124M, 12 x 1024
-        return {
-            "ladder": change(max_iters=105, compile=True),
-            "sweep": change(max_iters=55, compile=True, dtype="float16", batch_size=4),
-            "prefill": change(lengths="512,1024,2048"),
-            "numerics": change(repeats=20),
-            "max_batch": change(max_iters=25, compile=True, eval_iters=100),
-        }[kind]
-    change = functools.partial(change, n_layer=4, n_head=4, n_embd=256, block_size=1024, batch_size=1, repeats=20)
-    return {
-        "ladder": change(max_iters=25, compile=True),
-        "sweep": change(max_iters=25, vocab_size=None, lengths="256,512,1024,2048", heads="8x128,12x64"),
-        "prefill": change(lengths="512,1024,2048", models="mistral-small,llama-small,phi-small,gpt2"),
-        "numerics": change(),
-        "max_batch": change(max_iters=25, vocab_size=None, block_size=512, memory_gb=1.0, eval_iters=12, batch_size=4),
-    }[kind]
+def unused_settings(name: str) -> dict[str, str]:
+    """The settings that train.py or another kind has and the kind `name` does not use, and why."""
+    own = {field.name for field in dataclasses.fields(settings_class(KINDS[name]))}
+    every = {f.name for kind in KINDS.values() for f in dataclasses.fields(kind.Settings)}
+    every |= {field.name for field in dataclasses.fields(train.Settings)}
+    unused = {setting: f"bench.py {name} does not use it" for setting in every - own}
+    unused["real_data"] = "a benchmark always trains on real tokens; --dataset names them"  # nanoGPT's
+    return unused | KINDS[name].UNUSED
 
 
-def main(kind, args):
-    """Run one kind of benchmark as `args` (config files and flags) say. Raises UserError for bad input."""
-    device = machine.device(configure(Settings, args, __doc__).device)
-    s = configure(functools.partial(preset, kind, device.type == "cuda"), args, __doc__)
-    if kind not in ("prefill", "numerics") and s.dataset == "python_stdlib":
-        prepare = ROOT / "data" / s.dataset / "prepare.py"
-        if not (prepare.parent / "meta.json").exists():
-            subprocess.run([sys.executable, prepare], check=True)
-    folder = pathlib.Path(s.results) / kind
-    folder.mkdir(parents=True, exist_ok=True)
+def read_settings(name: str, args: list[str]):
+    """The settings of the kind `name` and the device: defaults that suit this machine, config files, flags."""
+    kind, unused = KINDS[name], unused_settings(name)
+    asked = [arg for arg in args if arg not in ("-h", "--help")]
+    device = resolve_device(configure(settings_class(kind)(), asked, __doc__, unused).device)
+    defaults = settings_class(kind)(**kind.defaults(device.type == "cuda"))
+    return configure(defaults, args, __doc__, unused), device
+
+
+def main(name: str, args: list[str]) -> None:
+    """Run the kind of benchmark `name` as `args` (config files and flags) say. Raises UserError for bad input."""
+    kind, (s, device) = KINDS[name], read_settings(name, args)
+    folder = pathlib.Path(s.results) / name
     words = [word.strip() for word in s.only.split(",")]
-    plan = [spec for spec in KINDS[kind].plan(s, device) if any(w in str(v) for v in spec.values() for w in words)]
+    plan = [spec for spec in kind.plan(s, device) if any(w in str(v) for v in spec.values() for w in words)]
     if not plan:
-        raise UserError(f"only={s.only!r} names no row of {kind}")
-    measure = functools.partial(KINDS[kind].measure, s=s, device=device, folder=folder)
-    settings = {
-        name: value for name, value in dataclasses.asdict(s).items() if name not in ("results", "only", "profile")
-    }
-    head = {"benchmark": kind, "command": " ".join(["python bench.py", kind, *args]), "settings": settings}
-    defaults = dataclasses.asdict(Settings())
-    head["set"] = [name for name, value in settings.items() if value != defaults[name]]
-    head["environment"] = machine.environment(device)
+        raise UserError(f"only={s.only!r} names no row of {name}")
+    if kind.TRAINS and s.dataset == "python_stdlib" and not (ROOT / "data" / s.dataset / "meta.json").exists():
+        subprocess.run([sys.executable, ROOT / "data" / s.dataset / "prepare.py"], check=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = environment(device)
+    rows.run(
+        plan,
+        functools.partial(kind.measure, s=s, device=device, folder=folder),
+        folder / "rows.jsonl",
+        header(name, args, s, machine),
+        state=lambda: machine_state(device) | {"commit": machine["commit"]},
+        say=functools.partial(print, flush=True),  # rows take minutes, and a pipe would hold their lines back
+        profile=s.profile,
+    )
+    print(f"wrote {', '.join(map(str, report.write(folder, kind)))}")
 
-    def state():
-        return machine.vitals(device) | {"commit": head["environment"]["commit"]}
 
-    say = functools.partial(print, flush=True)  # into a pipe too: rows take minutes
-    rows.run(plan, measure, folder / "rows.jsonl", head, state, say)
-    print(f"wrote {', '.join(map(str, report.write(folder)))}")
+def header(name: str, args: list[str], s, machine: dict) -> dict:
+    """What identifies the rows of a benchmark: the settings that it uses, and the machine."""
+    used = {field.name: getattr(s, field.name) for field in dataclasses.fields(s)}
+    used = {setting: value for setting, value in used.items() if setting not in {*NOT_IDENTITY, *KINDS[name].UNUSED}}
+    defaults = type(s)()
+    changed = [setting for setting, value in used.items() if value != getattr(defaults, setting)]
+    command = " ".join(["python bench.py", name, *args])
+    return {"benchmark": name, "command": command, "settings": used, "set": changed, "environment": machine}
+
+
+def write_reports(folders: list[str]) -> None:
+    """Draw the report and figures of each folder again. Raises UserError if one has no rows of a benchmark."""
+    if not folders:
+        raise UserError("name the folder of a benchmark: python bench.py report FOLDER [FOLDER ...]")
+    for folder in map(pathlib.Path, folders):
+        kind, _ = report.read(folder)
+        print(f"wrote {', '.join(map(str, report.write(folder, KINDS[kind['benchmark']])))}")
+
+
+def parse(args: list[str]) -> tuple[str, list[str]]:
+    """(KIND, other arguments): the kind is ladder if the first argument is a flag or a config file."""
+    if not args or args[0].startswith("-") or args[0].endswith(".py") or os.path.exists(args[0]):
+        return "ladder", args
+    names = [*KINDS, "report"]
+    if args[0] not in names:
+        near = difflib.get_close_matches(args[0], names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it can be {', '.join(names)}"
+        raise UserError(f"there is no benchmark {args[0]!r}: {hint}")
+    return args[0], args[1:]
 
 
 if __name__ == "__main__":
     with one_sentence():
-        kind, *args = sys.argv[1:] if sys.argv[1:2] and sys.argv[1] in KINDS else ["ladder", *sys.argv[1:]]
-        main(kind, args)
+        name, args = parse(sys.argv[1:])
+        write_reports(args) if name == "report" else main(name, args)

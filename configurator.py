@@ -2,8 +2,8 @@
 
     python train.py config/train_shakespeare_char.py --batch_size=32
 
-A config file is Python that assigns to settings' names. Files and flags pass the same check; tyro reads the values and
-writes the help.
+A config file is Python that assigns to names of settings. Files and flags pass the same check. Reading values and
+writing the help is tyro's work.
 """
 
 import contextlib
@@ -14,34 +14,41 @@ import os
 import runpy
 import types
 import typing
+from collections.abc import Mapping
+from typing import Any
 
 import tyro
 
-from parts.errors import UserError
+from fusedgpt.errors import UserError
 
 COMMAND_LINE = "the command line"
 
 
-def configure(settings_class, args, description):
-    """An instance of the dataclass `settings_class` from `args`: config files and `--name=value` flags.
+def configure(defaults: Any, args: list[str], description: str, unused: Mapping[str, str] = types.MappingProxyType({})):
+    """`defaults`, an instance of a dataclass of settings, as `args` change it: config files and `--name=value` flags.
 
-    `--help` prints every setting with its value so far and exits. Raises UserError for an unknown name, a value of the
-    wrong type or choice, or a file that is missing or fails.
+    `unused` maps names that this script has no use for to the reason. A config file may set them, because it may be
+    another script's; a flag may not, and `--help` does not show them. `--help` prints every other setting with its
+    value so far and exits. Raises UserError for an unknown name, a value of the wrong type or choice, a flag of
+    `unused`, or a file that is missing or fails.
     """
     files = [a for a in args if not a.startswith("-")]
     flags = [a for a in args if a.startswith("-") and a not in ("-h", "--help")]
-    settings = settings_class()
+    settings = defaults
     for file in files:
         for name, value in _assignments(file, settings).items():
-            settings = _set(settings, name, value, file)
+            if name not in unused:
+                settings = _set(settings, name, value, file)
     for flag in flags:
         name, equals, text = flag.lstrip("-").partition("=")
+        if name in unused:
+            raise UserError(f"{COMMAND_LINE}: --{name} has no effect here: {unused[name]}")
         if not equals:
             _field(settings, name, COMMAND_LINE)
             raise UserError(f"{flag} has no value: flags are written --name=value, as in --{name}=True")
         settings = _set(settings, name, text, COMMAND_LINE)
     if len(files) + len(flags) < len(args):
-        _tyro(settings, ["--help"], description=description)
+        _tyro(_without(settings, unused), ["--help"], description=description)
     return settings
 
 
@@ -64,7 +71,8 @@ def _set(settings, name, value, where):
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             new = _tyro(settings, [f"--{name}={value}"])
-        if where == COMMAND_LINE or getattr(new, name) == value:  # the text of the number 5 is not the number
+        # tyro reads text: in a file, steps = "5" is a mistake all the same
+        if where == COMMAND_LINE or getattr(new, name) == value:
             return new
     except SystemExit:
         pass
@@ -90,6 +98,25 @@ def _allowed(annotation):
         return " or ".join(map(_allowed, typing.get_args(annotation)))
     words = {bool: "True or False", int: "a whole number", float: "a number", str: "text", types.NoneType: "None"}
     return words[annotation]
+
+
+def _without(settings, unused):
+    """`settings` of a subclass in which --help does not show the fields that are `unused`."""
+    hidden = [
+        (f.name, tyro.conf.Suppress[f.type], dataclasses.field(default=f.default))
+        for f in dataclasses.fields(settings)
+        if f.name in unused
+    ]
+    return subclass(hidden, type(settings))(**vars(settings))
+
+
+def subclass(fields: list[tuple], *bases: type) -> type:
+    """A dataclass with the `fields` (as dataclasses.make_dataclass takes them) and those of `bases`.
+
+    It has the name and module of the first base, because tyro reads help from the comments in a class's source.
+    """
+    namespace = {"__module__": bases[0].__module__}
+    return dataclasses.make_dataclass(bases[0].__name__, fields, bases=bases, namespace=namespace)
 
 
 def _tyro(settings, args, description=""):

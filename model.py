@@ -1,26 +1,36 @@
-"""GPT-2. Its attention is one function of (q, k, v), chosen by name from parts/attention.py.
+"""GPT-2. Its attention is one function of (q, k, v), chosen by name from fusedgpt/attention.py.
 
 Shapes: B batch, T sequence, C = n_embd channels, nh heads, hs = C / nh head size, V vocabulary with its padding.
 Source: "Language Models are Unsupervised Multitask Learners" (GPT-2); module names are those of its release.
 """
 
 import math
+import os
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from parts import decode
-from parts.attention import ATTENTION
-from parts.errors import UserError
+from fusedgpt import generate
+from fusedgpt.attention import ATTENTION
+from fusedgpt.errors import UserError, first_line
 
 PRETRAINED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+# what F.gelu calls each activation, and what transformers does; the first of its names is the one we write
+ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}
+TRANSFORMERS_ACTIVATIONS = {"gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"), "gelu": ("gelu",)}
+# linear layers that transformers' GPT-2 stores transposed, because OpenAI's code had them as 1-D convolutions
+CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
 
 @dataclass
 class GPTConfig:
-    """The shape of a GPT. `vocab_size` ids can occur; the embedding has `padded_vocab_size` rows."""
+    """The dimensions of a GPT. `vocab_size` ids can occur; the embedding has `padded_vocab_size` rows.
+
+    Raises UserError (a ValueError) if n_head does not divide n_embd, or a name is unknown.
+    """
 
     block_size: int = 1024
     vocab_size: int = 50304
@@ -28,18 +38,21 @@ class GPTConfig:
     n_head: int = 12
     n_embd: int = 768
     dropout: float = 0.0
-    bias: bool = True  # in every linear layer and LayerNorm, as in GPT-2; False: a bit faster
+    bias: bool = True  # in every linear layer and LayerNorm, as in GPT-2; False is a bit faster
     vocab_multiple: int = 1  # round the rows of the embedding up to a multiple of this: 64 makes 50257 50304
     attention: str = "sdpa"  # a name from ATTENTION; changes no weight
+    activation: str = "gelu_tanh"  # GPT-2's tanh form of GELU; gelu is the exact form, nanoGPT's since May 2023
 
     def __post_init__(self):
         if self.n_embd % self.n_head:
             raise UserError(f"n_embd={self.n_embd} cannot be split over n_head={self.n_head}: make it a multiple")
-        if self.attention not in ATTENTION:
-            raise UserError(f"attention={self.attention!r} is unknown: it can be {', '.join(ATTENTION)}")
+        for name, allowed in (("attention", ATTENTION), ("activation", ACTIVATIONS)):
+            if getattr(self, name) not in allowed:
+                raise UserError(f"{name}={getattr(self, name)!r} is unknown: it can be {', '.join(allowed)}")
 
     @property
-    def padded_vocab_size(self):
+    def padded_vocab_size(self) -> int:
+        """V: `vocab_size`, rounded up to a multiple of `vocab_multiple`."""
         return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
 
 
@@ -57,7 +70,8 @@ class CausalSelfAttention(nn.Module):
         q, k, v = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)  # (B, nh, T, hs)
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, nh, Tk, hs): earlier keys first
-        y = self.attend(q, k, v, self.dropout if self.training else 0.0)  # SDPA would drop in evaluation too
+        # SDPA applies the dropout that it is given even in evaluation, unlike nn.Dropout
+        y = self.attend(q, k, v, self.dropout if self.training else 0.0)
         return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)))
 
 
@@ -67,9 +81,10 @@ class MLP(nn.Module):
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
+        self.gelu_form = ACTIVATIONS[config.activation]
 
     def forward(self, x):
-        return self.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")))
+        return self.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate=self.gelu_form)))
 
 
 class Block(nn.Module):
@@ -81,6 +96,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x, cache=None):
+        # "pre-norm": each branch normalises its input, and the residual stream runs from embedding to ln_f untouched
         x = x + self.attn(self.ln_1(x), cache)
         return x + self.mlp(self.ln_2(x))
 
@@ -89,7 +105,9 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        with torch.device("meta"):  # elsewhere PyTorch's own initialisation draws random numbers: more, with padding
+        # built on meta, which has no storage: on a real device PyTorch's default initialisation would draw random
+        # numbers, and more of them with a padded vocabulary, so that padding would change every other weight
+        with torch.device("meta"):
             self.transformer = nn.ModuleDict(
                 {
                     "wte": nn.Embedding(config.padded_vocab_size, config.n_embd),
@@ -101,12 +119,12 @@ class GPT(nn.Module):
             )
             self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
         self.to_empty(device=torch.get_default_device())
-        self.lm_head.weight = self.transformer.wte.weight  # tied only now: to_empty unties
+        self.lm_head.weight = self.transformer.wte.weight  # weight tying (arXiv:1608.05859); to_empty would untie
         self.init_weights()
 
     @torch.no_grad()
-    def init_weights(self):
-        """GPT-2's: normal, 0.02; projections into the residual stream 0.02 / √(2 n_layer); biases 0.
+    def init_weights(self) -> None:
+        """GPT-2's: normal with deviation 0.02, for projections into the residual stream 0.02 / √(2 n_layer); biases 0.
 
         Padding draws no random numbers: every other weight is the same with and without it.
         """
@@ -117,6 +135,7 @@ class GPT(nn.Module):
                 nn.init.normal_(p[: self.config.vocab_size], std=0.02)
                 nn.init.zeros_(p[self.config.vocab_size :])
             else:
+                # 2 n_layer branches add up in the residual stream: their variances should sum to that of one
                 shrink = math.sqrt(2 * self.config.n_layer) if name.endswith("c_proj.weight") else 1.0
                 nn.init.normal_(p, std=0.02 / shrink)
 
@@ -124,8 +143,8 @@ class GPT(nn.Module):
         """Logits (B, T, V) and the mean loss of `targets` (B, T), where -1 does not count.
 
         Without targets: logits of the last position only, (B, 1, V), and no loss. Ids that only pad the vocabulary have
-        logit -inf: they take no share of the softmax, learn nothing and are never sampled. `cache` (decode.new_cache)
-        holds the keys and values of the tokens before `idx`. Raises ValueError past block_size.
+        logit -inf: they take no share of the softmax, learn nothing and are never sampled. `cache`
+        (generate.new_cache) holds the keys and values of the tokens before `idx`. Raises UserError past block_size.
         """
         T, past = idx.size(1), cache[0].length if cache else 0
         if past + T > self.config.block_size:
@@ -136,7 +155,7 @@ class GPT(nn.Module):
             x = block(x, cache[layer] if cache else None)
         x = self.transformer.ln_f(x)
         if targets is None:
-            return self._logits(x[:, -1:]), None
+            return self._logits(x[:, -1:]), None  # generation needs the last position only: V is the widest product
         logits = self._logits(x)
         loss = F.cross_entropy(logits.view(-1, logits.size(-1)), targets.reshape(-1), ignore_index=-1)
         return logits, loss
@@ -147,88 +166,110 @@ class GPT(nn.Module):
             logits[..., self.config.vocab_size :] = float("-inf")
         return logits
 
-    def use_attention(self, name):
+    def use_attention(self, name: str) -> None:
         """Compute attention by another function of ATTENTION from here on. No weight changes."""
         self.config = replace(self.config, attention=name)
         for block in self.transformer.h:
             block.attn.attend = ATTENTION[name]
 
-    def get_num_params(self, non_embedding=True):
-        """Parameters; `non_embedding` leaves out positions, not the token embedding: it is the output layer too."""
+    def get_num_params(self, non_embedding: bool = True) -> int:
+        """Parameters. `non_embedding` leaves out positions, not the token embedding: it is the output layer too."""
         n = sum(p.numel() for p in self.parameters())
         return n - self.transformer.wpe.weight.numel() if non_embedding else n
 
-    def flops_per_token(self):
+    def flops_per_token(self) -> int:
         """Forward and backward: 6 N + 12 L C T (PaLM, arXiv:2204.02311, appendix B), N as get_num_params counts.
 
-        The causal half of attention is counted in full, as nanoGPT and the PaLM paper do.
+        Each weight costs a multiplication and an addition forward, and twice that backward: for the gradients of its
+        input and of itself. Attention is counted as if it were not causal, as nanoGPT and the PaLM paper do.
         """
         c = self.config
         return 6 * self.get_num_params() + 12 * c.n_layer * c.n_embd * c.block_size
 
-    def estimate_mfu(self, fwdbwd_per_iter, dt):
-        """Share of an A100's 312 TFLOP/s when `fwdbwd_per_iter` sequences take `dt` seconds (nanoGPT's convention)."""
+    def estimate_mfu(self, fwdbwd_per_iter: int, dt: float) -> float:
+        """Share of an A100's 312 TFLOP/s if `fwdbwd_per_iter` sequences take `dt` seconds (nanoGPT's convention)."""
         return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / 312e12
 
-    def crop_block_size(self, block_size):
-        """Drop the positions from `block_size` on. Raises ValueError where there are fewer."""
+    def crop_block_size(self, block_size: int) -> None:
+        """Drop the positions from `block_size` on. Raises UserError if the model has fewer."""
         if block_size > self.config.block_size:
             raise UserError(f"block_size={block_size} is more than the model's {self.config.block_size} positions")
         self.config = replace(self.config, block_size=block_size)
         self.transformer.wpe.weight = nn.Parameter(self.transformer.wpe.weight[:block_size].detach().clone())
 
-    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type) -> torch.optim.AdamW:
         """AdamW in two groups: weight decay for matrices and embeddings, none for biases and LayerNorm."""
+        # decay pulls weights towards 0: a matrix learns to do without the ones that it does not need, but a LayerNorm's
+        # gain belongs near 1 and a bias wherever the data puts it
         params = [p for p in self.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in params if p.dim() >= 2], "weight_decay": weight_decay},
             {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
         ]
+        # fused: one kernel updates all parameters, in place of several small ones for each
         return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=device_type in ("cuda", "cpu"))
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None):
-        """`idx` (B, T) with `max_new_tokens` ids appended; how they are drawn is told in parts/decode.py."""
-        return torch.cat([idx, *decode.stream(self, idx, max_new_tokens, temperature, top_k)], dim=1)
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None) -> torch.Tensor:
+        """`idx` (B, T) with `max_new_tokens` ids appended, drawn as fusedgpt/generate.py says."""
+        return torch.cat([idx, *generate.new_tokens(self, idx, max_new_tokens, temperature, top_k)], dim=1)
 
     @classmethod
-    def from_checkpoint(cls, saved, **changes):
-        """The model in a checkpoint, `saved` (checkpoint.load), with `changes` to its config, such as dropout."""
+    def from_checkpoint(cls, saved: dict, **changes) -> Self:
+        """The model in a checkpoint, `saved` (checkpoint.load), with `changes` to its config, such as dropout.
+
+        Raises UserError if its weights and its config do not fit each other.
+        """
         try:
-            model = cls(GPTConfig(**{**saved["model_args"], **changes}))
+            model = cls(GPTConfig(**{**saved["model_args"], **saved["extra_model_args"], **changes}))
             model.load_state_dict(saved["model"])
         except (TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"the checkpoint's weights and model_args do not fit each other: {error}") from error
         return model
 
     @classmethod
-    def from_pretrained(cls, model_type, override_args=None):
+    def from_pretrained(cls, model_type: str | os.PathLike, override_args: dict | None = None) -> Self:
         """GPT-2's weights: one of PRETRAINED, from the Hugging Face hub or its cache, or a local folder in that format.
 
-        `override_args` may set dropout, attention and vocab_multiple. Raises UserError where the folder holds another
-        architecture, or the weights cannot be had.
+        `override_args` may set dropout, attention, activation and vocab_multiple. Raises UserError if it sets more, if
+        the folder holds another architecture, or if the weights cannot be had.
         """
-        from transformers import GPT2LMHeadModel
-
-        try:
-            theirs = GPT2LMHeadModel.from_pretrained(model_type, dtype=torch.float32)
-        except Exception as error:  # a missing, damaged or foreign file can raise anything
-            why = str(error).splitlines()[0].rstrip(". ")
+        override_args = override_args or {}
+        if unknown := override_args.keys() - {"dropout", "attention", "activation", "vocab_multiple"}:
             raise UserError(
-                f"cannot load {str(model_type)!r}: {why}. Without a network, name a local Hugging Face folder"
-            ) from error
-        c, inner = theirs.config, theirs.config.n_inner or 4 * theirs.config.n_embd
-        found = {"model_type": c.model_type, "activation_function": c.activation_function, "n_inner": inner}
-        found |= {"layer_norm_epsilon": c.layer_norm_epsilon, "tie_word_embeddings": c.tie_word_embeddings}
-        found |= {"scaled_by_layer": c.scale_attn_by_inverse_layer_idx, "scaled": c.scale_attn_weights}
-        if list(found.values()) != ["gpt2", "gelu_new", 4 * c.n_embd, 1e-5, True, False, True]:
-            raise UserError(f"{model_type} is no GPT-2 as OpenAI built it: {found}")
-        shape = dict(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd)
-        config = GPTConfig(block_size=c.n_positions, vocab_size=c.vocab_size, **shape, **(override_args or {}))
+                f"override_args={override_args} may set dropout, attention, activation and vocab_multiple, not"
+                f" {', '.join(sorted(unknown))}: the weights decide that (model.crop_block_size shortens block_size)"
+            )
+        theirs = load_transformers(model_type)
+        config = GPTConfig(**_config_of(theirs.config, model_type) | override_args)
         model, state = cls(config), theirs.state_dict()
         with torch.no_grad():
             for name, p in model.named_parameters():
-                w = state[name]
-                conv1d = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))  # stored transposed
-                p[: config.vocab_size if name == "transformer.wte.weight" else None] = w.t() if conv1d else w
+                w = state[name].t() if name.endswith(CONV1D) else state[name]
+                p[: config.vocab_size if name == "transformer.wte.weight" else None] = w
         return model
+
+
+def load_transformers(model_type: str | os.PathLike):
+    """A GPT2LMHeadModel in float32, by name or from a local folder. Raises UserError if it cannot be loaded."""
+    from transformers import GPT2LMHeadModel
+
+    try:
+        return GPT2LMHeadModel.from_pretrained(model_type, dtype=torch.float32)
+    except Exception as error:  # a missing, damaged or foreign file can raise anything
+        raise UserError(
+            f"cannot load {str(model_type)!r}: {first_line(error)}. Without a network, name a local Hugging Face folder"
+        ) from error
+
+
+def _config_of(c, model_type):
+    """The fields of GPTConfig in the config `c` of a GPT-2 of transformers'."""
+    named = {name: ours for ours, names in TRANSFORMERS_ACTIVATIONS.items() for name in names}
+    found = {"model_type": c.model_type, "n_inner": c.n_inner or 4 * c.n_embd}
+    found |= {"layer_norm_epsilon": c.layer_norm_epsilon, "tie_word_embeddings": c.tie_word_embeddings}
+    found |= {"scaled_by_layer": c.scale_attn_by_inverse_layer_idx, "scaled": c.scale_attn_weights}
+    if list(found.values()) != ["gpt2", 4 * c.n_embd, 1e-5, True, False, True] or c.activation_function not in named:
+        found["activation_function"] = c.activation_function
+        raise UserError(f"{model_type} is no GPT-2 as OpenAI built it: {found}")
+    dimensions = dict(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd, block_size=c.n_positions)
+    return {**dimensions, "vocab_size": c.vocab_size, "activation": named[c.activation_function]}

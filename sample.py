@@ -15,10 +15,14 @@ from typing import Literal
 
 import torch
 
+import train
 from configurator import configure
+from fusedgpt import checkpoint, dataset, generate, kernels
+from fusedgpt.case import Case
+from fusedgpt.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
+from fusedgpt.errors import UserError, one_sentence
+from fusedgpt.tokenizer import Tokenizer
 from model import GPT, PRETRAINED
-from parts import checkpoint, decode, kernels, machine, tokens
-from parts.errors import UserError, one_sentence
 
 ROOT = pathlib.Path(__file__).resolve().parent
 
@@ -26,22 +30,32 @@ ROOT = pathlib.Path(__file__).resolve().parent
 @dataclasses.dataclass
 class Settings:
     init_from: str = "resume"  # resume (a run's out_dir), gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a local HF folder
-    out_dir: str = "out"  # a run's folder: best.pt is sampled, or ckpt.pt where there is none
-    start: str = "\n"  # the prompt, or FILE:path
-    num_samples: int = 10  # drawn together, as one batch
+    out_dir: str = "out"  # folder of a run: best.pt is sampled, or ckpt.pt if there is no best.pt
+    start: str = "\n"  # prompt, or FILE:path
+    num_samples: int = 10  # samples, drawn together as one batch
     max_new_tokens: int = 500  # tokens in each sample
-    temperature: float = 0.8  # below 1 nearer to the likeliest, above 1 more even; 0: always the likeliest
+    temperature: float = 0.8  # below 1: closer to the likeliest; above 1: more even; 0: always the likeliest
     top_k: int = 200  # draw among the k likeliest; 0: among all
     top_p: float = 0.0  # draw among the fewest likeliest that together have this probability; 0: among all
-    stop: str = ""  # end a sample where this text appears
-    seed: int = 1337  # the same seed draws the same samples
+    stop: str = ""  # text that ends a sample when it appears
+    seed: int = 1337  # seed of the draws: the same seed gives the same samples
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the weights and all products
-    compile: bool = False  # torch.compile; pays for long samples
-    attention: Literal["manual", "math", "efficient", "flash", "cudnn", "flex", "sdpa"] = "sdpa"  # as in train.py
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of the weights and all products
+    compile: bool | Literal["auto"] = False  # torch.compile, which pays off for long samples; auto: on GPUs
+    attention: train.Attention = "sdpa"  # attention kernel, as in train.py; auto times the prompt's pass
+    # gelu_tanh: GPT-2's; gelu: the exact form, nanoGPT's; None: that of the weights
+    activation: Literal["gelu_tanh", "gelu"] | None = None
 
 
-def validate(s):
+# a training run's config file may be given: it names out_dir, and what only training has is passed over
+ONLY_TRAINING = {
+    field.name: "it is a setting of train.py"
+    for field in dataclasses.fields(train.Settings)
+    if field.name not in {own.name for own in dataclasses.fields(Settings)}
+}
+
+
+def validate(s: Settings) -> None:
     """Raise UserError for a number that cannot be sampled with."""
     if s.num_samples < 1 or s.max_new_tokens < 1:
         raise UserError(f"num_samples={s.num_samples} and max_new_tokens={s.max_new_tokens} must be 1 or more")
@@ -52,25 +66,32 @@ def validate(s):
         )
 
 
-def load(s):
-    """The model and its tokenizer."""
+def load(s: Settings) -> tuple[GPT, Tokenizer]:
+    """The model and its tokenizer. Raises UserError if either is missing, or if they do not fit each other."""
+    changes = {"activation": s.activation} if s.activation else {}
     if s.init_from != "resume":
         if s.init_from not in PRETRAINED and not os.path.isdir(s.init_from):
             raise UserError(f"init_from={s.init_from!r} must be resume, {', '.join(PRETRAINED)}, or a local folder")
-        model, meta = GPT.from_pretrained(s.init_from), tokens.read_meta(s.init_from)  # an exported run has a meta
+        model = GPT.from_pretrained(s.init_from, changes)
+        meta = dataset.read_meta(s.init_from)  # export.py leaves a meta.json
     else:
         path = checkpoint.of_run(s.out_dir)
         saved = checkpoint.load(path)
-        model, meta = GPT.from_checkpoint(saved, dropout=0.0), saved.get("meta")
-        if not meta:  # a checkpoint of nanoGPT's knows the name of its data only
-            meta = tokens.read_meta(tokens.data_folder(ROOT, saved["config"].get("dataset", "openwebtext")))
+        model, meta = GPT.from_checkpoint(saved, dropout=0.0, **changes), saved.get("meta")
+        if not meta:  # a checkpoint of nanoGPT's has only the name of its data
+            meta = dataset.read_meta(dataset.find_folder(ROOT, saved["config"].get("dataset", "openwebtext")))
         print(f"sampling from {path}, after {saved['iter_num']} iterations")
-    tokens.check_fit(meta, model.config.vocab_size, f"the tokenizer ({meta['tokenizer']})")
-    return model, tokens.Tokenizer(meta)
+        if checkpoint.is_nanogpts(saved) and not s.activation:
+            print(checkpoint.NANOGPTS_ACTIVATION)
+    dataset.check_fit(meta, model.config.vocab_size, f"the tokenizer ({meta['tokenizer']})")
+    tokenizer = Tokenizer(meta)
+    if gaps := tokenizer.ids_without_text():
+        print(f"the data's meta has no character for {len(gaps)} ids, such as {gaps[0]}: they are shown as \ufffd")
+    return model, tokenizer
 
 
-def read_prompt(s, tokenizer):
-    """The prompt as text and as ids; at least one id, as a model needs something to go on from."""
+def read_prompt(s: Settings, tokenizer: Tokenizer) -> tuple[str, list[int]]:
+    """The prompt as text and as ids. Raises UserError if it has no id: a model needs at least one to continue from."""
     text = s.start
     if text.startswith("FILE:"):
         path = text.removeprefix("FILE:")
@@ -85,16 +106,16 @@ def read_prompt(s, tokenizer):
 
 
 class Sample:
-    """One sample's text as its ids come in, cut off at the text `stop`."""
+    """The text of one sample as its ids come in, cut off at the text `stop`."""
 
-    def __init__(self, prompt, tokenizer, stop):
+    def __init__(self, prompt: str, tokenizer: Tokenizer, stop: str):
         self.text, self.tokenizer, self.stop, self.ended = prompt, tokenizer, stop, False
-        self.searched = len(prompt)  # the prompt may hold the stop text
+        self.searched = len(prompt)  # `stop` in the prompt does not count
         self.shown = 0
         self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")  # an id may be half a character
 
-    def add(self, token):
-        """Take in the next id, unless the sample has ended."""
+    def add(self, token: int) -> None:
+        """Append the next id, unless the sample has ended."""
         if self.ended:
             return
         self.text += self.utf8.decode(self.tokenizer.decode([token]))
@@ -102,59 +123,66 @@ class Sample:
         if at >= 0:
             self.text, self.ended = self.text[:at], True
 
-    def fresh(self, complete):
-        """What was not shown yet; unless `complete`, without what may turn out to begin the stop text."""
+    def unshown(self, complete: bool) -> str:
+        """The text that was not returned before; unless `complete`, without an end that may begin the stop text."""
         withheld = 0 if complete or self.ended or not self.stop else len(self.stop) - 1
         start, self.shown = self.shown, max(self.shown, len(self.text) - withheld)
         return self.text[start : self.shown]
 
 
-def main(s):
-    """Print samples as the Settings `s` say. Raises UserError for bad input."""
-    validate(s)
-    sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character shows a ?
-    device = machine.device(s.device)
-    dtype = machine.dtype(s.dtype, device)
-    model, tokenizer = load(s)
-    c = model.config
-    for queries in (c.block_size, 1):  # a prompt, and one token after many
-        shape = (s.num_samples, c.n_head, queries, c.n_embd // c.n_head)
-        kernels.require(s.attention, shape, device, dtype, backward=False, keys=c.block_size)
-    model.use_attention(s.attention)
+def prepare_model(s: Settings, model: GPT, device: torch.device, dtype: torch.dtype) -> str:
+    """Move `model` to the device, choose its attention kernel and compile it; returns the kernel's name.
+
+    Raises UserError if the kernel cannot run here, or cannot be compiled.
+    """
+    prompt = Case.of_model(model.config, s.num_samples, device, dtype, backward=False)
+    attention, _ = kernels.choose(s.attention, prompt)
+    kernels.require(attention, prompt.one_query())  # a kernel may take a prompt but not one token after many
+    model.use_attention(attention)
     model.to(device, dtype).eval()
     if s.compile:
-        compiled, why_eager = machine.compiles(True, device)
-        if s.attention == "flex" and device.type == "cpu":
+        compiled, why_eager = resolve_compile(s.compile, device)
+        if compiled and attention == "flex" and device.type == "cpu":
             raise UserError("attention='flex' cannot run inside a compiled model on a CPU: set --compile=False")
         if compiled:
-            model.compile(dynamic=True)  # the cache grows by one each step
+            model.compile(dynamic=True)  # the cache grows by one token each step
         else:
             print(why_eager)
+    return attention
 
+
+def main(s: Settings) -> None:
+    """Print samples as `s` says. Raises UserError for bad input."""
+    validate(s)
+    sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character shows a ?
+    device = resolve_device(s.device)
+    dtype = resolve_dtype(s.dtype, device)
+    model, tokenizer = load(s)
+    attention = prepare_model(s, model, device, dtype)
     text, ids = read_prompt(s, tokenizer)
     prompt = torch.tensor([ids] * s.num_samples, device=device)
     samples = [Sample(text, tokenizer, s.stop) for _ in range(s.num_samples)]
     generator = torch.Generator(device).manual_seed(s.seed)
-    began = time.perf_counter()
-    drawing = decode.stream(
+    began, drawn = time.perf_counter(), 0
+    for new in generate.new_tokens(
         model, prompt, s.max_new_tokens, s.temperature, s.top_k, s.top_p, generator, tokenizer.vocab_size
-    )
-    for drawn, new in enumerate(drawing, start=1):  # noqa: B007
+    ):
+        drawn += 1
         for sample, token in zip(samples, new[:, 0].tolist()):
             sample.add(token)
-        print(samples[0].fresh(complete=False), end="", flush=True)  # the others are shown when it is complete
+        print(samples[0].unshown(complete=False), end="", flush=True)  # the others are shown once they are complete
         if all(sample.ended for sample in samples):
             break
     seconds = time.perf_counter() - began
     for sample in samples:
-        print(sample.fresh(complete=True), end="\n---------------\n")
+        print(sample.unshown(complete=True), end="\n---------------\n")
     print(
         f"{s.num_samples} x {drawn} tokens in {seconds:.1f} s: {s.num_samples * drawn / seconds:,.1f} tokens/s"
-        f" (attention {s.attention}, {str(dtype).removeprefix('torch.')}, {device})",
+        f" (attention {attention}, {dtype_name(dtype)}, {device})",
         file=sys.stderr,
     )
 
 
 if __name__ == "__main__":
     with one_sentence():
-        main(configure(Settings, sys.argv[1:], __doc__))
+        main(configure(Settings(), sys.argv[1:], __doc__, ONLY_TRAINING))

@@ -7,88 +7,97 @@ Every setting is a field of Settings; config files and --name=value flags set th
 """
 
 import dataclasses
+import functools
 import gc
 import math
 import os
 import pathlib
-import signal
 import sys
 import time
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
 
 from configurator import configure
+from fusedgpt import checkpoint, dataset, determinism, distributed, flops, kernels, memory, timing
+from fusedgpt.case import Case
+from fusedgpt.dataloader import Batch, DataLoader
+from fusedgpt.device import autocast, dtype_name, resolve_compile, resolve_device, resolve_dtype
+from fusedgpt.environment import environment
+from fusedgpt.errors import UserError, one_sentence
+from fusedgpt.logger import Logger
+from fusedgpt.receipt import contradiction, observe
+from fusedgpt.signals import catch_signals
 from model import GPT, PRETRAINED, GPTConfig
-from parts import checkpoint, clock, cost, dist, kernels, machine, tokens
-from parts.batches import Batches
-from parts.errors import UserError, one_sentence
-from parts.journal import Journal
 
+Attention = Literal["manual", "math", "efficient", "flash", "cudnn", "flex", "sdpa", "auto"]
 ROOT = pathlib.Path(__file__).resolve().parent
-WARM_UP = 5  # steps that the summary of times leaves out
-SKIPS_IN_A_ROW = 20  # steps without a finite gradient, and the run is lost; float16's scaler needs a few at the start
+WARM_UP = 5  # steps that the summary of times leaves out: they still fill caches
+MAX_BAD_STEPS = 20  # in a row, without a finite gradient; float16's scaler needs a few of them at the start
 
 
 @dataclasses.dataclass
 class Settings:
     # files
-    out_dir: str = "out"  # where checkpoints, metrics.jsonl and run.json go
+    out_dir: str = "out"  # folder for checkpoints, metrics.jsonl and run.json
     # scratch, resume (the run in out_dir), gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a local Hugging Face folder
     init_from: str = "scratch"
-    eval_interval: int = 2000  # iterations from one evaluation and checkpoint to the next
-    eval_iters: int = 200  # an evaluation reads this many batches, from fixed places, of each split
+    eval_interval: int = 2000  # iterations between evaluations; each also saves a checkpoint
+    eval_iters: int = 200  # batches of each split that an evaluation reads, always the same ones
     eval_only: bool = False  # evaluate once and end
-    profile: bool = False  # write one forward and backward as out_dir/trace.json, for ui.perfetto.dev
-    log_interval: int = 1  # iterations from one line on the console to the next; metrics.jsonl has them all
-    always_save_checkpoint: bool = True  # at every evaluation; False: when the validation loss improved, and at the end
+    profile: bool = False  # write a profile of one forward and backward to out_dir/trace.json, for ui.perfetto.dev
+    log_interval: int = 1  # iterations between lines on the console; metrics.jsonl has every iteration
+    always_save_checkpoint: bool = True  # False: save only if the validation loss improved, and at the end
     # wandb
-    wandb_log: bool = False  # also log to Weights & Biases (WANDB_MODE=offline works)
-    wandb_project: str = "owt"  # its project
-    wandb_run_name: str = "gpt2"  # its run
+    wandb_log: bool = False  # log to Weights & Biases too (WANDB_MODE=offline works)
+    wandb_project: str = "owt"  # wandb project
+    wandb_run_name: str = "gpt2"  # wandb run name
     # data
-    dataset: str = "openwebtext"  # a folder of data/, or a path, with train.bin and val.bin
-    gradient_accumulation_steps: int = 40  # micro-batches a step, over all processes together
+    dataset: str = "openwebtext"  # folder of data/, or a path, with train.bin and val.bin
+    gradient_accumulation_steps: int = 40  # micro-batches in a step, summed over all processes
     batch_size: int = 12  # sequences in a micro-batch
     block_size: int = 1024  # tokens in a sequence
     # model
     n_layer: int = 12  # layers
     n_head: int = 12  # attention heads
     n_embd: int = 768  # channels
-    dropout: float = 0.0  # share of activations dropped in training; 0 for pretraining, 0.1 and more for fine-tuning
+    dropout: float = 0.0  # share of activations dropped; 0 is good for pretraining, 0.1 and more for fine-tuning
     bias: bool = False  # biases in linear layers and LayerNorms
-    vocab_size: int | None = None  # ids that can occur; None: as many as the data's tokenizer has
-    vocab_multiple: int = 64  # round the embedding's rows up to a multiple: 64 makes 50257 50304, 1 leaves it
+    vocab_size: int | None = None  # number of token ids; None: that of the data's tokenizer
+    vocab_multiple: int = 64  # round the embedding's rows up to a multiple: 64 makes 50257 50304, 1 changes nothing
+    # gelu_tanh: GPT-2's; gelu: the exact form, nanoGPT's; None: that of the weights, gelu_tanh from scratch
+    activation: Literal["gelu_tanh", "gelu"] | None = None
     # attention kernel: manual is hand-written; math, efficient, flash, cudnn: that SDPA kernel and no other; flex:
     # FlexAttention; sdpa: PyTorch picks; auto: the fastest here that passes parity
-    attention: Literal["manual", "math", "efficient", "flash", "cudnn", "flex", "sdpa", "auto"] = "sdpa"
+    attention: Attention = "sdpa"
     # AdamW
-    learning_rate: float = 6e-4  # its peak
+    learning_rate: float = 6e-4  # peak learning rate
     max_iters: int = 600000  # training steps
-    max_seconds: float | None = None  # end after this wall-clock time, with an evaluation and a checkpoint
-    weight_decay: float = 1e-1  # of matrices and embeddings
-    beta1: float = 0.9  # decay of the mean of gradients
-    beta2: float = 0.95  # decay of the mean of their squares
-    grad_clip: float = 1.0  # clip the gradient's norm to this; 0: never
+    max_seconds: float | None = None  # wall-clock limit; training then ends with an evaluation and a checkpoint
+    weight_decay: float = 1e-1  # weight decay of matrices and embeddings; vectors have none
+    beta1: float = 0.9  # decay of AdamW's running mean of gradients
+    beta2: float = 0.95  # decay of AdamW's running mean of squared gradients
+    grad_clip: float = 1.0  # largest norm of the gradient, which is scaled down to it; 0: no limit
     # schedule
     decay_lr: bool = True  # follow the schedule; False: learning_rate throughout
-    schedule: Literal["cosine", "constant"] = "cosine"  # after a linear warm-up
+    schedule: Literal["cosine", "constant"] = "cosine"  # learning rate after the linear warm-up
     warmup_iters: int = 2000  # steps of warm-up
-    lr_decay_iters: int = 600000  # the cosine reaches min_lr here; about max_iters
-    min_lr: float = 6e-5  # about a tenth of learning_rate
+    lr_decay_iters: int = 600000  # step at which the cosine reaches min_lr; usually max_iters
+    min_lr: float = 6e-5  # final learning rate, usually a tenth of the peak
     # machine
-    backend: Literal["nccl", "gloo"] = "nccl"  # between processes on GPUs; others use gloo
+    backend: Literal["nccl", "gloo"] = "nccl"  # communication between GPUs; CPUs always use gloo
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matrix products; weights are float32
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of matrix products; weights are float32
     compile: bool | Literal["auto"] = "auto"  # torch.compile; auto: on GPUs
-    seed: int = 1337  # of the weights, the batches and dropout, each with its own stream
-    deterministic: bool = False  # refuse kernels and operations that are not
+    seed: int = 1337  # seed of the weights, the batches and dropout; each has a random stream of its own
+    deterministic: bool = False  # refuse kernels and operations that are not deterministic
 
 
-def validate(s):
+def validate(s: Settings) -> None:
     """Raise UserError for a number that no run can have."""
-    least_one = "batch_size block_size gradient_accumulation_steps n_layer n_head n_embd eval_interval eval_iters"
-    for name in (*least_one.split(), "log_interval", "vocab_multiple"):
+    at_least_one = "batch_size block_size gradient_accumulation_steps n_layer n_head n_embd eval_interval eval_iters"
+    for name in (*at_least_one.split(), "log_interval", "vocab_multiple"):
         if getattr(s, name) < 1:
             raise UserError(f"{name}={getattr(s, name)} must be 1 or more")
     for name in ("max_iters", "warmup_iters", "grad_clip", "weight_decay", "learning_rate", "min_lr", "max_seconds"):
@@ -104,10 +113,28 @@ def validate(s):
         raise UserError(f"init_from={s.init_from!r} must be {names}, or a local Hugging Face folder")
 
 
-def learning_rate(it, s):
+@dataclasses.dataclass
+class TrainState:
+    """What the training loop owns. Its first five fields are what a checkpoint has to hold."""
+
+    model: GPT
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    iteration: int  # steps done
+    best_val_loss: float
+    parallel: torch.nn.Module | None  # `model`, wrapped so that backward averages gradients over the ranks
+    batches: Iterator[Batch]  # the training batches from here on
+    batch: Batch  # the next of them, read ahead
+    saved_at: int  # iteration of the latest checkpoint
+    bad_steps: int = 0  # steps in a row without a finite gradient
+    step_ms: list[float] = dataclasses.field(default_factory=list)
+
+
+def learning_rate(it: int, s: Settings) -> float:
     """The learning rate of step `it`: linear warm-up, then the schedule (cosine: SGDR, arXiv:1608.03983)."""
     if not s.decay_lr:
         return s.learning_rate
+    # AdamW's running means rest on few gradients at first, so the first steps are small; + 1, because none should be 0
     if it < s.warmup_iters:
         return s.learning_rate * (it + 1) / (s.warmup_iters + 1)
     if s.schedule == "constant":
@@ -118,51 +145,46 @@ def learning_rate(it, s):
     return s.min_lr + 0.5 * (1 + math.cos(math.pi * done)) * (s.learning_rate - s.min_lr)
 
 
-def build(s, meta, saved):
-    """The model on the CPU: new, from a checkpoint `saved`, or pretrained."""
+def build_model(s: Settings, meta: dict, saved: dict | None, say) -> GPT:
+    """The model on the CPU: new, from the checkpoint `saved`, or pretrained."""
+    changes = {"dropout": s.dropout} | ({"activation": s.activation} if s.activation else {})
     if saved:
-        return GPT.from_checkpoint(saved, dropout=s.dropout)
+        if checkpoint.is_nanogpts(saved) and not s.activation:
+            say(checkpoint.NANOGPTS_ACTIVATION)
+        return GPT.from_checkpoint(saved, **changes)
+    changes["vocab_multiple"] = s.vocab_multiple
     if s.init_from == "scratch":
-        machine.seed(s.seed, "init")
-        shape = {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "dropout", "bias")}
-        vocab_size = s.vocab_size or meta["vocab_size"]
-        model = GPT(GPTConfig(vocab_size=vocab_size, vocab_multiple=s.vocab_multiple, **shape))
+        determinism.seed(s.seed, "init")
+        dimensions = {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "bias")}
+        model = GPT(GPTConfig(vocab_size=s.vocab_size or meta["vocab_size"], **dimensions, **changes))
     else:
-        model = GPT.from_pretrained(s.init_from, {"dropout": s.dropout, "vocab_multiple": s.vocab_multiple})
+        model = GPT.from_pretrained(s.init_from, changes)
     if s.block_size != model.config.block_size:
         model.crop_block_size(s.block_size)
     return model
 
 
-def as_built(s, config, say):
-    """`s` with the shape of the model: a checkpoint or pretrained weights bring their own, whatever was set."""
-    names = ("n_layer", "n_head", "n_embd", "bias", "block_size", "vocab_size", "vocab_multiple")
-    shape = {name: getattr(config, name) for name in names}
-    for name, value in shape.items():
+def as_built(s: Settings, config: GPTConfig, say) -> Settings:
+    """`s` with the dimensions of the model: those of loaded weights count, whatever was set."""
+    names = ("n_layer", "n_head", "n_embd", "bias", "block_size", "vocab_size", "vocab_multiple", "activation")
+    built = {name: getattr(config, name) for name in names}
+    for name, value in built.items():
         if getattr(s, name) not in (value, None):
             say(f"{name}={value}, as in the weights of init_from={s.init_from}")
-    return dataclasses.replace(s, **shape)
+    return dataclasses.replace(s, **built)
 
 
-def choose_attention(s, model, device, dtype, saved, ranks):
-    """Set the kernel of `model` by s.attention; returns its name and, for auto, what each kernel took."""
-    c, rows = model.config, {}
-    shape = (s.batch_size, c.n_head, s.block_size, c.n_embd // c.n_head)
-    name, backward = s.attention, not s.eval_only
-    dropout = s.dropout if backward else 0.0
+def choose_attention(s: Settings, case: Case, saved: dict | None, ranks: distributed.Ranks) -> tuple[str, dict]:
+    """The kernel for `case`, the same on every rank, and for auto a row for each kernel that was tried."""
     before = saved.get("attention") if saved and saved["config"].get("attention") == "auto" else None
-    if name == "auto" and before and not kernels.refusal(before, shape, device, dtype, dropout, backward):
-        name = before  # a resumed run goes on with the kernel that it began with
-    if name == "auto":
-        name, rows = ranks.same(kernels.fastest(shape, device, dtype, dropout, backward) if ranks.main else None)
-    kernels.require(name, shape, device, dtype, dropout, backward)
-    model.use_attention(name)
-    return name, rows
+    if s.attention == "auto":  # ranks could disagree about which kernel is fastest
+        return ranks.same(kernels.choose("auto", case, before) if ranks.main else None)
+    return kernels.choose(s.attention, case)
 
 
-def continue_from(saved, s, optimizer, scaler, say):
-    """Take up the optimizer's and the scaler's state of a checkpoint; say what is set otherwise than it was."""
-    groups = optimizer.state_dict()["param_groups"]  # weight decay and betas are this run's settings
+def restore(saved: dict, s: Settings, optimizer, scaler, say) -> None:
+    """Restore the optimizer and the scaler from the checkpoint `saved`, and say which settings have changed since."""
+    groups = optimizer.state_dict()["param_groups"]  # weight decay and betas are settings of this run, not state
     try:
         if saved["iter_num"] and not saved["optimizer"]["state"]:
             raise ValueError("it has no state of the optimizer")
@@ -176,17 +198,73 @@ def continue_from(saved, s, optimizer, scaler, say):
             say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}")
 
 
+def rehearse(state: TrainState, cast, trace: pathlib.Path | None) -> dict:
+    """The kernel receipt of a training step, from two dry runs: the first compiles, the second is profiled.
+
+    Weights and random streams are unaffected. The profile is written to `trace`, if given.
+    """
+
+    def forward_backward():
+        with distributed.gradient_sync(state.parallel, enabled=False):
+            with cast:
+                _, loss = state.parallel(*state.batch)
+            loss.backward()
+
+    forward_backward()
+    receipt = observe(forward_backward, trace)
+    state.optimizer.zero_grad(set_to_none=True)
+    return receipt
+
+
+def run_record(s: Settings, model: GPT, device, dtype, ranks: distributed.Ranks, **choices) -> dict:
+    """What run.json says: settings as resolved, the model, the machine, and the `choices` made for this run."""
+    peak, peak_source = flops.peak_flops(device, dtype)
+    return {
+        "settings": dataclasses.asdict(s),
+        "model": dataclasses.asdict(model.config),
+        "device": str(device),
+        "dtype": dtype_name(dtype),
+        **choices,
+        "world_size": ranks.world,
+        "tokens_per_step": s.gradient_accumulation_steps * s.batch_size * s.block_size,
+        "parameters": model.get_num_params(non_embedding=False),
+        "parameters_without_positions": model.get_num_params(),
+        "padded_vocab_size": model.config.padded_vocab_size,
+        "mfu": {"counts": "6 N + 12 L C T a token", "peak_flops": peak, "peak_source": peak_source},
+        "environment": environment(device),
+    }
+
+
+def save_checkpoint(state: TrainState, path: pathlib.Path, record: dict, meta: dict, main: bool) -> None:
+    """Write the whole state to `path`, on the main rank. Raises UserError if a weight is not finite."""
+    if not all(p.isfinite().all() for p in state.model.parameters()):
+        raise UserError(
+            f"the weights are not finite after {state.iteration} steps and were not saved: resume with a lower"
+            " learning_rate"
+        )
+    config = dict(record["model"])
+    attention = config.pop("attention")
+    extra = {name: config.pop(name) for name in ("vocab_multiple", "activation")}  # unknown to nanoGPT's GPTConfig
+    content = {"model": state.model.state_dict(), "optimizer": state.optimizer.state_dict()}
+    content |= {"scaler": state.scaler.state_dict(), "model_args": config, "extra_model_args": extra}
+    content |= {"iter_num": state.iteration, "best_val_loss": state.best_val_loss}
+    content |= {"config": record["settings"], "attention": attention, "meta": meta}
+    if main:
+        checkpoint.save(path, content)
+    state.saved_at = state.iteration
+
+
 @torch.no_grad()
-def evaluate(model, batches, s, autocast, ranks, device):
-    """Mean loss of each split over its fixed windows, shared out over the ranks."""
+def evaluate(model: GPT, loader: DataLoader, s: Settings, cast, ranks, device) -> dict[str, float]:
+    """Mean loss of each split over its fixed windows, which the ranks share out."""
     model.eval()
     losses = {}
     for split in ("train", "val"):
         sums, counts = [torch.zeros((), device=device)], [torch.zeros((), device=device)]
-        for x, y in batches.evaluation(split, s.eval_iters * s.batch_size):
-            with autocast:
+        for x, y in loader.evaluation(split, s.eval_iters * s.batch_size):
+            with cast:
                 _, loss = model(x, y)
-            counts.append((y >= 0).sum())  # read at the end only: the device need not wait for Python
+            counts.append((y >= 0).sum())  # stays on the device: reading it here would wait for each batch
             sums.append(loss.float() * counts[-1])
         total, count = ranks.sum([sum(torch.stack(each).tolist()) for each in (sums, counts)], device)
         losses[f"{split}_loss"] = total / count
@@ -194,207 +272,173 @@ def evaluate(model, batches, s, autocast, ranks, device):
     return losses
 
 
-def main(s):
-    """Train as the Settings `s` say. Raises UserError for bad input; exits with 128 + the number of a signal."""
+def train_step(state: TrainState, s: Settings, micro_steps: range, cast, device) -> tuple[float, torch.Tensor]:
+    """One step of AdamW on the clipped mean gradient of all micro-batches of all ranks.
+
+    Returns the sum of this rank's losses, and the norm of the gradient. If that is not finite, no weight changes.
+    """
+    for group in state.optimizer.param_groups:
+        group["lr"] = learning_rate(state.iteration, s)
+    loss_sum = torch.zeros((), device=device)
+    for micro_step in micro_steps:
+        # dropout follows from the micro-batch's number, whatever ran before it and on whichever rank
+        determinism.seed(s.seed, "dropout", state.iteration, micro_step)
+        with distributed.gradient_sync(state.parallel, enabled=micro_step == micro_steps[-1]):
+            with cast:
+                _, loss = state.parallel(*state.batch)
+            state.batch = next(state.batches)  # read and copied while the device computes
+            # averaged over this rank's micro-steps here, over the ranks by DDP
+            state.scaler.scale(loss / len(micro_steps)).backward()
+        loss_sum += loss.detach()
+    params = list(state.model.parameters())
+    state.scaler.unscale_(state.optimizer)  # before clipping: the limit is for gradients as they really are
+    norm = torch.nn.utils.get_total_norm([p.grad for p in params])
+    if math.isfinite(norm):
+        if s.grad_clip:
+            torch.nn.utils.clip_grads_with_norm_(params, s.grad_clip, norm)
+        state.scaler.step(state.optimizer)
+    state.scaler.update()  # in float16, lowers the scale if a gradient overflowed
+    state.optimizer.zero_grad(set_to_none=True)
+    return loss_sum.item(), norm
+
+
+def step_metrics(state: TrainState, s: Settings, record: dict, loss_sum: float, norm: float, device) -> dict:
+    """What a step is logged with. `loss_sum` is over all ranks; mfu is a share of the peak of all devices."""
+    ms = state.step_ms[-1]
+    tokens_per_s = 1e3 * record["tokens_per_step"] / ms
+    return {
+        "iter": state.iteration,
+        "loss": loss_sum / s.gradient_accumulation_steps,
+        "lr": learning_rate(state.iteration, s),
+        "grad_norm": norm,
+        "ms": ms,
+        "tokens_per_s": tokens_per_s,
+        "mfu": state.model.flops_per_token() * tokens_per_s / (record["mfu"]["peak_flops"] * record["world_size"]),
+        "peak_memory": memory.peak_memory(device),
+    }
+
+
+def count_bad_steps(state: TrainState, metrics: dict, s: Settings, say) -> None:
+    """Name a step without a finite gradient. Raises UserError after MAX_BAD_STEPS of them in a row."""
+    state.bad_steps = 0 if math.isfinite(metrics["grad_norm"]) else state.bad_steps + 1
+    if state.bad_steps:
+        found = f"loss {metrics['loss']}, gradient norm {metrics['grad_norm']}"
+        say(f"iter {metrics['iter']}: {found}: step skipped, weights kept")
+    if state.bad_steps == MAX_BAD_STEPS:
+        raise UserError(
+            f"{MAX_BAD_STEPS} steps in a row had no finite gradient, the last at iteration {metrics['iter']}. Resume"
+            f" from the last checkpoint in {s.out_dir} with a lower learning_rate, a grad_clip, or dtype=float32"
+        )
+
+
+def main(s: Settings) -> None:
+    """Train as `s` says. Raises UserError for bad input. SIGTERM and Ctrl-C end it with status 128 + their number."""
     validate(s)
     began = time.perf_counter()
 
     # the machine, and this process's place among the others
-    ranks = dist.ranks()
-    mine = ranks.micro_steps(s.gradient_accumulation_steps)
-    device = machine.device(s.device, ranks.local_rank)
-    dtype = machine.dtype(s.dtype, device)
-    autocast = machine.autocast(device, dtype)
+    ranks = distributed.ranks()
+    micro_steps = ranks.micro_steps(s.gradient_accumulation_steps)
+    device = resolve_device(s.device, ranks.local_rank)
+    dtype = resolve_dtype(s.dtype, device)
+    cast = autocast(device, dtype)
     if s.deterministic:
-        machine.make_deterministic()
-    dist.join(ranks, s.backend, device)
+        determinism.require_deterministic()
+    distributed.join(ranks, s.backend, device)
     out_dir = pathlib.Path(s.out_dir)
-    journal = Journal(ranks.main)
+    logger = Logger(ranks.main)
 
-    # data, model and its attention
+    # data, model and attention kernel
     saved = checkpoint.load(out_dir / "ckpt.pt") if s.init_from == "resume" else None
-    folder = tokens.data_folder(ROOT, s.dataset)
-    meta = tokens.read_meta(folder)
-    if meta == tokens.GPT2 and s.vocab_size:
-        meta = {**meta, "vocab_size": s.vocab_size}  # without a meta.json, GPT-2's was a guess
-    raw_model = build(s, meta, saved).to(device)
-    s = as_built(s, raw_model.config, journal.say)
-    tokens.check_fit(meta, raw_model.config.vocab_size, f"dataset={s.dataset}")
-    batches = Batches(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
-    attention, trials = choose_attention(s, raw_model, device, dtype, saved, ranks)
-    compiled, why_eager = machine.compiles(s.compile, device)
+    folder = dataset.find_folder(ROOT, s.dataset)
+    meta = dataset.read_meta(folder, s.vocab_size)
+    model = build_model(s, meta, saved, logger.say).to(device)
+    s = as_built(s, model.config, logger.say)
+    dataset.check_fit(meta, s.vocab_size, f"dataset={s.dataset}")
+    loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
+    dropout = 0.0 if s.eval_only else s.dropout
+    case = Case.of_model(s, s.batch_size, device, dtype, dropout=dropout, backward=not s.eval_only)
+    attention, trials = choose_attention(s, case, saved, ranks)
+    model.use_attention(attention)
+    compiled, why_eager = resolve_compile(s.compile, device)
     if compiled:
-        raw_model.compile()
+        model.compile()
         if device.type == "cpu":
-            machine.keep_freed_memory()
+            memory.keep_freed_memory()
 
-    # what it is trained with, and where it left off
-    optimizer = raw_model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device.type)
+    # what the loop owns
+    optimizer = model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device.type)
+    # float16 rounds gradients below 6e-8 to 0, so the loss is scaled up for backward; bfloat16 has float32's range
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
-    it, best_val_loss = 0, math.inf
+    start, best_val_loss = 0, math.inf
     if saved:
-        it, best_val_loss = saved["iter_num"], saved["best_val_loss"]
-        continue_from(saved, s, optimizer, scaler, journal.say)
+        start, best_val_loss = saved["iter_num"], saved["best_val_loss"]
+        restore(saved, s, optimizer, scaler, logger.say)
         saved = None  # or the weights and the optimizer's state would be in memory twice
-    start = it
+    batches = loader.batches(start, micro_steps)
+    batch = next(batches)
+    parallel = distributed.wrap(model, ranks, device)  # before it compiles: DDP cuts the graph at its gradient buckets
+    state = TrainState(model, optimizer, scaler, start, best_val_loss, parallel, batches, batch, saved_at=start)
+    del parallel
 
-    # two rehearsals, to compile and for the receipt; they change no weight and draw on no stream of random numbers
-    feed = batches.stream(it, mine)
-    batch = next(feed)
-
-    model = dist.wrap(raw_model, ranks, device)  # before anything compiles: DDP cuts the graph where buckets end
-
-    def rehearse():
-        with dist.gradients_stay(model, until_last=False):
-            with autocast:
-                _, loss = model(*batch)
-            loss.backward()
-
-    receipt = None
-    if not s.eval_only:
-        rehearse()
-        receipt = kernels.observe(rehearse, out_dir / "trace.json" if s.profile and ranks.main else None)
-        optimizer.zero_grad(set_to_none=True)
-        if reason := kernels.contradiction(attention, receipt, device):
-            raise UserError(reason)
-    params = list(raw_model.parameters())
-
-    # what is about to run, said and written down
-    tokens_per_step = s.gradient_accumulation_steps * s.batch_size * s.block_size
-    peak, peak_source = cost.peak_flops(device, dtype)
-    record = {
-        "settings": dataclasses.asdict(s),
-        "model": dataclasses.asdict(raw_model.config),
-        "device": str(device),
-        "dtype": str(dtype).removeprefix("torch."),
-        "compile": compiled,
-        "attention": attention,
-        "attention_trials": trials,
-        "receipt": receipt,
-        "world_size": ranks.world,
-        "tokens_per_step": tokens_per_step,
-        "parameters": raw_model.get_num_params(non_embedding=False),
-        "parameters_without_positions": raw_model.get_num_params(),
-        "padded_vocab_size": raw_model.config.padded_vocab_size,
-        "mfu": {"counts": "6 N + 12 L C T a token", "peak_flops": peak, "peak_source": peak_source},
-        "environment": machine.environment(device),
-    }
-    journal.announce(record, why_eager)
+    # the receipt, and what is about to run, said and written down
+    trace = out_dir / "trace.json" if s.profile and ranks.main else None
+    receipt = None if s.eval_only else rehearse(state, cast, trace)
+    if receipt and (reason := contradiction(attention, receipt, case)):
+        raise UserError(reason)
+    choices = {"compile": compiled, "attention": attention, "attention_trials": trials, "receipt": receipt}
+    record = run_record(s, model, device, dtype, ranks, **choices)
+    logger.announce(record, why_eager)
     if ranks.main and not s.eval_only:
-        journal.open(out_dir, start, record)
+        logger.open(out_dir, start, record)
 
-    def save():
-        """Write the whole state to ckpt.pt; the iteration it is of. Raises UserError where a weight is not finite."""
-        if not all(p.isfinite().all() for p in params):
-            raise UserError(
-                f"the weights are not finite after {it} steps and were not saved: resume with a lower learning_rate"
-            )
-        model_args = {name: value for name, value in record["model"].items() if name != "attention"}
-        state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
-        state |= {"model_args": model_args, "iter_num": it, "best_val_loss": best_val_loss}
-        state |= {"config": record["settings"], "attention": attention, "meta": meta}
-        if ranks.main:
-            checkpoint.save(out_dir / "ckpt.pt", state)
-        return it
-
-    stopped_by = catch_signals()
+    save = functools.partial(save_checkpoint, state, out_dir / "ckpt.pt", record, meta, ranks.main)
+    stopped_by, time_is_up = catch_signals(), False
     gc.collect()
-    gc.freeze()  # what lives now lives to the end: a step need not wait for a look through it
-    saved_at, skipped, times, time_is_up = start, 0, [], False
+    gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step
     while True:
-        # evaluation and checkpoint; saved first, so that a failing evaluation loses nothing
-        last = it >= s.max_iters or time_is_up or s.eval_only
-        if it % s.eval_interval == 0 or last:
-            if it > saved_at and s.always_save_checkpoint:
-                saved_at = save()
-            losses = evaluate(raw_model, batches, s, autocast, ranks, device)
-            journal.evaluation({"iter": it, **losses})
-            if it > 0 and losses["val_loss"] < best_val_loss and not s.eval_only:
-                best_val_loss = losses["val_loss"]
-                saved_at = save()  # again, with what is the best now
+        # evaluate; save first, so that nothing is lost if the evaluation fails
+        last = state.iteration >= s.max_iters or time_is_up or s.eval_only
+        if state.iteration % s.eval_interval == 0 or last:
+            if state.iteration > state.saved_at and s.always_save_checkpoint:
+                save()
+            losses = evaluate(model, loader, s, cast, ranks, device)
+            logger.evaluation({"iter": state.iteration, **losses})
+            if state.iteration > 0 and losses["val_loss"] < state.best_val_loss and not s.eval_only:
+                state.best_val_loss = losses["val_loss"]
+                save()  # again: the checkpoint holds the best loss
                 if ranks.main:
                     checkpoint.keep(out_dir / "ckpt.pt", out_dir / "best.pt")
         if last:
             break
 
-        # one step: the mean gradient of all micro-batches of all ranks, clipped
-        step_began = clock.now(device)
-        lr = learning_rate(it, s)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        loss_sum = torch.zeros((), device=device)
-        for micro in mine:
-            machine.seed(s.seed, "dropout", it, micro)  # by the batch's place: not by what ran before, nor where
-            with dist.gradients_stay(model, until_last=micro == mine[-1]):
-                with autocast:
-                    _, loss = model(*batch)
-                batch = next(feed)  # read and copied while the device computes
-                scaler.scale(loss / len(mine)).backward()
-            loss_sum += loss.detach()
-        scaler.unscale_(optimizer)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in params])
-        finite = math.isfinite(norm)
-        if finite:
-            if s.grad_clip:
-                torch.nn.utils.clip_grads_with_norm_(params, s.grad_clip, norm)
-            scaler.step(optimizer)
-        scaler.update()  # in float16 it scales less after gradients that overflowed
-        optimizer.zero_grad(set_to_none=True)
+        # one step, and its time alone
+        step_began = timing.now(device)
+        loss_sum, norm = train_step(state, s, micro_steps, cast, device)
         over_time = s.max_seconds is not None and time.perf_counter() - began > s.max_seconds
-        loss_sum, overs, stops = ranks.sum([loss_sum.item(), over_time, len(stopped_by)], device)
-        ms = 1e3 * (clock.now(device) - step_began)
+        loss_sum, time_is_up, stop = ranks.sum([loss_sum, over_time, len(stopped_by)], device)
+        state.step_ms.append(1e3 * (timing.now(device) - step_began))
 
-        # what came of it
-        times.append(ms)
-        rate = 1e3 * tokens_per_step / ms
-        row = {"iter": it, "loss": loss_sum / s.gradient_accumulation_steps, "lr": lr}
-        row |= {"grad_norm": norm.item(), "ms": ms}
-        row |= {"tokens_per_s": rate, "mfu": raw_model.flops_per_token() * rate / (peak * ranks.world)}
-        row |= {"peak_memory": machine.peak_memory(device)}
-        journal.iteration(row, aloud=it % s.log_interval == 0)
-        skipped = 0 if finite else skipped + 1
-        if skipped:
-            journal.say(f"iter {it}: loss {row['loss']}, gradient norm {row['grad_norm']}: step skipped, weights kept")
-        if skipped == SKIPS_IN_A_ROW:
-            raise UserError(
-                f"{skipped} steps in a row had no finite gradient, the last at iteration {it}. Resume from the last"
-                f" checkpoint in {out_dir} with a lower learning_rate, a grad_clip, or dtype=float32"
-            )
-        it += 1
-        time_is_up = overs > 0
-        if stops:
+        metrics = step_metrics(state, s, record, loss_sum, norm.item(), device)
+        logger.iteration(metrics, to_console=state.iteration % s.log_interval == 0)
+        count_bad_steps(state, metrics, s, logger.say)
+        state.iteration += 1
+        if stop:
             break
 
-    if it > saved_at:
+    if state.iteration > state.saved_at:
         save()
-    if len(times) > WARM_UP and ranks.main:
-        record["time"] = clock.summary(times[WARM_UP:])
-        journal.write_record(record)
-        journal.say(
-            "ms per iteration: median {median_ms:.2f}, p10 {p10_ms:.2f}, p90 {p90_ms:.2f}".format(**record["time"])
-        )
-    journal.close()
-    model = None  # DDP's reducer must not be the last to hold the process group: it would end it under Python's lock
-    dist.leave(ranks)
+    if len(state.step_ms) > WARM_UP and ranks.main:
+        logger.times(record, timing.summary(state.step_ms[WARM_UP:]))
+    logger.close()
+    state.parallel = None  # DDP must be gone before the process group ends: otherwise it ends it itself and may hang
+    distributed.leave(ranks)
     if stopped_by:
-        journal.say(f"stopped after {it} iterations, saved: go on with the same command and --init_from=resume")
+        how = "go on with the same command and --init_from=resume"
+        logger.say(f"stopped after {state.iteration} iterations, saved: {how}")
         sys.exit(128 + stopped_by[0])
-
-
-def catch_signals():
-    """A list that gets the number of the first SIGTERM or Ctrl-C; a second Ctrl-C ends the program at once."""
-    caught = []
-
-    def catch(number, frame):  # torchrun and schedulers may send SIGTERM twice: they have SIGKILL to mean it
-        caught.append(number)
-        if number == signal.SIGINT:
-            signal.signal(number, signal.SIG_DFL)
-
-    signal.signal(signal.SIGTERM, catch)
-    signal.signal(signal.SIGINT, catch)
-    return caught
 
 
 if __name__ == "__main__":
     with one_sentence():
-        main(configure(Settings, sys.argv[1:], __doc__))
+        main(configure(Settings(), sys.argv[1:], __doc__))

@@ -1,4 +1,4 @@
-# attention alone as in AMD's article "Accelerating LLMs with Flash Attention on AMD GPUs", on any machine:
+# attention alone as in AMD's article "Accelerating Large Language Models with Flash Attention on AMD GPUs":
 # python bench.py sweep config/bench_amd_sweep.py
 
 lengths = "256-4096-64"

@@ -1,4 +1,4 @@
-# the setting of PyTorch's article "Accelerating LLMs with Accelerated PyTorch 2.0 Transformers", for one device:
+# the setting of PyTorch's article "Accelerating Large Language Models with Accelerated Transformers", for one device:
 # python bench.py ladder config/bench_blog.py
 
 n_layer = 12

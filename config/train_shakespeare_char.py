@@ -6,10 +6,10 @@ dataset = "shakespeare_char"
 wandb_project = "shakespeare-char"
 wandb_run_name = "mini-gpt"
 
-eval_interval = 250  # often: it will overfit
+eval_interval = 250  # often, because it overfits soon
 eval_iters = 200
 log_interval = 10
-always_save_checkpoint = False  # so keep the best
+always_save_checkpoint = False  # keep the best only
 
 batch_size = 64
 gradient_accumulation_steps = 1
@@ -20,9 +20,9 @@ n_head = 6
 n_embd = 384
 dropout = 0.2
 
-learning_rate = 1e-3  # small models bear more
+learning_rate = 1e-3  # small models can take a higher rate
 min_lr = 1e-4
 warmup_iters = 100
 max_iters = 5000
 lr_decay_iters = 5000
-beta2 = 0.99  # few tokens a step: average over more steps
+beta2 = 0.99  # a step has few tokens: average over more of them

@@ -1,5 +1,6 @@
 """What the tests share: devices, a small data set, small settings, and runs of the scripts."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 import train
-from parts import bins
+from fusedgpt import prepare, tokenizer
+from fusedgpt.errors import UserError
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OFFLINE_BPE = ROOT.parent / "shared" / "data" / "tiktoken_cache"  # where it is, tests of GPT-2's BPE need no network
@@ -53,8 +55,14 @@ def data(tmp_path_factory):
     walk = np.cumsum(rng.integers(-3, 4, 23_000)) % 65  # each id says much about the next
     splits = {"train": [walk[:20_000]], "val": [walk[20_000:]]}
     itos = [chr(33 + i) for i in range(65)]
-    bins.write(folder, splits, "a random walk", tokenizer="char", vocab_size=65, itos=itos)
+    prepare.write(folder, splits, "a random walk", tokenizer="char", vocab_size=65, itos=itos)
     return folder
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory, data):
+    """The folder of a finished run of `small` settings. Tests only read it."""
+    return run(tmp_path_factory.mktemp("small_run"), data)
 
 
 def small(out_dir, data, **settings):
@@ -103,8 +111,6 @@ def fails(*args, **env):
 
 def rows(out_dir, kind="train"):
     """The rows of one kind in a run's metrics.jsonl."""
-    import json
-
     lines = (pathlib.Path(out_dir) / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if row["kind"] == kind]
 
@@ -124,3 +130,55 @@ def assert_same_bytes(a, b):
 def optimizer_state(out_dir):
     """AdamW's state in a run's checkpoint, by the number of the parameter."""
     return torch.load(pathlib.Path(out_dir) / "ckpt.pt", weights_only=True)["optimizer"]["state"]
+
+
+def as_nanogpt_wrote(saved):
+    """The checkpoint `saved` in nanoGPT's format, which does not name the attention or the activation.
+
+    nanoGPT's vocab_size is the number of rows of the embedding, with its padding.
+    """
+    theirs = {name: saved[name] for name in ("optimizer", "model_args", "iter_num", "config")}
+    theirs["model"] = {f"_orig_mod.{name}": w for name, w in saved["model"].items()}
+    theirs["model_args"] = saved["model_args"] | {"vocab_size": len(saved["model"]["lm_head.weight"])}
+    ours = ("attention", "activation", "vocab_size", "vocab_multiple")
+    theirs["config"] = {name: value for name, value in saved["config"].items() if name not in ours}
+    return theirs | {"best_val_loss": torch.tensor(saved["best_val_loss"])}
+
+
+def as_we_wrote_before_activation(saved):
+    """The checkpoint `saved` as this project wrote it when GPT-2's activation was the only one."""
+    extra = saved["extra_model_args"]
+    assert extra["activation"] == "gelu_tanh"
+    before = {name: value for name, value in saved.items() if name != "extra_model_args"}
+    before["config"] = {name: value for name, value in saved["config"].items() if name != "activation"}
+    return before | {"model_args": saved["model_args"] | {"vocab_multiple": extra["vocab_multiple"]}}
+
+
+def why_no_bpe():
+    """Why GPT-2's BPE files are not here, or None if they are."""
+    try:
+        tokenizer.gpt2_bpe()
+    except UserError as error:
+        return str(error)
+
+
+class Evil:
+    """Unpickled without care, it writes a file `pwned` into the current folder."""
+
+    def __reduce__(self):
+        return os.system, ("touch pwned",)
+
+
+def hugging_face(folder, seed=0, **shape):
+    """A random GPT-2 of transformers', saved in `folder`."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(seed)
+    config = GPT2Config(bos_token_id=0, eos_token_id=0, initializer_range=0.1, **shape)
+    theirs = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():  # biases and LayerNorms start at 0 and 1: any mix-up of them would go unseen
+        for p in theirs.parameters():
+            if p.dim() == 1:
+                p += 0.1 * torch.randn_like(p)
+    theirs.save_pretrained(folder)
+    return theirs

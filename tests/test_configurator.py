@@ -1,15 +1,15 @@
 """Defaults, then files, then flags; and a sentence for each mistake."""
 
 import dataclasses
+import importlib
 from typing import Literal
 
 import pytest
 
-import bench
 import sample
 import train
 from configurator import configure
-from parts.errors import UserError
+from fusedgpt.errors import UserError
 from tests.conftest import ROOT, script
 
 
@@ -25,7 +25,7 @@ class Settings:
 
 
 def parse(*args):
-    return configure(Settings, list(args), "")
+    return configure(Settings(), list(args), "")
 
 
 def test_order_is_defaults_files_flags(tmp_path):
@@ -112,6 +112,28 @@ def test_a_file_may_read_the_settings_so_far(tmp_path):
     assert parse(str(tmp_path / "c.py")) == Settings(steps=20, rate=20.1)
 
 
+UNUSED = {"quick": "it is of no use here", "epochs": "it is a setting of another script"}
+
+
+def test_a_file_may_be_another_scripts(tmp_path):
+    (tmp_path / "c.py").write_text("epochs = 7\nquick = True\nsteps = 3")
+    assert configure(Settings(), [str(tmp_path / "c.py")], "", UNUSED) == Settings(steps=3)
+    (tmp_path / "c.py").write_text("epochs = 7\nstepz = 3")
+    with pytest.raises(UserError, match="there is no setting 'stepz': did you mean steps"):
+        configure(Settings(), [str(tmp_path / "c.py")], "", UNUSED)
+
+
+def test_a_flag_without_effect_is_refused_and_not_in_the_help(capsys):
+    for flag in ("--quick=True", "--quick", "--epochs=7"):
+        name = flag.lstrip("-").partition("=")[0]
+        with pytest.raises(UserError, match=f"the command line: --{name} has no effect here: {UNUSED[name]}"):
+            configure(Settings(), [flag], "", UNUSED)
+    with pytest.raises(SystemExit):
+        configure(Settings(), ["--steps=7", "--help"], "", UNUSED)
+    shown = capsys.readouterr().out
+    assert "--quick" not in shown and "--epochs" not in shown and "(default: 7)" in shown
+
+
 def test_a_whole_number_in_a_file_is_a_number_too(tmp_path):
     (tmp_path / "c.py").write_text("rate = 0\nsize = None\ncompile = False")
     assert parse(str(tmp_path / "c.py")) == Settings(rate=0.0, compile=False)
@@ -119,16 +141,20 @@ def test_a_whole_number_in_a_file_is_a_number_too(tmp_path):
 
 @pytest.mark.parametrize("file", sorted((ROOT / "config").glob("*.py")), ids=lambda f: f.name)
 def test_every_config_file_loads(file):
-    settings_class = bench.Settings if file.name.startswith("bench_") else train.Settings
-    settings = configure(settings_class, [str(file)], "")
-    assert settings != settings_class()
-    train.validate(settings)
+    if file.name.startswith("bench_"):
+        bench = importlib.import_module("bench")
+        kind = file.read_text().partition("python bench.py ")[2].split()[0]  # as its first lines say
+        assert bench.read_settings(kind, [str(file)])[0] != bench.read_settings(kind, [])[0]
+    else:
+        settings = configure(train.Settings(), [str(file)], "")
+        assert settings != train.Settings()
+        train.validate(settings)
 
 
 def test_the_articles_batch_and_nanogpts():
-    gpt2 = configure(train.Settings, [str(ROOT / "config/train_gpt2.py")], "")
+    gpt2 = configure(train.Settings(), [str(ROOT / "config/train_gpt2.py")], "")
     assert gpt2.batch_size * gpt2.block_size * gpt2.gradient_accumulation_steps == 491_520
-    blog = configure(train.Settings, [str(ROOT / "config/train_gpt2_blog.py")], "")
+    blog = configure(train.Settings(), [str(ROOT / "config/train_gpt2_blog.py")], "")
     assert (blog.dropout, blog.attention, blog.vocab_multiple, blog.batch_size) == (0.0, "flash", 64, 12)
 
 

@@ -6,26 +6,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from model import GPT, GPTConfig
-from parts.attention import ATTENTION
-from parts.errors import UserError
+from export import to_transformers
+from fusedgpt.attention import ATTENTION
+from fusedgpt.errors import UserError
+from model import ACTIVATIONS, GPT, GPTConfig
+from tests.conftest import hugging_face
 
 TINY = dict(block_size=32, vocab_size=101, n_layer=3, n_head=4, n_embd=64)
-
-
-def hugging_face(tmp_path, seed=0, **shape):
-    """A random GPT-2 of transformers', and the folder that it is saved in."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(seed)
-    config = GPT2Config(bos_token_id=0, eos_token_id=0, initializer_range=0.1, **shape)
-    theirs = GPT2LMHeadModel(config).eval()
-    with torch.no_grad():  # biases and LayerNorms start at 0 and 1: any mix-up of them would go unseen
-        for p in theirs.parameters():
-            if p.dim() == 1:
-                p += 0.1 * torch.randn_like(p)
-    theirs.save_pretrained(tmp_path)
-    return theirs
 
 
 @pytest.mark.parametrize(
@@ -62,6 +49,41 @@ def test_another_architecture_is_refused(tmp_path):
     hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=16, vocab_size=64, activation_function="relu")
     with pytest.raises(UserError, match="no GPT-2"):
         GPT.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("gelu_pytorch_tanh", "gelu_tanh")]
+)
+def test_the_activation_is_that_of_the_weights_and_survives_an_export(tmp_path, theirs, ours):
+    # a GPT-2 with the exact GELU used to be refused, and nanoGPT's weights to be given GPT-2's tanh form
+    shape = dict(n_layer=3, n_head=4, n_embd=64, n_positions=32, vocab_size=101, activation_function=theirs)
+    reference = hugging_face(tmp_path / "theirs", **shape)
+    model = GPT.from_pretrained(tmp_path / "theirs").eval()
+    assert model.config.activation == ours
+    idx = torch.randint(0, 101, (2, 32), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        want = reference(idx).logits
+        torch.testing.assert_close(model(idx, idx)[0], want, rtol=1e-5, atol=1e-5)
+        (wrong,) = ACTIVATIONS.keys() - {ours}
+        other = GPT.from_pretrained(tmp_path / "theirs", {"activation": wrong}).eval()
+        assert (other(idx, idx)[0] - want).abs().max() > 1e-4  # so the tolerance tells them apart
+        exported = to_transformers(model).eval()
+        torch.testing.assert_close(exported(idx).logits, want, rtol=1e-5, atol=1e-5)
+        exported.save_pretrained(tmp_path / "ours")
+        back = GPT.from_pretrained(tmp_path / "ours").eval()
+        assert back.config == model.config
+        torch.testing.assert_close(back(idx, idx)[0], want, rtol=1e-5, atol=1e-5)
+
+
+def test_the_weights_decide_their_dimensions(tmp_path):
+    # block_size in override_args used to be a bare TypeError
+    hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=16, vocab_size=64)
+    may = "may set dropout, attention, activation and vocab_multiple, not block_size"
+    with pytest.raises(UserError, match=may):
+        GPT.from_pretrained(tmp_path, {"block_size": 5})
+    allowed = dict(dropout=0.5, attention="manual", activation="gelu", vocab_multiple=128)
+    config = GPT.from_pretrained(tmp_path, allowed).config
+    assert {name: getattr(config, name) for name in allowed} == allowed
 
 
 @pytest.mark.parametrize(
@@ -194,6 +216,8 @@ def test_bad_shapes_are_named():
         GPTConfig(n_embd=64, n_head=5)
     with pytest.raises(UserError, match="flsh"):
         GPTConfig(attention="flsh")
+    with pytest.raises(UserError, match="activation='relu' is unknown: it can be gelu_tanh, gelu"):
+        GPTConfig(activation="relu")
 
 
 @pytest.mark.gpu

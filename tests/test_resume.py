@@ -10,12 +10,16 @@ import pytest
 import torch
 
 import train
-from parts.errors import UserError
+from fusedgpt import checkpoint
+from fusedgpt.errors import UserError
 from tests.conftest import (
     ON_GPU_TOO,
     ROOT,
+    as_nanogpt_wrote,
+    as_we_wrote_before_activation,
     assert_same_bytes,
     flags,
+    hugging_face,
     optimizer_state,
     rows,
     run,
@@ -192,19 +196,69 @@ def test_max_seconds_ends_with_an_evaluation_and_a_checkpoint(tmp_path, data):
     assert torch.load(tmp_path / "ckpt.pt", weights_only=True)["iter_num"] == steps
 
 
-def test_a_nanogpt_checkpoint_resumes(tmp_path, data, capsys):
+def test_a_nanogpt_checkpoint_resumes(tmp_path, data):
     run(tmp_path, data, max_iters=10)
     saved = torch.load(tmp_path / "ckpt.pt", weights_only=True)
-    theirs = {name: saved[name] for name in ("optimizer", "model_args", "iter_num", "config")}
-    theirs["model_args"] = {k: v for k, v in saved["model_args"].items() if k != "vocab_multiple"}
-    theirs["model"] = {f"_orig_mod.{name}": w for name, w in saved["model"].items()}
+    theirs = as_nanogpt_wrote(saved)
     mask = torch.tril(torch.ones(16, 16)).view(1, 1, 16, 16)
     theirs["model"] |= {f"_orig_mod.transformer.h.{n}.attn.bias": mask for n in range(2)}
-    theirs["model_args"]["vocab_size"] = 128  # nanoGPT knows of rows only
-    theirs["best_val_loss"] = torch.tensor(saved["best_val_loss"])
+    assert theirs["model_args"]["vocab_size"] == 128  # nanoGPT knows of rows only
     torch.save(theirs, tmp_path / "ckpt.pt")
     run(tmp_path, data, max_iters=20, init_from="resume")
     assert rows(tmp_path, "eval")[-1]["val_loss"] < saved["best_val_loss"]
+
+
+def halfway(tmp_path, data, rewrite=None, **settings):
+    """A run of twenty steps; and one of ten, its checkpoint rewritten by `rewrite`, to resume."""
+    whole = run(tmp_path / "whole", data, max_iters=20, **settings)
+    half = run(tmp_path / "half", data, max_iters=10, **settings)
+    if rewrite:
+        torch.save(rewrite(torch.load(half / "ckpt.pt", weights_only=True)), half / "ckpt.pt")
+    return whole, half
+
+
+def activation_in(out_dir):
+    return torch.load(out_dir / "ckpt.pt", weights_only=True)["extra_model_args"]["activation"]
+
+
+def test_the_activation_is_saved_and_resumed(tmp_path, data, capsys):
+    whole, half = halfway(tmp_path, data, activation="gelu")
+    assert activation_in(half) == "gelu"
+    capsys.readouterr()
+    run(half, data, max_iters=20, init_from="resume")
+    assert "activation" not in capsys.readouterr().out
+    assert_same_bytes(weights(half), weights(whole))
+    assert activation_in(half) == "gelu"
+
+
+def test_a_nanogpt_run_goes_on_with_the_exact_gelu(tmp_path, data, capsys):
+    # it used to go on with GPT-2's tanh form in silence: another function of the same weights
+    whole, half = halfway(tmp_path, data, as_nanogpt_wrote, activation="gelu", vocab_multiple=1)
+    capsys.readouterr()
+    run(half, data, max_iters=15, init_from="resume")
+    assert capsys.readouterr().out.count(checkpoint.NANOGPTS_ACTIVATION) == 1
+    assert activation_in(half) == "gelu"
+    run(half, data, max_iters=20, init_from="resume")
+    assert checkpoint.NANOGPTS_ACTIVATION not in capsys.readouterr().out  # by now it is a checkpoint of ours
+    assert_same_bytes(weights(half), weights(whole))
+
+
+def test_an_older_nanogpt_run_goes_on_with_the_activation_that_was_asked_for(tmp_path, data, capsys):
+    whole, half = halfway(tmp_path, data, as_nanogpt_wrote, activation="gelu_tanh", vocab_multiple=1)
+    capsys.readouterr()
+    run(half, data, max_iters=20, init_from="resume", activation="gelu_tanh")
+    assert checkpoint.NANOGPTS_ACTIVATION not in capsys.readouterr().out
+    assert activation_in(half) == "gelu_tanh"
+    assert_same_bytes(weights(half), weights(whole))
+
+
+def test_our_own_run_from_before_the_activation_was_saved_goes_on(tmp_path, data, capsys):
+    whole, half = halfway(tmp_path, data, as_we_wrote_before_activation)
+    capsys.readouterr()
+    run(half, data, max_iters=20, init_from="resume")
+    assert "activation" not in capsys.readouterr().out
+    assert activation_in(half) == "gelu_tanh"
+    assert_same_bytes(weights(half), weights(whole))
 
 
 def test_a_resumed_run_takes_its_own_weight_decay_and_betas(tmp_path, data, capsys):
@@ -234,8 +288,6 @@ def test_deterministic_holds_for_the_run(tmp_path, data):
 
 
 def test_finetuning_starts_from_hugging_face_weights(tmp_path, data, capsys):
-    from tests.test_model import hugging_face
-
     hugging_face(tmp_path / "hf", n_layer=1, n_head=2, n_embd=64, n_positions=32, vocab_size=101)
     run(tmp_path / "out", data, init_from=str(tmp_path / "hf"), max_iters=10, learning_rate=1e-3)
     out = capsys.readouterr().out

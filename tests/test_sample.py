@@ -1,5 +1,6 @@
 """Sampling, run as a user does."""
 
+import runpy
 import subprocess
 import sys
 
@@ -8,11 +9,13 @@ import torch
 
 import sample
 import train
-from parts import tokens
-from parts.errors import UserError
-from tests.conftest import ROOT, fails, script, small
-from tests.test_model import hugging_face
-from tests.test_tokens import bpe_is_here
+from configurator import configure
+from fusedgpt import checkpoint
+from fusedgpt.device import why_no_compiler
+from fusedgpt.errors import UserError
+from fusedgpt.tokenizer import Tokenizer
+from model import GPT
+from tests.conftest import ROOT, as_nanogpt_wrote, fails, hugging_face, script, small, why_no_bpe
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +70,7 @@ def test_past_block_size_it_goes_on(run, capsys):
 def test_ids_without_a_text_are_never_drawn(run, capsys, tmp_path):
     # T15: nanoGPT pads the vocabulary without a mark; its tokenizer then meets ids that it does not know
     saved = torch.load(run / "best.pt", weights_only=True)
-    saved["model_args"] |= {"vocab_size": 128, "vocab_multiple": 1}
+    saved["model_args"]["vocab_size"], saved["extra_model_args"]["vocab_multiple"] = 128, 1
     torch.save(saved, tmp_path / "ckpt.pt")
     texts = drawn(tmp_path, capsys, temperature=50.0, top_k=0, num_samples=8)
     assert [len(text) for text in texts] == [41] * 8
@@ -110,36 +113,34 @@ def test_text_comes_as_it_is_produced(run):
 
 
 def test_compiled_draws_what_eager_does(run, capsys):
-    from parts.machine import can_compile
-
-    if reason := can_compile(torch.device("cpu")):
+    if reason := why_no_compiler(torch.device("cpu")):
         pytest.skip(reason)
     torch.compiler.reset()
     assert drawn(run, capsys, compile=True, temperature=0.0) == drawn(run, capsys, temperature=0.0)
 
 
 def test_half_characters_wait_for_the_other_half():
-    tokenizer = tokens.Tokenizer({"tokenizer": "byte", "vocab_size": 256})
+    tokenizer = Tokenizer({"tokenizer": "byte", "vocab_size": 256})
     one, shown = sample.Sample("é", tokenizer, ""), []
     for byte in "a漢b".encode():
         one.add(byte)
-        shown.append(one.fresh(complete=False))
+        shown.append(one.unshown(complete=False))
     assert shown == ["éa", "", "", "漢", "b"]
 
 
 def test_what_may_begin_the_stop_text_waits():
-    tokenizer = tokens.Tokenizer({"tokenizer": "byte", "vocab_size": 256})
+    tokenizer = Tokenizer({"tokenizer": "byte", "vocab_size": 256})
     one = sample.Sample("", tokenizer, "END")
     shown = []
     for byte in b"a EN b END c":
         one.add(byte)
-        shown.append(one.fresh(complete=False))
-    assert "".join(shown) + one.fresh(complete=True) == "a EN b "
+        shown.append(one.unshown(complete=False))
+    assert "".join(shown) + one.unshown(complete=True) == "a EN b "
     assert one.ended
 
 
 def test_gpt2_from_a_hugging_face_folder(tmp_path):
-    if reason := bpe_is_here():
+    if reason := why_no_bpe():
         pytest.skip(reason)
     hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=32, vocab_size=50257)
     done = script("sample.py", f"--init_from={tmp_path}", "--num_samples=1", "--max_new_tokens=8", "--start=Hello")
@@ -155,6 +156,45 @@ def test_a_checkpoint_that_does_not_fit_is_named(run, tmp_path):
     saved = torch.load(run / "best.pt", weights_only=True)
     torch.save({**saved, "model_args": {**saved["model_args"], "n_embd": 64}}, tmp_path / "ckpt.pt")
     assert "do not fit each other" in fails("sample.py", f"--out_dir={tmp_path}")
+
+
+def test_a_nanogpt_checkpoint_is_sampled_with_the_exact_gelu(run, tmp_path, capsys):
+    # it used to be sampled with GPT-2's tanh form in silence
+    saved = torch.load(run / "best.pt", weights_only=True)
+    torch.save(as_nanogpt_wrote(saved), tmp_path / "ckpt.pt")
+    idx = torch.arange(16)[None]
+    for asked, used, said in ((None, "gelu", 1), ("gelu_tanh", "gelu_tanh", 0), ("gelu", "gelu", 0)):
+        model, tokenizer = sample.load(sample.Settings(out_dir=str(tmp_path), activation=asked))
+        assert capsys.readouterr().out.count(checkpoint.NANOGPTS_ACTIVATION) == said
+        want = GPT.from_checkpoint(checkpoint.load(run / "best.pt"), activation=used)
+        torch.testing.assert_close(model(idx, idx)[0][..., :65], want(idx, idx)[0][..., :65], rtol=0, atol=0)
+        assert tokenizer.encode("!") == [0]
+
+
+@pytest.mark.parametrize(
+    "file", sorted(f for f in (ROOT / "config").glob("*.py") if not f.name.startswith("bench_")), ids=lambda f: f.name
+)
+def test_a_training_config_is_taken(file):
+    # nanoGPT's sample.py takes one; ours used to end on the first setting that only training has
+    assigned = runpy.run_path(str(file))
+    defaults = vars(sample.Settings())
+    got = configure(sample.Settings(), [str(file)], "", sample.ONLY_TRAINING)
+    assert vars(got) == {name: assigned.get(name, default) for name, default in defaults.items()}
+
+
+@pytest.mark.parametrize("config", ["config/train_shakespeare_char.py", "config/quickstart.py"])
+def test_sampling_with_the_config_of_the_run(run, config):
+    flags = ["--device=cpu", "--attention=sdpa", "--start=!", "--num_samples=1", "--max_new_tokens=5"]
+    done = script("sample.py", config, f"--out_dir={run}", *flags)
+    assert done.stdout.startswith(f"sampling from {run}") and "1 x 5 tokens in" in done.stderr
+
+
+def test_what_only_training_has_is_no_flag_and_a_misspelt_name_no_setting(tmp_path):
+    sentence = fails("sample.py", "--n_layer=3")
+    assert "--n_layer has no effect here: it is a setting of train.py" in sentence
+    (tmp_path / "c.py").write_text("n_layer = 3\nmax_new_tokenz = 5")
+    sentence = fails("sample.py", str(tmp_path / "c.py"))
+    assert "there is no setting 'max_new_tokenz': did you mean max_new_tokens?" in sentence
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 import train
+from fusedgpt import dataset, determinism, kernels
+from fusedgpt.dataloader import DataLoader
+from fusedgpt.device import why_no_compiler
+from fusedgpt.errors import UserError
 from model import GPT, GPTConfig
-from parts import machine
-from parts.errors import UserError
 from tests.conftest import (
     ROOT,
     assert_same_bytes,
@@ -71,16 +73,13 @@ def test_learning_rate_warms_up_and_decays(tmp_path, data):
 
 def test_one_step_is_adamw_on_the_clipped_mean_gradient(tmp_path, data):
     # an independent step: plain autograd and the formula of AdamW (arXiv:1711.05101), in float64
-    from parts import tokens
-    from parts.batches import Batches
-
     settings = dict(max_iters=1, gradient_accumulation_steps=3, learning_rate=0.5, warmup_iters=0, grad_clip=0.1)
     run(tmp_path, data, **settings, weight_decay=0.2)
-    machine.seed(1337, "init")
+    determinism.seed(1337, "init")
     config = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=65, vocab_multiple=64, bias=False)
     net = GPT(GPTConfig(**config)).double()
-    feed = Batches(data, tokens.read_meta(data), 16, 12, 1337, torch.device("cpu"))
-    loss = net(*feed.train(0, 0))[1]
+    loader = DataLoader(data, dataset.read_meta(data), 16, 12, 1337, torch.device("cpu"))
+    loss = net(*loader.train(0, 0))[1]
     loss.backward()
     assert rows(tmp_path)[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
     norm = math.sqrt(sum(p.grad.square().sum().item() for p in net.parameters()))
@@ -113,7 +112,7 @@ def test_bfloat16_and_float16_train_on_a_cpu(tmp_path, data):
 
 
 def test_compile_trains_to_the_same_loss(tmp_path, data):
-    if reason := machine.can_compile(torch.device("cpu")):
+    if reason := why_no_compiler(torch.device("cpu")):
         pytest.skip(reason)
     eager = rows(run(tmp_path / "a", data))
     compiled = rows(run(tmp_path / "b", data, compile=True))
@@ -183,8 +182,8 @@ def assert_close_runs(a, b):
 
 
 def test_dropout_differs_from_step_to_step_and_from_micro_batch_to_micro_batch(tmp_path, data, monkeypatch):
-    seeds, seed = [], machine.seed
-    monkeypatch.setattr(machine, "seed", lambda *stream: seeds.append(stream) or seed(*stream))
+    seeds, seed = [], determinism.seed
+    monkeypatch.setattr(determinism, "seed", lambda *stream: seeds.append(stream) or seed(*stream))
     run(tmp_path, data, max_iters=3, gradient_accumulation_steps=2, dropout=0.1)
     drawn = [stream for stream in seeds if "dropout" in stream]
     assert drawn == [(1337, "dropout", it, micro) for it in range(3) for micro in range(2)]
@@ -193,8 +192,8 @@ def test_dropout_differs_from_step_to_step_and_from_micro_batch_to_micro_batch(t
 def test_ms_is_of_the_step_alone(tmp_path, data, monkeypatch):
     # T10: nanoGPT's time holds evaluations; and this one must not begin with the program
     told = iter(range(1000))
-    monkeypatch.setattr(train.clock, "now", lambda device: 0.001 * next(told))
-    monkeypatch.setattr(train.cost, "peak_flops", lambda *_: (1e12, "of this test"))
+    monkeypatch.setattr(train.timing, "now", lambda device: 0.001 * next(told))
+    monkeypatch.setattr(train.flops, "peak_flops", lambda *_: (1e12, "of this test"))
     run(tmp_path, data, max_iters=4)
     assert [row["ms"] for row in rows(tmp_path)] == pytest.approx([1.0] * 4)
 
@@ -230,8 +229,8 @@ def test_a_gradient_that_is_not_finite_is_named_and_survived(tmp_path, data, cap
 def test_a_run_whose_kernel_is_another_ends(tmp_path, data, monkeypatch):
     # K1, K5: the receipt is not just printed
     flash = {"forward": ["flash"], "backward": ["flash"], "ops": []}
-    monkeypatch.setattr(train.kernels, "require", lambda *_: None)
-    monkeypatch.setattr(train.kernels, "observe", lambda *_: flash)
+    monkeypatch.setattr(kernels, "require", lambda *_: None)
+    monkeypatch.setattr(train, "observe", lambda *_: flash)
     with pytest.raises(UserError, match="attention='manual' was asked for, but the profiler saw flash"):
         run(tmp_path, data, attention="manual")
 

@@ -11,8 +11,8 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from parts import bins, tokens
-from parts.errors import UserError, one_sentence
+from fusedgpt import prepare, tokenizer
+from fusedgpt.errors import UserError, one_sentence
 
 # the Parquet files by name at one commit: the loading script beside them, which `datasets` refuses, is never looked at
 PARQUET = "hf://datasets/Skylion007/openwebtext@7577b918bd30b25df0b88bb718dc8a6c80cb619b/data/train-*.parquet"
@@ -38,7 +38,7 @@ def load(path):
 
 
 def encode(batch):
-    bpe = tokens.gpt2_bpe()
+    bpe = tokenizer.gpt2_bpe()
     return {"ids": [[*ids, bpe.eot_token] for ids in bpe.encode_ordinary_batch(batch["text"], num_threads=1)]}
 
 
@@ -63,7 +63,7 @@ def tokenized(path):
 
 def main():
     """Write the bins of OpenWebText, or of --input: its documents, tokenized on all cores."""
-    args = bins.arguments(__file__, __doc__)
+    args = prepare.arguments(__file__, __doc__)
     try:
         dataset, source = tokenized(args.input)
     except UserError:
@@ -74,7 +74,7 @@ def main():
     held_out = max(1, round(0.0005 * len(dataset)))
     split = dataset.train_test_split(test_size=held_out, seed=2357, shuffle=True)
     splits = {"train": arrays(split["train"]), "val": arrays(split["test"])}
-    bins.write(args.out_dir, splits, source, **tokens.GPT2)
+    prepare.write(args.out_dir, splits, source, **tokenizer.GPT2)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,15 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from parts import bins
-from parts.errors import UserError, one_sentence
+from fusedgpt import prepare
+from fusedgpt.errors import UserError, one_sentence
 
 LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idle_test", "__pycache__"}
 
 
 def main():
     """Write the bins of the standard library's source, or of the folder --input, as bytes."""
-    args = bins.arguments(__file__, __doc__)
+    args = prepare.arguments(__file__, __doc__)
     root = args.input or pathlib.Path(sysconfig.get_path("stdlib"))
     if root.is_file():
         raw = root.read_bytes()
@@ -38,7 +38,7 @@ def main():
         name = args.input.name if args.input else f"standard library of {platform.python_implementation()}"
         source = f"{name} {'' if args.input else platform.python_version() + ' '}({len(files)} files)"
     ids = {split: (np.frombuffer(raw, np.uint8) for raw in raws) for split, raws in splits.items()}
-    bins.write(args.out_dir, ids, source, tokenizer="byte", vocab_size=256)
+    prepare.write(args.out_dir, ids, source, tokenizer="byte", vocab_size=256)
 
 
 if __name__ == "__main__":

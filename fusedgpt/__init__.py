@@ -1,0 +1,1 @@
+"""Everything that the scripts train.py, sample.py, bench.py, export.py and plot.py share, one job a file."""

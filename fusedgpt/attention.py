@@ -1,0 +1,77 @@
+"""Causal self-attention, one function per name: `(q, k, v, dropout_p) -> y`.
+
+B batch, T queries, Tk keys (T, or more when earlier keys come from a cache), nh heads, hs head size.
+q is (B, nh, T, hs), k and v are (B, nh, Tk, hs), y is (B, nh, T, hs). Query i sees keys 0 ... Tk - T + i: the last
+query sees every key. Each computes softmax(q kᵀ / √hs) v, equation 1 of "Attention Is All You Need" (arXiv:1706.03762).
+"""
+
+import functools
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+
+def manual(q, k, v, dropout_p=0.0):
+    """Hand-written: holds every score in memory. Scales after the product, as the articles' baseline does."""
+    T, Tk = q.size(-2), k.size(-2)
+    scores = (q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5  # (B, nh, T, Tk)
+    visible = torch.ones(T, Tk, dtype=torch.bool, device=q.device).tril(Tk - T)
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    return F.dropout(weights, dropout_p) @ v  # (B, nh, T, Tk) @ (B, nh, Tk, hs) -> (B, nh, T, hs)
+
+
+def sdpa(q, k, v, dropout_p=0.0):
+    """Whichever kernel PyTorch picks."""
+    T, Tk = q.size(-2), k.size(-2)
+    if Tk == T:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
+    # is_causal aligns the mask to the top left: one query after a cache would see the first key only
+    mask = None if T == 1 else causal_lower_right(T, Tk)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p)
+
+
+def only(backend):
+    """`sdpa` restricted to one kernel: it runs, or PyTorch raises, because no other is left to fall back to."""
+
+    def forced(q, k, v, dropout_p=0.0):
+        with sdpa_kernel(backend):
+            return sdpa(q, k, v, dropout_p)
+
+    return forced
+
+
+def flex(q, k, v, dropout_p=0.0):
+    """FlexAttention. It ignores `dropout_p`: kernels.refusal refuses it before a model is trained with dropout."""
+    T, Tk = q.size(-2), k.size(-2)
+    inside = torch.compiler.is_compiling()  # a model that is being compiled traces flex into its own graph
+    mask = None if T == 1 else (_block_mask if inside else _kept_block_mask)(T, Tk, q.device)
+    attend = flex_attention if inside else _compiled_flex(dynamic=not q.requires_grad)  # lengths vary in generation
+    return attend(q, k, v, block_mask=mask)
+
+
+def _block_mask(T, Tk, device):
+    return create_block_mask(lambda b, h, i, j: j <= i + (Tk - T), None, None, T, Tk, device=device)
+
+
+_kept_block_mask = functools.lru_cache(maxsize=64)(_block_mask)
+
+
+@functools.lru_cache(maxsize=2)
+def _compiled_flex(dynamic):
+    # past its limit of recompilations PyTorch would run flex uncompiled, with every score in memory: raise instead
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    return torch.compile(flex_attention, dynamic=dynamic)
+
+
+ATTENTION = {
+    "manual": manual,
+    "math": only(SDPBackend.MATH),
+    "efficient": only(SDPBackend.EFFICIENT_ATTENTION),
+    "flash": only(SDPBackend.FLASH_ATTENTION),
+    "cudnn": only(SDPBackend.CUDNN_ATTENTION),
+    "flex": flex,
+    "sdpa": sdpa,
+}

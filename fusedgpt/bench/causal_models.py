@@ -1,0 +1,211 @@
+"""The models of the prefill benchmark: one interface to our GPT and to causal models of transformers'.
+
+Mistral-7B, Llama-3-8B and Phi-2 as published, built offline with random weights; stand-ins of them for a CPU, with an
+eighth of the width, heads and layers, so that head size and grouping stay; our own GPT in GPT-2's sizes; and any other
+causal model that transformers loads.
+
+B = 1, T prompt tokens, nh heads, hs head size, V vocabulary.
+"""
+
+import contextlib
+import copy
+import gc
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fusedgpt import determinism, parity
+from fusedgpt.attention import ATTENTION
+from fusedgpt.case import Case
+from fusedgpt.errors import UserError, first_line, out_of_memory
+from model import GPT, GPTConfig
+
+_LLAMA = dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32)
+_LLAMA |= dict(num_key_value_heads=8, hidden_act="silu", rms_norm_eps=1e-5, tie_word_embeddings=False)
+_PHI = dict(hidden_size=2560, intermediate_size=10240, num_hidden_layers=32, num_attention_heads=32)
+_PHI |= dict(num_key_value_heads=32, hidden_act="gelu_new", layer_norm_eps=1e-5, tie_word_embeddings=False)
+
+# from the config.json of mistralai/Mistral-7B-v0.1, meta-llama/Meta-Llama-3-8B and microsoft/phi-2
+PUBLISHED = {
+    "mistral-7b": dict(
+        **_LLAMA,
+        model_type="mistral",
+        vocab_size=32000,
+        max_position_embeddings=32768,
+        sliding_window=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    ),
+    "llama-3-8b": dict(
+        **_LLAMA,
+        model_type="llama",
+        vocab_size=128256,
+        max_position_embeddings=8192,
+        attention_bias=False,
+        mlp_bias=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e5},
+    ),
+    "phi-2": dict(
+        **_PHI,
+        model_type="phi",
+        vocab_size=51200,
+        max_position_embeddings=2048,
+        resid_pdrop=0.1,
+        embd_pdrop=0.0,
+        attention_dropout=0.0,
+        qk_layernorm=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.4},
+    ),
+}
+STAND_INS = {"mistral-small": "mistral-7b", "llama-small": "llama-3-8b", "phi-small": "phi-2"}
+_SHRUNK = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+# layers, heads, channels
+GPT2 = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
+NAMED = {"eager": "manual"}  # what ATTENTION calls transformers' eager attention; flash is flash in both
+
+
+def config(name: str):
+    """The config of a published model or its stand-in: a new one each time, because a model keeps the one it gets."""
+    from transformers import AutoConfig
+
+    fields = copy.deepcopy(PUBLISHED[STAND_INS.get(name, name)])
+    if name in STAND_INS:
+        fields |= {key: fields[key] // 8 for key in _SHRUNK}
+    return AutoConfig.for_model(**fields)
+
+
+class Ours:
+    """Our GPT with random weights, in one of GPT-2's sizes but with 2048 positions, so that prompts of 2048 fit."""
+
+    def __init__(self, name: str, device: torch.device, dtype: torch.dtype):
+        n_layer, n_head, n_embd = GPT2[name]
+        dimensions = dict(block_size=2048, vocab_size=50257, n_layer=n_layer, n_head=n_head, n_embd=n_embd)
+        with torch.device(device):
+            self.model = GPT(GPTConfig(**dimensions)).to(dtype).eval()
+        self.output, self.dtype, self.positions = self.model.lm_head, dtype, self.model.config.block_size
+
+    def tables(self) -> list[torch.Tensor]:
+        """The weights that do not multiply every token: of the embeddings and the output layer."""
+        return [self.model.transformer.wte.weight, self.model.transformer.wpe.weight, self.output.weight]
+
+    def use(self, attention: str) -> None:
+        """Compute attention by 'eager' or 'flash' from here on."""
+        self.model.use_attention(NAMED.get(attention, attention))
+
+    def generate(self, idx: torch.Tensor) -> None:
+        """The call that is timed: prefill into a new cache, and the likeliest id."""
+        self.model.generate(idx, 1, temperature=0)
+
+    def errors(self, idx: torch.Tensor) -> dict[str, float]:
+        """parity.errors of the attention in use, for two heads of a prompt like `idx` (1, T)."""
+        c = self.model.config
+        case = Case((1, 2, idx.size(1), c.n_embd // c.n_head), idx.device, self.dtype, backward=False)
+        return parity.errors(ATTENTION[c.attention], case)
+
+
+class Theirs:
+    """A causal model of transformers': published, a stand-in, or loaded by name."""
+
+    def __init__(self, name: str, device: torch.device, dtype: torch.dtype):
+        from transformers import AutoModelForCausalLM
+
+        if name in PUBLISHED or name in STAND_INS:
+            with torch.device(device):  # not on meta: the rotary frequencies are buffers, which to_empty would lose
+                self.model = AutoModelForCausalLM.from_config(config(name), dtype=dtype)
+        else:
+            try:
+                self.model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device)
+            except Exception as error:  # a missing, damaged or foreign file can raise anything
+                if out_of_memory(error):
+                    raise
+                raise UserError(f"cannot load {name!r}: {first_line(error)}") from error
+        self.model.eval()
+        c = self.model.config
+        limits = (getattr(c, "max_position_embeddings", None), getattr(c, "sliding_window", None))
+        self.positions = min(filter(None, limits), default=float("inf"))
+        self.output, self.dtype = self.model.get_output_embeddings(), dtype
+
+    def tables(self) -> list[torch.Tensor]:
+        """The weights that do not multiply every token: of the embedding and the output layer."""
+        return [self.model.get_input_embeddings().weight, self.output.weight]
+
+    def use(self, attention: str) -> None:
+        """Compute attention by 'eager', 'flash' or 'flash_attention_2' from here on. Raises UserError if it cannot."""
+        implementation = "sdpa" if attention == "flash" else attention
+        try:
+            self.model.set_attn_implementation(implementation)
+        except (ValueError, ImportError) as error:
+            raise UserError(first_line(error)) from error
+        if self.model.config._attn_implementation != implementation:  # transformers may only warn
+            raise UserError(f"{type(self.model).__name__} does not switch its attention to {implementation}")
+
+    def _held(self):
+        """SDPA's flash kernel and no other, for every call of SDPA."""
+        held = self.model.config._attn_implementation == "sdpa"
+        return sdpa_kernel(SDPBackend.FLASH_ATTENTION) if held else contextlib.nullcontext()
+
+    def generate(self, idx: torch.Tensor) -> None:
+        """The call that is timed: `generate` of one token, with the mask of ones that a tokenizer gives."""
+        with self._held():
+            self.model.generate(
+                idx, attention_mask=torch.ones_like(idx), max_new_tokens=1, do_sample=False, pad_token_id=0
+            )
+
+    def errors(self, idx: torch.Tensor) -> dict[str, float]:
+        """parity.errors of the attention in use as the model itself calls it for `idx` (1, T).
+
+        With its own mask and options, for two heads of keys and as many queries to each as in the model. Raises
+        UserError if the model does not call attention through transformers' AttentionInterface.
+        """
+        calls = []
+        with _listening(calls):
+            self.generate(idx)
+        if not calls:
+            raise UserError(f"{type(self.model).__name__} has attention of its own, out of reach of a comparison")
+        attend, module, (nh, nh_k, hs), mask, options = calls[0]
+        groups = nh // nh_k
+
+        def grouped(q, k, v, dropout_p=0.0):
+            with self._held():
+                y, _ = attend(module, q.repeat_interleave(groups, dim=1), k, v, mask, **options)  # (1, T, nh, hs)
+            return y.transpose(1, 2).unflatten(1, (-1, groups))[0].transpose(0, 1)  # (groups, 2, T, hs), all alike
+
+        return parity.errors(grouped, Case((1, 2, idx.size(1), hs), idx.device, self.dtype, backward=False))
+
+
+@contextlib.contextmanager
+def _listening(calls):
+    """Append to `calls` how a model of transformers' calls attention: (function, module, shape, mask, options)."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as interfaces
+
+    find = interfaces.get_interface
+
+    def get_interface(name, default):
+        attend = find(name, default)
+
+        def call(module, q, k, v, mask, **options):
+            calls.append((attend, module, (q.size(1), k.size(1), q.size(3)), mask, options))
+            return attend(module, q, k, v, mask, **options)
+
+        return call
+
+    interfaces.get_interface = get_interface  # on the instance, so that it shadows the method
+    try:
+        yield
+    finally:
+        del interfaces.get_interface
+
+
+_loaded = {}  # one model at most: two at full size may not fit
+
+
+def load(name: str, seed: int, device: torch.device, dtype: torch.dtype) -> Ours | Theirs:
+    """The model `name`. It is kept until another is asked for, which is built only once this one is gone."""
+    key = (name, seed, device, dtype)
+    if key not in _loaded:
+        _loaded.clear()
+        gc.collect()  # modules refer to each other in cycles
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        determinism.seed(seed, "prefill")
+        _loaded[key] = (Ours if name in GPT2 else Theirs)(name, device, dtype)
+    return _loaded[key]

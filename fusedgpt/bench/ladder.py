@@ -1,0 +1,137 @@
+"""The ladder of PyTorch's article: the same training, rung by rung, each rung changing one thing.
+
+"Accelerating Large Language Models with Accelerated Transformers" climbs from hand-written attention to flash on a
+padded vocabulary; the rungs after that are this project's. Each rung is train.py in a process of its own.
+"""
+
+import dataclasses
+import math
+
+from fusedgpt.attention import ATTENTION
+from fusedgpt.bench import figures as drawing
+from fusedgpt.bench import report, settings, training
+from fusedgpt.bench.proof import prove_kernel
+from fusedgpt.bench.rows import slug, trace_path
+from fusedgpt.case import Case
+from fusedgpt.device import resolve_dtype
+
+BASELINE, PADDED = "manual", "flash + padded vocabulary"
+# ms a batch on an A100, as the article gives them
+ARTICLE = {"manual": 143, "math": 134, "efficient": 119, "flash": 113, PADDED: 87}
+
+# what each rung sets; if it does not say dtype or compile, those are the settings'
+RUNGS = {
+    "manual, float32, eager": {"attention": "manual", "vocab_multiple": 1, "dtype": "float32", "compile": False},
+    "manual, eager": {"attention": "manual", "vocab_multiple": 1, "compile": False},
+    **{name: {"attention": name, "vocab_multiple": 1} for name in ("manual", "math", "efficient", "flash")},
+    PADDED: {"attention": "flash", "vocab_multiple": 64},
+    **{f"{n} + padded vocabulary": {"attention": n, "vocab_multiple": 64} for n in ("cudnn", "flex", "auto")},
+    f"{PADDED}, eager": {"attention": "flash", "vocab_multiple": 64, "compile": False},
+    "manual, again": {"attention": "manual", "vocab_multiple": 1},  # shows how much the machine itself drifts
+}
+
+TRAINS = True
+UNUSED = {
+    **training.UNUSED,
+    **dict.fromkeys(("attention", "vocab_multiple"), "each rung of the ladder sets it"),
+    **dict.fromkeys(("eval_iters", "max_seconds"), "a rung only makes --steps steps"),
+}
+
+
+@dataclasses.dataclass
+class Settings(settings.Trained):
+    pass
+
+
+def defaults(gpu: bool) -> dict:
+    """GPT-2 124M at 12 x 1024 on a GPU; four small layers on a CPU."""
+    return training.DEFAULTS | {"compile": True} | ({"steps": 105} if gpu else training.ON_A_CPU)
+
+
+def plan(s, device) -> list[dict]:
+    """The rungs, from the ground up."""
+    return [{"rung": name} for name in RUNGS]
+
+
+def measure(spec: dict, s, device, folder) -> dict:
+    """A rung's row: first parity of its kernel with float64, then the steps of train.py."""
+    s = dataclasses.replace(s, **RUNGS[spec["rung"]])
+    case = Case.of_model(s, s.batch_size, device, resolve_dtype(s.dtype, device), dropout=s.dropout)
+    proven = prove_kernel(s.attention, case) if s.attention in ATTENTION else {}
+    out_dir = folder / "runs" / slug(spec["rung"])
+    record, metrics = training.run(training.settings(s, Settings), out_dir, trace=trace_path(folder, spec))
+    if record["attention_trials"]:  # auto compared every kernel that it tried
+        proven = {"errors": record["attention_trials"][record["attention"]]["errors"], "parity": "passed, by auto"}
+    return proven | training.measured(record, metrics)
+
+
+def faster(baseline_ms: float, ms: float) -> float:
+    """By how many per cent, as the article counts: `baseline / rung - 1`."""
+    return 100 * (baseline_ms / ms - 1)
+
+
+def table(rows: list[dict]) -> list[str]:
+    """A line a rung, with the article's figures beside ours, and notes."""
+    measured = {row["rung"]: row for row in rows if row["status"] == "measured"}
+    names = ["rung", "ms a step, median (p10-p90)", "faster than manual", "the article, A100", "tokens/s", "MFU"]
+    names += ["peak memory", "final loss", "kernel seen forward / backward (as it ran)"]
+    lines = report.markdown(names, [_cells(row, measured) for row in rows])
+    return [*lines, "", *(f"- {note}" for note in notes(measured))]
+
+
+def _cells(row, measured):
+    told = ARTICLE.get(row["rung"])
+    theirs = f"{told} ms, {faster(ARTICLE[BASELINE], told):.2f} %" if told else ""
+    if row["status"] != "measured":
+        return [row["rung"], f"{row['status']}: {row['reason']}", "", theirs, *[""] * 5]
+    base, ran = measured.get(BASELINE), row["ran"]
+    ours = f"{faster(base['median_ms'], row['median_ms']):+.2f} %" if base else ""
+    mfu = row["mfu"] * row["peak_flops"] / report.best_peaks(measured.values())[ran["dtype"]]
+    how = f"{ran['attention']}, {ran['dtype']}, {'compiled' if ran['compile'] else 'eager'}, {ran['padded_vocab_size']}"
+    cells = [row["rung"], report.spread(row), ours, theirs, f"{row['tokens_per_s']:,.0f}", f"{100 * mfu:.1f} %"]
+    memory = f"{row['peak_memory'] / report.GIB:.2f} GiB"
+    return [*cells, memory, f"{row['final_loss']:.4f}", f"{report.kernel(row)} ({how})"]
+
+
+def notes(measured: dict[str, dict]) -> list[str]:
+    """What the rungs show together: whether their losses agree, parity, conventions, drift. `measured`: by rung."""
+    base = measured.get(BASELINE)
+    if not base:
+        return []
+    losses = [row["final_loss"] for row in measured.values()]
+    difference = max(losses) - min(losses)
+    agree = all(map(math.isfinite, losses)) and difference < 0.01 * min(losses)
+    worst = ", ".join(f"{name}: {max(row['errors'].values()):.0e}" for name, row in measured.items())
+    found = [
+        f"Losses after {base['steps']} steps lie within {difference:.4f} of each other:"
+        f" {'they agree' if agree else '**they DISAGREE**'}.",
+        f"Parity with float64 was passed before each time; largest errors: {worst}.",
+        "Per cent are `baseline / rung - 1`, as the article counts.",
+        report.mfu_convention(measured.values()),
+    ]
+    slowest, best = measured.get("manual, float32, eager"), measured.get(PADDED)
+    if slowest and best:
+        times = slowest["median_ms"] / best["median_ms"]
+        found.append(f"`{PADDED}` is {times:.2f} times as fast as `manual, float32, eager`.")
+    if again := measured.get("manual, again"):
+        drift = again["median_ms"] / base["median_ms"] - 1
+        found.append(f"The baseline measured again at the end: {drift:+.1%} ms; that much the machine drifts.")
+    return found
+
+
+def figures(rows: list[dict]):
+    """ladder.png: a bar a rung."""
+    if not rows:
+        return
+    figure, axes = drawing.new(figsize=(7.5, 0.45 * len(rows) + 1.2))
+    names, medians = [row["rung"] for row in rows], [row["median_ms"] for row in rows]
+    spread = [[row["median_ms"] - row["p10_ms"] for row in rows], [row["p90_ms"] - row["median_ms"] for row in rows]]
+    axes.barh(names, medians, xerr=spread, color="C0", ecolor="0.3", capsize=2, height=0.65)
+    for n, row in enumerate(rows):
+        axes.text(row["p90_ms"] + 0.01 * max(medians), n, f"{row['median_ms']:.4g}", va="center", fontsize=8)
+    axes.invert_yaxis()
+    axes.set(
+        xlabel="ms a training step: median, p10 to p90 (less is better)",
+        xlim=(0, 1.15 * max(r["p90_ms"] for r in rows)),
+    )
+    yield "ladder", figure

@@ -1,0 +1,165 @@
+"""How exact each way to compute attention is: against float64, on ordinary and on large inputs, and against each other.
+
+Appendix A of PyTorch's article: scaled before the product, q·√s (k·√s)ᵀ, the hand-written attention equals SDPA to
+`allclose`; scaled after it, (q kᵀ)·s, as nanoGPT does, it does not. In float16 the order decides whether it overflows.
+"""
+
+import dataclasses
+
+import torch
+
+from fusedgpt import kernels, parity
+from fusedgpt.attention import ATTENTION
+from fusedgpt.bench import figures as drawing
+from fusedgpt.bench import report, settings
+from fusedgpt.bench.proof import tflops, timed, verdict
+from fusedgpt.bench.rows import trace_path
+from fusedgpt.case import Case
+from fusedgpt.device import DTYPES
+from fusedgpt.errors import UserError
+
+SHAPE = (1, 12, 256, 64)  # (B, nh, T, hs): GPT-2's heads
+INPUTS = {"ordinary": 1.0, "large": 64.0}  # q and k are normal times this: q kᵀ passes 65504, its scaled value does not
+PAIRS = [("scaled before", "math"), ("manual", "math"), ("scaled before", "flash"), ("manual", "flash")]
+CLAIMED = {"scaled before": True, "manual": False}  # whether it is `allclose` to SDPA, as the article has it
+
+TRAINS = False
+UNUSED = {}
+
+
+def scaled_before(q, k, v, dropout_p=0.0):
+    """`manual`, but for the order: q and k are each times √s before the product, as SDPA's math does."""
+    T, root = q.size(-2), q.size(-1) ** -0.25
+    scores = (q * root) @ (k * root).transpose(-2, -1)  # (B, nh, T, T)
+    hidden = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
+    return scores.masked_fill(hidden, float("-inf")).softmax(dim=-1) @ v
+
+
+PATHS = {"scaled before": scaled_before, **{name: f for name, f in ATTENTION.items() if name != "sdpa"}}
+
+
+@dataclasses.dataclass
+class Settings(settings.Timed):
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    profile: bool = False  # write a profile of each row to traces/, for ui.perfetto.dev
+
+
+def defaults(gpu: bool) -> dict:
+    """The same everywhere."""
+    return {"repeats": 20}
+
+
+def plan(s, device) -> list[dict]:
+    """Every path in every dtype on both inputs; then the article's pairs."""
+    errors = [
+        {"inputs": inputs, "dtype": dtype, "path": path} for inputs in INPUTS for dtype in DTYPES for path in PATHS
+    ]
+    return errors + [{"pair": f"{a} = {b}", "dtype": dtype} for dtype in DTYPES for a, b in PAIRS]
+
+
+def measure(spec: dict, s, device, folder) -> dict:
+    """A row: the errors of a path, or whether a pair is `allclose` at PyTorch's default tolerance (1e-5, 1e-8)."""
+    case = Case(SHAPE, device, DTYPES[spec["dtype"]])
+    if "pair" in spec:
+        return _pair(*spec["pair"].split(" = "), case)
+    attend, scale = PATHS[spec["path"]], INPUTS[spec["inputs"]]
+    case = dataclasses.replace(case, backward=_has_backward(spec["path"], case))
+    errors = parity.errors(attend, case, scale)
+    row = {"errors": errors, "overflows": not all(e < float("inf") for e in errors.values())}
+    if spec["inputs"] == "large":  # an error is the finding here; the tolerance is for ordinary inputs
+        return row
+    row["parity"] = verdict(errors, case.dtype, f"on all {SHAPE[1]} heads")
+    inputs = case.inputs()
+    row |= timed(lambda: case.run(attend, *inputs), s, device, trace_path(folder, spec))
+    return row | {"tflops": tflops(case, row["median_ms"])}
+
+
+def _has_backward(path, case):
+    """Whether `path` has a backward here. Raises UserError if it does not run at all."""
+    if path == "scaled before" or not kernels.refusal(path, case):
+        return True
+    if reason := kernels.refusal(path, dataclasses.replace(case, backward=False)):
+        raise UserError(reason)
+    return False
+
+
+def _pair(a, b, case):
+    for path in (a, b):
+        _has_backward(path, case)
+    q, k, v, _ = dataclasses.replace(case, backward=False).inputs()
+    one, other = PATHS[a](q, k, v), PATHS[b](q, k, v)
+    close = torch.allclose(one, other)
+    return {
+        "allclose": close,
+        "claimed": CLAIMED[a],
+        "reproduced": close == CLAIMED[a],
+        "largest_difference": (one.double() - other.double()).abs().max().item(),
+    }
+
+
+def table(rows: list[dict]) -> list[str]:
+    """Errors by path and dtype, times, and the article's pairs."""
+    errors, text = [row for row in rows if "path" in row], []
+    for inputs in dict.fromkeys(row["inputs"] for row in errors):
+        group = [row for row in errors if row["inputs"] == inputs]
+        dtypes, paths = (list(dict.fromkeys(row[key] for row in group)) for key in ("dtype", "path"))
+        times = f"q and k are normal, times {INPUTS[inputs]:g}"
+        text += ["", f"## {inputs} inputs ({times}): largest error against float64, y / worst of dq, dk, dv", ""]
+        cells = {(row["path"], row["dtype"]): _errors(row) for row in group}
+        text += report.markdown(["path", *dtypes], [[p, *(cells.get((p, d), "") for d in dtypes)] for p in paths])
+    text += ["", "## time and memory, ordinary inputs", ""]
+    text += report.markdown(
+        ["path", "dtype", "ms, median (p10-p90)", "TFLOP/s, causal half", "peak MiB"],
+        [
+            [r["path"], r["dtype"], report.spread(r, 3), f"{r['tflops']:.3g}", f"{r['peak_memory'] / 2**20:.1f}"]
+            for r in errors
+            if "median_ms" in r
+        ],
+    )
+    yes = {True: "yes", False: "no"}
+    text += ["", "## allclose, as the article's appendix A claims", ""]
+    return text + report.markdown(
+        ["pair", "dtype", "allclose", "the article", "reproduced", "largest difference"],
+        [
+            [r["pair"], r["dtype"], *(yes[r[c]] for c in ("allclose", "claimed", "reproduced")), _largest(r)]
+            for r in rows
+            if "pair" in r and r["status"] == "measured"
+        ],
+    )
+
+
+def _largest(row):
+    return f"{row['largest_difference']:.1e}"
+
+
+def _errors(row):
+    if row["status"] != "measured":
+        return row["status"]
+    if row["overflows"]:
+        return "**overflows**"
+    gradients = [error for name, error in row["errors"].items() if name != "y"]
+    return f"{row['errors']['y']:.1e} / " + (f"{max(gradients):.1e}" if gradients else "no backward")
+
+
+def figures(rows: list[dict]):
+    """errors.png: the error of each path and dtype, a panel for each kind of input."""
+    rows = [row for row in rows if "path" in row]
+    kinds = list(dict.fromkeys(row["inputs"] for row in rows))
+    if not kinds:
+        return
+    figure, grid = drawing.new(ncols=len(kinds), figsize=(4.6 * len(kinds), 3.6), squeeze=False, sharey=True)
+    for axes, inputs in zip(grid.flat, kinds):
+        group = [row for row in rows if row["inputs"] == inputs]
+        paths = list(dict.fromkeys(row["path"] for row in group))
+        for dtype, mark in (("bfloat16", "s"), ("float16", "D"), ("float32", "o")):
+            found = [(row["path"], row["errors"]["y"]) for row in group if row["dtype"] == dtype]
+            finite = [(paths.index(path), error) for path, error in found if error < float("inf")]
+            axes.plot(*zip(*finite) if finite else ([], []), mark, label=dtype, markersize=6)
+            lost = [paths.index(path) for path, error in found if error == float("inf")]
+            axes.plot(lost, [1.0] * len(lost), "kx", markersize=9, label=f"{dtype}: overflows" if lost else None)
+        axes.set_xticks(range(len(paths)), paths, rotation=30, ha="right")
+        axes.set(title=f"{inputs} inputs", yscale="log")
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False, fontsize=8)
+    grid[0, 0].set_ylabel("largest error of the output\nagainst float64, as a share")
+    yield "errors", figure

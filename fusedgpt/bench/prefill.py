@@ -1,0 +1,171 @@
+"""Time to the first token at batch 1: eager attention against the flash kernel, on the same weights.
+
+What is timed is `generate` of one token, as in AMD's article "Accelerating Large Language Models with Flash Attention
+on AMD GPUs" (4 warm-up runs, 256 timed). The models are in causal_models.py.
+
+B = 1, T prompt tokens, V vocabulary.
+"""
+
+import dataclasses
+import importlib.util
+from typing import Literal
+
+import torch
+
+from fusedgpt import memory, timing
+from fusedgpt.bench import causal_models, report, settings
+from fusedgpt.bench import figures as drawing
+from fusedgpt.bench.proof import refusals, verdict
+from fusedgpt.bench.rows import trace_path
+from fusedgpt.case import Case
+from fusedgpt.device import dtype_name, resolve_dtype
+from fusedgpt.errors import UserError, out_of_memory
+from fusedgpt.receipt import contradiction, observe
+
+TRAINS = False
+UNUSED = {}
+
+
+@dataclasses.dataclass
+class Settings(settings.Timed):
+    lengths: str = "512,1024,2048"  # prompt tokens, as first-last-step or one by one
+    # mistral-7b, llama-3-8b, phi-2, gpt2, gpt2-medium, gpt2-large, gpt2-xl; mistral-small, llama-small, phi-small; or
+    # local folders and names of the Hugging Face hub
+    models: str = "mistral-7b,llama-3-8b,phi-2,gpt2-xl"
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of the weights and all products
+    seed: int = 1337  # seed of the weights and the prompt
+    profile: bool = False  # write a profile of each row to traces/, for ui.perfetto.dev
+
+
+def defaults(gpu: bool) -> dict:
+    """The articles' models on a GPU; stand-ins on a CPU."""
+    return {} if gpu else {"models": "mistral-small,llama-small,phi-small,gpt2", "repeats": 20}
+
+
+def plan(s, device) -> list[dict]:
+    """The rows in order: {'model', 'attention', 'T'}."""
+    package = ["flash_attention_2"] if importlib.util.find_spec("flash_attn") else []
+    return [
+        {"model": name, "attention": attention, "T": T}
+        for name in s.models.split(",")
+        for T in settings.lengths(s.lengths)
+        for attention in ("eager", "flash", *(package if name not in causal_models.GPT2 else []))
+    ]
+
+
+def measure(spec: dict, s, device, folder) -> dict:
+    """What was measured for a row of `plan`: times in ms, peak bytes, the receipt, and errors as shares.
+
+    Raises UserError if the attention cannot run here or another kernel ran, ParityError if it differs from float64;
+    errors of a full memory pass unchanged.
+    """
+    attention, T, dtype = spec["attention"], spec["T"], resolve_dtype(s.dtype, device)
+    subject = causal_models.load(spec["model"], s.seed, device, dtype)
+    if subject.positions < T:
+        raise UserError(f"{T} tokens are more than the {subject.positions} that {spec['model']} attends to")
+    generator = torch.Generator().manual_seed(s.seed)
+    idx = torch.randint(subject.model.config.vocab_size, (1, T), generator=generator).to(device)
+    subject.use(attention)
+    seen = []
+    with refusals():
+        errors = subject.errors(idx)
+        trace = trace_path(folder, spec) if s.profile else None
+        receipt = observe(lambda: seen.append(last_logits(subject, idx)), trace)
+    if reason := _contradiction(attention, receipt, Case((1, 1, T, 1), device, dtype, backward=False)):
+        raise UserError(reason)
+    passed = verdict(errors, dtype, f"of {attention} attention as the model calls it, 2 heads")
+    last, positions = seen[0]
+    difference = _difference(last, subject, idx)
+    subject.use(attention)
+    memory.reset_peak_memory(device)
+    samples_ms = timing.samples(lambda: subject.generate(idx), device, s.repeats, s.warmup)
+    times, parameters = timing.summary(samples_ms), sum(p.numel() for p in subject.model.parameters())
+    body = parameters - sum({id(w): w.numel() for w in subject.tables()}.values())
+    return {
+        "parameters": parameters,
+        "dtype": dtype_name(dtype),
+        "logits": "last position" if positions == 1 else "all positions",
+        "samples_ms": samples_ms,
+        **times,
+        "tflops": 2 * body * T / (times["median_ms"] * 1e9),  # two a weight and token, but for embedding and output
+        "peak_memory": memory.peak_memory(device),
+        "kernel": receipt,
+        "errors": errors,
+        "parity": passed,
+        "logits_differ": difference,
+    }
+
+
+def last_logits(subject, idx: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Run the call that is timed once: the last logits (V,), and for how many positions there were logits."""
+    seen = []
+    hook = subject.output.register_forward_hook(lambda module, args, y: seen.append((y[0, -1].float(), y.size(1))))
+    try:
+        subject.generate(idx)
+    finally:
+        hook.remove()
+    return seen[0]
+
+
+def _difference(got, subject, idx):
+    """Largest difference of the last logits from eager's, as a share of eager's largest; None if eager has no room."""
+    try:
+        subject.use("eager")
+        want, _ = last_logits(subject, idx)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        return None
+    return ((got - want).abs().max() / want.abs().max()).item()
+
+
+def _contradiction(attention, receipt, case):
+    if attention == "flash_attention_2":  # its kernels are a package's: they are no operators of PyTorch's
+        foreign = receipt["forward"] == ["unfused"] and receipt["ops"]
+        return None if foreign else f"{attention} was asked for, but the profiler saw {receipt['forward'][0]}"
+    return contradiction(causal_models.NAMED.get(attention, attention), receipt, case)
+
+
+def table(rows: list[dict]) -> list[str]:
+    """A line for each model, length and attention."""
+    eager = {
+        (row["model"], row["T"]): row for row in rows if row["attention"] == "eager" and row["status"] == "measured"
+    }
+    names = ["model", "tokens", "attention", "ms to the first token, median (p10-p90)", "times eager", "TFLOP/s"]
+    names += ["peak memory", "kernel seen", "logits for", "logits differ from eager's by"]
+    lines = report.markdown(names, [_cells(row, eager.get((row["model"], row["T"]))) for row in rows])
+    return [*lines, "", "TFLOP/s counts two operations a weight and token, without the embedding and the output layer."]
+
+
+def _cells(row, eager):
+    if row["status"] != "measured":
+        return [row["model"], row["T"], row["attention"], row["status"], *[""] * 6]
+    n = row["parameters"]
+    size = f"{n / 1e9:.2f} B" if n >= 1e9 else f"{n / 1e6:.0f} M"
+    times = f"{eager['median_ms'] / row['median_ms']:.2f}x" if eager else ""
+    difference = f"{row['logits_differ']:.1e}" if row.get("logits_differ") is not None else ""
+    cells = [f"{row['model']} ({size})", row["T"], row["attention"], report.spread(row), times, f"{row['tflops']:.3g}"]
+    seen = "+".join(row["kernel"]["forward"])
+    return [*cells, f"{row['peak_memory'] / report.GIB:.2f} GiB", seen, row["logits"], difference]
+
+
+def figures(rows: list[dict]):
+    """prefill.png: a panel for each model, grouped bars for each length."""
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    if not models:
+        return
+    figure, grid = drawing.new(ncols=len(models), figsize=(2.9 * len(models) + 0.6, 3.4), squeeze=False)
+    for axes, model in zip(grid.flat, models):
+        group = [row for row in rows if row["model"] == model]
+        kinds, lengths = (list(dict.fromkeys(row[key] for row in group)) for key in ("attention", "T"))
+        width = 0.8 / len(kinds)
+        for n, kind in enumerate(kinds):
+            bars = [row for row in group if row["attention"] == kind]
+            at = [lengths.index(row["T"]) + (n - (len(kinds) - 1) / 2) * width for row in bars]
+            axes.bar(at, [row["median_ms"] for row in bars], width, label=kind, **drawing.bar_style(n))
+        axes.set_xticks(range(len(lengths)), lengths)
+        axes.set(title=model, xlabel="tokens of prompt")
+    grid[0, 0].set_ylabel("ms to the first token, median")
+    grid[0, 0].legend(frameon=False)
+    yield "prefill", figure

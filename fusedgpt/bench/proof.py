@@ -1,0 +1,87 @@
+"""What a row must have before it gets a time: parity with float64, and the kernel that the profiler saw."""
+
+import contextlib
+import functools
+import pathlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from fusedgpt import kernels, memory, parity, timing
+from fusedgpt.case import Attend, Case
+from fusedgpt.errors import UserError, out_of_memory
+from fusedgpt.receipt import observe
+
+ODD_LENGTH = 127  # kernels are written for multiples of 64 and 128, and have been wrong at others
+
+
+class ParityError(Exception):
+    """A kernel's result is not attention: it gets no time."""
+
+
+def prove_kernel(name: str, case: Case) -> dict:
+    """`prove` for the kernel `name` as the scripts run it. Raises UserError if it cannot run `case` here."""
+    if reason := kernels.refusal(name, case):
+        raise UserError(reason)
+    return prove(kernels.as_run(name, case), case)
+
+
+def prove(attend: Attend, case: Case) -> dict:
+    """{'errors': …, 'parity': in words}: `attend` against float64. Raises ParityError beyond the tolerance.
+
+    It is compared at the whole shape, and at an odd length. Float64 holds T² scores a head, so the reference is taken
+    on two heads of one sequence, and on one if T is beyond 4096.
+    """
+    _, nh, T, hs = case.shape
+    heads = min(nh, 2 if T <= 4096 else 1)
+    odd = replace(case, shape=(1, nh, ODD_LENGTH, hs), dropout=0.0)
+    verdict(_compared(attend, odd), case.dtype, f"at {ODD_LENGTH} tokens")
+    errors = parity.errors(attend, case, heads=heads)
+    return {"errors": errors, "parity": verdict(errors, case.dtype, f"on {heads} of {nh} heads")}
+
+
+_compared = functools.lru_cache(parity.errors)  # a sweep asks for the same odd length at each of its lengths
+
+
+def verdict(errors: dict[str, float], dtype: torch.dtype, where: str) -> str:
+    """'passed' in words, for a row. Raises ParityError if an error of parity.errors is beyond the tolerance."""
+    worst = f"largest error {max(errors.values()):.1e} {where}, allowed {parity.TOLERANCE[dtype]:.0e}"
+    if not parity.passes(errors, dtype):
+        raise ParityError(worst)
+    return f"passed: {worst}"
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Turn a kernel's refusal into a UserError with the reasons. A full memory or a crashed GPU passes unchanged."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        except RuntimeError as error:
+            if out_of_memory(error) or isinstance(error, torch.AcceleratorError):
+                raise
+            raise UserError(kernels.reasons(caught, error)) from error
+
+
+def timed(step: Callable[[], object], s, device: torch.device, trace: pathlib.Path) -> dict:
+    """The kernel that the profiler saw in `step`, the bytes that it holds at its peak, and s.repeats times in ms.
+
+    With s.profile, the profile is written to `trace`.
+    """
+    kernel = observe(step, trace if s.profile else None)
+    peak = memory.peak_bytes(step, device)
+    samples_ms = timing.samples(step, device, s.repeats, s.warmup)
+    return {"kernel": kernel, "peak_memory": peak, "samples_ms": samples_ms, **timing.summary(samples_ms)}
+
+
+def tflops(case: Case, median_ms: float) -> float:
+    """TFLOP/s of causal attention: two matrix products forward and five backward, half of each because of the mask.
+
+    The count of FlashAttention-2 (arXiv:2307.08691, section 4.1).
+    """
+    B, nh, T, hs = case.shape
+    forward = 4 * B * nh * T * T * hs / 2
+    return forward * (3.5 if case.backward else 1) / (median_ms * 1e9)

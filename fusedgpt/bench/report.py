@@ -1,0 +1,99 @@
+"""report.md and the figures of a benchmark, from its rows alone; and the pieces that the reports of all kinds share."""
+
+import pathlib
+from collections.abc import Iterable
+
+from fusedgpt.bench import figures
+from fusedgpt.errors import UserError
+from fusedgpt.files import atomic, read_jsonl
+
+GIB = 2**30
+
+
+def read(folder: pathlib.Path) -> tuple[dict, list[dict]]:
+    """The header and all other lines of the rows.jsonl in `folder`. Raises UserError if there is none."""
+    path = folder / "rows.jsonl"
+    lines = read_jsonl(path) if path.exists() else []
+    if not lines:
+        raise UserError(f"{path} does not exist: name the folder of a benchmark, such as out-bench/ladder")
+    return lines[0], lines[1:]
+
+
+def write(folder: pathlib.Path, kind) -> list[pathlib.Path]:
+    """Write report.md of the benchmark `kind`, and its figures, from the rows in `folder`; the paths written."""
+    header, lines = read(folder)
+    rows = [line for line in lines if line["kind"] == "row"]
+    drawn = figures.save(kind.figures([row for row in rows if row["status"] == "measured"]), folder)
+    text = [*_heading(header, lines), *kind.table(rows), ""]
+    text += [line for figure in drawn for line in (f"![{figure.stem}]({figure.name})", "")]
+    text += _failures(rows)
+    with atomic(folder / "report.md", "w") as file:
+        file.write("\n".join(text).rstrip() + "\n")
+    return [folder / "report.md", *drawn]
+
+
+def _heading(header, lines):
+    environment = dict(header["environment"])
+    s = header["settings"]
+    if "memory" in environment:
+        environment["memory"] = f"{environment['memory'] / GIB:.0f} GiB"
+    for when in ("before", "after"):
+        states = [line for line in lines if line["kind"] == when]
+        if states:
+            state = {name: value for name, value in states[-1].items() if name != "kind"}
+            environment[f"{when} the rows"] = ", ".join(f"{name} {value}" for name, value in state.items())
+    settings = ", ".join(f"{name} {s[name]}" for name in header["set"])
+    return [
+        f"# {header['benchmark'].replace('_', ' ')}",
+        "",
+        f"`{header['command']}`",
+        "",
+        *markdown(["", ""], [*environment.items(), ("settings other than the defaults", settings)]),
+        "",
+    ]
+
+
+def _failures(rows):
+    """The rows without a measurement, grouped by their reason."""
+    reasons = {}
+    for row in rows:
+        if row["status"] != "measured":
+            named = row.get("rung") or row.get("path") or row.get("pair") or row["attention"]
+            if row["status"] != "refused" and "T" in row:
+                named = ", ".join(str(row[key]) for key in ("model", "heads", "pass", "attention", "T") if key in row)
+            reasons.setdefault((row["status"], row["reason"]), {})[named] = None
+    return [f"- {'; '.join(names)}: {status}: {reason}" for (status, reason), names in reasons.items()]
+
+
+def markdown(names: list[str], cells: Iterable[Iterable]) -> list[str]:
+    """The lines of a Markdown table with columns `names`."""
+    lines = [names, *cells]
+    lines = [f"| {' | '.join(map(str, line))} |" for line in lines]
+    return [lines[0], "|" + "---|" * len(names), *lines[1:]]
+
+
+def spread(row: dict, digits: int = 1) -> str:
+    """The median of a row, and its 10th and 90th percentile: '113.0 (112.1-115.9)'."""
+    return f"{row['median_ms']:.{digits}f} ({row['p10_ms']:.{digits}f}-{row['p90_ms']:.{digits}f})"
+
+
+def kernel(row: dict, backward: bool = True) -> str:
+    """The kernels that the profiler saw in a row: 'flash / flash', forward and backward."""
+    seen = [row["kernel"][direction] for direction in (("forward", "backward") if backward else ("forward",))]
+    return " / ".join("+".join(names) for names in seen)
+
+
+def best_peaks(rows: Iterable[dict]) -> dict[str, float]:
+    """The peak FLOP/s of each dtype: the most that any of `rows` found, because a disturbed measurement finds less."""
+    best = {}
+    for row in rows:
+        dtype = row["ran"]["dtype"]
+        best[dtype] = max(best.get(dtype, 0), row["peak_flops"])
+    return best
+
+
+def mfu_convention(rows: Iterable[dict]) -> str:
+    """How MFU is counted in `rows`, in a sentence."""
+    rows = list(rows)
+    peaks = ", ".join(f"{peak / 1e12:.4g} TFLOP/s in {dtype}" for dtype, peak in best_peaks(rows).items())
+    return f"MFU counts 6 N + 12 L C T a token, against {peaks} ({rows[0]['peak_source']})."

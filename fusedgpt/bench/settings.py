@@ -1,0 +1,49 @@
+"""Settings that several kinds of benchmark share, and reading the lists among them."""
+
+from dataclasses import dataclass
+
+from fusedgpt.errors import UserError
+
+
+@dataclass
+class Common:
+    # benchmark
+    results: str = "out-bench"  # folder for results; each kind has a folder in it: rows.jsonl, report.md, figures
+    only: str = ""  # measure only rows whose values contain one of these words, comma-separated; empty: all
+
+
+@dataclass
+class Timed(Common):
+    repeats: int = 256  # timed calls of each row
+    warmup: int = 4  # calls before those, which are not counted
+
+
+@dataclass
+class Trained(Common):
+    steps: int = 25  # training steps of each run, of which the first 5 are not counted
+
+
+def lengths(text: str) -> list[int]:
+    """'256,512' or '256-4096-64' (first, last, step) as a list. Raises UserError for anything else."""
+    try:
+        found = []
+        for word in text.split(","):
+            first, *rest = map(int, word.split("-"))
+            last, step = rest or (first, 1)
+            found += range(first, last + 1, step)
+        if not found or min(found) < 1:
+            raise ValueError
+    except ValueError:
+        raise UserError(f"lengths={text!r} must be like 256,512 or 256-4096-64 (first-last-step)") from None
+    return found
+
+
+def heads(text: str) -> list[tuple[int, int]]:
+    """'32x128,12x64' as pairs (heads, head size). Raises UserError for anything else."""
+    try:
+        found = [tuple(map(int, word.split("x"))) for word in text.split(",")]
+        if any(len(pair) != 2 or min(pair) < 1 for pair in found):
+            raise ValueError
+    except ValueError:
+        raise UserError(f"heads={text!r} must be like 32x128,12x64 (heads x head size)") from None
+    return found

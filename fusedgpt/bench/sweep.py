@@ -1,0 +1,211 @@
+"""Attention alone over a range of lengths, and training end to end: from which length on one kernel overtakes another.
+
+After AMD's article "Accelerating Large Language Models with Flash Attention on AMD GPUs": causal attention, batch 1,
+256 to 4096 tokens by 64, hand-written against fused. Kernels take turns at each length, so that drift of the machine
+meets them all.
+"""
+
+import dataclasses
+import functools
+
+import torch
+
+from fusedgpt import kernels
+from fusedgpt.attention import ATTENTION
+from fusedgpt.bench import figures as drawing
+from fusedgpt.bench import report, settings, training
+from fusedgpt.bench.proof import prove, prove_kernel, refusals, tflops, timed
+from fusedgpt.bench.rows import slug, trace_path
+from fusedgpt.case import Case
+from fusedgpt.device import dtype_name, resolve_dtype
+from fusedgpt.errors import UserError
+from fusedgpt.receipt import contradiction
+
+KERNELS = [name for name in ATTENTION if name != "sdpa"]  # which is one of the others
+COMPILED_AT = [256, 512, 1024, 2048, 4096, 8192, 16384]  # flex is compiled anew for each length, so only at these
+LONGEST_TRAINED = 4096
+
+TRAINS = True
+UNUSED = {
+    **training.UNUSED,
+    **dict.fromkeys(("attention", "block_size"), "each row of the sweep sets it"),
+    **dict.fromkeys(("eval_iters", "max_seconds"), "a row only makes --steps steps"),
+}
+
+
+@dataclasses.dataclass
+class Settings(settings.Trained, settings.Timed):
+    heads: str = "32x128,12x64"  # heads x head size of attention alone, comma-separated
+    lengths: str = "256-4096-64,8192,16384"  # tokens, as first-last-step or one by one
+
+
+def defaults(gpu: bool) -> dict:
+    """AMD's lengths in float16 on a GPU; four lengths on a CPU."""
+    if gpu:
+        return training.DEFAULTS | dict(steps=55, compile=True, dtype="float16", batch_size=4)
+    small = dict(vocab_size=None, repeats=20, lengths="256,512,1024,2048", heads="8x128,12x64")
+    return training.DEFAULTS | training.ON_A_CPU | small
+
+
+def plan(s, device) -> list[dict]:
+    """Training, at powers of two; then attention alone at every length, heads x head size, direction and kernel."""
+    settings.heads(s.heads)
+    lengths = settings.lengths(s.lengths)
+    alone = [
+        {"part": "attention", "heads": heads, "pass": direction, "T": T, "attention": name}
+        for heads in s.heads.split(",")
+        for direction in ("forward", "forward + backward")
+        for T in lengths
+        for name in KERNELS
+        if name != "flex" or T in COMPILED_AT
+    ]
+    trained = [T for T in lengths if _power_of_two(T) and T <= LONGEST_TRAINED]
+    return [{"part": "training", "T": T, "attention": name} for T in trained for name in KERNELS] + alone
+
+
+def _power_of_two(T):
+    return T & (T - 1) == 0
+
+
+def measure(spec: dict, s, device, folder) -> dict:
+    """A row: first parity with float64, then times; for attention alone TFLOP/s, and memory beyond the inputs."""
+    if spec["attention"] == "flex":
+        torch.compiler.reset()  # PyTorch counts recompilations over a whole process, and stops at the eighth
+    if spec["part"] == "training":
+        return _training(spec, s, device, folder)
+    nh, hs = map(int, spec["heads"].split("x"))
+    name, dtype = spec["attention"], resolve_dtype(s.dtype, device)
+    case = Case((1, nh, spec["T"], hs), device, dtype, backward=spec["pass"] != "forward")
+    attend = ATTENTION[name]
+    if reason := _refusal(name, dataclasses.replace(case, shape=(1, 1, 256, hs))):
+        raise UserError(reason)
+    inputs = _inputs(case)
+    with refusals():
+        row = prove(attend, case)
+        row |= timed(lambda: case.run(attend, *inputs), s, device, trace_path(folder, spec))
+    if reason := contradiction(name, row["kernel"], case):
+        raise UserError(reason)
+    return row | {"dtype": dtype_name(dtype), "tflops": tflops(case, row["median_ms"])}
+
+
+_inputs = functools.lru_cache(maxsize=1)(Case.inputs)  # kernels take turns with them; drawing them takes longer
+_refusal = functools.lru_cache(kernels.refusal)  # at one length: a kernel that refuses another length raises there
+
+
+def _training(spec, s, device, folder):
+    s = dataclasses.replace(s, block_size=spec["T"], attention=spec["attention"], dtype="auto")
+    case = Case.of_model(s, s.batch_size, device, resolve_dtype(s.dtype, device), dropout=s.dropout)
+    row = prove_kernel(s.attention, case)
+    out_dir = folder / "runs" / slug(f"{spec['attention']} {spec['T']}")
+    run = training.run(training.settings(s, Settings), out_dir, trace=trace_path(folder, spec))
+    return row | training.measured(*run)
+
+
+def crossovers(rows: list[dict]) -> dict[tuple[str, str], int | None]:
+    """The length at which a kernel overtakes another: {(slower before, faster from there on): T}, in rows of one part.
+
+    T is the first length from which on it stays faster at every longer one that was measured; None: at every length.
+    """
+    times = {}
+    for row in rows:
+        if row["status"] == "measured":
+            times.setdefault(row["attention"], {})[row["T"]] = row["median_ms"]
+    found = {}
+    for a in times:
+        for b in times:
+            common = sorted(times[a].keys() & times[b].keys())
+            ahead = [times[b][T] < times[a][T] for T in common]
+            if a == b or len(common) < 2 or not ahead[-1]:
+                continue
+            first = len(ahead) - next((n for n, yes in enumerate(reversed(ahead)) if not yes), len(ahead))
+            found[a, b] = common[first] if first else None
+    return found
+
+
+def table(rows: list[dict]) -> list[str]:
+    """For each part, shape and direction: a line a length, a column a kernel; and the crossovers."""
+    text, groups = [], {}
+    for row in rows:
+        groups.setdefault((row["part"], row.get("heads"), row.get("pass")), []).append(row)
+    for (part, heads, direction), group in groups.items():
+        alone = part == "attention"
+        text += ["", f"## {f'attention alone, {heads}, {direction}' if alone else 'training, end to end'}", ""]
+        shown = list(dict.fromkeys(row["attention"] for row in group if row["status"] == "measured"))
+        cells = {(row["T"], row["attention"]): row for row in group}
+        lengths = sorted({row["T"] for row in group})
+        lengths = list(filter(_power_of_two, lengths)) or lengths  # the figures have all of them
+        unit = "ms (TFLOP/s)" if alone else "ms (tokens/s)"
+        text += report.markdown(
+            ["tokens", *(f"{name}, {unit}, times manual" for name in shown)],
+            [[T, *(_cell(cells.get((T, name)), cells.get((T, "manual"))) for name in shown)] for T in lengths],
+        )
+        if found := crossovers(group):
+            text += ["", *(_crossover(pair, T) for pair, T in found.items())]
+    measured = [row for row in rows if row["status"] == "measured"]
+    seen = {f"{r['attention']}: {report.kernel(r, r.get('pass') != 'forward')}" for r in measured}
+    worst = max((max(row["errors"].values()) for row in rows if "errors" in row), default=0)
+    return [
+        *text,
+        "",
+        f"Kernels seen, forward / backward: {'; '.join(sorted(seen))}. Every time follows a passed comparison with",
+        f"float64; the largest error is {worst:.1e}. TFLOP/s counts the causal half: 2 B nh T² hs",
+        "forward, 3.5 times that with the backward.",
+    ]
+
+
+def _cell(row, manual):
+    if row is None or row["status"] != "measured":
+        return row["status"] if row else ""
+    rate = f"{row['tflops']:.2f}" if "tflops" in row else f"{row['tokens_per_s']:,.0f}"
+    times = f", {manual['median_ms'] / row['median_ms']:.2f}x" if manual and manual["status"] == "measured" else ""
+    return f"{row['median_ms']:.2f} ({rate}){times}"
+
+
+def _crossover(pair, T):
+    slower, faster = pair
+    return f"- `{faster}` is faster than `{slower}` {f'from T = {T} on' if T else 'at every length'}."
+
+
+def figures(rows: list[dict]):
+    """speedup.png and memory.png, a panel for each shape and direction, against manual; training.png, tokens/s."""
+    alone, whole = ([row for row in rows if row["part"] == part] for part in ("attention", "training"))
+    if alone:
+        yield "speedup", _panels(alone, "times as fast as manual", lambda row, m: m["median_ms"] / row["median_ms"])
+        memory = _panels(alone, "MiB held above the inputs", lambda row, m: row["peak_memory"] / 2**20 or None)
+        for axes in memory.axes:
+            axes.set_yscale("log")
+        yield "memory", memory
+    if whole:
+        figure, axes = drawing.new(figsize=(5.5, 3.6))
+        _lines(axes, whole, lambda row: row["tokens_per_s"])
+        axes.set(xlabel="tokens in a sequence", ylabel="tokens/s, training end to end", ylim=(0, None))
+        axes.legend(frameon=False)
+        yield "training", figure
+
+
+def _panels(rows, label, value):
+    """A figure with a panel for each shape and direction. value: (row, manual's row at that length) -> y, or None."""
+    groups = list(dict.fromkeys((row["heads"], row["pass"]) for row in rows))
+    across = min(2, len(groups))
+    down = -(-len(groups) // across)
+    figure, grid = drawing.new(nrows=down, ncols=across, figsize=(5 * across, 3.3 * down), squeeze=False)
+    for axes, (heads, direction) in zip(grid.flat, groups):
+        group = [row for row in rows if (row["heads"], row["pass"]) == (heads, direction)]
+        manual = {row["T"]: row for row in group if row["attention"] == "manual"}
+        _lines(axes, [row for row in group if row["T"] in manual], lambda row, m=manual: value(row, m[row["T"]]))
+        axes.set(title=f"{heads.replace('x', ' heads × ')}, {direction}", xlabel="tokens", ylabel=label)
+        axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _lines(axes, rows, value):
+    for name in dict.fromkeys(row["attention"] for row in rows):
+        points = sorted((row["T"], value(row)) for row in rows if row["attention"] == name and value(row) is not None)
+        marks = dict(marker=drawing.mark(name), markersize=4, markevery=max(1, len(points) // 12))
+        if points:
+            axes.plot(*zip(*points), label=name, **marks)
+    lengths = sorted({row["T"] for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(filter(_power_of_two, lengths)) or lengths)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.grid(alpha=0.3)

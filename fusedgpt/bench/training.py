@@ -1,0 +1,123 @@
+"""train.py in a fresh process: what users run is what is timed, and nothing of one row is left for the next."""
+
+import dataclasses
+import gc
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import torch
+
+from fusedgpt.errors import UserError
+from fusedgpt.logger import read_metrics, read_record
+from fusedgpt.timing import summary
+
+TRAIN = pathlib.Path(__file__).resolve().parents[2] / "train.py"
+WARM_UP = 5  # steps that are not counted
+
+# of train.py's settings, for every kind that trains: values other than train.py's defaults
+DEFAULTS = dict(dataset="python_stdlib", vocab_size=50257, gradient_accumulation_steps=1, eval_iters=1)
+DEFAULTS |= dict(warmup_iters=100, lr_decay_iters=1000, eval_interval=10**9, log_interval=10**9)
+ON_A_CPU = dict(n_layer=4, n_head=4, n_embd=256, block_size=1024, batch_size=1)
+# and what no kind uses
+UNUSED = {
+    "max_iters": "--steps says how many steps each run of a benchmark makes",
+    "out_dir": "the runs of a benchmark go to a folder of their own in --results",
+    "init_from": "every run of a benchmark starts from scratch",
+    "eval_only": "a benchmark trains",
+    "always_save_checkpoint": "a benchmark deletes its checkpoints",
+    "backend": "the runs of a benchmark have one process",
+    **dict.fromkeys(("eval_interval", "log_interval"), "a benchmark sets it itself"),
+    **dict.fromkeys(("wandb_log", "wandb_project", "wandb_run_name"), "the runs of a benchmark are not sent to wandb"),
+}
+
+
+def settings(s, own: type) -> dict:
+    """The settings of `s` that train.py has: all but those that the kind's Settings, `own`, adds."""
+    added = {field.name for field in dataclasses.fields(own)}
+    shared = {field.name: getattr(s, field.name) for field in dataclasses.fields(s) if field.name not in added}
+    return shared | {"max_iters": s.steps}
+
+
+def run(
+    settings: dict, out_dir: pathlib.Path, memory: int | None = None, trace: pathlib.Path | None = None
+) -> tuple[dict, list[dict]]:
+    """Run train.py with `settings`; its run.json and the lines of its metrics.jsonl. Checkpoints are deleted.
+
+    memory: bytes that the process may hold (data, not code), beyond which an allocation fails. trace: the file that
+    gets the profile, if settings["profile"] asks for one. Raises UserError with the sentence that train.py ended on,
+    MemoryError if that says out of memory, RuntimeError for any other end.
+    """
+    flags = [f"--{name}={value}" for name, value in {**settings, "out_dir": out_dir}.items() if value is not None]
+    limit = None
+    if memory:
+        import resource  # not on Windows
+
+        def limit():
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+
+    shutil.rmtree(out_dir, ignore_errors=True)
+    if torch.cuda.is_available():  # leave all memory to the child
+        gc.collect()
+        torch.cuda.empty_cache()
+    done = subprocess.run(
+        [sys.executable, TRAIN, *flags], capture_output=True, text=True, preexec_fn=limit, check=False
+    )
+    for name in ("ckpt.pt", "best.pt"):
+        (out_dir / name).unlink(missing_ok=True)
+    if done.returncode:
+        raise _error_of(done, limited=bool(memory))
+    if settings["profile"] and trace:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        (out_dir / "trace.json").replace(trace)
+    return read_record(out_dir), read_metrics(out_dir)
+
+
+def _error_of(done, limited):
+    """The exception for a run of train.py that failed. limited: whether its memory was."""
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    said = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
+    full = ["out of memory.", "CUDA out of memory", "bad_alloc", "Cannot allocate memory", "STATUS_ALLOC_FAILED"]
+    if limited:
+        full.append("could not create a primitive")  # oneDNN's words for it
+    if done.returncode == -signal.SIGKILL or any(words in done.stderr for words in full):
+        return MemoryError(said)
+    if done.returncode == 1 and f"error: {said}" in lines:
+        return UserError(said)
+    return RuntimeError(f"train.py ended with status {done.returncode}: {said}")
+
+
+def held_by_pytorch() -> tuple[int, int]:
+    """Bytes that a process holds once it has imported train.py, before a model: of data, and resident (Linux)."""
+    read = "import train; print(open('/proc/self/status').read())"
+    done = subprocess.run([sys.executable, "-c", read], cwd=TRAIN.parent, capture_output=True, text=True, check=True)
+    status = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
+    return tuple(1024 * int(status[name].split()[0]) for name in ("VmData", "VmRSS"))
+
+
+def measured(record: dict, metrics: list[dict]) -> dict:
+    """What a row keeps of a run: the times of its steps after the first WARM_UP, memory, losses, and what ran.
+
+    Raises UserError if there are no such steps.
+    """
+    steps = [m for m in metrics if m["kind"] == "train"]
+    ms = [m["ms"] for m in steps[WARM_UP:]]
+    if not ms:
+        raise UserError(f"steps={len(steps)} leaves no step to time: {WARM_UP} are warm-up")
+    times = summary(ms)
+    tokens_per_s = 1e3 * record["tokens_per_step"] / times["median_ms"]
+    return {
+        **times,
+        "samples_ms": ms,
+        "tokens_per_s": tokens_per_s,
+        "mfu": tokens_per_s * steps[-1]["mfu"] / steps[-1]["tokens_per_s"],
+        "peak_flops": record["mfu"]["peak_flops"],
+        "peak_source": record["mfu"]["peak_source"],
+        "peak_memory": steps[-1]["peak_memory"],
+        "final_loss": steps[-1]["loss"],
+        "steps": len(steps),
+        "kernel": record["receipt"],
+        "ran": {name: record[name] for name in ("attention", "dtype", "compile", "padded_vocab_size", "device")},
+    }

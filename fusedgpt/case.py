@@ -1,0 +1,53 @@
+"""One attention computation: what is permitted, compared with float64, timed and reported, and the run of it.
+
+B batch, nh heads, T queries, Tk keys, hs head size.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+
+# (q, k, v, dropout_p) -> y, as in fusedgpt/attention.py
+Attend = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Causal attention of `shape` (B, nh, T, hs) on `device` in `dtype`."""
+
+    shape: tuple[int, int, int, int]
+    device: torch.device
+    dtype: torch.dtype
+    dropout: float = 0.0
+    backward: bool = True  # training, which needs dq, dk and dv too
+    keys: int | None = None  # Tk; None: as many as queries
+
+    @classmethod
+    def of_model(cls, config, batch_size: int, device: torch.device, dtype: torch.dtype, **rest) -> Self:
+        """The attention of a model's layer. `config` has n_head, n_embd and block_size: a GPTConfig or Settings."""
+        shape = (batch_size, config.n_head, config.block_size, config.n_embd // config.n_head)
+        return cls(shape, device, dtype, **rest)
+
+    def one_query(self) -> Self:
+        """The same attention for one new token after T - 1 cached ones, as generation computes it."""
+        B, nh, T, hs = self.shape
+        return replace(self, shape=(B, nh, 1, hs), keys=T)
+
+    def inputs(self, scale: float = 1.0) -> tuple[torch.Tensor, ...]:
+        """q, k, v and the gradient of y: normal, the same numbers on every device. q and k are times `scale`.
+
+        q and dy are (B, nh, T, hs), k and v (B, nh, Tk, hs).
+        """
+        B, nh, T, hs = self.shape
+        past = (B, nh, self.keys or T, hs)
+        generator = torch.Generator().manual_seed(0)
+        q, k, v, dy = (torch.randn(shape, generator=generator) for shape in (self.shape, past, past, self.shape))
+        q, k, v, dy = (x.to(self.device, self.dtype) for x in (q * scale, k * scale, v, dy))
+        return *(x.requires_grad_(self.backward) for x in (q, k, v)), dy
+
+    def run(self, attend: Attend, q, k, v, dy) -> tuple[torch.Tensor, ...]:
+        """(y,), or (y, dq, dk, dv) if `backward`: one forward and backward of `attend` on these inputs."""
+        y = attend(q, k, v, self.dropout)
+        return (y, *torch.autograd.grad(y, (q, k, v), dy)) if self.backward else (y,)

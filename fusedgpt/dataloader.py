@@ -1,0 +1,79 @@
+"""Bins to batches. What a step trains on is a pure function of (seed, iteration, sample), so it need not be saved.
+
+B = batch_size windows of T = block_size tokens; y is x shifted by one token. The samples of an iteration are the
+gradient_accumulation_steps · B windows of that step, numbered over all ranks.
+"""
+
+import pathlib
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+
+from fusedgpt.dataset import TokenFile
+from fusedgpt.errors import UserError
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class DataLoader:
+    """The two splits of a data folder as batches on `device`; `rank` of `world` takes its share of an evaluation."""
+
+    def __init__(
+        self,
+        folder: str | pathlib.Path,
+        meta: dict,
+        block_size: int,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        rank: int = 0,
+        world: int = 1,
+    ):
+        self.files = {split: TokenFile(folder, split, meta) for split in ("train", "val")}
+        for file in self.files.values():
+            if len(file) <= block_size:
+                least = f"block_size={block_size} needs at least {block_size + 1}"
+                raise UserError(f"{file.paths[0]} has {len(file):,} tokens: {least}. Lower --block_size, or add text")
+        self.block_size, self.batch_size, self.seed, self.device = block_size, batch_size, seed, device
+        self.rank, self.world = rank, world
+
+    def train(self, iteration: int, micro_step: int) -> Batch:
+        """Micro-batch `micro_step` (counted over the whole world) of `iteration`: x and y, (B, T)."""
+        first = micro_step * self.batch_size
+        # one counter-based generator an iteration: its first n samples are the same, however many are drawn
+        generator = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 0, iteration]))
+        positions = len(self.files["train"]) - self.block_size
+        starts = generator.integers(0, positions, size=first + self.batch_size)[first:]
+        return self._batch("train", starts)
+
+    def batches(self, iteration: int, micro_steps: Iterable[int]) -> Iterator[Batch]:
+        """Training batches from `iteration` on, without end: of each iteration the given micro-steps."""
+        while True:
+            for micro_step in micro_steps:
+                yield self.train(iteration, micro_step)
+            iteration += 1
+
+    def evaluation(self, split: str, windows: int) -> Iterator[Batch]:
+        """Batches of this rank's share of `windows` fixed, non-overlapping windows, spread evenly over `split`.
+
+        The windows are the same for every world size; a short split gives as many as it has. Every batch is (B, T):
+        the last is padded with targets of -1, which do not count.
+        """
+        fit = (len(self.files[split]) - 1) // self.block_size
+        windows = min(windows, fit)
+        mine = np.arange(windows)[self.rank :: self.world] * fit // windows * self.block_size
+        for first in range(0, len(mine), self.batch_size):
+            yield self._batch(split, mine[first : first + self.batch_size])
+
+    def _batch(self, split, starts):
+        T = self.block_size
+        ids = np.stack([self.files[split].window(int(start), T + 1) for start in starts])
+        x, y = torch.from_numpy(ids[:, :-1].copy()), torch.from_numpy(ids[:, 1:].copy())
+        if len(starts) < self.batch_size:
+            missing = self.batch_size - len(starts)
+            x = torch.cat((x, x.new_zeros(missing, T)))
+            y = torch.cat((y, y.new_full((missing, T), -1)))
+        if self.device.type == "cuda":  # from pinned memory, the copy runs while Python goes on
+            x, y = x.pin_memory(), y.pin_memory()
+        return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)

@@ -1,0 +1,162 @@
+"""A data folder as prepare scripts leave it: `meta.json`, and bins that are read window by window.
+
+A bin is a row of little-endian token ids, uint16, or uint32 for vocabularies above 65,536 (nanoGPT's format).
+nanoGPT's own folders are read too: with a meta.pkl, or with neither, which means GPT-2's BPE.
+"""
+
+import bisect
+import itertools
+import json
+import pathlib
+import pickle
+
+import numpy as np
+
+from fusedgpt.errors import UserError
+from fusedgpt.tokenizer import GPT2, Tokenizer
+
+NANOGPT_VOCAB_SIZE = 50304  # what nanoGPT pads GPT-2's 50257 ids to, unless a meta.pkl says otherwise
+
+
+def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
+    """The folder that a `dataset` setting names: one of data/, or else a path. Raises UserError if there is neither."""
+    for folder in (root / "data" / dataset, pathlib.Path(dataset)):
+        if folder.is_dir():
+            return folder
+    there = ", ".join(sorted(f.parent.name for f in (root / "data").glob("*/prepare.py")))
+    raise UserError(f"dataset={str(dataset)!r} is no folder of data/ ({there}), and no path to a folder")
+
+
+def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict:
+    """The meta of a data folder, as in meta.json. A nanoGPT meta.pkl is read too, without running code.
+
+    A folder with neither holds GPT-2's BPE, as in nanoGPT, in a vocabulary of `vocab_size` (None: 50257).
+    Raises UserError if either file is damaged.
+    """
+    folder = pathlib.Path(folder)
+    if (folder / "meta.json").exists():
+        return _read_meta_json(folder)
+    if (folder / "meta.pkl").exists():
+        return _read_meta_pkl(folder / "meta.pkl")
+    return GPT2 | ({"vocab_size": vocab_size} if vocab_size else {})
+
+
+def check_fit(meta: dict, vocab_size: int, whose: str) -> None:
+    """Raise UserError if `meta` has more ids than the `vocab_size` of a model."""
+    if meta["vocab_size"] > vocab_size:
+        raise UserError(
+            f"{whose} has {meta['vocab_size']} ids, the model {vocab_size}: prepare the data with the model's"
+            " tokenizer, or set --vocab_size to what the data needs"
+        )
+
+
+def _read_meta_json(folder):
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+        if meta["tokenizer"] != "unknown":  # which can be trained on
+            Tokenizer(meta)
+        counts = [meta["vocab_size"], *meta.get("tokens", {}).values()]
+        if not all(isinstance(n, int) for n in counts) or meta.get("dtype", "uint16") not in ("uint16", "uint32"):
+            raise ValueError("counts must be whole numbers, dtype uint16 or uint32")
+        return meta
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{folder / 'meta.json'} is damaged ({error}): run {folder / 'prepare.py'} again") from error
+
+
+def _read_meta_pkl(path):
+    """nanoGPT's train.py reads vocab_size alone, its sample.py stoi and itos: what is missing only limits sampling."""
+    try:
+        with open(path, "rb") as file:
+            meta = _PlainUnpickler(file).load()
+        itos = meta.get("itos") or {i: c for c, i in meta.get("stoi", {}).items()}
+        itos = {int(i): str(c) for i, c in (itos.items() if isinstance(itos, dict) else enumerate(itos))}
+        vocab_size = int(meta["vocab_size"]) if "vocab_size" in meta else max(itos) + 1
+    except Exception as error:  # a damaged pickle can raise anything
+        raise UserError(f"{path} is no nanoGPT meta.pkl: {error}") from error
+    if not itos:
+        return {"tokenizer": "unknown", "vocab_size": vocab_size}
+    return {"tokenizer": "char", "vocab_size": vocab_size, "itos": [itos.get(i) for i in range(vocab_size)]}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Admits numbers, text and containers. A pickle that names any other class or function could run code."""
+
+    def find_class(self, module, name):
+        if (module, name) == ("numpy", "dtype"):
+            return _IntegerType
+        if module in ("numpy._core.multiarray", "numpy.core.multiarray") and name == "scalar":
+            return _IntegerType.number
+        raise pickle.UnpicklingError(f"it asks to load {module}.{name}, which is code")
+
+
+class _IntegerType:
+    """Stands in for numpy.dtype while unpickling: a vocabulary's size that numpy counted is an integer, no object."""
+
+    def __init__(self, code, *_):
+        self.dtype = np.dtype(code)
+        if self.dtype.kind not in "iu":
+            raise pickle.UnpicklingError(f"it holds a numpy {self.dtype}, which is no whole number")
+
+    def __setstate__(self, state):
+        self.dtype = self.dtype.newbyteorder(state[1])
+
+    def number(self, raw):
+        return int(np.frombuffer(raw, self.dtype)[0])
+
+
+class TokenFile:
+    """The ids of `<split>.bin`, or of its shards `<split>_0000.bin …`, as one row that is read window by window.
+
+    Files are read, not mapped: a memory map keeps every page that it touched in the process's memory (nanoGPT#287).
+    """
+
+    def __init__(self, folder: str | pathlib.Path, split: str, meta: dict):
+        folder = pathlib.Path(folder)
+        whole, shards = folder / f"{split}.bin", sorted(folder.glob(f"{split}_[0-9][0-9][0-9][0-9].bin"))
+        if not whole.exists() and not shards:
+            raise UserError(f"{whole} does not exist: run python {folder / 'prepare.py'}")
+        if whole.exists() and shards:
+            raise UserError(
+                f"{folder} has {whole.name} and {shards[0].name}: which one counts? Remove one or the other"
+            )
+        self.paths = shards or [whole]
+        self.dtype = np.dtype(meta.get("dtype", "uint16")).newbyteorder("<")
+        self.vocab_size, self.assumed = meta["vocab_size"], "tokens" not in meta
+        sizes = [path.stat().st_size for path in self.paths]
+        self.starts = [0, *itertools.accumulate(size // self.dtype.itemsize for size in sizes)]
+        expected = meta.get("tokens", {}).get(split, len(self))
+        if any(size % self.dtype.itemsize for size in sizes) or len(self) != expected:
+            raise UserError(
+                f"{self.paths[0]} is truncated or not what meta.json describes: {sum(sizes):,} bytes are"
+                f" {sum(sizes) / self.dtype.itemsize:,} {self.dtype.name} tokens, not {expected:,}."
+                f" Run python {folder / 'prepare.py'} again"
+            )
+        self.files = [open(path, "rb") for path in self.paths]  # noqa: SIM115 (open as long as the run)
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def window(self, start: int, length: int) -> np.ndarray:
+        """`length` ids from position `start`, int64. Raises UserError if one is beyond the vocabulary."""
+        ids = np.empty(length, np.int64)
+        done = 0
+        while done < length:
+            shard = bisect.bisect_right(self.starts, start + done) - 1
+            self.files[shard].seek((start + done - self.starts[shard]) * self.dtype.itemsize)
+            count = min(length - done, self.starts[shard + 1] - start - done)
+            ids[done : done + count] = np.fromfile(self.files[shard], self.dtype, count)
+            done += count
+        if ids.max() >= self.vocab_size:
+            raise UserError(
+                f"{self.paths[0]} holds the id {ids.max()}, but the vocabulary has {self.vocab_size}:"
+                f" {self._advice(ids)}"
+            )
+        return ids
+
+    def _advice(self, ids):
+        if self.assumed and self.vocab_size == GPT2["vocab_size"] and ids.max() < NANOGPT_VOCAB_SIZE:
+            return (
+                "there is no meta.json, so GPT-2's ids were assumed. nanoGPT pads them to 50304 by default: set"
+                f" --vocab_size={NANOGPT_VOCAB_SIZE}"
+            )
+        return "it was made with another tokenizer. Prepare it again, or set --vocab_size"

@@ -1,0 +1,89 @@
+"""The ranks of a run: one process, or as many as torchrun started; and what they do together."""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from fusedgpt.errors import UserError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among the `world` processes of a run."""
+
+    rank: int = 0
+    local_rank: int | None = None  # None: not started by torchrun
+    world: int = 1
+
+    @property
+    def main(self) -> bool:
+        """Whether this rank is the one that prints and writes files."""
+        return self.rank == 0
+
+    def micro_steps(self, gradient_accumulation_steps: int) -> range:
+        """This rank's share of the micro-steps of all ranks. Raises UserError if they cannot be shared evenly."""
+        if gradient_accumulation_steps % self.world:
+            raise UserError(
+                f"gradient_accumulation_steps={gradient_accumulation_steps} cannot be shared by {self.world} processes:"
+                " it counts micro-batches over the whole world, so make it a multiple"
+            )
+        return range(self.rank, gradient_accumulation_steps, self.world)
+
+    def sum(self, values: Sequence[float], device: torch.device) -> list[float]:
+        """Each of `values` added up over the ranks."""
+        if self.world == 1:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.float64, device=device)
+        distributed.all_reduce(total)
+        return total.tolist()
+
+    def same(self, value: Any) -> Any:
+        """Rank 0's `value`, on every rank."""
+        box = [value]
+        if self.world > 1:
+            distributed.broadcast_object_list(box)
+        return box[0]
+
+
+def ranks() -> Ranks:
+    """This process's place, from the environment variables that torchrun sets."""
+    if "RANK" not in os.environ:
+        return Ranks()
+    return Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
+
+
+def join(ranks: Ranks, backend: str, device: torch.device) -> None:
+    """Connect to the other ranks: over `backend` on GPUs, otherwise over gloo, because nccl needs GPUs."""
+    if ranks.world > 1:
+        distributed.init_process_group(backend if device.type == "cuda" else "gloo")
+
+
+def leave(ranks: Ranks) -> None:
+    """Disconnect from the other ranks, at the end of a run that went well."""
+    if ranks.world > 1:
+        distributed.barrier()  # ending the group with a message still under way can hang gloo's thread
+        distributed.destroy_process_group()
+
+
+def wrap(model: torch.nn.Module, ranks: Ranks, device: torch.device) -> torch.nn.Module:
+    """`model` such that each backward averages its gradients over the ranks (DDP)."""
+    if ranks.world == 1:
+        return model
+    devices = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+
+
+def gradient_sync(model: torch.nn.Module, enabled: bool) -> contextlib.AbstractContextManager:
+    """A context in which backward averages gradients over the ranks only if `enabled`.
+
+    Only the last micro-step of a step has to: the gradients of the earlier ones add up on their own rank.
+    """
+    if enabled or not isinstance(model, DistributedDataParallel):
+        return contextlib.nullcontext()
+    return model.no_sync()

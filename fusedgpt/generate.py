@@ -1,0 +1,73 @@
+"""Prompt ids to new ids: the KV cache, prefill, decode and sampling.
+
+B samples of one length, T prompt ids, S = block_size, nh heads, hs head size, V vocabulary. A model is a callable
+`(idx, cache=...) -> (logits of the last position (B, 1, V), None)` with `.config.block_size` and `.config.n_layer`.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+
+class LayerCache:
+    """The keys and values of one layer, each (B, nh, length, hs), in buffers that hold `capacity` positions."""
+
+    def __init__(self, capacity: int):
+        self.capacity, self.length = capacity, 0
+
+    def extend(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append k and v (B, nh, T, hs); return all keys and values so far, (B, nh, length, hs)."""
+        if self.length == 0:
+            B, nh, _, hs = k.shape
+            self.k, self.v = k.new_empty(B, nh, self.capacity, hs), v.new_empty(B, nh, self.capacity, hs)
+        start, self.length = self.length, self.length + k.size(2)
+        self.k[:, :, start : self.length], self.v[:, :, start : self.length] = k, v
+        return self.k[:, :, : self.length], self.v[:, :, : self.length]
+
+
+def new_cache(config) -> list[LayerCache]:
+    """An empty KV cache for a model of `config` (a GPTConfig): one LayerCache a layer."""
+    return [LayerCache(config.block_size) for _ in range(config.n_layer)]
+
+
+def sample(logits, temperature=1.0, top_k=None, top_p=None, generator=None) -> torch.Tensor:
+    """Ids (B, 1) drawn from logits (B, V). Temperature 0 takes the likeliest; top_k and top_p None or 0 admit all.
+
+    top_k admits the k likeliest ids; top_p the fewest likeliest that together reach that probability ("nucleus
+    sampling", arXiv:1904.09751).
+    """
+    logits = logits.float()
+    if temperature == 0:
+        return logits.argmax(dim=-1, keepdim=True)
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature  # at most 0: a tiny temperature cannot overflow
+    if top_k:
+        least = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    if top_p:
+        p, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
+        beyond = p.cumsum(dim=-1) - p >= top_p  # the ids before it already reach top_p; never true of the first
+        logits = logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
+    return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
+
+
+@torch.no_grad()
+def new_tokens(
+    model, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None, vocab_size=None
+) -> Iterator[torch.Tensor]:
+    """Yield the next ids (B, 1) after `idx` (B, T), T >= 1, `max_new_tokens` times.
+
+    The first pass is the prefill: it reads the whole prompt. Each later pass decodes one token against the KV cache.
+    A prompt longer than S keeps its last S ids. Once the window holds S ids, its older half is dropped, so that each
+    id is drawn with between S / 2 and S ids before it. Ids from `vocab_size` on are never drawn (None: all may be).
+    """
+    S = model.config.block_size
+    window, cache = idx[:, -S:], new_cache(model.config)
+    unread = window
+    for _ in range(max_new_tokens):
+        logits, _ = model(unread, cache=cache)  # (B, 1, V)
+        unread = sample(logits[:, -1, :vocab_size], temperature, top_k, top_p, generator)
+        yield unread
+        window = torch.cat((window, unread), dim=1)
+        if window.size(1) > S:  # GPT-2's positions are learned and cannot shift: read the kept half again
+            window, cache = window[:, -max(1, S // 2) :], new_cache(model.config)
+            unread = window

@@ -1,0 +1,119 @@
+"""Which attention kernels this machine permits, and which of them is fastest.
+
+A kernel that was named either runs or the program ends with the reason; nothing falls back in silence.
+"""
+
+import contextlib
+import warnings
+from dataclasses import replace
+
+import torch
+
+from fusedgpt import parity, timing
+from fusedgpt.attention import ATTENTION
+from fusedgpt.case import Attend, Case
+from fusedgpt.device import autocast, dtype_name
+from fusedgpt.errors import UserError, first_line, out_of_memory
+from fusedgpt.receipt import contradiction, observe
+
+
+def choose(name: str, case: Case, before: str | None = None) -> tuple[str, dict]:
+    """The kernel that the setting `name` means for `case`, and for 'auto' a row for each kernel that was tried.
+
+    before: the kernel of the run that is resumed; 'auto' keeps it if it still runs. Raises UserError, with the reason
+    and what would run instead, if the named kernel cannot run here.
+    """
+    if name == "auto":
+        return (before, {}) if before and not refusal(before, case) else fastest(case)
+    require(name, case)
+    return name, {}
+
+
+def require(name: str, case: Case) -> None:
+    """Raise UserError, with the reason and what would run instead, unless the kernel `name` can run `case` here."""
+    if reason := refusal(name, case):
+        others = [other for other in ATTENTION if not refusal(other, case)]
+        doing = "train" if case.backward else "run"
+        raise UserError(
+            f"attention='{name}' cannot {doing} on {case.device.type} in {dtype_name(case.dtype)}"
+            f" with dropout {case.dropout:g}: {reason}. Here --attention can be {', '.join(others)} or auto."
+        )
+
+
+def refusal(name: str, case: Case) -> str | None:
+    """Why the kernel `name` cannot run `case` here, in one phrase; None if it can.
+
+    The kernel is run once, on one head of one sequence, under the profiler. If deterministic algorithms are required,
+    it runs twice and the gradients must agree to the bit.
+    """
+    if name == "flex" and case.device.type == "cpu" and case.backward:
+        return "PyTorch has no backward of FlexAttention on a CPU"
+    if name == "flex" and case.dropout > 0:
+        return "FlexAttention has no dropout"
+    if name in ("efficient", "cudnn") and case.device.type == "cpu":
+        return "PyTorch has this kernel on GPUs only"
+    probe = replace(case, shape=(1, 1, *case.shape[2:]))
+    attend, inputs, results = as_run(name, probe), probe.inputs(), []
+
+    def step():
+        torch.manual_seed(0)
+        results.append(probe.run(attend, *inputs))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            receipt = observe(step)
+            if torch.are_deterministic_algorithms_enabled():
+                step()
+        except RuntimeError as error:
+            return reasons(caught, error)
+    if len(results) == 2 and not all(torch.equal(a, b) for a, b in zip(*results)):
+        return "it is not deterministic: two runs gave different gradients"
+    return contradiction(name, receipt, case)
+
+
+def as_run(name: str, case: Case) -> Attend:
+    """The attention function `name` as the scripts call it: training under autocast, generation without."""
+
+    def attend(q, k, v, dropout_p=0.0):
+        with autocast(case.device, case.dtype) if case.backward else contextlib.nullcontext():
+            return ATTENTION[name](q, k, v, dropout_p)
+
+    return attend
+
+
+def reasons(caught: list[warnings.WarningMessage], error: RuntimeError) -> str:
+    """Why a kernel raised `error`, in one phrase. PyTorch explains its refusals in warnings, which were `caught`."""
+    if not any(sign in str(error) for sign in ("No available kernel", "No viable backend")):
+        caught = ()  # another kind of error: the warnings are about something else
+    said = dict.fromkeys(str(w.message).split(" (Triggered internally")[0].rstrip(". ") for w in caught)
+    found = [r for r in said if "not used because" not in r and "runtime disabled" not in r]
+    return "; ".join(found) or first_line(error) or type(error).__name__  # never empty, which means permitted
+
+
+def fastest(case: Case) -> tuple[str, dict[str, dict]]:
+    """The fastest permitted kernel that passes parity, and a row for each kernel: its time, or why it has none."""
+    rows = {}
+    for name in ATTENTION:
+        if name != "sdpa":  # which is one of the others
+            rows[name] = _trial(name, case)
+    timed = {name: row["median_ms"] for name, row in rows.items() if "median_ms" in row}
+    return min(timed, key=timed.get), rows
+
+
+def _trial(name, case):
+    row = {"refused": refusal(name, case)}
+    if row["refused"]:
+        return row
+    attend = as_run(name, case)
+    try:
+        row["errors"] = parity.errors(attend, case, heads=2)
+        if not parity.passes(row["errors"], case.dtype):
+            return row | {"refused": f"it fails parity with float64: {row['errors']}"}
+        inputs = case.inputs()
+        ms = timing.samples(lambda: case.run(attend, *inputs), case.device, count=10, warmup=3)
+        return row | timing.summary(ms)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        return row | {"refused": "out of memory at this shape"}

@@ -1,0 +1,57 @@
+"""The kernel receipt: which attention kernels the profiler saw, and whether they are the one that was asked for."""
+
+import pathlib
+from collections.abc import Callable
+
+from fusedgpt.case import Case
+from fusedgpt.profiler import profile
+
+_FUSED = ("flash", "efficient", "cudnn", "flex")
+_UNFUSED = ["unfused"]
+
+
+def observe(step: Callable[[], object], trace: pathlib.Path | None = None) -> dict[str, list[str]]:
+    """Run `step` (a forward, with or without its backward) under the profiler and name what computed attention.
+
+    Returns {'forward': [...], 'backward': [...], 'ops': [...]}. Names are those of ATTENTION. 'unfused' means that no
+    attention kernel was seen, only matrix products and a softmax: what `manual` does, and `math` once it is compiled.
+    'ops' are all operators and device kernels with attention in their names, as the profiler spells them. The whole
+    profile is written to the file `trace`, if given, for ui.perfetto.dev.
+    """
+    profiled = profile(step)
+    if trace:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        profiled.export_chrome_trace(str(trace))
+    ops = sorted({event.key for event in profiled.key_averages() if _is_attention(event.key)})
+    # judged by PyTorch's operators, not by device kernels: cuDNN's kernels have "flash" in their names.
+    # FlexAttention has no operator of its own, only Triton kernels with "flex" in their names
+    named = [op for op in ops if op.startswith("aten::") or "flex" in op]
+    fused = {(name, "backward" in op) for op in named for name in _FUSED if name in op}
+    forward = sorted(name for name, backward in fused if not backward)
+    if not forward:
+        forward = ["math"] if any("_attention_math" in op for op in ops) else _UNFUSED
+    return {"forward": forward, "backward": sorted(n for n, backward in fused if backward) or _UNFUSED, "ops": ops}
+
+
+def _is_attention(op):
+    # autograd's wrappers only repeat the operator's name
+    return not op.startswith("autograd::") and any(
+        word in op.lower() for word in ("_attention", "flash_fwd", "flash_bwd", "fmha", "_sdpa")
+    )
+
+
+def contradiction(name: str, receipt: dict[str, list[str]], case: Case) -> str | None:
+    """Why `receipt` shows another kernel than the one called `name`, in one phrase; None if it agrees."""
+    if name in ("sdpa", "auto"):  # no kernel was named
+        return None
+    if name == "manual" or (name == "flex" and case.device.type == "cpu"):  # flex's C++ kernels have no name to see
+        allowed = {"forward": [_UNFUSED], "backward": [_UNFUSED]}
+    elif name == "math":  # which is matrix products and a softmax once it is compiled
+        allowed = {"forward": [["math"], _UNFUSED], "backward": [_UNFUSED]}
+    else:
+        allowed = {"forward": [[name]], "backward": [[name]]}
+    for direction in ("forward", "backward") if case.backward else ("forward",):
+        if receipt[direction] not in allowed[direction]:
+            seen = " and ".join(receipt[direction])
+            return f"attention='{name}' was asked for, but the profiler saw {seen} in the {direction} pass"
+    return None

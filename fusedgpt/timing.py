@@ -1,0 +1,40 @@
+"""Milliseconds as the device spends them: every reading of the clock waits for the device first."""
+
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+
+def now(device: torch.device) -> float:
+    """Seconds, read once everything that was launched on `device` has finished."""
+    if device.type in ("cuda", "mps"):
+        getattr(torch, device.type).synchronize()
+    return time.perf_counter()
+
+
+def samples(step: Callable[[], object], device: torch.device, count: int, warmup: int) -> list[float]:
+    """Milliseconds a call of `step`: `count` samples, after `warmup` calls that are not counted.
+
+    On a GPU, which works asynchronously, one sample is the mean of as many calls as take a millisecond: waiting for
+    the device takes longer than a short kernel does.
+    """
+    for _ in range(warmup):
+        step()
+
+    def sample(calls):
+        start = now(device)
+        for _ in range(calls):
+            step()
+        return 1e3 * (now(device) - start) / calls
+
+    calls = 1 if device.type == "cpu" else max(1, math.ceil(1 / sample(1)))
+    return [sample(calls) for _ in range(count)]
+
+
+def summary(ms: list[float]) -> dict[str, float]:
+    """Median, 10th and 90th percentile of milliseconds, and how many there were."""
+    p10, median, p90 = np.percentile(ms, [10, 50, 90]).tolist()
+    return {"median_ms": median, "p10_ms": p10, "p90_ms": p90, "samples": len(ms)}

@@ -1,1 +1,0 @@
-"""What the scripts are built from: one job a file. Nothing here imports model.py; models arrive as arguments."""

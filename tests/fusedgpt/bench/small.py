@@ -1,0 +1,30 @@
+"""Benchmarks of a tiny model, for the tests of every kind."""
+
+import dataclasses
+
+import bench
+from fusedgpt.files import read_jsonl
+from tests.conftest import flags, small
+
+TINY = dict(steps=8, eval_interval=100, eval_iters=1, vocab_size=65, repeats=2, warmup=1)
+TINY |= dict(lengths="32,64", heads="2x16", memory_gb=0.5)
+
+
+def settings(kind, tmp_path, data, **changes):
+    """Settings of a kind of benchmark, with a tiny model if it trains."""
+    chosen = bench.settings_class(bench.KINDS[kind])
+    given = {**vars(small(tmp_path / "out", data)), **TINY, **changes}
+    return chosen(**{field.name: given[field.name] for field in dataclasses.fields(chosen) if field.name in given})
+
+
+def run(kind, tmp_path, data, **changes):
+    """Run a kind of benchmark from its command line; its rows."""
+    unused = bench.unused_settings(kind)
+    asked = flags(settings(kind, tmp_path, data, **changes, results=str(tmp_path / "results")))
+    bench.main(kind, [flag for flag in asked if flag.removeprefix("--").partition("=")[0] not in unused])
+    return rows_of(kind, tmp_path)
+
+
+def rows_of(kind, tmp_path):
+    """The rows that `run` left."""
+    return [row for row in read_jsonl(tmp_path / "results" / kind / "rows.jsonl") if row["kind"] == "row"]

@@ -1,0 +1,223 @@
+"""Time to first token: the models are the published ones, and each row is of the attention that it names."""
+
+import json
+import types
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fusedgpt import determinism, parity
+from fusedgpt.bench import causal_models, prefill
+from fusedgpt.bench.proof import ParityError
+from fusedgpt.errors import UserError
+from tests.conftest import ROOT
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch):
+    """Stand-ins with two layers and few ids, a small GPT, and no model kept from test to test."""
+    for name, shape in causal_models.PUBLISHED.items():
+        tiny = {"num_hidden_layers": 16, "intermediate_size": 1024, "vocab_size": 300}
+        monkeypatch.setitem(causal_models.PUBLISHED, name, shape | tiny)
+    monkeypatch.setitem(causal_models.GPT2, "gpt2", (2, 2, 64))
+    yield
+    causal_models._loaded.clear()
+
+
+def settings(**changes):
+    chosen = dict(models="mistral-small", lengths="48", repeats=2, warmup=1, dtype="float32", seed=1, profile=False)
+    return types.SimpleNamespace(**{**chosen, **changes})
+
+
+def row(attention, model="mistral-small", T=48, device=CPU, **changes):
+    return prefill.measure({"model": model, "attention": attention, "T": T}, settings(**changes), device, ROOT)
+
+
+@pytest.fixture
+def published(monkeypatch):
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("mistral-7b", 7_241_732_096), ("llama-3-8b", 8_030_261_248), ("phi-2", 2_779_683_840)]
+)
+def test_parameters_are_those_published(published, name, parameters):
+    # transformers' default LlamaConfig is Llama 2, its PhiConfig Phi-1
+    model = causal_models.Theirs(name, torch.device("meta"), torch.bfloat16).model
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert {(p.dtype, p.device.type) for p in model.parameters()} == {(torch.bfloat16, "meta")}
+
+
+@pytest.mark.parametrize("small", causal_models.STAND_INS)
+def test_stand_ins_keep_head_size_and_grouping(published, small):
+    def of(name):
+        c = causal_models.config(name)
+        return c.hidden_size // c.num_attention_heads, c.num_attention_heads // c.num_key_value_heads, c.rope_parameters
+
+    assert of(small) == of(causal_models.STAND_INS[small])
+
+
+def test_gpt_has_gpt2s_parameters(published):
+    for name, parameters in (("gpt2", 124), ("gpt2-medium", 355), ("gpt2-large", 774), ("gpt2-xl", 1558)):
+        model = causal_models.Ours(name, torch.device("meta"), torch.bfloat16).model
+        n = sum(p.numel() for p in model.parameters()) - 1024 * model.config.n_embd  # ours has 1024 positions more
+        assert round(n / 1e6) == parameters
+
+
+@pytest.mark.parametrize("model", [*causal_models.STAND_INS, "gpt2"])
+def test_rows_of_a_model(model):
+    for attention, seen in (("eager", "unfused"), ("flash", "flash")):
+        found = row(attention, model)
+        assert found["kernel"]["forward"] == [seen]
+        assert found["logits"] == "last position"
+        assert found["logits_differ"] < 1e-5
+        assert parity.passes(found["errors"], torch.float32)
+        assert (found["samples"], len(found["samples_ms"]), found["dtype"]) == (2, 2, "float32")
+        assert found["parameters"] > 0 and found["peak_memory"] > 0
+        json.dumps(found)
+
+
+def test_eager_stays_eager_after_flash():
+    # a model keeps the config it is given: another one built from it changes the first one's attention
+    kernels = [row(attention)["kernel"]["forward"] for attention in ("flash", "eager", "flash", "eager")]
+    assert kernels == [["flash"], ["unfused"]] * 2
+    one, other = (causal_models.Theirs("llama-small", CPU, torch.float32) for _ in range(2))
+    other.use("flash")
+    one.use("eager")
+    assert other.model.config._attn_implementation == "sdpa"
+
+
+def test_what_is_timed_is_the_attention_of_the_row(monkeypatch):
+    # the comparison with eager, just before, leaves the model eager
+    def samples(step, device, count, warmup):
+        timed.append(prefill.observe(step)["forward"])
+        return [1.0]
+
+    timed = []
+    monkeypatch.setattr(prefill.timing, "samples", samples)
+    for model in ("llama-small", "gpt2"):
+        for attention in ("eager", "flash"):
+            row(attention, model)
+    assert timed == [["unfused"], ["flash"]] * 2
+
+
+def test_logits_at_all_positions_are_seen(monkeypatch):
+    # the share of the output layer: a version of transformers may compute logits that nobody asked for
+    whole = causal_models.Theirs.generate
+    monkeypatch.setattr(causal_models.Theirs, "generate", lambda self, idx: self.model(idx) and whole(self, idx))
+    assert row("eager")["logits"] == "all positions"
+
+
+def test_a_row_that_fails_parity_has_no_time(monkeypatch):
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as interfaces
+
+    right = interfaces["sdpa"]
+
+    def unscaled(*args, scaling, **options):
+        return right(*args, scaling=1.0, **options)
+
+    monkeypatch.setitem(interfaces._global_mapping, "sdpa", unscaled)
+    monkeypatch.setattr(prefill.timing, "samples", lambda *_: pytest.fail("timed"))
+    with pytest.raises(ParityError, match="flash"):
+        row("flash")
+
+
+def test_parity_sees_grouped_heads_that_are_mixed_up(monkeypatch):
+    # queries of a head that meet another head's keys
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as interfaces
+
+    right = interfaces["sdpa"]
+
+    def mixed(module, q, k, v, *args, **options):
+        return right(module, q, k.flip(1), v.flip(1), *args, **options)
+
+    monkeypatch.setitem(interfaces._global_mapping, "sdpa", mixed)
+    with pytest.raises(ParityError):
+        row("flash")
+
+
+def test_flash_that_is_not_flash_is_refused(monkeypatch):
+    # SDPA falls back to math without a word
+    monkeypatch.setattr(causal_models, "sdpa_kernel", lambda _: sdpa_kernel(SDPBackend.MATH))
+    with pytest.raises(UserError, match="saw math"):
+        row("flash")
+
+
+def test_a_kernel_that_refuses_is_a_refused_row(monkeypatch):
+    monkeypatch.setattr(
+        causal_models, "sdpa_kernel", lambda _: sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)
+    )  # GPUs only
+    with pytest.raises(UserError, match="No viable backend"):
+        row("flash")
+
+
+def test_flash_is_measured_where_eager_has_no_room(monkeypatch):
+    def full(self, attention, use=causal_models.Theirs.use):
+        if attention == "eager":
+            raise torch.OutOfMemoryError("no room")
+        use(self, attention)
+
+    monkeypatch.setattr(causal_models.Theirs, "use", full)
+    assert row("flash")["logits_differ"] is None
+    with pytest.raises(torch.OutOfMemoryError):
+        row("eager")
+
+
+@pytest.mark.parametrize(("model", "T"), [("gpt2", 2049), ("phi-small", 2049), ("mistral-small", 4097)])
+def test_more_tokens_than_the_model_attends_to_are_refused(model, T):
+    # a window that slides, or a prompt that is cropped, would be timed at fewer tokens than the row says
+    with pytest.raises(UserError, match=f"{T} tokens are more"):
+        row("flash", model, T)
+
+
+def test_a_local_folder(tmp_path):
+    model = causal_models.load("phi-small", 1, CPU, torch.float32).model
+    model.save_pretrained(tmp_path)
+    assert row("flash", str(tmp_path))["parameters"] == sum(p.numel() for p in model.parameters())
+    with pytest.raises(UserError, match="cannot load"):
+        row("flash", str(tmp_path / "none"))
+
+
+def test_the_same_seed_draws_the_same_weights_and_one_model_is_kept():
+    determinism.seed(5)
+    weights = [
+        causal_models.load(name, 1, CPU, torch.float32).model.state_dict()
+        for name in ("phi-small", "gpt2", "phi-small")
+    ]
+    assert len(causal_models._loaded) == 1
+    assert all(torch.equal(a, b) for a, b in zip(weights[0].values(), weights[2].values()))
+    rotary = causal_models.load("phi-small", 1, CPU, torch.float32).model.model.rotary_emb.inv_freq
+    assert rotary[0] == 1 and rotary.size(0) == 16  # 0.4 of 80, in pairs: built on meta it would hold garbage
+
+
+def test_plan(monkeypatch):
+    monkeypatch.setattr(prefill.importlib.util, "find_spec", lambda name: None)
+    rows = [tuple(spec.values()) for spec in prefill.plan(settings(models="phi-2,gpt2", lengths="512,1024"), CPU)]
+    assert rows == [(m, a, T) for m in ("phi-2", "gpt2") for T in (512, 1024) for a in ("eager", "flash")]
+    monkeypatch.setattr(prefill.importlib.util, "find_spec", lambda name: name == "flash_attn")
+    attentions = [spec["attention"] for spec in prefill.plan(settings(models="phi-2,gpt2", lengths="512"), CPU)]
+    assert attentions == ["eager", "flash", "flash_attention_2", "eager", "flash"]
+
+
+def test_a_package_that_cannot_run_here_is_a_refused_row():
+    # transformers could take another implementation in its place
+    with pytest.raises(UserError, match=r"[Ff]lash"):
+        row("flash_attention_2")  # on a CPU it never can
+
+
+def test_a_profile_is_written(tmp_path):
+    spec = {"model": "gpt2", "attention": "flash", "T": 48}
+    prefill.measure(spec, settings(profile=True), CPU, tmp_path)
+    assert json.loads((tmp_path / "traces" / "gpt2-flash-48.json").read_text())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", [*causal_models.STAND_INS, "gpt2"])
+def test_rows_on_a_gpu(model):
+    for attention, seen in (("eager", "unfused"), ("flash", "flash")):
+        found = row(attention, model, device=torch.device("cuda"), dtype="bfloat16")
+        assert found["kernel"]["forward"] == [seen] and found["logits"] == "last position"
+        assert found["logits_differ"] < 0.05

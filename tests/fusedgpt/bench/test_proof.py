@@ -1,0 +1,35 @@
+"""No time without parity; a refusal is no crash; TFLOP/s by hand."""
+
+import pytest
+import torch
+
+from fusedgpt import parity
+from fusedgpt.bench import proof, rows
+from fusedgpt.case import Case
+
+
+def test_not_a_number_fails_parity():
+    with pytest.raises(proof.ParityError, match="inf"):
+        proof.verdict({"y": parity.TOLERANCE[torch.float32] / 2, "dq": float("inf")}, torch.float32, "here")
+
+
+def test_a_crashed_gpu_is_no_refusal():
+    # all later rows of the process fail too; they are to be tried again
+    error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    def crash(spec):
+        with proof.refusals():
+            raise error
+
+    assert rows.attempt(crash, {"rung": "a"})["status"] == "failed"
+
+
+def test_tflops_by_hand():
+    def tflops(B, backward, ms):
+        case = Case((B, 12, 1024, 64), torch.device("cpu"), torch.float32, backward=backward)
+        return proof.tflops(case, ms)
+
+    # 2 products of 2 * 1024 * 1024 * 64 a head, half of each, 12 heads: 1,610,612,736 in a millisecond
+    assert tflops(1, False, 1.0) == pytest.approx(1.610612736)
+    assert tflops(1, True, 1.0) == pytest.approx(1.610612736 * 3.5)
+    assert tflops(2, False, 4.0) == pytest.approx(1.610612736 / 2)

@@ -1,0 +1,148 @@
+"""The rows of a benchmark: each stands for itself, none is lost, and none has a time that it did not earn."""
+
+import json
+
+import pytest
+import torch
+
+from fusedgpt.attention import ATTENTION
+from fusedgpt.bench import rows
+from fusedgpt.bench.proof import prove
+from fusedgpt.case import Case
+from fusedgpt.errors import UserError
+from fusedgpt.files import read_jsonl
+
+CPU = torch.device("cpu")
+HEADER = {"benchmark": "ladder", "settings": {"n_layer": 2}, "environment": {"device": "a"}, "command": "bench.py"}
+PLAN = [{"rung": name} for name in "abcd"]
+
+
+def run(tmp_path, measure, plan=PLAN, header=HEADER, **options):
+    said = []
+    rows.run(plan, measure, tmp_path / "rows.jsonl", header, lambda: {"clock": 1}, said.append, **options)
+    return [row for row in read_jsonl(tmp_path / "rows.jsonl") if row["kind"] == "row"], said
+
+
+def test_no_failure_ends_the_others(tmp_path):
+    # K1, and an out-of-memory in row 2 of 20 that cost the other 18
+    failures = {
+        "a": UserError("only on GPUs"),
+        "b": torch.OutOfMemoryError("CUDA out of memory"),
+        "c": RuntimeError("something else\nand more"),
+    }
+
+    def measure(spec):
+        if spec["rung"] in failures:
+            raise failures[spec["rung"]]
+        return {"median_ms": 2.0, "p10_ms": 1.0, "p90_ms": 3.0}
+
+    got, said = run(tmp_path, measure)
+    assert [row["status"] for row in got] == ["refused", "out of memory", "failed", "measured"]
+    assert [row.get("reason") for row in got[:3]] == [
+        "only on GPUs",
+        "OutOfMemoryError: CUDA out of memory",
+        "RuntimeError: something else",
+    ]
+    assert "median_ms" not in got[1]
+    assert said[3].startswith("[4/4] d: median 2.000 ms (p10 1.000, p90 3.000); about ")
+
+
+def test_a_row_that_fails_parity_has_no_time(tmp_path):
+    # K6: silently wrong results
+    def measure(spec):
+        wrong = (lambda q, k, v, dropout_p: q + k + v) if spec["rung"] == "b" else ATTENTION["manual"]
+        case = Case((1, 4, 32, 16), CPU, torch.float32)
+        return prove(wrong, case) | {"median_ms": 1.0, "p10_ms": 1.0, "p90_ms": 1.0}
+
+    got, _ = run(tmp_path, measure)
+    assert [row["status"] for row in got] == ["measured", "parity failed", "measured", "measured"]
+    assert set(got[1]) == {"kind", "rung", "status", "reason"}
+    assert got[0]["parity"].startswith("passed") and "2 of 4 heads" in got[0]["parity"]
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
+    measured = []
+
+    def measure(spec):
+        if spec["rung"] == "c" and len(measured) == 2:
+            raise KeyboardInterrupt
+        measured.append(spec["rung"])
+        return {"n": len(measured)}
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, measure)
+    with open(tmp_path / "rows.jsonl", "a") as file:
+        file.write('{"kind": "row", "rung": "c", "stat')  # a kill cut it off
+    measured.append("the interruption")
+    got, said = run(tmp_path, measure)
+    assert measured == ["a", "b", "the interruption", "c", "d"]
+    assert [row["rung"] for row in got] == list("abcd")
+    assert said[0] == "2 of 4 rows are there already" and said[1].startswith("[1/2] c: ")
+
+
+def test_a_failed_row_is_tried_again_and_a_refused_one_is_not(tmp_path):
+    def first(spec):
+        raise UserError("never") if spec["rung"] == "a" else RuntimeError("once")
+
+    run(tmp_path, first)
+    got, _ = run(tmp_path, lambda spec: {"second": True})
+    assert [row["status"] for row in got] == ["refused", "measured", "measured", "measured"]
+
+
+@pytest.mark.parametrize("changed", ["settings", "environment"])
+def test_rows_of_other_settings_or_another_machine_do_not_mix(tmp_path, changed):
+    run(tmp_path, lambda spec: {"n": 1})
+    got, said = run(tmp_path, lambda spec: {"n": 2}, header={**HEADER, changed: {"other": 1}})
+    assert [row["n"] for row in got] == [2] * 4
+    assert "moved to" in said[0] and (tmp_path / "rows.previous-1.jsonl").exists()
+    run(tmp_path, lambda spec: {"n": 3})
+    assert (tmp_path / "rows.previous-1.jsonl").exists() and (tmp_path / "rows.previous-2.jsonl").exists()
+
+
+def test_a_newer_commit_goes_on_and_is_written_down(tmp_path):
+    run(tmp_path, lambda spec: {"n": 1}, plan=PLAN[:2])
+    header = {**HEADER, "environment": {**HEADER["environment"], "commit": "b"}}
+    got, _ = run(tmp_path, lambda spec: {"n": 2}, header=header)
+    assert [row["n"] for row in got] == [1, 1, 2, 2]
+    assert [line["kind"] for line in read_jsonl(tmp_path / "rows.jsonl")].count("before") == 2
+
+
+def test_fewer_rows_asked_for_keep_the_others(tmp_path):
+    run(tmp_path, lambda spec: {"n": 1})
+    got, _ = run(tmp_path, lambda spec: {"n": 2}, plan=PLAN[:1], header={**HEADER, "command": "bench.py --only=a"})
+    assert [row["n"] for row in got] == [1] * 4
+
+
+def test_a_profile_that_is_missing_is_made_by_measuring_again(tmp_path):
+    def measure(spec):
+        if spec["rung"] == "a":
+            raise UserError("not here")
+        trace = rows.trace_path(tmp_path, spec)
+        trace.parent.mkdir(exist_ok=True)
+        trace.write_text("{}")
+        return {"n": next(numbers)}
+
+    numbers = iter(range(100))
+    first, _ = run(tmp_path, measure)
+    rows.trace_path(tmp_path, PLAN[2]).unlink()
+    got, said = run(tmp_path, measure, profile=True)
+    assert sorted(row["n"] for row in got[1:]) == [0, 2, 3] and got[0] == first[0]  # a refused row has none to make
+    assert said[0] == "3 of 4 rows are there already"
+
+
+def test_the_state_of_the_machine_is_around_the_rows(tmp_path):
+    run(tmp_path, lambda spec: {})
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["header", "before", *["row"] * 4, "after"]
+
+
+def test_the_time_left_is_of_each_part(tmp_path, monkeypatch):
+    told = iter([0, 10, 10, 11, 11, 12, 12, 22])  # before and after each row
+    monkeypatch.setattr(rows.time, "perf_counter", lambda: next(told))
+    plan = [{"part": part, "n": n} for n, part in enumerate(("slow", "quick", "quick", "slow"))]
+    _, said = run(tmp_path, lambda spec: {}, plan=plan)
+    assert [line.split("about ")[1] for line in said] == ["30 s left", "11 s left", "10 s left", "0 s left"]
+
+
+def test_file_names():
+    assert rows.slug("flash + padded vocabulary, eager") == "flash-padded-vocabulary-eager"

@@ -1,0 +1,79 @@
+"""Checkpoints: whole, safe to load, and readable by others."""
+
+import pickle
+
+import pytest
+import torch
+
+from fusedgpt import checkpoint
+from fusedgpt.errors import UserError
+from model import GPT
+from tests.conftest import Evil, as_nanogpt_wrote, as_we_wrote_before_activation
+
+
+def test_it_is_nanogpts_dict(small_run):
+    saved = torch.load(small_run / "ckpt.pt", weights_only=True)
+    assert {"model", "optimizer", "model_args", "iter_num", "best_val_loss", "config"} <= saved.keys()
+    # nanoGPT's GPTConfig takes no other argument than these
+    wanted = {"n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "dropout"}
+    assert saved["model_args"].keys() == wanted
+    assert saved["extra_model_args"] == {"vocab_multiple": 64, "activation": "gelu_tanh"}
+    model = GPT.from_checkpoint(checkpoint.load(small_run / "ckpt.pt"))
+    assert all(torch.equal(w, saved["model"][name]) for name, w in model.state_dict().items())
+    assert saved["iter_num"] == 10 and saved["config"]["batch_size"] == 4
+
+
+def test_cut_short_anywhere_it_is_named(small_run, tmp_path):
+    whole = (small_run / "ckpt.pt").read_bytes()
+    for length in (0, 1, 100, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "ckpt.pt").write_bytes(whole[:length])
+        with pytest.raises(UserError, match="is damaged or no checkpoint of a GPT"):
+            checkpoint.load(tmp_path / "ckpt.pt")
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    (tmp_path / "ckpt.pt").write_bytes(flipped)
+    with pytest.raises(UserError, match="checksum"):
+        checkpoint.load(tmp_path / "ckpt.pt")
+    torch.save({"something": "else"}, tmp_path / "ckpt.pt")
+    with pytest.raises(UserError, match="is damaged or no checkpoint"):
+        checkpoint.load(tmp_path / "ckpt.pt")
+
+
+def test_it_runs_no_code(tmp_path, monkeypatch):
+    # T14
+    monkeypatch.chdir(tmp_path)
+    with open("ckpt.pt", "wb") as file:
+        pickle.dump({"model": Evil()}, file, protocol=2)
+    with pytest.raises(UserError, match="damaged"):
+        checkpoint.load("ckpt.pt")
+    torch.save({"model": Evil()}, "ckpt.pt")
+    with pytest.raises(UserError, match="damaged"):
+        checkpoint.load("ckpt.pt")
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_keep_leaves_a_copy_that_the_next_save_does_not_touch(tmp_path):
+    checkpoint.save(tmp_path / "ckpt.pt", {"n": 1})
+    checkpoint.keep(tmp_path / "ckpt.pt", tmp_path / "best.pt")
+    checkpoint.save(tmp_path / "ckpt.pt", {"n": 2})
+    assert [torch.load(tmp_path / f)["n"] for f in ("ckpt.pt", "best.pt")] == [2, 1]
+    checkpoint.keep(tmp_path / "ckpt.pt", tmp_path / "best.pt")
+    assert torch.load(tmp_path / "best.pt")["n"] == 2
+
+
+def test_a_checkpoint_that_does_not_name_its_activation_has_its_writers(small_run, tmp_path):
+    # nanoGPT has had the exact GELU since May 2023; its checkpoints used to get GPT-2's tanh form in silence
+    saved = torch.load(small_run / "ckpt.pt", weights_only=True)
+    for write, activation in ((as_nanogpt_wrote, "gelu"), (as_we_wrote_before_activation, "gelu_tanh")):
+        torch.save(write(saved), tmp_path / "ckpt.pt")
+        found = checkpoint.load(tmp_path / "ckpt.pt")
+        assert GPT.from_checkpoint(found).config.activation == activation
+        assert checkpoint.is_nanogpts(found) == (activation == "gelu")
+        assert GPT.from_checkpoint(found, activation="gelu_tanh").config.activation == "gelu_tanh"
+
+
+def test_weights_and_dimensions_that_do_not_fit_are_one_sentence(small_run):
+    saved = checkpoint.load(small_run / "ckpt.pt")
+    for wrong in ({"n_embd": 64}, {"n_head": 5}, {"n_layers": 2}):
+        with pytest.raises(UserError, match="do not fit each other"):
+            GPT.from_checkpoint({**saved, "model_args": saved["model_args"] | wrong})

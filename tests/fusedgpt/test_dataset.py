@@ -1,0 +1,216 @@
+"""Data folders: bins and the metas that say what their ids mean, ours and nanoGPT's."""
+
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+
+import sample
+from fusedgpt import prepare
+from fusedgpt.dataset import TokenFile, read_meta
+from fusedgpt.errors import UserError
+from fusedgpt.tokenizer import GPT2, Tokenizer
+from tests.conftest import Evil, rows, run, why_no_bpe
+
+
+def drawn(out_dir, **settings):
+    settings = {"start": "!", "num_samples": 8, "max_new_tokens": 40, "temperature": 50.0, "top_k": 0, **settings}
+    sample.main(sample.Settings(out_dir=str(out_dir), device="cpu", dtype="float32", **settings))
+
+
+# bins
+
+
+def test_shards_are_one_stream(tmp_path):
+    ids = np.arange(100, dtype="<u2")
+    for n, part in enumerate(np.split(ids, [3, 10, 60])):
+        part.tofile(tmp_path / f"train_{n:04}.bin")
+    file = TokenFile(tmp_path, "train", {"vocab_size": 100})
+    assert len(file) == 100
+    for start, length in ((0, 100), (2, 9), (9, 2), (59, 41), (60, 1), (99, 1)):
+        assert file.window(start, length).tolist() == list(range(start, start + length))
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path):
+    prepare.write(tmp_path, {"train": [[70_000, 1]], "val": [[2]]}, "big", tokenizer="byte", vocab_size=100_000)
+    assert (tmp_path / "train.bin").stat().st_size == 8
+    assert TokenFile(tmp_path, "train", read_meta(tmp_path)).window(0, 2).tolist() == [70_000, 1]
+
+
+def test_bad_bins_are_named(tmp_path):
+    meta = {"vocab_size": 50}
+    with pytest.raises(UserError, match=r"train.bin does not exist.*prepare.py"):
+        TokenFile(tmp_path, "train", meta)
+    (tmp_path / "train.bin").write_bytes(b"\0" * 101)
+    with pytest.raises(UserError, match=r"truncated.*101 bytes are 50.5 uint16 tokens"):
+        TokenFile(tmp_path, "train", meta)
+    np.full(50, 60, "<u2").tofile(tmp_path / "train.bin")
+    with pytest.raises(UserError, match=r"truncated.*50.0 uint16 tokens, not 80"):
+        TokenFile(tmp_path, "train", {**meta, "tokens": {"train": 80}})
+    (tmp_path / "train_backup.bin").write_bytes(b"")  # no shard: only four digits are
+    with pytest.raises(UserError, match="holds the id 60, but the vocabulary has 50"):
+        TokenFile(tmp_path, "train", meta).window(0, 5)
+    (tmp_path / "train_0000.bin").write_bytes(b"")
+    with pytest.raises(UserError, match=r"train.bin and train_0000.bin: which one counts"):
+        TokenFile(tmp_path, "train", meta)
+
+
+def gpt2_bins(folder, **ids):
+    """A folder with neither meta: `train` and `val` are one id each, 200 times."""
+    for split, id in ids.items():
+        np.full(200, id, "<u2").tofile(folder / f"{split}.bin")
+    return folder
+
+
+def test_ids_that_only_nanogpts_padding_has_are_named_with_what_to_set(tmp_path):
+    # "the vocabulary has 50257" told nobody that nanoGPT's own default is 50304
+    folder = gpt2_bins(tmp_path, train=50303, val=1)
+    with pytest.raises(UserError, match=r"holds the id 50303.*no meta.json.*set --vocab_size=50304"):
+        run(tmp_path / "out", folder, max_iters=1)
+    assert len(rows(run(tmp_path / "out", folder, max_iters=1, vocab_size=50304))) == 1
+
+
+@pytest.mark.parametrize(("id", "meta"), [(50304, None), (50300, {**GPT2, "tokens": {"train": 200, "val": 200}})])
+def test_other_ids_that_are_too_large_are_another_tokenizers(tmp_path, id, meta):
+    folder = gpt2_bins(tmp_path, train=id, val=1)
+    if meta:
+        (folder / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(UserError, match="made with another tokenizer"):
+        run(tmp_path / "out", folder, max_iters=1)
+
+
+# metas
+
+
+def test_nanogpts_meta_pkl_is_read(tmp_path):
+    itos = dict(enumerate("abc"))
+    meta = {"vocab_size": 3, "itos": itos, "stoi": {c: i for i, c in itos.items()}}
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps(meta))
+    assert Tokenizer(read_meta(tmp_path)).encode("cab") == [2, 0, 1]
+
+
+def test_a_meta_pkl_runs_no_code(tmp_path, monkeypatch):
+    # T14: a pickle can run anything
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"itos": {0: "a"}, "stoi": Evil()}))
+    with pytest.raises(UserError, match="which is code"):
+        read_meta(tmp_path)
+    assert not (tmp_path / "pwned").exists()
+    (tmp_path / "meta.pkl").write_bytes(b"garbage")
+    with pytest.raises(UserError, match=r"no nanoGPT meta\.pkl"):
+        read_meta(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"vocab_size": np.float64(65)}, "it holds a numpy float64, which is no whole number"),
+        ({"vocab_size": 65, "itos": np.arange(65)}, "_reconstruct, which is code"),
+        ({"vocab_size": np.int64, "itos": {0: "a"}}, "numpy.int64, which is code"),
+        ({"vocab_size": Evil()}, "system, which is code"),
+    ],
+    ids=["a float", "an array", "a type", "a command"],
+)
+def test_numpys_integers_open_the_door_to_nothing_else(tmp_path, monkeypatch, content, reason):
+    # T14: admitting numpy's integers by the name of their module would admit its other functions too
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps(content))
+    with pytest.raises(UserError, match=f"no nanoGPT meta.pkl: .*{reason}"):
+        read_meta(tmp_path)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_without_a_meta_it_is_gpt2s(tmp_path):
+    assert read_meta(tmp_path) == GPT2
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", json.dumps({"tokenizer": "word", "vocab_size": 5})])
+def test_a_damaged_meta_is_named(tmp_path, text):
+    (tmp_path / "meta.json").write_text(text)
+    with pytest.raises(UserError, match=r"meta\.json|'word'"):
+        read_meta(tmp_path)
+
+
+@pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are not here (set TIKTOKEN_CACHE_DIR)")
+def test_ids_that_only_pad_gpt2s_are_no_error_in_sampling(tmp_path, capsys):
+    # T15: GPT-2's BPE has no text for them, and ends on the first that is drawn
+    for split in ("train", "val"):
+        np.tile([0, 50303], 200).astype("<u2").tofile(tmp_path / f"{split}.bin")
+    out_dir = run(tmp_path / "out", tmp_path, max_iters=20, vocab_size=50304)
+    capsys.readouterr()
+    drawn(out_dir, start="!", temperature=0.0)  # "!" is id 0: 50303 is the likeliest to follow
+    assert capsys.readouterr().out.count("\n---------------\n") == 8
+
+
+# nanoGPT's meta.pkl, as other people's prepare scripts write it
+
+ITOS = {i: chr(33 + i) for i in range(65)}
+STOI = {c: i for i, c in ITOS.items()}
+NUMPYS = {"vocab_size": np.int64(65), "itos": ITOS, "stoi": STOI}
+GAPS = {i: c for i, c in ITOS.items() if i not in (3, 40)}
+
+
+def nanogpts_folder(tmp_path, data, pickled):
+    """The bins of `data` with a meta.pkl."""
+    for name in ("train.bin", "val.bin"):
+        shutil.copy(data / name, tmp_path)
+    (tmp_path / "meta.pkl").write_bytes(pickled)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        pickle.dumps({"vocab_size": 65}),
+        pickle.dumps(NUMPYS),
+        pickle.dumps(NUMPYS, protocol=3).replace(b"numpy._core", b"numpy.core"),
+        pickle.dumps({"vocab_size": 65, "stoi": STOI}),
+        pickle.dumps({"vocab_size": 65, "itos": GAPS, "stoi": {c: i for i, c in GAPS.items()}}),
+        pickle.dumps({"itos": {np.uint16(i): c for i, c in ITOS.items()}}),
+    ],
+    ids=["vocab_size alone", "numpy's integer", "numpy 1's", "stoi without itos", "gaps", "ids that are numpy's"],
+)
+def test_what_nanogpt_trains_on_trains_here(tmp_path, data, pickled):
+    # nanoGPT's train.py reads vocab_size alone; each of these used to end the run
+    folder = nanogpts_folder(tmp_path, data, pickled)
+    meta = read_meta(folder)
+    assert meta["vocab_size"] == 65 and type(meta["vocab_size"]) is int
+    got, want = (rows(run(tmp_path / name, source, max_iters=2)) for name, source in (("a", folder), ("b", data)))
+    assert [row["loss"] for row in got] == [row["loss"] for row in want]
+
+
+def test_without_itos_sampling_says_what_is_missing(tmp_path, data):
+    # it used to be "no nanoGPT meta.pkl: 'itos'"
+    folder = nanogpts_folder(tmp_path, data, pickle.dumps({"vocab_size": 65}))
+    with pytest.raises(UserError, match=r"meta.pkl has no itos .*sampling needs itos"):
+        drawn(run(tmp_path / "out", folder, max_iters=1))
+
+
+def test_ids_without_a_character_are_counted_and_shown(tmp_path, data, capsys):
+    folder = nanogpts_folder(tmp_path, data, pickle.dumps({"vocab_size": 65, "itos": GAPS}))
+    out_dir = run(tmp_path / "out", folder, max_iters=1)
+    capsys.readouterr()
+    drawn(out_dir)
+    _, said, text = capsys.readouterr().out.split("\n", 2)
+    assert "no character for 2 ids, such as 3" in said
+    assert [len(t) for t in text.split("\n---------------\n")] == [41] * 8 + [0]
+    assert set(text) - {"\n", "-"} <= {*GAPS.values(), "\ufffd"} and "\ufffd" in text
+    with pytest.raises(UserError, match="the training text has no '\\$'"):  # id 3
+        drawn(out_dir, start="$")
+
+
+def test_without_itos_stoi_will_do(tmp_path, data, capsys):
+    folder = nanogpts_folder(tmp_path, data, pickle.dumps({"vocab_size": 65, "stoi": STOI}))
+    drawn(run(tmp_path / "out", folder, max_iters=1), start="A")
+    assert "A" in capsys.readouterr().out and Tokenizer(read_meta(folder)).encode("!A") == [0, 32]
+
+
+def test_a_meta_json_without_characters_trains_and_says_what_sampling_needs(tmp_path):
+    # export.py writes one for a run on a meta.pkl that has vocab_size only; it used to be called damaged
+    meta = {"tokenizer": "unknown", "vocab_size": 65}
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    assert read_meta(tmp_path) == meta
+    with pytest.raises(UserError, match="sampling needs itos"):
+        Tokenizer(read_meta(tmp_path))

@@ -1,0 +1,34 @@
+"""What the settings device and dtype mean on this machine."""
+
+import pytest
+import torch
+
+from fusedgpt.device import DTYPES, resolve_device, resolve_dtype
+from fusedgpt.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+def test_device_and_dtype_are_resolved():
+    best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    assert resolve_device("auto").type == best
+    assert resolve_device("cpu") == CPU
+    assert resolve_dtype("float32", CPU) == torch.float32
+    assert resolve_dtype("auto", CPU) in (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [("avx512_bf16", "bfloat16"), ("amx_tile", "bfloat16"), ("avx2", "float32")]
+)
+def test_auto_dtype_on_a_cpu_follows_its_instructions(monkeypatch, capability, dtype):
+    # T24: bfloat16 used to be assumed
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True})
+    assert resolve_dtype("auto", CPU) == DTYPES[dtype]
+
+
+def test_a_device_that_is_not_here_is_named():
+    with pytest.raises(UserError, match="'tpu' is no device"):
+        resolve_device("tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="device='cuda' is not here: PyTorch finds cpu"):
+            resolve_device("cuda")

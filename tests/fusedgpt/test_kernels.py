@@ -1,0 +1,97 @@
+"""Which kernel may run, and which is fastest."""
+
+import pytest
+import torch
+
+from fusedgpt import kernels
+from fusedgpt.attention import ATTENTION
+from fusedgpt.case import Case
+from fusedgpt.errors import UserError
+
+CPU = torch.device("cpu")
+SHAPE = (2, 2, 64, 32)
+TRAINING = Case(SHAPE, CPU, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "dropout", "backward", "reason"),
+    [
+        ("efficient", 0.0, True, "on GPUs only"),
+        ("cudnn", 0.0, True, "on GPUs only"),
+        ("flex", 0.0, True, "no backward of FlexAttention on a CPU"),
+        ("flex", 0.1, False, "no dropout"),
+        ("flash", 0.1, True, "do not support non-zero dropout"),
+    ],
+)
+def test_refused_with_the_reason_on_a_cpu(name, dropout, backward, reason):
+    with pytest.raises(UserError, match=reason) as raised:
+        kernels.require(name, Case(SHAPE, CPU, torch.float32, dropout, backward))
+    assert f"attention='{name}'" in str(raised.value)
+    assert "can be manual, math" in str(raised.value)  # what would run instead
+
+
+@pytest.mark.parametrize(("name", "dropout"), [("manual", 0.1), ("math", 0.1), ("flash", 0.0), ("sdpa", 0.1)])
+def test_permitted_on_a_cpu(name, dropout):
+    case = Case(SHAPE, CPU, torch.float32, dropout)
+    kernels.require(name, case)
+    assert kernels.refusal(name, case) is None
+
+
+def test_deterministic_refuses_a_kernel_that_is_not(monkeypatch):
+    # K7: determinism differs by kernel
+    def noisy(q, k, v, dropout_p=0.0):
+        return ATTENTION["manual"](q, k, v) * (1 + 1e-6 * next(noise))
+
+    noise = iter(range(100))
+    monkeypatch.setattr(kernels, "ATTENTION", {**ATTENTION, "manual": noisy})
+    assert kernels.refusal("manual", TRAINING) is None
+    torch.use_deterministic_algorithms(True)
+    assert "not deterministic" in kernels.refusal("manual", TRAINING)
+    assert kernels.refusal("flash", TRAINING) is None
+
+
+def test_auto_takes_the_fastest_that_passes_parity(monkeypatch):
+    told = [0.0]  # a clock that the kernels themselves move on
+
+    def taking(seconds, attend):
+        def kernel(q, k, v, dropout_p=0.0):
+            told[0] += seconds
+            return attend(q, k, v)
+
+        return kernel
+
+    right, wrong = ATTENTION["math"], lambda q, k, v, dropout_p=0.0: q + k + v
+    kinds = {"manual": taking(3.0, right), "math": taking(2.0, right), "flash": taking(1.0, wrong)}
+    monkeypatch.setattr(kernels, "ATTENTION", kinds)
+    monkeypatch.setattr(kernels, "contradiction", lambda *_: None)
+    monkeypatch.setattr(kernels.timing, "now", lambda device: told[0])
+    name, rows = kernels.fastest(Case((1, 2, 128, 32), CPU, torch.float32))
+    assert name == "math"
+    assert "parity" in rows["flash"]["refused"] and "median_ms" not in rows["flash"]
+    assert (rows["math"]["median_ms"], rows["manual"]["median_ms"]) == pytest.approx((2e3, 3e3))
+
+
+def test_auto_leaves_out_a_kernel_that_needs_too_much_memory(monkeypatch):
+    def greedy(q, k, v, dropout_p=0.0):
+        if q.size(0) > 1:  # the trial at full size
+            raise torch.OutOfMemoryError("no room")
+        return ATTENTION["manual"](q, k, v)
+
+    monkeypatch.setattr(kernels, "ATTENTION", {"manual": greedy, "math": ATTENTION["math"]})
+    name, rows = kernels.fastest(TRAINING)
+    assert name == "math" and rows["manual"]["refused"] == "out of memory at this shape"
+
+
+def test_one_query_after_many_keys_is_probed_too():
+    # generation: a kernel may take a whole prompt and refuse a lone token
+    one_token = Case((1, 2, 1, 32), CPU, torch.float32, backward=False, keys=64)
+    assert kernels.refusal("flash", one_token) is None
+
+
+def test_an_error_without_a_message_is_a_refusal_too(monkeypatch):
+    # an empty reason used to count as permitted
+    def broken(q, k, v, dropout_p=0.0):
+        raise RuntimeError
+
+    monkeypatch.setattr(kernels, "ATTENTION", {**ATTENTION, "manual": broken})
+    assert kernels.refusal("manual", Case(SHAPE, CPU, torch.float32)) == "RuntimeError"

@@ -1,0 +1,43 @@
+"""Bytes at the peak."""
+
+import sys
+
+import pytest
+import torch
+
+from fusedgpt.memory import peak_bytes
+from tests.conftest import script
+
+MIB = 1 << 20
+
+
+def test_peak_bytes_are_those_held_at_once(device):
+    def held(*sizes):
+        return torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+
+    def one_after_the_other():
+        held(2 * MIB)
+        held(4 * MIB)
+
+    def together():
+        return held(2 * MIB), held(4 * MIB)
+
+    for step, mib in ((one_after_the_other, 4), (together, 6), (lambda: None, 0)):
+        assert peak_bytes(step, device) == mib * MIB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_peak_memory_is_of_this_process_and_remembers():
+    # getrusage starts a child with the peak of its parent
+    code = """
+import torch
+from fusedgpt.memory import peak_memory
+cpu = torch.device("cpu")
+before = peak_memory(cpu)
+torch.ones(64 << 20, dtype=torch.uint8)
+print(peak_memory(cpu) - before)
+"""
+    parent = (
+        f"import subprocess, sys; x = b'x' * (1 << 29); subprocess.run([sys.executable, '-c', {code!r}], check=True)"
+    )
+    assert 60 * MIB < int(script("-c", parent).stdout) < 80 * MIB

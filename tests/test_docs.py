@@ -1,0 +1,204 @@
+"""Every command of the README and docs/, run in a copy of the project: small models, few steps, no download.
+
+The commands run one after another in one process, because importing PyTorch takes longer than most of them.
+"""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fusedgpt import prepare, tokenizer
+from tests.conftest import ROOT, hugging_face, script, why_no_bpe
+
+PAGES = [ROOT / "README.md", ROOT / "results" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SMALL = dict(n_layer=1, n_head=2, n_embd=32, batch_size=2, compile=False, device="cpu")
+QUICK = dict(
+    block_size=16, max_iters=2, warmup_iters=1, eval_interval=2, eval_iters=1, dtype="float32", wandb_log=False
+)
+SHORT = [f"--{name}={value}" for name, value in (SMALL | QUICK).items()]
+TRAINED = [*(f"--{name}={value}" for name, value in SMALL.items()), "--steps=6", "--vocab_size=256"]
+KINDS = {
+    "ladder": [*TRAINED, "--block_size=16", "--only=math"],
+    "sweep": [*TRAINED, "--lengths=32", "--heads=2x16", "--repeats=1", "--only=flash"],
+    "prefill": ["--device=cpu", "--models=phi-small", "--lengths=16", "--repeats=1", "--only=flash"],
+    "numerics": ["--device=cpu", "--repeats=1", "--only=float32"],
+    "max_batch": [*TRAINED, "--block_size=16", "--only=cudnn"],  # refused at once: a search takes half a minute
+}
+FAILS = "--attention=flash --dropout=0.1"  # the README's example of a refusal
+PLACEHOLDERS = re.compile(r"\b(KIND|FOLDER|OUT_DIR|PATH|NAME)\b|…|\.\.\. ")
+OTHERS = {  # what is not run, and why
+    "pip": "it installs packages; a job of the GitHub workflow does it",
+    "pytest": "it is this suite",
+}
+
+
+def commands_in(text):
+    """The commands in a page's code blocks, and those in its prose that begin with a script's name."""
+    text = text.replace("\\\n", " ")
+    blocks = re.findall(r"^(?: {4}|\$ )(.+)$", text, re.M) + [
+        line for block in re.findall(r"```(?:sh)?\n(.*?)```", text, re.S) for line in block.splitlines()
+    ]
+    blocks += re.findall(r"`(python [\w/]+\.py[^`]*)`", text)
+    for line in blocks:
+        command = " ".join(re.split(r"\s+#\s", line)[0].removeprefix("$ ").split())
+        if command.split(" ")[0] in {"python", "torchrun", "make", *OTHERS} and not PLACEHOLDERS.search(command):
+            yield command
+
+
+COMMANDS = sorted({command for page in PAGES for command in commands_in(page.read_text())})
+
+
+def shortened(command):
+    """The command as it is run here: [script, arguments …], or None for one that is not run."""
+    words = shlex.split(command)
+    if words[0] == "torchrun":
+        at = words.index("train.py")
+        return [*words[at:], *SHORT, "--gradient_accumulation_steps=2"]
+    name, args = words[1], words[2:]
+    if "--help" in args or name in ("plot.py", "export.py"):
+        return [name, *args]
+    if name.startswith("data/"):
+        return [name, *args, *(["--input=corpus"] if name.startswith("data/openwebtext") and not args else [])]
+    weights = any("gpt2" in arg and ("init_from" in arg or "eval_" in arg) for arg in args)
+    weights = weights or "config/finetune_shakespeare.py" in args
+    changes = ["--init_from=hf"] if weights else []
+    if name == "train.py":
+        return [name, *args, *SHORT, "--gradient_accumulation_steps=1", *changes]
+    if name == "sample.py":
+        return [name, *args, "--num_samples=1", "--max_new_tokens=3", "--device=cpu", *changes]
+    assert name == "bench.py", f"no rule to shorten {command}"
+    if args[:1] == ["report"]:
+        return [name, *args]
+    kind = args[0] if args and args[0] in KINDS else "ladder"
+    return [name, *args, "--results=out-short", *KINDS[kind]]
+
+
+def run(command, cwd, **options):
+    """A finished process with its text output."""
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, **options)
+
+
+DRIVER = """
+import contextlib, io, json, runpy, sys, traceback
+sys.path.insert(0, "")
+for words in json.load(sys.stdin):
+    sys.argv, out, status = words, io.StringIO(), 0
+    out.reconfigure = lambda **_: None
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else bool(ended.code)
+        out.write(str(ended.code))
+    except BaseException:
+        status = 2
+        out.write(traceback.format_exc())
+    print(json.dumps([int(status), out.getvalue()]), flush=True)
+"""
+
+
+def random_bins(folder, tokenizer, vocab_size, **extra):
+    ids = np.random.default_rng(0).integers(0, vocab_size, 2000)
+    prepare.write(folder, {"train": [ids[:1500]], "val": [ids[1500:]]}, "random", tokenizer, vocab_size, **extra)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """A copy of the project with data, runs and weights for every command."""
+    root = tmp_path_factory.mktemp("copy") / "fusedgpt"
+    listed = run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], ROOT)
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file() and not name.startswith("tests/"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, root / name)
+    text = "To be, or not to be, that is the question. " * 50
+    (root / "corpus").mkdir()
+    for name in ("book.txt", "prompt.txt", "data/shakespeare_char/input.txt", "data/shakespeare/input.txt"):
+        (root / name).write_text(text)
+    (root / "corpus" / "a.txt").write_text("\n\n".join([text] * 4))
+    (root / "project").mkdir()
+    for n in range(40):
+        (root / "project" / f"m{n}.py").write_text("x = 1\n" * 50)
+    for name in ("openwebtext", "shakespeare"):
+        random_bins(root / "data" / name, **tokenizer.GPT2)
+    random_bins(root / "data" / "python_stdlib", "byte", 256)
+    for name in ("shakespeare_char", "book"):
+        random_bins(root / "data" / name, "char", 65, itos=["\n", *(chr(33 + n) for n in range(64))])
+    hugging_face(root / "hf", n_layer=1, n_head=2, n_embd=32, n_positions=32, vocab_size=50257)
+    shutil.copytree(root / "results" / "cpu" / "ladder", root / "out-bench" / "ladder")
+    return root
+
+
+@pytest.fixture(scope="module")
+def ran(copy):
+    """{command: (exit status, output)} of every command that one process can run."""
+    runs = {command: shortened(command) for command in COMMANDS if command.split()[0] == "python"}
+    runs = {command: words for command, words in runs.items() if not why_not(command)}
+    before = [
+        ["train.py", f"--out_dir={out}", f"--dataset={data}", *SHORT, "--gradient_accumulation_steps=1"]
+        for out, data in {
+            "out-quickstart": "python_stdlib",
+            "out-shakespeare-char": "shakespeare_char",
+            "out-shakespeare": "shakespeare",
+            "out": "python_stdlib",
+        }.items()
+    ]
+    before += [["export.py", "out-quickstart", "out-hf"]]
+    done = run([sys.executable, "-c", DRIVER], copy, input=json.dumps([*before, *runs.values()]))
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == len(before) + len(runs), done.stdout[-2000:] + done.stderr
+    assert all(status == 0 for status, _ in results[: len(before)]), results[: len(before)]
+    return dict(zip(runs, results[len(before) :]))
+
+
+def why_not(command):
+    """Why a command is not run here, or None."""
+    needs_bpe = command.startswith(("python data/shakespeare/", "python data/openwebtext/"))
+    needs_bpe = needs_bpe or ("sample.py" in command and ("gpt2" in command or "out-shakespeare " in command + " "))
+    if needs_bpe and (reason := why_no_bpe()):
+        return reason
+    return OTHERS.get(command.split()[0])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_docs_runs(command, ran, copy):
+    if reason := why_not(command):
+        pytest.skip(reason)
+    if command.startswith("make"):
+        done = run([*command.split(), "-n"], copy)
+        status, output = done.returncode, done.stdout + done.stderr
+    elif command.startswith("torchrun"):
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+        done = run([*start, *shortened(command)], copy)
+        status, output = done.returncode, done.stdout + done.stderr
+    else:
+        status, output = ran[command]
+    if FAILS in command:
+        assert status == 1 and "cannot train on cpu" in output, output
+    else:
+        assert status == 0, f"{shortened(command)}\n{output}"
+
+
+def test_the_commands_are_found():
+    assert len(COMMANDS) > 30
+    for command in ("make quickstart", "python bench.py sweep", "python plot.py out-quickstart"):
+        assert command in COMMANDS
+    assert any(command.startswith("torchrun --nnodes=2") for command in COMMANDS)
+
+
+def test_links_lead_somewhere():
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text().replace("\n", " ")):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_help_is_there_without_arguments():
+    for name in ("export.py", "plot.py"):
+        assert name in script(name, "--help").stdout

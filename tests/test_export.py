@@ -1,0 +1,32 @@
+"""A run as a Hugging Face GPT-2."""
+
+import torch
+
+from fusedgpt import checkpoint
+from model import GPT
+from tests.conftest import fails, script
+
+
+def test_export_has_the_same_logits_without_padding(small_run, tmp_path):
+    # T18
+    from transformers import GPT2LMHeadModel
+
+    script("export.py", str(small_run), str(tmp_path / "hf"))
+    theirs = GPT2LMHeadModel.from_pretrained(tmp_path / "hf").eval()
+    assert (tmp_path / "hf" / "model.safetensors").exists()
+    assert theirs.transformer.wte.weight.shape == (65, 32)
+    ours = GPT.from_checkpoint(checkpoint.load(checkpoint.of_run(small_run))).eval()
+    idx = torch.randint(0, 65, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = ours(idx, idx)[0][..., :65]
+        torch.testing.assert_close(theirs(idx).logits, logits, rtol=1e-5, atol=1e-5)
+        back = GPT.from_pretrained(tmp_path / "hf").eval()
+        torch.testing.assert_close(back(idx, idx)[0], logits, rtol=1e-5, atol=1e-5)
+    assert "name a run and a folder" in fails("export.py")
+    assert "python export.py OUT_DIR FOLDER" in script("export.py", "--help").stdout
+    sampled = script(
+        "sample.py", f"--init_from={tmp_path / 'hf'}", "--start=!", "--num_samples=1", "--max_new_tokens=5"
+    )
+    assert len(sampled.stdout.splitlines()[0]) == 6  # in the run's own characters
+    (tmp_path / "file").write_text("")
+    assert "is a file" in fails("export.py", str(small_run), str(tmp_path / "file"))

@@ -1,0 +1,85 @@
+"""The house rules of CONTRIBUTING.md that a machine can check: who imports whom, and how long a function may be."""
+
+import ast
+import graphlib
+import pathlib
+
+import pytest
+
+from tests.conftest import ROOT
+
+SCRIPTS = {"train", "sample", "bench", "export", "plot"}
+LAZY = {"transformers", "wandb", "matplotlib", "datasets"}  # slow to import and rarely needed
+FILES = sorted(f for pattern in ("*.py", "fusedgpt/**/*.py", "data/*/*.py") for f in ROOT.glob(pattern))
+
+
+def name_of(file):
+    """'fusedgpt.bench.rows' for fusedgpt/bench/rows.py, 'fusedgpt' for its __init__.py."""
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(file): ast.parse(file.read_text()) for file in FILES}
+
+
+def names_in(node):
+    """The modules that an import statement may mean, as written."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    if isinstance(node, ast.ImportFrom):
+        return {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return set()
+
+
+IMPORTS = {
+    module: {name for node in ast.walk(tree) for name in names_in(node) if name in MODULES and name != module}
+    for module, tree in MODULES.items()
+}
+
+
+def test_the_files_are_found():
+    assert {*SCRIPTS, "model", "configurator", "fusedgpt.bench.ladder", "data.shakespeare.prepare"} <= MODULES.keys()
+    assert "fusedgpt.kernels" in IMPORTS["train"]
+
+
+def test_no_module_imports_itself_through_others():
+    graphlib.TopologicalSorter(IMPORTS).prepare()  # raises CycleError
+
+
+def test_no_script_is_imported_but_for_the_settings_of_training():
+    found = {(module, name) for module, names in IMPORTS.items() for name in names & SCRIPTS}
+    assert found == {("bench", "train"), ("sample", "train")}
+
+
+def test_model_and_configurator_know_little():
+    assert IMPORTS["model"] - {"fusedgpt"} == {"fusedgpt.attention", "fusedgpt.generate", "fusedgpt.errors"}
+    assert IMPORTS["configurator"] == {"fusedgpt.errors"}
+
+
+def test_the_package_knows_no_model_and_benchmarks_are_known_to_bench_alone():
+    for module, names in IMPORTS.items():
+        inside = module.startswith("fusedgpt.bench")
+        if module.startswith("fusedgpt") and not inside:
+            assert all(name.startswith("fusedgpt") for name in names), module
+        if not inside and module != "bench":
+            assert not any(name.startswith("fusedgpt.bench") for name in names), module
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_slow_libraries_load_only_where_they_are_used(module):
+    top = {name for node in MODULES[module].body for name in names_in(node) if name}
+    assert not {name.split(".")[0] for name in top} & LAZY
+
+
+def test_functions_can_be_read():
+    longest = {"train.main": 110}
+    for module, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                name = f"{module}.{node.name}"
+                lines = node.end_lineno - node.lineno + 1
+                assert lines <= longest.get(name, 60), f"{name} has {lines} lines"
+
+
+def test_no_file_is_a_leftover():
+    for file in FILES:
+        assert not {"utils", "misc", "helpers", "common", "parts"} & {*pathlib.Path(file).with_suffix("").parts[-2:]}
