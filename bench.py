@@ -91,23 +91,28 @@ def write_reports(folders: list[str]) -> None:
     if not folders:
         raise UserError("name the folder of a benchmark: python bench.py report FOLDER [FOLDER ...]")
     for folder in map(pathlib.Path, folders):
-        kind, _ = report.read(folder)
-        print(f"wrote {', '.join(map(str, report.write(folder, KINDS[kind['benchmark']])))}")
+        header, _ = report.read(folder)
+        print(f"wrote {', '.join(map(str, report.write(folder, KINDS[header['benchmark']])))}")
 
 
 def parse(args: list[str]) -> tuple[str, list[str]]:
-    """(KIND, other arguments): the kind is ladder if the first argument is a flag or a config file."""
+    """(KIND, other arguments): the kind is ladder if the first argument is a flag or a config file.
+
+    Raises UserError if it is none of these.
+    """
+    names = [*KINDS, "report"]
+    if args and args[0] in names:
+        return args[0], args[1:]
     if not args or args[0].startswith("-") or args[0].endswith(".py") or os.path.exists(args[0]):
         return "ladder", args
-    names = [*KINDS, "report"]
-    if args[0] not in names:
-        near = difflib.get_close_matches(args[0], names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it can be {', '.join(names)}"
-        raise UserError(f"there is no benchmark {args[0]!r}: {hint}")
-    return args[0], args[1:]
+    near = difflib.get_close_matches(args[0], names, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"it can be {', '.join(names)}"
+    raise UserError(f"there is no benchmark {args[0]!r}: {hint}")
 
 
 if __name__ == "__main__":
     with one_sentence():
         name, args = parse(sys.argv[1:])
+        if name == "report" and {"-h", "--help"} & set(args):
+            sys.exit(print(__doc__))
         write_reports(args) if name == "report" else main(name, args)

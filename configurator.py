@@ -27,8 +27,8 @@ COMMAND_LINE = "the command line"
 def configure(defaults: Any, args: list[str], description: str, unused: Mapping[str, str] = types.MappingProxyType({})):
     """`defaults`, an instance of a dataclass of settings, as `args` change it: config files and `--name=value` flags.
 
-    `unused` maps names that this script has no use for to the reason. A config file may set them, because it may be
-    another script's; a flag may not, and `--help` does not show them. `--help` prints every other setting with its
+    `unused` has, for each setting that this script does not use, the reason. A config file may set them, because it may
+    be another script's; a flag may not, and `--help` does not show them. `--help` prints every other setting with its
     value so far and exits. Raises UserError for an unknown name, a value of the wrong type or choice, a flag of
     `unused`, or a file that is missing or fails.
     """
@@ -47,7 +47,7 @@ def configure(defaults: Any, args: list[str], description: str, unused: Mapping[
             _field(settings, name, COMMAND_LINE)
             raise UserError(f"{flag} has no value: flags are written --name=value, as in --{name}=True")
         settings = _set(settings, name, text, COMMAND_LINE)
-    if len(files) + len(flags) < len(args):
+    if {"-h", "--help"} & set(args):
         _tyro(_without(settings, unused), ["--help"], description=description)
     return settings
 
@@ -101,7 +101,7 @@ def _allowed(annotation):
 
 
 def _without(settings, unused):
-    """`settings` of a subclass in which --help does not show the fields that are `unused`."""
+    """A copy of `settings` whose --help hides the fields in `unused`."""
     hidden = [
         (f.name, tyro.conf.Suppress[f.type], dataclasses.field(default=f.default))
         for f in dataclasses.fields(settings)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusedgpt import generate
@@ -105,8 +105,8 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        # built on meta, which has no storage: on a real device PyTorch's default initialisation would draw random
-        # numbers, and more of them with a padded vocabulary, so that padding would change every other weight
+        # built on PyTorch's meta device, which has no storage: on a real one its default initialisation would draw
+        # random numbers, and more of them with a padded vocabulary, so that padding would change every other weight
         with torch.device("meta"):
             self.transformer = nn.ModuleDict(
                 {
@@ -139,11 +139,13 @@ class GPT(nn.Module):
                 shrink = math.sqrt(2 * self.config.n_layer) if name.endswith("c_proj.weight") else 1.0
                 nn.init.normal_(p, std=0.02 / shrink)
 
-    def forward(self, idx, targets=None, cache=None):
+    def forward(
+        self, idx: Tensor, targets: Tensor | None = None, cache: list[generate.LayerCache] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Logits (B, T, V) and the mean loss of `targets` (B, T), where -1 does not count.
 
         Without targets: logits of the last position only, (B, 1, V), and no loss. Ids that only pad the vocabulary have
-        logit -inf: they take no share of the softmax, learn nothing and are never sampled. `cache`
+        logit -inf: they get probability 0, learn nothing and are never sampled. `cache`
         (generate.new_cache) holds the keys and values of the tokens before `idx`. Raises UserError past block_size.
         """
         T, past = idx.size(1), cache[0].length if cache else 0
@@ -187,7 +189,7 @@ class GPT(nn.Module):
         return 6 * self.get_num_params() + 12 * c.n_layer * c.n_embd * c.block_size
 
     def estimate_mfu(self, fwdbwd_per_iter: int, dt: float) -> float:
-        """Share of an A100's 312 TFLOP/s if `fwdbwd_per_iter` sequences take `dt` seconds (nanoGPT's convention)."""
+        """Fraction of an A100's 312 TFLOP/s if `fwdbwd_per_iter` sequences take `dt` seconds (nanoGPT's convention)."""
         return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / 312e12
 
     def crop_block_size(self, block_size: int) -> None:
@@ -197,7 +199,9 @@ class GPT(nn.Module):
         self.config = replace(self.config, block_size=block_size)
         self.transformer.wpe.weight = nn.Parameter(self.transformer.wpe.weight[:block_size].detach().clone())
 
-    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type) -> torch.optim.AdamW:
+    def configure_optimizers(
+        self, weight_decay: float, learning_rate: float, betas: tuple[float, float], device_type: str
+    ) -> torch.optim.AdamW:
         """AdamW in two groups: weight decay for matrices and embeddings, none for biases and LayerNorm."""
         # decay pulls weights towards 0: a matrix learns to do without the ones that it does not need, but a LayerNorm's
         # gain belongs near 1 and a bias wherever the data puts it
@@ -210,7 +214,7 @@ class GPT(nn.Module):
         return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=device_type in ("cuda", "cpu"))
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None) -> torch.Tensor:
+    def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
         """`idx` (B, T) with `max_new_tokens` ids appended, drawn as fusedgpt/generate.py says."""
         return torch.cat([idx, *generate.new_tokens(self, idx, max_new_tokens, temperature, top_k)], dim=1)
 
@@ -246,6 +250,7 @@ class GPT(nn.Module):
         with torch.no_grad():
             for name, p in model.named_parameters():
                 w = state[name].t() if name.endswith(CONV1D) else state[name]
+                # rows beyond vocab_size are padding and stay 0
                 p[: config.vocab_size if name == "transformer.wte.weight" else None] = w
         return model
 

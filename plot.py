@@ -1,6 +1,8 @@
 """Draw the loss of one run, or of several together: OUT_DIR/loss.png, in the folder of the first.
 
-python plot.py OUT_DIR [OUT_DIR ...]
+    python plot.py OUT_DIR [OUT_DIR ...]
+
+The training loss is a pale line, the validation loss is drawn as marks.
 """
 
 import pathlib

@@ -1,8 +1,10 @@
 """Sample text from a trained run, from GPT-2, or from a local Hugging Face folder.
 
-python sample.py --out_dir=out-shakespeare-char --num_samples=3
-python sample.py --init_from=gpt2-xl --start="What is the answer?" --temperature=0
-python sample.py --out_dir=out --start=FILE:prompt.txt
+    python sample.py --out_dir=out-shakespeare-char --num_samples=3
+    python sample.py --init_from=gpt2-xl --start="What is the answer?" --temperature=0
+    python sample.py --out_dir=out --start=FILE:prompt.txt
+
+Every setting is a field of Settings; config files and --name=value flags set them (configurator.py).
 """
 
 import codecs
@@ -29,21 +31,23 @@ ROOT = pathlib.Path(__file__).resolve().parent
 
 @dataclasses.dataclass
 class Settings:
-    init_from: str = "resume"  # resume (a run's out_dir), gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a local HF folder
+    # source of the weights: resume (the run in out_dir), gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a local Hugging
+    # Face folder
+    init_from: str = "resume"
     out_dir: str = "out"  # folder of a run: best.pt is sampled, or ckpt.pt if there is no best.pt
     start: str = "\n"  # prompt, or FILE:path
     num_samples: int = 10  # samples, drawn together as one batch
     max_new_tokens: int = 500  # tokens in each sample
-    temperature: float = 0.8  # below 1: closer to the likeliest; above 1: more even; 0: always the likeliest
-    top_k: int = 200  # draw among the k likeliest; 0: among all
-    top_p: float = 0.0  # draw among the fewest likeliest that together have this probability; 0: among all
+    temperature: float = 0.8  # softmax temperature; below 1: closer to the likeliest id; 0: always the likeliest
+    top_k: int = 200  # number of likeliest ids to draw from; 0: all
+    top_p: float = 0.0  # probability that the likeliest ids to draw from must reach together (nucleus); 0: all ids
     stop: str = ""  # text that ends a sample when it appears
     seed: int = 1337  # seed of the draws: the same seed gives the same samples
-    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of the weights and all products
     compile: bool | Literal["auto"] = False  # torch.compile, which pays off for long samples; auto: on GPUs
-    attention: train.Attention = "sdpa"  # attention kernel, as in train.py; auto times the prompt's pass
-    # gelu_tanh: GPT-2's; gelu: the exact form, nanoGPT's; None: that of the weights
+    attention: train.Attention = "sdpa"  # attention kernel, as in train.py; auto times a prompt of block_size tokens
+    # form of GELU; gelu_tanh: GPT-2's; gelu: exact, nanoGPT's; None: that of the weights
     activation: Literal["gelu_tanh", "gelu"] | None = None
 
 
@@ -59,11 +63,12 @@ def validate(s: Settings) -> None:
     """Raise UserError for a number that cannot be sampled with."""
     if s.num_samples < 1 or s.max_new_tokens < 1:
         raise UserError(f"num_samples={s.num_samples} and max_new_tokens={s.max_new_tokens} must be 1 or more")
-    if not (s.temperature >= 0 and s.top_k >= 0 and 0 <= s.top_p <= 1 and 0 <= s.seed < 2**63):
-        raise UserError(
-            f"temperature={s.temperature} and top_k={s.top_k} must be 0 or more, top_p={s.top_p} from 0 to 1,"
-            f" seed={s.seed} from 0 to 2**63 - 1"
-        )
+    if not s.temperature >= 0 or s.top_k < 0:
+        raise UserError(f"temperature={s.temperature} and top_k={s.top_k} must be 0 or more")
+    if not 0 <= s.top_p <= 1:
+        raise UserError(f"top_p={s.top_p} must be from 0 to 1")
+    if not 0 <= s.seed < 2**63:
+        raise UserError(f"seed={s.seed} must be from 0 to 2**63 - 1")
 
 
 def load(s: Settings) -> tuple[GPT, Tokenizer]:
@@ -74,6 +79,7 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
             raise UserError(f"init_from={s.init_from!r} must be resume, {', '.join(PRETRAINED)}, or a local folder")
         model = GPT.from_pretrained(s.init_from, changes)
         meta = dataset.read_meta(s.init_from)  # export.py leaves a meta.json
+        print(f"sampling from {s.init_from}")
     else:
         path = checkpoint.of_run(s.out_dir)
         saved = checkpoint.load(path)
@@ -136,8 +142,8 @@ def prepare_model(s: Settings, model: GPT, device: torch.device, dtype: torch.dt
     Raises UserError if the kernel cannot run here, or cannot be compiled.
     """
     prompt = Case.of_model(model.config, s.num_samples, device, dtype, backward=False)
-    attention, _ = kernels.choose(s.attention, prompt)
-    kernels.require(attention, prompt.one_query())  # a kernel may take a prompt but not one token after many
+    # a kernel may take a whole prompt and refuse one token after many
+    attention, _ = kernels.choose(s.attention, prompt, prompt.one_query())
     model.use_attention(attention)
     model.to(device, dtype).eval()
     if s.compile:

@@ -14,13 +14,16 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from configurator import configure
 from fusedgpt import checkpoint, dataset, determinism, distributed, flops, kernels, memory, timing
+from fusedgpt.attention import ATTENTION
 from fusedgpt.case import Case
 from fusedgpt.dataloader import Batch, DataLoader
 from fusedgpt.device import autocast, dtype_name, resolve_compile, resolve_device, resolve_dtype
@@ -31,7 +34,8 @@ from fusedgpt.receipt import contradiction, observe
 from fusedgpt.signals import catch_signals
 from model import GPT, PRETRAINED, GPTConfig
 
-Attention = Literal["manual", "math", "efficient", "flash", "cudnn", "flex", "sdpa", "auto"]
+Attention = Literal[*ATTENTION, "auto"]
+Say = Callable[[str], None]  # prints a line
 ROOT = pathlib.Path(__file__).resolve().parent
 WARM_UP = 5  # steps that the summary of times leaves out: they still fill caches
 MAX_BAD_STEPS = 20  # in a row, without a finite gradient; float16's scaler needs a few of them at the start
@@ -41,32 +45,33 @@ MAX_BAD_STEPS = 20  # in a row, without a finite gradient; float16's scaler need
 class Settings:
     # files
     out_dir: str = "out"  # folder for checkpoints, metrics.jsonl and run.json
-    # scratch, resume (the run in out_dir), gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a local Hugging Face folder
+    # source of the weights: scratch, resume (the run in out_dir), gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a local
+    # Hugging Face folder
     init_from: str = "scratch"
-    eval_interval: int = 2000  # iterations between evaluations; each also saves a checkpoint
+    eval_interval: int = 2000  # iterations (optimizer steps) between evaluations; each also saves a checkpoint
     eval_iters: int = 200  # batches of each split that an evaluation reads, always the same ones
-    eval_only: bool = False  # evaluate once and end
-    profile: bool = False  # write a profile of one forward and backward to out_dir/trace.json, for ui.perfetto.dev
+    eval_only: bool = False  # only one evaluation, no training
+    profile: bool = False  # profile of one forward and backward, in out_dir/trace.json, for ui.perfetto.dev
     log_interval: int = 1  # iterations between lines on the console; metrics.jsonl has every iteration
-    always_save_checkpoint: bool = True  # False: save only if the validation loss improved, and at the end
+    always_save_checkpoint: bool = True  # False: a checkpoint only if the validation loss improved, and at the end
     # wandb
-    wandb_log: bool = False  # log to Weights & Biases too (WANDB_MODE=offline works)
+    wandb_log: bool = False  # logging to Weights & Biases too (WANDB_MODE=offline works)
     wandb_project: str = "owt"  # wandb project
     wandb_run_name: str = "gpt2"  # wandb run name
     # data
     dataset: str = "openwebtext"  # folder of data/, or a path, with train.bin and val.bin
     gradient_accumulation_steps: int = 40  # micro-batches in a step, summed over all processes
     batch_size: int = 12  # sequences in a micro-batch
-    block_size: int = 1024  # tokens in a sequence
+    block_size: int = 1024  # context length in tokens
     # model
     n_layer: int = 12  # layers
     n_head: int = 12  # attention heads
-    n_embd: int = 768  # channels
-    dropout: float = 0.0  # share of activations dropped; 0 is good for pretraining, 0.1 and more for fine-tuning
+    n_embd: int = 768  # channels, the width of the model
+    dropout: float = 0.0  # dropout probability; 0 is good for pretraining, 0.1 and more for fine-tuning
     bias: bool = False  # biases in linear layers and LayerNorms
     vocab_size: int | None = None  # number of token ids; None: that of the data's tokenizer
-    vocab_multiple: int = 64  # round the embedding's rows up to a multiple: 64 makes 50257 50304, 1 changes nothing
-    # gelu_tanh: GPT-2's; gelu: the exact form, nanoGPT's; None: that of the weights, gelu_tanh from scratch
+    vocab_multiple: int = 64  # multiple that the vocabulary is padded to: 64 makes 50257 ids 50304, 1 does not pad
+    # form of GELU; gelu_tanh: GPT-2's; gelu: exact, nanoGPT's; None: that of the weights, gelu_tanh from scratch
     activation: Literal["gelu_tanh", "gelu"] | None = None
     # attention kernel: manual is hand-written; math, efficient, flash, cudnn: that SDPA kernel and no other; flex:
     # FlexAttention; sdpa: PyTorch picks; auto: the fastest here that passes parity
@@ -80,25 +85,25 @@ class Settings:
     beta2: float = 0.95  # decay of AdamW's running mean of squared gradients
     grad_clip: float = 1.0  # largest norm of the gradient, which is scaled down to it; 0: no limit
     # schedule
-    decay_lr: bool = True  # follow the schedule; False: learning_rate throughout
+    decay_lr: bool = True  # warm-up and schedule; False: learning_rate throughout
     schedule: Literal["cosine", "constant"] = "cosine"  # learning rate after the linear warm-up
     warmup_iters: int = 2000  # steps of warm-up
     lr_decay_iters: int = 600000  # step at which the cosine reaches min_lr; usually max_iters
     min_lr: float = 6e-5  # final learning rate, usually a tenth of the peak
     # machine
-    backend: Literal["nccl", "gloo"] = "nccl"  # communication between GPUs; CPUs always use gloo
-    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    backend: Literal["nccl", "gloo"] = "nccl"  # communication library of GPUs; CPUs always use gloo
+    device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of matrix products; weights are float32
-    compile: bool | Literal["auto"] = "auto"  # torch.compile; auto: on GPUs
+    compile: bool | Literal["auto"] = "auto"  # torch.compile; auto: on GPUs of NVIDIA and AMD
     seed: int = 1337  # seed of the weights, the batches and dropout; each has a random stream of its own
-    deterministic: bool = False  # refuse kernels and operations that are not deterministic
+    deterministic: bool = False  # only kernels and operations that are deterministic
 
 
 def validate(s: Settings) -> None:
     """Raise UserError for a number that no run can have."""
     at_least_one = "batch_size block_size gradient_accumulation_steps n_layer n_head n_embd eval_interval eval_iters"
-    for name in (*at_least_one.split(), "log_interval", "vocab_multiple"):
-        if getattr(s, name) < 1:
+    for name in (*at_least_one.split(), "log_interval", "vocab_multiple", "vocab_size"):
+        if getattr(s, name) is not None and getattr(s, name) < 1:
             raise UserError(f"{name}={getattr(s, name)} must be 1 or more")
     for name in ("max_iters", "warmup_iters", "grad_clip", "weight_decay", "learning_rate", "min_lr", "max_seconds"):
         if not 0 <= (getattr(s, name) or 0) < math.inf:
@@ -106,8 +111,8 @@ def validate(s: Settings) -> None:
     for name in ("dropout", "beta1", "beta2"):
         if not 0 <= getattr(s, name) < 1:
             raise UserError(f"{name}={getattr(s, name)} must be from 0 to just under 1")
-    if not 0 <= s.seed < 2**63 or (s.vocab_size is not None and s.vocab_size < 1):
-        raise UserError(f"seed={s.seed} must be from 0 to 2**63 - 1, vocab_size={s.vocab_size} 1 or more")
+    if not 0 <= s.seed < 2**63:
+        raise UserError(f"seed={s.seed} must be from 0 to 2**63 - 1")
     if s.init_from not in ("scratch", "resume", *PRETRAINED) and not os.path.isdir(s.init_from):
         names = ", ".join(("scratch", "resume", *PRETRAINED))
         raise UserError(f"init_from={s.init_from!r} must be {names}, or a local Hugging Face folder")
@@ -118,8 +123,8 @@ class TrainState:
     """What the training loop owns. Its first five fields are what a checkpoint has to hold."""
 
     model: GPT
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
+    optimizer: Optimizer
+    scaler: GradScaler
     iteration: int  # steps done
     best_val_loss: float
     parallel: torch.nn.Module | None  # `model`, wrapped so that backward averages gradients over the ranks
@@ -145,8 +150,8 @@ def learning_rate(it: int, s: Settings) -> float:
     return s.min_lr + 0.5 * (1 + math.cos(math.pi * done)) * (s.learning_rate - s.min_lr)
 
 
-def build_model(s: Settings, meta: dict, saved: dict | None, say) -> GPT:
-    """The model on the CPU: new, from the checkpoint `saved`, or pretrained."""
+def build_model(s: Settings, meta: dict, saved: dict | None, say: Say) -> GPT:
+    """The model on the CPU: new, from the checkpoint `saved`, or pretrained. Raises UserError if it cannot load."""
     changes = {"dropout": s.dropout} | ({"activation": s.activation} if s.activation else {})
     if saved:
         if checkpoint.is_nanogpts(saved) and not s.activation:
@@ -164,7 +169,7 @@ def build_model(s: Settings, meta: dict, saved: dict | None, say) -> GPT:
     return model
 
 
-def as_built(s: Settings, config: GPTConfig, say) -> Settings:
+def as_built(s: Settings, config: GPTConfig, say: Say) -> Settings:
     """`s` with the dimensions of the model: those of loaded weights count, whatever was set."""
     names = ("n_layer", "n_head", "n_embd", "bias", "block_size", "vocab_size", "vocab_multiple", "activation")
     built = {name: getattr(config, name) for name in names}
@@ -175,15 +180,15 @@ def as_built(s: Settings, config: GPTConfig, say) -> Settings:
 
 
 def choose_attention(s: Settings, case: Case, saved: dict | None, ranks: distributed.Ranks) -> tuple[str, dict]:
-    """The kernel for `case`, the same on every rank, and for auto a row for each kernel that was tried."""
+    """The kernel for `case` on all ranks, and for auto the trial of each. Raises UserError if it cannot run here."""
     before = saved.get("attention") if saved and saved["config"].get("attention") == "auto" else None
     if s.attention == "auto":  # ranks could disagree about which kernel is fastest
-        return ranks.same(kernels.choose("auto", case, before) if ranks.main else None)
+        return ranks.broadcast(kernels.choose("auto", case, before=before) if ranks.main else None)
     return kernels.choose(s.attention, case)
 
 
-def restore(saved: dict, s: Settings, optimizer, scaler, say) -> None:
-    """Restore the optimizer and the scaler from the checkpoint `saved`, and say which settings have changed since."""
+def restore(saved: dict, s: Settings, optimizer: Optimizer, scaler: GradScaler, say: Say) -> None:
+    """Restore optimizer and scaler from `saved`, and say which settings changed. Raises UserError if they misfit."""
     groups = optimizer.state_dict()["param_groups"]  # weight decay and betas are settings of this run, not state
     try:
         if saved["iter_num"] and not saved["optimizer"]["state"]:
@@ -245,8 +250,8 @@ def save_checkpoint(state: TrainState, path: pathlib.Path, record: dict, meta: d
     config = dict(record["model"])
     attention = config.pop("attention")
     extra = {name: config.pop(name) for name in ("vocab_multiple", "activation")}  # unknown to nanoGPT's GPTConfig
-    content = {"model": state.model.state_dict(), "optimizer": state.optimizer.state_dict()}
-    content |= {"scaler": state.scaler.state_dict(), "model_args": config, "extra_model_args": extra}
+    content = {"model": state.model.state_dict(), "model_args": config, "extra_model_args": extra}
+    content |= {"optimizer": state.optimizer.state_dict(), "scaler": state.scaler.state_dict()}
     content |= {"iter_num": state.iteration, "best_val_loss": state.best_val_loss}
     content |= {"config": record["settings"], "attention": attention, "meta": meta}
     if main:
@@ -256,23 +261,23 @@ def save_checkpoint(state: TrainState, path: pathlib.Path, record: dict, meta: d
 
 @torch.no_grad()
 def evaluate(model: GPT, loader: DataLoader, s: Settings, cast, ranks, device) -> dict[str, float]:
-    """Mean loss of each split over its fixed windows, which the ranks share out."""
+    """Mean loss of each split over its fixed windows, which are divided among the ranks."""
     model.eval()
     losses = {}
     for split in ("train", "val"):
-        sums, counts = [torch.zeros((), device=device)], [torch.zeros((), device=device)]
+        sums, counts = [torch.zeros((), device=device)], [torch.zeros((), device=device)]  # a rank may have no window
         for x, y in loader.evaluation(split, s.eval_iters * s.batch_size):
             with cast:
                 _, loss = model(x, y)
             counts.append((y >= 0).sum())  # stays on the device: reading it here would wait for each batch
             sums.append(loss.float() * counts[-1])
-        total, count = ranks.sum([sum(torch.stack(each).tolist()) for each in (sums, counts)], device)
+        total, count = ranks.all_reduce([sum(torch.stack(each).tolist()) for each in (sums, counts)], device)
         losses[f"{split}_loss"] = total / count
     model.train()
     return losses
 
 
-def train_step(state: TrainState, s: Settings, micro_steps: range, cast, device) -> tuple[float, torch.Tensor]:
+def train_step(state: TrainState, s: Settings, micro_steps: range, cast, device) -> tuple[float, float]:
     """One step of AdamW on the clipped mean gradient of all micro-batches of all ranks.
 
     Returns the sum of this rank's losses, and the norm of the gradient. If that is not finite, no weight changes.
@@ -299,7 +304,7 @@ def train_step(state: TrainState, s: Settings, micro_steps: range, cast, device)
         state.scaler.step(state.optimizer)
     state.scaler.update()  # in float16, lowers the scale if a gradient overflowed
     state.optimizer.zero_grad(set_to_none=True)
-    return loss_sum.item(), norm
+    return loss_sum.item(), norm.item()
 
 
 def step_metrics(state: TrainState, s: Settings, record: dict, loss_sum: float, norm: float, device) -> dict:
@@ -318,7 +323,7 @@ def step_metrics(state: TrainState, s: Settings, record: dict, loss_sum: float, 
     }
 
 
-def count_bad_steps(state: TrainState, metrics: dict, s: Settings, say) -> None:
+def count_bad_steps(state: TrainState, metrics: dict, s: Settings, say: Say) -> None:
     """Name a step without a finite gradient. Raises UserError after MAX_BAD_STEPS of them in a row."""
     state.bad_steps = 0 if math.isfinite(metrics["grad_norm"]) else state.bad_steps + 1
     if state.bad_steps:
@@ -368,8 +373,8 @@ def main(s: Settings) -> None:
 
     # what the loop owns
     optimizer = model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device.type)
-    # float16 rounds gradients below 6e-8 to 0, so the loss is scaled up for backward; bfloat16 has float32's range
-    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+    # float16 rounds gradients below 3e-8 to 0, so the loss is scaled up for backward; bfloat16 has float32's range
+    scaler = GradScaler(device.type, enabled=dtype == torch.float16)
     start, best_val_loss = 0, math.inf
     if saved:
         start, best_val_loss = saved["iter_num"], saved["best_val_loss"]
@@ -377,9 +382,9 @@ def main(s: Settings) -> None:
         saved = None  # or the weights and the optimizer's state would be in memory twice
     batches = loader.batches(start, micro_steps)
     batch = next(batches)
-    parallel = distributed.wrap(model, ranks, device)  # before it compiles: DDP cuts the graph at its gradient buckets
+    parallel = distributed.wrap(model, ranks, device)  # before it compiles: the graph is cut at DDP's gradient buckets
     state = TrainState(model, optimizer, scaler, start, best_val_loss, parallel, batches, batch, saved_at=start)
-    del parallel
+    del parallel  # the state holds the only reference, so that DDP can be freed at the end
 
     # the receipt, and what is about to run, said and written down
     trace = out_dir / "trace.json" if s.profile and ranks.main else None
@@ -393,7 +398,7 @@ def main(s: Settings) -> None:
         logger.open(out_dir, start, record)
 
     save = functools.partial(save_checkpoint, state, out_dir / "ckpt.pt", record, meta, ranks.main)
-    stopped_by, time_is_up = catch_signals(), False
+    stopped_by, time_is_up = [] if s.eval_only else catch_signals(), False
     gc.collect()
     gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step
     while True:
@@ -416,10 +421,10 @@ def main(s: Settings) -> None:
         step_began = timing.now(device)
         loss_sum, norm = train_step(state, s, micro_steps, cast, device)
         over_time = s.max_seconds is not None and time.perf_counter() - began > s.max_seconds
-        loss_sum, time_is_up, stop = ranks.sum([loss_sum, over_time, len(stopped_by)], device)
+        loss_sum, time_is_up, stop = ranks.all_reduce([loss_sum, over_time, len(stopped_by)], device)
         state.step_ms.append(1e3 * (timing.now(device) - step_began))
 
-        metrics = step_metrics(state, s, record, loss_sum, norm.item(), device)
+        metrics = step_metrics(state, s, record, loss_sum, norm, device)
         logger.iteration(metrics, to_console=state.iteration % s.log_interval == 0)
         count_bad_steps(state, metrics, s, logger.say)
         state.iteration += 1

@@ -6,24 +6,28 @@ query sees every key. Each computes softmax(q kᵀ / √hs) v, equation 1 of "At
 """
 
 import functools
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 
-def manual(q, k, v, dropout_p=0.0):
+def manual(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
     """Hand-written: holds every score in memory. Scales after the product, as the articles' baseline does."""
     T, Tk = q.size(-2), k.size(-2)
+    # a dot product of hs terms of variance 1 has variance hs: without the scale the softmax would saturate
     scores = (q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5  # (B, nh, T, Tk)
     visible = torch.ones(T, Tk, dtype=torch.bool, device=q.device).tril(Tk - T)
     weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    # dropout_p is 0 outside training: F.dropout itself does not know
     return F.dropout(weights, dropout_p) @ v  # (B, nh, T, Tk) @ (B, nh, Tk, hs) -> (B, nh, T, hs)
 
 
-def sdpa(q, k, v, dropout_p=0.0):
+def sdpa(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
     """Whichever kernel PyTorch picks."""
     T, Tk = q.size(-2), k.size(-2)
     if Tk == T:
@@ -33,7 +37,7 @@ def sdpa(q, k, v, dropout_p=0.0):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p)
 
 
-def only(backend):
+def only(backend: SDPBackend) -> Callable[..., Tensor]:
     """`sdpa` restricted to one kernel: it runs, or PyTorch raises, because no other is left to fall back to."""
 
     def forced(q, k, v, dropout_p=0.0):
@@ -43,7 +47,7 @@ def only(backend):
     return forced
 
 
-def flex(q, k, v, dropout_p=0.0):
+def flex(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
     """FlexAttention. It ignores `dropout_p`: kernels.refusal refuses it before a model is trained with dropout."""
     T, Tk = q.size(-2), k.size(-2)
     inside = torch.compiler.is_compiling()  # a model that is being compiled traces flex into its own graph
@@ -75,3 +79,5 @@ ATTENTION = {
     "flex": flex,
     "sdpa": sdpa,
 }
+
+KERNELS = [name for name in ATTENTION if name != "sdpa"]  # sdpa is one of the others

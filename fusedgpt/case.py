@@ -5,12 +5,13 @@ B batch, nh heads, T queries, Tk keys, hs head size.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 # (q, k, v, dropout_p) -> y, as in fusedgpt/attention.py
-Attend = Callable[..., torch.Tensor]
+Attend = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Case:
     keys: int | None = None  # Tk; None: as many as queries
 
     @classmethod
-    def of_model(cls, config, batch_size: int, device: torch.device, dtype: torch.dtype, **rest) -> Self:
+    def of_model(cls, config: Any, batch_size: int, device: torch.device, dtype: torch.dtype, **rest) -> Self:
         """The attention of a model's layer. `config` has n_head, n_embd and block_size: a GPTConfig or Settings."""
         shape = (batch_size, config.n_head, config.block_size, config.n_embd // config.n_head)
         return cls(shape, device, dtype, **rest)
@@ -35,7 +36,7 @@ class Case:
         B, nh, T, hs = self.shape
         return replace(self, shape=(B, nh, 1, hs), keys=T)
 
-    def inputs(self, scale: float = 1.0) -> tuple[torch.Tensor, ...]:
+    def inputs(self, scale: float = 1.0) -> tuple[Tensor, ...]:
         """q, k, v and the gradient of y: normal, the same numbers on every device. q and k are times `scale`.
 
         q and dy are (B, nh, T, hs), k and v (B, nh, Tk, hs).
@@ -47,7 +48,7 @@ class Case:
         q, k, v, dy = (x.to(self.device, self.dtype) for x in (q * scale, k * scale, v, dy))
         return *(x.requires_grad_(self.backward) for x in (q, k, v)), dy
 
-    def run(self, attend: Attend, q, k, v, dy) -> tuple[torch.Tensor, ...]:
+    def run(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
         """(y,), or (y, dq, dk, dv) if `backward`: one forward and backward of `attend` on these inputs."""
         y = attend(q, k, v, self.dropout)
         return (y, *torch.autograd.grad(y, (q, k, v), dy)) if self.backward else (y,)

@@ -23,7 +23,7 @@ NANOGPTS_ACTIVATION = (
 
 
 def save(path: str | os.PathLike, state: dict) -> None:
-    """Write `state`, whole or not at all."""
+    """Write `state`, whole or not at all. Raises UserError if the disk is full."""
     with atomic(path) as file:
         try:
             torch.save(state, file)
@@ -32,7 +32,10 @@ def save(path: str | os.PathLike, state: dict) -> None:
 
 
 def keep(path: str | os.PathLike, copy: str | os.PathLike) -> None:
-    """Give the file `path` a second name `copy`; a hard link costs nothing, if the file system has them."""
+    """Keep the file `path` under the name `copy` too: by a hard link, which costs nothing, if the file system has them.
+
+    A link is safe, because `save` replaces `path` and never writes into it.
+    """
     aside = pathlib.Path(copy).with_suffix(".tmp")
     aside.unlink(missing_ok=True)
     try:
@@ -42,14 +45,14 @@ def keep(path: str | os.PathLike, copy: str | os.PathLike) -> None:
     os.replace(aside, copy)
 
 
-def load(path: str | os.PathLike, device: str = "cpu") -> dict:
-    """The state in `path`. Raises UserError if it is missing, damaged, or no checkpoint of a GPT."""
+def load(path: str | os.PathLike) -> dict:
+    """The state in `path`, on the CPU. Raises UserError if it is missing, damaged, or no checkpoint of a GPT."""
     if not os.path.exists(path):
         raise UserError(f"{path} does not exist: train first, or name the run's folder with --out_dir")
     try:
         if zipfile.is_zipfile(path) and (torn := zipfile.ZipFile(path).testzip()):
             raise ValueError(f"the checksum of {torn} is wrong")
-        state = torch.load(path, map_location=device, weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
         model = {name.removeprefix("_orig_mod."): w for name, w in state["model"].items()}
         # nanoGPT's older checkpoints hold the causal mask of each layer as if it were a weight
         state["model"] = {

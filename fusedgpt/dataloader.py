@@ -17,7 +17,10 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class DataLoader:
-    """The two splits of a data folder as batches on `device`; `rank` of `world` takes its share of an evaluation."""
+    """The two splits of a data folder as batches on `device`; `rank` of `world` takes its part of an evaluation.
+
+    Raises UserError if a split is missing, damaged, or not longer than block_size.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,8 @@ class DataLoader:
     def train(self, iteration: int, micro_step: int) -> Batch:
         """Micro-batch `micro_step` (counted over the whole world) of `iteration`: x and y, (B, T)."""
         first = micro_step * self.batch_size
-        # one counter-based generator an iteration: its first n samples are the same, however many are drawn
+        # one counter-based generator per iteration: its first n samples are the same, however many are drawn. The
+        # iteration is the highest word of the counter, so that the streams of two iterations never overlap
         generator = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 0, iteration]))
         positions = len(self.files["train"]) - self.block_size
         starts = generator.integers(0, positions, size=first + self.batch_size)[first:]
@@ -55,7 +59,7 @@ class DataLoader:
             iteration += 1
 
     def evaluation(self, split: str, windows: int) -> Iterator[Batch]:
-        """Batches of this rank's share of `windows` fixed, non-overlapping windows, spread evenly over `split`.
+        """Batches of this rank's part of `windows` fixed, non-overlapping windows, spread evenly over `split`.
 
         The windows are the same for every world size; a short split gives as many as it has. Every batch is (B, T):
         the last is padded with targets of -1, which do not count.

@@ -1,6 +1,6 @@
 """A data folder as prepare scripts leave it: `meta.json`, and bins that are read window by window.
 
-A bin is a row of little-endian token ids, uint16, or uint32 for vocabularies above 65,536 (nanoGPT's format).
+A bin is a sequence of little-endian token ids, uint16, or uint32 for vocabularies above 65,536 (nanoGPT's format).
 nanoGPT's own folders are read too: with a meta.pkl, or with neither, which means GPT-2's BPE.
 """
 
@@ -52,7 +52,7 @@ def check_fit(meta: dict, vocab_size: int, whose: str) -> None:
 
 def _read_meta_json(folder):
     try:
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         if meta["tokenizer"] != "unknown":  # which can be trained on
             Tokenizer(meta)
         counts = [meta["vocab_size"], *meta.get("tokens", {}).values()]
@@ -105,9 +105,10 @@ class _IntegerType:
 
 
 class TokenFile:
-    """The ids of `<split>.bin`, or of its shards `<split>_0000.bin …`, as one row that is read window by window.
+    """The ids of `<split>.bin`, or of its shards `<split>_0000.bin …`, as one sequence that is read window by window.
 
     Files are read, not mapped: a memory map keeps every page that it touched in the process's memory (nanoGPT#287).
+    Raises UserError if the files are missing, or do not have the size that `meta` says.
     """
 
     def __init__(self, folder: str | pathlib.Path, split: str, meta: dict):

@@ -31,7 +31,10 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products that a setting names; 'auto' takes bfloat16 if the hardware multiplies it."""
+    """The dtype of matrix products that a setting names; 'auto' takes bfloat16 if the hardware multiplies it.
+
+    Raises UserError if a GPU only emulates it.
+    """
     if name != "auto":
         if name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
             raise UserError(

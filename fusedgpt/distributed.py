@@ -35,7 +35,7 @@ class Ranks:
             )
         return range(self.rank, gradient_accumulation_steps, self.world)
 
-    def sum(self, values: Sequence[float], device: torch.device) -> list[float]:
+    def all_reduce(self, values: Sequence[float], device: torch.device) -> list[float]:
         """Each of `values` added up over the ranks."""
         if self.world == 1:
             return list(values)
@@ -43,7 +43,7 @@ class Ranks:
         distributed.all_reduce(total)
         return total.tolist()
 
-    def same(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Rank 0's `value`, on every rank."""
         box = [value]
         if self.world > 1:
@@ -76,6 +76,7 @@ def wrap(model: torch.nn.Module, ranks: Ranks, device: torch.device) -> torch.nn
     if ranks.world == 1:
         return model
     devices = [device.index] if device.type == "cuda" else None
+    # bucket views: gradients live in the buffers that are sent, so that there is no second copy of them
     return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
 

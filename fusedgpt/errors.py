@@ -25,7 +25,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def one_sentence() -> Iterator[None]:
-    """End the script with one sentence, status 1 and no traceback on a UserError, an OSError or a full memory."""
+    """End the script with one sentence, status 1 and no traceback on a UserError, an OSError, or if memory runs out."""
     try:
         yield
     except BrokenPipeError:  # the reader of a pipe (`| head`) has gone: nobody is left to tell

@@ -15,13 +15,13 @@ def atomic(path: str | os.PathLike, mode: str = "wb") -> Iterator[IO]:
     """Open a file for writing that gets its name `path` only once it is complete and on the disk.
 
     If the process is killed, `path` keeps its old content; the next write replaces the temporary file that was left.
-    Raises UserError if the disk is full or refuses.
+    Raises UserError if the disk is full or cannot be written.
     """
     path = pathlib.Path(path)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, mode) as file:
+        with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # or a power cut could leave the new name with no content
@@ -40,7 +40,7 @@ def atomic(path: str | os.PathLike, mode: str = "wb") -> Iterator[IO]:
 def read_jsonl(path: str | os.PathLike) -> list[dict]:
     """The objects of a JSON lines file. A line that a kill cut short is left out."""
     rows = []
-    for line in pathlib.Path(path).read_text().splitlines():
+    for line in pathlib.Path(path).read_text(encoding="utf-8").splitlines():
         with contextlib.suppress(json.JSONDecodeError):
             rows.append(json.loads(line))
     return rows

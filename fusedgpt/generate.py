@@ -4,9 +4,11 @@ B samples of one length, T prompt ids, S = block_size, nh heads, hs head size, V
 `(idx, cache=...) -> (logits of the last position (B, 1, V), None)` with `.config.block_size` and `.config.n_layer`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+from torch import Tensor
 
 
 class LayerCache:
@@ -15,22 +17,28 @@ class LayerCache:
     def __init__(self, capacity: int):
         self.capacity, self.length = capacity, 0
 
-    def extend(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k and v (B, nh, T, hs); return all keys and values so far, (B, nh, length, hs)."""
         if self.length == 0:
-            B, nh, _, hs = k.shape
+            B, nh, _, hs = k.shape  # buffers for all positions, because torch.cat would copy the cache for each token
             self.k, self.v = k.new_empty(B, nh, self.capacity, hs), v.new_empty(B, nh, self.capacity, hs)
         start, self.length = self.length, self.length + k.size(2)
         self.k[:, :, start : self.length], self.v[:, :, start : self.length] = k, v
         return self.k[:, :, : self.length], self.v[:, :, : self.length]
 
 
-def new_cache(config) -> list[LayerCache]:
+def new_cache(config: Any) -> list[LayerCache]:
     """An empty KV cache for a model of `config` (a GPTConfig): one LayerCache a layer."""
     return [LayerCache(config.block_size) for _ in range(config.n_layer)]
 
 
-def sample(logits, temperature=1.0, top_k=None, top_p=None, generator=None) -> torch.Tensor:
+def sample(
+    logits: Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
     """Ids (B, 1) drawn from logits (B, V). Temperature 0 takes the likeliest; top_k and top_p None or 0 admit all.
 
     top_k admits the k likeliest ids; top_p the fewest likeliest that together reach that probability ("nucleus
@@ -52,8 +60,15 @@ def sample(logits, temperature=1.0, top_k=None, top_p=None, generator=None) -> t
 
 @torch.no_grad()
 def new_tokens(
-    model, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None, vocab_size=None
-) -> Iterator[torch.Tensor]:
+    model: Callable,
+    idx: Tensor,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+    vocab_size: int | None = None,
+) -> Iterator[Tensor]:
     """Yield the next ids (B, 1) after `idx` (B, T), T >= 1, `max_new_tokens` times.
 
     The first pass is the prefill: it reads the whole prompt. Each later pass decodes one token against the KV cache.

@@ -10,22 +10,24 @@ from dataclasses import replace
 import torch
 
 from fusedgpt import parity, timing
-from fusedgpt.attention import ATTENTION
+from fusedgpt.attention import ATTENTION, KERNELS
 from fusedgpt.case import Attend, Case
 from fusedgpt.device import autocast, dtype_name
 from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.receipt import contradiction, observe
 
 
-def choose(name: str, case: Case, before: str | None = None) -> tuple[str, dict]:
-    """The kernel that the setting `name` means for `case`, and for 'auto' a row for each kernel that was tried.
+def choose(name: str, *cases: Case, before: str | None = None) -> tuple[str, dict]:
+    """The kernel that the setting `name` means for `cases`, and for 'auto' the trial of each kernel.
 
-    before: the kernel of the run that is resumed; 'auto' keeps it if it still runs. Raises UserError, with the reason
-    and what would run instead, if the named kernel cannot run here.
+    'auto' takes the fastest for the first case, of those that can run all. before: the kernel of the run that is
+    resumed; 'auto' keeps it if it still runs. Raises UserError, with the reason and what would run instead, if the
+    named kernel cannot run here.
     """
     if name == "auto":
-        return (before, {}) if before and not refusal(before, case) else fastest(case)
-    require(name, case)
+        return (before, {}) if before and not _refusal_of_any(before, cases) else fastest(*cases)
+    for case in cases:
+        require(name, case)
     return name, {}
 
 
@@ -38,6 +40,10 @@ def require(name: str, case: Case) -> None:
             f"attention='{name}' cannot {doing} on {case.device.type} in {dtype_name(case.dtype)}"
             f" with dropout {case.dropout:g}: {reason}. Here --attention can be {', '.join(others)} or auto."
         )
+
+
+def _refusal_of_any(name, cases):
+    return next(filter(None, (refusal(name, case) for case in cases)), None)
 
 
 def refusal(name: str, case: Case) -> str | None:
@@ -91,29 +97,32 @@ def reasons(caught: list[warnings.WarningMessage], error: RuntimeError) -> str:
     return "; ".join(found) or first_line(error) or type(error).__name__  # never empty, which means permitted
 
 
-def fastest(case: Case) -> tuple[str, dict[str, dict]]:
-    """The fastest permitted kernel that passes parity, and a row for each kernel: its time, or why it has none."""
-    rows = {}
-    for name in ATTENTION:
-        if name != "sdpa":  # which is one of the others
-            rows[name] = _trial(name, case)
-    timed = {name: row["median_ms"] for name, row in rows.items() if "median_ms" in row}
-    return min(timed, key=timed.get), rows
+def fastest(*cases: Case) -> tuple[str, dict[str, dict]]:
+    """The fastest kernel for the first case, and the trial of each kernel: its time, or why it has none.
+
+    A kernel must pass parity in the first case and be permitted in all. Raises UserError if none is left.
+    """
+    trials = {name: _trial(name, *cases) for name in KERNELS}
+    timed = {name: trial["median_ms"] for name, trial in trials.items() if "median_ms" in trial}
+    if not timed:
+        reasons = "; ".join(f"{name}: {trial['refused']}" for name, trial in trials.items())
+        raise UserError(f"attention='auto' found no kernel that can run here: {reasons}. Lower --batch_size")
+    return min(timed, key=timed.get), trials
 
 
-def _trial(name, case):
-    row = {"refused": refusal(name, case)}
-    if row["refused"]:
-        return row
+def _trial(name, case, *others):
+    trial = {"refused": _refusal_of_any(name, (case, *others))}
+    if trial["refused"]:
+        return trial
     attend = as_run(name, case)
     try:
-        row["errors"] = parity.errors(attend, case, heads=2)
-        if not parity.passes(row["errors"], case.dtype):
-            return row | {"refused": f"it fails parity with float64: {row['errors']}"}
+        trial["errors"] = parity.compare(attend, case, heads=2)
+        if not parity.passes(trial["errors"], case.dtype):
+            return trial | {"refused": f"it fails parity with float64: {trial['errors']}"}
         inputs = case.inputs()
         ms = timing.samples(lambda: case.run(attend, *inputs), case.device, count=10, warmup=3)
-        return row | timing.summary(ms)
+        return trial | timing.summary(ms)
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
-        return row | {"refused": "out of memory at this shape"}
+        return trial | {"refused": "out of memory at this shape"}

@@ -25,7 +25,7 @@ def read_record(out_dir: str | pathlib.Path) -> dict:
 
 
 class Logger:
-    """Prints lines and, once `open`, writes the metrics of each iteration and evaluation. On ranks but `main`, mute.
+    """Prints lines and, once `open`, writes the metrics of each iteration and evaluation; only on the `main` rank.
 
     A line of metrics.jsonl is {"kind": "train" | "eval", "iter": …, …}.
     """
@@ -37,7 +37,8 @@ class Logger:
     def open(self, out_dir: pathlib.Path, start: int, record: dict) -> None:
         """Open metrics.jsonl, run.json, wandb and the bar at iteration `start`.
 
-        A resumed run drops the metrics of the iterations that it will repeat; a new run moves an old one aside.
+        A resumed run drops the metrics of the iterations that it will repeat; a new run moves an old one aside. Raises
+        UserError if wandb fails.
         """
         self.out_dir, s = out_dir, record["settings"]
         if s["wandb_log"]:
@@ -58,7 +59,11 @@ class Logger:
 
     def _set_aside(self):
         aside = self.out_dir / "previous"
-        there = [name for name in ("ckpt.pt", "best.pt", "metrics.jsonl", "run.json") if (self.out_dir / name).exists()]
+        there = [
+            name
+            for name in ("ckpt.pt", "best.pt", "metrics.jsonl", "run.json", "loss.png")
+            if (self.out_dir / name).exists()
+        ]
         if there:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir()
@@ -79,8 +84,8 @@ class Logger:
         vocab = f"vocabulary {r['model']['vocab_size']}, padded to {r['padded_vocab_size']}"
         without = f"{r['parameters_without_positions']:,} without positions"
         self.say(f"model: {r['parameters']:,} parameters, {without}; {vocab}")
-        eager = "compiled" if r["compile"] else f"eager ({why_eager})" if why_eager else "eager"
-        self.say(f"machine: {r['device']} ({r['environment']['device']}), {r['dtype']}, {eager}")
+        mode = "compiled" if r["compile"] else f"eager ({why_eager})" if why_eager else "eager"
+        self.say(f"machine: {r['device']} ({r['environment']['device']}), {r['dtype']}, {mode}")
         for name, trial in r["attention_trials"].items():
             self.say(f"  {name}: {trial['refused'] or format(trial['median_ms'], '.3f') + ' ms, parity passed'}")
         directions = ("forward", "backward") if r["receipt"] else ()
@@ -97,7 +102,7 @@ class Logger:
         """Log the metrics of a training step."""
         self._write("train", metrics)
         if self.wandb:  # nanoGPT's names for the learning rate and MFU, and ours for what it does not log
-            names = {"loss": "step/loss", "mfu": "mfu", "lr": "lr", "iter": "iter"}
+            names = {"mfu": "mfu", "lr": "lr", "iter": "iter"}
             logged = {names.get(name, f"step/{name}"): value for name, value in metrics.items()}
             self.wandb.log(logged | {"mfu": 100 * metrics["mfu"]}, step=metrics["iter"])
         if self.bar is not None:

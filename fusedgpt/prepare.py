@@ -20,7 +20,10 @@ TINY_SHAKESPEARE = (
 
 
 def arguments(script: str, description: str) -> argparse.Namespace:
-    """The command line of a prepare script: `.input`, a local path or None; `.out_dir`, by default its own folder."""
+    """The command line of a prepare script: `.input`, a local path or None; `.out_dir`, by default its own folder.
+
+    Raises UserError if --input does not exist.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--input", type=pathlib.Path, metavar="PATH", help="local text to use instead of the corpus")
     here = pathlib.Path(script).resolve().parent
@@ -35,7 +38,8 @@ def read_text(script: str, args: argparse.Namespace, url: str, sha256: str) -> t
     """The text to prepare, and its source for meta.json: `--input`, else input.txt beside the script, else `url`.
 
     nanoGPT's users put their own text into input.txt beside a copy of prepare.py. Line ends of Windows become \\n, as
-    in nanoGPT. Raises UserError if the download fails or has changed, or if the text is not UTF-8.
+    in nanoGPT. Raises UserError if --input is a folder, if the download fails or has changed, or if the text is not
+    UTF-8.
     """
     beside = pathlib.Path(script).resolve().with_name("input.txt")
     if args.input and args.input.is_dir():

@@ -1,6 +1,7 @@
 """The source of Python's own standard library, which is on every machine that runs this, as bytes; split by file.
 
---input takes a file, whose last tenth is for validation, or a folder of Python files, split by file.
+--input takes a file, whose last tenth is for validation, or a folder of Python files, split by file. Folders of tests
+and of installed packages are left out.
 """
 
 import pathlib

@@ -73,7 +73,7 @@ def config(name: str):
     return AutoConfig.for_model(**fields)
 
 
-class Ours:
+class OurGPT:
     """Our GPT with random weights, in one of GPT-2's sizes but with 2048 positions, so that prompts of 2048 fit."""
 
     def __init__(self, name: str, device: torch.device, dtype: torch.dtype):
@@ -81,9 +81,9 @@ class Ours:
         dimensions = dict(block_size=2048, vocab_size=50257, n_layer=n_layer, n_head=n_head, n_embd=n_embd)
         with torch.device(device):
             self.model = GPT(GPTConfig(**dimensions)).to(dtype).eval()
-        self.output, self.dtype, self.positions = self.model.lm_head, dtype, self.model.config.block_size
+        self.output, self.dtype, self.max_length = self.model.lm_head, dtype, self.model.config.block_size
 
-    def tables(self) -> list[torch.Tensor]:
+    def embedding_weights(self) -> list[torch.Tensor]:
         """The weights that do not multiply every token: of the embeddings and the output layer."""
         return [self.model.transformer.wte.weight, self.model.transformer.wpe.weight, self.output.weight]
 
@@ -95,14 +95,14 @@ class Ours:
         """The call that is timed: prefill into a new cache, and the likeliest id."""
         self.model.generate(idx, 1, temperature=0)
 
-    def errors(self, idx: torch.Tensor) -> dict[str, float]:
-        """parity.errors of the attention in use, for two heads of a prompt like `idx` (1, T)."""
+    def compare(self, idx: torch.Tensor) -> dict[str, float]:
+        """parity.compare of the attention in use, for two heads of a prompt like `idx` (1, T)."""
         c = self.model.config
         case = Case((1, 2, idx.size(1), c.n_embd // c.n_head), idx.device, self.dtype, backward=False)
-        return parity.errors(ATTENTION[c.attention], case)
+        return parity.compare(ATTENTION[c.attention], case)
 
 
-class Theirs:
+class TransformersModel:
     """A causal model of transformers': published, a stand-in, or loaded by name."""
 
     def __init__(self, name: str, device: torch.device, dtype: torch.dtype):
@@ -121,10 +121,10 @@ class Theirs:
         self.model.eval()
         c = self.model.config
         limits = (getattr(c, "max_position_embeddings", None), getattr(c, "sliding_window", None))
-        self.positions = min(filter(None, limits), default=float("inf"))
+        self.max_length = min(filter(None, limits), default=float("inf"))
         self.output, self.dtype = self.model.get_output_embeddings(), dtype
 
-    def tables(self) -> list[torch.Tensor]:
+    def embedding_weights(self) -> list[torch.Tensor]:
         """The weights that do not multiply every token: of the embedding and the output layer."""
         return [self.model.get_input_embeddings().weight, self.output.weight]
 
@@ -150,8 +150,8 @@ class Theirs:
                 idx, attention_mask=torch.ones_like(idx), max_new_tokens=1, do_sample=False, pad_token_id=0
             )
 
-    def errors(self, idx: torch.Tensor) -> dict[str, float]:
-        """parity.errors of the attention in use as the model itself calls it for `idx` (1, T).
+    def compare(self, idx: torch.Tensor) -> dict[str, float]:
+        """parity.compare of the attention in use as the model itself calls it for `idx` (1, T).
 
         With its own mask and options, for two heads of keys and as many queries to each as in the model. Raises
         UserError if the model does not call attention through transformers' AttentionInterface.
@@ -169,7 +169,7 @@ class Theirs:
                 y, _ = attend(module, q.repeat_interleave(groups, dim=1), k, v, mask, **options)  # (1, T, nh, hs)
             return y.transpose(1, 2).unflatten(1, (-1, groups))[0].transpose(0, 1)  # (groups, 2, T, hs), all alike
 
-        return parity.errors(grouped, Case((1, 2, idx.size(1), hs), idx.device, self.dtype, backward=False))
+        return parity.compare(grouped, Case((1, 2, idx.size(1), hs), idx.device, self.dtype, backward=False))
 
 
 @contextlib.contextmanager
@@ -198,7 +198,7 @@ def _listening(calls):
 _loaded = {}  # one model at most: two at full size may not fit
 
 
-def load(name: str, seed: int, device: torch.device, dtype: torch.dtype) -> Ours | Theirs:
+def load(name: str, seed: int, device: torch.device, dtype: torch.dtype) -> OurGPT | TransformersModel:
     """The model `name`. It is kept until another is asked for, which is built only once this one is gone."""
     key = (name, seed, device, dtype)
     if key not in _loaded:
@@ -207,5 +207,5 @@ def load(name: str, seed: int, device: torch.device, dtype: torch.dtype) -> Ours
         if device.type == "cuda":
             torch.cuda.empty_cache()
         determinism.seed(seed, "prefill")
-        _loaded[key] = (Ours if name in GPT2 else Theirs)(name, device, dtype)
+        _loaded[key] = (OurGPT if name in GPT2 else TransformersModel)(name, device, dtype)
     return _loaded[key]

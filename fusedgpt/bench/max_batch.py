@@ -8,13 +8,14 @@ import contextlib
 import dataclasses
 import gc
 import math
+import pathlib
+from collections.abc import Callable, Iterator
 
 import torch
 
 from fusedgpt import memory
-from fusedgpt.attention import ATTENTION
-from fusedgpt.bench import figures as drawing
-from fusedgpt.bench import report, settings, training
+from fusedgpt.attention import KERNELS
+from fusedgpt.bench import drawing, report, settings, training
 from fusedgpt.bench.proof import prove_kernel
 from fusedgpt.bench.rows import trace_path
 from fusedgpt.case import Case
@@ -31,30 +32,30 @@ UNUSED = {**training.UNUSED, "attention": "each row sets it"}
 
 @dataclasses.dataclass
 class Settings(settings.Trained):
-    memory_gb: float = 2.0  # on a CPU, GiB that a run may hold beyond PyTorch itself
+    memory_gb: float = 1.0  # on a CPU, GiB that a run may hold beyond PyTorch itself
 
 
 def defaults(gpu: bool) -> dict:
     """GPT-2 124M in all of a GPU's memory; four small layers in 1 GiB on a CPU."""
     if gpu:
         return training.DEFAULTS | dict(compile=True, eval_iters=100)
-    small = dict(vocab_size=None, block_size=512, memory_gb=1.0, eval_iters=12, batch_size=4)
+    small = dict(vocab_size=None, block_size=512, eval_iters=12, batch_size=4)
     return training.DEFAULTS | training.ON_A_CPU | small
 
 
-def plan(s, device) -> list[dict]:
-    """One row a kernel."""
+def plan(s: Settings, device: torch.device) -> list[dict]:
+    """One row per kernel. Raises UserError on a device whose memory has no limit that it knows."""
     if device.type not in ("cuda", "cpu"):
         raise UserError(f"max_batch knows no limit of memory on {device.type}: set --device=cpu")
-    return [{"attention": name} for name in ATTENTION if name != "sdpa"]
+    return [{"attention": name} for name in KERNELS]
 
 
-def measure(spec: dict, s, device, folder) -> dict:
+def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
     """A kernel's row: the estimate, the largest batch and each trial, times at it, and the curve of a timed run."""
     s, dtype = dataclasses.replace(s, **spec), resolve_dtype(s.dtype, device)
     row = prove_kernel(s.attention, Case.of_model(s, 1, device, dtype, dropout=s.dropout))
     room = _room(s, device)
-    fixed, each = estimate(s, dtype, device)
+    fixed, each = estimate(s, device, dtype)
     guess = max(0, (room["memory"] - fixed) // each)
     at = f"{fixed / 2**30:.2f} GiB + {each / 2**30:.4f} GiB a sequence"
     print(f"{s.attention}: estimated {at}, so {guess} fit into {room['memory'] / 2**30:.1f} GiB", flush=True)
@@ -102,14 +103,14 @@ def _timed(s, size, trials):
     ms = next(trial["ms"] for trial in trials if trial["fits"] and trial["batch_size"] >= size)
     return {
         "steps": 10**9,
-        "schedule": "constant",
+        "schedule": "constant",  # a cosine needs the number of steps, which a time limit leaves open
         "always_save_checkpoint": False,
         "eval_interval": max(1, int(1e3 * s.max_seconds / ms / EVALUATIONS)),
         "eval_iters": math.ceil(s.eval_iters * s.batch_size / size),  # about as many windows for every kernel
     }
 
 
-def largest(fits, guess: int) -> int:
+def largest(fits: Callable[[int], bool], guess: int) -> int:
     """The largest n with fits(n), or 0: by doubling or halving from `guess`, then by bisection."""
     low, high = 0, max(1, guess)
     while fits(high):
@@ -123,7 +124,7 @@ def largest(fits, guess: int) -> int:
     return low
 
 
-def estimate(s, dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
+def estimate(s: Settings, device: torch.device, dtype: torch.dtype) -> tuple[int, int]:
     """Bytes of a training step: (fixed, for each sequence), from two small eager ones, of 2 and 4 sequences."""
     dimensions = {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "dropout", "bias")}
     vocabulary = {"vocab_size": s.vocab_size or 256, "vocab_multiple": s.vocab_multiple}
@@ -137,6 +138,7 @@ def estimate(s, dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
         loss.backward()
         model.zero_grad(set_to_none=True)
 
+    # peak(n) = fixed + n each, so that each = (peak(4) - peak(2)) / 2 and fixed = 2 peak(2) - peak(4)
     two, four = (memory.peak_bytes(lambda n=n: step(n), device) for n in (2, 4))  # gradients are among them
     weights_and_moments = 12 * model.get_num_params(non_embedding=False)  # float32: the weights and AdamW's two means
     return weights_and_moments + 2 * two - four, (four - two) // 2
@@ -179,7 +181,7 @@ def _cells(row, peaks):
     return [*cells, f"{100 * mfu:.1f} %", last]
 
 
-def figures(rows: list[dict]):
+def figures(rows: list[dict]) -> Iterator[tuple]:
     """largest.png: the largest batch, measured and estimated; curves.png: validation loss against seconds."""
     if not rows:
         return

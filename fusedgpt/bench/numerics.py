@@ -1,17 +1,20 @@
 """How exact each way to compute attention is: against float64, on ordinary and on large inputs, and against each other.
 
-Appendix A of PyTorch's article: scaled before the product, q·√s (k·√s)ᵀ, the hand-written attention equals SDPA to
-`allclose`; scaled after it, (q kᵀ)·s, as nanoGPT does, it does not. In float16 the order decides whether it overflows.
+Appendix A of PyTorch's article: scaled before the product, (q·√scale) (k·√scale)ᵀ, the hand-written attention equals
+SDPA to `allclose`; scaled after it, (q kᵀ)·scale, as nanoGPT does, it does not. In float16 the order decides whether it
+overflows. The scale is 1 / √hs.
 """
 
 import dataclasses
+import pathlib
+from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from fusedgpt import kernels, parity
-from fusedgpt.attention import ATTENTION
-from fusedgpt.bench import figures as drawing
-from fusedgpt.bench import report, settings
+from fusedgpt.attention import ATTENTION, KERNELS
+from fusedgpt.bench import drawing, report, settings
 from fusedgpt.bench.proof import tflops, timed, verdict
 from fusedgpt.bench.rows import trace_path
 from fusedgpt.case import Case
@@ -27,29 +30,28 @@ TRAINS = False
 UNUSED = {}
 
 
-def scaled_before(q, k, v, dropout_p=0.0):
-    """`manual`, but for the order: q and k are each times √s before the product, as SDPA's math does."""
+def scaled_before(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
+    """`manual`, but for the order: q and k are each times √scale before the product, as SDPA's math does."""
     T, root = q.size(-2), q.size(-1) ** -0.25
     scores = (q * root) @ (k * root).transpose(-2, -1)  # (B, nh, T, T)
     hidden = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
     return scores.masked_fill(hidden, float("-inf")).softmax(dim=-1) @ v
 
 
-PATHS = {"scaled before": scaled_before, **{name: f for name, f in ATTENTION.items() if name != "sdpa"}}
+PATHS = {"scaled before": scaled_before, **{name: ATTENTION[name] for name in KERNELS}}
 
 
 @dataclasses.dataclass
 class Settings(settings.Timed):
-    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
-    profile: bool = False  # write a profile of each row to traces/, for ui.perfetto.dev
+    repeats: int = 20  # timed calls of each row
 
 
 def defaults(gpu: bool) -> dict:
     """The same everywhere."""
-    return {"repeats": 20}
+    return {}
 
 
-def plan(s, device) -> list[dict]:
+def plan(s: Settings, device: torch.device) -> list[dict]:
     """Every path in every dtype on both inputs; then the article's pairs."""
     errors = [
         {"inputs": inputs, "dtype": dtype, "path": path} for inputs in INPUTS for dtype in DTYPES for path in PATHS
@@ -57,14 +59,14 @@ def plan(s, device) -> list[dict]:
     return errors + [{"pair": f"{a} = {b}", "dtype": dtype} for dtype in DTYPES for a, b in PAIRS]
 
 
-def measure(spec: dict, s, device, folder) -> dict:
+def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
     """A row: the errors of a path, or whether a pair is `allclose` at PyTorch's default tolerance (1e-5, 1e-8)."""
     case = Case(SHAPE, device, DTYPES[spec["dtype"]])
     if "pair" in spec:
         return _pair(*spec["pair"].split(" = "), case)
     attend, scale = PATHS[spec["path"]], INPUTS[spec["inputs"]]
     case = dataclasses.replace(case, backward=_has_backward(spec["path"], case))
-    errors = parity.errors(attend, case, scale)
+    errors = parity.compare(attend, case, scale)
     row = {"errors": errors, "overflows": not all(e < float("inf") for e in errors.values())}
     if spec["inputs"] == "large":  # an error is the finding here; the tolerance is for ordinary inputs
         return row
@@ -141,7 +143,7 @@ def _errors(row):
     return f"{row['errors']['y']:.1e} / " + (f"{max(gradients):.1e}" if gradients else "no backward")
 
 
-def figures(rows: list[dict]):
+def figures(rows: list[dict]) -> Iterator[tuple]:
     """errors.png: the error of each path and dtype, a panel for each kind of input."""
     rows = [row for row in rows if "path" in row]
     kinds = list(dict.fromkeys(row["inputs"] for row in rows))

@@ -8,13 +8,14 @@ B = 1, T prompt tokens, V vocabulary.
 
 import dataclasses
 import importlib.util
+import pathlib
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
 
 from fusedgpt import memory, timing
-from fusedgpt.bench import causal_models, report, settings
-from fusedgpt.bench import figures as drawing
+from fusedgpt.bench import causal_models, drawing, report, settings
 from fusedgpt.bench.proof import refusals, verdict
 from fusedgpt.bench.rows import trace_path
 from fusedgpt.case import Case
@@ -28,14 +29,12 @@ UNUSED = {}
 
 @dataclasses.dataclass
 class Settings(settings.Timed):
-    lengths: str = "512,1024,2048"  # prompt tokens, as first-last-step or one by one
+    lengths: str = "512,1024,2048"  # numbers of prompt tokens, as first-last-step or one by one
     # mistral-7b, llama-3-8b, phi-2, gpt2, gpt2-medium, gpt2-large, gpt2-xl; mistral-small, llama-small, phi-small; or
     # local folders and names of the Hugging Face hub
     models: str = "mistral-7b,llama-3-8b,phi-2,gpt2-xl"
-    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of the weights and all products
     seed: int = 1337  # seed of the weights and the prompt
-    profile: bool = False  # write a profile of each row to traces/, for ui.perfetto.dev
 
 
 def defaults(gpu: bool) -> dict:
@@ -43,33 +42,33 @@ def defaults(gpu: bool) -> dict:
     return {} if gpu else {"models": "mistral-small,llama-small,phi-small,gpt2", "repeats": 20}
 
 
-def plan(s, device) -> list[dict]:
-    """The rows in order: {'model', 'attention', 'T'}."""
+def plan(s: Settings, device: torch.device) -> list[dict]:
+    """The rows in order: {'model', 'attention', 'T'}. Raises UserError if --lengths cannot be read."""
     package = ["flash_attention_2"] if importlib.util.find_spec("flash_attn") else []
     return [
         {"model": name, "attention": attention, "T": T}
-        for name in s.models.split(",")
+        for name in map(str.strip, s.models.split(","))
         for T in settings.lengths(s.lengths)
         for attention in ("eager", "flash", *(package if name not in causal_models.GPT2 else []))
     ]
 
 
-def measure(spec: dict, s, device, folder) -> dict:
+def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
     """What was measured for a row of `plan`: times in ms, peak bytes, the receipt, and errors as shares.
 
     Raises UserError if the attention cannot run here or another kernel ran, ParityError if it differs from float64;
-    errors of a full memory pass unchanged.
+    out-of-memory errors pass unchanged.
     """
     attention, T, dtype = spec["attention"], spec["T"], resolve_dtype(s.dtype, device)
     subject = causal_models.load(spec["model"], s.seed, device, dtype)
-    if subject.positions < T:
-        raise UserError(f"{T} tokens are more than the {subject.positions} that {spec['model']} attends to")
+    if subject.max_length < T:
+        raise UserError(f"{T} tokens are more than the {subject.max_length} that {spec['model']} attends to")
     generator = torch.Generator().manual_seed(s.seed)
     idx = torch.randint(subject.model.config.vocab_size, (1, T), generator=generator).to(device)
     subject.use(attention)
     seen = []
     with refusals():
-        errors = subject.errors(idx)
+        errors = subject.compare(idx)
         trace = trace_path(folder, spec) if s.profile else None
         receipt = observe(lambda: seen.append(last_logits(subject, idx)), trace)
     if reason := _contradiction(attention, receipt, Case((1, 1, T, 1), device, dtype, backward=False)):
@@ -77,11 +76,11 @@ def measure(spec: dict, s, device, folder) -> dict:
     passed = verdict(errors, dtype, f"of {attention} attention as the model calls it, 2 heads")
     last, positions = seen[0]
     difference = _difference(last, subject, idx)
-    subject.use(attention)
+    subject.use(attention)  # again: _difference has switched the model to eager
     memory.reset_peak_memory(device)
     samples_ms = timing.samples(lambda: subject.generate(idx), device, s.repeats, s.warmup)
     times, parameters = timing.summary(samples_ms), sum(p.numel() for p in subject.model.parameters())
-    body = parameters - sum({id(w): w.numel() for w in subject.tables()}.values())
+    body = parameters - sum({id(w): w.numel() for w in subject.embedding_weights()}.values())
     return {
         "parameters": parameters,
         "dtype": dtype_name(dtype),
@@ -97,7 +96,9 @@ def measure(spec: dict, s, device, folder) -> dict:
     }
 
 
-def last_logits(subject, idx: torch.Tensor) -> tuple[torch.Tensor, int]:
+def last_logits(
+    subject: causal_models.OurGPT | causal_models.TransformersModel, idx: torch.Tensor
+) -> tuple[torch.Tensor, int]:
     """Run the call that is timed once: the last logits (V,), and for how many positions there were logits."""
     seen = []
     hook = subject.output.register_forward_hook(lambda module, args, y: seen.append((y[0, -1].float(), y.size(1))))
@@ -132,7 +133,7 @@ def table(rows: list[dict]) -> list[str]:
     eager = {
         (row["model"], row["T"]): row for row in rows if row["attention"] == "eager" and row["status"] == "measured"
     }
-    names = ["model", "tokens", "attention", "ms to the first token, median (p10-p90)", "times eager", "TFLOP/s"]
+    names = ["model", "tokens", "attention", "ms to the first token, median (p10-p90)", "speedup over eager", "TFLOP/s"]
     names += ["peak memory", "kernel seen", "logits for", "logits differ from eager's by"]
     lines = report.markdown(names, [_cells(row, eager.get((row["model"], row["T"]))) for row in rows])
     return [*lines, "", "TFLOP/s counts two operations a weight and token, without the embedding and the output layer."]
@@ -150,7 +151,7 @@ def _cells(row, eager):
     return [*cells, f"{row['peak_memory'] / report.GIB:.2f} GiB", seen, row["logits"], difference]
 
 
-def figures(rows: list[dict]):
+def figures(rows: list[dict]) -> Iterator[tuple]:
     """prefill.png: a panel for each model, grouped bars for each length."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     if not models:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from fusedgpt import kernels, memory, parity, timing
+from fusedgpt.bench.settings import Timed
 from fusedgpt.case import Attend, Case
 from fusedgpt.errors import UserError, out_of_memory
 from fusedgpt.receipt import observe
@@ -38,15 +39,15 @@ def prove(attend: Attend, case: Case) -> dict:
     heads = min(nh, 2 if T <= 4096 else 1)
     odd = replace(case, shape=(1, nh, ODD_LENGTH, hs), dropout=0.0)
     verdict(_compared(attend, odd), case.dtype, f"at {ODD_LENGTH} tokens")
-    errors = parity.errors(attend, case, heads=heads)
+    errors = parity.compare(attend, case, heads=heads)
     return {"errors": errors, "parity": verdict(errors, case.dtype, f"on {heads} of {nh} heads")}
 
 
-_compared = functools.lru_cache(parity.errors)  # a sweep asks for the same odd length at each of its lengths
+_compared = functools.lru_cache(parity.compare)  # a sweep asks for the same odd length at each of its lengths
 
 
 def verdict(errors: dict[str, float], dtype: torch.dtype, where: str) -> str:
-    """'passed' in words, for a row. Raises ParityError if an error of parity.errors is beyond the tolerance."""
+    """A sentence for the row: 'passed: largest error …'. Raises ParityError if an error is beyond the tolerance."""
     worst = f"largest error {max(errors.values()):.1e} {where}, allowed {parity.TOLERANCE[dtype]:.0e}"
     if not parity.passes(errors, dtype):
         raise ParityError(worst)
@@ -55,7 +56,7 @@ def verdict(errors: dict[str, float], dtype: torch.dtype, where: str) -> str:
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Turn a kernel's refusal into a UserError with the reasons. A full memory or a crashed GPU passes unchanged."""
+    """Turn a kernel's refusal into a UserError with the reasons; let out-of-memory errors and a crashed GPU pass."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -66,7 +67,7 @@ def refusals() -> Iterator[None]:
             raise UserError(kernels.reasons(caught, error)) from error
 
 
-def timed(step: Callable[[], object], s, device: torch.device, trace: pathlib.Path) -> dict:
+def timed(step: Callable[[], object], s: Timed, device: torch.device, trace: pathlib.Path) -> dict:
     """The kernel that the profiler saw in `step`, the bytes that it holds at its peak, and s.repeats times in ms.
 
     With s.profile, the profile is written to `trace`.

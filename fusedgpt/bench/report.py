@@ -1,9 +1,10 @@
 """report.md and the figures of a benchmark, from its rows alone; and the pieces that the reports of all kinds share."""
 
 import pathlib
+import types
 from collections.abc import Iterable
 
-from fusedgpt.bench import figures
+from fusedgpt.bench import drawing
 from fusedgpt.errors import UserError
 from fusedgpt.files import atomic, read_jsonl
 
@@ -19,11 +20,11 @@ def read(folder: pathlib.Path) -> tuple[dict, list[dict]]:
     return lines[0], lines[1:]
 
 
-def write(folder: pathlib.Path, kind) -> list[pathlib.Path]:
+def write(folder: pathlib.Path, kind: types.ModuleType) -> list[pathlib.Path]:
     """Write report.md of the benchmark `kind`, and its figures, from the rows in `folder`; the paths written."""
     header, lines = read(folder)
     rows = [line for line in lines if line["kind"] == "row"]
-    drawn = figures.save(kind.figures([row for row in rows if row["status"] == "measured"]), folder)
+    drawn = drawing.save(kind.figures([row for row in rows if row["status"] == "measured"]), folder)
     text = [*_heading(header, lines), *kind.table(rows), ""]
     text += [line for figure in drawn for line in (f"![{figure.stem}]({figure.name})", "")]
     text += _failures(rows)
@@ -58,7 +59,7 @@ def _failures(rows):
     reasons = {}
     for row in rows:
         if row["status"] != "measured":
-            named = row.get("rung") or row.get("path") or row.get("pair") or row["attention"]
+            named = next((row[key] for key in ("rung", "path", "pair", "attention") if key in row), "a row")
             if row["status"] != "refused" and "T" in row:
                 named = ", ".join(str(row[key]) for key in ("model", "heads", "pass", "attention", "T") if key in row)
             reasons.setdefault((row["status"], row["reason"]), {})[named] = None

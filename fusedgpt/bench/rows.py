@@ -55,7 +55,7 @@ def run(
     kept = _rows_that_count(path, header, say)
     if profile:
         untraced = [spec for spec in plan if not trace_path(path.parent, spec).exists()]
-        kept = [line for line in kept if line.get("status") != "measured" or not _is_of(line, untraced)]
+        kept = [line for line in kept if "kernel" not in line or not _is_of(line, untraced)]  # others have no profile
     with atomic(path, "w") as file:
         file.writelines(json.dumps(line) + "\n" for line in [{"kind": "header", **header}, *kept])
         file.write(json.dumps({"kind": "before", **state()}) + "\n")

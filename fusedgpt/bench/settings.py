@@ -7,19 +7,26 @@ from fusedgpt.errors import UserError
 
 @dataclass
 class Common:
-    # benchmark
+    """What every kind has."""
+
     results: str = "out-bench"  # folder for results; each kind has a folder in it: rows.jsonl, report.md, figures
-    only: str = ""  # measure only rows whose values contain one of these words, comma-separated; empty: all
+    only: str = ""  # comma-separated words; a row is measured if one of its values contains one; empty: all rows
+    device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
+    profile: bool = False  # profile of each row in traces/, for ui.perfetto.dev
 
 
 @dataclass
 class Timed(Common):
+    """What kinds have that time calls of their own."""
+
     repeats: int = 256  # timed calls of each row
     warmup: int = 4  # calls before those, which are not counted
 
 
 @dataclass
 class Trained(Common):
+    """What kinds have whose rows are runs of train.py."""
+
     steps: int = 25  # training steps of each run, of which the first 5 are not counted
 
 

@@ -7,13 +7,15 @@ meets them all.
 
 import dataclasses
 import functools
+import pathlib
+from collections.abc import Iterator
+from typing import Literal
 
 import torch
 
 from fusedgpt import kernels
-from fusedgpt.attention import ATTENTION
-from fusedgpt.bench import figures as drawing
-from fusedgpt.bench import report, settings, training
+from fusedgpt.attention import ATTENTION, KERNELS
+from fusedgpt.bench import drawing, report, settings, training
 from fusedgpt.bench.proof import prove, prove_kernel, refusals, tflops, timed
 from fusedgpt.bench.rows import slug, trace_path
 from fusedgpt.case import Case
@@ -21,7 +23,6 @@ from fusedgpt.device import dtype_name, resolve_dtype
 from fusedgpt.errors import UserError
 from fusedgpt.receipt import contradiction
 
-KERNELS = [name for name in ATTENTION if name != "sdpa"]  # which is one of the others
 COMPILED_AT = [256, 512, 1024, 2048, 4096, 8192, 16384]  # flex is compiled anew for each length, so only at these
 LONGEST_TRAINED = 4096
 
@@ -36,7 +37,9 @@ UNUSED = {
 @dataclasses.dataclass
 class Settings(settings.Trained, settings.Timed):
     heads: str = "32x128,12x64"  # heads x head size of attention alone, comma-separated
-    lengths: str = "256-4096-64,8192,16384"  # tokens, as first-last-step or one by one
+    lengths: str = "256-4096-64,8192,16384"  # numbers of tokens, as first-last-step or one by one
+    # dtype of attention alone; the rows that train take auto
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
 
 def defaults(gpu: bool) -> dict:
@@ -47,13 +50,15 @@ def defaults(gpu: bool) -> dict:
     return training.DEFAULTS | training.ON_A_CPU | small
 
 
-def plan(s, device) -> list[dict]:
-    """Training, at powers of two; then attention alone at every length, heads x head size, direction and kernel."""
-    settings.heads(s.heads)
+def plan(s: Settings, device: torch.device) -> list[dict]:
+    """Training, at powers of two; then attention alone at every length, heads x head size, direction and kernel.
+
+    Raises UserError if --heads or --lengths cannot be read.
+    """
     lengths = settings.lengths(s.lengths)
     alone = [
-        {"part": "attention", "heads": heads, "pass": direction, "T": T, "attention": name}
-        for heads in s.heads.split(",")
+        {"part": "attention", "heads": f"{nh}x{hs}", "pass": direction, "T": T, "attention": name}
+        for nh, hs in settings.heads(s.heads)
         for direction in ("forward", "forward + backward")
         for T in lengths
         for name in KERNELS
@@ -67,7 +72,7 @@ def _power_of_two(T):
     return T & (T - 1) == 0
 
 
-def measure(spec: dict, s, device, folder) -> dict:
+def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
     """A row: first parity with float64, then times; for attention alone TFLOP/s, and memory beyond the inputs."""
     if spec["attention"] == "flex":
         torch.compiler.reset()  # PyTorch counts recompilations over a whole process, and stops at the eighth
@@ -136,7 +141,7 @@ def table(rows: list[dict]) -> list[str]:
         lengths = list(filter(_power_of_two, lengths)) or lengths  # the figures have all of them
         unit = "ms (TFLOP/s)" if alone else "ms (tokens/s)"
         text += report.markdown(
-            ["tokens", *(f"{name}, {unit}, times manual" for name in shown)],
+            ["tokens", *(f"{name}, {unit}, speedup over manual" for name in shown)],
             [[T, *(_cell(cells.get((T, name)), cells.get((T, "manual"))) for name in shown)] for T in lengths],
         )
         if found := crossovers(group):
@@ -166,7 +171,7 @@ def _crossover(pair, T):
     return f"- `{faster}` is faster than `{slower}` {f'from T = {T} on' if T else 'at every length'}."
 
 
-def figures(rows: list[dict]):
+def figures(rows: list[dict]) -> Iterator[tuple]:
     """speedup.png and memory.png, a panel for each shape and direction, against manual; training.png, tokens/s."""
     alone, whole = ([row for row in rows if row["part"] == part] for part in ("attention", "training"))
     if alone:

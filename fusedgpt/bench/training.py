@@ -10,12 +10,13 @@ import sys
 
 import torch
 
+from fusedgpt.bench.settings import Trained
 from fusedgpt.errors import UserError
 from fusedgpt.logger import read_metrics, read_record
 from fusedgpt.timing import summary
 
 TRAIN = pathlib.Path(__file__).resolve().parents[2] / "train.py"
-WARM_UP = 5  # steps that are not counted
+WARM_UP = 5  # steps that are not counted, as in train.py
 
 # of train.py's settings, for every kind that trains: values other than train.py's defaults
 DEFAULTS = dict(dataset="python_stdlib", vocab_size=50257, gradient_accumulation_steps=1, eval_iters=1)
@@ -34,11 +35,11 @@ UNUSED = {
 }
 
 
-def settings(s, own: type) -> dict:
+def settings(s: Trained, own: type) -> dict:
     """The settings of `s` that train.py has: all but those that the kind's Settings, `own`, adds."""
     added = {field.name for field in dataclasses.fields(own)}
     shared = {field.name: getattr(s, field.name) for field in dataclasses.fields(s) if field.name not in added}
-    return shared | {"max_iters": s.steps}
+    return shared | {"max_iters": s.steps, "device": s.device, "profile": s.profile}
 
 
 def run(

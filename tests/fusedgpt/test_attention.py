@@ -33,7 +33,7 @@ def test_output_and_gradients_equal_float64(name, device, dtype):
         for T in LENGTHS:
             if T == 1:
                 skip_refused(name, device, dtype, hs=hs)
-            found = parity.errors(ATTENTION[name], Case((1, 2, T, hs), torch.device(device), dtype))
+            found = parity.compare(ATTENTION[name], Case((1, 2, T, hs), torch.device(device), dtype))
             assert parity.passes(found, dtype), (T, hs, found)
 
 
@@ -41,7 +41,7 @@ def test_flex_without_backward_equals_float64_on_cpu():
     if reason := kernels.refusal("flex", Case((1, 1, 64, 64), CPU, torch.float32, backward=False)):
         pytest.skip(f"flex on this CPU: {reason}")
     for T in LENGTHS:
-        found = parity.errors(ATTENTION["flex"], Case((1, 2, T, 64), CPU, torch.float32, backward=False))
+        found = parity.compare(ATTENTION["flex"], Case((1, 2, T, 64), CPU, torch.float32, backward=False))
         assert parity.passes(found, torch.float32), (T, found)
 
 

@@ -28,7 +28,7 @@ def test_parity_refuses_a_wrong_kernel():
         return ATTENTION["manual"](q, k, v) * torch.nan
 
     for wrong in (unmasked, not_a_number):
-        found = parity.errors(wrong, Case((1, 2, 64, 32), CPU, torch.float32))
+        found = parity.compare(wrong, Case((1, 2, 64, 32), CPU, torch.float32))
         assert not parity.passes(found, torch.float32)
 
 
@@ -38,5 +38,5 @@ def test_parity_sees_late_rows():
         y = ATTENTION["manual"](q, k, v)
         return torch.cat((y[:, :, :-1], 0 * y[:, :, -1:]), dim=2)
 
-    found = parity.errors(forgets, Case((1, 1, 4096, 16), CPU, torch.bfloat16, backward=False))
+    found = parity.compare(forgets, Case((1, 1, 4096, 16), CPU, torch.bfloat16, backward=False))
     assert found["y"] > 3 * parity.TOLERANCE[torch.bfloat16]

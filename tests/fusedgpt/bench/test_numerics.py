@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_scaled_before_is_attention(dtype):
-    errors = parity.errors(numerics.scaled_before, Case((1, 2, 33, 16), CPU, dtype))
+    errors = parity.compare(numerics.scaled_before, Case((1, 2, 33, 16), CPU, dtype))
     assert parity.passes(errors, dtype)
 
 

@@ -46,7 +46,7 @@ def published(monkeypatch):
 )
 def test_parameters_are_those_published(published, name, parameters):
     # transformers' default LlamaConfig is Llama 2, its PhiConfig Phi-1
-    model = causal_models.Theirs(name, torch.device("meta"), torch.bfloat16).model
+    model = causal_models.TransformersModel(name, torch.device("meta"), torch.bfloat16).model
     assert sum(p.numel() for p in model.parameters()) == parameters
     assert {(p.dtype, p.device.type) for p in model.parameters()} == {(torch.bfloat16, "meta")}
 
@@ -62,7 +62,7 @@ def test_stand_ins_keep_head_size_and_grouping(published, small):
 
 def test_gpt_has_gpt2s_parameters(published):
     for name, parameters in (("gpt2", 124), ("gpt2-medium", 355), ("gpt2-large", 774), ("gpt2-xl", 1558)):
-        model = causal_models.Ours(name, torch.device("meta"), torch.bfloat16).model
+        model = causal_models.OurGPT(name, torch.device("meta"), torch.bfloat16).model
         n = sum(p.numel() for p in model.parameters()) - 1024 * model.config.n_embd  # ours has 1024 positions more
         assert round(n / 1e6) == parameters
 
@@ -84,7 +84,7 @@ def test_eager_stays_eager_after_flash():
     # a model keeps the config it is given: another one built from it changes the first one's attention
     kernels = [row(attention)["kernel"]["forward"] for attention in ("flash", "eager", "flash", "eager")]
     assert kernels == [["flash"], ["unfused"]] * 2
-    one, other = (causal_models.Theirs("llama-small", CPU, torch.float32) for _ in range(2))
+    one, other = (causal_models.TransformersModel("llama-small", CPU, torch.float32) for _ in range(2))
     other.use("flash")
     one.use("eager")
     assert other.model.config._attn_implementation == "sdpa"
@@ -106,8 +106,10 @@ def test_what_is_timed_is_the_attention_of_the_row(monkeypatch):
 
 def test_logits_at_all_positions_are_seen(monkeypatch):
     # the share of the output layer: a version of transformers may compute logits that nobody asked for
-    whole = causal_models.Theirs.generate
-    monkeypatch.setattr(causal_models.Theirs, "generate", lambda self, idx: self.model(idx) and whole(self, idx))
+    whole = causal_models.TransformersModel.generate
+    monkeypatch.setattr(
+        causal_models.TransformersModel, "generate", lambda self, idx: self.model(idx) and whole(self, idx)
+    )
     assert row("eager")["logits"] == "all positions"
 
 
@@ -155,12 +157,12 @@ def test_a_kernel_that_refuses_is_a_refused_row(monkeypatch):
 
 
 def test_flash_is_measured_where_eager_has_no_room(monkeypatch):
-    def full(self, attention, use=causal_models.Theirs.use):
+    def full(self, attention, use=causal_models.TransformersModel.use):
         if attention == "eager":
             raise torch.OutOfMemoryError("no room")
         use(self, attention)
 
-    monkeypatch.setattr(causal_models.Theirs, "use", full)
+    monkeypatch.setattr(causal_models.TransformersModel, "use", full)
     assert row("flash")["logits_differ"] is None
     with pytest.raises(torch.OutOfMemoryError):
         row("eager")
