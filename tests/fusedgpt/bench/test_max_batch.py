@@ -29,7 +29,7 @@ def test_the_estimate_is_near_a_hand_count(tmp_path, data):
     each = {}
     for name in ("manual", "flash"):
         s.attention = name
-        fixed, each[name] = max_batch.estimate(s, torch.float32, CPU)
+        fixed, each[name] = max_batch.estimate(s, CPU, torch.float32)
         weights = 4 * 4 * (12 * 2 * 32**2 + (128 + 128) * 32)  # float32, gradient, AdamW's two; LayerNorms aside
         assert 0.75 * weights < fixed < 1.5 * weights
     kept = 2 * 2 * 128 * 128 * 4
