@@ -436,7 +436,7 @@ def main(s: Settings) -> None:
     if len(state.step_ms) > WARM_UP and ranks.main:
         logger.times(record, timing.summary(state.step_ms[WARM_UP:]))
     logger.close()
-    state.parallel = None  # DDP must be gone before the process group ends: otherwise it ends it itself and may hang
+    state.parallel = None  # frees DDP, which as the last holder of the process group would end it itself and may hang
     distributed.leave(ranks)
     if stopped_by:
         how = "go on with the same command and --init_from=resume"
