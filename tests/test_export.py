@@ -27,6 +27,6 @@ def test_export_has_the_same_logits_without_padding(small_run, tmp_path):
     sampled = script(
         "sample.py", f"--init_from={tmp_path / 'hf'}", "--start=!", "--num_samples=1", "--max_new_tokens=5"
     )
-    assert len(sampled.stdout.splitlines()[0]) == 6  # in the run's own characters
+    assert len(sampled.stdout.splitlines()[1]) == 6  # in the run's own characters
     (tmp_path / "file").write_text("")
     assert "is a file" in fails("export.py", str(small_run), str(tmp_path / "file"))

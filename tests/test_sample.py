@@ -144,7 +144,7 @@ def test_gpt2_from_a_hugging_face_folder(tmp_path):
         pytest.skip(reason)
     hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=32, vocab_size=50257)
     done = script("sample.py", f"--init_from={tmp_path}", "--num_samples=1", "--max_new_tokens=8", "--start=Hello")
-    assert done.stdout.startswith("Hello") and "1 x 8 tokens in" in done.stderr
+    assert done.stdout.startswith(f"sampling from {tmp_path}\nHello") and "1 x 8 tokens in" in done.stderr
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):

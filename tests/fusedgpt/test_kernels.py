@@ -63,6 +63,7 @@ def test_auto_takes_the_fastest_that_passes_parity(monkeypatch):
     right, wrong = ATTENTION["math"], lambda q, k, v, dropout_p=0.0: q + k + v
     kinds = {"manual": taking(3.0, right), "math": taking(2.0, right), "flash": taking(1.0, wrong)}
     monkeypatch.setattr(kernels, "ATTENTION", kinds)
+    monkeypatch.setattr(kernels, "KERNELS", list(kinds))
     monkeypatch.setattr(kernels, "contradiction", lambda *_: None)
     monkeypatch.setattr(kernels.timing, "now", lambda device: told[0])
     name, rows = kernels.fastest(Case((1, 2, 128, 32), CPU, torch.float32))
@@ -78,6 +79,7 @@ def test_auto_leaves_out_a_kernel_that_needs_too_much_memory(monkeypatch):
         return ATTENTION["manual"](q, k, v)
 
     monkeypatch.setattr(kernels, "ATTENTION", {"manual": greedy, "math": ATTENTION["math"]})
+    monkeypatch.setattr(kernels, "KERNELS", ["manual", "math"])
     name, rows = kernels.fastest(TRAINING)
     assert name == "math" and rows["manual"]["refused"] == "out of memory at this shape"
 
@@ -95,3 +97,28 @@ def test_an_error_without_a_message_is_a_refusal_too(monkeypatch):
 
     monkeypatch.setattr(kernels, "ATTENTION", {**ATTENTION, "manual": broken})
     assert kernels.refusal("manual", Case(SHAPE, CPU, torch.float32)) == "RuntimeError"
+
+
+def test_auto_without_any_kernel_left_is_one_sentence(monkeypatch):
+    # it used to be ValueError: min() arg is an empty sequence
+    def greedy(q, k, v, dropout_p=0.0):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(kernels, "ATTENTION", {"manual": greedy})
+    monkeypatch.setattr(kernels, "KERNELS", ["manual"])
+    with pytest.raises(UserError, match=r"attention='auto' found no kernel that can run here: manual: .*no room"):
+        kernels.choose("auto", Case(SHAPE, CPU, torch.float32))
+
+
+def test_auto_takes_no_kernel_that_another_case_refuses(monkeypatch):
+    # sampling: the fastest for the prompt used to be refused afterwards, because it took no lone token
+    def no_lone_query(q, k, v, dropout_p=0.0):
+        if q.size(-2) == 1:
+            raise RuntimeError("not one query")
+        return ATTENTION["math"](q, k, v)
+
+    monkeypatch.setattr(kernels, "ATTENTION", {"flash": ATTENTION["flash"], "math": no_lone_query})
+    monkeypatch.setattr(kernels, "KERNELS", ["flash", "math"])
+    prompt = Case(SHAPE, CPU, torch.float32, backward=False)
+    name, trials = kernels.choose("auto", prompt, prompt.one_query())
+    assert name == "flash" and trials["math"]["refused"] == "not one query"

@@ -120,7 +120,7 @@ def test_a_profile_that_is_missing_is_made_by_measuring_again(tmp_path):
         trace = rows.trace_path(tmp_path, spec)
         trace.parent.mkdir(exist_ok=True)
         trace.write_text("{}")
-        return {"n": next(numbers)}
+        return {"n": next(numbers), "kernel": {}}
 
     numbers = iter(range(100))
     first, _ = run(tmp_path, measure)
