@@ -18,7 +18,7 @@ import sys
 
 import train
 from configurator import configure, subclass
-from fusedgpt.bench import ladder, max_batch, numerics, prefill, report, rows, sweep
+from fusedgpt.bench import ladder, max_batch, numerics, prefill, report, rows, sweep, training
 from fusedgpt.device import resolve_device
 from fusedgpt.environment import environment, machine_state
 from fusedgpt.errors import UserError, one_sentence
@@ -55,6 +55,7 @@ def read_settings(name: str, args: list[str]):
 def main(name: str, args: list[str]) -> None:
     """Run the kind of benchmark `name` as `args` (config files and flags) say. Raises UserError for bad input."""
     kind, (s, device) = KINDS[name], read_settings(name, args)
+    validate(kind, s)
     folder = pathlib.Path(s.results) / name
     words = [word.strip() for word in s.only.split(",")]
     plan = [spec for spec in kind.plan(s, device) if any(w in str(v) for v in spec.values() for w in words)]
@@ -76,6 +77,17 @@ def main(name: str, args: list[str]) -> None:
     print(f"wrote {', '.join(map(str, report.write(folder, kind)))}")
 
 
+def validate(kind, s) -> None:
+    """Raise UserError for a number that no row can have, before the first is measured."""
+    if kind.TRAINS:
+        train.validate(s)
+    for setting, least in (("repeats", 1), ("warmup", 0), ("steps", training.WARM_UP + 1)):
+        if getattr(s, setting, least) < least:
+            raise UserError(f"{setting}={getattr(s, setting)} must be {least} or more")
+    if not getattr(s, "memory_gb", 1) > 0:
+        raise UserError(f"memory_gb={s.memory_gb} must be more than 0")
+
+
 def header(name: str, args: list[str], s, machine: dict) -> dict:
     """What identifies the rows of a benchmark: the settings that it uses, and the machine."""
     used = {field.name: getattr(s, field.name) for field in dataclasses.fields(s)}
@@ -88,7 +100,7 @@ def header(name: str, args: list[str], s, machine: dict) -> dict:
 
 def write_reports(folders: list[str]) -> None:
     """Draw the report and figures of each folder again. Raises UserError if one has no rows of a benchmark."""
-    if not folders:
+    if not folders or any(folder.startswith("-") for folder in folders):
         raise UserError("name the folder of a benchmark: python bench.py report FOLDER [FOLDER ...]")
     for folder in map(pathlib.Path, folders):
         header, _ = report.read(folder)

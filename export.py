@@ -12,10 +12,12 @@ import sys
 import torch
 from safetensors import SafetensorError
 
-from fusedgpt import checkpoint
+from fusedgpt import checkpoint, dataset
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.files import atomic
 from model import CONV1D, GPT, TRANSFORMERS_ACTIVATIONS
+
+ROOT = pathlib.Path(__file__).resolve().parent
 
 
 def to_transformers(model: GPT):
@@ -55,9 +57,13 @@ def main(out_dir: str, folder: str) -> None:
         to_transformers(GPT.from_checkpoint(saved)).save_pretrained(folder)
     except SafetensorError as error:  # safetensors' exception for a write that failed
         raise UserError(f"cannot write {folder}: {error}") from error
-    if saved.get("meta"):  # what the ids mean, for sample.py
-        with atomic(folder / "meta.json", "w") as file:
-            json.dump(saved["meta"], file)
+    try:
+        meta = dataset.meta_of_checkpoint(ROOT, saved)
+    except UserError as error:  # nanoGPT's checkpoint, without the data that it was trained on
+        print(f"no meta.json, which would hold the tokenizer: {error}")
+    else:
+        with atomic(folder / "meta.json", "w") as file:  # what the ids mean, for sample.py
+            json.dump(meta, file)
     print(f"wrote {folder}: load it with transformers, or with --init_from={folder}")
 
 
@@ -65,6 +71,6 @@ if __name__ == "__main__":
     with one_sentence():
         if "-h" in sys.argv or "--help" in sys.argv:
             sys.exit(print(__doc__))
-        if len(sys.argv) != 3:
+        if len(sys.argv) != 3 or any(arg.startswith("-") for arg in sys.argv):
             raise UserError("name a run and a folder to write: python export.py OUT_DIR FOLDER")
         main(*sys.argv[1:])

@@ -48,7 +48,7 @@ if __name__ == "__main__":
     with one_sentence():
         if "-h" in sys.argv or "--help" in sys.argv:
             sys.exit(print(__doc__))
-        if len(sys.argv) < 2:
+        if len(sys.argv) < 2 or any(arg.startswith("-") for arg in sys.argv):
             raise UserError("name the folder of a run: python plot.py OUT_DIR [OUT_DIR ...]")
         target = pathlib.Path(sys.argv[1]) / "loss.png"
         draw(sys.argv[1:], target)

@@ -83,9 +83,7 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
     else:
         path = checkpoint.of_run(s.out_dir)
         saved = checkpoint.load(path)
-        model, meta = GPT.from_checkpoint(saved, dropout=0.0, **changes), saved.get("meta")
-        if not meta:  # a checkpoint of nanoGPT's has only the name of its data
-            meta = dataset.read_meta(dataset.find_folder(ROOT, saved["config"].get("dataset", "openwebtext")))
+        model, meta = GPT.from_checkpoint(saved, dropout=0.0, **changes), dataset.meta_of_checkpoint(ROOT, saved)
         print(f"sampling from {path}, after {saved['iter_num']} iterations")
         if checkpoint.is_nanogpts(saved) and not s.activation:
             print(checkpoint.NANOGPTS_ACTIVATION)

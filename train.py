@@ -111,6 +111,8 @@ def validate(s: Settings) -> None:
     for name in ("dropout", "beta1", "beta2"):
         if not 0 <= getattr(s, name) < 1:
             raise UserError(f"{name}={getattr(s, name)} must be from 0 to just under 1")
+    if not s.out_dir:
+        raise UserError("out_dir is empty: name a folder for the run")
     if not 0 <= s.seed < 2**63:
         raise UserError(f"seed={s.seed} must be from 0 to 2**63 - 1")
     if s.init_from not in ("scratch", "resume", *PRETRAINED) and not os.path.isdir(s.init_from):
@@ -381,9 +383,8 @@ def main(s: Settings) -> None:
         restore(saved, s, optimizer, scaler, logger.say)
         saved = None  # or the weights and the optimizer's state would be in memory twice
     batches = loader.batches(start, micro_steps)
-    batch = next(batches)
     parallel = distributed.wrap(model, ranks, device)  # before it compiles: the graph is cut at DDP's gradient buckets
-    state = TrainState(model, optimizer, scaler, start, best_val_loss, parallel, batches, batch, saved_at=start)
+    state = TrainState(model, optimizer, scaler, start, best_val_loss, parallel, batches, next(batches), saved_at=start)
     del parallel  # the state holds the only reference, so that DDP can be freed at the end
 
     # the receipt, and what is about to run, said and written down

@@ -48,7 +48,7 @@ def keep(path: str | os.PathLike, copy: str | os.PathLike) -> None:
 def load(path: str | os.PathLike) -> dict:
     """The state in `path`, on the CPU. Raises UserError if it is missing, damaged, or no checkpoint of a GPT."""
     if not os.path.exists(path):
-        raise UserError(f"{path} does not exist: train first, or name the run's folder with --out_dir")
+        raise UserError(f"{path} does not exist: train first, or name the folder of another run")
     try:
         if zipfile.is_zipfile(path) and (torn := zipfile.ZipFile(path).testzip()):
             raise ValueError(f"the checksum of {torn} is wrong")

@@ -21,7 +21,7 @@ NANOGPT_VOCAB_SIZE = 50304  # what nanoGPT pads GPT-2's 50257 ids to, unless a m
 def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
     """The folder that a `dataset` setting names: one of data/, or else a path. Raises UserError if there is neither."""
     for folder in (root / "data" / dataset, pathlib.Path(dataset)):
-        if folder.is_dir():
+        if dataset and folder.is_dir():
             return folder
     there = ", ".join(sorted(f.parent.name for f in (root / "data").glob("*/prepare.py")))
     raise UserError(f"dataset={str(dataset)!r} is no folder of data/ ({there}), and no path to a folder")
@@ -41,6 +41,16 @@ def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict
     return GPT2 | ({"vocab_size": vocab_size} if vocab_size else {})
 
 
+def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
+    """The meta of the data that a checkpoint (checkpoint.load) was trained on. nanoGPT's only name their data set.
+
+    Raises UserError if that data set is not here.
+    """
+    if saved.get("meta"):
+        return saved["meta"]
+    return read_meta(find_folder(root, saved["config"].get("dataset", "openwebtext")))
+
+
 def check_fit(meta: dict, vocab_size: int, whose: str) -> None:
     """Raise UserError if `meta` has more ids than the `vocab_size` of a model."""
     if meta["vocab_size"] > vocab_size:
@@ -48,6 +58,11 @@ def check_fit(meta: dict, vocab_size: int, whose: str) -> None:
             f"{whose} has {meta['vocab_size']} ids, the model {vocab_size}: prepare the data with the model's"
             " tokenizer, or set --vocab_size to what the data needs"
         )
+
+
+def _how_to_prepare(folder):
+    script = folder / "prepare.py"
+    return f"run python {script}" if script.exists() else "prepare it again, with --out_dir if it has no prepare.py"
 
 
 def _read_meta_json(folder):
@@ -60,7 +75,7 @@ def _read_meta_json(folder):
             raise ValueError("counts must be whole numbers, dtype uint16 or uint32")
         return meta
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder / 'meta.json'} is damaged ({error}): run {folder / 'prepare.py'} again") from error
+        raise UserError(f"{folder / 'meta.json'} is damaged ({error}): {_how_to_prepare(folder)}") from error
 
 
 def _read_meta_pkl(path):
@@ -115,7 +130,7 @@ class TokenFile:
         folder = pathlib.Path(folder)
         whole, shards = folder / f"{split}.bin", sorted(folder.glob(f"{split}_[0-9][0-9][0-9][0-9].bin"))
         if not whole.exists() and not shards:
-            raise UserError(f"{whole} does not exist: run python {folder / 'prepare.py'}")
+            raise UserError(f"{whole} does not exist: {_how_to_prepare(folder)}")
         if whole.exists() and shards:
             raise UserError(
                 f"{folder} has {whole.name} and {shards[0].name}: which one counts? Remove one or the other"
@@ -130,7 +145,7 @@ class TokenFile:
             raise UserError(
                 f"{self.paths[0]} is truncated or not what meta.json describes: {sum(sizes):,} bytes are"
                 f" {sum(sizes) / self.dtype.itemsize:,} {self.dtype.name} tokens, not {expected:,}."
-                f" Run python {folder / 'prepare.py'} again"
+                f" To mend it, {_how_to_prepare(folder)}"
             )
         self.files = [open(path, "rb") for path in self.paths]  # noqa: SIM115 (open as long as the run)
 

@@ -7,7 +7,7 @@ import sys
 
 from tqdm import tqdm
 
-from fusedgpt.errors import UserError
+from fusedgpt.errors import UserError, first_line
 from fusedgpt.files import atomic, read_jsonl
 
 
@@ -81,7 +81,8 @@ class Logger:
         r, s = record, record["settings"]
         batch = f"{s['gradient_accumulation_steps']} micro-batches x {s['batch_size']} x {s['block_size']}"
         self.say(f"tokens per iteration: {r['tokens_per_step']:,} = {batch}, on {r['world_size']} process(es)")
-        vocab = f"vocabulary {r['model']['vocab_size']}, padded to {r['padded_vocab_size']}"
+        ids, rows = r["model"]["vocab_size"], r["padded_vocab_size"]
+        vocab = f"vocabulary {ids}, {f'padded to {rows}' if rows > ids else 'not padded'}"
         without = f"{r['parameters_without_positions']:,} without positions"
         self.say(f"model: {r['parameters']:,} parameters, {without}; {vocab}")
         mode = "compiled" if r["compile"] else f"eager ({why_eager})" if why_eager else "eager"
@@ -155,6 +156,7 @@ def _init_wandb(s, record):
         wandb.init(project=s["wandb_project"], name=s["wandb_run_name"], config=record)
     except wandb.errors.Error as error:
         raise UserError(
-            f"wandb: {error}. Run `wandb login`, set WANDB_MODE=offline, or turn it off with --wandb_log=False"
+            f"wandb: {first_line(error)}. Run `wandb login`, set WANDB_MODE=offline, or turn it off with"
+            " --wandb_log=False"
         ) from error
     return wandb

@@ -145,3 +145,21 @@ def test_every_kind_on_a_gpu(tmp_path, data, kind):
     for row in got:
         if (row.get("rung") or row.get("path") or row.get("attention")) in sure:
             assert row["status"] == "measured", row
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["numerics", "--repeats=0"], "repeats=0 must be 1 or more"),
+        (["sweep", "--warmup=-1"], "warmup=-1 must be 0 or more"),
+        (["ladder", "--steps=5"], "steps=5 must be 6 or more"),
+        (["ladder", "--batch_size=0"], "batch_size=0 must be 1 or more"),
+        (["max_batch", "--memory_gb=0"], "memory_gb=0.0 must be more than 0"),
+    ],
+    ids=" ".join,
+)
+def test_numbers_that_no_row_can_have_are_refused_before_the_first(args, message, tmp_path):
+    # each row used to fail on its own, with an internal exception
+    with pytest.raises(UserError, match=message):
+        bench.main(args[0], [*args[1:], "--device=cpu", f"--results={tmp_path}"])
+    assert not list(tmp_path.iterdir())

@@ -2,9 +2,11 @@
 
 import torch
 
+import export
 from fusedgpt import checkpoint
+from fusedgpt.dataset import read_meta
 from model import GPT
-from tests.conftest import fails, script
+from tests.conftest import as_nanogpt_wrote, fails, script
 
 
 def test_export_has_the_same_logits_without_padding(small_run, tmp_path):
@@ -30,3 +32,22 @@ def test_export_has_the_same_logits_without_padding(small_run, tmp_path):
     assert len(sampled.stdout.splitlines()[1]) == 6  # in the run's own characters
     (tmp_path / "file").write_text("")
     assert "is a file" in fails("export.py", str(small_run), str(tmp_path / "file"))
+
+
+def test_a_nanogpt_checkpoint_is_exported_with_the_tokenizer_of_its_data(small_run, data, tmp_path):
+    # its folder used to have no meta.json, so that sample.py took its ids for GPT-2's
+    saved = as_nanogpt_wrote(torch.load(small_run / "ckpt.pt", weights_only=True))
+    saved["config"]["dataset"] = str(data)
+    torch.save(saved, tmp_path / "ckpt.pt")
+    export.main(tmp_path, tmp_path / "hf")
+    assert read_meta(tmp_path / "hf")["itos"] == read_meta(data)["itos"]
+    assert GPT.from_pretrained(tmp_path / "hf").config.activation == "gelu"
+
+
+def test_a_nanogpt_checkpoint_without_its_data_is_exported_and_says_what_is_missing(small_run, tmp_path, capsys):
+    saved = as_nanogpt_wrote(torch.load(small_run / "ckpt.pt", weights_only=True))
+    saved["config"]["dataset"] = "nowhere"
+    torch.save(saved, tmp_path / "ckpt.pt")
+    export.main(tmp_path, tmp_path / "hf")
+    assert "no meta.json, which would hold the tokenizer: dataset='nowhere'" in capsys.readouterr().out
+    assert (tmp_path / "hf" / "model.safetensors").exists()
