@@ -13,7 +13,7 @@ eval_interval = 5
 eval_iters = 40
 always_save_checkpoint = False  # keep the best only
 
-batch_size = 1  # 1 x 32 x 1024 = 32,768 tokens a step; the corpus has 301,966: nine steps read it once
+batch_size = 1  # 1 x 32 x 1024 = 32,768 tokens per step; the corpus has 301,966: nine steps read it once
 gradient_accumulation_steps = 32
 max_iters = 20
 

@@ -7,7 +7,7 @@ wandb_run_name = "gpt2-124M"
 
 batch_size = 12
 block_size = 1024
-gradient_accumulation_steps = 5 * 8  # 12 x 1024 x 5 on each of 8 GPUs = 491,520 tokens a step
+gradient_accumulation_steps = 5 * 8  # 12 x 1024 x 5 on each of 8 GPUs = 491,520 tokens per step
 
 max_iters = 600000  # 295B tokens
 lr_decay_iters = 600000

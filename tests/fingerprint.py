@@ -1,4 +1,4 @@
-"""What a set of small runs leaves, as one hash a result: a refactor must not change a line.
+"""What a set of small runs leaves, as one hash per result: a refactor must not change a line.
 
     python tests/fingerprint.py > after.txt
     python tests/fingerprint.py ../clone-of-the-commit-before > before.txt

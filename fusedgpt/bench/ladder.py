@@ -74,9 +74,9 @@ def faster(baseline_ms: float, ms: float) -> float:
 
 
 def table(rows: list[dict]) -> list[str]:
-    """A line a rung, with the article's figures beside ours, and notes."""
+    """A line per rung, with the article's figures beside ours, and notes."""
     measured = {row["rung"]: row for row in rows if row["status"] == "measured"}
-    names = ["rung", "ms a step, median (p10-p90)", "faster than manual", "the article, 8 x A100", "tokens/s", "MFU"]
+    names = ["rung", "ms per step, median (p10-p90)", "faster than manual", "the article, 8 x A100", "tokens/s", "MFU"]
     names += ["peak memory", "final loss", "kernel seen forward / backward (as it ran)"]
     lines = report.markdown(names, [_cells(row, measured) for row in rows])
     return [*lines, "", *(f"- {note}" for note in notes(measured))]
@@ -124,7 +124,7 @@ def notes(measured: dict[str, dict]) -> list[str]:
 
 
 def figures(rows: list[dict]) -> Iterator[tuple]:
-    """ladder.png: a bar a rung."""
+    """ladder.png: a bar per rung."""
     if not rows:
         return
     figure, axes = drawing.new(figsize=(7.5, 0.45 * len(rows) + 1.2))
@@ -135,7 +135,7 @@ def figures(rows: list[dict]) -> Iterator[tuple]:
         axes.text(row["p90_ms"] + 0.01 * max(medians), n, f"{row['median_ms']:.4g}", va="center", fontsize=8)
     axes.invert_yaxis()
     axes.set(
-        xlabel="ms a training step: median, p10 to p90 (less is better)",
+        xlabel="ms per training step: median, p10 to p90 (less is better)",
         xlim=(0, 1.15 * max(r["p90_ms"] for r in rows)),
     )
     yield "ladder", figure

@@ -156,10 +156,10 @@ def curve(metrics: list[dict]) -> list[list[float]]:
 
 
 def table(rows: list[dict]) -> list[str]:
-    """A line a kernel, and how memory and MFU are counted."""
+    """A line per kernel, and how memory and MFU are counted."""
     measured = [row for row in rows if "largest" in row]
     names = ["attention", "largest batch", "by the estimate", "eager estimate at the largest", "measured peak"]
-    names += ["ms a step there", "tokens/s", "MFU", "validation loss"]
+    names += ["ms per step there", "tokens/s", "MFU", "validation loss"]
     peaks = report.best_peaks(measured)
     text = report.markdown(names, [_cells(row, peaks) for row in rows])
     if measured:

@@ -32,7 +32,7 @@ def prove_kernel(name: str, case: Case) -> dict:
 def prove(attend: Attend, case: Case) -> dict:
     """{'errors': …, 'parity': in words}: `attend` against float64. Raises ParityError beyond the tolerance.
 
-    It is compared at the whole shape, and at an odd length. Float64 holds T² scores a head, so the reference is taken
+    It is compared at the whole shape, and at an odd length. Float64 holds T² scores per head, so the reference is taken
     on two heads of one sequence, and on one if T is beyond 4096.
     """
     _, nh, T, hs = case.shape

@@ -97,4 +97,4 @@ def mfu_convention(rows: Iterable[dict]) -> str:
     """How MFU is counted in `rows`, in a sentence."""
     rows = list(rows)
     peaks = ", ".join(f"{peak / 1e12:.4g} TFLOP/s in {dtype}" for dtype, peak in best_peaks(rows).items())
-    return f"MFU counts 6 N + 12 L C T a token, against {peaks} ({rows[0]['peak_source']})."
+    return f"MFU counts 6 N + 12 L C T per token, against {peaks} ({rows[0]['peak_source']})."

@@ -128,7 +128,7 @@ def crossovers(rows: list[dict]) -> dict[tuple[str, str], int | None]:
 
 
 def table(rows: list[dict]) -> list[str]:
-    """For each part, shape and direction: a line a length, a column a kernel; and the crossovers."""
+    """For each part, shape and direction: a line per length, a column per kernel; and the crossovers."""
     text, groups = [], {}
     for row in rows:
         groups.setdefault((row["part"], row.get("heads"), row.get("pass")), []).append(row)
