@@ -52,6 +52,17 @@ def configure(defaults: Any, args: list[str], description: str, unused: Mapping[
     return settings
 
 
+def adopt(settings: Any, values: dict[str, Any], where: str) -> Any:
+    """`settings` with those of `values` that it has fields for: the settings of an earlier run, read from `where`.
+
+    Raises UserError for a value of the wrong type or choice.
+    """
+    for field in dataclasses.fields(settings):
+        if field.name in values and values[field.name] != getattr(settings, field.name):
+            settings = _set(settings, field.name, values[field.name], where)
+    return settings
+
+
 def _assignments(file, settings):
     """What a config file assigns. It may read the settings so far, and keep names of its own that begin with _."""
     if not os.path.isfile(file):

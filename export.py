@@ -12,7 +12,7 @@ import sys
 import torch
 from safetensors import SafetensorError
 
-from fusedgpt import checkpoint, dataset
+from fusedgpt import dataset, run_folder
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.files import atomic
 from model import CONV1D, GPT, TRANSFORMERS_ACTIVATIONS
@@ -49,7 +49,7 @@ def to_transformers(model: GPT):
 
 def main(out_dir: str, folder: str) -> None:
     """Export the run in `out_dir` to `folder`. Raises UserError if there is no run, or the folder cannot be written."""
-    saved = checkpoint.load(checkpoint.of_run(out_dir))
+    saved, _ = run_folder.load_best(out_dir)
     folder = pathlib.Path(folder)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: name a folder to write")

@@ -19,7 +19,7 @@ import torch
 
 import train
 from configurator import configure
-from fusedgpt import checkpoint, dataset, generate, kernels
+from fusedgpt import checkpoint, dataset, generate, kernels, run_folder
 from fusedgpt.case import Case
 from fusedgpt.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
 from fusedgpt.errors import UserError, one_sentence
@@ -81,8 +81,7 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
         meta = dataset.read_meta(s.init_from)  # export.py leaves a meta.json
         print(f"sampling from {s.init_from}")
     else:
-        path = checkpoint.of_run(s.out_dir)
-        saved = checkpoint.load(path)
+        saved, path = run_folder.load_best(s.out_dir)
         model, meta = GPT.from_checkpoint(saved, dropout=0.0, **changes), dataset.meta_of_checkpoint(ROOT, saved)
         print(f"sampling from {path}, after {saved['iter_num']} iterations")
         if checkpoint.is_nanogpts(saved) and not s.activation:

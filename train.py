@@ -21,8 +21,19 @@ import torch
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from configurator import configure
-from fusedgpt import checkpoint, dataset, determinism, distributed, flops, kernels, memory, timing
+from configurator import adopt, configure
+from fusedgpt import (
+    checkpoint,
+    dataset,
+    determinism,
+    distributed,
+    flops,
+    kernels,
+    memory,
+    nonfinite,
+    run_folder,
+    timing,
+)
 from fusedgpt.attention import ATTENTION
 from fusedgpt.case import Case
 from fusedgpt.dataloader import Batch, DataLoader
@@ -31,6 +42,7 @@ from fusedgpt.environment import environment
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.logger import Logger
 from fusedgpt.receipt import contradiction, observe
+from fusedgpt.saver import Saver
 from fusedgpt.signals import catch_signals
 from model import GPT, PRETRAINED, GPTConfig
 
@@ -38,15 +50,15 @@ Attention = Literal[*ATTENTION, "auto"]
 Say = Callable[[str], None]  # prints a line
 ROOT = pathlib.Path(__file__).resolve().parent
 WARM_UP = 5  # steps that the summary of times leaves out: they still fill caches
-MAX_BAD_STEPS = 20  # in a row, without a finite gradient; float16's scaler needs a few of them at the start
+OF_ONE_START = ("init_from", "out_dir", "eval_only", "profile")  # settings that a resumed run does not take over
 
 
 @dataclasses.dataclass
 class Settings:
     # files
     out_dir: str = "out"  # folder for checkpoints, metrics.jsonl and run.json
-    # source of the weights: scratch, resume (the run in out_dir), gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a local
-    # Hugging Face folder
+    # source of the weights: scratch, resume (the run in out_dir, with its settings), auto (resume if there is a run,
+    # else scratch), gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a local Hugging Face folder
     init_from: str = "scratch"
     eval_interval: int = 2000  # iterations (optimizer steps) between evaluations; each also saves a checkpoint
     eval_iters: int = 200  # batches of each split that an evaluation reads, always the same ones
@@ -54,6 +66,7 @@ class Settings:
     profile: bool = False  # profile of one forward and backward, in out_dir/trace.json, for ui.perfetto.dev
     log_interval: int = 1  # iterations between lines on the console; metrics.jsonl has every iteration
     always_save_checkpoint: bool = True  # False: a checkpoint only if the validation loss improved, and at the end
+    keep_checkpoints: int = 2  # the latest checkpoint and those before it that are kept; the best is kept in any case
     # wandb
     wandb_log: bool = False  # logging to Weights & Biases too (WANDB_MODE=offline works)
     wandb_project: str = "owt"  # wandb project
@@ -84,6 +97,7 @@ class Settings:
     beta1: float = 0.9  # decay of AdamW's running mean of gradients
     beta2: float = 0.95  # decay of AdamW's running mean of squared gradients
     grad_clip: float = 1.0  # largest norm of the gradient, which is scaled down to it; 0: no limit
+    max_bad_steps: int = 20  # steps in a row without a finite gradient, which are skipped; one more ends the run
     # schedule
     decay_lr: bool = True  # warm-up and schedule; False: learning_rate throughout
     schedule: Literal["cosine", "constant"] = "cosine"  # learning rate after the linear warm-up
@@ -97,15 +111,26 @@ class Settings:
     compile: bool | Literal["auto"] = "auto"  # torch.compile; auto: on GPUs of NVIDIA and AMD
     seed: int = 1337  # seed of the weights, the batches and dropout; each has a random stream of its own
     deterministic: bool = False  # only kernels and operations that are deterministic
+    check_interval: int = 100  # iterations between comparisons of the weights of all ranks
 
 
 def validate(s: Settings) -> None:
     """Raise UserError for a number that no run can have."""
     at_least_one = "batch_size block_size gradient_accumulation_steps n_layer n_head n_embd eval_interval eval_iters"
-    for name in (*at_least_one.split(), "log_interval", "vocab_multiple", "vocab_size"):
+    at_least_one += " log_interval vocab_multiple vocab_size keep_checkpoints check_interval"
+    for name in at_least_one.split():
         if getattr(s, name) is not None and getattr(s, name) < 1:
             raise UserError(f"{name}={getattr(s, name)} must be 1 or more")
-    for name in ("max_iters", "warmup_iters", "grad_clip", "weight_decay", "learning_rate", "min_lr", "max_seconds"):
+    for name in (
+        "max_iters",
+        "max_bad_steps",
+        "warmup_iters",
+        "grad_clip",
+        "weight_decay",
+        "learning_rate",
+        "min_lr",
+        "max_seconds",
+    ):
         if not 0 <= (getattr(s, name) or 0) < math.inf:
             raise UserError(f"{name}={getattr(s, name)} must be 0 or more, and finite")
     for name in ("dropout", "beta1", "beta2"):
@@ -122,19 +147,52 @@ def validate(s: Settings) -> None:
 
 @dataclasses.dataclass
 class TrainState:
-    """What the training loop owns. Its first five fields are what a checkpoint has to hold."""
+    """What the training loop owns. Its first six fields are what a checkpoint has to hold."""
 
     model: GPT
     optimizer: Optimizer
     scaler: GradScaler
     iteration: int  # steps done
     best_val_loss: float
+    best_iter: int | None  # iteration of best_val_loss
     parallel: torch.nn.Module | None  # `model`, wrapped so that backward averages gradients over the ranks
     batches: Iterator[Batch]  # the training batches from here on
     batch: Batch  # the next of them, read ahead
     saved_at: int  # iteration of the latest checkpoint
+    loss: float = 0.0  # of the last step
     bad_steps: int = 0  # steps in a row without a finite gradient
     step_ms: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        """Whether this state is worth saving: its last step had a finite loss and gradient.
+
+        In float16 the scale may be what overflowed, as long as it is above 1.
+        """
+        return math.isfinite(self.loss) and (self.bad_steps == 0 or self.scaler.get_scale() > 1)
+
+
+def where_to_start(s: Settings) -> Settings:
+    """`s` with init_from resolved: 'auto', and a process that torchrun has restarted, which resumes its own run."""
+    there = bool(run_folder.checkpoints(s.out_dir))
+    own = run_folder.is_this_launch(s.out_dir, distributed.launch(), distributed.restarted())
+    if there and (own or s.init_from == "auto"):
+        return dataclasses.replace(s, init_from="resume")
+    return dataclasses.replace(s, init_from="scratch") if s.init_from == "auto" else s
+
+
+def read_settings(args: list[str]) -> Settings:
+    """Settings as the command line says; those of a run that is resumed come before its config files and flags.
+
+    Raises UserError for bad input.
+    """
+    s = where_to_start(configure(Settings(), args, __doc__))
+    if s.init_from != "resume" or "\0" in s.out_dir:
+        return s
+    saved, path = run_folder.load_latest(s.out_dir, say=lambda line: None, verify=False)
+    config = {name: value for name, value in saved["config"].items() if name not in OF_ONE_START}
+    own = configure(adopt(Settings(), config, str(path)), args, __doc__)
+    return dataclasses.replace(own, init_from="resume", out_dir=s.out_dir)
 
 
 def learning_rate(it: int, s: Settings) -> float:
@@ -189,19 +247,16 @@ def choose_attention(s: Settings, case: Case, saved: dict | None, ranks: distrib
     return kernels.choose(s.attention, case)
 
 
-def restore(saved: dict, s: Settings, optimizer: Optimizer, scaler: GradScaler, say: Say) -> None:
+def restore(saved: dict, s: Settings, optimizer: Optimizer, scaler: GradScaler, model: GPT, say: Say) -> None:
     """Restore optimizer and scaler from `saved`, and say which settings changed. Raises UserError if they misfit."""
-    groups = optimizer.state_dict()["param_groups"]  # weight decay and betas are settings of this run, not state
-    try:
-        if saved["iter_num"] and not saved["optimizer"]["state"]:
-            raise ValueError("it has no state of the optimizer")
-        optimizer.load_state_dict({**saved["optimizer"], "param_groups": groups})
-        if saved.get("scaler"):
+    checkpoint.restore_optimizer(saved, optimizer, model)
+    if saved["scaler"]:
+        try:
             scaler.load_state_dict(saved["scaler"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"the optimizer in the checkpoint of {s.out_dir} does not fit: {error}") from error
+        except KeyError as error:
+            raise UserError(f"the scaler in the checkpoint of {s.out_dir} has no {error}") from error
     for name, was in saved["config"].items():
-        if name not in ("init_from", "eval_only") and getattr(s, name, was) != was:
+        if name not in OF_ONE_START and getattr(s, name, was) != was:
             say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}")
 
 
@@ -233,6 +288,7 @@ def run_record(s: Settings, model: GPT, device, dtype, ranks: distributed.Ranks,
         "dtype": dtype_name(dtype),
         **choices,
         "world_size": ranks.world,
+        "launch": distributed.launch(),
         "tokens_per_step": s.gradient_accumulation_steps * s.batch_size * s.block_size,
         "parameters": model.get_num_params(non_embedding=False),
         "parameters_without_positions": model.get_num_params(),
@@ -242,41 +298,83 @@ def run_record(s: Settings, model: GPT, device, dtype, ranks: distributed.Ranks,
     }
 
 
-def save_checkpoint(state: TrainState, path: pathlib.Path, record: dict, meta: dict, main: bool) -> None:
-    """Write the whole state to `path`, on the main rank. Raises UserError if a weight is not finite."""
-    if not all(p.isfinite().all() for p in state.model.parameters()):
+def save(state: TrainState, saver: Saver | None, record: dict, meta: dict, say: Say) -> None:
+    """Hand the whole state to `saver`, which only the main rank has, unless the run has diverged.
+
+    Raises UserError if a weight is not finite.
+    """
+    if not state.sound:
+        say(f"iteration {state.iteration} is not saved, because the run has diverged: {last_good(state, record)}")
+        return
+    if not torch.stack([p.detach().sum() for p in state.model.parameters()]).isfinite().all():
         raise UserError(
-            f"the weights are not finite after {state.iteration} steps and were not saved: resume with a lower"
-            " learning_rate"
+            f"the weights are not finite after {state.iteration} steps and were not saved: {last_good(state, record)}"
         )
     config = dict(record["model"])
     attention = config.pop("attention")
     extra = {name: config.pop(name) for name in ("vocab_multiple", "activation")}  # unknown to nanoGPT's GPTConfig
     content = {"model": state.model.state_dict(), "model_args": config, "extra_model_args": extra}
     content |= {"optimizer": state.optimizer.state_dict(), "scaler": state.scaler.state_dict()}
-    content |= {"iter_num": state.iteration, "best_val_loss": state.best_val_loss}
+    content |= {"iter_num": state.iteration, "best_val_loss": state.best_val_loss, "best_iter": state.best_iter}
     content |= {"config": record["settings"], "attention": attention, "meta": meta}
-    if main:
-        checkpoint.save(path, content)
+    if saver:
+        saver.save(content)
     state.saved_at = state.iteration
 
 
+def last_good(state: TrainState, record: dict) -> str:
+    """What to do about a run that has diverged: the checkpoint to go on from, and the settings to change."""
+    calmer = "with a lower learning_rate, a grad_clip, or dtype=float32"
+    if not state.saved_at:
+        return f"there is no checkpoint yet, so start again {calmer}"
+    out_dir = pathlib.Path(record["settings"]["out_dir"])
+    advice = f"resume from {out_dir / run_folder.LATEST}, of iteration {state.saved_at}, {calmer}"
+    if state.best_iter is not None and state.best_iter < state.saved_at:
+        best = out_dir / run_folder.BEST
+        advice += f"; if it diverges again, first copy {best}, of iteration {state.best_iter}, over it"
+    return advice
+
+
 @torch.no_grad()
-def evaluate(model: GPT, loader: DataLoader, s: Settings, cast, ranks, device) -> dict[str, float]:
-    """Mean loss of each split over its fixed windows, which are divided among the ranks."""
+def evaluate(model: GPT, loader: DataLoader, s: Settings, cast, ranks, device, stopped_by) -> dict[str, float] | None:
+    """Mean loss of each split over its fixed windows, which are divided among the ranks. None if a signal ends it."""
     model.eval()
     losses = {}
     for split in ("train", "val"):
         sums, counts = [torch.zeros((), device=device)], [torch.zeros((), device=device)]  # a rank may have no window
         for x, y in loader.evaluation(split, s.eval_iters * s.batch_size):
+            if stopped_by:
+                break
             with cast:
                 _, loss = model(x, y)
             counts.append((y >= 0).sum())  # stays on the device: reading it here would wait for each batch
             sums.append(loss.float() * counts[-1])
-        total, count = ranks.all_reduce([sum(torch.stack(each).tolist()) for each in (sums, counts)], device)
+        here = [sum(torch.stack(each).tolist()) for each in (sums, counts)]
+        total, count, stop = ranks.all_reduce([*here, len(stopped_by)], device)
+        if stop:
+            return None
         losses[f"{split}_loss"] = total / count
     model.train()
     return losses
+
+
+def evaluate_and_save(state: TrainState, s: Settings, evaluate: Callable, save: Callable, logger: Logger) -> bool:
+    """Evaluate, log that, and save if it is time to. Returns False if a signal ended the evaluation."""
+    try:
+        losses = evaluate()
+    except BaseException:
+        if state.iteration > state.saved_at:
+            save()  # nothing is lost if the evaluation fails
+        raise
+    if losses is None:
+        return False
+    logger.evaluation({"iter": state.iteration, **losses})
+    improved = state.iteration > 0 and losses["val_loss"] < state.best_val_loss
+    if improved and state.sound:
+        state.best_val_loss, state.best_iter = losses["val_loss"], state.iteration
+    if not s.eval_only and (improved or (state.iteration > state.saved_at and s.always_save_checkpoint)):
+        save()
+    return True
 
 
 def train_step(state: TrainState, s: Settings, micro_steps: range, cast, device) -> tuple[float, float]:
@@ -325,17 +423,62 @@ def step_metrics(state: TrainState, s: Settings, record: dict, loss_sum: float, 
     }
 
 
-def count_bad_steps(state: TrainState, metrics: dict, s: Settings, say: Say) -> None:
-    """Name a step without a finite gradient. Raises UserError after MAX_BAD_STEPS of them in a row."""
+def explain_bad_step(
+    state: TrainState, s: Settings, loader: DataLoader, micro_steps: range, cast, ranks: distributed.Ranks
+) -> str:
+    """Which tensors are the first that are not finite, and in which batch: the step, repeated piece by piece."""
+    scale = state.scaler.get_scale() / state.scaler.get_backoff_factor() if state.scaler.is_enabled() else 1.0
+    found = None
+    for micro_step in micro_steps:
+        determinism.seed(s.seed, "dropout", state.iteration, micro_step)
+        if tensors := nonfinite.first_tensors(state.model, *loader.train(state.iteration, micro_step), cast, scale):
+            starts = ", ".join(map(str, loader.starts(state.iteration, micro_step)))
+            found = f"first in {tensors}, in micro-step {micro_step}, whose windows begin at tokens {starts} of train"
+            break
+    found = next((each for each in ranks.gather(found) if each), None)
+    return found or "not seen again when the step is repeated eagerly: suspect the compiled kernels, or the device"
+
+
+def count_bad_steps(state: TrainState, metrics: dict, s: Settings, record: dict, explain: Callable, say: Say) -> None:
+    """Name a step without a finite gradient. Raises UserError after more than max_bad_steps of them in a row."""
+    state.loss = metrics["loss"]
     state.bad_steps = 0 if math.isfinite(metrics["grad_norm"]) else state.bad_steps + 1
     if state.bad_steps:
         found = f"loss {metrics['loss']}, gradient norm {metrics['grad_norm']}"
         say(f"iter {metrics['iter']}: {found}: step skipped, weights kept")
-    if state.bad_steps == MAX_BAD_STEPS:
+    if state.bad_steps == 1:
+        say(f"iter {metrics['iter']}: {explain()}")
+    if state.bad_steps > s.max_bad_steps:
         raise UserError(
-            f"{MAX_BAD_STEPS} steps in a row had no finite gradient, the last at iteration {metrics['iter']}. Resume"
-            f" from the last checkpoint in {s.out_dir} with a lower learning_rate, a grad_clip, or dtype=float32"
+            f"{state.bad_steps} steps in a row had no finite gradient, the last at iteration {metrics['iter']}:"
+            f" {last_good(state, record)}"
         )
+
+
+def finish(
+    state, ranks: distributed.Ranks, logger: Logger, saver: Saver | None, save, record: dict, stopped_by
+) -> None:
+    """Save, part from the other ranks, and wait for the disk. After a signal, exit with status 128 + its number.
+
+    Raises UserError if the last state could not be saved.
+    """
+    if state.iteration > state.saved_at or (saver and saver.failed):
+        save()
+    if len(state.step_ms) > WARM_UP and ranks.main:
+        logger.times(timing.summary(state.step_ms[WARM_UP:]))
+    state.parallel = None  # frees DDP, which as the last holder of the process group would end it itself and may hang
+    distributed.leave(ranks)
+    try:
+        logger.close()
+    finally:
+        if saver:
+            saver.close()
+    if state.iteration > state.saved_at and not record["settings"]["eval_only"]:
+        raise UserError(f"the run ends after {state.iteration} steps diverged: {last_good(state, record)}")
+    if stopped_by:
+        how = "go on with the same command and --init_from=resume"
+        logger.say(f"stopped after {state.iteration} iterations, saved: {how}")
+        sys.exit(128 + stopped_by[0])
 
 
 def main(s: Settings) -> None:
@@ -356,9 +499,11 @@ def main(s: Settings) -> None:
     logger = Logger(ranks.main)
 
     # data, model and attention kernel
-    saved = checkpoint.load(out_dir / "ckpt.pt") if s.init_from == "resume" else None
     folder = dataset.find_folder(ROOT, s.dataset)
     meta = dataset.read_meta(folder, s.vocab_size)
+    s = where_to_start(s)
+    lock = run_folder.lock(out_dir) if ranks.main and not s.eval_only else None
+    saved, path = run_folder.load_latest(out_dir, logger.say) if s.init_from == "resume" else (None, None)
     model = build_model(s, meta, saved, logger.say).to(device)
     s = as_built(s, model.config, logger.say)
     dataset.check_fit(meta, s.vocab_size, f"dataset={s.dataset}")
@@ -377,18 +522,22 @@ def main(s: Settings) -> None:
     optimizer = model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device.type)
     # float16 rounds gradients below 3e-8 to 0, so the loss is scaled up for backward; bfloat16 has float32's range
     scaler = GradScaler(device.type, enabled=dtype == torch.float16)
-    start, best_val_loss = 0, math.inf
+    saver = Saver(out_dir, s.keep_checkpoints, logger.say) if ranks.main and not s.eval_only else None
+    start, best_val_loss, best_iter = 0, math.inf, None
     if saved:
-        start, best_val_loss = saved["iter_num"], saved["best_val_loss"]
-        restore(saved, s, optimizer, scaler, logger.say)
-        saved = None  # or the weights and the optimizer's state would be in memory twice
+        start, best_val_loss, best_iter = (saved[name] for name in ("iter_num", "best_val_loss", "best_iter"))
+        restore(saved, s, optimizer, scaler, model, logger.say)
+        if saver:
+            saver.resume(saved, path)
+        saved = None  # its tensors are mapped from a file that may be replaced
     batches = loader.batches(start, micro_steps)
     parallel = distributed.wrap(model, ranks, device)  # before it compiles: the graph is cut at DDP's gradient buckets
-    state = TrainState(model, optimizer, scaler, start, best_val_loss, parallel, batches, next(batches), saved_at=start)
+    best = best_val_loss, best_iter
+    state = TrainState(model, optimizer, scaler, start, *best, parallel, batches, next(batches), saved_at=start)
     del parallel  # the state holds the only reference, so that DDP can be freed at the end
 
     # the receipt, and what is about to run, said and written down
-    trace = out_dir / "trace.json" if s.profile and ranks.main else None
+    trace = out_dir / ".trace.json" if s.profile and ranks.main else None  # until an earlier run's is set aside
     receipt = None if s.eval_only else rehearse(state, cast, trace)
     if receipt and (reason := contradiction(attention, receipt, case)):
         raise UserError(reason)
@@ -397,24 +546,21 @@ def main(s: Settings) -> None:
     logger.announce(record, why_eager)
     if ranks.main and not s.eval_only:
         logger.open(out_dir, start, record)
+        if trace:
+            trace.replace(out_dir / "trace.json")
 
-    save = functools.partial(save_checkpoint, state, out_dir / "ckpt.pt", record, meta, ranks.main)
-    stopped_by, time_is_up = [] if s.eval_only else catch_signals(), False
+    stopped_by, time_is_up = [] if s.eval_only else catch_signals(ranks.main), False
+    save_now = functools.partial(save, state, saver, record, meta, logger.say)
+    evaluate_now = functools.partial(evaluate, model, loader, s, cast, ranks, device, stopped_by)
+    explain = functools.partial(explain_bad_step, state, s, loader, micro_steps, cast, ranks)
     gc.collect()
     gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step
     while True:
-        # evaluate; save first, so that nothing is lost if the evaluation fails
         last = state.iteration >= s.max_iters or time_is_up or s.eval_only
+        if state.iteration % s.check_interval == 0 or last:
+            distributed.require_same_weights(model, ranks, state.iteration)
         if state.iteration % s.eval_interval == 0 or last:
-            if state.iteration > state.saved_at and s.always_save_checkpoint:
-                save()
-            losses = evaluate(model, loader, s, cast, ranks, device)
-            logger.evaluation({"iter": state.iteration, **losses})
-            if state.iteration > 0 and losses["val_loss"] < state.best_val_loss and not s.eval_only:
-                state.best_val_loss = losses["val_loss"]
-                save()  # again: the checkpoint holds the best loss
-                if ranks.main:
-                    checkpoint.keep(out_dir / "ckpt.pt", out_dir / "best.pt")
+            last |= not evaluate_and_save(state, s, evaluate_now, save_now, logger)
         if last:
             break
 
@@ -427,24 +573,14 @@ def main(s: Settings) -> None:
 
         metrics = step_metrics(state, s, record, loss_sum, norm, device)
         logger.iteration(metrics, to_console=state.iteration % s.log_interval == 0)
-        count_bad_steps(state, metrics, s, logger.say)
+        count_bad_steps(state, metrics, s, record, explain, logger.say)
         state.iteration += 1
         if stop:
             break
 
-    if state.iteration > state.saved_at:
-        save()
-    if len(state.step_ms) > WARM_UP and ranks.main:
-        logger.times(record, timing.summary(state.step_ms[WARM_UP:]))
-    logger.close()
-    state.parallel = None  # frees DDP, which as the last holder of the process group would end it itself and may hang
-    distributed.leave(ranks)
-    if stopped_by:
-        how = "go on with the same command and --init_from=resume"
-        logger.say(f"stopped after {state.iteration} iterations, saved: {how}")
-        sys.exit(128 + stopped_by[0])
+    finish(state, ranks, logger, saver, save_now, record, stopped_by)
 
 
 if __name__ == "__main__":
     with one_sentence():
-        main(configure(Settings(), sys.argv[1:], __doc__))
+        main(read_settings(sys.argv[1:]))

@@ -1,17 +1,17 @@
 """The whole state of a run in one file.
 
 A checkpoint is nanoGPT's dict (model, optimizer, model_args, iter_num, best_val_loss, config) and more: the scaler's
-state, `extra_model_args` (fields of GPTConfig that nanoGPT does not have), the meta of the data and the attention that
-ran. It holds no random state, because batches and dropout follow from (seed, iteration). Loading runs no code.
+state, `extra_model_args` (fields of GPTConfig that nanoGPT does not have), the meta of the data, the attention that
+ran, `best_iter` (the iteration of best_val_loss) and `kept` (the iterations of the checkpoints before it). It holds no
+random state, because batches and dropout follow from (seed, iteration). Loading runs no code.
 """
 
 import errno
 import os
-import pathlib
-import shutil
 import zipfile
 
 import torch
+from torch.optim import Optimizer
 
 from fusedgpt.errors import UserError, first_line
 from fusedgpt.files import atomic
@@ -23,60 +23,99 @@ NANOGPTS_ACTIVATION = (
 
 
 def save(path: str | os.PathLike, state: dict) -> None:
-    """Write `state`, whole or not at all. Raises UserError if the disk is full."""
+    """Write `state`, whole or not at all. Raises UserError if the disk is full or cannot be written."""
     with atomic(path) as file:
         try:
             torch.save(state, file)
         except RuntimeError as error:  # torch.save's exception for a write that failed
-            raise OSError(errno.ENOSPC, "no space left, or the disk refuses") from error
+            cause = error.__context__ if isinstance(error.__context__, OSError) else None
+            raise cause or OSError(errno.ENOSPC, "no space left, or the disk refuses") from error
 
 
-def keep(path: str | os.PathLike, copy: str | os.PathLike) -> None:
-    """Keep the file `path` under the name `copy` too: by a hard link, which costs nothing, if the file system has them.
+def load(path: str | os.PathLike, verify: bool = True) -> dict:
+    """The state in `path`, on the CPU. Raises UserError if it is missing, damaged, or no checkpoint of a GPT.
 
-    A link is safe, because `save` replaces `path` and never writes into it.
+    Tensors are mapped from the file and read when they are used: copy what is to outlive it. `verify` compares the
+    checksums, which reads the whole file; without it, only use what is no tensor.
     """
-    aside = pathlib.Path(copy).with_suffix(".tmp")
-    aside.unlink(missing_ok=True)
-    try:
-        os.link(path, aside)
-    except OSError:
-        shutil.copyfile(path, aside)
-    os.replace(aside, copy)
-
-
-def load(path: str | os.PathLike) -> dict:
-    """The state in `path`, on the CPU. Raises UserError if it is missing, damaged, or no checkpoint of a GPT."""
     if not os.path.exists(path):
         raise UserError(f"{path} does not exist: train first, or name the folder of another run")
     try:
-        if zipfile.is_zipfile(path) and (torn := zipfile.ZipFile(path).testzip()):
+        # PyTorch writes checksums but does not compare them. The older format that is no zip file has none
+        zipped = zipfile.is_zipfile(path)
+        if zipped and verify and (torn := zipfile.ZipFile(path).testzip()):
             raise ValueError(f"the checksum of {torn} is wrong")
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        model = {name.removeprefix("_orig_mod."): w for name, w in state["model"].items()}
-        # nanoGPT's older checkpoints hold the causal mask of each layer as if it were a weight
-        state["model"] = {
-            name: w for name, w in model.items() if not name.endswith((".attn.bias", ".attn.masked_bias"))
-        }
-        state["best_val_loss"] = float(state["best_val_loss"])
-        state = {"config": {}, **state, "iter_num": int(state["iter_num"]), "model_args": dict(state["model_args"])}
-        # our own checkpoints from before `activation` was saved had GPT-2's
-        activation = "gelu" if is_nanogpts(state) else "gelu_tanh"
-        state["extra_model_args"] = {"activation": activation, **state.get("extra_model_args", {})}
+        return _checked(torch.load(path, map_location="cpu", weights_only=True, mmap=zipped))
+    except MemoryError:
+        raise
     except Exception as error:  # a damaged file can raise anything
         raise UserError(
-            f"{path} is damaged or no checkpoint of a GPT ({type(error).__name__}: {first_line(error)[:120]}):"
-            " take another, such as best.pt beside it, or train anew"
+            f"{path} is damaged or no checkpoint of a GPT ({type(error).__name__}: {first_line(error)[:120]})"
         ) from error
+
+
+def _checked(state):
+    """`state` with what nanoGPT leaves out. Raises ValueError, or what a wrong type raises, if it is no checkpoint."""
+    model = {name.removeprefix("_orig_mod."): w for name, w in state["model"].items()}
+    # nanoGPT's older checkpoints hold the causal mask of each layer as if it were a weight
+    model = {name: w for name, w in model.items() if not name.endswith((".attn.bias", ".attn.masked_bias"))}
+    for name, w in model.items():
+        _require(isinstance(w, torch.Tensor) and w.dtype == torch.float32, f"the weight {name} is not float32")
+    state = {"config": {}, "best_iter": None, "kept": [], "scaler": {}, **state, "model": model}
+    state["best_val_loss"] = float(state["best_val_loss"])
+    state["model_args"] = dict(state["model_args"])
+    # our own checkpoints from before `activation` was saved had GPT-2's
+    activation = "gelu" if is_nanogpts(state) else "gelu_tanh"
+    state["extra_model_args"] = {"activation": activation, **state.get("extra_model_args", {})}
+    numbers = [state["iter_num"], 0 if state["best_iter"] is None else state["best_iter"], *state["kept"]]
+    _require(all(type(n) is int and 0 <= n < 2**63 for n in numbers), "its iterations are no whole numbers from 0 on")
+    _require(isinstance(state["config"], dict) and all(isinstance(k, str) for k in state["config"]), "bad config")
+    _require(isinstance(state.get("attention", ""), str), "its attention is no name")
+    scaler = state["scaler"] or {}
+    _require(all(type(value) in (int, float) for value in scaler.values()), "its scaler is not made of numbers")
     return state
+
+
+def _require(condition, why):
+    if not condition:
+        raise ValueError(why)
+
+
+def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> None:
+    """Give AdamW, whose parameters are those of `model`, its state in the checkpoint `saved`.
+
+    Raises UserError unless there is a tensor of the right shape and dtype for each parameter: AdamW's fused kernel
+    does not look, and would read and write beyond a tensor that is too short.
+    """
+    groups = optimizer.state_dict()["param_groups"]  # weight decay and betas are settings of this run, not state
+    names = {p: name for name, p in model.named_parameters()}
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    try:
+        state = saved["optimizer"]["state"]
+        if not saved["iter_num"] and not state:
+            return  # AdamW has none before its first step
+        sizes = [len(group["params"]) for group in saved["optimizer"]["param_groups"]]
+        _require(sizes == [len(group["params"]) for group in groups], f"it has groups of {sizes} parameters")
+        _require(state.keys() == set(range(len(params))), f"it has state of {len(state)} parameters, not {len(params)}")
+        for number, p in enumerate(params):
+            like = {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p}
+            found = {key: _form(value) for key, value in state[number].items()}
+            wanted = {key: _form(value) for key, value in like.items()}
+            _require(found == wanted, f"for {names[p]} it has {found}, not {wanted}")
+        # copies: what was loaded is mapped from the file
+        copies = {
+            number: {key: value.clone(memory_format=torch.contiguous_format) for key, value in each.items()}
+            for number, each in state.items()
+        }
+        optimizer.load_state_dict({"state": copies, "param_groups": groups})
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"the optimizer's state in the checkpoint does not fit the model: {error}") from error
+
+
+def _form(value):
+    return (str(value.dtype), tuple(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def is_nanogpts(state: dict) -> bool:
     """Whether a checkpoint was written by nanoGPT, which does not say its attention or activation."""
     return "attention" not in state
-
-
-def of_run(out_dir: str | os.PathLike) -> pathlib.Path:
-    """The checkpoint to sample from: a run's best, or its latest if there is no best yet."""
-    best = pathlib.Path(out_dir) / "best.pt"
-    return best if best.exists() else best.with_name("ckpt.pt")

@@ -43,13 +43,16 @@ class DataLoader:
 
     def train(self, iteration: int, micro_step: int) -> Batch:
         """Micro-batch `micro_step` (counted over the whole world) of `iteration`: x and y, (B, T)."""
+        return self._batch("train", self.starts(iteration, micro_step))
+
+    def starts(self, iteration: int, micro_step: int) -> np.ndarray:
+        """Where the windows of a micro-batch begin in the training split, in tokens: (B,)."""
         first = micro_step * self.batch_size
         # one counter-based generator per iteration: its first n samples are the same, however many are drawn. The
         # iteration is the highest word of the counter, so that the streams of two iterations never overlap
         generator = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 0, iteration]))
         positions = len(self.files["train"]) - self.block_size
-        starts = generator.integers(0, positions, size=first + self.batch_size)[first:]
-        return self._batch("train", starts)
+        return generator.integers(0, positions, size=first + self.batch_size)[first:]
 
     def batches(self, iteration: int, micro_steps: Iterable[int]) -> Iterator[Batch]:
         """Training batches from `iteration` on, without end: of each iteration the given micro-steps."""

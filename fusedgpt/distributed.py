@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,13 @@ class Ranks:
             distributed.broadcast_object_list(box)
         return box[0]
 
+    def gather(self, value: Any) -> list:
+        """The `value` of each rank, on every rank."""
+        values = [value] * self.world
+        if self.world > 1:
+            distributed.all_gather_object(values, value)
+        return values
+
 
 def ranks() -> Ranks:
     """This process's place, from the environment variables that torchrun sets."""
@@ -58,10 +66,44 @@ def ranks() -> Ranks:
     return Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
 
 
+def launch() -> dict | None:
+    """What tells one call of torchrun, with all its restarts, from another: its id and this node's agent.
+
+    None if torchrun did not start this process.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    return {"id": os.environ["TORCHELASTIC_RUN_ID"], "agent": f"{socket.gethostname()}:{os.getppid()}"}
+
+
+def restarted() -> bool:
+    """Whether torchrun has started this process again, after one of the run had failed."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
 def join(ranks: Ranks, backend: str, device: torch.device) -> None:
     """Connect to the other ranks: over `backend` on GPUs, otherwise over gloo, because nccl needs GPUs."""
     if ranks.world > 1:
         distributed.init_process_group(backend if device.type == "cuda" else "gloo")
+
+
+def require_same_weights(model: torch.nn.Module, ranks: Ranks, iteration: int) -> None:
+    """Raise UserError if the ranks do not hold the same weights, which they have to after every step.
+
+    Compares the sum of the bits of each weight, read as integers.
+    """
+    if ranks.world == 1:
+        return
+    sums = [p.detach().view(torch.int32).sum() for p in model.parameters()]
+    each = ranks.gather(torch.stack(sums).tolist())
+    different = [rank for rank, sums in enumerate(each) if sums != each[0]]
+    if different:
+        names = [name for n, (name, _) in enumerate(model.named_parameters()) if len({sums[n] for sums in each}) > 1]
+        raise UserError(
+            f"after {iteration} steps, rank {different[0]} no longer has the weights of rank 0 ({len(names)} differ,"
+            f" such as {names[0]}): a device or its memory computes wrongly. Take that machine away and resume from the"
+            " last checkpoint"
+        )
 
 
 def leave(ranks: Ranks) -> None:

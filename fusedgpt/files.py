@@ -1,13 +1,18 @@
-"""Files that are either complete or absent."""
+"""Files that are either complete or absent, and a file that grows by lines."""
 
 import contextlib
+import errno
 import json
+import math
 import os
 import pathlib
+import shutil
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 from fusedgpt.errors import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -31,16 +36,81 @@ def atomic(path: str | os.PathLike, mode: str = "wb") -> Iterator[IO]:
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             kept = "what it held before is kept" if path.is_file() else "nothing was written"
+            remedy = "Make room" if error.errno in FULL else "Make the folder writable"
             raise UserError(
-                f"cannot write {path}: {error.strerror or error}; {kept}. Make room, or name another folder"
+                f"cannot write {path}: {error.strerror or error}; {kept}. {remedy}, or name another folder"
             ) from error
         raise
 
 
+def link(path: str | os.PathLike, name: str | os.PathLike) -> None:
+    """Give the file `path` a second name, in place of what had it: a hard link, or a copy on a disk without links.
+
+    A link is as good as a copy of a file that is replaced and never written into, as `atomic` does. Raises OSError.
+    """
+    name = pathlib.Path(name)
+    aside = name.with_name(f".{name.name}.tmp")
+    aside.unlink(missing_ok=True)
+    try:
+        os.link(path, aside)
+    except OSError:
+        shutil.copyfile(path, aside)
+    os.replace(aside, name)
+
+
+def json_line(content: dict[str, Any]) -> str:
+    """`content` as a line of strict JSON, which has no NaN or infinity: they become null."""
+    return json.dumps(_strict(content), allow_nan=False) + "\n"
+
+
+def _strict(value):
+    if isinstance(value, dict):
+        return {key: _strict(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def read_jsonl(path: str | os.PathLike) -> list[dict]:
-    """The objects of a JSON lines file. A line that a kill cut short is left out."""
+    """The objects of a JSON lines file. A line that a kill cut short, or that is no object, is left out."""
     rows = []
-    for line in pathlib.Path(path).read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(json.JSONDecodeError):
+    for line in pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
             rows.append(json.loads(line))
-    return rows
+    return [row for row in rows if isinstance(row, dict)]
+
+
+class Lines:
+    """A file that grows by whole lines. Lines that cannot be written stay in memory and are tried again with the next.
+
+    If the file vanishes while it is open, it is restored: the open file still has its content.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path, self.pending = pathlib.Path(path), bytearray()
+        self.file = open(path, "ab+", buffering=0)  # noqa: SIM115 (unbuffered: a kill loses no line)
+
+    def add(self, line: str) -> None:
+        """Append a line and all that are pending. Raises OSError or UserError if the disk refuses; it is kept then."""
+        self.pending += line.encode()
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what is pending. Raises OSError or UserError if the disk refuses."""
+        if not self.path.exists():
+            with atomic(self.path) as new:
+                self.file.seek(0)
+                shutil.copyfileobj(self.file, new)
+            self.file.close()
+            self.file = open(self.path, "ab+", buffering=0)  # noqa: SIM115
+        while self.pending:
+            del self.pending[: self.file.write(self.pending)]  # a disk that fills up takes a part
+
+    @property
+    def unwritten(self) -> int:
+        """How many lines are pending."""
+        return self.pending.count(b"\n")
+
+    def close(self) -> None:
+        """Close the file. What is pending is lost."""
+        self.file.close()

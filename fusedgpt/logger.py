@@ -1,22 +1,29 @@
 """What a run says: lines on the console, a progress bar, metrics.jsonl, run.json and wandb."""
 
+import contextlib
 import json
+import os
 import pathlib
-import shutil
+import signal
 import sys
 
 from tqdm import tqdm
 
+from fusedgpt import run_folder
 from fusedgpt.errors import UserError, first_line
-from fusedgpt.files import atomic, read_jsonl
+from fusedgpt.files import Lines, atomic, json_line, read_jsonl
 
 
 def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[dict]:
-    """A run's metrics.jsonl: all of it, or one `kind`, 'train' or 'eval'. Raises UserError if there is none."""
+    """A run's metrics.jsonl: all of it, or one `kind`, 'train' or 'eval'. Raises UserError if there is none.
+
+    A number that was not finite is None. Lines that are damaged are left out.
+    """
     path = pathlib.Path(out_dir) / "metrics.jsonl"
     if not path.exists():
         raise UserError(f"{path} does not exist: name the folder of a run")
-    return [metrics for metrics in read_jsonl(path) if kind in (None, metrics["kind"])]
+    kinds = (kind,) if kind else ("train", "eval")
+    return [row for row in read_jsonl(path) if row.get("kind") in kinds and type(row.get("iter")) is int]
 
 
 def read_record(out_dir: str | pathlib.Path) -> dict:
@@ -27,54 +34,51 @@ def read_record(out_dir: str | pathlib.Path) -> dict:
 class Logger:
     """Prints lines and, once `open`, writes the metrics of each iteration and evaluation; only on the `main` rank.
 
-    A line of metrics.jsonl is {"kind": "train" | "eval", "iter": …, …}.
+    A line of metrics.jsonl is {"kind": "train" | "eval", "iter": …, …}. Lines that the disk refuses stay in memory and
+    are tried again with each line that follows.
     """
 
     def __init__(self, main: bool):
         self.main = main
-        self.file = self.wandb = self.bar = None
+        self.lines = self.wandb = self.bar = None
+        self.refused = ""  # why the last line of metrics.jsonl could not be written, if it could not
 
     def open(self, out_dir: pathlib.Path, start: int, record: dict) -> None:
         """Open metrics.jsonl, run.json, wandb and the bar at iteration `start`.
 
-        A resumed run drops the metrics of the iterations that it will repeat; a new run moves an old one aside. Raises
-        UserError if wandb fails.
+        A resumed run drops the metrics of the iterations that it will repeat; a new run sets an old one aside. Raises
+        UserError if wandb fails, or if the folder cannot be written.
         """
-        self.out_dir, s = out_dir, record["settings"]
+        self.out_dir, self.record, s = out_dir, record, record["settings"]
         if s["wandb_log"]:
             self.wandb = _init_wandb(s, record)
         path, kept = out_dir / "metrics.jsonl", []
-        if s["init_from"] == "resume" and path.exists():
-            kept = [metrics for metrics in read_metrics(out_dir) if metrics["iter"] < start]
-            if (out_dir / "run.json").exists():  # a finished run that is resumed makes no step, so it keeps its times
+        if s["init_from"] == "resume":
+            kept = self._metrics_before(start) if path.exists() else []
+            with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):  # absent, or damaged
+                # a finished run that is resumed makes no step, so it keeps its times
                 record.setdefault("time", read_record(out_dir).get("time"))
-        elif s["init_from"] != "resume" and out_dir.is_dir():
-            self._set_aside()
+        else:
+            run_folder.set_aside(out_dir, self.say)
         with atomic(path, "w") as file:
-            file.writelines(json.dumps(metrics) + "\n" for metrics in kept)
-        self.file = open(path, "a", buffering=1)  # noqa: SIM115 (line by line: a kill loses at most one)
-        self.write_record(record)
+            file.writelines(map(json_line, kept))
+        self.lines = Lines(path)
+        self._write_record()
         quiet = not sys.stderr.isatty()
         self.bar = tqdm(total=s["max_iters"], initial=start, disable=quiet, unit="it", dynamic_ncols=True)
 
-    def _set_aside(self):
-        aside = self.out_dir / "previous"
-        there = [
-            name
-            for name in ("ckpt.pt", "best.pt", "metrics.jsonl", "run.json", "loss.png")
-            if (self.out_dir / name).exists()
-        ]
-        if there:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir()
-            for name in there:
-                (self.out_dir / name).rename(aside / name)
-            self.say(f"an earlier run in {self.out_dir} was moved to {aside}")
+    def _metrics_before(self, start):
+        rows = read_metrics(self.out_dir)
+        with open(self.out_dir / "metrics.jsonl", "rb") as file:
+            damaged = sum(1 for _ in file) - len(rows)
+        if damaged > 1:  # a kill cuts one line short
+            self.say(f"{damaged} lines of {self.out_dir / 'metrics.jsonl'} are damaged and were left out")
+        return [row for row in rows if row["iter"] < start]
 
-    def write_record(self, record: dict) -> None:
+    def _write_record(self):
         """Write run.json: settings as resolved, machine, receipt, and at the end the times."""
         with atomic(self.out_dir / "run.json", "w") as file:
-            json.dump(record, file, indent=1)
+            json.dump(self.record, file, indent=1)
 
     def announce(self, record: dict, why_eager: str) -> None:
         """Say what is about to run. why_eager: why the model is not compiled, if there is a reason to give."""
@@ -94,10 +98,18 @@ class Logger:
         self.say(f"attention: {r['attention']}{' (the pick of auto)' if r['attention_trials'] else ''}{seen}")
 
     def say(self, line: str) -> None:
-        """Print a line above the progress bar."""
+        """Print a line above the progress bar. If nobody reads it any more (`| head`), that counts as a hang-up."""
         if self.main:
-            tqdm.write(line)
-            sys.stdout.flush()
+            try:
+                tqdm.write(line)
+                sys.stdout.flush()
+            except BrokenPipeError:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, sys.stdout.fileno())
+                os.close(nowhere)
+                signal.raise_signal(getattr(signal, "SIGHUP", signal.SIGTERM))
+            except OSError:  # a log file on a full disk, or a terminal that is gone: training does not depend on it
+                pass
 
     def iteration(self, metrics: dict, to_console: bool) -> None:
         """Log the metrics of a training step."""
@@ -123,30 +135,40 @@ class Logger:
             self.bar.set_postfix_str(f"val {metrics['val_loss']:.4f}")
         self.say(f"step {metrics['iter']}: train loss {metrics['train_loss']:.4f}, val loss {metrics['val_loss']:.4f}")
 
-    def times(self, record: dict, times: dict[str, float]) -> None:
+    def times(self, times: dict[str, float]) -> None:
         """Add the summary of the step times to run.json, and say it."""
-        record["time"] = times
-        self.write_record(record)
+        self.record["time"] = times
         self.say("ms per iteration: median {median_ms:.2f}, p10 {p10_ms:.2f}, p90 {p90_ms:.2f}".format(**times))
 
     def _write(self, kind, metrics):
-        if self.file:
-            try:
-                self.file.write(json.dumps({"kind": kind, **metrics}) + "\n")
-            except OSError as error:
-                last = f"the last checkpoint in {self.out_dir} is kept"
-                raise UserError(
-                    f"cannot write {self.file.name}: {error.strerror}; {last}. Make room and resume"
-                ) from error
+        if not self.lines:
+            return
+        before = self.refused
+        try:
+            self.lines.add(json_line({"kind": kind, **metrics}))
+            self.refused = ""
+        except (OSError, UserError) as error:
+            self.refused = str(error)
+        if self.refused and (kind == "eval" or not before):
+            waiting = f"{self.lines.unwritten} line(s) wait in memory"
+            self.say(f"NOT WRITTEN: {self.lines.path}: {self.refused}; {waiting}, training goes on and tries again")
+        elif before and not self.refused:
+            self.say(f"{self.lines.path} can be written again: nothing is missing")
 
     def close(self) -> None:
-        """Close whatever was opened."""
+        """Close whatever was opened. Raises UserError if the last lines of metrics.jsonl, or run.json, are lost."""
         if self.bar is not None:
             self.bar.close()
-        if self.file:
-            self.file.close()
         if self.wandb:
             self.wandb.finish()
+        if self.lines:
+            try:
+                self.lines.flush()
+                self._write_record()
+            except OSError as error:
+                raise UserError(f"the last lines of {self.lines.path} are lost: {error}") from error
+            finally:
+                self.lines.close()
 
 
 def _init_wandb(s, record):

@@ -106,9 +106,9 @@ def test_a_new_run_sets_the_old_one_aside(tmp_path, data, capsys):
     run(tmp_path, data)
     old = weights(tmp_path)
     run(tmp_path, data, max_iters=2, seed=2)
-    assert f"an earlier run in {tmp_path} was moved to {tmp_path / 'previous'}" in capsys.readouterr().out
-    assert_same_bytes(weights(tmp_path / "previous"), old)
-    assert len(rows(tmp_path)) == 2 and len(rows(tmp_path / "previous")) == 10
+    assert f"an earlier run in {tmp_path} was moved to {tmp_path / 'previous-1'}" in capsys.readouterr().out
+    assert_same_bytes(weights(tmp_path / "previous-1"), old)
+    assert len(rows(tmp_path)) == 2 and len(rows(tmp_path / "previous-1")) == 10
 
 
 def test_best_is_of_the_whole_run_across_a_resume(tmp_path, data):
@@ -122,19 +122,27 @@ def test_best_is_of_the_whole_run_across_a_resume(tmp_path, data):
     )
 
 
-def test_weights_that_are_not_finite_are_not_saved(tmp_path, data, monkeypatch):
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [(11, "the weights are not finite after 11 steps and were not saved"), (20, "ends after 20 steps diverged")],
+)
+def test_a_run_that_diverged_is_not_saved(tmp_path, data, monkeypatch, capsys, last, message):
+    # F3: a loss of NaN with weights that were still finite used to replace the last good checkpoint
     run(tmp_path, data)
     before = weights(tmp_path)
     step = torch.optim.AdamW.step
 
     def broken(self, *args, **kwargs):
         step(self, *args, **kwargs)
-        self.param_groups[0]["params"][0].data[0, 0] = torch.inf
+        self.param_groups[0]["params"][0].data[0, 0] = torch.inf if last == 11 else 1e30
 
     monkeypatch.setattr(torch.optim.AdamW, "step", broken)
-    with pytest.raises(UserError, match="weights are not finite after 15 steps and were not saved"):
-        run(tmp_path, data, init_from="resume", max_iters=20)
+    with pytest.raises(UserError, match=f"{message}.*: resume from .*ckpt.pt, of iteration 10, with a lower"):
+        run(tmp_path, data, init_from="resume", max_iters=last)
     assert_same_bytes(weights(tmp_path), before)
+    assert ("iteration 15 is not saved, because the run has diverged" in capsys.readouterr().out) == (last == 20)
+    monkeypatch.undo()
+    run(tmp_path, data, init_from="resume", max_iters=20)  # the advice works
 
 
 def test_a_checkpoint_is_saved_before_the_evaluation(tmp_path, data, monkeypatch):
@@ -150,7 +158,16 @@ def test_a_checkpoint_is_saved_before_the_evaluation(tmp_path, data, monkeypatch
     monkeypatch.setattr(train, "evaluate", evaluate)
     with pytest.raises(RuntimeError, match="evaluation"):
         run(tmp_path, data)
+    wait_for(tmp_path / "ckpt.pt")  # a process would end only after its write
     assert torch.load(tmp_path / "ckpt.pt", weights_only=True)["iter_num"] == 5
+
+
+def wait_for(path):
+    for _ in range(1000):
+        if path.exists():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{path} never came")
 
 
 def test_a_run_resumed_with_auto_keeps_its_kernel(tmp_path, data, monkeypatch):
@@ -170,8 +187,7 @@ def test_a_finished_run_keeps_its_times_when_it_is_run_again(tmp_path, data):
 
 def test_always_save_checkpoint_off_saves_what_improved_and_the_end(tmp_path, data, monkeypatch):
     saved = []
-    monkeypatch.setattr(train.checkpoint, "save", lambda path, state: saved.append(state["iter_num"]))
-    monkeypatch.setattr(train.checkpoint, "keep", lambda *_: None)
+    monkeypatch.setattr(train.Saver, "save", lambda self, state: saved.append(state["iter_num"]))
     losses = iter([4.0, 3.0, 3.5, 2.0, 2.5])
     monkeypatch.setattr(train, "evaluate", lambda *_: {"train_loss": 0.0, "val_loss": next(losses)})
     run(tmp_path, data, max_iters=20, always_save_checkpoint=False)
@@ -274,7 +290,7 @@ def test_a_resumed_run_takes_up_the_scaler_and_the_best_loss(tmp_path, data):
     # T7: neither used to be restored
     run(tmp_path, data, dtype="float16")
     saved = torch.load(tmp_path / "ckpt.pt", weights_only=True)
-    saved["scaler"]["scale"], saved["best_val_loss"] = 1234.0, 0.0
+    saved["scaler"]["scale"], saved["best_val_loss"], saved["best_iter"] = 1234.0, 0.0, 5
     torch.save(saved, tmp_path / "ckpt.pt")
     (tmp_path / "best.pt").unlink()
     run(tmp_path, data, max_iters=15, init_from="resume", dtype="float16")

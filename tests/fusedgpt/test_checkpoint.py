@@ -52,15 +52,6 @@ def test_it_runs_no_code(tmp_path, monkeypatch):
     assert not (tmp_path / "pwned").exists()
 
 
-def test_keep_leaves_a_copy_that_the_next_save_does_not_touch(tmp_path):
-    checkpoint.save(tmp_path / "ckpt.pt", {"n": 1})
-    checkpoint.keep(tmp_path / "ckpt.pt", tmp_path / "best.pt")
-    checkpoint.save(tmp_path / "ckpt.pt", {"n": 2})
-    assert [torch.load(tmp_path / f)["n"] for f in ("ckpt.pt", "best.pt")] == [2, 1]
-    checkpoint.keep(tmp_path / "ckpt.pt", tmp_path / "best.pt")
-    assert torch.load(tmp_path / "best.pt")["n"] == 2
-
-
 def test_a_checkpoint_that_does_not_name_its_activation_has_its_writers(small_run, tmp_path):
     # nanoGPT has had the exact GELU since May 2023; its checkpoints used to get GPT-2's tanh form in silence
     saved = torch.load(small_run / "ckpt.pt", weights_only=True)

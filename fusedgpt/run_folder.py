@@ -1,0 +1,146 @@
+"""The folder of a run: one run at a time, its latest and its best checkpoint, and earlier runs set aside.
+
+`ckpt.pt` is the latest checkpoint, `ckpt-<iteration>.pt` are those before it, `best.pt` is the best.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterable
+
+from fusedgpt import checkpoint
+from fusedgpt.errors import UserError
+from fusedgpt.files import link
+
+LATEST, BEST = "ckpt.pt", "best.pt"
+NOT_CHECKPOINTS = ("metrics.jsonl", "run.json", "loss.png", "trace.json")  # what else a run leaves
+
+Say = Callable[[str], None]
+
+
+def lock(out_dir: str | os.PathLike):
+    """Take the folder for this process, for as long as the returned file is open.
+
+    The system gives the folder free when the process ends, however it ends. Raises UserError if another process has it,
+    or if the folder cannot be written.
+    """
+    path = pathlib.Path(out_dir) / ".lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "a+")  # noqa: SIM115 (open as long as the run)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}. Name another folder with --out_dir") from error
+    with contextlib.suppress(ImportError):  # Windows has no fcntl
+        import fcntl
+
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not inherited by children; works over NFS
+        except (BlockingIOError, PermissionError) as error:
+            file.seek(0)
+            raise UserError(
+                f"{out_dir} is in use by another run: {file.read().strip()}. Wait for it to end, or name another"
+                " --out_dir"
+            ) from error
+        except OSError:  # a file system without locks
+            return file
+    file.truncate(0)
+    started = time.strftime("%Y-%m-%d %H:%M:%S")
+    print(f"process {os.getpid()} on {socket.gethostname()}, started {started}", file=file, flush=True)
+    return file
+
+
+def before(iteration: int) -> str:
+    """The name of an earlier checkpoint."""
+    return f"ckpt-{iteration}.pt"
+
+
+def checkpoints(out_dir: str | os.PathLike) -> list[pathlib.Path]:
+    """The checkpoints in a folder: the latest, those before it from the last on, and the best."""
+    out_dir = pathlib.Path(out_dir)
+    numbered = [path for path in out_dir.glob("ckpt-*.pt") if path.stem.removeprefix("ckpt-").isdecimal()]
+    numbered.sort(key=lambda path: int(path.stem.removeprefix("ckpt-")), reverse=True)
+    return [path for path in (out_dir / LATEST, *numbered, out_dir / BEST) if path.is_file()]
+
+
+def load_latest(out_dir: str | os.PathLike, say: Say = print, verify: bool = True) -> tuple[dict, pathlib.Path]:
+    """The latest checkpoint that is whole, and its path. Says so if that is not ckpt.pt. Raises UserError if none is.
+
+    verify: as for checkpoint.load.
+    """
+    return _first_whole(out_dir, [pathlib.Path(out_dir) / LATEST, *checkpoints(out_dir)], say, verify)
+
+
+def load_best(out_dir: str | os.PathLike, say: Say = print) -> tuple[dict, pathlib.Path]:
+    """The best checkpoint of a run, or its latest if there is no best yet, and its path. Raises UserError if none is.
+
+    A latest that is the best counts, even if its run was killed before it had the name best.pt too.
+    """
+    latest, best = (pathlib.Path(out_dir) / name for name in (LATEST, BEST))
+    with contextlib.suppress(UserError):
+        if not best.exists() or is_best(checkpoint.load(latest, verify=False)):
+            best = latest
+    return _first_whole(out_dir, [best, *checkpoints(out_dir)], say)
+
+
+def is_best(saved: dict) -> bool:
+    """Whether the checkpoint `saved` is the best of its run so far."""
+    return saved["best_iter"] == saved["iter_num"]
+
+
+def _first_whole(out_dir, paths: Iterable[pathlib.Path], say, verify=True):
+    wrong = None
+    for path in dict.fromkeys(paths):
+        try:
+            saved = checkpoint.load(path, verify)
+        except UserError as error:
+            wrong = wrong or str(error)
+            continue
+        if wrong:
+            say(f"{wrong}. Taking {path}, of iteration {saved['iter_num']}, instead")
+        return saved, path
+    earlier = [path.parent for path in sorted(pathlib.Path(out_dir).glob(f"previous-*/{LATEST}"))]
+    hint = f". An earlier run is in {earlier[-1]}: name that folder" if earlier else ""
+    raise UserError(wrong + hint)
+
+
+def is_this_launch(out_dir: str | os.PathLike, launch: dict | None, restarted: bool) -> bool:
+    """Whether the run in a folder was begun by the `launch` (distributed.launch) that this process is part of."""
+    try:
+        began = json.loads((pathlib.Path(out_dir) / "run.json").read_text())["launch"]
+        same = began["id"] == launch["id"]
+        # an id may be used for two launches, or be torchrun's default; but then the agent is another process
+        return same and (began["agent"] == launch["agent"] or (restarted and launch["id"] != "none"))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def set_aside(out_dir: str | os.PathLike, say: Say) -> None:
+    """Move an earlier run, if it has a checkpoint, to a folder previous-N of its own. Raises UserError.
+
+    The earlier run is whole in one of the two places at every instant: first the new folder gets links to its files,
+    then its name, and only then the files leave the old place.
+    """
+    out_dir = pathlib.Path(out_dir)
+    saved = checkpoints(out_dir)
+    if not saved:
+        return
+    # ckpt.pt leaves last: until then the run can be resumed in its old place
+    files = [path for path in (out_dir / name for name in NOT_CHECKPOINTS) if path.exists()] + saved[::-1]
+    numbers = [path.name.removeprefix("previous-") for path in out_dir.glob("previous-*")]
+    aside = out_dir / f"previous-{1 + max((int(n) for n in numbers if n.isdecimal()), default=0)}"
+    unfinished = out_dir / ".previous.tmp"
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)  # links of a start that was killed; the files are still here
+        unfinished.mkdir()
+        for file in files:
+            link(file, unfinished / file.name)
+        unfinished.rename(aside)
+        for file in files:
+            file.unlink()
+    except OSError as error:
+        raise UserError(f"cannot move the earlier run in {out_dir} to {aside}: {error.strerror}") from error
+    say(f"an earlier run in {out_dir} was moved to {aside}")

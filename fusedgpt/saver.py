@@ -1,0 +1,98 @@
+"""Checkpoints that are written while training goes on."""
+
+import concurrent.futures
+import os
+import pathlib
+from collections.abc import Callable
+
+import torch
+
+from fusedgpt import checkpoint
+from fusedgpt.errors import UserError
+from fusedgpt.files import link
+from fusedgpt.run_folder import BEST, LATEST, before, is_best
+
+
+class Saver:
+    """Writes the checkpoints of a run to `out_dir`: the latest, `keep` - 1 before it, and the best.
+
+    `save` returns as soon as the state is copied to memory; a thread writes the copy. A disk that refuses does not end
+    the run: what failed is said, and the next save tries again.
+    """
+
+    def __init__(self, out_dir: str | os.PathLike, keep: int, say: Callable[[str], None]):
+        self.out_dir, self.keep, self.say = pathlib.Path(out_dir), keep, say
+        self.latest: int | None = None  # iteration of ckpt.pt
+        self.kept: list[int] = []  # iterations of the checkpoints before it that this run wrote, oldest first
+        self.failed: UserError | None = None  # why the last save failed, if it did
+        self.thread = concurrent.futures.ThreadPoolExecutor(max_workers=1)
+        self.writing = None
+
+    def resume(self, saved: dict, path: pathlib.Path) -> None:
+        """Go on after the checkpoint `saved`, which was loaded from `path`."""
+        self.kept = saved["kept"]
+        if path.name == LATEST:
+            self.latest = saved["iter_num"]
+            if is_best(saved):  # its run may have been killed before it had the second name
+                link(path, self.out_dir / BEST)
+        elif path.name == before(saved["iter_num"]):  # ckpt.pt is damaged, and no more to be kept than replaced
+            self.kept = [*self.kept, saved["iter_num"]]
+
+    def save(self, state: dict) -> None:
+        """Write a checkpoint of `state`, once the one before is written. Its tensors may change afterwards.
+
+        Raises whatever the write before raised, other than that the disk refused.
+        """
+        self.wait()
+        self.writing = self.thread.submit(self._write, _copied(state, {}))
+
+    def wait(self) -> None:
+        """Wait until nothing is being written. Raises whatever the write raised, other than that the disk refused."""
+        if self.writing:
+            self.writing.result()
+
+    def close(self) -> None:
+        """Wait for the last save. Raises UserError if it failed."""
+        self.wait()
+        self.thread.shutdown()
+        if self.failed:
+            raise self.failed
+
+    def _write(self, state):
+        try:
+            self._replace_latest(state)
+            if is_best(state):
+                link(self.out_dir / LATEST, self.out_dir / BEST)
+            while len(self.kept) > self.keep - 1:
+                (self.out_dir / before(self.kept[0])).unlink(missing_ok=True)
+                del self.kept[0]
+        except (UserError, OSError) as error:
+            self.failed = error if isinstance(error, UserError) else UserError(f"cannot save a checkpoint: {error}")
+            self.say(f"NOT SAVED at iteration {state['iter_num']}: {self.failed}. Training goes on and tries again")
+        else:
+            self.failed = None
+
+    def _replace_latest(self, state):
+        latest = self.out_dir / LATEST
+        if self.latest not in (None, state["iter_num"]) and latest.exists():
+            name = self.out_dir / before(self.latest)
+            if not name.exists() or name.samefile(latest):  # another file of that name is not ours to replace
+                link(latest, name)
+                self.kept = [*(n for n in self.kept if n != self.latest), self.latest]
+        # this replacement decides at once what is the latest, what is the best and which earlier ones are ours
+        checkpoint.save(latest, {**state, "kept": list(self.kept)})
+        self.latest = state["iter_num"]
+
+
+def _copied(value, copies):
+    """A copy of nested dicts and lists with their tensors in new memory; tied tensors stay tied."""
+    if isinstance(value, torch.Tensor):
+        place = value.data_ptr(), value.shape
+        if place not in copies:
+            copies[place] = value.detach().to("cpu", copy=True)
+        return copies[place]
+    if isinstance(value, dict):
+        return {key: _copied(each, copies) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_copied(each, copies) for each in value]
+    return value
