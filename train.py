@@ -158,7 +158,6 @@ class TrainState:
     parallel: torch.nn.Module | None  # `model`, wrapped so that backward averages gradients over the ranks
     batches: Iterator[Batch]  # the training batches from here on
     batch: Batch  # the next of them, read ahead
-    saved_at: int  # iteration of the latest checkpoint
     loss: float = 0.0  # of the last step
     bad_steps: int = 0  # steps in a row without a finite gradient
     step_ms: list[float] = dataclasses.field(default_factory=list)
@@ -186,8 +185,10 @@ def read_settings(args: list[str]) -> Settings:
 
     Raises UserError for bad input.
     """
-    s = where_to_start(configure(Settings(), args, __doc__))
-    if s.init_from != "resume" or "\0" in s.out_dir:
+    s = configure(Settings(), args, __doc__)
+    validate(s)
+    s = where_to_start(s)
+    if s.init_from != "resume":
         return s
     saved, path = run_folder.load_latest(s.out_dir, say=lambda line: None, verify=False)
     config = {name: value for name, value in saved["config"].items() if name not in OF_ONE_START}
@@ -298,18 +299,14 @@ def run_record(s: Settings, model: GPT, device, dtype, ranks: distributed.Ranks,
     }
 
 
-def save(state: TrainState, saver: Saver | None, record: dict, meta: dict, say: Say) -> None:
-    """Hand the whole state to `saver`, which only the main rank has, unless the run has diverged.
-
-    Raises UserError if a weight is not finite.
-    """
+def save(state: TrainState, saver: Saver, record: dict, meta: dict, say: Say) -> None:
+    """Hand the whole state to `saver`, unless the run has diverged. Raises UserError if a weight is not finite."""
+    advice = saver.last_good(state.best_iter)
     if not state.sound:
-        say(f"iteration {state.iteration} is not saved, because the run has diverged: {last_good(state, record)}")
+        say(f"iteration {state.iteration} is not saved, because the run has diverged: {advice}")
         return
     if not torch.stack([p.detach().sum() for p in state.model.parameters()]).isfinite().all():
-        raise UserError(
-            f"the weights are not finite after {state.iteration} steps and were not saved: {last_good(state, record)}"
-        )
+        raise UserError(f"the weights are not finite after {state.iteration} steps and were not saved: {advice}")
     config = dict(record["model"])
     attention = config.pop("attention")
     extra = {name: config.pop(name) for name in ("vocab_multiple", "activation")}  # unknown to nanoGPT's GPTConfig
@@ -317,22 +314,7 @@ def save(state: TrainState, saver: Saver | None, record: dict, meta: dict, say: 
     content |= {"optimizer": state.optimizer.state_dict(), "scaler": state.scaler.state_dict()}
     content |= {"iter_num": state.iteration, "best_val_loss": state.best_val_loss, "best_iter": state.best_iter}
     content |= {"config": record["settings"], "attention": attention, "meta": meta}
-    if saver:
-        saver.save(content)
-    state.saved_at = state.iteration
-
-
-def last_good(state: TrainState, record: dict) -> str:
-    """What to do about a run that has diverged: the checkpoint to go on from, and the settings to change."""
-    calmer = "with a lower learning_rate, a grad_clip, or dtype=float32"
-    if not state.saved_at:
-        return f"there is no checkpoint yet, so start again {calmer}"
-    out_dir = pathlib.Path(record["settings"]["out_dir"])
-    advice = f"resume from {out_dir / run_folder.LATEST}, of iteration {state.saved_at}, {calmer}"
-    if state.best_iter is not None and state.best_iter < state.saved_at:
-        best = out_dir / run_folder.BEST
-        advice += f"; if it diverges again, first copy {best}, of iteration {state.best_iter}, over it"
-    return advice
+    saver.save(content)
 
 
 @torch.no_grad()
@@ -358,21 +340,22 @@ def evaluate(model: GPT, loader: DataLoader, s: Settings, cast, ranks, device, s
     return losses
 
 
-def evaluate_and_save(state: TrainState, s: Settings, evaluate: Callable, save: Callable, logger: Logger) -> bool:
+def evaluate_and_save(state: TrainState, s: Settings, evaluate, save, saver: Saver, logger: Logger) -> bool:
     """Evaluate, log that, and save if it is time to. Returns False if a signal ended the evaluation."""
+    unsaved = state.iteration > saver.saved_at and not s.eval_only
     try:
         losses = evaluate()
     except BaseException:
-        if state.iteration > state.saved_at:
+        if unsaved:
             save()  # nothing is lost if the evaluation fails
         raise
     if losses is None:
         return False
     logger.evaluation({"iter": state.iteration, **losses})
-    improved = state.iteration > 0 and losses["val_loss"] < state.best_val_loss
+    improved = state.iteration > 0 and losses["val_loss"] < state.best_val_loss and not s.eval_only
     if improved and state.sound:
         state.best_val_loss, state.best_iter = losses["val_loss"], state.iteration
-    if not s.eval_only and (improved or (state.iteration > state.saved_at and s.always_save_checkpoint)):
+    if improved or (unsaved and s.always_save_checkpoint):
         save()
     return True
 
@@ -423,46 +406,28 @@ def step_metrics(state: TrainState, s: Settings, record: dict, loss_sum: float, 
     }
 
 
-def explain_bad_step(
-    state: TrainState, s: Settings, loader: DataLoader, micro_steps: range, cast, ranks: distributed.Ranks
-) -> str:
-    """Which tensors are the first that are not finite, and in which batch: the step, repeated piece by piece."""
-    scale = state.scaler.get_scale() / state.scaler.get_backoff_factor() if state.scaler.is_enabled() else 1.0
-    found = None
-    for micro_step in micro_steps:
-        determinism.seed(s.seed, "dropout", state.iteration, micro_step)
-        if tensors := nonfinite.first_tensors(state.model, *loader.train(state.iteration, micro_step), cast, scale):
-            starts = ", ".join(map(str, loader.starts(state.iteration, micro_step)))
-            found = f"first in {tensors}, in micro-step {micro_step}, whose windows begin at tokens {starts} of train"
-            break
-    found = next((each for each in ranks.gather(found) if each), None)
-    return found or "not seen again when the step is repeated eagerly: suspect the compiled kernels, or the device"
-
-
-def count_bad_steps(state: TrainState, metrics: dict, s: Settings, record: dict, explain: Callable, say: Say) -> None:
+def count_bad_steps(state: TrainState, metrics: dict, s: Settings, saver: Saver, explain, say: Say) -> None:
     """Name a step without a finite gradient. Raises UserError after more than max_bad_steps of them in a row."""
-    state.loss = metrics["loss"]
+    it, state.loss = metrics["iter"], metrics["loss"]
     state.bad_steps = 0 if math.isfinite(metrics["grad_norm"]) else state.bad_steps + 1
     if state.bad_steps:
-        found = f"loss {metrics['loss']}, gradient norm {metrics['grad_norm']}"
-        say(f"iter {metrics['iter']}: {found}: step skipped, weights kept")
+        say(f"iter {it}: loss {state.loss}, gradient norm {metrics['grad_norm']}: step skipped, weights kept")
     if state.bad_steps == 1:
-        say(f"iter {metrics['iter']}: {explain()}")
+        say(f"iter {it}: {explain(it)}")
     if state.bad_steps > s.max_bad_steps:
+        advice = saver.last_good(state.best_iter)
         raise UserError(
-            f"{state.bad_steps} steps in a row had no finite gradient, the last at iteration {metrics['iter']}:"
-            f" {last_good(state, record)}"
+            f"{state.bad_steps} steps in a row had no finite gradient, the last at iteration {it}: {advice}"
         )
 
 
-def finish(
-    state, ranks: distributed.Ranks, logger: Logger, saver: Saver | None, save, record: dict, stopped_by
-) -> None:
+def finish(state: TrainState, s: Settings, ranks, logger: Logger, saver: Saver, save, stopped_by: list[int]) -> None:
     """Save, part from the other ranks, and wait for the disk. After a signal, exit with status 128 + its number.
 
     Raises UserError if the last state could not be saved.
     """
-    if state.iteration > state.saved_at or (saver and saver.failed):
+    unsaved = state.iteration > saver.saved_at and not s.eval_only
+    if unsaved or saver.failed:
         save()
     if len(state.step_ms) > WARM_UP and ranks.main:
         logger.times(timing.summary(state.step_ms[WARM_UP:]))
@@ -471,10 +436,9 @@ def finish(
     try:
         logger.close()
     finally:
-        if saver:
-            saver.close()
-    if state.iteration > state.saved_at and not record["settings"]["eval_only"]:
-        raise UserError(f"the run ends after {state.iteration} steps diverged: {last_good(state, record)}")
+        saver.close()
+    if unsaved and not state.sound:
+        raise UserError(f"the run ends after {state.iteration} steps diverged: {saver.last_good(state.best_iter)}")
     if stopped_by:
         how = "go on with the same command and --init_from=resume"
         logger.say(f"stopped after {state.iteration} iterations, saved: {how}")
@@ -502,7 +466,7 @@ def main(s: Settings) -> None:
     folder = dataset.find_folder(ROOT, s.dataset)
     meta = dataset.read_meta(folder, s.vocab_size)
     s = where_to_start(s)
-    lock = run_folder.lock(out_dir) if ranks.main and not s.eval_only else None
+    _lock = run_folder.lock(out_dir) if ranks.main and not s.eval_only else None
     saved, path = run_folder.load_latest(out_dir, logger.say) if s.init_from == "resume" else (None, None)
     model = build_model(s, meta, saved, logger.say).to(device)
     s = as_built(s, model.config, logger.say)
@@ -522,18 +486,16 @@ def main(s: Settings) -> None:
     optimizer = model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device.type)
     # float16 rounds gradients below 3e-8 to 0, so the loss is scaled up for backward; bfloat16 has float32's range
     scaler = GradScaler(device.type, enabled=dtype == torch.float16)
-    saver = Saver(out_dir, s.keep_checkpoints, logger.say) if ranks.main and not s.eval_only else None
-    start, best_val_loss, best_iter = 0, math.inf, None
+    saver = Saver(out_dir, s.keep_checkpoints, ranks.main and not s.eval_only, logger.say)
+    start, best = 0, (math.inf, None)
     if saved:
-        start, best_val_loss, best_iter = (saved[name] for name in ("iter_num", "best_val_loss", "best_iter"))
+        start, best = saved["iter_num"], (saved["best_val_loss"], saved["best_iter"])
         restore(saved, s, optimizer, scaler, model, logger.say)
-        if saver:
-            saver.resume(saved, path)
+        saver.resume(saved, path)
         saved = None  # its tensors are mapped from a file that may be replaced
     batches = loader.batches(start, micro_steps)
     parallel = distributed.wrap(model, ranks, device)  # before it compiles: the graph is cut at DDP's gradient buckets
-    best = best_val_loss, best_iter
-    state = TrainState(model, optimizer, scaler, start, *best, parallel, batches, next(batches), saved_at=start)
+    state = TrainState(model, optimizer, scaler, start, *best, parallel, batches, next(batches))
     del parallel  # the state holds the only reference, so that DDP can be freed at the end
 
     # the receipt, and what is about to run, said and written down
@@ -552,7 +514,7 @@ def main(s: Settings) -> None:
     stopped_by, time_is_up = [] if s.eval_only else catch_signals(ranks.main), False
     save_now = functools.partial(save, state, saver, record, meta, logger.say)
     evaluate_now = functools.partial(evaluate, model, loader, s, cast, ranks, device, stopped_by)
-    explain = functools.partial(explain_bad_step, state, s, loader, micro_steps, cast, ranks)
+    explain = functools.partial(nonfinite.explain, model, loader, s.seed, micro_steps, cast, scaler, ranks)
     gc.collect()
     gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step
     while True:
@@ -560,7 +522,7 @@ def main(s: Settings) -> None:
         if state.iteration % s.check_interval == 0 or last:
             distributed.require_same_weights(model, ranks, state.iteration)
         if state.iteration % s.eval_interval == 0 or last:
-            last |= not evaluate_and_save(state, s, evaluate_now, save_now, logger)
+            last |= not evaluate_and_save(state, s, evaluate_now, save_now, saver, logger)
         if last:
             break
 
@@ -573,12 +535,12 @@ def main(s: Settings) -> None:
 
         metrics = step_metrics(state, s, record, loss_sum, norm, device)
         logger.iteration(metrics, to_console=state.iteration % s.log_interval == 0)
-        count_bad_steps(state, metrics, s, record, explain, logger.say)
+        count_bad_steps(state, metrics, s, saver, explain, logger.say)
         state.iteration += 1
         if stop:
             break
 
-    finish(state, ranks, logger, saver, save_now, record, stopped_by)
+    finish(state, s, ranks, logger, saver, save_now, stopped_by)
 
 
 if __name__ == "__main__":

@@ -103,10 +103,8 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
             wanted = {key: _form(value) for key, value in like.items()}
             _require(found == wanted, f"for {names[p]} it has {found}, not {wanted}")
         # copies: what was loaded is mapped from the file
-        copies = {
-            number: {key: value.clone(memory_format=torch.contiguous_format) for key, value in each.items()}
-            for number, each in state.items()
-        }
+        own = {"memory_format": torch.contiguous_format}
+        copies = {n: {key: value.clone(**own) for key, value in each.items()} for n, each in state.items()}
         optimizer.load_state_dict({"state": copies, "param_groups": groups})
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"the optimizer's state in the checkpoint does not fit the model: {error}") from error

@@ -1,11 +1,43 @@
 """Where a number that is not finite comes from: the first tensors of a forward and backward that have one."""
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
+
+from fusedgpt import determinism
+from fusedgpt.dataloader import DataLoader
+from fusedgpt.distributed import Ranks
 
 MOST = 3  # tensors to name: what follows the first ones only inherits from them
+
+
+def explain(
+    model: nn.Module,
+    loader: DataLoader,
+    seed: int,
+    micro_steps: Iterable[int],
+    cast: AbstractContextManager,
+    scaler: GradScaler,
+    ranks: Ranks,
+    iteration: int,
+) -> str:
+    """Why the step of `iteration` had no finite gradient: the first tensors that are not finite, and their batch.
+
+    Repeats the micro-steps of each rank, which see the same batch and dropout again. All ranks have to call it.
+    """
+    scale = scaler.get_scale() / scaler.get_backoff_factor() if scaler.is_enabled() else 1.0  # it was lowered since
+    found = None
+    for micro_step in micro_steps:
+        determinism.seed(seed, "dropout", iteration, micro_step)
+        if tensors := first_tensors(model, *loader.train(iteration, micro_step), cast, scale):
+            starts = ", ".join(map(str, loader.starts(iteration, micro_step)))
+            found = f"first in {tensors}, in micro-step {micro_step}, whose windows begin at tokens {starts} of train"
+            break
+    found = next((each for each in ranks.gather(found) if each), None)
+    return found or "not seen again when the step is repeated eagerly: suspect the compiled kernels, or the device"
 
 
 def first_tensors(model: nn.Module, x: Tensor, y: Tensor, cast: AbstractContextManager, scale: float = 1) -> str | None:

@@ -17,11 +17,12 @@ class Saver:
     """Writes the checkpoints of a run to `out_dir`: the latest, `keep` - 1 before it, and the best.
 
     `save` returns as soon as the state is copied to memory; a thread writes the copy. A disk that refuses does not end
-    the run: what failed is said, and the next save tries again.
+    the run: what failed is said, and the next save tries again. Only the `main` rank writes.
     """
 
-    def __init__(self, out_dir: str | os.PathLike, keep: int, say: Callable[[str], None]):
-        self.out_dir, self.keep, self.say = pathlib.Path(out_dir), keep, say
+    def __init__(self, out_dir: str | os.PathLike, keep: int, main: bool, say: Callable[[str], None]):
+        self.out_dir, self.keep, self.main, self.say = pathlib.Path(out_dir), keep, main, say
+        self.saved_at = 0  # iteration of the last save
         self.latest: int | None = None  # iteration of ckpt.pt
         self.kept: list[int] = []  # iterations of the checkpoints before it that this run wrote, oldest first
         self.failed: UserError | None = None  # why the last save failed, if it did
@@ -30,7 +31,9 @@ class Saver:
 
     def resume(self, saved: dict, path: pathlib.Path) -> None:
         """Go on after the checkpoint `saved`, which was loaded from `path`."""
-        self.kept = saved["kept"]
+        self.saved_at, self.kept = saved["iter_num"], saved["kept"]
+        if not self.main:
+            return
         if path.name == LATEST:
             self.latest = saved["iter_num"]
             if is_best(saved):  # its run may have been killed before it had the second name
@@ -43,17 +46,28 @@ class Saver:
 
         Raises whatever the write before raised, other than that the disk refused.
         """
-        self.wait()
-        self.writing = self.thread.submit(self._write, _copied(state, {}))
+        self.saved_at = state["iter_num"]
+        if self.main:
+            self._wait()
+            self.writing = self.thread.submit(self._write, _copied(state, {}))
 
-    def wait(self) -> None:
-        """Wait until nothing is being written. Raises whatever the write raised, other than that the disk refused."""
+    def last_good(self, best_iter: int | None) -> str:
+        """What to do about a run that has diverged: what to go on from, and what to change."""
+        calmer = "with a lower learning_rate, a grad_clip, or dtype=float32"
+        if not self.saved_at:
+            return f"there is no checkpoint yet, so start again {calmer}"
+        advice = f"resume from {self.out_dir / LATEST}, of iteration {self.saved_at}, {calmer}"
+        if best_iter is not None and best_iter < self.saved_at:
+            advice += f"; if it diverges again, first copy {self.out_dir / BEST}, of iteration {best_iter}, over it"
+        return advice
+
+    def _wait(self):
         if self.writing:
             self.writing.result()
 
     def close(self) -> None:
         """Wait for the last save. Raises UserError if it failed."""
-        self.wait()
+        self._wait()
         self.thread.shutdown()
         if self.failed:
             raise self.failed

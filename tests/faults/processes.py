@@ -1,0 +1,60 @@
+"""Runs of train.py that start in a moment and can be killed at any: forked from a process that has imported it."""
+
+import dataclasses
+import multiprocessing
+import os
+import pathlib
+import random
+import socket
+import sys
+
+import torch
+
+import train
+from fusedgpt.errors import one_sentence
+
+SEED = int(os.environ.get("FAULTS_SEED", "8"))
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.faults.processes"])
+
+# long enough to be killed many times; a checkpoint is being written most of the time
+SETTINGS = dict(max_iters=300, eval_interval=5, eval_iters=1, dropout=0.1, init_from="auto", keep_checkpoints=2)
+
+
+def rng(name: str) -> random.Random:
+    """Random numbers for one test; FAULTS_SEED in the environment changes them."""
+    return random.Random(f"{SEED} {name}")
+
+
+def start(settings: train.Settings, log: pathlib.Path, world: int = 1) -> list[multiprocessing.Process]:
+    """A run of `settings` in as many processes as `world`, as torchrun would start them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank in range(world):
+        env = {"OMP_NUM_THREADS": "1"}
+        if world > 1:
+            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        processes.append(FORKS.Process(target=_main, args=(dataclasses.asdict(settings), env, log)))
+        processes[-1].start()
+    return processes
+
+
+def _main(settings, env, log):
+    with open(log, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.update(env)
+    sys.stdin.close()
+    torch.set_num_threads(1)
+    with one_sentence():
+        train.main(train.Settings(**settings))
+
+
+def finish(processes: list[multiprocessing.Process], log: pathlib.Path, timeout: float = 120) -> None:
+    """Wait for a run to end well."""
+    for process in processes:
+        process.join(timeout)
+        assert process.exitcode == 0, f"status {process.exitcode}: {log.read_text()[-2000:]}"
