@@ -14,7 +14,11 @@ TEXT = "def f(x):\n    return 'é漢🙂'\n"
 def test_text_survives_the_round_trip(kind):
     if kind == "gpt2" and (reason := why_no_bpe()):
         pytest.skip(reason)
-    meta = {"byte": {"vocab_size": 256}, "char": {"vocab_size": 9, "itos": sorted(set(TEXT))}, "gpt2": GPT2}[kind]
+    meta = {
+        "byte": {"vocab_size": 256},
+        "char": {"vocab_size": len(set(TEXT)), "itos": sorted(set(TEXT))},
+        "gpt2": GPT2,
+    }[kind]
     one = Tokenizer({**meta, "tokenizer": kind})
     ids = one.encode(TEXT)
     assert b"".join(one.decode([i]) for i in ids).decode() == TEXT
