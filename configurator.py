@@ -2,14 +2,13 @@
 
     python train.py config/train_shakespeare_char.py --batch_size=32
 
-A config file is Python that assigns to names of settings. Files and flags pass the same check. Reading values and
-writing the help is tyro's work.
+A config file is Python that assigns to names of settings. Files and flags pass the same check. Writing the help is
+tyro's work.
 """
 
 import contextlib
 import dataclasses
 import difflib
-import io
 import os
 import runpy
 import types
@@ -19,9 +18,17 @@ from typing import Any
 
 import tyro
 
-from fusedgpt.errors import UserError
+from fusedgpt.errors import UserError, first_line, shown
 
 COMMAND_LINE = "the command line"
+LARGEST = 2**63 - 1  # PyTorch's and numpy's whole numbers end there
+READERS = {
+    bool: {"True": True, "False": False}.__getitem__,
+    types.NoneType: {"None": None}.__getitem__,
+    int: int,
+    float: float,
+    str: str,
+}
 
 
 def configure(defaults: Any, args: list[str], description: str, unused: Mapping[str, str] = types.MappingProxyType({})):
@@ -48,7 +55,7 @@ def configure(defaults: Any, args: list[str], description: str, unused: Mapping[
             raise UserError(f"{flag} has no value: flags are written --name=value, as in --{name}=True")
         settings = _set(settings, name, text, COMMAND_LINE)
     if {"-h", "--help"} & set(args):
-        _tyro(_without(settings, unused), ["--help"], description=description)
+        _print_help(_without(settings, unused), description)
     return settings
 
 
@@ -66,28 +73,48 @@ def adopt(settings: Any, values: dict[str, Any], where: str) -> Any:
 def _assignments(file, settings):
     """What a config file assigns. It may read the settings so far, and keep names of its own that begin with _."""
     if not os.path.isfile(file):
-        raise UserError(f"config file {file} does not exist; flags are written --name=value")
+        there = "is no regular file" if os.path.exists(file) else "does not exist"
+        raise UserError(f"config file {file} {there}; flags are written --name=value")
+    so_far = dataclasses.asdict(settings)
     try:
-        so_far = dataclasses.asdict(settings)
         found = runpy.run_path(file, init_globals=so_far)
-    except Exception as error:
-        raise UserError(f"config file {file} fails: {type(error).__name__}: {error}") from error
-    assigned = {k: v for k, v in found.items() if k not in so_far or v is not so_far[k]}
-    return {k: v for k, v in assigned.items() if not (k[0] == "_" or callable(v) or isinstance(v, types.ModuleType))}
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # exit() too, which would end the script as if all were well
+        raise UserError(f"config file {file} fails: {type(error).__name__}: {first_line(error)}") from error
+    assigned = {k: v for k, v in found.items() if isinstance(k, str) and (k not in so_far or v is not so_far[k])}
+    own = {k for k, v in assigned.items() if k.startswith("_") or callable(v) or isinstance(v, types.ModuleType)}
+    return {k: v for k, v in assigned.items() if k not in own}
 
 
 def _set(settings, name, value, where):
     """`settings` with the field `name` read from `value`: a flag's text, or a file's value, of the right type."""
     field = _field(settings, name, where)
+    refused = f"{where}: {name}={shown(value)} is not allowed: it takes"
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            new = _tyro(settings, [f"--{name}={value}"])
-        # tyro reads text: in a file, steps = "5" is a mistake all the same
-        if where == COMMAND_LINE or getattr(new, name) == value:
-            return new
-    except SystemExit:
-        pass
-    raise UserError(f"{where}: {name}={value!r} is not allowed: it takes {_allowed(field.type)}")
+        new = _read(str(value), field.type)
+        if where != COMMAND_LINE and new != value:  # in a file, steps = "5" is a mistake all the same
+            raise ValueError
+    except Exception as error:  # comparing with a file's value, which may be of any class, can raise anything
+        raise UserError(f"{refused} {_allowed(field.type)}") from error
+    if isinstance(new, int) and abs(new) > LARGEST:
+        raise UserError(f"{refused} whole numbers below 2**63")
+    if isinstance(new, str) and "\0" in new:
+        raise UserError(f"{refused} text without the character NUL")
+    return dataclasses.replace(settings, **{name: new})
+
+
+def _read(text, annotation):
+    """`text` as a value of the type `annotation`. Raises LookupError or ValueError if it is none."""
+    options = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return {str(option): option for option in options}[text]
+    if not options:
+        return READERS[annotation](text)
+    for option in options[:-1]:  # of a union, the first that fits
+        with contextlib.suppress(LookupError, ValueError):
+            return _read(text, option)
+    return _read(text, options[-1])
 
 
 def _field(settings, name, where):
@@ -97,7 +124,7 @@ def _field(settings, name, where):
         hint = f"did you mean {near[0]}?" if near else "--help lists every setting"
         if where != COMMAND_LINE:
             hint += " (a name of the file's own begins with _)"
-        raise UserError(f"{where}: there is no setting {name!r}: {hint}")
+        raise UserError(f"{where}: there is no setting {shown(name)}: {hint}")
     return fields[name]
 
 
@@ -130,8 +157,8 @@ def subclass(fields: list[tuple], *bases: type) -> type:
     return dataclasses.make_dataclass(bases[0].__name__, fields, bases=bases, namespace=namespace)
 
 
-def _tyro(settings, args, description=""):
+def _print_help(settings, description):
     plain = (tyro.conf.FlagConversionOff,)  # --flag=True, not --flag and --no-flag
-    return tyro.cli(
-        type(settings), args=args, default=settings, use_underscores=True, config=plain, description=description
+    tyro.cli(
+        type(settings), args=["--help"], default=settings, use_underscores=True, config=plain, description=description
     )

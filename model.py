@@ -29,7 +29,7 @@ CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 class GPTConfig:
     """The dimensions of a GPT. `vocab_size` ids can occur; the embedding has `padded_vocab_size` rows.
 
-    Raises UserError (a ValueError) if n_head does not divide n_embd, or a name is unknown.
+    Raises UserError (a ValueError) if a size is below 1, n_head does not divide n_embd, or a name is unknown.
     """
 
     block_size: int = 1024
@@ -44,6 +44,9 @@ class GPTConfig:
     activation: str = "gelu_tanh"  # GPT-2's tanh form of GELU; gelu is the exact form, nanoGPT's since May 2023
 
     def __post_init__(self):
+        for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "vocab_multiple"):
+            if not getattr(self, name) >= 1:
+                raise UserError(f"{name}={getattr(self, name)} must be 1 or more")
         if self.n_embd % self.n_head:
             raise UserError(f"n_embd={self.n_embd} cannot be split over n_head={self.n_head}: make it a multiple")
         for name, allowed in (("attention", ATTENTION), ("activation", ACTIVATIONS)):
@@ -53,7 +56,15 @@ class GPTConfig:
     @property
     def padded_vocab_size(self) -> int:
         """V: `vocab_size`, rounded up to a multiple of `vocab_multiple`."""
-        return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def num_params(self) -> int:
+        """Parameters of a GPT of this config, positions and padding included, without building it."""
+        C, biases = self.n_embd, self.bias * self.n_embd
+        layer_norm = C + biases
+        block = 12 * C * C + 9 * biases + 2 * layer_norm  # C to 3 C, C to C, C to 4 C, 4 C to C
+        return (self.padded_vocab_size + self.block_size) * C + self.n_layer * block + layer_norm
 
 
 class CausalSelfAttention(nn.Module):
@@ -225,9 +236,13 @@ class GPT(nn.Module):
         Raises UserError if its weights and its config do not fit each other.
         """
         try:
-            model = cls(GPTConfig(**{**saved["model_args"], **saved["extra_model_args"], **changes}))
+            config = GPTConfig(**{**saved["model_args"], **saved["extra_model_args"], **changes})
+            held = sum(w.numel() for name, w in saved["model"].items() if name != "lm_head.weight")  # tied to wte
+            if config.num_params != held:  # seen before a model is built that may not fit into memory
+                raise ValueError(f"model_args mean {config.num_params:,} parameters, the weights are {held:,}")
+            model = cls(config)
             model.load_state_dict(saved["model"])
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (ArithmeticError, AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"the checkpoint's weights and model_args do not fit each other: {error}") from error
         return model
 

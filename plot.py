@@ -5,6 +5,7 @@
 The training loss is a pale line, the validation loss is drawn as marks.
 """
 
+import math
 import pathlib
 import sys
 
@@ -14,10 +15,20 @@ from fusedgpt.logger import read_metrics
 MARKERS = "os^vDP*X"
 
 
+def series(out_dir: str, kind: str, name: str) -> tuple[list[int], list[float]]:
+    """The iterations of a run's metrics of one `kind`, and their `name`; NaN for null. Raises UserError if damaged."""
+    metrics = read_metrics(out_dir, kind)
+    try:
+        return [int(m["iter"]) for m in metrics], [math.nan if m[name] is None else float(m[name]) for m in metrics]
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{out_dir}/metrics.jsonl has a line of {kind!r} without iter or {name}: remove it") from error
+
+
 def draw(out_dirs: list[str], path: pathlib.Path) -> None:
     """Draw to `path`: the training loss of each run as a pale line, its validation loss as marks, against iterations.
 
-    Raises UserError if a folder has no metrics.jsonl.
+    A loss that was not finite, null in metrics.jsonl, is a gap. Raises UserError if a folder has no metrics.jsonl, or
+    one that is damaged.
     """
     import matplotlib
 
@@ -26,16 +37,17 @@ def draw(out_dirs: list[str], path: pathlib.Path) -> None:
 
     figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
     for n, out_dir in enumerate(out_dirs):
-        steps, evaluations = read_metrics(out_dir, "train"), read_metrics(out_dir, "eval")
+        steps, losses = series(out_dir, "train", "loss")
+        axes.plot(steps, losses, color=f"C{n}", alpha=0.35, linewidth=0.8)
         name = f"{pathlib.Path(out_dir).name}: " if len(out_dirs) > 1 else ""
-        axes.plot([m["iter"] for m in steps], [m["loss"] for m in steps], color=f"C{n}", alpha=0.35, linewidth=0.8)
+        steps, losses = series(out_dir, "eval", "val_loss")
         axes.plot(
-            [m["iter"] for m in evaluations],
-            [m["val_loss"] for m in evaluations],
+            steps,
+            losses,
             color=f"C{n}",
             marker=MARKERS[n % len(MARKERS)],
             markersize=4,
-            label=f"{name}validation, at the end {evaluations[-1]['val_loss']:.3f}" if evaluations else None,
+            label=f"{name}validation, at the end {losses[-1]:.3f}" if losses else None,
         )
     axes.plot([], [], color="0.5", alpha=0.5, linewidth=0.8, label="training, each step")
     axes.set(xlabel="iteration", ylabel="loss (nats per token)")

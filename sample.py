@@ -19,7 +19,7 @@ import torch
 
 import train
 from configurator import configure
-from fusedgpt import checkpoint, dataset, generate, kernels, run_folder
+from fusedgpt import checkpoint, dataset, generate, kernels, memory, run_folder
 from fusedgpt.case import Case
 from fusedgpt.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
 from fusedgpt.errors import UserError, one_sentence
@@ -93,18 +93,20 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
     return model, tokenizer
 
 
-def read_prompt(s: Settings, tokenizer: Tokenizer) -> tuple[str, list[int]]:
-    """The prompt as text and as ids. Raises UserError if it has no id: a model needs at least one to continue from."""
+def read_prompt(s: Settings, tokenizer: Tokenizer, vocab_size: int) -> tuple[str, list[int]]:
+    """The prompt as text and as ids. Raises UserError if it has none, or one that a model of `vocab_size` has not."""
     text = s.start
     if text.startswith("FILE:"):
         path = text.removeprefix("FILE:")
         try:
             text = pathlib.Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with the character NUL
             raise UserError(f"cannot read the prompt in {path}: {error}") from error
     ids = tokenizer.encode(text)
     if not ids:
         raise UserError("the prompt is empty: give at least one character with --start")
+    if max(ids) >= vocab_size:
+        raise UserError(f"the prompt has the id {max(ids)}, and the model {vocab_size} ids: change --start")
     return text, ids
 
 
@@ -157,13 +159,13 @@ def prepare_model(s: Settings, model: GPT, device: torch.device, dtype: torch.dt
 def main(s: Settings) -> None:
     """Print samples as `s` says. Raises UserError for bad input."""
     validate(s)
-    sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character shows a ?
     device = resolve_device(s.device)
     dtype = resolve_dtype(s.dtype, device)
     model, tokenizer = load(s)
+    text, ids = read_prompt(s, tokenizer, model.config.vocab_size)
+    memory.check_sampling(model.config, s.num_samples, len(ids) + s.max_new_tokens, device, dtype)
     attention = prepare_model(s, model, device, dtype)
-    text, ids = read_prompt(s, tokenizer)
-    prompt = torch.tensor([ids] * s.num_samples, device=device)
+    prompt = torch.tensor([ids], device=device).repeat(s.num_samples, 1)
     samples = [Sample(text, tokenizer, s.stop) for _ in range(s.num_samples)]
     generator = torch.Generator(device).manual_seed(s.seed)
     began, drawn = time.perf_counter(), 0

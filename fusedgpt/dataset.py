@@ -7,24 +7,25 @@ nanoGPT's own folders are read too: with a meta.pkl, or with neither, which mean
 import bisect
 import itertools
 import json
+import os
 import pathlib
 import pickle
 
 import numpy as np
 
-from fusedgpt.errors import UserError
-from fusedgpt.tokenizer import GPT2, Tokenizer
+from fusedgpt.errors import UserError, first_line, shown
+from fusedgpt.tokenizer import GPT2, Tokenizer, vocabulary
 
 NANOGPT_VOCAB_SIZE = 50304  # what nanoGPT pads GPT-2's 50257 ids to, unless a meta.pkl says otherwise
 
 
 def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
     """The folder that a `dataset` setting names: one of data/, or else a path. Raises UserError if there is neither."""
-    for folder in (root / "data" / dataset, pathlib.Path(dataset)):
-        if dataset and folder.is_dir():
+    for folder in (root / "data" / str(dataset), pathlib.Path(str(dataset))):
+        if dataset and os.path.isdir(folder):
             return folder
     there = ", ".join(sorted(f.parent.name for f in (root / "data").glob("*/prepare.py")))
-    raise UserError(f"dataset={str(dataset)!r} is no folder of data/ ({there}), and no path to a folder")
+    raise UserError(f"dataset={shown(str(dataset))} is no folder of data/ ({there}), and no path to a folder")
 
 
 def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict:
@@ -34,21 +35,26 @@ def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict
     Raises UserError if either file is damaged.
     """
     folder = pathlib.Path(folder)
-    if (folder / "meta.json").exists():
-        return _read_meta_json(folder)
-    if (folder / "meta.pkl").exists():
-        return _read_meta_pkl(folder / "meta.pkl")
+    for name, read in (("meta.json", _read_meta_json), ("meta.pkl", _read_meta_pkl)):
+        if (path := folder / name).exists():
+            _require_file(path)
+            return read(path)
     return GPT2 | ({"vocab_size": vocab_size} if vocab_size else {})
 
 
 def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
     """The meta of the data that a checkpoint (checkpoint.load) was trained on. nanoGPT's only name their data set.
 
-    Raises UserError if that data set is not here.
+    Raises UserError if that data set is not here, or if the checkpoint's meta is damaged.
     """
-    if saved.get("meta"):
-        return saved["meta"]
-    return read_meta(find_folder(root, saved["config"].get("dataset", "openwebtext")))
+    if saved.get("meta") is None:
+        return read_meta(find_folder(root, saved["config"].get("dataset", "openwebtext")))
+    try:
+        return _checked(saved["meta"])
+    except UserError as error:
+        raise UserError(
+            f"the meta in the checkpoint is damaged ({error}): take another checkpoint, such as best.pt beside it"
+        ) from error
 
 
 def check_fit(meta: dict, vocab_size: int, whose: str) -> None:
@@ -65,17 +71,30 @@ def _how_to_prepare(folder):
     return f"run python {script}" if script.exists() else "prepare it again, with --out_dir if it has no prepare.py"
 
 
-def _read_meta_json(folder):
+def _require_file(path):
+    """Raise UserError if `path` is a folder, or a FIFO or a device, of which opening or reading may never end."""
+    if not path.is_file():
+        raise UserError(f"{path} is no regular file, but a folder, a pipe or a device: {_how_to_prepare(path.parent)}")
+
+
+def _checked(meta):
+    """`meta`, if all that is read from it has the right form. Raises UserError otherwise."""
+    vocabulary(meta)
+    if meta.get("tokenizer") != "unknown":  # which can be trained on
+        Tokenizer(meta)
+    tokens, dtype = meta.get("tokens", {}), meta.get("dtype", "uint16")
+    if not isinstance(tokens, dict) or not all(type(count) is int for count in tokens.values()):
+        raise UserError(f"tokens={shown(tokens)} must be the number of tokens of each split")
+    if not isinstance(dtype, str) or dtype not in ("uint16", "uint32"):
+        raise UserError(f"dtype={shown(dtype)} must be uint16 or uint32")
+    return meta
+
+
+def _read_meta_json(path):
     try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        if meta["tokenizer"] != "unknown":  # which can be trained on
-            Tokenizer(meta)
-        counts = [meta["vocab_size"], *meta.get("tokens", {}).values()]
-        if not all(isinstance(n, int) for n in counts) or meta.get("dtype", "uint16") not in ("uint16", "uint32"):
-            raise ValueError("counts must be whole numbers, dtype uint16 or uint32")
-        return meta
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder / 'meta.json'} is damaged ({error}): {_how_to_prepare(folder)}") from error
+        return _checked(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as error:  # UserErrors and JSONDecodeErrors are ValueErrors
+        raise UserError(f"{path} is damaged ({first_line(error)}): {_how_to_prepare(path.parent)}") from error
 
 
 def _read_meta_pkl(path):
@@ -85,12 +104,12 @@ def _read_meta_pkl(path):
             meta = _PlainUnpickler(file).load()
         itos = meta.get("itos") or {i: c for c, i in meta.get("stoi", {}).items()}
         itos = {int(i): str(c) for i, c in (itos.items() if isinstance(itos, dict) else enumerate(itos))}
-        vocab_size = int(meta["vocab_size"]) if "vocab_size" in meta else max(itos) + 1
+        size = vocabulary({"vocab_size": int(meta["vocab_size"]) if "vocab_size" in meta else max(itos) + 1})
+        if not itos:
+            return {"tokenizer": "unknown", "vocab_size": size}
+        return _checked({"tokenizer": "char", "vocab_size": size, "itos": [itos.get(i) for i in range(size)]})
     except Exception as error:  # a damaged pickle can raise anything
-        raise UserError(f"{path} is no nanoGPT meta.pkl: {error}") from error
-    if not itos:
-        return {"tokenizer": "unknown", "vocab_size": vocab_size}
-    return {"tokenizer": "char", "vocab_size": vocab_size, "itos": [itos.get(i) for i in range(vocab_size)]}
+        raise UserError(f"{path} is no nanoGPT meta.pkl: {first_line(error)}") from error
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -123,7 +142,7 @@ class TokenFile:
     """The ids of `<split>.bin`, or of its shards `<split>_0000.bin …`, as one sequence that is read window by window.
 
     Files are read, not mapped: a memory map keeps every page that it touched in the process's memory (nanoGPT#287).
-    Raises UserError if the files are missing, or do not have the size that `meta` says.
+    Raises UserError if the files are missing, are no regular files, or do not have the size that `meta` says.
     """
 
     def __init__(self, folder: str | pathlib.Path, split: str, meta: dict):
@@ -136,6 +155,8 @@ class TokenFile:
                 f"{folder} has {whole.name} and {shards[0].name}: which one counts? Remove one or the other"
             )
         self.paths = shards or [whole]
+        for path in self.paths:
+            _require_file(path)
         self.dtype = np.dtype(meta.get("dtype", "uint16")).newbyteorder("<")
         self.vocab_size, self.assumed = meta["vocab_size"], "tokens" not in meta
         sizes = [path.stat().st_size for path in self.paths]
@@ -153,14 +174,21 @@ class TokenFile:
         return self.starts[-1]
 
     def window(self, start: int, length: int) -> np.ndarray:
-        """`length` ids from position `start`, int64. Raises UserError if one is beyond the vocabulary."""
+        """`length` ids from position `start`, int64.
+
+        Raises UserError if one is beyond the vocabulary, or if the file has become shorter.
+        """
         ids = np.empty(length, np.int64)
         done = 0
         while done < length:
             shard = bisect.bisect_right(self.starts, start + done) - 1
             self.files[shard].seek((start + done - self.starts[shard]) * self.dtype.itemsize)
             count = min(length - done, self.starts[shard + 1] - start - done)
-            ids[done : done + count] = np.fromfile(self.files[shard], self.dtype, count)
+            read = np.fromfile(self.files[shard], self.dtype, count)
+            if len(read) < count:
+                path = self.paths[shard]
+                raise UserError(f"{path} has become shorter while it was read: {_how_to_prepare(path.parent)}")
+            ids[done : done + count] = read
             done += count
         if ids.max() >= self.vocab_size:
             raise UserError(

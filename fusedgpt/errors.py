@@ -4,6 +4,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -12,10 +13,20 @@ class UserError(ValueError):
     """Bad input, or a request that this machine cannot meet: what was got, what is allowed, what to do."""
 
 
+def shown(value: Any) -> str:
+    """`value` as a message shows it: its repr, or the name of its type if that has none; at most 200 characters."""
+    try:
+        text = repr(value)
+    except Exception:  # a whole number of 5,000 digits, a list that is 10,000 deep, an object with a faulty repr
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, without the full stop; empty if it has no message."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(". ") if lines else ""
+    with contextlib.suppress(Exception):  # a faulty __str__
+        return str(error).strip().splitlines()[0].rstrip(". ")
+    return ""
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -25,13 +36,19 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def one_sentence() -> Iterator[None]:
-    """End the script with one sentence, status 1 and no traceback on a UserError, an OSError, or if memory runs out."""
+    """End the script with one sentence, status 1 and no traceback on a UserError, an OSError, or if memory runs out.
+
+    Characters that the console cannot show, such as a lone surrogate, are shown as escapes from here on.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")
     try:
         yield
     except BrokenPipeError:  # the reader of a pipe (`| head`) has gone: nobody is left to tell
         sys.stderr.close()
         sys.exit(1)
     except KeyboardInterrupt:
+        print(file=sys.stderr)  # the line on the console may be half written
         sys.exit(128 + signal.SIGINT)
     except (UserError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedgpt.errors import UserError
+
+FLOAT32 = torch.finfo(torch.float32)
+
 
 class LayerCache:
     """The keys and values of one layer, each (B, nh, length, hs), in buffers that hold `capacity` positions."""
@@ -42,18 +46,22 @@ def sample(
     """Ids (B, 1) drawn from logits (B, V). Temperature 0 takes the likeliest; top_k and top_p None or 0 admit all.
 
     top_k admits the k likeliest ids; top_p the fewest likeliest that together reach that probability ("nucleus
-    sampling", arXiv:1904.09751).
+    sampling", arXiv:1904.09751). Raises UserError if one of the three is negative, or top_p above 1.
     """
+    if not (temperature >= 0 and (top_k or 0) >= 0 and 0 <= (top_p or 0) <= 1):
+        raise UserError(f"{temperature=}, {top_k=} and {top_p=} must be 0 or more, and top_p at most 1")
     logits = logits.float()
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
-    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature  # at most 0: a tiny temperature cannot overflow
+    # at most 0, so that a tiny temperature cannot overflow; but one that is 0 or infinite in float32 makes NaN
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / min(max(temperature, FLOAT32.tiny), FLOAT32.max)
     if top_k:
         least = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
         logits = logits.masked_fill(logits < least, float("-inf"))
     if top_p:
         p, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
-        beyond = p.cumsum(dim=-1) - p >= top_p  # the ids before it already reach top_p; never true of the first
+        # the ids before it already reach top_p; never true of the first
+        beyond = p.cumsum(dim=-1) - p >= max(top_p, FLOAT32.tiny)
         logits = logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
     return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
 
@@ -74,12 +82,18 @@ def new_tokens(
     The first pass is the prefill: it reads the whole prompt. Each later pass decodes one token against the KV cache.
     A prompt longer than S keeps its last S ids. Once the window holds S ids, its older half is dropped, so that each
     id is drawn with between S / 2 and S ids before it. Ids from `vocab_size` on are never drawn (None: all may be).
+    Raises UserError if the logits after the prompt are not finite.
     """
     S = model.config.block_size
     window, cache = idx[:, -S:], new_cache(model.config)
     unread = window
     for _ in range(max_new_tokens):
         logits, _ = model(unread, cache=cache)  # (B, 1, V)
+        if unread is window and not logits[:, -1, :vocab_size].amax(dim=-1).isfinite().all():
+            raise UserError(
+                "the model's logits are not finite: its weights have diverged, or overflow in this dtype. Take another"
+                " checkpoint, or dtype=float32"
+            )
         unread = sample(logits[:, -1, :vocab_size], temperature, top_k, top_p, generator)
         yield unread
         window = torch.cat((window, unread), dim=1)

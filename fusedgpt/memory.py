@@ -1,14 +1,20 @@
-"""Bytes that a process, or one call in it, holds at its peak."""
+"""Bytes: what a process or a call holds at its peak, what a model needs at least, and what a machine has."""
 
 import contextlib
 import ctypes
 import itertools
+import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from fusedgpt.errors import UserError
 from fusedgpt.profiler import profile
+
+TRAINED = 16  # bytes a parameter: weight, gradient and AdamW's two moments, in float32
+LAYER = 20_000  # bytes of Python objects in a layer; PyTorch 2.13 on Python 3.11 takes 29,000 to 33,000
 
 
 def keep_freed_memory() -> None:
@@ -57,3 +63,46 @@ def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
     events = [e for e in profile(step, memory=True).profiler.kineto_results.events() if e.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     return max(itertools.accumulate((event.nbytes() for event in events), initial=0))
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes of memory that `device` has in all: a GPU's own, otherwise the machine's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_training(
+    config: Any, batch_size: int, device: torch.device, dtype: torch.dtype, backward: bool = True
+) -> None:
+    """Raise UserError if a model of `config` (a GPTConfig) certainly cannot be trained on `device`; nothing is built.
+
+    Counted are float32 weights, and the logits of a micro-batch of `batch_size` in `dtype`; with `backward` gradients
+    and AdamW's moments too. Activations come on top, so what passes may still not fit. The weights start in the
+    machine's memory, whatever the device.
+    """
+    model = f"a model of {config.num_params:,} parameters"
+    shrink = "lower --n_layer, --n_embd, --block_size or --vocab_size"
+    _require(4 * config.num_params + LAYER * config.n_layer, torch.device("cpu"), model, shrink)
+    logits = batch_size * config.block_size * config.padded_vocab_size * dtype.itemsize
+    needed = (TRAINED if backward else 4) * config.num_params + logits
+    what = f"{model} with the logits of {batch_size} x {config.block_size} tokens"
+    _require(needed, device, what, f"lower --batch_size, or {shrink.removeprefix('lower ')}")
+
+
+def check_sampling(config: Any, samples: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise UserError if `samples` of `length` tokens certainly cannot be drawn together on `device`.
+
+    Counted are the keys and values of a model of `config` (a GPTConfig) in `dtype`, and the logits of one position.
+    """
+    cached = 2 * config.n_layer * config.n_embd * min(length, config.block_size) * dtype.itemsize
+    needed = samples * (cached + config.padded_vocab_size * dtype.itemsize)
+    _require(needed, device, f"a batch of {samples} samples of {length} tokens", "lower --num_samples")
+
+
+def _require(needed, device, what, advice):
+    there = total_memory(device)
+    if needed > there:
+        gpu = f"{device}" if device.type == "cuda" else "this machine"
+        needed, there = (f"{n // 2**20 / 2**10:,.1f} GiB" for n in (needed, there))
+        raise UserError(f"{what} needs {needed} of memory or more, and {gpu} has {there}: {advice}")

@@ -22,7 +22,7 @@ TINY_SHAKESPEARE = (
 def arguments(script: str, description: str) -> argparse.Namespace:
     """The command line of a prepare script: `.input`, a local path or None; `.out_dir`, by default its own folder.
 
-    Raises UserError if --input does not exist.
+    Raises UserError if --input does not exist, or is a pipe or a device, which some scripts read more than once.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--input", type=pathlib.Path, metavar="PATH", help="local text to use instead of the corpus")
@@ -31,6 +31,8 @@ def arguments(script: str, description: str) -> argparse.Namespace:
     args = parser.parse_args()
     if args.input and not args.input.exists():
         raise UserError(f"--input={args.input} does not exist: name a local file or folder")
+    if args.input and not (args.input.is_file() or args.input.is_dir()):
+        raise UserError(f"--input={args.input} is a pipe or a device: write its content to a file and name that")
     return args
 
 

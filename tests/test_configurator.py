@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import os
 from typing import Literal
 
 import pytest
@@ -78,6 +79,14 @@ def test_flags_are_read(flag, name, value):
         ("--size=big", "the command line: size='big' is not allowed: it takes a whole number or None"),
         ("config.py", "config file config.py does not exist"),
         ("steps=5", "config file steps=5 does not exist; flags are written --name=value"),
+        ("/", "config file / is no regular file; flags are written --name=value"),
+        ("a\0b.py", "config file a\0b.py does not exist"),
+        # these used to reach PyTorch and end in an OverflowError or a RuntimeError
+        (f"--steps={2**63}", f"the command line: steps='{2**63}' is not allowed: it takes whole numbers below 2**63"),
+        (f"--size=-{2**63}", f"the command line: size='-{2**63}' is not allowed"),
+        (f"--steps=1{'0' * 5000}", "the command line: steps='1000"),
+        ("--name=a\0b", r"the command line: name='a\x00b' is not allowed: it takes text without the character NUL"),
+        ("--\udcff=1", r"the command line: there is no setting '\udcff'"),
     ],
 )
 def test_bad_flags_are_named(flag, message, capfd):
@@ -98,13 +107,42 @@ def test_bad_flags_are_named(flag, message, capfd):
         ("kernel = 'flsh'", "kernel='flsh' is not allowed"),
         ("steps = 1 / 0", "fails: ZeroDivisionError"),
         ("steps = ", "fails: SyntaxError"),
+        # each of these used to be a traceback, or to end the script with status 0
+        ("exit()", "fails: SystemExit"),
+        ("raise BaseException('no')", "fails: BaseException: no"),
+        ("class E(Exception):\n    __str__ = None\nraise E", "fails: E: "),
+        ("def f(): f()\nf()", "fails: RecursionError"),
+        ("rate = 1\0", "fails: "),
+        ("rate = '\udcff'", "fails: SyntaxError"),
+        ("steps = 10**5000", "steps=<int> is not allowed: it takes a whole number"),
+        ("rate = 10**400", "is not allowed: it takes a number"),
+        ("steps = []\nfor _ in range(9999): steps = [steps]", "steps=<list> is not allowed"),
+        ("import numpy\nsteps = numpy.arange(3)", "steps=array([0, 1, 2]) is not allowed"),
+        ("globals()[''] = 1", "there is no setting ''"),
     ],
 )
 def test_files_pass_the_same_check(tmp_path, line, message):
-    (tmp_path / "c.py").write_text(line)
+    (tmp_path / "c.py").write_bytes(line.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match=r"c\.py") as raised:
         parse(str(tmp_path / "c.py"))
     assert message in str(raised.value)
+
+
+def test_ctrl_c_in_a_file_is_no_mistake_of_the_file(tmp_path):
+    (tmp_path / "c.py").write_text("raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        parse(str(tmp_path / "c.py"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+def test_a_fifo_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "c.py")
+    with pytest.raises(UserError, match="is no regular file"):
+        parse(str(tmp_path / "c.py"))
+
+
+def test_the_largest_numbers_are_read():
+    assert parse(f"--steps={2**63 - 1}", "--rate=1e308") == Settings(steps=2**63 - 1, rate=1e308)
 
 
 def test_a_file_may_read_the_settings_so_far(tmp_path):

@@ -103,6 +103,25 @@ def test_parameter_counts_are_the_published_ones(monkeypatch, name, layers, head
     assert model.get_num_params() == parameters - 1024 * channels
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("multiple", [1, 64])
+@pytest.mark.parametrize("shape", [dict(n_layer=1, n_head=1, n_embd=8), dict(n_layer=3, n_head=4, n_embd=64)], ids=str)
+def test_parameters_are_counted_without_a_model(shape, bias, multiple):
+    config = GPTConfig(block_size=32, vocab_size=101, bias=bias, vocab_multiple=multiple, **shape)
+    assert config.num_params == GPT(config).get_num_params(non_embedding=False)
+
+
+@pytest.mark.parametrize(
+    "wrong", [dict(n_layer=10**7), dict(n_head=0), dict(vocab_multiple=0), dict(n_embd="x")], ids=str
+)
+def test_a_checkpoint_of_another_size_is_refused_before_a_model_is_built(monkeypatch, wrong):
+    # a damaged n_layer used to build layers until the memory was full, a 0 to end in a ZeroDivisionError
+    saved = {"model": GPT(GPTConfig(**TINY)).state_dict(), "model_args": TINY | wrong, "extra_model_args": {}}
+    monkeypatch.setattr(GPT, "__init__", None)
+    with pytest.raises(UserError, match="weights and model_args do not fit each other"):
+        GPT.from_checkpoint(saved)
+
+
 def test_state_dict_is_gpt2s_on_every_path():
     # T3: the hand-written path used to register its mask as a weight, so that checkpoints did not cross
     wanted = {"transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight"}
@@ -214,6 +233,8 @@ def test_optimizer_decays_matrices_only():
 def test_bad_shapes_are_named():
     with pytest.raises(UserError, match="n_head=5"):
         GPTConfig(n_embd=64, n_head=5)
+    with pytest.raises(UserError, match="n_head=-2 must be 1 or more"):
+        GPTConfig(n_embd=64, n_head=-2)  # which divides 64
     with pytest.raises(UserError, match="flsh"):
         GPTConfig(attention="flsh")
     with pytest.raises(UserError, match="activation='relu' is unknown: it can be gelu_tanh, gelu"):

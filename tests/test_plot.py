@@ -1,8 +1,13 @@
 """The loss of runs, drawn."""
 
 import json
+import math
 import shutil
 
+import pytest
+
+import plot
+from fusedgpt.errors import UserError
 from tests.conftest import fails, script
 
 
@@ -13,3 +18,20 @@ def test_the_loss_of_runs_is_drawn(small_run, tmp_path):
     assert "python plot.py OUT_DIR" in script("plot.py", "--help").stdout
     assert "metrics.jsonl does not exist" in fails("plot.py", str(tmp_path))
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[0])["kind"] == "eval"
+
+
+def test_a_loss_that_is_not_finite_is_a_gap(tmp_path):
+    # null in metrics.jsonl, because JSON has no NaN
+    lines = [{"kind": "train", "iter": n, "loss": None if n == 1 else 2.0} for n in range(3)]
+    lines += [{"kind": "eval", "iter": n, "val_loss": None} for n in range(2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    steps, losses = plot.series(tmp_path, "train", "loss")
+    assert steps == [0, 1, 2] and losses[::2] == [2.0, 2.0] and math.isnan(losses[1])
+    plot.draw([str(tmp_path)], tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "iter": 1}\n')
+    with pytest.raises(UserError, match=r"metrics.jsonl has a line of 'train' without iter or loss"):
+        plot.draw([str(tmp_path)], tmp_path / "loss.png")

@@ -152,6 +152,24 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
     assert "the tokenizer (gpt2) has 50257 ids, the model 101" in fails("sample.py", f"--init_from={tmp_path}")
 
 
+def test_a_prompt_with_ids_that_the_model_has_not_is_named():
+    # it used to be an IndexError: bytes in a vocabulary of 65
+    tokenizer = Tokenizer({"tokenizer": "byte", "vocab_size": 65})
+    with pytest.raises(UserError, match="the prompt has the id 97, and the model 65 ids: change --start"):
+        sample.read_prompt(sample.Settings(start="a"), tokenizer, 65)
+
+
+@pytest.mark.parametrize(
+    "meta", [[1], {"tokenizer": "char", "vocab_size": 65}, {"tokenizer": "char", "vocab_size": 10**30}], ids=str
+)
+def test_a_damaged_meta_in_a_checkpoint_is_named(run, tmp_path, meta):
+    # it used to be a traceback, and the last a loop without end
+    saved = torch.load(run / "best.pt", weights_only=True)
+    torch.save({**saved, "meta": meta}, tmp_path / "ckpt.pt")
+    with pytest.raises(UserError, match=r"the meta in the checkpoint is damaged \("):
+        sample.load(sample.Settings(out_dir=str(tmp_path)))
+
+
 def test_a_checkpoint_that_does_not_fit_is_named(run, tmp_path):
     saved = torch.load(run / "best.pt", weights_only=True)
     torch.save({**saved, "model_args": {**saved["model_args"], "n_embd": 64}}, tmp_path / "ckpt.pt")
@@ -206,6 +224,9 @@ def test_what_only_training_has_is_no_flag_and_a_misspelt_name_no_setting(tmp_pa
         (dict(start="漢"), "the training text has no '漢'"),
         (dict(start=""), "the prompt is empty"),
         (dict(start="FILE:/no/such"), "cannot read the prompt in /no/such"),
+        (dict(start="FILE:/no\0such"), "cannot read the prompt in /no"),  # this and the next: a traceback each
+        (dict(start="a\udcff"), r"the prompt 'a\\udcff' cannot be written in UTF-8"),
+        (dict(num_samples=10**12), "a batch of 10+ samples of 2 tokens needs .* lower --num_samples"),
         (dict(init_from="gpt5"), "init_from='gpt5' must be resume, gpt2"),
         (dict(out_dir="/no/such"), "ckpt.pt does not exist: train first"),
         (dict(attention="cudnn"), "cudnn' cannot run on cpu .*on GPUs only"),

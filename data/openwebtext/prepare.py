@@ -12,7 +12,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from fusedgpt import prepare, tokenizer
-from fusedgpt.errors import UserError, one_sentence
+from fusedgpt.errors import UserError, first_line, one_sentence
 
 # the Parquet files by name at one commit: the loading script beside them, which `datasets` refuses, is never looked at
 PARQUET = "hf://datasets/Skylion007/openwebtext@7577b918bd30b25df0b88bb718dc8a6c80cb619b/data/train-*.parquet"
@@ -25,15 +25,23 @@ def load(path):
 
     if path is None:
         return datasets.load_dataset("parquet", data_files=PARQUET, split="train"), "Skylion007/openwebtext"
-    files = sorted(f for f in path.rglob("*") if f.suffix in BUILDERS) if path.is_dir() else [path]
+    found = path.rglob("*") if path.is_dir() else [path]
+    files = sorted(f for f in found if f.is_file() and (f.suffix in BUILDERS or f == path))
     suffixes = {f.suffix for f in files}
     if len(suffixes) != 1 or not suffixes <= BUILDERS.keys():
         found = ", ".join(sorted(suffixes)) or "none"
         raise UserError(f"--input={path} must be files of one kind, {', '.join(BUILDERS)}: found {found}")
+    files = [f for f in files if f.stat().st_size]  # of empty ones, `datasets` makes no table
+    if not files:
+        raise UserError(f"--input={path} is empty: name text")
     builder, options = BUILDERS[suffixes.pop()]
     dataset = datasets.load_dataset(builder, data_files=[str(f) for f in files], split="train", **options)
     if "text" not in dataset.column_names:
         raise UserError(f"--input={path} has no column 'text', but {', '.join(dataset.column_names)}")
+    kind, missing = str(dataset.data.schema.field("text").type), dataset.data.column("text").null_count
+    if kind not in ("string", "large_string") or missing:
+        found = f"its column 'text' is {kind}, with {missing} null"
+        raise UserError(f"--input={path} must have a text in each row: {found}. Remove the rows that have none")
     return dataset, path.name
 
 
@@ -70,7 +78,9 @@ def main():
         raise
     except Exception as error:  # `datasets` wraps what a bad file or a lost connection raises in types of its own
         cause = error.__cause__ or error
-        raise UserError(f"cannot read {args.input or 'OpenWebText'}: {type(cause).__name__}: {cause}") from error
+        raise UserError(
+            f"cannot read {args.input or 'OpenWebText'}: {type(cause).__name__}: {first_line(cause)}"
+        ) from error
     held_out = max(1, round(0.0005 * len(dataset)))
     split = dataset.train_test_split(test_size=held_out, seed=2357, shuffle=True)
     splits = {"train": arrays(split["train"]), "val": arrays(split["test"])}

@@ -4,6 +4,7 @@
 and of installed packages are left out.
 """
 
+import os
 import pathlib
 import platform
 import sys
@@ -29,10 +30,11 @@ def main():
         cut = int(0.9 * len(raw))
         splits, source = {"train": [raw[:cut]], "val": [raw[cut:]]}, root.name
     else:
-        files = sorted(f for f in root.rglob("*.py") if not LEFT_OUT.intersection(f.relative_to(root).parts))
+        found = (f for f in root.rglob("*.py") if not LEFT_OUT.intersection(f.relative_to(root).parts))
+        files = sorted(f for f in found if f.is_file())
         splits = {"train": [], "val": []}
         for file in files:  # by a checksum of its name, so that a file stays on its side when others come or go
-            tenth = zlib.crc32(file.relative_to(root).as_posix().encode()) % 10 == 0
+            tenth = zlib.crc32(os.fsencode(file.relative_to(root).as_posix())) % 10 == 0
             splits["val" if tenth else "train"].append(file.read_bytes() + b"\n")
         if not files:
             raise UserError(f"{root} holds no .py files: give text with --input=PATH")

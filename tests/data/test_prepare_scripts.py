@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 
 import numpy as np
@@ -100,10 +101,36 @@ def test_text_that_is_too_short_or_no_text_is_named(tmp_path):
     for name in ("a.txt", "b.jsonl"):
         (tmp_path / "both" / name).write_text("")
     assert "files of one kind" in fails("data/openwebtext/prepare.py", f"--input={tmp_path / 'both'}", out)
+    (tmp_path / "empty.jsonl").write_text("")
+    assert "is empty" in fails("data/openwebtext/prepare.py", f"--input={tmp_path / 'empty.jsonl'}", out)
     (tmp_path / "bad.jsonl").write_text("{not json")
     assert "cannot read" in fails("data/openwebtext/prepare.py", f"--input={tmp_path / 'bad.jsonl'}", out)
     assert "is a folder" in fails("data/shakespeare_char/prepare.py", f"--input={tmp_path}", out)
     assert not (tmp_path / "meta.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [(["one", None, "three"], "is string, with 1 null"), ([1, 2], "is int64, with 0 null"), ([None] * 2, "is null")],
+    ids=["a null", "numbers", "nulls"],
+)
+def test_a_document_that_is_no_text_is_one_sentence(tmp_path, texts, found):
+    # one null among the texts used to be forty lines of RemoteTraceback
+    file = tmp_path / "text.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    sentence = fails("data/openwebtext/prepare.py", f"--input={file}", f"--out_dir={tmp_path}")
+    assert f"must have a text in each row: its column 'text' {found}" in sentence
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+def test_a_fifo_is_no_text(tmp_path):
+    # it used to be waited for without end
+    os.mkfifo(tmp_path / "a.txt")
+    os.mkfifo(tmp_path / "a.py")
+    sentence = fails("data/shakespeare_char/prepare.py", f"--input={tmp_path / 'a.txt'}")
+    assert "is a pipe or a device: write its content to a file" in sentence
+    assert "files of one kind" in fails("data/openwebtext/prepare.py", f"--input={tmp_path}")
+    assert "holds no .py files" in fails("data/python_stdlib/prepare.py", f"--input={tmp_path}")
 
 
 # a copy of a script in a new folder of data/, with a text of one's own beside it, as nanoGPT's users do

@@ -1,6 +1,7 @@
 """Data folders: bins and the metas that say what their ids mean, ours and nanoGPT's."""
 
 import json
+import os
 import pickle
 import shutil
 
@@ -57,6 +58,31 @@ def test_bad_bins_are_named(tmp_path):
         TokenFile(tmp_path, "train", meta)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+def test_what_is_no_regular_file_is_named(tmp_path):
+    # opening a FIFO used to wait for ever, a folder to be a traceback
+    os.mkfifo(tmp_path / "train.bin")
+    (tmp_path / "val.bin").mkdir()
+    (tmp_path / "test.bin").symlink_to("/dev/zero")
+    for split in ("train", "val", "test"):
+        with pytest.raises(UserError, match=f"{split}.bin is no regular file, but a folder, a pipe or a device"):
+            TokenFile(tmp_path, split, {"vocab_size": 50})
+    for name in ("meta.pkl", "meta.json"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(UserError, match=f"{name} is no regular file"):
+            read_meta(tmp_path)
+
+
+def test_a_bin_that_shrinks_is_named(tmp_path):
+    # it used to be a ValueError about shapes that cannot be broadcast
+    np.arange(5000, dtype="<u2").tofile(tmp_path / "train.bin")
+    file = TokenFile(tmp_path, "train", {"vocab_size": 5000})
+    os.truncate(tmp_path / "train.bin", 2 * 4000)
+    assert file.window(3990, 10)[-1] == 3999
+    with pytest.raises(UserError, match=r"train.bin has become shorter while it was read"):
+        file.window(3990, 11)
+
+
 def gpt2_bins(folder, **ids):
     """A folder with neither meta: `train` and `val` are one id each, 200 times."""
     for split, id in ids.items():
@@ -110,8 +136,12 @@ def test_a_meta_pkl_runs_no_code(tmp_path, monkeypatch):
         ({"vocab_size": 65, "itos": np.arange(65)}, "_reconstruct, which is code"),
         ({"vocab_size": np.int64, "itos": {0: "a"}}, "numpy.int64, which is code"),
         ({"vocab_size": Evil()}, "system, which is code"),
+        ([65], "has no attribute 'get'"),  # this one and the next used to be a loop until the memory is full
+        ({"vocab_size": 10**30, "itos": {0: "a"}}, "vocab_size=1000000000000000000000000000000 must be"),
+        ({"vocab_size": -1}, "vocab_size=-1 must be"),
+        ({"itos": {0: "\ud800"}}, "itos must hold characters of UTF-8"),
     ],
-    ids=["a float", "an array", "a type", "a command"],
+    ids=["a float", "an array", "a type", "a command", "a list", "huge", "negative", "half a character"],
 )
 def test_numpys_integers_open_the_door_to_nothing_else(tmp_path, monkeypatch, content, reason):
     # T14: admitting numpy's integers by the name of their module would admit its other functions too
@@ -126,7 +156,19 @@ def test_without_a_meta_it_is_gpt2s(tmp_path):
     assert read_meta(tmp_path) == GPT2
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", json.dumps({"tokenizer": "word", "vocab_size": 5})])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "[]", "{}", json.dumps({"tokenizer": "word", "vocab_size": 5})),
+        "[" * 100_000,  # a RecursionError, and so on: each used to be a traceback
+        '{"tokenizer": "char", "vocab_size": 1, "itos": ["\\ud800"]}',
+        '{"tokenizer": "char", "vocab_size": 1, "itos": [7]}',
+        '{"tokenizer": "byte", "vocab_size": 256, "tokens": []}',
+        '{"tokenizer": "byte", "vocab_size": 256, "dtype": []}',
+        '{"tokenizer": "unknown", "vocab_size": 0}',
+    ],
+    ids=lambda text: text[:60],
+)
 def test_a_damaged_meta_is_named(tmp_path, text):
     (tmp_path / "meta.json").write_text(text)
     with pytest.raises(UserError, match=r"meta\.json|'word'"):

@@ -1,5 +1,8 @@
 """How a script ends on what a user can correct."""
 
+import pytest
+
+from fusedgpt.errors import UserError, first_line, one_sentence, shown
 from tests.conftest import fails
 
 
@@ -12,3 +15,31 @@ with one_sentence():
 """
     sentence = fails("-c", code)
     assert "out of memory. Halve --batch_size" in sentence
+
+
+def test_what_a_console_cannot_show_is_escaped():
+    # a lone surrogate, as in a file name that is not UTF-8, used to be a UnicodeEncodeError
+    code = r"""
+from fusedgpt.errors import UserError, one_sentence
+with one_sentence():
+    print("out_dir=a\udcffb")
+    raise UserError("no \udcff")
+"""
+    assert fails("-c", code, PYTHONIOENCODING="ascii") == r"error: no \udcff"
+
+
+def test_ctrl_c_leaves_the_console_on_a_new_line(capsys):
+    with pytest.raises(SystemExit, match="130"), one_sentence():
+        print("half a sam", end="")
+        raise KeyboardInterrupt
+    assert capsys.readouterr() == ("half a sam", "\n")
+
+
+def test_anything_can_be_shown():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    faulty = type("Faulty", (Exception,), {"__repr__": None, "__str__": None})()
+    assert [shown(v) for v in ("a", 10**5000, deep, faulty)] == ["'a'", "<int>", "<list>", "<Faulty>"]
+    assert len(shown("x" * 10**6)) == 201
+    assert first_line(faulty) == "" and first_line(UserError("one.\ntwo")) == "one"

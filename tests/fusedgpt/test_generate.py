@@ -5,6 +5,7 @@ import torch
 
 from fusedgpt import generate
 from fusedgpt.attention import ATTENTION
+from fusedgpt.errors import UserError
 from model import GPT, GPTConfig
 from tests.conftest import GPU
 
@@ -119,3 +120,33 @@ def test_top_p_keeps_the_fewest_that_reach_it():
 def test_temperature_0_takes_the_likeliest():
     # T15: it used to divide by it
     assert generate.sample(torch.tensor([[0.0, 3.0, 1.0]]), temperature=0).tolist() == [[1]]
+
+
+@pytest.mark.parametrize("options", [dict(temperature=1e-320), dict(temperature=1e-40), dict(top_p=1e-320)], ids=str)
+def test_what_is_0_in_float32_draws_the_likeliest(options):
+    # it used to make NaN of every probability
+    logits = [0.5, 2.0, 1.0, -float("inf")]
+    assert drawn(logits, **options).tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("temperature", [1e300, float("inf"), 10**400], ids=["1e300", "inf", "10**400"])
+def test_what_is_infinite_in_float32_draws_all_alike_but_no_padding(temperature):
+    p = drawn([5.0, 2.0, -float("inf")], temperature=temperature, top_k=10**30)
+    torch.testing.assert_close(p, torch.tensor([0.5, 0.5, 0.0]), atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "options", [dict(temperature=-1.0), dict(temperature=float("nan")), dict(top_k=-1), dict(top_p=1.1)], ids=str
+)
+def test_what_means_nothing_is_refused(options):
+    with pytest.raises(UserError, match="must be 0 or more, and top_p at most 1"):
+        drawn([1.0, 2.0], **options)
+
+
+def test_weights_that_have_diverged_are_one_sentence():
+    # it used to be a RuntimeError of torch.multinomial's
+    net = model()
+    with torch.no_grad():
+        net.transformer.ln_f.weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="the model's logits are not finite"):
+        net.generate(torch.zeros(1, 3, dtype=torch.long), 2)
