@@ -140,8 +140,8 @@ def validate(s: Settings) -> None:
         raise UserError("out_dir is empty: name a folder for the run")
     if not 0 <= s.seed < 2**63:
         raise UserError(f"seed={s.seed} must be from 0 to 2**63 - 1")
-    if s.init_from not in ("scratch", "resume", *PRETRAINED) and not os.path.isdir(s.init_from):
-        names = ", ".join(("scratch", "resume", *PRETRAINED))
+    if s.init_from not in ("scratch", "resume", "auto", *PRETRAINED) and not os.path.isdir(s.init_from):
+        names = ", ".join(("scratch", "resume", "auto", *PRETRAINED))
         raise UserError(f"init_from={s.init_from!r} must be {names}, or a local Hugging Face folder")
 
 

@@ -48,14 +48,14 @@ def link(path: str | os.PathLike, name: str | os.PathLike) -> None:
 
     A link is as good as a copy of a file that is replaced and never written into, as `atomic` does. Raises OSError.
     """
-    name = pathlib.Path(name)
-    aside = name.with_name(f".{name.name}.tmp")
+    aside = pathlib.Path(name).with_name(".link.tmp")  # one name for all: the next link replaces what a kill left
     aside.unlink(missing_ok=True)
     try:
         os.link(path, aside)
     except OSError:
         shutil.copyfile(path, aside)
     os.replace(aside, name)
+    aside.unlink(missing_ok=True)  # POSIX renames nothing if both names are of one file already
 
 
 def json_line(content: dict[str, Any]) -> str:
