@@ -35,27 +35,34 @@ def atomic(path: str | os.PathLike, mode: str = "wb") -> Iterator[IO]:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            kept = "what it held before is kept" if path.is_file() else "nothing was written"
-            remedy = "Make room" if error.errno in FULL else "Make the folder writable"
-            raise UserError(
-                f"cannot write {path}: {error.strerror or error}; {kept}. {remedy}, or name another folder"
-            ) from error
+            raise cannot_write(path, error) from error
         raise
+
+
+def cannot_write(path: pathlib.Path, error: OSError) -> UserError:
+    """What to say if the disk refuses to write the file `path`."""
+    kept = "what it held before is kept" if path.is_file() else "nothing was written"
+    remedy = "Make room" if error.errno in FULL else "Make the folder writable"
+    return UserError(f"cannot write {path}: {error.strerror or error}; {kept}. {remedy}, or name another folder")
 
 
 def link(path: str | os.PathLike, name: str | os.PathLike) -> None:
     """Give the file `path` a second name, in place of what had it: a hard link, or a copy on a disk without links.
 
-    A link is as good as a copy of a file that is replaced and never written into, as `atomic` does. Raises OSError.
+    A link is as good as a copy of a file that is replaced and never written into, as `atomic` does. Raises UserError if
+    the disk refuses.
     """
     aside = pathlib.Path(name).with_name(".link.tmp")  # one name for all: the next link replaces what a kill left
-    aside.unlink(missing_ok=True)
     try:
-        os.link(path, aside)
-    except OSError:
-        shutil.copyfile(path, aside)
-    os.replace(aside, name)
-    aside.unlink(missing_ok=True)  # POSIX renames nothing if both names are of one file already
+        aside.unlink(missing_ok=True)
+        try:
+            os.link(path, aside)
+        except OSError:
+            shutil.copyfile(path, aside)
+        os.replace(aside, name)
+        aside.unlink(missing_ok=True)  # POSIX renames nothing if both names are of one file already
+    except OSError as error:
+        raise cannot_write(pathlib.Path(name), error) from error
 
 
 def json_line(content: dict[str, Any]) -> str:

@@ -81,7 +81,7 @@ class Saver:
                 (self.out_dir / before(self.kept[0])).unlink(missing_ok=True)
                 del self.kept[0]
         except (UserError, OSError) as error:
-            self.failed = error if isinstance(error, UserError) else UserError(f"cannot save a checkpoint: {error}")
+            self.failed = UserError(error)
             self.say(f"NOT SAVED at iteration {state['iter_num']}: {self.failed}. Training goes on and tries again")
         else:
             self.failed = None

@@ -1,0 +1,205 @@
+"""Disks that fill up, turn read-only or vanish, folders that are used twice: nothing is lost, and it is said."""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+import torch
+
+from tests.conftest import ROOT, fails, flags, rows, script, small
+from tests.faults.processes import rng
+
+pytestmark = pytest.mark.faults
+
+LONG = dict(max_iters=1_000_000, lr_decay_iters=1_000_000, learning_rate=1e-3, eval_interval=20, eval_iters=1)
+
+
+class Run(subprocess.Popen):
+    """A run in the background; its output is read from a file, because a full pipe would hold it up."""
+
+    def __init__(self, out_dir, data, prefix=(), **settings):
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the run)
+        command = [*prefix, sys.executable, "train.py", *flags(small(out_dir, data, **{**LONG, **settings}))]
+        super().__init__(command, cwd=ROOT, stdout=self.log.fileno(), stderr=subprocess.STDOUT)
+        self.read = 0
+
+    def unread(self):
+        """What the run has said since this was asked last."""
+        said = os.pread(self.log.fileno(), 1 << 24, self.read)
+        self.read += len(said)
+        return said.decode()
+
+    def until(self, condition, seconds=90):
+        """Wait until a condition holds, while the run goes on."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert self.poll() is None, self.unread()[-2000:]
+            assert time.monotonic() < end, "waited in vain"
+            time.sleep(0.01)
+
+    def says(self, words, seconds=90):
+        """Wait until the run says `words`, in what was not read before; the line that has them."""
+        found = ""
+
+        def said():
+            nonlocal found
+            found += self.unread()
+            return words in found
+
+        self.until(said, seconds)
+        return next(line for line in found.splitlines() if words in line)
+
+    def stop(self):
+        """End the run as a scheduler does; the rest of what it says, and its status."""
+        self.send_signal(signal.SIGTERM)
+        self.wait(timeout=120)
+        return self.unread(), self.returncode
+
+
+def has_saved(out_dir):
+    """Whether a run has a checkpoint and one before it."""
+    return lambda: (out_dir / "ckpt.pt").exists() and list(out_dir.glob("ckpt-*.pt"))
+
+
+@contextlib.contextmanager
+def on_a_disk(mount, folder, data, **settings):
+    """A run in `folder` on a disk of its own, which the command `mount` mounts; and its out_dir as seen from here."""
+    folder.mkdir()
+    inside = ("unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "sh")
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this system does not let tests mount a disk of their own")
+    child = Run(folder / "out", data, inside, **settings)
+    try:
+        yield child, pathlib.Path(f"/proc/{child.pid}/root{folder}/out")
+    finally:
+        child.kill()
+        child.wait()
+
+
+def fill(folder):
+    """Leave no room on the disk of `folder`."""
+    with open(folder / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+
+
+def test_a_disk_that_fills_up_and_empties(tmp_path, data):
+    with on_a_disk(f"mount -t tmpfs -o size=3m none {tmp_path}/disk", tmp_path / "disk", data) as (child, out_dir):
+        child.until(has_saved(out_dir))
+        fill(out_dir)
+        assert "No space left on device" in child.says("NOT WRITTEN")
+        assert "No space left on device" in child.says("NOT SAVED")
+        whole = torch.load(out_dir / "ckpt.pt", weights_only=True)["iter_num"]
+        child.says("NOT SAVED")  # at each interval
+        (out_dir / "filler").unlink()
+        child.says("metrics.jsonl can be written again: nothing is missing")
+        child.until(lambda: torch.load(out_dir / "ckpt.pt", weights_only=True)["iter_num"] > whole + 40)
+        child.send_signal(signal.SIGSTOP)  # its disk goes with it
+        train_rows = rows(out_dir)
+        assert [row["iter"] for row in train_rows] == list(range(len(train_rows)))
+        assert len(train_rows) > whole + 40
+        child.send_signal(signal.SIGCONT)
+        out, status = child.stop()
+        assert status == 128 + signal.SIGTERM and "saved: go on with" in out
+
+
+def test_a_disk_that_stays_full_ends_with_an_error(tmp_path, data):
+    with on_a_disk(f"mount -t tmpfs -o size=3m none {tmp_path}/disk", tmp_path / "disk", data) as (child, out_dir):
+        child.until(has_saved(out_dir))
+        fill(out_dir)
+        child.says("NOT SAVED")
+        saved = torch.load(out_dir / "ckpt.pt", weights_only=True)["iter_num"]
+        held = os.open(out_dir, os.O_RDONLY)  # keeps the disk when the run has ended
+        out, status = child.stop()
+        errors = [text for text in out.splitlines() if text.startswith("error: ")]
+        assert status == 1 and len(errors) == 1 and "Traceback" not in out, out
+        assert "No space left on device; what it held before is kept. Make room" in errors[0]
+        whole = pathlib.Path(f"/proc/self/fd/{held}/ckpt.pt")
+        assert torch.load(whole, weights_only=True)["iter_num"] == saved
+        os.close(held)
+
+
+def test_a_disk_that_turns_read_only(tmp_path, data):
+    image, disk = tmp_path / "image", tmp_path / "disk"
+    disk.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(16 << 20)
+    made = subprocess.run(["mkfs.ext4", "-q", "-F", image], capture_output=True, check=False)
+    mount = ["mount", "-o", "loop,errors=remount-ro", image, disk]
+    if made.returncode or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this system does not let tests mount a disk of their own")
+    child = None
+    try:
+        device = pathlib.Path(subprocess.check_output(["findmnt", "-n", "-o", "SOURCE", disk], text=True).strip()).name
+        child = Run(disk / "out", data)
+        child.until(has_saved(disk / "out"))
+        pathlib.Path(f"/sys/fs/ext4/{device}/trigger_fs_error").write_text("a test")  # as a defect of the disk would
+        assert "Read-only file system" in child.says("NOT WRITTEN")
+        child.says("NOT SAVED")  # a write that was under way sees another error
+        assert "Read-only file system" in child.says("NOT SAVED")
+        out, status = child.stop()
+        errors = [text for text in out.splitlines() if text.startswith("error: ")]
+        assert status == 1 and len(errors) == 1 and "Make the folder writable" in errors[0], out
+        assert torch.load(disk / "out" / "ckpt.pt", weights_only=True)["iter_num"] >= 40
+    finally:
+        if child:
+            child.kill()
+            child.wait()
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_folder_that_vanishes_comes_back_with_all_that_was_in_memory(tmp_path, data):
+    out_dir = tmp_path / "out"
+    child = Run(out_dir, data)
+    child.until(has_saved(out_dir))
+    out_dir.rename(tmp_path / "gone")
+    shutil.rmtree(tmp_path / "gone")
+    child.until((out_dir / "ckpt-60.pt").exists)
+    out, status = child.stop()
+    assert status == 128 + signal.SIGTERM, out
+    steps = torch.load(out_dir / "ckpt.pt", weights_only=True)["iter_num"]
+    assert [row["iter"] for row in rows(out_dir)] == list(range(steps))
+    assert json.loads((out_dir / "run.json").read_text())["settings"]["max_iters"] == LONG["max_iters"]
+
+
+def test_two_runs_at_once(tmp_path, data):
+    # the second used to move the first one's files from under it
+    out_dir = tmp_path / "out"
+    child = Run(out_dir, data)
+    child.until(has_saved(out_dir))
+    for init_from in ("scratch", "resume", "auto"):
+        error = fails("train.py", *flags(small(out_dir, data, init_from=init_from)))
+        assert f"{out_dir} is in use by another run: process {child.pid} on " in error
+        assert "started 20" in error
+    evaluated = script("train.py", *flags(small(out_dir, data, init_from="resume", eval_only=True)))
+    assert "val loss" in evaluated.stdout  # which writes nothing
+    child.kill()  # a dead one's lock is no obstacle
+    child.wait()
+    script("train.py", f"--out_dir={out_dir}", "--init_from=auto", "--max_iters=100")
+    assert torch.load(out_dir / "ckpt.pt", weights_only=True)["iter_num"] >= 100
+    assert not list(out_dir.glob("previous*"))
+
+
+def test_three_mistaken_starts(tmp_path, data):
+    # F2: two of them used to delete a finished run
+    out_dir, chance = tmp_path / "out", rng("mistaken starts")
+    script("train.py", *flags(small(out_dir, data, max_iters=20)))
+    before = {path.name: path.read_bytes() for path in out_dir.iterdir() if path.name != ".lock"}
+    for _ in range(3):
+        child = Run(out_dir, data, seed=chance.randrange(100))
+        child.until((out_dir / "previous-1").exists)
+        if chance.random() < 0.7:
+            child.until(has_saved(out_dir))
+        child.kill()
+        child.wait()
+    assert {path.name: path.read_bytes() for path in (out_dir / "previous-1").iterdir()} == before
+    # only a run with a checkpoint is worth a folder
+    assert all((path / "ckpt.pt").exists() for path in out_dir.glob("previous-*"))
