@@ -95,7 +95,7 @@ def _set(settings, name, value, where):
         new = _read(str(value), field.type)
         if where != COMMAND_LINE and new != value:  # in a file, steps = "5" is a mistake all the same
             raise ValueError
-    except Exception as error:  # comparing with a file's value, which may be of any class, can raise anything
+    except (Exception, SystemExit) as error:  # a file's value may be of any class, whose methods do anything
         raise UserError(f"{refused} {_allowed(field.type)}") from error
     if isinstance(new, int) and abs(new) > LARGEST:
         raise UserError(f"{refused} whole numbers below 2**63")

@@ -103,7 +103,7 @@ def _read_meta_pkl(path):
         with open(path, "rb") as file:
             meta = _PlainUnpickler(file).load()
         itos = meta.get("itos") or {i: c for c, i in meta.get("stoi", {}).items()}
-        itos = {int(i): str(c) for i, c in (itos.items() if isinstance(itos, dict) else enumerate(itos))}
+        itos = {int(i): c for i, c in (itos.items() if isinstance(itos, dict) else enumerate(itos))}
         size = vocabulary({"vocab_size": int(meta["vocab_size"]) if "vocab_size" in meta else max(itos) + 1})
         if not itos:
             return {"tokenizer": "unknown", "vocab_size": size}
@@ -112,7 +112,7 @@ def _read_meta_pkl(path):
         raise UserError(f"{path} is no nanoGPT meta.pkl: {first_line(error)}") from error
 
 
-class _PlainUnpickler(pickle.Unpickler):
+class _PlainUnpickler(pickle._Unpickler):  # in C, one damaged byte can make it fill gigabytes
     """Admits numbers, text and containers. A pickle that names any other class or function could run code."""
 
     def find_class(self, module, name):

@@ -1,6 +1,7 @@
 """The one exception for what a user can correct, and how a script ends on it."""
 
 import contextlib
+import reprlib
 import signal
 import sys
 from collections.abc import Iterator
@@ -8,16 +9,19 @@ from typing import Any
 
 import torch
 
+SHORT = reprlib.Repr()
+SHORT.maxlevel, SHORT.maxstring, SHORT.maxlong, SHORT.maxother = 3, 180, 180, 180
+
 
 class UserError(ValueError):
     """Bad input, or a request that this machine cannot meet: what was got, what is allowed, what to do."""
 
 
 def shown(value: Any) -> str:
-    """`value` as a message shows it: its repr, or the name of its type if that has none; at most 200 characters."""
+    """`value` as a message shows it: its repr, or the name of its type if that fails; at most some 200 characters."""
     try:
-        text = repr(value)
-    except Exception:  # a whole number of 5,000 digits, a list that is 10,000 deep, an object with a faulty repr
+        text = SHORT.repr(value)
+    except (Exception, SystemExit):  # a whole number of 5,000 digits, an object with a faulty repr
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 200 else f"{text[:200]}…"
 
@@ -51,7 +55,7 @@ def one_sentence() -> Iterator[None]:
         print(file=sys.stderr)  # the line on the console may be half written
         sys.exit(128 + signal.SIGINT)
     except (UserError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit("error: " + " ".join(line.strip() for line in str(error).splitlines()))
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise

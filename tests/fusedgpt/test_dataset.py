@@ -7,9 +7,10 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
 import sample
-from fusedgpt import prepare
+from fusedgpt import memory, prepare
 from fusedgpt.dataset import TokenFile, read_meta
 from fusedgpt.errors import UserError
 from fusedgpt.tokenizer import GPT2, Tokenizer
@@ -150,6 +151,15 @@ def test_numpys_integers_open_the_door_to_nothing_else(tmp_path, monkeypatch, co
     with pytest.raises(UserError, match=f"no nanoGPT meta.pkl: .*{reason}"):
         read_meta(tmp_path)
     assert not (tmp_path / "pwned").exists()
+
+
+def test_nine_damaged_bytes_do_not_fill_the_memory(tmp_path):
+    # pickle's C code makes room for 2**31 objects here: 17 GB, for a minute
+    (tmp_path / "meta.pkl").write_bytes(b"\x80\x04}r\x00\x00\x00\x40.")
+    before = memory.peak_memory(torch.device("cpu"))
+    with pytest.raises(UserError, match=r"no nanoGPT meta\.pkl"):
+        read_meta(tmp_path)
+    assert memory.peak_memory(torch.device("cpu")) - before < 1 << 28
 
 
 def test_without_a_meta_it_is_gpt2s(tmp_path):

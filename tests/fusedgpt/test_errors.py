@@ -40,6 +40,9 @@ def test_anything_can_be_shown():
     for _ in range(100_000):
         deep = [deep]
     faulty = type("Faulty", (Exception,), {"__repr__": None, "__str__": None})()
-    assert [shown(v) for v in ("a", 10**5000, deep, faulty)] == ["'a'", "<int>", "<list>", "<Faulty>"]
-    assert len(shown("x" * 10**6)) == 201
+    wide = []
+    for _ in range(60):
+        wide = [wide, wide]  # its repr has 2**60 brackets
+    assert [shown(v) for v in ("a", 10**5000, deep, wide)] == ["'a'", "<int>", "[[[[...]]]]", shown(wide)]
+    assert all(len(shown(v)) <= 201 for v in ("x" * 10**6, wide, faulty, [["x" * 100] * 9] * 9))
     assert first_line(faulty) == "" and first_line(UserError("one.\ntwo")) == "one"

@@ -1,0 +1,395 @@
+"""Bad input of every kind: whatever a user writes, the outcome is settings, a meta, or one sentence.
+
+FAULTS_CASES inputs (by default 100,000) are made from FAULTS_SEED (by default 1): flags, config files, and the metas of
+data folders and checkpoints. Any exception but UserError fails, SystemExit too.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import pickle
+import random
+import typing
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies
+
+import bench
+import configurator
+import sample
+import train
+from configurator import configure
+from fusedgpt import dataset, memory
+from fusedgpt.errors import UserError
+from fusedgpt.tokenizer import KINDS, Tokenizer, vocabulary
+from model import GPTConfig
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore")]  # a mutated config file may well deserve one
+
+CASES, SEED = int(os.environ.get("FAULTS_CASES", "100000")), int(os.environ.get("FAULTS_SEED", "1"))
+SHARES = {"flags": 0.6, "config files": 0.25, "metas": 0.15}
+CPU = torch.device("cpu")
+
+
+def tried(call, got, what=None):
+    """What `call` of `got` returns, or None if it ends in a sentence. Anything else fails and names `what` or `got`."""
+    what = what or got
+    try:
+        return call(got)
+    except UserError as error:
+        assert str(error).strip(), f"no sentence for {what!r}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise AssertionError(f"{type(error).__name__} for {what!r} (FAULTS_SEED={SEED})") from error
+
+
+@pytest.fixture
+def say(capsys):
+    """Prints a line in spite of pytest's capture."""
+
+    def line(text):
+        with capsys.disabled():
+            print(f"\n{text}, FAULTS_SEED={SEED}", end="", flush=True)
+
+    return line
+
+
+# settings: what scripts do with their command line before they touch a file
+
+
+def training(args):
+    s = configure(train.Settings(), args, "")
+    train.validate(s)
+    shape = {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "bias", "vocab_multiple")}
+    config = GPTConfig(vocab_size=s.vocab_size or 50257, **shape)
+    memory.check_training(config, s.batch_size, CPU, torch.float32)
+    return s
+
+
+def sampling(args):
+    s = configure(sample.Settings(), args, "", sample.ONLY_TRAINING)
+    sample.validate(s)
+    memory.check_sampling(GPTConfig(), s.num_samples, s.max_new_tokens, CPU, torch.float32)
+    return s
+
+
+def benchmarking(args, kind):
+    s, _ = bench.read_settings(kind, args)
+    bench.validate(bench.KINDS[kind], s)
+    return s
+
+
+SCRIPTS = [(training, train.Settings)] * 4 + [(sampling, sample.Settings)] * 3
+SCRIPTS += [(functools.partial(benchmarking, kind=k), bench.settings_class(bench.KINDS[k])) for k in bench.KINDS]
+FIELDS = [field for _, settings in SCRIPTS for field in dataclasses.fields(settings)]
+NAMES = sorted({field.name for field in FIELDS})
+CHOICES = sorted({str(c) for f in FIELDS for t in (f.type, *typing.get_args(f.type)) for c in typing.get_args(t)})
+NUMBERS = [
+    "0",
+    "-0",
+    "1",
+    "-1",
+    "2",
+    "7",
+    "64",
+    "1000",
+    "10_000",
+    "0.5",
+    "-1.5",
+    "1e-3",
+    "1e-320",
+    "1e400",
+    "nan",
+    "inf",
+]
+NUMBERS += [str(n + d) for n in (2**31, 2**53, 2**63, -(2**63), 10**18, 10**30, 10**400) for d in (-1, 0, 1)]
+NUMBERS += ["9" * 5000, "1" * 4299, "-inf", "0x10", "1e5", "٣", "²", " 5 ", "1__0", "+3", "5L", "1j", "½"]
+TEXTS = ["", " ", "True", "False", "None", "auto", "cpu", "cuda:1", "cpu:0", "meta", "/", "/dev/null", ".", "..", "~"]
+TEXTS += [
+    "\0",
+    "a\0b",
+    "\udcff",
+    "\ud800\udc00",
+    "a\nb",
+    "\x1b[2J",
+    "漢",
+    "🙂",
+    "x" * 5000,
+    "../" * 2000,
+    "%s{0}",
+    "FILE:\0",
+]
+TEXTS += ["=", "--", "-", "scratch", "resume", "gpt2", "gpt5", "char", "256-16-0", "32x128", "x", "'", '"', "\\", "[]"]
+
+
+def value(rng):
+    """Text that a flag may be given: of any setting, or nonsense."""
+    kind = rng.randrange(10)
+    if kind < 4:
+        return rng.choice(NUMBERS)
+    if kind < 6:
+        return str(rng.choice((rng.randrange(100), rng.random(), rng.randrange(10**6), rng.uniform(-2, 2))))
+    if kind < 7:
+        return rng.choice(CHOICES)
+    if kind < 9:
+        return rng.choice(TEXTS)
+    return "".join(chr(rng.choice((rng.randrange(1, 128), rng.randrange(0x11_0000)))) for _ in range(rng.randrange(9)))
+
+
+def fitting(rng, annotation):
+    """Text that a setting of the type `annotation` may well take."""
+    options = typing.get_args(annotation)
+    if options:
+        return str(rng.choice(options)) if typing.get_origin(annotation) is typing.Literal else fitting(rng, options[0])
+    some = {
+        bool: ("True", "False"),
+        int: (1, 2, 64, rng.randrange(5000)),
+        float: (0, 0.5, rng.random()),
+        str: ("x", "cpu"),
+    }
+    return str(rng.choice(some[annotation]))
+
+
+def flag(rng, settings):
+    """A flag of one of `settings` or, now and then, of another script or misspelt."""
+    field = rng.choice(dataclasses.fields(settings))
+    if rng.random() < 0.6:
+        return f"--{field.name}={fitting(rng, field.type)}"
+    name = rng.choice(NAMES) if rng.random() < 0.2 else field.name
+    if rng.random() < 0.1:
+        at = rng.randrange(len(name))
+        name = name[:at] + rng.choice(("", "x", "-", "\0", "\udcff", "=")) + name[at + 1 :]
+    dashes, equals = rng.choice(("-", "---", "")) if rng.random() < 0.03 else "--", rng.random() > 0.03
+    return f"{dashes}{name}={value(rng)}" if equals else f"{dashes}{name}"
+
+
+def right_types(s):
+    """Whether each setting has the type that its field declares, and is within what PyTorch can count."""
+    for field in dataclasses.fields(s):
+        got = getattr(s, field.name)
+        for option in typing.get_args(field.type) or (field.type,):
+            literal = typing.get_args(option) or ((option,) if not isinstance(option, type) else ())
+            if got in literal if literal else type(got) is option:
+                break
+        else:
+            return False
+        if type(got) is int and abs(got) > configurator.LARGEST:
+            return False
+    return True
+
+
+def test_flags(say):
+    rng, valid, cases = random.Random(SEED), 0, int(SHARES["flags"] * CASES)
+    for _ in range(cases):
+        script, settings = rng.choice(SCRIPTS)
+        args = [flag(rng, settings) for _ in range(rng.randrange(1, 5))]
+        s = tried(script, args)
+        if s is not None:
+            valid += 1
+            assert right_types(s), args
+    say(f"{cases:,} command lines, {valid:,} of them valid")
+    assert 0.05 * cases < valid < 0.95 * cases  # or it would fuzz only one side
+
+
+EXPRESSIONS = """0 | 1 | -1 | 2.5 | True | False | None | 'auto' | 'cpu' | 'sdpa' | 'gelu' | 32 | 64 | 0.1 | 1e-3
+1e400 | 1e-320 | float('nan') | float('inf') | 10**18 | 10**400 | 10**5000 | -2**63 | 1j | b'x' | 'x' | '' | 'x' * 9999
+'\\0' | '\\ud800' | [] | {} | () | set() | [[[]]] * 3 | object() | print | type | Ellipsis | range(10**9)
+lambda: 0 | memoryview(b'x') | __import__('os') | __import__('numpy').arange(3) | __import__('numpy').float64(1)
+__import__('numpy').int64(5) | __import__('torch').ones(2) | __import__('decimal').Decimal('sNaN')
+__import__('fractions').Fraction(1, 2) | type('T', (), {})() | type('T', (), {'__repr__': None, '__str__': None})()
+type('T', (int,), {'__eq__': None})(3) | type('T', (str,), {'__eq__': lambda s, o: []})()
+type('T', (), {'__eq__': lambda s, o: 1 / 0})() | type('T', (), {'__str__': lambda s: exit()})()"""
+EXPRESSIONS = [expression.strip() for line in EXPRESSIONS.splitlines() for expression in line.split(" | ")]
+STATEMENTS = [
+    "exit()",
+    "raise SystemExit",
+    "import sys; sys.exit(3)",
+    "quit('no')",
+    "raise BaseException('x')",
+    "raise GeneratorExit",
+    "raise Exception(b'\\xff')",
+    "raise type('E', (BaseException,), {'__str__': None})",
+    "raise StopIteration",
+    "raise MemoryError",
+    "raise ExceptionGroup('x', [ValueError(1)])",
+    "def f(): return f()\nf()",
+    "1 / 0",
+    "import no_such_module",
+    "import a.b.c",
+    "assert False, 'x\\ny'",
+    "x = " + "(" * 300,
+    "x = " + "-" * 20_000 + "1",
+    "_x = " + "[" * 90 + "]" * 90,
+    "if True:\nx = 1",
+    "\tx = 1\n  y = 2",
+    "return",
+    "yield",
+    "await x",
+    "# -*- coding: nonsense -*-",
+    "\0",
+    "\ufeff",
+    "'\udcff'",
+    "globals()[''] = 1",
+    "globals()[5] = 1",
+    "globals()['a b'] = 1",
+    "del batch_size",
+    "del __name__, __file__",
+    "globals().clear()",
+    "__builtins__ = {}",
+    "__name__ = 5",
+    "import train",
+    "from math import *",
+    "class batch_size: pass",
+    "def seed(): pass",
+    "for device in 'ab': pass",
+    "with open(__file__) as dataset: pass",
+    "learning_rate *= 2; batch_size //= 2",
+    "batch_size, block_size = 4, 64",
+]
+OURS = sorted(file.read_bytes() for file in (ROOT / "config").glob("*.py"))
+
+
+def config_file(rng, settings):
+    """The bytes of a config file: assignments and statements, or one of ours with damaged bytes."""
+    if rng.random() < 0.3:
+        raw = bytearray(rng.choice(OURS))
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            at = rng.randrange(len(raw))
+            # no *, which could make a power that takes an hour
+            raw[at : at + rng.randrange(3)] = bytes(b for b in rng.randbytes(rng.randrange(3)) if b != ord("*"))
+        return bytes(raw)
+    fields = [
+        rng.choice(FIELDS if rng.random() < 0.2 else dataclasses.fields(settings)) for _ in range(rng.randrange(4))
+    ]
+    lines = [f"{field.name} = {rng.choice(EXPRESSIONS)}" for field in fields]
+    if rng.random() < 0.4:
+        lines.insert(rng.randrange(len(lines) + 1), rng.choice(STATEMENTS))
+    return "\n".join(lines).encode(errors="surrogateescape")
+
+
+def test_config_files(say, tmp_path):
+    rng, valid, cases = random.Random(SEED), 0, int(SHARES["config files"] * CASES)
+    for _ in range(cases):
+        script, settings = rng.choice(SCRIPTS)
+        raw = config_file(rng, settings)
+        (tmp_path / "config.py").write_bytes(raw)
+        s = tried(script, [str(tmp_path / "config.py")], raw)
+        if s is not None:
+            valid += 1
+            assert right_types(s), raw
+    say(f"{cases:,} config files, {valid:,} of them valid")
+    assert 0.05 * cases < valid < 0.95 * cases
+
+
+# metas
+
+LEAVES = (
+    strategies.none()
+    | strategies.booleans()
+    | strategies.integers()
+    | strategies.sampled_from([0, -1, 1, 65, 2**24, 2**24 + 1, 2**32, 10**30, 10**4000])
+    | strategies.floats()
+    | strategies.text(strategies.characters(codec=None), max_size=3)
+    | strategies.binary(max_size=3)
+)
+THINGS = strategies.recursive(
+    LEAVES,
+    lambda inner: (
+        strategies.lists(inner, max_size=3)
+        | strategies.dictionaries(strategies.text(max_size=2) | strategies.integers(), inner, max_size=3)
+        | strategies.tuples(inner, inner)
+    ),
+    max_leaves=6,
+)
+CHARACTERS = strategies.lists(strategies.text(strategies.characters(codec=None), max_size=2) | LEAVES, max_size=4)
+PLAUSIBLE = strategies.fixed_dictionaries(
+    {},
+    optional={
+        "tokenizer": strategies.sampled_from([*KINDS, "unknown"]) | THINGS,
+        "vocab_size": strategies.integers(1, 4) | strategies.sampled_from([256, 50257]) | THINGS,
+        "itos": CHARACTERS | strategies.dictionaries(strategies.integers(0, 4), strategies.text(max_size=1)) | THINGS,
+        "stoi": strategies.dictionaries(strategies.text(max_size=1), strategies.integers(0, 4)) | THINGS,
+        "tokens": strategies.fixed_dictionaries({"train": LEAVES, "val": LEAVES}) | THINGS,
+        "dtype": strategies.sampled_from(["uint16", "uint32", "float64"]) | THINGS,
+        "source": THINGS,
+    },
+)
+GOOD = strategies.builds(
+    lambda itos: {"tokenizer": "char", "vocab_size": len(itos), "itos": itos, "dtype": "uint16", "tokens": {"val": 3}},
+    strategies.lists(strategies.text(min_size=1, max_size=1) | strategies.none(), min_size=1, max_size=4),
+) | strategies.sampled_from([{"tokenizer": "byte", "vocab_size": 256}, {"tokenizer": "unknown", "vocab_size": 7}])
+ONE_WRONG = strategies.builds(
+    lambda meta, name, thing: meta | {name: thing},
+    GOOD,
+    strategies.sampled_from(["tokenizer", "vocab_size", "itos", "dtype", "tokens", "source"]),
+    THINGS,
+)
+DAMAGE = strategies.lists(strategies.tuples(strategies.integers(0, 400), strategies.binary(max_size=2)), max_size=3)
+
+
+def damaged(raw, damage):
+    """`raw` with the bytes of `damage` over its own."""
+    raw = bytearray(raw)
+    for at, new in damage:
+        at %= len(raw) + 1
+        raw[at : at + len(new)] = new
+    return bytes(raw)
+
+
+def use(meta):
+    """What is done with a meta that was read: every id has a text, unless the tokenizer refuses."""
+    assert vocabulary(meta) >= 1 and all(isinstance(n, int) for n in meta.get("tokens", {}).values())
+    tokenizer = tried(Tokenizer, meta)
+    if tokenizer and tokenizer.kind != "gpt2":  # which may not be here
+        tokenizer.decode(list(range(min(tokenizer.vocab_size, 300)))).decode(errors="replace")
+        for text in ("a", "0\n", "a\udcff"):
+            assert all(0 <= id < tokenizer.vocab_size for id in tried(tokenizer.encode, text, meta) or ())
+
+
+def test_metas(say, tmp_path):
+    counts = {"checkpoint": 0, "meta.json": 0, "meta.pkl": 0, "valid": 0}
+    cases = int(SHARES["metas"] * CASES) - 2  # and the two deep ones
+
+    def read(what):
+        route, meta, damage = what
+        if route == "checkpoint":
+            return dataset.meta_of_checkpoint(ROOT, {"meta": meta, "config": {"dataset": "no such"}})
+        for name in ("meta.json", "meta.pkl"):
+            (tmp_path / name).unlink(missing_ok=True)
+        raw = pickle.dumps(meta) if route == "meta.pkl" else json.dumps(meta, default=repr).encode()
+        (tmp_path / route).write_bytes(damaged(raw, damage))
+        return dataset.read_meta(tmp_path)
+
+    def one(route, meta, damage=()):
+        counts[route] += 1
+        got = tried(read, (route, meta, damage))
+        if got is not None:
+            counts["valid"] += 1
+            use(got)
+
+    @hypothesis.seed(SEED)
+    @hypothesis.settings(
+        max_examples=cases, database=None, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+    )
+    @hypothesis.given(
+        strategies.sampled_from(["checkpoint", "meta.json", "meta.pkl"]),
+        GOOD | ONE_WRONG | PLAUSIBLE | THINGS,
+        DAMAGE | strategies.just([]),
+    )
+    def many(route, meta, damage):
+        one(route, meta, damage)
+
+    many()
+    deep = []
+    for _ in range(10_000):
+        deep = [deep]
+    one("checkpoint", deep)
+    one("checkpoint", {"tokenizer": deep, "vocab_size": 10**5000})
+    by_route = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    say(f"{sum(counts.values()) - counts['valid']:,} metas ({by_route})")
+    assert 0 < counts["valid"] < cases
