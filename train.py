@@ -528,7 +528,12 @@ def main(s: Settings) -> None:
 
         # one step, and its time alone
         step_began = timing.now(device)
-        loss_sum, norm = train_step(state, s, micro_steps, cast, device)
+        try:
+            loss_sum, norm = train_step(state, s, micro_steps, cast, device)
+        except UserError:  # another process is gone, or the data: the last step was whole
+            if state.iteration > saver.saved_at:
+                save_now()
+            raise
         over_time = s.max_seconds is not None and time.perf_counter() - began > s.max_seconds
         loss_sum, time_is_up, stop = ranks.all_reduce([loss_sum, over_time, len(stopped_by)], device)
         state.step_ms.append(1e3 * (timing.now(device) - step_began))

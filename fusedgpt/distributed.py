@@ -1,9 +1,15 @@
 """The ranks of a run: one process, or as many as torchrun started; and what they do together."""
 
+import atexit
 import contextlib
+import datetime
+import hashlib
 import os
+import re
 import socket
-from collections.abc import Sequence
+import time
+import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +17,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from fusedgpt.errors import UserError
+from fusedgpt.errors import UserError, first_line
 
 
 @dataclass(frozen=True)
@@ -40,22 +46,25 @@ class Ranks:
         """Each of `values` added up over the ranks."""
         if self.world == 1:
             return list(values)
-        total = torch.tensor(values, dtype=torch.float64, device=device)
-        distributed.all_reduce(total)
-        return total.tolist()
+        with _others_needed("adding up over the processes"):
+            total = torch.tensor(values, dtype=torch.float64, device=device)
+            distributed.all_reduce(total)
+            return total.tolist()
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's `value`, on every rank."""
         box = [value]
         if self.world > 1:
-            distributed.broadcast_object_list(box)
+            with _others_needed("hearing what rank 0 chose"):
+                distributed.broadcast_object_list(box)
         return box[0]
 
     def gather(self, value: Any) -> list:
         """The `value` of each rank, on every rank."""
         values = [value] * self.world
         if self.world > 1:
-            distributed.all_gather_object(values, value)
+            with _others_needed("comparing what each process has"):
+                distributed.all_gather_object(values, value)
         return values
 
 
@@ -81,10 +90,59 @@ def restarted() -> bool:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
-def join(ranks: Ranks, backend: str, device: torch.device) -> None:
-    """Connect to the other ranks: over `backend` on GPUs, otherwise over gloo, because nccl needs GPUs."""
-    if ranks.world > 1:
-        distributed.init_process_group(backend if device.type == "cuda" else "gloo")
+@contextlib.contextmanager
+def _others_needed(doing: str) -> Iterator[None]:
+    """A context that needs all ranks. Raises UserError, one sentence for PyTorch's traceback, if another is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        # gloo raises plain RuntimeErrors, which have the path of the line that raised them
+        if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
+            raise
+        # the interpreter's end would take gloo's threads down with "terminate called without an active exception"
+        atexit.register(os._exit, 1)
+        reason = re.sub(r"\[\S*gloo\S*\] ", "", first_line(error)).split(". ")[0]
+        raise UserError(
+            f"rank {os.environ['RANK']} failed at {doing}, because another process has ended or cannot be reached"
+            f" ({reason}): restart all of them with --init_from=resume, or let torchrun do so with --max_restarts"
+        ) from error
+
+
+def _roll_call(store: distributed.Store, ranks: Ranks, timeout: float) -> str:
+    """A name that exactly the processes that start together now agree on.
+
+    torchrun keeps one store for all its restarts, and PyTorch writes the same keys into it each time. A process that
+    starts a little before the others would read the addresses of dead ones and find nobody there. So each process
+    draws a ticket, and the name is made of all of them: no earlier start can have had it. The number of the restart
+    would not do: it differs from node to node. A rank may see an old ticket of one that is late; nobody else agrees on
+    that name, and it looks again.
+    """
+    store.set(f"ticket of {ranks.rank}", uuid.uuid4().hex)
+    names, deadline, name = [f"ticket of {rank}" for rank in range(ranks.world)], time.monotonic() + timeout, None
+    while time.monotonic() < deadline:
+        seen = hashlib.sha256(b"".join(store.multi_get(names))).hexdigest()
+        if store.add(seen, int(seen != name)) == ranks.world:
+            return seen
+        name = seen
+        time.sleep(0.05)
+    raise distributed.DistStoreError(f"not all of {ranks.world} processes were there within {timeout:.0f} s")
+
+
+def join(ranks: Ranks, backend: str, device: torch.device, timeout: float = 300) -> None:
+    """Connect to the other ranks: over `backend` on GPUs, otherwise over gloo, because nccl needs GPUs.
+
+    timeout: seconds after which a rank that waits for another gives up. If a machine loses its network, nothing else
+    tells the others. PyTorch's own limit is 30 minutes for gloo. Raises UserError if a rank does not come.
+    """
+    if ranks.world == 1:
+        return
+    limit = datetime.timedelta(seconds=timeout)
+    with _others_needed("connecting to the other processes"):
+        store, _, _ = next(distributed.rendezvous("env://", ranks.rank, ranks.world, timeout=limit))
+        store.set_timeout(limit)
+        store = distributed.PrefixStore(_roll_call(store, ranks, timeout), store)
+        backend = backend if device.type == "cuda" else "gloo"
+        distributed.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world, timeout=limit)
 
 
 def require_same_weights(model: torch.nn.Module, ranks: Ranks, iteration: int) -> None:
@@ -109,7 +167,8 @@ def require_same_weights(model: torch.nn.Module, ranks: Ranks, iteration: int) -
 def leave(ranks: Ranks) -> None:
     """Disconnect from the other ranks, at the end of a run that went well."""
     if ranks.world > 1:
-        distributed.barrier()  # ending the group with a message still under way can hang gloo's thread
+        with _others_needed("the end of the run"):
+            distributed.barrier()  # ending the group with a message still under way can hang gloo's thread
         distributed.destroy_process_group()
 
 
@@ -119,7 +178,8 @@ def wrap(model: torch.nn.Module, ranks: Ranks, device: torch.device) -> torch.nn
         return model
     devices = [device.index] if device.type == "cuda" else None
     # bucket views: gradients live in the buffers that are sent, so that there is no second copy of them
-    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    with _others_needed("comparing the weights"):
+        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
 
 def gradient_sync(model: torch.nn.Module, enabled: bool) -> contextlib.AbstractContextManager:
@@ -127,6 +187,6 @@ def gradient_sync(model: torch.nn.Module, enabled: bool) -> contextlib.AbstractC
 
     Only the last micro-step of a step has to: the gradients of the earlier ones add up on their own rank.
     """
-    if enabled or not isinstance(model, DistributedDataParallel):
+    if not isinstance(model, DistributedDataParallel):
         return contextlib.nullcontext()
-    return model.no_sync()
+    return _others_needed("averaging the gradients") if enabled else model.no_sync()
