@@ -12,10 +12,14 @@ import gc
 import math
 import os
 import pathlib
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Literal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save, Ctrl-C ends the program at once
 
 import torch
 from torch.amp import GradScaler
@@ -211,23 +215,25 @@ def learning_rate(it: int, s: Settings) -> float:
     return s.min_lr + 0.5 * (1 + math.cos(math.pi * done)) * (s.learning_rate - s.min_lr)
 
 
-def build_model(s: Settings, meta: dict, saved: dict | None, say: Say) -> GPT:
-    """The model on the CPU: new, from the checkpoint `saved`, or pretrained. Raises UserError if it cannot load."""
+def build_model(s: Settings, meta: dict, saved: dict | None, device, dtype, say: Say) -> GPT:
+    """The model: new, from the checkpoint `saved`, or pretrained. Raises UserError if it cannot load or cannot fit."""
     changes = {"dropout": s.dropout} | ({"activation": s.activation} if s.activation else {})
     if saved:
         if checkpoint.is_nanogpts(saved) and not s.activation:
             say(checkpoint.NANOGPTS_ACTIVATION)
-        return GPT.from_checkpoint(saved, **changes)
+        return GPT.from_checkpoint(saved, **changes).to(device)
     changes["vocab_multiple"] = s.vocab_multiple
     if s.init_from == "scratch":
         determinism.seed(s.seed, "init")
         dimensions = {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "bias")}
-        model = GPT(GPTConfig(vocab_size=s.vocab_size or meta["vocab_size"], **dimensions, **changes))
+        config = GPTConfig(vocab_size=s.vocab_size or meta["vocab_size"], **dimensions, **changes)
+        memory.check_training(config, s.batch_size, device, dtype, backward=not s.eval_only)
+        model = GPT(config)
     else:
         model = GPT.from_pretrained(s.init_from, changes)
     if s.block_size != model.config.block_size:
         model.crop_block_size(s.block_size)
-    return model
+    return model.to(device)
 
 
 def as_built(s: Settings, config: GPTConfig, say: Say) -> Settings:
@@ -468,7 +474,7 @@ def main(s: Settings) -> None:
     s = where_to_start(s)
     _lock = run_folder.lock(out_dir) if ranks.main and not s.eval_only else None
     saved, path = run_folder.load_latest(out_dir, logger.say) if s.init_from == "resume" else (None, None)
-    model = build_model(s, meta, saved, logger.say).to(device)
+    model = build_model(s, meta, saved, device, dtype, logger.say)
     s = as_built(s, model.config, logger.say)
     dataset.check_fit(meta, s.vocab_size, f"dataset={s.dataset}")
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)

@@ -1,0 +1,170 @@
+"""The folder of a run: the lock, earlier checkpoints, earlier runs."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fusedgpt import run_folder
+from fusedgpt.errors import UserError
+from fusedgpt.run_folder import is_this_launch, load_best, load_latest, lock, set_aside
+from tests.conftest import ROOT, run
+
+
+@pytest.fixture
+def folder(small_run, tmp_path):
+    """A copy of a finished run: ckpt.pt of iteration 10, ckpt-5.pt, and best.pt."""
+    shutil.copytree(small_run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def damage(path):
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+def test_the_second_process_is_refused_and_a_dead_one_is_no_obstacle(tmp_path):
+    holds = "import sys, time; from fusedgpt.run_folder import lock; held = lock(sys.argv[1]); print(1, flush=True)"
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"{holds}; time.sleep(60)", tmp_path], cwd=ROOT, stdout=subprocess.PIPE
+    )
+    child.stdout.readline()
+    with pytest.raises(
+        UserError, match=rf"in use by another run: process {child.pid} on .*, started 20\d\d-.* --out_dir"
+    ):
+        lock(tmp_path)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    with lock(tmp_path):
+        assert f"process {os.getpid()} " in (tmp_path / ".lock").read_text()
+
+
+def test_a_damaged_latest_falls_back_to_the_one_before(folder, capsys):
+    # best.pt was often the same file as ckpt.pt: one bad sector took both
+    assert load_latest(folder)[0]["iter_num"] == 10 and capsys.readouterr().out == ""
+    damage(folder / "ckpt.pt")
+    saved, path = load_latest(folder)
+    assert saved["iter_num"] == 5 and path == folder / "ckpt-5.pt"
+    said = capsys.readouterr().out
+    assert "ckpt.pt is damaged" in said and f"Taking {path}, of iteration 5, instead" in said
+    (folder / "ckpt.pt").unlink()
+    assert load_latest(folder)[0]["iter_num"] == 5
+    assert "ckpt.pt does not exist" in capsys.readouterr().out
+    damage(folder / "ckpt-5.pt")
+    assert load_latest(folder)[1] == folder / "best.pt"
+    (folder / "best.pt").unlink()
+    with pytest.raises(UserError, match=r"ckpt\.pt does not exist"):
+        load_latest(folder)
+
+
+def test_a_run_that_fell_back_ends_as_if_nothing_had_been(folder, tmp_path, data):
+    run(tmp_path / "whole", data, max_iters=20)
+    damage(folder / "ckpt.pt")
+    run(folder, data, max_iters=20, init_from="resume")
+    assert sorted(os.listdir(folder)) == sorted(os.listdir(tmp_path / "whole"))
+    for name in ("ckpt.pt", "ckpt-15.pt", "best.pt"):
+        saved, whole = (torch.load(each / name, weights_only=True) for each in (folder, tmp_path / "whole"))
+        assert all(torch.equal(w, whole["model"][key]) for key, w in saved["model"].items())
+
+
+@pytest.mark.parametrize(("keep", "there"), [(1, []), (2, [15]), (4, [5, 10, 15])])
+def test_keep_checkpoints(tmp_path, data, keep, there):
+    run(tmp_path, data, max_iters=20, keep_checkpoints=keep)
+    assert sorted(int(path.stem[5:]) for path in tmp_path.glob("ckpt-*.pt")) == there
+    for iteration in there:
+        assert torch.load(tmp_path / f"ckpt-{iteration}.pt", weights_only=True)["iter_num"] == iteration
+
+
+def test_a_copy_that_the_user_made_is_never_deleted(tmp_path, data):
+    run(tmp_path, data)
+    for name in ("ckpt-10.pt", "ckpt-3.pt"):
+        shutil.copyfile(tmp_path / "ckpt.pt", tmp_path / name)
+    run(tmp_path, data, max_iters=30, init_from="resume")
+    assert {"ckpt-10.pt", "ckpt-3.pt"} <= set(os.listdir(tmp_path))
+
+
+def test_the_best_is_the_latest_if_a_kill_left_best_pt_behind(folder):
+    saved = torch.load(folder / "ckpt.pt", weights_only=True)
+    assert saved["best_iter"] == saved["iter_num"] == 10
+    shutil.copyfile(folder / "ckpt-5.pt", folder / "best.pt.new")
+    os.replace(folder / "best.pt.new", folder / "best.pt")
+    assert load_best(folder)[0]["iter_num"] == 10
+    torch.save(saved | {"best_iter": 5}, folder / "ckpt.pt")
+    assert load_best(folder)[0]["iter_num"] == 5
+    (folder / "best.pt").unlink()
+    assert load_best(folder)[0]["iter_num"] == 10
+
+
+def test_what_is_set_aside_is_whole_at_every_instant(folder, monkeypatch):
+    # a kill between the renames of single files used to lose a checkpoint
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+    calls = []
+
+    def stopping(real, count):
+        def call(*args, **kwargs):
+            calls.append(args)
+            if len(calls) == count:
+                raise KeyboardInterrupt
+            return real(*args, **kwargs)
+
+        return call
+
+    for count in range(1, 100):
+        calls.clear()
+        with monkeypatch.context() as patch:
+            for name in ("link", "replace", "rename", "unlink", "rmdir"):
+                patch.setattr(os, name, stopping(getattr(os, name), count))
+            try:
+                set_aside(folder, print)
+                done = True
+            except KeyboardInterrupt:
+                done = False
+        places = [folder, *folder.glob("previous-*")]
+        held = [{path.name: path.read_bytes() for path in place.iterdir() if path.is_file()} for place in places]
+        assert any(files.items() <= each.items() for each in held), f"stopped at call {count}: {calls[-1]}"
+        if done:
+            break
+    assert len(calls) > 10 and not (folder / "ckpt.pt").exists()
+
+
+def test_only_what_has_a_checkpoint_is_set_aside_under_the_next_number(folder, capsys):
+    # F2: two mistaken starts used to delete a finished run
+    before = (folder / "ckpt.pt").read_bytes()
+    set_aside(folder, print)
+    assert f"moved to {folder / 'previous-1'}" in capsys.readouterr().out
+    (folder / "metrics.jsonl").write_text("")
+    (folder / "notes.txt").write_text("mine")
+    set_aside(folder, print)
+    assert sorted(os.listdir(folder)) == [".lock", "metrics.jsonl", "notes.txt", "previous-1"]
+    (folder / "ckpt.pt").write_bytes(b"")
+    set_aside(folder, print)
+    assert sorted(os.listdir(folder)) == [".lock", "notes.txt", "previous-1", "previous-2"]
+    assert (folder / "previous-1" / "ckpt.pt").read_bytes() == before
+
+
+def test_a_missing_checkpoint_names_the_earlier_run(folder):
+    set_aside(folder, print)
+    with pytest.raises(UserError, match=r"does not exist.* An earlier run is in .*previous-1: name that folder"):
+        load_latest(folder)
+
+
+def test_a_restarted_process_knows_its_own_run(tmp_path):
+    def launch(id, agent):
+        return {"id": id, "agent": agent}
+
+    (tmp_path / "run.json").write_text('{"launch": {"id": "a", "agent": "host:1"}}')
+    assert is_this_launch(tmp_path, launch("a", "host:1"), restarted=False)
+    assert is_this_launch(tmp_path, launch("a", "other:2"), restarted=True)  # rank 0 moved to another node
+    assert not is_this_launch(tmp_path, launch("a", "other:2"), restarted=False)  # an id that is used again
+    assert not is_this_launch(tmp_path, launch("b", "host:1"), restarted=True)
+    assert not is_this_launch(tmp_path, None, restarted=False)
+    for damaged in ("", "[]", '{"launch": null}', '{"launch": 3}', "[" * 100_000):
+        (tmp_path / "run.json").write_text(damaged)
+        assert not is_this_launch(tmp_path, launch("a", "host:1"), restarted=True)
+    assert not is_this_launch(tmp_path / "nowhere", launch("a", "host:1"), restarted=True)
+    assert run_folder.checkpoints(tmp_path / "nowhere") == []

@@ -1,0 +1,76 @@
+"""What a checkpoint costs the training loop: milliseconds, for GPT-2 124M or any other settings.
+
+    python tests/save_cost.py [--name=value ...]
+
+Trains with a checkpoint after every fifth step (--eval_interval=5 --eval_iters=1), and prints one line of JSON: the
+time that the loop stood still for a save, how much longer the steps took while a checkpoint was being written, and a
+step. The settings are train.py's.
+"""
+
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import train
+from configurator import configure
+from fusedgpt.saver import Saver
+
+STEPS = 60  # a checkpoint every fifth
+
+
+def main(s: train.Settings) -> None:
+    """Print what saves cost a run of `s`."""
+    stood_still, writing, busy = [], [], []
+    save, step, write = train.save, train.train_step, Saver._write
+
+    def timed_save(*args):
+        began = time.perf_counter()
+        save(*args)
+        stood_still.append(1e3 * (time.perf_counter() - began))
+
+    def timed_write(self, state):
+        began = time.perf_counter()
+        write(self, state)
+        writing.append((began, time.perf_counter()))
+
+    def timed_step(*args):
+        began = time.perf_counter()
+        result = step(*args)
+        busy.append((began, time.perf_counter()))
+        return result
+
+    train.save, train.train_step, Saver._write = timed_save, timed_step, timed_write
+    train.main(s)
+    overlapping = [any(a < end and began < b for a, b in writing) for began, end in busy]
+    ms = {
+        name: statistics.median(
+            1e3 * (end - began) for (began, end), over in zip(busy[5:], overlapping[5:]) if over == when
+        )
+        for name, when in (("step", False), ("step_while_writing", True))
+    }
+    slowed = (ms["step_while_writing"] - ms["step"]) * sum(overlapping) / len(writing)
+    seconds = statistics.median(end - began for began, end in writing)
+    print(
+        json.dumps(
+            {
+                "stood_still_ms": round(statistics.median(stood_still[1:-1]), 1),
+                "slowed_ms": round(slowed, 1),
+                "step_ms": round(ms["step"], 1),
+                "write_ms": round(1e3 * seconds, 1),
+                "saves": len(stood_still),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as out_dir:
+        defaults = train.Settings(dataset="python_stdlib", vocab_size=50257, out_dir=out_dir, max_iters=STEPS)
+        defaults.eval_interval, defaults.eval_iters, defaults.gradient_accumulation_steps = 5, 1, 1
+        defaults.batch_size, defaults.log_interval = 1, 5
+        main(configure(defaults, sys.argv[1:], __doc__))
