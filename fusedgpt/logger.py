@@ -22,8 +22,14 @@ def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[d
     path = pathlib.Path(out_dir) / "metrics.jsonl"
     if not path.exists():
         raise UserError(f"{path} does not exist: name the folder of a run")
-    kinds = (kind,) if kind else ("train", "eval")
-    return [row for row in read_jsonl(path) if row.get("kind") in kinds and type(row.get("iter")) is int]
+    return [row for row in read_jsonl(path) if _is_metrics(row) and kind in (None, row["kind"])]
+
+
+def _is_metrics(row):
+    """Whether an object read from metrics.jsonl can be used as one."""
+    losses = {"train": ("loss",), "eval": ("train_loss", "val_loss")}.get(str(row.get("kind")), (None,))
+    numbers = all(row.get(name, "") is None or type(row.get(name)) in (int, float) for name in losses)
+    return numbers and type(row.get("iter")) is int
 
 
 def read_record(out_dir: str | pathlib.Path) -> dict:

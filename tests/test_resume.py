@@ -257,6 +257,61 @@ def test_always_save_checkpoint_off_saves_what_improved_and_the_end(tmp_path, da
     assert saved == [5, 15, 20]
 
 
+def test_auto_resumes_if_there_is_a_run(tmp_path, data):
+    for max_iters in (10, 20):
+        script("train.py", *flags(small(tmp_path, data, max_iters=max_iters, init_from="auto")))
+        assert len(rows(tmp_path)) == max_iters
+    whole = run(tmp_path / "whole", data, max_iters=20)
+    assert_same_bytes(weights(tmp_path), weights(whole))
+    assert not list(tmp_path.glob("previous*"))
+
+
+def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tmp_path, data):
+    # `--init_from=resume --out_dir=X` alone used to turn to OpenWebText and 600,000 iterations
+    whole = run(tmp_path / "whole", data, max_iters=20, dropout=0.1, learning_rate=3e-3)
+    half = run(tmp_path / "half", data, max_iters=10, dropout=0.1, learning_rate=3e-3)
+    moved = half.rename(tmp_path / "moved")
+    done = script("train.py", "--init_from=resume", f"--out_dir={moved}", "--max_iters=20")
+    assert "resuming with max_iters=20; it was 10" in done.stdout and done.stdout.count("resuming with") == 1
+    assert_same_bytes(weights(moved), weights(whole))
+    assert not half.exists()
+    (tmp_path / "slower.py").write_text("learning_rate = 1e-4\n")
+    flags = (tmp_path / "slower.py", "--init_from=resume", f"--out_dir={moved}", "--max_iters=22")
+    assert "resuming with learning_rate=0.0001; it was 0.003" in script("train.py", *flags).stdout
+
+
+def test_a_process_that_torchrun_restarted_resumes_its_own_run(tmp_path, data):
+    # F2: it used to start from scratch as told, and set its own run aside
+    launch = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "0"}
+    scratch = flags(small(tmp_path, data, init_from="scratch"))
+    script("train.py", *scratch, **launch)
+    script("train.py", *scratch, "--max_iters=20", **launch | {"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert len(rows(tmp_path)) == 20 and not list(tmp_path.glob("previous*"))
+    script("train.py", *scratch, **launch | {"TORCHELASTIC_RUN_ID": "b"})  # another launch starts anew, as told
+    assert len(rows(tmp_path)) == 10 and len(rows(tmp_path / "previous-1")) == 20
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "run.json"])
+def test_what_is_damaged_beside_a_good_checkpoint_does_not_block_resuming(tmp_path, data, name):
+    run(tmp_path, data)
+    for damaged in (b"", b"\xff\xfe\x00", b"[1, 2]\n3\nnull\n", b"[" * 100_000, b'{"kind": "train"}\n{"iter": "x"}\n'):
+        (tmp_path / name).write_bytes(damaged)
+        run(tmp_path, data, init_from="resume", max_iters=12)
+        assert [row["iter"] for row in rows(tmp_path)][-2:] == [10, 11] or name == "run.json"
+        torch.save(torch.load(tmp_path / "ckpt-10.pt", weights_only=True), tmp_path / "ckpt.pt")
+        (tmp_path / "ckpt-10.pt").unlink()
+
+
+def test_a_profile_is_of_the_run_that_made_it(tmp_path, data):
+    # the trace of an earlier run used to stay beside a new one
+    run(tmp_path, data, profile=True)
+    old = (tmp_path / "trace.json").read_bytes()
+    run(tmp_path, data, profile=True)
+    assert (tmp_path / "previous-1" / "trace.json").read_bytes() == old != (tmp_path / "trace.json").read_bytes()
+    run(tmp_path, data)
+    assert not (tmp_path / "trace.json").exists()
+
+
 def test_eval_only_evaluates_and_ends(tmp_path, data):
     # T6: with resume it used to train on
     run(tmp_path, data)

@@ -222,8 +222,37 @@ def test_a_gradient_that_is_not_finite_is_named_and_survived(tmp_path, data, cap
     run(tmp_path, data)
     losses = [row["loss"] for row in rows(tmp_path)]
     assert losses[3] is None and all(map(math.isfinite, losses[:3] + losses[4:]))  # JSON has no NaN
-    assert "iter 3: loss nan, gradient norm nan: step skipped, weights kept" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "iter 3: loss nan, gradient norm nan: step skipped, weights kept" in said
+    assert "iter 3: not seen again when the step is repeated eagerly: suspect the compiled kernels" in said
     assert all(torch.isfinite(w).all() for w in weights(tmp_path).values())
+
+
+def test_a_bad_batch_is_named_with_its_place_and_its_first_tensors(tmp_path, data, capsys, monkeypatch):
+    loader = DataLoader(data, dataset.read_meta(data), 16, 4, 1337, torch.device("cpu"))
+    bad, _ = loader.train(iteration=3, micro_step=1)
+    forward = torch.nn.Embedding.forward
+
+    def embed(self, idx):
+        return forward(self, idx) * (torch.nan if torch.equal(idx, bad) else 1)
+
+    monkeypatch.setattr(torch.nn.Embedding, "forward", embed)
+    run(tmp_path, data, gradient_accumulation_steps=2)
+    starts = ", ".join(map(str, loader.starts(3, 1)))
+    place = f"in micro-step 1, whose windows begin at tokens {starts} of train"
+    tensors = "transformer.wte, transformer.drop, transformer.h.0.ln_1"
+    assert f"iter 3: first in outputs: {tensors}, {place}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_more_than_max_bad_steps_in_a_row_end_the_run(tmp_path, data, monkeypatch, most):
+    run(tmp_path, data)
+    before = weights(tmp_path)
+    monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda grads: torch.tensor(torch.nan))
+    ends = rf"{most + 1} steps in a row .* iteration {10 + most}: resume from .*ckpt\.pt, of iteration 10, with"
+    with pytest.raises(UserError, match=ends):
+        run(tmp_path, data, max_iters=100, max_bad_steps=most, init_from="resume", eval_interval=2)
+    assert_same_bytes(weights(tmp_path), before)
 
 
 def test_a_run_whose_kernel_is_another_ends(tmp_path, data, monkeypatch):
