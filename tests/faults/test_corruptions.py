@@ -125,6 +125,4 @@ def test_resumed_by_train_itself(folder, tmp_path, data):
         finish(start(small(broken, data, max_iters=20, dropout=0.1, init_from="auto"), log), log)
         for kept in ("ckpt.pt", "ckpt-15.pt", "best.pt"):
             assert_same_bytes(weights(broken, kept), weights(whole, kept))
-    print(
-        f"\n{len(names) * (END_TO_END // 3)} runs with a corrupted file ended with the bytes of a whole one; seed {SEED}"
-    )
+    print(f"\n{len(names) * TIMES} runs with a corrupted file ended with the bytes of a whole one; seed {SEED}")
