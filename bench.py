@@ -11,6 +11,7 @@ python bench.py KIND --help. A run that was interrupted continues when the same 
 import dataclasses
 import difflib
 import functools
+import math
 import os
 import pathlib
 import subprocess
@@ -84,8 +85,8 @@ def validate(kind, s) -> None:
     for setting, least in (("repeats", 1), ("warmup", 0), ("steps", training.WARM_UP + 1)):
         if getattr(s, setting, least) < least:
             raise UserError(f"{setting}={getattr(s, setting)} must be {least} or more")
-    if not getattr(s, "memory_gb", 1) > 0:
-        raise UserError(f"memory_gb={s.memory_gb} must be more than 0")
+    if not 0 < getattr(s, "memory_gb", 1) < math.inf:
+        raise UserError(f"memory_gb={s.memory_gb} must be more than 0, and finite")
 
 
 def header(name: str, args: list[str], s, machine: dict) -> dict:

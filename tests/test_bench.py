@@ -155,6 +155,7 @@ def test_every_kind_on_a_gpu(tmp_path, data, kind):
         (["ladder", "--steps=5"], "steps=5 must be 6 or more"),
         (["ladder", "--batch_size=0"], "batch_size=0 must be 1 or more"),
         (["max_batch", "--memory_gb=0"], "memory_gb=0.0 must be more than 0"),
+        (["max_batch", "--memory_gb=inf"], "memory_gb=inf must be more than 0, and finite"),
     ],
     ids=" ".join,
 )
