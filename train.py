@@ -113,6 +113,7 @@ class Settings:
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of matrix products; weights are float32
     compile: bool | Literal["auto"] = "auto"  # torch.compile; auto: on GPUs of NVIDIA and AMD
+    timeout: float = 300.0  # seconds that a process waits for another before it ends, because the other must be gone
     seed: int = 1337  # seed of the weights, the batches and dropout; each has a random stream of its own
     deterministic: bool = False  # only kernels and operations that are deterministic
     check_interval: int = 100  # iterations between comparisons of the weights of all ranks
@@ -464,7 +465,7 @@ def main(s: Settings) -> None:
     cast = autocast(device, dtype)
     if s.deterministic:
         determinism.require_deterministic()
-    distributed.join(ranks, s.backend, device)
+    distributed.join(ranks, s.backend, device, s.timeout)
     out_dir = pathlib.Path(s.out_dir)
     logger = Logger(ranks.main)
 

@@ -50,12 +50,16 @@ class Torchrun:
         while not self._lines.empty():
             self._lines.get()
 
+    def workers(self):
+        """The process ids of the workers."""
+        pid = self.process.pid
+        return {*map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split())}
+
     def wait_for_workers(self, number, dead, seconds):
         """The process ids of `number` workers, none of them among the `dead`. Skips what the dead had said."""
-        deadline, pid = time.monotonic() + seconds, self.process.pid
+        deadline = time.monotonic() + seconds
         while True:
-            children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            if len(workers := {*map(int, children)} - dead) == number:
+            if len(workers := self.workers() - dead) == number:
                 self.forget()
                 return workers
             assert time.monotonic() < deadline, f"no {number} new workers within {seconds} s:\n{self.output[-5000:]}"

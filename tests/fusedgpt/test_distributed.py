@@ -1,13 +1,31 @@
-"""What the ranks of a run tell each other."""
+"""Processes that start together connect, whatever earlier ones left behind; and a lost one is one sentence."""
 
+import datetime
+import os
+import subprocess
 import sys
 
 import pytest
 import torch
+from torch import distributed as c10d
 
 from fusedgpt import distributed
 from fusedgpt.errors import UserError
-from tests.conftest import script
+from tests.conftest import ROOT, script
+
+WORKER = """
+import os, sys, time, torch
+from fusedgpt import distributed
+from fusedgpt.errors import one_sentence
+ranks, late, dies, timeout = distributed.ranks(), *map(int, sys.argv[1:])
+with one_sentence():
+    time.sleep(2 * (ranks.rank == late))
+    distributed.join(ranks, "gloo", torch.device("cpu"), timeout)
+    if ranks.rank == dies:
+        os._exit(9)
+    print(ranks.all_reduce([1.0, ranks.rank], torch.device("cpu")))
+    distributed.leave(ranks)
+"""
 
 DRIFT = """
 import sys, torch
@@ -28,6 +46,64 @@ except ValueError as error:
     print(f"rank {ranks.rank}: {error}")
 distributed.leave(ranks)
 """
+
+
+def start(store, late=-1, dies=-1, timeout=30, only=(0, 1)):
+    """[(exit status, stdout, stderr)] of two processes that meet at `store`, as torchrun starts them."""
+    agent = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    processes = []
+    for rank in only:
+        env = os.environ | agent | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        command = [sys.executable, "-c", WORKER, str(late), str(dies), str(timeout)]
+        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        processes.append(subprocess.Popen(command, cwd=ROOT, env=env, **pipes))
+    outputs = [process.communicate(timeout=120) for process in processes]
+    return [(process.returncode, *output) for process, output in zip(processes, outputs)]
+
+
+@pytest.fixture
+def store():
+    """The store that torchrun keeps for all its restarts."""
+    return c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def test_a_restart_does_not_look_for_the_dead(store):
+    # the earlier of the two read the other's old address, and was refused or waited for PyTorch's 30 minutes
+    assert [status for status, _, _ in start(store, dies=0)] == [9, 1]
+    for late in (0, 1):
+        assert [(status, out) for status, out, _ in start(store, late=late)] == [(0, "[2.0, 1.0]\n")] * 2
+
+
+def test_a_process_that_died_is_one_sentence_for_the_others(store):
+    _, (status, _, stderr) = start(store, dies=0)
+    assert status == 1 and "Traceback" not in stderr and "terminate" not in stderr
+    (error,) = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert error.startswith("error: rank 1 failed at adding up over the processes, because another process has ended")
+    assert "Connection" in error and "third_party" not in error and error.endswith("--max_restarts")
+
+
+def test_a_process_that_never_comes_ends_the_others_in_time(store):
+    began = datetime.datetime.now()
+    ((status, _, stderr),) = start(store, timeout=3, only=(1,))
+    assert status == 1 and "error: rank 1 failed at connecting" in stderr and "Traceback" not in stderr
+    assert (datetime.datetime.now() - began).total_seconds() < 3 + 27  # the timeout, and Python's start
+
+
+def test_an_error_that_is_no_fault_of_others_stays_as_it_is(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr("atexit.register", lambda *_: None)
+    with pytest.raises(RuntimeError, match="shapes"), distributed._others_needed("trying"):
+        raise RuntimeError("shapes misfit")
+    with pytest.raises(UserError, match="failed at trying"), distributed._others_needed("trying"):
+        raise c10d.DistBackendError("NCCL: remote process exited")
+
+
+def test_one_process_needs_nobody():
+    alone = distributed.Ranks()
+    distributed.join(alone, "nccl", torch.device("cpu"))
+    assert alone.all_reduce([2, 3], torch.device("cpu")) == [2, 3] and alone.broadcast("x") == "x"
+    distributed.leave(alone)
+    assert not c10d.is_initialized()
 
 
 def test_a_rank_that_drifts_by_one_bit_is_named_on_every_rank(tmp_path):

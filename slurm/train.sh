@@ -1,0 +1,45 @@
+#!/bin/bash
+# Train on several nodes under SLURM; docs/several-nodes.md has the details.
+#
+#     sbatch slurm/train.sh config/train_gpt2.py --out_dir=/shared/out
+#
+# Options of sbatch win over those below: sbatch --nodes=4 --time=48:00:00 slurm/train.sh ...
+
+#SBATCH --job-name=fusedgpt
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --time=24:00:00
+# one line in the log after another, also after a requeue
+#SBATCH --open-mode=append
+# if a node fails, SLURM starts the job again
+#SBATCH --requeue
+# five minutes before the time is up, this script gets SIGTERM
+#SBATCH --signal=B:TERM@300
+
+set -u
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+port=$((20000 + SLURM_JOB_ID % 10000)) # two jobs on one node do not meet
+
+# a store of its own for each start: PyTorch's shared one keeps a node that comes back from joining
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+# torchrun kills processes that take longer than this to save after SIGTERM
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=240
+
+stopped=
+trap 'stopped=yes; kill -TERM "$step"' TERM
+
+# init_from=auto: the run in out_dir if there is one. A flag given to this script comes later and wins.
+srun --kill-on-bad-exit=1 python -m torch.distributed.run \
+    --nnodes="$SLURM_JOB_NUM_NODES" --nproc_per_node="${SLURM_GPUS_ON_NODE:-1}" --max_restarts=10 \
+    --rdzv_id="$SLURM_JOB_ID" --rdzv_backend=c10d --rdzv_endpoint="$head:$port" \
+    train.py --init_from=auto "$@" &
+step=$!
+
+wait "$step"
+status=$?
+if [ -n "$stopped" ]; then
+    wait "$step" # the signal ended the first wait; all processes save now
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
