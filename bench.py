@@ -19,6 +19,7 @@ import sys
 
 import train
 from configurator import configure, subclass
+from fusedgpt import timing
 from fusedgpt.bench import ladder, max_batch, numerics, prefill, report, rows, sweep, training
 from fusedgpt.device import resolve_device
 from fusedgpt.environment import environment, machine_state
@@ -71,6 +72,7 @@ def main(name: str, args: list[str]) -> None:
         functools.partial(kind.measure, s=s, device=device, folder=folder),
         folder / "rows.jsonl",
         header(name, args, s, machine),
+        reference=functools.partial(timing.reference, device),
         state=lambda: machine_state(device) | {"commit": machine["commit"]},
         say=functools.partial(print, flush=True),  # rows take minutes, and a pipe would hold their lines back
         profile=s.profile,

@@ -34,6 +34,28 @@ def samples(step: Callable[[], object], device: torch.device, count: int, warmup
     return [sample(calls) for _ in range(count)]
 
 
+def reference(device: torch.device) -> float:
+    """Milliseconds a call of a fixed matrix product: about 7 ms in all, if nothing else uses the device.
+
+    It always takes the same time on an idle device, so a longer one tells of a device that is shared or throttled. It
+    is a mean, because a process that is suspended every few milliseconds still has a fast call, and even a fast median.
+    """
+    on_cpu = device.type == "cpu"
+    n, calls = (512, 1) if on_cpu else (2048, 16)  # calls between two readings of the clock
+    a = torch.full((n, n), 0.5, device=device, dtype=torch.float32 if on_cpu else torch.float16)
+
+    def mean_ms(at_least):
+        done, spent, start = 0, 0.0, now(device)
+        while spent < at_least:
+            for _ in range(calls):
+                a @ a
+            done, spent = done + calls, 1e3 * (now(device) - start)
+        return spent / done
+
+    mean_ms(2.0)  # warm-up: threads wake up, the clocks of a GPU rise
+    return mean_ms(5.0)
+
+
 def summary(ms: list[float]) -> dict[str, float]:
     """Median, 10th and 90th percentile of milliseconds, and how many there were."""
     p10, median, p90 = np.percentile(ms, [10, 50, 90]).tolist()

@@ -3,6 +3,8 @@
 import pathlib
 from collections.abc import Iterable
 
+from fusedgpt.bench.disturbance import comparable
+
 MARKS = {"manual": "o", "math": "s", "efficient": "^", "flash": "D", "cudnn": "v", "flex": "P", "eager": "o"}
 HATCHES = ("", "///", "...", "xx", "\\\\")
 GREYS = ("0.35", "0.75", "0.55", "0.9", "0.65")
@@ -31,6 +33,13 @@ def new(**options) -> tuple:
 def bar_style(n: int) -> dict:
     """The look of the n-th group of bars."""
     return dict(color=GREYS[n], edgecolor="black", hatch=HATCHES[n], linewidth=0.6)
+
+
+def hollow(bars: Iterable, rows: Iterable[dict]) -> None:
+    """Draw only the outline of those `bars` whose rows were disturbed."""
+    for bar, row in zip(bars, rows):
+        if not comparable(row):
+            bar.set(fill=False, edgecolor="black", linewidth=0.6)
 
 
 def mark(attention: str) -> str:

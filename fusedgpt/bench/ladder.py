@@ -13,6 +13,7 @@ import torch
 
 from fusedgpt.attention import ATTENTION
 from fusedgpt.bench import drawing, report, settings, training
+from fusedgpt.bench.disturbance import comparable
 from fusedgpt.bench.proof import prove_kernel
 from fusedgpt.bench.rows import slug, trace_path
 from fusedgpt.case import Case
@@ -88,10 +89,11 @@ def _cells(row, measured):
     if row["status"] != "measured":
         return [row["rung"], f"{row['status']}: {row['reason']}", "", theirs, *[""] * 5]
     base, ran = measured.get(BASELINE), row["ran"]
-    ours = f"{faster(base['median_ms'], row['median_ms']):+.2f} %" if base else ""
+    ours = f"{faster(base['median_ms'], row['median_ms']):+.2f} %" if comparable(base) and comparable(row) else ""
     mfu = row["mfu"] * row["peak_flops"] / report.best_peaks(measured.values())[ran["dtype"]]
+    share = f"{100 * mfu:.1f} %" if comparable(row) else ""
     how = f"{ran['attention']}, {ran['dtype']}, {'compiled' if ran['compile'] else 'eager'}, {ran['padded_vocab_size']}"
-    cells = [row["rung"], report.spread(row), ours, theirs, f"{row['tokens_per_s']:,.0f}", f"{100 * mfu:.1f} %"]
+    cells = [row["rung"], report.spread(row), ours, theirs, f"{row['tokens_per_s']:,.0f}", share]
     memory = f"{row['peak_memory'] / report.GIB:.2f} GiB"
     return [*cells, memory, f"{row['final_loss']:.4f}", f"{report.kernel(row)} ({how})"]
 
@@ -113,10 +115,11 @@ def notes(measured: dict[str, dict]) -> list[str]:
         report.mfu_convention(measured.values()),
     ]
     slowest, best = measured.get("manual, float32, eager"), measured.get(PADDED)
-    if slowest and best:
+    if comparable(slowest) and comparable(best):
         times = slowest["median_ms"] / best["median_ms"]
         found.append(f"`{PADDED}` is {times:.2f} times as fast as `manual, float32, eager`.")
-    if again := measured.get("manual, again"):
+    again = measured.get("manual, again")
+    if comparable(again) and comparable(base):
         drift = again["median_ms"] / base["median_ms"] - 1
         more = f"{abs(drift):.1%} {'more' if drift > 0 else 'less'}"
         found.append(f"The baseline, measured again at the end, took {more} time: smaller differences are noise.")
@@ -124,13 +127,14 @@ def notes(measured: dict[str, dict]) -> list[str]:
 
 
 def figures(rows: list[dict]) -> Iterator[tuple]:
-    """ladder.png: a bar per rung."""
+    """ladder.png: a bar per rung, hollow if it was disturbed."""
     if not rows:
         return
     figure, axes = drawing.new(figsize=(7.5, 0.45 * len(rows) + 1.2))
     names, medians = [row["rung"] for row in rows], [row["median_ms"] for row in rows]
     spread = [[row["median_ms"] - row["p10_ms"] for row in rows], [row["p90_ms"] - row["median_ms"] for row in rows]]
-    axes.barh(names, medians, xerr=spread, color="C0", ecolor="0.3", capsize=2, height=0.65)
+    bars = axes.barh(names, medians, xerr=spread, color="C0", ecolor="0.3", capsize=2, height=0.65)
+    drawing.hollow(bars, rows)
     for n, row in enumerate(rows):
         axes.text(row["p90_ms"] + 0.01 * max(medians), n, f"{row['median_ms']:.4g}", va="center", fontsize=8)
     axes.invert_yaxis()

@@ -16,6 +16,7 @@ import torch
 from fusedgpt import memory
 from fusedgpt.attention import KERNELS
 from fusedgpt.bench import drawing, report, settings, training
+from fusedgpt.bench.disturbance import comparable
 from fusedgpt.bench.proof import prove_kernel
 from fusedgpt.bench.rows import trace_path
 from fusedgpt.case import Case
@@ -178,11 +179,14 @@ def _cells(row, peaks):
     mfu = row["mfu"] * row["peak_flops"] / peaks[row["ran"]["dtype"]]
     cells = [row["attention"], row["largest"], row["estimate"]["largest"], f"{guess / report.GIB:.2f} GiB"]
     cells += [f"{peak / report.GIB:.2f} GiB", report.spread(row, 0), f"{row['tokens_per_s']:,.0f}"]
-    return [*cells, f"{100 * mfu:.1f} %", last]
+    return [*cells, f"{100 * mfu:.1f} %" if comparable(row) else "", last]
 
 
 def figures(rows: list[dict]) -> Iterator[tuple]:
-    """largest.png: the largest batch, measured and estimated; curves.png: validation loss against seconds."""
+    """largest.png: the largest batch, measured and estimated; curves.png: validation loss against seconds.
+
+    A curve whose seconds were disturbed is left out.
+    """
     if not rows:
         return
     figure, axes = drawing.new(figsize=(5.2, 3.4))
@@ -196,7 +200,7 @@ def figures(rows: list[dict]) -> Iterator[tuple]:
     axes.margins(y=0.15)
     axes.legend(frameon=False)
     yield "largest", figure
-    curves = [row for row in rows if row.get("curve")]
+    curves = [row for row in rows if row.get("curve") and comparable(row)]
     if curves:
         figure, axes = drawing.new(figsize=(5.6, 3.6))
         for row in curves:

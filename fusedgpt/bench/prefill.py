@@ -16,6 +16,7 @@ import torch
 
 from fusedgpt import memory, timing
 from fusedgpt.bench import causal_models, drawing, report, settings
+from fusedgpt.bench.disturbance import comparable
 from fusedgpt.bench.proof import refusals, verdict
 from fusedgpt.bench.rows import trace_path
 from fusedgpt.case import Case
@@ -130,9 +131,7 @@ def _contradiction(attention, receipt, case):
 
 def table(rows: list[dict]) -> list[str]:
     """A line for each model, length and attention."""
-    eager = {
-        (row["model"], row["T"]): row for row in rows if row["attention"] == "eager" and row["status"] == "measured"
-    }
+    eager = {(row["model"], row["T"]): row for row in rows if row["attention"] == "eager" and comparable(row)}
     names = ["model", "tokens", "attention", "ms to the first token, median (p10-p90)", "speedup over eager", "TFLOP/s"]
     names += ["peak memory", "kernel seen", "logits for", "logits differ from eager's by"]
     lines = report.markdown(names, [_cells(row, eager.get((row["model"], row["T"]))) for row in rows])
@@ -144,7 +143,7 @@ def _cells(row, eager):
         return [row["model"], row["T"], row["attention"], row["status"], *[""] * 6]
     n = row["parameters"]
     size = f"{n / 1e9:.2f} B" if n >= 1e9 else f"{n / 1e6:.0f} M"
-    times = f"{eager['median_ms'] / row['median_ms']:.2f}x" if eager else ""
+    times = f"{eager['median_ms'] / row['median_ms']:.2f}x" if eager and comparable(row) else ""
     difference = f"{row['logits_differ']:.1e}" if row.get("logits_differ") is not None else ""
     cells = [f"{row['model']} ({size})", row["T"], row["attention"], report.spread(row), times, f"{row['tflops']:.3g}"]
     seen = "+".join(row["kernel"]["forward"])
@@ -152,7 +151,7 @@ def _cells(row, eager):
 
 
 def figures(rows: list[dict]) -> Iterator[tuple]:
-    """prefill.png: a panel for each model, grouped bars for each length."""
+    """prefill.png: a panel for each model, grouped bars for each length, hollow if disturbed."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     if not models:
         return
@@ -164,7 +163,8 @@ def figures(rows: list[dict]) -> Iterator[tuple]:
         for n, kind in enumerate(kinds):
             bars = [row for row in group if row["attention"] == kind]
             at = [lengths.index(row["T"]) + (n - (len(kinds) - 1) / 2) * width for row in bars]
-            axes.bar(at, [row["median_ms"] for row in bars], width, label=kind, **drawing.bar_style(n))
+            drawn = axes.bar(at, [row["median_ms"] for row in bars], width, label=kind, **drawing.bar_style(n))
+            drawing.hollow(drawn, bars)
         axes.set_xticks(range(len(lengths)), lengths)
         axes.set(title=model, xlabel="tokens of prompt")
     grid[0, 0].set_ylabel("ms to the first token, median")

@@ -4,7 +4,7 @@ import pathlib
 import types
 from collections.abc import Iterable
 
-from fusedgpt.bench import drawing
+from fusedgpt.bench import disturbance, drawing
 from fusedgpt.errors import UserError
 from fusedgpt.files import atomic, read_jsonl
 
@@ -23,11 +23,11 @@ def read(folder: pathlib.Path) -> tuple[dict, list[dict]]:
 def write(folder: pathlib.Path, kind: types.ModuleType) -> list[pathlib.Path]:
     """Write report.md of the benchmark `kind`, and its figures, from the rows in `folder`; the paths written."""
     header, lines = read(folder)
-    rows = [line for line in lines if line["kind"] == "row"]
+    rows = disturbance.judged(line for line in lines if line["kind"] == "row")
     drawn = drawing.save(kind.figures([row for row in rows if row["status"] == "measured"]), folder)
     text = [*_heading(header, lines), *kind.table(rows), ""]
     text += [line for figure in drawn for line in (f"![{figure.stem}]({figure.name})", "")]
-    text += _failures(rows)
+    text += [*_disturbances(rows), *_failures(rows)]
     with atomic(folder / "report.md", "w") as file:
         file.write("\n".join(text).rstrip() + "\n")
     return [folder / "report.md", *drawn]
@@ -54,6 +54,19 @@ def _heading(header, lines):
     ]
 
 
+def _disturbances(rows):
+    """The disturbed rows, each with its reason, and what follows from that."""
+    disturbed = [f"- {_named(row)}: disturbed: {row['reason']}" for row in rows if row.get("disturbed")]
+    why = "Something else used the device while the rows marked *disturbed* were measured: no ratio is drawn from them."
+    return [f"{why} The same command measures them again.", "", *disturbed, ""] if disturbed else []
+
+
+def _named(row):
+    """A row in words, with its length if it has one."""
+    keys = ("model", "heads", "pass", "attention", "T") if "T" in row else ("rung", "path", "pair", "attention")
+    return ", ".join(str(row[key]) for key in keys if key in row) or "a row"
+
+
 def _failures(rows):
     """The rows without a measurement, grouped by their reason."""
     reasons = {}
@@ -61,7 +74,7 @@ def _failures(rows):
         if row["status"] != "measured":
             named = next((row[key] for key in ("rung", "path", "pair", "attention") if key in row), "a row")
             if row["status"] != "refused" and "T" in row:
-                named = ", ".join(str(row[key]) for key in ("model", "heads", "pass", "attention", "T") if key in row)
+                named = _named(row)
             reasons.setdefault((row["status"], row["reason"]), {})[named] = None
     return [f"- {'; '.join(names)}: {status}: {reason}" for (status, reason), names in reasons.items()]
 
@@ -74,8 +87,13 @@ def markdown(names: list[str], cells: Iterable[Iterable]) -> list[str]:
 
 
 def spread(row: dict, digits: int = 1) -> str:
-    """The median of a row, and its 10th and 90th percentile: '113.0 (112.1-115.9)'."""
-    return f"{row['median_ms']:.{digits}f} ({row['p10_ms']:.{digits}f}-{row['p90_ms']:.{digits}f})"
+    """The median of a row, its 10th and 90th percentile, and the mark if it is disturbed: '113.0 (112.1-115.9)'."""
+    return f"{row['median_ms']:.{digits}f} ({row['p10_ms']:.{digits}f}-{row['p90_ms']:.{digits}f}){mark(row)}"
+
+
+def mark(row: dict) -> str:
+    """What stands behind the time of a row: nothing, if the row was not disturbed."""
+    return ", *disturbed*" if row.get("disturbed") else ""
 
 
 def kernel(row: dict, backward: bool = True) -> str:

@@ -5,8 +5,9 @@ A row of rows.jsonl is what identifies it (its spec), a status and, if that is "
     {"rung": "flash", …, "status": "measured", "median_ms": 113.0, …}
     {"rung": "efficient", …, "status": "refused", "reason": "PyTorch has this kernel on GPUs only"}
 
-The first line is the header: the settings, and the machine. Lines "before" and "after" hold the machine's state
-(clocks, temperature) around the rows.
+A measured row that something else on the machine disturbed is marked "disturbed" too (disturbance.py). The first line
+is the header: the settings, and the machine. Lines "before" and "after" hold the machine's state (clocks, temperature)
+around the rows.
 """
 
 import itertools
@@ -18,17 +19,20 @@ from collections.abc import Callable
 
 import torch
 
+from fusedgpt.bench import disturbance
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.files import atomic, read_jsonl
 
 FINAL = ("measured", "refused", "parity failed", "out of memory")  # "failed" is not final: it is tried again
+AGAIN = 2  # times that a disturbed row is measured again
+PAUSE = 1.0  # seconds before that
 
 
-def attempt(measure: Callable[[dict], dict], spec: dict) -> dict:
+def attempt(measure: Callable[[dict], dict], spec: dict, reference: Callable[[], float]) -> dict:
     """The row of `spec`: what measure(spec) returns, or how it failed. A row that fails does not end the others."""
     try:
-        return {**spec, "status": "measured", **measure(spec)}
+        return {**spec, "status": "measured", **disturbance.bracketed(measure, spec, reference)}
     except UserError as error:
         return {**spec, "status": "refused", "reason": str(error)}
     except ParityError as error:
@@ -43,22 +47,24 @@ def run(
     measure: Callable[[dict], dict],
     path: pathlib.Path,
     header: dict,
+    reference: Callable[[], float],
     state: Callable[[], dict],
     say: Callable[[str], None],
     profile: bool = False,
 ) -> None:
     """Measure the rows of `plan` that `path` does not have yet, and write each as soon as it is measured.
 
-    Rows in `path` count if its header has the same settings and machine; otherwise the file is moved aside. With
-    `profile`, a measured row without a trace is measured again. state() reads the machine's state.
+    Rows in `path` count if its header has the same settings and machine; otherwise the file is moved aside. Rows that
+    were disturbed are measured again, and with `profile` measured rows without a trace. reference() times the fixed
+    computation that shows a disturbance, state() reads the machine's state.
     """
-    kept = _rows_that_count(path, header, say)
+    kept = disturbance.judged(_rows_that_count(path, header, say))
+    seen = list(kept)  # all that tells how fast the reference can be
+    kept = [line for line in kept if not line.get("disturbed") or not _is_of(line, plan)]
     if profile:
         untraced = [spec for spec in plan if not trace_path(path.parent, spec).exists()]
         kept = [line for line in kept if "kernel" not in line or not _is_of(line, untraced)]  # others have no profile
-    with atomic(path, "w") as file:
-        file.writelines(json.dumps(line) + "\n" for line in [{"kind": "header", **header}, *kept])
-        file.write(json.dumps({"kind": "before", **state()}) + "\n")
+    _write(path, [{"kind": "header", **header}, *kept, {"kind": "before", **state()}])
     todo = [spec for spec in plan if not any(_is_of(line, [spec]) for line in kept)]
     if len(todo) < len(plan):
         say(f"{len(plan) - len(todo)} of {len(plan)} rows are there already")
@@ -66,14 +72,33 @@ def run(
     with open(path, "a", buffering=1) as file:
         for n, spec in enumerate(todo, start=1):
             began = time.perf_counter()
-            row = attempt(measure, spec)
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            row = _measured_in_peace(measure, spec, reference, seen, say)
             file.write(json.dumps({"kind": "row", **row}) + "\n")
             seconds.setdefault(spec.get("part"), []).append(time.perf_counter() - began)
             left = _seconds_left(seconds, todo[n:])
             say(f"[{n}/{len(todo)}] {_name(spec)}: {_outcome(row)}; about {_duration(left)} left")
-        file.write(json.dumps({"kind": "after", **state()}) + "\n")
+    lines = disturbance.judged(read_jsonl(path))  # again, because only now the best reference is known
+    _write(path, [*lines, {"kind": "after", **state()}])
+    if disturbed := [line for line in lines if line.get("disturbed")]:
+        say(f"disturbed rows: {len(disturbed)}. The same command measures them again")
+
+
+def _measured_in_peace(measure, spec, reference, seen, say):
+    """The row of `spec`, measured up to AGAIN times more while it is disturbed. Every attempt is added to `seen`."""
+    for left in reversed(range(1 + AGAIN)):
+        seen.append(attempt(measure, spec, reference))
+        row = disturbance.judged(seen)[-1]
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if not left or not row.get("disturbed"):
+            return row
+        say(f"{_name(spec)}: {_outcome(row)}; it is measured again")
+        time.sleep(PAUSE)
+
+
+def _write(path, lines):
+    with atomic(path, "w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def _rows_that_count(path, header, say):
@@ -124,7 +149,8 @@ def _outcome(row):
     if row["status"] != "measured":
         return f"{row['status']}: {row['reason']}"
     if "median_ms" in row:
-        return f"median {row['median_ms']:.3f} ms (p10 {row['p10_ms']:.3f}, p90 {row['p90_ms']:.3f})"
+        times = f"median {row['median_ms']:.3f} ms (p10 {row['p10_ms']:.3f}, p90 {row['p90_ms']:.3f})"
+        return f"{times}, disturbed: {row['reason']}" if row.get("disturbed") else times
     return "measured"
 
 

@@ -16,6 +16,7 @@ import torch
 from fusedgpt import kernels
 from fusedgpt.attention import ATTENTION, KERNELS
 from fusedgpt.bench import drawing, report, settings, training
+from fusedgpt.bench.disturbance import comparable
 from fusedgpt.bench.proof import prove, prove_kernel, refusals, tflops, timed
 from fusedgpt.bench.rows import slug, trace_path
 from fusedgpt.case import Case
@@ -110,10 +111,11 @@ def crossovers(rows: list[dict]) -> dict[tuple[str, str], int | None]:
     """The length at which a kernel overtakes another: {(slower before, faster from there on): T}, in rows of one part.
 
     T is the first length from which on it stays faster at every longer one that was measured; None: at every length.
+    Rows that were disturbed do not count.
     """
     times = {}
     for row in rows:
-        if row["status"] == "measured":
+        if comparable(row):
             times.setdefault(row["attention"], {})[row["T"]] = row["median_ms"]
     found = {}
     for a in times:
@@ -162,8 +164,8 @@ def _cell(row, manual):
     if row is None or row["status"] != "measured":
         return row["status"] if row else ""
     rate = f"{row['tflops']:.2f}" if "tflops" in row else f"{row['tokens_per_s']:,.0f}"
-    times = f", {manual['median_ms'] / row['median_ms']:.2f}x" if manual and manual["status"] == "measured" else ""
-    return f"{row['median_ms']:.2f} ({rate}){times}"
+    times = f", {manual['median_ms'] / row['median_ms']:.2f}x" if comparable(manual) and comparable(row) else ""
+    return f"{row['median_ms']:.2f} ({rate}){times}{report.mark(row)}"
 
 
 def _crossover(pair, T):
@@ -172,10 +174,14 @@ def _crossover(pair, T):
 
 
 def figures(rows: list[dict]) -> Iterator[tuple]:
-    """speedup.png and memory.png, a panel for each shape and direction, against manual; training.png, tokens/s."""
+    """speedup.png and memory.png, a panel for each shape and direction, against manual; training.png, tokens/s.
+
+    Times that were disturbed are left out.
+    """
     alone, whole = ([row for row in rows if row["part"] == part] for part in ("attention", "training"))
+    whole = list(filter(comparable, whole))
     if alone:
-        yield "speedup", _panels(alone, "times as fast as manual", lambda row, m: m["median_ms"] / row["median_ms"])
+        yield "speedup", _panels(alone, "times as fast as manual", _speedup)
         memory = _panels(alone, "MiB held above the inputs", lambda row, m: row["peak_memory"] / 2**20 or None)
         for axes in memory.axes:
             axes.set_yscale("log")
@@ -186,6 +192,10 @@ def figures(rows: list[dict]) -> Iterator[tuple]:
         axes.set(xlabel="tokens in a sequence", ylabel="tokens/s, training end to end", ylim=(0, None))
         axes.legend(frameon=False)
         yield "training", figure
+
+
+def _speedup(row, manual):
+    return manual["median_ms"] / row["median_ms"] if comparable(row) and comparable(manual) else None
 
 
 def _panels(rows, label, value):
@@ -199,7 +209,8 @@ def _panels(rows, label, value):
         manual = {row["T"]: row for row in group if row["attention"] == "manual"}
         _lines(axes, [row for row in group if row["T"] in manual], lambda row, m=manual: value(row, m[row["T"]]))
         axes.set(title=f"{heads.replace('x', ' heads × ')}, {direction}", xlabel="tokens", ylabel=label)
-        axes.legend(frameon=False, fontsize=8)
+        if axes.lines:  # none, if every time was disturbed
+            axes.legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -1,5 +1,6 @@
 """Times are of the calls that count, and their summary is right."""
 
+import itertools
 import time
 
 import pytest
@@ -8,6 +9,20 @@ import torch
 from fusedgpt import timing
 
 CPU = torch.device("cpu")
+
+
+def test_the_reference_is_a_mean_of_milliseconds_a_call(monkeypatch):
+    # a process that is suspended now and then still has a fast call, and even a fast median
+    told, costs = [0.0], itertools.cycle([0.001, 0.001, 0.007])  # seconds a call
+
+    def now(device):
+        told[0] += next(costs)
+        return told[0]
+
+    monkeypatch.setattr(timing, "now", now)
+    assert timing.reference(CPU) == pytest.approx(3.0, abs=1.6)
+    monkeypatch.undo()
+    assert 0 < timing.reference(CPU) < 1e4
 
 
 def test_samples_leave_warm_up_out(monkeypatch):
