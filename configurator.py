@@ -2,13 +2,14 @@
 
     python train.py config/train_shakespeare_char.py --batch_size=32
 
-A config file is Python that assigns to names of settings. Files and flags pass the same check. Writing the help is
-tyro's work.
+A config file is Python that assigns to names of settings. Files and flags pass the same check. Reading values and
+writing the help is tyro's work.
 """
 
 import contextlib
 import dataclasses
 import difflib
+import io
 import os
 import runpy
 import types
@@ -22,13 +23,7 @@ from fusedgpt.errors import UserError, first_line, shown
 
 COMMAND_LINE = "the command line"
 LARGEST = 2**63 - 1  # PyTorch's and numpy's whole numbers end there
-READERS = {
-    bool: {"True": True, "False": False}.__getitem__,
-    types.NoneType: {"None": None}.__getitem__,
-    int: int,
-    float: float,
-    str: str,
-}
+PLAIN = (tyro.conf.FlagConversionOff,)  # --flag=True, not --flag and --no-flag
 
 
 def configure(defaults: Any, args: list[str], description: str, unused: Mapping[str, str] = types.MappingProxyType({})):
@@ -92,7 +87,7 @@ def _set(settings, name, value, where):
     field = _field(settings, name, where)
     refused = f"{where}: {name}={shown(value)} is not allowed: it takes"
     try:
-        new = _read(str(value), field.type)
+        new = _read(str(value), field)
         if where != COMMAND_LINE and new != value:  # in a file, steps = "5" is a mistake all the same
             raise ValueError
     except (Exception, SystemExit) as error:  # a file's value may be of any class, whose methods do anything
@@ -104,17 +99,17 @@ def _set(settings, name, value, where):
     return dataclasses.replace(settings, **{name: new})
 
 
-def _read(text, annotation):
-    """`text` as a value of the type `annotation`. Raises LookupError or ValueError if it is none."""
-    options = typing.get_args(annotation)
-    if typing.get_origin(annotation) is typing.Literal:
-        return {str(option): option for option in options}[text]
-    if not options:
-        return READERS[annotation](text)
-    for option in options[:-1]:  # of a union, the first that fits
-        with contextlib.suppress(LookupError, ValueError):
-            return _read(text, option)
-    return _read(text, options[-1])
+def _read(text, field):
+    """`text` as tyro reads it for a field. Raises ValueError if it does not fit."""
+    # a parser for all fields is slow to build, and help that is not given is looked for in source files
+    annotation = typing.Annotated[field.type, tyro.conf.arg(help="-")]
+    alone = dataclasses.make_dataclass("Alone", [(field.name, annotation)])
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            read = tyro.cli(alone, args=[f"--{field.name}={text}"], use_underscores=True, config=PLAIN)
+    except SystemExit as error:
+        raise ValueError(text) from error
+    return getattr(read, field.name)
 
 
 def _field(settings, name, where):
@@ -158,7 +153,6 @@ def subclass(fields: list[tuple], *bases: type) -> type:
 
 
 def _print_help(settings, description):
-    plain = (tyro.conf.FlagConversionOff,)  # --flag=True, not --flag and --no-flag
     tyro.cli(
-        type(settings), args=["--help"], default=settings, use_underscores=True, config=plain, description=description
+        type(settings), args=["--help"], default=settings, use_underscores=True, config=PLAIN, description=description
     )
