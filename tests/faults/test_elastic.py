@@ -19,7 +19,7 @@ pytestmark = [
 ]
 SEED = int(os.environ.get("FAULTS_SEED", "167288"))
 DEATHS = 20
-BOUND = 60  # seconds from a death to the next step: three on two idle cores, most of them PyTorch's import
+BOUND = 60  # seconds from a death to the next step: three to ten on two cores, most of it PyTorch's import
 SETTINGS = dict(max_iters=2000, eval_interval=20, eval_iters=2, dropout=0.1, gradient_accumulation_steps=2)
 
 
