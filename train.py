@@ -126,16 +126,10 @@ def validate(s: Settings) -> None:
     for name in at_least_one.split():
         if getattr(s, name) is not None and getattr(s, name) < 1:
             raise UserError(f"{name}={getattr(s, name)} must be 1 or more")
-    for name in (
-        "max_iters",
-        "max_bad_steps",
-        "warmup_iters",
-        "grad_clip",
-        "weight_decay",
-        "learning_rate",
-        "min_lr",
-        "max_seconds",
-    ):
+    at_least_zero = (
+        "max_iters max_bad_steps warmup_iters grad_clip weight_decay learning_rate min_lr max_seconds timeout"
+    )
+    for name in at_least_zero.split():
         if not 0 <= (getattr(s, name) or 0) < math.inf:
             raise UserError(f"{name}={getattr(s, name)} must be 0 or more, and finite")
     for name in ("dropout", "beta1", "beta2"):
@@ -459,20 +453,20 @@ def main(s: Settings) -> None:
 
     # the machine, and this process's place among the others
     ranks = distributed.ranks()
-    micro_steps = ranks.micro_steps(s.gradient_accumulation_steps)
     device = resolve_device(s.device, ranks.local_rank)
+    distributed.join(ranks, s.backend, device, s.timeout)
+    s = ranks.broadcast(where_to_start(s))  # not every node may see the same files
+    micro_steps = ranks.micro_steps(s.gradient_accumulation_steps)
     dtype = resolve_dtype(s.dtype, device)
     cast = autocast(device, dtype)
     if s.deterministic:
         determinism.require_deterministic()
-    distributed.join(ranks, s.backend, device, s.timeout)
     out_dir = pathlib.Path(s.out_dir)
     logger = Logger(ranks.main)
 
     # data, model and attention kernel
     folder = dataset.find_folder(ROOT, s.dataset)
     meta = dataset.read_meta(folder, s.vocab_size)
-    s = where_to_start(s)
     _lock = run_folder.lock(out_dir) if ranks.main and not s.eval_only else None
     saved, path = run_folder.load_latest(out_dir, logger.say) if s.init_from == "resume" else (None, None)
     model = build_model(s, meta, saved, device, dtype, logger.say)
@@ -500,6 +494,10 @@ def main(s: Settings) -> None:
         restore(saved, s, optimizer, scaler, model, logger.say)
         saver.resume(saved, path)
         saved = None  # its tensors are mapped from a file that may be replaced
+    if len(starts := set(ranks.gather(start))) > 1:
+        raise UserError(
+            f"{out_dir} holds checkpoints of different iterations for each node, {starts}: let them share it"
+        )
     batches = loader.batches(start, micro_steps)
     parallel = distributed.wrap(model, ranks, device)  # before it compiles: the graph is cut at DDP's gradient buckets
     state = TrainState(model, optimizer, scaler, start, *best, parallel, batches, next(batches))
