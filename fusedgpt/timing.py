@@ -35,7 +35,7 @@ def samples(step: Callable[[], object], device: torch.device, count: int, warmup
 
 
 def reference(device: torch.device) -> float:
-    """Milliseconds a call of a fixed matrix product: about 7 ms in all, if nothing else uses the device.
+    """Milliseconds a call of a fixed matrix product: about 9 ms in all, if nothing else uses the device.
 
     It always takes the same time on an idle device, so a longer one tells of a device that is shared or throttled. It
     is a mean, because a process that is suspended every few milliseconds still has a fast call, and even a fast median.
@@ -52,7 +52,7 @@ def reference(device: torch.device) -> float:
             done, spent = done + calls, 1e3 * (now(device) - start)
         return spent / done
 
-    mean_ms(2.0)  # warm-up: threads wake up, the clocks of a GPU rise
+    mean_ms(4.0)  # warm-up: threads wake up, the clocks of a GPU rise
     return mean_ms(5.0)
 
 

@@ -9,7 +9,7 @@ A kind is a module with
     plan          (s, device) -> what identifies each row, in order
     measure       (spec, s, device, folder) -> what one row measured. It may raise UserError (refused), ParityError, or
                   an out-of-memory error: rows.attempt makes a status of each
-    table         (rows) -> the lines of its report
+    table         (rows) -> the lines of its report; a ratio only of rows that are disturbance.comparable
     figures       (rows) -> (name, figure) pairs, drawn from measured rows alone
 
 `peak_memory` in a row is what the kind measures: of a run of train.py all that its process held (on a GPU: PyTorch),

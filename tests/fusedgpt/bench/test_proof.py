@@ -21,7 +21,7 @@ def test_a_crashed_gpu_is_no_refusal():
         with proof.refusals():
             raise error
 
-    assert rows.attempt(crash, {"rung": "a"})["status"] == "failed"
+    assert rows.attempt(crash, {"rung": "a"}, lambda: 1.0)["status"] == "failed"
 
 
 def test_tflops_by_hand():
