@@ -1,10 +1,10 @@
-# make quickstart, make test, make lint: each sets up what it needs in .venv and is quick when run again
+# make quickstart, make test, make faults, make lint: each sets up what it needs in .venv and is quick when run again
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup quickstart test lint
+.PHONY: setup quickstart test faults lint
 
 setup: $(VENV)/.installed
 
@@ -23,6 +23,10 @@ quickstart: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# kills, corruptions, full disks, dying workers, fuzzing; FAULTS_SEED=7 make faults takes other random numbers
+faults: setup
+	$(BIN)/python -m pytest -m faults tests/faults
 
 lint: setup
 	$(BIN)/ruff check .

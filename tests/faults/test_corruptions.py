@@ -12,7 +12,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.logger import Logger, read_metrics, read_record
 from fusedgpt.run_folder import load_best, load_latest
 from tests.conftest import assert_same_bytes, run, small, weights
-from tests.faults.processes import SEED, finish, rng, start
+from tests.faults.processes import finish, rng, start
 
 pytestmark = pytest.mark.faults
 
@@ -61,7 +61,7 @@ def content(saved):
     ("name", "load", "others"),
     [("ckpt.pt", load_latest, {}), ("best.pt", load_best, {"ckpt.pt": 5}), ("ckpt-5.pt", load_latest, None)],
 )
-def test_checkpoints(folder, tmp_path, name, load, others):
+def test_checkpoints(folder, tmp_path, tell, name, load, others):
     # others: what else is there: the same, with another best_iter so that best.pt counts, or nothing
     chance, ends, broken = rng(f"corrupt {name}"), {"unharmed": 0, "fell back": 0, "refused": 0}, tmp_path / "out"
     shutil.copytree(folder, broken)
@@ -87,11 +87,11 @@ def test_checkpoints(folder, tmp_path, name, load, others):
         assert bool(said) == (others is None or path.name != name)  # never in silence
         ends["unharmed" if path.name == name else "fell back"] += 1
     assert ends["refused" if others is None else "fell back"] > 0.8 * CORRUPTIONS
-    print(f"\n{CORRUPTIONS} corruptions of {name}: {ends}; seed {SEED}")
+    tell(f"{CORRUPTIONS} corruptions of {name}: {ends}")
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "run.json"])
-def test_what_stands_beside(folder, tmp_path, name):
+def test_what_stands_beside(folder, tmp_path, tell, name):
     chance, lines = rng(f"corrupt {name}"), []
     raw, record = (folder / name).read_bytes(), read_record(folder)
     record["settings"]["init_from"] = "resume"
@@ -110,10 +110,10 @@ def test_what_stands_beside(folder, tmp_path, name):
         assert read_record(broken)["settings"] == record["settings"]
     assert min(lines) < max(lines) == len(read_metrics(folder)) or name == "run.json"
     plot.draw([str(broken)], tmp_path / "loss.png")
-    print(f"\n{CORRUPTIONS} corruptions of {name}; seed {SEED}")
+    tell(f"{CORRUPTIONS} corruptions of {name}")
 
 
-def test_resumed_by_train_itself(folder, tmp_path, data):
+def test_resumed_by_train_itself(folder, tmp_path, data, tell):
     chance, log = rng("corrupt and resume"), tmp_path / "log"
     whole = run(tmp_path / "whole", data, max_iters=20, dropout=0.1)
     names = sorted(path.name for path in folder.iterdir() if path.name != "ckpt-5.pt")
@@ -125,4 +125,4 @@ def test_resumed_by_train_itself(folder, tmp_path, data):
         finish(start(small(broken, data, max_iters=20, dropout=0.1, init_from="auto"), log), log)
         for kept in ("ckpt.pt", "ckpt-15.pt", "best.pt"):
             assert_same_bytes(weights(broken, kept), weights(whole, kept))
-    print(f"\n{len(names) * TIMES} runs with a corrupted file ended with the bytes of a whole one; seed {SEED}")
+    tell(f"{len(names) * TIMES} runs with a corrupted file ended with the bytes of a whole one")

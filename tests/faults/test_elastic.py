@@ -1,31 +1,27 @@
-"""Twenty workers die under torchrun, which restarts them: each time training goes on, and nothing is lost.
-
-FAULTS_SEED draws other instants of death.
-"""
+"""Twenty workers die under torchrun, which restarts them: each time training goes on, and nothing is lost."""
 
 import os
-import random
 import signal
 import time
 
 import pytest
 
 from tests.conftest import assert_same_bytes, flags, rows, small, torchrun, weights
+from tests.faults.processes import rng
 from tests.faults.torchrun import Torchrun
 
 pytestmark = [
     pytest.mark.faults,
     pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="finds the workers in Linux's /proc"),
 ]
-SEED = int(os.environ.get("FAULTS_SEED", "167288"))
 DEATHS = 20
 BOUND = 60  # seconds from a death to the next step: three to ten on two cores, most of it PyTorch's import
 SETTINGS = dict(max_iters=2000, eval_interval=20, eval_iters=2, dropout=0.1, gradient_accumulation_steps=2)
 
 
-def test_twenty_deaths_and_nothing_is_lost(tmp_path, data, capfd):
+def test_twenty_deaths_and_nothing_is_lost(tmp_path, data, tell):
     # restarted workers read the addresses of dead ones in torchrun's store: they hung, or found the connection refused
-    chance, when, recovered = random.Random(SEED), {"starting": 0, "training": 0}, []
+    chance, when, recovered = rng("deaths"), {"starting": 0, "training": 0}, []
     torchrun(2, "train.py", *flags(small(tmp_path / "whole", data, **SETTINGS)))
     settings = flags(small(tmp_path / "broken", data, **SETTINGS, init_from="auto"))
     # one restart for each death: the run fails if any restart does
@@ -51,9 +47,8 @@ def test_twenty_deaths_and_nothing_is_lost(tmp_path, data, capfd):
     assert "Traceback" not in run.output  # the survivors end with one sentence
     assert_same_bytes(weights(tmp_path / "broken"), weights(tmp_path / "whole"))
     assert rows(tmp_path / "broken", "eval") == rows(tmp_path / "whole", "eval")
-    with capfd.disabled():
-        worst = f"at most {max(recovered):.1f} s to the next step"
-        print(f"\nseed {SEED}: {DEATHS} of {DEATHS} deaths recovered, {when}, {worst}")
+    worst = f"at most {max(recovered):.1f} s to the next step"
+    tell(f"{DEATHS} of {DEATHS} deaths recovered, {when}, {worst}")
 
 
 def wait_for_a_step(run, died_at, recovered):

@@ -1,6 +1,6 @@
 """Bad input of every kind: whatever a user writes, the outcome is settings, a meta, or one sentence.
 
-FAULTS_CASES inputs (by default 100,000) are made from FAULTS_SEED (by default 1): flags, config files, and the metas of
+FAULTS_CASES inputs (by default 100,000) are made from FAULTS_SEED: flags, config files, and the metas of
 data folders and checkpoints. Any exception but UserError fails, SystemExit too.
 """
 
@@ -27,10 +27,11 @@ from fusedgpt.errors import UserError
 from fusedgpt.tokenizer import KINDS, Tokenizer, vocabulary
 from model import GPTConfig
 from tests.conftest import ROOT
+from tests.faults.processes import SEED
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore")]  # a mutated config file may well deserve one
 
-CASES, SEED = int(os.environ.get("FAULTS_CASES", "100000")), int(os.environ.get("FAULTS_SEED", "1"))
+CASES = int(os.environ.get("FAULTS_CASES", "100000"))
 SHARES = {"flags": 0.6, "config files": 0.25, "metas": 0.15}
 CPU = torch.device("cpu")
 
@@ -46,17 +47,6 @@ def tried(call, got, what=None):
         raise
     except BaseException as error:
         raise AssertionError(f"{type(error).__name__} for {what!r} (FAULTS_SEED={SEED})") from error
-
-
-@pytest.fixture
-def say(capsys):
-    """Prints a line in spite of pytest's capture."""
-
-    def line(text):
-        with capsys.disabled():
-            print(f"\n{text}, FAULTS_SEED={SEED}", end="", flush=True)
-
-    return line
 
 
 # settings: what scripts do with their command line before they touch a file
@@ -183,7 +173,7 @@ def right_types(s):
     return True
 
 
-def test_flags(say):
+def test_flags(tell):
     rng, valid, cases = random.Random(SEED), 0, int(SHARES["flags"] * CASES)
     for _ in range(cases):
         script, settings = rng.choice(SCRIPTS)
@@ -192,7 +182,7 @@ def test_flags(say):
         if s is not None:
             valid += 1
             assert right_types(s), args
-    say(f"{cases:,} command lines, {valid:,} of them valid")
+    tell(f"{cases:,} command lines, {valid:,} of them valid")
     assert 0.05 * cases < valid < 0.95 * cases  # or it would fuzz only one side
 
 
@@ -272,7 +262,7 @@ def config_file(rng, settings):
     return "\n".join(lines).encode(errors="surrogateescape")
 
 
-def test_config_files(say, tmp_path):
+def test_config_files(tell, tmp_path):
     rng, valid, cases = random.Random(SEED), 0, int(SHARES["config files"] * CASES)
     for _ in range(cases):
         script, settings = rng.choice(SCRIPTS)
@@ -282,7 +272,7 @@ def test_config_files(say, tmp_path):
         if s is not None:
             valid += 1
             assert right_types(s), raw
-    say(f"{cases:,} config files, {valid:,} of them valid")
+    tell(f"{cases:,} config files, {valid:,} of them valid")
     assert 0.05 * cases < valid < 0.95 * cases
 
 
@@ -351,7 +341,7 @@ def use(meta):
             assert all(0 <= id < tokenizer.vocab_size for id in tried(tokenizer.encode, text, meta) or ())
 
 
-def test_metas(say, tmp_path):
+def test_metas(tell, tmp_path):
     counts = {"checkpoint": 0, "meta.json": 0, "meta.pkl": 0, "valid": 0}
     cases = int(SHARES["metas"] * CASES) - 2  # and the two deep ones
 
@@ -391,5 +381,5 @@ def test_metas(say, tmp_path):
     one("checkpoint", deep)
     one("checkpoint", {"tokenizer": deep, "vocab_size": 10**5000})
     by_route = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    say(f"{sum(counts.values()) - counts['valid']:,} metas ({by_route})")
+    tell(f"{sum(counts.values()) - counts['valid']:,} metas ({by_route})")
     assert 0 < counts["valid"] < cases

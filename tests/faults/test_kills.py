@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import assert_same_bytes, rows, small
-from tests.faults.processes import SEED, SETTINGS, finish, rng, start
+from tests.faults.processes import SETTINGS, finish, rng, start
 
 pytestmark = pytest.mark.faults
 
@@ -31,7 +31,7 @@ def what_is_left(out_dir):
 
 
 @pytest.mark.parametrize(("world", "kills"), [(1, 150), (2, 50)], ids=["one process", "two ranks"])
-def test_kills(tmp_path, data, world, kills):
+def test_kills(tmp_path, data, tell, world, kills):
     # 3 of 28 places for a kill used to leave a stale best.pt; a kill between two renames lost checkpoints
     chance, log, done, in_writes = rng(f"kills {world}"), tmp_path / "log", 0, 0
     settings = dict(SETTINGS, gradient_accumulation_steps=2)
@@ -56,9 +56,7 @@ def test_kills(tmp_path, data, world, kills):
         assert_same(what_is_left(out_dir), whole)
         if done >= kills:
             break
-    print(
-        f"\n{done} kills of {world} process(es) in {run} runs, {in_writes} while a file was being written; seed {SEED}"
-    )
+    tell(f"{done} kills of {world} process(es) in {run} runs, {in_writes} while a file was being written")
 
 
 def assert_same(found, whole):

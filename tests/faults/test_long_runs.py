@@ -24,7 +24,7 @@ def held(pid):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads Linux's /proc")
-def test_fifty_thousand_steps(tmp_path, data):
+def test_fifty_thousand_steps(tmp_path, data, tell):
     sizes = dict(n_layer=1, n_head=1, n_embd=8, block_size=4, batch_size=1)
     settings = small(
         tmp_path / "out", data, **sizes, max_iters=STEPS, eval_interval=500, eval_iters=1, log_interval=100
@@ -46,8 +46,8 @@ def test_fifty_thousand_steps(tmp_path, data):
     assert memory[-1] - memory[0] < 32 * STEPS + 2**21, memory
     assert max(threads) == min(threads) and max(files) - min(files) <= 1  # the one being written
     grown = (memory[-1] - memory[0]) / 2**20
-    print(
-        f"\n{STEPS:,} steps: memory {memory[0] / 2**20:.0f} MiB, {grown:+.1f} MiB at the end; {threads[0]} threads;"
+    tell(
+        f"{STEPS:,} steps: memory {memory[0] / 2**20:.0f} MiB, {grown:+.1f} MiB at the end; {threads[0]} threads;"
         f" {min(files)} to {max(files)} open files"
     )
 
@@ -61,7 +61,7 @@ def count(path, chunk=200):
     return int(size / (sum(map(len, head)) / len(head)))
 
 
-def test_a_terabyte_of_tokens_trains(tmp_path):
+def test_a_terabyte_of_tokens_trains(tmp_path, tell):
     folder = tmp_path / "data"
     prepare.write(folder, {"train": [[1] * 100], "val": [[1] * 1000]}, "nothing", tokenizer="byte", vocab_size=256)
     meta = json.loads((folder / "meta.json").read_text())
@@ -73,5 +73,5 @@ def test_a_terabyte_of_tokens_trains(tmp_path):
         pytest.skip(f"this disk has no files of a terabyte: {error}")
     began = time.monotonic()
     run(tmp_path / "out", folder, max_iters=20)
-    print(f"\n20 steps and 5 evaluations on {TERABYTE:,} bytes of tokens: {time.monotonic() - began:.1f} s")
+    tell(f"20 steps and 5 evaluations on {TERABYTE:,} bytes of tokens: {time.monotonic() - began:.1f} s")
     assert rows(tmp_path / "out")[-1]["loss"] < 1

@@ -71,7 +71,7 @@ def machines():
         machine.holder.wait()
 
 
-def test_a_machine_is_cut_off_and_loses_power_and_nothing_is_lost(tmp_path, data, machines, capfd):
+def test_a_machine_is_cut_off_and_loses_power_and_nothing_is_lost(tmp_path, data, machines, tell):
     first, second = machines
     settings = small(tmp_path / "whole", data, **SETTINGS)
     whole = [machine.start(first, settings) for machine in machines]
@@ -99,8 +99,7 @@ def test_a_machine_is_cut_off_and_loses_power_and_nothing_is_lost(tmp_path, data
     assert "Traceback" not in here.output
     assert_same_bytes(weights(tmp_path / "broken"), weights(tmp_path / "whole"))
     assert rows(tmp_path / "broken", "eval") == rows(tmp_path / "whole", "eval")
-    with capfd.disabled():
-        print(f"\nnoticed after {noticed} s, of which timeout={TIMEOUT}; the next step {back} s after the return")
+    tell(f"noticed after {noticed} s, of which timeout={TIMEOUT}; the next step {back} s after the return")
 
 
 def cut(machine):
