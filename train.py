@@ -126,10 +126,8 @@ def validate(s: Settings) -> None:
     for name in at_least_one.split():
         if getattr(s, name) is not None and getattr(s, name) < 1:
             raise UserError(f"{name}={getattr(s, name)} must be 1 or more")
-    at_least_zero = (
-        "max_iters max_bad_steps warmup_iters grad_clip weight_decay learning_rate min_lr max_seconds timeout"
-    )
-    for name in at_least_zero.split():
+    at_least_zero = "max_iters max_bad_steps max_seconds timeout warmup_iters learning_rate min_lr weight_decay"
+    for name in (*at_least_zero.split(), "grad_clip"):
         if not 0 <= (getattr(s, name) or 0) < math.inf:
             raise UserError(f"{name}={getattr(s, name)} must be 0 or more, and finite")
     for name in ("dropout", "beta1", "beta2"):
@@ -496,7 +494,7 @@ def main(s: Settings) -> None:
         saved = None  # its tensors are mapped from a file that may be replaced
     if len(starts := set(ranks.gather(start))) > 1:
         raise UserError(
-            f"{out_dir} holds checkpoints of different iterations for each node, {starts}: let them share it"
+            f"each node has a checkpoint of its own in {out_dir}, of iterations {starts}: let them share it"
         )
     batches = loader.batches(start, micro_steps)
     parallel = distributed.wrap(model, ranks, device)  # before it compiles: the graph is cut at DDP's gradient buckets
