@@ -493,9 +493,7 @@ def main(s: Settings) -> None:
         saver.resume(saved, path)
         saved = None  # its tensors are mapped from a file that may be replaced
     if len(starts := set(ranks.gather(start))) > 1:
-        raise UserError(
-            f"each node has a checkpoint of its own in {out_dir}, of iterations {starts}: let them share it"
-        )
+        raise UserError(f"nodes have different checkpoints in {out_dir}, of iterations {starts}: let them share it")
     batches = loader.batches(start, micro_steps)
     parallel = distributed.wrap(model, ranks, device)  # before it compiles: the graph is cut at DDP's gradient buckets
     state = TrainState(model, optimizer, scaler, start, *best, parallel, batches, next(batches))
