@@ -38,8 +38,9 @@ def load(path: str | os.PathLike, verify: bool = True) -> dict:
     Tensors are mapped from the file and read when they are used: copy what is to outlive it. `verify` compares the
     checksums, which reads the whole file; without it, only use what is no tensor.
     """
-    if not os.path.exists(path):
-        raise UserError(f"{path} does not exist: train first, or name the folder of another run")
+    if not os.path.isfile(path):
+        there = "is no file" if os.path.exists(path) else "does not exist"
+        raise UserError(f"{path} {there}: train first, or name the folder of another run")
     try:
         # PyTorch writes checksums but does not compare them. The older format that is no zip file has none
         zipped = zipfile.is_zipfile(path)

@@ -1,13 +1,17 @@
 """Files that are whole or not there."""
 
+import contextlib
+import errno
+import json
 import os
 import resource
+import shutil
 import signal
 
 import pytest
 
 from fusedgpt.errors import UserError
-from fusedgpt.files import atomic
+from fusedgpt.files import Lines, atomic, json_line, link, read_jsonl
 
 
 def test_a_file_appears_whole_with_ordinary_rights(tmp_path):
@@ -27,6 +31,74 @@ def test_what_was_there_survives_a_failure(tmp_path):
         raise RuntimeError("oh")
     assert (tmp_path / "a").read_text() == "old"
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_link_is_not_touched_by_the_next_write(tmp_path, monkeypatch):
+    for link_fails in (False, True):
+        if link_fails:  # a disk without hard links
+            monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links")))
+        for content in ("old", "new"):
+            with atomic(tmp_path / "a", "w") as file:
+                file.write(content)
+            if content == "old":
+                link(tmp_path / "a", tmp_path / "b")
+        assert (tmp_path / "a").read_text() == "new" and (tmp_path / "b").read_text() == "old"
+        link(tmp_path / "a", tmp_path / "b")
+        link(tmp_path / "a", tmp_path / "b")  # of one file already: POSIX renames nothing
+        assert (tmp_path / "b").read_text() == "new" and sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_json_stays_strict():
+    # rows after a divergence held a bare NaN, which no other language reads
+    line = json_line({"loss": float("nan"), "more": [float("inf"), {"x": -float("inf")}, 1.5, "é"]})
+    assert json.loads(line, parse_constant=pytest.fail) == {"loss": None, "more": [None, {"x": None}, 1.5, "é"]}
+    assert line.endswith("\n") and line.count("\n") == 1
+
+
+def test_damaged_lines_are_left_out(tmp_path):
+    (tmp_path / "a").write_bytes(b'{"a": 1}\n[1]\n\xff\n' + b"[" * 10_000 + b'\n3\n{"a": 2}\n{"a"')
+    assert read_jsonl(tmp_path / "a") == [{"a": 1}, {"a": 2}]
+
+
+class Small:
+    """A file on a disk that has room for a few bytes more."""
+
+    def __init__(self, file, room):
+        self.file, self.room = file, room
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self.file.write(data[: self.room])
+        self.room -= written
+        return written
+
+    def close(self):
+        self.file.close()
+
+
+def test_lines_wait_for_room_and_none_is_torn(tmp_path):
+    lines = Lines(tmp_path / "a")
+    lines.add("one\n")
+    lines.file = Small(lines.file, room=5)
+    for line in ("two\n", "three\n", "four\n"):
+        with contextlib.suppress(OSError):
+            lines.add(line)
+    assert (tmp_path / "a").read_text() == "one\ntwo\nt" and lines.unwritten == 2
+    lines.file.room = 100
+    lines.add("five\n")
+    assert (tmp_path / "a").read_text() == "one\ntwo\nthree\nfour\nfive\n" and lines.unwritten == 0
+    lines.close()
+
+
+def test_lines_come_back_with_all_their_content_if_the_file_vanishes(tmp_path):
+    (tmp_path / "folder").mkdir()
+    lines = Lines(tmp_path / "folder" / "a")
+    lines.add("one\n")
+    shutil.rmtree(tmp_path / "folder")
+    lines.add("two\n")
+    assert (tmp_path / "folder" / "a").read_text() == "one\ntwo\n"
+    lines.close()
 
 
 def test_what_a_kill_left_behind_is_replaced(tmp_path):
