@@ -55,7 +55,10 @@ def read_settings(name: str, args: list[str]):
 
 
 def main(name: str, args: list[str]) -> None:
-    """Run the kind of benchmark `name` as `args` (config files and flags) say. Raises UserError for bad input."""
+    """Run the kind of benchmark `name` as `args` (config files and flags) say.
+
+    Raises UserError for bad input, and at the end if no row could be measured.
+    """
     kind, (s, device) = KINDS[name], read_settings(name, args)
     validate(kind, s)
     folder = pathlib.Path(s.results) / name
@@ -78,6 +81,8 @@ def main(name: str, args: list[str]) -> None:
         profile=s.profile,
     )
     print(f"wrote {', '.join(map(str, report.write(folder, kind)))}")
+    if not any(line.get("status") == "measured" for line in report.read(folder)[1]):
+        raise UserError(f"no row of {name} could be measured: {folder / 'report.md'} has the reason of each")
 
 
 def validate(kind, s) -> None:
