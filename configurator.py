@@ -9,12 +9,13 @@ writing the help is tyro's work.
 import contextlib
 import dataclasses
 import difflib
+import functools
 import io
 import os
 import runpy
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tyro
@@ -26,21 +27,29 @@ LARGEST = 2**63 - 1  # PyTorch's and numpy's whole numbers end there
 PLAIN = (tyro.conf.FlagConversionOff,)  # --flag=True, not --flag and --no-flag
 
 
-def configure(defaults: Any, args: list[str], description: str, unused: Mapping[str, str] = types.MappingProxyType({})):
+def configure(
+    defaults: Any,
+    args: list[str],
+    description: str,
+    unused: Mapping[str, str] = types.MappingProxyType({}),
+    earlier: Callable[[Any], Any] = lambda settings: None,
+):
     """`defaults`, an instance of a dataclass of settings, as `args` change it: config files and `--name=value` flags.
 
     `unused` has, for each setting that this script does not use, the reason. A config file may set them, because it may
     be another script's; a flag may not, and `--help` does not show them. `--help` prints every other setting with its
-    value so far and exits. Raises UserError for an unknown name, a value of the wrong type or choice, a flag of
-    `unused`, or a file that is missing or fails.
+    value so far and exits. `earlier` may return, for the settings that this gives, those of an earlier run: then what
+    files and flags assigned is set on them instead. Raises UserError for an unknown name, a value of the wrong type or
+    choice, a flag of `unused`, or a file that is missing or fails.
     """
     files = [a for a in args if not a.startswith("-")]
     flags = [a for a in args if a.startswith("-") and a not in ("-h", "--help")]
-    settings = defaults
+    settings, assigned = defaults, []
     for file in files:
         for name, value in _assignments(file, settings).items():
             if name not in unused:
                 settings = _set(settings, name, value, file)
+                assigned.append((name, value, file))
     for flag in flags:
         name, equals, text = flag.lstrip("-").partition("=")
         if name in unused:
@@ -49,6 +58,9 @@ def configure(defaults: Any, args: list[str], description: str, unused: Mapping[
             _field(settings, name, COMMAND_LINE)
             raise UserError(f"{flag} has no value: flags are written --name=value, as in --{name}=True")
         settings = _set(settings, name, text, COMMAND_LINE)
+        assigned.append((name, text, COMMAND_LINE))
+    if (base := earlier(settings)) is not None:
+        settings = functools.reduce(lambda settings, each: _set(settings, *each), assigned, base)
     if {"-h", "--help"} & set(args):
         _print_help(_without(settings, unused), description)
     return settings

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save, Ctrl-C ends the program at once
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell's background job has it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save, Ctrl-C ends all at once
 
 import torch
 from torch.amp import GradScaler
@@ -126,13 +127,17 @@ def validate(s: Settings) -> None:
     for name in at_least_one.split():
         if getattr(s, name) is not None and getattr(s, name) < 1:
             raise UserError(f"{name}={getattr(s, name)} must be 1 or more")
-    at_least_zero = "max_iters max_bad_steps max_seconds timeout warmup_iters learning_rate min_lr weight_decay"
+    at_least_zero = "max_iters max_bad_steps max_seconds warmup_iters learning_rate min_lr weight_decay"
     for name in (*at_least_zero.split(), "grad_clip"):
         if not 0 <= (getattr(s, name) or 0) < math.inf:
             raise UserError(f"{name}={getattr(s, name)} must be 0 or more, and finite")
     for name in ("dropout", "beta1", "beta2"):
         if not 0 <= getattr(s, name) < 1:
             raise UserError(f"{name}={getattr(s, name)} must be from 0 to just under 1")
+    if not 0 < s.timeout <= 30 * 24 * 3600:
+        raise UserError(f"timeout={s.timeout} must be seconds: more than 0, and at most 30 days")
+    if s.vocab_multiple > 2**20:
+        raise UserError(f"vocab_multiple={s.vocab_multiple} must be at most 2**20")
     if not s.out_dir:
         raise UserError("out_dir is empty: name a folder for the run")
     if not 0 <= s.seed < 2**63:
@@ -178,19 +183,20 @@ def where_to_start(s: Settings) -> Settings:
 
 
 def read_settings(args: list[str]) -> Settings:
-    """Settings as the command line says; those of a run that is resumed come before its config files and flags.
+    """Settings as the command line says; if a run is resumed, its own, with what config files and flags change.
 
     Raises UserError for bad input.
     """
-    s = configure(Settings(), args, __doc__)
-    validate(s)
-    s = where_to_start(s)
-    if s.init_from != "resume":
-        return s
-    saved, path = run_folder.load_latest(s.out_dir, say=lambda line: None, verify=False)
-    config = {name: value for name, value in saved["config"].items() if name not in OF_ONE_START}
-    own = configure(adopt(Settings(), config, str(path)), args, __doc__)
-    return dataclasses.replace(own, init_from="resume", out_dir=s.out_dir)
+
+    def earlier(s):
+        validate(s)
+        if where_to_start(s).init_from != "resume":
+            return None
+        saved, path = run_folder.load_latest(s.out_dir, say=lambda line: None, verify=False)
+        config = {name: value for name, value in saved["config"].items() if name not in OF_ONE_START}
+        return dataclasses.replace(adopt(Settings(), config, str(path)), out_dir=s.out_dir)
+
+    return where_to_start(configure(Settings(), args, __doc__, earlier=earlier))
 
 
 def learning_rate(it: int, s: Settings) -> float:
@@ -208,25 +214,28 @@ def learning_rate(it: int, s: Settings) -> float:
     return s.min_lr + 0.5 * (1 + math.cos(math.pi * done)) * (s.learning_rate - s.min_lr)
 
 
-def build_model(s: Settings, meta: dict, saved: dict | None, device, dtype, say: Say) -> GPT:
-    """The model: new, from the checkpoint `saved`, or pretrained. Raises UserError if it cannot load or cannot fit."""
+def build_model(s: Settings, meta: dict, saved: dict | None, check_memory: Callable, say: Say) -> GPT:
+    """The model on the CPU: new, from the checkpoint `saved`, or pretrained. Raises UserError if it cannot load.
+
+    check_memory(config) raises UserError if a model cannot fit, before a new one is built.
+    """
     changes = {"dropout": s.dropout} | ({"activation": s.activation} if s.activation else {})
     if saved:
         if checkpoint.is_nanogpts(saved) and not s.activation:
             say(checkpoint.NANOGPTS_ACTIVATION)
-        return GPT.from_checkpoint(saved, **changes).to(device)
+        return GPT.from_checkpoint(saved, **changes)
     changes["vocab_multiple"] = s.vocab_multiple
     if s.init_from == "scratch":
         determinism.seed(s.seed, "init")
         dimensions = {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "bias")}
         config = GPTConfig(vocab_size=s.vocab_size or meta["vocab_size"], **dimensions, **changes)
-        memory.check_training(config, s.batch_size, device, dtype, backward=not s.eval_only)
+        check_memory(config)
         model = GPT(config)
     else:
         model = GPT.from_pretrained(s.init_from, changes)
     if s.block_size != model.config.block_size:
         model.crop_block_size(s.block_size)
-    return model.to(device)
+    return model
 
 
 def as_built(s: Settings, config: GPTConfig, say: Say) -> Settings:
@@ -300,7 +309,7 @@ def run_record(s: Settings, model: GPT, device, dtype, ranks: distributed.Ranks,
 
 def save(state: TrainState, saver: Saver, record: dict, meta: dict, say: Say) -> None:
     """Hand the whole state to `saver`, unless the run has diverged. Raises UserError if a weight is not finite."""
-    advice = saver.last_good(state.best_iter)
+    advice = saver.last_good()
     if not state.sound:
         say(f"iteration {state.iteration} is not saved, because the run has diverged: {advice}")
         return
@@ -351,6 +360,9 @@ def evaluate_and_save(state: TrainState, s: Settings, evaluate, save, saver: Sav
     if losses is None:
         return False
     logger.evaluation({"iter": state.iteration, **losses})
+    saver.wait()
+    if saver.failed:  # what was the best since the last save is lost
+        state.best_val_loss, state.best_iter = saver.best
     improved = state.iteration > 0 and losses["val_loss"] < state.best_val_loss and not s.eval_only
     if improved and state.sound:
         state.best_val_loss, state.best_iter = losses["val_loss"], state.iteration
@@ -414,7 +426,7 @@ def count_bad_steps(state: TrainState, metrics: dict, s: Settings, saver: Saver,
     if state.bad_steps == 1:
         say(f"iter {it}: {explain(it)}")
     if state.bad_steps > s.max_bad_steps:
-        advice = saver.last_good(state.best_iter)
+        advice = saver.last_good()
         raise UserError(
             f"{state.bad_steps} steps in a row had no finite gradient, the last at iteration {it}: {advice}"
         )
@@ -426,7 +438,7 @@ def finish(state: TrainState, s: Settings, ranks, logger: Logger, saver: Saver, 
     Raises UserError if the last state could not be saved.
     """
     unsaved = state.iteration > saver.saved_at and not s.eval_only
-    if unsaved or saver.failed:
+    if (unsaved and state.sound) or saver.failed:
         save()
     if len(state.step_ms) > WARM_UP and ranks.main:
         logger.times(timing.summary(state.step_ms[WARM_UP:]))
@@ -437,10 +449,12 @@ def finish(state: TrainState, s: Settings, ranks, logger: Logger, saver: Saver, 
     finally:
         saver.close()
     if unsaved and not state.sound:
-        raise UserError(f"the run ends after {state.iteration} steps diverged: {saver.last_good(state.best_iter)}")
+        raise UserError(f"the run ends after {state.iteration} steps diverged: {saver.last_good()}")
     if stopped_by:
-        how = "go on with the same command and --init_from=resume"
-        logger.say(f"stopped after {state.iteration} iterations, saved: {how}")
+        how = "saved: go on with the same command and --init_from=resume"
+        logger.say(
+            f"stopped after {state.iteration} iterations, {how if saver.saved_at else 'before there was any to save'}"
+        )
         sys.exit(128 + stopped_by[0])
 
 
@@ -451,6 +465,7 @@ def main(s: Settings) -> None:
 
     # the machine, and this process's place among the others
     ranks = distributed.ranks()
+    ranks.micro_steps(s.gradient_accumulation_steps)  # refused before the others are waited for
     device = resolve_device(s.device, ranks.local_rank)
     distributed.join(ranks, s.backend, device, s.timeout)
     s = ranks.broadcast(where_to_start(s))  # not every node may see the same files
@@ -465,9 +480,14 @@ def main(s: Settings) -> None:
     # data, model and attention kernel
     folder = dataset.find_folder(ROOT, s.dataset)
     meta = dataset.read_meta(folder, s.vocab_size)
-    _lock = run_folder.lock(out_dir) if ranks.main and not s.eval_only else None
+    lock = run_folder.lock(out_dir) if ranks.main and not s.eval_only else None
     saved, path = run_folder.load_latest(out_dir, logger.say) if s.init_from == "resume" else (None, None)
-    model = build_model(s, meta, saved, device, dtype, logger.say)
+
+    fit = dict(batch_size=s.batch_size, device=device, dtype=dtype, backward=not s.eval_only)
+    check_memory = functools.partial(memory.check_training, **fit)
+    model = build_model(s, meta, saved, check_memory, logger.say)
+    check_memory(model.config)
+    model.to(device)
     s = as_built(s, model.config, logger.say)
     dataset.check_fit(meta, s.vocab_size, f"dataset={s.dataset}")
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
@@ -485,7 +505,7 @@ def main(s: Settings) -> None:
     optimizer = model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device.type)
     # float16 rounds gradients below 3e-8 to 0, so the loss is scaled up for backward; bfloat16 has float32's range
     scaler = GradScaler(device.type, enabled=dtype == torch.float16)
-    saver = Saver(out_dir, s.keep_checkpoints, ranks.main and not s.eval_only, logger.say)
+    saver = Saver(out_dir, s.keep_checkpoints, lock, logger.say)
     start, best = 0, (math.inf, None)
     if saved:
         start, best = saved["iter_num"], (saved["best_val_loss"], saved["best_iter"])
@@ -520,7 +540,7 @@ def main(s: Settings) -> None:
     gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step
     while True:
         last = state.iteration >= s.max_iters or time_is_up or s.eval_only
-        if state.iteration % s.check_interval == 0 or last:
+        if state.iteration % s.check_interval == 0 or state.iteration % s.eval_interval == 0 or last:
             distributed.require_same_weights(model, ranks, state.iteration)
         if state.iteration % s.eval_interval == 0 or last:
             last |= not evaluate_and_save(state, s, evaluate_now, save_now, saver, logger)
@@ -536,10 +556,11 @@ def main(s: Settings) -> None:
                 save_now()
             raise
         over_time = s.max_seconds is not None and time.perf_counter() - began > s.max_seconds
-        loss_sum, time_is_up, stop = ranks.all_reduce([loss_sum, over_time, len(stopped_by)], device)
+        # a gradient that is bad on one rank is bad for all: they have to go the same way
+        loss_sum, norm, time_is_up, stop = ranks.all_reduce([loss_sum, norm, over_time, len(stopped_by)], device)
         state.step_ms.append(1e3 * (timing.now(device) - step_began))
 
-        metrics = step_metrics(state, s, record, loss_sum, norm, device)
+        metrics = step_metrics(state, s, record, loss_sum, norm / ranks.world, device)
         logger.iteration(metrics, to_console=state.iteration % s.log_interval == 0)
         count_bad_steps(state, metrics, s, saver, explain, logger.say)
         state.iteration += 1

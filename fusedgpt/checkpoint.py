@@ -13,9 +13,10 @@ import zipfile
 import torch
 from torch.optim import Optimizer
 
-from fusedgpt.errors import UserError, first_line
+from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.files import atomic
 
+NO_DAMAGE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EACCES, errno.EPERM)  # but the machine's
 NANOGPTS_ACTIVATION = (
     "a checkpoint of nanoGPT's does not name its activation: taking the exact GELU, nanoGPT's since May 2023."
     " For an older one, set --activation=gelu_tanh"
@@ -28,8 +29,11 @@ def save(path: str | os.PathLike, state: dict) -> None:
         try:
             torch.save(state, file)
         except RuntimeError as error:  # torch.save's exception for a write that failed
-            cause = error.__context__ if isinstance(error.__context__, OSError) else None
-            raise cause or OSError(errno.ENOSPC, "no space left, or the disk refuses") from error
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            if "writ" not in str(error):
+                raise
+            raise OSError(errno.ENOSPC, "no space left, or the disk refuses") from error
 
 
 def load(path: str | os.PathLike, verify: bool = True) -> dict:
@@ -47,9 +51,9 @@ def load(path: str | os.PathLike, verify: bool = True) -> dict:
         if zipped and verify and (torn := zipfile.ZipFile(path).testzip()):
             raise ValueError(f"the checksum of {torn} is wrong")
         return _checked(torch.load(path, map_location="cpu", weights_only=True, mmap=zipped))
-    except MemoryError:
-        raise
     except Exception as error:  # a damaged file can raise anything
+        if out_of_memory(error) or getattr(error, "errno", None) in NO_DAMAGE or "mmap" in str(error):
+            raise
         raise UserError(
             f"{path} is damaged or no checkpoint of a GPT ({type(error).__name__}: {first_line(error)[:120]})"
         ) from error

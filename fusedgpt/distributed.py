@@ -82,7 +82,10 @@ def launch() -> dict | None:
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
-    return {"id": os.environ["TORCHELASTIC_RUN_ID"], "agent": f"{socket.gethostname()}:{os.getppid()}"}
+    agent = f"{socket.gethostname()}:{os.getppid()}"
+    with contextlib.suppress(OSError), open(f"/proc/{os.getppid()}/stat") as file:
+        agent += f":{file.read().rsplit(')', 1)[1].split()[19]}"  # when it started: in a container, ids come again
+    return {"id": os.environ["TORCHELASTIC_RUN_ID"], "agent": agent}
 
 
 def restarted() -> bool:

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from fusedgpt.errors import UserError
 
+NO_LINKS = (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -55,13 +56,14 @@ def link(path: str | os.PathLike, name: str | os.PathLike) -> None:
     aside = pathlib.Path(name).with_name(".link.tmp")  # one name for all: the next link replaces what a kill left
     try:
         aside.unlink(missing_ok=True)
-        try:
-            os.link(path, aside)
-        except OSError:
-            shutil.copyfile(path, aside)
+        os.link(path, aside)
         os.replace(aside, name)
         aside.unlink(missing_ok=True)  # POSIX renames nothing if both names are of one file already
     except OSError as error:
+        if error.errno in NO_LINKS:
+            with atomic(name) as copy, open(path, "rb") as file:
+                shutil.copyfileobj(file, copy)
+            return
         raise cannot_write(pathlib.Path(name), error) from error
 
 

@@ -10,6 +10,7 @@ from torch.amp import GradScaler
 from fusedgpt import determinism
 from fusedgpt.dataloader import DataLoader
 from fusedgpt.distributed import Ranks
+from fusedgpt.errors import out_of_memory
 
 MOST = 3  # tensors to name: what follows the first ones only inherits from them
 
@@ -32,7 +33,14 @@ def explain(
     found = None
     for micro_step in micro_steps:
         determinism.seed(seed, "dropout", iteration, micro_step)
-        if tensors := first_tensors(model, *loader.train(iteration, micro_step), cast, scale):
+        try:
+            tensors = first_tensors(model, *loader.train(iteration, micro_step), cast, scale)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            found = "there is not enough memory to repeat the step and find the tensor"
+            break
+        if tensors:
             starts = ", ".join(map(str, loader.starts(iteration, micro_step)))
             found = f"first in {tensors}, in micro-step {micro_step}, whose windows begin at tokens {starts} of train"
             break

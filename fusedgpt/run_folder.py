@@ -10,7 +10,8 @@ import pathlib
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import IO
 
 from fusedgpt import checkpoint
 from fusedgpt.errors import UserError
@@ -22,8 +23,8 @@ NOT_CHECKPOINTS = ("metrics.jsonl", "run.json", "loss.png", "trace.json")  # wha
 Say = Callable[[str], None]
 
 
-def lock(out_dir: str | os.PathLike):
-    """Take the folder for this process, for as long as the returned file is open.
+def lock(out_dir: str | os.PathLike) -> IO:
+    """Take the folder for this process, as long as the returned file is open.
 
     The system gives the folder free when the process ends, however it ends. Raises UserError if another process has it,
     or if the folder cannot be written.
@@ -58,12 +59,16 @@ def before(iteration: int) -> str:
     return f"ckpt-{iteration}.pt"
 
 
+def earlier_ones(out_dir: str | os.PathLike) -> dict[int, pathlib.Path]:
+    """The checkpoints ckpt-<iteration>.pt in a folder, by the iteration in their names."""
+    numbers = {path: path.stem.removeprefix("ckpt-") for path in pathlib.Path(out_dir).glob("ckpt-*.pt")}
+    return {int(number): path for path, number in numbers.items() if number.isdecimal() and path.is_file()}
+
+
 def checkpoints(out_dir: str | os.PathLike) -> list[pathlib.Path]:
-    """The checkpoints in a folder: the latest, those before it from the last on, and the best."""
-    out_dir = pathlib.Path(out_dir)
-    numbered = [path for path in out_dir.glob("ckpt-*.pt") if path.stem.removeprefix("ckpt-").isdecimal()]
-    numbered.sort(key=lambda path: int(path.stem.removeprefix("ckpt-")), reverse=True)
-    return [path for path in (out_dir / LATEST, *numbered, out_dir / BEST) if path.is_file()]
+    """All checkpoints in a folder."""
+    named = [pathlib.Path(out_dir) / name for name in (LATEST, BEST)]
+    return [path for path in named if path.is_file()] + list(earlier_ones(out_dir).values())
 
 
 def load_latest(out_dir: str | os.PathLike, say: Say = print, verify: bool = True) -> tuple[dict, pathlib.Path]:
@@ -71,7 +76,7 @@ def load_latest(out_dir: str | os.PathLike, say: Say = print, verify: bool = Tru
 
     verify: as for checkpoint.load.
     """
-    return _first_whole(out_dir, [pathlib.Path(out_dir) / LATEST, *checkpoints(out_dir)], say, verify)
+    return _first_whole(out_dir, pathlib.Path(out_dir) / LATEST, say, verify)
 
 
 def load_best(out_dir: str | os.PathLike, say: Say = print) -> tuple[dict, pathlib.Path]:
@@ -83,7 +88,7 @@ def load_best(out_dir: str | os.PathLike, say: Say = print) -> tuple[dict, pathl
     with contextlib.suppress(UserError):
         if not best.exists() or is_best(checkpoint.load(latest, verify=False)):
             best = latest
-    return _first_whole(out_dir, [best, *checkpoints(out_dir)], say)
+    return _first_whole(out_dir, best, say)
 
 
 def is_best(saved: dict) -> bool:
@@ -91,20 +96,29 @@ def is_best(saved: dict) -> bool:
     return saved["best_iter"] == saved["iter_num"]
 
 
-def _first_whole(out_dir, paths: Iterable[pathlib.Path], say, verify=True):
-    wrong = None
-    for path in dict.fromkeys(paths):
-        try:
-            saved = checkpoint.load(path, verify)
-        except UserError as error:
-            wrong = wrong or str(error)
-            continue
-        if wrong:
-            say(f"{wrong}. Taking {path}, of iteration {saved['iter_num']}, instead")
-        return saved, path
-    earlier = [path.parent for path in sorted(pathlib.Path(out_dir).glob(f"previous-*/{LATEST}"))]
+def _first_whole(out_dir, path, say, verify=True):
+    """The checkpoint in `path`, or else the latest of all that are whole."""
+    try:
+        return checkpoint.load(path, verify), path
+    except UserError as error:
+        wrong = str(error)
+    others = [other for other in checkpoints(out_dir) if other != path]
+    for other in sorted(others, key=_iteration, reverse=True):
+        with contextlib.suppress(UserError):
+            saved = checkpoint.load(other, verify)
+            say(f"{wrong}. Taking {other}, of iteration {saved['iter_num']}, instead")
+            return saved, other
+    earlier = [run.parent for run in sorted(pathlib.Path(out_dir).glob(f"previous-*/{LATEST}"))]
     hint = f". An earlier run is in {earlier[-1]}: name that folder" if earlier else ""
     raise UserError(wrong + hint)
+
+
+def _iteration(path):
+    """The iteration that a checkpoint holds, whatever its name; -1 if that cannot be read."""
+    try:
+        return checkpoint.load(path, verify=False)["iter_num"]
+    except UserError:
+        return -1
 
 
 def is_this_launch(out_dir: str | os.PathLike, launch: dict | None, restarted: bool) -> bool:
@@ -119,17 +133,32 @@ def is_this_launch(out_dir: str | os.PathLike, launch: dict | None, restarted: b
 
 
 def set_aside(out_dir: str | os.PathLike, say: Say) -> None:
-    """Move an earlier run, if it has a checkpoint, to a folder previous-N of its own. Raises UserError.
-
-    The earlier run is whole in one of the two places at every instant: first the new folder gets links to its files,
-    then its name, and only then the files leave the old place.
-    """
+    """Move an earlier run, if it has a checkpoint, to a folder previous-N of its own. Raises UserError."""
     out_dir = pathlib.Path(out_dir)
-    saved = checkpoints(out_dir)
-    if not saved:
-        return
-    # ckpt.pt leaves last: until then the run can be resumed in its old place
-    files = [path for path in (out_dir / name for name in NOT_CHECKPOINTS) if path.exists()] + saved[::-1]
+    if saved := checkpoints(out_dir):
+        others = [path for path in (out_dir / name for name in NOT_CHECKPOINTS) if path.exists()]
+        # ckpt.pt, the first, leaves last: until then the run can be resumed in its old place
+        aside = _move(out_dir, others + saved[::-1])
+        say(f"an earlier run in {out_dir} was moved to {aside}")
+
+
+def set_aside_later_ones(out_dir: str | os.PathLike, iteration: int, say: Say) -> None:
+    """Move checkpoints of later iterations to a folder previous-N: the run goes on from `iteration` another way.
+
+    Such are left if someone puts an older checkpoint in the place of ckpt.pt. Raises UserError.
+    """
+    later = [path for number, path in earlier_ones(out_dir).items() if number > iteration]
+    if later:
+        aside = _move(pathlib.Path(out_dir), later)
+        say(f"checkpoints after iteration {iteration} in {out_dir} were moved to {aside}")
+
+
+def _move(out_dir, files):
+    """Move `files` to the next free previous-N in `out_dir`, and return that.
+
+    They are all in one of the two places at every instant: first the new folder gets links to them, then its name, and
+    only then they leave the old place.
+    """
     numbers = [path.name.removeprefix("previous-") for path in out_dir.glob("previous-*")]
     aside = out_dir / f"previous-{1 + max((int(n) for n in numbers if n.isdecimal()), default=0)}"
     unfinished = out_dir / ".previous.tmp"
@@ -142,5 +171,5 @@ def set_aside(out_dir: str | os.PathLike, say: Say) -> None:
         for file in files:
             file.unlink()
     except OSError as error:
-        raise UserError(f"cannot move the earlier run in {out_dir} to {aside}: {error.strerror}") from error
-    say(f"an earlier run in {out_dir} was moved to {aside}")
+        raise UserError(f"cannot move files in {out_dir} to {aside}: {error.strerror}") from error
+    return aside

@@ -4,26 +4,29 @@ import concurrent.futures
 import os
 import pathlib
 from collections.abc import Callable
+from typing import IO
 
 import torch
 
 from fusedgpt import checkpoint
 from fusedgpt.errors import UserError
 from fusedgpt.files import link
-from fusedgpt.run_folder import BEST, LATEST, before, is_best
+from fusedgpt.run_folder import BEST, LATEST, before, is_best, set_aside_later_ones
 
 
 class Saver:
     """Writes the checkpoints of a run to `out_dir`: the latest, `keep` - 1 before it, and the best.
 
     `save` returns as soon as the state is copied to memory; a thread writes the copy. A disk that refuses does not end
-    the run: what failed is said, and the next save tries again. Only the `main` rank writes.
+    the run: what failed is said, and the next save tries again. Nothing is written without the folder's `lock`, which
+    only the main rank has; it is kept until the last write has ended.
     """
 
-    def __init__(self, out_dir: str | os.PathLike, keep: int, main: bool, say: Callable[[str], None]):
-        self.out_dir, self.keep, self.main, self.say = pathlib.Path(out_dir), keep, main, say
+    def __init__(self, out_dir: str | os.PathLike, keep: int, lock: IO | None, say: Callable[[str], None]):
+        self.out_dir, self.keep, self.lock, self.say = pathlib.Path(out_dir), keep, lock, say
         self.saved_at = 0  # iteration of the last save
         self.latest: int | None = None  # iteration of ckpt.pt
+        self.best = float("inf"), None  # lowest validation loss, and its iteration, of what is on the disk
         self.kept: list[int] = []  # iterations of the checkpoints before it that this run wrote, oldest first
         self.failed: UserError | None = None  # why the last save failed, if it did
         self.thread = concurrent.futures.ThreadPoolExecutor(max_workers=1)
@@ -32,8 +35,10 @@ class Saver:
     def resume(self, saved: dict, path: pathlib.Path) -> None:
         """Go on after the checkpoint `saved`, which was loaded from `path`."""
         self.saved_at, self.kept = saved["iter_num"], saved["kept"]
-        if not self.main:
+        self.best = saved["best_val_loss"], saved["best_iter"]
+        if not self.lock:
             return
+        set_aside_later_ones(self.out_dir, saved["iter_num"], self.say)
         if path.name == LATEST:
             self.latest = saved["iter_num"]
             if is_best(saved):  # its run may have been killed before it had the second name
@@ -47,28 +52,33 @@ class Saver:
         Raises whatever the write before raised, other than that the disk refused.
         """
         self.saved_at = state["iter_num"]
-        if self.main:
-            self._wait()
+        if self.lock:
+            self.wait()
             self.writing = self.thread.submit(self._write, _copied(state, {}))
 
-    def last_good(self, best_iter: int | None) -> str:
+    def last_good(self) -> str:
         """What to do about a run that has diverged: what to go on from, and what to change."""
+        self.wait()
         calmer = "with a lower learning_rate, a grad_clip, or dtype=float32"
-        if not self.saved_at:
+        latest, (_, best_iter) = self.latest if self.lock else self.saved_at, self.best
+        if not latest:
             return f"there is no checkpoint yet, so start again {calmer}"
-        advice = f"resume from {self.out_dir / LATEST}, of iteration {self.saved_at}, {calmer}"
-        if best_iter is not None and best_iter < self.saved_at:
+        advice = f"resume from {self.out_dir / LATEST}, of iteration {latest}, {calmer}"
+        if best_iter is not None and best_iter < latest:
             advice += f"; if it diverges again, first copy {self.out_dir / BEST}, of iteration {best_iter}, over it"
         return advice
 
-    def _wait(self):
+    def wait(self) -> None:
+        """Wait until nothing is being written. Raises whatever the write raised, other than that the disk refused."""
         if self.writing:
             self.writing.result()
 
     def close(self) -> None:
         """Wait for the last save. Raises UserError if it failed."""
-        self._wait()
+        self.wait()
         self.thread.shutdown()
+        if self.lock:
+            self.lock.close()
         if self.failed:
             raise self.failed
 
@@ -81,10 +91,10 @@ class Saver:
                 (self.out_dir / before(self.kept[0])).unlink(missing_ok=True)
                 del self.kept[0]
         except (UserError, OSError) as error:
-            self.failed = UserError(error)
+            self.failed = UserError(str(error))  # not the error itself, whose traceback would keep the state in memory
             self.say(f"NOT SAVED at iteration {state['iter_num']}: {self.failed}. Training goes on and tries again")
         else:
-            self.failed = None
+            self.failed, self.best = None, (state["best_val_loss"], state["best_iter"])
 
     def _replace_latest(self, state):
         latest = self.out_dir / LATEST

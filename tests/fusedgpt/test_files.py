@@ -36,7 +36,7 @@ def test_what_was_there_survives_a_failure(tmp_path):
 def test_a_link_is_not_touched_by_the_next_write(tmp_path, monkeypatch):
     for link_fails in (False, True):
         if link_fails:  # a disk without hard links
-            monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links")))
+            monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no links")))
         for content in ("old", "new"):
             with atomic(tmp_path / "a", "w") as file:
                 file.write(content)

@@ -48,6 +48,7 @@ def test_a_damaged_latest_falls_back_to_the_one_before(folder, capsys):
     # best.pt was often the same file as ckpt.pt: one bad sector took both
     assert load_latest(folder)[0]["iter_num"] == 10 and capsys.readouterr().out == ""
     damage(folder / "ckpt.pt")
+    shutil.copyfile(folder / "ckpt.pt", folder / "best.pt")  # in a run they are one file
     saved, path = load_latest(folder)
     assert saved["iter_num"] == 5 and path == folder / "ckpt-5.pt"
     said = capsys.readouterr().out
@@ -56,8 +57,6 @@ def test_a_damaged_latest_falls_back_to_the_one_before(folder, capsys):
     assert load_latest(folder)[0]["iter_num"] == 5
     assert "ckpt.pt does not exist" in capsys.readouterr().out
     damage(folder / "ckpt-5.pt")
-    assert load_latest(folder)[1] == folder / "best.pt"
-    (folder / "best.pt").unlink()
     with pytest.raises(UserError, match=r"ckpt\.pt does not exist"):
         load_latest(folder)
 
@@ -86,6 +85,26 @@ def test_a_copy_that_the_user_made_is_never_deleted(tmp_path, data):
         shutil.copyfile(tmp_path / "ckpt.pt", tmp_path / name)
     run(tmp_path, data, max_iters=30, init_from="resume")
     assert {"ckpt-10.pt", "ckpt-3.pt"} <= set(os.listdir(tmp_path))
+
+
+def test_the_fallback_is_the_latest_by_its_content_and_not_by_its_name(folder):
+    os.rename(folder / "ckpt-5.pt", folder / "ckpt-7.pt")  # a copy that someone made
+    damage_later = torch.load(folder / "best.pt", weights_only=True) | {"iter_num": 9}
+    (folder / "best.pt").unlink()
+    torch.save(damage_later, folder / "best.pt")
+    damage(folder / "ckpt.pt")
+    assert load_latest(folder)[0]["iter_num"] == 9
+
+
+def test_what_is_later_than_an_older_checkpoint_put_back_is_set_aside(tmp_path, data, capsys):
+    # its checkpoints used to be taken for those before the latest, though they are of another course
+    run(tmp_path, data, max_iters=20, eval_interval=4)
+    shutil.copyfile(tmp_path / "ckpt-16.pt", tmp_path / "new")
+    os.replace(tmp_path / "new", tmp_path / "ckpt.pt")
+    shutil.copyfile(tmp_path / "ckpt.pt", tmp_path / "ckpt-18.pt")
+    run(tmp_path, data, max_iters=18, init_from="resume", learning_rate=1e-4)
+    assert "checkpoints after iteration 16 in" in capsys.readouterr().out
+    assert os.listdir(tmp_path / "previous-1") == ["ckpt-18.pt"]
 
 
 def test_the_best_is_the_latest_if_a_kill_left_best_pt_behind(folder):

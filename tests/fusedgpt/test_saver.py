@@ -1,6 +1,9 @@
 """Checkpoints in the background."""
 
+import gc
+import io
 import threading
+import weakref
 
 import pytest
 import torch
@@ -9,9 +12,12 @@ from fusedgpt import checkpoint, saver
 from fusedgpt.errors import UserError
 from fusedgpt.saver import Saver
 
+LOCK = io.StringIO()  # stands for the open file of a folder's lock
+
 
 def state(iteration, w=None, best_iter=None):
-    return {"iter_num": iteration, "best_iter": best_iter, "model": {"w": torch.zeros(3) if w is None else w}}
+    content = {"iter_num": iteration, "best_iter": best_iter, "best_val_loss": 1 / (best_iter or 1)}
+    return content | {"model": {"w": torch.zeros(3) if w is None else w}}
 
 
 def read(path):
@@ -27,7 +33,7 @@ def test_it_saves_what_the_state_was_and_not_what_it_became(tmp_path, monkeypatc
 
     monkeypatch.setattr(checkpoint, "save", late)
     w = torch.ones(3)
-    it = Saver(tmp_path, 2, True, print)
+    it = Saver(tmp_path, 2, LOCK, print)
     it.save({**state(5, w), "tied": w.view(3)})
     w += 1  # training goes on
     assert not (tmp_path / "ckpt.pt").exists()
@@ -48,7 +54,7 @@ def test_writes_never_overlap(tmp_path, monkeypatch):
         running.pop()
 
     monkeypatch.setattr(checkpoint, "save", alone)
-    it = Saver(tmp_path, 2, True, print)
+    it = Saver(tmp_path, 2, LOCK, print)
     for iteration in range(20):
         it.save(state(iteration))
     it.close()
@@ -61,7 +67,7 @@ def test_a_disk_that_refuses_is_said_and_tried_again(tmp_path, monkeypatch):
     def refuse(*_):
         raise UserError("cannot write ckpt.pt: no")
 
-    it = Saver(tmp_path, 2, True, said.append)
+    it = Saver(tmp_path, 2, LOCK, said.append)
     it.save(state(5))
     monkeypatch.setattr(checkpoint, "save", refuse)
     it.save(state(10))
@@ -71,7 +77,7 @@ def test_a_disk_that_refuses_is_said_and_tried_again(tmp_path, monkeypatch):
     assert [line.split(":")[0] for line in said] == ["NOT SAVED at iteration 10", "NOT SAVED at iteration 15"]
     assert read(tmp_path / "ckpt.pt")["iter_num"] == 5
     monkeypatch.setattr(checkpoint, "save", save)
-    it = Saver(tmp_path, 2, True, said.append)
+    it = Saver(tmp_path, 2, LOCK, said.append)
     it.resume(checkpoint_of(tmp_path), tmp_path / "ckpt.pt")
     it.save(state(20))
     it.close()
@@ -88,7 +94,7 @@ def test_any_other_failure_of_a_write_ends_the_run(tmp_path, monkeypatch):
         raise TypeError("a mistake of ours")
 
     monkeypatch.setattr(checkpoint, "save", fails)
-    it = Saver(tmp_path, 2, True, print)
+    it = Saver(tmp_path, 2, LOCK, print)
     it.save(state(5))
     with pytest.raises(TypeError, match="ours"):
         it.save(state(10))
@@ -98,7 +104,7 @@ def test_the_best_is_written_once(tmp_path, monkeypatch):
     # an improving evaluation used to write twice
     written, save = [], checkpoint.save
     monkeypatch.setattr(checkpoint, "save", lambda *args: (written.append(args), save(*args)))
-    it = Saver(tmp_path, 2, True, print)
+    it = Saver(tmp_path, 2, LOCK, print)
     it.save(state(5, best_iter=5))
     it.save(state(10, best_iter=5))
     it.close()
@@ -107,19 +113,57 @@ def test_the_best_is_written_once(tmp_path, monkeypatch):
 
 
 def test_only_the_main_rank_writes(tmp_path):
-    it = Saver(tmp_path, 2, False, print)
-    it.resume({"iter_num": 3, "best_iter": 3, "kept": []}, tmp_path / "ckpt.pt")
+    it = Saver(tmp_path, 2, None, print)
+    it.resume({"iter_num": 3, "best_iter": 3, "best_val_loss": 1.0, "kept": []}, tmp_path / "ckpt.pt")
     it.save(state(5, best_iter=5))
     it.close()
     assert list(tmp_path.iterdir()) == [] and it.saved_at == 5
 
 
 def test_advice_names_a_checkpoint_that_works(tmp_path):
-    it = Saver(tmp_path, 2, True, print)
-    assert it.last_good(None).startswith("there is no checkpoint yet, so start again with a lower learning_rate")
-    it.saved_at = 20
-    assert it.last_good(20).startswith(f"resume from {tmp_path / 'ckpt.pt'}, of iteration 20, with a lower")
-    assert it.last_good(15).endswith(f"first copy {tmp_path / 'best.pt'}, of iteration 15, over it")
+    it = Saver(tmp_path, 2, LOCK, print)
+    assert it.last_good().startswith("there is no checkpoint yet, so start again with a lower learning_rate")
+    it.save(state(15, best_iter=15))
+    assert it.last_good().startswith(f"resume from {tmp_path / 'ckpt.pt'}, of iteration 15, with a lower")
+    assert "best.pt" not in it.last_good()
+    it.save(state(20, best_iter=15))
+    assert it.last_good().endswith(f"first copy {tmp_path / 'best.pt'}, of iteration 15, over it")
+
+
+def test_what_could_not_be_saved_is_neither_the_best_nor_the_advice(tmp_path, monkeypatch):
+    # a best state whose write failed used to raise the bar, and no checkpoint had it
+    it = Saver(tmp_path, 2, LOCK, lambda line: None)
+    it.save(state(5, best_iter=5))
+    it.wait()
+    save, link = checkpoint.save, saver.link
+    for module, name in ((checkpoint, "save"), (saver, "link")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, lambda *_: (_ for _ in ()).throw(UserError("cannot write")))
+            it.save(state(10, best_iter=10))
+            it.wait()
+        assert it.failed and it.best == (1 / 5, 5)
+        assert "of iteration 10" not in it.last_good() or module is saver
+    assert checkpoint.save is save and saver.link is link
+
+
+def test_a_failed_write_frees_the_copy(tmp_path, monkeypatch):
+    # the exception that was kept held the frames of the write, and with them 1.5 GB
+    monkeypatch.setattr(checkpoint, "save", lambda *_: (_ for _ in ()).throw(UserError("cannot write")))
+    copies, copied = [], saver._copied
+
+    def watched(state, known):
+        found = copied(state, known)
+        if isinstance(found, torch.Tensor):
+            copies.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(saver, "_copied", watched)
+    it = Saver(tmp_path, 2, LOCK, lambda line: None)
+    it.save(state(5))
+    it.wait()
+    it.writing = None
+    gc.collect()
+    assert it.failed and copies and all(copy() is None for copy in copies)
 
 
 def test_copies_share_nothing_with_what_they_were_made_of():
