@@ -26,7 +26,7 @@ test: setup
 
 # kills, corruptions, full disks, dying workers, fuzzing; FAULTS_SEED=7 make faults takes other random numbers
 faults: setup
-	$(BIN)/python -m pytest -m faults -n 2 --dist loadfile tests/faults
+	$(BIN)/python -m pytest -m faults -rs -n 2 --dist loadfile tests/faults
 
 lint: setup
 	$(BIN)/ruff check .

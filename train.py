@@ -451,15 +451,13 @@ def finish(state: TrainState, s: Settings, ranks, logger: Logger, saver: Saver, 
     if unsaved and not state.sound:
         raise UserError(f"the run ends after {state.iteration} steps diverged: {saver.last_good()}")
     if stopped_by:
-        how = "saved: go on with the same command and --init_from=resume"
-        logger.say(
-            f"stopped after {state.iteration} iterations, {how if saver.saved_at else 'before there was any to save'}"
-        )
+        how = "saved: go on with the same command and --init_from=resume" if saver.saved_at else "with nothing to save"
+        logger.say(f"stopped after {state.iteration} iterations, {how}")
         sys.exit(128 + stopped_by[0])
 
 
 def main(s: Settings) -> None:
-    """Train as `s` says. Raises UserError for bad input. SIGTERM and Ctrl-C end it with status 128 + their number."""
+    """Train as `s` says. Raises UserError for bad input. Signals end it with status 128 + their number."""
     validate(s)
     began = time.perf_counter()
 

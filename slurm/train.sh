@@ -24,7 +24,7 @@ port=$((20000 + SLURM_JOB_ID % 10000)) # two jobs on one node do not meet
 # a store of its own for each start: PyTorch's shared one keeps a node that comes back from joining
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 # torchrun kills processes that take longer than this to save after SIGTERM
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=240
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120
 
 stopped=
 trap 'stopped=yes; kill -TERM "$step"' TERM
@@ -39,7 +39,7 @@ step=$!
 wait "$step"
 status=$?
 if [ -n "$stopped" ]; then
-    wait "$step" # the signal ended the first wait; all processes save now
+    wait "$step" && exit 0 # the signal ended the first wait; all processes save now, unless training is done
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"

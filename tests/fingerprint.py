@@ -30,7 +30,7 @@ RUNS = {
     "deterministic": dict(dtype="float32", compile=False, deterministic=True, schedule="constant", seed=7),
 }
 TIMES = {"ms", "tokens_per_s", "mfu", "peak_memory", "samples_ms", "median_ms", "p10_ms", "p90_ms", "tflops"}
-TIMES |= {"peak_flops", "peak_source"}
+TIMES |= {"peak_flops", "peak_source", "reference", "disturbed", "reason"}
 
 
 def sha(data):

@@ -2,6 +2,7 @@
 
 import gc
 import io
+import json
 import threading
 import weakref
 
@@ -11,6 +12,7 @@ import torch
 from fusedgpt import checkpoint, saver
 from fusedgpt.errors import UserError
 from fusedgpt.saver import Saver
+from tests.conftest import script
 
 LOCK = io.StringIO()  # stands for the open file of a folder's lock
 
@@ -164,6 +166,13 @@ def test_a_failed_write_frees_the_copy(tmp_path, monkeypatch):
     it.writing = None
     gc.collect()
     assert it.failed and copies and all(copy() is None for copy in copies)
+
+
+def test_the_cost_of_a_save_is_measured(data):
+    settings = dict(n_layer=1, n_head=1, n_embd=32, block_size=16, batch_size=2, vocab_size=65, dataset=data)
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    cost = json.loads(script("tests/save_cost.py", *flags, "--device=cpu", "--max_iters=30").stdout.splitlines()[-1])
+    assert cost["saves"] == 6 and 0 < cost["stood_still_ms"] < 1000 and cost["write_ms"] > 0
 
 
 def test_copies_share_nothing_with_what_they_were_made_of():
