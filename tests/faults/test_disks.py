@@ -69,13 +69,21 @@ def has_saved(out_dir):
     return lambda: (out_dir / "ckpt.pt").exists() and list(out_dir.glob("ckpt-*.pt"))
 
 
+def succeeds_or_skips(command):
+    """Run a command that not every system lets a test run."""
+    if not shutil.which(command[0]):
+        pytest.skip(f"this system has no {command[0]}")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"this system does not let tests mount a disk of their own: {done.stderr.strip()}")
+
+
 @contextlib.contextmanager
 def on_a_disk(mount, folder, data, **settings):
     """A run in `folder` on a disk of its own, which the command `mount` mounts; and its out_dir as seen from here."""
     folder.mkdir()
     inside = ("unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "sh")
-    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this system does not let tests mount a disk of their own")
+    succeeds_or_skips([*inside, "true"])
     child = Run(folder / "out", data, inside, **settings)
     try:
         yield child, pathlib.Path(f"/proc/{child.pid}/root{folder}/out")
@@ -132,16 +140,17 @@ def test_a_disk_that_turns_read_only(tmp_path, data):
     disk.mkdir()
     with open(image, "wb") as file:
         file.truncate(16 << 20)
-    made = subprocess.run(["mkfs.ext4", "-q", "-F", image], capture_output=True, check=False)
-    mount = ["mount", "-o", "loop,errors=remount-ro", image, disk]
-    if made.returncode or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("this system does not let tests mount a disk of their own")
+    succeeds_or_skips(["mkfs.ext4", "-q", "-F", image])
+    succeeds_or_skips(["mount", "-o", "loop,errors=remount-ro", image, disk])
     child = None
     try:
         device = pathlib.Path(subprocess.check_output(["findmnt", "-n", "-o", "SOURCE", disk], text=True).strip()).name
+        trigger = pathlib.Path(f"/sys/fs/ext4/{device}/trigger_fs_error")
+        if not os.access(trigger, os.W_OK):
+            pytest.skip("this system does not let tests make an error on a disk")
         child = Run(disk / "out", data)
         child.until(has_saved(disk / "out"))
-        pathlib.Path(f"/sys/fs/ext4/{device}/trigger_fs_error").write_text("a test")  # as a defect of the disk would
+        trigger.write_text("a test")  # as a defect of the disk would
         assert "Read-only file system" in child.says("NOT WRITTEN")
         child.says("NOT SAVED")  # a write that was under way sees another error
         assert "Read-only file system" in child.says("NOT SAVED")
