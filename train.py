@@ -437,6 +437,7 @@ def finish(state: TrainState, s: Settings, ranks, logger: Logger, saver: Saver, 
 
     Raises UserError if the last state could not be saved.
     """
+    saver.wait()
     unsaved = state.iteration > saver.saved_at and not s.eval_only
     if (unsaved and state.sound) or saver.failed:
         save()
