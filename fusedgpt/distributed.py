@@ -76,16 +76,16 @@ def ranks() -> Ranks:
 
 
 def launch() -> dict | None:
-    """What tells one call of torchrun, with all its restarts, from another: its id and this node's agent.
+    """What tells one call of torchrun, with all its restarts, from another: its id and its process on this node.
 
     None if torchrun did not start this process.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
-    agent = f"{socket.gethostname()}:{os.getppid()}"
+    torchrun = f"{socket.gethostname()}:{os.getppid()}"
     with contextlib.suppress(OSError), open(f"/proc/{os.getppid()}/stat") as file:
-        agent += f":{file.read().rsplit(')', 1)[1].split()[19]}"  # when it started: in a container, ids come again
-    return {"id": os.environ["TORCHELASTIC_RUN_ID"], "agent": agent}
+        torchrun += f":{file.read().rsplit(')', 1)[1].split()[19]}"  # when it started: in a container, ids come again
+    return {"id": os.environ["TORCHELASTIC_RUN_ID"], "torchrun": torchrun}
 
 
 def restarted() -> bool:

@@ -126,8 +126,8 @@ def is_this_launch(out_dir: str | os.PathLike, launch: dict | None, restarted: b
     try:
         began = json.loads((pathlib.Path(out_dir) / "run.json").read_text())["launch"]
         same = began["id"] == launch["id"]
-        # an id may be used for two launches, or be torchrun's default; but then the agent is another process
-        return same and (began["agent"] == launch["agent"] or (restarted and launch["id"] != "none"))
+        # an id may be used for two launches, or be torchrun's default; but then torchrun is another process
+        return same and (began["torchrun"] == launch["torchrun"] or (restarted and launch["id"] != "none"))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 

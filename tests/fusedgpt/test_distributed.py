@@ -50,10 +50,10 @@ distributed.leave(ranks)
 
 def start(store, late=-1, dies=-1, timeout=30, only=(0, 1)):
     """[(exit status, stdout, stderr)] of two processes that meet at `store`, as torchrun starts them."""
-    agent = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     processes = []
     for rank in only:
-        env = os.environ | agent | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        env = os.environ | given | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
         command = [sys.executable, "-c", WORKER, str(late), str(dies), str(timeout)]
         pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         processes.append(subprocess.Popen(command, cwd=ROOT, env=env, **pipes))
@@ -129,7 +129,7 @@ def test_micro_steps_are_shared_evenly_or_refused():
         distributed.Ranks(0, 0, 3).micro_steps(8)
 
 
-def test_a_launch_is_known_by_its_id_and_its_agent(monkeypatch):
+def test_a_launch_is_known_by_its_id_and_its_process(monkeypatch):
     assert distributed.launch() is None and not distributed.restarted()
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")

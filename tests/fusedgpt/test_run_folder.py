@@ -173,10 +173,10 @@ def test_a_missing_checkpoint_names_the_earlier_run(folder):
 
 
 def test_a_restarted_process_knows_its_own_run(tmp_path):
-    def launch(id, agent):
-        return {"id": id, "agent": agent}
+    def launch(id, torchrun):
+        return {"id": id, "torchrun": torchrun}
 
-    (tmp_path / "run.json").write_text('{"launch": {"id": "a", "agent": "host:1"}}')
+    (tmp_path / "run.json").write_text('{"launch": {"id": "a", "torchrun": "host:1"}}')
     assert is_this_launch(tmp_path, launch("a", "host:1"), restarted=False)
     assert is_this_launch(tmp_path, launch("a", "other:2"), restarted=True)  # rank 0 moved to another node
     assert not is_this_launch(tmp_path, launch("a", "other:2"), restarted=False)  # an id that is used again
