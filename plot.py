@@ -16,19 +16,15 @@ MARKERS = "os^vDP*X"
 
 
 def series(out_dir: str, kind: str, name: str) -> tuple[list[int], list[float]]:
-    """The iterations of a run's metrics of one `kind`, and their `name`; NaN for null. Raises UserError if damaged."""
+    """The iterations of a run's metrics of one `kind`, and their loss `name`; NaN for null."""
     metrics = read_metrics(out_dir, kind)
-    try:
-        return [int(m["iter"]) for m in metrics], [math.nan if m[name] is None else float(m[name]) for m in metrics]
-    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{out_dir}/metrics.jsonl has a line of {kind!r} without iter or {name}: remove it") from error
+    return [m["iter"] for m in metrics], [math.nan if m[name] is None else m[name] for m in metrics]
 
 
 def draw(out_dirs: list[str], path: pathlib.Path) -> None:
     """Draw to `path`: the training loss of each run as a pale line, its validation loss as marks, against iterations.
 
-    A loss that was not finite, null in metrics.jsonl, is a gap. Raises UserError if a folder has no metrics.jsonl, or
-    one that is damaged.
+    A loss that was not finite, null in metrics.jsonl, is a gap. Raises UserError if a folder has no metrics.jsonl.
     """
     import matplotlib
 

@@ -28,7 +28,7 @@ def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[d
 def _is_metrics(row):
     """Whether an object read from metrics.jsonl can be used as one."""
     losses = {"train": ("loss",), "eval": ("train_loss", "val_loss")}.get(str(row.get("kind")), (None,))
-    numbers = all(row.get(name, "") is None or type(row.get(name)) in (int, float) for name in losses)
+    numbers = all(isinstance(row.get(name, ""), (float, type(None))) for name in losses)
     return numbers and type(row.get("iter")) is int
 
 

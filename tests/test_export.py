@@ -3,7 +3,7 @@
 import torch
 
 import export
-from fusedgpt import checkpoint
+from fusedgpt import run_folder
 from fusedgpt.dataset import read_meta
 from model import GPT
 from tests.conftest import as_nanogpt_wrote, fails, script
@@ -17,7 +17,7 @@ def test_export_has_the_same_logits_without_padding(small_run, tmp_path):
     theirs = GPT2LMHeadModel.from_pretrained(tmp_path / "hf").eval()
     assert (tmp_path / "hf" / "model.safetensors").exists()
     assert theirs.transformer.wte.weight.shape == (65, 32)
-    ours = GPT.from_checkpoint(checkpoint.load(checkpoint.of_run(small_run))).eval()
+    ours = GPT.from_checkpoint(run_folder.load_best(small_run)[0]).eval()
     idx = torch.randint(0, 65, (2, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = ours(idx, idx)[0][..., :65]
