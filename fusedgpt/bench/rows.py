@@ -11,6 +11,7 @@ around the rows.
 """
 
 import itertools
+import json
 import pathlib
 import statistics
 import time
@@ -21,7 +22,7 @@ import torch
 from fusedgpt.bench import disturbance
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError, first_line, out_of_memory
-from fusedgpt.files import atomic, json_line, read_jsonl
+from fusedgpt.files import atomic, read_jsonl
 
 FINAL = ("measured", "refused", "parity failed", "out of memory")  # "failed" is not final: it is tried again
 AGAIN = 2  # times that a disturbed row is measured again
@@ -72,7 +73,7 @@ def run(
         for n, spec in enumerate(todo, start=1):
             began = time.perf_counter()
             row = _measured_in_peace(measure, spec, reference, seen, say)
-            file.write(json_line({"kind": "row", **row}))
+            file.write(json.dumps({"kind": "row", **row}) + "\n")
             seconds.setdefault(spec.get("part"), []).append(time.perf_counter() - began)
             left = _seconds_left(seconds, todo[n:])
             say(f"[{n}/{len(todo)}] {_name(spec)}: {_outcome(row)}; about {_duration(left)} left")
@@ -97,7 +98,7 @@ def _measured_in_peace(measure, spec, reference, seen, say):
 
 def _write(path, lines):
     with atomic(path, "w") as file:
-        file.writelines(map(json_line, lines))
+        file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def _rows_that_count(path, header, say):
