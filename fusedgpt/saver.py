@@ -92,7 +92,7 @@ class Saver:
                 del self.kept[0]
         except (UserError, OSError) as error:
             self.failed = UserError(str(error))  # not the error itself, whose traceback would keep the state in memory
-            self.say(f"NOT SAVED at iteration {state['iter_num']}: {self.failed}. Training goes on and tries again")
+            self.say(f"NOT SAVED at iteration {state['iter_num']}: {self.failed}. The next save, if any, tries again")
         else:
             self.failed, self.best = None, (state["best_val_loss"], state["best_iter"])
 
