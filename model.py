@@ -151,13 +151,18 @@ class GPT(nn.Module):
                 nn.init.normal_(p, std=0.02 / shrink)
 
     def forward(
-        self, idx: Tensor, targets: Tensor | None = None, cache: list[generate.LayerCache] | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+        self,
+        idx: Tensor,
+        targets: Tensor | None = None,
+        cache: list[generate.LayerCache] | None = None,
+        logits: bool = True,
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Logits (B, T, V) and the mean loss of `targets` (B, T), where -1 does not count.
 
         Without targets: logits of the last position only, (B, 1, V), and no loss. Ids that only pad the vocabulary have
-        logit -inf: they get probability 0, learn nothing and are never sampled. `cache`
-        (generate.new_cache) holds the keys and values of the tokens before `idx`. Raises UserError past block_size.
+        logit -inf: they get probability 0, learn nothing and are never sampled. `cache` (generate.new_cache) holds the
+        keys and values of the tokens before `idx`. With logits=False, (None, loss): logits that are returned stay in
+        memory, and a compiled backward reads a gradient of them. Raises UserError past block_size.
         """
         T, past = idx.size(1), cache[0].length if cache else 0
         if past + T > self.config.block_size:
@@ -169,15 +174,18 @@ class GPT(nn.Module):
         x = self.transformer.ln_f(x)
         if targets is None:
             return self._logits(x[:, -1:]), None  # generation needs the last position only: V is the widest product
-        logits = self._logits(x)
-        loss = F.cross_entropy(logits.view(-1, logits.size(-1)), targets.reshape(-1), ignore_index=-1)
-        return logits, loss
+        z = self._logits(x)
+        loss = F.cross_entropy(z.view(-1, z.size(-1)), targets.reshape(-1), ignore_index=-1)
+        return (z if logits else None), loss
 
     def _logits(self, x):
-        logits = self.lm_head(x)
-        if self.config.padded_vocab_size > self.config.vocab_size:
-            logits[..., self.config.vocab_size :] = float("-inf")
-        return logits
+        z, V = self.lm_head(x), self.config.padded_vocab_size
+        if self.config.vocab_size < V:
+            # added, because the gradient of a sum is passed on as it is: if -inf is written into a slice, forward and
+            # backward each copy all logits
+            padding = torch.arange(V, device=z.device) >= self.config.vocab_size
+            z += torch.zeros(V, dtype=z.dtype, device=z.device).masked_fill(padding, float("-inf"))
+        return z
 
     def use_attention(self, name: str) -> None:
         """Compute attention by another function of ATTENTION from here on. No weight changes."""

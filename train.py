@@ -23,6 +23,7 @@ if __name__ == "__main__":
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save, Ctrl-C ends all at once
 
 import torch
+from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
@@ -42,7 +43,7 @@ from fusedgpt import (
 from fusedgpt.attention import ATTENTION
 from fusedgpt.case import Case
 from fusedgpt.dataloader import Batch, DataLoader
-from fusedgpt.device import autocast, dtype_name, resolve_compile, resolve_device, resolve_dtype
+from fusedgpt.device import autocast, dtype_name, graphs_compiled, resolve_compile, resolve_device, resolve_dtype
 from fusedgpt.environment import environment
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.logger import Logger
@@ -69,7 +70,8 @@ class Settings:
     eval_iters: int = 200  # batches of each split that an evaluation reads, always the same ones
     eval_only: bool = False  # only one evaluation, no training
     profile: bool = False  # profile of one forward and backward, in out_dir/trace.json, for ui.perfetto.dev
-    log_interval: int = 1  # iterations between lines on the console; metrics.jsonl has every iteration
+    # iterations between lines on the console; metrics.jsonl has every iteration. A GPU is waited for only then
+    log_interval: int = 1
     always_save_checkpoint: bool = True  # False: a checkpoint only if the validation loss improved, and at the end
     keep_checkpoints: int = 2  # the latest checkpoint and those before it that are kept; the best is kept in any case
     # wandb
@@ -160,8 +162,10 @@ class TrainState:
     parallel: torch.nn.Module | None  # `model`, wrapped so that backward averages gradients over the ranks
     batches: Iterator[Batch]  # the training batches from here on
     batch: Batch  # the next of them, read ahead
-    loss: float = 0.0  # of the last step
-    bad_steps: int = 0  # steps in a row without a finite gradient
+    clock: timing.StepClock
+    unread: list[Tensor] = dataclasses.field(default_factory=list)  # results of steps, still on the device
+    loss: float = 0.0  # of the last step that was reported
+    bad_steps: int = 0  # reported steps in a row without a finite gradient
     step_ms: list[float] = dataclasses.field(default_factory=list)
 
     @property
@@ -269,8 +273,8 @@ def restore(saved: dict, s: Settings, optimizer: Optimizer, scaler: GradScaler, 
             say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}")
 
 
-def rehearse(state: TrainState, cast, trace: pathlib.Path | None) -> dict:
-    """The kernel receipt of a training step, from two dry runs: the first compiles, the second is profiled.
+def rehearse(state: TrainState, cast, trace: pathlib.Path | None) -> tuple[dict, int]:
+    """The kernel receipt of a training step, and its compiled graphs, from two dry runs: the second is profiled.
 
     Weights and random streams are unaffected. The profile is written to `trace`, if given.
     """
@@ -278,13 +282,15 @@ def rehearse(state: TrainState, cast, trace: pathlib.Path | None) -> dict:
     def forward_backward():
         with distributed.gradient_sync(state.parallel, enabled=False):
             with cast:
-                _, loss = state.parallel(*state.batch)
+                _, loss = state.parallel(*state.batch, logits=False)
             loss.backward()
 
+    before = graphs_compiled()
     forward_backward()
+    graphs = graphs_compiled() - before
     receipt = observe(forward_backward, trace)
     state.optimizer.zero_grad(set_to_none=True)
-    return receipt
+    return receipt, graphs
 
 
 def run_record(s: Settings, model: GPT, device, dtype, ranks: distributed.Ranks, **choices) -> dict:
@@ -302,7 +308,12 @@ def run_record(s: Settings, model: GPT, device, dtype, ranks: distributed.Ranks,
         "parameters": model.get_num_params(non_embedding=False),
         "parameters_without_positions": model.get_num_params(),
         "padded_vocab_size": model.config.padded_vocab_size,
-        "mfu": {"counts": "6 N + 12 L C T a token", "peak_flops": peak, "peak_source": peak_source},
+        "mfu": {
+            "counts": "6 N + 12 L C T a token",
+            "flops_per_token": model.flops_per_token(),
+            "peak_flops": peak,
+            "peak_source": peak_source,
+        },
         "environment": environment(device),
     }
 
@@ -336,11 +347,11 @@ def evaluate(model: GPT, loader: DataLoader, s: Settings, cast, ranks, device, s
             if stopped_by:
                 break
             with cast:
-                _, loss = model(x, y)
+                _, loss = model(x, y, logits=False)
             counts.append((y >= 0).sum())  # stays on the device: reading it here would wait for each batch
             sums.append(loss.float() * counts[-1])
         here = [sum(torch.stack(each).tolist()) for each in (sums, counts)]
-        total, count, stop = ranks.all_reduce([*here, len(stopped_by)], device)
+        total, count, stop = map(sum, zip(*ranks.gather([*here, len(stopped_by)])))
         if stop:
             return None
         losses[f"{split}_loss"] = total / count
@@ -371,53 +382,85 @@ def evaluate_and_save(state: TrainState, s: Settings, evaluate, save, saver: Sav
     return True
 
 
-def train_step(state: TrainState, s: Settings, micro_steps: range, cast, device) -> tuple[float, float]:
-    """One step of AdamW on the clipped mean gradient of all micro-batches of all ranks.
+def train_step(state: TrainState, s: Settings, micro_steps: range, cast, device) -> tuple[Tensor, Tensor]:
+    """One step of AdamW on the clipped mean gradient of all micro-batches of all ranks. Does not wait for the device.
 
-    Returns the sum of this rank's losses, and the norm of the gradient. If that is not finite, no weight changes.
+    Returns the sum of this rank's losses and the norm of the gradient, both on the device. If the norm is not finite,
+    no weight changes.
     """
     for group in state.optimizer.param_groups:
         group["lr"] = learning_rate(state.iteration, s)
     loss_sum = torch.zeros((), device=device)
     for micro_step in micro_steps:
-        # dropout follows from the micro-batch's number, whatever ran before it and on whichever rank
-        determinism.seed(s.seed, "dropout", state.iteration, micro_step)
+        if s.dropout:  # it follows from the micro-batch's number, whatever ran before it and on whichever rank
+            determinism.seed(s.seed, "dropout", state.iteration, micro_step)
         with distributed.gradient_sync(state.parallel, enabled=micro_step == micro_steps[-1]):
             with cast:
-                _, loss = state.parallel(*state.batch)
+                _, loss = state.parallel(*state.batch, logits=False)
             state.batch = next(state.batches)  # read and copied while the device computes
             # averaged over this rank's micro-steps here, over the ranks by DDP
             state.scaler.scale(loss / len(micro_steps)).backward()
         loss_sum += loss.detach()
-    params = list(state.model.parameters())
     state.scaler.unscale_(state.optimizer)  # before clipping: the limit is for gradients as they really are
-    norm = torch.nn.utils.get_total_norm([p.grad for p in params])
-    if math.isfinite(norm):
-        if s.grad_clip:
-            torch.nn.utils.clip_grads_with_norm_(params, s.grad_clip, norm)
-        state.scaler.step(state.optimizer)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in state.model.parameters()])
+    update_weights(state.optimizer, norm, s.grad_clip)
     state.scaler.update()  # in float16, lowers the scale if a gradient overflowed
     state.optimizer.zero_grad(set_to_none=True)
-    return loss_sum.item(), norm.item()
+    return loss_sum, norm
 
 
-def step_metrics(state: TrainState, s: Settings, record: dict, loss_sum: float, norm: float, device) -> dict:
-    """What a step is logged with. `loss_sum` is over all ranks; mfu is a share of the peak of all devices."""
-    ms = state.step_ms[-1]
-    tokens_per_s = 1e3 * record["tokens_per_step"] / ms
-    return {
-        "iter": state.iteration,
-        "loss": loss_sum / s.gradient_accumulation_steps,
-        "lr": learning_rate(state.iteration, s),
-        "grad_norm": norm,
-        "ms": ms,
-        "tokens_per_s": tokens_per_s,
-        "mfu": state.model.flops_per_token() * tokens_per_s / (record["mfu"]["peak_flops"] * record["world_size"]),
-        "peak_memory": memory.peak_memory(device),
-    }
+def update_weights(optimizer: Optimizer, norm: Tensor, limit: float) -> None:
+    """Step on gradients of norm `norm`, scaled down to the norm `limit` if that is not 0; if `norm` is finite.
+
+    A fused optimizer decides that on the device, so that the host need not wait for the norm.
+    """
+    if optimizer.defaults["fused"]:
+        # as GradScaler does: gradients are divided by grad_scale, and nothing changes if found_inf is 1
+        optimizer.grad_scale = (norm / limit).clamp(min=1) if limit else None
+        optimizer.found_inf = 1 - norm.isfinite().float()
+        optimizer.step()
+    elif norm.isfinite():
+        if limit:
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grads_with_norm_(params, limit, norm)
+        optimizer.step()
 
 
-def count_bad_steps(state: TrainState, metrics: dict, s: Settings, saver: Saver, explain, say: Say) -> None:
+def is_reported(done: int, s: Settings) -> bool:
+    """Whether to report once `done` steps are done: after one that has a line, and before what needs the results."""
+    needed = (done % s.check_interval, done % s.eval_interval, done - s.max_iters)
+    return (done - 1) % s.log_interval == 0 or 0 in needed
+
+
+def report(state: TrainState, s: Settings, record: dict, logger: Logger, count_bad: Callable) -> tuple[bool, bool]:
+    """Log the steps since the last report. Nothing else in the loop waits for the device.
+
+    Returns whether the time is up, and whether a signal ends the run, as any rank saw it.
+    """
+    times = state.clock.read()
+    rows = torch.stack(state.unread).tolist() if state.unread else []
+    state.unread.clear()
+    state.step_ms += times
+    first = state.iteration - len(rows)
+    peak, mfu = memory.peak_memory(state.clock.device), record["mfu"]
+    for it, ms, (loss_sum, norm, *_) in zip(range(first, state.iteration), times, rows):
+        tokens_per_s = 1e3 * record["tokens_per_step"] / ms
+        metrics = {
+            "iter": it,
+            "loss": loss_sum / s.gradient_accumulation_steps,
+            "lr": learning_rate(it, s),
+            "grad_norm": norm / record["world_size"],  # the same on all ranks, unless it is bad on one
+            "ms": ms,
+            "tokens_per_s": tokens_per_s,
+            "mfu": mfu["flops_per_token"] * tokens_per_s / (mfu["peak_flops"] * record["world_size"]),
+            "peak_memory": peak,
+        }
+        logger.iteration(metrics, to_console=it % s.log_interval == 0)
+        count_bad(metrics)
+    return any(row[2] for row in rows), any(row[3] for row in rows)
+
+
+def count_bad_steps(state: TrainState, s: Settings, saver: Saver, explain, say: Say, metrics: dict) -> None:
     """Name a step without a finite gradient. Raises UserError after more than max_bad_steps of them in a row."""
     it, state.loss = metrics["iter"], metrics["loss"]
     state.bad_steps = 0 if math.isfinite(metrics["grad_norm"]) else state.bad_steps + 1
@@ -430,6 +473,40 @@ def count_bad_steps(state: TrainState, metrics: dict, s: Settings, saver: Saver,
         raise UserError(
             f"{state.bad_steps} steps in a row had no finite gradient, the last at iteration {it}: {advice}"
         )
+
+
+def training_loop(
+    state: TrainState, s: Settings, micro_steps: range, cast, ranks, deadline, stopped_by, saver, evaluate, report, save
+) -> None:
+    """Step until max_iters, the `deadline` (of time.perf_counter) or a signal; evaluate, report and save on the way."""
+    device, time_is_up = state.clock.device, False
+    while True:
+        last = state.iteration >= s.max_iters or time_is_up or s.eval_only
+        if state.iteration % s.check_interval == 0 or state.iteration % s.eval_interval == 0 or last:
+            distributed.require_same_weights(state.model, ranks, state.iteration)
+        if state.iteration % s.eval_interval == 0 or last:
+            last |= not evaluate()
+        if last:
+            return
+
+        state.clock.start()  # a step's time is its own: without evaluations and files
+        try:
+            loss_sum, norm = train_step(state, s, micro_steps, cast, device)
+        except UserError:  # another process is gone, or the data: the last step was whole
+            report()
+            if state.iteration > saver.saved_at:
+                save()
+            raise
+        # what is true on one rank is true for all, so that they go the same way
+        mine = (time.perf_counter() > deadline, len(stopped_by))
+        flags = (torch.full_like(norm, flag) for flag in mine)
+        state.unread.append(ranks.all_reduce(torch.stack((loss_sum, norm, *flags))))
+        state.clock.stop()
+        state.iteration += 1
+        if is_reported(state.iteration, s) or (ranks.world == 1 and any(mine)):
+            time_is_up, stop = report()
+            if stop:
+                return
 
 
 def finish(state: TrainState, s: Settings, ranks, logger: Logger, saver: Saver, save, stopped_by: list[int]) -> None:
@@ -515,15 +592,17 @@ def main(s: Settings) -> None:
         raise UserError(f"nodes have different checkpoints in {out_dir}, of iterations {starts}: let them share it")
     batches = loader.batches(start, micro_steps)
     parallel = distributed.wrap(model, ranks, device)  # before it compiles: the graph is cut at DDP's gradient buckets
-    state = TrainState(model, optimizer, scaler, start, *best, parallel, batches, next(batches))
+    clock = timing.StepClock(device)
+    state = TrainState(model, optimizer, scaler, start, *best, parallel, batches, next(batches), clock)
     del parallel  # the state holds the only reference, so that DDP can be freed at the end
 
     # the receipt, and what is about to run, said and written down
     trace = out_dir / ".trace.json" if s.profile and ranks.main else None  # until an earlier run's is set aside
-    receipt = None if s.eval_only else rehearse(state, cast, trace)
+    receipt, graphs = (None, None) if s.eval_only else rehearse(state, cast, trace)
     if receipt and (reason := contradiction(attention, receipt, case)):
         raise UserError(reason)
     choices = {"compile": compiled, "attention": attention, "attention_trials": trials, "receipt": receipt}
+    choices["graphs"] = graphs
     record = run_record(s, model, device, dtype, ranks, **choices)
     logger.announce(record, why_eager)
     if ranks.main and not s.eval_only:
@@ -531,41 +610,18 @@ def main(s: Settings) -> None:
         if trace:
             trace.replace(out_dir / "trace.json")
 
-    stopped_by, time_is_up = [] if s.eval_only else catch_signals(ranks.main), False
+    stopped_by = [] if s.eval_only else catch_signals(ranks.main)
     save_now = functools.partial(save, state, saver, record, meta, logger.say)
-    evaluate_now = functools.partial(evaluate, model, loader, s, cast, ranks, device, stopped_by)
+    losses_now = functools.partial(evaluate, model, loader, s, cast, ranks, device, stopped_by)
+    evaluate_now = functools.partial(evaluate_and_save, state, s, losses_now, save_now, saver, logger)
     explain = functools.partial(nonfinite.explain, model, loader, s.seed, micro_steps, cast, scaler, ranks)
+    count_bad = functools.partial(count_bad_steps, state, s, saver, explain, logger.say)
+    report_now = functools.partial(report, state, s, record, logger, count_bad)
+    memory.reset_peak_memory(device)  # compilation and the rehearsal are over
     gc.collect()
     gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step
-    while True:
-        last = state.iteration >= s.max_iters or time_is_up or s.eval_only
-        if state.iteration % s.check_interval == 0 or state.iteration % s.eval_interval == 0 or last:
-            distributed.require_same_weights(model, ranks, state.iteration)
-        if state.iteration % s.eval_interval == 0 or last:
-            last |= not evaluate_and_save(state, s, evaluate_now, save_now, saver, logger)
-        if last:
-            break
-
-        # one step, and its time alone
-        step_began = timing.now(device)
-        try:
-            loss_sum, norm = train_step(state, s, micro_steps, cast, device)
-        except UserError:  # another process is gone, or the data: the last step was whole
-            if state.iteration > saver.saved_at:
-                save_now()
-            raise
-        over_time = s.max_seconds is not None and time.perf_counter() - began > s.max_seconds
-        # a gradient that is bad on one rank is bad for all: they have to go the same way
-        loss_sum, norm, time_is_up, stop = ranks.all_reduce([loss_sum, norm, over_time, len(stopped_by)], device)
-        state.step_ms.append(1e3 * (timing.now(device) - step_began))
-
-        metrics = step_metrics(state, s, record, loss_sum, norm / ranks.world, device)
-        logger.iteration(metrics, to_console=state.iteration % s.log_interval == 0)
-        count_bad_steps(state, metrics, s, saver, explain, logger.say)
-        state.iteration += 1
-        if stop:
-            break
-
+    deadline = math.inf if s.max_seconds is None else began + s.max_seconds
+    training_loop(state, s, micro_steps, cast, ranks, deadline, stopped_by, saver, evaluate_now, report_now, save_now)
     finish(state, s, ranks, logger, saver, save_now, stopped_by)
 
 

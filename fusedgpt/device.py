@@ -76,3 +76,8 @@ def why_no_compiler(device: torch.device) -> str | None:
     except Exception as error:  # each backend reports a missing compiler with an exception type of its own
         return f"{type(error).__name__}: {first_line(error)}"
     return None
+
+
+def graphs_compiled() -> int:
+    """How many graphs torch.compile has made in this process, forward and backward together counted as one."""
+    return torch._dynamo.utils.counters["aot_autograd"]["total"]

@@ -95,7 +95,8 @@ class Logger:
         vocab = f"vocabulary {ids}, {f'padded to {rows}' if rows > ids else 'not padded'}"
         without = f"{r['parameters_without_positions']:,} without positions"
         self.say(f"model: {r['parameters']:,} parameters, {without}; {vocab}")
-        mode = "compiled" if r["compile"] else f"eager ({why_eager})" if why_eager else "eager"
+        graphs = f" ({r['graphs']} graph{'s' if r['graphs'] != 1 else ''})" if r["graphs"] else ""
+        mode = f"compiled{graphs}" if r["compile"] else f"eager ({why_eager})" if why_eager else "eager"
         self.say(f"machine: {r['device']} ({r['environment']['device']}), {r['dtype']}, {mode}")
         for name, trial in r["attention_trials"].items():
             self.say(f"  {name}: {trial['refused'] or format(trial['median_ms'], '.3f') + ' ms, parity passed'}")

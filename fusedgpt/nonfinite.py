@@ -68,7 +68,7 @@ def first_tensors(model: nn.Module, x: Tensor, y: Tensor, cast: AbstractContextM
     hooks = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
     try:
         with cast:
-            _, loss = model.forward(x, y)  # not model(), which may be compiled and would run no hook
+            _, loss = model.forward(x, y, logits=False)  # not model(), which may be compiled and would run no hook
     finally:
         for hook in hooks:
             hook.remove()

@@ -15,6 +15,41 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
+class StepClock:
+    """The time of each step on `device`, read later: a step does not wait for the device to be timed.
+
+    On CUDA by events that the device itself stamps. Elsewhere by the host's clock; MPS is waited for.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device, self.starts, self.stops = device, [], []
+
+    def start(self) -> None:
+        """A step begins here."""
+        self.starts.append(self._mark())
+
+    def stop(self) -> None:
+        """The step that was started last ends here."""
+        self.stops.append(self._mark())
+
+    def read(self) -> list[float]:
+        """Milliseconds of each step since the last reading. Waits for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            ms = [start.elapsed_time(stop) for start, stop in zip(self.starts, self.stops)]
+        else:
+            ms = [1e3 * (stop - start) for start, stop in zip(self.starts, self.stops)]
+        self.starts, self.stops = [], []
+        return ms
+
+    def _mark(self):
+        if self.device.type != "cuda":
+            return now(self.device)
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
 def samples(step: Callable[[], object], device: torch.device, count: int, warmup: int) -> list[float]:
     """Milliseconds a call of `step`: `count` samples, after `warmup` calls that are not counted.
 

@@ -4,6 +4,9 @@ import math
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional as F
 
 from export import to_transformers
@@ -167,6 +170,50 @@ def test_padding_starts_equal_and_stays_out():
         assert torch.isfinite(p.grad).all()
         torch.testing.assert_close(p.grad[: len(grads[name])], grads[name].grad, rtol=1e-4, atol=1e-6)
     assert (padded.transformer.wte.weight.grad[101:] == 0).all()  # so padding stays 0
+
+
+def recorded(model, *batch, **options):
+    """The forward and backward graphs that torch.compile makes of `model`, decomposed as for its default backend."""
+    graphs = []
+    backend = aot_autograd(
+        fw_compiler=lambda graph, inputs: graphs.append(graph) or graph,
+        bw_compiler=lambda graph, inputs: graphs.append(graph) or graph,
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=select_decomp_table(),
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        _, loss = torch.compile(model, backend=backend)(*batch, **options)
+    loss.backward()
+    return graphs
+
+
+def shapes(graph):
+    """The shapes of the inputs of a graph."""
+    return [tuple(n.meta["val"].shape) for n in graph.graph.nodes if n.op == "placeholder" and "val" in n.meta]
+
+
+def test_training_keeps_no_logits_and_copies_none():
+    # the loop used to hold the logits until the next forward, and the compiled backward to read a gradient of them;
+    # -inf that was written into the padding copied all logits forward (slice_scatter) and backward
+    model = GPT(GPTConfig(**TINY, vocab_multiple=64))
+    B, T, V = 2, 32, 128
+    idx = torch.randint(0, 101, (B, T))
+    forward, backward = recorded(model, idx, idx, logits=False)
+    assert (B, T, V) not in shapes(backward)
+    assert shapes(backward).count((B * T, V)) == 1  # what the head computed, which the softmax's backward needs
+    for graph in (forward, backward):
+        called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+        assert not [name for name in called if "slice_scatter" in name or ".copy" in name]
+    torch.compiler.reset()
+    _, with_logits = recorded(model, idx, idx)
+    assert (B, T, V) in shapes(with_logits)  # so that this test would see it
+
+
+def test_the_loss_alone_is_the_same_loss():
+    model = GPT(GPTConfig(**TINY, vocab_multiple=64))
+    idx = torch.randint(0, 101, (2, 32))
+    nothing, loss = model(idx, idx, logits=False)
+    assert nothing is None and torch.equal(loss, model(idx, idx)[1])
 
 
 @pytest.mark.parametrize("attention", ["manual", "math", "sdpa"])

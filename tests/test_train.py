@@ -1,6 +1,7 @@
 """Training, run small on the CPU: exact resume, splits and ranks that agree, and an end to every bad input."""
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -10,11 +11,15 @@ import termios
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 import train
-from fusedgpt import dataset, determinism, kernels
+from fusedgpt import dataset, determinism, kernels, timing
 from fusedgpt.dataloader import DataLoader
 from fusedgpt.device import why_no_compiler
+from fusedgpt.distributed import Ranks
 from fusedgpt.errors import UserError
 from model import GPT, GPTConfig
 from tests.conftest import (
@@ -198,6 +203,90 @@ def test_ms_is_of_the_step_alone(tmp_path, data, monkeypatch):
     assert [row["ms"] for row in rows(tmp_path)] == pytest.approx([1.0] * 4)
 
 
+class Waits(TorchFunctionMode):
+    """Counts each time that Python reads a number from a tensor, for which it would have to wait for a GPU."""
+
+    READS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy", "cpu", "nonzero")
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.count += getattr(function, "__name__", "") in self.READS
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_step_reads_nothing_from_the_device(dropout):
+    # a step used to wait for the norm of the gradient in its middle. Fake tensors have no values: whatever reads raises
+    s = train.Settings(n_layer=1, n_head=2, n_embd=32, block_size=16, batch_size=2, dropout=dropout)
+    model = GPT(GPTConfig(block_size=16, vocab_size=65, n_layer=1, n_head=2, n_embd=32, dropout=dropout))
+    with FakeTensorMode():
+        for module in model.modules():
+            for name, p in module._parameters.items():
+                module._parameters[name] = p if p is None else torch.nn.Parameter(torch.empty(p.shape))
+        model.lm_head.weight = model.transformer.wte.weight
+        optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
+        batch = (torch.zeros(2, 16, dtype=torch.long), torch.zeros(2, 16, dtype=torch.long))
+        loop = (model, itertools.repeat(batch), batch, timing.StepClock(torch.device("cpu")))
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        state = train.TrainState(model, optimizer, scaler, 0, math.inf, None, *loop)
+        for _ in range(2):
+            results = train.train_step(state, s, range(2), contextlib.nullcontext(), torch.device("cpu"))
+        with pytest.raises(DataDependentOutputException):
+            results[1].item()  # so this would have been seen
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_nothing_waits_for_the_device_between_reported_steps(tmp_path, data, monkeypatch, dtype):
+    waits, seen = Waits(), []
+    step, reduce = train.train_step, Ranks.all_reduce
+
+    def counted(*args):
+        seen.append(waits.count)
+        with waits:
+            return step(*args)
+
+    def reduced(*args):
+        with waits:
+            return reduce(*args)
+
+    monkeypatch.setattr(train, "train_step", counted)
+    monkeypatch.setattr(Ranks, "all_reduce", reduced)
+    reports, report = [], train.report
+    monkeypatch.setattr(train, "report", lambda state, *rest: reports.append(state.iteration) or report(state, *rest))
+    run(tmp_path / "rare", data, max_iters=20, log_interval=7, eval_interval=10, dtype=dtype)
+    assert len(seen) == 20 and waits.count == 0
+    assert reports == [1, 8, 10, 15, 20]  # after steps 0, 7 and 14, which have a line, and before evaluations
+    run(tmp_path / "often", data, max_iters=20, log_interval=1, eval_interval=10, dtype=dtype)
+    for name in ("loss", "grad_norm", "lr", "iter"):  # every step has its line, whenever it was read
+        assert [r[name] for r in rows(tmp_path / "rare")] == [r[name] for r in rows(tmp_path / "often")]
+
+
+def test_times_are_true_of_steps_that_are_read_later(tmp_path, data, monkeypatch):
+    told = iter(n * (n + 1) / 2000 for n in itertools.count())  # between readings pass 1 ms, 2 ms, 3 ms, …
+    monkeypatch.setattr(train.timing, "now", lambda device: next(told))
+    monkeypatch.setattr(train.flops, "peak_flops", lambda *_: (1e12, "of this test"))
+    run(tmp_path, data, max_iters=6, log_interval=4, eval_interval=100)
+    assert [row["ms"] for row in rows(tmp_path)] == pytest.approx([1, 3, 5, 7, 9, 11])
+
+
+def test_a_signal_or_the_time_limit_does_not_wait_for_a_line(tmp_path, data):
+    run(tmp_path, data, max_iters=10**9, max_seconds=1.0, log_interval=10**9, eval_interval=10**9, check_interval=10**9)
+    found = rows(tmp_path)
+    assert [row["iter"] for row in found] == list(range(len(found))) and len(found) > 1
+
+
+def test_one_graph_trains_and_one_evaluates(tmp_path, data, monkeypatch):
+    made = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(train, "resolve_compile", lambda *_: (True, ""))
+    monkeypatch.setattr(GPT, "compile", lambda self: torch.nn.Module.compile(self, backend=made))
+    run(tmp_path, data, max_iters=9, eval_interval=2, gradient_accumulation_steps=2)  # five evaluations
+    assert made.frame_count == 2
+    assert json.loads((tmp_path / "run.json").read_text())["graphs"] == 1
+
+
 def test_a_world_that_does_not_divide_is_refused(tmp_path, data):
     settings = small(tmp_path, data, gradient_accumulation_steps=3)
     done = script("train.py", *flags(settings), check=False, RANK="0", LOCAL_RANK="0", WORLD_SIZE="2")
@@ -212,8 +301,8 @@ def test_a_gradient_that_is_not_finite_is_named_and_survived(tmp_path, data, cap
     # T25
     forward, calls = GPT.forward, []
 
-    def poisoned(self, idx, targets=None, cache=None):
-        logits, loss = forward(self, idx, targets, cache)
+    def poisoned(self, idx, targets=None, cache=None, logits=True):
+        logits, loss = forward(self, idx, targets, cache, logits)
         if self.training:
             calls.append(None)
         return logits, loss * torch.nan if len(calls) == 6 and self.training else loss  # two were rehearsals

@@ -10,7 +10,9 @@ import torch
 from torch import distributed as c10d
 
 from fusedgpt import distributed
+from fusedgpt.device import graphs_compiled
 from fusedgpt.errors import UserError
+from model import GPT, GPTConfig
 from tests.conftest import ROOT, script
 
 WORKER = """
@@ -23,7 +25,7 @@ with one_sentence():
     distributed.join(ranks, "gloo", torch.device("cpu"), timeout)
     if ranks.rank == dies:
         os._exit(9)
-    print(ranks.all_reduce([1.0, ranks.rank], torch.device("cpu")))
+    print(ranks.all_reduce(torch.tensor([1.0, ranks.rank])).tolist())
     distributed.leave(ranks)
 """
 
@@ -101,7 +103,7 @@ def test_an_error_that_is_no_fault_of_others_stays_as_it_is(monkeypatch):
 def test_one_process_needs_nobody():
     alone = distributed.Ranks()
     distributed.join(alone, "nccl", torch.device("cpu"))
-    assert alone.all_reduce([2, 3], torch.device("cpu")) == [2, 3] and alone.broadcast("x") == "x"
+    assert alone.all_reduce(torch.tensor([2, 3])).tolist() == [2, 3] and alone.broadcast("x") == "x"
     distributed.leave(alone)
     assert not c10d.is_initialized()
 
@@ -134,3 +136,38 @@ def test_a_launch_is_known_by_its_id_and_its_process(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert distributed.launch()["id"] == "7" and distributed.restarted()
+
+
+def test_buckets_cut_the_compiled_model_and_the_graphs_are_counted(tmp_path, monkeypatch):
+    # DDP's default of 25 MiB makes 14 graphs of GPT-2 124M; run.json and the console say how many there are
+    idx = torch.zeros(1, 16, dtype=torch.long)
+    c10d.init_process_group("gloo", store=c10d.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        found = []
+        for mib in (distributed.BUCKET_MB, 1):
+            torch.compiler.reset()
+            monkeypatch.setattr(distributed, "BUCKET_MB", mib)
+            model = GPT(GPTConfig(block_size=16, vocab_size=65, n_layer=3, n_head=2, n_embd=256))
+            model.compile(backend="aot_eager")
+            parallel = distributed.wrap(model, distributed.Ranks(world=2), torch.device("cpu"))
+            before = graphs_compiled()
+            for _ in range(2):
+                parallel(idx, idx, logits=False)[1].backward()
+            found.append(graphs_compiled() - before)
+        assert found[0] == 1 and found[1] > 3
+    finally:
+        c10d.destroy_process_group()
+
+
+def test_nccl_is_told_its_device(monkeypatch):
+    # without, the first collective guesses which GPU a rank has
+    told = []
+    monkeypatch.setattr(c10d, "rendezvous", lambda *_, **__: iter([(c10d.HashStore(), 0, 2)]))
+    monkeypatch.setattr(distributed, "_roll_call", lambda *_: "together")
+    monkeypatch.setattr(c10d, "init_process_group", lambda backend, **options: told.append((backend, options)))
+    for device in (torch.device("cuda", 1), torch.device("cpu")):
+        distributed.join(distributed.Ranks(1, 1, 2), "nccl", device)
+    assert [(backend, options["device_id"]) for backend, options in told] == [
+        ("nccl", torch.device("cuda", 1)),
+        ("gloo", None),
+    ]

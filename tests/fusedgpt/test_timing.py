@@ -35,3 +35,29 @@ def test_samples_leave_warm_up_out(monkeypatch):
 
     assert timing.samples(step, CPU, count=3, warmup=2) == pytest.approx([1.0, 2.0, 3.0])
     assert timing.summary([1.0, 2.0, 3.0]) == {"median_ms": 2.0, "p10_ms": 1.2, "p90_ms": 2.8, "samples": 3}
+
+
+def test_steps_on_a_gpu_are_timed_by_its_own_events(monkeypatch):
+    # a stand-in for the device: its events are stamped as they are recorded, and may be read once it was waited for
+    clock, waits = itertools.count(), []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = next(clock) ** 2
+
+        def elapsed_time(self, other):
+            assert waits
+            return other.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(None))
+    steps = timing.StepClock(torch.device("cuda"))
+    for _ in range(3):
+        steps.start()
+        steps.stop()
+    assert not waits
+    assert steps.read() == [1, 5, 9] and len(waits) == 1
+    assert steps.read() == []
