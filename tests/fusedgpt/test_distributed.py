@@ -154,7 +154,7 @@ def test_buckets_cut_the_compiled_model_and_the_graphs_are_counted(tmp_path, mon
             for _ in range(2):
                 parallel(idx, idx, logits=False)[1].backward()
             found.append(graphs_compiled() - before)
-        assert found[0] == 1 and found[1] > 3
+        assert found[0] == 2 < found[1]  # the first bucket always has 1 MiB, so that sending begins early
     finally:
         c10d.destroy_process_group()
 
