@@ -27,7 +27,7 @@ from fusedgpt.errors import UserError, one_sentence
 
 ROOT = pathlib.Path(__file__).resolve().parent
 KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
-NOT_IDENTITY = ("results", "only", "profile")  # settings that do not change what a row measures
+NOT_IDENTITY = ("results", "only", "profile", "max_seconds")  # settings that do not change what a row measures
 
 
 def settings_class(kind) -> type:
@@ -70,23 +70,31 @@ def main(name: str, args: list[str]) -> None:
         subprocess.run([sys.executable, ROOT / "data" / s.dataset / "prepare.py"], check=True)
     folder.mkdir(parents=True, exist_ok=True)
     machine = environment(device)
+    may_differ = {key: value for key, value in machine.items() if key not in rows.COMPARED}  # in another call
     rows.run(
         plan,
         functools.partial(kind.measure, s=s, device=device, folder=folder),
         folder / "rows.jsonl",
         header(name, args, s, machine),
         reference=functools.partial(timing.reference, device),
-        state=lambda: machine_state(device) | {"commit": machine["commit"]},
+        state=lambda: machine_state(device) | may_differ,
         say=functools.partial(print, flush=True),  # rows take minutes, and a pipe would hold their lines back
         profile=s.profile,
+        max_seconds=s.max_seconds,
     )
     print(f"wrote {', '.join(map(str, report.write(folder, kind)))}")
-    if not any(line.get("status") == "measured" for line in report.read(folder)[1]):
+    measured = [line["status"] == "measured" for line in report.read(folder)[1] if line["kind"] == "row"]
+    if not measured:
+        raise UserError(f"max_seconds={s.max_seconds:g} was over before a row of {name}: the same command goes on")
+    if not any(measured):
         raise UserError(f"no row of {name} could be measured: {folder / 'report.md'} has the reason of each")
 
 
 def validate(kind, s) -> None:
     """Raise UserError for a number that no row can have, before the first is measured."""
+    for setting in ("max_seconds", "train_seconds"):
+        if (seconds := getattr(s, setting, None)) is not None and not 0 < seconds < math.inf:
+            raise UserError(f"{setting}={seconds} must be more than 0, and finite")
     if kind.TRAINS:
         train.validate(s)
     for setting, least in (("repeats", 1), ("warmup", 0), ("steps", training.WARM_UP + 1)):

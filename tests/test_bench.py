@@ -1,14 +1,15 @@
 """bench.py's command line: which settings a kind has, and a sentence for every other."""
 
 import dataclasses
+import time
 
 import pytest
 
 import bench
-from fusedgpt.bench import sweep
+from fusedgpt.bench import rows, sweep, training
 from fusedgpt.errors import UserError
 from tests.conftest import ROOT, fails, script
-from tests.fusedgpt.bench.small import run
+from tests.fusedgpt.bench.small import rows_of, run, settings
 
 
 def test_presets_are_the_articles_on_a_gpu_and_small_on_a_cpu():
@@ -116,7 +117,7 @@ def test_the_header_names_what_identifies_the_rows(tmp_path, data):
     s = read("ladder", "--batch_size=3")
     got = bench.header("ladder", ["--batch_size=3"], s, {"device": "x"})
     assert got["settings"]["batch_size"] == 3 and "batch_size" in got["set"] and "seed" not in got["set"]
-    assert not got["settings"].keys() & {"results", "only", "profile", "attention", "out_dir"}
+    assert not got["settings"].keys() & {"results", "only", "profile", "max_seconds", "attention", "out_dir"}
 
 
 def test_reports_are_drawn_again_from_the_shell(tmp_path, data):
@@ -134,6 +135,33 @@ def test_a_benchmark_without_a_measured_row_fails(tmp_path, data):
     with pytest.raises(UserError, match=r"no row of ladder could be measured: .*report.md has the reason of each"):
         run("ladder", tmp_path, data, only="efficient,cudnn")
     assert "GPUs only" in (tmp_path / "results" / "ladder" / "report.md").read_text()
+
+
+def test_a_budget_ends_with_a_report_and_the_same_command_goes_on(tmp_path, data, monkeypatch, capsys):
+    budget = dict(only="=", max_seconds=60)
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "time_is_up", lambda max_seconds: len(rows_of("numerics", tmp_path)) >= 2)
+        assert len(run("numerics", tmp_path, data, **budget)) == 2
+    assert "rows are missing. The same command goes on" in capsys.readouterr().out
+    assert (tmp_path / "results" / "numerics" / "report.md").exists()
+    monkeypatch.setattr(rows, "BEGAN", time.monotonic())
+    assert len(run("numerics", tmp_path, data, **budget | {"max_seconds": 600})) > 2
+    assert not list((tmp_path / "results" / "numerics").glob("rows.previous*"))  # another budget is no other settings
+
+
+def test_a_budget_that_is_over_at_once_is_an_error(tmp_path, data):
+    with pytest.raises(
+        UserError, match="max_seconds=1e-09 was over before a row of numerics: the same command goes on"
+    ):
+        run("numerics", tmp_path, data, max_seconds=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["ladder", "sweep", "max_batch"])
+def test_the_budget_is_not_that_of_a_training_run(tmp_path, data, kind):
+    # max_seconds is a setting of train.py too: each run of it would have ended there
+    s = settings(kind, tmp_path, data, max_seconds=60)
+    passed = training.settings(s, bench.KINDS[kind].Settings)
+    assert not passed.keys() & {"max_seconds", "train_seconds"} and passed["max_iters"] == s.steps
 
 
 def test_bench_starts_without_what_it_does_not_use():
@@ -163,6 +191,9 @@ def test_every_kind_on_a_gpu(tmp_path, data, kind):
         (["ladder", "--batch_size=0"], "batch_size=0 must be 1 or more"),
         (["max_batch", "--memory_gb=0"], "memory_gb=0.0 must be more than 0"),
         (["max_batch", "--memory_gb=inf"], "memory_gb=inf must be more than 0, and finite"),
+        (["ladder", "--max_seconds=0"], "max_seconds=0.0 must be more than 0, and finite"),
+        (["numerics", "--max_seconds=nan"], "max_seconds=nan must be more than 0, and finite"),
+        (["max_batch", "--train_seconds=-1"], "train_seconds=-1.0 must be more than 0, and finite"),
     ],
     ids=" ".join,
 )

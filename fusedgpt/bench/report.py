@@ -34,14 +34,16 @@ def write(folder: pathlib.Path, kind: types.ModuleType) -> list[pathlib.Path]:
 
 
 def _heading(header, lines):
-    environment = dict(header["environment"])
-    s = header["settings"]
-    if "memory" in environment:
-        environment["memory"] = f"{environment['memory'] / GIB:.0f} GiB"
+    s, last = header["settings"], header["environment"]
+    machines = [line for line in lines if line["kind"] == "before"] + [last]  # one a call, and they may differ
+    environment = {}
+    for name in last:
+        values = dict.fromkeys(machine.get(name, last[name]) for machine in machines)
+        environment[name] = ", ".join(f"{v / GIB:.0f} GiB" if name == "memory" else str(v) for v in values)
     for when in ("before", "after"):
         states = [line for line in lines if line["kind"] == when]
         if states:
-            state = {name: value for name, value in states[-1].items() if name != "kind"}
+            state = {name: value for name, value in states[-1].items() if name not in ("kind", *environment)}
             environment[f"{when} the rows"] = ", ".join(f"{name} {value}" for name, value in state.items())
     settings = ", ".join(f"{name} {s[name]}" for name in header["set"])
     return [

@@ -7,9 +7,11 @@ A row of rows.jsonl is what identifies it (its spec), a status and, if that is "
 
 A measured row that something else on the machine disturbed is marked "disturbed" too (disturbance.py). The first line
 is the header: the settings, and the machine. Lines "before" and "after" hold the machine's state (clocks, temperature)
-around the rows.
+around the rows. Rows may come from several machines of one kind: the "before" above a row names its own. Lines "trial"
+are steps of a row that takes many (max_batch.py).
 """
 
+import contextlib
 import itertools
 import json
 import pathlib
@@ -27,12 +29,29 @@ from fusedgpt.files import atomic, read_jsonl
 FINAL = ("measured", "refused", "parity failed", "out of memory")  # "failed" is not final: it is tried again
 AGAIN = 2  # times that a disturbed row is measured again
 PAUSE = 1.0  # seconds before that
+# of the environment, what a figure depends on; on a CPU the threads too
+COMPARED = ("device", "torch", "cuda", "cudnn", "transformers")
+BEGAN = time.monotonic()  # bench.py has just started
+
+
+class OutOfTime(Exception):
+    """The budget is over in the middle of a row, which is left for the next call."""
+
+
+def time_is_up(max_seconds: float | None) -> bool:
+    """Whether the budget is over: `max_seconds` since bench.py started; None is no limit."""
+    return max_seconds is not None and time.monotonic() - BEGAN >= max_seconds
 
 
 def attempt(measure: Callable[[dict], dict], spec: dict, reference: Callable[[], float]) -> dict:
-    """The row of `spec`: what measure(spec) returns, or how it failed. A row that fails does not end the others."""
+    """The row of `spec`: what measure(spec) returns, or how it failed. A row that fails does not end the others.
+
+    Raises OutOfTime if measure does.
+    """
     try:
         return {**spec, "status": "measured", **disturbance.bracketed(measure, spec, reference)}
+    except OutOfTime:
+        raise
     except UserError as error:
         return {**spec, "status": "refused", "reason": str(error)}
     except ParityError as error:
@@ -51,12 +70,14 @@ def run(
     state: Callable[[], dict],
     say: Callable[[str], None],
     profile: bool = False,
+    max_seconds: float | None = None,
 ) -> None:
     """Measure the rows of `plan` that `path` does not have yet, and write each as soon as it is measured.
 
-    Rows in `path` count if its header has the same settings and machine; otherwise the file is moved aside. Rows that
-    were disturbed are measured again, and with `profile` measured rows without a trace. reference() times the fixed
-    computation that shows a disturbance, state() reads the machine's state.
+    Rows in `path` count if its header has the same settings and kind of machine (COMPARED); otherwise the file is moved
+    aside. Rows that were disturbed are measured again, and with `profile` measured rows without a trace. reference()
+    times the fixed computation that shows a disturbance, state() reads the machine's state. No row is begun after
+    `max_seconds` (time_is_up).
     """
     kept = disturbance.judged(_rows_that_count(path, header, say))
     seen = list(kept)  # all that tells how fast the reference can be
@@ -69,10 +90,12 @@ def run(
     if len(todo) < len(plan):
         say(f"{len(plan) - len(todo)} of {len(plan)} rows are there already")
     seconds = {}  # by part: the rows of one part may take a hundred times as long as another's
-    with open(path, "a", buffering=1) as file:
+    with open(path, "a", buffering=1) as file, contextlib.suppress(OutOfTime):
         for n, spec in enumerate(todo, start=1):
+            if time_is_up(max_seconds):
+                break
             began = time.perf_counter()
-            row = _measured_in_peace(measure, spec, reference, seen, say)
+            row = _measured_in_peace(measure, spec, reference, seen, say, max_seconds)
             file.write(json.dumps({"kind": "row", **row}) + "\n")
             seconds.setdefault(spec.get("part"), []).append(time.perf_counter() - began)
             left = _seconds_left(seconds, todo[n:])
@@ -81,16 +104,19 @@ def run(
     _write(path, [*lines, {"kind": "after", **state()}])
     if disturbed := [line for line in lines if line.get("disturbed")]:
         say(f"disturbed rows: {len(disturbed)}. The same command measures them again")
+    if missing := [spec for spec in todo if not any(_is_of(line, [spec]) for line in lines)]:
+        over = f"max_seconds={max_seconds:g} is over"
+        say(f"{over}: {len(missing)} of {len(plan)} rows are missing. The same command goes on")
 
 
-def _measured_in_peace(measure, spec, reference, seen, say):
+def _measured_in_peace(measure, spec, reference, seen, say, max_seconds):
     """The row of `spec`, measured up to AGAIN times more while it is disturbed. Every attempt is added to `seen`."""
     for left in reversed(range(1 + AGAIN)):
         seen.append(attempt(measure, spec, reference))
         row = disturbance.judged(seen)[-1]
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        if not left or not row.get("disturbed"):
+        if not left or not row.get("disturbed") or time_is_up(max_seconds):
             return row
         say(f"{_name(spec)}: {_outcome(row)}; it is measured again")
         time.sleep(PAUSE)
@@ -110,19 +136,20 @@ def _rows_that_count(path, header, say):
         return [line for line in old[1:] if line["kind"] != "row" or line["status"] in FINAL]
     aside = next(name for n in itertools.count(1) if not (name := path.with_name(f"rows.previous-{n}.jsonl")).exists())
     path.replace(aside)
-    say(f"{path} is of other settings, or of another machine: moved to {aside}")
+    say(f"{path} is of other settings, or of another kind of machine: moved to {aside}")
     return []
 
 
 def _is_of(line, specs):
     """Whether a line of rows.jsonl is the row of one of `specs`."""
-    return any(spec.items() <= line.items() for spec in specs)
+    return line["kind"] == "row" and any(spec.items() <= line.items() for spec in specs)
 
 
 def _same(one, other):
-    """Whether two headers have the same settings and machine. The command and the commit may differ."""
-    machines = [{**header.get("environment", {}), "commit": None} for header in (one, other)]
-    return one.get("settings") == other["settings"] and machines[0] == machines[1]
+    """Whether two headers have the same settings, and the same in their environments that a figure depends on."""
+    then, now = one.get("environment", {}), other["environment"]
+    compared = COMPARED if "cuda" in now else (*COMPARED, "threads")
+    return one.get("settings") == other["settings"] and all(then.get(name) == now.get(name) for name in compared)
 
 
 def trace_path(folder: pathlib.Path, spec: dict) -> pathlib.Path:

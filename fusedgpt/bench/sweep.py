@@ -31,7 +31,7 @@ TRAINS = True
 UNUSED = {
     **training.UNUSED,
     **dict.fromkeys(("attention", "block_size"), "each row of the sweep sets it"),
-    **dict.fromkeys(("eval_iters", "max_seconds"), "a row only makes --steps steps"),
+    "eval_iters": "a row only makes --steps steps",
 }
 
 

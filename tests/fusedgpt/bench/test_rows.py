@@ -111,12 +111,73 @@ def test_rows_of_other_settings_or_another_machine_do_not_mix(tmp_path, changed)
     assert (tmp_path / "rows.previous-1.jsonl").exists() and (tmp_path / "rows.previous-2.jsonl").exists()
 
 
-def test_a_newer_commit_goes_on_and_is_written_down(tmp_path):
-    run(tmp_path, lambda spec: {"n": 1}, plan=PLAN[:2])
-    header = {**HEADER, "environment": {**HEADER["environment"], "commit": "b"}}
-    got, _ = run(tmp_path, lambda spec: {"n": 2}, header=header)
-    assert [row["n"] for row in got] == [1, 1, 2, 2]
-    assert [line["kind"] for line in read_jsonl(tmp_path / "rows.jsonl")].count("before") == 2
+GPU = {"device": "NVIDIA H200", "torch": "2.11.0", "cuda": "12.8", "cudnn": 91002, "transformers": "5.0"}
+GPU |= {"platform": "Linux-6.1", "python": "3.11.7", "threads": 16, "commit": "a"}
+CPU_ONLY = {key: value for key, value in GPU.items() if key not in ("cuda", "cudnn")}
+
+
+@pytest.mark.parametrize(
+    ("machine", "change", "goes_on"),
+    [
+        *((GPU, {key: "another"}, True) for key in ("platform", "python", "threads", "commit", "triton")),
+        *((GPU, {key: "another"}, False) for key in ("device", "torch", "cuda", "cudnn", "transformers")),
+        *((CPU_ONLY, {key: "another"}, True) for key in ("platform", "python", "commit")),
+        *((CPU_ONLY, {key: "another"}, False) for key in ("device", "torch", "transformers", "threads")),
+    ],
+    ids=str,
+)
+def test_another_machine_of_the_same_kind_goes_on(tmp_path, machine, change, goes_on):
+    # the next machine that was lent had another kernel version, and every row was measured again
+    run(tmp_path, lambda spec: {"n": 1}, plan=PLAN[:2], header={**HEADER, "environment": machine})
+    got, _ = run(tmp_path, lambda spec: {"n": 2}, header={**HEADER, "environment": {**machine, **change}})
+    assert [row["n"] for row in got] == ([1, 1, 2, 2] if goes_on else [2] * 4)
+    assert (tmp_path / "rows.previous-1.jsonl").exists() is not goes_on
+    assert [line["kind"] for line in read_jsonl(tmp_path / "rows.jsonl")].count("before") == 1 + goes_on
+
+
+def test_no_row_is_begun_after_the_budget(tmp_path, monkeypatch):
+    # a machine that was lent for half an hour was taken away in the middle of a row
+    clock = [100.0]
+    monkeypatch.setattr(rows, "BEGAN", 100.0)
+    monkeypatch.setattr(rows.time, "monotonic", lambda: clock[0])
+
+    def measure(spec):
+        clock[0] += 10
+        return {"n": clock[0]}
+
+    got, said = run(tmp_path, measure, max_seconds=20)
+    assert [row["rung"] for row in got] == ["a", "b"]
+    assert said[-1] == "max_seconds=20 is over: 2 of 4 rows are missing. The same command goes on"
+    monkeypatch.setattr(rows, "BEGAN", clock[0])
+    got, said = run(tmp_path, measure, max_seconds=25)
+    assert [(row["rung"], row["n"]) for row in got] == [("a", 110), ("b", 120), ("c", 130), ("d", 140)]
+    assert not any("missing" in line for line in said)
+
+
+def test_a_disturbed_row_is_not_measured_again_after_the_budget(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows, "time_is_up", lambda max_seconds: bool(measured))
+    references, measured = iter([1.0, 4.0]), []
+    got, said = run(
+        tmp_path, lambda spec: measured.append(1) or TIME, reference=lambda: next(references), max_seconds=1
+    )
+    assert [(row["rung"], row["disturbed"]) for row in got] == [("a", True)] and len(measured) == 1
+    assert "disturbed rows: 1" in said[-2] and "3 of 4 rows are missing" in said[-1]
+
+
+def test_a_row_that_runs_out_of_time_is_left_for_the_next_call(tmp_path):
+    def measure(spec):
+        if spec["rung"] == "b":
+            with open(tmp_path / "rows.jsonl", "a") as file:
+                file.write('{"kind": "trial", "rung": "b", "fits": true}\n')
+            raise rows.OutOfTime
+        return TIME
+
+    got, said = run(tmp_path, measure, max_seconds=1e9)
+    assert [row["rung"] for row in got] == ["a"] and "3 of 4 rows are missing" in said[-1]
+    got, _ = run(tmp_path, lambda spec: TIME)
+    assert [row["rung"] for row in got] == list("abcd")  # a trial of b is not its row
+    run(tmp_path, lambda spec: TIME, profile=True)
+    assert [line["kind"] for line in read_jsonl(tmp_path / "rows.jsonl")].count("trial") == 1  # it is kept each time
 
 
 def test_fewer_rows_asked_for_keep_the_others(tmp_path):
