@@ -70,14 +70,14 @@ def main(name: str, args: list[str]) -> None:
         subprocess.run([sys.executable, ROOT / "data" / s.dataset / "prepare.py"], check=True)
     folder.mkdir(parents=True, exist_ok=True)
     machine = environment(device)
-    may_differ = {key: value for key, value in machine.items() if key not in rows.COMPARED}  # in another call
+    own = {key: value for key, value in machine.items() if key not in rows.COMPARED}  # another call may have others
     rows.run(
         plan,
         functools.partial(kind.measure, s=s, device=device, folder=folder),
         folder / "rows.jsonl",
         header(name, args, s, machine),
         reference=functools.partial(timing.reference, device),
-        state=lambda: machine_state(device) | may_differ,
+        state=lambda: machine_state(device) | {"commit": machine["commit"], "machine": own},
         say=functools.partial(print, flush=True),  # rows take minutes, and a pipe would hold their lines back
         profile=s.profile,
         max_seconds=s.max_seconds,

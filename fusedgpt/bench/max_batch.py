@@ -1,12 +1,18 @@
 """The largest micro-batch of each attention kernel, and what training at it is worth: figure 3 of PyTorch's article.
 
 A GPU really runs out of memory; on a CPU the process may hold `memory_gb` and no more (RLIMIT_DATA), so that an
-allocation fails there too. Every trial is train.py in a process of its own.
+allocation fails there too. Every trial is train.py in a process of its own. As soon as it ends, it is a line of
+rows.jsonl, so that a row that was interrupted makes no trial twice:
+
+    {"kind": "trial", "attention": "flash", "batch_size": 28, "memory": …, "fits": true, "peak_memory": …, "ms": …}
+
+"memory" is what a run could hold then, in bytes; "reason" is there if something else than memory ended the trial.
 """
 
 import contextlib
 import dataclasses
 import gc
+import json
 import math
 import pathlib
 from collections.abc import Callable, Iterator
@@ -18,10 +24,11 @@ from fusedgpt.attention import KERNELS
 from fusedgpt.bench import drawing, report, settings, training
 from fusedgpt.bench.disturbance import comparable
 from fusedgpt.bench.proof import prove_kernel
-from fusedgpt.bench.rows import trace_path
+from fusedgpt.bench.rows import OutOfTime, time_is_up, trace_path
 from fusedgpt.case import Case
-from fusedgpt.device import autocast, resolve_dtype
-from fusedgpt.errors import UserError
+from fusedgpt.device import autocast, resolve_compile, resolve_dtype
+from fusedgpt.errors import UserError, first_line
+from fusedgpt.files import read_jsonl
 from model import GPT, GPTConfig
 
 TRIAL_STEPS = 3  # AdamW allocates its state in the first step, so that the second holds everything
@@ -34,6 +41,7 @@ UNUSED = {**training.UNUSED, "attention": "each row sets it"}
 @dataclasses.dataclass
 class Settings(settings.Trained):
     memory_gb: float = 1.0  # on a CPU, GiB that a run may hold beyond PyTorch itself
+    train_seconds: float | None = None  # seconds of training at the largest batch; None: --steps steps
 
 
 def defaults(gpu: bool) -> dict:
@@ -52,73 +60,118 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
-    """A kernel's row: the estimate, the largest batch and each trial, times at it, and the curve of a timed run."""
+    """A kernel's row: the estimate, the largest batch and each trial, times at it, and the curve of a timed run.
+
+    Raises OutOfTime before a run that s.max_seconds leaves no time for; the trials until then are in rows.jsonl.
+    """
     s, dtype = dataclasses.replace(s, **spec), resolve_dtype(s.dtype, device)
     row = prove_kernel(s.attention, Case.of_model(s, 1, device, dtype, dropout=s.dropout))
-    room = _room(s, device)
+    data, resident = training.held_by_pytorch() if device.type == "cpu" else (0, 0)
     fixed, each = estimate(s, device, dtype)
-    guess = max(0, (room["memory"] - fixed) // each)
+    free = _free(s, device)
+    guess = max(0, (free - fixed) // each)
     at = f"{fixed / 2**30:.2f} GiB + {each / 2**30:.4f} GiB a sequence"
-    print(f"{s.attention}: estimated {at}, so {guess} fit into {room['memory'] / 2**30:.1f} GiB", flush=True)
+    print(f"{s.attention}: estimated {at}, so {guess} fit into {free / 2**30:.1f} GiB", flush=True)
 
-    def train(batch_size, trace=None, **changes):
+    def train(batch_size, trace=None, seconds=None, **changes):
+        if time_is_up(s.max_seconds):
+            raise OutOfTime
         changed = training.settings(dataclasses.replace(s, batch_size=batch_size, **changes), Settings)
-        return training.run(changed, folder / "runs" / s.attention, room["limit"], trace)
+        limit = data + free if device.type == "cpu" else None
+        return training.run(changed | {"max_seconds": seconds}, folder / "runs" / s.attention, limit, trace)
 
-    trials = []
+    earlier, trials = _earlier_trials(folder / "rows.jsonl", spec, free), []
 
     def fits(batch_size):
-        trials.append({"batch_size": batch_size, "fits": False})
-        with contextlib.suppress(MemoryError):
-            _, metrics = train(batch_size, steps=TRIAL_STEPS, max_seconds=None, eval_iters=1, profile=False)
-            last = [m for m in metrics if m["kind"] == "train"][-1]
-            trials[-1] |= {"fits": True, "peak_memory": last["peak_memory"], "ms": last["ms"]}
-        print(f"  batch {batch_size} {'fits' if trials[-1]['fits'] else 'does not fit'}", flush=True)
+        trials.append(earlier.get(batch_size) or _trial(train, batch_size, _free(s, device)))
+        if batch_size not in earlier:
+            with open(folder / "rows.jsonl", "a") as file:
+                file.write(json.dumps({"kind": "trial", **spec, **trials[-1]}) + "\n")
+        outcome = "fits" if trials[-1]["fits"] else f"does not fit: {trials[-1].get('reason', 'out of memory')}"
+        print(f"  batch {batch_size} {outcome}", flush=True)
         return trials[-1]["fits"]
 
     found = largest(fits, guess)
-    row |= {"trials": trials, "memory": room["memory"], "held_by_pytorch": room["held_by_pytorch"]}
+    row |= {"trials": trials, "memory": free, "held_by_pytorch": resident}
     row["estimate"] = {"fixed": fixed, "each": each, "largest": guess}
     for size in range(found, 0, -1):  # a longer run may need a little more than a trial did
         with contextlib.suppress(MemoryError):
-            record, metrics = train(size, trace_path(folder, spec), **_timed(s, size, trials))
+            record, metrics = train(size, trace_path(folder, spec), s.train_seconds, **_timed(s, size, trials))
             return row | {"largest": size, "curve": curve(metrics)} | training.measured(record, metrics)
+    if reason := _other_limit(trials, 0):
+        raise RuntimeError(f"not even one sequence runs: {reason}")
     raise MemoryError("not even one sequence fits")
 
 
-def _room(s, device):
-    """What a run may hold, in bytes, and the limit for its process: on a CPU that counts what PyTorch holds too."""
+def _free(s, device):
+    """What a run may hold now, in bytes: on a CPU beyond PyTorch itself."""
     if device.type == "cpu":
-        data, resident = training.held_by_pytorch()
-        memory = int(s.memory_gb * 2**30)
-        return {"memory": memory, "held_by_pytorch": resident, "limit": data + memory}
+        return int(s.memory_gb * 2**30)
     gc.collect()
     torch.cuda.empty_cache()
-    return {"memory": torch.cuda.mem_get_info(device)[0], "held_by_pytorch": 0, "limit": None}
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def _earlier_trials(path, spec, free):
+    """The trials of the row `spec` in rows.jsonl that count, by batch size.
+
+    They count if as much memory was free, within a per cent (machines of one kind differ by less), also for a row that
+    was disturbed: that is about its times. What failed for another reason is tried again, as a failed row is.
+    """
+    lines = read_jsonl(path) if path.exists() else []
+    trials = [line for line in lines if line["kind"] == "trial" and spec.items() <= line.items()]
+    count = [t for t in trials if "reason" not in t and abs(t["memory"] - free) <= 0.01 * free]
+    return {t["batch_size"]: {key: t[key] for key in t if key not in ("kind", *spec)} for t in count}
+
+
+def _trial(train, batch_size, free):
+    """Whether a few steps at `batch_size` fit into the memory that is `free`; what fails otherwise does not fit."""
+    trial = {"batch_size": batch_size, "memory": free, "fits": False}
+    try:
+        _, metrics = train(batch_size, steps=TRIAL_STEPS, eval_iters=1, profile=False)
+    except MemoryError:
+        return trial
+    except RuntimeError as error:  # such as a kernel that counts elements in 32 bits
+        return trial | {"reason": first_line(error)}
+    last = [m for m in metrics if m["kind"] == "train"][-1]
+    return trial | {"fits": True, "peak_memory": last["peak_memory"], "ms": last["ms"]}
+
+
+def _other_limit(trials, found):
+    """Why one sequence more than `found` failed, if not for want of memory."""
+    return next((t["reason"] for t in trials if t["batch_size"] == found + 1 and "reason" in t), None)
 
 
 def _timed(s, size, trials):
-    """What the run at the largest batch sets: if max_seconds is set, it lasts as long and has EVALUATIONS."""
-    if not s.max_seconds:
+    """What the run at the largest batch sets: if it lasts train_seconds, it has EVALUATIONS."""
+    if not s.train_seconds:
         return {"eval_iters": 1}
     ms = next(trial["ms"] for trial in trials if trial["fits"] and trial["batch_size"] >= size)
     return {
         "steps": 10**9,
         "schedule": "constant",  # a cosine needs the number of steps, which a time limit leaves open
         "always_save_checkpoint": False,
-        "eval_interval": max(1, int(1e3 * s.max_seconds / ms / EVALUATIONS)),
+        "eval_interval": max(1, int(1e3 * s.train_seconds / ms / EVALUATIONS)),
         "eval_iters": math.ceil(s.eval_iters * s.batch_size / size),  # about as many windows for every kernel
     }
 
 
 def largest(fits: Callable[[int], bool], guess: int) -> int:
-    """The largest n with fits(n), or 0: by doubling or halving from `guess`, then by bisection."""
-    low, high = 0, max(1, guess)
-    while fits(high):
-        low, high = high, 2 * high
-    if not low:
-        while (low := high // 2) and not fits(low):
-            high = low
+    """The largest n with fits(n), or 0: from `guess` in steps that double until it is between two n, then by bisection.
+
+    If fits changes only once, the result fits and one more was seen not to.
+    """
+    n, step = max(1, guess), max(1, guess // 24)  # the estimate is a few per cent off
+    if fits(n):
+        low, high = n, n + step
+        while fits(high):
+            step *= 2
+            low, high = high, high + step
+    else:
+        low, high = max(0, n - step), n
+        while low and not fits(low):
+            step *= 2
+            low, high = max(0, low - step), low
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -126,11 +179,17 @@ def largest(fits: Callable[[int], bool], guess: int) -> int:
 
 
 def estimate(s: Settings, device: torch.device, dtype: torch.dtype) -> tuple[int, int]:
-    """Bytes of a training step: (fixed, for each sequence), from two small eager ones, of 2 and 4 sequences."""
+    """Bytes of a training step: (fixed, for each sequence), from two small ones, of 2 and 4 sequences.
+
+    They are compiled if the run will be.
+    """
     dimensions = {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "dropout", "bias")}
     vocabulary = {"vocab_size": s.vocab_size or 256, "vocab_multiple": s.vocab_multiple}
     with torch.device(device):
         model = GPT(GPTConfig(attention=s.attention, **dimensions, **vocabulary))
+    if resolve_compile(s.compile, device)[0]:
+        torch.compiler.reset()  # what was compiled for another kernel holds memory, and recompilations are counted
+        model.compile(dynamic=False)
 
     def step(sequences):
         ids = torch.zeros(sequences, s.block_size, dtype=torch.long, device=device)
@@ -139,8 +198,12 @@ def estimate(s: Settings, device: torch.device, dtype: torch.dtype) -> tuple[int
         loss.backward()
         model.zero_grad(set_to_none=True)
 
+    def peak(sequences):
+        step(sequences)  # the first compiles, and what that takes is not the step's
+        return memory.peak_bytes(lambda: step(sequences), device)  # gradients are among them
+
     # peak(n) = fixed + n each, so that each = (peak(4) - peak(2)) / 2 and fixed = 2 peak(2) - peak(4)
-    two, four = (memory.peak_bytes(lambda n=n: step(n), device) for n in (2, 4))  # gradients are among them
+    two, four = peak(2), peak(4)
     weights_and_moments = 12 * model.get_num_params(non_embedding=False)  # float32: the weights and AdamW's two means
     return weights_and_moments + 2 * two - four, (four - two) // 2
 
@@ -159,7 +222,7 @@ def curve(metrics: list[dict]) -> list[list[float]]:
 def table(rows: list[dict]) -> list[str]:
     """A line per kernel, and how memory and MFU are counted."""
     measured = [row for row in rows if "largest" in row]
-    names = ["attention", "largest batch", "by the estimate", "eager estimate at the largest", "measured peak"]
+    names = ["attention", "largest batch", "by the estimate", "estimate at the largest", "measured peak"]
     names += ["ms per step there", "tokens/s", "MFU", "validation loss"]
     peaks = report.best_peaks(measured)
     text = report.markdown(names, [_cells(row, peaks) for row in rows])
@@ -167,6 +230,8 @@ def table(rows: list[dict]) -> list[str]:
         room = f"{measured[0]['memory'] / report.GIB:.1f} GiB for a run, beside what PyTorch itself holds."
         text += ["", f"Memory: {room} {report.mfu_convention(measured)}"]
         text += ["Seconds are those of training steps, without evaluations and compilation."]
+        limits = [(row["attention"], row["largest"], _other_limit(row["trials"], row["largest"])) for row in measured]
+        text += [f"Not memory ended a batch of {n + 1} with `{name}`: {why}." for name, n, why in limits if why]
     return text
 
 

@@ -35,7 +35,7 @@ def write(folder: pathlib.Path, kind: types.ModuleType) -> list[pathlib.Path]:
 
 def _heading(header, lines):
     s, last = header["settings"], header["environment"]
-    machines = [line for line in lines if line["kind"] == "before"] + [last]  # one a call, and they may differ
+    machines = [*(line["machine"] for line in lines if "machine" in line), last]  # one a call, and they may differ
     environment = {}
     for name in last:
         values = dict.fromkeys(machine.get(name, last[name]) for machine in machines)
@@ -43,7 +43,7 @@ def _heading(header, lines):
     for when in ("before", "after"):
         states = [line for line in lines if line["kind"] == when]
         if states:
-            state = {name: value for name, value in states[-1].items() if name not in ("kind", *environment)}
+            state = {name: value for name, value in states[-1].items() if name not in ("kind", "machine")}
             environment[f"{when} the rows"] = ", ".join(f"{name} {value}" for name, value in state.items())
     settings = ", ".join(f"{name} {s[name]}" for name in header["set"])
     return [

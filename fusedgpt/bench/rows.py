@@ -7,8 +7,8 @@ A row of rows.jsonl is what identifies it (its spec), a status and, if that is "
 
 A measured row that something else on the machine disturbed is marked "disturbed" too (disturbance.py). The first line
 is the header: the settings, and the machine. Lines "before" and "after" hold the machine's state (clocks, temperature)
-around the rows. Rows may come from several machines of one kind: the "before" above a row names its own. Lines "trial"
-are steps of a row that takes many (max_batch.py).
+around the rows. Rows may come from several machines of one kind: the "before" above a row names its own in "machine".
+Lines "trial" are steps of a row that takes many (max_batch.py).
 """
 
 import contextlib

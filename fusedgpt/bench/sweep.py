@@ -2,11 +2,12 @@
 
 After AMD's article "Accelerating Large Language Models with Flash Attention on AMD GPUs": causal attention, batch 1,
 256 to 4096 tokens by 64, hand-written against fused. Kernels take turns at each length, so that drift of the machine
-meets them all.
+meets them all. Lengths go from coarse to fine, so that a sweep that ends early has a figure of all kernels.
 """
 
 import dataclasses
 import functools
+import math
 import pathlib
 from collections.abc import Iterator
 from typing import Literal
@@ -24,7 +25,8 @@ from fusedgpt.device import dtype_name, resolve_dtype
 from fusedgpt.errors import UserError
 from fusedgpt.receipt import contradiction
 
-COMPILED_AT = [256, 512, 1024, 2048, 4096, 8192, 16384]  # flex is compiled anew for each length, so only at these
+FIRST = (1024, 4096, 256, 2048, 512, 8192, 16384)  # lengths, in the order in which they are measured
+COMPILED_AT = FIRST  # flex is compiled anew for each length, so only at these
 LONGEST_TRAINED = 4096
 
 TRAINS = True
@@ -52,21 +54,38 @@ def defaults(gpu: bool) -> dict:
 
 
 def plan(s: Settings, device: torch.device) -> list[dict]:
-    """Training, at powers of two; then attention alone at every length, heads x head size, direction and kernel.
+    """Attention alone at powers of two, then training there, then attention alone at the other lengths.
 
-    Raises UserError if --heads or --lengths cannot be read.
+    At a length, every heads x head size, direction and kernel comes before the next length. Raises UserError if --heads
+    or --lengths cannot be read.
     """
-    lengths = settings.lengths(s.lengths)
+    lengths = coarse_to_fine(settings.lengths(s.lengths))
     alone = [
         {"part": "attention", "heads": f"{nh}x{hs}", "pass": direction, "T": T, "attention": name}
+        for T in lengths
         for nh, hs in settings.heads(s.heads)
         for direction in ("forward", "forward + backward")
-        for T in lengths
         for name in KERNELS
         if name != "flex" or T in COMPILED_AT
     ]
     trained = [T for T in lengths if _power_of_two(T) and T <= LONGEST_TRAINED]
-    return [{"part": "training", "T": T, "attention": name} for T in trained for name in KERNELS] + alone
+    whole = [{"part": "training", "T": T, "attention": name} for T in trained for name in KERNELS]
+    coarse = [spec for spec in alone if _power_of_two(spec["T"])]
+    return coarse + whole + [spec for spec in alone if not _power_of_two(spec["T"])]
+
+
+def coarse_to_fine(lengths: list[int]) -> list[int]:
+    """`lengths` without repetitions: FIRST, then other powers of two, then the rest, and the gaps close evenly.
+
+    Of these each next length is the one that is farthest, as a ratio, from all before it.
+    """
+    order = [T for T in FIRST if T in lengths]
+    left = sorted(set(lengths) - set(order))
+    while left:
+        distance = {T: min((abs(math.log2(T / other)) for other in order), default=0) for T in left}
+        order.append(max(left, key=lambda T: (_power_of_two(T), distance[T])))
+        left.remove(order[-1])
+    return order
 
 
 def _power_of_two(T):

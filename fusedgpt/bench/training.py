@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -79,8 +80,11 @@ def run(
 def _error_of(done, limited):
     """The exception for a run of train.py that failed. limited: whether its memory was."""
     lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    said = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
-    full = ["out of memory.", "CUDA out of memory", "bad_alloc", "Cannot allocate memory", "STATUS_ALLOC_FAILED"]
+    sentences = [line for line in lines if line.startswith("error: ")]
+    exceptions = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]  # CUDA's have lines of advice
+    said = (sentences or exceptions or lines)[-1].removeprefix("error: ")
+    full = ["out of memory.", "CUDA out of memory", "CUDA error: out of memory", "bad_alloc", "Cannot allocate memory"]
+    full.append("STATUS_ALLOC_FAILED")
     if limited:
         full.append("could not create a primitive")  # oneDNN's words for it
     if done.returncode == -signal.SIGKILL or any(words in done.stderr for words in full):

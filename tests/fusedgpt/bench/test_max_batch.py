@@ -1,26 +1,42 @@
 """The largest micro-batch: the search, the estimate, and the limit of memory."""
 
+import types
+
 import pytest
 import torch
 
+from fusedgpt import memory
 from fusedgpt.bench import max_batch, training
 from fusedgpt.errors import UserError
-from tests.fusedgpt.bench.small import settings
+from fusedgpt.files import read_jsonl
+from model import GPTConfig
+from tests.fusedgpt.bench.small import rows_of, run, settings
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("guess", [0, 1, 10, 39, 100])
-@pytest.mark.parametrize("most", [0, 1, 2, 3, 7, 8, 24, 39])
-def test_the_largest_is_found_by_doubling_and_bisection(most, guess):
-    tried = []
+def tried(most, guess):
+    """(what `largest` returns, the numbers that it tried) if numbers up to `most` fit."""
+    asked = []
+    found = max_batch.largest(lambda n: asked.append(n) or n <= most, guess)
+    return found, asked
 
-    def fits(n):
-        tried.append(n)
-        return n <= most
 
-    assert max_batch.largest(fits, guess) == most
-    assert len(tried) == len(set(tried)) <= 2 * max(most, guess).bit_length() + 1
+def test_the_largest_is_found_from_any_guess():
+    for most in [*range(70), 127, 128, 129, 250, 1000]:
+        for guess in [*range(-1, 140), 250, 999, 5000]:
+            found, asked = tried(most, guess)
+            assert found == most, guess
+            assert most + 1 in asked and (most in asked or most == 0)  # neither is concluded from others
+            assert len(asked) == len(set(asked)) <= 2 * max(most, guess, 1).bit_length() + 2
+
+
+@pytest.mark.parametrize(("off", "at_most"), [(0.02, 6), (0.1, 8)])
+def test_a_good_guess_takes_few_trials(off, at_most):
+    # by doubling and bisection a guess of 250 took 9 or 10 trials, of a minute each on a GPU
+    for most in range(30, 300):
+        for guess in range(round(most * (1 - off)) + 1, round(most * (1 + off))):
+            assert len(tried(most, guess)[1]) <= at_most, (most, guess)
 
 
 def test_the_estimate_is_near_a_hand_count(tmp_path, data):
@@ -47,28 +63,152 @@ def test_a_budget_ends_an_allocation_on_a_cpu(tmp_path, data):
         training.run({**asked, "n_head": 3}, tmp_path / "run")
 
 
-def test_max_batch_searches_then_trains_for_its_time(tmp_path, data, monkeypatch):
-    sizes, done = [], {}
+def test_the_estimate_is_of_compiled_steps_if_the_run_compiles(tmp_path, data):
+    # two eager steps told what a run that never makes them would hold
+    s = settings("max_batch", tmp_path, data, n_layer=1, n_embd=32, n_head=2, block_size=128, dtype="float32")
+    s.attention = "manual"
+    eager = max_batch.estimate(s, CPU, torch.float32)
+    s.compile = True
+    compiled = max_batch.estimate(s, CPU, torch.float32)
+    scores = 2 * 128 * 128 * 4  # (nh, T, T): Inductor fuses mask, scale and softmax, but must keep one for backward
+    assert scores < compiled[1] < eager[1]
+    assert compiled[0] == pytest.approx(eager[0], rel=0.3)
+
+
+STEP = {"kind": "train", "ms": 100.0, "peak_memory": 7, "loss": 1.0, "mfu": 0.5, "tokens_per_s": 10.0}
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A stand-in for training.run: the settings of its calls, and `end(settings)`, which a test may replace."""
+    seen = types.SimpleNamespace(calls=[], end=lambda settings: None)
 
     def run(settings, out_dir, memory=None, trace=None):
-        sizes.append(settings["batch_size"])
-        if settings["batch_size"] > 5 or (settings["batch_size"] == 5 and settings["max_seconds"]):
-            raise MemoryError("full")
-        done.update(settings)
-        step = {"kind": "train", "ms": 100.0, "peak_memory": 7, "loss": 1.0, "mfu": 0.5, "tokens_per_s": 10.0}
-        ran = dict.fromkeys(("attention", "dtype", "compile", "padded_vocab_size", "device"))
+        seen.calls.append(settings)
+        seen.end(settings)
+        ran = dict.fromkeys(("attention", "dtype", "compile", "padded_vocab_size", "device")) | {"dtype": "float32"}
         record = {"tokens_per_step": 64, "mfu": {"peak_flops": 1.0, "peak_source": ""}, "receipt": {}, **ran}
-        return record, [*[step] * 6, {"kind": "eval", "val_loss": 2.5}]
+        return record, [*[STEP] * 6, {"kind": "eval", "val_loss": 2.5}]
 
     monkeypatch.setattr(training, "run", run)
     monkeypatch.setattr(training, "held_by_pytorch", lambda: (100, 50))
-    s = settings("max_batch", tmp_path, data, max_seconds=60, eval_iters=10)
-    monkeypatch.setattr(max_batch, "estimate", lambda *_: (2**28, 2**28 // 6))
+    monkeypatch.setattr(max_batch, "estimate", lambda *_: (2**28, 2**28 // 6))  # 6 fit into TINY's half GiB
+    return seen
+
+
+def sizes(calls):
+    return [settings["batch_size"] for settings in calls]
+
+
+def up_to(most, reason=None):
+    """An `end` of training.run for batches beyond `most`: out of memory, or for another `reason`."""
+
+    def end(settings):
+        if settings["batch_size"] > most:
+            raise RuntimeError(reason) if reason else MemoryError("full")
+
+    return end
+
+
+def test_max_batch_searches_then_trains_for_its_time(tmp_path, data, stand_in):
+    def end(settings):
+        if settings["batch_size"] > 5 or (settings["batch_size"] == 5 and settings["max_seconds"]):
+            raise MemoryError("full")
+
+    stand_in.end = end
+    s = settings("max_batch", tmp_path, data, train_seconds=60, max_seconds=1e9, eval_iters=10)
     row = max_batch.measure({"attention": "manual"}, s, CPU, tmp_path)
-    assert sizes == [6, 3, 4, 5, 5, 4]  # from the estimate; and the longer run had no room at 5
+    assert sizes(stand_in.calls) == [6, 5, 5, 4]  # from the estimate; and the longer run had no room at 5
+    assert [call["max_seconds"] for call in stand_in.calls] == [None, None, 60, 60]  # the budget is not a run's
     assert row["largest"] == 4 and row["curve"] == [[pytest.approx(0.6), 2.5]]
-    assert done["max_seconds"] == 60 and done["eval_interval"] == 50 and done["eval_iters"] == 10
-    assert row["estimate"]["largest"] == 6 and [t["fits"] for t in row["trials"]] == [False, True, True, True]
+    assert stand_in.calls[-1]["eval_interval"] == 50 and stand_in.calls[-1]["eval_iters"] == 10
+    assert row["estimate"]["largest"] == 6 and [t["fits"] for t in row["trials"]] == [False, True]
+
+
+def test_trials_of_a_row_that_was_interrupted_are_not_made_again(tmp_path, data, stand_in):
+    def end(settings):
+        if len(stand_in.calls) == 4:  # 6, 5, 3, and then a kill in the middle of 4
+            raise KeyboardInterrupt
+        up_to(3)(settings)
+
+    stand_in.end = end
+    with pytest.raises(KeyboardInterrupt):
+        run("max_batch", tmp_path, data, only="flash", block_size=16)
+    lines = read_jsonl(tmp_path / "results" / "max_batch" / "rows.jsonl")
+    assert [line["batch_size"] for line in lines if line["kind"] == "trial"] == [6, 5, 3]
+    stand_in.end = up_to(3)
+    (row,) = run("max_batch", tmp_path, data, only="flash", block_size=16)
+    assert sizes(stand_in.calls) == [6, 5, 3, 4, 4, 3]  # 4 again, and the timed run
+    assert row["largest"] == 3 and [t["batch_size"] for t in row["trials"]] == [6, 5, 3, 4]
+    assert [t["fits"] for t in row["trials"]] == [False, False, True, False]
+    before = len(stand_in.calls)
+    run("max_batch", tmp_path, data, only="manual", block_size=16)
+    assert sizes(stand_in.calls[before:]) == [6, 5, 3, 4, 3]  # trials are one kernel's
+
+
+def test_a_row_measured_again_takes_up_its_trials(tmp_path, data, stand_in):
+    # with --profile, or because its times were disturbed: neither changes what fits
+    stand_in.end = up_to(5)
+    run("max_batch", tmp_path, data, only="flash", block_size=16)
+    before = len(stand_in.calls)
+    run("max_batch", tmp_path, data, only="flash", block_size=16, profile=True)
+    assert sizes(stand_in.calls[before:]) == [5]
+
+
+def test_trials_count_if_as_much_memory_is_free(tmp_path, data, stand_in, monkeypatch):
+    # another process held half of the GPU while they were made
+    stand_in.end = up_to(5)
+    s, spec = settings("max_batch", tmp_path, data), {"attention": "manual"}
+    for free, made in ((2**29, [6, 5, 5]), (2**28, [1, 2, 4, 8, 6, 5, 5]), (2**29 + 2**20, [5])):
+        stand_in.calls.clear()
+        monkeypatch.setattr(max_batch, "_free", lambda *_, free=free: free)
+        assert max_batch.measure(spec, s, CPU, tmp_path)["largest"] == 5
+        assert sizes(stand_in.calls) == made
+
+
+def test_the_budget_is_looked_at_before_each_trial(tmp_path, data, stand_in, monkeypatch, capsys):
+    stand_in.end, calls = up_to(3), [0]
+    monkeypatch.setattr(max_batch, "time_is_up", lambda max_seconds: len(stand_in.calls) == calls[0])
+    for calls[0] in range(1, 5):  # there is time for one trial in each
+        with pytest.raises(UserError, match="was over before a row of max_batch: the same command goes on"):
+            run("max_batch", tmp_path, data, only="flash", block_size=16, max_seconds=1e9)
+        assert "1 of 1 rows are missing" in capsys.readouterr().out
+    calls[0] = 5
+    assert run("max_batch", tmp_path, data, only="flash", block_size=16, max_seconds=1e9)[0]["largest"] == 3
+    assert sizes(stand_in.calls) == [6, 5, 3, 4, 3]
+
+
+@pytest.mark.parametrize(
+    "said", ["RuntimeError: canUse32BitIndexMath", "AcceleratorError: CUDA error: an illegal memory access"]
+)
+def test_a_trial_that_fails_otherwise_does_not_fit_and_says_why(tmp_path, data, stand_in, said):
+    # a batch that a kernel cannot index ended the row, and its smaller batches were never tried
+    stand_in.end = up_to(3, said)
+    (row,) = run("max_batch", tmp_path / "three", data, only="flash", block_size=16)
+    assert row["largest"] == 3 and [t.get("reason") for t in row["trials"]] == [said, said, None, said]
+    report = (tmp_path / "three" / "results" / "max_batch" / "report.md").read_text()
+    assert f"Not memory ended a batch of 4 with `flash`: {said}." in report
+    stand_in.end = up_to(0, said)
+    with pytest.raises(UserError, match="no row of max_batch could be measured"):
+        run("max_batch", tmp_path, data, only="manual", block_size=16)
+    assert rows_of("max_batch", tmp_path)[-1]["status"] == "failed"
+    stand_in.end = up_to(3)  # a failure may have been a machine's: like a failed row, it is tried again
+    before = len(stand_in.calls)
+    run("max_batch", tmp_path, data, only="manual", block_size=16)
+    assert sizes(stand_in.calls[before:]) == [6, 5, 3, 4, 3]
+
+
+def test_logits_of_more_than_2_to_the_31_elements_are_tried(tmp_path, data, stand_in, monkeypatch):
+    # 42 sequences of 1024 tokens and 50,304 ids are more: a count of 32 bits ends there
+    monkeypatch.setattr(max_batch, "estimate", lambda *_: (0, 2**30))
+    monkeypatch.setattr(memory, "total_memory", lambda device: 140 * 2**30)
+    stand_in.end = lambda asked: (
+        memory.check_training(GPTConfig(vocab_size=50257, vocab_multiple=64), asked["batch_size"], CPU, torch.bfloat16)
+        or up_to(90)(asked)
+    )
+    s = settings("max_batch", tmp_path, data, block_size=1024, vocab_size=50257, memory_gb=80.0)
+    row = max_batch.measure({"attention": "flash"}, s, CPU, tmp_path)
+    assert row["largest"] == 90 and max(sizes(stand_in.calls)) * 1024 * 50304 > 2**31
 
 
 @pytest.mark.gpu

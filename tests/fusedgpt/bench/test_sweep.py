@@ -1,5 +1,7 @@
 """The sweep: attention alone and training, by length."""
 
+import itertools
+import json
 import types
 
 import pytest
@@ -10,9 +12,12 @@ from fusedgpt.attention import ATTENTION
 from fusedgpt.bench import report, sweep, training
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
+from fusedgpt.files import read_jsonl
+from tests.conftest import ROOT
 from tests.fusedgpt.bench.small import run, settings
 
 CPU = torch.device("cpu")
+KEYS = ("part", "heads", "pass", "T", "attention")  # what identifies a row
 
 
 def test_the_sweep_alone_and_end_to_end(tmp_path, data):
@@ -70,6 +75,60 @@ def test_flex_is_swept_at_few_lengths():
     s = types.SimpleNamespace(heads="2x16", lengths="256-512-64")
     lengths = {spec["T"] for spec in sweep.plan(s, CPU) if spec["attention"] == "flex"}
     assert lengths == {256, 512}
+
+
+def test_lengths_are_measured_from_coarse_to_fine():
+    # after an hour of a sweep in ascending order, nothing was known beyond 1,000 tokens
+    lengths = [*range(256, 4097, 64), 8192, 16384]
+    order = sweep.coarse_to_fine([*lengths, 512])
+    assert sorted(order) == lengths
+    assert order[:7] == [1024, 4096, 256, 2048, 512, 8192, 16384]
+    gaps = []  # the largest factor from one length to the next, after each; up to 4096, the last that is followed
+    for n in range(7, len(order) + 1):
+        there = [T for T in sorted(order[:n]) if T <= 4096]
+        gaps.append(max(b / a for a, b in itertools.pairwise(there)))
+    assert gaps == sorted(gaps, reverse=True) and gaps[0] == 2
+    assert gaps[4] <= 1.5  # four lengths halve four octaves
+    for after, gap in enumerate(gaps):
+        evenly = 2 ** (4 / (4 + after))  # of four octaves, cut into as many equal parts
+        assert gap <= max(evenly**2, 320 / 256)  # and 64 tokens are the finest
+    assert sweep.coarse_to_fine([300, 96, 32, 64]) == [32, 64, 300, 96]  # none of the first
+
+
+def test_the_plan_has_a_figure_of_all_kernels_at_any_moment():
+    plan = sweep.plan(sweep.Settings(), CPU)
+    assert len(plan) == len({tuple(spec.items()) for spec in plan})
+    at = {}
+    for n, spec in enumerate(plan):
+        at.setdefault((spec["part"], spec["T"]), []).append(n)
+    for rows in at.values():
+        assert rows == list(range(rows[0], rows[-1] + 1))  # drift of the machine meets all kernels at a length
+    lengths = [*range(256, 4097, 64), 8192, 16384]
+    kernels = len({spec["attention"] for spec in plan})
+    wanted = {("attention", T): 4 * (kernels - (T not in sweep.FIRST)) for T in lengths}  # flex is at few lengths
+    wanted |= {("training", T): kernels for T in (256, 512, 1024, 2048, 4096)}
+    assert {key: len(rows) for key, rows in at.items()} == wanted
+    order = list(at)
+    assert order[:7] == [("attention", T) for T in sweep.FIRST]
+    assert order[7:12] == [("training", T) for T in (1024, 4096, 256, 2048, 512)]
+    assert {part for part, _ in order[12:]} == {"attention"}
+
+
+def test_a_report_and_figures_can_be_drawn_at_any_moment(tmp_path):
+    header, *lines = read_jsonl(ROOT / "results" / "cpu" / "sweep" / "rows.jsonl")
+    rows = {tuple(line.get(key) for key in KEYS): line for line in lines if line["kind"] == "row"}
+    plan = sweep.plan(types.SimpleNamespace(heads="8x128,12x64", lengths="256,512,1024,2048"), CPU)
+    rows = [rows[tuple(spec.get(key) for key in KEYS)] for spec in plan]
+    refused = [row for row in rows if row["status"] != "measured"][:3]
+    for number in (0, 1, 2, 5, 24, 26, 47, 96, 97, 103, len(rows)):
+        some = rows[:number] if number else refused
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [header, *some]))
+        drawn = {path.name for path in report.write(tmp_path, sweep)}
+        parts = {row["part"] for row in some if row["status"] == "measured"}
+        wanted = {"attention": {"speedup.png", "memory.png"}, "training": {"training.png"}}
+        assert drawn == {"report.md"}.union(*(wanted[part] for part in parts))
+    rest = [row for row in rows if row["attention"] != "manual" and row["status"] == "measured"]
+    assert {name for name, _ in sweep.figures(rest)} == {"speedup", "memory", "training"}  # nothing to compare with
 
 
 def test_heads_are_pairs():
