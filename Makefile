@@ -1,10 +1,11 @@
-# make quickstart, make test, make faults, make lint: each sets up what it needs in .venv and is quick when run again
+# make quickstart, make test, make faults, make lint: each sets up what it needs in .venv and is quick when run again;
+# make gpu runs in your own environment
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup quickstart test faults lint
+.PHONY: setup quickstart test faults lint gpu
 
 setup: $(VENV)/.installed
 
@@ -31,3 +32,9 @@ faults: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# all that there is to measure on a GPU, into results/<device>; the same command goes on with what is missing. Not in
+# .venv, whose PyTorch may be a CPU build: make gpu PYTHON=python ARGS=--max_seconds=550
+gpu:
+	@$(PYTHON) -c 'import importlib.util, sys; absent = [n for n in sys.argv[1:] if not importlib.util.find_spec(n)]; sys.exit("error: not installed: " + ", ".join(absent) + ". Run: $(PYTHON) -m pip install " + " ".join(absent) if absent else 0)' torch numpy tyro tqdm pytest matplotlib transformers
+	@$(PYTHON) bench.py gpu $(ARGS)

@@ -2,6 +2,7 @@
 
     python bench.py [KIND] [config/file.py ...] [--key=value ...]
     python bench.py report FOLDER [FOLDER ...]          draws report.md and figures again from rows.jsonl
+    python bench.py gpu                                 the tests that need a GPU, then all of these kinds (make gpu)
 
 KIND is ladder (the default: PyTorch's article, rung by rung), sweep (attention over lengths), prefill (time to the
 first token), numerics (errors against float64) or max_batch (the largest micro-batch). Each has settings of its own:
@@ -20,7 +21,7 @@ import sys
 import train
 from configurator import configure, subclass
 from fusedgpt import timing
-from fusedgpt.bench import ladder, max_batch, numerics, prefill, report, rows, sweep, training
+from fusedgpt.bench import campaign, ladder, max_batch, numerics, prefill, report, rows, sweep, training
 from fusedgpt.device import resolve_device
 from fusedgpt.environment import environment, machine_state
 from fusedgpt.errors import UserError, one_sentence
@@ -61,11 +62,7 @@ def main(name: str, args: list[str]) -> None:
     """
     kind, (s, device) = KINDS[name], read_settings(name, args)
     validate(kind, s)
-    folder = pathlib.Path(s.results) / name
-    words = [word.strip() for word in s.only.split(",")]
-    plan = [spec for spec in kind.plan(s, device) if any(w in str(v) for v in spec.values() for w in words)]
-    if not plan:
-        raise UserError(f"only={s.only!r} names no row of {name}")
+    folder, plan = pathlib.Path(s.results) / name, planned(name, s, device)
     if kind.TRAINS and s.dataset == "python_stdlib" and not (ROOT / "data" / s.dataset / "meta.json").exists():
         subprocess.run([sys.executable, ROOT / "data" / s.dataset / "prepare.py"], check=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,6 +85,29 @@ def main(name: str, args: list[str]) -> None:
         raise UserError(f"max_seconds={s.max_seconds:g} was over before a row of {name}: the same command goes on")
     if not any(measured):
         raise UserError(f"no row of {name} could be measured: {folder / 'report.md'} has the reason of each")
+
+
+def planned(name: str, s, device) -> list[dict]:
+    """The rows of the kind `name` that --only admits. Raises UserError if it admits none."""
+    words = [word.strip() for word in s.only.split(",")]
+    plan = [spec for spec in KINDS[name].plan(s, device) if any(w in str(v) for v in spec.values() for w in words)]
+    if not plan:
+        raise UserError(f"only={s.only!r} names no row of {name}")
+    return plan
+
+
+def left(name: str, args: list[str]) -> tuple[int, int]:
+    """How many rows of the kind `name`, run with `args`, are missing, and how many there are in all."""
+    s, device = read_settings(name, args)
+    plan = planned(name, s, device)
+    path = pathlib.Path(s.results) / name / "rows.jsonl"
+    return len(rows.missing(plan, path, header(name, args, s, environment(device)))), len(plan)
+
+
+def run_campaign(args: list[str]) -> None:
+    """Measure what is missing of everything; the last line says what still is. Raises UserError without a GPU."""
+    s = configure(campaign.Settings(), args, campaign.__doc__)
+    print(campaign.run(s, resolve_device("cpu" if s.rehearse else "auto"), left))
 
 
 def validate(kind, s) -> None:
@@ -128,7 +148,7 @@ def parse(args: list[str]) -> tuple[str, list[str]]:
 
     Raises UserError if it is none of these.
     """
-    names = [*KINDS, "report"]
+    names = [*KINDS, "report", "gpu"]
     if args and args[0] in names:
         return args[0], args[1:]
     if not args or args[0].startswith("-") or args[0].endswith(".py") or os.path.exists(args[0]):
@@ -143,4 +163,9 @@ if __name__ == "__main__":
         name, args = parse(sys.argv[1:])
         if name == "report" and {"-h", "--help"} & set(args):
             sys.exit(print(__doc__))
-        write_reports(args) if name == "report" else main(name, args)
+        if name == "report":
+            write_reports(args)
+        elif name == "gpu":
+            run_campaign(args)
+        else:
+            main(name, args)

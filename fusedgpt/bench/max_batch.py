@@ -194,7 +194,7 @@ def estimate(s: Settings, device: torch.device, dtype: torch.dtype) -> tuple[int
     def step(sequences):
         ids = torch.zeros(sequences, s.block_size, dtype=torch.long, device=device)
         with autocast(device, dtype):
-            _, loss = model(ids, ids)
+            _, loss = model(ids, ids, logits=False)
         loss.backward()
         model.zero_grad(set_to_none=True)
 

@@ -109,6 +109,13 @@ def run(
         say(f"{over}: {len(missing)} of {len(plan)} rows are missing. The same command goes on")
 
 
+def missing(plan: list[dict], path: pathlib.Path, header: dict) -> list[dict]:
+    """The rows of `plan` that `path` does not have. Disturbed rows count as there."""
+    lines = read_jsonl(path) if path.exists() else []
+    there = [line for line in lines if _is_final(line)] if lines and _same(lines[0], header) else []
+    return [spec for spec in plan if not any(_is_of(line, [spec]) for line in there)]
+
+
 def _measured_in_peace(measure, spec, reference, seen, say, max_seconds):
     """The row of `spec`, measured up to AGAIN times more while it is disturbed. Every attempt is added to `seen`."""
     for left in reversed(range(1 + AGAIN)):
@@ -133,11 +140,16 @@ def _rows_that_count(path, header, say):
         return []
     old = read_jsonl(path)
     if old and _same(old[0], header):
-        return [line for line in old[1:] if line["kind"] != "row" or line["status"] in FINAL]
+        return [line for line in old[1:] if line["kind"] != "row" or _is_final(line)]
     aside = next(name for n in itertools.count(1) if not (name := path.with_name(f"rows.previous-{n}.jsonl")).exists())
     path.replace(aside)
     say(f"{path} is of other settings, or of another kind of machine: moved to {aside}")
     return []
+
+
+def _is_final(line):
+    """Whether a line of rows.jsonl is a row that need not be tried again."""
+    return line["kind"] == "row" and line["status"] in FINAL
 
 
 def _is_of(line, specs):

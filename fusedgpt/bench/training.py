@@ -83,10 +83,17 @@ def _error_of(done, limited):
     sentences = [line for line in lines if line.startswith("error: ")]
     exceptions = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]  # CUDA's have lines of advice
     said = (sentences or exceptions or lines)[-1].removeprefix("error: ")
-    full = ["out of memory.", "CUDA out of memory", "CUDA error: out of memory", "bad_alloc", "Cannot allocate memory"]
+    full = [
+        "of memory or more, and",
+        "out of memory.",
+        "CUDA out of memory",
+        "CUDA error: out of memory",
+        "bad_alloc",
+        "Cannot allocate memory",
+    ]
     full.append("STATUS_ALLOC_FAILED")
     if limited:
-        full.append("could not create a primitive")  # oneDNN's words for it
+        full += ["could not create a primitive", "can't start new thread"]  # oneDNN's words for it, and Python's
     if done.returncode == -signal.SIGKILL or any(words in done.stderr for words in full):
         return MemoryError(said)
     if done.returncode == 1 and f"error: {said}" in lines:

@@ -1,0 +1,155 @@
+"""Everything that there is to measure on a GPU, in an order that leaves the most useful results first.
+
+First the tests that need a GPU, because a figure of a kernel that computes wrongly is worth nothing; then the kinds of
+benchmark. Each step is a process of its own that ends within LIMIT seconds; the same command goes on with what is
+missing. Results go to results/<device>: rows, reports and figures, and tests.json.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from xml.etree import ElementTree
+
+import torch
+
+from fusedgpt.environment import environment
+from fusedgpt.errors import UserError
+from fusedgpt.files import atomic
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LIMIT = 540.0  # seconds of a step, after which it is ended
+LAST_ROW = 120.0  # of these, left for a row that was begun before the time was up, and for the report
+
+TESTS = {  # of what the next ones rest on first
+    "tests of kernels": ["attention", "kernels", "receipt", "parity", "timing", "memory", "device", "flops"],
+    "tests of the model": ["model", "generate", "sample"],
+    "tests of training": ["train", "resume", "nonfinite"],
+    "tests of benchmarks": ["bench", "ladder", "sweep", "prefill", "numerics", "max_batch", "proof"],
+}
+KINDS = ["ladder", "numerics", "prefill", "sweep", "max_batch"]
+TRACED = ["--only=flash,cudnn", "--profile=True"]  # the ladder begins with these rungs and their traces
+
+# sizes at which every step takes seconds on a CPU
+_MODEL = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=128", "--block_size=32", "--batch_size=2"]
+_MODEL += ["--steps=6", "--compile=False"]
+TINY = {
+    "ladder": [*_MODEL, "--only=math"],
+    "numerics": ["--device=cpu", "--repeats=2", "--only=bfloat16"],
+    "prefill": ["--device=cpu", "--models=gpt2", "--lengths=32", "--repeats=2"],
+    "sweep": [*_MODEL, "--heads=2x16", "--lengths=32", "--repeats=2", "--only=manual"],
+    "max_batch": [*_MODEL, "--memory_gb=0.05", "--only=manual"],
+}
+
+
+@dataclasses.dataclass
+class Settings:
+    results: str = ""  # folder for results; empty: results/ and the name of the device, such as results/h200
+    max_seconds: float | None = None  # seconds after which no further step is begun; the same command goes on
+    rehearse: bool = False  # tiny sizes on the CPU, to see that each step works; results go to out-rehearsal
+
+
+def folder(s: Settings, device: torch.device) -> pathlib.Path:
+    """Where the results of a campaign go. Raises UserError if there is no GPU to measure."""
+    if device.type != "cuda" and not s.rehearse:
+        raise UserError(
+            f"there is no GPU to measure: PyTorch {torch.__version__} finds {device.type} only. Install a PyTorch with"
+            " CUDA or ROCm, or try every step at tiny sizes with --rehearse=True"
+        )
+    return pathlib.Path(s.results or ("out-rehearsal" if s.rehearse else ROOT / "results" / short_name(device)))
+
+
+def short_name(device: torch.device) -> str:
+    """The name of a device as a folder: 'NVIDIA H200' becomes 'h200', 'NVIDIA GeForce RTX 4090' 'rtx-4090'."""
+    words = re.split(r"\W+", environment(device)["device"].lower())
+    makers = {"nvidia", "amd", "intel", "tesla", "geforce", "instinct", "radeon", "r", "tm"}
+    return "-".join(word for word in words if word and word not in makers) or device.type
+
+
+def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tuple[int, int]]) -> str:
+    """Run what is missing, step by step; a line that says what is measured and what is missing.
+
+    left: (kind, its arguments) -> how many of its rows are missing, and how many there are in all.
+    """
+    results = folder(s, device)
+    results.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that no child is left behind
+    deadline = time.monotonic() + (s.max_seconds or float("inf"))
+    for name in TESTS:
+        if not passed(results, name, device):
+            _test(results, name, device, deadline)
+    arguments = {kind: [f"--results={results}", *(TINY[kind] if s.rehearse else [])] for kind in KINDS}
+    for kind in KINDS:
+        traced = [[*arguments[kind], *TRACED]] if kind == "ladder" and not s.rehearse else []
+        for args in (*traced, arguments[kind]):
+            seconds = min(LIMIT, deadline - time.monotonic())
+            if seconds > LAST_ROW and left(kind, args)[0]:
+                _step(f"bench.py {kind}", ["bench.py", kind, *args, f"--max_seconds={seconds - LAST_ROW}"], seconds)
+    return summary(results, device, {kind: left(kind, arguments[kind]) for kind in KINDS})
+
+
+def _step(name, command, seconds):
+    """Run Python on `command`, and end it with all its children after `seconds`."""
+    print(f"== {name}", flush=True)
+    process = subprocess.Popen([sys.executable, *command], cwd=ROOT, start_new_session=True)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        print(f"== {name} was ended after {seconds:.0f} s", flush=True)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _test(results, name, device, deadline):
+    """Run the tests called `name`, and add what came of them to tests.json, if they came to their end in time."""
+    seconds = min(LIMIT, deadline - time.monotonic())
+    files = [str(path) for word in TESTS[name] for path in sorted((ROOT / "tests").rglob(f"test_{word}.py"))]
+    with tempfile.TemporaryDirectory() as temporary:
+        xml = pathlib.Path(temporary, "junit.xml")
+        if seconds > 0:
+            _step(name, ["-m", "pytest", "-m", "gpu", f"--junitxml={xml}", *files], seconds)
+        if not xml.exists():
+            return
+        suite = ElementTree.parse(xml).find("testsuite")
+    counts = {key: int(suite.get(key)) for key in ("tests", "failures", "errors", "skipped")}
+    found = _tests(results) | {name: {**counts, "seconds": float(suite.get("time")), "of": _of(device)}}
+    with atomic(results / "tests.json", "w") as file:
+        json.dump(found, file, indent=1)
+
+
+def _tests(results):
+    path = results / "tests.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _of(device):
+    """What the outcome of a test depends on."""
+    found = environment(device)
+    return {key: found.get(key) for key in ("device", "torch", "cuda", "cudnn", "commit")}
+
+
+def passed(results: pathlib.Path, name: str, device: torch.device) -> bool:
+    """Whether the tests called `name` passed at this commit, with this device and PyTorch."""
+    found = _tests(results).get(name)
+    return found is not None and found["of"] == _of(device) and not found["failures"] + found["errors"]
+
+
+def summary(results: pathlib.Path, device: torch.device, rows: dict[str, tuple[int, int]]) -> str:
+    """What is measured and what is missing, in a line. rows: by kind, how many are missing, and how many there are."""
+    done = [f"{kind} {total - missing} of {total}" for kind, (missing, total) in rows.items()]
+    absent = [f"{kind} ({missing} rows)" for kind, (missing, total) in rows.items() if missing]
+    tests = _tests(results)
+    ran = sum(found["tests"] - found["skipped"] for found in tests.values())
+    failed = sum(found["failures"] + found["errors"] for found in tests.values())
+    absent = [*(name for name in TESTS if not passed(results, name, device)), *absent]
+    missing = f"missing: {', '.join(absent)}. The same command goes on" if absent else "nothing is missing"
+    return f"{results}: {ran - failed} of {ran} tests passed, {failed} failed; rows: {', '.join(done)}; {missing}"

@@ -1,0 +1,143 @@
+"""The order of a campaign, that it goes on where it stopped, and that it leaves no process behind."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from fusedgpt.bench import campaign
+from fusedgpt.errors import UserError
+from tests.conftest import ROOT, script
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("Intel(R) Xeon(R) Processor", "xeon-processor"),
+    ],
+)
+def test_results_go_to_a_folder_named_after_the_device(monkeypatch, name, short):
+    monkeypatch.setattr(campaign, "environment", lambda device: {"device": name})
+    assert campaign.folder(campaign.Settings(), torch.device("cuda")) == ROOT / "results" / short
+
+
+def test_without_a_gpu_it_says_so():
+    with pytest.raises(UserError, match=r"there is no GPU to measure: .* --rehearse=True"):
+        campaign.folder(campaign.Settings(), CPU)
+
+
+class Machine:
+    """A stand-in for the processes that a campaign starts: each brings as many rows as it is told to."""
+
+    def __init__(self, monkeypatch, rows_a_step):
+        self.rows = {kind: 0 for kind in campaign.KINDS}
+        self.rows_a_step, self.ran, self.passes = rows_a_step, [], True
+        monkeypatch.setattr(campaign, "_step", self.step)
+        monkeypatch.setattr(campaign.signal, "signal", lambda *_: None)
+
+    def step(self, name, command, seconds):
+        self.ran.append(name + (", traced" if "--profile=True" in command else ""))
+        if command[0] == "bench.py":
+            self.rows[command[1]] += self.rows_a_step
+        else:
+            xml = next(word.removeprefix("--junitxml=") for word in command if word.startswith("--junitxml="))
+            failures = int(not self.passes)
+            counts = f'tests="9" failures="{failures}" errors="0" skipped="2" time="3.5"'
+            pathlib.Path(xml).write_text(f"<testsuites><testsuite {counts}/></testsuites>")
+
+    def left(self, kind, args):
+        total = 2 if "--profile=True" in args else 10
+        return max(total - self.rows[kind], 0), total
+
+
+def test_the_most_useful_comes_first_and_the_next_call_goes_on(tmp_path, monkeypatch):
+    machine = Machine(monkeypatch, rows_a_step=5)
+    s = campaign.Settings(results=str(tmp_path))
+    monkeypatch.setattr(campaign, "folder", lambda *_: tmp_path)  # as if there were a GPU
+    said = campaign.run(s, CPU, machine.left)
+    kinds = ["ladder, traced", "ladder", "numerics", "prefill", "sweep", "max_batch"]
+    assert machine.ran == [*campaign.TESTS, *(f"bench.py {kind}" for kind in kinds)]
+    assert "28 of 28 tests passed, 0 failed; rows: ladder 10 of 10, numerics 5 of 10," in said
+    assert said.endswith(
+        "missing: numerics (5 rows), prefill (5 rows), sweep (5 rows), max_batch (5 rows). The same command goes on"
+    )
+    machine.ran.clear()
+    assert campaign.run(s, CPU, machine.left).endswith("; nothing is missing")
+    assert machine.ran == [f"bench.py {kind}" for kind in kinds[2:]]
+    machine.ran.clear()
+    assert campaign.run(s, CPU, machine.left).endswith("; nothing is missing") and not machine.ran
+
+
+def test_tests_run_again_if_one_failed_or_the_code_is_another(tmp_path, monkeypatch):
+    machine, s = Machine(monkeypatch, rows_a_step=10), campaign.Settings(results=str(tmp_path))
+    monkeypatch.setattr(campaign, "folder", lambda *_: tmp_path)
+    machine.passes = False
+    said = campaign.run(s, CPU, machine.left)
+    assert "24 of 28 tests passed, 4 failed" in said and "missing: tests of kernels, " in said
+    machine.passes = True
+    machine.ran.clear()
+    assert campaign.run(s, CPU, machine.left).endswith("nothing is missing") and machine.ran == list(campaign.TESTS)
+    machine.ran.clear()
+    found = campaign.environment(CPU)
+    monkeypatch.setattr(campaign, "environment", lambda device: {**found, "commit": "another"})
+    campaign.run(s, CPU, machine.left)
+    assert machine.ran == list(campaign.TESTS)
+
+
+def test_no_step_begins_once_the_time_is_up(tmp_path, monkeypatch):
+    machine = Machine(monkeypatch, rows_a_step=10)
+    monkeypatch.setattr(campaign, "folder", lambda *_: tmp_path)
+    said = campaign.run(campaign.Settings(max_seconds=campaign.LAST_ROW / 2), CPU, machine.left)
+    assert machine.ran == list(campaign.TESTS)  # a row might take longer than is left
+    assert "missing: ladder (10 rows), numerics (10 rows)" in said
+
+
+def test_a_campaign_runs_every_test_that_needs_a_gpu():
+    done = script("-m", "pytest", "-m", "gpu", "--collect-only", "-q", "tests")  # lines like tests/test_train.py: 14
+    needing = {pathlib.Path(line.split(":")[0]).stem for line in done.stdout.splitlines() if line.startswith("tests/")}
+    assert needing == {f"test_{word}" for words in campaign.TESTS.values() for word in words}
+
+
+def test_a_step_that_takes_too_long_is_ended_with_its_children(tmp_path, capsys):
+    # bench.py's train.py would go on computing, and disturb whatever is measured next
+    child = f"import time, pathlib; time.sleep(2); pathlib.Path({str(tmp_path / 'late')!r}).write_text('')"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    campaign._step("slow", ["-c", parent], 0.5)
+    assert "slow was ended after 0 s" in capsys.readouterr().out
+    time.sleep(2.5)
+    assert not (tmp_path / "late").exists()
+
+
+def make(*args, **env):
+    """`make gpu` with this Python; its output, whose last line is what counts."""
+    command = ["make", "gpu", *args]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def test_make_gpu_rehearsed(tmp_path):
+    python, folder = f"PYTHON={sys.executable}", tmp_path / "results"
+    short = make(python, f"ARGS=--rehearse=True --results={folder} --max_seconds=60").splitlines()
+    assert "missing: ladder (1 rows), numerics" in short[-1], short
+    whole = make(python, f"ARGS=--rehearse=True --results={folder}").splitlines()
+    assert whole[-1].endswith("; nothing is missing"), whole
+    assert not [line for line in whole if "== tests" in line]
+    for kind in campaign.KINDS:
+        assert (folder / kind / "report.md").exists() and list((folder / kind).glob("*.png")), kind
+    again = make(python, f"ARGS=--rehearse=True --results={folder}").splitlines()
+    assert again == whole[-1:]
+
+
+def test_make_gpu_says_what_to_install():
+    said = make(f"PYTHON={sys.executable} -S")  # without site-packages
+    assert "error: not installed: torch, numpy, tyro" in said and "-m pip install torch numpy tyro" in said
