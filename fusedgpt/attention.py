@@ -29,6 +29,17 @@ def manual(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
     """Whichever kernel PyTorch picks."""
+    if q.is_cuda and q.size(-2) < k.size(-2):
+        # cuDNN, PyTorch's first choice on Hopper, would build a plan for every length of the cache
+        with sdpa_kernel(_ALL_BUT_CUDNN):
+            return _causal(q, k, v, dropout_p)
+    return _causal(q, k, v, dropout_p)
+
+
+_ALL_BUT_CUDNN = [kind for name, kind in SDPBackend.__members__.items() if name not in ("ERROR", "CUDNN_ATTENTION")]
+
+
+def _causal(q, k, v, dropout_p):
     T, Tk = q.size(-2), k.size(-2)
     if Tk == T:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
@@ -38,11 +49,11 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
 
 
 def only(backend: SDPBackend) -> Callable[..., Tensor]:
-    """`sdpa` restricted to one kernel: it runs, or PyTorch raises, because no other is left to fall back to."""
+    """SDPA restricted to one kernel: it runs, or PyTorch raises, because no other is left to fall back to."""
 
     def forced(q, k, v, dropout_p=0.0):
         with sdpa_kernel(backend):
-            return sdpa(q, k, v, dropout_p)
+            return _causal(q, k, v, dropout_p)
 
     return forced
 

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from fusedgpt import kernels, parity
 from fusedgpt.attention import ATTENTION
@@ -95,3 +97,47 @@ def test_scaling_after_the_product_overflows_in_float16_and_the_kernels_do_not()
     assert ATTENTION["manual"](q, q, v).isnan().any()
     for name in ("math", "flash"):
         torch.testing.assert_close(ATTENTION[name](q, q, v), v)
+
+
+class SeesCuDNN(TorchFunctionMode):
+    """Notes at each call of scaled_dot_product_attention whether PyTorch might pick cuDNN for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.enabled = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            self.enabled.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("name", "device", "T", "allowed"),
+    [
+        ("sdpa", "cuda", 1, False),
+        ("sdpa", "cuda", 64, True),
+        ("cudnn", "cuda", 1, True),
+        ("sdpa", "cpu", 1, True),  # there is no cuDNN, and the context would cost 10 µs a call
+    ],
+)
+def test_cudnn_is_not_picked_for_queries_after_a_cache_unless_it_is_named(name, device, T, allowed, compiled):
+    # on Hopper it is picked first, and builds a plan for every length of the cache
+    def watched(graph, inputs):
+        def run(*args):
+            with saw:
+                return graph(*args)
+
+        return run
+
+    saw, attend = SeesCuDNN(), ATTENTION[name]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q, k = (torch.empty(1, 2, length, 64, device=device, dtype=torch.bfloat16) for length in (T, 64))
+        y = (
+            torch.compile(attend, backend=watched, fullgraph=True)(q, k, k)
+            if compiled
+            else watched(attend, None)(q, k, k)
+        )
+    assert y.shape == q.shape and set(saw.enabled) == {allowed}
+    assert torch.backends.cuda.cudnn_sdp_enabled()
