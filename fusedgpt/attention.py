@@ -58,6 +58,19 @@ def only(backend: SDPBackend) -> Callable[..., Tensor]:
     return forced
 
 
+def math(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
+    """SDPA's unfused kernel and no other, in the dtype that it is given."""
+    # unless this is allowed, PyTorch since 2.5 computes it in float32, whatever the dtype: another experiment
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        return _only_math(q, k, v, dropout_p)
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)  # PyTorch's default, for when sdpa takes math
+
+
+_only_math = only(SDPBackend.MATH)
+
+
 def flex(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
     """FlexAttention. It ignores `dropout_p`: kernels.refusal refuses it before a model is trained with dropout."""
     T, Tk = q.size(-2), k.size(-2)
@@ -83,7 +96,7 @@ def _compiled_flex(dynamic):
 
 ATTENTION = {
     "manual": manual,
-    "math": only(SDPBackend.MATH),
+    "math": math,
     "efficient": only(SDPBackend.EFFICIENT_ATTENTION),
     "flash": only(SDPBackend.FLASH_ATTENTION),
     "cudnn": only(SDPBackend.CUDNN_ATTENTION),

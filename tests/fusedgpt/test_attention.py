@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusedgpt import kernels, parity
 from fusedgpt.attention import ATTENTION
@@ -141,3 +144,50 @@ def test_cudnn_is_not_picked_for_queries_after_a_cache_unless_it_is_named(name, 
         )
     assert y.shape == q.shape and set(saw.enabled) == {allowed}
     assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+class DtypesOfProducts(TorchDispatchMode):
+    """Collects the dtypes of all matrix products, of those that run and of those in a compiled graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        y = op(*args, **(kwargs or {}))
+        self.note(op, y)
+        return y
+
+    def note(self, op, y):
+        if str(op) in ("aten.mm.default", "aten.bmm.default", "aten.baddbmm.default"):
+            self.seen.add(y.dtype)
+
+    def compile(self, graph, inputs):
+        for node in graph.graph.nodes:
+            self.note(node.target, node.meta.get("val"))
+        return make_boxed_func(graph)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_math_computes_in_the_dtype_that_it_is_given(dtype, compiled):
+    # since 2.5 PyTorch's computes half precision in float32 by default: twice the bytes, and not the article's rung
+    case, saw = Case((1, 2, 64, 32), CPU, dtype), DtypesOfProducts()
+    if compiled:
+        backend = aot_autograd(fw_compiler=saw.compile, bw_compiler=saw.compile)
+        case.run(torch.compile(ATTENTION["math"], backend=backend, fullgraph=True), *case.inputs())
+    else:
+        with saw:
+            case.run(ATTENTION["math"], *case.inputs())
+    assert saw.seen == {dtype}
+    assert not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+
+
+def test_sdpa_that_takes_math_computes_as_pytorch_does_after_math_ran():
+    # the flag is the process's: `math` used once would change every later fall-back of sdpa
+    case = Case((1, 2, 64, 32), CPU, torch.bfloat16, dropout=0.1)  # with dropout a CPU has math only
+    with pytest.raises(RuntimeError):  # heads of two sizes
+        ATTENTION["math"](*case.inputs()[:2], torch.ones(1, 2, 63, 16))
+    with DtypesOfProducts() as saw:
+        case.run(ATTENTION["sdpa"], *case.inputs())
+    assert saw.seen == {torch.float32}
