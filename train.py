@@ -94,7 +94,7 @@ class Settings:
     # form of GELU; gelu_tanh: GPT-2's; gelu: exact, nanoGPT's; None: that of the weights, gelu_tanh from scratch
     activation: Literal["gelu_tanh", "gelu"] | None = None
     # attention kernel: manual is hand-written; math, efficient, flash, cudnn: that SDPA kernel and no other; flex:
-    # FlexAttention; sdpa: PyTorch picks; auto: the fastest here that passes parity
+    # FlexAttention; sdpa: PyTorch picks; masked: the same, given a mask; auto: the fastest here that passes parity
     attention: Attention = "sdpa"
     # AdamW
     learning_rate: float = 6e-4  # peak learning rate

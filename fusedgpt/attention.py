@@ -18,28 +18,35 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 def manual(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
     """Hand-written: holds every score in memory. Scales after the product, as the articles' baseline does."""
-    T, Tk = q.size(-2), k.size(-2)
     # a dot product of hs terms of variance 1 has variance hs: without the scale the softmax would saturate
     scores = (q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5  # (B, nh, T, Tk)
-    visible = torch.ones(T, Tk, dtype=torch.bool, device=q.device).tril(Tk - T)
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    weights = scores.masked_fill(~_visible(q, k), float("-inf")).softmax(dim=-1)
     # dropout_p is 0 outside training: F.dropout itself does not know
     return F.dropout(weights, dropout_p) @ v  # (B, nh, T, Tk) @ (B, nh, Tk, hs) -> (B, nh, T, hs)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
     """Whichever kernel PyTorch picks."""
+    return _picked(_with_flag, q, k, v, dropout_p)
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
+    """`sdpa`, given a mask in place of the flag `is_causal`: fewer kernels take it, and none skips what it hides."""
+    return _picked(_with_mask, q, k, v, dropout_p)
+
+
+def _picked(attend, q, k, v, dropout_p):
     if q.is_cuda and q.size(-2) < k.size(-2):
         # cuDNN, PyTorch's first choice on Hopper, would build a plan for every length of the cache
         with sdpa_kernel(_ALL_BUT_CUDNN):
-            return _causal(q, k, v, dropout_p)
-    return _causal(q, k, v, dropout_p)
+            return attend(q, k, v, dropout_p)
+    return attend(q, k, v, dropout_p)
 
 
 _ALL_BUT_CUDNN = [kind for name, kind in SDPBackend.__members__.items() if name not in ("ERROR", "CUDNN_ATTENTION")]
 
 
-def _causal(q, k, v, dropout_p):
+def _with_flag(q, k, v, dropout_p):
     T, Tk = q.size(-2), k.size(-2)
     if Tk == T:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
@@ -48,27 +55,29 @@ def _causal(q, k, v, dropout_p):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p)
 
 
-def only(backend: SDPBackend) -> Callable[..., Tensor]:
+def _with_mask(q, k, v, dropout_p):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=_visible(q, k), dropout_p=dropout_p)
+
+
+def _visible(q, k):
+    """(T, Tk), True where a query sees a key."""
+    T, Tk = q.size(-2), k.size(-2)
+    return torch.ones(T, Tk, dtype=torch.bool, device=q.device).tril(Tk - T)
+
+
+def only(backend: SDPBackend, attend: Callable[..., Tensor] = _with_flag) -> Callable[..., Tensor]:
     """SDPA restricted to one kernel: it runs, or PyTorch raises, because no other is left to fall back to."""
 
     def forced(q, k, v, dropout_p=0.0):
-        with sdpa_kernel(backend):
-            return _causal(q, k, v, dropout_p)
+        # unless this is allowed, PyTorch since 2.5 computes `math` in float32, whatever the dtype: another experiment
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+        try:
+            with sdpa_kernel(backend):
+                return attend(q, k, v, dropout_p)
+        finally:  # off, as PyTorch has it: for sdpa, if it takes math
+            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
 
     return forced
-
-
-def math(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
-    """SDPA's unfused kernel and no other, in the dtype that it is given."""
-    # unless this is allowed, PyTorch since 2.5 computes it in float32, whatever the dtype: another experiment
-    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
-    try:
-        return _only_math(q, k, v, dropout_p)
-    finally:
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)  # PyTorch's default, for when sdpa takes math
-
-
-_only_math = only(SDPBackend.MATH)
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
@@ -94,14 +103,20 @@ def _compiled_flex(dynamic):
     return torch.compile(flex_attention, dynamic=dynamic)
 
 
+SDPA = {
+    "math": SDPBackend.MATH,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
 ATTENTION = {
     "manual": manual,
-    "math": math,
-    "efficient": only(SDPBackend.EFFICIENT_ATTENTION),
-    "flash": only(SDPBackend.FLASH_ATTENTION),
-    "cudnn": only(SDPBackend.CUDNN_ATTENTION),
+    **{name: only(backend) for name, backend in SDPA.items()},
     "flex": flex,
     "sdpa": sdpa,
+    "masked": masked,
 }
 
-KERNELS = [name for name in ATTENTION if name != "sdpa"]  # sdpa is one of the others
+KERNELS = [name for name in ATTENTION if name not in ("sdpa", "masked")]  # those two are one of the others
+
+MASKED = {f"{name}, masked": only(backend, _with_mask) for name, backend in SDPA.items()}  # what a mask costs each

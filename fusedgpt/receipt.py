@@ -42,7 +42,7 @@ def _is_attention(op):
 
 def contradiction(name: str, receipt: dict[str, list[str]], case: Case) -> str | None:
     """Why `receipt` shows another kernel than the one called `name`, in one phrase; None if it agrees."""
-    if name in ("sdpa", "auto"):  # no kernel was named
+    if name in ("sdpa", "masked", "auto"):  # no kernel was named
         return None
     if name == "manual" or (name == "flex" and case.device.type == "cpu"):  # flex's C++ kernels have no name to see
         allowed = {"forward": [_UNFUSED], "backward": [_UNFUSED]}

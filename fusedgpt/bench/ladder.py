@@ -27,7 +27,7 @@ ARTICLE = {"manual": 143, "math": 134, "efficient": 119, "flash": 113, PADDED: 8
 RUNGS = {
     "manual, float32, eager": {"attention": "manual", "vocab_multiple": 1, "dtype": "float32", "compile": False},
     "manual, eager": {"attention": "manual", "vocab_multiple": 1, "compile": False},
-    **{name: {"attention": name, "vocab_multiple": 1} for name in ("manual", "math", "efficient", "flash")},
+    **{name: {"attention": name, "vocab_multiple": 1} for name in ("manual", "math", "efficient", "flash", "masked")},
     PADDED: {"attention": "flash", "vocab_multiple": 64},
     **{f"{n} + padded vocabulary": {"attention": n, "vocab_multiple": 64} for n in ("cudnn", "flex", "auto")},
     f"{PADDED}, eager": {"attention": "flash", "vocab_multiple": 64, "compile": False},

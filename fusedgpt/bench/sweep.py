@@ -65,7 +65,7 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
         for T in lengths
         for nh, hs in settings.heads(s.heads)
         for direction in ("forward", "forward + backward")
-        for name in KERNELS
+        for name in (*KERNELS, "masked")
         if name != "flex" or T in COMPILED_AT
     ]
     trained = [T for T in lengths if _power_of_two(T) and T <= LONGEST_TRAINED]

@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusedgpt import kernels, parity
-from fusedgpt.attention import ATTENTION
+from fusedgpt.attention import ATTENTION, MASKED
 from fusedgpt.case import Case
 from tests.conftest import GPU
 
@@ -18,14 +18,14 @@ LENGTHS = (1, 7, 64, 127, 192, 1024)
 HEAD_SIZES = (32, 64, 128)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EVERYWHERE = [
-    *((name, "cpu") for name in ("manual", "math", "flash", "sdpa")),
+    *((name, "cpu") for name in ("manual", "math", "flash", "sdpa", "masked")),
     *(pytest.param(name, *GPU.values, marks=GPU.marks) for name in ATTENTION),
 ]
 
 
 def skip_refused(name, device, dtype, T=64, hs=64):
     reason = kernels.refusal(name, Case((1, 1, T, hs), torch.device(device), dtype))
-    if reason and name not in ("manual", "math", "sdpa"):  # those run everywhere
+    if reason and name not in ("manual", "math", "sdpa", "masked"):  # those run everywhere
         pytest.skip(f"{name} on {device}, {dtype}: {reason}")
 
 
@@ -83,7 +83,7 @@ def test_fewer_queries_than_keys_see_what_came_before(name, device, T):
     assert error <= parity.TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("name", ["manual", "math", "sdpa"])
+@pytest.mark.parametrize("name", ["manual", "math", "sdpa", "masked"])
 def test_dropout_drops_and_keeps_the_mean(name):
     torch.manual_seed(0)
     q, k, v, _ = Case((8, 4, 64, 16), CPU, torch.float32, backward=False).inputs()
@@ -102,17 +102,31 @@ def test_scaling_after_the_product_overflows_in_float16_and_the_kernels_do_not()
         torch.testing.assert_close(ATTENTION[name](q, q, v), v)
 
 
-class SeesCuDNN(TorchFunctionMode):
-    """Notes at each call of scaled_dot_product_attention whether PyTorch might pick cuDNN for it."""
+class CallsOfSDPA(TorchFunctionMode):
+    """Notes of each call of scaled_dot_product_attention its options, and whether PyTorch might pick cuDNN for it."""
 
     def __init__(self):
         super().__init__()
-        self.enabled = []
+        self.options, self.cudnn = [], []
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is torch.nn.functional.scaled_dot_product_attention:
-            self.enabled.append(torch.backends.cuda.cudnn_sdp_enabled())
+            self.options.append(kwargs)
+            self.cudnn.append(torch.backends.cuda.cudnn_sdp_enabled())
         return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("T", [1, 3, 5])
+@pytest.mark.parametrize("attend", [ATTENTION["masked"], MASKED["math, masked"], MASKED["flash, masked"]])
+def test_masked_gives_sdpa_a_mask_and_no_flag(attend, T):
+    # a mask aligned to the top left, or is_causal beside it, would be another computation
+    q, k, v, _ = Case((1, 1, 5, 8), CPU, torch.float32, backward=False).inputs()
+    with CallsOfSDPA() as saw:
+        y = attend(q[:, :, -T:], k, v)
+    (options,) = saw.options
+    assert not options.get("is_causal")
+    assert options["attn_mask"].tolist() == [[key <= 5 - T + query for key in range(5)] for query in range(T)]
+    torch.testing.assert_close(y.double(), parity.reference(q[:, :, -T:], k, v)[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -120,6 +134,7 @@ class SeesCuDNN(TorchFunctionMode):
     ("name", "device", "T", "allowed"),
     [
         ("sdpa", "cuda", 1, False),
+        ("masked", "cuda", 1, False),
         ("sdpa", "cuda", 64, True),
         ("cudnn", "cuda", 1, True),
         ("sdpa", "cpu", 1, True),  # there is no cuDNN, and the context would cost 10 µs a call
@@ -134,7 +149,7 @@ def test_cudnn_is_not_picked_for_queries_after_a_cache_unless_it_is_named(name, 
 
         return run
 
-    saw, attend = SeesCuDNN(), ATTENTION[name]
+    saw, attend = CallsOfSDPA(), ATTENTION[name]
     with FakeTensorMode(allow_non_fake_inputs=True):
         q, k = (torch.empty(1, 2, length, 64, device=device, dtype=torch.bfloat16) for length in (T, 64))
         y = (
@@ -142,7 +157,7 @@ def test_cudnn_is_not_picked_for_queries_after_a_cache_unless_it_is_named(name, 
             if compiled
             else watched(attend, None)(q, k, k)
         )
-    assert y.shape == q.shape and set(saw.enabled) == {allowed}
+    assert y.shape == q.shape and set(saw.cudnn) == {allowed}
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
 

@@ -30,7 +30,9 @@ def test_refused_with_the_reason_on_a_cpu(name, dropout, backward, reason):
     assert "can be manual, math" in str(raised.value)  # what would run instead
 
 
-@pytest.mark.parametrize(("name", "dropout"), [("manual", 0.1), ("math", 0.1), ("flash", 0.0), ("sdpa", 0.1)])
+@pytest.mark.parametrize(
+    ("name", "dropout"), [("manual", 0.1), ("math", 0.1), ("flash", 0.0), ("sdpa", 0.1), ("masked", 0.1)]
+)
 def test_permitted_on_a_cpu(name, dropout):
     case = Case(SHAPE, CPU, torch.float32, dropout)
     kernels.require(name, case)

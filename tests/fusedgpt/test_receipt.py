@@ -33,7 +33,8 @@ def watch(name, case=TRAINING, compiled=False):
 
 
 @pytest.mark.parametrize(
-    ("name", "seen"), [("manual", "unfused"), ("math", "math"), ("flash", "flash"), ("sdpa", "flash")]
+    ("name", "seen"),
+    [("manual", "unfused"), ("math", "math"), ("flash", "flash"), ("sdpa", "flash"), ("masked", "flash")],
 )
 def test_receipt_names_the_kernel_that_ran(name, seen):
     # K1: a silent fall-back to math
@@ -83,6 +84,7 @@ def test_contradiction_is_found():
     assert receipt.contradiction("flash", mixed, FORWARD) is None
     assert "saw flash" in receipt.contradiction("math", flash, TRAINING)
     assert receipt.contradiction("sdpa", mixed, TRAINING) is None
+    assert receipt.contradiction("masked", unfused, TRAINING) is None
 
 
 def test_a_gpu_must_show_flex():

@@ -54,6 +54,7 @@ def test_each_rung_changes_one_thing():
         "math": "manual",
         "efficient": "manual",
         "flash": "manual",
+        "masked": "manual",
         "flash + padded vocabulary": "flash",
         "cudnn + padded vocabulary": "flash + padded vocabulary",
         "flex + padded vocabulary": "flash + padded vocabulary",

@@ -1,11 +1,16 @@
 """Numerics: the article's appendix, overflow in float16, and the report."""
 
+import warnings
+
 import pytest
 import torch
 
 from fusedgpt import parity
+from fusedgpt.attention import ATTENTION
 from fusedgpt.bench import numerics
+from fusedgpt.bench.proof import ParityError
 from fusedgpt.case import Case
+from fusedgpt.errors import UserError
 from tests.fusedgpt.bench.small import run, settings
 
 CPU = torch.device("cpu")
@@ -37,7 +42,35 @@ def test_the_articles_appendix(tmp_path, data):
 def test_numerics_to_its_report(tmp_path, data):
     row = run("numerics", tmp_path, data, only="float32")[0]
     text = (tmp_path / "results" / "numerics" / "report.md").read_text()
-    assert "| efficient | refused |" in text
+    assert "| efficient | refused |" in text and "| efficient, masked | refused |" in text
     assert "| scaled before = math | float32 | yes | yes | yes | 0.0e+00 |" in text
     assert (tmp_path / "results" / "numerics" / "errors.png").exists()
     assert row["samples"] == 2 and row["peak_memory"] >= 0 and row["kernel"]["forward"] == ["unfused"]
+
+
+def test_a_mask_costs_and_is_refused_as_a_row_of_its_own(tmp_path, data, monkeypatch):
+    s, spec = settings("numerics", tmp_path, data), {"inputs": "ordinary", "dtype": "float32"}
+    for path, kernel in (("math, masked", "math"), ("flash, masked", "flash")):
+        row = numerics.measure({**spec, "path": path}, s, CPU, tmp_path)
+        assert row["kernel"]["forward"] == [kernel] and row["errors"].keys() == {"y", "dq", "dk", "dv"}
+    with pytest.raises(UserError, match="on GPUs only"):
+        numerics.measure({**spec, "path": "cudnn, masked"}, s, CPU, tmp_path)
+
+    def takes_no_mask(q, k, v, dropout_p=0.0):
+        warnings.warn("Flash Attention does not support non-null attn_mask.", stacklevel=1)
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    monkeypatch.setitem(numerics.PATHS, "flash, masked", takes_no_mask)  # as on a GPU
+    with pytest.raises(UserError, match=r"^Flash Attention does not support non-null attn_mask$"):
+        numerics.measure({**spec, "path": "flash, masked"}, s, CPU, tmp_path)
+
+
+def test_gradients_of_a_masked_kernel_are_compared_where_they_have_been_wrong(tmp_path, data, monkeypatch):
+    # K6: with a mask cuDNN's dq was NaN at T % 128 == 64, which 256 tokens do not show
+    def wrong_at_64(q, k, v, dropout_p=0.0):
+        return ATTENTION["math"](q, k, v) * (torch.nan if q.size(-2) % 128 == 64 else 1.0)
+
+    monkeypatch.setitem(numerics.PATHS, "math, masked", wrong_at_64)
+    s, spec = settings("numerics", tmp_path, data), {"inputs": "ordinary", "dtype": "float32"}
+    with pytest.raises(ParityError, match="at 192 tokens"):
+        numerics.measure({**spec, "path": "math, masked"}, s, CPU, tmp_path)
