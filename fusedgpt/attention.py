@@ -15,6 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from fusedgpt import flash_impl
+
 
 def manual(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
     """Hand-written: holds every score in memory. Scales after the product, as the articles' baseline does."""
@@ -36,6 +38,7 @@ def masked(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
 
 
 def _picked(attend, q, k, v, dropout_p):
+    flash_impl.use(None)
     if q.is_cuda and q.size(-2) < k.size(-2):
         # cuDNN, PyTorch's first choice on Hopper, would build a plan for every length of the cache
         with sdpa_kernel(_ALL_BUT_CUDNN):
@@ -65,10 +68,16 @@ def _visible(q, k):
     return torch.ones(T, Tk, dtype=torch.bool, device=q.device).tril(Tk - T)
 
 
-def only(backend: SDPBackend, attend: Callable[..., Tensor] = _with_flag) -> Callable[..., Tensor]:
-    """SDPA restricted to one kernel: it runs, or PyTorch raises, because no other is left to fall back to."""
+def only(
+    backend: SDPBackend, attend: Callable[..., Tensor] = _with_flag, version: str | None = None
+) -> Callable[..., Tensor]:
+    """SDPA restricted to one kernel: it runs, or PyTorch raises, because no other is left to fall back to.
+
+    version: of FlashAttention, as flash_impl.use takes it.
+    """
 
     def forced(q, k, v, dropout_p=0.0):
+        flash_impl.use(version)
         # unless this is allowed, PyTorch since 2.5 computes `math` in float32, whatever the dtype: another experiment
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
         try:
@@ -112,6 +121,8 @@ SDPA = {
 ATTENTION = {
     "manual": manual,
     **{name: only(backend) for name, backend in SDPA.items()},
+    "flash3": only(SDPBackend.FLASH_ATTENTION, version="FA3"),
+    "flash4": only(SDPBackend.FLASH_ATTENTION, version="FA4"),
     "flex": flex,
     "sdpa": sdpa,
     "masked": masked,

@@ -9,12 +9,14 @@ from dataclasses import replace
 
 import torch
 
-from fusedgpt import parity, timing
+from fusedgpt import flash_impl, parity, timing
 from fusedgpt.attention import ATTENTION, KERNELS
 from fusedgpt.case import Attend, Case
 from fusedgpt.device import autocast, dtype_name
 from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.receipt import contradiction, observe
+
+GPU_ONLY = {"efficient", "cudnn", *flash_impl.PACKAGES}
 
 
 def choose(name: str, *cases: Case, before: str | None = None) -> tuple[str, dict]:
@@ -56,7 +58,7 @@ def refusal(name: str, case: Case) -> str | None:
         return "PyTorch has no backward of FlexAttention on a CPU"
     if name == "flex" and case.dropout > 0:
         return "FlexAttention has no dropout"
-    if name in ("efficient", "cudnn") and case.device.type == "cpu":
+    if name in GPU_ONLY and case.device.type == "cpu":
         return "PyTorch has this kernel on GPUs only"
     probe = replace(case, shape=(1, 1, *case.shape[2:]))
     attend, inputs, results = as_run(name, probe), probe.inputs(), []
@@ -71,8 +73,10 @@ def refusal(name: str, case: Case) -> str | None:
             receipt = observe(step)
             if torch.are_deterministic_algorithms_enabled():
                 step()
-        except RuntimeError as error:
-            return reasons(caught, error)
+        except Exception as error:  # a package's kernel can raise anything
+            reason = flash_impl.explained(name, error, reasons(caught, error))
+            only_forward = case.backward and not refusal(name, replace(case, backward=False))
+            return f"it runs forward, but not backward: {reason}" if only_forward else reason
     if len(results) == 2 and not all(torch.equal(a, b) for a, b in zip(*results)):
         return "it is not deterministic: two runs gave different gradients"
     return contradiction(name, receipt, case)
@@ -88,7 +92,7 @@ def as_run(name: str, case: Case) -> Attend:
     return attend
 
 
-def reasons(caught: list[warnings.WarningMessage], error: RuntimeError) -> str:
+def reasons(caught: list[warnings.WarningMessage], error: Exception) -> str:
     """Why a kernel raised `error`, in one phrase. PyTorch explains its refusals in warnings, which were `caught`."""
     if not any(sign in str(error) for sign in ("No available kernel", "No viable backend")):
         caught = ()  # another kind of error: the warnings are about something else

@@ -7,6 +7,9 @@ from fusedgpt.case import Case
 from fusedgpt.profiler import profile
 
 _FUSED = ("flash", "efficient", "cudnn", "flex")
+# FlashAttention-3 has operators of its own, FlashAttention-4 device kernels that are named after its module
+_PACKAGED = {"flash3": "flash_attn_3::", "flash4": "flash_attncute"}
+_ENTRANCE = "aten::_scaled_dot_product_flash_attention"  # of all three
 _UNFUSED = ["unfused"]
 
 
@@ -17,16 +20,22 @@ def observe(step: Callable[[], object], trace: pathlib.Path | None = None) -> di
     attention kernel was seen, only matrix products and a softmax: what `manual` does, and `math` once it is compiled.
     'ops' are all operators and device kernels with attention in their names, as the profiler spells them. The whole
     profile is written to the file `trace`, if given, for ui.perfetto.dev.
+
+    Evidence of 'flash3' is an operator of its package, flash_attn_3::…; of 'flash4' a device kernel named after its
+    module, …flash_attncute…. Both are entered through PyTorch's flash operator: seen alone, that is 'flash', version 2.
     """
     profiled = profile(step)
     if trace:
         trace.parent.mkdir(parents=True, exist_ok=True)
         profiled.export_chrome_trace(str(trace))
     ops = sorted({event.key for event in profiled.key_averages() if _is_attention(event.key)})
+    packaged = {(name, "bwd" in op) for op in ops for name, sign in _PACKAGED.items() if sign in op}
+    replaced = {backward for _, backward in packaged}
     # judged by PyTorch's operators, not by device kernels: cuDNN's kernels have "flash" in their names.
     # FlexAttention has no operator of its own, only Triton kernels with "flex" in their names
     named = [op for op in ops if op.startswith("aten::") or "flex" in op]
-    fused = {(name, "backward" in op) for op in named for name in _FUSED if name in op}
+    named = [op for op in named if not (op.startswith(_ENTRANCE) and ("backward" in op) in replaced)]
+    fused = packaged | {(name, "backward" in op) for op in named for name in _FUSED if name in op}
     forward = sorted(name for name, backward in fused if not backward)
     if not forward:
         forward = ["math"] if any("_attention_math" in op for op in ops) else _UNFUSED
@@ -36,7 +45,7 @@ def observe(step: Callable[[], object], trace: pathlib.Path | None = None) -> di
 def _is_attention(op):
     # autograd's wrappers only repeat the operator's name
     return not op.startswith("autograd::") and any(
-        word in op.lower() for word in ("_attention", "flash_fwd", "flash_bwd", "fmha", "_sdpa")
+        word in op.lower() for word in ("_attention", "flash_attn", "flash_fwd", "flash_bwd", "fmha", "_sdpa")
     )
 
 

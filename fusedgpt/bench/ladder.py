@@ -29,7 +29,10 @@ RUNGS = {
     "manual, eager": {"attention": "manual", "vocab_multiple": 1, "compile": False},
     **{name: {"attention": name, "vocab_multiple": 1} for name in ("manual", "math", "efficient", "flash", "masked")},
     PADDED: {"attention": "flash", "vocab_multiple": 64},
-    **{f"{n} + padded vocabulary": {"attention": n, "vocab_multiple": 64} for n in ("cudnn", "flex", "auto")},
+    **{
+        f"{n} + padded vocabulary": {"attention": n, "vocab_multiple": 64}
+        for n in ("cudnn", "flash3", "flash4", "flex", "auto")
+    },
     f"{PADDED}, eager": {"attention": "flash", "vocab_multiple": 64, "compile": False},
     "manual, again": {"attention": "manual", "vocab_multiple": 1},  # shows how much the machine itself drifts
 }

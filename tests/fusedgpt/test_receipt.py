@@ -59,9 +59,24 @@ def test_compiling_changes_no_kernel(name):
     assert saw["forward"] == ["unfused" if name == "manual" else "flash"]
 
 
-def test_cudnns_own_kernel_names_are_not_taken_for_flash(monkeypatch):
-    seen = ["aten::_scaled_dot_product_cudnn_attention", "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma"]
-    seen += ["aten::_scaled_dot_product_cudnn_attention_backward", "cudnn_generated_fort_native_sdpa_sm90_flash_bprop"]
+SDPA = "aten::_scaled_dot_product"
+CUDNN = "cudnn_generated_fort_native_sdpa_sm90_flash"
+CUTE = "kernel_cutlass_kernel_flash_attncuteflash"
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "backward"),
+    [
+        ("cudnn", [f"{SDPA}_cudnn_attention", f"{CUDNN}_fprop_wgmma"], [f"{CUDNN}_bprop"]),  # not flash
+        ("flash", [f"{SDPA}_flash_attention", "aten::_flash_attention_forward"], ["aten::_flash_attention_backward"]),
+        ("flash3", [f"{SDPA}_flash_attention", "flash_attn_3::fwd"], ["flash_attn_3::bwd"]),
+        ("flash4", [f"{SDPA}_flash_attention", f"{CUTE}_fwd_sm90Flash"], [f"{CUTE}_bwd_sm90Flash"]),
+        # as flash-attention#2564 renames them
+        ("flash4", [f"{SDPA}_flash_attention", f"flash_fwd_sm90_{CUTE}_fwd"], [f"flash_bwd_sm90_{CUTE}_bwd"]),
+    ],
+)
+def test_names_seen_on_a_gpu_are_told_apart(monkeypatch, name, forward, backward):
+    seen = [*forward, f"{forward[0]}_backward", *backward]
 
     class Profile(contextlib.nullcontext):
         def __enter__(self):
@@ -71,7 +86,9 @@ def test_cudnns_own_kernel_names_are_not_taken_for_flash(monkeypatch):
             return [types.SimpleNamespace(key=key) for key in seen]
 
     monkeypatch.setattr(torch.profiler, "profile", lambda activities: Profile())
-    assert receipt.observe(lambda: None) == {"forward": ["cudnn"], "backward": ["cudnn"], "ops": sorted(seen)}
+    assert receipt.observe(lambda: None) == {"forward": [name], "backward": [name], "ops": sorted(seen)}
+    seen.append("aten::_flash_attention_forward")  # a layer that ran PyTorch's own flash is not hidden
+    assert "flash" in receipt.observe(lambda: None)["forward"]
 
 
 def test_contradiction_is_found():

@@ -21,8 +21,9 @@ KEYS = ("part", "heads", "pass", "T", "attention")  # what identifies a row
 
 
 def test_the_sweep_alone_and_end_to_end(tmp_path, data):
-    got = run("sweep", tmp_path, data, only="manual,flash")
-    assert all(row["status"] == "measured" for row in got), got
+    rows = run("sweep", tmp_path, data, only="manual,flash")
+    got = [row for row in rows if row["status"] == "measured"]
+    assert {row["attention"] for row in rows if row not in got} == {"flash3", "flash4"}, rows  # on GPUs only
     alone = [row for row in got if row["part"] == "attention"]
     assert len(alone) == 2 * 2 * 2 and len(got) == len(alone) + 4  # lengths, directions, kernels; and training
     for row in alone:

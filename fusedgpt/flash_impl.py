@@ -1,0 +1,44 @@
+"""Which FlashAttention PyTorch's flash kernel is: its own, which is version 2, or version 3 or 4 of a package."""
+
+import importlib.metadata
+import warnings
+
+import torch
+from torch.nn import attention
+
+PACKAGES = {"flash3": "flash-attn-3", "flash4": "flash-attn-4"}
+
+
+@torch.compiler.assume_constant_result  # so that a model that is compiled calls it while it is traced
+def use(version: str | None) -> None:
+    """Make FlashAttention "FA3" or "FA4" the flash kernel of the whole process, or PyTorch's own again (None).
+
+    Raises what the package raises; ImportError if it is not installed.
+    """
+    if attention.current_flash_attention_impl() == version:
+        return
+    if not version:
+        attention.restore_flash_attention_impl()
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, which is what was asked for
+        attention.activate_flash_attention_impl(version)
+
+
+def explained(name: str, error: Exception, reason: str) -> str:
+    """`reason`, why the attention `name` raised `error`, with what is known of its package."""
+    if name in PACKAGES and isinstance(error, ImportError):
+        return f"the package {PACKAGES[name]} cannot be imported: {reason}"
+    if name == "flash4" and "values to unpack" in reason:
+        return (
+            f"flash-attn-4 {_installed('flash-attn-4')} does not fit PyTorch {torch.__version__}: {reason}. PyTorch was"
+            " built against 4.0.0b17; from 4.0.0b19 on the kernels return more values (pytorch/pytorch#190212)"
+        )
+    return reason
+
+
+def _installed(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # it is on sys.path without having been installed
+        return "of unknown version"
