@@ -5,6 +5,7 @@ A kernel that was named either runs or the program ends with the reason; nothing
 
 import contextlib
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -73,7 +74,9 @@ def refusal(name: str, case: Case) -> str | None:
             receipt = observe(step)
             if torch.are_deterministic_algorithms_enabled():
                 step()
-        except Exception as error:  # a package's kernel can raise anything
+        except torch.AcceleratorError:  # the GPU itself has crashed: nothing else would run on it either
+            raise
+        except Exception as error:  # a kernel, its compiler or its package refuses with a type of its own
             reason = flash_impl.explained(name, error, reasons(caught, error))
             only_forward = case.backward and not refusal(name, replace(case, backward=False))
             return f"it runs forward, but not backward: {reason}" if only_forward else reason
@@ -92,7 +95,7 @@ def as_run(name: str, case: Case) -> Attend:
     return attend
 
 
-def reasons(caught: list[warnings.WarningMessage], error: Exception) -> str:
+def reasons(caught: Iterable[warnings.WarningMessage], error: Exception) -> str:
     """Why a kernel raised `error`, in one phrase. PyTorch explains its refusals in warnings, which were `caught`."""
     if not any(sign in str(error) for sign in ("No available kernel", "No viable backend")):
         caught = ()  # another kind of error: the warnings are about something else
@@ -126,7 +129,8 @@ def _trial(name, case, *others):
         inputs = case.inputs()
         ms = timing.samples(lambda: case.run(attend, *inputs), case.device, count=10, warmup=3)
         return trial | timing.summary(ms)
-    except RuntimeError as error:
-        if not out_of_memory(error):
-            raise
-        return trial | {"refused": "out of memory at this shape"}
+    except torch.AcceleratorError:  # the GPU has crashed, for every other kernel too
+        raise
+    except Exception as error:
+        full = out_of_memory(error)
+        return trial | {"refused": f"{'out of memory' if full else reasons((), error)} at this shape"}

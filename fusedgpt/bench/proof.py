@@ -61,8 +61,8 @@ def refusals() -> Iterator[None]:
         warnings.simplefilter("always")
         try:
             yield
-        except RuntimeError as error:
-            if out_of_memory(error) or isinstance(error, torch.AcceleratorError):
+        except (RuntimeError, ValueError, AssertionError) as error:  # of any other type it is a mistake of this project
+            if out_of_memory(error) or isinstance(error, (torch.AcceleratorError, UserError)):
                 raise
             raise UserError(kernels.reasons(caught, error)) from error
 

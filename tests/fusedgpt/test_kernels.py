@@ -92,13 +92,39 @@ def test_one_query_after_many_keys_is_probed_too():
     assert kernels.refusal("flash", one_token) is None
 
 
-def test_an_error_without_a_message_is_a_refusal_too(monkeypatch):
-    # an empty reason used to count as permitted
-    def broken(q, k, v, dropout_p=0.0):
-        raise RuntimeError
+RAISED = [RuntimeError("no such kernel."), RuntimeError(), ValueError("not on MPS\nStack: …"), AssertionError()]
+RAISED += [NotImplementedError("NYI"), torch._dynamo.exc.FailOnRecompileLimitHit("8 times"), ImportError("no triton")]
+PHRASES = ["no such kernel", "RuntimeError", "not on MPS", "AssertionError", "NYI", "8 times", "no triton"]
 
-    monkeypatch.setattr(kernels, "ATTENTION", {**ATTENTION, "manual": broken})
-    assert kernels.refusal("manual", Case(SHAPE, CPU, torch.float32)) == "RuntimeError"
+
+@pytest.mark.parametrize(("raised", "phrase"), [*zip(RAISED, PHRASES)], ids=repr)
+def test_what_a_kernel_raises_is_its_refusal(raised, phrase, monkeypatch):
+    # FlexAttention on MPS raises ValueError, which ended a run with auto; an empty reason used to count as permitted
+    def broken(q, k, v, dropout_p=0.0):
+        if q.size(0) >= smallest[0]:
+            raise raised
+        return ATTENTION["manual"](q, k, v)
+
+    smallest = [1]
+    monkeypatch.setattr(kernels, "ATTENTION", {"flash": ATTENTION["flash"], "manual": broken})
+    monkeypatch.setattr(kernels, "KERNELS", ["flash", "manual"])
+    assert kernels.refusal("manual", TRAINING) == phrase
+    assert kernels.fastest(TRAINING)[1]["manual"]["refused"] == phrase
+    smallest = [2]  # permitted on one sequence, but not at full size
+    name, trials = kernels.fastest(TRAINING)
+    assert name == "flash" and trials["manual"]["refused"] == f"{phrase} at this shape"
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, torch.AcceleratorError("CUDA error: an illegal access")])
+def test_ctrl_c_and_a_crashed_gpu_are_no_refusal(raised, monkeypatch):
+    def ends(q, k, v, dropout_p=0.0):
+        if q.size(0) > 1 or raised is KeyboardInterrupt:
+            raise raised
+        return ATTENTION["manual"](q, k, v)
+
+    monkeypatch.setattr(kernels, "ATTENTION", {**ATTENTION, "manual": ends})
+    with pytest.raises((KeyboardInterrupt, torch.AcceleratorError)):
+        kernels.fastest(TRAINING)
 
 
 def test_auto_without_any_kernel_left_is_one_sentence(monkeypatch):

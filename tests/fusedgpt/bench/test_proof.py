@@ -6,6 +6,7 @@ import torch
 from fusedgpt import parity
 from fusedgpt.bench import proof, rows
 from fusedgpt.case import Case
+from fusedgpt.errors import UserError
 
 
 def test_not_a_number_fails_parity():
@@ -22,6 +23,31 @@ def test_a_crashed_gpu_is_no_refusal():
             raise error
 
     assert rows.attempt(crash, {"rung": "a"}, lambda: 1.0)["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    "raised", [ValueError("not on MPS"), AssertionError("not on MPS"), NotImplementedError("not on MPS")]
+)
+def test_what_a_kernel_raises_is_a_refused_row(raised):
+    # "failed" is tried again by every later run, and a ValueError was
+    def refuse(spec):
+        with proof.refusals():
+            raise raised
+
+    row = rows.attempt(refuse, {"rung": "a"}, lambda: 1.0)
+    assert (row["status"], row["reason"]) == ("refused", "not on MPS")
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"),
+    [(KeyError("x"), "failed"), (UserError("n"), "refused"), (proof.ParityError("e"), "parity failed")],
+)
+def test_refusals_leave_other_ends_as_they_are(raised, status):
+    def end(spec):
+        with proof.refusals():
+            raise raised
+
+    assert rows.attempt(end, {"rung": "a"}, lambda: 1.0)["status"] == status
 
 
 def test_tflops_by_hand():
