@@ -16,6 +16,9 @@ def seed(*stream: int | str) -> None:
 
 
 def require_deterministic() -> None:
-    """From here on, PyTorch raises an error for every operation that is not deterministic."""
+    """From here on, PyTorch raises an error for every operation that is not deterministic.
+
+    Inductor then chooses no kernel by timing it, because a choice that varies changes the rounding.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
     torch.use_deterministic_algorithms(True)
