@@ -18,13 +18,10 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import tyro
-
 from fusedgpt.errors import UserError, first_line, shown
 
 COMMAND_LINE = "the command line"
 LARGEST = 2**63 - 1  # PyTorch's and numpy's whole numbers end there
-PLAIN = (tyro.conf.FlagConversionOff,)  # --flag=True, not --flag and --no-flag
 
 
 def configure(
@@ -102,6 +99,8 @@ def _set(settings, name, value, where):
         new = _read(str(value), field)
         if where != COMMAND_LINE and new != value:  # in a file, steps = "5" is a mistake all the same
             raise ValueError
+    except ImportError:  # tyro is missing: no fault of the value
+        raise
     except (Exception, SystemExit) as error:  # a file's value may be of any class, whose methods do anything
         raise UserError(f"{refused} {_allowed(field.type)}") from error
     if isinstance(new, int) and abs(new) > LARGEST:
@@ -113,12 +112,14 @@ def _set(settings, name, value, where):
 
 def _read(text, field):
     """`text` as tyro reads it for a field. Raises ValueError if it does not fit."""
+    import tyro
+
     # a parser for all fields is slow to build, and help that is not given is looked for in source files
     annotation = typing.Annotated[field.type, tyro.conf.arg(help="-")]
     alone = dataclasses.make_dataclass("Alone", [(field.name, annotation)])
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            read = tyro.cli(alone, args=[f"--{field.name}={text}"], use_underscores=True, config=PLAIN)
+            read = tyro.cli(alone, args=[f"--{field.name}={text}"], use_underscores=True, config=_plain())
     except SystemExit as error:
         raise ValueError(text) from error
     return getattr(read, field.name)
@@ -147,6 +148,8 @@ def _allowed(annotation):
 
 def _without(settings, unused):
     """A copy of `settings` whose --help hides the fields in `unused`."""
+    import tyro
+
     hidden = [
         (f.name, tyro.conf.Suppress[f.type], dataclasses.field(default=f.default))
         for f in dataclasses.fields(settings)
@@ -165,6 +168,13 @@ def subclass(fields: list[tuple], *bases: type) -> type:
 
 
 def _print_help(settings, description):
-    tyro.cli(
-        type(settings), args=["--help"], default=settings, use_underscores=True, config=PLAIN, description=description
-    )
+    import tyro
+
+    options = dict(default=settings, use_underscores=True, config=_plain(), description=description)
+    tyro.cli(type(settings), args=["--help"], **options)
+
+
+def _plain():
+    import tyro
+
+    return (tyro.conf.FlagConversionOff,)  # --flag=True, not --flag and --no-flag

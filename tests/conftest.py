@@ -21,6 +21,8 @@ OFFLINE_BPE = ROOT.parent / "shared" / "data" / "tiktoken_cache"  # where it is,
 if OFFLINE_BPE.exists():
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(OFFLINE_BPE))
 
+NEEDED_BY = {"train.py": ["tyro"], "sample.py": ["tyro"], "bench.py": ["tyro"], "tests/save_cost.py": ["tyro"]}
+NEEDED_BY |= {"data/openwebtext/prepare.py": ["datasets"]}
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 ON_GPU_TOO = [("cpu", "float32"), *(pytest.param(*GPU.values, d, marks=GPU.marks) for d in ("bfloat16", "float16"))]
 
@@ -80,12 +82,18 @@ def run(out_dir, data, **settings):
 
 
 def flags(settings):
-    """The command line that asks for `settings`."""
+    """The command line that asks for `settings`, to a script that can read it here."""
+    pytest.importorskip("tyro")
     return [f"--{name}={value}" for name, value in vars(settings).items() if value is not None]
 
 
 def script(name, *args, check=True, prefix=(), **env):
-    """Run a script of the project as a user does; the finished process with its text output."""
+    """Run a script of the project as a user does; the finished process with its text output.
+
+    A test is skipped if the script needs a package that is not here.
+    """
+    for needs in NEEDED_BY.get(str(name), ()):
+        pytest.importorskip(needs)
     command = [*(prefix or [sys.executable]), name, *args]
     environment = {**os.environ, **env}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)

@@ -11,6 +11,8 @@ from fusedgpt.errors import UserError
 from tests.conftest import ROOT, fails, script
 from tests.fusedgpt.bench.small import rows_of, run, settings
 
+pytest.importorskip("tyro")  # reads the command line
+
 
 def test_presets_are_the_articles_on_a_gpu_and_small_on_a_cpu():
     gpu, cpu = (
@@ -178,8 +180,10 @@ def test_every_kind_on_a_gpu(tmp_path, data, kind):
     assert not [row for row in got if row["status"] == "failed"]
     sure = ("manual", "math", "efficient", "flash", "eager")
     for row in got:
-        if (row.get("rung") or row.get("path") or row.get("attention")) in sure:
-            assert row["status"] == "measured", row
+        name = row.get("rung") or row.get("path") or row.get("attention")
+        if name in sure:
+            no_float32 = name == "flash" and row.get("dtype") == "float32"  # FlashAttention is for 16 bits
+            assert row["status"] == ("refused" if no_float32 else "measured"), row
 
 
 @pytest.mark.parametrize(

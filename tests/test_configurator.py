@@ -13,6 +13,8 @@ from configurator import configure
 from fusedgpt.errors import UserError
 from tests.conftest import ROOT, script
 
+pytest.importorskip("tyro")
+
 
 @dataclasses.dataclass
 class Settings:

@@ -143,6 +143,7 @@ def copy(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ran(copy):
     """{command: (exit status, output)} of every command that one process can run."""
+    pytest.importorskip("tyro")  # reads the command lines
     python = [command for command in COMMANDS if command.split()[0] == "python" and not why_not(command)]
     runs = {command: shortened(command) for command in python}
     before = [

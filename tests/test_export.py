@@ -26,9 +26,8 @@ def test_export_has_the_same_logits_without_padding(small_run, tmp_path):
         torch.testing.assert_close(back(idx, idx)[0], logits, rtol=1e-5, atol=1e-5)
     assert "name a run and a folder" in fails("export.py")
     assert "python export.py OUT_DIR FOLDER" in script("export.py", "--help").stdout
-    sampled = script(
-        "sample.py", f"--init_from={tmp_path / 'hf'}", "--start=!", "--num_samples=1", "--max_new_tokens=5"
-    )
+    ask = ["--device=cpu", "--start=!", "--num_samples=1", "--max_new_tokens=5"]
+    sampled = script("sample.py", f"--init_from={tmp_path / 'hf'}", *ask)
     assert len(sampled.stdout.splitlines()[1]) == 6  # in the run's own characters
     (tmp_path / "file").write_text("")
     assert "is a file" in fails("export.py", str(small_run), str(tmp_path / "file"))

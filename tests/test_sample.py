@@ -96,6 +96,7 @@ def test_a_prompt_from_a_file(run, capsys, tmp_path):
 
 
 def test_text_comes_as_it_is_produced(run):
+    pytest.importorskip("tyro")
     command = [
         sys.executable,
         "sample.py",
@@ -143,7 +144,8 @@ def test_gpt2_from_a_hugging_face_folder(tmp_path):
     if reason := why_no_bpe():
         pytest.skip(reason)
     hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=32, vocab_size=50257)
-    done = script("sample.py", f"--init_from={tmp_path}", "--num_samples=1", "--max_new_tokens=8", "--start=Hello")
+    short = ("--num_samples=1", "--max_new_tokens=8", "--start=Hello")
+    done = script("sample.py", f"--init_from={tmp_path}", "--device=cpu", *short)
     assert done.stdout.startswith(f"sampling from {tmp_path}\nHello") and "1 x 8 tokens in" in done.stderr
 
 
@@ -194,6 +196,7 @@ def test_a_nanogpt_checkpoint_is_sampled_with_the_exact_gelu(run, tmp_path, caps
 )
 def test_a_training_config_is_taken(file):
     # nanoGPT's sample.py takes one; ours used to end on the first setting that only training has
+    pytest.importorskip("tyro")
     assigned = runpy.run_path(str(file))
     defaults = vars(sample.Settings())
     got = configure(sample.Settings(), [str(file)], "", sample.ONLY_TRAINING)

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import ROOT
 
 SCRIPTS = {"train", "sample", "bench", "export", "plot"}
-LAZY = {"transformers", "wandb", "matplotlib", "datasets"}  # slow to import and rarely needed
+LAZY = {"transformers", "wandb", "matplotlib", "datasets", "tyro"}  # slow to import, or missing where only tests run
 FILES = sorted(f for pattern in ("*.py", "fusedgpt/**/*.py", "data/*/*.py") for f in ROOT.glob(pattern))
 
 

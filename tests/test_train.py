@@ -442,6 +442,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, data):
 
 
 def test_wandb_offline(tmp_path, data):
+    pytest.importorskip("wandb")
     settings = small(tmp_path / "out", data, wandb_log=True)
     script("train.py", *flags(settings), WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true")
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

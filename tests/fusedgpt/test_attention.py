@@ -35,10 +35,12 @@ def test_output_and_gradients_equal_float64(name, device, dtype):
     # K6: cuDNN gave NaN gradients at T % 128 == 64; nobody who tests round lengths only sees it
     for hs in HEAD_SIZES:
         torch.compiler.reset()
+        skip_refused(name, device, dtype, hs=hs)
         for T in LENGTHS:
-            if T == 1:
-                skip_refused(name, device, dtype, hs=hs)
-            found = parity.compare(ATTENTION[name], Case((1, 2, T, hs), torch.device(device), dtype))
+            case = Case((1, 2, T, hs), torch.device(device), dtype)
+            if name == "cudnn" and kernels.refusal(name, case):  # which lengths it takes depends on its version
+                continue
+            found = parity.compare(ATTENTION[name], case)
             assert parity.passes(found, dtype), (T, hs, found)
 
 
@@ -72,14 +74,14 @@ def test_future_tokens_move_no_earlier_output(name, device):
 def test_fewer_queries_than_keys_see_what_came_before(name, device, T):
     # T17: is_causal is aligned to the top left, where a lone query after a cache sees the first key only
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    if reason := kernels.refusal(name, Case((1, 1, 64, 32), torch.device(device), dtype, backward=False)):
+    if reason := kernels.refusal(name, Case((1, 1, T, 32), torch.device(device), dtype, backward=False, keys=70)):
         pytest.skip(reason)
     q, k, v, _ = Case((2, 2, 70, 32), torch.device(device), dtype, backward=False).inputs()
     y = ATTENTION[name](q[:, :, -T:], k, v)
     (want,) = parity.reference(q[:, :, -T:], k, v)
     (whole,) = parity.reference(q, k, v)
     torch.testing.assert_close(want, whole[:, :, -T:])
-    error = (y.double().cpu() - want).abs().max() / want.abs().max()
+    error = (y.double() - want).abs().max() / want.abs().max()
     assert error <= parity.TOLERANCE[dtype]
 
 

@@ -53,6 +53,7 @@ def test_the_estimate_is_near_a_hand_count(tmp_path, data):
 
 
 def test_a_budget_ends_an_allocation_on_a_cpu(tmp_path, data):
+    pytest.importorskip("tyro")  # which train.py reads its command line with
     s = settings("max_batch", tmp_path, data, batch_size=4096, block_size=64)
     held, resident = training.held_by_pytorch()
     assert resident > 0
@@ -213,6 +214,7 @@ def test_logits_of_more_than_2_to_the_31_elements_are_tried(tmp_path, data, stan
 
 @pytest.mark.gpu
 def test_max_batch_on_a_gpu_stops_at_real_memory(tmp_path, data):
+    pytest.importorskip("tyro")  # which train.py reads its command line with
     changes = dict(device="cuda", dtype="bfloat16", n_embd=256, block_size=1024, batch_size=10**5)
     s = settings("max_batch", tmp_path, data, **changes)
     with pytest.raises(MemoryError):
