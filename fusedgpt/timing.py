@@ -1,5 +1,11 @@
-"""Milliseconds as the device spends them: every reading of the clock waits for the device first."""
+"""Milliseconds as the device spends them: every reading of the clock waits for the device first.
 
+`samples` is what a user waits for; `device_samples` is the device's own share of it, whatever Python takes to launch.
+Of Triton's two, do_bench times the gaps between launches if launching takes longer than running, and
+do_bench_cudagraph leaves the inputs in the L2 cache and gives no samples.
+"""
+
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -67,6 +73,61 @@ def samples(step: Callable[[], object], device: torch.device, count: int, warmup
 
     calls = 1 if device.type == "cpu" else max(1, math.ceil(1 / sample(1)))
     return [sample(calls) for _ in range(count)]
+
+
+def device_samples(
+    step: Callable[[], object], device: torch.device, count: int, warmup: int
+) -> tuple[list[float], str]:
+    """Milliseconds that the device takes for a call of `step`: `count` samples, and how they were taken.
+
+    On a GPU `step` is captured in a CUDA graph, after `warmup` calls and one more, and a sample is a replay from a cold
+    L2 cache: "graph replay, cold L2". If it cannot be captured, because it waits for the device, and on other devices,
+    the samples are those of `samples`: "calls".
+    """
+    if device.type == "cuda":
+        try:
+            graph = _captured(step, device, warmup)
+        except RuntimeError:  # an error that is not the capture's own comes again in `samples`
+            return samples(step, device, count, warmup), "calls"
+        return _replayed(graph, device, count), "graph replay, cold L2"
+    return samples(step, device, count, warmup), "calls"
+
+
+@functools.cache  # one for all calls: cuBLAS keeps a workspace for each stream
+def _side_stream(device):
+    return torch.cuda.Stream(device)
+
+
+def _captured(step, device, warmup):
+    graph, side = torch.cuda.CUDAGraph(), _side_stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))  # for the inputs
+    with torch.cuda.stream(side):  # outside the capture too, which leaves its stream current if it fails
+        for _ in range(warmup):
+            step()
+        try:  # once more, because a capture that fails leaves the GPU's random numbers unusable
+            torch.cuda.set_sync_debug_mode("error")
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        with torch.cuda.graph(graph, stream=side):
+            step()
+    torch.cuda.current_stream(device).wait_stream(side)
+    return graph
+
+
+def _replayed(graph, device, count):
+    cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
+    other = torch.empty(max(2 * cache, 2**28), dtype=torch.int8, device=device)
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+    graph.replay()  # the first uploads the graph
+    for start, end in events:
+        other.zero_()  # takes the L2 cache, and so long that the replay is launched meanwhile
+        start.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize(device)
+    graph.reset()  # gives its memory back
+    return [start.elapsed_time(end) for start, end in events]
 
 
 def reference(device: torch.device) -> float:

@@ -124,6 +124,8 @@ def table(rows: list[dict]) -> list[str]:
             if "median_ms" in r
         ],
     )
+    if said := report.how_timed(errors):
+        text += ["", *said]
     yes = {True: "yes", False: "no"}
     text += ["", "## allclose, as the article's appendix A claims", ""]
     return text + report.markdown(

@@ -70,12 +70,15 @@ def refusals() -> Iterator[None]:
 def timed(step: Callable[[], object], s: Timed, device: torch.device, trace: pathlib.Path) -> dict:
     """The kernel that the profiler saw in `step`, the bytes that it holds at its peak, and s.repeats times in ms.
 
+    The times are the device's (timing.device_samples); 'timed' says how they were taken.
+
     With s.profile, the profile is written to `trace`.
     """
     kernel = observe(step, trace if s.profile else None)
     peak = memory.peak_bytes(step, device)
-    samples_ms = timing.samples(step, device, s.repeats, s.warmup)
-    return {"kernel": kernel, "peak_memory": peak, "samples_ms": samples_ms, **timing.summary(samples_ms)}
+    samples_ms, how = timing.device_samples(step, device, s.repeats, s.warmup)
+    found = {"kernel": kernel, "peak_memory": peak, "timed": how, "samples_ms": samples_ms}
+    return found | timing.summary(samples_ms)
 
 
 def tflops(case: Case, median_ms: float) -> float:

@@ -104,6 +104,19 @@ def kernel(row: dict, backward: bool = True) -> str:
     return " / ".join("+".join(names) for names in seen)
 
 
+def how_timed(rows: Iterable[dict]) -> list[str]:
+    """How attention alone was timed in `rows`, in a sentence for each way; rows of earlier versions do not say it."""
+    ways = {}
+    for row in rows:
+        if "timed" in row:
+            ways.setdefault(row["timed"], {})[row.get("path") or row["attention"]] = None
+    said = {
+        "graph replay, cold L2": "the device's: a CUDA graph of the call is replayed, each time from a cold L2 cache",
+        "calls": "of whole calls, from Python",
+    }
+    return [f"Times of attention alone are {said[way]} ({', '.join(names)})." for way, names in ways.items()]
+
+
 def best_peaks(rows: Iterable[dict]) -> dict[str, float]:
     """The peak FLOP/s of each dtype: the most that any of `rows` found, because a disturbed measurement finds less."""
     best = {}

@@ -176,6 +176,7 @@ def table(rows: list[dict]) -> list[str]:
         f"Kernels seen, forward / backward: {'; '.join(sorted(seen))}. Every time follows a passed comparison with",
         f"float64; the largest error is {worst:.1e}. TFLOP/s counts the causal half: 2 B nh T² hs",
         "forward, 3.5 times that with the backward.",
+        *report.how_timed(rows),
     ]
 
 
