@@ -142,17 +142,16 @@ def prepare_model(s: Settings, model: GPT, device: torch.device, dtype: torch.dt
     """
     prompt = Case.of_model(model.config, s.num_samples, device, dtype, backward=False)
     # a kernel may take a whole prompt and refuse one token after many
-    attention, _ = kernels.choose(s.attention, prompt, prompt.one_query())
+    compiled, why_eager = resolve_compile(s.compile, device)
+    attention, _ = kernels.choose(s.attention, prompt, prompt.one_query(), compiled=compiled)
     model.use_attention(attention)
     model.to(device, dtype).eval()
-    if s.compile:
-        compiled, why_eager = resolve_compile(s.compile, device)
-        if compiled and attention == "flex" and device.type == "cpu":
-            raise UserError("attention='flex' cannot run inside a compiled model on a CPU: set --compile=False")
-        if compiled:
-            model.compile(dynamic=True)  # the cache grows by one token each step
-        else:
-            print(why_eager)
+    if compiled and attention == "flex" and device.type == "cpu":
+        raise UserError("attention='flex' cannot run inside a compiled model on a CPU: set --compile=False")
+    if compiled:
+        model.compile(dynamic=True)  # the cache grows by one token each step
+    elif why_eager:
+        print(why_eager)
     return attention
 
 

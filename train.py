@@ -253,11 +253,12 @@ def as_built(s: Settings, config: GPTConfig, say: Say) -> Settings:
     return dataclasses.replace(s, **built)
 
 
-def choose_attention(s: Settings, case: Case, saved: dict | None, ranks: distributed.Ranks) -> tuple[str, dict]:
+def choose_attention(s: Settings, case: Case, saved: dict | None, ranks, compiled: bool) -> tuple[str, dict]:
     """The kernel for `case` on all ranks, and for auto the trial of each. Raises UserError if it cannot run here."""
     before = saved.get("attention") if saved and saved["config"].get("attention") == "auto" else None
     if s.attention == "auto":  # ranks could disagree about which kernel is fastest
-        return ranks.broadcast(kernels.choose("auto", case, before=before) if ranks.main else None)
+        pick = functools.partial(kernels.choose, "auto", case, before=before, compiled=compiled)
+        return ranks.broadcast(pick() if ranks.main else None)
     return kernels.choose(s.attention, case)
 
 
@@ -570,9 +571,9 @@ def main(s: Settings) -> None:
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
     dropout = 0.0 if s.eval_only else s.dropout
     case = Case.of_model(s, s.batch_size, device, dtype, dropout=dropout, backward=not s.eval_only)
-    attention, trials = choose_attention(s, case, saved, ranks)
-    model.use_attention(attention)
     compiled, why_eager = resolve_compile(s.compile, device)
+    attention, trials = choose_attention(s, case, saved, ranks, compiled)
+    model.use_attention(attention)
     if compiled:
         model.compile()
         if device.type == "cpu":

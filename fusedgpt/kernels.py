@@ -20,15 +20,15 @@ from fusedgpt.receipt import contradiction, observe
 GPU_ONLY = {"efficient", "cudnn", *flash_impl.PACKAGES}
 
 
-def choose(name: str, *cases: Case, before: str | None = None) -> tuple[str, dict]:
+def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = False) -> tuple[str, dict]:
     """The kernel that the setting `name` means for `cases`, and for 'auto' the trial of each kernel.
 
     'auto' takes the fastest for the first case, of those that can run all. before: the kernel of the run that is
-    resumed; 'auto' keeps it if it still runs. Raises UserError, with the reason and what would run instead, if the
-    named kernel cannot run here.
+    resumed; 'auto' keeps it if it still runs. compiled: whether the model will be compiled. Raises UserError, with the
+    reason and what would run instead, if the named kernel cannot run here.
     """
     if name == "auto":
-        return (before, {}) if before and not _refusal_of_any(before, cases) else fastest(*cases)
+        return (before, {}) if before and not _refusal_of_any(before, cases) else fastest(*cases, compiled=compiled)
     for case in cases:
         require(name, case)
     return name, {}
@@ -104,12 +104,13 @@ def reasons(caught: Iterable[warnings.WarningMessage], error: Exception) -> str:
     return "; ".join(found) or first_line(error) or type(error).__name__  # never empty, which means permitted
 
 
-def fastest(*cases: Case) -> tuple[str, dict[str, dict]]:
+def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]:
     """The fastest kernel for the first case, and the trial of each kernel: its time, or why it has none.
 
-    A kernel must pass parity in the first case and be permitted in all. Raises UserError if none is left.
+    A kernel must pass parity in the first case and be permitted in all. If the model will be `compiled`, each is judged
+    and timed compiled, on its own. Raises UserError if none is left.
     """
-    trials = {name: _trial(name, *cases) for name in KERNELS}
+    trials = {name: _trial(name, compiled, *cases) for name in KERNELS}
     timed = {name: trial["median_ms"] for name, trial in trials.items() if "median_ms" in trial}
     if not timed:
         reasons = "; ".join(f"{name}: {trial['refused']}" for name, trial in trials.items())
@@ -117,18 +118,27 @@ def fastest(*cases: Case) -> tuple[str, dict[str, dict]]:
     return min(timed, key=timed.get), trials
 
 
-def _trial(name, case, *others):
+def _trial(name, compiled, case, *others):
     trial = {"refused": _refusal_of_any(name, (case, *others))}
     if trial["refused"]:
         return trial
     attend = as_run(name, case)
+    if compiled:
+        torch.compiler.reset()  # PyTorch counts recompilations over all kernels
+        attend = torch.compile(attend, dynamic=False)
     try:
         trial["errors"] = parity.compare(attend, case, heads=2)
         if not parity.passes(trial["errors"], case.dtype):
             return trial | {"refused": f"it fails parity with float64: {trial['errors']}"}
         inputs = case.inputs()
-        ms = timing.samples(lambda: case.run(attend, *inputs), case.device, count=10, warmup=3)
-        return trial | timing.summary(ms)
+
+        def step():
+            case.run(attend, *inputs)
+
+        if compiled and (reason := contradiction(name, observe(step), case)):  # the compiler replaced the kernel
+            return trial | {"refused": reason}
+        ms, how = timing.device_samples(step, case.device, count=10, warmup=3)
+        return trial | {"timed": how} | timing.summary(ms)
     except torch.AcceleratorError:  # the GPU has crashed, for every other kernel too
         raise
     except Exception as error:

@@ -1,11 +1,14 @@
 """Which kernel may run, and which is fastest."""
 
+import functools
+
 import pytest
 import torch
 
 from fusedgpt import kernels
 from fusedgpt.attention import ATTENTION
 from fusedgpt.case import Case
+from fusedgpt.device import why_no_compiler
 from fusedgpt.errors import UserError
 
 CPU = torch.device("cpu")
@@ -150,3 +153,44 @@ def test_auto_takes_no_kernel_that_another_case_refuses(monkeypatch):
     prompt = Case(SHAPE, CPU, torch.float32, backward=False)
     name, trials = kernels.choose("auto", prompt, prompt.one_query())
     assert name == "flash" and trials["math"]["refused"] == "not one query"
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_auto_times_what_will_run(compiled, monkeypatch):
+    # it timed eager kernels for a model that runs compiled, where the order may be another
+    made, timed = [], []
+
+    def compile(attend, dynamic):
+        assert dynamic is False
+        made.append(functools.partial(attend))
+        return made[-1]
+
+    def device_samples(step, device, count, warmup):
+        monkeypatch.setattr(Case, "run", lambda self, attend, *inputs: timed.append(attend))
+        step()
+        monkeypatch.setattr(Case, "run", run)
+        return [1.0] * count, "calls"
+
+    run = Case.run
+    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(kernels, "KERNELS", ["manual", "math", "flash"])
+    monkeypatch.setattr(kernels.timing, "device_samples", device_samples)
+    _, trials = kernels.choose("auto", TRAINING, compiled=compiled)
+    assert [trial["timed"] for trial in trials.values()] == ["calls"] * 3
+    assert len(timed) == 3 and (timed == made if compiled else not made)
+
+
+def test_auto_takes_no_kernel_that_the_compiler_replaces(monkeypatch):
+    # Inductor may rewrite hand-written attention into flash, and the run would end on its receipt
+    monkeypatch.setattr(torch, "compile", lambda attend, dynamic: ATTENTION["flash"])
+    monkeypatch.setattr(kernels, "KERNELS", ["manual", "flash"])
+    name, trials = kernels.fastest(TRAINING, compiled=True)
+    assert name == "flash" and "saw flash in the forward pass" in trials["manual"]["refused"]
+
+
+def test_auto_compiles_on_a_cpu():
+    if reason := why_no_compiler(CPU):
+        pytest.skip(reason)
+    _, trials = kernels.fastest(TRAINING, compiled=True)
+    assert all(trials[name]["median_ms"] > 0 for name in ("manual", "math", "flash")), trials
+    assert "flex" in trials and trials["flex"]["refused"]
