@@ -22,6 +22,7 @@ from fusedgpt.bench.rows import trace_path
 from fusedgpt.case import Case
 from fusedgpt.device import dtype_name, resolve_dtype
 from fusedgpt.errors import UserError, out_of_memory
+from fusedgpt.profiler import busy_ms, profile
 from fusedgpt.receipt import contradiction, observe
 
 TRAINS = False
@@ -56,6 +57,8 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
     """What was measured for a row of `plan`: times in ms, peak bytes, the receipt, and errors as shares.
+
+    Times are a user's, with what Python takes; of one call more, 'device_busy_ms' is the GPU's share (None on a CPU).
 
     Raises UserError if the attention cannot run here or another kernel ran, ParityError if it differs from float64;
     out-of-memory errors pass unchanged.
@@ -94,6 +97,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
         "errors": errors,
         "parity": passed,
         "logits_differ": difference,
+        "device_busy_ms": busy_ms(profile(lambda: subject.generate(idx))) if device.type == "cuda" else None,
     }
 
 
@@ -132,22 +136,24 @@ def _contradiction(attention, receipt, case):
 def table(rows: list[dict]) -> list[str]:
     """A line for each model, length and attention."""
     eager = {(row["model"], row["T"]): row for row in rows if row["attention"] == "eager" and comparable(row)}
-    names = ["model", "tokens", "attention", "ms to the first token, median (p10-p90)", "speedup over eager", "TFLOP/s"]
-    names += ["peak memory", "kernel seen", "logits for", "logits differ from eager's by"]
+    names = ["model", "tokens", "attention", "ms to the first token, median (p10-p90)", "device busy, ms"]
+    names += ["speedup over eager", "TFLOP/s", "peak memory"]
+    names += ["kernel seen", "logits for", "logits differ from eager's by"]
     lines = report.markdown(names, [_cells(row, eager.get((row["model"], row["T"]))) for row in rows])
     return [*lines, "", "TFLOP/s counts two operations a weight and token, without the embedding and the output layer."]
 
 
 def _cells(row, eager):
     if row["status"] != "measured":
-        return [row["model"], row["T"], row["attention"], row["status"], *[""] * 6]
+        return [row["model"], row["T"], row["attention"], row["status"], *[""] * 7]
     n = row["parameters"]
     size = f"{n / 1e9:.2f} B" if n >= 1e9 else f"{n / 1e6:.0f} M"
     times = f"{eager['median_ms'] / row['median_ms']:.2f}x" if eager and comparable(row) else ""
     difference = f"{row['logits_differ']:.1e}" if row.get("logits_differ") is not None else ""
-    cells = [f"{row['model']} ({size})", row["T"], row["attention"], report.spread(row), times, f"{row['tflops']:.3g}"]
-    seen = "+".join(row["kernel"]["forward"])
-    return [*cells, f"{row['peak_memory'] / report.GIB:.2f} GiB", seen, row["logits"], difference]
+    busy = f"{row['device_busy_ms']:.1f}" if row.get("device_busy_ms") is not None else ""
+    cells = [f"{row['model']} ({size})", row["T"], row["attention"], report.spread(row), busy, times]
+    cells += [f"{row['tflops']:.3g}", f"{row['peak_memory'] / report.GIB:.2f} GiB"]
+    return [*cells, "+".join(row["kernel"]["forward"]), row["logits"], difference]
 
 
 def figures(rows: list[dict]) -> Iterator[tuple]:

@@ -216,6 +216,18 @@ def test_a_profile_is_written(tmp_path):
     assert json.loads((tmp_path / "traces" / "gpt2-flash-48.json").read_text())
 
 
+def test_the_table_has_the_devices_own_time_where_there_is_one():
+    # a row of earlier versions does not say it, and a CPU has none
+    found = {"model": "gpt2", "attention": "flash", "T": 48, "status": "measured", **row("flash", "gpt2")}
+    assert found["device_busy_ms"] is None
+    earlier = {name: value for name, value in found.items() if name != "device_busy_ms"}
+    refused = {"model": "gpt2", "attention": "flash", "T": 96, "status": "refused"}
+    head, _, *lines = prefill.table([found | {"device_busy_ms": 3.26}, found, earlier, refused])[:6]
+    at = [cell.strip() for cell in head.split("|")].index("device busy, ms")
+    assert [line.split("|")[at].strip() for line in lines] == ["3.3", "", "", ""]
+    assert len({line.count("|") for line in (head, *lines)}) == 1
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("model", [*causal_models.STAND_INS, "gpt2"])
 def test_rows_on_a_gpu(model):
@@ -223,3 +235,4 @@ def test_rows_on_a_gpu(model):
         found = row(attention, model, device=torch.device("cuda"), dtype="bfloat16")
         assert found["kernel"]["forward"] == [seen] and found["logits"] == "last position"
         assert found["logits_differ"] < 0.05
+        assert found["device_busy_ms"] > 0
