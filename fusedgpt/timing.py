@@ -8,6 +8,7 @@ do_bench_cudagraph leaves the inputs in the L2 cache and gives no samples.
 import functools
 import math
 import time
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -104,15 +105,22 @@ def _captured(step, device, warmup):
     with torch.cuda.stream(side):  # outside the capture too, which leaves its stream current if it fails
         for _ in range(warmup):
             step()
-        try:  # once more, because a capture that fails leaves the GPU's random numbers unusable
-            torch.cuda.set_sync_debug_mode("error")
-            step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        _without_waiting(step)  # a capture that fails would leave the GPU's random numbers unusable
         with torch.cuda.graph(graph, stream=side):
             step()
     torch.cuda.current_stream(device).wait_stream(side)
     return graph
+
+
+def _without_waiting(step):
+    """Call `step`, which raises RuntimeError if it waits for the GPU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch calls this mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def _replayed(graph, device, count):

@@ -43,6 +43,7 @@ def test_numerics_to_its_report(tmp_path, data):
     row = run("numerics", tmp_path, data, only="float32")[0]
     text = (tmp_path / "results" / "numerics" / "report.md").read_text()
     assert "| efficient | refused |" in text and "| efficient, masked | refused |" in text
+    assert "Times of attention alone are of whole calls" in text
     assert "| scaled before = math | float32 | yes | yes | yes | 0.0e+00 |" in text
     assert (tmp_path / "results" / "numerics" / "errors.png").exists()
     assert row["samples"] == 2 and row["peak_memory"] >= 0 and row["kernel"]["forward"] == ["unfused"]

@@ -18,6 +18,7 @@ from tests.fusedgpt.bench.small import run, settings
 
 CPU = torch.device("cpu")
 KEYS = ("part", "heads", "pass", "T", "attention")  # what identifies a row
+REPLAYED = "graph replay, cold L2"
 
 
 def test_the_sweep_alone_and_end_to_end(tmp_path, data):
@@ -34,7 +35,16 @@ def test_the_sweep_alone_and_end_to_end(tmp_path, data):
         assert set(row["errors"]) == ({"y", "dq", "dk", "dv"} if backward else {"y"})
     for name in ("report.md", "speedup.png", "memory.png", "training.png"):
         assert (tmp_path / "results" / "sweep" / name).stat().st_size > 300
-    assert "end to end" in (tmp_path / "results" / "sweep" / "report.md").read_text()
+    text = (tmp_path / "results" / "sweep" / "report.md").read_text()
+    assert "end to end" in text
+    assert {row["timed"] for row in alone} == {"calls"}
+    assert "Times of attention alone are of whole calls, from Python (manual, flash)." in text
+
+
+def test_the_report_says_which_kernels_were_replayed():
+    replayed, called = ({"attention": name, "timed": how} for name, how in (("flash", REPLAYED), ("flex", "calls")))
+    said = report.how_timed([replayed, called, replayed, {"attention": "manual", "median_ms": 1.0}])
+    assert len(said) == 2 and "cold L2 cache (flash)" in said[0] and "whole calls, from Python (flex)" in said[1]
 
 
 def test_parity_comes_before_the_time(tmp_path, data, monkeypatch):
