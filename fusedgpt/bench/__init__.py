@@ -8,7 +8,8 @@ A kind is a module with
     defaults      (gpu) -> the defaults that suit this machine: the articles' sizes on a GPU, minutes on a CPU
     plan          (s, device) -> what identifies each row, in order
     measure       (spec, s, device, folder) -> what one row measured. It may raise UserError (refused), ParityError, or
-                  an out-of-memory error: rows.attempt makes a status of each
+                  an out-of-memory error: rows.attempt makes a status of each. rows.OutOfTime leaves the row for the
+                  next call
     table         (rows) -> the lines of its report; a ratio only of rows that are disturbance.comparable
     figures       (rows) -> (name, figure) pairs, drawn from measured rows alone
 

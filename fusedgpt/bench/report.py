@@ -5,6 +5,7 @@ import types
 from collections.abc import Iterable
 
 from fusedgpt.bench import disturbance, drawing
+from fusedgpt.bench.rows import latest
 from fusedgpt.errors import UserError
 from fusedgpt.files import atomic, read_jsonl
 
@@ -23,7 +24,7 @@ def read(folder: pathlib.Path) -> tuple[dict, list[dict]]:
 def write(folder: pathlib.Path, kind: types.ModuleType) -> list[pathlib.Path]:
     """Write report.md of the benchmark `kind`, and its figures, from the rows in `folder`; the paths written."""
     header, lines = read(folder)
-    rows = disturbance.judged(line for line in lines if line["kind"] == "row")
+    rows = disturbance.judged(line for line in latest(lines) if line["kind"] == "row")
     drawn = drawing.save(kind.figures([row for row in rows if row["status"] == "measured"]), folder)
     text = [*_heading(header, lines), *kind.table(rows), ""]
     text += [line for figure in drawn for line in (f"![{figure.stem}]({figure.name})", "")]

@@ -79,14 +79,14 @@ def run(
     times the fixed computation that shows a disturbance, state() reads the machine's state. No row is begun after
     `max_seconds` (time_is_up).
     """
-    kept = disturbance.judged(_rows_that_count(path, header, say))
-    seen = list(kept)  # all that tells how fast the reference can be
-    kept = [line for line in kept if not line.get("disturbed") or not _is_of(line, plan)]
+    earlier = disturbance.judged(latest(_rows_that_count(path, header, say)))
+    seen = list(earlier)  # all that tells how fast the reference can be
+    done = [line for line in earlier if not line.get("disturbed")]
     if profile:
         untraced = [spec for spec in plan if not trace_path(path.parent, spec).exists()]
-        kept = [line for line in kept if "kernel" not in line or not _is_of(line, untraced)]  # others have no profile
-    _write(path, [{"kind": "header", **header}, *kept, {"kind": "before", **state()}])
-    todo = [spec for spec in plan if not any(_is_of(line, [spec]) for line in kept)]
+        done = [line for line in done if "kernel" not in line or not _is_of(line, untraced)]  # others have no profile
+    _write(path, [{"kind": "header", **header}, *earlier, {"kind": "before", **state()}])
+    todo = [spec for spec in plan if not any(_is_of(line, [spec]) for line in done)]
     if len(todo) < len(plan):
         say(f"{len(plan) - len(todo)} of {len(plan)} rows are there already")
     seconds = {}  # by part: the rows of one part may take a hundred times as long as another's
@@ -100,7 +100,7 @@ def run(
             seconds.setdefault(spec.get("part"), []).append(time.perf_counter() - began)
             left = _seconds_left(seconds, todo[n:])
             say(f"[{n}/{len(todo)}] {_name(spec)}: {_outcome(row)}; about {_duration(left)} left")
-    lines = disturbance.judged(read_jsonl(path))  # again, because only now the best reference is known
+    lines = disturbance.judged(latest(read_jsonl(path)))  # again, because only now the best reference is known
     _write(path, [*lines, {"kind": "after", **state()}])
     if disturbed := [line for line in lines if line.get("disturbed")]:
         say(f"disturbed rows: {len(disturbed)}. The same command measures them again")
@@ -127,6 +127,17 @@ def _measured_in_peace(measure, spec, reference, seen, say, max_seconds):
             return row
         say(f"{_name(spec)}: {_outcome(row)}; it is measured again")
         time.sleep(PAUSE)
+
+
+def latest(lines: list[dict]) -> list[dict]:
+    """`lines` of rows.jsonl without the rows that were measured again further down."""
+    found = {}
+    for n, line in enumerate(lines):
+        spec = itertools.takewhile(lambda item: item[0] != "status", line.items())  # what stands before the status
+        key = tuple(spec) if line["kind"] == "row" else n
+        found.pop(key, None)
+        found[key] = line
+    return list(found.values())
 
 
 def _write(path, lines):

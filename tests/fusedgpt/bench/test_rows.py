@@ -250,6 +250,35 @@ def test_a_row_that_stays_disturbed_is_kept_with_a_mark_and_measured_by_the_next
     assert not any(row.get("disturbed") for row in got)
 
 
+def test_a_disturbed_row_stays_until_it_is_measured_again(tmp_path, monkeypatch):
+    # it was taken out of the file before, and a budget that was over, or a kill, left nothing of it
+    got, _ = run(tmp_path, lambda spec: TIME | {"n": 1}, plan=PLAN[:2])
+    path = tmp_path / "rows.jsonl"
+    slow = {"before_ms": 9.0, "after_ms": 9.0, "best_ms": 9.0, "preempted": 0, "cpu_s": 1.0}
+    lines = read_jsonl(path)
+    lines[3]["reference"] = slow  # b's: header, before, a, b
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(rows, "time_is_up", lambda max_seconds: max_seconds == 1)
+    got, said = run(tmp_path, lambda spec: pytest.fail("no time"), plan=PLAN[:2], max_seconds=1)
+    assert [row.get("disturbed") for row in got] == [None, True] and not any("missing" in line for line in said)
+
+    def measure(spec):
+        if spec["rung"] == "c":
+            raise KeyboardInterrupt
+        return TIME | {"n": 2}
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, measure)
+    assert [row["n"] for row in rows.latest(read_jsonl(path)) if row["kind"] == "row"] == [1, 2]
+    got, _ = run(tmp_path, lambda spec: TIME | {"n": 3})
+    assert [(row["rung"], row["n"], row.get("disturbed")) for row in got] == [
+        ("a", 1, None),
+        ("b", 2, None),
+        ("c", 3, None),
+        ("d", 3, None),
+    ]
+
+
 def test_rows_measured_under_load_are_found_once_the_best_is_known(tmp_path):
     references = itertools.chain([5.0] * 4, itertools.repeat(1.0))
     got, _ = run(tmp_path, lambda spec: TIME, reference=lambda: next(references))
