@@ -1,6 +1,7 @@
 """bench.py's command line: which settings a kind has, and a sentence for every other."""
 
 import dataclasses
+import platform
 import time
 
 import pytest
@@ -39,9 +40,8 @@ def test_the_articles_setting_by_config_file():
 def test_amds_setting_by_config_file():
     s = read("sweep", "config/bench_amd_sweep.py")
     plan = [spec for spec in sweep.plan(s, None) if spec["attention"] == "manual" and spec.get("pass") == "forward"]
-    assert sorted(spec["T"] for spec in plan) == list(range(256, 4097, 64)) and {spec["heads"] for spec in plan} == {
-        "32x128"
-    }
+    assert sorted(spec["T"] for spec in plan) == list(range(256, 4097, 64))
+    assert {spec["heads"] for spec in plan} == {"32x128"}
     s = read("prefill", "config/bench_amd_prefill.py")
     assert (s.models, s.lengths, s.warmup, s.repeats) == ("mistral-7b,llama-3-8b,phi-2", "512,1024,2048", 4, 256)
 
@@ -122,6 +122,15 @@ def test_the_header_names_what_identifies_the_rows(tmp_path, data):
     got = bench.header("ladder", ["--batch_size=3"], s, {"device": "x"})
     assert got["settings"]["batch_size"] == 3 and "batch_size" in got["set"] and "seed" not in got["set"]
     assert not got["settings"].keys() & {"results", "only", "profile", "max_seconds", "attention", "out_dir"}
+
+
+def test_a_report_names_every_machine_that_its_rows_come_from(tmp_path, data, monkeypatch):
+    # the header has the last one only
+    for system in ("Linux-6.1", "Linux-6.8"):
+        monkeypatch.setattr(platform, "platform", lambda system=system: system)
+        run("numerics", tmp_path, data, only="scaled before = math")
+    text = (tmp_path / "results" / "numerics" / "report.md").read_text()
+    assert "| platform | Linux-6.1, Linux-6.8 |" in text and f"| python | {platform.python_version()} |" in text
 
 
 def test_reports_are_drawn_again_from_the_shell(tmp_path, data):
