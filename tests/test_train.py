@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.overrides import TorchFunctionMode
 
 import train
-from fusedgpt import dataset, determinism, kernels, timing
+from fusedgpt import dataset, determinism, kernels, memory, timing
 from fusedgpt.case import Case
 from fusedgpt.dataloader import DataLoader
 from fusedgpt.device import why_no_compiler
@@ -277,6 +277,17 @@ def test_a_signal_or_the_time_limit_does_not_wait_for_a_line(tmp_path, data):
     run(tmp_path, data, max_iters=10**9, max_seconds=1.0, log_interval=10**9, eval_interval=10**9, check_interval=10**9)
     found = rows(tmp_path)
     assert [row["iter"] for row in found] == list(range(len(found))) and len(found) > 1
+
+
+def test_peak_memory_is_that_of_the_steps(tmp_path, data, monkeypatch):
+    # it used to hold compilation and the rehearsal, which took more than a step does
+    order = []
+    for module, name in ((train, "rehearse"), (memory, "reset_peak_memory"), (train, "train_step")):
+        call = getattr(module, name)
+        noted = lambda *args, call=call, name=name: order.append(name) or call(*args)  # noqa: E731
+        monkeypatch.setattr(module, name, noted)
+    run(tmp_path, data, max_iters=2)
+    assert order == ["rehearse", "reset_peak_memory", "train_step", "train_step"]
 
 
 def test_one_graph_trains_and_one_evaluates(tmp_path, data, monkeypatch):
