@@ -15,6 +15,7 @@ import functools
 import math
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -89,8 +90,9 @@ def main(name: str, args: list[str]) -> None:
 
 def planned(name: str, s, device) -> list[dict]:
     """The rows of the kind `name` that --only admits. Raises UserError if it admits none."""
-    words = [word.strip() for word in s.only.split(",")]
-    plan = [spec for spec in KINDS[name].plan(s, device) if any(w in str(v) for v in spec.values() for w in words)]
+    words = "|".join(re.escape(word.strip()) for word in s.only.split(","))
+    asked = re.compile(rf"(?<!\w)({words})(?!\w)" if s.only else "")  # whole words: flash is not flash3
+    plan = [spec for spec in KINDS[name].plan(s, device) if any(asked.search(str(v)) for v in spec.values())]
     if not plan:
         raise UserError(f"only={s.only!r} names no row of {name}")
     return plan

@@ -38,14 +38,14 @@ KINDS = ["ladder", "numerics", "prefill", "sweep", "max_batch"]
 TRACED = ["--only=flash,cudnn", "--profile=True"]  # the ladder begins with these rungs and their traces
 
 # sizes at which every step takes seconds on a CPU
-_MODEL = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=128", "--block_size=32", "--batch_size=2"]
+_MODEL = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=128", "--batch_size=2"]
 _MODEL += ["--steps=6", "--compile=False"]
 TINY = {
-    "ladder": [*_MODEL, "--only=math"],
+    "ladder": [*_MODEL, "--block_size=32", "--only=math"],
     "numerics": ["--device=cpu", "--repeats=2", "--only=bfloat16"],
     "prefill": ["--device=cpu", "--models=gpt2", "--lengths=32", "--repeats=2"],
     "sweep": [*_MODEL, "--heads=2x16", "--lengths=32", "--repeats=2", "--only=manual"],
-    "max_batch": [*_MODEL, "--memory_gb=0.05", "--only=manual"],
+    "max_batch": [*_MODEL, "--block_size=512", "--memory_gb=0.25", "--only=manual"],
 }
 
 

@@ -10,7 +10,7 @@ class Common:
     """What every kind has."""
 
     results: str = "out-bench"  # folder for results; each kind has a folder in it: rows.jsonl, report.md, figures
-    only: str = ""  # comma-separated words; a row is measured if one of its values contains one; empty: all rows
+    only: str = ""  # comma-separated words; a row is measured if one of its values has one of them; empty: all rows
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
     profile: bool = False  # profile of each row in traces/, for ui.perfetto.dev
     max_seconds: float | None = None  # seconds after which no further row is begun; the same command goes on

@@ -1,6 +1,5 @@
 """The order of a campaign, that it goes on where it stopped, and that it leaves no process behind."""
 
-import os
 import pathlib
 import subprocess
 import sys
@@ -118,10 +117,9 @@ def test_a_step_that_takes_too_long_is_ended_with_its_children(tmp_path, capsys)
     assert not (tmp_path / "late").exists()
 
 
-def make(*args, **env):
-    """`make gpu` with this Python; its output, whose last line is what counts."""
-    command = ["make", "gpu", *args]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+def make(*args):
+    """`make gpu`; its output, whose last line is what counts."""
+    done = subprocess.run(["make", "gpu", *args], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
 

@@ -17,8 +17,7 @@ CPU = torch.device("cpu")
 
 def test_the_ladder_from_the_command_line_and_again(tmp_path, data, capsys):
     got = {row["rung"]: row for row in run("ladder", tmp_path, data, only="manual,flash,efficient")}
-    refused = {name for name, row in got.items() if row["status"] == "refused"}
-    assert refused == {"efficient", "flash3 + padded vocabulary", "flash4 + padded vocabulary"}
+    assert {name for name, row in got.items() if row["status"] == "refused"} == {"efficient"}
     base, flash = got["manual"], got["flash + padded vocabulary"]
     assert base["kernel"]["forward"] == ["unfused"] and flash["kernel"]["forward"] == ["flash"]
     assert base["samples"] == len(base["samples_ms"]) == 3  # 8 steps, 5 of them warm-up

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fusedgpt import kernels
-from fusedgpt.attention import ATTENTION
+from fusedgpt.attention import ATTENTION, KERNELS
 from fusedgpt.bench import report, sweep, training
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
@@ -22,9 +22,8 @@ REPLAYED = "graph replay, cold L2"
 
 
 def test_the_sweep_alone_and_end_to_end(tmp_path, data):
-    rows = run("sweep", tmp_path, data, only="manual,flash")
-    got = [row for row in rows if row["status"] == "measured"]
-    assert {row["attention"] for row in rows if row not in got} == {"flash3", "flash4"}, rows  # on GPUs only
+    got = run("sweep", tmp_path, data, only="manual,flash")
+    assert all(row["status"] == "measured" for row in got), got
     alone = [row for row in got if row["part"] == "attention"]
     assert len(alone) == 2 * 2 * 2 and len(got) == len(alone) + 4  # lengths, directions, kernels; and training
     for row in alone:
@@ -115,8 +114,8 @@ def test_the_plan_has_a_figure_of_all_kernels_at_any_moment():
     for rows in at.values():
         assert rows == list(range(rows[0], rows[-1] + 1))  # drift of the machine meets all kernels at a length
     lengths = [*range(256, 4097, 64), 8192, 16384]
-    kernels = len({spec["attention"] for spec in plan})
-    wanted = {("attention", T): 4 * (kernels - (T not in sweep.FIRST)) for T in lengths}  # flex is at few lengths
+    kernels = len(KERNELS)
+    wanted = {("attention", T): 4 * (kernels + 1 - (T not in sweep.FIRST)) for T in lengths}  # flex is at few lengths
     wanted |= {("training", T): kernels for T in (256, 512, 1024, 2048, 4096)}
     assert {key: len(rows) for key, rows in at.items()} == wanted
     order = list(at)
@@ -129,7 +128,7 @@ def test_a_report_and_figures_can_be_drawn_at_any_moment(tmp_path):
     header, *lines = read_jsonl(ROOT / "results" / "cpu" / "sweep" / "rows.jsonl")
     rows = {tuple(line.get(key) for key in KEYS): line for line in lines if line["kind"] == "row"}
     plan = sweep.plan(types.SimpleNamespace(heads="8x128,12x64", lengths="256,512,1024,2048"), CPU)
-    rows = [rows[tuple(spec.get(key) for key in KEYS)] for spec in plan]
+    rows = [rows[key] for spec in plan if (key := tuple(spec.get(key) for key in KEYS)) in rows]
     refused = [row for row in rows if row["status"] != "measured"][:3]
     for number in (0, 1, 2, 5, 24, 26, 47, 96, 97, 103, len(rows)):
         some = rows[:number] if number else refused
