@@ -98,12 +98,12 @@ def planned(name: str, s, device) -> list[dict]:
     return plan
 
 
-def left(name: str, args: list[str]) -> tuple[int, int]:
-    """How many rows of the kind `name`, run with `args`, are missing, and how many there are in all."""
+def left(name: str, args: list[str]) -> tuple[int, int, int]:
+    """How many rows of the kind `name`, run with `args`, are missing, how many disturbed, and how many there are."""
     s, device = read_settings(name, args)
     plan = planned(name, s, device)
     path = pathlib.Path(s.results) / name / "rows.jsonl"
-    return len(rows.missing(plan, path, header(name, args, s, environment(device)))), len(plan)
+    return *rows.left(plan, path, header(name, args, s, environment(device))), len(plan)
 
 
 def run_campaign(args: list[str]) -> None:

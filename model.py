@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusedgpt import generate
-from fusedgpt.attention import ATTENTION
+from fusedgpt.attention import ATTENTION, make_ready
 from fusedgpt.errors import UserError, first_line
 
 PRETRAINED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
@@ -189,6 +189,7 @@ class GPT(nn.Module):
 
     def use_attention(self, name: str) -> None:
         """Compute attention by another function of ATTENTION from here on. No weight changes."""
+        make_ready(name)
         self.config = replace(self.config, attention=name)
         for block in self.transformer.h:
             block.attn.attend = ATTENTION[name]

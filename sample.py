@@ -146,8 +146,6 @@ def prepare_model(s: Settings, model: GPT, device: torch.device, dtype: torch.dt
     attention, _ = kernels.choose(s.attention, prompt, prompt.one_query(), compiled=compiled)
     model.use_attention(attention)
     model.to(device, dtype).eval()
-    if compiled and attention == "flex" and device.type == "cpu":
-        raise UserError("attention='flex' cannot run inside a compiled model on a CPU: set --compile=False")
     if compiled:
         model.compile(dynamic=True)  # the cache grows by one token each step
     elif why_eager:

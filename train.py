@@ -70,7 +70,8 @@ class Settings:
     eval_iters: int = 200  # batches of each split that an evaluation reads, always the same ones
     eval_only: bool = False  # only one evaluation, no training
     profile: bool = False  # profile of one forward and backward, in out_dir/trace.json, for ui.perfetto.dev
-    # iterations between lines on the console; metrics.jsonl has every iteration. A GPU is waited for only then
+    # iterations between lines on the console; metrics.jsonl has every iteration. Between lines, evaluations and
+    # check_interval a GPU is not waited for, and with several processes a signal is not seen
     log_interval: int = 1
     always_save_checkpoint: bool = True  # False: a checkpoint only if the validation loss improved, and at the end
     keep_checkpoints: int = 2  # the latest checkpoint and those before it that are kept; the best is kept in any case
@@ -384,7 +385,7 @@ def evaluate_and_save(state: TrainState, s: Settings, evaluate, save, saver: Sav
     return True
 
 
-def train_step(state: TrainState, s: Settings, micro_steps: range, cast, device) -> tuple[Tensor, Tensor]:
+def train_step(state: TrainState, s: Settings, micro_steps: range, cast) -> tuple[Tensor, Tensor]:
     """One step of AdamW on the clipped mean gradient of all micro-batches of all ranks. Does not wait for the device.
 
     Returns the sum of this rank's losses and the norm of the gradient, both on the device. If the norm is not finite,
@@ -392,7 +393,7 @@ def train_step(state: TrainState, s: Settings, micro_steps: range, cast, device)
     """
     for group in state.optimizer.param_groups:
         group["lr"] = learning_rate(state.iteration, s)
-    loss_sum = torch.zeros((), device=device)
+    loss_sum = torch.zeros((), device=state.clock.device)
     for micro_step in micro_steps:
         if s.dropout:  # it follows from the micro-batch's number, whatever ran before it and on whichever rank
             determinism.seed(s.seed, "dropout", state.iteration, micro_step)
@@ -434,10 +435,12 @@ def is_reported(done: int, s: Settings) -> bool:
     return (done - 1) % s.log_interval == 0 or 0 in needed
 
 
-def report(state: TrainState, s: Settings, record: dict, logger: Logger, count_bad: Callable) -> tuple[bool, bool]:
+def report(
+    state: TrainState, s: Settings, record: dict, logger: Logger, saver: Saver, explain: Callable | None
+) -> tuple[bool, bool]:
     """Log the steps since the last report. Nothing else in the loop waits for the device.
 
-    Returns whether the time is up, and whether a signal ends the run, as any rank saw it.
+    Returns whether the time is up, and whether a signal ends the run, as any rank saw it. explain: see count_bad_step.
     """
     times = state.clock.read()
     rows = torch.stack(state.unread).tolist() if state.unread else []
@@ -458,18 +461,21 @@ def report(state: TrainState, s: Settings, record: dict, logger: Logger, count_b
             "peak_memory": peak,
         }
         logger.iteration(metrics, to_console=it % s.log_interval == 0)
-        count_bad(metrics)
+        count_bad_step(state, metrics, s, saver, explain, logger.say)
     return any(row[2] for row in rows), any(row[3] for row in rows)
 
 
-def count_bad_steps(state: TrainState, s: Settings, saver: Saver, explain, say: Say, metrics: dict) -> None:
-    """Name a step without a finite gradient. Raises UserError after more than max_bad_steps of them in a row."""
+def count_bad_step(state: TrainState, metrics: dict, s: Settings, saver: Saver, explain, say: Say) -> None:
+    """Name a step without a finite gradient. Raises UserError after more than max_bad_steps of them in a row.
+
+    explain: nonfinite.explain as (iteration, steps done since) -> a sentence; None, if not all ranks are there for it.
+    """
     it, state.loss = metrics["iter"], metrics["loss"]
     state.bad_steps = 0 if math.isfinite(metrics["grad_norm"]) else state.bad_steps + 1
     if state.bad_steps:
         say(f"iter {it}: loss {state.loss}, gradient norm {metrics['grad_norm']}: step skipped, weights kept")
-    if state.bad_steps == 1:
-        say(f"iter {it}: {explain(it)}")
+    if state.bad_steps == 1 and explain:
+        say(f"iter {it}: {explain(it, state.iteration - 1 - it)}")
     if state.bad_steps > s.max_bad_steps:
         advice = saver.last_good()
         raise UserError(
@@ -478,26 +484,37 @@ def count_bad_steps(state: TrainState, s: Settings, saver: Saver, explain, say: 
 
 
 def training_loop(
-    state: TrainState, s: Settings, micro_steps: range, cast, ranks, deadline, stopped_by, saver, evaluate, report, save
+    state: TrainState,
+    s: Settings,
+    micro_steps: range,
+    cast,
+    ranks: distributed.Ranks,
+    saver: Saver,
+    *,
+    deadline: float,
+    stopped_by: list[int],
+    evaluate_now: Callable,
+    report_now: Callable,
+    save_now: Callable,
 ) -> None:
     """Step until max_iters, the `deadline` (of time.perf_counter) or a signal; evaluate, report and save on the way."""
-    device, time_is_up = state.clock.device, False
+    time_is_up = False
     while True:
         last = state.iteration >= s.max_iters or time_is_up or s.eval_only
         if state.iteration % s.check_interval == 0 or state.iteration % s.eval_interval == 0 or last:
             distributed.require_same_weights(state.model, ranks, state.iteration)
         if state.iteration % s.eval_interval == 0 or last:
-            last |= not evaluate()
+            last |= not evaluate_now()
         if last:
             return
 
         state.clock.start()  # a step's time is its own: without evaluations and files
         try:
-            loss_sum, norm = train_step(state, s, micro_steps, cast, device)
+            loss_sum, norm = train_step(state, s, micro_steps, cast)
         except UserError:  # another process is gone, or the data: the last step was whole
-            report()
+            report_now(explain=None)
             if state.iteration > saver.saved_at:
-                save()
+                save_now()
             raise
         # what is true on one rank is true for all, so that they go the same way
         mine = (time.perf_counter() > deadline, len(stopped_by))
@@ -506,7 +523,7 @@ def training_loop(
         state.clock.stop()
         state.iteration += 1
         if is_reported(state.iteration, s) or (ranks.world == 1 and any(mine)):
-            time_is_up, stop = report()
+            time_is_up, stop = report_now()
             if stop:
                 return
 
@@ -604,7 +621,7 @@ def main(s: Settings) -> None:
     if receipt and (reason := contradiction(attention, receipt, case)):
         raise UserError(reason)
     choices = {"compile": compiled, "attention": attention, "attention_trials": trials, "receipt": receipt}
-    choices["graphs"] = graphs
+    choices |= {"graphs": graphs}
     record = run_record(s, model, device, dtype, ranks, **choices)
     logger.announce(record, why_eager)
     if ranks.main and not s.eval_only:
@@ -617,13 +634,14 @@ def main(s: Settings) -> None:
     losses_now = functools.partial(evaluate, model, loader, s, cast, ranks, device, stopped_by)
     evaluate_now = functools.partial(evaluate_and_save, state, s, losses_now, save_now, saver, logger)
     explain = functools.partial(nonfinite.explain, model, loader, s.seed, micro_steps, cast, scaler, ranks)
-    count_bad = functools.partial(count_bad_steps, state, s, saver, explain, logger.say)
-    report_now = functools.partial(report, state, s, record, logger, count_bad)
+    report_now = functools.partial(report, state, s, record, logger, saver, explain=explain)
     memory.reset_peak_memory(device)  # compilation and the rehearsal are over
     gc.collect()
     gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step
     deadline = math.inf if s.max_seconds is None else began + s.max_seconds
-    training_loop(state, s, micro_steps, cast, ranks, deadline, stopped_by, saver, evaluate_now, report_now, save_now)
+    ways_out = dict(deadline=deadline, stopped_by=stopped_by)
+    calls = dict(evaluate_now=evaluate_now, report_now=report_now, save_now=save_now)
+    training_loop(state, s, micro_steps, cast, ranks, saver, **ways_out, **calls)
     finish(state, s, ranks, logger, saver, save_now, stopped_by)
 
 

@@ -121,8 +121,7 @@ SDPA = {
 ATTENTION = {
     "manual": manual,
     **{name: only(backend) for name, backend in SDPA.items()},
-    "flash3": only(SDPBackend.FLASH_ATTENTION, version="FA3"),
-    "flash4": only(SDPBackend.FLASH_ATTENTION, version="FA4"),
+    **{name: only(SDPBackend.FLASH_ATTENTION, version=version) for name, version in flash_impl.VERSIONS.items()},
     "flex": flex,
     "sdpa": sdpa,
     "masked": masked,
@@ -131,3 +130,11 @@ ATTENTION = {
 KERNELS = [name for name in ATTENTION if name not in ("sdpa", "masked")]  # those two are one of the others
 
 MASKED = {f"{name}, masked": only(backend, _with_mask) for name, backend in SDPA.items()}  # what a mask costs each
+
+
+def make_ready(name: str) -> None:
+    """Make PyTorch's flash kernel the one that `name` means, also for a model that is compiled already.
+
+    Its graph does not do so: that is done while it is traced. Raises what flash_impl.use raises.
+    """
+    flash_impl.use(flash_impl.VERSIONS.get(name))

@@ -3,6 +3,7 @@
 B batch, nh heads, T queries, Tk keys, hs head size.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -41,14 +42,19 @@ class Case:
 
         q and dy are (B, nh, T, hs), k and v (B, nh, Tk, hs).
         """
-        B, nh, T, hs = self.shape
-        past = (B, nh, self.keys or T, hs)
-        generator = torch.Generator().manual_seed(0)
-        q, k, v, dy = (torch.randn(shape, generator=generator) for shape in (self.shape, past, past, self.shape))
-        q, k, v, dy = (x.to(self.device, self.dtype) for x in (q * scale, k * scale, v, dy))
+        q, k, v, dy = _drawn(self.shape, self.keys or self.shape[2])
+        q, k, v, dy = (x.to(self.device, self.dtype, copy=True) for x in (q * scale, k * scale, v, dy))
         return *(x.requires_grad_(self.backward) for x in (q, k, v)), dy
 
     def run(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
         """(y,), or (y, dq, dk, dv) if `backward`: one forward and backward of `attend` on these inputs."""
         y = attend(q, k, v, self.dropout)
         return (y, *torch.autograd.grad(y, (q, k, v), dy)) if self.backward else (y,)
+
+
+@functools.lru_cache(maxsize=1)  # kernels take turns with the same numbers, and drawing them takes seconds if T is long
+def _drawn(shape, keys):
+    B, nh, _, hs = shape
+    past = (B, nh, keys, hs)
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(size, generator=generator) for size in (shape, past, past, shape))

@@ -7,6 +7,7 @@ import torch
 from torch.nn import attention
 
 PACKAGES = {"flash3": "flash-attn-3", "flash4": "flash-attn-4"}
+VERSIONS = {"flash3": "FA3", "flash4": "FA4"}  # as PyTorch calls them
 
 
 @torch.compiler.assume_constant_result  # so that a model that is compiled calls it while it is traced

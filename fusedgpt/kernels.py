@@ -28,16 +28,17 @@ def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = 
     reason and what would run instead, if the named kernel cannot run here.
     """
     if name == "auto":
-        return (before, {}) if before and not _refusal_of_any(before, cases) else fastest(*cases, compiled=compiled)
+        kept = before and not _refusal_of_any(before, cases, compiled)
+        return (before, {}) if kept else fastest(*cases, compiled=compiled)
     for case in cases:
-        require(name, case)
+        require(name, case, compiled)
     return name, {}
 
 
-def require(name: str, case: Case) -> None:
+def require(name: str, case: Case, compiled: bool = False) -> None:
     """Raise UserError, with the reason and what would run instead, unless the kernel `name` can run `case` here."""
-    if reason := refusal(name, case):
-        others = [other for other in ATTENTION if not refusal(other, case)]
+    if reason := refusal(name, case, compiled):
+        others = [other for other in ATTENTION if not refusal(other, case, compiled)]
         doing = "train" if case.backward else "run"
         raise UserError(
             f"attention='{name}' cannot {doing} on {case.device.type} in {dtype_name(case.dtype)}"
@@ -45,18 +46,20 @@ def require(name: str, case: Case) -> None:
         )
 
 
-def _refusal_of_any(name, cases):
-    return next(filter(None, (refusal(name, case) for case in cases)), None)
+def _refusal_of_any(name, cases, compiled):
+    return next(filter(None, (refusal(name, case, compiled) for case in cases)), None)
 
 
-def refusal(name: str, case: Case) -> str | None:
-    """Why the kernel `name` cannot run `case` here, in one phrase; None if it can.
+def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
+    """Why the kernel `name` cannot run `case` here, or not in a model that is `compiled`; None if it can.
 
     The kernel is run once, on one head of one sequence, under the profiler. If deterministic algorithms are required,
     it runs twice and the gradients must agree to the bit.
     """
     if name == "flex" and case.device.type == "cpu" and case.backward:
         return "PyTorch has no backward of FlexAttention on a CPU"
+    if name == "flex" and case.device.type == "cpu" and compiled:
+        return "FlexAttention cannot run inside a compiled model on a CPU"
     if name == "flex" and case.dropout > 0:
         return "FlexAttention has no dropout"
     if name in GPU_ONLY and case.device.type == "cpu":
@@ -119,7 +122,7 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
 
 
 def _trial(name, compiled, case, *others):
-    trial = {"refused": _refusal_of_any(name, (case, *others))}
+    trial = {"refused": _refusal_of_any(name, (case, *others), compiled)}
     if trial["refused"]:
         return trial
     attend = as_run(name, case)

@@ -24,10 +24,12 @@ def explain(
     scaler: GradScaler,
     ranks: Ranks,
     iteration: int,
+    later: int = 0,
 ) -> str:
     """Why the step of `iteration` had no finite gradient: the first tensors that are not finite, and their batch.
 
-    Repeats the micro-steps of each rank, which see the same batch and dropout again. All ranks have to call it.
+    Repeats the micro-steps of each rank, which see the same batch and dropout again, with the weights of now: `later`
+    steps were done since. All ranks have to call it.
     """
     scale = scaler.get_scale() / scaler.get_backoff_factor() if scaler.is_enabled() else 1.0  # it was lowered since
     found = None
@@ -45,7 +47,10 @@ def explain(
             found = f"first in {tensors}, in micro-step {micro_step}, whose windows begin at tokens {starts} of train"
             break
     found = next((each for each in ranks.gather(found) if each), None)
-    return found or "not seen again when the step is repeated eagerly: suspect the compiled kernels, or the device"
+    if not later:
+        return found or "not seen again when the step is repeated eagerly: suspect the compiled kernels, or the device"
+    again = f"repeated with the weights of {later} steps later"
+    return f"{found or 'not seen again'}, {again}; --log_interval=1 repeats a step at once"
 
 
 def first_tensors(model: nn.Module, x: Tensor, y: Tensor, cast: AbstractContextManager, scale: float = 1) -> str | None:

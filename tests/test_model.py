@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional as F
@@ -178,8 +179,8 @@ def recorded(model, *batch, **options):
     """The forward and backward graphs that torch.compile makes of `model`, decomposed as for its default backend."""
     graphs = []
     backend = aot_autograd(
-        fw_compiler=lambda graph, inputs: graphs.append(graph) or graph,
-        bw_compiler=lambda graph, inputs: graphs.append(graph) or graph,
+        fw_compiler=lambda graph, inputs: graphs.append(graph) or make_boxed_func(graph),
+        bw_compiler=lambda graph, inputs: graphs.append(graph) or make_boxed_func(graph),
         partition_fn=min_cut_rematerialization_partition,
         decompositions=select_decomp_table(),
     )

@@ -233,7 +233,7 @@ def test_what_only_training_has_is_no_flag_and_a_misspelt_name_no_setting(tmp_pa
         (dict(init_from="gpt5"), "init_from='gpt5' must be resume, gpt2"),
         (dict(out_dir="/no/such"), "ckpt.pt does not exist: train first"),
         (dict(attention="cudnn"), "cudnn' cannot run on cpu .*on GPUs only"),
-        (dict(attention="flex", compile=True), "flex' cannot run inside a compiled model on a CPU"),
+        (dict(attention="flex", compile=True), "FlexAttention cannot run inside a compiled model on a CPU"),
     ],
     ids=str,
 )

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import termios
+import time
 
 import pytest
 import torch
@@ -19,8 +20,7 @@ import train
 from fusedgpt import dataset, determinism, kernels, memory, timing
 from fusedgpt.case import Case
 from fusedgpt.dataloader import DataLoader
-from fusedgpt.device import why_no_compiler
-from fusedgpt.distributed import Ranks
+from fusedgpt.device import autocast, why_no_compiler
 from fusedgpt.errors import UserError
 from model import GPT, GPTConfig
 from tests.conftest import (
@@ -165,7 +165,7 @@ def test_two_ranks_equal_one_and_resume_bitwise(tmp_path, data):
     # T9, T10, T13; dropout is on: it follows the micro-batch, not the rank
     settings = dict(gradient_accumulation_steps=4, dropout=0.1, max_iters=6, eval_interval=3)
     one = run(tmp_path / "one", data, **settings)
-    torchrun(2, "train.py", *flags(small(tmp_path / "two", data, **settings)))
+    torchrun(2, "train.py", *flags(small(tmp_path / "two", data, **settings, log_interval=4)))
     two = tmp_path / "two"
     assert_close_runs(two, one)
     record = json.loads((two / "run.json").read_text())
@@ -234,35 +234,95 @@ def test_a_step_reads_nothing_from_the_device(dropout):
         scaler = torch.amp.GradScaler("cpu", enabled=False)
         state = train.TrainState(model, optimizer, scaler, 0, math.inf, None, *loop)
         for _ in range(2):
-            results = train.train_step(state, s, range(2), contextlib.nullcontext(), torch.device("cpu"))
+            results = train.train_step(state, s, range(2), contextlib.nullcontext())
         with pytest.raises(DataDependentOutputException):
             results[1].item()  # so this would have been seen
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_nothing_waits_for_the_device_between_reported_steps(tmp_path, data, monkeypatch, dtype):
-    waits, seen = Waits(), []
-    step, reduce = train.train_step, Ranks.all_reduce
+    waits, reports, loop = Waits(), [], train.training_loop
 
-    def counted(*args):
-        seen.append(waits.count)
+    def outside(call):
+        def called(*args, **options):
+            before = waits.count
+            try:
+                return call(*args, **options)
+            finally:
+                waits.count = before
+
+        return called
+
+    def watched(state, *args, report_now, **calls):
+        def noted(**options):
+            reports.append(state.iteration)
+            return report_now(**options)
+
+        calls = {name: outside(call) if callable(call) else call for name, call in calls.items()}
         with waits:
-            return step(*args)
+            loop(state, *args, report_now=outside(noted), **calls)
 
-    def reduced(*args):
-        with waits:
-            return reduce(*args)
-
-    monkeypatch.setattr(train, "train_step", counted)
-    monkeypatch.setattr(Ranks, "all_reduce", reduced)
-    reports, report = [], train.report
-    monkeypatch.setattr(train, "report", lambda state, *rest: reports.append(state.iteration) or report(state, *rest))
+    monkeypatch.setattr(train, "training_loop", watched)
     run(tmp_path / "rare", data, max_iters=20, log_interval=7, eval_interval=10, dtype=dtype)
-    assert len(seen) == 20 and waits.count == 0
+    assert waits.count == 0
     assert reports == [1, 8, 10, 15, 20]  # after steps 0, 7 and 14, which have a line, and before evaluations
     run(tmp_path / "often", data, max_iters=20, log_interval=1, eval_interval=10, dtype=dtype)
     for name in ("loss", "grad_norm", "lr", "iter"):  # every step has its line, whenever it was read
         assert [r[name] for r in rows(tmp_path / "rare")] == [r[name] for r in rows(tmp_path / "often")]
+
+
+@pytest.mark.parametrize("limit", [0.0, 1.0, 100.0])
+def test_an_optimizer_that_is_not_fused_makes_the_same_step(limit):
+    # MPS has none that is: there the host reads the norm
+    torch.manual_seed(0)
+    start, gradients = torch.randn(50), [10 * torch.randn(50) for _ in range(4)]
+    gradients[1][7] = torch.nan
+    ended = []
+    for fused in (True, False):
+        p = torch.nn.Parameter(start.clone())
+        optimizer = torch.optim.AdamW([p], lr=0.1, fused=fused)
+        for gradient in gradients:
+            p.grad, before = gradient.clone(), p.detach().clone()
+            train.update_weights(optimizer, torch.nn.utils.get_total_norm([p.grad]), limit)
+            assert torch.equal(p, before) == bool(gradient.isnan().any())
+        assert optimizer.state[p]["step"] == 3
+        ended.append(p.detach())
+    torch.testing.assert_close(*ended)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_step_on_a_gpu_does_not_wait_and_skips_on_the_device(monkeypatch, dtype):
+    device = torch.device("cuda", 0)
+    s = train.Settings(n_layer=1, n_head=2, n_embd=64, block_size=32, batch_size=2, warmup_iters=0)
+    model = GPT(GPTConfig(block_size=32, vocab_size=65, n_layer=1, n_head=2, n_embd=64)).to(device)
+    optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cuda")
+    scaler = torch.amp.GradScaler("cuda", enabled=dtype == "float16")
+    batch = 2 * (torch.randint(0, 65, (2, 32), device=device),)
+    loop = (model, itertools.repeat(batch), batch, timing.StepClock(device))
+    state = train.TrainState(model, optimizer, scaler, 0, math.inf, None, *loop)
+    cast = autocast(device, getattr(torch, dtype))
+
+    def step():
+        state.clock.start()
+        results = train.train_step(state, s, range(2), cast)
+        state.clock.stop()
+        return results
+
+    for _ in range(2):
+        step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+        monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda grads: torch.full((), torch.nan, device=device))
+        before = [p.detach().clone() for p in model.parameters()]
+        _, norm = step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert norm.isnan() and all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+    assert {state["step"].item() for state in optimizer.state.values()} == {3}
+    times = state.clock.read()
+    assert len(times) == 4 and min(times) > 0
 
 
 def test_times_are_true_of_steps_that_are_read_later(tmp_path, data, monkeypatch):
@@ -343,6 +403,44 @@ def test_a_bad_batch_is_named_with_its_place_and_its_first_tensors(tmp_path, dat
     place = f"in micro-step 1, whose windows begin at tokens {starts} of train"
     tensors = "transformer.wte, transformer.drop, transformer.h.0.ln_1"
     assert f"iter 3: first in outputs: {tensors}, {place}" in capsys.readouterr().out
+
+
+def test_a_bad_step_that_is_seen_later_is_explained_with_that_said(tmp_path, data, capsys, monkeypatch):
+    # the weights have moved on: to suspect the kernels or the device would be wrong
+    norm, calls = torch.nn.utils.get_total_norm, itertools.count()
+    monkeypatch.setattr(
+        torch.nn.utils, "get_total_norm", lambda grads: norm(grads) * (torch.nan if next(calls) == 3 else 1)
+    )
+    run(tmp_path, data, log_interval=4, eval_interval=100)
+    said = capsys.readouterr().out
+    again = "repeated with the weights of 1 steps later; --log_interval=1 repeats a step at once"
+    assert f"iter 3: not seen again, {again}" in said and "suspect" not in said
+
+
+def test_another_process_gone_saves_whatever_the_unread_steps_were(tmp_path, data, capsys, monkeypatch):
+    # to explain a bad step needs the one that is gone, which used to end the run before it saved
+    step, norm, calls = train.train_step, torch.nn.utils.get_total_norm, itertools.count()
+
+    def dies(state, *args):
+        if state.iteration == 7:
+            raise UserError("another process is gone")
+        return step(state, *args)
+
+    def explain(*args):
+        raise UserError("so is the explanation")
+
+    monkeypatch.setattr(train, "train_step", dies)
+    monkeypatch.setattr(train.nonfinite, "explain", explain)
+    monkeypatch.setattr(
+        torch.nn.utils, "get_total_norm", lambda grads: norm(grads) * (torch.nan if next(calls) == 3 else 1)
+    )
+    with pytest.raises(UserError, match="another process is gone"):
+        run(tmp_path, data, log_interval=100, eval_interval=100)
+    assert [row["iter"] for row in rows(tmp_path)] == list(range(7))
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "ckpt.pt").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)  # it is written by a thread, which the end of a process would wait for
+    assert torch.load(tmp_path / "ckpt.pt", weights_only=True)["iter_num"] == 7
 
 
 @pytest.mark.parametrize("most", [0, 3])

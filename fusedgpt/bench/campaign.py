@@ -6,6 +6,7 @@ missing. Results go to results/<device>: rows, reports and figures, and tests.js
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -28,12 +29,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT = 540.0  # seconds of a step, after which it is ended
 LAST_ROW = 120.0  # of these, left for a row that was begun before the time was up, and for the report
 
-TESTS = {  # of what the next ones rest on first
-    "tests of kernels": ["attention", "flash_impl", "receipt", "timing", "memory", "profiler"],
-    "tests of the model": ["model", "generate"],
-    "tests of training": ["train", "resume"],
-    "tests of benchmarks": ["bench", "prefill", "max_batch"],
-}
+# the files of tests that need a GPU; each rests on what those before it test
+TESTS = ["attention", "flash_impl", "receipt", "timing", "memory", "profiler", "model", "generate", "train", "resume"]
+TESTS += ["bench", "prefill", "max_batch"]
 KINDS = ["ladder", "numerics", "prefill", "sweep", "max_batch"]
 TRACED = ["--only=flash,cudnn", "--profile=True"]  # the ladder begins with these rungs and their traces
 
@@ -73,17 +71,20 @@ def short_name(device: torch.device) -> str:
     return "-".join(word for word in words if word and word not in makers) or device.type
 
 
-def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tuple[int, int]]) -> str:
+def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tuple[int, int, int]]) -> str:
     """Run what is missing, step by step; a line that says what is measured and what is missing.
 
-    left: (kind, its arguments) -> how many of its rows are missing, and how many there are in all.
+    left: (kind, its arguments) -> how many of its rows are missing, how many are disturbed, and how many there are.
     """
     results = folder(s, device)
     results.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that no child is left behind
+    if s.rehearse:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     deadline = time.monotonic() + (s.max_seconds or float("inf"))
+    ran_before = _tests(results, device)
     for name in TESTS:
-        if not passed(results, name, device):
+        if name not in ran_before:
             _test(results, name, device, deadline)
     arguments = {kind: [f"--results={results}", *(TINY[kind] if s.rehearse else [])] for kind in KINDS}
     for kind in KINDS:
@@ -92,7 +93,10 @@ def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tupl
             seconds = min(LIMIT, deadline - time.monotonic())
             if seconds > LAST_ROW and left(kind, args)[0]:
                 _step(f"bench.py {kind}", ["bench.py", kind, *args, f"--max_seconds={seconds - LAST_ROW}"], seconds)
-    return summary(results, device, {kind: left(kind, arguments[kind]) for kind in KINDS})
+    for name in ran_before:  # those that did not pass hold nothing else up
+        if not _passed(ran_before[name]):
+            _test(results, name, device, deadline)
+    return summary(_tests(results, device), {kind: left(kind, arguments[kind]) for kind in KINDS}, results)
 
 
 def _step(name, command, seconds):
@@ -110,46 +114,50 @@ def _step(name, command, seconds):
 
 
 def _test(results, name, device, deadline):
-    """Run the tests called `name`, and add what came of them to tests.json, if they came to their end in time."""
+    """Run the file of tests called `name`, and write to tests.json what came of it."""
     seconds = min(LIMIT, deadline - time.monotonic())
-    files = [str(path) for word in TESTS[name] for path in sorted((ROOT / "tests").rglob(f"test_{word}.py"))]
+    if seconds <= LAST_ROW:
+        return
+    (file,) = (ROOT / "tests").rglob(f"test_{name}.py")
+    outcome = {"ended_after": seconds}
     with tempfile.TemporaryDirectory() as temporary:
         xml = pathlib.Path(temporary, "junit.xml")
-        if seconds > 0:
-            _step(name, ["-m", "pytest", "-m", "gpu", f"--junitxml={xml}", *files], seconds)
-        if not xml.exists():
-            return
-        suite = ElementTree.parse(xml).find("testsuite")
-    counts = {key: int(suite.get(key)) for key in ("tests", "failures", "errors", "skipped")}
-    found = _tests(results) | {name: {**counts, "seconds": float(suite.get("time")), "of": _of(device)}}
+        _step(f"test_{name}.py", ["-m", "pytest", "-m", "gpu", f"--junitxml={xml}", str(file)], seconds)
+        if xml.exists():
+            suite = ElementTree.parse(xml).find("testsuite")
+            outcome = {key: int(suite.get(key)) for key in ("tests", "failures", "errors", "skipped")}
+    found = {"of": _of(device), "files": _tests(results, device) | {name: outcome}}
     with atomic(results / "tests.json", "w") as file:
         json.dump(found, file, indent=1)
 
 
-def _tests(results):
+def _tests(results, device):
+    """What came of each file of tests, with this code, device and PyTorch."""
     path = results / "tests.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    found = json.loads(path.read_text()) if path.exists() else {}
+    return found["files"] if found.get("of") == _of(device) else {}
 
 
 def _of(device):
     """What the outcome of a test depends on."""
     found = environment(device)
-    return {key: found.get(key) for key in ("device", "torch", "cuda", "cudnn", "commit")}
+    sources = [*ROOT.glob("*.py"), *ROOT.glob("fusedgpt/**/*.py"), *ROOT.glob("tests/**/*.py")]
+    code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]
+    return {"code": code} | {key: found.get(key) for key in ("device", "torch", "cuda", "cudnn")}
 
 
-def passed(results: pathlib.Path, name: str, device: torch.device) -> bool:
-    """Whether the tests called `name` passed at this commit, with this device and PyTorch."""
-    found = _tests(results).get(name)
-    return found is not None and found["of"] == _of(device) and not found["failures"] + found["errors"]
+def _passed(outcome):
+    return "ended_after" not in outcome and not outcome["failures"] + outcome["errors"]
 
 
-def summary(results: pathlib.Path, device: torch.device, rows: dict[str, tuple[int, int]]) -> str:
-    """What is measured and what is missing, in a line. rows: by kind, how many are missing, and how many there are."""
-    done = [f"{kind} {total - missing} of {total}" for kind, (missing, total) in rows.items()]
-    absent = [f"{kind} ({missing} rows)" for kind, (missing, total) in rows.items() if missing]
-    tests = _tests(results)
-    ran = sum(found["tests"] - found["skipped"] for found in tests.values())
-    failed = sum(found["failures"] + found["errors"] for found in tests.values())
-    absent = [*(name for name in TESTS if not passed(results, name, device)), *absent]
+def summary(tests: dict[str, dict], rows: dict[str, tuple[int, int, int]], results: pathlib.Path) -> str:
+    """What is measured and what is missing, in a line. tests and rows: as _tests and `left` in run have them."""
+    ran = sum(outcome.get("tests", 0) - outcome.get("skipped", 0) for outcome in tests.values())
+    bad = [f"test_{name}.py" for name, outcome in tests.items() if not _passed(outcome)]
+    failed = f", of which {', '.join(bad)} did not pass" if bad else ""
+    disturbed = {kind: f" ({n} disturbed)" if n else "" for kind, (_, n, _) in rows.items()}
+    done = [f"{kind} {total - missing} of {total}{disturbed[kind]}" for kind, (missing, _, total) in rows.items()]
+    absent = [f"test_{name}.py" for name in TESTS if name not in tests]
+    absent += [f"{kind} ({missing} rows)" for kind, (missing, _, _) in rows.items() if missing]
     missing = f"missing: {', '.join(absent)}. The same command goes on" if absent else "nothing is missing"
-    return f"{results}: {ran - failed} of {ran} tests passed, {failed} failed; rows: {', '.join(done)}; {missing}"
+    return f"{results}: {ran} tests ran{failed}; rows: {', '.join(done)}; {missing}"

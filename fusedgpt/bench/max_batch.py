@@ -91,7 +91,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
         print(f"  batch {batch_size} {outcome}", flush=True)
         return trials[-1]["fits"]
 
-    found = largest(fits, guess)
+    found = largest(fits, next(iter(earlier), guess))  # a search that goes on begins where it began
     row |= {"trials": trials, "memory": free, "held_by_pytorch": resident}
     row["estimate"] = {"fixed": fixed, "each": each, "largest": guess}
     for size in range(found, 0, -1):  # a longer run may need a little more than a trial did

@@ -109,11 +109,12 @@ def run(
         say(f"{over}: {len(missing)} of {len(plan)} rows are missing. The same command goes on")
 
 
-def missing(plan: list[dict], path: pathlib.Path, header: dict) -> list[dict]:
-    """The rows of `plan` that `path` does not have. Disturbed rows count as there."""
+def left(plan: list[dict], path: pathlib.Path, header: dict) -> tuple[int, int]:
+    """How many rows of `plan` are missing in `path`, and how many are there but disturbed."""
     lines = read_jsonl(path) if path.exists() else []
-    there = [line for line in lines if _is_final(line)] if lines and _same(lines[0], header) else []
-    return [spec for spec in plan if not any(_is_of(line, [spec]) for line in there)]
+    there = disturbance.judged(filter(_is_final, latest(lines))) if lines and _same(lines[0], header) else []
+    missing = [spec for spec in plan if not any(_is_of(line, [spec]) for line in there)]
+    return len(missing), sum(1 for line in there if line.get("disturbed") and _is_of(line, plan))
 
 
 def _measured_in_peace(measure, spec, reference, seen, say, max_seconds):

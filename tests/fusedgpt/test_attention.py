@@ -33,7 +33,7 @@ def skip_refused(name, device, dtype, T=64, hs=64):
 @pytest.mark.parametrize(("name", "device"), EVERYWHERE)
 def test_output_and_gradients_equal_float64(name, device, dtype):
     # K6: cuDNN gave NaN gradients at T % 128 == 64; nobody who tests round lengths only sees it
-    for hs in HEAD_SIZES:
+    for hs in HEAD_SIZES if name != "flex" else (64,):  # which is compiled for each length and size
         torch.compiler.reset()
         skip_refused(name, device, dtype, hs=hs)
         for T in LENGTHS:
@@ -115,6 +115,8 @@ class CallsOfSDPA(TorchFunctionMode):
         if function is torch.nn.functional.scaled_dot_product_attention:
             self.options.append(kwargs)
             self.cudnn.append(torch.backends.cuda.cudnn_sdp_enabled())
+            if args[0].is_cuda:  # a fake tensor, for which a build with CUDA would look for a kernel
+                return torch.empty_like(args[0])
         return function(*args, **(kwargs or {}))
 
 

@@ -14,6 +14,7 @@ from fusedgpt.bench import sweep
 from fusedgpt.case import Case
 from fusedgpt.device import why_no_compiler
 from fusedgpt.errors import UserError
+from model import GPT, GPTConfig
 from tests.fusedgpt.test_receipt import watch
 
 CPU = torch.device("cpu")
@@ -116,6 +117,25 @@ def test_a_compiled_model_runs_the_version_that_it_was_traced_with(provide, name
     provide("flash4")
     watch(before)
     assert watch(name, compiled=True)["forward"] == [{"sdpa": "flash"}.get(name, name)]
+
+
+def test_a_compiled_model_follows_use_attention_back_and_forth(provide):
+    # the graph of `flash` is found again, and nothing is traced: it used to run FlashAttention-3 from then on
+    called = []
+
+    def noted(q, k, v):
+        called.append("flash3")
+        return forward(q, k, v)
+
+    provide("flash3", noted)
+    model = GPT(GPTConfig(block_size=16, vocab_size=65, n_layer=1, n_head=2, n_embd=32)).eval()
+    model.compile(backend="aot_eager")
+    with torch.no_grad():
+        for name, want in (("flash", []), ("flash3", ["flash3"]), ("flash", []), ("flash3", ["flash3"])):
+            model.use_attention(name)
+            called.clear()
+            model(torch.zeros(1, 16, dtype=torch.long))
+            assert called[-1:] == want, name
 
 
 def test_auto_and_the_sweep_try_them_one_after_another(provide, monkeypatch):
