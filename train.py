@@ -94,9 +94,9 @@ class Settings:
     vocab_multiple: int = 64  # multiple that the vocabulary is padded to: 64 makes 50257 ids 50304, 1 does not pad
     # form of GELU; gelu_tanh: GPT-2's; gelu: exact, nanoGPT's; None: that of the weights, gelu_tanh from scratch
     activation: Literal["gelu_tanh", "gelu"] | None = None
-    # attention kernel: manual is hand-written; math, efficient, flash, cudnn: that SDPA kernel and no other; flash3,
-    # flash4: FlashAttention-3 or -4, from a package; flex: FlexAttention; sdpa: PyTorch picks; masked: the same, given
-    # a mask; auto: the fastest here that passes parity
+    # attention kernel: manual is hand-written; blocked: the same in blocks of queries; math, efficient, flash, cudnn:
+    # that SDPA kernel and no other; flash3, flash4: FlashAttention-3 or -4, from a package; flex: FlexAttention; sdpa:
+    # PyTorch picks; masked: the same, given a mask; auto: the fastest here that passes parity
     attention: Attention = "sdpa"
     # AdamW
     learning_rate: float = 6e-4  # peak learning rate

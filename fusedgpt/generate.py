@@ -55,15 +55,17 @@ def sample(
         return logits.argmax(dim=-1, keepdim=True)
     # at most 0, so that a tiny temperature cannot overflow; but one that is 0 or infinite in float32 makes NaN
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / min(max(temperature, FLOAT32.tiny), FLOAT32.max)
-    if top_k:
-        least = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
-        logits = logits.masked_fill(logits < least, float("-inf"))
+    ids = None
+    if top_k and top_k < logits.size(-1):
+        # first, because a draw among k ids is quick: among GPT-2's 50257 it takes a millisecond
+        logits, ids = logits.topk(top_k)
     if top_p:
         p, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
         # the ids before it already reach top_p; never true of the first
         beyond = p.cumsum(dim=-1) - p >= max(top_p, FLOAT32.tiny)
         logits = logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
-    return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
+    drawn = torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
+    return drawn if ids is None else ids.gather(-1, drawn)
 
 
 @torch.no_grad()

@@ -53,7 +53,8 @@ def contradiction(name: str, receipt: dict[str, list[str]], case: Case) -> str |
     """Why `receipt` shows another kernel than the one called `name`, in one phrase; None if it agrees."""
     if name in ("sdpa", "masked", "auto"):  # no kernel was named
         return None
-    if name == "manual" or (name == "flex" and case.device.type == "cpu"):  # flex's C++ kernels have no name to see
+    # flex's C++ kernels have no name to see
+    if name in ("manual", "blocked") or (name == "flex" and case.device.type == "cpu"):
         allowed = {"forward": [_UNFUSED], "backward": [_UNFUSED]}
     elif name == "math":  # which is matrix products and a softmax once it is compiled
         allowed = {"forward": [["math"], _UNFUSED], "backward": [_UNFUSED]}

@@ -292,7 +292,7 @@ def test_bad_shapes_are_named():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("attention", ["manual", "math", "efficient", "flash", "cudnn", "flex"])
+@pytest.mark.parametrize("attention", ["manual", "blocked", "math", "efficient", "flash", "cudnn", "flex"])
 def test_compiled_equals_eager_on_a_gpu(attention):
     case = Case((2, 2, 192, 64), torch.device("cuda"), torch.bfloat16)
     if attention == "cudnn" and (reason := kernels.refusal(attention, case)):  # ROCm has none

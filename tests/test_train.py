@@ -584,7 +584,7 @@ def test_a_terminal_shows_a_bar_and_a_pipe_plain_lines(tmp_path, data):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("attention", ["manual", "math", "efficient", "flash", "cudnn", "flex", "auto"])
+@pytest.mark.parametrize("attention", ["manual", "blocked", "math", "efficient", "flash", "cudnn", "flex", "auto"])
 def test_every_kernel_trains_on_a_gpu(tmp_path, data, attention, compile):
     case = Case((4, 1, 64, 64), torch.device("cuda"), torch.bfloat16)
     if attention == "cudnn" and (reason := kernels.refusal(attention, case)):  # ROCm has none

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from fusedgpt.bench.disturbance import comparable
 
 MARKS = {"manual": "o", "math": "s", "efficient": "^", "flash": "D", "cudnn": "v", "flex": "P", "eager": "o"}
-MARKS |= {"masked": "X", "flash3": "<", "flash4": ">"}
+MARKS |= {"blocked": "p", "masked": "X", "flash3": "<", "flash4": ">"}
 HATCHES = ("", "///", "...", "xx", "\\\\")
 GREYS = ("0.35", "0.75", "0.55", "0.9", "0.65")
 

@@ -18,14 +18,14 @@ LENGTHS = (1, 7, 64, 127, 192, 1024)
 HEAD_SIZES = (32, 64, 128)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EVERYWHERE = [
-    *((name, "cpu") for name in ("manual", "math", "flash", "sdpa", "masked")),
+    *((name, "cpu") for name in ("manual", "blocked", "math", "flash", "sdpa", "masked")),
     *(pytest.param(name, *GPU.values, marks=GPU.marks) for name in ATTENTION),
 ]
 
 
 def skip_refused(name, device, dtype, T=64, hs=64):
     reason = kernels.refusal(name, Case((1, 1, T, hs), torch.device(device), dtype))
-    if reason and name not in ("manual", "math", "sdpa", "masked"):  # those run everywhere
+    if reason and name not in ("manual", "blocked", "math", "sdpa", "masked"):  # those run everywhere
         pytest.skip(f"{name} on {device}, {dtype}: {reason}")
 
 
@@ -85,7 +85,7 @@ def test_fewer_queries_than_keys_see_what_came_before(name, device, T):
     assert error <= parity.TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("name", ["manual", "math", "sdpa", "masked"])
+@pytest.mark.parametrize("name", ["manual", "blocked", "math", "sdpa", "masked"])
 def test_dropout_drops_and_keeps_the_mean(name):
     torch.manual_seed(0)
     q, k, v, _ = Case((8, 4, 64, 16), CPU, torch.float32, backward=False).inputs()
@@ -210,3 +210,20 @@ def test_sdpa_that_takes_math_computes_as_pytorch_does_after_math_ran():
     with DtypesOfProducts() as saw:
         case.run(ATTENTION["sdpa"], *case.inputs())
     assert saw.seen == {torch.float32}
+
+
+def test_blocked_computes_few_scores_above_the_diagonal():
+    # half of them are above it: that is what it saves
+    computed = []
+
+    class Products(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            y = function(*args, **(kwargs or {}))
+            if function is torch.Tensor.softmax:
+                computed.append(y.numel())
+            return y
+
+    case = Case((1, 1, 1000, 8), CPU, torch.float32, backward=False)
+    with Products():
+        ATTENTION["blocked"](*case.inputs()[:3])
+    assert computed == [256 * 256, 256 * 512, 256 * 768, 232 * 1000]

@@ -35,7 +35,7 @@ def uncached(model, idx, new):
 @pytest.mark.parametrize(
     ("attention", "device"),
     [
-        *((name, "cpu") for name in ("manual", "math", "flash", "sdpa", "masked", "flex")),
+        *((name, "cpu") for name in ("manual", "blocked", "math", "flash", "sdpa", "masked", "flex")),
         *(pytest.param(name, *GPU.values, marks=GPU.marks) for name in ATTENTION if name not in NOT_IN_FLOAT32),
     ],
 )
@@ -53,7 +53,7 @@ def test_cached_equals_uncached(attention, device, length):
 @torch.no_grad()
 def test_prefill_in_chunks_equals_prefill_at_once():
     # T17: a chunk after a cache has fewer queries than keys
-    for attention in ("manual", "math", "flash", "sdpa", "masked"):
+    for attention in ("manual", "blocked", "math", "flash", "sdpa", "masked"):
         net = model(attention)
         idx = torch.randint(0, 101, (2, S), generator=torch.Generator().manual_seed(1))
         at_once, _ = net(idx)

@@ -30,11 +30,12 @@ def test_refused_with_the_reason_on_a_cpu(name, dropout, backward, reason):
     with pytest.raises(UserError, match=reason) as raised:
         kernels.require(name, Case(SHAPE, CPU, torch.float32, dropout, backward))
     assert f"attention='{name}'" in str(raised.value)
-    assert "can be manual, math" in str(raised.value)  # what would run instead
+    assert "can be manual, blocked, math" in str(raised.value)  # what would run instead
 
 
 @pytest.mark.parametrize(
-    ("name", "dropout"), [("manual", 0.1), ("math", 0.1), ("flash", 0.0), ("sdpa", 0.1), ("masked", 0.1)]
+    ("name", "dropout"),
+    [("manual", 0.1), ("blocked", 0.1), ("math", 0.1), ("flash", 0.0), ("sdpa", 0.1), ("masked", 0.1)],
 )
 def test_permitted_on_a_cpu(name, dropout):
     case = Case(SHAPE, CPU, torch.float32, dropout)

@@ -112,7 +112,7 @@ def test_a_gpu_must_show_flex():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["manual", "math", "efficient", "flash", "cudnn", "flex"])
+@pytest.mark.parametrize("name", ["manual", "blocked", "math", "efficient", "flash", "cudnn", "flex"])
 def test_receipt_on_a_gpu(name, dtype):
     # K3: on Hopper PyTorch's own pick is cuDNN, not flash
     case = Case(SHAPE, torch.device("cuda"), dtype)
