@@ -1,0 +1,182 @@
+"""A training step: it waits for nothing, skips and clips on the device, and its time is its own."""
+
+import contextlib
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+import train
+from fusedgpt import memory, timing
+from fusedgpt.device import autocast
+from model import GPT, GPTConfig
+from tests.conftest import rows, run
+
+
+def test_ms_is_of_the_step_alone(tmp_path, data, monkeypatch):
+    # T10: nanoGPT's time holds evaluations; and this one must not begin with the program
+    told = iter(range(1000))
+    monkeypatch.setattr(train.timing, "now", lambda device: 0.001 * next(told))
+    monkeypatch.setattr(train.flops, "peak_flops", lambda *_: (1e12, "of this test"))
+    run(tmp_path, data, max_iters=4)
+    assert [row["ms"] for row in rows(tmp_path)] == pytest.approx([1.0] * 4)
+
+
+class Waits(TorchFunctionMode):
+    """Counts each time that Python reads a number from a tensor, for which it would have to wait for a GPU."""
+
+    READS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy", "cpu", "nonzero")
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.count += getattr(function, "__name__", "") in self.READS
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_step_reads_nothing_from_the_device(dropout):
+    # a step used to wait for the norm of the gradient in its middle. Fake tensors have no values: whatever reads raises
+    s = train.Settings(n_layer=1, n_head=2, n_embd=32, block_size=16, batch_size=2, dropout=dropout)
+    model = GPT(GPTConfig(block_size=16, vocab_size=65, n_layer=1, n_head=2, n_embd=32, dropout=dropout))
+    with FakeTensorMode():
+        for module in model.modules():
+            for name, p in module._parameters.items():
+                module._parameters[name] = p if p is None else torch.nn.Parameter(torch.empty(p.shape))
+        model.lm_head.weight = model.transformer.wte.weight
+        optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
+        batch = (torch.zeros(2, 16, dtype=torch.long), torch.zeros(2, 16, dtype=torch.long))
+        loop = (model, itertools.repeat(batch), batch, timing.StepClock(torch.device("cpu")))
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        state = train.TrainState(model, optimizer, scaler, 0, math.inf, None, *loop)
+        for _ in range(2):
+            results = train.train_step(state, s, range(2), contextlib.nullcontext())
+        with pytest.raises(DataDependentOutputException):
+            results[1].item()  # so this would have been seen
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_nothing_waits_for_the_device_between_reported_steps(tmp_path, data, monkeypatch, dtype):
+    waits, reports, loop = Waits(), [], train.training_loop
+
+    def outside(call):
+        def called(*args, **options):
+            before = waits.count
+            try:
+                return call(*args, **options)
+            finally:
+                waits.count = before
+
+        return called
+
+    def watched(state, *args, report_now, **calls):
+        def noted(**options):
+            reports.append(state.iteration)
+            return report_now(**options)
+
+        calls = {name: outside(call) if callable(call) else call for name, call in calls.items()}
+        with waits:
+            loop(state, *args, report_now=outside(noted), **calls)
+
+    monkeypatch.setattr(train, "training_loop", watched)
+    run(tmp_path / "rare", data, max_iters=20, log_interval=7, eval_interval=10, dtype=dtype)
+    assert waits.count == 0
+    assert reports == [1, 8, 10, 15, 20]  # after steps 0, 7 and 14, which have a line, and before evaluations
+    run(tmp_path / "often", data, max_iters=20, log_interval=1, eval_interval=10, dtype=dtype)
+    for name in ("loss", "grad_norm", "lr", "iter"):  # every step has its line, whenever it was read
+        assert [r[name] for r in rows(tmp_path / "rare")] == [r[name] for r in rows(tmp_path / "often")]
+
+
+@pytest.mark.parametrize("limit", [0.0, 1.0, 100.0])
+def test_an_optimizer_that_is_not_fused_makes_the_same_step(limit):
+    # MPS has none that is: there the host reads the norm
+    torch.manual_seed(0)
+    start, gradients = torch.randn(50), [10 * torch.randn(50) for _ in range(4)]
+    gradients[1][7] = torch.nan
+    ended = []
+    for fused in (True, False):
+        p = torch.nn.Parameter(start.clone())
+        optimizer = torch.optim.AdamW([p], lr=0.1, fused=fused)
+        for gradient in gradients:
+            p.grad, before = gradient.clone(), p.detach().clone()
+            train.update_weights(optimizer, torch.nn.utils.get_total_norm([p.grad]), limit)
+            assert torch.equal(p, before) == bool(gradient.isnan().any())
+        assert optimizer.state[p]["step"] == 3
+        ended.append(p.detach())
+    torch.testing.assert_close(*ended)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_step_on_a_gpu_does_not_wait_and_skips_on_the_device(monkeypatch, dtype):
+    device = torch.device("cuda", 0)
+    s = train.Settings(n_layer=1, n_head=2, n_embd=64, block_size=32, batch_size=2, warmup_iters=0)
+    model = GPT(GPTConfig(block_size=32, vocab_size=65, n_layer=1, n_head=2, n_embd=64)).to(device)
+    optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cuda")
+    scaler = torch.amp.GradScaler("cuda", enabled=dtype == "float16")
+    batch = 2 * (torch.randint(0, 65, (2, 32), device=device),)
+    loop = (model, itertools.repeat(batch), batch, timing.StepClock(device))
+    state = train.TrainState(model, optimizer, scaler, 0, math.inf, None, *loop)
+    cast = autocast(device, getattr(torch, dtype))
+
+    def step():
+        state.clock.start()
+        results = train.train_step(state, s, range(2), cast)
+        state.clock.stop()
+        return results
+
+    for _ in range(2):
+        step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+        monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda grads: torch.full((), torch.nan, device=device))
+        before = [p.detach().clone() for p in model.parameters()]
+        _, norm = step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert norm.isnan() and all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+    assert {state["step"].item() for state in optimizer.state.values()} == {3}
+    times = state.clock.read()
+    assert len(times) == 4 and min(times) > 0
+
+
+def test_times_are_true_of_steps_that_are_read_later(tmp_path, data, monkeypatch):
+    told = iter(n * (n + 1) / 2000 for n in itertools.count())  # between readings pass 1 ms, 2 ms, 3 ms, …
+    monkeypatch.setattr(train.timing, "now", lambda device: next(told))
+    monkeypatch.setattr(train.flops, "peak_flops", lambda *_: (1e12, "of this test"))
+    run(tmp_path, data, max_iters=6, log_interval=4, eval_interval=100)
+    assert [row["ms"] for row in rows(tmp_path)] == pytest.approx([1, 3, 5, 7, 9, 11])
+
+
+def test_a_signal_or_the_time_limit_does_not_wait_for_a_line(tmp_path, data):
+    run(tmp_path, data, max_iters=10**9, max_seconds=1.0, log_interval=10**9, eval_interval=10**9, check_interval=10**9)
+    found = rows(tmp_path)
+    assert [row["iter"] for row in found] == list(range(len(found))) and len(found) > 1
+
+
+def test_peak_memory_is_that_of_the_steps(tmp_path, data, monkeypatch):
+    # it used to hold compilation and the rehearsal, which took more than a step does
+    order = []
+    for module, name in ((train, "rehearse"), (memory, "reset_peak_memory"), (train, "train_step")):
+        call = getattr(module, name)
+        noted = lambda *args, call=call, name=name: order.append(name) or call(*args)  # noqa: E731
+        monkeypatch.setattr(module, name, noted)
+    run(tmp_path, data, max_iters=2)
+    assert order == ["rehearse", "reset_peak_memory", "train_step", "train_step"]
+
+
+def test_one_graph_trains_and_one_evaluates(tmp_path, data, monkeypatch):
+    made = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(train, "resolve_compile", lambda *_: (True, ""))
+    monkeypatch.setattr(GPT, "compile", lambda self: torch.nn.Module.compile(self, backend=made))
+    run(tmp_path, data, max_iters=9, eval_interval=2, gradient_accumulation_steps=2)  # five evaluations
+    assert made.frame_count == 2
+    assert json.loads((tmp_path / "run.json").read_text())["graphs"] == 1
