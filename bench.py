@@ -19,9 +19,8 @@ import re
 import subprocess
 import sys
 
-import train
 from configurator import configure, subclass
-from fusedgpt import timing
+from fusedgpt import settings, timing
 from fusedgpt.bench import campaign, ladder, max_batch, numerics, prefill, report, rows, sweep, training
 from fusedgpt.device import resolve_device
 from fusedgpt.environment import environment, machine_state
@@ -34,14 +33,14 @@ NOT_IDENTITY = ("results", "only", "profile", "max_seconds")  # settings that do
 
 def settings_class(kind) -> type:
     """A dataclass of a kind's own settings, with those of train.py if its rows run that."""
-    return subclass([], kind.Settings, train.Settings) if kind.TRAINS else kind.Settings
+    return subclass([], kind.Settings, settings.Settings) if kind.TRAINS else kind.Settings
 
 
 def unused_settings(name: str) -> dict[str, str]:
     """The settings that train.py or another kind has and the kind `name` does not use, and why."""
     own = {field.name for field in dataclasses.fields(settings_class(KINDS[name]))}
     every = {f.name for kind in KINDS.values() for f in dataclasses.fields(kind.Settings)}
-    every |= {field.name for field in dataclasses.fields(train.Settings)}
+    every |= {field.name for field in dataclasses.fields(settings.Settings)}
     unused = {setting: f"bench.py {name} does not use it" for setting in every - own}
     unused["real_data"] = "a benchmark always trains on real tokens; --dataset names them"  # nanoGPT's
     return unused | KINDS[name].UNUSED
@@ -118,7 +117,7 @@ def validate(kind, s) -> None:
         if (seconds := getattr(s, setting, None)) is not None and not 0 < seconds < math.inf:
             raise UserError(f"{setting}={seconds} must be more than 0, and finite")
     if kind.TRAINS:
-        train.validate(s)
+        settings.validate(s)
     for setting, least in (("repeats", 1), ("warmup", 0), ("steps", training.WARM_UP + 1)):
         if getattr(s, setting, least) < least:
             raise UserError(f"{setting}={getattr(s, setting)} must be {least} or more")

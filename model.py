@@ -17,7 +17,6 @@ from fusedgpt import generate
 from fusedgpt.attention import ATTENTION, make_ready
 from fusedgpt.errors import UserError, first_line
 
-PRETRAINED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 # what F.gelu calls each activation, and what transformers does; the first of its names is the one we write
 ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}
 TRANSFORMERS_ACTIVATIONS = {"gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"), "gelu": ("gelu",)}
@@ -257,7 +256,7 @@ class GPT(nn.Module):
 
     @classmethod
     def from_pretrained(cls, model_type: str | os.PathLike, override_args: dict | None = None) -> Self:
-        """GPT-2's weights: one of PRETRAINED, from the Hugging Face hub or its cache, or a local folder in that format.
+        """GPT-2's weights: gpt2, gpt2-medium, gpt2-large or gpt2-xl, from the hub or its cache, or a folder like it.
 
         `override_args` may set dropout, attention, activation and vocab_multiple. Raises UserError if it sets more, if
         the folder holds another architecture, or if the weights cannot be had.

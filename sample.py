@@ -17,14 +17,13 @@ from typing import Literal
 
 import torch
 
-import train
 from configurator import configure
-from fusedgpt import checkpoint, dataset, generate, kernels, memory, run_folder
+from fusedgpt import checkpoint, dataset, generate, kernels, memory, run_folder, settings
 from fusedgpt.case import Case
 from fusedgpt.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.tokenizer import Tokenizer
-from model import GPT, PRETRAINED
+from model import GPT
 
 ROOT = pathlib.Path(__file__).resolve().parent
 
@@ -46,7 +45,7 @@ class Settings:
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of the weights and all products
     compile: bool | Literal["auto"] = False  # torch.compile, which pays off for long samples; auto: on GPUs
-    attention: train.Attention = "sdpa"  # attention kernel, as in train.py; auto times a prompt of block_size tokens
+    attention: settings.Attention = "sdpa"  # attention kernel, as in train.py; auto times a prompt of block_size tokens
     # form of GELU; gelu_tanh: GPT-2's; gelu: exact, nanoGPT's; None: that of the weights
     activation: Literal["gelu_tanh", "gelu"] | None = None
 
@@ -54,7 +53,7 @@ class Settings:
 # a training run's config file may be given: it names out_dir, and what only training has is passed over
 ONLY_TRAINING = {
     field.name: "it is a setting of train.py"
-    for field in dataclasses.fields(train.Settings)
+    for field in dataclasses.fields(settings.Settings)
     if field.name not in {own.name for own in dataclasses.fields(Settings)}
 }
 
@@ -75,8 +74,10 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
     """The model and its tokenizer. Raises UserError if either is missing, or if they do not fit each other."""
     changes = {"activation": s.activation} if s.activation else {}
     if s.init_from != "resume":
-        if s.init_from not in PRETRAINED and not os.path.isdir(s.init_from):
-            raise UserError(f"init_from={s.init_from!r} must be resume, {', '.join(PRETRAINED)}, or a local folder")
+        if s.init_from not in settings.PRETRAINED and not os.path.isdir(s.init_from):
+            raise UserError(
+                f"init_from={s.init_from!r} must be resume, {', '.join(settings.PRETRAINED)}, or a local folder"
+            )
         model = GPT.from_pretrained(s.init_from, changes)
         meta = dataset.read_meta(s.init_from)  # export.py leaves a meta.json
         print(f"sampling from {s.init_from}")

@@ -3,20 +3,18 @@
     python train.py config/train_shakespeare_char.py --batch_size=32
     torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2.py
 
-Every setting is a field of Settings; config files and --name=value flags set them (configurator.py).
+Every setting is a field of Settings (fusedgpt/settings.py); config files and --name=value flags set them.
 """
 
 import dataclasses
 import functools
 import gc
 import math
-import os
 import pathlib
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell's background job has it
@@ -40,7 +38,6 @@ from fusedgpt import (
     run_folder,
     timing,
 )
-from fusedgpt.attention import ATTENTION
 from fusedgpt.case import Case
 from fusedgpt.dataloader import Batch, DataLoader
 from fusedgpt.device import autocast, dtype_name, graphs_compiled, resolve_compile, resolve_device, resolve_dtype
@@ -49,106 +46,14 @@ from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.logger import Logger
 from fusedgpt.receipt import contradiction, observe
 from fusedgpt.saver import Saver
+from fusedgpt.settings import Settings, validate
 from fusedgpt.signals import catch_signals
-from model import GPT, PRETRAINED, GPTConfig
+from model import GPT, GPTConfig
 
-Attention = Literal[*ATTENTION, "auto"]
 Say = Callable[[str], None]  # prints a line
 ROOT = pathlib.Path(__file__).resolve().parent
 WARM_UP = 5  # steps that the summary of times leaves out: they still fill caches
 OF_ONE_START = ("init_from", "out_dir", "eval_only", "profile")  # settings that a resumed run does not take over
-
-
-@dataclasses.dataclass
-class Settings:
-    # files
-    out_dir: str = "out"  # folder for checkpoints, metrics.jsonl and run.json
-    # source of the weights: scratch, resume (the run in out_dir, with its settings), auto (resume if there is a run,
-    # else scratch), gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a local Hugging Face folder
-    init_from: str = "scratch"
-    eval_interval: int = 2000  # iterations (optimizer steps) between evaluations; each also saves a checkpoint
-    eval_iters: int = 200  # batches of each split that an evaluation reads, always the same ones
-    eval_only: bool = False  # only one evaluation, no training
-    profile: bool = False  # profile of one forward and backward, in out_dir/trace.json, for ui.perfetto.dev
-    # iterations between lines on the console; metrics.jsonl has every iteration. Between lines, evaluations and
-    # check_interval a GPU is not waited for, and with several processes a signal is not seen
-    log_interval: int = 1
-    always_save_checkpoint: bool = True  # False: a checkpoint only if the validation loss improved, and at the end
-    keep_checkpoints: int = 2  # the latest checkpoint and those before it that are kept; the best is kept in any case
-    # wandb
-    wandb_log: bool = False  # logging to Weights & Biases too (WANDB_MODE=offline works)
-    wandb_project: str = "owt"  # wandb project
-    wandb_run_name: str = "gpt2"  # wandb run name
-    # data
-    dataset: str = "openwebtext"  # folder of data/, or a path, with train.bin and val.bin
-    gradient_accumulation_steps: int = 40  # micro-batches in a step, summed over all processes
-    batch_size: int = 12  # sequences in a micro-batch
-    block_size: int = 1024  # context length in tokens
-    # model
-    n_layer: int = 12  # layers
-    n_head: int = 12  # attention heads
-    n_embd: int = 768  # channels, the width of the model
-    dropout: float = 0.0  # dropout probability; 0 is good for pretraining, 0.1 and more for fine-tuning
-    bias: bool = False  # biases in linear layers and LayerNorms
-    vocab_size: int | None = None  # number of token ids; None: that of the data's tokenizer
-    vocab_multiple: int = 64  # multiple that the vocabulary is padded to: 64 makes 50257 ids 50304, 1 does not pad
-    # form of GELU; gelu_tanh: GPT-2's; gelu: exact, nanoGPT's; None: that of the weights, gelu_tanh from scratch
-    activation: Literal["gelu_tanh", "gelu"] | None = None
-    # attention kernel: manual is hand-written; blocked: the same in blocks of queries; math, efficient, flash, cudnn:
-    # that SDPA kernel and no other; flash3, flash4: FlashAttention-3 or -4, from a package; flex: FlexAttention; sdpa:
-    # PyTorch picks; masked: the same, given a mask; auto: the fastest here that passes parity
-    attention: Attention = "sdpa"
-    # AdamW
-    learning_rate: float = 6e-4  # peak learning rate
-    max_iters: int = 600000  # training steps
-    max_seconds: float | None = None  # wall-clock limit; training then ends with an evaluation and a checkpoint
-    weight_decay: float = 1e-1  # weight decay of matrices and embeddings; vectors have none
-    beta1: float = 0.9  # decay of AdamW's running mean of gradients
-    beta2: float = 0.95  # decay of AdamW's running mean of squared gradients
-    grad_clip: float = 1.0  # largest norm of the gradient, which is scaled down to it; 0: no limit
-    max_bad_steps: int = 20  # steps in a row without a finite gradient, which are skipped; one more ends the run
-    # schedule
-    decay_lr: bool = True  # warm-up and schedule; False: learning_rate throughout
-    schedule: Literal["cosine", "constant"] = "cosine"  # learning rate after the linear warm-up
-    warmup_iters: int = 2000  # steps of warm-up
-    lr_decay_iters: int = 600000  # step at which the cosine reaches min_lr; usually max_iters
-    min_lr: float = 6e-5  # final learning rate, usually a tenth of the peak
-    # machine
-    backend: Literal["nccl", "gloo"] = "nccl"  # communication library of GPUs; CPUs always use gloo
-    device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of matrix products; weights are float32
-    compile: bool | Literal["auto"] = "auto"  # torch.compile; auto: on GPUs of NVIDIA and AMD
-    timeout: float = 300.0  # seconds that a process waits for another before it ends, because the other must be gone
-    seed: int = 1337  # seed of the weights, the batches and dropout; each has a random stream of its own
-    deterministic: bool = False  # only kernels and operations that are deterministic
-    check_interval: int = 100  # iterations between comparisons of the weights of all ranks
-
-
-def validate(s: Settings) -> None:
-    """Raise UserError for a number that no run can have."""
-    at_least_one = "batch_size block_size gradient_accumulation_steps n_layer n_head n_embd eval_interval eval_iters"
-    at_least_one += " log_interval vocab_multiple vocab_size keep_checkpoints check_interval"
-    for name in at_least_one.split():
-        if getattr(s, name) is not None and getattr(s, name) < 1:
-            raise UserError(f"{name}={getattr(s, name)} must be 1 or more")
-    at_least_zero = "max_iters max_bad_steps max_seconds warmup_iters learning_rate min_lr weight_decay"
-    for name in (*at_least_zero.split(), "grad_clip"):
-        if not 0 <= (getattr(s, name) or 0) < math.inf:
-            raise UserError(f"{name}={getattr(s, name)} must be 0 or more, and finite")
-    for name in ("dropout", "beta1", "beta2"):
-        if not 0 <= getattr(s, name) < 1:
-            raise UserError(f"{name}={getattr(s, name)} must be from 0 to just under 1")
-    if not 0 < s.timeout <= 30 * 24 * 3600:
-        raise UserError(f"timeout={s.timeout} must be seconds: more than 0, and at most 30 days")
-    if s.vocab_multiple > 2**20:
-        raise UserError(f"vocab_multiple={s.vocab_multiple} must be at most 2**20")
-    if not s.out_dir:
-        raise UserError("out_dir is empty: name a folder for the run")
-    if not 0 <= s.seed < 2**63:
-        raise UserError(f"seed={s.seed} must be from 0 to 2**63 - 1")
-    if s.init_from not in ("scratch", "resume", "auto", *PRETRAINED) and not os.path.isdir(s.init_from):
-        names = ", ".join(("scratch", "resume", "auto", *PRETRAINED))
-        raise UserError(f"init_from={s.init_from!r} must be {names}, or a local Hugging Face folder")
 
 
 @dataclasses.dataclass
