@@ -32,15 +32,15 @@ from fusedgpt import (
     determinism,
     distributed,
     flops,
-    kernels,
     memory,
     nonfinite,
     run_folder,
     timing,
+    tuning,
 )
 from fusedgpt.case import Case
 from fusedgpt.dataloader import Batch, DataLoader
-from fusedgpt.device import autocast, dtype_name, graphs_compiled, resolve_compile, resolve_device, resolve_dtype
+from fusedgpt.device import autocast, dtype_name, graphs_compiled, resolve_device, resolve_dtype
 from fusedgpt.environment import environment
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.logger import Logger
@@ -159,13 +159,14 @@ def as_built(s: Settings, config: GPTConfig, say: Say) -> Settings:
     return dataclasses.replace(s, **built)
 
 
-def choose_attention(s: Settings, case: Case, saved: dict | None, ranks, compiled: bool) -> tuple[str, dict]:
-    """The kernel for `case` on all ranks, and for auto the trial of each. Raises UserError if it cannot run here."""
-    before = saved.get("attention") if saved and saved["config"].get("attention") == "auto" else None
-    if s.attention == "auto":  # ranks could disagree about which kernel is fastest
-        pick = functools.partial(kernels.choose, "auto", case, before=before, compiled=compiled)
-        return ranks.broadcast(pick() if ranks.main else None)
-    return kernels.choose(s.attention, case)
+def settle(s: Settings, model: GPT, case: Case, batch: Batch, calls: int, saved: dict | None, ranks) -> tuning.Settled:
+    """What auto means in `s`, or meant in `saved`, on all ranks the same. Raises UserError as tuning.settle does."""
+    names = ("attention", "dtype", "compile")
+    before = {n: saved[n] for n in names if n in saved and saved["config"].get(n) == "auto"} if saved else None
+    decide = functools.partial(tuning.settle, s, model, case, batch, calls, before)
+    if "auto" not in (getattr(s, name) for name in names):
+        return decide()
+    return ranks.broadcast(decide() if ranks.main else None)  # ranks could disagree about what is fastest
 
 
 def restore(saved: dict, s: Settings, optimizer: Optimizer, scaler: GradScaler, model: GPT, say: Say) -> None:
@@ -201,15 +202,19 @@ def rehearse(state: TrainState, cast, trace: pathlib.Path | None) -> tuple[dict,
     return receipt, graphs
 
 
-def run_record(s: Settings, model: GPT, device, dtype, ranks: distributed.Ranks, **choices) -> dict:
-    """What run.json says: settings as resolved, the model, the machine, and the `choices` made for this run."""
-    peak, peak_source = flops.peak_flops(device, dtype)
+def run_record(s: Settings, model: GPT, device, ranks: distributed.Ranks, chosen: tuning.Settled, **seen) -> dict:
+    """What run.json says: settings as resolved, the model, the machine, and what was `chosen` and `seen` to run."""
+    peak, peak_source = flops.peak_flops(device, chosen.dtype)
     return {
         "settings": dataclasses.asdict(s),
         "model": dataclasses.asdict(model.config),
         "device": str(device),
-        "dtype": dtype_name(dtype),
-        **choices,
+        "dtype": dtype_name(chosen.dtype),
+        "dtype_trials": chosen.dtype_trials,
+        "compile": chosen.compiled,
+        "attention": chosen.attention,
+        "attention_trials": chosen.attention_trials,
+        **seen,
         "world_size": ranks.world,
         "launch": distributed.launch(),
         "tokens_per_step": s.gradient_accumulation_steps * s.batch_size * s.block_size,
@@ -240,7 +245,8 @@ def save(state: TrainState, saver: Saver, record: dict, meta: dict, say: Say) ->
     content = {"model": state.model.state_dict(), "model_args": config, "extra_model_args": extra}
     content |= {"optimizer": state.optimizer.state_dict(), "scaler": state.scaler.state_dict()}
     content |= {"iter_num": state.iteration, "best_val_loss": state.best_val_loss, "best_iter": state.best_iter}
-    content |= {"config": record["settings"], "attention": attention, "meta": meta}
+    content |= {"config": record["settings"], "meta": meta, "attention": attention}
+    content |= {"dtype": record["dtype"], "compile": record["compile"]}  # for auto, when the run is resumed
     saver.save(content)
 
 
@@ -470,8 +476,6 @@ def main(s: Settings) -> None:
     distributed.join(ranks, s.backend, device, s.timeout)
     s = ranks.broadcast(where_to_start(s))  # not every node may see the same files
     micro_steps = ranks.micro_steps(s.gradient_accumulation_steps)
-    dtype = resolve_dtype(s.dtype, device)
-    cast = autocast(device, dtype)
     if s.deterministic:
         determinism.require_deterministic()
     out_dir = pathlib.Path(s.out_dir)
@@ -483,20 +487,24 @@ def main(s: Settings) -> None:
     lock = run_folder.lock(out_dir) if ranks.main and not s.eval_only else None
     saved, path = run_folder.load_latest(out_dir, logger.say) if s.init_from == "resume" else (None, None)
 
-    fit = dict(batch_size=s.batch_size, device=device, dtype=dtype, backward=not s.eval_only)
-    check_memory = functools.partial(memory.check_training, **fit)
+    fit = dict(batch_size=s.batch_size, device=device, dtype=resolve_dtype(s.dtype, device))
+    check_memory = functools.partial(memory.check_training, **fit, backward=not s.eval_only)
     model = build_model(s, meta, saved, check_memory, logger.say)
     check_memory(model.config)
     model.to(device)
     s = as_built(s, model.config, logger.say)
     dataset.check_fit(meta, s.vocab_size, f"dataset={s.dataset}")
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
+    # what auto means, by timing
+    start, best = (saved["iter_num"], (saved["best_val_loss"], saved["best_iter"])) if saved else (0, (math.inf, None))
+    batches = loader.batches(start, micro_steps)
+    batch = next(batches)
     dropout = 0.0 if s.eval_only else s.dropout
-    case = Case.of_model(s, s.batch_size, device, dtype, dropout=dropout, backward=not s.eval_only)
-    compiled, why_eager = resolve_compile(s.compile, device)
-    attention, trials = choose_attention(s, case, saved, ranks, compiled)
-    model.use_attention(attention)
-    if compiled:
+    case = Case.of_model(s, s.batch_size, device, fit["dtype"], dropout=dropout, backward=not s.eval_only)
+    chosen = settle(s, model, case, batch, (s.max_iters - start) * len(micro_steps), saved, ranks)
+    cast = autocast(device, chosen.dtype)
+    model.use_attention(chosen.attention)
+    if chosen.compiled:
         model.compile()
         if device.type == "cpu":
             memory.keep_freed_memory()
@@ -504,31 +512,26 @@ def main(s: Settings) -> None:
     # what the loop owns
     optimizer = model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device.type)
     # float16 rounds gradients below 3e-8 to 0, so the loss is scaled up for backward; bfloat16 has float32's range
-    scaler = GradScaler(device.type, enabled=dtype == torch.float16)
+    scaler = GradScaler(device.type, enabled=chosen.dtype == torch.float16)
     saver = Saver(out_dir, s.keep_checkpoints, lock, logger.say)
-    start, best = 0, (math.inf, None)
     if saved:
-        start, best = saved["iter_num"], (saved["best_val_loss"], saved["best_iter"])
         restore(saved, s, optimizer, scaler, model, logger.say)
         saver.resume(saved, path)
         saved = None  # its tensors are mapped from a file that may be replaced
     if len(starts := set(ranks.gather(start))) > 1:
         raise UserError(f"nodes have different checkpoints in {out_dir}, of iterations {starts}: let them share it")
-    batches = loader.batches(start, micro_steps)
     parallel = distributed.wrap(model, ranks, device)  # before it compiles: the graph is cut at DDP's gradient buckets
     clock = timing.StepClock(device)
-    state = TrainState(model, optimizer, scaler, start, *best, parallel, batches, next(batches), clock)
+    state = TrainState(model, optimizer, scaler, start, *best, parallel, batches, batch, clock)
     del parallel  # the state holds the only reference, so that DDP can be freed at the end
 
     # the receipt, and what is about to run, said and written down
     trace = out_dir / ".trace.json" if s.profile and ranks.main else None  # until an earlier run's is set aside
     receipt, graphs = (None, None) if s.eval_only else rehearse(state, cast, trace)
-    if receipt and (reason := contradiction(attention, receipt, case)):
+    if receipt and (reason := contradiction(chosen.attention, receipt, case)):
         raise UserError(reason)
-    choices = {"compile": compiled, "attention": attention, "attention_trials": trials, "receipt": receipt}
-    choices |= {"graphs": graphs}
-    record = run_record(s, model, device, dtype, ranks, **choices)
-    logger.announce(record, why_eager)
+    record = run_record(s, model, device, ranks, chosen, receipt=receipt, graphs=graphs)
+    logger.announce(record, chosen.why_eager)
     if ranks.main and not s.eval_only:
         logger.open(out_dir, start, record)
         if trace:

@@ -1,4 +1,4 @@
-"""The settings device, dtype and compile, resolved against the machine: what `auto` means here."""
+"""The settings device, dtype and compile, resolved against the machine."""
 
 import contextlib
 
@@ -64,7 +64,7 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
 def resolve_compile(setting: bool | str, device: torch.device) -> tuple[bool, str]:
     """Whether to compile, and if not, why. 'auto' compiles on a GPU; True compiles if this machine can."""
     if setting is False or (setting == "auto" and device.type != "cuda"):
-        return False, "" if setting is False else "compile=auto: on GPUs only"
+        return False, ""
     reason = why_no_compiler(device)
     return reason is None, f"torch.compile cannot work here: {reason}" if reason else ""
 

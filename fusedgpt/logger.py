@@ -98,8 +98,11 @@ class Logger:
         graphs = f" ({r['graphs']} graph{'s' if r['graphs'] != 1 else ''})" if r["graphs"] else ""
         mode = f"compiled{graphs}" if r["compile"] else f"eager ({why_eager})" if why_eager else "eager"
         self.say(f"machine: {r['device']} ({r['environment']['device']}), {r['dtype']}, {mode}")
+        for name, ms in r["dtype_trials"].items():
+            self.say(f"  {name}: {ms:.1f} ms forward and backward")
         for name, trial in r["attention_trials"].items():
-            self.say(f"  {name}: {trial['refused'] or format(trial['median_ms'], '.3f') + ' ms, parity passed'}")
+            passed = ", parity passed" if "errors" in trial else ""
+            self.say(f"  {name}: {trial['refused'] or format(trial['p10_ms'], '.3f') + ' ms' + passed}")
         directions = ("forward", "backward") if r["receipt"] else ()
         seen = "".join(f"; {direction} seen: {' + '.join(r['receipt'][direction])}" for direction in directions)
         self.say(f"attention: {r['attention']}{' (the pick of auto)' if r['attention_trials'] else ''}{seen}")

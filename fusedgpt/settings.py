@@ -50,7 +50,7 @@ class Settings:
     # attention kernel: manual is hand-written; blocked: the same in blocks of queries; math, efficient, flash, cudnn:
     # that SDPA kernel and no other; flash3, flash4: FlashAttention-3 or -4, from a package; flex: FlexAttention; sdpa:
     # PyTorch picks; masked: the same, given a mask; auto: the fastest here that passes parity
-    attention: Attention = "sdpa"
+    attention: Attention = "auto"
     # AdamW
     learning_rate: float = 6e-4  # peak learning rate
     max_iters: int = 600000  # training steps
@@ -69,8 +69,10 @@ class Settings:
     # machine
     backend: Literal["nccl", "gloo"] = "nccl"  # communication library of GPUs; CPUs always use gloo
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of matrix products; weights are float32
-    compile: bool | Literal["auto"] = "auto"  # torch.compile; auto: on GPUs of NVIDIA and AMD
+    # dtype of matrix products; weights are float32. auto: bfloat16, or what the device has; on a CPU timed
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    # torch.compile; auto: on GPUs of NVIDIA and AMD, and on a CPU if the run takes more than half an hour
+    compile: bool | Literal["auto"] = "auto"
     timeout: float = 300.0  # seconds that a process waits for another before it ends, because the other must be gone
     seed: int = 1337  # seed of the weights, the batches and dropout; each has a random stream of its own
     deterministic: bool = False  # only kernels and operations that are deterministic

@@ -71,8 +71,9 @@ def small(out_dir, data, **settings):
     """Settings of a run of a tiny model that takes a second on a CPU."""
     tiny = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, batch_size=4, gradient_accumulation_steps=1)
     quick = dict(max_iters=10, eval_interval=5, eval_iters=4, learning_rate=1e-2, warmup_iters=2, lr_decay_iters=100)
-    machine = dict(device="cpu", dtype="float32", compile=False, out_dir=str(out_dir), dataset=str(data))
-    return train.Settings(**{**tiny, **quick, **machine, **settings})
+    machine = dict(device="cpu", dtype="float32", compile=False, attention="sdpa")
+    files = dict(out_dir=str(out_dir), dataset=str(data))
+    return train.Settings(**{**tiny, **quick, **machine, **files, **settings})
 
 
 def run(out_dir, data, **settings):

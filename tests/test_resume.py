@@ -235,9 +235,9 @@ def wait_for(path, seconds=10):
 
 
 def test_a_run_resumed_with_auto_keeps_its_kernel(tmp_path, data, monkeypatch):
-    monkeypatch.setattr(train.kernels, "fastest", lambda *_, **__: ("manual", {}))
+    monkeypatch.setattr(train.tuning.kernels, "fastest", lambda *_, **__: ("manual", {}))
     run(tmp_path, data, attention="auto")
-    monkeypatch.setattr(train.kernels, "fastest", lambda *_, **__: ("math", {}))
+    monkeypatch.setattr(train.tuning.kernels, "fastest", lambda *_, **__: ("math", {}))
     run(tmp_path, data, attention="auto", max_iters=15, init_from="resume")
     assert json.loads((tmp_path / "run.json").read_text())["attention"] == "manual"
 

@@ -175,7 +175,7 @@ def test_peak_memory_is_that_of_the_steps(tmp_path, data, monkeypatch):
 
 def test_one_graph_trains_and_one_evaluates(tmp_path, data, monkeypatch):
     made = CompileCounterWithBackend("aot_eager")
-    monkeypatch.setattr(train, "resolve_compile", lambda *_: (True, ""))
+    monkeypatch.setattr(train.tuning, "resolve_compile", lambda *_: (True, ""))
     monkeypatch.setattr(GPT, "compile", lambda self: torch.nn.Module.compile(self, backend=made))
     run(tmp_path, data, max_iters=9, eval_interval=2, gradient_accumulation_steps=2)  # five evaluations
     assert made.frame_count == 2

@@ -38,7 +38,7 @@ IMPORTS = {
 
 def test_the_files_are_found():
     assert {*SCRIPTS, "model", "configurator", "fusedgpt.bench.ladder", "data.shakespeare.prepare"} <= MODULES.keys()
-    assert "fusedgpt.kernels" in IMPORTS["train"]
+    assert "fusedgpt.tuning" in IMPORTS["train"]
 
 
 def test_no_module_imports_itself_through_others():

@@ -12,6 +12,7 @@ import sys
 import torch
 
 from fusedgpt.bench.settings import Trained
+from fusedgpt.device import dtype_name, resolve_device, resolve_dtype
 from fusedgpt.errors import UserError
 from fusedgpt.logger import read_metrics, read_record
 from fusedgpt.timing import summary
@@ -37,10 +38,14 @@ UNUSED = {
 
 
 def settings(s: Trained, own: type) -> dict:
-    """The settings of `s` that train.py has: all but those that the kind's Settings, `own`, adds."""
+    """The settings of `s` that train.py has: all but those that the kind's Settings, `own`, adds.
+
+    The dtype is named, as the row's comparison with float64 takes it: train.py would time which one is faster.
+    """
     added = {field.name for field in dataclasses.fields(own)}
     shared = {field.name: getattr(s, field.name) for field in dataclasses.fields(s) if field.name not in added}
-    return shared | {"max_iters": s.steps, "device": s.device, "profile": s.profile}
+    dtype = dtype_name(resolve_dtype(s.dtype, resolve_device(s.device)))
+    return shared | {"max_iters": s.steps, "device": s.device, "profile": s.profile, "dtype": dtype}
 
 
 def run(
