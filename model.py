@@ -79,9 +79,9 @@ class CausalSelfAttention(nn.Module):
         B, T, C = x.shape
         q, k, v = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)  # (B, nh, T, hs)
         if cache is not None:
-            k, v = cache.extend(k, v)  # (B, nh, Tk, hs): earlier keys first
+            k, v = cache.extend(k, v)  # (B, nh, Tk, hs): earlier keys first, in the cache's dtype
         # SDPA applies the dropout that it is given even in evaluation, unlike nn.Dropout
-        y = self.attend(q, k, v, self.dropout if self.training else 0.0)
+        y = self.attend(q.to(k.dtype), k, v, self.dropout if self.training else 0.0).to(q.dtype)
         return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)))
 
 
@@ -166,7 +166,7 @@ class GPT(nn.Module):
         T, past = idx.size(1), cache[0].length if cache else 0
         if past + T > self.config.block_size:
             raise UserError(f"{past + T} tokens are more than block_size={self.config.block_size}: crop the input")
-        pos = torch.arange(past, past + T, device=idx.device)
+        pos = cache[0].positions(T, idx.device) if cache else torch.arange(T, device=idx.device)
         x = self.transformer.drop(self.transformer.wte(idx) + self.transformer.wpe(pos))  # (B, T, C)
         for layer, block in enumerate(self.transformer.h):
             x = block(x, cache[layer] if cache else None)

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 
 from configurator import configure
-from fusedgpt import checkpoint, dataset, generate, kernels, memory, run_folder, settings
+from fusedgpt import checkpoint, dataset, decode, generate, kernels, memory, run_folder, settings
 from fusedgpt.case import Case
 from fusedgpt.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
 from fusedgpt.errors import UserError, one_sentence
@@ -43,8 +43,10 @@ class Settings:
     stop: str = ""  # text that ends a sample when it appears
     seed: int = 1337  # seed of the draws: the same seed gives the same samples
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of the weights and all products
-    compile: bool | Literal["auto"] = False  # torch.compile, which pays off for long samples; auto: on GPUs
+    # dtype of weights and products; auto: the fastest, for the prompt and for each token
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    # torch.compile of the decode step, which pays off for long samples; auto: on GPUs
+    compile: bool | Literal["auto"] = False
     attention: settings.Attention = "sdpa"  # attention kernel, as in train.py; auto times a prompt of block_size tokens
     # form of GELU; gelu_tanh: GPT-2's; gelu: exact, nanoGPT's; None: that of the weights
     activation: Literal["gelu_tanh", "gelu"] | None = None
@@ -136,22 +138,39 @@ class Sample:
         return self.text[start : self.shown]
 
 
-def prepare_model(s: Settings, model: GPT, device: torch.device, dtype: torch.dtype) -> str:
-    """Move `model` to the device, choose its attention kernel and compile it; returns the kernel's name.
+def prepare(s: Settings, model: GPT, prompt_length: int, device: torch.device) -> decode.Engine:
+    """`model`, ready to generate on the device, with its attention kernel, dtypes and compiler chosen.
 
     Raises UserError if the kernel cannot run here, or cannot be compiled.
     """
+    dtype = generate.cache_dtype(device, resolve_dtype(s.dtype, device))  # attention is computed in the cache's
     prompt = Case.of_model(model.config, s.num_samples, device, dtype, backward=False)
     # a kernel may take a whole prompt and refuse one token after many
     compiled, why_eager = resolve_compile(s.compile, device)
     attention, _ = kernels.choose(s.attention, prompt, prompt.one_query(), compiled=compiled)
     model.use_attention(attention)
-    model.to(device, dtype).eval()
-    if compiled:
-        model.compile(dynamic=True)  # the cache grows by one token each step
-    elif why_eager:
-        print(why_eager)
-    return attention
+    engine = decode.prepare(model, device, s.dtype, s.num_samples, prompt_length, compiled)
+    for line in filter(None, (why_eager, engine.chosen)):
+        print(line, file=sys.stderr)
+    return engine
+
+
+def report(engine: decode.Engine, s: Settings, drawn: int, first: float, rest: float, device: torch.device) -> str:
+    """What is printed at the end: the rate, the first token's time, the bandwidth, the kernel and the dtypes."""
+    total = s.num_samples * drawn
+    prefill, one = map(dtype_name, engine.dtypes)
+    lines = [
+        f"{s.num_samples} x {drawn} tokens in {first + rest:.1f} s: {total / (first + rest):,.1f} tokens/s, the first"
+        f" after {first:.2f} s (attention {engine.config.attention}, prefill {prefill}, decode {one}, {device})"
+    ]
+    if drawn > 1:
+        steps, memory_s = (drawn - 1) / rest, memory.bandwidth(device)
+        read = engine.bytes_per_step * steps
+        lines.append(
+            f"decode: {s.num_samples * steps:,.1f} tokens/s; it reads {read / 1e9:,.1f} GB/s of weights,"
+            f" {read / memory_s:.0%} of the memory's {memory_s / 1e9:,.1f} GB/s"
+        )
+    return "\n".join(lines)
 
 
 def main(s: Settings) -> None:
@@ -162,28 +181,23 @@ def main(s: Settings) -> None:
     model, tokenizer = load(s)
     text, ids = read_prompt(s, tokenizer, model.config.vocab_size)
     memory.check_sampling(model.config, s.num_samples, len(ids) + s.max_new_tokens, device, dtype)
-    attention = prepare_model(s, model, device, dtype)
+    engine = prepare(s, model, len(ids), device)
+    del model  # its weights, if the engine has others
     prompt = torch.tensor([ids], device=device).repeat(s.num_samples, 1)
     samples = [Sample(text, tokenizer, s.stop) for _ in range(s.num_samples)]
     generator = torch.Generator(device).manual_seed(s.seed)
-    began, drawn = time.perf_counter(), 0
-    for new in generate.new_tokens(
-        model, prompt, s.max_new_tokens, s.temperature, s.top_k, s.top_p, generator, tokenizer.vocab_size
-    ):
-        drawn += 1
+    draws = s.temperature, s.top_k, s.top_p, generator, tokenizer.vocab_size
+    began, times = time.perf_counter(), []
+    for new in generate.new_tokens(engine, prompt, s.max_new_tokens, *draws, cache=engine.cache):
         for sample, token in zip(samples, new[:, 0].tolist()):
             sample.add(token)
+        times.append(time.perf_counter())  # the ids are here: the device has been waited for
         print(samples[0].unshown(complete=False), end="", flush=True)  # the others are shown once they are complete
         if all(sample.ended for sample in samples):
             break
-    seconds = time.perf_counter() - began
     for sample in samples:
         print(sample.unshown(complete=True), end="\n---------------\n")
-    print(
-        f"{s.num_samples} x {drawn} tokens in {seconds:.1f} s: {s.num_samples * drawn / seconds:,.1f} tokens/s"
-        f" (attention {attention}, {dtype_name(dtype)}, {device})",
-        file=sys.stderr,
-    )
+    print(report(engine, s, len(times), times[0] - began, times[-1] - times[0], device), file=sys.stderr)
 
 
 if __name__ == "__main__":

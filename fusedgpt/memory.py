@@ -4,13 +4,16 @@ import contextlib
 import ctypes
 import itertools
 import os
+import statistics
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from fusedgpt import timing
 from fusedgpt.errors import UserError
+from fusedgpt.generate import cache_dtype
 from fusedgpt.profiler import profile
 
 TRAINED = 16  # bytes a parameter: weight, gradient and AdamW's two moments, in float32
@@ -72,6 +75,16 @@ def total_memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def bandwidth(device: torch.device) -> float:
+    """Bytes a second that PyTorch reads from the memory of `device`: the median of five sums over 256 MiB.
+
+    That is far more than a CPU's caches hold; on a GPU it is four times as much.
+    """
+    words = torch.ones(2**26 if device.type == "cpu" else 2**28, device=device)
+    ms = timing.samples(words.sum, device, count=5, warmup=1)
+    return words.nbytes / (statistics.median(ms) / 1e3)
+
+
 def check_training(
     config: Any, batch_size: int, device: torch.device, dtype: torch.dtype, backward: bool = True
 ) -> None:
@@ -93,9 +106,11 @@ def check_training(
 def check_sampling(config: Any, samples: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
     """Raise UserError if `samples` of `length` tokens certainly cannot be drawn together on `device`.
 
-    Counted are the keys and values of a model of `config` (a GPTConfig) in `dtype`, and the logits of one position.
+    Counted are the keys and values of a model of `config` (a GPTConfig) in `dtype`, as the cache keeps them, and the
+    logits of one position.
     """
-    cached = 2 * config.n_layer * config.n_embd * min(length, config.block_size) * dtype.itemsize
+    kept = cache_dtype(device, dtype).itemsize
+    cached = 2 * config.n_layer * config.n_embd * min(length, config.block_size) * kept
     needed = samples * (cached + config.padded_vocab_size * dtype.itemsize)
     _require(needed, device, f"a batch of {samples} samples of {length} tokens", "lower --num_samples")
 

@@ -1,0 +1,198 @@
+"""A model made ready to generate on this machine: a dtype for each phase, and a decode step that may be compiled.
+
+Prefill reads a whole prompt and is bound by products; decode reads every weight for one token and is bound by memory.
+So the dtype that is fastest for one may be slow for the other: on a CPU (2 cores of a Zen 5, PyTorch 2.13, GPT-2 124M),
+a prompt of 32 tokens takes 0.07 s in float32, 0.02 in bfloat16 and 0.14 in float16; a token 33, 14 and 9 ms.
+
+B samples, T prompt ids, S = block_size, nh heads, hs head size.
+"""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusedgpt import timing
+from fusedgpt.device import dtype_name, resolve_dtype
+from fusedgpt.generate import LayerCache, new_cache
+
+PRECISE_FIRST = (torch.float32, torch.float16, torch.bfloat16)
+WORTH = 0.9  # a coarser dtype must take at most this share of the time: noise decides nothing, a seed draws the same
+FAR_BEYOND_CACHE = 2**25  # weights to decode with: 64 MiB in 16 bits
+ROWS = 64  # tokens to prefill with: more change no order, and float16 may be slow
+MASKABLE = ("sdpa", "masked")  # kernels that can be told by a mask how much of a buffer is filled
+
+
+class Engine:
+    """A model for generate.new_tokens, called in one dtype with several ids and in another with one.
+
+    `dtypes` are those of prefill and decode; `chosen` says why, in a line, and is empty if nothing was measured.
+    `cache` is for new_tokens, call after call: a CUDA graph is bound to its buffers.
+    """
+
+    def __init__(self, prefill: nn.Module, decode: nn.Module, dtypes: tuple[torch.dtype, torch.dtype], chosen: str):
+        self.prefill, self.decode, self.dtypes, self.chosen = prefill, decode, dtypes, chosen
+        self.config, self.cache = prefill.config, new_cache(prefill.config)
+        # all but the positions: a step reads one row of them
+        self.bytes_per_step = decode.get_num_params() * dtypes[1].itemsize
+
+    def __call__(self, idx: Tensor, cache: list[LayerCache]) -> tuple[Tensor, None]:
+        """Logits (B, 1, V) after `idx` (B, T), as the model's forward."""
+        one = idx.size(1) == 1 and cache[0].length > 0
+        return (self.decode if one else self.prefill)(idx, cache=cache)
+
+
+@torch.no_grad()
+def prepare(
+    model: nn.Module,
+    device: torch.device,
+    dtype: str = "auto",
+    batch_size: int = 1,
+    prompt_length: int = 32,
+    compiled: bool = False,
+) -> Engine:
+    """`model` (a GPT) ready to generate on `device`. `model` itself is not changed, and may be freed afterwards.
+
+    dtype 'auto' times both phases in each dtype on a CPU, for `batch_size` prompts of `prompt_length`; on other devices
+    it is resolve_dtype's. Any other name is that of both phases. compiled: torch.compile for the decode step, which
+    becomes one CUDA graph on a GPU if the model's attention is one of MASKABLE.
+    """
+    chosen = ""
+    if dtype == "auto" and device.type == "cpu":
+        prefill, decode, chosen = _fastest_dtypes(model, batch_size, prompt_length)
+    else:
+        prefill = decode = resolve_dtype(dtype, device)
+    first = converted(model, device, prefill).eval()
+    second = first if prefill == decode else converted(model, device, decode).eval()
+    engine = Engine(first, second, (prefill, decode), chosen)
+    if compiled and device.type == "cuda" and model.config.attention in MASKABLE:
+        engine.decode = GraphedStep(second)
+    elif compiled:
+        # dynamic, because the cache grows by one token each step. On 2 CPU cores a step of GPT-2 124M takes 8.8 ms
+        # eager, 8.6 ms compiled, and 7.7 ms if the calls between the kernels are compiled as well
+        options = {"cpp_wrapper": True} if device.type == "cpu" else None
+        engine.decode = torch.compile(second, dynamic=True, options=options)
+    return engine
+
+
+def converted(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """`module` with its weights on `device` in `dtype`: a copy that shares those that are so already. Ties hold."""
+    weights = {id(p): nn.Parameter(p.detach().to(device, dtype), requires_grad=False) for p in module.parameters()}
+    return copy.deepcopy(module, weights)  # deepcopy takes from its memo what it would copy
+
+
+def _fastest_dtypes(model, B, T):
+    """The dtypes of prefill and decode that are fastest on this CPU, and the times in words."""
+    blocks = model.transformer.h
+    size = sum(p.numel() for p in blocks[0].parameters())
+    several = blocks[: max(1, FAR_BEYOND_CACHE // size)]
+    decode = {d: _milliseconds(several, (B, 1), d) for d in PRECISE_FIRST}
+    rows = min(T, max(1, ROWS // B))
+    prefill = {d: _milliseconds(blocks[:1], (B, rows), d) for d in PRECISE_FIRST} if rows > 1 else decode
+    fastest = [_first_worth_it(times) for times in (prefill, decode)]
+    said = [", ".join(f"{dtype_name(d)} {ms:.2f}" for d, ms in times.items()) for times in (prefill, decode)]
+    layers = f"{len(several)} layer{'s' if len(several) > 1 else ''}"
+    return *fastest, f"ms for a layer and {B} x {rows} tokens: {said[0]}; for {layers} and {B} x 1: {said[1]}"
+
+
+def _first_worth_it(times):
+    best = next(iter(times))
+    for dtype, ms in times.items():
+        best = dtype if ms < WORTH * times[best] else best
+    return best
+
+
+def _milliseconds(blocks, shape, dtype):
+    """The least of five calls of `blocks` on (B, T) tokens: what else the machine does only adds."""
+    cpu = torch.device("cpu")
+    blocks = converted(blocks, cpu, dtype).eval()
+    x = torch.ones(*shape, blocks[0].ln_1.weight.numel(), dtype=dtype)
+
+    def step():
+        y = x
+        for block in blocks:
+            y = block(y, LayerCache(shape[1]))
+
+    return min(timing.samples(step, cpu, count=5, warmup=1))
+
+
+class StaticLayer:
+    """A view of a LayerCache whose shapes never change: the next key goes to a position that is held by a tensor."""
+
+    def __init__(self, layer: LayerCache, position: Tensor):
+        self.k, self.v, self.position, self.length = layer.k, layer.v, position, 0
+
+    def positions(self, T: int, device: torch.device) -> Tensor:
+        """The position (1,) of the next id. T is 1."""
+        return self.position
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write k and v (B, nh, 1, hs); return the whole buffers, (B, nh, S, hs), filled or not."""
+        self.k.index_copy_(2, self.position, k.to(self.k.dtype))
+        self.v.index_copy_(2, self.position, v.to(self.v.dtype))
+        return self.k, self.v
+
+
+class StaticStep:
+    """A decode step of static shapes: attention over the whole buffers, with a mask of what is filled.
+
+    `capture` makes the function that is called each time from one that reads and writes tensors in place.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # the same weights
+        for block in self.model.transformer.h:
+            block.attn.attend = self._attend
+        self.buffers = None
+
+    def __call__(self, idx: Tensor, cache: list[LayerCache]) -> tuple[Tensor, None]:
+        """Logits (B, 1, V) after one more id each, `idx` (B, 1)."""
+        if self.buffers is not cache[0].k:  # another cache: other addresses
+            self._bind(idx, cache)
+        self.idx.copy_(idx)
+        self.position.fill_(cache[0].length)
+        for layer in cache:
+            layer.length += 1
+        return self.run(), None
+
+    def _bind(self, idx, cache):
+        # zeros, because what is masked has weight 0, and 0 x NaN would be NaN
+        for layer in cache:
+            layer.k[:, :, layer.length :], layer.v[:, :, layer.length :] = 0, 0
+        self.buffers, self.idx = cache[0].k, idx.clone()
+        self.position = torch.tensor([cache[0].length], device=idx.device)
+        self.static = [StaticLayer(layer, self.position) for layer in cache]
+        self.every = torch.arange(cache[0].capacity, device=idx.device)
+        self.run = self.captured()
+
+    def captured(self):
+        """What is called for each token, here the step itself."""
+        return self._logits
+
+    def _logits(self):
+        return self.model(self.idx, cache=self.static)[0]
+
+    def _attend(self, q, k, v, dropout_p):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=(self.every <= self.position)[None])
+
+
+class GraphedStep(StaticStep):
+    """A StaticStep, compiled and replayed as one CUDA graph: a GPU waits for Python once a token, not 200 times."""
+
+    def captured(self):
+        """The replay. Warm-up and capture write the step's own keys only, which the first replay writes again."""
+        step, graph, side = torch.compile(self._logits, dynamic=False), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph):
+            logits = step()
+
+        def run():
+            graph.replay()
+            return logits
+
+        return run
