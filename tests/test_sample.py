@@ -1,5 +1,6 @@
 """Sampling, run as a user does."""
 
+import re
 import runpy
 import subprocess
 import sys
@@ -88,6 +89,19 @@ def test_a_stop_text_ends_each_sample_before_it(run, capsys):
 
 def test_a_stop_text_in_the_prompt_does_not_count(run, capsys):
     assert len(drawn(run, capsys, start="!!!", stop="!!!", max_new_tokens=5)[0]) > 3
+
+
+def test_what_was_chosen_and_how_fast_it_was_is_said(run, capsys):
+    drawn(run, capsys, dtype="auto")  # stdout holds the samples and nothing else
+    settings = sample.Settings(out_dir=str(run), device="cpu", start="!", num_samples=2, max_new_tokens=40)
+    sample.main(settings)
+    err = capsys.readouterr().err
+    assert re.search(r"^ms for a layer .*float32 [\d.]+, float16 [\d.]+, bfloat16 [\d.]+", err, re.M), err
+    kinds = "(float32|float16|bfloat16)"
+    last = r"2 x 40 tokens in [\d.]+ s: [\d.,]+ tokens/s, the first after [\d.]+ s "
+    assert re.search(rf"^{last}\(attention sdpa, prefill {kinds}, decode {kinds}, cpu\)$", err, re.M), err
+    rate = r"^decode: [\d.,]+ tokens/s; it reads [\d.]+ GB/s of weights, \d+% of the memory's [\d.,]+ GB/s$"
+    assert re.search(rate, err, re.M), err
 
 
 def test_a_prompt_from_a_file(run, capsys, tmp_path):
