@@ -1,4 +1,4 @@
-"""Bytes: what a process or a call holds at its peak, what a model needs at least, and what a machine has."""
+"""Bytes: what a process or a call holds at its peak, what a model needs at least, what a machine has and reads."""
 
 import contextlib
 import ctypes

@@ -100,7 +100,7 @@ def results(root, folder):
     yield from train("two ranks", prefix=two, **RUNS["dropout"])
     draw = ("sample.py", f"--out_dir={folder / 'dropout'}", "--start=A", "--num_samples=2", "--max_new_tokens=40")
     yield "sample", sha(script(*draw, "--device=cpu", "--dtype=float32").split("\n", 1)[1])
-    yield "sample, greedy", sha(script(*draw, "--device=cpu", "--temperature=0").split("\n", 1)[1])
+    yield "sample, greedy", sha(script(*draw, "--device=cpu", "--dtype=bfloat16", "--temperature=0").split("\n", 1)[1])
     script("export.py", folder / "dropout", folder / "hf")
     yield "export: weights", sha((folder / "hf" / "model.safetensors").read_bytes())
     yield "export: config", sha((folder / "hf" / "config.json").read_bytes())
