@@ -5,8 +5,9 @@
     python bench.py gpu                                 the tests that need a GPU, then all of these kinds (make gpu)
 
 KIND is ladder (the default: PyTorch's article, rung by rung), sweep (attention over lengths), prefill (time to the
-first token), numerics (errors against float64) or max_batch (the largest micro-batch). Each has settings of its own:
-python bench.py KIND --help. A run that was interrupted continues when the same command is given again.
+first token), numerics (errors against float64), max_batch (the largest micro-batch) or peers (beside transformers'
+GPT-2 and nanoGPT). Each has settings of its own: python bench.py KIND --help. A run that was interrupted continues when
+the same command is given again.
 """
 
 import dataclasses
@@ -21,13 +22,14 @@ import sys
 
 from configurator import configure, subclass
 from fusedgpt import settings, timing
-from fusedgpt.bench import campaign, ladder, max_batch, numerics, prefill, report, rows, sweep, training
+from fusedgpt.bench import campaign, ladder, max_batch, numerics, peers, prefill, report, rows, sweep, training
 from fusedgpt.device import resolve_device
 from fusedgpt.environment import environment, machine_state
 from fusedgpt.errors import UserError, one_sentence
 
 ROOT = pathlib.Path(__file__).resolve().parent
 KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
+KINDS |= {"peers": peers}
 NOT_IDENTITY = ("results", "only", "profile", "max_seconds")  # settings that do not change what a row measures
 
 
@@ -118,7 +120,9 @@ def validate(kind, s) -> None:
             raise UserError(f"{setting}={seconds} must be more than 0, and finite")
     if kind.TRAINS:
         settings.validate(s)
-    for setting, least in (("repeats", 1), ("warmup", 0), ("steps", training.WARM_UP + 1)):
+    least_of = {"repeats": 1, "warmup": 0, "rounds": 1, "new_tokens": 1}
+    least_of |= dict.fromkeys(("steps", "iterations"), training.WARM_UP + 1)
+    for setting, least in least_of.items():
         if getattr(s, setting, least) < least:
             raise UserError(f"{setting}={getattr(s, setting)} must be {least} or more")
     if not 0 < getattr(s, "memory_gb", 1) < math.inf:

@@ -21,7 +21,7 @@ def environment(device: torch.device) -> dict:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
-        "commit": _commit(),
+        "commit": commit(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
     }
     if device.type == "cuda":
         found |= {"cuda": torch.version.cuda or f"ROCm {torch.version.hip}", "cudnn": torch.backends.cudnn.version()}
@@ -60,9 +60,9 @@ def _cpuinfo(name):
         return [line.split(":")[1].strip() for line in file if line.startswith(name)]
 
 
-def _commit():
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    git = ["git", "-C", root, "describe", "--always", "--dirty", "--abbrev=12"]
+def commit(folder: str) -> str | None:
+    """The commit of the clone in `folder`, marked if files of it were changed since; None if it is no clone."""
+    git = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -66,7 +66,11 @@ def _disturbances(rows):
 
 def _named(row):
     """A row in words, with its length if it has one."""
-    keys = ("model", "heads", "pass", "attention", "T") if "T" in row else ("rung", "path", "pair", "attention")
+    keys = (
+        ("model", "heads", "pass", "attention", "T")
+        if "T" in row
+        else ("rung", "part", "peer", "round", "path", "pair", "attention")
+    )
     return ", ".join(str(row[key]) for key in keys if key in row) or "a row"
 
 
@@ -75,7 +79,7 @@ def _failures(rows):
     reasons = {}
     for row in rows:
         if row["status"] != "measured":
-            named = next((row[key] for key in ("rung", "path", "pair", "attention") if key in row), "a row")
+            named = next((row[key] for key in ("rung", "peer", "path", "pair", "attention") if key in row), "a row")
             if row["status"] != "refused" and "T" in row:
                 named = _named(row)
             reasons.setdefault((row["status"], row["reason"]), {})[named] = None

@@ -75,15 +75,15 @@ def run(
     for name in ("ckpt.pt", "best.pt"):
         (out_dir / name).unlink(missing_ok=True)
     if done.returncode:
-        raise _error_of(done, limited=bool(memory))
+        raise error_of(done, "train.py", limited=bool(memory))
     if settings["profile"] and trace:
         trace.parent.mkdir(parents=True, exist_ok=True)
         (out_dir / "trace.json").replace(trace)
     return read_record(out_dir), read_metrics(out_dir)
 
 
-def _error_of(done, limited):
-    """The exception for a run of train.py that failed. limited: whether its memory was."""
+def error_of(done: subprocess.CompletedProcess, name: str, limited: bool = False) -> Exception:
+    """The exception for a process called `name` that failed. limited: whether its memory was."""
     lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
     sentences = [line for line in lines if line.startswith("error: ")]
     exceptions = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]  # CUDA's have lines of advice
@@ -103,7 +103,7 @@ def _error_of(done, limited):
         return MemoryError(said)
     if done.returncode == 1 and f"error: {said}" in lines:
         return UserError(said)
-    return RuntimeError(f"train.py ended with status {done.returncode}: {said}")
+    return RuntimeError(f"{name} ended with status {done.returncode}: {said}")
 
 
 def held_by_pytorch() -> tuple[int, int]:

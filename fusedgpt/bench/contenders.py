@@ -1,0 +1,248 @@
+"""The contenders of peers.py: one interface to our GPT, to transformers' GPT-2 and to nanoGPT's model.py.
+
+All of a run start from the same weights. A contender has a `model`, and says which form of GELU that computes and over
+how many ids its softmax goes.
+
+B batch, T sequence, V rows of the token embedding.
+"""
+
+import importlib.util
+import pathlib
+import sys
+import types
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusedgpt import determinism, generate, kernels
+from fusedgpt.case import Case
+from fusedgpt.device import resolve_dtype
+from fusedgpt.errors import UserError, first_line, out_of_memory
+from model import CONV1D, GPT, TRANSFORMERS_ACTIVATIONS, GPTConfig
+
+# nanoGPT's: no autocast, no padding, AdamW fused on CUDA only; and its train.py lets CUDA multiply in TF32
+NANOGPTS = {"dtype": "float32", "compile": False, "vocab_multiple": 1, "fused": False, "tf32": True}
+TRANSFORMERS = {"dtype": "bfloat16", "vocab_multiple": 1}
+# what each contender sets; all else is as the settings say
+TRAINING = {
+    "ours": {},
+    "ours, eager": {"compile": False},
+    "ours, compiled": {"compile": True},
+    "Hugging Face, eager": TRANSFORMERS | {"compile": False},
+    "Hugging Face, compiled": TRANSFORMERS | {"compile": True},
+    "ours, float32, sdpa": NANOGPTS | {"attention": "sdpa", "activation": "gelu"},
+    "ours, float32, manual": NANOGPTS | {"attention": "manual", "activation": "gelu"},
+    "nanoGPT, float32": NANOGPTS,
+    "nanoGPT, patched": {"dtype": "bfloat16", "compile": True, "vocab_multiple": 64},
+}
+GENERATION = {
+    "ours": {},
+    "Hugging Face, bfloat16": TRANSFORMERS,
+    "ours, float32": {"dtype": "float32"},
+    "Hugging Face, float32": TRANSFORMERS | {"dtype": "float32"},
+    "nanoGPT, float32": NANOGPTS,
+}
+PARTS = {"training": TRAINING, "generation": GENERATION}
+UNLESS_SET = {"fused": True, "tf32": False}  # of what is no setting of train.py
+# the blocks' matrices are GPT-2's initial ones times this: otherwise greedy ids soon repeat, in any dtype alike
+LOUDER = 4
+
+
+def settings(part: str, peer: str, s: dict[str, Any]) -> types.SimpleNamespace:
+    """The settings of one contender: `s`, with what its name changes."""
+    own = {"activation": "gelu_tanh"} | UNLESS_SET | PARTS[part][peer]
+    return types.SimpleNamespace(**{**s, **own})
+
+
+def initial_weights(s: types.SimpleNamespace) -> dict[str, Tensor]:
+    """The weights that all contenders start from, float32 on the CPU, by GPT-2's names and without padding."""
+    determinism.seed(s.seed, "init")
+    model = GPT(GPTConfig(**_dimensions(s), vocab_size=s.vocab_size))
+    with torch.no_grad():
+        for p in model.transformer.h.parameters():
+            p *= LOUDER if p.dim() == 2 else 1
+    return model.state_dict()
+
+
+def build(peer: str, state: dict[str, Tensor], s: types.SimpleNamespace) -> Any:
+    """The contender `peer` with the weights `state`, float32 on the CPU. Raises UserError if it cannot be built."""
+    return {"ours": Ours, "Hugging Face": HuggingFace, "nanoGPT": NanoGPT}[peer.split(",")[0]](state, s)
+
+
+def reference(contender: Any, state: dict[str, Tensor], s: types.SimpleNamespace) -> GPT:
+    """Our GPT that computes what `contender` should, by hand-written attention: float32 on the CPU."""
+    config = GPTConfig(**_dimensions(s), vocab_size=contender.ids, attention="manual", activation=contender.activation)
+    return _loaded(GPT(config), _padded(state, contender.ids))
+
+
+def _dimensions(s):
+    return {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "bias")}
+
+
+def _padded(state, V):
+    """`state` with rows of 0 for the ids from its vocabulary up to V."""
+    tied = ("transformer.wte.weight", "lm_head.weight")
+    return {name: F.pad(w, (0, 0, 0, V - len(w))) if name in tied else w for name, w in state.items()}
+
+
+def _loaded(model, state):
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(f"{type(model).__module__}.GPT does not take GPT-2's weights: {first_line(error)}") from error
+    return model
+
+
+def _adamw(model, s, fused):
+    """AdamW as our GPT.configure_optimizers makes it, for any model, fused or not."""
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": s.weight_decay},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=s.learning_rate, betas=(s.beta1, s.beta2), fused=fused)
+
+
+def clip_and_step(model: nn.Module, optimizer: torch.optim.Optimizer, s: types.SimpleNamespace) -> None:
+    """What a training loop does that is written by hand, such as nanoGPT's."""
+    nn.utils.clip_grad_norm_(model.parameters(), s.grad_clip)
+    optimizer.step()
+
+
+class Ours:
+    """Our GPT as train.py runs it, or held to `NANOGPTS`."""
+
+    def __init__(self, state: dict[str, Tensor], s: types.SimpleNamespace):
+        config = GPTConfig(
+            **_dimensions(s), vocab_size=s.vocab_size, vocab_multiple=s.vocab_multiple, activation=s.activation
+        )
+        self.model, self.ids, self.activation = GPT(config), s.vocab_size, s.activation
+        _loaded(self.model, _padded(state, config.padded_vocab_size))
+
+    def prepare(self, s: types.SimpleNamespace, device: torch.device, backward: bool) -> str:
+        """Choose the attention kernel, and return its name. Raises UserError if it cannot run here."""
+        B = s.batch_size if backward else 1
+        case = Case.of_model(s, B, device, resolve_dtype(s.dtype, device), backward=backward)
+        cases = (case,) if backward else (case, case.one_query())
+        name, _ = kernels.choose(s.attention, *cases)
+        self.model.use_attention(name)
+        return name
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """The mean loss of targets y after x, (B, T) both."""
+        return self.model(x, y, logits=False)[1]
+
+    def optimizer(self, s: types.SimpleNamespace, device: torch.device) -> torch.optim.Optimizer:
+        """AdamW: the one of train.py, unless it is held to nanoGPT's."""
+        if not s.fused:
+            return _adamw(self.model, s, fused=device.type == "cuda")
+        return self.model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device.type)
+
+    def update(self, optimizer: torch.optim.Optimizer, s: types.SimpleNamespace) -> None:
+        """Clip the gradient and step, as train.update_weights does: the fused optimizer scales the gradients itself."""
+        if not s.fused or not optimizer.defaults["fused"]:
+            return clip_and_step(self.model, optimizer, s)
+        norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters()])
+        optimizer.grad_scale = (norm / s.grad_clip).clamp(min=1)
+        optimizer.found_inf = 1 - norm.isfinite().float()
+        optimizer.step()
+
+    def generate(self, idx: Tensor, new: int) -> Tensor:
+        """`idx` (1, T) and the `new` likeliest ids after it, one by one, as sample.py draws them."""
+        return torch.cat([idx, *generate.new_tokens(self.model, idx, new, temperature=0)], dim=1)
+
+
+class HuggingFace:
+    """transformers' GPT2LMHeadModel with SDPA. It always has biases; if ours has none, they start at 0."""
+
+    activation = "gelu_tanh"
+
+    def __init__(self, state: dict[str, Tensor], s: types.SimpleNamespace):
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        config = GPT2Config(
+            vocab_size=s.vocab_size,
+            n_positions=s.block_size,
+            n_layer=s.n_layer,
+            n_head=s.n_head,
+            n_embd=s.n_embd,
+            activation_function=TRANSFORMERS_ACTIVATIONS[self.activation][0],
+            bos_token_id=None,
+            eos_token_id=None,  # so that generation does not end before the others'
+            attn_implementation="sdpa",
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+        )
+        self.model, self.ids = GPT2LMHeadModel(config), s.vocab_size
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                w = state.get(name, torch.zeros_like(p))
+                p.copy_(w.t() if name.endswith(CONV1D) else w)
+
+    def prepare(self, s: types.SimpleNamespace, device: torch.device, backward: bool) -> str:
+        """What transformers calls its attention."""
+        return self.model.config._attn_implementation
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """The mean loss of targets y after x, (B, T) both. transformers' own shift would leave the last target out."""
+        return self.model(x, labels=y, shift_labels=y, use_cache=False).loss
+
+    def optimizer(self, s: types.SimpleNamespace, device: torch.device) -> torch.optim.Optimizer:
+        """Fused AdamW."""
+        return _adamw(self.model, s, fused=True)
+
+    def update(self, optimizer: torch.optim.Optimizer, s: types.SimpleNamespace) -> None:
+        """Clip the gradient and step."""
+        clip_and_step(self.model, optimizer, s)
+
+    def generate(self, idx: Tensor, new: int) -> Tensor:
+        """`idx` (1, T) and the `new` likeliest ids after it, with transformers' KV cache."""
+        options = dict(max_new_tokens=new, min_new_tokens=new, do_sample=False, use_cache=True, pad_token_id=0)
+        return self.model.generate(idx, attention_mask=torch.ones_like(idx), **options)
+
+
+class NanoGPT:
+    """The GPT of the model.py in a clone of nanoGPT, `s.nanogpt`."""
+
+    activation = "gelu"  # the exact form, since May 2023
+
+    def __init__(self, state: dict[str, Tensor], s: types.SimpleNamespace):
+        self.ids = -(-s.vocab_size // s.vocab_multiple) * s.vocab_multiple  # padding is ids like all others to it
+        try:
+            module = _imported(pathlib.Path(s.nanogpt, "model.py"))
+            self.model = module.GPT(module.GPTConfig(**_dimensions(s), vocab_size=self.ids, dropout=0.0))
+        except Exception as error:  # code of another project can raise anything
+            if out_of_memory(error):
+                raise
+            name = type(error).__name__
+            raise UserError(f"{s.nanogpt} is no nanoGPT that this can build: {name}: {first_line(error)}") from error
+        _loaded(self.model, _padded(state, self.ids))
+
+    def prepare(self, s: types.SimpleNamespace, device: torch.device, backward: bool) -> str:
+        """nanoGPT calls SDPA, and lets PyTorch pick the kernel."""
+        return "sdpa"
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """The mean loss of targets y after x, (B, T) both."""
+        return self.model(x, y)[1]
+
+    def optimizer(self, s: types.SimpleNamespace, device: torch.device) -> torch.optim.Optimizer:
+        """nanoGPT's own AdamW, which is fused if it is told that the device is CUDA. A CPU has the fused one too."""
+        told = "cuda" if s.fused else device.type
+        return self.model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), told)
+
+    def update(self, optimizer: torch.optim.Optimizer, s: types.SimpleNamespace) -> None:
+        """Clip the gradient and step."""
+        clip_and_step(self.model, optimizer, s)
+
+    def generate(self, idx: Tensor, new: int) -> Tensor:
+        """`idx` (1, T) and the `new` likeliest ids after it. nanoGPT has no cache: each id reads all before it."""
+        return self.model.generate(idx, new, temperature=1.0, top_k=1)
+
+
+def _imported(path):
+    """The module in the file `path`, which may define dataclasses."""
+    spec = importlib.util.spec_from_file_location("nanogpts_model", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,229 @@
+"""Our GPT beside others, in one run and in turn: transformers' GPT-2, ours held to nanoGPT's arithmetic, and nanoGPT.
+
+A training step, greedy generation, and nanoGPT's recipe for cheap computers. A row is one visit to a contender in a
+process of its own; the visits go round (A B C, A B C), and report and figure draw their samples together.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+
+import torch
+
+from fusedgpt.bench import contenders, drawing, recipe, report, settings, training, visit
+from fusedgpt.bench.disturbance import comparable
+from fusedgpt.errors import UserError
+from fusedgpt.timing import summary
+
+TRAINS = True
+UNUSED = {
+    **training.UNUSED,
+    "profile": "it writes no trace: bench.py ladder does",
+    "gradient_accumulation_steps": "a step is one micro-batch",
+    "activation": "each contender has the form of GELU of its project",
+    **dict.fromkeys(("dropout", "grad_clip"), "every contender trains without dropout and clips gradients to 1"),
+    **dict.fromkeys(("eval_iters", "keep_checkpoints", "check_interval", "timeout"), "contenders only make steps"),
+    **dict.fromkeys(("max_bad_steps", "deterministic"), "contenders only make steps"),
+    **dict.fromkeys(
+        ("decay_lr", "schedule", "warmup_iters", "lr_decay_iters", "min_lr"), "the learning rate is constant"
+    ),
+}
+RECIPE = ("ours", "nanoGPT")
+TITLES = {
+    "training": ("A training step", "ms per training step"),
+    "generation": ("Generation", "ms per sample"),
+    "recipe": ("An iteration of nanoGPT's recipe", "ms per iteration"),
+}
+
+
+@dataclasses.dataclass
+class Settings(settings.Trained):
+    nanogpt: str = ""  # folder of a clone of nanoGPT, to measure its model.py and train.py as well; empty: without it
+    rounds: int = 2  # visits to each contender
+    prompt_tokens: int = 32  # length of the prompt, in generation
+    new_tokens: int = 128  # tokens that are generated after it
+    repeats: int = 3  # timed samples of each visit, in generation
+    iterations: int = 500  # iterations of each visit, in nanoGPT's recipe (which has 2000)
+
+
+def defaults(gpu: bool) -> dict:
+    """GPT-2 124M: at 12 x 1024 on a GPU, at 1 x 1024 on a CPU."""
+    return {"dataset": "python_stdlib", "vocab_size": 50257} | ({"steps": 105} if gpu else {"batch_size": 1})
+
+
+def plan(s: Settings, device: torch.device) -> list[dict]:
+    """The visits, round by round: {'part', 'peer', 'round'}.
+
+    Raises UserError if --nanogpt names no clone, or generation needs more than block_size tokens.
+    """
+    if s.nanogpt:
+        for name in ("model.py", "train.py"):
+            if not pathlib.Path(s.nanogpt, name).is_file():
+                raise UserError(f"nanogpt={s.nanogpt!r} has no {name}: name the folder of a clone of nanoGPT")
+    if s.prompt_tokens < 2 or s.prompt_tokens + s.new_tokens > s.block_size:
+        raise UserError(
+            f"prompt_tokens={s.prompt_tokens} must be 2 or more, and together with new_tokens={s.new_tokens} at most"
+            f" block_size={s.block_size}"
+        )
+    compiled = s.compile is True or (s.compile == "auto" and device.type == "cuda")
+    same = "ours, compiled" if compiled else "ours, eager"  # as ours
+    parts = {name: [peer for peer in peers if peer != same] for name, peers in contenders.PARTS.items()}
+    parts["recipe"] = RECIPE
+    return [
+        {"part": part, "peer": peer, "round": n}
+        for n in range(1, s.rounds + 1)
+        for part, peers in parts.items()
+        for peer in peers
+        if s.nanogpt or not (part == "recipe" or "nanoGPT" in peer)
+    ]
+
+
+def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
+    """The samples of one visit. Its loss has been compared with ours, but for the recipe, which trains two programs."""
+    if spec["part"] == "recipe":
+        return recipe.run(spec["peer"], s, folder / "runs")
+    return visit.run(spec["part"], spec["peer"], s, device)
+
+
+def pooled(rows: list[dict]) -> dict[str, dict[str, dict]]:
+    """{part: {peer: row}}: the visits to each contender as one row, with the samples of those that nothing disturbed.
+
+    It has 'visits', the median of each. A contender that failed parity once has no time.
+    """
+    groups = {}
+    for row in rows:
+        groups.setdefault(row["part"], {}).setdefault(row["peer"], []).append(row)
+    return {part: {peer: _together(group) for peer, group in peers.items()} for part, peers in groups.items()}
+
+
+def _together(group):
+    measured = [row for row in group if row["status"] == "measured"]
+    wrong = [row for row in group if row["status"] == "parity failed"]
+    if wrong or not measured:
+        return (wrong or group)[-1]
+    chosen = [row for row in measured if comparable(row)] or measured
+    peaks = [row["peak_memory"] for row in chosen if "peak_memory" in row]
+    found = {"visits": [row["median_ms"] for row in chosen]} | ({"peak_memory": max(peaks)} if peaks else {})
+    for name in ("samples_ms", "first_token_ms"):
+        if name in chosen[0]:
+            found[name] = [ms for row in chosen for ms in row[name]]
+    return chosen[-1] | found | summary(found["samples_ms"])
+
+
+def relative(row: dict, ours: dict | None) -> float | None:
+    """How many times as long as ours a contender takes; None if either was disturbed or has no time."""
+    return row["median_ms"] / ours["median_ms"] if comparable(row) and comparable(ours) else None
+
+
+def finding(part: str, peers: dict[str, dict]) -> str:
+    """What a part shows, in a sentence: how many times as long as ours the other projects' contenders take."""
+    others = [(relative(row, peers.get("ours")), peer) for peer, row in peers.items() if not peer.startswith("ours")]
+    times = sorted((times, peer) for times, peer in others if times is not None)
+    if not times:
+        return TITLES[part][0]
+    said = " to ".join(dict.fromkeys(f"{times:.2f}" for times, _ in (times[0], times[-1])))
+    who = " and ".join(dict.fromkeys(peer.split(",")[0] for _, peer in times))
+    return f"{TITLES[part][0]} takes {who} {said} times as long as ours"
+
+
+def table(rows: list[dict]) -> list[str]:
+    """A table for each part, with a line for each contender, and what was the same for all."""
+    lines = []
+    for part, peers in pooled(rows).items():
+        what = TITLES[part][1] + ", median (p10-p90)"
+        names = ["who", what, "median of each visit", "time, ours = 1", "tokens/s"]
+        names += _columns(part)
+        cells = [_cells(part, peer, row, peers.get("ours"), len(names)) for peer, row in peers.items()]
+        lines += [f"## {part}", "", f"{finding(part, peers)}.", "", *report.markdown(names, cells), ""]
+        lines += [*(f"- {note}" for note in _notes(part, peers)), ""]
+    return lines[:-1]
+
+
+def _columns(part):
+    if part == "training":
+        return ["peak memory", "loss at the first step", "after the last", "kernel seen forward / backward (as it ran)"]
+    if part == "generation":
+        return ["first token, ms", "first ids equal to ours in float32", "peak memory", "as it ran"]
+    return ["validation loss", "whole run, s", "peak memory", "as it ran"]
+
+
+def _cells(part, peer, row, ours, columns):
+    if row["status"] != "measured":
+        return [peer, f"{row['status']}: {row['reason']}", *[""] * (columns - 2)]
+    times, ran = relative(row, ours), row["ran"]
+    memory = f"{row['peak_memory'] / report.GIB:.2f} GiB" if "peak_memory" in row else ""
+    how = [ran["attention"], ran["dtype"], "compiled" if ran["compile"] else "eager"]
+    how += [f"{ran['rows_of_embedding']} ids"] if "rows_of_embedding" in ran else []
+    how += [f"commit {ran['commit']}"] if ran.get("commit") else []
+    cells = [peer, report.spread(row), ", ".join(f"{ms:.1f}" for ms in row["visits"])]
+    cells += [f"{times:.2f}" if times else "", f"{1e3 * row['tokens'] / row['median_ms']:,.0f}"]
+    if part == "training":
+        optimizer = "fused AdamW" if ran["fused"] else "AdamW"
+        cells += [memory, f"{row['first_loss']:.4f}", f"{row['last_loss']:.4f}"]
+        return [*cells, f"{report.kernel(row)} ({', '.join([*how, optimizer])})"]
+    if part == "generation":
+        first = summary(row["first_token_ms"])["median_ms"]
+        return [*cells, f"{first:.1f}", f"{row['equal_ids']} of {row['tokens']}", memory, ", ".join(how)]
+    return [*cells, f"{row['val_loss']:.4f}", f"{row['seconds']:.0f}", memory, ", ".join(how)]
+
+
+def _notes(part, peers):
+    """What was the same for all contenders of a part, and what was not."""
+    measured = [row for row in peers.values() if row["status"] == "measured"]
+    if not measured:
+        return []
+    if part == "recipe":
+        return ["Two programs, each as it is, with the same flags and data. A validation loss is over other windows."]
+    worst = max(row["errors"]["float32"] for row in measured)
+    found = [
+        "All start from the same weights, and before its time each computed our loss in float32: largest difference"
+        f" {worst:.0e}.",
+        "`Hugging Face` always has biases, which start at 0; the others have them with `--bias=True` only.",
+    ]
+    if part == "generation":
+        return [*found, "Greedy, one sample. nanoGPT has no KV cache."]
+    same = [row["last_loss"] for row in measured if row["ran"]["ids"] == min(row["ran"]["ids"] for row in measured)]
+    return [
+        *found,
+        f"Every step has the same batch; losses after the last lie within {max(same) - min(same):.4f} of each other.",
+        "`ours, float32` has nanoGPT's arithmetic: float32, exact GELU, no padding, no compilation, its AdamW.",
+        *(
+            [
+                "`nanoGPT, patched`: autocast, padding, torch.compile and fused AdamW around its unchanged model.py, to which padding is ids like all others."
+            ]
+            if "nanoGPT, patched" in peers
+            else []
+        ),
+    ]
+
+
+def figures(rows: list[dict]) -> Iterator[tuple]:
+    """peers.png: a panel for each part, a bar for each contender, hollow if it was disturbed, the finding as title."""
+    parts = {}
+    for part, peers in pooled(rows).items():
+        if found := {peer: row for peer, row in peers.items() if row["status"] == "measured"}:
+            parts[part] = found
+    if not parts:
+        return
+    heights = [len(peers) + 2 for peers in parts.values()]
+    options = dict(nrows=len(parts), squeeze=False, gridspec_kw={"height_ratios": heights})
+    figure, grid = drawing.new(figsize=(7.5, 0.36 * sum(heights) + 0.4), **options)
+    for axes, (part, peers) in zip(grid[:, 0], parts.items()):
+        bars = list(peers.values())
+        medians = [row["median_ms"] for row in bars]
+        spread = [
+            [row["median_ms"] - row["p10_ms"] for row in bars],
+            [row["p90_ms"] - row["median_ms"] for row in bars],
+        ]
+        colors = ["C0" if peer.startswith("ours") else "0.6" for peer in peers]
+        drawn = axes.barh(list(peers), medians, xerr=spread, color=colors, ecolor="0.3", capsize=2, height=0.65)
+        drawing.hollow(drawn, bars)
+        for n, row in enumerate(bars):
+            axes.text(row["p90_ms"] + 0.01 * max(medians), n, f"{row['median_ms']:.4g}", va="center", fontsize=8)
+        axes.invert_yaxis()
+        axes.set_title(finding(part, peers), fontsize=10, loc="left")
+        axes.set(
+            xlabel=f"{TITLES[part][1]}: median, p10 to p90 (less is better)",
+            xlim=(0, 1.15 * max(row["p90_ms"] for row in bars)),
+        )
+    yield "peers", figure

@@ -1,0 +1,96 @@
+"""nanoGPT's recipe for cheap computers, by two train.py's: ours, and that of a clone of nanoGPT, both as they are.
+
+The recipe is in nanoGPT's README: a small GPT on characters, on a CPU. Both read the same bins with the same flags.
+"""
+
+import pathlib
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+from fusedgpt import dataset
+from fusedgpt.bench import training
+from fusedgpt.environment import commit
+from fusedgpt.errors import UserError
+from fusedgpt.timing import summary
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# config/train_shakespeare_char.py with the flags of nanoGPT's README, which has it run for 2000 iterations
+RECIPE = dict(device="cpu", compile=False, gradient_accumulation_steps=1, batch_size=12, block_size=64)
+RECIPE |= dict(n_layer=4, n_head=4, n_embd=128, dropout=0.0, learning_rate=0.001, min_lr=0.0001, beta2=0.99)
+RECIPE |= dict(warmup_iters=100, lr_decay_iters=2000, eval_interval=250, eval_iters=20, log_interval=1)
+RECIPE |= dict(always_save_checkpoint=False)
+ITERATION = re.compile(r"^iter \d+: loss ([\d.]+), time ([\d.]+)ms", re.M)
+EVALUATION = re.compile(r"^step \d+: train loss [\d.]+, val loss ([\d.]+)", re.M)
+
+
+def run(peer: str, s, folder: pathlib.Path) -> dict:
+    """What a run of the recipe by `peer` ("ours" or "nanoGPT") measured; its files go to `folder`.
+
+    Raises UserError if it cannot run, and RuntimeError if it ends with an error.
+    """
+    data, meta = _data(s.dataset)
+    flags = RECIPE | {"dataset": str(data), "max_iters": s.iterations}
+    began = time.perf_counter()
+    found = _ours(flags, folder / "recipe-ours") if peer == "ours" else _theirs(flags, meta, s.nanogpt)
+    ms = found["samples_ms"][training.WARM_UP :]
+    whole = {"seconds": time.perf_counter() - began, "vocab_size": meta["vocab_size"]}
+    return {**summary(ms), **found, "samples_ms": ms, "tokens": 12 * 64, **whole}
+
+
+def _data(name):
+    """The data folder, and its meta. Raises UserError if nanoGPT could not read its bins."""
+    folder = dataset.find_folder(ROOT, name).resolve()
+    meta = dataset.read_meta(folder)
+    if meta.get("dtype", "uint16") != "uint16":
+        raise UserError(f"dataset={name!r} has ids of {meta['dtype']}, and nanoGPT reads uint16: name another")
+    for split in ("train", "val"):
+        dataset.TokenFile(folder, split, meta)  # says what to do if it is missing
+    return folder, meta
+
+
+def _ours(flags, out_dir):
+    record, metrics = training.run(flags | {"profile": False}, out_dir)
+    steps = [m for m in metrics if m["kind"] == "train"]
+    losses = [m["val_loss"] for m in metrics if m["kind"] == "eval"]
+    ran = {name: record[name] for name in ("attention", "dtype", "compile", "device")}
+    ran |= {"rows_of_embedding": record["padded_vocab_size"], "parameters": record["parameters"]}
+    return {
+        "samples_ms": [m["ms"] for m in steps],
+        "first_loss": steps[0]["loss"],
+        "last_loss": steps[-1]["loss"],
+        "val_loss": losses[-1],
+        "peak_memory": steps[-1]["peak_memory"],
+        "kernel": record["receipt"],
+        "ran": ran,
+    }
+
+
+def _theirs(flags, meta, clone):
+    clone = pathlib.Path(clone).resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        data = pathlib.Path(folder, "data")
+        data.mkdir()
+        for name in ("train.bin", "val.bin"):
+            (data / name).symlink_to(pathlib.Path(flags["dataset"], name))
+        with open(data / "meta.pkl", "wb") as file:
+            pickle.dump({"vocab_size": meta["vocab_size"]}, file)
+        given = flags | {"dataset": data, "out_dir": folder}  # a path that is absolute is not looked for in its data/
+        command = [sys.executable, "-B", "train.py", *(f"--{name}={value}" for name, value in given.items())]
+        # in its folder, because it reads its configurator.py from there; it writes to out_dir only
+        done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise training.error_of(done, "nanoGPT's train.py")
+    steps, losses = ITERATION.findall(done.stdout), EVALUATION.findall(done.stdout)
+    if len(steps) <= training.WARM_UP or not losses:
+        raise UserError(f"{clone / 'train.py'} printed {len(steps)} lines like 'iter 0: loss 4.17, time 36.00ms'")
+    return {
+        "samples_ms": [float(ms) for _, ms in steps],
+        "first_loss": float(steps[0][0]),
+        "last_loss": float(steps[-1][0]),
+        "val_loss": float(losses[-1]),
+        "ran": {"attention": "sdpa", "dtype": "float32", "compile": False, "device": "cpu", "commit": commit(clone)},
+    }
