@@ -61,7 +61,10 @@ def test_amds_setting_by_config_file():
         (["sweep", "--heads=12"], "heads='12' must be like"),
         (["numerics", "--only=fly"], "only='fly' names no row of numerics"),
         (["sweeep"], "there is no benchmark 'sweeep': did you mean sweep?"),
-        (["flops"], "there is no benchmark 'flops': it can be ladder, sweep, prefill, numerics, max_batch, report"),
+        (
+            ["flops"],
+            "there is no benchmark 'flops': it can be ladder, sweep, prefill, numerics, max_batch, peers, report",
+        ),
         (["report"], "name the folder of a benchmark"),
         (["report", "config"], "config/rows.jsonl does not exist"),
         (["nowhere.py"], "config file nowhere.py does not exist"),
@@ -169,7 +172,7 @@ def test_a_budget_that_is_over_at_once_is_an_error(tmp_path, data):
         run("numerics", tmp_path, data, max_seconds=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["ladder", "sweep", "max_batch"])
+@pytest.mark.parametrize("kind", ["ladder", "sweep", "max_batch", "peers"])
 def test_the_budget_is_not_that_of_a_training_run(tmp_path, data, kind):
     # max_seconds is a setting of train.py too: each run of it would have ended there
     s = settings(kind, tmp_path, data, max_seconds=60)

@@ -31,8 +31,8 @@ LAST_ROW = 120.0  # of these, left for a row that was begun before the time was 
 
 # the files of tests that need a GPU; each rests on what those before it test
 TESTS = ["attention", "flash_impl", "receipt", "timing", "memory", "profiler", "model", "generate", "step"]
-TESTS += ["train", "resume", "bench", "prefill", "max_batch"]
-KINDS = ["ladder", "numerics", "prefill", "sweep", "max_batch"]
+TESTS += ["train", "resume", "bench", "prefill", "max_batch", "peers"]
+KINDS = ["ladder", "numerics", "prefill", "sweep", "max_batch", "peers"]
 TRACED = ["--only=flash,cudnn", "--profile=True"]  # the ladder begins with these rungs and their traces
 
 # sizes at which every step takes seconds on a CPU
@@ -44,6 +44,7 @@ TINY = {
     "prefill": ["--device=cpu", "--models=gpt2", "--lengths=32", "--repeats=2"],
     "sweep": [*_MODEL, "--heads=2x16", "--lengths=32", "--repeats=2", "--only=manual"],
     "max_batch": [*_MODEL, "--block_size=512", "--memory_gb=0.25", "--only=manual"],
+    "peers": [*_MODEL, "--block_size=64", "--new_tokens=8", "--rounds=1", "--only=manual"],
 }
 
 

@@ -183,18 +183,14 @@ def _notes(part, peers):
     if part == "generation":
         return [*found, "Greedy, one sample. nanoGPT has no KV cache."]
     same = [row["last_loss"] for row in measured if row["ran"]["ids"] == min(row["ran"]["ids"] for row in measured)]
-    return [
-        *found,
+    found += [
         f"Every step has the same batch; losses after the last lie within {max(same) - min(same):.4f} of each other.",
         "`ours, float32` has nanoGPT's arithmetic: float32, exact GELU, no padding, no compilation, its AdamW.",
-        *(
-            [
-                "`nanoGPT, patched`: autocast, padding, torch.compile and fused AdamW around its unchanged model.py, to which padding is ids like all others."
-            ]
-            if "nanoGPT, patched" in peers
-            else []
-        ),
     ]
+    if "nanoGPT, patched" in peers:
+        patched = "bfloat16, padding, torch.compile and fused AdamW around its own model.py, unchanged"
+        found.append(f"`nanoGPT, patched`: {patched}. To it, padding is ids like all others.")
+    return found
 
 
 def figures(rows: list[dict]) -> Iterator[tuple]:

@@ -66,7 +66,7 @@ class Machine:
 
 
 TESTS = [f"test_{name}.py" for name in campaign.TESTS]
-ROWS = [f"bench.py {kind}" for kind in ("ladder, traced", "ladder", "numerics", "prefill", "sweep", "max_batch")]
+ROWS = [f"bench.py {kind}" for kind in ("ladder, traced", *campaign.KINDS)]
 
 
 def test_the_most_useful_comes_first_and_the_next_call_goes_on(tmp_path, monkeypatch):

@@ -1,0 +1,329 @@
+"""Contenders compute one function from the same weights, are visited in turn, and a wrong one gets no time."""
+
+import os
+import pathlib
+import types
+
+import numpy as np
+import pytest
+import torch
+
+import train
+from fusedgpt.bench import contenders, peers, recipe, training, visit
+from fusedgpt.bench.proof import ParityError
+from fusedgpt.errors import UserError
+from tests.fusedgpt.bench.small import rows_of, run, settings
+
+pytest.importorskip("transformers")
+CPU = torch.device("cpu")
+NANOGPT = os.environ.get("NANOGPT")
+SIZES = dict(block_size=32, batch_size=2, prompt_tokens=8, new_tokens=8, rounds=1, iterations=8, dtype="auto")
+
+# a nanoGPT as small as it can be: what peers.py takes of one, with the names of GPT-2's modules
+MODEL = """
+import dataclasses
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+@dataclasses.dataclass
+class GPTConfig:
+    block_size: int
+    vocab_size: int
+    n_layer: int
+    n_head: int
+    n_embd: int
+    dropout: float
+    bias: bool
+
+class Attention(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.c_attn = nn.Linear(c.n_embd, 3 * c.n_embd, bias=c.bias)
+        self.c_proj = nn.Linear(c.n_embd, c.n_embd, bias=c.bias)
+        self.n_head = c.n_head
+
+    def forward(self, x):
+        q, k, v = (h.unflatten(2, (self.n_head, -1)).transpose(1, 2) for h in self.c_attn(x).chunk(3, dim=2))
+        return self.c_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+class MLP(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.c_fc = nn.Linear(c.n_embd, 4 * c.n_embd, bias=c.bias)
+        self.c_proj = nn.Linear(4 * c.n_embd, c.n_embd, bias=c.bias)
+
+    def forward(self, x):
+        return self.c_proj(F.gelu(self.c_fc(x)))
+
+class Block(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.ln_1, self.attn = nn.LayerNorm(c.n_embd, bias=c.bias), Attention(c)
+        self.ln_2, self.mlp = nn.LayerNorm(c.n_embd, bias=c.bias), MLP(c)
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+class GPT(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        print("a line that is no row")
+        parts = {"wte": nn.Embedding(c.vocab_size, c.n_embd), "wpe": nn.Embedding(c.block_size, c.n_embd)}
+        parts |= {"h": nn.ModuleList(Block(c) for _ in range(c.n_layer)), "ln_f": nn.LayerNorm(c.n_embd, bias=c.bias)}
+        self.transformer = nn.ModuleDict(parts)
+        self.lm_head = nn.Linear(c.n_embd, c.vocab_size, bias=False)
+        self.lm_head.weight = self.transformer.wte.weight
+
+    def forward(self, idx, targets=None):
+        t = self.transformer
+        x = t.wte(idx) + t.wpe(torch.arange(idx.size(1)))
+        for block in t.h:
+            x = block(x)
+        logits = self.lm_head(t.ln_f(x))
+        return logits, None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+        groups = [{"params": [p for p in self.parameters() if p.dim() > 1], "weight_decay": weight_decay}]
+        groups += [{"params": [p for p in self.parameters() if p.dim() == 1], "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=device_type == "cuda")
+
+    @torch.no_grad()
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None):
+        assert top_k == 1
+        for _ in range(max_new_tokens):
+            idx = torch.cat((idx, self(idx)[0][:, -1:].argmax(dim=-1)), dim=1)
+        return idx
+"""
+TRAIN = """
+import pathlib, pickle, sys
+import model
+flags = dict(arg.removeprefix("--").split("=") for arg in sys.argv[1:])
+data = pathlib.Path("data", flags["dataset"])
+assert pickle.loads((data / "meta.pkl").read_bytes())["vocab_size"] == 65
+assert (data / "train.bin").stat().st_size == 40_000 and flags["device"] == "cpu" and flags["n_embd"] == "128"
+for n in range(int(flags["max_iters"]) + 1):
+    if n % int(flags["eval_interval"]) == 0:
+        print(f"step {n}: train loss 4.2000, val loss 4.1234")
+    print(f"iter {n}: loss {4 - n / 100:.4f}, time {1000 if n < 5 else n}.25ms, mfu -100.00%")
+"""
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nanogpt")
+    (folder / "model.py").write_text(MODEL)
+    (folder / "train.py").write_text(TRAIN)
+    return folder
+
+
+def asked(tmp_path, data, **changes):
+    """The settings of peers that a visit gets."""
+    return vars(settings("peers", tmp_path, data, **SIZES | changes)) | {"device": "cpu"}
+
+
+def eager(part, without="nanoGPT"):
+    found = contenders.PARTS[part].items()
+    return [peer for peer, own in found if without not in peer and own.get("compile", "auto") is not True]
+
+
+def test_all_train_alike_from_the_same_weights(tmp_path, data, clone):
+    # a contender with other weights, another batch or another AdamW would have another last loss
+    s = asked(tmp_path, data, nanogpt=str(clone), learning_rate=1e-2)
+    names = [*eager("training"), "nanoGPT, float32"]
+    got = {peer: visit.visit("training", peer, s) for peer in names}
+    exact = [got[peer] for peer in ("ours, float32, sdpa", "ours, float32, manual", "nanoGPT, float32")]
+    want = exact[0]["last_loss"]
+    assert want < exact[0]["first_loss"] - 0.5  # it has learned something
+    assert [row["last_loss"] for row in exact] == pytest.approx([want] * 3, abs=1e-4)
+    assert [row["last_loss"] for row in got.values()] == pytest.approx([want] * len(got), abs=0.05)  # bfloat16, biases
+    for peer, row in got.items():
+        assert row["samples"] == len(row["samples_ms"]) == s["steps"] - training.WARM_UP, peer
+        assert row["errors"]["float32"] < 1e-6 and row["tokens"] == 64 and row["peak_memory"] > 2**26, peer
+    assert got["ours, float32, manual"]["kernel"]["forward"] == ["unfused"]
+    assert {peer: row["ran"]["fused"] for peer, row in got.items()} == {peer: "float32" not in peer for peer in names}
+    rows_of_embedding = [got[peer]["ran"]["rows_of_embedding"] for peer in ("ours", "nanoGPT, float32")]
+    assert rows_of_embedding == [128, 65]
+
+
+def test_the_first_loss_is_that_of_a_model_written_out_in_float64(tmp_path, data):
+    # the reference of every contender is our own model: here it is compared with transformers', in double precision
+    s = contenders.settings("training", "Hugging Face, eager", asked(tmp_path, data, bias=True))
+    state = contenders.initial_weights(s)
+    theirs = contenders.build("Hugging Face, eager", state, s)
+    x, y = torch.randint(65, (2, 2, 32), generator=torch.Generator().manual_seed(1))
+    want = torch.nn.functional.cross_entropy(theirs.model.double()(x).logits.flatten(0, 1), y.flatten())
+    got = contenders.reference(theirs, state, s)(x, y)[1]
+    assert got.item() == pytest.approx(want.item(), rel=1e-6)
+    assert theirs.loss(x, y).item() == pytest.approx(want.item(), rel=1e-6)  # all T targets, and none shifted twice
+
+
+@pytest.mark.parametrize("peer", [*eager("generation"), "nanoGPT, float32"])
+def test_generation_is_greedy_and_counts_the_ids_that_agree(tmp_path, data, clone, peer):
+    row = visit.visit("generation", peer, asked(tmp_path, data, nanogpt=str(clone)))
+    assert row["equal_ids"] == 8 if "float32" in peer else row["equal_ids"] <= 8
+    assert row["tokens"] == 8 and len(row["samples_ms"]) == len(row["first_token_ms"]) == 2
+    assert row["ran"]["dtype"] == ("float32" if "float32" in peer else row["ran"]["dtype"])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("is_causal=True", "is_causal=False"),
+        ("F.gelu(self.c_fc(x))", "F.gelu(self.c_fc(x), approximate='tanh') * 1.01"),
+    ],
+)
+def test_a_model_that_computes_something_else_gets_no_time(tmp_path, data, clone, right, wrong):
+    (tmp_path / "model.py").write_text(MODEL.replace(right, wrong))
+    for part in ("training", "generation"):
+        with pytest.raises(
+            ParityError, match=r"its loss in float32 is .*, ours with the same weights and batch .* allowed"
+        ):
+            visit.visit(part, "nanoGPT, float32", asked(tmp_path, data, nanogpt=str(tmp_path)))
+
+
+def test_a_loss_that_is_no_number_is_not_the_same():
+    with pytest.raises(ParityError):
+        visit._same(float("nan"), 4.0, 1.0, "here")
+
+
+@pytest.mark.parametrize("source", ["", "import nowhere", MODEL.replace("c_fc", "fc"), MODEL.replace("bias: bool", "")])
+def test_a_folder_with_another_model_is_refused(tmp_path, data, source):
+    (tmp_path / "model.py").write_text(source)
+    with pytest.raises(UserError, match=r"is no nanoGPT that this can build|does not take GPT-2's weights"):
+        visit.visit("training", "nanoGPT, float32", asked(tmp_path, data, nanogpt=str(tmp_path)))
+
+
+def test_ours_steps_as_train_py_does(tmp_path, data):
+    # the child cannot import train.py: what it repeats of it must stay the same
+    s = contenders.settings("training", "ours", asked(tmp_path, data, learning_rate=1e-2))
+    state, idx = contenders.initial_weights(s), torch.arange(33).expand(2, -1)
+    by_hand, theirs = (contenders.build("ours", state, s) for _ in range(2))
+    for contender, step in ((by_hand, "contenders"), (theirs, "train.py")):
+        optimizer = contender.optimizer(s, CPU)
+        for _ in range(3):
+            (100 * contender.loss(idx[:, :-1], idx[:, 1:])).backward()  # beyond the limit of 1
+            if step == "contenders":
+                contender.update(optimizer, s)
+            else:
+                norm = torch.nn.utils.get_total_norm([p.grad for p in contender.model.parameters()])
+                train.update_weights(optimizer, norm, s.grad_clip)
+            optimizer.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(by_hand.model.parameters(), theirs.model.parameters()))
+    assert not torch.equal(next(theirs.model.parameters()), state["transformer.wte.weight"])
+
+
+def test_visits_go_round_and_each_is_a_contender_of_its_own(tmp_path, data):
+    s = settings("peers", tmp_path, data, **SIZES | dict(rounds=2, compile="auto"))
+    plan = peers.plan(s, CPU)
+    names = [(spec["part"], spec["peer"]) for spec in plan]
+    half = len(names) // 2
+    assert names[:half] == names[half:] and len(set(names)) == half
+    assert not [name for name in names if "nanoGPT" in name[1] or name[0] == "recipe"]  # no clone was named
+    assert ("training", "ours, eager") not in names  # which is ours on a CPU
+    assert ("training", "ours, eager") in [(spec["part"], spec["peer"]) for spec in peers.plan(s, torch.device("cuda"))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nanogpt": "nowhere"}, "nanogpt='nowhere' has no model.py: name the folder of a clone of nanoGPT"),
+        (
+            {"new_tokens": 25},
+            "prompt_tokens=8 must be 2 or more, and together with new_tokens=25 at most block_size=32",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence_before_the_first_row(tmp_path, data, changes, message):
+    with pytest.raises(UserError, match=message):
+        run("peers", tmp_path, data, **SIZES | changes)
+    assert not (tmp_path / "results").exists()
+
+
+def test_nanogpts_train_py_runs_as_it_is_and_leaves_nothing_behind(tmp_path, data):
+    for name, source in (("model.py", MODEL), ("train.py", TRAIN)):
+        (tmp_path / name).write_text(source)
+    s = types.SimpleNamespace(dataset=str(data), iterations=8, nanogpt=str(tmp_path))
+    theirs = recipe.run("nanoGPT", s, tmp_path)
+    assert theirs["samples_ms"] == [5.25, 6.25, 7.25, 8.25] and theirs["median_ms"] == pytest.approx(6.75)
+    assert (theirs["first_loss"], theirs["val_loss"]) == (4.0, 4.1234)
+    assert {path.name for path in tmp_path.iterdir()} == {"model.py", "train.py"}
+    (tmp_path / "train.py").write_text("print('step 0: train loss 1.0, val loss 1.0')")
+    with pytest.raises(UserError, match="printed 0 lines like"):
+        recipe.run("nanoGPT", s, tmp_path)
+
+
+def test_from_the_command_line_and_again(tmp_path, data, clone, capsys):
+    changes = SIZES | dict(nanogpt=str(clone), only="manual,recipe")
+    got = run("peers", tmp_path, data, **changes)
+    assert [row["peer"] for row in got] == ["ours, float32, manual", "ours", "nanoGPT"]
+    assert {row["status"] for row in got} == {"measured"}, got
+    folder = tmp_path / "results" / "peers"
+    text = (folder / "report.md").read_text()
+    assert "## training" in text and "An iteration of nanoGPT's recipe takes nanoGPT" in text
+    assert (folder / "peers.png").stat().st_size < 300_000
+    capsys.readouterr()
+    assert run("peers", tmp_path, data, **changes) == got == rows_of("peers", tmp_path)
+    assert "3 of 3 rows are there already" in capsys.readouterr().out
+
+
+def row(peer, ms, n=1, **more):
+    ran = dict(attention="sdpa", dtype="float32", compile=False, fused=True, ids=65, rows_of_embedding=65)
+    found = dict(part="training", peer=peer, round=n, status="measured", samples_ms=ms, median_ms=float(np.median(ms)))
+    found |= dict(p10_ms=min(ms), p90_ms=max(ms), tokens=100, peak_memory=2**30, errors={"float32": 1e-7}, ran=ran)
+    found |= dict(first_loss=4.0, last_loss=3.0, kernel={"forward": ["flash"], "backward": ["flash"]})
+    return found | more
+
+
+def test_samples_of_all_visits_count_but_for_disturbed_ones_and_wrong_contenders():
+    rows = [
+        row("ours", [10.0, 10.0, 10.0]),
+        row("Hugging Face, eager", [20.0, 20.0, 20.0]),
+        row("nanoGPT, float32", [5.0]),
+        row("ours", [12.0], n=2, peak_memory=2**31),
+        row("Hugging Face, eager", [90.0], n=2, disturbed=True, reason="loud"),
+        dict(part="training", peer="nanoGPT, float32", round=2, status="parity failed", reason="its loss"),
+    ]
+    found = peers.pooled(rows)["training"]
+    assert found["ours"]["median_ms"] == 10 and found["ours"]["visits"] == [10, 12]
+    assert found["ours"]["samples"] == 4 and found["ours"]["peak_memory"] == 2**31
+    assert found["Hugging Face, eager"]["samples_ms"] == [20, 20, 20]
+    assert found["nanoGPT, float32"]["status"] == "parity failed"
+    assert peers.finding("training", found) == "A training step takes Hugging Face 2.00 times as long as ours"
+    text = "\n".join(peers.table(rows))
+    assert "| Hugging Face, eager | 20.0 (20.0-20.0) | 20.0 | 2.00 | 5,000 | 1.00 GiB |" in text
+    assert "| nanoGPT, float32 | parity failed: its loss |" in text
+
+
+def test_no_ratio_is_drawn_from_a_disturbed_contender():
+    rows = [row("ours", [10.0], disturbed=True, reason="loud"), row("Hugging Face, eager", [20.0])]
+    found = peers.pooled(rows)["training"]
+    assert peers.relative(found["Hugging Face, eager"], found["ours"]) is None
+    assert peers.finding("training", found) == "A training step"
+    assert len(list(peers.figures(rows))) == 1
+
+
+@pytest.mark.skipif(not NANOGPT, reason="NANOGPT names no clone of nanoGPT")
+@pytest.mark.parametrize(("part", "peer"), [(p, c) for p, all in contenders.PARTS.items() for c in all if "nano" in c])
+def test_nanogpts_own_model(tmp_path, data, part, peer):
+    folder = str(pathlib.Path(NANOGPT).resolve())
+    found = visit.visit(part, peer, asked(tmp_path, data, nanogpt=folder))
+    assert found["errors"]["float32"] < 1e-6 and found["ran"]["parameters"]
+    assert found.get("equal_ids", 8) == 8
+
+
+@pytest.mark.skipif(not NANOGPT, reason="NANOGPT names no clone of nanoGPT")
+def test_nanogpts_own_train_py(tmp_path, data):
+    s = types.SimpleNamespace(dataset=str(data), iterations=8, nanogpt=NANOGPT)
+    found = recipe.run("nanoGPT", s, tmp_path)
+    assert len(found["samples_ms"]) == 9 - training.WARM_UP and 3 < found["val_loss"] < 5
+
+
+@pytest.mark.gpu
+def test_contenders_on_a_gpu(tmp_path, data):
+    changes = SIZES | dict(device="cuda", n_embd=64, compile="auto")
+    got = run("peers", tmp_path, data, **changes)
+    assert {row["status"] for row in got} == {"measured"}, got
+    ours = next(row for row in got if row["peer"] == "ours")
+    assert ours["ran"]["compile"] and ours["peak_memory"] < 2**30
