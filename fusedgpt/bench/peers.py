@@ -178,15 +178,19 @@ def _notes(part, peers):
     found = [
         "All start from the same weights, and before its time each computed our loss in float32: largest difference"
         f" {worst:.0e}.",
-        "`Hugging Face` always has biases, which start at 0; the others have them with `--bias=True` only.",
     ]
+    if any(peer.startswith("Hugging Face") for peer in peers):
+        found.append(
+            "`Hugging Face` always has biases, which start at 0; the others have them with `--bias=True` only."
+        )
     if part == "generation":
         return [*found, "Greedy, one sample. nanoGPT has no KV cache."]
     same = [row["last_loss"] for row in measured if row["ran"]["ids"] == min(row["ran"]["ids"] for row in measured)]
-    found += [
-        f"Every step has the same batch; losses after the last lie within {max(same) - min(same):.4f} of each other.",
-        "`ours, float32` has nanoGPT's arithmetic: float32, exact GELU, no padding, no compilation, its AdamW.",
-    ]
+    within = f"losses after the last lie within {max(same) - min(same):.4f} of each other"
+    found.append(f"Every step has the same batch; {within}, if their softmax goes over the same ids.")
+    found.append(
+        "`ours, float32` has nanoGPT's arithmetic: float32, exact GELU, no padding, no compilation, its AdamW."
+    )
     if "nanoGPT, patched" in peers:
         patched = "bfloat16, padding, torch.compile and fused AdamW around its own model.py, unchanged"
         found.append(f"`nanoGPT, patched`: {patched}. To it, padding is ids like all others.")

@@ -65,15 +65,12 @@ def visit(part: str, peer: str, asked: dict) -> dict:
     contender = contenders.build(peer, state, s)
     measure = {"training": _train, "generation": _generate}[part]
     found = measure(contender, state, s, device, dtype)
-    ran = {"dtype": dtype_name(dtype), "rows_of_embedding": _rows(contender), "device": str(device)}
-    ran |= {"ids": contender.ids, "parameters": sum(p.numel() for p in contender.model.parameters())}
+    embedding = contender.model.get_parameter("transformer.wte.weight")
+    ran = {"dtype": dtype_name(dtype), "device": str(device), "ids": contender.ids, "rows_of_embedding": len(embedding)}
+    ran |= {"parameters": sum(p.numel() for p in contender.model.parameters())}
     if isinstance(contender, contenders.NanoGPT):
         ran["commit"] = commit(s.nanogpt)
     return {**timing.summary(found["samples_ms"]), **found, "ran": found["ran"] | ran}
-
-
-def _rows(contender):
-    return len(contender.model.get_parameter("transformer.wte.weight"))
 
 
 def _train(contender, state, s, device, dtype):
