@@ -173,7 +173,9 @@ def _notes(part, peers):
     if not measured:
         return []
     if part == "recipe":
-        return ["Two programs, each as it is, with the same flags and data. A validation loss is over other windows."]
+        return [
+            "Two programs, each as it is, with the same flags and data. Validation losses are over different windows."
+        ]
     worst = max(row["errors"]["float32"] for row in measured)
     found = [
         "All start from the same weights, and before its time each computed our loss in float32: largest difference"
@@ -221,7 +223,7 @@ def figures(rows: list[dict]) -> Iterator[tuple]:
         for n, row in enumerate(bars):
             axes.text(row["p90_ms"] + 0.01 * max(medians), n, f"{row['median_ms']:.4g}", va="center", fontsize=8)
         axes.invert_yaxis()
-        axes.set_title(finding(part, peers), fontsize=10, loc="left")
+        axes.set_title(finding(part, peers), fontsize=9, loc="left")
         axes.set(
             xlabel=f"{TITLES[part][1]}: median, p10 to p90 (less is better)",
             xlim=(0, 1.15 * max(row["p90_ms"] for row in bars)),

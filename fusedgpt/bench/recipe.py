@@ -34,6 +34,7 @@ def run(peer: str, s, folder: pathlib.Path) -> dict:
     """
     data, meta = _data(s.dataset)
     flags = RECIPE | {"dataset": str(data), "max_iters": s.iterations}
+    flags["eval_interval"] = min(RECIPE["eval_interval"], s.iterations)
     began = time.perf_counter()
     found = _ours(flags, folder / "recipe-ours") if peer == "ours" else _theirs(flags, meta, s.nanogpt)
     ms = found["samples_ms"][training.WARM_UP :]
@@ -55,7 +56,8 @@ def _data(name):
 def _ours(flags, out_dir):
     record, metrics = training.run(flags | {"profile": False}, out_dir)
     steps = [m for m in metrics if m["kind"] == "train"]
-    losses = [m["val_loss"] for m in metrics if m["kind"] == "eval"]
+    # the last that nanoGPT makes too: ours adds one at the end
+    losses = [m["val_loss"] for m in metrics if m["kind"] == "eval" and m["iter"] % flags["eval_interval"] == 0]
     ran = {name: record[name] for name in ("attention", "dtype", "compile", "device")}
     ran |= {"rows_of_embedding": record["padded_vocab_size"], "parameters": record["parameters"]}
     return {
