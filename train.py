@@ -474,6 +474,8 @@ def main(s: Settings) -> None:
     ranks.micro_steps(s.gradient_accumulation_steps)  # refused before the others are waited for
     device = resolve_device(s.device, ranks.local_rank)
     distributed.join(ranks, s.backend, device, s.timeout)
+    if device.type == "cpu":
+        memory.keep_freed_memory()
     s = ranks.broadcast(where_to_start(s))  # not every node may see the same files
     micro_steps = ranks.micro_steps(s.gradient_accumulation_steps)
     if s.deterministic:
@@ -506,8 +508,6 @@ def main(s: Settings) -> None:
     model.use_attention(chosen.attention)
     if chosen.compiled:
         model.compile()
-        if device.type == "cpu":
-            memory.keep_freed_memory()
 
     # what the loop owns
     optimizer = model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device.type)

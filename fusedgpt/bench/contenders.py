@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusedgpt import determinism, generate, kernels
+from fusedgpt import decode, determinism, generate, kernels
 from fusedgpt.case import Case
 from fusedgpt.device import resolve_dtype
 from fusedgpt.errors import UserError, first_line, out_of_memory
@@ -37,10 +37,10 @@ TRAINING = {
     "nanoGPT, float32": NANOGPTS,
     "nanoGPT, patched": {"dtype": "bfloat16", "compile": True, "vocab_multiple": 64},
 }
-GENERATION = {
-    "ours": {},
+GENERATION = {  # of ours, as sample.py does by default
+    "ours": {"attention": "sdpa", "dtype": "auto"},
     "Hugging Face, bfloat16": TRANSFORMERS,
-    "ours, float32": {"dtype": "float32"},
+    "ours, float32": {"attention": "sdpa", "dtype": "float32"},
     "Hugging Face, float32": TRANSFORMERS | {"dtype": "float32"},
     "nanoGPT, float32": NANOGPTS,
 }
@@ -104,6 +104,12 @@ def _adamw(model, s, fused):
     return torch.optim.AdamW(groups, lr=s.learning_rate, betas=(s.beta1, s.beta2), fused=fused)
 
 
+def _to_generate(contender, s, device, backward):
+    if not backward:
+        contender.decodes_in = resolve_dtype(s.dtype, device)
+        contender.model.to(contender.decodes_in)
+
+
 def clip_and_step(model: nn.Module, optimizer: torch.optim.Optimizer, s: types.SimpleNamespace) -> None:
     """What a training loop does that is written by hand, such as nanoGPT's."""
     nn.utils.clip_grad_norm_(model.parameters(), s.grad_clip)
@@ -127,6 +133,9 @@ class Ours:
         cases = (case,) if backward else (case, case.one_query())
         name, _ = kernels.choose(s.attention, *cases)
         self.model.use_attention(name)
+        if not backward:
+            self.engine = decode.prepare(self.model, device, s.dtype, prompt_length=s.prompt_tokens)
+            self.decodes_in = self.engine.dtypes[1]
         return name
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -150,7 +159,8 @@ class Ours:
 
     def generate(self, idx: Tensor, new: int) -> Tensor:
         """`idx` (1, T) and the `new` likeliest ids after it, one by one, as sample.py draws them."""
-        return torch.cat([idx, *generate.new_tokens(self.model, idx, new, temperature=0)], dim=1)
+        ids = generate.new_tokens(self.engine, idx, new, temperature=0, cache=self.engine.cache)
+        return torch.cat([idx, *ids], dim=1)
 
 
 class HuggingFace:
@@ -181,6 +191,7 @@ class HuggingFace:
 
     def prepare(self, s: types.SimpleNamespace, device: torch.device, backward: bool) -> str:
         """What transformers calls its attention."""
+        _to_generate(self, s, device, backward)
         return self.model.config._attn_implementation
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -220,6 +231,7 @@ class NanoGPT:
 
     def prepare(self, s: types.SimpleNamespace, device: torch.device, backward: bool) -> str:
         """nanoGPT calls SDPA, and lets PyTorch pick the kernel."""
+        _to_generate(self, s, device, backward)
         return "sdpa"
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:

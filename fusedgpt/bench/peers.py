@@ -143,7 +143,13 @@ def _columns(part):
     if part == "training":
         return ["peak memory", "loss at the first step", "after the last", "kernel seen forward / backward (as it ran)"]
     if part == "generation":
-        return ["first token, ms", "first ids equal to ours in float32", "peak memory", "as it ran"]
+        return [
+            "first token, ms",
+            "share of the bandwidth",
+            "first ids equal to ours in float32",
+            "peak memory",
+            "as it ran",
+        ]
     return ["validation loss", "whole run, s", "peak memory", "as it ran"]
 
 
@@ -152,7 +158,8 @@ def _cells(part, peer, row, ours, columns):
         return [peer, f"{row['status']}: {row['reason']}", *[""] * (columns - 2)]
     times, ran = relative(row, ours), row["ran"]
     memory = f"{row['peak_memory'] / report.GIB:.2f} GiB" if "peak_memory" in row else ""
-    how = [ran["attention"], ran["dtype"], "compiled" if ran["compile"] else "eager"]
+    dtypes = dict.fromkeys((ran["dtype"], ran.get("decodes_in", ran["dtype"])))  # of prompt and tokens
+    how = [ran["attention"], *dtypes, "compiled" if ran["compile"] else "eager"]
     how += [f"{ran['rows_of_embedding']} ids"] if "rows_of_embedding" in ran else []
     how += [f"commit {ran['commit']}"] if ran.get("commit") else []
     cells = [peer, report.spread(row), ", ".join(f"{ms:.1f}" for ms in row["visits"])]
@@ -163,8 +170,16 @@ def _cells(part, peer, row, ours, columns):
         return [*cells, f"{report.kernel(row)} ({', '.join([*how, optimizer])})"]
     if part == "generation":
         first = summary(row["first_token_ms"])["median_ms"]
-        return [*cells, f"{first:.1f}", f"{row['equal_ids']} of {row['tokens']}", memory, ", ".join(how)]
+        equal = f"{row['equal_ids']} of {row['tokens']}"
+        return [*cells, f"{first:.1f}", f"{100 * _share(row, first):.0f} %", equal, memory, ", ".join(how)]
     return [*cells, f"{row['val_loss']:.4f}", f"{row['seconds']:.0f}", memory, ", ".join(how)]
+
+
+def _share(row, first):
+    """Bytes of weights a second while tokens are decoded, as a share of the memory's bandwidth."""
+    ran = row["ran"]
+    read = (ran["parameters"] - ran["positions"]) * getattr(torch, ran["decodes_in"]).itemsize
+    return read * (row["tokens"] - 1) / (row["median_ms"] - first) * 1e3 / row["bandwidth"]
 
 
 def _notes(part, peers):
@@ -186,7 +201,9 @@ def _notes(part, peers):
             "`Hugging Face` always has biases, which start at 0; the others have them with `--bias=True` only."
         )
     if part == "generation":
-        return [*found, "Greedy, one sample. nanoGPT has no KV cache."]
+        share = "A token reads every weight once: bytes of weights a second, after the first token, as a share of what"
+        share += " PyTorch reads of memory a second, measured in the same process."
+        return [*found, "Greedy, one sample. nanoGPT has no KV cache.", share]
     same = [row["last_loss"] for row in measured if row["ran"]["ids"] == min(row["ran"]["ids"] for row in measured)]
     within = f"losses after the last lie within {max(same) - min(same):.4f} of each other"
     found.append(f"Every step has the same batch; {within}, if their softmax goes over the same ids.")

@@ -68,6 +68,7 @@ def visit(part: str, peer: str, asked: dict) -> dict:
     embedding = contender.model.get_parameter("transformer.wte.weight")
     ran = {"dtype": dtype_name(dtype), "device": str(device), "ids": contender.ids, "rows_of_embedding": len(embedding)}
     ran |= {"parameters": sum(p.numel() for p in contender.model.parameters())}
+    ran |= {"positions": contender.model.get_parameter("transformer.wpe.weight").numel()}
     if isinstance(contender, contenders.NanoGPT):
         ran["commit"] = commit(s.nanogpt)
     return {**timing.summary(found["samples_ms"]), **found, "ran": found["ran"] | ran}
@@ -88,8 +89,8 @@ def _train(contender, state, s, device, dtype):
     torch.backends.cuda.matmul.allow_tf32 = s.tf32
     if compiled:
         contender.model.compile()
-        if isinstance(contender, contenders.Ours) and device.type == "cpu":
-            memory.keep_freed_memory()  # as train.py does
+    if isinstance(contender, contenders.Ours) and device.type == "cpu":
+        memory.keep_freed_memory()  # as train.py does
     optimizer, cast = contender.optimizer(s, device), autocast(device, dtype)
 
     def forward_backward():
@@ -155,7 +156,6 @@ def _generate(contender, state, s, device, dtype):
     del reference
     state.clear()
     gc.collect()
-    contender.model.to(dtype)
     attention = contender.prepare(s, device, backward=False)
     torch.backends.cuda.matmul.allow_tf32 = s.tf32
     got = contender.generate(idx, s.new_tokens)  # warms up, too
@@ -166,7 +166,9 @@ def _generate(contender, state, s, device, dtype):
     ms = timing.samples(lambda: contender.generate(idx, s.new_tokens), device, s.repeats, warmup=0)
     equal = (got == want)[0, s.prompt_tokens :].long().cumprod(dim=0).sum().item()
     found = {"samples_ms": ms, "tokens": s.new_tokens, "first_token_ms": first, "equal_ids": equal, "errors": errors}
-    return found | {"peak_memory": memory.peak_memory(device), "ran": {"attention": attention, "compile": False}}
+    found |= {"peak_memory": memory.peak_memory(device), "bandwidth": memory.bandwidth(device)}
+    ran = {"attention": attention, "compile": False, "decodes_in": dtype_name(contender.decodes_in)}
+    return found | {"ran": ran}
 
 
 if __name__ == "__main__":
