@@ -4,6 +4,7 @@ Shapes: B batch, T sequence, C = n_embd channels, nh heads, hs = C / nh head siz
 Source: "Language Models are Unsupervised Multitask Learners" (GPT-2); module names are those of its release.
 """
 
+import functools
 import math
 import os
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from fusedgpt import generate
 from fusedgpt.attention import ATTENTION, make_ready
@@ -20,6 +22,8 @@ from fusedgpt.errors import UserError, first_line
 # what F.gelu calls each activation, and what transformers does; the first of its names is the one we write
 ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}
 TRANSFORMERS_ACTIVATIONS = {"gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"), "gelu": ("gelu",)}
+LOSSES = ("whole", "chunked")
+CHUNKS = 8  # parts of a micro-batch in loss=chunked: fewer save less, more make the matrix products slow
 # linear layers that transformers' GPT-2 stores transposed, because OpenAI's code had them as 1-D convolutions
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
@@ -41,6 +45,7 @@ class GPTConfig:
     vocab_multiple: int = 1  # round the rows of the embedding up to a multiple of this: 64 makes 50257 50304
     attention: str = "sdpa"  # a name from ATTENTION; changes no weight
     activation: str = "gelu_tanh"  # GPT-2's tanh form of GELU; gelu is the exact form, nanoGPT's since May 2023
+    loss: str = "whole"  # chunked: with logits=False, the logits of a part of the tokens at a time; changes no weight
 
     def __post_init__(self):
         for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "vocab_multiple"):
@@ -48,7 +53,7 @@ class GPTConfig:
                 raise UserError(f"{name}={getattr(self, name)} must be 1 or more")
         if self.n_embd % self.n_head:
             raise UserError(f"n_embd={self.n_embd} cannot be split over n_head={self.n_head}: make it a multiple")
-        for name, allowed in (("attention", ATTENTION), ("activation", ACTIVATIONS)):
+        for name, allowed in (("attention", ATTENTION), ("activation", ACTIVATIONS), ("loss", LOSSES)):
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name}={getattr(self, name)!r} is unknown: it can be {', '.join(allowed)}")
 
@@ -56,6 +61,11 @@ class GPTConfig:
     def padded_vocab_size(self) -> int:
         """V: `vocab_size`, rounded up to a multiple of `vocab_multiple`."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def chunks(self) -> int:
+        """In how many parts the logits of a micro-batch are held, one at a time."""
+        return CHUNKS if self.loss == "chunked" else 1
 
     @property
     def num_params(self) -> int:
@@ -173,12 +183,30 @@ class GPT(nn.Module):
         x = self.transformer.ln_f(x)
         if targets is None:
             return self._logits(x[:, -1:]), None  # generation needs the last position only: V is the widest product
+        if self.config.loss == "chunked" and not logits:
+            return None, self._chunked_loss(x, targets)
         z = self._logits(x)
         loss = F.cross_entropy(z.view(-1, z.size(-1)), targets.reshape(-1), ignore_index=-1)
         return (z if logits else None), loss
 
+    def _chunked_loss(self, x, targets):
+        def summed(x, y, weight):
+            return F.cross_entropy(self._mask(F.linear(x, weight)), y, ignore_index=-1, reduction="sum")
+
+        # a chunk's logits are freed after its forward and computed again in its backward. PyTorch 2.13's
+        # linear_cross_entropy rounds the loss to bfloat16, and on a CPU takes longer and more memory than all logits do
+        weight, device = self.lm_head.weight, x.device.type
+        if torch.is_autocast_enabled(device):  # once: autocast would cast it again in each chunk's backward
+            weight = weight.to(torch.get_autocast_dtype(device))
+        chunks = zip(x.flatten(0, 1).chunk(CHUNKS), targets.flatten().chunk(CHUNKS))
+        once_more = functools.partial(checkpoint, summed, use_reentrant=False, preserve_rng_state=False)
+        return sum(once_more(x, y, weight) for x, y in chunks) / (targets >= 0).sum()
+
     def _logits(self, x):
-        z, V = self.lm_head(x), self.config.padded_vocab_size
+        return self._mask(self.lm_head(x))
+
+    def _mask(self, z):
+        V = self.config.padded_vocab_size
         if self.config.vocab_size < V:
             # added, because the gradient of a sum is passed on as it is: if -inf is written into a slice, forward and
             # backward each copy all logits
@@ -258,13 +286,13 @@ class GPT(nn.Module):
     def from_pretrained(cls, model_type: str | os.PathLike, override_args: dict | None = None) -> Self:
         """GPT-2's weights: gpt2, gpt2-medium, gpt2-large or gpt2-xl, from the hub or its cache, or a folder like it.
 
-        `override_args` may set dropout, attention, activation and vocab_multiple. Raises UserError if it sets more, if
-        the folder holds another architecture, or if the weights cannot be had.
+        `override_args` may set dropout, attention, activation, loss and vocab_multiple. Raises UserError if it sets
+        more, if the folder holds another architecture, or if the weights cannot be had.
         """
         override_args = override_args or {}
-        if unknown := override_args.keys() - {"dropout", "attention", "activation", "vocab_multiple"}:
+        if unknown := override_args.keys() - {"dropout", "attention", "activation", "loss", "vocab_multiple"}:
             raise UserError(
-                f"override_args={override_args} may set dropout, attention, activation and vocab_multiple, not"
+                f"override_args={override_args} may set dropout, attention, activation, loss and vocab_multiple, not"
                 f" {', '.join(sorted(unknown))}: the weights decide that (model.crop_block_size shortens block_size)"
             )
         theirs = load_transformers(model_type)

@@ -44,6 +44,7 @@ from fusedgpt.device import autocast, dtype_name, graphs_compiled, resolve_devic
 from fusedgpt.environment import environment
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.logger import Logger
+from fusedgpt.optimizer import build_optimizer, learning_rate, update_weights
 from fusedgpt.receipt import contradiction, observe
 from fusedgpt.saver import Saver
 from fusedgpt.settings import Settings, validate
@@ -110,27 +111,12 @@ def read_settings(args: list[str]) -> Settings:
     return where_to_start(configure(Settings(), args, __doc__, earlier=earlier))
 
 
-def learning_rate(it: int, s: Settings) -> float:
-    """The learning rate of step `it`: linear warm-up, then the schedule (cosine: SGDR, arXiv:1608.03983)."""
-    if not s.decay_lr:
-        return s.learning_rate
-    # AdamW's running means rest on few gradients at first, so the first steps are small; + 1, because none should be 0
-    if it < s.warmup_iters:
-        return s.learning_rate * (it + 1) / (s.warmup_iters + 1)
-    if s.schedule == "constant":
-        return s.learning_rate
-    if it >= s.lr_decay_iters:
-        return s.min_lr
-    done = (it - s.warmup_iters) / (s.lr_decay_iters - s.warmup_iters)
-    return s.min_lr + 0.5 * (1 + math.cos(math.pi * done)) * (s.learning_rate - s.min_lr)
-
-
 def build_model(s: Settings, meta: dict, saved: dict | None, check_memory: Callable, say: Say) -> GPT:
     """The model on the CPU: new, from the checkpoint `saved`, or pretrained. Raises UserError if it cannot load.
 
     check_memory(config) raises UserError if a model cannot fit, before a new one is built.
     """
-    changes = {"dropout": s.dropout} | ({"activation": s.activation} if s.activation else {})
+    changes = {"dropout": s.dropout, "loss": s.loss} | ({"activation": s.activation} if s.activation else {})
     if saved:
         if checkpoint.is_nanogpts(saved) and not s.activation:
             say(checkpoint.NANOGPTS_ACTIVATION)
@@ -240,7 +226,7 @@ def save(state: TrainState, saver: Saver, record: dict, meta: dict, say: Say) ->
     if not torch.stack([p.detach().sum() for p in state.model.parameters()]).isfinite().all():
         raise UserError(f"the weights are not finite after {state.iteration} steps and were not saved: {advice}")
     config = dict(record["model"])
-    attention = config.pop("attention")
+    attention, _ = config.pop("attention"), config.pop("loss")
     extra = {name: config.pop(name) for name in ("vocab_multiple", "activation")}  # unknown to nanoGPT's GPTConfig
     content = {"model": state.model.state_dict(), "model_args": config, "extra_model_args": extra}
     content |= {"optimizer": state.optimizer.state_dict(), "scaler": state.scaler.state_dict()}
@@ -297,7 +283,7 @@ def evaluate_and_save(state: TrainState, s: Settings, evaluate, save, saver: Sav
 
 
 def train_step(state: TrainState, s: Settings, micro_steps: range, cast) -> tuple[Tensor, Tensor]:
-    """One step of AdamW on the clipped mean gradient of all micro-batches of all ranks. Does not wait for the device.
+    """One step on the clipped mean gradient of all micro-batches of all ranks. Does not wait for the device.
 
     Returns the sum of this rank's losses and the norm of the gradient, both on the device. If the norm is not finite,
     no weight changes.
@@ -321,23 +307,6 @@ def train_step(state: TrainState, s: Settings, micro_steps: range, cast) -> tupl
     state.scaler.update()  # in float16, lowers the scale if a gradient overflowed
     state.optimizer.zero_grad(set_to_none=True)
     return loss_sum, norm
-
-
-def update_weights(optimizer: Optimizer, norm: Tensor, limit: float) -> None:
-    """Step on gradients of norm `norm`, scaled down to the norm `limit` if that is not 0; if `norm` is finite.
-
-    A fused optimizer decides that on the device, so that the host need not wait for the norm.
-    """
-    if optimizer.defaults["fused"]:
-        # as GradScaler does: gradients are divided by grad_scale, and nothing changes if found_inf is 1
-        optimizer.grad_scale = (norm / limit).clamp(min=1) if limit else None
-        optimizer.found_inf = 1 - norm.isfinite().float()
-        optimizer.step()
-    elif norm.isfinite():
-        if limit:
-            params = [p for group in optimizer.param_groups for p in group["params"]]
-            torch.nn.utils.clip_grads_with_norm_(params, limit, norm)
-        optimizer.step()
 
 
 def is_reported(done: int, s: Settings) -> bool:
@@ -489,8 +458,8 @@ def main(s: Settings) -> None:
     lock = run_folder.lock(out_dir) if ranks.main and not s.eval_only else None
     saved, path = run_folder.load_latest(out_dir, logger.say) if s.init_from == "resume" else (None, None)
 
-    fit = dict(batch_size=s.batch_size, device=device, dtype=resolve_dtype(s.dtype, device))
-    check_memory = functools.partial(memory.check_training, **fit, backward=not s.eval_only)
+    fit = dict(batch_size=s.batch_size, device=device, dtype=resolve_dtype(s.dtype, device), backward=not s.eval_only)
+    check_memory = functools.partial(memory.check_training, **fit, muon=s.optimizer == "muon")
     model = build_model(s, meta, saved, check_memory, logger.say)
     check_memory(model.config)
     model.to(device)
@@ -510,7 +479,7 @@ def main(s: Settings) -> None:
         model.compile()
 
     # what the loop owns
-    optimizer = model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device.type)
+    optimizer = build_optimizer(model, s, device.type)
     # float16 rounds gradients below 3e-8 to 0, so the loss is scaled up for backward; bfloat16 has float32's range
     scaler = GradScaler(device.type, enabled=chosen.dtype == torch.float16)
     saver = Saver(out_dir, s.keep_checkpoints, lock, logger.say)

@@ -88,23 +88,29 @@ def _require(condition, why):
 
 
 def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> None:
-    """Give AdamW, whose parameters are those of `model`, its state in the checkpoint `saved`.
+    """Give an optimizer of the parameters of `model` its state in the checkpoint `saved`.
 
-    Raises UserError unless there is a tensor of the right shape and dtype for each parameter: AdamW's fused kernel
-    does not look, and would read and write beyond a tensor that is too short.
+    Raises UserError if another kind of optimizer wrote it, or unless there is a tensor of the right shape and dtype for
+    each parameter: AdamW's fused kernel does not look, and would read and write beyond a tensor that is too short.
     """
     groups = optimizer.state_dict()["param_groups"]  # weight decay and betas are settings of this run, not state
     names = {p: name for name, p in model.named_parameters()}
-    params = [p for group in optimizer.param_groups for p in group["params"]]
+    muons = [("momentum" in group, p) for group in optimizer.param_groups for p in group["params"]]
+    was, now = saved["config"].get("optimizer", "adamw"), "muon" if any(muon for muon, _ in muons) else "adamw"
+    if was != now:
+        raise UserError(
+            f"optimizer={now} cannot go on with the state of {was}: resume the run with --optimizer={was}, or"
+            " export it (export.py) and start a new one with --init_from=its folder"
+        )
     try:
         state = saved["optimizer"]["state"]
         if not saved["iter_num"] and not state:
-            return  # AdamW has none before its first step
+            return  # there is none before the first step
         sizes = [len(group["params"]) for group in saved["optimizer"]["param_groups"]]
         _require(sizes == [len(group["params"]) for group in groups], f"it has groups of {sizes} parameters")
-        _require(state.keys() == set(range(len(params))), f"it has state of {len(state)} parameters, not {len(params)}")
-        for number, p in enumerate(params):
-            like = {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p}
+        _require(state.keys() == set(range(len(muons))), f"it has state of {len(state)} parameters, not {len(muons)}")
+        for number, (muon, p) in enumerate(muons):
+            like = {"momentum_buffer": p} if muon else {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p}
             found = {key: _form(value) for key, value in state[number].items()}
             wanted = {key: _form(value) for key, value in like.items()}
             _require(found == wanted, f"for {names[p]} it has {found}, not {wanted}")

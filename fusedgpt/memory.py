@@ -86,19 +86,20 @@ def bandwidth(device: torch.device) -> float:
 
 
 def check_training(
-    config: Any, batch_size: int, device: torch.device, dtype: torch.dtype, backward: bool = True
+    config: Any, batch_size: int, device: torch.device, dtype: torch.dtype, backward: bool = True, muon: bool = False
 ) -> None:
     """Raise UserError if a model of `config` (a GPTConfig) certainly cannot be trained on `device`; nothing is built.
 
     Counted are float32 weights, and the logits of a micro-batch of `batch_size` in `dtype`; with `backward` gradients
-    and AdamW's moments too. Activations come on top, so what passes may still not fit. The weights start in the
-    machine's memory, whatever the device.
+    and AdamW's moments too, of which `muon` needs one for a hidden matrix. Activations come on top, so what passes may
+    still not fit. The weights start in the machine's memory, whatever the device.
     """
     model = f"a model of {config.num_params:,} parameters"
     shrink = "lower --n_layer, --n_embd, --block_size or --vocab_size"
     _require(4 * config.num_params + LAYER * config.n_layer, torch.device("cpu"), model, shrink)
-    logits = batch_size * config.block_size * config.padded_vocab_size * dtype.itemsize
-    needed = (TRAINED if backward else 4) * config.num_params + logits
+    logits = batch_size * config.block_size * config.padded_vocab_size * dtype.itemsize // config.chunks
+    hidden = 12 * config.n_layer * config.n_embd**2 if muon else 0
+    needed = (TRAINED * config.num_params - 4 * hidden if backward else 4 * config.num_params) + logits
     what = f"{model} with the logits of {batch_size} x {config.block_size} tokens"
     _require(needed, device, what, f"lower --batch_size, or {shrink.removeprefix('lower ')}")
 

@@ -51,7 +51,11 @@ class Settings:
     # that SDPA kernel and no other; flash3, flash4: FlashAttention-3 or -4, from a package; flex: FlexAttention; sdpa:
     # PyTorch picks; masked: the same, given a mask; auto: the fastest here that passes parity
     attention: Attention = "auto"
-    # AdamW
+    # chunked: an eighth of the logits at a time, computed again in the backward: less memory, a little slower
+    loss: Literal["whole", "chunked"] = "whole"
+    # optimizer
+    # muon: Muon for the matrices of the layers, AdamW for embeddings and vectors; adamw: AdamW for all
+    optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 6e-4  # peak learning rate
     max_iters: int = 600000  # training steps
     max_seconds: float | None = None  # wall-clock limit; training then ends with an evaluation and a checkpoint
@@ -62,9 +66,10 @@ class Settings:
     max_bad_steps: int = 20  # steps in a row without a finite gradient, which are skipped; one more ends the run
     # schedule
     decay_lr: bool = True  # warm-up and schedule; False: learning_rate throughout
-    schedule: Literal["cosine", "constant"] = "cosine"  # learning rate after the linear warm-up
+    # learning rate after the linear warm-up; wsd: constant, then from half of lr_decay_iters on linearly to min_lr
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     warmup_iters: int = 2000  # steps of warm-up
-    lr_decay_iters: int = 600000  # step at which the cosine reaches min_lr; usually max_iters
+    lr_decay_iters: int = 600000  # step at which the schedule reaches min_lr; usually max_iters
     min_lr: float = 6e-5  # final learning rate, usually a tenth of the peak
     # machine
     backend: Literal["nccl", "gloo"] = "nccl"  # communication library of GPUs; CPUs always use gloo

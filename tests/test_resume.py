@@ -30,10 +30,14 @@ from tests.conftest import (
 
 
 @pytest.mark.parametrize(("device", "dtype"), ON_GPU_TOO)
-@pytest.mark.parametrize("attention", ["sdpa", "manual"])
-def test_ten_steps_saved_and_ten_more_are_twenty(tmp_path, data, attention, device, dtype):
+@pytest.mark.parametrize(
+    "settings",
+    [dict(attention="sdpa"), dict(attention="manual"), dict(optimizer="muon", schedule="wsd", lr_decay_iters=20)],
+    ids=lambda settings: next(iter(settings.values())),
+)
+def test_ten_steps_saved_and_ten_more_are_twenty(tmp_path, data, settings, device, dtype):
     # T1: a resumed run used to replay the batches of iteration 0, with other dropout
-    options = dict(attention=attention, dropout=0.1, device=device, dtype=dtype, deterministic=device == "cuda")
+    options = dict(dropout=0.1, device=device, dtype=dtype, deterministic=device == "cuda", **settings)
     whole = run(tmp_path / "whole", data, max_iters=20, **options)
     half = run(tmp_path / "half", data, max_iters=10, **options)
     run(half, data, max_iters=20, init_from="resume", **options)
@@ -414,6 +418,15 @@ def test_a_resumed_run_takes_its_own_weight_decay_and_betas(tmp_path, data, caps
     decayed, others = torch.load(tmp_path / "ckpt.pt", weights_only=True)["optimizer"]["param_groups"]
     assert (decayed["weight_decay"], others["weight_decay"], decayed["betas"]) == (0.3, 0.0, (0.9, 0.9))
     assert "resuming with weight_decay=0.3; it was 0.1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("was", "now"), [("adamw", "muon"), ("muon", "adamw")])
+def test_a_run_goes_on_with_its_own_optimizer_only(tmp_path, data, was, now):
+    # a new running mean in the middle of a run would be neither the old run nor a new one
+    run(tmp_path, data, max_iters=2, optimizer=was)
+    with pytest.raises(UserError, match=f"optimizer={now} cannot go on with the state of {was}: resume .*={was}"):
+        run(tmp_path, data, max_iters=4, optimizer=now, init_from="resume")
+    assert len(rows(tmp_path)) == 2
 
 
 def test_a_resumed_run_takes_up_the_scaler_and_the_best_loss(tmp_path, data):
