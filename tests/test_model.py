@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
@@ -15,8 +16,9 @@ from fusedgpt import kernels
 from fusedgpt.attention import ATTENTION
 from fusedgpt.case import Case
 from fusedgpt.errors import UserError
-from model import ACTIVATIONS, GPT, GPTConfig
-from tests.conftest import hugging_face
+from fusedgpt.memory import peak_bytes
+from model import ACTIVATIONS, GPT, LOSSES, GPTConfig
+from tests.conftest import ON_GPU_TOO, hugging_face
 
 TINY = dict(block_size=32, vocab_size=101, n_layer=3, n_head=4, n_embd=64)
 
@@ -217,6 +219,59 @@ def test_the_loss_alone_is_the_same_loss():
     idx = torch.randint(0, 101, (2, 32))
     nothing, loss = model(idx, idx, logits=False)
     assert nothing is None and torch.equal(loss, model(idx, idx)[1])
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("B", "T"), [(2, 32), (3, 7), (1, 2)])  # 2 tokens are fewer than there are chunks
+@pytest.mark.parametrize(("device", "dtype"), [*ON_GPU_TOO, ("cpu", "bfloat16")])
+def test_each_loss_equals_float64(loss, B, T, device, dtype):
+    # chunks of other lengths are no mean of means, and padded ids, or targets of -1, must not count in any
+    torch.manual_seed(0)
+    idx, targets = torch.randint(0, 101, (2, B, T), device=device)
+    targets[0, :-1] = -1
+    model = GPT(GPTConfig(**TINY, vocab_multiple=64, loss=loss)).to(device)
+    with torch.no_grad():
+        for p in model.parameters():
+            p *= 3
+    exact = GPT(GPTConfig(**TINY, vocab_multiple=1)).to(device).double()
+    exact.load_state_dict(
+        {name: w[:101] if "wte" in name or "head" in name else w for name, w in model.state_dict().items()}
+    )
+    want = exact(idx, targets)[1]
+    want.backward()
+    with torch.autocast(device, getattr(torch, dtype), enabled=dtype != "float32"):
+        _, got = model(idx, targets, logits=False)
+    got.backward()
+    with torch.no_grad():
+        assert torch.equal(model(idx, targets, logits=False)[1], got) or dtype != "float32"  # an evaluation
+    limit = 1e-5 if dtype == "float32" else 0.05
+    torch.testing.assert_close(got.double(), want, rtol=limit / 5, atol=0)
+    for (name, p), q in zip(model.named_parameters(), exact.parameters()):
+        gradient = p.grad[:101] if "wte" in name else p.grad
+        assert (gradient - q.grad).norm() <= limit * q.grad.norm(), name
+    assert (model.transformer.wte.weight.grad[101:] == 0).all()
+
+
+def test_a_chunked_loss_holds_an_eighth_of_the_logits(device):
+    idx = torch.randint(0, 50_000, (8, 64), device=device)
+    peaks = {}
+    for loss in LOSSES:
+        model = GPT(GPTConfig(64, 50_000, n_layer=1, n_head=1, n_embd=8, loss=loss)).to(device)
+        model(idx, idx, logits=False)[1].backward()  # from here on the gradients are held
+        peaks[loss] = peak_bytes(lambda model=model: model(idx, idx, logits=False)[1].backward(), device)
+    logits = 8 * 64 * 50_000 * 4
+    assert peaks["whole"] > 2 * logits > 4 * peaks["chunked"]
+
+
+def test_a_chunked_loss_compiles_to_one_graph():
+    model = GPT(GPTConfig(**TINY, vocab_multiple=64, loss="chunked"))
+    made, idx = CompileCounterWithBackend("aot_eager"), torch.randint(0, 101, (2, 32))
+    with torch.autocast("cpu", torch.bfloat16):
+        want = model(idx, idx, logits=False)[1]
+        got = torch.compile(model, backend=made)(idx, idx, logits=False)[1]
+    got.backward()
+    torch.testing.assert_close(got, want)
+    assert made.frame_count == 1
 
 
 @pytest.mark.parametrize("attention", ["manual", "math", "sdpa"])

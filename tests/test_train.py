@@ -174,6 +174,15 @@ def test_two_ranks_equal_one_and_resume_bitwise(tmp_path, data):
     assert_same_bytes(weights(tmp_path / "half"), weights(two))
 
 
+def test_two_ranks_of_muon_equal_one(tmp_path, data):
+    # each rank orthogonalises all matrices: ranks that did not agree to the bit would end the run at check_interval
+    settings = dict(optimizer="muon", gradient_accumulation_steps=2, max_iters=4)
+    one = run(tmp_path / "one", data, **settings)
+    torchrun(2, "train.py", *flags(small(tmp_path / "two", data, **settings, check_interval=1)))
+    losses = [[row["loss"] for row in rows(path)] for path in (one, tmp_path / "two")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)  # Muon computes in bfloat16, which magnifies rounding
+
+
 def assert_close_runs(a, b):
     """The same losses, gradient norms, and means of gradients in AdamW, to rounding."""
     for key in ("loss", "grad_norm"):

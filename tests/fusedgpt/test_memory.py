@@ -1,5 +1,6 @@
 """Bytes at the peak."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -80,12 +81,22 @@ def test_only_what_certainly_cannot_fit_is_refused(monkeypatch):
         (dict(dtype=torch.float32), 16 * weights + 4 * logits),
         (dict(dtype=torch.bfloat16), 16 * weights + 2 * logits),
         (dict(dtype=torch.float32, backward=False), 4 * weights + 4 * logits),
+        (dict(dtype=torch.float32, muon=True), 16 * weights - 4 * 12 * 64 * 64 + 4 * logits),
     ):
         monkeypatch.setattr(memory, "total_memory", lambda device, n=needed: n)
         check_training(config, 3, CPU, **options)
         monkeypatch.setattr(memory, "total_memory", lambda device, n=needed: n - 1)
         with pytest.raises(UserError, match=r"the logits of 3 x 1024 tokens .*lower --batch_size"):
             check_training(config, 3, CPU, **options)
+
+
+def test_a_chunked_loss_needs_less(monkeypatch):
+    config = GPTConfig(block_size=1024, vocab_size=50304, n_layer=1, n_head=1, n_embd=64, loss="chunked")
+    needed = 16 * config.num_params + 4 * 1024 * 50304 // 8
+    monkeypatch.setattr(memory, "total_memory", lambda device: needed)
+    check_training(config, 1, CPU, torch.float32)
+    with pytest.raises(UserError, match="the logits of 1 x 1024"):
+        check_training(dataclasses.replace(config, loss="whole"), 1, CPU, torch.float32)
 
 
 def test_a_gpus_memory_is_its_own_and_the_weights_start_in_the_machines(monkeypatch):
