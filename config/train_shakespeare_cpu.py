@@ -1,0 +1,31 @@
+# characters of Shakespeare in seconds on a CPU: the model of nanoGPT's recipe for cheap computers, trained with Muon
+# python data/shakespeare_char/prepare.py && python train.py config/train_shakespeare_cpu.py
+
+out_dir = "out-shakespeare-cpu"
+dataset = "shakespeare_char"
+device = "cpu"
+compile = False  # compiling takes longer than the run
+
+eval_interval = 200
+eval_iters = 10  # 240 windows of each split, as many as the recipe's 20 batches of 12
+log_interval = 50
+always_save_checkpoint = False
+
+batch_size = 24  # twice the recipe's: a step of Muon costs the same whatever the batch
+gradient_accumulation_steps = 1
+block_size = 64
+attention = "manual"  # the fastest at 64 characters
+
+n_layer = 4
+n_head = 4
+n_embd = 128
+dropout = 0.0
+
+optimizer = "muon"
+learning_rate = 8e-3
+schedule = "wsd"
+min_lr = 0.0
+warmup_iters = 20
+max_iters = 400
+lr_decay_iters = 400
+beta2 = 0.99
