@@ -3,7 +3,7 @@
 out_dir = "out-quickstart"
 dataset = "python_stdlib"
 
-eval_interval = 100
+eval_interval = 200
 eval_iters = 20
 log_interval = 50
 
@@ -16,9 +16,11 @@ n_layer = 4
 n_head = 4
 n_embd = 256
 
-learning_rate = 2e-3
-min_lr = 2e-4
-warmup_iters = 100
-max_iters = 1500
-lr_decay_iters = 1500
+optimizer = "muon"
+learning_rate = 5e-3
+schedule = "wsd"
+min_lr = 0.0
+warmup_iters = 50
+max_iters = 600
+lr_decay_iters = 600
 beta2 = 0.99

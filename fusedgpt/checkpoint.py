@@ -99,8 +99,8 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
     was, now = saved["config"].get("optimizer", "adamw"), "muon" if any(muon for muon, _ in muons) else "adamw"
     if was != now:
         raise UserError(
-            f"optimizer={now} cannot go on with the state of {was}: resume the run with --optimizer={was}, or"
-            " export it (export.py) and start a new one with --init_from=its folder"
+            f"optimizer={now} cannot go on with the state of {was}: resume with --optimizer={was}, or start anew with"
+            " --init_from=scratch"
         )
     try:
         state = saved["optimizer"]["state"]

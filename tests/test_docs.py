@@ -156,6 +156,7 @@ def ran(copy):
             "out": "python_stdlib",
         }.items()
     ]
+    before[0] += ["--optimizer=muon"]  # as in config/quickstart.py, with which pages resume it
     before += [["export.py", "out-quickstart", "out-hf"]]
     done = run([sys.executable, "-c", DRIVER], copy, input=json.dumps([*before, *runs.values()]))
     results = [json.loads(line) for line in done.stdout.splitlines()]
