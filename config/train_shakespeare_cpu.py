@@ -6,7 +6,7 @@ dataset = "shakespeare_char"
 device = "cpu"
 compile = False  # compiling takes longer than the run
 
-eval_interval = 200
+eval_interval = 175
 eval_iters = 10  # 240 windows of each split, as many as the recipe's 20 batches of 12
 log_interval = 50
 always_save_checkpoint = False
@@ -22,10 +22,9 @@ n_embd = 128
 dropout = 0.0
 
 optimizer = "muon"
-learning_rate = 8e-3
+learning_rate = 1.2e-2
 schedule = "wsd"
 min_lr = 0.0
 warmup_iters = 20
-max_iters = 400
-lr_decay_iters = 400
-beta2 = 0.99
+max_iters = 350
+lr_decay_iters = 350

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
@@ -263,15 +262,17 @@ def test_a_chunked_loss_holds_an_eighth_of_the_logits(device):
     assert peaks["whole"] > 2 * logits > 4 * peaks["chunked"]
 
 
-def test_a_chunked_loss_compiles_to_one_graph():
+def test_a_chunked_loss_stays_out_of_the_compiled_graph():
+    # compiled, its chunks were held all at once: 8 x 1024 tokens took 2110 MiB in place of 1203
     model = GPT(GPTConfig(**TINY, vocab_multiple=64, loss="chunked"))
-    made, idx = CompileCounterWithBackend("aot_eager"), torch.randint(0, 101, (2, 32))
+    idx, graphs = torch.randint(0, 101, (2, 32)), []
     with torch.autocast("cpu", torch.bfloat16):
         want = model(idx, idx, logits=False)[1]
-        got = torch.compile(model, backend=made)(idx, idx, logits=False)[1]
+        compiled = torch.compile(model, backend=lambda graph, _: graphs.append(graph) or graph)
+        got = compiled(idx, idx, logits=False)[1]
     got.backward()
     torch.testing.assert_close(got, want)
-    assert made.frame_count == 1
+    assert len(graphs) == 1 and "cross_entropy" not in graphs[0].code
 
 
 @pytest.mark.parametrize("attention", ["manual", "math", "sdpa"])
