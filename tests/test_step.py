@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.overrides import TorchFunctionMode
 
 import train
-from fusedgpt import memory, timing
+from fusedgpt import memory, reporting, timing
 from fusedgpt.device import autocast
 from fusedgpt.optimizer import build_optimizer
 from model import GPT, GPTConfig
@@ -23,7 +23,7 @@ def test_ms_is_of_the_step_alone(tmp_path, data, monkeypatch):
     # T10: nanoGPT's time holds evaluations; and this one must not begin with the program
     told = iter(range(1000))
     monkeypatch.setattr(train.timing, "now", lambda device: 0.001 * next(told))
-    monkeypatch.setattr(train.flops, "peak_flops", lambda *_: (1e12, "of this test"))
+    monkeypatch.setattr(reporting.flops, "peak_flops", lambda *_: (1e12, "of this test"))
     run(tmp_path, data, max_iters=4)
     assert [row["ms"] for row in rows(tmp_path)] == pytest.approx([1.0] * 4)
 
@@ -136,7 +136,7 @@ def test_a_step_on_a_gpu_does_not_wait_and_skips_on_the_device(monkeypatch, dtyp
 def test_times_are_true_of_steps_that_are_read_later(tmp_path, data, monkeypatch):
     told = iter(n * (n + 1) / 2000 for n in itertools.count())  # between readings pass 1 ms, 2 ms, 3 ms, …
     monkeypatch.setattr(train.timing, "now", lambda device: next(told))
-    monkeypatch.setattr(train.flops, "peak_flops", lambda *_: (1e12, "of this test"))
+    monkeypatch.setattr(reporting.flops, "peak_flops", lambda *_: (1e12, "of this test"))
     run(tmp_path, data, max_iters=6, log_interval=4, eval_interval=100)
     assert [row["ms"] for row in rows(tmp_path)] == pytest.approx([1, 3, 5, 7, 9, 11])
 
