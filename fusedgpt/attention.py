@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from fusedgpt import flash_impl
@@ -71,8 +70,14 @@ def _with_flag(q, k, v, dropout_p):
     if Tk == T:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
     # is_causal aligns the mask to the top left: one query after a cache would see the first key only
-    mask = None if T == 1 else causal_lower_right(T, Tk)
+    mask = None if T == 1 else _lower_right(T, Tk)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p)
+
+
+def _lower_right(T, Tk):
+    from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo, a second of every script's start
+
+    return causal_lower_right(T, Tk)
 
 
 def _with_mask(q, k, v, dropout_p):

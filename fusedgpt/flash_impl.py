@@ -10,7 +10,6 @@ PACKAGES = {"flash3": "flash-attn-3", "flash4": "flash-attn-4"}
 VERSIONS = {"flash3": "FA3", "flash4": "FA4"}  # as PyTorch calls them
 
 
-@torch.compiler.assume_constant_result  # so that a model that is compiled calls it while it is traced
 def use(version: str | None) -> None:
     """Make FlashAttention "FA3" or "FA4" the flash kernel of the whole process, or PyTorch's own again (None).
 
@@ -24,6 +23,11 @@ def use(version: str | None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, which is what was asked for
         attention.activate_flash_attention_impl(version)
+
+
+# so that a model that is compiled calls it while it is traced: torch.compiler.assume_constant_result(use), which would
+# import torch._dynamo, and every start of every script would take a second longer
+use._dynamo_marked_constant = True
 
 
 def explained(name: str, error: Exception, reason: str) -> str:

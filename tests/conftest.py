@@ -15,6 +15,7 @@ import torch
 import train
 from fusedgpt import prepare, tokenizer
 from fusedgpt.errors import UserError
+from tests import forks
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OFFLINE_BPE = ROOT.parent / "shared" / "data" / "tiktoken_cache"  # where it is, tests of GPT-2's BPE need no network
@@ -95,9 +96,12 @@ def script(name, *args, check=True, prefix=(), **env):
     """
     for needs in NEEDED_BY.get(str(name), ()):
         pytest.importorskip(needs)
-    command = [*(prefix or [sys.executable]), name, *args]
-    environment = {**os.environ, **env}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    command, environment = [str(name), *map(str, args)], {**os.environ, **env}
+    if prefix or command[0].startswith("-"):
+        start, pipes = [*(prefix or [sys.executable]), *command], dict(capture_output=True, text=True)
+        done = subprocess.run(start, cwd=ROOT, env=environment, **pipes, timeout=300, check=False)
+    else:
+        done = forks.run(command, ROOT, environment, timeout=300)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 

@@ -12,10 +12,9 @@ import torch
 
 import train
 from fusedgpt.errors import one_sentence
+from tests.forks import FORKS
 
 SEED = int(os.environ.get("FAULTS_SEED", "8"))
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.faults.processes"])
 
 # long enough to be killed many times; a checkpoint is being written most of the time
 SETTINGS = dict(max_iters=300, eval_interval=5, eval_iters=1, dropout=0.1, init_from="auto", keep_checkpoints=2)

@@ -1,0 +1,46 @@
+"""Scripts of the project in processes that start in a moment: forked from one that has imported PyTorch.
+
+A script finds none of the project's own modules imported, and its own command line, environment, folder and streams.
+"""
+
+import multiprocessing
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+import tempfile
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch._dynamo", "torch.distributed", "torch.profiler", "tyro", "tqdm"])  # slow to import
+
+
+def run(command: list[str], cwd: pathlib.Path, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess:
+    """The finished process of the script `command[0]`, as subprocess.run gives it.
+
+    Raises subprocess.TimeoutExpired after `timeout` seconds.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        streams = [pathlib.Path(folder, name) for name in ("stdout", "stderr")]
+        process = FORKS.Process(target=_main, args=(command, cwd, env, streams))
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, process.exitcode, *(s.read_text() for s in streams))
+
+
+def _main(command, cwd, env, streams):
+    for number, path in enumerate(streams, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = command
+    sys.path[:] = [
+        os.path.dirname(os.path.abspath(command[0])),
+        *(path for path in sys.path if path not in ("", str(cwd))),
+    ]
+    runpy.run_path(command[0], run_name="__main__")
