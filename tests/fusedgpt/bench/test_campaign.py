@@ -1,5 +1,6 @@
 """The order of a campaign, that it goes on where it stopped, and that it leaves no process behind."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -135,10 +136,15 @@ def make(*args):
 
 def test_make_gpu_rehearsed(tmp_path):
     python, folder = f"PYTHON={sys.executable}", tmp_path / "results"
-    short = make(python, f"ARGS=--rehearse=True --results={folder} --max_seconds={campaign.LAST_ROW + 5}").splitlines()
+    folder.mkdir()
+    ran = {name: dict(tests=1, failures=0, errors=0, skipped=0) for name in campaign.TESTS[2:]}  # by an earlier call
+    (folder / "tests.json").write_text(json.dumps({"of": campaign._of(CPU), "files": ran}))
+    short = make(python, f"ARGS=--rehearse=True --results={folder} --max_seconds={campaign.LAST_ROW + 2}").splitlines()
     assert "missing: " in short[-1] and "max_batch (1 rows)" in short[-1], short
     whole = make(python, f"ARGS=--rehearse=True --results={folder}").splitlines()
     assert whole[-1].endswith("; nothing is missing"), whole
+    ran = [line.removeprefix("== ") for line in short + whole if line.startswith("== test_")]
+    assert ran == [f"test_{name}.py" for name in campaign.TESTS[:2]]
     for kind in campaign.KINDS:
         assert (folder / kind / "report.md").exists() and list((folder / kind).glob("*.png")), kind
     again = make(python, f"ARGS=--rehearse=True --results={folder}").splitlines()
