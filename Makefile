@@ -22,8 +22,9 @@ quickstart: setup
 	@$(BIN)/python plot.py out-quickstart
 	@$(BIN)/python sample.py --out_dir=out-quickstart --num_samples=1 --max_new_tokens=600 --start='def '
 
+# a process of tests for each core; python -m pytest runs them in one
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # kills, corruptions, full disks, dying workers, fuzzing; FAULTS_SEED=7 make faults takes other random numbers
 faults: setup

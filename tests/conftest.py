@@ -1,5 +1,6 @@
 """What the tests share: devices, a small data set, small settings, and runs of the scripts."""
 
+import functools
 import json
 import os
 import pathlib
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import train
-from fusedgpt import prepare, tokenizer
+from fusedgpt import flops, prepare, tokenizer
 from fusedgpt.errors import UserError
 from tests import forks
 
@@ -24,6 +25,7 @@ if OFFLINE_BPE.exists():
 
 NEEDED_BY = {"train.py": ["tyro"], "sample.py": ["tyro"], "bench.py": ["tyro"], "tests/save_cost.py": ["tyro"]}
 NEEDED_BY |= {"data/openwebtext/prepare.py": ["datasets"]}
+MEASURED_ONCE = functools.cache(flops.peak_flops)  # a quarter of a second, and as long as the rest of a small run
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 ON_GPU_TOO = [("cpu", "float32"), *(pytest.param(*GPU.values, d, marks=GPU.marks) for d in ("bfloat16", "float16"))]
 
@@ -45,6 +47,7 @@ def device(request):
 def _as_it_was(monkeypatch):
     """Tests in one process leave no setting of PyTorch's behind."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(flops, "peak_flops", MEASURED_ONCE)
     yield
     torch.use_deterministic_algorithms(False)
     torch.compiler.reset()  # PyTorch counts recompilations over a whole process

@@ -137,7 +137,7 @@ def test_a_report_names_every_machine_that_its_rows_come_from(tmp_path, data, mo
 
 
 def test_reports_are_drawn_again_from_the_shell(tmp_path, data):
-    run("numerics", tmp_path, data, only="ordinary")
+    run("numerics", tmp_path, data, only="manual")
     folder = tmp_path / "results" / "numerics"
     before = (folder / "report.md").read_text()
     for name in ("report.md", "errors.png"):

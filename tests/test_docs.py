@@ -27,7 +27,7 @@ KINDS = {
     "ladder": [*TRAINED, "--block_size=16", "--only=math"],
     "sweep": [*TRAINED, "--lengths=32", "--heads=2x16", "--repeats=1", "--only=flash"],
     "prefill": ["--device=cpu", "--models=phi-small", "--lengths=16", "--repeats=1", "--only=flash"],
-    "numerics": ["--device=cpu", "--repeats=1", "--only=float32"],
+    "numerics": ["--device=cpu", "--repeats=1", "--only=manual"],
     "max_batch": [
         *TRAINED,
         "--block_size=16",

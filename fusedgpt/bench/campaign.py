@@ -40,8 +40,8 @@ _MODEL = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=128", "--batch_
 _MODEL += ["--steps=6", "--compile=False"]
 TINY = {
     "ladder": [*_MODEL, "--block_size=32", "--only=math"],
-    "numerics": ["--device=cpu", "--repeats=2", "--only=bfloat16"],
-    "prefill": ["--device=cpu", "--models=gpt2", "--lengths=32", "--repeats=2"],
+    "numerics": ["--device=cpu", "--repeats=2", "--only=manual"],
+    "prefill": ["--device=cpu", "--models=mistral-small", "--lengths=32", "--repeats=2"],
     "sweep": [*_MODEL, "--heads=2x16", "--lengths=32", "--repeats=2", "--only=manual"],
     "max_batch": [*_MODEL, "--block_size=512", "--memory_gb=0.25", "--only=manual"],
     "peers": [*_MODEL, "--block_size=64", "--new_tokens=8", "--rounds=1", "--only=manual"],

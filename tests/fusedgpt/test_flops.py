@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fusedgpt import flops
+from fusedgpt.flops import peak_flops  # by name: the tests' own measures once
 
 # names as PyTorch gives them, and TFLOP/s; None: no figure is known for this very device, so it must be measured
 DEVICES = {
@@ -81,7 +82,7 @@ def test_the_peak_of_a_gpu_is_of_that_very_gpu(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     monkeypatch.setattr(torch, "randn", lambda *shape, **options: None)  # no GPU here: a product of 256 in 20 ms
     monkeypatch.setattr(flops.timing, "samples", lambda *_, **__: [20.0])
-    peak, source = flops.peak_flops(torch.device("cuda"), torch.bfloat16)
+    peak, source = peak_flops(torch.device("cuda"), torch.bfloat16)
     if DEVICES[name]:
         assert peak == pytest.approx(DEVICES[name] * 1e12) and source.startswith("data sheet of ")
     else:
@@ -89,5 +90,5 @@ def test_the_peak_of_a_gpu_is_of_that_very_gpu(name, monkeypatch):
 
 
 def test_a_cpu_is_measured():
-    measured, source = flops.peak_flops(torch.device("cpu"), torch.float32)
+    measured, source = peak_flops(torch.device("cpu"), torch.float32)
     assert 1e9 < measured < 1e14 and source.startswith("measured: ")
