@@ -51,7 +51,7 @@ class Settings:
     # that SDPA kernel and no other; flash3, flash4: FlashAttention-3 or -4, from a package; flex: FlexAttention; sdpa:
     # PyTorch picks; masked: the same, given a mask; auto: the fastest here that passes parity
     attention: Attention = "auto"
-    # chunked: an eighth of the logits at a time, computed again in the backward: less memory, a little slower
+    # chunked: an eighth of the logits at a time, computed again in the backward: less memory if not compiled
     loss: Literal["whole", "chunked"] = "whole"
     # optimizer
     # muon: Muon for the matrices of the layers, AdamW for embeddings and vectors; adamw: AdamW for all
