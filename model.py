@@ -121,6 +121,35 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
+def _without_padding(z, vocab_size):
+    """Logits z (..., V), -inf from `vocab_size` on."""
+    V = z.size(-1)
+    if vocab_size < V:
+        # added, because the gradient of a sum is passed on as it is: if -inf is written into a slice, forward and
+        # backward each copy all logits
+        padding = torch.arange(V, device=z.device) >= vocab_size
+        z += torch.zeros(V, dtype=z.dtype, device=z.device).masked_fill(padding, float("-inf"))
+    return z
+
+
+def _chunked_loss(x, targets, weight, vocab_size):
+    """The mean loss of `targets` (B, T) after x (B, T, C), with the logits of a chunk of the tokens at a time.
+
+    They are freed after its forward and computed again in its backward. PyTorch 2.13's linear_cross_entropy rounds the
+    loss to bfloat16, and on a CPU takes longer and more memory than all logits do.
+    """
+
+    def summed(x, y, weight):
+        z = _without_padding(F.linear(x, weight), vocab_size)
+        return F.cross_entropy(z, y, ignore_index=-1, reduction="sum")
+
+    if torch.is_autocast_enabled(x.device.type):  # once: autocast would cast it again in each chunk's backward
+        weight = weight.to(torch.get_autocast_dtype(x.device.type))
+    chunks = zip(x.flatten(0, 1).chunk(CHUNKS), targets.flatten().chunk(CHUNKS))
+    once_more = functools.partial(checkpoint, summed, use_reentrant=False, preserve_rng_state=False)
+    return sum(once_more(x, y, weight) for x, y in chunks) / (targets >= 0).sum()
+
+
 class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -141,6 +170,8 @@ class GPT(nn.Module):
         self.to_empty(device=torch.get_default_device())
         self.lm_head.weight = self.transformer.wte.weight  # weight tying (arXiv:1608.05859); to_empty would untie
         self.init_weights()
+        # a compiler would reorder the chunks, and then hold more than all logits take
+        self.chunked_loss = torch.compiler.disable(_chunked_loss) if config.loss == "chunked" else None
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -183,37 +214,14 @@ class GPT(nn.Module):
         x = self.transformer.ln_f(x)
         if targets is None:
             return self._logits(x[:, -1:]), None  # generation needs the last position only: V is the widest product
-        if self.config.loss == "chunked" and not logits:
-            return None, self._chunked_loss(x, targets)
+        if self.chunked_loss and not logits:
+            return None, self.chunked_loss(x, targets, self.lm_head.weight, self.config.vocab_size)
         z = self._logits(x)
         loss = F.cross_entropy(z.view(-1, z.size(-1)), targets.reshape(-1), ignore_index=-1)
         return (z if logits else None), loss
 
-    @torch.compiler.disable  # a compiler reorders the chunks, and then holds more than all logits take
-    def _chunked_loss(self, x, targets):
-        def summed(x, y, weight):
-            return F.cross_entropy(self._mask(F.linear(x, weight)), y, ignore_index=-1, reduction="sum")
-
-        # a chunk's logits are freed after its forward and computed again in its backward. PyTorch 2.13's
-        # linear_cross_entropy rounds the loss to bfloat16, and on a CPU takes longer and more memory than all logits do
-        weight, device = self.lm_head.weight, x.device.type
-        if torch.is_autocast_enabled(device):  # once: autocast would cast it again in each chunk's backward
-            weight = weight.to(torch.get_autocast_dtype(device))
-        chunks = zip(x.flatten(0, 1).chunk(CHUNKS), targets.flatten().chunk(CHUNKS))
-        once_more = functools.partial(checkpoint, summed, use_reentrant=False, preserve_rng_state=False)
-        return sum(once_more(x, y, weight) for x, y in chunks) / (targets >= 0).sum()
-
     def _logits(self, x):
-        return self._mask(self.lm_head(x))
-
-    def _mask(self, z):
-        V = self.config.padded_vocab_size
-        if self.config.vocab_size < V:
-            # added, because the gradient of a sum is passed on as it is: if -inf is written into a slice, forward and
-            # backward each copy all logits
-            padding = torch.arange(V, device=z.device) >= self.config.vocab_size
-            z += torch.zeros(V, dtype=z.dtype, device=z.device).masked_fill(padding, float("-inf"))
-        return z
+        return _without_padding(self.lm_head(x), self.config.vocab_size)
 
     def use_attention(self, name: str) -> None:
         """Compute attention by another function of ATTENTION from here on. No weight changes."""

@@ -10,11 +10,11 @@ log_interval = 50
 batch_size = 16
 gradient_accumulation_steps = 1
 block_size = 128  # bytes of context
-attention = "auto"
 
 n_layer = 4
 n_head = 4
 n_embd = 256
+activation = "gelu"  # exact, nanoGPT's: a CPU computes it 3 to 6 times as fast as GPT-2's tanh form
 
 optimizer = "muon"
 learning_rate = 5e-3

@@ -14,12 +14,12 @@ always_save_checkpoint = False
 batch_size = 24  # twice the recipe's: a step of Muon costs the same whatever the batch
 gradient_accumulation_steps = 1
 block_size = 64
-attention = "manual"  # the fastest at 64 characters
 
 n_layer = 4
 n_head = 4
 n_embd = 128
 dropout = 0.0
+activation = "gelu"  # exact, nanoGPT's: a CPU computes it 3 to 6 times as fast as GPT-2's tanh form
 
 optimizer = "muon"
 learning_rate = 1.2e-2

@@ -1,6 +1,7 @@
 """The settings device, dtype and compile, resolved against the machine."""
 
 import contextlib
+import sys
 
 import torch
 
@@ -80,4 +81,5 @@ def why_no_compiler(device: torch.device) -> str | None:
 
 def graphs_compiled() -> int:
     """How many graphs torch.compile has made in this process, forward and backward together counted as one."""
-    return torch._dynamo.utils.counters["aot_autograd"]["total"]
+    dynamo = sys.modules.get("torch._dynamo")  # a second to import, and not needed unless something is compiled
+    return dynamo.utils.counters["aot_autograd"]["total"] if dynamo else 0

@@ -85,7 +85,7 @@ def test_the_activation_is_that_of_the_weights_and_survives_an_export(tmp_path, 
 def test_the_weights_decide_their_dimensions(tmp_path):
     # block_size in override_args used to be a bare TypeError
     hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=16, vocab_size=64)
-    may = "may set dropout, attention, activation and vocab_multiple, not block_size"
+    may = "may set dropout, attention, activation, loss and vocab_multiple, not block_size"
     with pytest.raises(UserError, match=may):
         GPT.from_pretrained(tmp_path, {"block_size": 5})
     allowed = dict(dropout=0.5, attention="manual", activation="gelu", vocab_multiple=128)
