@@ -93,7 +93,7 @@ def test_a_training_runs_config_file_is_accepted(tmp_path):
         "real_data = False\nheads = '1x8'"
     )
     s = read("ladder", str(file))
-    assert (s.attention, s.init_from, s.learning_rate, s.steps) == ("sdpa", "scratch", 1e-3, 25)
+    assert (s.attention, s.init_from, s.learning_rate, s.steps) == ("auto", "scratch", 1e-3, 25)
     assert read("numerics", str(file)) == read("numerics")
     file.write_text("atention = 'flash'")
     with pytest.raises(UserError, match="no setting 'atention'"):

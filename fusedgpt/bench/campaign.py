@@ -30,8 +30,8 @@ LIMIT = 540.0  # seconds of a step, after which it is ended
 LAST_ROW = 120.0  # of these, left for a row that was begun before the time was up, and for the report
 
 # the files of tests that need a GPU; each rests on what those before it test
-TESTS = ["attention", "flash_impl", "receipt", "timing", "memory", "profiler", "model", "generate", "step"]
-TESTS += ["train", "resume", "bench", "prefill", "max_batch", "peers"]
+TESTS = ["attention", "flash_impl", "receipt", "timing", "kernels", "memory", "profiler", "model", "generate", "decode"]
+TESTS += ["optimizer", "step", "train", "resume", "bench", "prefill", "max_batch", "peers"]
 KINDS = ["ladder", "numerics", "prefill", "sweep", "max_batch", "peers"]
 TRACED = ["--only=flash,cudnn", "--profile=True"]  # the ladder begins with these rungs and their traces
 
