@@ -36,21 +36,24 @@ def settle(
 
     case: its attention; batch: a micro-batch (x, y), of which it trains on a part, so that its weights are used and not
     changed. before: what a run that is resumed was settled to ('attention', 'dtype', 'compile'), which stays if it can
-    run here; None for a new run. Raises UserError if a named kernel cannot run here.
+    run here; None for a new run. A deterministic run goes by rules alone, because its next start might time otherwise.
+    Raises UserError if a named kernel cannot run here.
     """
     device, new, before = case.device, before is None, before or {}
     wish = before.get("compile", s.compile) if s.compile == "auto" else s.compile
     compiled, why_eager = resolve_compile(wish, device)
     dtypes = _dtypes(s.dtype, device, before.get("dtype"))
-    if not new or not case.backward:
+    timed = new and case.backward and not s.deterministic
+    if not timed:
         dtypes = dtypes[:1]
-    if s.attention == "auto":
+    if s.attention == "auto" and not s.deterministic:
         last = before.get("attention")
         picks = {d: kernels.choose("auto", replace(case, dtype=d), before=last, compiled=compiled) for d in dtypes}
     else:
-        picks = {d: kernels.choose(s.attention, replace(case, dtype=d)) for d in dtypes}
+        name = "sdpa" if s.attention == "auto" else s.attention
+        picks = {d: kernels.choose(name, replace(case, dtype=d)) for d in dtypes}
     dtype, trials = dtypes[0], {}
-    may_compile = new and case.backward and wish == "auto" and device.type == "cpu"
+    may_compile = timed and wish == "auto" and device.type == "cpu"
     if len(dtypes) > 1 or may_compile:
         ms, share = _step_ms(model, batch, {d: attention for d, (attention, _) in picks.items()})
         dtype, trials = min(ms, key=ms.get), {dtype_name(d): each for d, each in ms.items()}

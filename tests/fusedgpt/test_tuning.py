@@ -25,7 +25,8 @@ def _a_cpu_with_bfloat16(monkeypatch):
 
 def settle(model, calls=10, before=None, case=CASE, **settings):
     batch = (torch.zeros(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.long))
-    s = SimpleNamespace(**{**dict(attention="manual", dtype="auto", compile=False, max_seconds=None), **settings})
+    rest = dict(max_seconds=None, deterministic=False)
+    s = SimpleNamespace(**{**rest, **dict(attention="manual", dtype="auto", compile=False), **settings})
     return tuning.settle(s, model, case, batch, calls, before)
 
 
@@ -101,3 +102,10 @@ def test_attention_is_chosen_for_each_dtype(model, monkeypatch):
     monkeypatch.setattr(tuning.kernels, "choose", lambda name, case, **_: picks[case.dtype])
     chosen = settle(model, attention="auto")
     assert (chosen.attention, chosen.attention_trials) == ("flash", {"flash": {}})
+
+
+def test_a_deterministic_run_is_settled_by_rules(model, monkeypatch):
+    # two runs of one command are to give the same bytes: what is timed may come out otherwise in the second
+    monkeypatch.delattr(tuning.timing, "samples")
+    chosen = settle(model, attention="auto", compile="auto", calls=10**9, deterministic=True)
+    assert (chosen.attention, chosen.dtype, chosen.compiled) == ("sdpa", torch.bfloat16, False)
