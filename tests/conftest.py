@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # models this small only lose by more, most of all on a busy machine
 
@@ -129,6 +130,25 @@ def rows(out_dir, kind="train"):
     """The rows of one kind in a run's metrics.jsonl."""
     lines = (pathlib.Path(out_dir) / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if row["kind"] == kind]
+
+
+def wait_for(path, seconds=10):
+    """Wait until `path` exists."""
+    for _ in range(100 * seconds):
+        if path.exists():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{path} never came")
+
+
+def wait_for_lines(child, path, lines):
+    """Wait until `child` has written `lines` lines to `path`."""
+    for _ in range(6000):
+        if path.exists() and path.read_text().count("\n") >= lines:
+            return
+        assert child.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.01)
+    raise AssertionError(f"{path} never had {lines} lines")
 
 
 def weights(out_dir, file="ckpt.pt"):

@@ -1,16 +1,14 @@
 """Stopped, killed, resumed: the run is as if it had not been; and what a checkpoint is made of."""
 
 import json
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 
 import train
-from fusedgpt import checkpoint, run_folder
+from fusedgpt import checkpoint
 from fusedgpt.errors import UserError
 from tests.conftest import (
     ON_GPU_TOO,
@@ -25,6 +23,8 @@ from tests.conftest import (
     run,
     script,
     small,
+    wait_for,
+    wait_for_lines,
     weights,
 )
 
@@ -64,94 +64,6 @@ def test_killed_at_any_instant_and_resumed_is_an_unbroken_run(tmp_path, data):
     assert [row["iter"] for row in rows(broken)] == list(range(300))
     assert rows(broken, "eval") == rows(whole, "eval")
     assert_same_bytes(weights(broken), weights(whole))
-
-
-def wait_for_lines(child, path, lines):
-    for _ in range(6000):
-        if path.exists() and path.read_text().count("\n") >= lines:
-            return
-        assert child.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.01)
-    raise AssertionError(f"{path} never had {lines} lines")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signals_end_with_a_checkpoint(tmp_path, data, number):
-    settings = small(tmp_path, data, max_iters=100_000, eval_interval=100_000)
-    child = subprocess.Popen(
-        [sys.executable, "train.py", *flags(settings)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    wait_for_lines(child, tmp_path / "metrics.jsonl", 10)
-    child.send_signal(number)
-    out, _ = child.communicate(timeout=60)
-    assert child.returncode == 128 + number
-    steps = len(rows(tmp_path))
-    assert f"stopped after {steps} iterations, saved: go on with the same command and --init_from=resume" in out
-    assert torch.load(tmp_path / "ckpt.pt", weights_only=True)["iter_num"] == steps
-
-
-def test_nohup_keeps_a_hang_up_away(tmp_path, data):
-    settings = small(tmp_path, data, max_iters=100_000, eval_interval=100_000)
-    command = ["nohup", sys.executable, "train.py", *flags(settings)]
-    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    wait_for_lines(child, tmp_path / "metrics.jsonl", 10)
-    child.send_signal(signal.SIGHUP)
-    wait_for_lines(child, tmp_path / "metrics.jsonl", (tmp_path / "metrics.jsonl").read_text().count("\n") + 20)
-    child.terminate()
-    assert child.wait(timeout=60) == 128 + signal.SIGTERM
-
-
-def test_a_reader_that_goes_away_is_a_hang_up(tmp_path, data):
-    # `python train.py | head` used to end without a checkpoint
-    settings = small(tmp_path, data, max_iters=100_000, eval_interval=100_000)
-    train_py = [sys.executable, "train.py", *flags(settings)]
-    child = subprocess.Popen(train_py, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    while b"iter 5:" not in child.stdout.readline():
-        assert child.poll() is None
-    child.stdout.close()
-    err = child.stderr.read().decode()
-    assert child.wait(timeout=60) == 128 + signal.SIGHUP
-    assert "Traceback" not in err and "Exception ignored" not in err and "SIGHUP: stopping with a checkpoint" in err
-    assert torch.load(tmp_path / "ckpt.pt", weights_only=True)["iter_num"] == len(rows(tmp_path)) > 5
-
-
-def test_ctrl_c_is_acknowledged_at_once_in_an_evaluation_too(tmp_path, data):
-    # an evaluation used to run to its end first, in silence
-    settings = small(tmp_path, data, max_iters=10, eval_iters=10**9, batch_size=1, block_size=1)
-    train_py = [sys.executable, "train.py", *flags(settings)]
-    child = subprocess.Popen(train_py, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    wait_for(tmp_path / "run.json", seconds=60)
-    time.sleep(1)  # the evaluation of 22,998 windows has begun
-    began = time.monotonic()
-    child.send_signal(signal.SIGINT)
-    assert child.stderr.readline() == "\n"
-    assert child.stderr.readline().startswith("SIGINT: stopping with a checkpoint; Ctrl-C again ends at once")
-    assert child.wait(timeout=60) == 128 + signal.SIGINT
-    assert time.monotonic() - began < 10
-    assert rows(tmp_path, "eval") == []
-
-
-def test_ctrl_c_at_the_start_ends_at_once_without_a_traceback(tmp_path, data):
-    train_py = [sys.executable, "train.py", *flags(small(tmp_path, data, n_layer=2000))]
-    for seconds in (0.3, 1.0, 5.0):  # while PyTorch is imported, twice, and while the model is built
-        child = subprocess.Popen(train_py, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        time.sleep(seconds)
-        child.send_signal(signal.SIGINT)
-        _, err = child.communicate(timeout=30)
-        assert child.returncode == -signal.SIGINT, (seconds, err)
-        assert "Traceback" not in err
-
-
-def test_a_second_ctrl_c_leaves_the_last_checkpoint_whole(tmp_path, data):
-    settings = small(tmp_path, data, max_iters=100_000, eval_interval=1, eval_iters=1, n_embd=128)
-    train_py = [sys.executable, "train.py", *flags(settings)]
-    child = subprocess.Popen(train_py, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    wait_for(tmp_path / "ckpt.pt", seconds=60)
-    child.send_signal(signal.SIGINT)
-    child.stderr.readline()  # acknowledged: the step and its save may still be under way, or be done
-    child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=60) in (-signal.SIGINT, 128 + signal.SIGINT)
-    run_folder.load_latest(tmp_path, say=pytest.fail)
 
 
 def test_best_and_latest_are_separate(tmp_path, data):
@@ -228,14 +140,6 @@ def test_a_checkpoint_is_saved_before_the_evaluation(tmp_path, data, monkeypatch
         run(tmp_path, data)
     wait_for(tmp_path / "ckpt.pt")  # a process would end only after its write
     assert torch.load(tmp_path / "ckpt.pt", weights_only=True)["iter_num"] == 5
-
-
-def wait_for(path, seconds=10):
-    for _ in range(100 * seconds):
-        if path.exists():
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{path} never came")
 
 
 def test_a_run_resumed_with_auto_keeps_its_kernel(tmp_path, data, monkeypatch):
