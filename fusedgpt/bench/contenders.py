@@ -20,6 +20,7 @@ from fusedgpt import decode, determinism, generate, kernels
 from fusedgpt.case import Case
 from fusedgpt.device import resolve_dtype
 from fusedgpt.errors import UserError, first_line, out_of_memory
+from fusedgpt.optimizer import update_weights
 from model import CONV1D, GPT, TRANSFORMERS_ACTIVATIONS, GPTConfig
 
 # nanoGPT's: no autocast, no padding, AdamW fused on CUDA only; and its train.py lets CUDA multiply in TF32
@@ -149,13 +150,11 @@ class Ours:
         return self.model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device.type)
 
     def update(self, optimizer: torch.optim.Optimizer, s: types.SimpleNamespace) -> None:
-        """Clip the gradient and step, as train.update_weights does: the fused optimizer scales the gradients itself."""
-        if not s.fused or not optimizer.defaults["fused"]:
+        """Clip the gradient and step, as train.py does, unless it is held to nanoGPT's."""
+        if not s.fused:
             return clip_and_step(self.model, optimizer, s)
         norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters()])
-        optimizer.grad_scale = (norm / s.grad_clip).clamp(min=1)
-        optimizer.found_inf = 1 - norm.isfinite().float()
-        optimizer.step()
+        update_weights(optimizer, norm, s.grad_clip)
 
     def generate(self, idx: Tensor, new: int) -> Tensor:
         """`idx` (1, T) and the `new` likeliest ids after it, one by one, as sample.py draws them."""

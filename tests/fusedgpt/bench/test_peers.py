@@ -196,7 +196,7 @@ def test_a_folder_with_another_model_is_refused(tmp_path, data, source):
 
 
 def test_ours_steps_as_train_py_does(tmp_path, data):
-    # the child cannot import train.py: what it repeats of it must stay the same
+    # a contender that steps otherwise than train.py would be timed for something else
     s = contenders.settings("training", "ours", asked(tmp_path, data, learning_rate=1e-2))
     state, idx = contenders.initial_weights(s), torch.arange(33).expand(2, -1)
     by_hand, theirs = (contenders.build("ours", state, s) for _ in range(2))
