@@ -238,7 +238,8 @@ def figures(rows: list[dict]) -> Iterator[tuple]:
         drawn = axes.barh(list(peers), medians, xerr=spread, color=colors, ecolor="0.3", capsize=2, height=0.65)
         drawing.hollow(drawn, bars)
         for n, row in enumerate(bars):
-            axes.text(row["p90_ms"] + 0.01 * max(medians), n, f"{row['median_ms']:.4g}", va="center", fontsize=8)
+            ms = f"{row['median_ms']:,.0f}" if row["median_ms"] >= 100 else f"{row['median_ms']:.1f}"
+            axes.text(row["p90_ms"] + 0.01 * max(medians), n, ms, va="center", fontsize=8)
         axes.invert_yaxis()
         axes.set_title(finding(part, peers), fontsize=9, loc="left")
         axes.set(
