@@ -21,6 +21,7 @@ PRECISE_FIRST = (torch.float32, torch.float16, torch.bfloat16)
 WORTH = 0.9  # a coarser dtype must take at most this share of the time: noise decides nothing, a seed draws the same
 FAR_BEYOND_CACHE = 2**25  # weights to decode with: 64 MiB in 16 bits
 ROWS = 64  # tokens to prefill with: more change no order, and float16 may be slow
+HOPELESS_MS = 200  # a first call that takes longer is the last: more of them cost more than the choice wins
 MASKABLE = ("sdpa", "masked")  # kernels that can be told by a mask how much of a buffer is filled
 
 
@@ -106,7 +107,10 @@ def _first_worth_it(times):
 
 
 def _milliseconds(blocks, shape, dtype):
-    """The least of five calls of `blocks` on (B, T) tokens: what else the machine does only adds."""
+    """The least of five calls of `blocks` on (B, T) tokens: what else the machine does only adds.
+
+    A CPU that has no instructions for a dtype may take a hundred times as long as in float32: one call tells.
+    """
     cpu = torch.device("cpu")
     blocks = converted(blocks, cpu, dtype).eval()
     x = torch.ones(*shape, blocks[0].ln_1.weight.numel(), dtype=dtype)
@@ -116,7 +120,8 @@ def _milliseconds(blocks, shape, dtype):
         for block in blocks:
             y = block(y, LayerCache(shape[1]))
 
-    return min(timing.samples(step, cpu, count=5, warmup=1))
+    (first,) = timing.samples(step, cpu, count=1, warmup=0)
+    return first if first > HOPELESS_MS else min(timing.samples(step, cpu, count=5, warmup=0))
 
 
 class StaticLayer:

@@ -44,7 +44,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
         return DTYPES[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    return torch.bfloat16 if device.type == "cpu" and _cpu_multiplies_bfloat16() else torch.float32
+    return torch.bfloat16 if device.type == "cpu" and cpu_multiplies_bfloat16() else torch.float32
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -52,7 +52,8 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _cpu_multiplies_bfloat16():
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether the CPU has instructions for products in bfloat16. Without them PyTorch takes a hundred times as long."""
     has = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.11 does not have it yet
     return bool(has.get("avx512_bf16") or has.get("amx_tile") or has.get("bf16"))  # the last is Arm's name
 

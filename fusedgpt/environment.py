@@ -9,6 +9,8 @@ import sys
 
 import torch
 
+from fusedgpt.device import cpu_multiplies_bfloat16
+
 # what nvidia-smi is asked for
 GPU_STATE = ("driver_version", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "power.limit")
 
@@ -51,8 +53,10 @@ def machine_state(device: torch.device) -> dict:
 
 
 def _cpu_name():
+    """Its name and instructions: processors of several generations may have one name, and differ a hundredfold."""
     names = _cpuinfo("model name") if sys.platform == "linux" else []
-    return names[0] if names else platform.processor()
+    instructions = torch.backends.cpu.get_cpu_capability() + ("+bfloat16" if cpu_multiplies_bfloat16() else "")
+    return f"{names[0] if names else platform.processor()}, {instructions}"
 
 
 def _cpuinfo(name):

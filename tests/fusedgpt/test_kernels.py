@@ -41,6 +41,14 @@ def test_permitted_on_a_cpu(name, dropout):
     assert kernels.refusal(name, case) is None
 
 
+def test_flex_is_refused_where_it_computes_wrongly(monkeypatch):
+    # seen with PyTorch 2.13 on an AMD EPYC without AVX-512: cached generation drew ids from not-a-number
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    for head_size in (8, 16):
+        case = Case((1, 2, 24, head_size), CPU, torch.float32, backward=False)
+        assert "wrongly for heads of 8 and 16" in kernels.refusal("flex", case)
+
+
 def test_deterministic_refuses_a_kernel_that_is_not(monkeypatch):
     # K7: determinism differs by kernel
     def noisy(q, k, v, dropout_p=0.0):
