@@ -43,7 +43,7 @@ TINY = {
     "numerics": ["--device=cpu", "--repeats=2", "--only=manual"],
     "prefill": ["--device=cpu", "--models=mistral-small", "--lengths=32", "--repeats=2"],
     "sweep": [*_MODEL, "--heads=2x16", "--lengths=32", "--repeats=2", "--only=manual"],
-    "max_batch": [*_MODEL, "--block_size=512", "--memory_gb=0.25", "--only=manual"],
+    "max_batch": [*_MODEL, "--block_size=2048", "--memory_gb=0.75", "--only=manual"],
     "peers": [*_MODEL, "--block_size=64", "--new_tokens=8", "--rounds=1", "--only=manual"],
 }
 
