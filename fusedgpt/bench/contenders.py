@@ -25,7 +25,7 @@ from model import CONV1D, GPT, TRANSFORMERS_ACTIVATIONS, GPTConfig
 
 # nanoGPT's: no autocast, no padding, AdamW fused on CUDA only; and its train.py lets CUDA multiply in TF32
 NANOGPTS = {"dtype": "float32", "compile": False, "vocab_multiple": 1, "fused": False, "tf32": True}
-TRANSFORMERS = {"dtype": "bfloat16", "vocab_multiple": 1}
+TRANSFORMERS = {"dtype": "auto", "vocab_multiple": 1}  # bfloat16, if the hardware multiplies it
 # what each contender sets; all else is as the settings say
 TRAINING = {
     "ours": {},
@@ -36,11 +36,11 @@ TRAINING = {
     "ours, float32, sdpa": NANOGPTS | {"attention": "sdpa", "activation": "gelu"},
     "ours, float32, manual": NANOGPTS | {"attention": "manual", "activation": "gelu"},
     "nanoGPT, float32": NANOGPTS,
-    "nanoGPT, patched": {"dtype": "bfloat16", "compile": True, "vocab_multiple": 64},
+    "nanoGPT, patched": {"dtype": "auto", "compile": True, "vocab_multiple": 64},
 }
 GENERATION = {  # of ours, as sample.py does by default
     "ours": {"attention": "sdpa", "dtype": "auto"},
-    "Hugging Face, bfloat16": TRANSFORMERS,
+    "Hugging Face, bfloat16": TRANSFORMERS | {"dtype": "bfloat16"},
     "ours, float32": {"attention": "sdpa", "dtype": "float32"},
     "Hugging Face, float32": TRANSFORMERS | {"dtype": "float32"},
     "nanoGPT, float32": NANOGPTS,

@@ -11,6 +11,7 @@ import torch
 import train
 from fusedgpt.bench import contenders, peers, recipe, training, visit
 from fusedgpt.bench.proof import ParityError
+from fusedgpt.device import resolve_dtype
 from fusedgpt.errors import UserError
 from tests.fusedgpt.bench.small import rows_of, run, settings
 
@@ -214,7 +215,8 @@ def test_ours_steps_as_train_py_does(tmp_path, data):
     assert not torch.equal(next(theirs.model.parameters()), state["transformer.wte.weight"])
 
 
-def test_visits_go_round_and_each_is_a_contender_of_its_own(tmp_path, data):
+def test_visits_go_round_and_each_is_a_contender_of_its_own(tmp_path, data, monkeypatch):
+    monkeypatch.setattr(peers, "resolve_dtype", lambda name, device: torch.bfloat16)
     s = settings("peers", tmp_path, data, **SIZES | dict(rounds=2, compile="auto"))
     plan = peers.plan(s, CPU)
     names = [(spec["part"], spec["peer"]) for spec in plan]
@@ -223,6 +225,14 @@ def test_visits_go_round_and_each_is_a_contender_of_its_own(tmp_path, data):
     assert not [name for name in names if "nanoGPT" in name[1] or name[0] == "recipe"]  # no clone was named
     assert ("training", "ours, eager") not in names  # which is ours on a CPU
     assert ("training", "ours, eager") in [(spec["part"], spec["peer"]) for spec in peers.plan(s, torch.device("cuda"))]
+
+
+def test_without_instructions_for_bfloat16_nobody_computes_in_it(tmp_path, data, monkeypatch):
+    # a step of transformers' GPT-2 would have taken 20 minutes, and a sample took 46 s
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    for spec in peers.plan(settings("peers", tmp_path, data, **SIZES), CPU):
+        s = contenders.settings(spec["part"], spec["peer"], asked(tmp_path, data, dtype="auto"))
+        assert resolve_dtype(s.dtype, CPU) == torch.float32, spec
 
 
 @pytest.mark.parametrize(
