@@ -21,7 +21,7 @@ from configurator import configure
 from fusedgpt import checkpoint, dataset, decode, generate, kernels, memory, run_folder, settings
 from fusedgpt.case import Case
 from fusedgpt.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
-from fusedgpt.errors import UserError, one_sentence
+from fusedgpt.errors import UserError, one_sentence, out_of_memory
 from fusedgpt.tokenizer import Tokenizer
 from model import GPT
 
@@ -164,12 +164,16 @@ def report(engine: decode.Engine, s: Settings, drawn: int, first: float, rest: f
         f" after {first:.2f} s (attention {engine.config.attention}, prefill {prefill}, decode {one}, {device})"
     ]
     if drawn > 1:
-        steps, memory_s = (drawn - 1) / rest, memory.bandwidth(device)
+        steps = (drawn - 1) / rest
         read = engine.bytes_per_step * steps
-        lines.append(
-            f"decode: {s.num_samples * steps:,.1f} tokens/s; it reads {read / 1e9:,.1f} GB/s of weights,"
-            f" {read / memory_s:.0%} of the memory's {memory_s / 1e9:,.1f} GB/s"
-        )
+        line = f"decode: {s.num_samples * steps:,.1f} tokens/s; it reads {read / 1e9:,.1f} GB/s of weights"
+        try:
+            memory_s = memory.bandwidth(device)
+            line += f", {read / memory_s:.0%} of the memory's {memory_s / 1e9:,.1f} GB/s"
+        except RuntimeError as error:  # the samples are there, whatever else fits into the memory
+            if not out_of_memory(error):
+                raise
+        lines.append(line)
     return "\n".join(lines)
 
 

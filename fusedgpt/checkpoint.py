@@ -1,9 +1,9 @@
 """The whole state of a run in one file.
 
 A checkpoint is nanoGPT's dict (model, optimizer, model_args, iter_num, best_val_loss, config) and more: the scaler's
-state, `extra_model_args` (fields of GPTConfig that nanoGPT does not have), the meta of the data, the attention
-and dtype that ran, `best_iter` (the iteration of best_val_loss) and `kept` (the iterations of the checkpoints before
-it). It holds no random state, because batches and dropout follow from (seed, iteration). Loading runs no code.
+state, `extra_model_args` (fields of GPTConfig that nanoGPT does not have), the meta of the data, the attention,
+dtype and compile that ran, `best_iter` (the iteration of best_val_loss) and `kept` (the iterations of the checkpoints
+before it). It holds no random state, because batches and dropout follow from (seed, iteration). Loading runs no code.
 """
 
 import errno
@@ -75,7 +75,10 @@ def _checked(state):
     numbers = [state["iter_num"], 0 if state["best_iter"] is None else state["best_iter"], *state["kept"]]
     _require(all(type(n) is int and 0 <= n < 2**63 for n in numbers), "its iterations are no whole numbers from 0 on")
     _require(isinstance(state["config"], dict) and all(isinstance(k, str) for k in state["config"]), "bad config")
-    _require(all(isinstance(state.get(name, ""), str) for name in ("attention", "dtype")), "its attention is no name")
+    _require(
+        all(isinstance(state.get(name, ""), str) for name in ("attention", "dtype")),
+        "its attention or dtype is no name",
+    )
     _require(isinstance(state.get("compile", False), bool), "whether it was compiled is neither True nor False")
     scaler = state["scaler"] or {}
     _require(all(type(value) in (int, float) for value in scaler.values()), "its scaler is not made of numbers")

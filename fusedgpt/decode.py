@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 from fusedgpt import timing
 from fusedgpt.device import dtype_name, resolve_dtype
-from fusedgpt.generate import LayerCache, new_cache
+from fusedgpt.generate import LayerCache, empty, new_cache
 
 PRECISE_FIRST = (torch.float32, torch.float16, torch.bfloat16)
 WORTH = 0.9  # a coarser dtype must take at most this share of the time: noise decides nothing, a seed draws the same
-FAR_BEYOND_CACHE = 2**25  # weights to decode with: 64 MiB in 16 bits
+ENOUGH_WEIGHTS = 2**25  # to decode with: 64 MiB in 16 bits, more than the caches of most CPUs hold
 ROWS = 64  # tokens to prefill with: more change no order, and float16 may be slow
 HOPELESS_MS = 200  # a first call that takes longer is the last: more of them cost more than the choice wins
 MASKABLE = ("sdpa", "masked")  # kernels that can be told by a mask how much of a buffer is filled
@@ -74,6 +74,11 @@ def prepare(
         # and 7.7 compiled, with a wrapper in Python 8.7; on a busy machine, in turn, 9.0 and 8.8
         options = {"cpp_wrapper": True} if device.type == "cpu" else None
         engine.decode = torch.compile(second, dynamic=True, options=options)
+    if compiled:  # now, so that no token waits for the compiler
+        idx = torch.zeros(batch_size, 1, dtype=torch.long, device=device)
+        for _ in range(min(3, model.config.block_size)):
+            engine(idx, engine.cache)
+        empty(engine.cache)
     return engine
 
 
@@ -89,14 +94,16 @@ def _fastest_dtypes(model, B, T):
     """The dtypes of prefill and decode that are fastest on this CPU, and the times in words."""
     blocks = model.transformer.h
     size = sum(p.numel() for p in blocks[0].parameters())
-    several = blocks[: max(1, FAR_BEYOND_CACHE // size)]
+    several = blocks[: max(1, ENOUGH_WEIGHTS // size)]
     decode = {d: _milliseconds(several, (B, 1), d) for d in PRECISE_FIRST}
     rows = min(T, max(1, ROWS // B))
     prefill = {d: _milliseconds(blocks[:1], (B, rows), d) for d in PRECISE_FIRST} if rows > 1 else decode
     fastest = [_first_worth_it(times) for times in (prefill, decode)]
     said = [", ".join(f"{dtype_name(d)} {ms:.2f}" for d, ms in times.items()) for times in (prefill, decode)]
-    layers = f"{len(several)} layer{'s' if len(several) > 1 else ''}"
-    return *fastest, f"ms for a layer and {B} x {rows} tokens: {said[0]}; for {layers} and {B} x 1: {said[1]}"
+    first, one = map(dtype_name, fastest)
+    of_prompt = f"prompt in {first} (ms of a layer for {B} x {rows} tokens: {said[0]})"
+    of_tokens = f"tokens after it in {one} (ms of {len(several)} for {B} x 1: {said[1]})"
+    return *fastest, f"{of_prompt}; {of_tokens}"
 
 
 def _first_worth_it(times):

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import warnings
 
 import torch
 
@@ -34,9 +35,12 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype of matrix products that a setting names; 'auto' takes bfloat16 if the hardware multiplies it.
 
-    Raises UserError if a GPU only emulates it.
+    Raises UserError if a GPU only emulates it, and warns if a CPU does.
     """
     if name != "auto":
+        if name == "bfloat16" and device.type == "cpu" and not cpu_multiplies_bfloat16():
+            slow = "this CPU has no instructions for bfloat16 and takes about a hundred times as long as for float32"
+            warnings.warn(f"{slow}: give --dtype=float32", stacklevel=2)
         if name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
             raise UserError(
                 f"dtype='bfloat16' is not in the hardware of {torch.cuda.get_device_name(device)}: use float16"

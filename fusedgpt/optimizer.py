@@ -5,18 +5,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
+from fusedgpt.device import resolve_dtype
 from fusedgpt.settings import Settings
 
 COOLDOWN = 0.5  # share of lr_decay_iters in which schedule=wsd lowers the learning rate
+MOMENTUM = 0.95  # Muon's
 
 
 def learning_rate(it: int, s: Settings) -> float:
-    """The learning rate of step `it`: linear warm-up, then the schedule, which reaches min_lr at lr_decay_iters.
+    """The learning rate of step `it`: linear warm-up, then the schedule.
 
-    cosine: SGDR, arXiv:1608.03983. wsd (warm-up, stable, decay): MiniCPM, arXiv:2404.06395; its linear and long
-    cooldown: arXiv:2405.18392.
+    All but `constant` reach min_lr at lr_decay_iters. cosine: SGDR, arXiv:1608.03983. wsd (warm-up, stable, decay):
+    MiniCPM, arXiv:2404.06395; its linear and long cooldown: arXiv:2405.18392.
     """
     if not s.decay_lr:
         return s.learning_rate
@@ -38,12 +40,13 @@ def learning_rate(it: int, s: Settings) -> float:
 class MuonAndAdamW(Optimizer):
     """Muon for the matrices of a model's layers, AdamW for all else: one optimizer to whoever saves or unscales it.
 
-    `update_weights` makes its steps. Source: "Muon: An optimizer for hidden layers in neural networks" (K. Jordan).
+    `update_weights` makes its steps. The last group is Muon's.
     """
 
-    def __init__(self, muon: Muon, adamw: AdamW):
-        self.muon, self.adamw = muon, adamw
-        super().__init__([*adamw.param_groups, *muon.param_groups], {})
+    def __init__(self, matrices: list[Tensor], s: Settings, adamw: AdamW):
+        muon = {"params": matrices, "lr": s.learning_rate, "weight_decay": s.weight_decay, "momentum": MOMENTUM}
+        self.adamw = adamw
+        super().__init__([*adamw.param_groups, muon], {})
         self._share()
 
     def __setstate__(self, state: dict) -> None:
@@ -52,16 +55,11 @@ class MuonAndAdamW(Optimizer):
         self._share()
 
     def _share(self):
-        self.adamw.param_groups, self.muon.param_groups = self.param_groups[:-1], self.param_groups[-1:]
-        self.adamw.state = self.muon.state = self.state
+        self.adamw.param_groups, self.adamw.state = self.param_groups[:-1], self.state
 
 
 def build_optimizer(model: Any, s: Settings, device_type: str) -> Optimizer:
-    """The optimizer that `s` names, for a GPT on a device of `device_type`.
-
-    Muon orthogonalises the update of each hidden matrix, and has the size of AdamW's (adjust_lr_fn="match_rms_adamw",
-    arXiv:2502.16982), so that one learning rate and weight decay serve both.
-    """
+    """The optimizer that `s` names, for a GPT on a device of `device_type`."""
     adamw = model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device_type)
     if s.optimizer == "adamw":
         return adamw
@@ -69,8 +67,7 @@ def build_optimizer(model: Any, s: Settings, device_type: str) -> Optimizer:
     hidden = set(matrices)
     for group in adamw.param_groups:
         group["params"] = [p for p in group["params"] if p not in hidden]
-    muon = Muon(matrices, s.learning_rate, s.weight_decay, adjust_lr_fn="match_rms_adamw")
-    return MuonAndAdamW(muon, adamw)
+    return MuonAndAdamW(matrices, s, adamw)
 
 
 def update_weights(optimizer: Optimizer, norm: Tensor, limit: float) -> None:
@@ -79,7 +76,7 @@ def update_weights(optimizer: Optimizer, norm: Tensor, limit: float) -> None:
     Muon and a fused AdamW decide that on the device, so that the host need not wait for the norm.
     """
     if isinstance(optimizer, MuonAndAdamW):
-        _update_hidden(optimizer.muon, norm, limit)
+        _update_hidden(optimizer, norm, limit)
         optimizer = optimizer.adamw
     if optimizer.defaults["fused"]:
         # as GradScaler does: gradients are divided by grad_scale, and nothing changes if found_inf is 1
@@ -94,16 +91,33 @@ def update_weights(optimizer: Optimizer, norm: Tensor, limit: float) -> None:
 
 
 @torch.no_grad()
-def _update_hidden(muon, norm, limit):
-    # Muon cannot be told to skip a step. With its running mean as the gradient that mean stays as it is, to the bit;
-    # the weights are put back. For as long as the step lasts the copies take the memory of AdamW's second moment
-    finite, params = norm.isfinite(), muon.param_groups[0]["params"]
-    scale = (norm / limit).clamp(min=1) if limit else 1
-    for p in params:
-        if not muon.state[p]:
-            muon.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        p.grad = torch.where(finite, p.grad / scale, muon.state[p]["momentum_buffer"])
-    before = [p.clone() for p in params]
-    muon.step()
-    for p, was in zip(params, before):
-        p.copy_(torch.where(finite, p, was))
+def _update_hidden(optimizer, norm, limit):
+    """Muon's step on the last group, to the bit that of torch.optim.Muon, if `norm` is finite.
+
+    PyTorch's cannot be told on the device to skip a step, and multiplies in bfloat16 even on a CPU that cannot.
+    """
+    group = optimizer.param_groups[-1]
+    finite, scale = norm.isfinite(), (norm / limit).clamp(min=1) if limit else 1
+    dtype = torch.bfloat16 if resolve_dtype("auto", norm.device) == torch.bfloat16 else torch.float32
+    for p in group["params"]:
+        gradient, mean = p.grad / scale, optimizer.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+        new_mean = mean.lerp(gradient, 1 - group["momentum"])
+        ahead = gradient.lerp(new_mean, group["momentum"])  # Nesterov's
+        rate = group["lr"] * 0.2 * math.sqrt(max(p.shape))  # arXiv:2502.16982: the update has the size of AdamW's
+        moved = (p * (1 - group["lr"] * group["weight_decay"])).add_(orthogonalised(ahead, dtype), alpha=-rate)
+        mean.copy_(torch.where(finite, new_mean, mean))
+        p.copy_(torch.where(finite, moved, p))
+
+
+def orthogonalised(m: Tensor, dtype: torch.dtype) -> Tensor:
+    """`m` (rows, columns) with all its singular values near 1: five steps of Newton-Schulz in `dtype`.
+
+    Source: K. Jordan, "Muon: An optimizer for hidden layers in neural networks", with its coefficients.
+    """
+    tall = m.size(0) > m.size(1)
+    x = (m.T if tall else m).to(dtype)
+    x = x / x.norm().clamp(min=1e-7)  # no singular value is above 1
+    for _ in range(5):
+        a = x @ x.T
+        x = torch.addmm(x, torch.addmm(a, a, a, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+    return x.T if tall else x

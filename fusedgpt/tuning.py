@@ -12,6 +12,7 @@ from fusedgpt.case import Case
 from fusedgpt.device import DTYPES, autocast, dtype_name, resolve_compile, resolve_dtype
 
 ENOUGH_FLOPS = 2e11  # of forward and backward, to tell which dtype is faster: a second of a slow CPU
+LEAST_TOKENS = 64  # with fewer, a step of a large model would only cast its weights
 ROUNDS = 3
 # on a CPU compiling takes a minute or two, and then a step takes 6 to 11 % less
 COMPILING_PAYS_AFTER = 30 * 60.0  # seconds of training
@@ -60,6 +61,8 @@ def settle(
         seconds = min(calls * ms[dtype] / 1e3 / share, s.max_seconds or float("inf"))
         if may_compile and seconds > COMPILING_PAYS_AFTER:
             compiled, why_eager = resolve_compile(True, device)
+            if s.attention == "auto":  # again, because what is compiled has to be compared
+                picks[dtype] = kernels.choose("auto", replace(case, dtype=dtype), compiled=compiled)
         elif may_compile:
             why_eager = f"compiling pays after {COMPILING_PAYS_AFTER / 60:.0f} minutes, and this run takes"
             why_eager += f" about {max(1, round(seconds / 60))}"
@@ -77,7 +80,7 @@ def _dtypes(setting, device, before):
 def _step_ms(model, batch, attention):
     """Milliseconds of a forward and backward in each dtype of {dtype: kernel}, and the share of the batch it took."""
     (B, T), device = batch[0].shape, batch[0].device
-    tokens = max(1, int(ENOUGH_FLOPS / model.flops_per_token()))
+    tokens = max(LEAST_TOKENS, int(ENOUGH_FLOPS / model.flops_per_token()))
     b, t = min(B, max(1, tokens // T)), min(T, tokens)
     x, y = (part[:b, :t] for part in batch)
     ms = {dtype: [] for dtype in attention}

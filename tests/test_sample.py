@@ -96,12 +96,22 @@ def test_what_was_chosen_and_how_fast_it_was_is_said(run, capsys):
     settings = sample.Settings(out_dir=str(run), device="cpu", start="!", num_samples=2, max_new_tokens=40)
     sample.main(settings)
     err = capsys.readouterr().err
-    assert re.search(r"^ms for a layer .*float32 [\d.]+, float16 [\d.]+, bfloat16 [\d.]+", err, re.M), err
     kinds = "(float32|float16|bfloat16)"
+    timed = rf"{kinds} \(ms of .*float32 [\d.]+, float16 [\d.]+, bfloat16 [\d.]+\)"
+    assert re.search(rf"^prompt in {timed}; tokens after it in {timed}$", err, re.M), err
     last = r"2 x 40 tokens in [\d.]+ s: [\d.,]+ tokens/s, the first after [\d.]+ s "
     assert re.search(rf"^{last}\(attention sdpa, prefill {kinds}, decode {kinds}, cpu\)$", err, re.M), err
     rate = r"^decode: [\d.,]+ tokens/s; it reads [\d.]+ GB/s of weights, \d+% of the memory's [\d.,]+ GB/s$"
     assert re.search(rate, err, re.M), err
+
+
+def test_samples_are_there_even_if_no_gigabyte_is_left_to_measure_with(run, monkeypatch, capsys):
+    def full(device):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(sample.memory, "bandwidth", full)
+    sample.main(sample.Settings(out_dir=str(run), device="cpu", start="!", num_samples=1, max_new_tokens=5))
+    assert re.search(r"^decode: [\d.,]+ tokens/s; it reads [\d.]+ GB/s of weights$", capsys.readouterr().err, re.M)
 
 
 def test_a_prompt_from_a_file(run, capsys, tmp_path):

@@ -18,6 +18,7 @@ from fusedgpt import determinism, parity
 from fusedgpt.attention import ATTENTION
 from fusedgpt.case import Case
 from fusedgpt.errors import UserError, first_line, out_of_memory
+from fusedgpt.generate import cache_dtype
 from model import GPT, GPTConfig
 
 _LLAMA = dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32)
@@ -98,7 +99,8 @@ class OurGPT:
     def compare(self, idx: torch.Tensor) -> dict[str, float]:
         """parity.compare of the attention in use, for two heads of a prompt like `idx` (1, T)."""
         c = self.model.config
-        case = Case((1, 2, idx.size(1), c.n_embd // c.n_head), idx.device, self.dtype, backward=False)
+        dtype = cache_dtype(idx.device, self.dtype)  # which attention is computed in
+        case = Case((1, 2, idx.size(1), c.n_embd // c.n_head), idx.device, dtype, backward=False)
         return parity.compare(ATTENTION[c.attention], case)
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from fusedgpt import decode, determinism, generate, kernels
 from fusedgpt.case import Case
-from fusedgpt.device import resolve_dtype
+from fusedgpt.device import resolve_compile, resolve_dtype
 from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.optimizer import update_weights
 from model import CONV1D, GPT, TRANSFORMERS_ACTIVATIONS, GPTConfig
@@ -54,7 +54,11 @@ LOUDER = 4
 def settings(part: str, peer: str, s: dict[str, Any]) -> types.SimpleNamespace:
     """The settings of one contender: `s`, with what its name changes."""
     own = {"activation": "gelu_tanh"} | UNLESS_SET | PARTS[part][peer]
-    return types.SimpleNamespace(**{**s, **own})
+    chosen = types.SimpleNamespace(**{**s, **own})
+    if part == "training" and chosen.dtype == "auto":  # float16 would need a scaler of gradients
+        best = resolve_dtype("auto", torch.device(chosen.device))
+        chosen.dtype = "bfloat16" if best == torch.bfloat16 else "float32"
+    return chosen
 
 
 def initial_weights(s: types.SimpleNamespace) -> dict[str, Tensor]:
@@ -107,8 +111,8 @@ def _adamw(model, s, fused):
 
 def _to_generate(contender, s, device, backward):
     if not backward:
-        contender.decodes_in = resolve_dtype(s.dtype, device)
-        contender.model.to(contender.decodes_in)
+        contender.dtypes = (resolve_dtype(s.dtype, device),) * 2
+        contender.model.to(contender.dtypes[0])
 
 
 def clip_and_step(model: nn.Module, optimizer: torch.optim.Optimizer, s: types.SimpleNamespace) -> None:
@@ -132,11 +136,11 @@ class Ours:
         B = s.batch_size if backward else 1
         case = Case.of_model(s, B, device, resolve_dtype(s.dtype, device), backward=backward)
         cases = (case,) if backward else (case, case.one_query())
-        name, _ = kernels.choose(s.attention, *cases)
+        name, _ = kernels.choose(s.attention, *cases, compiled=backward and resolve_compile(s.compile, device)[0])
         self.model.use_attention(name)
         if not backward:
             self.engine = decode.prepare(self.model, device, s.dtype, prompt_length=s.prompt_tokens)
-            self.decodes_in = self.engine.dtypes[1]
+            self.model, self.dtypes = self.engine.prefill, self.engine.dtypes
         return name
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:

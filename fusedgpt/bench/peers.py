@@ -22,6 +22,8 @@ UNUSED = {
     "profile": "it writes no trace: bench.py ladder does",
     "gradient_accumulation_steps": "a step is one micro-batch",
     "activation": "each contender has the form of GELU of its project",
+    "optimizer": "every contender trains with AdamW",
+    "loss": "every contender computes all logits at once",
     **dict.fromkeys(("dropout", "grad_clip"), "every contender trains without dropout and clips gradients to 1"),
     **dict.fromkeys(("eval_iters", "keep_checkpoints", "check_interval", "timeout"), "contenders only make steps"),
     **dict.fromkeys(("max_bad_steps", "deterministic"), "contenders only make steps"),
@@ -61,9 +63,9 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
         for name in ("model.py", "train.py"):
             if not pathlib.Path(s.nanogpt, name).is_file():
                 raise UserError(f"nanogpt={s.nanogpt!r} has no {name}: name the folder of a clone of nanoGPT")
-    if s.prompt_tokens < 2 or s.prompt_tokens + s.new_tokens > s.block_size:
+    if min(s.prompt_tokens, s.new_tokens) < 2 or s.prompt_tokens + s.new_tokens > s.block_size:
         raise UserError(
-            f"prompt_tokens={s.prompt_tokens} must be 2 or more, and together with new_tokens={s.new_tokens} at most"
+            f"prompt_tokens={s.prompt_tokens} and new_tokens={s.new_tokens} must be 2 or more, and together at most"
             f" block_size={s.block_size}"
         )
     compiled = s.compile is True or (s.compile == "auto" and device.type == "cuda")
@@ -119,14 +121,16 @@ def relative(row: dict, ours: dict | None) -> float | None:
 
 
 def finding(part: str, peers: dict[str, dict]) -> str:
-    """What a part shows, in a sentence: how many times as long as ours the other projects' contenders take."""
-    others = [(relative(row, peers.get("ours")), peer) for peer, row in peers.items() if not peer.startswith("ours")]
-    times = sorted((times, peer) for times, peer in others if times is not None)
-    if not times:
+    """What a part shows, in a sentence: how many times as long as ours the fastest of each other project takes."""
+    fastest = {}
+    for peer, row in peers.items():
+        project, times = peer.split(",")[0], relative(row, peers.get("ours"))
+        if project != "ours" and times is not None:
+            fastest[project] = min(times, fastest.get(project, times))
+    if not fastest:
         return TITLES[part][0]
-    said = " to ".join(dict.fromkeys(f"{times:.2f}" for times, _ in (times[0], times[-1])))
-    who = " and ".join(dict.fromkeys(peer.split(",")[0] for _, peer in times))
-    return f"{TITLES[part][0]} takes {who} {said} times as long as ours"
+    said = " and ".join(f"{project} {times:.2f}" for project, times in fastest.items())
+    return f"{TITLES[part][0]} takes {said} times as long as ours, at best"
 
 
 def table(rows: list[dict]) -> list[str]:
@@ -206,7 +210,8 @@ def _notes(part, peers):
     if part == "generation":
         share = "A token reads every weight once: bytes of weights a second, after the first token, as a share of what"
         share += " PyTorch reads of memory a second, measured in the same process."
-        return [*found, "Greedy, one sample. nanoGPT has no KV cache.", share]
+        no_cache = " nanoGPT has no KV cache." if "nanoGPT, float32" in peers else ""
+        return [*found, f"Greedy, one sample.{no_cache}", share]
     same = [row["last_loss"] for row in measured if row["ran"]["ids"] == min(row["ran"]["ids"] for row in measured)]
     within = f"losses after the last lie within {max(same) - min(same):.4f} of each other"
     found.append(f"Every step has the same batch; {within}, if their softmax goes over the same ids.")

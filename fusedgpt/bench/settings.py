@@ -26,7 +26,7 @@ class Timed(Common):
 
 @dataclass
 class Trained(Common):
-    """What kinds have whose rows are runs of train.py."""
+    """What kinds have that train."""
 
     steps: int = 25  # training steps of each run, of which the first 5 are not counted
 

@@ -58,15 +58,12 @@ def run(part: str, peer: str, s: Any, device: torch.device) -> dict:
 def visit(part: str, peer: str, asked: dict) -> dict:
     """The child's side of `run`."""
     s, device = contenders.settings(part, peer, asked), resolve_device(asked["device"])
-    dtype = resolve_dtype(s.dtype, device)
-    if dtype not in ALLOWED:
-        raise UserError(f"dtype={dtype_name(dtype)!r} would need a scaler of gradients: take bfloat16 or float32")
     state = contenders.initial_weights(s)
     contender = contenders.build(peer, state, s)
     measure = {"training": _train, "generation": _generate}[part]
-    found = measure(contender, state, s, device, dtype)
+    found = measure(contender, state, s, device)
     embedding = contender.model.get_parameter("transformer.wte.weight")
-    ran = {"dtype": dtype_name(dtype), "device": str(device), "ids": contender.ids, "rows_of_embedding": len(embedding)}
+    ran = {"device": str(device), "ids": contender.ids, "rows_of_embedding": len(embedding)}
     ran |= {"parameters": sum(p.numel() for p in contender.model.parameters())}
     ran |= {"positions": contender.model.get_parameter("transformer.wpe.weight").numel()}
     if isinstance(contender, contenders.NanoGPT):
@@ -74,8 +71,11 @@ def visit(part: str, peer: str, asked: dict) -> dict:
     return {**timing.summary(found["samples_ms"]), **found, "ran": found["ran"] | ran}
 
 
-def _train(contender, state, s, device, dtype):
+def _train(contender, state, s, device):
     """Steps of AdamW on one batch of random ids, the same for every contender."""
+    dtype = resolve_dtype(s.dtype, device)
+    if dtype not in ALLOWED:
+        raise UserError(f"dtype={dtype_name(dtype)!r} would need a scaler of gradients: take bfloat16 or float32")
     idx = _random_ids(s, (s.batch_size, s.block_size + 1), device)
     x, y = idx[:, :-1].contiguous(), idx[:, 1:].contiguous()
     contender.model.to(device)
@@ -118,7 +118,12 @@ def _train(contender, state, s, device, dtype):
     ms, peak, losses = clock.read()[training.WARM_UP :], memory.peak_memory(device), torch.stack(losses).tolist()
     rounded = torch.bfloat16 if s.tf32 and device.type == "cuda" else dtype
     errors["first step"] = _same(losses[0], want, ALLOWED[rounded], f"at the first step in {dtype_name(dtype)}")
-    ran = {"attention": attention, "compile": compiled, "fused": bool(optimizer.defaults["fused"])}
+    ran = {
+        "attention": attention,
+        "dtype": dtype_name(dtype),
+        "compile": compiled,
+        "fused": bool(optimizer.defaults["fused"]),
+    }
     found = {"samples_ms": ms, "tokens": s.batch_size * s.block_size, "peak_memory": peak, "kernel": receipt}
     found |= {"first_loss": losses[0], "our_loss": want, "last_loss": losses[-1], "errors": errors}
     return found | {"ran": ran}
@@ -146,7 +151,7 @@ def _same(got, want, allowed, where):
     return error
 
 
-def _generate(contender, state, s, device, dtype):
+def _generate(contender, state, s, device):
     """The likeliest ids after a random prompt, one sample."""
     idx = _random_ids(s, (1, s.prompt_tokens), device)
     contender.model.to(device).eval()
@@ -167,7 +172,8 @@ def _generate(contender, state, s, device, dtype):
     equal = (got == want)[0, s.prompt_tokens :].long().cumprod(dim=0).sum().item()
     found = {"samples_ms": ms, "tokens": s.new_tokens, "first_token_ms": first, "equal_ids": equal, "errors": errors}
     found |= {"peak_memory": memory.peak_memory(device), "bandwidth": memory.bandwidth(device)}
-    ran = {"attention": attention, "compile": False, "decodes_in": dtype_name(contender.decodes_in)}
+    prefill, one = map(dtype_name, contender.dtypes)
+    ran = {"attention": attention, "compile": False, "dtype": prefill, "decodes_in": one}
     return found | {"ran": ran}
 
 

@@ -53,7 +53,7 @@ def test_cut_short_anywhere_it_is_named(small_run, tmp_path):
         ({"config": [1]}, "bad config"),
         ({"config": {1: 2}}, "bad config"),
         ({"best_val_loss": "low"}, "could not convert"),
-        ({"attention": 3}, "attention is no name"),
+        ({"attention": 3}, "attention or dtype is no name"),
         ({"scaler": {"scale": "big"}}, "scaler is not made of numbers"),
         ({"model": {"w": torch.zeros(2, dtype=torch.float64)}}, "weight w is not float32"),
         ({"model": {"w": "text"}}, "weight w is not float32"),

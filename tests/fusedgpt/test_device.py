@@ -26,6 +26,13 @@ def test_auto_dtype_on_a_cpu_follows_its_instructions(monkeypatch, capability, d
     assert resolve_dtype("auto", CPU) == DTYPES[dtype]
 
 
+def test_bfloat16_on_a_cpu_without_it_is_a_warning(monkeypatch, recwarn):
+    # config/bench_blog.py asks for it, and a step of GPT-2 124M would take 20 minutes
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    assert resolve_dtype("bfloat16", CPU) == torch.bfloat16
+    assert "a hundred times as long as for float32: give --dtype=float32" in str(recwarn.pop(UserWarning).message)
+
+
 def test_a_device_that_is_not_here_is_named():
     with pytest.raises(UserError, match="'tpu' is no device"):
         resolve_device("tpu")

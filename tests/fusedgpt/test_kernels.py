@@ -41,6 +41,19 @@ def test_permitted_on_a_cpu(name, dropout):
     assert kernels.refusal(name, case) is None
 
 
+def test_a_long_context_is_compared_on_its_beginning(monkeypatch):
+    # float64 scores of two heads take 86 GB at 32768 tokens: every kernel used to be out of memory there
+    monkeypatch.setattr(kernels, "PROVEN", 16)
+    shapes, compare = set(), kernels.parity.compare
+
+    def seen(attend, case, heads):
+        return shapes.add(case.shape) or compare(attend, case, heads=heads)
+
+    monkeypatch.setattr(kernels.parity, "compare", seen)
+    kernels.fastest(TRAINING)
+    assert {shape[2] for shape in shapes} == {16}
+
+
 def test_flex_is_refused_where_it_computes_wrongly(monkeypatch):
     # seen with PyTorch 2.13 on an AMD EPYC without AVX-512: cached generation drew ids from not-a-number
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")

@@ -33,7 +33,7 @@ def test_peak_bytes_are_those_held_at_once(device):
 def test_bandwidth_is_bytes_a_second(device, monkeypatch):
     assert 1e8 < memory.bandwidth(device) < 1e14
     monkeypatch.setattr(memory.timing, "samples", lambda *_, **__: [1.0, 2.0, 90.0])  # milliseconds: the median counts
-    assert memory.bandwidth(torch.device("cpu")) == 2**28 / 2e-3
+    assert memory.bandwidth(torch.device("cpu")) == 2**30 / 2e-3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

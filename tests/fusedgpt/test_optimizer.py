@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from fusedgpt import optimizer as optimizer_module
 from fusedgpt.optimizer import COOLDOWN, MuonAndAdamW, build_optimizer, learning_rate, update_weights
 from fusedgpt.settings import Settings
 from model import GPT, GPTConfig
@@ -80,6 +81,31 @@ def test_two_steps_of_muon_are_those_of_its_formula(limit):
         update_weights(optimizer, norm, limit)
         torch.testing.assert_close(p.detach().double(), want, rtol=0, atol=0.02 * step.abs().max().item())
         torch.testing.assert_close(optimizer.state[p]["momentum_buffer"].double(), mean)
+
+
+def test_muon_is_pytorchs_to_the_bit(monkeypatch):
+    monkeypatch.setattr(optimizer_module, "resolve_dtype", lambda name, device: torch.bfloat16)
+    model, optimizer = built(weight_decay=0.2)
+    other, _ = built()
+    pairs = [(p, q) for p, q in zip(model.transformer.h.parameters(), other.transformer.h.parameters()) if p.dim() == 2]
+    theirs = torch.optim.Muon([q for _, q in pairs], 0.1, 0.2, adjust_lr_fn="match_rms_adamw")
+    for seed in range(3):
+        update_weights(optimizer, with_gradients(model, seed), 0.0)
+        with_gradients(other, seed)
+        theirs.step()
+        assert all(torch.equal(p, q) for p, q in pairs)
+
+
+def test_a_cpu_without_bfloat16_orthogonalises_in_float32(monkeypatch):
+    # there PyTorch's Muon took seconds a step for the quick start's model, and hours for its run
+    asked = []
+    real = optimizer_module.orthogonalised
+    monkeypatch.setattr(optimizer_module, "orthogonalised", lambda m, dtype: real(m, asked.append(dtype) or dtype))
+    for capability in ("avx2", "avx512_bf16"):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=capability: {has: True})
+        model, optimizer = built()
+        update_weights(optimizer, with_gradients(model, 0), 0.0)
+    assert asked == [torch.float32] * 8 + [torch.bfloat16] * 8
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

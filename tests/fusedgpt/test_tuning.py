@@ -61,6 +61,7 @@ def test_the_dtype_is_the_one_whose_step_is_quicker(model, monkeypatch, quick):
 def test_a_step_is_timed_on_as_much_of_the_batch_as_takes_little(model, monkeypatch):
     # a step of GPT-2 124M takes seconds in float32
     taking(monkeypatch, bfloat16=1.0, float32=2.0)
+    monkeypatch.setattr(tuning, "LEAST_TOKENS", 1)
     shapes = []
     model.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape))
     for flops in (1e15, 3 * 16 * model.flops_per_token(), 5 * model.flops_per_token()):
@@ -93,6 +94,20 @@ def test_a_cpu_compiles_if_the_run_is_long(model, monkeypatch, calls, max_second
     monkeypatch.setattr(tuning, "resolve_compile", lambda wish, device: (wish is True, ""))
     chosen = settle(model, calls=calls, dtype="bfloat16", compile="auto", max_seconds=max_seconds)
     assert chosen.compiled is compiled and bool(chosen.why_eager) is not compiled
+
+
+def test_a_kernel_is_compared_compiled_if_the_run_is_compiled(model, monkeypatch):
+    # that is known only after the kernels were timed, and the one that was taken had been compared eager
+    taking(monkeypatch, bfloat16=1e3)
+    asked = []
+    monkeypatch.setattr(tuning, "resolve_compile", lambda wish, device: (wish is True, ""))
+
+    def choose(name, case, before=None, compiled=False):
+        return asked.append(compiled) or (("flash", "math")[compiled], {})
+
+    monkeypatch.setattr(tuning.kernels, "choose", choose)
+    chosen = settle(model, calls=9999, dtype="bfloat16", attention="auto", compile="auto")
+    assert (chosen.attention, chosen.compiled, asked) == ("math", True, [False, True])
 
 
 def test_attention_is_chosen_for_each_dtype(model, monkeypatch):

@@ -235,13 +235,20 @@ def test_without_instructions_for_bfloat16_nobody_computes_in_it(tmp_path, data,
         assert resolve_dtype(s.dtype, CPU) == torch.float32, spec
 
 
+def test_on_a_gpu_without_bfloat16_all_train_in_float32(tmp_path, data, monkeypatch):
+    # float16, which auto means there, would need a scaler: every contender was refused
+    monkeypatch.setattr(contenders, "resolve_dtype", lambda name, device: torch.float16)
+    for part, dtype in (("training", "float32"), ("generation", "auto")):
+        assert contenders.settings(part, "ours", asked(tmp_path, data, dtype="auto")).dtype == dtype
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"nanogpt": "nowhere"}, "nanogpt='nowhere' has no model.py: name the folder of a clone of nanoGPT"),
         (
             {"new_tokens": 25},
-            "prompt_tokens=8 must be 2 or more, and together with new_tokens=25 at most block_size=32",
+            "prompt_tokens=8 and new_tokens=25 must be 2 or more, and together at most block_size=32",
         ),
     ],
 )
@@ -300,7 +307,7 @@ def test_samples_of_all_visits_count_but_for_disturbed_ones_and_wrong_contenders
     assert found["ours"]["samples"] == 4 and found["ours"]["peak_memory"] == 2**31
     assert found["Hugging Face, eager"]["samples_ms"] == [20, 20, 20]
     assert found["nanoGPT, float32"]["status"] == "parity failed"
-    assert peers.finding("training", found) == "A training step takes Hugging Face 2.00 times as long as ours"
+    assert peers.finding("training", found) == "A training step takes Hugging Face 2.00 times as long as ours, at best"
     text = "\n".join(peers.table(rows))
     assert "| Hugging Face, eager | 20.0 (20.0-20.0) | 20.0 | 2.00 | 5,000 | 1.00 GiB |" in text
     assert "| nanoGPT, float32 | parity failed: its loss |" in text
