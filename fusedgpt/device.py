@@ -40,7 +40,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if name != "auto":
         if name == "bfloat16" and device.type == "cpu" and not cpu_multiplies_bfloat16():
             slow = "this CPU has no instructions for bfloat16 and takes about a hundred times as long as for float32"
-            warnings.warn(f"{slow}: give --dtype=float32", stacklevel=2)
+            warnings.warn(f"{slow}: give --dtype=float32", stacklevel=1)  # once, whoever asks
         if name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
             raise UserError(
                 f"dtype='bfloat16' is not in the hardware of {torch.cuda.get_device_name(device)}: use float16"
