@@ -74,9 +74,13 @@ def prepare(
         # and 7.7 compiled, with a wrapper in Python 8.7; on a busy machine, in turn, 9.0 and 8.8
         options = {"cpp_wrapper": True} if device.type == "cpu" else None
         engine.decode = torch.compile(second, dynamic=True, options=options)
-    if compiled:  # now, so that no token waits for the compiler
-        idx = torch.zeros(batch_size, 1, dtype=torch.long, device=device)
-        for _ in range(min(3, model.config.block_size)):
+    if (
+        compiled
+    ):  # now, so that no token waits for it: the first ones, nor the last of a window, which has its own graph
+        idx, S = torch.zeros(batch_size, 1, dtype=torch.long, device=device), model.config.block_size
+        for length in sorted({0, 1, 2, S - 1} & set(range(S))):
+            for layer in engine.cache:
+                layer.length = length
             engine(idx, engine.cache)
         empty(engine.cache)
     return engine

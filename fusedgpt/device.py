@@ -1,6 +1,7 @@
 """The settings device, dtype and compile, resolved against the machine."""
 
 import contextlib
+import functools
 import sys
 import warnings
 
@@ -39,8 +40,10 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """
     if name != "auto":
         if name == "bfloat16" and device.type == "cpu" and not cpu_multiplies_bfloat16():
-            slow = "this CPU has no instructions for bfloat16 and takes about a hundred times as long as for float32"
-            warnings.warn(f"{slow}: give --dtype=float32", stacklevel=1)  # once, whoever asks
+            _warn_once(
+                "this CPU has no instructions for bfloat16 and takes about a hundred times as long as for float32:"
+                " give --dtype=float32"
+            )
         if name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
             raise UserError(
                 f"dtype='bfloat16' is not in the hardware of {torch.cuda.get_device_name(device)}: use float16"
@@ -49,6 +52,11 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     return torch.bfloat16 if device.type == "cpu" and cpu_multiplies_bfloat16() else torch.float32
+
+
+@functools.cache  # Python's own count starts anew whenever warnings are caught
+def _warn_once(sentence):
+    warnings.warn(sentence, stacklevel=3)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -143,7 +143,7 @@ def test_nobody_waits_for_the_compiler_after_the_first_token(trained, monkeypatc
     calls = []
     monkeypatch.setattr(torch, "compile", lambda model, **_: lambda *a, **k: calls.append(1) or model(*a, **k))
     engine = decode.prepare(trained, CPU, "float32", batch_size=3, compiled=True)
-    assert len(calls) == 2 and engine.cache[0].length == 0 and engine.cache[0].k.size(0) == 3
+    assert len(calls) == 3 and engine.cache[0].length == 0 and engine.cache[0].k.size(0) == 3
     want = greedy(trained, prompts(3), 100)
     assert torch.equal(greedy(engine, prompts(3), 100, cache=engine.cache), want)
 

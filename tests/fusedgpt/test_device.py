@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fusedgpt import device
 from fusedgpt.device import DTYPES, resolve_device, resolve_dtype
 from fusedgpt.errors import UserError
 
@@ -29,7 +30,10 @@ def test_auto_dtype_on_a_cpu_follows_its_instructions(monkeypatch, capability, d
 def test_bfloat16_on_a_cpu_without_it_is_a_warning(monkeypatch, recwarn):
     # config/bench_blog.py asks for it, and a step of GPT-2 124M would take 20 minutes
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
-    assert resolve_dtype("bfloat16", CPU) == torch.bfloat16
+    device._warn_once.cache_clear()
+    for _ in range(2):
+        assert resolve_dtype("bfloat16", CPU) == torch.bfloat16
+    assert len(recwarn) == 1
     assert "a hundred times as long as for float32: give --dtype=float32" in str(recwarn.pop(UserWarning).message)
 
 
