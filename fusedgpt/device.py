@@ -64,6 +64,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether the hardware of `device` multiplies bfloat16, and not only emulates it."""
+    return resolve_dtype("auto", device) == torch.bfloat16
+
+
 def cpu_multiplies_bfloat16() -> bool:
     """Whether the CPU has instructions for products in bfloat16. Without them PyTorch takes a hundred times as long."""
     has = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.11 does not have it yet

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from fusedgpt.device import resolve_dtype
+from fusedgpt.device import multiplies_bfloat16
 from fusedgpt.settings import Settings
 
 COOLDOWN = 0.5  # share of lr_decay_iters in which schedule=wsd lowers the learning rate
@@ -98,7 +98,7 @@ def _update_hidden(optimizer, norm, limit):
     """
     group = optimizer.param_groups[-1]
     finite, scale = norm.isfinite(), (norm / limit).clamp(min=1) if limit else 1
-    dtype = torch.bfloat16 if resolve_dtype("auto", norm.device) == torch.bfloat16 else torch.float32
+    dtype = torch.bfloat16 if multiplies_bfloat16(norm.device) else torch.float32
     for p in group["params"]:
         gradient, mean = p.grad / scale, optimizer.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
         new_mean = mean.lerp(gradient, 1 - group["momentum"])

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from fusedgpt import decode, determinism, generate, kernels
 from fusedgpt.case import Case
-from fusedgpt.device import resolve_compile, resolve_dtype
+from fusedgpt.device import multiplies_bfloat16, resolve_compile, resolve_dtype
 from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.optimizer import update_weights
 from model import CONV1D, GPT, TRANSFORMERS_ACTIVATIONS, GPTConfig
@@ -56,8 +56,7 @@ def settings(part: str, peer: str, s: dict[str, Any]) -> types.SimpleNamespace:
     own = {"activation": "gelu_tanh"} | UNLESS_SET | PARTS[part][peer]
     chosen = types.SimpleNamespace(**{**s, **own})
     if part == "training" and chosen.dtype == "auto":  # float16 would need a scaler of gradients
-        best = resolve_dtype("auto", torch.device(chosen.device))
-        chosen.dtype = "bfloat16" if best == torch.bfloat16 else "float32"
+        chosen.dtype = "bfloat16" if multiplies_bfloat16(torch.device(chosen.device)) else "float32"
     return chosen
 
 

@@ -12,7 +12,7 @@ import torch
 
 from fusedgpt.bench import contenders, drawing, recipe, report, settings, training, visit
 from fusedgpt.bench.disturbance import comparable
-from fusedgpt.device import resolve_dtype
+from fusedgpt.device import multiplies_bfloat16
 from fusedgpt.errors import UserError
 from fusedgpt.timing import summary
 
@@ -70,7 +70,7 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
         )
     compiled = s.compile is True or (s.compile == "auto" and device.type == "cuda")
     left_out = ["ours, compiled" if compiled else "ours, eager"]  # as ours
-    if resolve_dtype("auto", device) != torch.bfloat16:
+    if not multiplies_bfloat16(device):
         left_out.append("Hugging Face, bfloat16")  # on a CPU without its instructions: 46 s for what takes others 10
     parts = {name: [peer for peer in peers if peer not in left_out] for name, peers in contenders.PARTS.items()}
     parts["recipe"] = RECIPE

@@ -216,7 +216,7 @@ def test_ours_steps_as_train_py_does(tmp_path, data):
 
 
 def test_visits_go_round_and_each_is_a_contender_of_its_own(tmp_path, data, monkeypatch):
-    monkeypatch.setattr(peers, "resolve_dtype", lambda name, device: torch.bfloat16)
+    monkeypatch.setattr(peers, "multiplies_bfloat16", lambda device: True)
     s = settings("peers", tmp_path, data, **SIZES | dict(rounds=2, compile="auto"))
     plan = peers.plan(s, CPU)
     names = [(spec["part"], spec["peer"]) for spec in plan]
@@ -237,7 +237,7 @@ def test_without_instructions_for_bfloat16_nobody_computes_in_it(tmp_path, data,
 
 def test_on_a_gpu_without_bfloat16_all_train_in_float32(tmp_path, data, monkeypatch):
     # float16, which auto means there, would need a scaler: every contender was refused
-    monkeypatch.setattr(contenders, "resolve_dtype", lambda name, device: torch.float16)
+    monkeypatch.setattr(contenders, "multiplies_bfloat16", lambda device: False)
     for part, dtype in (("training", "float32"), ("generation", "auto")):
         assert contenders.settings(part, "ours", asked(tmp_path, data, dtype="auto")).dtype == dtype
 
