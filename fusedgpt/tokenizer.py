@@ -1,26 +1,39 @@
-"""Text to ids and ids to text."""
+"""Text to ids and ids to text, as the meta of a data set says."""
 
 import functools
+import json
 from typing import Any
 
-from fusedgpt.errors import UserError, shown
+import numpy as np
+
+from fusedgpt.errors import UserError, first_line, shown
 
 GPT2 = {"tokenizer": "gpt2", "vocab_size": 50257}  # the meta of data in GPT-2's BPE
-KINDS = ("gpt2", "char", "byte")
+KINDS = ("gpt2", "char", "byte", "json")  # and tiktoken's other encodings, by name
+END_OF_TEXT = "<|endoftext|>"  # how a prompt writes the id that ends a document
 LARGEST_VOCABULARY = 2**24  # far above any in use; a damaged meta that has more would fill the memory
 
 
+def require_known(name: Any) -> None:
+    """Raise UserError if `name` is neither in KINDS nor an encoding of tiktoken's."""
+    import tiktoken
+
+    known = dict.fromkeys((*KINDS, *tiktoken.list_encoding_names()))
+    if not isinstance(name, str) or name not in known:
+        raise UserError(f"tokenizer {shown(name)} is unknown: it can be {', '.join(map(repr, known))}")
+
+
 @functools.lru_cache(maxsize=1)
-def gpt2_bpe():
-    """GPT-2's byte-pair encoding, by tiktoken. Raises UserError if its two files cannot be had."""
+def tiktoken_bpe(name: str):
+    """A byte-pair encoding of tiktoken's. Raises UserError if its files cannot be had."""
     import tiktoken
 
     try:
-        return tiktoken.get_encoding("gpt2")
+        return tiktoken.get_encoding(name)
     except Exception as error:  # tiktoken passes on whatever its download raises
         raise UserError(
-            f"cannot load GPT-2's BPE files ({type(error).__name__}): tiktoken downloads them once; without a network,"
-            " set TIKTOKEN_CACHE_DIR to a folder that has them"
+            f"cannot load the BPE files of {name} ({type(error).__name__}): tiktoken downloads them once; without a"
+            " network, set TIKTOKEN_CACHE_DIR to a folder that has them"
         ) from error
 
 
@@ -32,6 +45,16 @@ def vocabulary(meta: Any) -> int:
     if type(size) is not int or not 1 <= size <= LARGEST_VOCABULARY:
         raise UserError(f"vocab_size={shown(size)} must be a whole number from 1 to {LARGEST_VOCABULARY}")
     return size
+
+
+def byte_characters() -> list[str]:
+    """The character that stands for each byte in the vocabulary of a byte-level BPE (GPT-2's bytes_to_unicode).
+
+    Bytes that print as a character of Latin-1 stand for themselves, all others for those from U+0100 on.
+    """
+    shown_as_they_are = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = (chr(code) for code in range(256, 512))
+    return [chr(byte) if byte in shown_as_they_are else next(others) for byte in range(256)]
 
 
 def _characters(meta):
@@ -55,54 +78,151 @@ def _is_utf8(text):
 class Tokenizer:
     """Text to ids and ids to UTF-8 bytes, as `meta` (the meta.json of a data set) says.
 
-    meta["tokenizer"] is 'gpt2', 'byte', or 'char' with the characters in meta["itos"], where None is an id that has no
-    character. 'unknown' (a nanoGPT meta.pkl that holds only the vocabulary's size) can be trained on but not used here.
+    meta["tokenizer"] is one of these:
+
+        gpt2      GPT-2's BPE, or the name of another of tiktoken's: loaded when it is first needed
+        byte      256 ids, and one more if documents have an end
+        char      meta["itos"] has the characters, None for an id without one
+        json      meta["tokenizer_json"] is a tokenizer.json of Hugging Face's `tokenizers`, of a byte-level BPE
+        unknown   a nanoGPT meta.pkl that holds only the vocabulary's size: can be trained on, but not used here
+
+    meta["end_of_text"] is the id that ends a document, if there is one; that of GPT-2 is known.
     Raises UserError for any other, and for a meta that is damaged.
     """
 
     def __init__(self, meta: dict):
         self.vocab_size = vocabulary(meta)
-        self.kind = meta.get("tokenizer")
+        self.kind, self.meta = meta.get("tokenizer"), meta
+        self.end_of_text = meta.get("end_of_text", 50256 if self.kind == "gpt2" else None)
         if self.kind == "gpt2":
             self.vocab_size = GPT2["vocab_size"]  # a data set may be padded beyond; those ids have no text
         elif self.kind == "byte":
-            self.vocab_size = 256
+            self.vocab_size = 256 if self.end_of_text is None else 257
         elif self.kind == "char":
             self.itos = _characters(meta)
-            self.stoi = {c: i for i, c in enumerate(self.itos) if c is not None}
+        elif self.kind == "json":
+            if not isinstance(meta.get("tokenizer_json"), dict):
+                raise UserError(f"tokenizer_json must be an object, got {shown(meta.get('tokenizer_json'))}")
         elif self.kind == "unknown":
             raise UserError(
                 "the data's meta.pkl has no itos (id to character): training needs only its vocab_size, but sampling"
                 " needs itos. Write it with meta.pkl's vocab_size, itos and stoi, as data/shakespeare_char does"
             )
         else:
-            raise UserError(f"tokenizer {shown(self.kind)} is unknown: it can be {', '.join(map(repr, KINDS))}")
+            require_known(self.kind)
+        if self.end_of_text is not None and not (
+            type(self.end_of_text) is int and 0 <= self.end_of_text < self.vocab_size
+        ):
+            raise UserError(f"end_of_text={shown(self.end_of_text)} must be an id below {self.vocab_size}")
+
+    @functools.cached_property
+    def tokens(self) -> list[bytes | None]:
+        """The UTF-8 bytes of each id, None if it has none. Raises UserError if the tokenizer cannot be loaded."""
+        if self.kind == "byte":
+            return [bytes([byte]) for byte in range(256)] + [END_OF_TEXT.encode()] * (self.vocab_size - 256)
+        if self.kind == "char":
+            return [None if c is None else c.encode() for c in self.itos]
+        if self.kind == "json":
+            return _bytes_of_ids(self._json, self.vocab_size)
+        found = dict.fromkeys(range(self.vocab_size))
+        for token in self._bpe.token_byte_values():
+            found[self._bpe.encode_single_token(token)] = token
+        for token in self._bpe.special_tokens_set:
+            found[self._bpe.encode_single_token(token)] = token.encode()
+        return [found[id] for id in range(self.vocab_size)]
+
+    def byte_lengths(self) -> np.ndarray:
+        """The number of UTF-8 bytes of each id, int64: 0 for the end of a text, which is in no text.
+
+        Raises UserError if the tokenizer cannot be loaded.
+        """
+        lengths = np.array([len(token or b"") for token in self.tokens], np.int64)
+        if self.end_of_text is not None:
+            lengths[self.end_of_text] = 0
+        return lengths
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`. In GPT-2's BPE, <|endoftext|> is its special id.
+        """Ids of a prompt, in which <|endoftext|> is the id that ends a document, if there is one.
 
         Raises UserError for a character that is unknown, or none of UTF-8.
         """
         if not _is_utf8(text):
             raise UserError(f"the prompt {shown(text)} cannot be written in UTF-8: change --start")
-        if self.kind == "gpt2":
-            return gpt2_bpe().encode(text, allowed_special={"<|endoftext|>"})
+        texts = [text] if self.end_of_text is None else text.split(END_OF_TEXT)
+        ids = self.encode_text(texts[0]).tolist()
+        for text in texts[1:]:
+            ids += [self.end_of_text, *self.encode_text(text).tolist()]
+        return ids
+
+    def encode_text(self, text: str) -> np.ndarray:
+        """Ids of a text of UTF-8 as an array; what looks like a special token in it is text like any other.
+
+        Raises UserError for a character that is unknown.
+        """
         if self.kind == "byte":
-            return list(text.encode())
-        unknown = sorted(set(text) - self.stoi.keys())
-        if unknown:
-            names, known = ", ".join(map(repr, unknown)), "".join(self.stoi)
-            raise UserError(f"the training text has no {names}: it has {known!r}. Change --start")
-        return [self.stoi[c] for c in text]
+            return np.frombuffer(text.encode(), np.uint8)
+        if self.kind == "char":
+            return self._encode_characters(text)
+        if self.kind == "json":
+            return np.array(self._json.encode(text, add_special_tokens=False).ids, np.uint32)
+        return self._bpe.encode_to_numpy(text, disallowed_special=())
 
     def decode(self, ids: list[int]) -> bytes:
-        """UTF-8 bytes of `ids`; one id may be only part of a character. An id without a character becomes U+FFFD."""
-        if self.kind == "gpt2":
-            return gpt2_bpe().decode_bytes(ids)
-        if self.kind == "byte":
-            return bytes(ids)
-        return "".join("\N{REPLACEMENT CHARACTER}" if self.itos[i] is None else self.itos[i] for i in ids).encode()
+        """UTF-8 bytes of `ids`; one id may be only part of a character. An id without text becomes U+FFFD."""
+        tokens = self.tokens
+        return b"".join("\N{REPLACEMENT CHARACTER}".encode() if tokens[id] is None else tokens[id] for id in ids)
 
     def ids_without_text(self) -> list[int]:
         """The ids that have no character, because the meta of the data has gaps."""
         return [i for i, c in enumerate(self.itos) if c is None] if self.kind == "char" else []
+
+    def _encode_characters(self, text):
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        ids = self._ids_of_codes[np.minimum(codes, len(self._ids_of_codes) - 1)]
+        if len(ids) and ids.min() < 0:
+            unknown = ", ".join(map(repr, sorted(set(text) - set(self.itos))))
+            known = "".join(c for c in self.itos if c is not None)
+            raise UserError(f"the training text has no {unknown}: it has {known!r}. Change --start")
+        return ids
+
+    @functools.cached_property
+    def _ids_of_codes(self):
+        """The id of each code point, -1 if it has none; the last entry, -1, is that of all beyond."""
+        codes = {ord(c): id for id, c in enumerate(self.itos) if c is not None and len(c) == 1}
+        ids = np.full(max(codes, default=-1) + 2, -1)
+        ids[list(codes)] = list(codes.values())
+        return ids
+
+    @functools.cached_property
+    def _bpe(self):
+        return tiktoken_bpe(self.kind)
+
+    @functools.cached_property
+    def _json(self):
+        from tokenizers import Tokenizer
+
+        try:
+            loaded = Tokenizer.from_str(json.dumps(self.meta["tokenizer_json"]))
+        except Exception as error:  # the library has no exception of its own
+            raise UserError(f"tokenizer_json is no tokenizer of `tokenizers`: {first_line(error)}") from error
+        if loaded.get_vocab_size() > self.vocab_size:
+            raise UserError(f"tokenizer_json has {loaded.get_vocab_size()} ids, and vocab_size is {self.vocab_size}")
+        loaded.encode_special_tokens = True  # in a text, what looks like one is text
+        loaded.no_truncation()
+        loaded.no_padding()
+        return loaded
+
+
+def _bytes_of_ids(tokenizer, vocab_size):
+    byte = {character: n for n, character in enumerate(byte_characters())}
+    added = {id: token.content.encode() for id, token in tokenizer.get_added_tokens_decoder().items()}
+    tokens = []
+    for id in range(vocab_size):
+        name = tokenizer.id_to_token(id)
+        if id not in added and name is not None and not byte.keys() >= set(name):
+            raise UserError(
+                f"tokenizer_json is not byte-level: its id {id} is {shown(name)}, whose bytes cannot be told. Take one"
+                " whose pre-tokenizer is ByteLevel, as GPT-2, Llama 3 and Qwen have it, or train one"
+            )
+        tokens.append(added.get(id) if id in added or name is None else bytes(byte[c] for c in name))
+    return tokens

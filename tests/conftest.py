@@ -193,7 +193,7 @@ def as_we_wrote_before_activation(saved):
 def why_no_bpe():
     """Why GPT-2's BPE files are not here, or None if they are."""
     try:
-        tokenizer.gpt2_bpe()
+        tokenizer.tiktoken_bpe("gpt2")
     except UserError as error:
         return str(error)
 

@@ -46,7 +46,7 @@ def load(path):
 
 
 def encode(batch):
-    bpe = tokenizer.gpt2_bpe()
+    bpe = tokenizer.tiktoken_bpe("gpt2")
     return {"ids": [[*ids, bpe.eot_token] for ids in bpe.encode_ordinary_batch(batch["text"], num_threads=1)]}
 
 

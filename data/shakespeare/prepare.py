@@ -13,7 +13,7 @@ def main():
     """Write the bins of tiny Shakespeare, or of --input, in GPT-2's BPE."""
     args = prepare.arguments(__file__, __doc__)
     text, source = prepare.read_text(__file__, args, *prepare.TINY_SHAKESPEARE)
-    encode = tokenizer.gpt2_bpe().encode_ordinary
+    encode = tokenizer.tiktoken_bpe("gpt2").encode_ordinary
     cut = int(0.9 * len(text))
     splits = {"train": [encode(text[:cut])], "val": [encode(text[cut:])]}
     prepare.write(args.out_dir, splits, source, **tokenizer.GPT2)

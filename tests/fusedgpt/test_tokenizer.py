@@ -1,5 +1,8 @@
 """Ids to text and back."""
 
+import functools
+import json
+
 import pytest
 
 from fusedgpt import tokenizer
@@ -10,25 +13,84 @@ from tests.conftest import why_no_bpe
 TEXT = "def f(x):\n    return 'é漢🙂'\n"
 
 
-@pytest.mark.parametrize("kind", ["byte", "char", "gpt2"])
-def test_text_survives_the_round_trip(kind):
+@functools.cache
+def trained_bpe():
+    """The tokenizer.json of a byte-level BPE of 300 ids, trained by the library."""
+    import tokenizers
+
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|endoftext|>"]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
+    bpe.train_from_iterator(["def f(x): return x + x if x else f(x)"] * 9, trainer)
+    return json.loads(bpe.to_str())
+
+
+def meta_of(kind):
     if kind == "gpt2" and (reason := why_no_bpe()):
         pytest.skip(reason)
-    meta = {
-        "byte": {"vocab_size": 256},
-        "char": {"vocab_size": len(set(TEXT)), "itos": sorted(set(TEXT))},
+    itos = [*sorted(set(TEXT)), "<|endoftext|>"]
+    return {"tokenizer": kind} | {
+        "byte": {"vocab_size": 257, "end_of_text": 256},
+        "char": {"vocab_size": len(itos), "itos": itos, "end_of_text": len(itos) - 1},
         "gpt2": GPT2,
+        "json": {"vocab_size": 300, "tokenizer_json": trained_bpe(), "end_of_text": 0},
     }[kind]
-    one = Tokenizer({**meta, "tokenizer": kind})
+
+
+@pytest.mark.parametrize("kind", tokenizer.KINDS)
+def test_text_survives_the_round_trip(kind):
+    one = Tokenizer(meta_of(kind))
     ids = one.encode(TEXT)
     assert b"".join(one.decode([i]) for i in ids).decode() == TEXT
     assert one.decode(ids).decode() == TEXT
 
 
-def test_gpt2s_end_of_text_is_one_id():
-    if reason := why_no_bpe():
-        pytest.skip(reason)
-    assert Tokenizer(GPT2).encode("<|endoftext|>") == [50256]
+@pytest.mark.parametrize("kind", tokenizer.KINDS)
+def test_the_end_of_a_text_is_one_id_in_a_prompt_and_text_in_a_text(kind):
+    one = Tokenizer(meta_of(kind))
+    ids = one.encode(f"{TEXT}<|endoftext|>{TEXT}")
+    assert ids == [*one.encode(TEXT), one.end_of_text, *one.encode(TEXT)]
+    assert one.decode([one.end_of_text]) == b"<|endoftext|>"
+    if kind != "char":  # which has no '<' here
+        assert one.end_of_text not in (ids := one.encode_text("a<|endoftext|>").tolist())
+        assert one.decode(ids) == b"a<|endoftext|>"
+
+
+@pytest.mark.parametrize("kind", tokenizer.KINDS)
+def test_the_bytes_of_the_ids_add_up_to_the_text(kind):
+    # bits per byte depend on it; half of a character counts its bytes, not those of a replacement
+    one = Tokenizer(meta_of(kind))
+    lengths = one.byte_lengths()
+    assert len(lengths) == one.vocab_size and lengths[one.end_of_text] == 0
+    assert lengths[one.encode(f"{TEXT}<|endoftext|>{TEXT}")].sum() == 2 * len(TEXT.encode())
+
+
+@pytest.mark.parametrize("kind", tokenizer.KINDS)
+def test_without_an_end_of_text_it_is_text_like_any_other(kind):
+    meta = {name: value for name, value in meta_of(kind).items() if name != "end_of_text"}
+    if kind in ("byte", "json"):
+        ids = Tokenizer(meta).encode("<|endoftext|>")
+        assert len(ids) > 1 and Tokenizer(meta).decode(ids) == b"<|endoftext|>"
+
+
+def test_ids_are_those_of_the_libraries():
+    import tokenizers
+
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(trained_bpe()))
+    assert Tokenizer(meta_of("json")).encode(TEXT) == theirs.encode(TEXT).ids
+    assert Tokenizer(meta_of("gpt2")).encode(TEXT) == tokenizer.tiktoken_bpe("gpt2").encode(TEXT)
+
+
+def test_a_tokenizer_json_that_is_not_byte_level_is_refused():
+    import tokenizers
+
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁the": 0, "▁cat": 1}, unk_token="▁the"))
+    meta = {"tokenizer": "json", "vocab_size": 2, "tokenizer_json": json.loads(words.to_str())}
+    with pytest.raises(UserError, match="is not byte-level: its id 0 is '▁the'"):
+        Tokenizer(meta).decode([0])
 
 
 def test_an_unknown_character_is_named():
@@ -42,10 +104,10 @@ def test_missing_bpe_files_are_one_sentence(monkeypatch):
     def offline(name):
         raise ConnectionError("no network")
 
-    tokenizer.gpt2_bpe.cache_clear()
+    tokenizer.tiktoken_bpe.cache_clear()
     monkeypatch.setattr(tiktoken, "get_encoding", offline)
     with pytest.raises(UserError, match="TIKTOKEN_CACHE_DIR"):
-        tokenizer.gpt2_bpe()
+        tokenizer.tiktoken_bpe("gpt2")
 
 
 @pytest.mark.parametrize(
@@ -63,6 +125,10 @@ def test_missing_bpe_files_are_one_sentence(monkeypatch):
         ({"tokenizer": "byte", "vocab_size": True}, "vocab_size=True must be"),
         ({"tokenizer": ["char"], "vocab_size": 5}, "tokenizer .* is unknown"),
         ({"vocab_size": 5}, "tokenizer None is unknown"),
+        ({"tokenizer": "gpt3", "vocab_size": 5}, "tokenizer 'gpt3' is unknown: it can be .*'o200k_base'"),
+        ({"tokenizer": "json", "vocab_size": 5}, "tokenizer_json must be an object, got None"),
+        ({"tokenizer": "byte", "vocab_size": 257, "end_of_text": 257}, "end_of_text=257 must be an id below 257"),
+        ({"tokenizer": "gpt2", "vocab_size": 50257, "end_of_text": "x"}, "end_of_text='x' must be an id"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
 )
@@ -70,6 +136,13 @@ def test_a_damaged_meta_is_one_sentence(meta, message):
     # each of these used to be a KeyError, a TypeError, a UnicodeEncodeError, or memory without end
     with pytest.raises(UserError, match=message):
         Tokenizer(meta)
+
+
+@pytest.mark.parametrize(("damage", "message"), [({"model": 5}, "is no tokenizer of"), ({}, "vocab_size is 200")])
+def test_a_damaged_tokenizer_json_is_one_sentence(damage, message):
+    meta = {"tokenizer": "json", "vocab_size": 200, "tokenizer_json": trained_bpe() | damage}
+    with pytest.raises(UserError, match=message):
+        Tokenizer(meta).encode("a")
 
 
 def test_a_prompt_that_is_no_utf8_is_one_sentence():
