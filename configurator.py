@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fusedgpt.errors import UserError, first_line, shown
+from fusedgpt.errors import UserError, first_line, one_sentence, shown
 
 COMMAND_LINE = "the command line"
 LARGEST = 2**63 - 1  # PyTorch's and numpy's whole numbers end there
@@ -61,6 +61,13 @@ def configure(
     if {"-h", "--help"} & set(args):
         _print_help(_without(settings, unused), description)
     return settings
+
+
+def answer_help(defaults: Any, args: list[str], description: str, **how: Any) -> None:
+    """Answer --help as `configure` does, and exit; without it among `args`, do nothing."""
+    if {"-h", "--help"} & set(args):
+        with one_sentence():
+            configure(defaults, args, description, **how)
 
 
 def adopt(settings: Any, values: dict[str, Any], where: str) -> Any:

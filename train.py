@@ -16,24 +16,29 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from configurator import adopt, answer_help, configure
+from fusedgpt.settings import Settings, validate
+
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell's background job has it
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save, Ctrl-C ends all at once
+    answer_help(Settings(), sys.argv[1:], __doc__)  # before PyTorch, which takes seconds to import
 
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from configurator import adopt, configure
 from fusedgpt import (
     checkpoint,
     dataset,
     determinism,
     distributed,
+    evaluation,
     memory,
     nonfinite,
     run_folder,
+    samples,
     timing,
     tuning,
 )
@@ -44,16 +49,16 @@ from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.logger import Logger
 from fusedgpt.optimizer import build_optimizer, learning_rate, update_weights
 from fusedgpt.receipt import contradiction, observe
-from fusedgpt.reporting import is_reported, report, run_record
+from fusedgpt.reporting import dry_run, is_reported, report, run_record, settings_line
 from fusedgpt.saver import Saver
-from fusedgpt.settings import Settings, validate
 from fusedgpt.signals import catch_signals
 from model import GPT, GPTConfig
 
 Say = Callable[[str], None]  # prints a line
 ROOT = pathlib.Path(__file__).resolve().parent
 WARM_UP = 5  # steps that the summary of times leaves out: they still fill caches
-OF_ONE_START = ("init_from", "out_dir", "eval_only", "profile")  # settings that a resumed run does not take over
+# settings that a resumed run does not take over
+OF_ONE_START = ("init_from", "out_dir", "eval_only", "dry_run", "profile")
 
 
 @dataclasses.dataclass
@@ -74,6 +79,8 @@ class TrainState:
     loss: float = 0.0  # of the last step that was reported
     bad_steps: int = 0  # reported steps in a row without a finite gradient
     step_ms: list[float] = dataclasses.field(default_factory=list)
+    evaluation_s: float = 0.0  # seconds of the last evaluation
+    estimated: bool = False  # whether the run has said how long it will take
 
     @property
     def sound(self) -> bool:
@@ -206,32 +213,9 @@ def save(state: TrainState, saver: Saver, record: dict, meta: dict, say: Say) ->
     saver.save(content)
 
 
-@torch.no_grad()
-def evaluate(model: GPT, loader: DataLoader, s: Settings, cast, ranks, device, stopped_by) -> dict[str, float] | None:
-    """Mean loss of each split over its fixed windows, which are divided among the ranks. None if a signal ends it."""
-    model.eval()
-    losses = {}
-    for split in ("train", "val"):
-        sums, counts = [torch.zeros((), device=device)], [torch.zeros((), device=device)]  # a rank may have no window
-        for x, y in loader.evaluation(split, s.eval_iters * s.batch_size):
-            if stopped_by:
-                break
-            with cast:
-                _, loss = model(x, y, logits=False)
-            counts.append((y >= 0).sum())  # stays on the device: reading it here would wait for each batch
-            sums.append(loss.float() * counts[-1])
-        here = [sum(torch.stack(each).tolist()) for each in (sums, counts)]
-        total, count, stop = map(sum, zip(*ranks.gather([*here, len(stopped_by)])))
-        if stop:
-            return None
-        losses[f"{split}_loss"] = total / count
-    model.train()
-    return losses
-
-
 def evaluate_and_save(state: TrainState, s: Settings, evaluate, save, saver: Saver, logger: Logger) -> bool:
     """Evaluate, log that, and save if it is time to. Returns False if a signal ended the evaluation."""
-    unsaved = state.iteration > saver.saved_at and not s.eval_only
+    unsaved, began = state.iteration > saver.saved_at and not s.eval_only, time.perf_counter()
     try:
         losses = evaluate()
     except BaseException:
@@ -240,7 +224,8 @@ def evaluate_and_save(state: TrainState, s: Settings, evaluate, save, saver: Sav
         raise
     if losses is None:
         return False
-    logger.evaluation({"iter": state.iteration, **losses})
+    state.evaluation_s = time.perf_counter() - began
+    logger.evaluation({"iter": state.iteration, **losses}, in_full=s.eval_only)
     saver.wait()
     if saver.failed:  # what was the best since the last save is lost
         state.best_val_loss, state.best_iter = saver.best
@@ -292,15 +277,18 @@ def training_loop(
     evaluate_now: Callable,
     report_now: Callable,
     save_now: Callable,
+    sample_now: Callable,
 ) -> None:
     """Step until max_iters, the `deadline` (of time.perf_counter) or a signal; evaluate, report and save on the way."""
-    time_is_up = False
+    time_is_up, alone, reported = False, ranks.world == 1, time.perf_counter()
     while True:
         last = state.iteration >= s.max_iters or time_is_up or s.eval_only
         if state.iteration % s.check_interval == 0 or state.iteration % s.eval_interval == 0 or last:
             distributed.require_same_weights(state.model, ranks, state.iteration)
         if state.iteration % s.eval_interval == 0 or last:
             last |= not evaluate_now()
+        if s.sample_interval and (state.iteration % s.sample_interval == 0 or last) and not stopped_by:
+            sample_now()
         if last:
             return
 
@@ -318,10 +306,19 @@ def training_loop(
         state.unread.append(ranks.all_reduce(torch.stack((loss_sum, norm, *flags))))
         state.clock.stop()
         state.iteration += 1
-        if is_reported(state.iteration, s) or (ranks.world == 1 and any(mine)):
+        silent_s = time.perf_counter() - reported if alone and state.clock.device.type == "cpu" else 0.0
+        if is_reported(state.iteration, s, silent_s) or (alone and any(mine)):
+            reported = time.perf_counter()
             time_is_up, stop = report_now()
             if stop:
                 return
+
+
+def leave(state: TrainState, ranks: distributed.Ranks, logger: Logger) -> None:
+    """Part from the other ranks and close the logger. Raises UserError as that does."""
+    state.parallel = None  # frees DDP, which as the last holder of the process group would end it itself and may hang
+    distributed.leave(ranks)
+    logger.close()
 
 
 def finish(state: TrainState, s: Settings, ranks, logger: Logger, saver: Saver, save, stopped_by: list[int]) -> None:
@@ -335,10 +332,8 @@ def finish(state: TrainState, s: Settings, ranks, logger: Logger, saver: Saver, 
         save()
     if len(state.step_ms) > WARM_UP and ranks.main:
         logger.times(timing.summary(state.step_ms[WARM_UP:]))
-    state.parallel = None  # frees DDP, which as the last holder of the process group would end it itself and may hang
-    distributed.leave(ranks)
     try:
-        logger.close()
+        leave(state, ranks, logger)
     finally:
         saver.close()
     if unsaved and not state.sound:
@@ -365,13 +360,15 @@ def main(s: Settings) -> None:
     micro_steps = ranks.micro_steps(s.gradient_accumulation_steps)
     if s.deterministic:
         determinism.require_deterministic()
-    out_dir = pathlib.Path(s.out_dir)
+    out_dir, writes = pathlib.Path(s.out_dir), not (s.eval_only or s.dry_run)
     logger = Logger(ranks.main)
+    logger.say(settings_line(s))
 
     # data, model and attention kernel
     folder = dataset.find_folder(ROOT, s.dataset)
     meta = dataset.read_meta(folder, s.vocab_size)
-    lock = run_folder.lock(out_dir) if ranks.main and not s.eval_only else None
+    prompts = samples.Prompts(s.sample_prompts, meta) if s.sample_interval and ranks.main else None
+    lock = run_folder.lock(out_dir) if ranks.main and writes else None
     saved, path = run_folder.load_latest(out_dir, logger.say) if s.init_from == "resume" else (None, None)
 
     fit = dict(batch_size=s.batch_size, device=device, dtype=resolve_dtype(s.dtype, device), backward=not s.eval_only)
@@ -383,6 +380,7 @@ def main(s: Settings) -> None:
     dataset.check_fit(meta, s.vocab_size, f"dataset={s.dataset}")
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
     # what auto means, by timing
+    logger.status("timing attention, dtype and compile")
     start, best = (saved["iter_num"], (saved["best_val_loss"], saved["best_iter"])) if saved else (0, (math.inf, None))
     batches = loader.batches(start, micro_steps)
     batch = next(batches)
@@ -411,29 +409,36 @@ def main(s: Settings) -> None:
     del parallel  # the state holds the only reference, so that DDP can be freed at the end
 
     # the receipt, and what is about to run, said and written down
-    trace = out_dir / ".trace.json" if s.profile and ranks.main else None  # until an earlier run's is set aside
+    logger.status("compiling" if chosen.compiled else "looking at the kernels")
+    trace = out_dir / ".trace.json" if s.profile and ranks.main and writes else None  # until a run's is set aside
     receipt, graphs = (None, None) if s.eval_only else rehearse(state, cast, trace)
     if receipt and (reason := contradiction(chosen.attention, receipt, case)):
         raise UserError(reason)
     record = run_record(s, model, device, ranks, chosen, receipt=receipt, graphs=graphs)
     logger.announce(record, chosen.why_eager)
-    if ranks.main and not s.eval_only:
+    if ranks.main and writes:
         logger.open(out_dir, start, record)
         if trace:
             trace.replace(out_dir / "trace.json")
 
-    stopped_by = [] if s.eval_only else catch_signals(ranks.main)
+    stopped_by = catch_signals(ranks.main) if writes else []
     save_now = functools.partial(save, state, saver, record, meta, logger.say)
-    losses_now = functools.partial(evaluate, model, loader, s, cast, ranks, device, stopped_by)
+    token_bytes = evaluation.token_bytes(meta, ranks, device)
+    losses = functools.partial(evaluation.evaluate, model, loader, cast, ranks, token_bytes, stopped_by, logger.status)
+    losses_now = functools.partial(losses, s.eval_iters * s.batch_size)
     evaluate_now = functools.partial(evaluate_and_save, state, s, losses_now, save_now, saver, logger)
     explain = functools.partial(nonfinite.explain, model, loader, s.seed, micro_steps, cast, scaler, ranks)
     report_now = functools.partial(report, state, s, record, logger, saver, explain=explain)
+    sample_now = functools.partial(samples.log, prompts, state, s.seed, cast, logger)
     memory.reset_peak_memory(device)  # compilation and the rehearsal are over
     gc.collect()
     gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step
+    if s.dry_run:
+        dry_run(state, s, functools.partial(train_step, state, s, micro_steps, cast), losses, loader, logger.say)
+        return leave(state, ranks, logger)
     deadline = math.inf if s.max_seconds is None else began + s.max_seconds
     ways_out = dict(deadline=deadline, stopped_by=stopped_by)
-    calls = dict(evaluate_now=evaluate_now, report_now=report_now, save_now=save_now)
+    calls = dict(evaluate_now=evaluate_now, report_now=report_now, save_now=save_now, sample_now=sample_now)
     training_loop(state, s, micro_steps, cast, ranks, saver, **ways_out, **calls)
     finish(state, s, ranks, logger, saver, save_now, stopped_by)
 

@@ -64,14 +64,29 @@ class DataLoader:
     def evaluation(self, split: str, windows: int) -> Iterator[Batch]:
         """Batches of this rank's part of `windows` fixed, non-overlapping windows, spread evenly over `split`.
 
-        The windows are the same for every world size; a short split gives as many as it has. Every batch is (B, T):
-        the last is padded with targets of -1, which do not count.
+        The windows are the same for every world size; a short split gives as many as it has. With `windows` 0, every
+        token but the first is a target, once. Every batch is (B, T): targets of -1 fill it up, and do not count.
         """
-        fit = (len(self.files[split]) - 1) // self.block_size
-        windows = min(windows, fit)
-        mine = np.arange(windows)[self.rank :: self.world] * fit // windows * self.block_size
-        for first in range(0, len(mine), self.batch_size):
-            yield self._batch(split, mine[first : first + self.batch_size])
+        starts = self._evaluation_starts(split, windows)
+        for first in range(0, len(starts), self.batch_size):
+            some = starts[first : first + self.batch_size]
+            x, y = self._batch(split, some)
+            for row in np.flatnonzero(some % self.block_size):  # the last window, moved back to end with the split
+                y[row, : -some[row] % self.block_size] = -1  # targets of the window before
+            yield x, y
+
+    def evaluation_batches(self, windows: int) -> int:
+        """How many batches `evaluation` has for this rank, over both splits."""
+        return sum(-(-len(self._evaluation_starts(split, windows)) // self.batch_size) for split in self.files)
+
+    def _evaluation_starts(self, split, windows):
+        last = len(self.files[split]) - 1
+        fit, rest = divmod(last, self.block_size)
+        chosen = min(windows or fit, fit)
+        starts = np.arange(chosen) * fit // chosen * self.block_size
+        if rest and not windows:
+            starts = np.append(starts, last - self.block_size)
+        return starts[self.rank :: self.world]
 
     def _batch(self, split, starts):
         T = self.block_size

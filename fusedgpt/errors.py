@@ -7,8 +7,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 SHORT = reprlib.Repr()
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxlong, SHORT.maxother = 3, 180, 180, 180
 
@@ -35,6 +33,8 @@ def first_line(error: BaseException) -> str:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that the device's memory is full. On a CPU PyTorch raises a plain RuntimeError."""
+    import torch  # here: --help and a misspelt flag are answered without it
+
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
 
 

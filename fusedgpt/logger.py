@@ -1,21 +1,26 @@
-"""What a run says: lines on the console, a progress bar, metrics.jsonl, run.json and wandb."""
+"""What a run says: lines on the console, a progress bar, metrics.jsonl, run.json, and its trackers."""
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import signal
 import sys
+import time
 
 from tqdm import tqdm
 
-from fusedgpt import run_folder
-from fusedgpt.errors import UserError, first_line
+from fusedgpt import run_folder, trackers
+from fusedgpt.errors import UserError
 from fusedgpt.files import Lines, atomic, json_line, read_jsonl
+
+REDRAWN_AFTER = 0.1  # seconds between two texts of the bar
+SHOWN = 100  # characters of a sample on the console
 
 
 def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[dict]:
-    """A run's metrics.jsonl: all of it, or one `kind`, 'train' or 'eval'. Raises UserError if there is none.
+    """A run's metrics.jsonl: all of it, or one `kind`, 'train', 'eval' or 'sample'. Raises UserError if there is none.
 
     A number that was not finite is None. Lines that are damaged are left out.
     """
@@ -27,9 +32,10 @@ def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[d
 
 def _is_metrics(row):
     """Whether an object read from metrics.jsonl can be used as one."""
-    losses = {"train": ("loss",), "eval": ("train_loss", "val_loss")}.get(str(row.get("kind")), (None,))
-    numbers = all(isinstance(row.get(name, ""), (float, type(None))) for name in losses)
-    return numbers and type(row.get("iter")) is int
+    needed = {"train": ("loss",), "eval": ("train_loss", "val_loss"), "sample": ("prompt", "text")}
+    kind = str(row.get("kind"))
+    allowed = str if kind == "sample" else (float, type(None))
+    return type(row.get("iter")) is int and all(isinstance(row.get(n, 0), allowed) for n in needed.get(kind, (None,)))
 
 
 def read_record(out_dir: str | pathlib.Path) -> dict:
@@ -46,32 +52,35 @@ class Logger:
 
     def __init__(self, main: bool):
         self.main = main
-        self.lines = self.wandb = self.bar = None
+        self.lines, self.trackers = None, []
         self.refused = ""  # why the last line of metrics.jsonl could not be written, if it could not
+        self.quiet = not main or not sys.stderr.isatty()  # no bar
+        self.bar = tqdm(disable=self.quiet, leave=False, bar_format="{desc}")
+        self.drawn = 0.0  # when the bar got its text
 
     def open(self, out_dir: pathlib.Path, start: int, record: dict) -> None:
-        """Open metrics.jsonl, run.json, wandb and the bar at iteration `start`.
+        """Open metrics.jsonl, run.json, trackers and the bar at iteration `start`.
 
         A resumed run drops the metrics of the iterations that it will repeat; a new run sets an old one aside. Raises
-        UserError if wandb fails, or if the folder cannot be written.
+        UserError if a tracker fails, or if the folder cannot be written.
         """
-        self.out_dir, self.record, s = out_dir, record, record["settings"]
-        if s["wandb_log"]:
-            self.wandb = _init_wandb(s, record)
+        self.out_dir, self.record, s, before = out_dir, record, record["settings"], {}
         path, kept = out_dir / "metrics.jsonl", []
         if s["init_from"] == "resume":
             kept = self._metrics_before(start) if path.exists() else []
             with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):  # absent, or damaged
-                # a finished run that is resumed makes no step, so it keeps its times
-                record.setdefault("time", read_record(out_dir).get("time"))
+                before = dict(read_record(out_dir))
+            # a finished run that is resumed makes no step, so it keeps its times
+            record.setdefault("time", before.get("time"))
         else:
             run_folder.set_aside(out_dir, self.say)
+        self.trackers = trackers.start(s, record, out_dir, start, before.get("wandb_id"))
         with atomic(path, "w") as file:
             file.writelines(map(json_line, kept))
         self.lines = Lines(path)
         self._write_record()
-        quiet = not sys.stderr.isatty()
-        self.bar = tqdm(total=s["max_iters"], initial=start, disable=quiet, unit="it", dynamic_ncols=True)
+        self.bar.close()
+        self.bar = tqdm(total=s["max_iters"], initial=start, disable=self.quiet, leave=False, dynamic_ncols=True)
 
     def _metrics_before(self, start):
         rows = read_metrics(self.out_dir)
@@ -107,6 +116,12 @@ class Logger:
         seen = "".join(f"; {direction} seen: {' + '.join(r['receipt'][direction])}" for direction in directions)
         self.say(f"attention: {r['attention']}{' (the pick of auto)' if r['attention_trials'] else ''}{seen}")
 
+    def status(self, doing: str) -> None:
+        """Show on a terminal what the run is busy with, beside the bar."""
+        if not self.quiet and time.monotonic() - self.drawn > REDRAWN_AFTER:
+            self.bar.set_description_str(doing)
+            self.drawn = time.monotonic()
+
     def say(self, line: str) -> None:
         """Print a line above the progress bar. If nobody reads it any more (`| head`), that counts as a hang-up."""
         if self.main:
@@ -124,26 +139,27 @@ class Logger:
     def iteration(self, metrics: dict, to_console: bool) -> None:
         """Log the metrics of a training step."""
         self._write("train", metrics)
-        if self.wandb:  # nanoGPT's names for the learning rate and MFU, and ours for what it does not log
-            names = {"mfu": "mfu", "lr": "lr", "iter": "iter"}
-            logged = {names.get(name, f"step/{name}"): value for name, value in metrics.items()}
-            self.wandb.log(logged | {"mfu": 100 * metrics["mfu"]}, step=metrics["iter"])
-        if self.bar is not None:
-            self.bar.update()
+        self.status("training")
+        self.bar.update()
         if to_console:
             m = metrics
             step = f"iter {m['iter']}: loss {m['loss']:.4f}, time {m['ms']:.2f}ms"
             self.say(f"{step}, mfu {100 * m['mfu']:.2f}%, {m['tokens_per_s']:,.0f} tok/s")
 
-    def evaluation(self, metrics: dict) -> None:
-        """Log the losses of an evaluation."""
+    def evaluation(self, metrics: dict, in_full: bool = False) -> None:
+        """Log the losses of an evaluation. in_full: say what follows from them too."""
         self._write("eval", metrics)
-        if self.wandb:  # nanoGPT's names
-            losses = {"train/loss": metrics["train_loss"], "val/loss": metrics["val_loss"]}
-            self.wandb.log({"iter": metrics["iter"], **losses}, step=metrics["iter"])
-        if self.bar is not None:
-            self.bar.set_postfix_str(f"val {metrics['val_loss']:.4f}")
+        self.bar.set_postfix_str(f"val {metrics['val_loss']:.4f}")
         self.say(f"step {metrics['iter']}: train loss {metrics['train_loss']:.4f}, val loss {metrics['val_loss']:.4f}")
+        for split in ("train", "val") if in_full else ():
+            line = f"{split}: perplexity {math.exp(min(metrics[f'{split}_loss'], 700)):.3f} a token"
+            bits = metrics.get(f"{split}_bits_per_byte")
+            self.say(line + (f", {bits:.4f} bits per byte of text" if bits else ""))
+
+    def sample(self, iteration: int, prompt: str, text: str) -> None:
+        """Log a sample, and say how it begins."""
+        self._write("sample", {"iter": iteration, "prompt": prompt, "text": text})
+        self.say(f"step {iteration}: sample {(prompt + text)[:SHOWN]!r}")
 
     def times(self, times: dict[str, float]) -> None:
         """Add the summary of the step times to run.json, and say it."""
@@ -153,6 +169,11 @@ class Logger:
     def _write(self, kind, metrics):
         if not self.lines:
             return
+        for tracker in self.trackers:
+            if kind == "sample":
+                tracker.text(f"sample/{metrics['prompt']}", metrics["prompt"] + metrics["text"], metrics["iter"])
+            else:
+                tracker.log(trackers.names(metrics), metrics["iter"])
         before = self.refused
         try:
             self.lines.add(json_line({"kind": kind, **metrics}))
@@ -167,10 +188,9 @@ class Logger:
 
     def close(self) -> None:
         """Close whatever was opened. Raises UserError if the last lines of metrics.jsonl, or run.json, are lost."""
-        if self.bar is not None:
-            self.bar.close()
-        if self.wandb:
-            self.wandb.finish()
+        self.bar.close()
+        for tracker in self.trackers:
+            tracker.close()
         if self.lines:
             try:
                 self.lines.flush()
@@ -179,16 +199,3 @@ class Logger:
                 raise UserError(f"the last lines of {self.lines.path} are lost: {error}") from error
             finally:
                 self.lines.close()
-
-
-def _init_wandb(s, record):
-    import wandb
-
-    try:
-        wandb.init(project=s["wandb_project"], name=s["wandb_run_name"], config=record)
-    except wandb.errors.Error as error:
-        raise UserError(
-            f"wandb: {first_line(error)}. Run `wandb login`, set WANDB_MODE=offline, or turn it off with"
-            " --wandb_log=False"
-        ) from error
-    return wandb

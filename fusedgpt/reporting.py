@@ -1,13 +1,17 @@
 """What a run says: about itself before it starts, and about its steps once they are read from the device."""
 
 import dataclasses
+import datetime
 import math
+import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from fusedgpt import distributed, flops, memory, tuning
+from fusedgpt import distributed, flops, memory, timing, tuning
+from fusedgpt.dataloader import DataLoader
 from fusedgpt.device import dtype_name
 from fusedgpt.environment import environment
 from fusedgpt.errors import UserError
@@ -15,6 +19,16 @@ from fusedgpt.logger import Logger
 from fusedgpt.optimizer import learning_rate
 from fusedgpt.saver import Saver
 from fusedgpt.settings import Settings
+
+LONGEST_SILENCE_S = 2.0  # on a CPU a slow run moves its bar more often than it has lines
+STEPS_OF_AN_ESTIMATE = 6  # steps after which the run says how long it will take
+
+
+def settings_line(s: Settings) -> str:
+    """The settings that differ from their defaults, in a line."""
+    default, names = Settings(), [field.name for field in dataclasses.fields(s)]
+    changed = [f"{name}={getattr(s, name)}" for name in names if getattr(s, name) != getattr(default, name)]
+    return f"settings other than the defaults: {', '.join(changed) or 'none'}"
 
 
 def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen: tuning.Settled, **seen) -> dict:
@@ -46,10 +60,36 @@ def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen
     }
 
 
-def is_reported(done: int, s: Settings) -> bool:
-    """Whether to report once `done` steps are done: after one that has a line, and before what needs the results."""
-    needed = (done % s.check_interval, done % s.eval_interval, done - s.max_iters)
-    return (done - 1) % s.log_interval == 0 or 0 in needed
+def dry_run(state: Any, s: Settings, step: Callable, losses: Callable, loader: DataLoader, say: Callable) -> None:
+    """Make a few steps and a part of an evaluation; say what they take, and how long the whole run would.
+
+    state: train.py's TrainState; step() makes a step; losses(windows) evaluates.
+    """
+    start = state.iteration
+    for _ in range(STEPS_OF_AN_ESTIMATE):
+        state.clock.start()
+        step()
+        state.clock.stop()
+        state.iteration += 1
+    step_ms, began = state.clock.read(), time.perf_counter()
+    losses(s.batch_size)
+    per_batch = (time.perf_counter() - began) / max(1, loader.evaluation_batches(s.batch_size))
+    evaluation_s = per_batch * loader.evaluation_batches(s.eval_iters * s.batch_size)
+    held = [*state.model.parameters(), *(t for each in state.optimizer.state.values() for t in each.values())]
+    checkpoint = sum(t.nbytes for t in held if isinstance(t, torch.Tensor))
+    peak = memory.peak_memory(state.clock.device)
+    say(f"memory: {peak / 2**30:.2f} GiB at the peak; a checkpoint takes {checkpoint / 1e6:,.0f} MB")
+    say(estimate(step_ms, start, evaluation_s, s))
+    say("this was a dry run: nothing was written")
+
+
+def is_reported(done: int, s: Settings, silent_s: float) -> bool:
+    """Whether to report once `done` steps are done: after one that has a line, and before what needs the results.
+
+    silent_s: seconds since the last report, if a report waits for nothing because each step does, as on a CPU.
+    """
+    needed = (done % s.check_interval, done % s.eval_interval, done % (s.sample_interval or done + 1))
+    return silent_s > LONGEST_SILENCE_S or (done - 1) % s.log_interval == 0 or 0 in needed or done == s.max_iters
 
 
 def report(
@@ -81,7 +121,23 @@ def report(
         }
         logger.iteration(metrics, to_console=it % s.log_interval == 0)
         _count_bad_step(state, metrics, s, saver, explain, logger.say)
+    if rows and not state.estimated and len(state.step_ms) >= STEPS_OF_AN_ESTIMATE:
+        state.estimated = True
+        logger.say(estimate(state.step_ms, state.iteration, state.evaluation_s, s))
     return any(row[2] for row in rows), any(row[3] for row in rows)
+
+
+def estimate(step_ms: list[float], done: int, evaluation_s: float, s: Settings) -> str:
+    """How long the run will take from here, after `done` steps of which the last took `step_ms`, in a line."""
+    step_s = statistics.median(step_ms[len(step_ms) // 2 :]) / 1e3  # the first ones are slower
+    steps = s.max_iters - done
+    evaluations = s.max_iters // s.eval_interval - done // s.eval_interval
+    evaluations += s.max_iters % s.eval_interval > 0  # at the end there is one in any case
+    seconds = steps * step_s + evaluations * evaluation_s
+    when = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
+    line = f"estimate: {timing.in_words(seconds)}, until {when:%a %H:%M}: {steps} steps of {timing.in_words(step_s)},"
+    line += f" and {evaluations} times {timing.in_words(evaluation_s)} to evaluate"
+    return line + (f"; max_seconds={s.max_seconds:g} may end it before" if s.max_seconds else "")
 
 
 def _count_bad_step(state, metrics, s, saver, explain, say):

@@ -5,10 +5,12 @@ import math
 import os
 from typing import Literal
 
-from fusedgpt.attention import ATTENTION
 from fusedgpt.errors import UserError
 
-Attention = Literal[*ATTENTION, "auto"]
+# the names of fusedgpt/attention.py, which imports PyTorch: --help does not wait for that
+ATTENTION_NAMES = ("manual", "blocked", "math", "efficient", "flash", "cudnn", "flash3", "flash4", "flex")
+ATTENTION_NAMES += ("sdpa", "masked")
+Attention = Literal[*ATTENTION_NAMES, "auto"]
 PRETRAINED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # weights on the Hugging Face hub
 
 
@@ -20,15 +22,19 @@ class Settings:
     # else scratch), gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a local Hugging Face folder
     init_from: str = "scratch"
     eval_interval: int = 2000  # iterations (optimizer steps) between evaluations; each also saves a checkpoint
-    eval_iters: int = 200  # batches of each split that an evaluation reads, always the same ones
+    eval_iters: int = 200  # batches of each split that an evaluation reads, always the same ones; 0: all of both splits
     eval_only: bool = False  # only one evaluation, no training
+    dry_run: bool = False  # a few steps to say what a step takes, and the whole run; nothing is written
     profile: bool = False  # profile of one forward and backward, in out_dir/trace.json, for ui.perfetto.dev
     # iterations between lines on the console; metrics.jsonl has every iteration. Between lines, evaluations and
     # check_interval a GPU is not waited for, and with several processes a signal is not seen
-    log_interval: int = 1
+    log_interval: int = 10
     always_save_checkpoint: bool = True  # False: a checkpoint only if the validation loss improved, and at the end
     keep_checkpoints: int = 2  # the latest checkpoint and those before it that are kept; the best is kept in any case
-    # wandb
+    sample_interval: int = 0  # iterations between samples, for metrics.jsonl, report.html and trackers; 0: none
+    sample_prompts: str = "\n"  # prompt of these samples, or FILE:path with one in each line
+    # trackers
+    tensorboard_log: bool = False  # logging to TensorBoard too, in out_dir/tensorboard
     wandb_log: bool = False  # logging to Weights & Biases too (WANDB_MODE=offline works)
     wandb_project: str = "owt"  # wandb project
     wandb_run_name: str = "gpt2"  # wandb run name
@@ -86,13 +92,13 @@ class Settings:
 
 def validate(s: Settings) -> None:
     """Raise UserError for a number that no run can have."""
-    at_least_one = "batch_size block_size gradient_accumulation_steps n_layer n_head n_embd eval_interval eval_iters"
+    at_least_one = "batch_size block_size gradient_accumulation_steps n_layer n_head n_embd eval_interval"
     at_least_one += " log_interval vocab_multiple vocab_size keep_checkpoints check_interval"
     for name in at_least_one.split():
         if getattr(s, name) is not None and getattr(s, name) < 1:
             raise UserError(f"{name}={getattr(s, name)} must be 1 or more")
-    at_least_zero = "max_iters max_bad_steps max_seconds warmup_iters learning_rate min_lr weight_decay"
-    for name in (*at_least_zero.split(), "grad_clip"):
+    at_least_zero = "max_iters max_bad_steps max_seconds warmup_iters learning_rate min_lr weight_decay grad_clip"
+    for name in (*at_least_zero.split(), "eval_iters", "sample_interval"):
         if not 0 <= (getattr(s, name) or 0) < math.inf:
             raise UserError(f"{name}={getattr(s, name)} must be 0 or more, and finite")
     for name in ("dropout", "beta1", "beta2"):

@@ -160,6 +160,16 @@ def reference(device: torch.device) -> float:
     return mean_ms(5.0)
 
 
+def in_words(seconds: float) -> str:
+    """A duration as people say it: '40 s', '12 min', '3 h 20 min', '4.2 days'."""
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else f"{minutes / 60 / 24:.1f} days"
+
+
 def summary(ms: list[float]) -> dict[str, float]:
     """Median, 10th and 90th percentile of milliseconds, and how many there were."""
     p10, median, p90 = np.percentile(ms, [10, 50, 90]).tolist()

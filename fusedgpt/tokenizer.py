@@ -147,7 +147,7 @@ class Tokenizer:
         Raises UserError for a character that is unknown, or none of UTF-8.
         """
         if not _is_utf8(text):
-            raise UserError(f"the prompt {shown(text)} cannot be written in UTF-8: change --start")
+            raise UserError(f"the prompt {shown(text)} cannot be written in UTF-8: change it")
         texts = [text] if self.end_of_text is None else text.split(END_OF_TEXT)
         ids = self.encode_text(texts[0]).tolist()
         for text in texts[1:]:
@@ -182,7 +182,7 @@ class Tokenizer:
         if len(ids) and ids.min() < 0:
             unknown = ", ".join(map(repr, sorted(set(text) - set(self.itos))))
             known = "".join(c for c in self.itos if c is not None)
-            raise UserError(f"the training text has no {unknown}: it has {known!r}. Change --start")
+            raise UserError(f"the training text has no {unknown}: it has {known!r}; change the prompt")
         return ids
 
     @functools.cached_property

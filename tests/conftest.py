@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 import train
-from fusedgpt import flops, prepare, tokenizer
+from fusedgpt import flops, prepare, reporting, tokenizer
 from fusedgpt.errors import UserError
 from tests import forks
 
@@ -49,6 +50,7 @@ def _as_it_was(monkeypatch):
     """Tests in one process leave no setting of PyTorch's behind."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(flops, "peak_flops", MEASURED_ONCE)
+    monkeypatch.setattr(reporting, "LONGEST_SILENCE_S", math.inf)  # when steps are read must not depend on the machine
     yield
     torch.use_deterministic_algorithms(False)
     torch.compiler.reset()  # PyTorch counts recompilations over a whole process
@@ -75,7 +77,15 @@ def small_run(tmp_path_factory, data):
 def small(out_dir, data, **settings):
     """Settings of a run of a tiny model that takes a second on a CPU."""
     tiny = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, batch_size=4, gradient_accumulation_steps=1)
-    quick = dict(max_iters=10, eval_interval=5, eval_iters=4, learning_rate=1e-2, warmup_iters=2, lr_decay_iters=100)
+    quick = dict(
+        max_iters=10,
+        log_interval=1,
+        eval_interval=5,
+        eval_iters=4,
+        learning_rate=1e-2,
+        warmup_iters=2,
+        lr_decay_iters=100,
+    )
     machine = dict(device="cpu", dtype="float32", compile=False, attention="sdpa")
     files = dict(out_dir=str(out_dir), dataset=str(data))
     return train.Settings(**{**tiny, **quick, **machine, **files, **settings})

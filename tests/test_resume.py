@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import train
-from fusedgpt import checkpoint
+from fusedgpt import checkpoint, evaluation
 from fusedgpt.errors import UserError
 from tests.conftest import (
     ON_GPU_TOO,
@@ -130,12 +130,12 @@ def test_a_checkpoint_is_saved_before_the_evaluation(tmp_path, data, monkeypatch
     def fails(*_):
         raise RuntimeError("evaluation")
 
-    upcoming = iter((train.evaluate, fails))
+    upcoming = iter((evaluation.evaluate, fails))
 
     def evaluate(*args):
         return next(upcoming)(*args)
 
-    monkeypatch.setattr(train, "evaluate", evaluate)
+    monkeypatch.setattr(evaluation, "evaluate", evaluate)
     with pytest.raises(RuntimeError, match="evaluation"):
         run(tmp_path, data)
     wait_for(tmp_path / "ckpt.pt")  # a process would end only after its write
@@ -161,7 +161,7 @@ def test_always_save_checkpoint_off_saves_what_improved_and_the_end(tmp_path, da
     saved = []
     monkeypatch.setattr(train.Saver, "save", lambda self, state: saved.append(state["iter_num"]))
     losses = iter([4.0, 3.0, 3.5, 2.0, 2.5])
-    monkeypatch.setattr(train, "evaluate", lambda *_: {"train_loss": 0.0, "val_loss": next(losses)})
+    monkeypatch.setattr(evaluation, "evaluate", lambda *_: {"train_loss": 0.0, "val_loss": next(losses)})
     run(tmp_path, data, max_iters=20, always_save_checkpoint=False)
     assert saved == [5, 15, 20]
 

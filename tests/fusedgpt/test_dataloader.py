@@ -84,6 +84,18 @@ def test_evaluation_of_a_short_text_takes_all_of_it(tmp_path):
     assert list(loader(tmp_path, rank=5, world=6).evaluation("val", 1000)) == []  # fewer windows than ranks
 
 
+@pytest.mark.parametrize("world", [1, 3])
+def test_an_evaluation_of_all_takes_each_token_once(tmp_path, world):
+    # the tokens after the last whole window count too
+    ids = np.random.default_rng(0).integers(0, 200, 77)
+    prepare.write(tmp_path, {"train": [ids], "val": [ids]}, "short", tokenizer="byte", vocab_size=256)
+    loaders = [loader(tmp_path, rank=rank, world=world) for rank in range(world)]
+    batches = [list(each.evaluation("val", 0)) for each in loaders]
+    assert [2 * len(found) for found in batches] == [each.evaluation_batches(0) for each in loaders]
+    pairs = [(a, b) for found in batches for x, y in found for a, b in zip(x[y >= 0].tolist(), y[y >= 0].tolist())]
+    assert sorted(pairs) == sorted(zip(ids[:-1].tolist(), ids[1:].tolist()))
+
+
 def test_block_size_longer_than_the_text_is_named(data):
     with pytest.raises(UserError, match="Lower --block_size"):
         loader(data, block_size=3000)

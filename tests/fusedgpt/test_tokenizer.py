@@ -146,7 +146,7 @@ def test_a_damaged_tokenizer_json_is_one_sentence(damage, message):
 
 
 def test_a_prompt_that_is_no_utf8_is_one_sentence():
-    with pytest.raises(UserError, match=r"the prompt 'a\\udcff' cannot be written in UTF-8: change --start"):
+    with pytest.raises(UserError, match=r"the prompt 'a\\udcff' cannot be written in UTF-8: change it"):
         Tokenizer({"tokenizer": "byte", "vocab_size": 256}).encode("a\udcff")
 
 

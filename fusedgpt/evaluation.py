@@ -1,0 +1,70 @@
+"""The loss of a model on both splits of its data, in nats per token and in bits per byte of text."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusedgpt.dataloader import DataLoader
+from fusedgpt.distributed import Ranks
+from fusedgpt.errors import UserError
+from fusedgpt.tokenizer import Tokenizer
+
+
+def token_bytes(meta: dict, ranks: Ranks, device: torch.device) -> Tensor | None:
+    """The bytes of the text of each id of the data, and at the end a 0; None if its tokenizer cannot be had here.
+
+    With them a loss can be told in bits per byte, in which runs of different tokenizers can be compared.
+    """
+    sizes = None
+    if ranks.main:
+        try:
+            known = Tokenizer(meta).byte_lengths()[: meta["vocab_size"]]
+            sizes = np.pad(known, (0, meta["vocab_size"] + 1 - len(known)))
+        except UserError:  # no itos, or BPE files that are not here
+            pass
+    sizes = ranks.broadcast(sizes)
+    return None if sizes is None else torch.from_numpy(sizes).to(device)
+
+
+@torch.no_grad()
+def evaluate(
+    model: torch.nn.Module,
+    loader: DataLoader,
+    cast: torch.autocast,
+    ranks: Ranks,
+    token_bytes: Tensor | None,
+    stopped_by: list[int],
+    status: Callable[[str], None],
+    windows: int,
+) -> dict[str, float] | None:
+    """Mean loss of each split over `windows` fixed windows, which are divided among the ranks; 0: over all of it.
+
+    With `token_bytes`, bits per byte of the text too. status: told what is being done. None if a signal ends it.
+    """
+    model.eval()
+    losses = {}
+    done, of = 0, loader.evaluation_batches(windows)
+    for split in ("train", "val"):
+        sums = [torch.zeros(3, device=loader.device)]  # a rank may have no window
+        for x, y in loader.evaluation(split, windows):
+            if stopped_by:
+                break
+            status(f"evaluating, batch {(done := done + 1)} of {of}")
+            with cast:
+                _, loss = model(x, y, logits=False)
+            count = (y >= 0).sum()
+            size = count if token_bytes is None else token_bytes[y].sum()  # y of -1 takes the last, 0
+            # stays on the device: reading it here would wait for each batch
+            sums.append(torch.stack((loss.float() * count, count, size)))
+        here = map(sum, zip(*torch.stack(sums).tolist()))
+        total, count, size, stop = map(sum, zip(*ranks.gather([*here, len(stopped_by)])))
+        if stop:
+            return None
+        losses[f"{split}_loss"] = total / count
+        if token_bytes is not None and size:
+            losses[f"{split}_bits_per_byte"] = total / math.log(2) / size
+    model.train()
+    return losses

@@ -1,0 +1,69 @@
+"""Samples that a run draws while it trains: the same prompts each time, so that a reader sees it learn."""
+
+import codecs
+import pathlib
+from typing import Any
+
+import torch
+
+from fusedgpt import generate
+from fusedgpt.errors import UserError
+from fusedgpt.logger import Logger
+from fusedgpt.tokenizer import Tokenizer
+
+NEW_TOKENS, TEMPERATURE, TOP_K = 200, 0.8, 200  # as sample.py's
+
+
+class Prompts:
+    """The prompts of the setting sample_prompts: a text, or FILE:path with a prompt in each line.
+
+    Raises UserError if the file cannot be read, or the tokenizer of `meta` cannot encode a prompt.
+    """
+
+    def __init__(self, prompts: str, meta: dict):
+        self.tokenizer = Tokenizer(meta)
+        texts = [prompts]
+        if prompts.startswith("FILE:"):
+            try:
+                texts = pathlib.Path(prompts.removeprefix("FILE:")).read_text(encoding="utf-8").splitlines()
+            except (OSError, ValueError) as error:
+                raise UserError(f"cannot read sample_prompts={prompts}: {error}") from error
+        self.prompts = [(text, self.tokenizer.encode(text)) for text in texts if text]
+        if not self.prompts:
+            raise UserError(f"sample_prompts={prompts!r} has no prompt: give at least one character")
+
+    @torch.no_grad()
+    def sample(self, model: Any, cast: Any, device: torch.device, seed: int) -> list[tuple[str, str]]:
+        """A sample after each prompt, as (prompt, text). Weights and the random streams of training are unaffected.
+
+        Raises UserError if the logits are not finite.
+        """
+        trained_with = model.config.attention
+        model.eval()
+        model.use_attention("sdpa")  # any kernel may train, and not each of them takes one query on many keys
+        try:
+            with torch.compiler.set_stance("force_eager"), cast:  # compiling each length would take minutes
+                return [(text, self._continued(model, ids, device, seed)) for text, ids in self.prompts]
+        finally:
+            model.use_attention(trained_with)
+            model.train()
+
+    def _continued(self, model, ids, device, seed):
+        generator = torch.Generator(device).manual_seed(seed)
+        draws = TEMPERATURE, TOP_K, None, generator, self.tokenizer.vocab_size
+        utf8, text = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
+        for new in generate.new_tokens(model, torch.tensor([ids], device=device), NEW_TOKENS, *draws):
+            if new.item() == self.tokenizer.end_of_text:
+                break
+            text += utf8.decode(self.tokenizer.decode([new.item()]))
+        return text
+
+
+def log(prompts: Prompts | None, state: Any, seed: int, cast: Any, logger: Logger) -> None:
+    """Log a sample after each of the `prompts`, which only the main rank has. state: train.py's TrainState."""
+    logger.status("sampling")
+    try:
+        for prompt, text in prompts.sample(state.model, cast, state.clock.device, seed) if prompts else ():
+            logger.sample(state.iteration, prompt, text)
+    except UserError as error:  # weights that have diverged: whether the run goes on is not decided here
+        logger.say(f"step {state.iteration}: no sample: {error}")

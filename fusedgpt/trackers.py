@@ -1,0 +1,108 @@
+"""Where else the metrics of a run go: Weights & Biases and TensorBoard, under the same names."""
+
+import html
+import pathlib
+import uuid
+from typing import Protocol
+
+from fusedgpt.errors import UserError, first_line
+
+NANOGPTS = {"train_loss": "train/loss", "val_loss": "val/loss", "lr": "lr", "mfu": "mfu"}  # nanoGPT's names
+
+
+class Tracker(Protocol):
+    """A place that numbers and texts of an iteration are logged to."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Log numbers by name."""
+
+    def text(self, name: str, text: str, step: int) -> None:
+        """Log a text."""
+
+    def close(self) -> None:
+        """Hand over what is not written yet."""
+
+
+def names(metrics: dict) -> dict[str, float]:
+    """`metrics` of a step or an evaluation under the names that dashboards of nanoGPT's runs expect.
+
+    What nanoGPT does not log is under step/ or bits per byte under its split. MFU is in per cent.
+    """
+    found = {}
+    for name, value in metrics.items():
+        if name.endswith("_bits_per_byte"):
+            found[name.replace("_", "/", 1)] = value
+        elif name != "iter":
+            found[NANOGPTS.get(name) or f"step/{name}"] = 100 * value if name == "mfu" else value
+    return found
+
+
+def start(s: dict, record: dict, out_dir: pathlib.Path, iteration: int, wandb_id: str | None) -> list[Tracker]:
+    """The trackers that the settings `s` ask for, of a run that begins at `iteration`.
+
+    wandb_id: that of the run that is resumed, whose curves go on; a new one is put into `record`. Raises UserError if a
+    package is missing or refuses.
+    """
+    trackers = []
+    if s["wandb_log"]:
+        record["wandb_id"] = wandb_id or uuid.uuid4().hex[:8]
+        trackers.append(WeightsAndBiases(s, record))
+    if s["tensorboard_log"]:
+        trackers.append(TensorBoard(out_dir / "tensorboard", iteration))
+    return trackers
+
+
+class WeightsAndBiases:
+    """A run of wandb. Raises UserError if wandb refuses."""
+
+    def __init__(self, s: dict, record: dict):
+        import wandb
+
+        self.wandb = wandb
+        names = dict(project=s["wandb_project"], name=s["wandb_run_name"], id=record["wandb_id"])
+        try:
+            wandb.init(**names, resume="allow", config=record)
+        except wandb.errors.Error as error:
+            raise UserError(
+                f"wandb: {first_line(error)}. Run `wandb login`, set WANDB_MODE=offline, or turn it off with"
+                " --wandb_log=False"
+            ) from error
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Log numbers by name."""
+        self.wandb.log({"iter": step, **metrics}, step=step)
+
+    def text(self, name: str, text: str, step: int) -> None:
+        """Log a text."""
+        self.wandb.log({name: self.wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step=step)
+
+    def close(self) -> None:
+        """Hand over what is not written yet."""
+        self.wandb.finish()
+
+
+class TensorBoard:
+    """Event files in `folder`, from `iteration` on: what an interrupted run logged after it no longer counts.
+
+    Raises UserError if the package is missing.
+    """
+
+    def __init__(self, folder: pathlib.Path, iteration: int):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UserError("tensorboard_log=True needs the package tensorboard: pip install tensorboard") from error
+        self.writer = SummaryWriter(folder, purge_step=iteration)
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Log numbers by name."""
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step)
+
+    def text(self, name: str, text: str, step: int) -> None:
+        """Log a text."""
+        self.writer.add_text(name, f"<pre>{html.escape(text)}</pre>", step)
+
+    def close(self) -> None:
+        """Hand over what is not written yet."""
+        self.writer.close()

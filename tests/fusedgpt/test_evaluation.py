@@ -1,0 +1,82 @@
+"""The loss of a model, in nats per token and in bits per byte."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fusedgpt import dataset, evaluation, prepare
+from fusedgpt.dataloader import DataLoader
+from fusedgpt.distributed import Ranks
+from model import GPT, GPTConfig
+from tests.conftest import flags, rows, run, script, small
+
+CPU = torch.device("cpu")
+TEXT = "Ein Käse für zwei Euro, drei Käse für fünf 🧀. " * 8
+
+
+@pytest.fixture
+def characters(tmp_path):
+    """A data folder of TEXT by characters, of one to four bytes each."""
+    itos = sorted(set(TEXT))
+    ids = np.array([itos.index(c) for c in TEXT])
+    prepare.write(tmp_path, {"train": [ids], "val": [ids[:101]]}, "cheese", "char", len(itos), itos=itos)
+    return tmp_path
+
+
+def losses(folder, model, windows, meta=None):
+    meta = meta or dataset.read_meta(folder)
+    loader = DataLoader(folder, meta, 8, 4, 0, CPU)
+    sizes, said = evaluation.token_bytes(meta, Ranks(), CPU), []
+    cast = torch.autocast("cpu", enabled=False)
+    found = evaluation.evaluate(model, loader, cast, Ranks(), sizes, [], said.append, windows)
+    assert said[-1] == f"evaluating, batch {len(said)} of {len(said)}"
+    return found
+
+
+def test_all_of_a_split_against_a_sum_in_float64(characters):
+    torch.manual_seed(0)
+    meta = dataset.read_meta(characters)
+    model = GPT(GPTConfig(8, meta["vocab_size"], 1, 2, 16))
+    found = losses(characters, model, 0)
+    ids = torch.from_numpy(np.fromfile(characters / "val.bin", "<u2").astype(np.int64))
+    nats = 0.0
+    with torch.no_grad():
+        for start in range(0, 100, 8):  # windows as the evaluation has them; the last is moved back
+            place = min(start, 92)
+            z, _ = model(ids[None, place : place + 8], ids[None, place + 1 : place + 9])
+            each = F.cross_entropy(z[0].double(), ids[place + 1 : place + 9], reduction="none")
+            nats += each[start - place :].sum().item()
+    assert found["val_loss"] == pytest.approx(nats / 100, rel=1e-6)
+    size = len("".join(TEXT[1:101]).encode())
+    assert found["val_bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-6)
+
+
+def test_bits_per_byte_of_bytes_are_bits_per_token(tmp_path):
+    raw = np.frombuffer(TEXT.encode(), np.uint8)
+    prepare.write(tmp_path, {"train": [raw], "val": [raw]}, "cheese", "byte", 256)
+    found = losses(tmp_path, GPT(GPTConfig(8, 256, 1, 2, 16)), 5)
+    for split in ("train", "val"):
+        assert found[f"{split}_bits_per_byte"] == pytest.approx(found[f"{split}_loss"] / math.log(2))
+
+
+def test_without_a_tokenizer_there_is_a_loss_alone(characters):
+    # a nanoGPT meta.pkl of a size alone must not end the run
+    meta = {"tokenizer": "unknown", "vocab_size": dataset.read_meta(characters)["vocab_size"]}
+    found = losses(characters, GPT(GPTConfig(8, meta["vocab_size"], 1, 2, 16)), 0, meta)
+    assert found.keys() == {"train_loss", "val_loss"}
+
+
+def test_eval_only_says_perplexity_and_bits_per_byte_of_all(tmp_path, data):
+    run(tmp_path, data)
+    args = flags(small(tmp_path, data, init_from="resume", eval_only=True, eval_iters=0))
+    said = script("train.py", *args).stdout
+    before = rows(tmp_path, "eval")[-1]
+    assert before["val_bits_per_byte"] == pytest.approx(before["val_loss"] / math.log(2))  # a byte each
+    line = next(line for line in said.splitlines() if line.startswith("step 10"))
+    loss = float(line.split()[-1])
+    perplexity, bits = (next(x for x in said.splitlines() if x.startswith("val: ")).split()[n] for n in (2, 5))
+    assert float(perplexity) == pytest.approx(math.exp(loss), rel=1e-3)
+    assert float(bits) == pytest.approx(loss / math.log(2), abs=2e-4)

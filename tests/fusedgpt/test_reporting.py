@@ -1,0 +1,44 @@
+"""What a run says about itself, and how long it will take."""
+
+import pytest
+
+from fusedgpt import reporting
+from tests.conftest import flags, script, small
+
+
+def test_the_settings_line_has_what_differs(tmp_path, data):
+    line = reporting.settings_line(small(tmp_path, data))
+    assert "n_embd=32" in line and "learning_rate=0.01" in line and "beta1" not in line
+
+
+def test_the_estimate_counts_the_steps_and_evaluations_that_are_left(tmp_path, data):
+    s = small(tmp_path, data, max_iters=100, eval_interval=30)
+    line = reporting.estimate([9e4] * 3 + [2e3] * 3, 10, 60.0, s)  # evaluations at 30, 60, 90, 100
+    assert line.startswith("estimate: 7 min, until ")
+    assert line.endswith("90 steps of 2 s, and 4 times 60 s to evaluate")
+    s = small(tmp_path, data, max_iters=90, eval_interval=30, max_seconds=100)
+    assert "and 3 times" in (line := reporting.estimate([2e3] * 6, 10, 60.0, s))
+    assert line.endswith("; max_seconds=100 may end it before")
+
+
+@pytest.mark.parametrize(("done", "silent_s", "reported"), [(4, 0.0, False), (4, 9.0, True), (8, 0.0, True)])
+def test_a_step_is_reported_for_a_sample_or_after_a_silence(tmp_path, data, monkeypatch, done, silent_s, reported):
+    # with log_interval=50, a slow CPU used to say nothing for minutes
+    monkeypatch.setattr(reporting, "LONGEST_SILENCE_S", 2.0)
+    s = small(tmp_path, data, max_iters=100, eval_interval=50, log_interval=50, sample_interval=8)
+    assert reporting.is_reported(done, s, silent_s) == reported
+
+
+def test_a_dry_run_says_what_a_run_takes_and_writes_nothing(tmp_path, data):
+    out_dir = tmp_path / "out"
+    said = script("train.py", *flags(small(out_dir, data, max_iters=2000, dry_run=True))).stdout
+    assert "tokens per iteration: 64" in said and "parameters" in said
+    assert "GiB at the peak; a checkpoint takes " in said
+    assert "estimate: " in said and "2000 steps of " in said and ", and 400 times " in said
+    assert "iter 0" not in said and not out_dir.exists()
+
+
+def test_a_run_says_how_long_it_will_take_without_a_terminal(tmp_path, data):
+    said = script("train.py", *flags(small(tmp_path, data, max_iters=20, log_interval=100))).stdout.splitlines()
+    assert said[0].startswith("settings other than the defaults: ")
+    assert sum("estimate: " in line for line in said) == 1  # after a few steps, though no step has a line

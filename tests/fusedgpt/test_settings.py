@@ -1,0 +1,26 @@
+"""The settings of training."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fusedgpt.attention import ATTENTION
+from fusedgpt.settings import ATTENTION_NAMES
+from tests.conftest import ROOT
+
+
+def test_the_setting_takes_every_kernel():
+    # the names stand in settings.py too, so that --help need not import PyTorch
+    assert tuple(ATTENTION) == ATTENTION_NAMES
+
+
+@pytest.mark.parametrize("script", ["train.py"])
+def test_help_does_not_import_pytorch(script):
+    # --help took 2.6 s
+    pytest.importorskip("tyro")
+    look = f"import atexit, runpy, sys; sys.argv = [{script!r}, '--help']; sys.path.insert(0, '.')"
+    look += "; atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))"
+    look += "; runpy.run_path(sys.argv[0], run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--learning_rate" in done.stdout and done.stderr.strip() == "False"
