@@ -31,7 +31,12 @@ def test_wandb_gets_nanogpts_names_and_our_own_for_the_rest(tmp_path, data, wand
     names = dict(wandb_project="walks", wandb_run_name="first")
     run(tmp_path, data, max_iters=4, eval_interval=2, wandb_log=True, **names)
     want = [
-        (m["iter"], {"iter": m["iter"], "train/loss": m["train_loss"], "val/loss": m["val_loss"]})
+        (
+            m["iter"],
+            {"iter": m["iter"]}
+            | {f"{split}/loss": m[f"{split}_loss"] for split in ("train", "val")}
+            | {f"{split}/bits_per_byte": m[f"{split}_bits_per_byte"] for split in ("train", "val")},
+        )
         for m in rows(tmp_path, "eval")
     ]
     assert [(step, logged) for step, logged in wandb.logged if "val/loss" in logged] == want
