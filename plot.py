@@ -1,63 +1,187 @@
-"""Draw the loss of one run, or of several together: OUT_DIR/loss.png, in the folder of the first.
+"""Draw one run, or several together: loss, learning rate, gradient norm, tokens per second, memory.
 
-    python plot.py OUT_DIR [OUT_DIR ...]
+    python plot.py RUN [RUN ...] [--y=NAME] [--x=NAME] [--out=PATH]
 
-The training loss is a pale line, the validation loss is drawn as marks.
+RUN is the folder of a run. Training is a pale line, validation has marks.
+
+--y=NAME    draw only this: loss, bits_per_byte, lr, grad_norm, tokens_per_s or memory
+--x=NAME    against iterations (the default), tokens, or time: that of the training steps, without evaluations
+--out=PATH  the figure to write, as PNG, PDF or SVG. Without it, a single run gets RUN/NAME.png, or if --y does not name
+            one thing, RUN/curves.png with all and RUN/loss.png with the loss; several runs get a figure in the
+            current folder, named after them
+
+Runs whose tokenizers differ are drawn in bits per byte, because a loss per token cannot compare them.
 """
 
 import math
+import os
 import pathlib
 import sys
+import time
+
+import numpy as np
 
 from fusedgpt.errors import UserError, one_sentence
-from fusedgpt.logger import read_metrics
+from fusedgpt.metrics import MEANING, Run, number, section, view
 
-MARKERS = "os^vDP*X"
+AXES = ("iterations", "tokens", "time")
+SUFFIXES = (".png", ".pdf", ".svg")
+# Okabe and Ito's, which the colour-blind can tell apart; neighbours differ in lightness, so that they do in grey too
+COLOURS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#D55E00", "#56B4E9", "#009E73")
+MARKERS = "os^vDP*X"  # eight, and seven colours: 56 runs have a look of their own
+UNITS = (("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400))
 
 
-def series(out_dir: str, kind: str, name: str) -> tuple[list[int], list[float]]:
-    """The iterations of a run's metrics of one `kind`, and their loss `name`; NaN for null."""
-    metrics = read_metrics(out_dir, kind)
-    return [m["iter"] for m in metrics], [math.nan if m[name] is None else m[name] for m in metrics]
+def losses_in(runs: list[Run]) -> str:
+    """'loss', or 'bits_per_byte' if the tokenizers of the `runs` differ. Raises UserError if a run has none then.
+
+    The sure sign is another number of bits per byte for the same loss; another vocabulary is one too.
+    """
+    ratios = [run.bits_per_byte_of_a_nat for run in runs]
+    known = [ratio for ratio in ratios if math.isfinite(ratio)]
+    vocabularies = {size for run in runs if (size := section(run.record, "model").get("vocab_size"))}
+    # evaluations of fewer windows see other text, in which a token has some other bytes: less than 1 % more or fewer
+    if len(vocabularies) < 2 and max(known, default=1) <= 1.01 * min(known, default=1):
+        return "loss"
+    require_bits_per_byte(runs, "the tokenizers of these runs differ, so only bits per byte compare them")
+    return "bits_per_byte"
 
 
-def draw(out_dirs: list[str], path: pathlib.Path) -> None:
-    """Draw to `path`: the training loss of each run as a pale line, its validation loss as marks, against iterations.
+def require_bits_per_byte(runs: list[Run], why: str) -> None:
+    """Raise UserError, with `why` they are needed, if the evaluations of one of the `runs` have no bits per byte."""
+    if without := [str(run.folder) for run in runs if math.isnan(run.bits_per_byte_of_a_nat)]:
+        raise UserError(f"{why}, and metrics.jsonl of {', '.join(without)} has none: draw it alone, with --y=loss")
 
-    A loss that was not finite, null in metrics.jsonl, is a gap. Raises UserError if a folder has no metrics.jsonl.
+
+def about(run: Run) -> str:
+    """What a reader needs to judge a figure: machine, model, batch, versions, date. What is unknown is left out."""
+    record, settings = run.record, section(run.record, "settings")
+    environment, model = section(record, "environment"), section(record, "model")
+    size, tokens = number(record.get("parameters")), run.tokens_per_step
+    said = [
+        f"{record.get('device')} ({environment.get('device')})" if environment else None,
+        record.get("dtype"),
+        f"attention {record.get('attention')}" if record else None,
+        f"{model.get('n_layer')} layers × {model.get('n_embd')}" if model else None,
+        f"{size / 1e6:.3g}M parameters" if size >= 1e5 else f"{size:,.0f} parameters" if size >= 0 else None,
+        f"{tokens:,.0f} tokens a step" if tokens >= 0 else None,
+        settings.get("optimizer"),
+        f"torch {environment.get('torch')}" if environment else None,
+        f"commit {environment.get('commit')}" if environment.get("commit") else None,
+        time.strftime("%Y-%m-%d", time.localtime((run.folder / "metrics.jsonl").stat().st_mtime)),
+    ]
+    return ", ".join(str(each) for each in said if each)
+
+
+def captions(runs: list[Run]) -> str:
+    """`about` the runs, in lines that fit the figure: once, if it is the same for all."""
+    import textwrap
+
+    texts = [about(run) for run in runs]
+    if len(set(texts)) > 1:
+        texts = [f"{run.name}: {text}" for run, text in zip(runs, texts)]
+    return "\n".join(textwrap.fill(text, 120) for text in dict.fromkeys(texts))
+
+
+def time_unit(runs: list[Run]) -> tuple[str, int]:
+    """The largest unit of which the longest of the `runs` has two, and its seconds."""
+    longest = max(run.position(run.train["iter"][-1:] + 1, "time").max(initial=0) for run in runs)
+    return max((unit for unit in UNITS if longest >= 2 * unit[1]), key=lambda unit: unit[1], default=UNITS[0])
+
+
+def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
+    """Draw `y` of all runs: training as a line, pale if there is validation, which has marks."""
+    unit, scale = time_unit(runs) if x == "time" else (x, 1)
+    shown = []
+    for n, run in enumerate(runs):
+        for line in run.lines(y):
+            shown.append(line)
+            at = run.position(line.iters, x) / scale
+            name = f"{run.name}: {line.name}" if len(runs) > 1 else line.name
+            look = dict(color=COLOURS[n % len(COLOURS)], linewidth=0.9)
+            if line.name == "validation":
+                finite = line.values[np.isfinite(line.values)]
+                name += f", at the end {finite[-1]:.3f}" if len(finite) else ""
+                look |= dict(marker=MARKERS[n % len(MARKERS)], markersize=4, linewidth=1.2, zorder=3)
+            elif y in ("loss", "bits_per_byte"):
+                look |= dict(alpha=0.45)
+            axes.plot(at, line.values, label=name, **look)
+    axes.set_xlabel(f"training time ({unit})" if x == "time" else unit, fontsize=8)
+    axes.set_ylim(view(shown, y))
+    axes.set_title(MEANING[y], fontsize=9, loc="left")
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.3)
+    axes.ticklabel_format(axis="x", style="plain") if x != "tokens" else axes.xaxis.set_major_formatter("{x:.3g}")
+    if y == "tokens_per_s":
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+
+
+def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "iterations") -> None:
+    """Draw `y` of the `runs`, a key of MEANING, or if it is None a panel of each, to the file `path`.
+
+    A value that was not finite, null in metrics.jsonl, is a gap. Raises UserError if tokenizers differ and a run has no
+    bits per byte.
     """
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
-    for n, out_dir in enumerate(out_dirs):
-        steps, losses = series(out_dir, "train", "loss")
-        axes.plot(steps, losses, color=f"C{n}", alpha=0.35, linewidth=0.8)
-        name = f"{pathlib.Path(out_dir).name}: " if len(out_dirs) > 1 else ""
-        steps, losses = series(out_dir, "eval", "val_loss")
-        axes.plot(
-            steps,
-            losses,
-            color=f"C{n}",
-            marker=MARKERS[n % len(MARKERS)],
-            markersize=4,
-            label=f"{name}validation, at the end {losses[-1]:.3f}" if losses else None,
-        )
-    axes.plot([], [], color="0.5", alpha=0.5, linewidth=0.8, label="training, each step")
-    axes.set(xlabel="iteration", ylabel="loss (nats per token)")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    if y == "bits_per_byte":
+        require_bits_per_byte(runs, "--y=bits_per_byte needs evaluations in bits per byte")
+    losses = y or losses_in(runs)
+    losses = losses_in(runs) if losses == "loss" else losses
+    small = () if y else ("lr", "grad_norm", "tokens_per_s", "memory")
+    rows = [[losses, losses], *(list(small[n : n + 2]) for n in range(0, len(small), 2))]
+    heights = [1.9] + [1] * (len(rows) - 1)
+    size = (6.4, 4 if y else 7.2)  # inches: 832 pixels wide, the column of a README
+    figure, panels = plt.subplot_mosaic(rows, figsize=size, height_ratios=heights, layout="constrained")
+    for name, axes in panels.items():
+        draw_panel(axes, runs, name, x)
+    where = dict(loc="outside lower center", ncols=2) if len(runs) > 1 else {}
+    legend = figure.legend if len(runs) > 1 else panels[losses].legend
+    legend(*panels[losses].get_legend_handles_labels(), frameon=False, fontsize=8, **where)
+    figure.suptitle(captions(runs), fontsize=7, color="0.35", x=0.01, ha="left")
     figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def targets(runs: list[Run], y: str | None, out: str | None) -> dict[pathlib.Path, str | None]:
+    """The figures to write, and the `y` of each."""
+    if out:
+        return {pathlib.Path(out): y}
+    if len(runs) == 1:
+        folder = runs[0].folder
+        return {folder / f"{y}.png": y} if y else {folder / "curves.png": None, folder / "loss.png": "loss"}
+    # their paths, not their names alone: two folders may have runs of the same name
+    names = [os.path.relpath(run.folder).replace("../", "").replace(os.sep, "-") for run in runs]
+    return {pathlib.Path(f"{'+'.join(names)}-{y or 'curves'}.png"): y}
+
+
+def arguments(args: list[str]) -> tuple[list[Run], dict[str, str]]:
+    """The runs and the options on the command line. Raises UserError for what it cannot be."""
+    allowed = {"y": tuple(MEANING), "x": AXES, "out": None}
+    folders, options = [arg for arg in args if not arg.startswith("-")], {}
+    for arg in args:
+        if arg.startswith("-"):
+            name, _, value = arg.removeprefix("--").partition("=")
+            if name not in allowed or not value:
+                raise UserError(f"{arg} is unknown: there are --y=NAME, --x=NAME and --out=PATH")
+            if allowed[name] and value not in allowed[name]:
+                raise UserError(f"--{name}={value} is unknown: it can be {', '.join(allowed[name])}")
+            options[name] = value
+    if "out" in options and pathlib.Path(options["out"]).suffix not in SUFFIXES:
+        raise UserError(f"--out={options['out']} must end in {', '.join(SUFFIXES)}")
+    if not folders:
+        raise UserError("name the folder of a run: python plot.py RUN [RUN ...]")
+    return [Run(folder) for folder in folders], options
 
 
 if __name__ == "__main__":
     with one_sentence():
         if "-h" in sys.argv or "--help" in sys.argv:
             sys.exit(print(__doc__))
-        if len(sys.argv) < 2 or any(arg.startswith("-") for arg in sys.argv):
-            raise UserError("name the folder of a run: python plot.py OUT_DIR [OUT_DIR ...]")
-        target = pathlib.Path(sys.argv[1]) / "loss.png"
-        draw(sys.argv[1:], target)
-        print(f"drew {target}")
+        runs, options = arguments(sys.argv[1:])
+        for path, y in targets(runs, options.get("y"), options.get("out")).items():
+            draw(runs, path, y, options.get("x", "iterations"))
+            print(f"drew {path}")

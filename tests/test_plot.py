@@ -1,41 +1,131 @@
-"""The loss of runs, drawn."""
+"""Runs as figures."""
 
 import json
 import math
+import pathlib
 import shutil
 
+import pytest
+
 import plot
-from tests.conftest import fails, script
+from fusedgpt.errors import UserError
+from tests.conftest import fails, rows, script
+from tests.fusedgpt.test_metrics import evaluation, run_of, step
+
+PNG = b"\x89PNG"
 
 
-def test_the_loss_of_runs_is_drawn(small_run, tmp_path):
+@pytest.fixture
+def axes():
+    from matplotlib.figure import Figure
+
+    return Figure().subplots()
+
+
+def some_run(folder, ratio=None, vocab_size=256, steps=30):
+    """A run of `steps` steps, whose evaluations say `ratio` bits per byte for a loss of 1."""
+    told = {f"{split}_bits_per_byte": 2.0 * ratio for split in ("train", "val")} if ratio else {}
+    lines = [step(n, lr=0.1, ms=2000, grad_norm=1.0) for n in range(steps)]
+    lines += [evaluation(n, **told) for n in range(0, steps + 1, 10)]
+    return run_of(folder, lines, tokens_per_step=1000, model={"vocab_size": vocab_size}, settings={})
+
+
+def test_a_run_gets_its_curves_and_its_loss(small_run, tmp_path):
     run = shutil.copytree(small_run, tmp_path / "run")
-    script("plot.py", str(run), str(run))
-    assert (run / "loss.png").read_bytes()[:4] == b"\x89PNG"
-    assert "python plot.py OUT_DIR" in script("plot.py", "--help").stdout
-    assert "metrics.jsonl does not exist" in fails("plot.py", str(tmp_path))
-    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[0])["kind"] == "eval"
+    said = script("plot.py", str(run)).stdout
+    for name in ("curves.png", "loss.png"):  # loss.png is what the quick start has always left
+        assert (run / name).read_bytes()[:4] == PNG and name in said
+    script("plot.py", str(run), f"--out={tmp_path / 'mine.svg'}", "--y=lr", "--x=tokens")
+    assert "learning rate" in (tmp_path / "mine.svg").read_text()
+    assert sorted(path.name for path in run.glob("*.png")) == ["curves.png", "loss.png"]
+    assert "python plot.py RUN" in script("plot.py", "--help").stdout
 
 
-def test_a_loss_that_is_not_finite_is_a_gap(tmp_path):
+def test_several_runs_never_overwrite_the_figure_of_another(tmp_path, monkeypatch):
+    # the figure used to be loss.png in the folder of the first
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    runs = [some_run(tmp_path / name) for name in ("a/run", "b", "c")]
+    files = [next(iter(plot.targets(each, "loss", None))) for each in (runs[:2], runs[1:], runs)]
+    assert [str(file) for file in files] == ["a-run+b-loss.png", "b+c-loss.png", "a-run+b+c-loss.png"]
+    assert plot.targets(runs, None, "x.png") == {pathlib.Path("x.png"): None}
+    assert plot.targets(runs[:1], "lr", None) == {tmp_path / "a" / "run" / "lr.png": "lr"}
+
+
+def test_lines_are_what_metrics_say(small_run, axes):
+    run = plot.Run(small_run)
+    plot.draw_panel(axes, [run], "loss", "iterations")
+    training, validation = axes.lines
+    assert training.get_xydata().tolist() == [[m["iter"], m["loss"]] for m in rows(small_run)]
+    assert validation.get_xydata().tolist() == [[m["iter"], m["val_loss"]] for m in rows(small_run, "eval")]
+    assert training.get_alpha() < 1 and validation.get_marker() == "o"
+
+
+def test_the_legend_names_both_lines_of_each_run(tmp_path, axes):
+    # it used to name the training line once, in grey, whatever the colour of the lines
+    plot.draw_panel(axes, [some_run(tmp_path / "a"), some_run(tmp_path / "b")], "loss", "time")
+    labels = [line.get_label() for line in axes.lines]
+    end = "validation, at the end 2.000"
+    assert labels == ["a: training", f"a: {end}", "b: training", f"b: {end}"]
+    a, _, b, validation = axes.lines
+    assert b.get_color() == validation.get_color() != a.get_color()
+    assert axes.get_xlabel() == "training time (seconds)" and a.get_xdata()[-1] == 58  # 29 steps of 2 s
+    plot.draw_panel(axes.figure.subplots(), [some_run(tmp_path / "c", steps=100)], "loss", "time")
+    assert axes.figure.axes[-1].get_xlabel() == "training time (minutes)"
+
+
+def test_runs_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path):
+    # a loss of 3.3 per token of GPT-2 is better than one of 1.2 per byte
+    a, b = some_run(tmp_path / "a", ratio=1.4427), some_run(tmp_path / "b", ratio=0.35)
+    assert plot.losses_in([a]) == plot.losses_in([a, a]) == "loss"
+    assert plot.losses_in([a, b]) == "bits_per_byte"
+    near = some_run(tmp_path / "near", ratio=1.4427 * 1.005)  # other windows of the same data
+    assert plot.losses_in([a, near]) == "loss"
+    silent, other = some_run(tmp_path / "silent"), some_run(tmp_path / "other", vocab_size=50257)
+    assert plot.losses_in([silent, silent]) == "loss"
+    with pytest.raises(UserError, match=r"tokenizers of these runs differ.*/silent, .*/other has none"):
+        plot.losses_in([silent, other])
+    with pytest.raises(UserError, match="silent has none"):
+        plot.draw([silent], tmp_path / "never.png", "bits_per_byte")
+    plot.draw([a, b], tmp_path / "both.svg", "loss")
+    assert "bits per byte" in (tmp_path / "both.svg").read_text()
+
+
+def test_a_loss_that_is_not_finite_is_a_gap(tmp_path, axes):
     # null in metrics.jsonl, because JSON has no NaN
-    lines = [{"kind": "train", "iter": n, "loss": None if n == 1 else 2.0} for n in range(3)]
-    lines += [{"kind": "eval", "iter": n, "train_loss": 1.0, "val_loss": None} for n in range(2)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    steps, losses = plot.series(tmp_path, "train", "loss")
-    assert steps == [0, 1, 2] and losses[::2] == [2.0, 2.0] and math.isnan(losses[1])
-    plot.draw([str(tmp_path)], tmp_path / "loss.png")
-    assert (tmp_path / "loss.png").read_bytes()[:4] == b"\x89PNG"
+    run = run_of(tmp_path, [step(n, loss=None if n == 1 else 2.0) for n in range(3)] + [evaluation(0, None)])
+    plot.draw_panel(axes, [run], "loss", "iterations")
+    values = axes.lines[0].get_ydata()
+    assert values[[0, 2]].tolist() == [2.0, 2.0] and math.isnan(values[1])
+    plot.draw([run], tmp_path / "loss.png", "loss")
+    assert (tmp_path / "loss.png").read_bytes()[:4] == PNG
 
 
-def test_damaged_lines_are_left_out(tmp_path):
-    # a line without its loss used to be a KeyError
-    lines = [
-        '{"kind": "train", "iter": 1}',
-        '{"kind": "train", "iter": "x", "loss": 1}',
-        '{"iter": 2, "loss": 3}',
-        "[]",
-    ]
-    lines.append('{"kind": "train", "iter": 4, "loss": 2.5}')
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    assert plot.series(tmp_path, "train", "loss") == ([4], [2.5])
+@pytest.mark.parametrize("lines", [[], [evaluation(0)], [step(0)]])
+def test_a_run_that_has_just_begun_is_drawn(lines, tmp_path):
+    run = run_of(tmp_path, lines)
+    (tmp_path / "run.json").unlink()
+    plot.draw([run, run], tmp_path / "curves.png", x="time")
+    assert (tmp_path / "curves.png").read_bytes()[:4] == PNG
+
+
+def test_a_caption_says_where_a_run_ran(small_run):
+    record = json.loads((small_run / "run.json").read_text())
+    caption = plot.captions([plot.Run(small_run)])
+    for part in ("cpu (", "float32", "2 layers × 32", "64 tokens a step", record["environment"]["torch"]):
+        assert part in caption.replace("\n", " ")
+    assert plot.captions([plot.Run(small_run)] * 2) == caption  # what is the same for all is said once
+
+
+def test_bad_input_is_one_sentence(small_run, tmp_path):
+    assert "metrics.jsonl does not exist" in fails("plot.py", str(tmp_path))
+    for args, sentence in {
+        (): "name the folder of a run",
+        (small_run, "--y=losses"): "can be loss, bits_per_byte, lr, grad_norm, tokens_per_s, memory",
+        (small_run, "--x=steps"): "can be iterations, tokens, time",
+        (small_run, "--out"): "--out is unknown",
+        (small_run, "--title=mine"): "--title=mine is unknown",
+        (small_run, "--out=figure.doc"): "must end in .png",
+    }.items():
+        with pytest.raises(UserError, match=sentence):
+            plot.arguments([str(arg) for arg in args])
