@@ -19,8 +19,6 @@ import pathlib
 import sys
 import time
 
-import numpy as np
-
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.metrics import MEANING, Run, number, section, view
 
@@ -65,7 +63,7 @@ def about(run: Run) -> str:
         f"{model.get('n_layer')} layers × {model.get('n_embd')}" if model else None,
         f"{size / 1e6:.3g}M parameters" if size >= 1e5 else f"{size:,.0f} parameters" if size >= 0 else None,
         f"{tokens:,.0f} tokens a step" if tokens >= 0 else None,
-        settings.get("optimizer"),
+        f"optimizer {settings.get('optimizer')}" if settings else None,
         f"torch {environment.get('torch')}" if environment else None,
         f"commit {environment.get('commit')}" if environment.get("commit") else None,
         time.strftime("%Y-%m-%d", time.localtime((run.folder / "metrics.jsonl").stat().st_mtime)),
@@ -100,8 +98,8 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
             name = f"{run.name}: {line.name}" if len(runs) > 1 else line.name
             look = dict(color=COLOURS[n % len(COLOURS)], linewidth=0.9)
             if line.name == "validation":
-                finite = line.values[np.isfinite(line.values)]
-                name += f", at the end {finite[-1]:.3f}" if len(finite) else ""
+                for last in line.values[-1:]:
+                    name += f", at the end {last:.3f}" if math.isfinite(last) else ", at the end not finite"
                 look |= dict(marker=MARKERS[n % len(MARKERS)], markersize=4, linewidth=1.2, zorder=3)
             elif y in ("loss", "bits_per_byte"):
                 look |= dict(alpha=0.45)

@@ -97,6 +97,7 @@ def test_a_loss_that_is_not_finite_is_a_gap(tmp_path, axes):
     plot.draw_panel(axes, [run], "loss", "iterations")
     values = axes.lines[0].get_ydata()
     assert values[[0, 2]].tolist() == [2.0, 2.0] and math.isnan(values[1])
+    assert axes.lines[1].get_label() == "validation, at the end not finite"
     plot.draw([run], tmp_path / "loss.png", "loss")
     assert (tmp_path / "loss.png").read_bytes()[:4] == PNG
 

@@ -1,0 +1,190 @@
+"""The page of a run: what is on it, whatever its files hold, and how it behaves in a browser."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from fusedgpt import run_report
+from fusedgpt.errors import UserError
+from tests.conftest import rows
+from tests.fusedgpt.test_metrics import evaluation, run_of, step
+
+EVIL = "</script><script>document.title = 'broken'</script><!-- &amp; \u2028 \ud800 {{title}} <b>"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+in_browser = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
+
+
+def page_of(path):
+    """What the page of a run draws."""
+    (content,) = re.findall(r'<script type="application/json" id="page">(.*?)</script>', path.read_text(), re.S)
+    return json.loads(content)
+
+
+def table(page, title):
+    return {row[0]: row[1:] for each in page["tables"] if each["title"] == title for row in each["rows"]}
+
+
+def sample(n, text, prompt="\n"):
+    return {"kind": "sample", "iter": n, "prompt": prompt, "text": text}
+
+
+def test_a_page_shows_what_a_run_left(small_run, tmp_path):
+    run = shutil.copytree(small_run, tmp_path / "run")
+    page = page_of(run_report.write(run))
+    training, validation = page["charts"][0]["lines"]
+    train, evals = rows(run), rows(run, "eval")
+    assert training["x"] == [m["iter"] for m in train] and validation["x"] == [m["iter"] for m in evals]
+    assert training["y"] == pytest.approx([m["loss"] for m in train], rel=1e-5)
+    assert validation["y"] == pytest.approx([m["val_loss"] for m in evals], rel=1e-5)
+    titles = [chart["title"] for chart in page["charts"]]
+    assert titles[1:] == ["learning rate", "gradient norm", "tokens per second", "peak memory (GiB)"]
+    assert (page["done"], page["planned"], page["running"]) == (10, 10, False)
+    attention = table(page, "Attention")
+    assert attention["asked for"] == attention["ran"] == ["sdpa"] and attention["forward seen"] == ["flash"]
+    changed = table(page, "Settings that are not the default")
+    assert changed["n_layer"] == ["2", "12"] and "weight_decay" not in changed
+    assert table(page, "All settings")["weight_decay"] == ["0.1"]
+    assert ["validation loss", f"{evals[-1]['val_loss']:.4f}"] in [tile[:2] for tile in page["tiles"]]
+
+
+def test_a_page_loads_itself_again_only_while_the_run_goes_on(small_run, tmp_path):
+    # a resumed run has the times of its earlier start in run.json, so they do not tell whether it goes on
+    run = shutil.copytree(small_run, tmp_path / "run")
+    assert "time" in json.loads((run / "run.json").read_text())
+    for running in (True, False):
+        path = run_report.write(run, running)
+        assert ('http-equiv="refresh"' in path.read_text()) == page_of(path)["running"] == running
+
+
+def test_text_of_a_run_cannot_become_markup(tmp_path):
+    folder = tmp_path / 'a<b>"&amp;{{page}}'
+    run_of(folder, [sample(1, EVIL, EVIL), evaluation(1)], device=EVIL, settings={"dataset": EVIL})
+    path = run_report.write(folder)
+    page, text = page_of(path), path.read_text()
+    assert page["samples"] == [sample(1, EVIL, EVIL)] and table(page, "Machine")["device"] == [EVIL]
+    assert text.count("<script") == text.count("</script") == 2
+    assert f"<title>{html.escape(folder.name)}</title>" in text and text.count("{{page}}") == 3  # the name, thrice
+
+
+RECORDS = ["", "[]", "{", "\x00\xff", "[" * 5000, '{"settings": ' * 300 + "1" + "}" * 300]
+SECTIONS = ("settings", "model", "environment", "receipt", "attention_trials", "mfu", "time", "device", "parameters")
+RECORDS += [
+    json.dumps(dict.fromkeys(SECTIONS, bad)) for bad in (None, 5, "text", [], [[]], {"x": {}}, {"max_iters": "x"})
+]
+RECORDS += [json.dumps({"attention_trials": {"flash": {"p10_ms": "x", "refused": 3}}, "parameters": -(10**300)})]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=range(len(RECORDS)))
+def test_a_damaged_run_json_costs_only_what_it_said(record, tmp_path):
+    run_of(tmp_path, [step(0), evaluation(1)])
+    (tmp_path / "run.json").write_text(record)
+    page = page_of(run_report.write(tmp_path, running=True))
+    assert page["charts"][0]["lines"][1] == {"name": "validation", "x": [1], "y": [2.0]}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        ["{", "\x00", '{"kind": "train"'],
+        [step(0, loss=None, ms=None)],
+        [evaluation(0, None)],
+        [step(0, ms=0.0), step(1, ms=-1.0), evaluation(2, val_bits_per_byte="x")],
+        [step(2**52), evaluation(0), evaluation(0), sample(5, "")],
+        ['{"kind": "train", "iter": 1, "loss": 1e999, "lr": 1e400, "ms": NaN}'],
+    ],
+)
+def test_damaged_metrics_make_a_page_all_the_same(lines, tmp_path):
+    run_of(tmp_path, lines, settings={"max_iters": 10})
+    for running in (True, False):
+        page_of(run_report.write(tmp_path, running))
+
+
+def test_no_metrics_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match=r"metrics.jsonl does not exist"):
+        run_report.write(tmp_path)
+
+
+def test_a_long_run_makes_a_small_page(tmp_path):
+    lines = [step(n, loss=3.0 + n % 7, lr=n * 1e-7, ms=1.5, grad_norm=0.1 * (n % 11)) for n in range(10_000)]
+    lines[5000]["loss"], lines[6000]["loss"] = 50.0, None
+    lines += [sample(n, f"text {n}") for n in range(0, 10_000, 10)]
+    run_of(tmp_path, lines)
+    path = run_report.write(tmp_path)
+    (training, _), page = page_of(path)["charts"][0]["lines"], page_of(path)
+    assert path.stat().st_size < 250_000
+    assert len(training["x"]) < 1500
+    assert {5000: 50.0, 6000: None}.items() <= dict(zip(training["x"], training["y"])).items()
+    shown = [each["iter"] for each in page["samples"]]
+    assert len(shown) == 100 and (shown[0], shown[-1]) == (0, 9990)
+
+
+def in_chromium(path, script=""):
+    """The document after a copy of the page at `path` has run, and then `script`; and what the console said."""
+    copy = path.with_name("copy.html")
+    copy.write_text(path.read_text().replace("</body>", f"<script>{script}</script></body>"))
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=3000"]
+    profile = f"--user-data-dir={path.parent / 'profile'}"
+    command = [CHROMIUM, *flags, profile, "--window-size=1200,900", "--dump-dom", copy.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def text_in(document, element_id):
+    """The text of an element, without the tags in it."""
+    (found,) = re.findall(rf'<(\w+)[^>]* id="{element_id}"[^>]*>(.*?)</\1>', document, re.S)
+    return html.unescape(re.sub("<[^>]*>", "", found[1]))
+
+
+@in_browser
+def test_the_pointer_shows_the_values_at_an_iteration_in_all_curves(tmp_path):
+    run_of(
+        tmp_path,
+        [step(n, loss=5 - n / 100, lr=0.5 + n / 1000, grad_norm=None if n == 100 else 1.0) for n in range(200)]
+        + [evaluation(n, 5.5 - n / 100) for n in range(0, 201, 50)]
+        + [sample(50, "early"), sample(200, "late")],
+    )
+    over_the_third_evaluation = """
+        const svg = document.querySelector("svg"), dot = svg.querySelectorAll(".dot")[2];
+        const x = svg.getBoundingClientRect().left + Number(dot.getAttribute("cx"));
+        svg.dispatchEvent(new PointerEvent("pointermove", { clientX: x, bubbles: true }));
+        const readouts = [...document.querySelectorAll(".readout")].map(each => each.textContent);
+        document.body.append(make("p", { id: "seen" }, readouts.join("|")));
+        svg.dispatchEvent(new PointerEvent("pointerleave"));
+        slider.value = 0;
+        slider.dispatchEvent(new Event("input"));
+        document.body.dataset.requests = performance.getEntriesByType("resource").length;
+        document.body.dataset.wide = document.documentElement.scrollWidth > innerWidth;
+    """
+    document, console = in_chromium(run_report.write(tmp_path, running=True), over_the_third_evaluation)
+    loss, lr, norm = text_in(document, "seen").split("|")
+    assert loss == "training 4.000validation 4.500 · iteration 100"
+    assert (lr, norm) == ("0.6000 · iteration 100", "not finite · iteration 100")
+    assert "training <b>3.010</b>" in document and "validation <b>3.500</b>" in document  # the last, once it has left
+    assert text_in(document, "text") == "\nearly" and text_in(document, "when") == "After 50 iterations"
+    assert 'data-requests="0"' in document and 'data-wide="false"' in document
+    assert console == []
+
+
+@in_browser
+def test_no_text_of_a_run_runs_in_a_browser(tmp_path):
+    evil = EVIL.replace("\ud800", "")  # Chromium shows it, but --dump-dom crashes on half of a surrogate pair
+    run_of(tmp_path / "<i>", [sample(1, evil, evil)], device=evil, settings={evil: evil})
+    document, console = in_chromium(run_report.write(tmp_path / "<i>"))
+    assert "<title>&lt;i&gt;</title>" in document and console == []
+    assert text_in(document, "text").count("document.title = 'broken'") == 2
+
+
+@in_browser
+def test_a_page_cannot_load_anything_and_its_errors_are_seen(tmp_path):
+    # what the other tests rely on: a request is refused, and an error or a refusal is in the console
+    run_of(tmp_path, [step(0)])
+    asks = (
+        "document.body.append(Object.assign(new Image(), { src: 'http://127.0.0.1:9/x.png' })); throw new Error('told')"
+    )
+    _, console = in_chromium(run_report.write(tmp_path), asks)
+    assert any("told" in line for line in console) and any("Content Security Policy" in line for line in console)
