@@ -99,7 +99,7 @@ def _tiles(run):
         tiles.append(["MFU", f"{100 * mfu:.1f} %", section(run.record, "mfu").get("peak_source", "")])
     if math.isfinite(memory):
         tiles.append(["peak memory", f"{np.nanmax(run.train['peak_memory']) / 2**30:.2f} GiB", "of a process"])
-    if len(ms):
+    if np.nansum(ms) > 0:
         tiles.append(["training time", _duration(float(np.nansum(ms)) / 1e3), "of the steps alone"])
     return [[_text(each) for each in tile] for tile in tiles]
 

@@ -40,6 +40,7 @@ PLACEHOLDERS = re.compile(r"\b(KIND|FOLDER|OUT_DIR|PATH|NAME)\b|…|\.\.\. ")
 OTHERS = {  # what is not run, and why
     "pip": "it installs packages; a job of the GitHub workflow does it",
     "python -m pytest": "it is this suite",
+    "python -m http.server": "it serves until it is ended",
     "python tests/save_cost.py": "tests/fusedgpt/test_saver.py runs it",
 }
 

@@ -152,7 +152,7 @@ def test_the_pointer_shows_the_values_at_an_iteration_in_all_curves(tmp_path):
         const svg = document.querySelector("svg"), dot = svg.querySelectorAll(".dot")[2];
         const x = svg.getBoundingClientRect().left + Number(dot.getAttribute("cx"));
         svg.dispatchEvent(new PointerEvent("pointermove", { clientX: x, bubbles: true }));
-        const readouts = [...document.querySelectorAll(".readout")].map(each => each.textContent);
+        const readouts = [...document.querySelectorAll(".readout, .at")].map(each => each.textContent);
         document.body.append(make("p", { id: "seen" }, readouts.join("|")));
         svg.dispatchEvent(new PointerEvent("pointerleave"));
         slider.value = 0;
@@ -161,9 +161,9 @@ def test_the_pointer_shows_the_values_at_an_iteration_in_all_curves(tmp_path):
         document.body.dataset.wide = document.documentElement.scrollWidth > innerWidth;
     """
     document, console = in_chromium(run_report.write(tmp_path, running=True), over_the_third_evaluation)
-    loss, lr, norm = text_in(document, "seen").split("|")
-    assert loss == "training 4.000validation 4.500 · iteration 100"
-    assert (lr, norm) == ("0.6000 · iteration 100", "not finite · iteration 100")
+    seen = text_in(document, "seen").split("|")
+    assert seen[::2] == ["training 4.000validation 4.500", "0.6000", "not finite"]  # loss, learning rate, gradient norm
+    assert seen[1::2] == ["iteration 100"] * 3
     assert "training <b>3.010</b>" in document and "validation <b>3.500</b>" in document  # the last, once it has left
     assert text_in(document, "text") == "\nearly" and text_in(document, "when") == "After 50 iterations"
     assert 'data-requests="0"' in document and 'data-wide="false"' in document
