@@ -25,6 +25,7 @@ MEANING = {  # what can be drawn, and what its axis says
     "tokens_per_s": "tokens per second",
     "memory": "peak memory (GiB)",
 }
+LARGEST = 1e300  # beyond it an axis has no numbers: only a run that diverged, or a damaged file, has such values
 FROM_ZERO = ("tokens_per_s", "memory")  # their ratios are what counts
 
 
@@ -148,14 +149,14 @@ def view(lines: list[Line], y: str) -> tuple[float, float]:
     explode once. So what the first tenth of a run, and 1 training step in 200, has above the rest leaves the figure.
     A run of fewer than 20 steps is shown whole.
     """
-    finite = [line.values[np.isfinite(line.values)] for line in lines]
+    finite = [line.values[np.abs(line.values) < LARGEST] for line in lines]  # NaN is not
     if not any(map(len, finite)):
         return 0.0, 1.0
     low, high = min(v.min() for v in finite if len(v)), max(v.max() for v in finite if len(v))
     if y in FROM_ZERO:
         return 0.0, float(1.08 * high) or 1.0
     if y != "lr":
-        high = max([low, *(top for line in lines if math.isfinite(top := _usual_top(line)))])
+        high = max([low, *(top for line in lines if abs(top := _usual_top(line)) < LARGEST)])
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
     return float(low - margin), float(high + margin)
 

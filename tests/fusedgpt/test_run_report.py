@@ -94,6 +94,7 @@ def test_a_damaged_run_json_costs_only_what_it_said(record, tmp_path):
         [step(0, loss=None, ms=None)],
         [evaluation(0, None)],
         [step(0, ms=0.0), step(1, ms=-1.0), evaluation(2, val_bits_per_byte="x")],
+        [step(0, loss=-1.7e308, tokens_per_s=1.7e308), step(1, loss=1.7e308, ms=1.7e308), step(2, loss=1.0)],
         [step(2**52), evaluation(0), evaluation(0), sample(5, "")],
         ['{"kind": "train", "iter": 1, "loss": 1e999, "lr": 1e400, "ms": NaN}'],
     ],
