@@ -1,4 +1,4 @@
-"""What a run says: lines on the console, a progress bar, metrics.jsonl, run.json, and its trackers."""
+"""What a run says: lines on the console, a progress bar, metrics.jsonl, run.json, report.html, and its trackers."""
 
 import contextlib
 import json
@@ -11,31 +11,14 @@ import time
 
 from tqdm import tqdm
 
-from fusedgpt import run_folder, trackers
+from fusedgpt import run_folder, run_report, trackers
 from fusedgpt.errors import UserError
-from fusedgpt.files import Lines, atomic, json_line, read_jsonl
+from fusedgpt.files import Lines, atomic, json_line
+from fusedgpt.metrics import read_metrics
 
 REDRAWN_AFTER = 0.1  # seconds between two texts of the bar
 SHOWN = 100  # characters of a sample on the console
-
-
-def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[dict]:
-    """A run's metrics.jsonl: all of it, or one `kind`, 'train', 'eval' or 'sample'. Raises UserError if there is none.
-
-    A number that was not finite is None. Lines that are damaged are left out.
-    """
-    path = pathlib.Path(out_dir) / "metrics.jsonl"
-    if not path.exists():
-        raise UserError(f"{path} does not exist: name the folder of a run")
-    return [row for row in read_jsonl(path) if _is_metrics(row) and kind in (None, row["kind"])]
-
-
-def _is_metrics(row):
-    """Whether an object read from metrics.jsonl can be used as one."""
-    needed = {"train": ("loss",), "eval": ("train_loss", "val_loss"), "sample": ("prompt", "text")}
-    kind = str(row.get("kind"))
-    allowed = str if kind == "sample" else (float, type(None))
-    return type(row.get("iter")) is int and all(isinstance(row.get(n, 0), allowed) for n in needed.get(kind, (None,)))
+SHARE_OF_REPORTS = 0.01  # of the run's time at most goes into report.html, which takes longer as the run does
 
 
 def read_record(out_dir: str | pathlib.Path) -> dict:
@@ -57,6 +40,7 @@ class Logger:
         self.quiet = not main or not sys.stderr.isatty()  # no bar
         self.bar = tqdm(disable=self.quiet, leave=False, bar_format="{desc}")
         self.drawn = 0.0  # when the bar got its text
+        self.report_due = 0.0  # when report.html may be written again
 
     def open(self, out_dir: pathlib.Path, start: int, record: dict) -> None:
         """Open metrics.jsonl, run.json, trackers and the bar at iteration `start`.
@@ -94,6 +78,15 @@ class Logger:
         """Write run.json: settings as resolved, machine, receipt, and at the end the times."""
         with atomic(self.out_dir / "run.json", "w") as file:
             json.dump(self.record, file, indent=1)
+
+    def _write_report(self, running):
+        began = time.monotonic()
+        try:
+            run_report.write(self.out_dir, running)
+        except UserError as error:  # a full disk: metrics.jsonl, which matters more, says so too
+            self.say(f"NOT WRITTEN: {error}")
+        took = time.monotonic() - began
+        self.report_due = began + took / SHARE_OF_REPORTS
 
     def announce(self, record: dict, why_eager: str) -> None:
         """Say what is about to run. why_eager: why the model is not compiled, if there is a reason to give."""
@@ -155,6 +148,8 @@ class Logger:
             line = f"{split}: perplexity {math.exp(min(metrics[f'{split}_loss'], 700)):.3f} a token"
             bits = metrics.get(f"{split}_bits_per_byte")
             self.say(line + (f", {bits:.4f} bits per byte of text" if bits else ""))
+        if self.lines and time.monotonic() >= self.report_due:
+            self._write_report(running=True)
 
     def sample(self, iteration: int, prompt: str, text: str) -> None:
         """Log a sample, and say how it begins."""
@@ -195,6 +190,7 @@ class Logger:
             try:
                 self.lines.flush()
                 self._write_record()
+                self._write_report(running=False)
             except OSError as error:
                 raise UserError(f"the last lines of {self.lines.path} are lost: {error}") from error
             finally:

@@ -16,9 +16,12 @@ from typing import IO
 from fusedgpt import checkpoint
 from fusedgpt.errors import UserError
 from fusedgpt.files import link
+from fusedgpt.metrics import MEANING
 
 LATEST, BEST = "ckpt.pt", "best.pt"
-NOT_CHECKPOINTS = ("metrics.jsonl", "run.json", "loss.png", "trace.json")  # what else a run leaves
+# what else a run leaves, and its figures
+NOT_CHECKPOINTS = ("metrics.jsonl", "run.json", "report.html", "trace.json", "curves.png")
+NOT_CHECKPOINTS += tuple(f"{name}.png" for name in MEANING)
 
 Say = Callable[[str], None]
 

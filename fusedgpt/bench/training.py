@@ -14,7 +14,8 @@ import torch
 from fusedgpt.bench.settings import Trained
 from fusedgpt.device import dtype_name, resolve_device, resolve_dtype
 from fusedgpt.errors import UserError
-from fusedgpt.logger import read_metrics, read_record
+from fusedgpt.logger import read_record
+from fusedgpt.metrics import read_metrics
 from fusedgpt.timing import summary
 
 TRAIN = pathlib.Path(__file__).resolve().parents[2] / "train.py"

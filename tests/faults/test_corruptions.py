@@ -9,7 +9,8 @@ import torch
 import plot
 from fusedgpt import checkpoint
 from fusedgpt.errors import UserError
-from fusedgpt.logger import Logger, read_metrics, read_record
+from fusedgpt.logger import Logger, read_record
+from fusedgpt.metrics import read_metrics
 from fusedgpt.run_folder import load_best, load_latest
 from tests.conftest import assert_same_bytes, run, small, weights
 from tests.faults.processes import finish, rng, start
