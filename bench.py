@@ -11,6 +11,7 @@ the same command is given again.
 """
 
 import dataclasses
+import datetime
 import difflib
 import functools
 import math
@@ -68,7 +69,7 @@ def main(name: str, args: list[str]) -> None:
     if kind.TRAINS and s.dataset == "python_stdlib" and not (ROOT / "data" / s.dataset / "meta.json").exists():
         subprocess.run([sys.executable, ROOT / "data" / s.dataset / "prepare.py"], check=True)
     folder.mkdir(parents=True, exist_ok=True)
-    machine = environment(device)
+    machine = environment(device) | {"date": datetime.date.today().isoformat()}
     own = {key: value for key, value in machine.items() if key not in rows.COMPARED}  # another call may have others
     rows.run(
         plan,

@@ -1,34 +1,64 @@
-"""How the figures of all kinds look. Lines differ in marks and bars in hatching, so that they can be read in grey."""
+"""How the figures of all kinds look: as wide as the column of a README, with a title that says what was measured, where
+and when. A kernel has the same colour and mark in every figure; marks and hatches differ, so that it reads in grey.
+"""
 
 import pathlib
+import textwrap
 from collections.abc import Iterable
+from math import inf
 
 from fusedgpt.bench.disturbance import comparable
 
+WIDTH = 6.4  # inches: 700 pixels of a README
 MARKS = {"manual": "o", "math": "s", "efficient": "^", "flash": "D", "cudnn": "v", "flex": "P", "eager": "o"}
-MARKS |= {"blocked": "p", "masked": "X", "flash3": "<", "flash4": ">"}
+MARKS |= {"blocked": "p", "masked": "X", "flash3": "<", "flash4": ">", "flash_attention_2": "<"}
+COLORS = {"manual": "0.2", "math": "#e69f00", "efficient": "#56b4e9", "flash": "#0072b2", "cudnn": "#009e73"}
+COLORS |= {"flex": "#d55e00", "eager": "0.2", "blocked": "0.6", "masked": "#cc79a7", "flash3": "#7a4fa3"}
+COLORS |= {"flash4": "#8c564b", "flash_attention_2": "#7a4fa3"}
 HATCHES = ("", "///", "...", "xx", "\\\\")
 GREYS = ("0.35", "0.75", "0.55", "0.9", "0.65")
+STYLE = {"font.size": 8.5, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False}
+STYLE |= {"axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3, "hatch.linewidth": 0.6}
+LINE = 0.135  # inches: a line of the subtitle
 
 
-def save(figures: Iterable[tuple], folder: pathlib.Path) -> list[pathlib.Path]:
-    """Save (name, figure) pairs as PNG files in `folder`; their paths."""
+def save(figures: Iterable[tuple], folder: pathlib.Path, machine: str) -> list[pathlib.Path]:
+    """Save (name, title, subject, figure) as PNG files in `folder`; their paths.
+
+    Above each figure stand its title, its subject (what was measured) and `machine` (where, with what and when).
+    """
     import matplotlib
 
     matplotlib.use("agg")
     paths = []
-    for name, figure in figures:
-        paths.append(folder / f"{name}.png")
-        figure.savefig(paths[-1], dpi=110)
+    with matplotlib.rc_context(STYLE):  # generators draw while they are asked for the next figure
+        for name, title, subject, figure in figures:
+            _head(figure, title, [line for text in (subject, machine) for line in textwrap.wrap(text, 112)])
+            paths.append(folder / f"{name}.png")
+            figure.savefig(paths[-1], dpi=130)
     return paths
 
 
-def new(**options) -> tuple:
-    """A new figure and its axes, as pyplot.subplots returns them; all earlier figures are closed."""
+def _head(figure, title, subtitle):
+    """Make room above the axes, and write there."""
+    room, before = 0.32 + LINE * len(subtitle), figure.get_figheight()
+    height = before + room
+    figure.set_figheight(height)
+    figure.get_layout_engine().set(rect=(0, 0, 1, before / height))
+    left = 0.08 / WIDTH
+    figure.text(left, 1 - 0.07 / height, title, va="top", fontsize=10, weight="bold")
+    figure.text(left, 1 - 0.28 / height, "\n".join(subtitle), va="top", fontsize=7.5, color="0.3")
+
+
+def new(height: float, **options) -> tuple:
+    """A new figure, `height` inches high without its title, and its axes as pyplot.subplots returns them.
+
+    All earlier figures are closed.
+    """
     from matplotlib import pyplot as plt
 
     plt.close("all")
-    return plt.subplots(layout="constrained", **options)
+    return plt.subplots(layout="constrained", figsize=(WIDTH, height), **options)
 
 
 def bar_style(n: int) -> dict:
@@ -41,6 +71,57 @@ def hollow(bars: Iterable, rows: Iterable[dict]) -> None:
     for bar, row in zip(bars, rows):
         if not comparable(row):
             bar.set(fill=False, edgecolor="black", linewidth=0.6)
+
+
+def times(axes, names: list[str], rows: list[dict], said: list[str], colors: list[str], limit: float = inf) -> None:
+    """A horizontal bar for the median of each row with its p10 to p90, and `said` behind it; hollow if disturbed.
+
+    A row that was not measured has no bar. A bar longer than `limit` is cut, visibly; 'said' has its figure.
+    """
+    axes.set_yticks(range(len(rows)), names, fontsize=7.5)
+    for n, (row, text, color) in enumerate(zip(rows, said, colors)):
+        end = 0
+        if row["status"] == "measured":
+            cut = row["median_ms"] > limit
+            drawn = axes.barh(n, limit if cut else row["median_ms"], color=color, height=0.65)
+            hollow(drawn, [row])
+            if cut:
+                end = limit
+                at = [0.955 * limit, 0.97 * limit]
+                axes.plot(at, [n + 0.45, n - 0.45], color="white", linewidth=5, solid_capstyle="butt")
+            else:
+                around = [[row["median_ms"] - row["p10_ms"]], [row["p90_ms"] - row["median_ms"]]]
+                axes.errorbar(row["median_ms"], n, xerr=around, color="0.3", capsize=2, linewidth=1)
+                end = min(row["p90_ms"], limit)
+        behind = dict(boxstyle="square,pad=0.1", facecolor="white", edgecolor="none")
+        axes.annotate(text, (end, n), (4, 0), textcoords="offset points", va="center", fontsize=8, bbox=behind)
+    axes.invert_yaxis()
+    axes.set(xlabel="ms: median, p10 to p90 (less is better)", xlim=(0, 1.22 * axes.dataLim.xmax))
+
+
+def line(axes, name: str, points: list[tuple], **options) -> None:
+    """The line of the kernel `name` through (x, y, low, high); low and high are its spread, or None. Look as always."""
+    x, y, low, high = zip(*points)
+    every = max(1, len(points) // 12)
+    look = dict(color=color(name), marker=mark(name), markersize=4.5, linewidth=1.3, markevery=every, label=name)
+    axes.plot(x, y, **look | options)
+    if None not in low:
+        axes.vlines(x, low, high, color=color(name), linewidth=2.2, alpha=0.45)
+
+
+def doubling(axis: str, *all_axes, ticks: Iterable[float] | None = None) -> None:
+    """Logarithmic x or y axes on which each tick is twice the one before, written as a number."""
+    for axes in all_axes:
+        getattr(axes, f"set_{axis}scale")("log", base=2)
+        which = getattr(axes, f"{axis}axis")
+        which.set_major_formatter("{x:g}")
+        if ticks:
+            which.set_ticks(list(ticks))
+
+
+def color(attention: str) -> str:
+    """The colour of an attention kernel."""
+    return COLORS.get(attention, "0.5")
 
 
 def mark(attention: str) -> str:

@@ -7,6 +7,7 @@ padded vocabulary; the rungs after that are this project's. Each rung is train.p
 import dataclasses
 import math
 import pathlib
+import statistics
 from collections.abc import Iterator
 
 import torch
@@ -80,7 +81,14 @@ def faster(baseline_ms: float, ms: float) -> float:
 def table(rows: list[dict]) -> list[str]:
     """A line per rung, with the article's figures beside ours, and notes."""
     measured = {row["rung"]: row for row in rows if row["status"] == "measured"}
-    names = ["rung", "ms per step, median (p10-p90)", "faster than manual", "the article, 8 x A100", "tokens/s", "MFU"]
+    names = [
+        "rung",
+        "ms per step, median (p10-p90)",
+        "faster than manual",
+        "the article, 8 x A100, 12 x 1024 tokens",
+        "tokens/s",
+        "MFU",
+    ]
     names += ["peak memory", "final loss", "kernel seen forward / backward (as it ran)"]
     lines = report.markdown(names, [_cells(row, measured) for row in rows])
     return [*lines, "", *(f"- {note}" for note in notes(measured))]
@@ -113,7 +121,8 @@ def notes(measured: dict[str, dict]) -> list[str]:
     found = [
         f"Losses after {base['steps']} steps lie within {difference:.4f} of each other:"
         f" {'they agree' if agree else '**they DISAGREE**'}.",
-        f"Parity with float64 was passed before each time; largest errors: {worst}.",
+        f"Parity with float64 was passed before each time; largest errors, as shares of a row's"
+        f" largest number: {worst}.",
         "Per cent are `baseline / rung - 1`, as the article counts.",
         report.mfu_convention(measured.values()),
     ]
@@ -129,20 +138,37 @@ def notes(measured: dict[str, dict]) -> list[str]:
     return found
 
 
-def figures(rows: list[dict]) -> Iterator[tuple]:
-    """ladder.png: a bar per rung, hollow if it was disturbed."""
-    if not rows:
+def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
+    """ladder.png: a bar per rung, cut if it is more than twice as long as most; the reason in place of one refused."""
+    measured = {row["rung"]: row for row in rows if row["status"] == "measured"}
+    if not measured:
         return
-    figure, axes = drawing.new(figsize=(7.5, 0.45 * len(rows) + 1.2))
-    names, medians = [row["rung"] for row in rows], [row["median_ms"] for row in rows]
-    spread = [[row["median_ms"] - row["p10_ms"] for row in rows], [row["p90_ms"] - row["median_ms"] for row in rows]]
-    bars = axes.barh(names, medians, xerr=spread, color="C0", ecolor="0.3", capsize=2, height=0.65)
-    drawing.hollow(bars, rows)
-    for n, row in enumerate(rows):
-        axes.text(row["p90_ms"] + 0.01 * max(medians), n, f"{row['median_ms']:.4g}", va="center", fontsize=8)
-    axes.invert_yaxis()
-    axes.set(
-        xlabel="ms per training step: median, p10 to p90 (less is better)",
-        xlim=(0, 1.15 * max(r["p90_ms"] for r in rows)),
-    )
-    yield "ladder", figure
+    figure, axes = drawing.new(0.31 * len(rows) + 0.6)
+    limit = 2 * statistics.median(row["median_ms"] for row in measured.values())
+    said = [_said(row, measured.get(BASELINE)) for row in rows]
+    drawing.times(axes, [_label(row) for row in rows], rows, said, ["#0072b2"] * len(rows), limit)
+    if comparable(measured.get(BASELINE)):
+        axes.axvline(measured[BASELINE]["median_ms"], color="0.2", linewidth=0.8, linestyle="--", zorder=0)
+    axes.grid(visible=False, axis="y")
+    subject = f"Training {training.subject(s)}; in brackets how much faster than {BASELINE} (dashed)"
+    yield "ladder", "A training step, rung by rung: each changes one thing", subject, figure
+
+
+def _label(row):
+    """A rung, and what it ran as beyond its name."""
+    if "ran" not in row:
+        return row["rung"]
+    as_it_ran = [row["ran"]["dtype"], "compiled" if row["ran"]["compile"] else "eager"]
+    more = [word for word in as_it_ran if word not in row["rung"]]
+    return f"{row['rung']}\n({', '.join(more)})" if more else row["rung"]
+
+
+def _said(row, base):
+    """What stands behind a rung's bar."""
+    if row["status"] != "measured":
+        return f"{row['status']}: {row['reason']}"
+    if not comparable(row):
+        return f"{row['median_ms']:.4g}, disturbed"
+    if not comparable(base) or row is base:
+        return f"{row['median_ms']:.4g}"
+    return f"{row['median_ms']:.4g} ({faster(base['median_ms'], row['median_ms']):+.1f} %)"

@@ -17,6 +17,7 @@ import math
 import pathlib
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 
 from fusedgpt import memory
@@ -223,38 +224,47 @@ def table(rows: list[dict]) -> list[str]:
     """A line per kernel, and how memory and MFU are counted."""
     measured = [row for row in rows if "largest" in row]
     names = ["attention", "largest batch", "by the estimate", "estimate at the largest", "measured peak"]
-    names += ["ms per step there", "tokens/s", "MFU", "validation loss"]
+    names += ["ms per step there, median (p10-p90)", "tokens/s", "MFU"]
     peaks = report.best_peaks(measured)
-    text = report.markdown(names, [_cells(row, peaks) for row in rows])
+    curves = [row for row in measured if row.get("curve") and comparable(row)]
+    until = common_end(curves) if len(curves) > 1 else None
+    names += ["validation loss at the end"] + ([f"and after {until:.0f} s"] if until else [])
+    text = report.markdown(names, [_cells(row, peaks, until) for row in rows])
     if measured:
         room = f"{measured[0]['memory'] / report.GIB:.1f} GiB for a run, beside what PyTorch itself holds."
         text += ["", f"Memory: {room} {report.mfu_convention(measured)}"]
         text += ["Seconds are those of training steps, without evaluations and compilation."]
+        if until:
+            text += [f"Compare losses after the same time, {until:.0f} s: between two evaluations on a straight line."]
         limits = [(row["attention"], row["largest"], _other_limit(row["trials"], row["largest"])) for row in measured]
         text += [f"Not memory ended a batch of {n + 1} with `{name}`: {why}." for name, n, why in limits if why]
     return text
 
 
-def _cells(row, peaks):
+def _cells(row, peaks, until):
     if "largest" not in row:
-        return [row["attention"], row["status"], *[""] * 7]
+        return [row["attention"], row["status"], *[""] * (8 if until else 7)]
     guess = row["estimate"]["fixed"] + row["largest"] * row["estimate"]["each"]
     peak = row["peak_memory"] - row["held_by_pytorch"]
     last = f"{row['curve'][-1][1]:.4f} after {row['curve'][-1][0]:.0f} s" if row.get("curve") else ""
     mfu = row["mfu"] * row["peak_flops"] / peaks[row["ran"]["dtype"]]
     cells = [row["attention"], row["largest"], row["estimate"]["largest"], f"{guess / report.GIB:.2f} GiB"]
     cells += [f"{peak / report.GIB:.2f} GiB", report.spread(row, 0), f"{row['tokens_per_s']:,.0f}"]
-    return [*cells, f"{100 * mfu:.1f} %" if comparable(row) else "", last]
+    cells += [f"{100 * mfu:.1f} %" if comparable(row) else "", last]
+    if until:
+        cells += [f"{loss_at(row['curve'], until):.4f}" if row.get("curve") and comparable(row) else ""]
+    return cells
 
 
-def figures(rows: list[dict]) -> Iterator[tuple]:
+def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     """largest.png: the largest batch, measured and estimated; curves.png: validation loss against seconds.
 
     A curve whose seconds were disturbed is left out.
     """
+    rows = [row for row in rows if row["status"] == "measured"]
     if not rows:
         return
-    figure, axes = drawing.new(figsize=(5.2, 3.4))
+    figure, axes = drawing.new(2.4)
     names = [row["attention"] for row in rows]
     groups = {"measured": [r["largest"] for r in rows], "estimated": [r["estimate"]["largest"] for r in rows]}
     for n, (label, values) in enumerate(groups.items()):
@@ -262,16 +272,43 @@ def figures(rows: list[dict]) -> Iterator[tuple]:
         axes.bar_label(axes.bar(at, values, 0.38, label=label, **drawing.bar_style(n)), fontsize=8)
     axes.set_xticks(range(len(names)), names)
     axes.set(xlabel="attention", ylabel="largest micro-batch (sequences)")
+    axes.grid(visible=False, axis="x")
     axes.margins(y=0.15)
     axes.legend(frameon=False)
-    yield "largest", figure
+    room = f"{rows[0]['memory'] / report.GIB:.3g} GiB beside what PyTorch itself holds"
+    dtypes = ", ".join(dict.fromkeys(row["ran"]["dtype"] for row in rows))
+    model = training.subject(s | {"batch_size": "n"}) + f" ({dtypes})"
+    yield "largest", "The largest micro-batch of each attention kernel", f"In {room}: {model}", figure
     curves = [row for row in rows if row.get("curve") and comparable(row)]
     if curves:
-        figure, axes = drawing.new(figsize=(5.6, 3.6))
-        for row in curves:
-            label = f"{row['attention']}, batch {row['largest']}"
-            axes.plot(*zip(*row["curve"]), marker=drawing.mark(row["attention"]), markersize=4, label=label)
-        axes.set(xlabel="seconds of training", ylabel="validation loss (nats per token)")
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
-        yield "curves", figure
+        subject = f"Each kernel at its largest batch in {room}: {model}"
+        yield "curves", "Validation loss in the same time", subject, _curves(curves)
+
+
+def _curves(rows):
+    """Validation loss against seconds, as long as every run lasted; the untrained model's loss is beyond the axis."""
+    figure, axes = drawing.new(2.6)
+    until = common_end(rows)
+    for row in rows:
+        label = f"{row['attention']}, batch {row['largest']}: {loss_at(row['curve'], until):.3f} after {until:.0f} s"
+        name = row["attention"]
+        style = dict(color=drawing.color(name), marker=drawing.mark(name), markersize=4.5, linewidth=1.3)
+        points = [point for point in row["curve"] if point[0] <= until]
+        end = [until, loss_at(row["curve"], until)]
+        axes.plot(*zip(*points, end), label=label, markevery=range(len(points)), **style)
+    if losses := [loss for row in rows for seconds, loss in row["curve"] if 0 < seconds <= until]:
+        margin = 0.05 * (max(losses) - min(losses)) + 0.01
+        axes.set(xlim=(0, 1.01 * until), ylim=(min(losses) - margin, max(losses) + margin))
+    axes.set(xlabel="seconds of training steps", ylabel="validation loss (nats per token)")
+    axes.legend(frameon=False, labelcolor="linecolor")
+    return figure
+
+
+def common_end(rows: list[dict]) -> float:
+    """Seconds for which every run of `rows` has a curve."""
+    return min(row["curve"][-1][0] for row in rows)
+
+
+def loss_at(curve: list[list[float]], seconds: float) -> float:
+    """The validation loss of a curve after `seconds`, on the straight line between two evaluations."""
+    return float(np.interp(seconds, *zip(*curve)))

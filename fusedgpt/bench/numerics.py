@@ -28,6 +28,9 @@ INPUTS = {"ordinary": 1.0, "large": 64.0}  # q and k are normal times this: q k�
 PAIRS = [("scaled before", "math"), ("manual", "math"), ("scaled before", "flash"), ("manual", "flash")]
 CLAIMED = {"scaled before": True, "manual": False}  # whether it is `allclose` to SDPA, as the article has it
 
+BEFORE = "`scaled before` is hand-written attention with q and k each times √scale before the product, as in SDPA;"
+BEFORE += " `manual` scales q kᵀ, as in nanoGPT."
+
 TRAINS = False
 UNUSED = {}
 
@@ -108,12 +111,16 @@ def _pair(a, b, case):
 
 def table(rows: list[dict]) -> list[str]:
     """Errors by path and dtype, times, and the article's pairs."""
-    errors, text = [row for row in rows if "path" in row], []
+    errors = [row for row in rows if "path" in row]
+    text = [
+        "Errors are against float64: of the output y, and behind the slash the largest of dq, dk and dv. An error is a",
+        f"share of the largest number in its row of the float64 result: 1e-02 is one per cent. {BEFORE}",
+    ]
     for inputs in dict.fromkeys(row["inputs"] for row in errors):
         group = [row for row in errors if row["inputs"] == inputs]
         dtypes, paths = (list(dict.fromkeys(row[key] for row in group)) for key in ("dtype", "path"))
         times = f"q and k are normal, times {INPUTS[inputs]:g}"
-        text += ["", f"## {inputs} inputs ({times}): largest error against float64, y / worst of dq, dk, dv", ""]
+        text += ["", f"## {inputs} inputs ({times})", ""]
         cells = {(row["path"], row["dtype"]): _errors(row) for row in group}
         text += report.markdown(["path", *dtypes], [[p, *(cells.get((p, d), "") for d in dtypes)] for p in paths])
     text += ["", "## time and memory, ordinary inputs", ""]
@@ -152,26 +159,41 @@ def _errors(row):
     return f"{row['errors']['y']:.1e} / " + (f"{max(gradients):.1e}" if gradients else "no backward")
 
 
-def figures(rows: list[dict]) -> Iterator[tuple]:
-    """errors.png: the error of each path and dtype, a panel for each kind of input."""
+def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
+    """errors.png: a line for each path, the error of each dtype on it, a panel for each kind of input."""
     rows = [row for row in rows if "path" in row]
     kinds = list(dict.fromkeys(row["inputs"] for row in rows))
-    if not kinds:
+    if not any(row["status"] == "measured" for row in rows):
         return
-    width = 1.6 + 0.5 * len({row["path"] for row in rows})
-    figure, grid = drawing.new(ncols=len(kinds), figsize=(width * len(kinds), 3.6), squeeze=False, sharey=True)
+    paths = list(dict.fromkeys(row["path"] for row in rows))
+    figure, grid = drawing.new(0.21 * len(paths) + 1.15, ncols=len(kinds), squeeze=False, sharey=True, sharex=True)
     for axes, inputs in zip(grid.flat, kinds):
         group = [row for row in rows if row["inputs"] == inputs]
-        paths = list(dict.fromkeys(row["path"] for row in group))
-        for dtype, mark in (("bfloat16", "s"), ("float16", "D"), ("float32", "o")):
-            found = [(row["path"], row["errors"]["y"]) for row in group if row["dtype"] == dtype]
-            finite = [(paths.index(path), error) for path, error in found if error < float("inf")]
-            axes.plot(*zip(*finite) if finite else ([], []), mark, label=dtype, markersize=6)
-            lost = [paths.index(path) for path, error in found if error == float("inf")]
-            axes.plot(lost, [1.0] * len(lost), "kx", markersize=9, label=f"{dtype}: overflows" if lost else None)
-        axes.set_xticks(range(len(paths)), paths, rotation=30, ha="right")
-        axes.set(title=f"{inputs} inputs", yscale="log")
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False, fontsize=8)
-    grid[0, 0].set_ylabel("largest error of the output\nagainst float64, as a share")
-    yield "errors", figure
+        _dots(axes, [row for row in group if row["status"] == "measured"], paths)
+        for path in paths:
+            reasons = {row.get("reason") for row in group if row["path"] == path}
+            if all(row["status"] != "measured" for row in group if row["path"] == path):
+                style = dict(transform=axes.get_yaxis_transform(), va="center", fontsize=7, color="0.4")
+                axes.text(0.02, paths.index(path), reasons.pop() or "", **style)
+        axes.set(title=f"{inputs} inputs (q and k: normal × {INPUTS[inputs]:g})", xscale="log")
+    grid[0, 0].set_yticks(range(len(paths)), paths)
+    grid[0, 0].set_ylim(len(paths) - 0.5, -0.5)
+    for axes in grid.flat:
+        axes.set_xlabel("largest error against float64")
+    figure.legend(*grid[0, -1].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    _, nh, T, hs = SHAPE
+    subject = f"Causal attention, {nh} heads of {hs} channels, {T} tokens, forward. An error is a share of"
+    subject += f" the largest number in its row of the result. {BEFORE.replace('`', '')}"
+    yield "errors", "How exact each way to compute attention is", subject, figure
+
+
+def _dots(axes, rows, paths):
+    """A mark for each path and dtype; a cross at the right edge if it overflows."""
+    for dtype, mark, color in (("bfloat16", "s", "#e69f00"), ("float16", "D", "#0072b2"), ("float32", "o", "0.2")):
+        found = [(row["errors"]["y"], paths.index(row["path"])) for row in rows if row["dtype"] == dtype]
+        finite = [point for point in found if point[0] < float("inf")]
+        axes.plot(*zip(*finite) if finite else ([], []), mark, label=dtype, markersize=5, color=color)
+        lost = [at for error, at in found if error == float("inf")]
+        edge = [0.97] * len(lost)
+        label = f"{dtype} overflows" if lost else None
+        axes.plot(edge, lost, "x", color=color, markersize=7, transform=axes.get_yaxis_transform(), label=label)

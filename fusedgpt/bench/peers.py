@@ -224,34 +224,29 @@ def _notes(part, peers):
     return found
 
 
-def figures(rows: list[dict]) -> Iterator[tuple]:
+def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     """peers.png: a panel for each part, a bar for each contender, hollow if it was disturbed, the finding as title."""
     parts = {}
     for part, peers in pooled(rows).items():
-        if found := {peer: row for peer, row in peers.items() if row["status"] == "measured"}:
-            parts[part] = found
+        if any(row["status"] == "measured" for row in peers.values()):
+            parts[part] = peers
     if not parts:
         return
     heights = [len(peers) + 2 for peers in parts.values()]
     options = dict(nrows=len(parts), squeeze=False, gridspec_kw={"height_ratios": heights})
-    figure, grid = drawing.new(figsize=(7.5, 0.36 * sum(heights) + 0.4), **options)
+    figure, grid = drawing.new(0.32 * sum(heights) + 0.3, **options)
     for axes, (part, peers) in zip(grid[:, 0], parts.items()):
-        bars = list(peers.values())
-        medians = [row["median_ms"] for row in bars]
-        spread = [
-            [row["median_ms"] - row["p10_ms"] for row in bars],
-            [row["p90_ms"] - row["median_ms"] for row in bars],
-        ]
-        colors = ["C0" if peer.startswith("ours") else "0.6" for peer in peers]
-        drawn = axes.barh(list(peers), medians, xerr=spread, color=colors, ecolor="0.3", capsize=2, height=0.65)
-        drawing.hollow(drawn, bars)
-        for n, row in enumerate(bars):
-            ms = f"{row['median_ms']:,.0f}" if row["median_ms"] >= 100 else f"{row['median_ms']:.1f}"
-            axes.text(row["p90_ms"] + 0.01 * max(medians), n, ms, va="center", fontsize=8)
-        axes.invert_yaxis()
-        axes.set_title(finding(part, peers), fontsize=9, loc="left")
-        axes.set(
-            xlabel=f"{TITLES[part][1]}: median, p10 to p90 (less is better)",
-            xlim=(0, 1.15 * max(row["p90_ms"] for row in bars)),
-        )
-    yield "peers", figure
+        colors = ["#0072b2" if peer.startswith("ours") else "0.6" for peer in peers]
+        said = [_said(row) for row in peers.values()]
+        drawing.times(axes, list(peers), list(peers.values()), said, colors)
+        axes.set_title(finding(part, peers), loc="left")
+        axes.set_xlabel(f"{TITLES[part][1]}: median, p10 to p90 (less is better)")
+        axes.grid(visible=False, axis="y")
+    yield "peers", "Our GPT beside others, in one run and in turn", f"Training of {training.subject(s)}", figure
+
+
+def _said(row):
+    """What stands behind a contender's bar."""
+    if row["status"] != "measured":
+        return f"{row['status']}: {row['reason']}"
+    return f"{row['median_ms']:,.0f}" if row["median_ms"] >= 100 else f"{row['median_ms']:.1f}"

@@ -146,33 +146,59 @@ def table(rows: list[dict]) -> list[str]:
 def _cells(row, eager):
     if row["status"] != "measured":
         return [row["model"], row["T"], row["attention"], row["status"], *[""] * 7]
-    n = row["parameters"]
-    size = f"{n / 1e9:.2f} B" if n >= 1e9 else f"{n / 1e6:.0f} M"
     times = f"{eager['median_ms'] / row['median_ms']:.2f}x" if eager and comparable(row) else ""
     difference = f"{row['logits_differ']:.1e}" if row.get("logits_differ") is not None else ""
     busy = f"{row['device_busy_ms']:.1f}" if row.get("device_busy_ms") is not None else ""
-    cells = [f"{row['model']} ({size})", row["T"], row["attention"], report.spread(row), busy, times]
+    cells = [f"{row['model']} ({_size(row)})", row["T"], row["attention"], report.spread(row), busy, times]
     cells += [f"{row['tflops']:.3g}", f"{row['peak_memory'] / report.GIB:.2f} GiB"]
     return [*cells, "+".join(row["kernel"]["forward"]), row["logits"], difference]
 
 
-def figures(rows: list[dict]) -> Iterator[tuple]:
-    """prefill.png: a panel for each model, grouped bars for each length, hollow if disturbed."""
+def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
+    """prefill.png: a panel for each model, a line for each attention; its speedup over eager stands at each length."""
+    rows = [row for row in rows if row["status"] == "measured"]
     models = list(dict.fromkeys(row["model"] for row in rows))
     if not models:
         return
-    figure, grid = drawing.new(ncols=len(models), figsize=(2.9 * len(models) + 0.6, 3.4), squeeze=False)
+    down = -(-len(models) // 2)
+    figure, grid = drawing.new(
+        2.1 * down, nrows=down, ncols=min(2, len(models)), squeeze=False, sharex=True, sharey=True
+    )
     for axes, model in zip(grid.flat, models):
         group = [row for row in rows if row["model"] == model]
-        kinds, lengths = (list(dict.fromkeys(row[key] for row in group)) for key in ("attention", "T"))
-        width = 0.8 / len(kinds)
-        for n, kind in enumerate(kinds):
-            bars = [row for row in group if row["attention"] == kind]
-            at = [lengths.index(row["T"]) + (n - (len(kinds) - 1) / 2) * width for row in bars]
-            drawn = axes.bar(at, [row["median_ms"] for row in bars], width, label=kind, **drawing.bar_style(n))
-            drawing.hollow(drawn, bars)
-        axes.set_xticks(range(len(lengths)), lengths)
-        axes.set(title=model, xlabel="tokens of prompt")
-    grid[0, 0].set_ylabel("ms to the first token, median")
-    grid[0, 0].legend(frameon=False)
-    yield "prefill", figure
+        eager = {row["T"]: row for row in group if row["attention"] == "eager"}
+        for kind in dict.fromkeys(row["attention"] for row in group):
+            line = sorted((row for row in group if row["attention"] == kind), key=lambda row: row["T"])
+            calm = [
+                (row["T"], *(row[key] for key in ("median_ms", "p10_ms", "p90_ms"))) for row in line if comparable(row)
+            ]
+            if calm:
+                drawing.line(axes, kind, calm)
+            for row in line if kind == "flash" else []:
+                if times := _speedup(row, base := eager.get(row["T"])):
+                    below = row["T"], min(row["median_ms"], base["median_ms"])
+                    style = dict(textcoords="offset points", ha="center", fontsize=7.5, color=drawing.color(kind))
+                    axes.annotate(f"{times:.2f}×", below, (0, -13), **style)
+        axes.set_title(f"{model} ({_size(group[0])})")
+        axes.margins(x=0.12, y=0.15)
+    drawing.doubling("x", *grid.flat, ticks=sorted({row["T"] for row in rows}))
+    drawing.doubling("y", *grid.flat)
+    for axes in grid[-1]:
+        axes.set_xlabel("tokens of the prompt")
+    figure.supylabel("ms to the first token: median, p10 to p90", fontsize="medium")
+    grid[0, 0].legend(frameon=False, labelcolor="linecolor")
+    dtypes = ", ".join(dict.fromkeys(row["dtype"] for row in rows))
+    subject = f"One prompt (batch 1), random weights in {dtypes}; × is how many times as fast as eager"
+    yield "prefill", "Time to the first token: eager attention and fused", subject, figure
+
+
+def _speedup(row, eager):
+    """How many times as fast as eager a row of another attention is; None if either was disturbed or is missing."""
+    if row is eager or not (comparable(row) and comparable(eager)):
+        return None
+    return eager["median_ms"] / row["median_ms"]
+
+
+def _size(row):
+    n = row["parameters"]
+    return f"{n / 1e9:.2f} B" if n >= 1e9 else f"{n / 1e6:.0f} M"

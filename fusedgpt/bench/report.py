@@ -1,5 +1,6 @@
 """report.md and the figures of a benchmark, from its rows alone; and the pieces that the reports of all kinds share."""
 
+import dataclasses
 import pathlib
 import types
 from collections.abc import Iterable
@@ -25,8 +26,8 @@ def write(folder: pathlib.Path, kind: types.ModuleType) -> list[pathlib.Path]:
     """Write report.md of the benchmark `kind`, and its figures, from the rows in `folder`; the paths written."""
     header, lines = read(folder)
     rows = disturbance.judged(line for line in latest(lines) if line["kind"] == "row")
-    drawn = drawing.save(kind.figures([row for row in rows if row["status"] == "measured"]), folder)
-    text = [*_heading(header, lines), *kind.table(rows), ""]
+    drawn = drawing.save(kind.figures(rows, header["settings"]), folder, _machine(header, lines))
+    text = [*_heading(header, lines, kind), *kind.table(rows), ""]
     text += [line for figure in drawn for line in (f"![{figure.stem}]({figure.name})", "")]
     text += [*_disturbances(rows), *_failures(rows)]
     with atomic(folder / "report.md", "w") as file:
@@ -34,21 +35,42 @@ def write(folder: pathlib.Path, kind: types.ModuleType) -> list[pathlib.Path]:
     return [folder / "report.md", *drawn]
 
 
-def _heading(header, lines):
-    s, last = header["settings"], header["environment"]
-    machines = [*(line["machine"] for line in lines if "machine" in line), last]  # one a call, and they may differ
+def _environment(header, lines):
+    """What the rows were measured on: {name: text}. Rows may come from several calls, whose machines may differ."""
+    last = header["environment"]
+    machines = [*(line["machine"] for line in lines if "machine" in line), last]
     environment = {}
     for name in last:
         values = dict.fromkeys(machine.get(name, last[name]) for machine in machines)
         environment[name] = ", ".join(f"{v / GIB:.0f} GiB" if name == "memory" else str(v) for v in values)
+    return environment
+
+
+def _machine(header, lines):
+    """The machine, the versions, the commit and the day, in a line for figures."""
+    found = _environment(header, lines)
+    threads = [] if "cuda" in found else [f"{found['threads']} threads"]
+    versions = [
+        f"{name} {found[name]}" for name in ("torch", "cuda", "cudnn", "transformers", "commit") if name in found
+    ]
+    return ", ".join([found["device"], *threads, *versions, found.get("date", "no date recorded")])
+
+
+def _heading(header, lines, kind):
+    s, environment = header["settings"], _environment(header, lines)
     for when in ("before", "after"):
         states = [line for line in lines if line["kind"] == when]
         if states:
-            state = {name: value for name, value in states[-1].items() if name not in ("kind", "machine")}
+            state = {name: value for name, value in states[-1].items() if name not in ("kind", "machine", "commit")}
+            state = {name: f"{value:.2f}" if isinstance(value, float) else value for name, value in state.items()}
             environment[f"{when} the rows"] = ", ".join(f"{name} {value}" for name, value in state.items())
-    settings = ", ".join(f"{name} {s[name]}" for name in header["set"])
+    own = {field.name for field in dataclasses.fields(kind.Settings)}
+    used = [name for name in header["set"] if name in own or (kind.TRAINS and name not in kind.UNUSED)]
+    settings = ", ".join(f"{name} {s[name]}" for name in used)  # headers of earlier versions have all kinds' settings
     return [
         f"# {header['benchmark'].replace('_', ' ')}",
+        "",
+        kind.__doc__.partition("\n\n")[0].replace("\n", " "),
         "",
         f"`{header['command']}`",
         "",

@@ -85,10 +85,12 @@ def run(
     if profile:
         untraced = [spec for spec in plan if not trace_path(path.parent, spec).exists()]
         done = [line for line in done if "kernel" not in line or not _is_of(line, untraced)]  # others have no profile
-    _write(path, [{"kind": "header", **header}, *earlier, {"kind": "before", **state()}])
     todo = [spec for spec in plan if not any(_is_of(line, [spec]) for line in done)]
     if len(todo) < len(plan):
         say(f"{len(plan) - len(todo)} of {len(plan)} rows are there already")
+    if not todo:
+        return  # the date in the header stays that of a measurement
+    _write(path, [{"kind": "header", **header}, *earlier, {"kind": "before", **state()}])
     seconds = {}  # by part: the rows of one part may take a hundred times as long as another's
     with open(path, "a", buffering=1) as file, contextlib.suppress(OutOfTime):
         for n, spec in enumerate(todo, start=1):

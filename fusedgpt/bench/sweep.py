@@ -193,55 +193,91 @@ def _crossover(pair, T):
     return f"- `{faster}` is faster than `{slower}` {f'from T = {T} on' if T else 'at every length'}."
 
 
-def figures(rows: list[dict]) -> Iterator[tuple]:
+def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     """speedup.png and memory.png, a panel for each shape and direction, against manual; training.png, tokens/s.
 
     Times that were disturbed are left out.
     """
+    rows = [row for row in rows if row["status"] == "measured"]
     alone, whole = ([row for row in rows if row["part"] == part] for part in ("attention", "training"))
     whole = list(filter(comparable, whole))
     if alone:
-        yield "speedup", _panels(alone, "times as fast as manual", _speedup)
-        memory = _panels(alone, "MiB held above the inputs", lambda row, m: row["peak_memory"] / 2**20 or None)
-        for axes in memory.axes:
-            axes.set_yscale("log")
-        yield "memory", memory
+        dtypes = ", ".join(dict.fromkeys(row["dtype"] for row in alone))
+        subject = f"Causal attention alone, batch 1, {dtypes}; manual is the hand-written masked softmax"
+        figure = _panels(alone, "times as fast as manual, p10 to p90", _speedup)
+        yield "speedup", "How many times as fast as hand-written attention", subject, figure
+        yield (
+            "memory",
+            "What attention holds above its inputs",
+            subject,
+            _panels(alone, "MiB above the inputs", _memory),
+        )
     if whole:
-        figure, axes = drawing.new(figsize=(5.5, 3.6))
-        _lines(axes, whole, lambda row: row["tokens_per_s"])
-        axes.set(xlabel="tokens in a sequence", ylabel="tokens/s, training end to end", ylim=(0, None))
-        axes.legend(frameon=False)
-        yield "training", figure
+        figure, axes = drawing.new(2.5)
+        _lines(axes, whole, lambda row, _: _rates(row), {})
+        drawing.doubling("x", axes, ticks=_ticks(whole))
+        axes.set(xlabel="tokens in a sequence", ylabel="tokens/s: median, p10 to p90", ylim=(0, None))
+        axes.legend(frameon=False, labelcolor="linecolor")
+        ran = ", ".join(dict.fromkeys(f"{r['ran']['dtype']}, {_how(r)}" for r in whole))
+        subject = f"Training {training.subject(s | {'block_size': 'T'})} ({ran})"
+        yield "training", "Training end to end, by the length of a sequence", subject, figure
+
+
+def _how(row):
+    return "compiled" if row["ran"]["compile"] else "eager"
 
 
 def _speedup(row, manual):
-    return manual["median_ms"] / row["median_ms"] if comparable(row) and comparable(manual) else None
+    """(speedup over manual, and its spread: one's p10 against the other's p90), or None."""
+    if not (comparable(row) and comparable(manual)):
+        return None
+    if row is manual:
+        return 1.0, None, None
+    slow, fast = manual["p10_ms"] / row["p90_ms"], manual["p90_ms"] / row["p10_ms"]
+    return manual["median_ms"] / row["median_ms"], slow, fast
+
+
+def _memory(row, manual):
+    return (row["peak_memory"] / 2**20, None, None) if row["peak_memory"] else None
+
+
+def _rates(row):
+    """Tokens/s, with p10 and p90: of the times, the other way round."""
+    tokens = row["tokens_per_s"] * row["median_ms"]
+    return row["tokens_per_s"], tokens / row["p90_ms"], tokens / row["p10_ms"]
 
 
 def _panels(rows, label, value):
-    """A figure with a panel for each shape and direction. value: (row, manual's row at that length) -> y, or None."""
+    """A figure with a panel for each shape and direction, on the same axes; value: as in _lines."""
     groups = list(dict.fromkeys((row["heads"], row["pass"]) for row in rows))
     across = min(2, len(groups))
     down = -(-len(groups) // across)
-    figure, grid = drawing.new(nrows=down, ncols=across, figsize=(5 * across, 3.3 * down), squeeze=False)
+    figure, grid = drawing.new(2.0 * down + 0.3, nrows=down, ncols=across, squeeze=False, sharex=True, sharey=True)
+    names = {}
     for axes, (heads, direction) in zip(grid.flat, groups):
         group = [row for row in rows if (row["heads"], row["pass"]) == (heads, direction)]
         manual = {row["T"]: row for row in group if row["attention"] == "manual"}
-        _lines(axes, [row for row in group if row["T"] in manual], lambda row, m=manual: value(row, m[row["T"]]))
-        axes.set(title=f"{heads.replace('x', ' heads × ')}, {direction}", xlabel="tokens", ylabel=label)
-        if axes.lines:  # none, if every time was disturbed
-            axes.legend(frameon=False, fontsize=8)
+        _lines(axes, [row for row in group if row["T"] in manual], value, manual)
+        axes.set_title(f"{heads.replace('x', ' heads × ')}, {direction}")
+        names |= {line.get_label(): line for line in axes.lines}
+    drawing.doubling("x", *grid.flat, ticks=_ticks(rows))
+    drawing.doubling("y", *grid.flat)
+    for axes in grid[-1]:
+        axes.set_xlabel("tokens")
+    figure.supylabel(label, fontsize="medium")
+    if names:  # none, if every time was disturbed
+        figure.legend(names.values(), names.keys(), loc="outside lower center", ncols=len(names), frameon=False)
     return figure
 
 
-def _lines(axes, rows, value):
+def _lines(axes, rows, value, manual):
+    """A line for each kernel. value: (row, manual's row at that length) -> (y, low, high), or None to leave it out."""
     for name in dict.fromkeys(row["attention"] for row in rows):
-        points = sorted((row["T"], value(row)) for row in rows if row["attention"] == name and value(row) is not None)
-        marks = dict(marker=drawing.mark(name), markersize=4, markevery=max(1, len(points) // 12))
-        if points:
-            axes.plot(*zip(*points), label=name, **marks)
+        found = {row["T"]: value(row, manual.get(row["T"])) for row in rows if row["attention"] == name}
+        if points := [(T, *found[T]) for T in sorted(found) if found[T]]:
+            drawing.line(axes, name, points)
+
+
+def _ticks(rows):
     lengths = sorted({row["T"] for row in rows})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(filter(_power_of_two, lengths)) or lengths)
-    axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.grid(alpha=0.3)
+    return list(filter(_power_of_two, lengths)) or lengths

@@ -49,6 +49,14 @@ def settings(s: Trained, own: type) -> dict:
     return shared | {"max_iters": s.steps, "device": s.device, "profile": s.profile, "dtype": dtype}
 
 
+def subject(s: dict) -> str:
+    """What a run with the settings `s` of a header trains, and on how much a step, for the title of a figure."""
+    model = f"{s['n_layer']} layers, {s['n_head']} heads, {s['n_embd']} channels"
+    count = s.get("gradient_accumulation_steps", 1)  # peers has none
+    micro_batches = f"{count} × " if count > 1 else ""
+    return f"a GPT of {model}, {micro_batches}{s['batch_size']} × {s['block_size']} tokens a step"
+
+
 def run(
     settings: dict, out_dir: pathlib.Path, memory: int | None = None, trace: pathlib.Path | None = None
 ) -> tuple[dict, list[dict]]:

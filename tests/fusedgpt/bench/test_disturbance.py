@@ -19,6 +19,9 @@ def rows_of(kind):
     return [line for line in read_jsonl(CPU / kind / "rows.jsonl") if line["kind"] == "row"]
 
 
+SETTINGS = read_jsonl(CPU / "ladder" / "rows.jsonl")[0]["settings"]
+
+
 def mark(row):
     row |= {"disturbed": True, "reason": "it was slow"}
 
@@ -94,8 +97,13 @@ def test_no_per_cent_of_the_ladder_comes_from_a_disturbed_row():
 def test_the_ladders_bar_of_a_disturbed_row_is_hollow():
     rows = [row for row in rows_of("ladder") if row["status"] == "measured"]
     mark(rows[1])
-    ((_, figure),) = ladder.figures(rows)
+    ((*_, figure),) = ladder.figures(rows, SETTINGS)
     assert [bar.get_fill() for bar in figure.axes[0].patches] == [n != 1 for n in range(len(rows))]
+
+
+def drawn(kind, rows):
+    """The figures of a kind by name, with the settings of the ladder."""
+    return {name: figure for name, _, _, figure in kind.figures(rows, SETTINGS)}
 
 
 def alone(rows, attention, T):
@@ -115,7 +123,7 @@ def test_no_speedup_of_the_sweep_comes_from_a_disturbed_row(attention):
     before = at_512(rows)
     for each in alone(rows, attention, 512):
         mark(each)
-    figure = dict(sweep.figures(rows))["speedup"]
+    figure = drawn(sweep, rows)["speedup"]
     for axes in figure.axes:
         for line in axes.lines:
             gone = line.get_label() == attention or attention == "manual"
@@ -124,7 +132,7 @@ def test_no_speedup_of_the_sweep_comes_from_a_disturbed_row(attention):
     for line, whole in zip(at_512(rows), before):
         assert line.count("x") == (0 if attention == "manual" else whole.count("x") - 1)
     everywhere = [{**row, "disturbed": True} for row in rows]
-    assert sweep.crossovers(everywhere) == {} and dict(sweep.figures(everywhere)).keys() == {"speedup", "memory"}
+    assert sweep.crossovers(everywhere) == {} and drawn(sweep, everywhere).keys() == {"speedup", "memory"}
 
 
 def test_a_crossover_needs_undisturbed_times():
@@ -148,8 +156,10 @@ def test_no_speedup_of_prefill_comes_from_a_disturbed_row(attention):
     gone = [line for line in table if "| 1024 |" in line and (attention == "eager" or "| flash |" in line)]
     assert gone and not any("x |" in line for line in gone)
     assert sum(line.count("x |") for line in table) == 6 - len(gone)
-    ((_, figure),) = prefill.figures(rows)
-    assert sum(not bar.get_fill() for bar in figure.axes[0].patches) == 1
+    figure = drawn(prefill, rows)["prefill"]
+    for line in figure.axes[0].lines:
+        assert (1024 in line.get_xdata()) is (line.get_label() != attention)
+    assert len(figure.axes[0].texts) == 2  # speedups
 
 
 def test_the_other_kinds_mark_it_too():
@@ -160,4 +170,4 @@ def test_the_other_kinds_mark_it_too():
     mark(rows[0])
     (line,) = (line for line in max_batch.table(rows) if line.startswith(f"| {rows[0]['attention']} |"))
     assert "*disturbed*" in line and "%" not in line
-    assert len(dict(max_batch.figures(rows))["curves"].axes[0].lines) == len(rows) - 1
+    assert len(drawn(max_batch, rows)["curves"].axes[0].lines) == len(rows) - 1

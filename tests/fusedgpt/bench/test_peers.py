@@ -313,12 +313,12 @@ def test_samples_of_all_visits_count_but_for_disturbed_ones_and_wrong_contenders
     assert "| nanoGPT, float32 | parity failed: its loss |" in text
 
 
-def test_no_ratio_is_drawn_from_a_disturbed_contender():
+def test_no_ratio_is_drawn_from_a_disturbed_contender(tmp_path, data):
     rows = [row("ours", [10.0], disturbed=True, reason="loud"), row("Hugging Face, eager", [20.0])]
     found = peers.pooled(rows)["training"]
     assert peers.relative(found["Hugging Face, eager"], found["ours"]) is None
     assert peers.finding("training", found) == "A training step"
-    assert len(list(peers.figures(rows))) == 1
+    assert len(list(peers.figures(rows, asked(tmp_path, data)))) == 1
 
 
 @pytest.mark.skipif(not NANOGPT, reason="NANOGPT names no clone of nanoGPT")

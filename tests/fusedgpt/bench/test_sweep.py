@@ -138,7 +138,11 @@ def test_a_report_and_figures_can_be_drawn_at_any_moment(tmp_path):
         wanted = {"attention": {"speedup.png", "memory.png"}, "training": {"training.png"}}
         assert drawn == {"report.md"}.union(*(wanted[part] for part in parts))
     rest = [row for row in rows if row["attention"] != "manual" and row["status"] == "measured"]
-    assert {name for name, _ in sweep.figures(rest)} == {"speedup", "memory", "training"}  # nothing to compare with
+    assert {name for name, *_ in sweep.figures(rest, header["settings"])} == {
+        "speedup",
+        "memory",
+        "training",
+    }  # nothing to compare with
 
 
 def test_heads_are_pairs():

@@ -1,0 +1,90 @@
+"""Figures that can be forwarded: each says what was measured, where and when, and fits into a README."""
+
+import json
+
+import pytest
+
+import bench
+from fusedgpt.bench import drawing, ladder, max_batch, report, sweep
+from fusedgpt.files import read_jsonl
+from tests.conftest import ROOT
+
+CPU = ROOT / "results" / "cpu"
+
+
+def rows_of(folder):
+    """(the settings, the rows) of a benchmark in results/."""
+    header, *lines = read_jsonl(CPU / folder / "rows.jsonl")
+    return header["settings"], [line for line in lines if line["kind"] == "row"]
+
+
+@pytest.fixture
+def saved(monkeypatch):
+    """The figures that are saved from here on, by name."""
+    found = {}
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **_: found.update({path.stem: figure}))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["ladder", "sweep", "prefill", "numerics", "max_batch"])
+def test_a_figure_says_what_was_measured_where_and_when(kind, tmp_path, saved):
+    # a figure that was forwarded named nothing but its axes
+    header, *lines = read_jsonl(CPU / kind / "rows.jsonl")
+    dated = header | {"environment": header["environment"] | {"date": "2026-11-22"}}
+    for head, day in ((header, "no date recorded"), (dated, "2026-11-22")):
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [head, *lines]))
+        report.write(tmp_path, bench.KINDS[kind])
+        for name, figure in saved.items():
+            title, subtitle = (text.get_text() for text in figure.texts[-2:])
+            assert title and figure.get_figwidth() == drawing.WIDTH
+            for part in ("AMD EPYC", "2 threads", "torch 2.13.0+cpu", header["environment"]["commit"], day):
+                assert part in subtitle, name
+            texts = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
+            texts += [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+            assert any("bfloat16" in text for text in [subtitle, *texts]), name
+
+
+def test_the_ladder_cuts_a_bar_that_would_squash_the_others_and_has_the_rungs_that_were_refused():
+    # one rung in float32 took four times as long as all others, whose differences could not be seen
+    settings, rows = rows_of("ladder_124M")
+    ((*_, figure),) = ladder.figures(rows, settings)
+    (axes,) = figure.axes
+    widths = [bar.get_width() for bar in axes.patches if bar.get_width()]
+    measured = [row["median_ms"] for row in rows if row["status"] == "measured"]
+    assert max(widths) < 0.5 * max(measured) and sorted(widths)[:-1] == sorted(measured)[:-1]
+    said = [text.get_text() for text in axes.texts]
+    assert "7018 (-77.8 %)" in said and "refused: PyTorch has this kernel on GPUs only" in said
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names[:3] == ["manual, float32, eager", "manual, eager\n(bfloat16)", "manual\n(bfloat16, compiled)"]
+    assert names[4] == "efficient" and len(names) == len(rows)
+
+
+def test_speedups_share_their_axes_and_have_a_spread():
+    # four panels, each with an axis of its own
+    settings, rows = rows_of("sweep")
+    figure = {name: figure for name, _, _, figure in sweep.figures(rows, settings)}["speedup"]
+    assert len({axes.get_ylim() for axes in figure.axes}) == len({axes.get_xlim() for axes in figure.axes}) == 1
+    assert {axes.get_yscale() for axes in figure.axes} == {"log"}
+    manual, flash = ({**rows[0], "median_ms": m, "p10_ms": a, "p90_ms": b} for a, m, b in ((8, 9, 10), (2, 3, 4)))
+    assert sweep._speedup(flash, manual) == (3, 2, 5) and sweep._speedup(manual, manual)[0] == 1
+    assert all(axes.collections for axes in figure.axes)
+
+
+def test_losses_are_compared_after_the_same_time():
+    # one run ended after 44 seconds, the other after 41
+    settings, rows = rows_of("max_batch")
+    assert max_batch.common_end(rows) == pytest.approx(41.08, abs=0.01)
+    assert max_batch.loss_at([[0, 4.0], [10, 3.0], [20, 2.0]], 15) == 2.5
+    figure = {name: figure for name, _, _, figure in max_batch.figures(rows, settings)}["curves"]
+    (axes,) = figure.axes
+    assert {line.get_xdata()[-1] for line in axes.lines} == {max_batch.common_end(rows)}
+    assert axes.get_ylim()[1] < 5  # the untrained model, at 5.3, is not drawn
+    assert [text.get_color() for text in axes.get_legend().get_texts()] == [line.get_color() for line in axes.lines]
+    table = max_batch.table(rows)
+    assert "and after 41 s" in table[0] and "| 2.7309 |" in table[2]
+
+
+def test_a_run_that_was_too_short_for_an_evaluation_can_be_drawn():
+    settings, rows = rows_of("max_batch")
+    short = [{**row, "curve": row["curve"][:1]} for row in rows]
+    list(max_batch.figures(short, settings))
