@@ -17,13 +17,13 @@ import functools
 import math
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
 from configurator import configure, subclass
 from fusedgpt import settings, timing
 from fusedgpt.bench import campaign, ladder, max_batch, numerics, peers, prefill, report, rows, sweep, training
+from fusedgpt.bench.settings import admitted
 from fusedgpt.device import resolve_device
 from fusedgpt.environment import environment, machine_state
 from fusedgpt.errors import UserError, one_sentence
@@ -91,13 +91,8 @@ def main(name: str, args: list[str]) -> None:
 
 
 def planned(name: str, s, device) -> list[dict]:
-    """The rows of the kind `name` that --only admits. Raises UserError if it admits none."""
-    words = "|".join(re.escape(word.strip()) for word in s.only.split(","))
-    asked = re.compile(rf"(?<!\w)({words})(?!\w)" if s.only else "")  # whole words: flash is not flash3
-    plan = [spec for spec in KINDS[name].plan(s, device) if any(asked.search(str(v)) for v in spec.values())]
-    if not plan:
-        raise UserError(f"only={s.only!r} names no row of {name}")
-    return plan
+    """The rows of the kind `name` that --only admits. Raises UserError if a name of it has none."""
+    return admitted(KINDS[name].plan(s, device), s.only)
 
 
 def left(name: str, args: list[str]) -> tuple[int, int, int]:

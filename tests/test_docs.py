@@ -33,7 +33,7 @@ KINDS = {
         "--block_size=16",
         "--only=cudnn",
     ],  # refused at once (status 1): a search takes half a minute
-    "peers": [*TRAINED, "--block_size=64", "--new_tokens=8", "--rounds=1", "--only=manual"],
+    "peers": [*TRAINED, "--block_size=64", "--new_tokens=8", "--rounds=1", "--only=*manual"],
 }
 FAILS = "--attention=flash --dropout=0.1"  # the README's example of a refusal
 PLACEHOLDERS = re.compile(r"\b(KIND|FOLDER|OUT_DIR|PATH|NAME)\b|…|\.\.\. ")

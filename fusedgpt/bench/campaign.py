@@ -33,7 +33,7 @@ LAST_ROW = 120.0  # of these, left for a row that was begun before the time was 
 TESTS = ["attention", "flash_impl", "receipt", "timing", "kernels", "memory", "profiler", "model", "generate", "decode"]
 TESTS += ["optimizer", "step", "train", "resume", "bench", "prefill", "max_batch", "peers"]
 KINDS = ["ladder", "numerics", "prefill", "sweep", "max_batch", "peers"]
-TRACED = ["--only=flash,cudnn", "--profile=True"]  # the ladder begins with these rungs and their traces
+TRACED = ["--only=flash,flash +*,cudnn*", "--profile=True"]  # the ladder begins with these rungs and their traces
 
 # sizes at which every step takes seconds on a CPU
 _MODEL = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=128", "--batch_size=2"]
@@ -44,7 +44,7 @@ TINY = {
     "prefill": ["--device=cpu", "--models=mistral-small", "--lengths=32", "--repeats=2"],
     "sweep": [*_MODEL, "--heads=2x16", "--lengths=32", "--repeats=2", "--only=manual"],
     "max_batch": [*_MODEL, "--block_size=2048", "--memory_gb=0.75", "--only=manual"],
-    "peers": [*_MODEL, "--block_size=64", "--new_tokens=8", "--rounds=1", "--only=manual"],
+    "peers": [*_MODEL, "--block_size=64", "--new_tokens=8", "--rounds=1", "--only=*manual"],
 }
 
 

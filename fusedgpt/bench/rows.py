@@ -88,9 +88,8 @@ def run(
     todo = [spec for spec in plan if not any(_is_of(line, [spec]) for line in done)]
     if len(todo) < len(plan):
         say(f"{len(plan) - len(todo)} of {len(plan)} rows are there already")
-    if not todo:
-        return  # the date in the header stays that of a measurement
-    _write(path, [{"kind": "header", **header}, *earlier, {"kind": "before", **state()}])
+    if todo:  # otherwise the date in the header stays that of a measurement
+        _write(path, [{"kind": "header", **header}, *earlier, {"kind": "before", **state()}])
     seconds = {}  # by part: the rows of one part may take a hundred times as long as another's
     with open(path, "a", buffering=1) as file, contextlib.suppress(OutOfTime):
         for n, spec in enumerate(todo, start=1):
@@ -103,7 +102,7 @@ def run(
             left = _seconds_left(seconds, todo[n:])
             say(f"[{n}/{len(todo)}] {_name(spec)}: {_outcome(row)}; about {_duration(left)} left")
     lines = disturbance.judged(latest(read_jsonl(path)))  # again, because only now the best reference is known
-    _write(path, [*lines, {"kind": "after", **state()}])
+    _write(path, [*lines, *([{"kind": "after", **state()}] if todo else [])])
     if disturbed := [line for line in lines if line.get("disturbed")]:
         say(f"disturbed rows: {len(disturbed)}. The same command measures them again")
     if missing := [spec for spec in todo if not any(_is_of(line, [spec]) for line in lines)]:
@@ -136,11 +135,16 @@ def latest(lines: list[dict]) -> list[dict]:
     """`lines` of rows.jsonl without the rows that were measured again further down."""
     found = {}
     for n, line in enumerate(lines):
-        spec = itertools.takewhile(lambda item: item[0] != "status", line.items())  # what stands before the status
-        key = tuple(spec) if line["kind"] == "row" else n
+        key = tuple(spec_of(line).items()) if line["kind"] == "row" else n
         found.pop(key, None)
         found[key] = line
     return list(found.values())
+
+
+def spec_of(row: dict) -> dict:
+    """What identifies a row: all that stands before its status."""
+    before = itertools.takewhile(lambda item: item[0] != "status", row.items())
+    return {key: value for key, value in before if key != "kind"}
 
 
 def _write(path, lines):

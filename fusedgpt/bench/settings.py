@@ -1,6 +1,8 @@
 """Settings that several kinds of benchmark share, and reading the lists among them."""
 
+import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from fusedgpt.errors import UserError
 
@@ -10,7 +12,7 @@ class Common:
     """What every kind has."""
 
     results: str = "out-bench"  # folder for results; each kind has a folder in it: rows.jsonl, report.md, figures
-    only: str = ""  # comma-separated words; a row is measured if one of its values has one of them; empty: all rows
+    only: str = ""  # comma-separated values, such as flash,manual, or patterns: rows with one of them; empty: all
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
     profile: bool = False  # profile of each row in traces/, for ui.perfetto.dev
     max_seconds: float | None = None  # seconds after which no further row is begun; the same command goes on
@@ -55,3 +57,33 @@ def heads(text: str) -> list[tuple[int, int]]:
     except ValueError:
         raise UserError(f"heads={text!r} must be like 32x128,12x64 (heads x head size)") from None
     return found
+
+
+def admitted(plan: list[dict], only: str) -> list[dict]:
+    """The rows of `plan` with a value that `only` names; all if it is empty.
+
+    It is a comma-separated list of whole values, or of patterns with * and ? for them. A comma before a space is part
+    of a value: 'manual, again' is one. Raises UserError for a name that no row has.
+    """
+    if not only:
+        return plan
+    names = [name.strip() for name in re.split(",(?! )", only)]
+    for name in names:
+        if not any(_has(spec, name) for spec in plan):
+            raise UserError(f"only={name!r} names no row: it can be a pattern, such as 'flash*', or {_values(plan)}")
+    return [spec for spec in plan if any(_has(spec, name) for name in names)]
+
+
+def _has(spec, name):
+    return any(fnmatchcase(str(value), name) for value in spec.values())
+
+
+def _values(plan):
+    """All values of the rows of `plan`, by what they are; a range of numbers."""
+    found = {}
+    for spec in plan:
+        for key, value in spec.items():
+            found.setdefault(key, {})[value] = None
+    numbers = {key for key, values in found.items() if all(isinstance(value, int) for value in values)}
+    said = {key: f"{min(each)} to {max(each)}" if key in numbers else " | ".join(each) for key, each in found.items()}
+    return "; ".join(f"{key}: {values}" for key, values in said.items())

@@ -272,7 +272,7 @@ def test_nanogpts_train_py_runs_as_it_is_and_leaves_nothing_behind(tmp_path, dat
 
 
 def test_from_the_command_line_and_again(tmp_path, data, clone, capsys):
-    changes = SIZES | dict(nanogpt=str(clone), only="manual,recipe")
+    changes = SIZES | dict(nanogpt=str(clone), only="*manual,recipe")
     got = run("peers", tmp_path, data, **changes)
     assert [row["peer"] for row in got] == ["ours, float32, manual", "ours", "nanoGPT"]
     assert {row["status"] for row in got} == {"measured"}, got
