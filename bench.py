@@ -2,6 +2,7 @@
 
     python bench.py [KIND] [config/file.py ...] [--key=value ...]
     python bench.py report FOLDER [FOLDER ...]          draws report.md and figures again from rows.jsonl
+    python bench.py check FOLDER [--key=value ...]      measures a published folder again here: which claims hold?
     python bench.py gpu                                 the tests that need a GPU, then all of these kinds (make gpu)
 
 KIND is ladder (the default: PyTorch's article, rung by rung), sweep (attention over lengths), prefill (time to the
@@ -17,12 +18,13 @@ import functools
 import math
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 
-from configurator import configure, subclass
+from configurator import adopt, configure, subclass
 from fusedgpt import settings, timing
-from fusedgpt.bench import campaign, ladder, max_batch, numerics, peers, prefill, report, rows, sweep, training
+from fusedgpt.bench import campaign, check, ladder, max_batch, numerics, peers, prefill, report, rows, sweep, training
 from fusedgpt.bench.settings import admitted
 from fusedgpt.device import resolve_device
 from fusedgpt.environment import environment, machine_state
@@ -65,7 +67,19 @@ def main(name: str, args: list[str]) -> None:
     """
     kind, (s, device) = KINDS[name], read_settings(name, args)
     validate(kind, s)
-    folder, plan = pathlib.Path(s.results) / name, planned(name, s, device)
+    folder = pathlib.Path(s.results) / name
+    measure(name, [name, *args], s, device, planned(name, s, device), folder)
+    print(f"wrote {', '.join(map(str, report.write(folder, kind)))}")
+    measured = [line["status"] == "measured" for line in report.read(folder)[1] if line["kind"] == "row"]
+    if not measured:
+        raise UserError(f"max_seconds={s.max_seconds:g} was over before a row of {name}: the same command goes on")
+    if not any(measured):
+        raise UserError(f"no row of {name} could be measured: {folder / 'report.md'} has the reason of each")
+
+
+def measure(name: str, args: list[str], s, device, plan: list[dict], folder: pathlib.Path) -> None:
+    """Measure what is missing of `plan`, rows of the kind `name`, into `folder`. args: of bench.py, for the header."""
+    kind = KINDS[name]
     if kind.TRAINS and s.dataset == "python_stdlib" and not (ROOT / "data" / s.dataset / "meta.json").exists():
         subprocess.run([sys.executable, ROOT / "data" / s.dataset / "prepare.py"], check=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,12 +96,6 @@ def main(name: str, args: list[str]) -> None:
         profile=s.profile,
         max_seconds=s.max_seconds,
     )
-    print(f"wrote {', '.join(map(str, report.write(folder, kind)))}")
-    measured = [line["status"] == "measured" for line in report.read(folder)[1] if line["kind"] == "row"]
-    if not measured:
-        raise UserError(f"max_seconds={s.max_seconds:g} was over before a row of {name}: the same command goes on")
-    if not any(measured):
-        raise UserError(f"no row of {name} could be measured: {folder / 'report.md'} has the reason of each")
 
 
 def planned(name: str, s, device) -> list[dict]:
@@ -100,7 +108,7 @@ def left(name: str, args: list[str]) -> tuple[int, int, int]:
     s, device = read_settings(name, args)
     plan = planned(name, s, device)
     path = pathlib.Path(s.results) / name / "rows.jsonl"
-    return *rows.left(plan, path, header(name, args, s, environment(device))), len(plan)
+    return *rows.left(plan, path, header(name, [name, *args], s, environment(device))), len(plan)
 
 
 def run_campaign(args: list[str]) -> None:
@@ -131,7 +139,7 @@ def header(name: str, args: list[str], s, machine: dict) -> dict:
     used = {setting: value for setting, value in used.items() if setting not in {*NOT_IDENTITY, *KINDS[name].UNUSED}}
     defaults = type(s)()
     changed = [setting for setting, value in used.items() if value != getattr(defaults, setting)]
-    command = " ".join(["python bench.py", name, *args])
+    command = " ".join(["python bench.py", *args])
     return {"benchmark": name, "command": command, "settings": used, "set": changed, "environment": machine}
 
 
@@ -141,7 +149,65 @@ def write_reports(folders: list[str]) -> None:
         raise UserError("name the folder of a benchmark: python bench.py report FOLDER [FOLDER ...]")
     for folder in map(pathlib.Path, folders):
         header, _ = report.read(folder)
-        print(f"wrote {', '.join(map(str, report.write(folder, KINDS[header['benchmark']])))}")
+        print(f"wrote {', '.join(map(str, report.write(folder, kind_of(header))))}")
+
+
+def check_folder(args: list[str]) -> None:
+    """Measure the rows of a published folder again, with the settings of its header, and say which claims hold here.
+
+    Raises UserError if the folder has no rows of a benchmark, or none that --only names.
+    """
+    asked = configure(check.Settings(), [arg for arg in args if arg.startswith("-")], check.__doc__)
+    folders = [pathlib.Path(arg) for arg in args if not arg.startswith("-")]
+    if len(folders) != 1:
+        raise UserError("name one published folder: python bench.py check FOLDER")
+    header, lines = report.read(folders[0])
+    name, there = header["benchmark"], report.rows_in(lines)
+    claims = check.published(kind_of(header), there, asked.only)
+    wanted = {rows.key_of(row): row for claim in claims for row in claim.rows}
+    try:
+        s, device, assumed = published_settings(header, there)
+        obstacles = check.obstacles(wanted, s, device, KINDS[name].plan(s, device))
+    except UserError as error:  # such as a GPU that is not here, or a setting that is no longer allowed
+        assumed, obstacles = {}, dict.fromkeys(wanted, str(error))
+    todo = check.measurable(claims, obstacles)
+    print(check.outlook(claims, todo), flush=True)
+    folder, here = pathlib.Path(asked.results) / folders[0].resolve().name, []
+    if todo:
+        s = dataclasses.replace(s, max_seconds=asked.max_seconds)
+        measure(name, ["check", *args], s, device, list(map(rows.spec_of, todo)), folder)
+        report.write(folder, KINDS[name])
+        here = report.rows_in(report.read(folder)[1])
+    verdicts = check.compare(claims, KINDS[name].claims(here), here, obstacles)
+    machine = report.machine(*report.read(folder)) if here else environment(resolve_device("auto"))["device"]
+    print(*check.columns(verdicts), check.summary(verdicts), sep="\n")
+    print(f"wrote {check.write(folder, folders[0], verdicts, report.machine(header, lines), machine, assumed)}")
+
+
+def published_settings(header: dict, there: list[dict]) -> tuple:
+    """The settings that published rows were measured with, the device for them here, and what their header lacks.
+
+    "auto" becomes what it was there. What the header does not name, {name: value}, is as it is by default today.
+    Raises UserError if there is no such device here, or a setting is no longer allowed.
+    """
+    kind, gpu = kind_of(header), "cuda" in header["environment"]
+    defaults = settings_class(kind)(**kind.defaults(gpu))
+    used = [f.name for f in dataclasses.fields(defaults) if f.name not in {*NOT_IDENTITY, *kind.UNUSED}]
+    named = {name: header["settings"][name] for name in used if name in header["settings"]}
+    s = adopt(defaults, named, "the header")
+    if s.device == "auto":
+        s = dataclasses.replace(s, device="cuda" if gpu else "cpu")
+    if getattr(s, "dtype", None) == "auto" and (dtypes := [d for row in there if (d := check.dtype_of(row))]):
+        s = dataclasses.replace(s, dtype=statistics.mode(dtypes))
+    validate(kind, s)
+    return s, resolve_device(s.device), {name: getattr(s, name) for name in used if name not in named}
+
+
+def kind_of(header: dict):
+    """The kind of benchmark of a header. Raises UserError if this version has none of that name."""
+    if header["benchmark"] not in KINDS:
+        raise UserError(f"there is no benchmark {header['benchmark']!r}, of which the rows are: {', '.join(KINDS)}")
+    return KINDS[header["benchmark"]]
 
 
 def parse(args: list[str]) -> tuple[str, list[str]]:
@@ -149,7 +215,7 @@ def parse(args: list[str]) -> tuple[str, list[str]]:
 
     Raises UserError if it is none of these.
     """
-    names = [*KINDS, "report", "gpu"]
+    names = [*KINDS, "report", "check", "gpu"]
     if args and args[0] in names:
         return args[0], args[1:]
     if not args or args[0].startswith("-") or args[0].endswith(".py") or os.path.exists(args[0]):
@@ -166,6 +232,8 @@ if __name__ == "__main__":
             sys.exit(print(__doc__))
         if name == "report":
             write_reports(args)
+        elif name == "check":
+            check_folder(args)
         elif name == "gpu":
             run_campaign(args)
         else:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 
 from fusedgpt.attention import ATTENTION
-from fusedgpt.bench import drawing, report, settings, training
+from fusedgpt.bench import check, drawing, report, settings, training
 from fusedgpt.bench.disturbance import comparable
 from fusedgpt.bench.proof import prove_kernel
 from fusedgpt.bench.rows import slug, trace_path
@@ -136,6 +136,17 @@ def notes(measured: dict[str, dict]) -> list[str]:
         more = f"{abs(drift):.1%} {'more' if drift > 0 else 'less'}"
         found.append(f"The baseline, measured again at the end, took {more} time: smaller differences are noise.")
     return found
+
+
+def claims(rows: list[dict]) -> list[check.Claim]:
+    """How many times as fast as the baseline each rung is, whether it ends at the same loss, and what is refused."""
+    base = next((row for row in rows if row["rung"] == BASELINE), None)
+    found = []
+    for row in rows:
+        if row["rung"] != "manual, again":  # it shows the drift of a machine
+            found += check.ratio(f"{row['rung']}: speed over {BASELINE}", row, base)
+        found += check.same_loss(f"{row['rung']}: last loss beside {BASELINE}", row, base)
+    return found + check.refusals(rows)
 
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:

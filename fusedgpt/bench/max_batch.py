@@ -22,7 +22,7 @@ import torch
 
 from fusedgpt import memory
 from fusedgpt.attention import KERNELS
-from fusedgpt.bench import drawing, report, settings, training
+from fusedgpt.bench import check, drawing, report, settings, training
 from fusedgpt.bench.disturbance import comparable
 from fusedgpt.bench.proof import prove_kernel
 from fusedgpt.bench.rows import OutOfTime, time_is_up, trace_path
@@ -254,6 +254,20 @@ def _cells(row, peaks, until):
     if until:
         cells += [f"{loss_at(row['curve'], until):.4f}" if row.get("curve") and comparable(row) else ""]
     return cells
+
+
+def claims(rows: list[dict]) -> list[check.Claim]:
+    """How many times manual's largest batch and tokens/s each kernel has, and what is refused."""
+    measured = {row["attention"]: row for row in rows if row["status"] == "measured"}
+    manual, found = measured.get("manual"), []
+    for name, row in measured.items():
+        if manual and row is not manual:
+            larger = row["largest"] / manual["largest"]
+            found.append(check.Claim(f"{name}: largest batch over manual's", [row, manual], larger, timed=False))
+            for claim in check.ratio(f"{name}: tokens/s there over manual's", row, manual):
+                changes = {part: getattr(claim, part) * larger for part in ("value", "low", "high")}
+                found.append(dataclasses.replace(claim, **changes))
+    return found + check.refusals(rows)
 
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fusedgpt import kernels, parity
 from fusedgpt.attention import ATTENTION, KERNELS, MASKED
-from fusedgpt.bench import drawing, report, settings
+from fusedgpt.bench import check, drawing, report, settings
 from fusedgpt.bench.proof import refusals, tflops, timed, verdict
 from fusedgpt.bench.rows import trace_path
 from fusedgpt.case import Case
@@ -157,6 +157,20 @@ def _errors(row):
         return "**overflows**"
     gradients = [error for name, error in row["errors"].items() if name != "y"]
     return f"{row['errors']['y']:.1e} / " + (f"{max(gradients):.1e}" if gradients else "no backward")
+
+
+def claims(rows: list[dict]) -> list[check.Claim]:
+    """The largest error of each path, or that it overflows; which pairs are `allclose`; what is refused."""
+    found = []
+    for row in rows:
+        if row["status"] == "measured" and "pair" in row:
+            value = "yes" if row["allclose"] else "no"
+            found.append(check.Claim(f"{check.name_of(row)}: allclose", [row], value, timed=False))
+        elif row["status"] == "measured":
+            value = "overflows" if row["overflows"] else max(row["errors"].values())
+            name = f"{check.name_of(row)}: largest error"
+            found.append(check.Claim(name, [row], value, within=check.ERROR, timed=False))
+    return found + check.refusals(rows)
 
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from fusedgpt.bench import contenders, drawing, recipe, report, settings, training, visit
+from fusedgpt.bench import check, contenders, drawing, recipe, report, settings, training, visit
 from fusedgpt.bench.disturbance import comparable
 from fusedgpt.device import multiplies_bfloat16
 from fusedgpt.errors import UserError
@@ -222,6 +222,17 @@ def _notes(part, peers):
         patched = "autocast, padding, torch.compile and fused AdamW around its own model.py, unchanged"
         found.append(f"`nanoGPT, patched`: {patched}. To it, padding is ids like all others.")
     return found
+
+
+def claims(rows: list[dict]) -> list[check.Claim]:
+    """How many times as fast as ours each contender is, and what is refused."""
+    found = []
+    for part, peers in pooled(rows).items():
+        for peer, row in peers.items():
+            visits = [r for r in rows if r["part"] == part and r["peer"] in (peer, "ours") and comparable(r)]
+            for claim in check.ratio(f"{part}, {peer}: speed over ours", row, peers.get("ours")):
+                found.append(dataclasses.replace(claim, rows=visits))
+    return found + check.refusals(rows)
 
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from fusedgpt import memory, timing
-from fusedgpt.bench import causal_models, drawing, report, settings
+from fusedgpt.bench import causal_models, check, drawing, report, settings
 from fusedgpt.bench.disturbance import comparable
 from fusedgpt.bench.proof import refusals, verdict
 from fusedgpt.bench.rows import trace_path
@@ -152,6 +152,16 @@ def _cells(row, eager):
     cells = [f"{row['model']} ({_size(row)})", row["T"], row["attention"], report.spread(row), busy, times]
     cells += [f"{row['tflops']:.3g}", f"{row['peak_memory'] / report.GIB:.2f} GiB"]
     return [*cells, "+".join(row["kernel"]["forward"]), row["logits"], difference]
+
+
+def claims(rows: list[dict]) -> list[check.Claim]:
+    """How many times as fast as eager each attention is, and what is refused."""
+    eager = {(row["model"], row["T"]): row for row in rows if row["attention"] == "eager"}
+    found = []
+    for row in rows:
+        name = f"{row['model']}, T = {row['T']}, {row['attention']}: speed over eager"
+        found += check.ratio(name, row, eager.get((row["model"], row["T"])))
+    return found + check.refusals(rows)
 
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:

@@ -19,14 +19,21 @@ def read(folder: pathlib.Path) -> tuple[dict, list[dict]]:
     lines = read_jsonl(path) if path.exists() else []
     if not lines:
         raise UserError(f"{path} does not exist: name the folder of a benchmark, such as out-bench/ladder")
+    if not {"benchmark", "settings", "environment"} <= lines[0].keys():
+        raise UserError(f"{path} does not begin with the header of a benchmark: name a folder that bench.py wrote")
     return lines[0], lines[1:]
+
+
+def rows_in(lines: list[dict]) -> list[dict]:
+    """The rows among the lines of rows.jsonl, the latest of each, judged by the best reference of all."""
+    return disturbance.judged(line for line in latest(lines) if line["kind"] == "row")
 
 
 def write(folder: pathlib.Path, kind: types.ModuleType) -> list[pathlib.Path]:
     """Write report.md of the benchmark `kind`, and its figures, from the rows in `folder`; the paths written."""
     header, lines = read(folder)
-    rows = disturbance.judged(line for line in latest(lines) if line["kind"] == "row")
-    drawn = drawing.save(kind.figures(rows, header["settings"]), folder, _machine(header, lines))
+    rows = rows_in(lines)
+    drawn = drawing.save(kind.figures(rows, header["settings"]), folder, machine(header, lines))
     text = [*_heading(header, lines, kind), *kind.table(rows), ""]
     text += [line for figure in drawn for line in (f"![{figure.stem}]({figure.name})", "")]
     text += [*_disturbances(rows), *_failures(rows)]
@@ -46,8 +53,8 @@ def _environment(header, lines):
     return environment
 
 
-def _machine(header, lines):
-    """The machine, the versions, the commit and the day, in a line for figures."""
+def machine(header: dict, lines: list[dict]) -> str:
+    """The machine, the versions, the commit and the day of a benchmark, in a line."""
     found = _environment(header, lines)
     threads = [] if "cuda" in found else [f"{found['threads']} threads"]
     versions = [

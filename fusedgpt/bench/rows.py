@@ -135,7 +135,7 @@ def latest(lines: list[dict]) -> list[dict]:
     """`lines` of rows.jsonl without the rows that were measured again further down."""
     found = {}
     for n, line in enumerate(lines):
-        key = tuple(spec_of(line).items()) if line["kind"] == "row" else n
+        key = key_of(line) if line["kind"] == "row" else n
         found.pop(key, None)
         found[key] = line
     return list(found.values())
@@ -145,6 +145,11 @@ def spec_of(row: dict) -> dict:
     """What identifies a row: all that stands before its status."""
     before = itertools.takewhile(lambda item: item[0] != "status", row.items())
     return {key: value for key, value in before if key != "kind"}
+
+
+def key_of(row: dict) -> tuple:
+    """What identifies a row, to look it up with."""
+    return tuple(spec_of(row).items())
 
 
 def _write(path, lines):

@@ -16,7 +16,7 @@ import torch
 
 from fusedgpt import kernels
 from fusedgpt.attention import ATTENTION, KERNELS
-from fusedgpt.bench import drawing, report, settings, training
+from fusedgpt.bench import check, drawing, report, settings, training
 from fusedgpt.bench.disturbance import comparable
 from fusedgpt.bench.proof import prove, prove_kernel, refusals, tflops, timed
 from fusedgpt.bench.rows import slug, trace_path
@@ -191,6 +191,27 @@ def _cell(row, manual):
 def _crossover(pair, T):
     slower, faster = pair
     return f"- `{faster}` is faster than `{slower}` {f'from T = {T} on' if T else 'at every length'}."
+
+
+def claims(rows: list[dict]) -> list[check.Claim]:
+    """The speedups over manual, from which length on a kernel overtakes manual or is overtaken, losses, refusals."""
+    found, groups = [], {}
+    for row in rows:
+        groups.setdefault((row["part"], row.get("heads"), row.get("pass")), []).append(row)
+    for where, group in groups.items():
+        where = ", ".join(filter(None, where))
+        manual = {row["T"]: row for row in group if row["attention"] == "manual"}
+        for row in group:
+            name = f"{where}, T = {row['T']}, {row['attention']}"
+            found += check.ratio(f"{name}: speed over manual", row, manual.get(row["T"]))
+            if row["part"] == "training":
+                found += check.same_loss(f"{name}: last loss beside manual", row, manual.get(row["T"]))
+        for pair, T in crossovers(group).items():
+            if "manual" in pair:
+                rests_on = [row for row in group if row["attention"] in pair and comparable(row)]
+                value = f"from T = {T} on" if T else "at every length"
+                found.append(check.Claim(f"{where}: {pair[1]} is faster than {pair[0]}", rests_on, value))
+    return found + check.refusals(rows)
 
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:

@@ -1,0 +1,223 @@
+"""What a published benchmark claims, and whether that holds on the machine at hand: bench.py check.
+
+Each kind derives its claims from rows alone (`claims`). Here the claims of two sets of rows, published and measured
+here, are compared one by one. A claim keeps the rows that it rests on: they say why it has no counterpart here.
+"""
+
+import dataclasses
+import math
+import pathlib
+import types
+from collections.abc import Iterable
+
+import torch
+
+from fusedgpt.bench.disturbance import comparable
+from fusedgpt.bench.report import markdown
+from fusedgpt.bench.rows import key_of, spec_of
+from fusedgpt.bench.settings import admitted
+from fusedgpt.device import cpu_multiplies_bfloat16
+from fusedgpt.errors import UserError
+from fusedgpt.files import atomic
+
+RATIO = 1.1  # factor by which two ratios of times may differ beyond their spreads
+ERROR = 4.0  # factor by which two errors may differ: each is the largest of many
+REFUSED = "refused"
+# verdicts; a reason may follow after a colon
+HOLDS, FAILS, DISTURBED, CANNOT = "holds", "does not hold", "disturbed", "cannot be measured here"
+LATER = "not measured yet"
+
+
+@dataclasses.dataclass
+class Settings:
+    """What `bench.py check` can be told."""
+
+    results: str = "out-check"  # folder for the new rows; each published folder has one of its name in it
+    only: str = ""  # comma-separated values, such as flash,math, or patterns: claims on rows with one; empty: all
+    max_seconds: float | None = None  # seconds after which no further row is begun; the same command goes on
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What rows say: a number with its spread, or a word, which is the same on two machines or not."""
+
+    name: str  # the same words on every machine
+    rows: list[dict]  # those that it rests on
+    value: float | str
+    low: float | None = None
+    high: float | None = None
+    within: float = RATIO  # the factor that may lie between two values
+    timed: bool = True  # whether a row that was disturbed says nothing about it
+
+    def __str__(self) -> str:
+        """'1.75x (1.70-1.80)' for a ratio with its spread, '1.3e-02' for an error, or the word."""
+        if isinstance(self.value, str):
+            return self.value
+        if self.within == ERROR:
+            return f"{self.value:.1e}"
+        return f"{self.value:.2f}x" + (f" ({self.low:.2f}-{self.high:.2f})" if self.low is not None else "")
+
+
+def ratio(name: str, row: dict, base: dict | None) -> list[Claim]:
+    """That `row` is so many times as fast as `base`; the spread is from the p10 of one and the p90 of the other.
+
+    No claim if either was disturbed or has no time.
+    """
+    if row is base or not (comparable(row) and comparable(base)):
+        return []
+    low, high = base["p10_ms"] / row["p90_ms"], base["p90_ms"] / row["p10_ms"]
+    return [Claim(name, [row, base], base["median_ms"] / row["median_ms"], low, high)]
+
+
+def same_loss(name: str, row: dict, base: dict | None) -> list[Claim]:
+    """Whether the last loss of a run is that of `base`, within a per cent. No claim if either was not measured."""
+    if row is base or base is None or {row["status"], base["status"]} != {"measured"}:
+        return []
+    same = math.isclose(row["final_loss"], base["final_loss"], rel_tol=0.01)
+    return [Claim(name, [row, base], "the same" if same else "another", timed=False)]
+
+
+def refusals(rows: Iterable[dict]) -> list[Claim]:
+    """That each row that was refused is refused; its values are its name."""
+    return [Claim(name_of(row), [row], REFUSED, timed=False) for row in rows if row["status"] == REFUSED]
+
+
+def name_of(row: dict) -> str:
+    """What identifies a row, in words."""
+    return ", ".join(map(str, spec_of(row).values()))
+
+
+def dtype_of(row: dict) -> str | None:
+    """The dtype that a row ran in, if it says so."""
+    return row.get("ran", row).get("dtype")
+
+
+def published(kind: types.ModuleType, rows: list[dict], only: str) -> list[Claim]:
+    """The claims of published rows of a kind, those on rows that `only` names, or all.
+
+    Raises UserError if it names none, or the rows lack what a claim needs.
+    """
+    try:
+        claims = kind.claims(rows)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"no claim can be drawn from these rows, which are of another version: {type(error).__name__}: {error}"
+        ) from error
+    specs = [spec_of(row) for claim in claims for row in claim.rows]
+    chosen = [tuple(spec.items()) for spec in admitted(specs, only)]
+    if not chosen:
+        raise UserError("these rows claim nothing: none was measured undisturbed beside its baseline, and none refused")
+    return [claim for claim in claims if any(key_of(row) in chosen for row in claim.rows)]
+
+
+def obstacles(wanted: dict[tuple, dict], s, device: torch.device, plan: list[dict]) -> dict[tuple, str]:
+    """Why some of the `wanted` rows cannot be measured here with the settings `s`, by their key."""
+    found, slow = {}, device.type == "cpu" and not cpu_multiplies_bfloat16()
+    for key, row in wanted.items():
+        if spec_of(row) not in plan:
+            found[key] = "this version has no such row on this machine"
+        elif slow and row["status"] == "measured" and dtype_of(row) == "bfloat16" and hasattr(s, "dtype"):
+            found[key] = "this CPU has no instructions for bfloat16 and would take about a hundred times as long"
+    return found
+
+
+def measurable(claims: list[Claim], obstacles: dict[tuple, str]) -> list[dict]:
+    """The published rows of the claims of which every row can be measured here."""
+    possible = [claim for claim in claims if not any(key_of(row) in obstacles for row in claim.rows)]
+    return list({key_of(row): row for claim in possible for row in claim.rows}.values())
+
+
+def outlook(claims: list[Claim], todo: list[dict]) -> str:
+    """What is about to be measured, before it takes its time."""
+    if not todo:
+        return f"{len(claims)} claims, of which none can be measured here"
+    seconds = sum(sum(row.get("samples_ms", [])) for row in todo) / 1e3
+    return (
+        f"{len(claims)} claims; {len(todo)} rows are measured for them, whose samples alone took {seconds:.3g} s there."
+        " --only= checks some, --max_seconds= ends early, and the same command goes on"
+    )
+
+
+def compare(
+    published: list[Claim], found: list[Claim], here: list[dict], obstacles: dict[tuple, str]
+) -> list[tuple[str, str, str, str]]:
+    """(claim, published, here, verdict) of each published claim.
+
+    found: the claims of the rows `here`. obstacles: why a row cannot be measured here, by its key.
+    """
+    rows, counterparts = {key_of(row): row for row in here}, {claim.name: claim for claim in found}
+    return [(c.name, str(c), *_judged(c, counterparts.get(c.name), rows, obstacles)) for c in published]
+
+
+def _judged(claim, found, here, obstacles):
+    """What stands here against a claim, and the verdict with its reason."""
+    hindrances = [_hindered(claim, row, here.get(key_of(row)), obstacles.get(key_of(row))) for row in claim.rows]
+    if verdicts := list(filter(None, hindrances)):
+        return "", min(verdicts, key=lambda verdict: verdict == LATER)  # a reason says more than that it is missing
+    if claim.value == REFUSED and found is None:
+        return "runs", FAILS
+    if found is None:  # such as a crossover that is not there
+        return "no", FAILS
+    return str(found), _verdict(claim, found)
+
+
+def _hindered(claim, row, mine, obstacle):
+    """The verdict if `mine`, the row here, cannot stand against the published `row` of a claim; otherwise None."""
+    if mine is None:
+        return f"{CANNOT}: {obstacle}" if obstacle else LATER
+    if mine["status"] == "parity failed" != row["status"]:
+        return f"{FAILS}: it fails parity here: {mine['reason']}"
+    if mine["status"] not in ("measured", row["status"]):
+        return f"{CANNOT}: {mine['status']}: {mine['reason']}"
+    if mine.get("disturbed") and claim.timed:
+        return f"{DISTURBED}: {mine['reason']}"
+    if row["status"] == "measured" and dtype_of(mine) != dtype_of(row):
+        return f"{CANNOT}: it runs in {dtype_of(mine)} here, in {dtype_of(row)} there"
+    return None
+
+
+def _verdict(claim, found):
+    """Whether two values agree, and otherwise by how much they do not."""
+    if isinstance(claim.value, str) or isinstance(found.value, str):
+        return HOLDS if claim.value == found.value else FAILS
+    if not claim.value or not found.value:
+        return HOLDS if claim.value == found.value else FAILS
+    times = found.value / claim.value
+    overlap = claim.low is not None and found.low <= claim.high and claim.low <= found.high
+    if overlap or 1 / claim.within <= times <= claim.within:
+        return HOLDS
+    return f"{FAILS}: {times:.2g} times the published value"
+
+
+def summary(verdicts: list[tuple]) -> str:
+    """How many claims have which verdict, in a line."""
+    words = [verdict.partition(":")[0] for *_, verdict in verdicts]
+    said = [f"{words.count(word)} {word}" for word in (HOLDS, FAILS, DISTURBED, CANNOT, LATER) if word in words]
+    return f"{len(verdicts)} claims: {', '.join(said)}."
+
+
+def write(
+    folder: pathlib.Path, source: pathlib.Path, verdicts: list[tuple], there: str, here: str, assumed: dict
+) -> pathlib.Path:
+    """Write check.md to `folder`; its path. source: the published folder; there, here: the two machines.
+
+    assumed: the settings that the published header does not name.
+    """
+    how = "A ratio holds if its spread (p10 to p90) here meets the published one, or if the two differ by at most"
+    how += f" {100 * (RATIO - 1):.0f} %; an error, within a factor of {ERROR:g}; anything else, if it is the same."
+    lines = [f"# check of {source}", "", f"- Published: {there}", f"- Here: {here}"]
+    if assumed:
+        values = ", ".join(f"{name} {value}" for name, value in assumed.items())
+        lines += [f"- Settings that the published header does not name, as they are by default today: {values}"]
+    lines += ["", f"**{summary(verdicts)}** {how}", ""]
+    lines += markdown(["claim", "published", "here", "verdict"], verdicts)
+    with atomic(folder / "check.md", "w") as file:
+        file.write("\n".join(lines) + "\n")
+    return folder / "check.md"
+
+
+def columns(verdicts: list[tuple]) -> list[str]:
+    """The verdicts as lines for a console, in columns."""
+    lines = [("claim", "published", "here", "verdict"), *verdicts]
+    widths = [max(len(line[n]) for line in lines) for n in range(3)]
+    return ["  ".join([*(cell.ljust(width) for cell, width in zip(line, widths)), line[3]]) for line in lines]
