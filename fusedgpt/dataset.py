@@ -170,6 +170,10 @@ class TokenFile:
             )
         self.files = [open(path, "rb") for path in self.paths]  # noqa: SIM115 (open as long as the run)
 
+    def __del__(self):
+        for file in getattr(self, "files", []):  # none, if __init__ raised
+            file.close()
+
     def __len__(self) -> int:
         return self.starts[-1]
 

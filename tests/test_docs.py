@@ -82,6 +82,8 @@ def shortened(command):
     assert name == "bench.py", f"no rule to shorten {command}"
     if args[:1] == ["report"]:
         return [name, *args]
+    if args[:1] == ["check"]:
+        return [name, *args, "--only=scaled before = math", "--results=out-short"]
     kind = args[0] if args and args[0] in KINDS else "ladder"
     return [name, *args, "--results=out-short", *KINDS[kind]]
 

@@ -11,7 +11,8 @@ A kind is a module with
                   an out-of-memory error: rows.attempt makes a status of each. rows.OutOfTime leaves the row for the
                   next call
     table         (rows) -> the lines of its report; a ratio only of rows that are disturbance.comparable
-    figures       (rows) -> (name, figure) pairs, drawn from measured rows alone
+    claims        (rows) -> what they claim, as check.Claim: bench.py check compares it with another machine's
+    figures       (rows, s) -> (name, title, what was measured, figure), drawn from rows alone; s: the header's settings
 
 `peak_memory` in a row is what the kind measures: of a run of train.py all that its process held (on a GPU: PyTorch),
 in prefill the same, in sweep and numerics only what one call held beyond its inputs.

@@ -66,7 +66,7 @@ def ratio(name: str, row: dict, base: dict | None) -> list[Claim]:
     if row is base or not (comparable(row) and comparable(base)):
         return []
     low, high = base["p10_ms"] / row["p90_ms"], base["p90_ms"] / row["p10_ms"]
-    return [Claim(name, [row, base], base["median_ms"] / row["median_ms"], low, high)]
+    return [Claim(name, [base, row], base["median_ms"] / row["median_ms"], low, high)]
 
 
 def same_loss(name: str, row: dict, base: dict | None) -> list[Claim]:
@@ -74,7 +74,7 @@ def same_loss(name: str, row: dict, base: dict | None) -> list[Claim]:
     if row is base or base is None or {row["status"], base["status"]} != {"measured"}:
         return []
     same = math.isclose(row["final_loss"], base["final_loss"], rel_tol=0.01)
-    return [Claim(name, [row, base], "the same" if same else "another", timed=False)]
+    return [Claim(name, [base, row], "the same" if same else "another", timed=False)]
 
 
 def refusals(rows: Iterable[dict]) -> list[Claim]:

@@ -263,7 +263,7 @@ def claims(rows: list[dict]) -> list[check.Claim]:
     for name, row in measured.items():
         if manual and row is not manual:
             larger = row["largest"] / manual["largest"]
-            found.append(check.Claim(f"{name}: largest batch over manual's", [row, manual], larger, timed=False))
+            found.append(check.Claim(f"{name}: largest batch over manual's", [manual, row], larger, timed=False))
             for claim in check.ratio(f"{name}: tokens/s there over manual's", row, manual):
                 changes = {part: getattr(claim, part) * larger for part in ("value", "low", "high")}
                 found.append(dataclasses.replace(claim, **changes))

@@ -196,7 +196,8 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     for axes in grid[-1]:
         axes.set_xlabel("tokens of the prompt")
     figure.supylabel("ms to the first token: median, p10 to p90", fontsize="medium")
-    grid[0, 0].legend(frameon=False, labelcolor="linecolor")
+    if grid[0, 0].lines:  # none, if every time was disturbed
+        grid[0, 0].legend(frameon=False, labelcolor="linecolor")
     dtypes = ", ".join(dict.fromkeys(row["dtype"] for row in rows))
     subject = f"One prompt (batch 1), random weights in {dtypes}; × is how many times as fast as eager"
     yield "prefill", "Time to the first token: eager attention and fused", subject, figure

@@ -1,0 +1,167 @@
+"""Claims of published rows against rows measured here: what holds, what does not, and what cannot be known."""
+
+import json
+import types
+
+import pytest
+import torch
+
+import bench
+from fusedgpt.bench import check, ladder, report, sweep
+from fusedgpt.errors import UserError
+from tests.conftest import ROOT
+from tests.fusedgpt.bench.small import run
+
+CPU = torch.device("cpu")
+
+
+def rung(name, ms, loss=4.0, dtype="float32", **more):
+    times = dict(median_ms=ms, p10_ms=0.98 * ms, p90_ms=1.02 * ms, samples_ms=[ms])
+    return dict(kind="row", rung=name, status="measured", **times, final_loss=loss, ran={"dtype": dtype}) | more
+
+
+def refused(name, reason="GPUs only"):
+    return dict(kind="row", rung=name, status="refused", reason=reason)
+
+
+def verdicts(published, here, obstacles=types.MappingProxyType({})):
+    """{claim: (published, here, verdict)} of two sets of rows of a ladder."""
+    found = check.compare(ladder.claims(published), ladder.claims(here), here, obstacles)
+    return {name: (there, mine, verdict) for name, there, mine, verdict in found}
+
+
+PUBLISHED = [rung("manual", 100.0), rung("flash", 50.0), rung("math", 100.0), refused("efficient")]
+SPEED, LOSS = "flash: speed over manual", "flash: last loss beside manual"
+
+
+@pytest.mark.parametrize(
+    ("ms", "verdict"),
+    [
+        (50.0, "holds"),
+        (54.0, "holds"),  # 1.85 beside 2.00: within ten per cent
+        (60.0, "does not hold: 0.83 times the published value"),
+        (20.0, "does not hold: 2.5 times the published value"),
+    ],
+)
+def test_a_gain_holds_if_it_is_about_as_large_here(ms, verdict):
+    found = verdicts(PUBLISHED, [rung("manual", 100.0), rung("flash", ms)])
+    assert found[SPEED][0] == "2.00x (1.92-2.08)" and found[SPEED][2] == verdict
+
+
+def test_a_wide_spread_that_meets_the_published_one_holds():
+    wide = rung("flash", 70.0, p10_ms=45.0)
+    assert verdicts(PUBLISHED, [rung("manual", 100.0), wide])[SPEED][2] == "holds"
+
+
+def test_losses_and_refusals():
+    here = [rung("manual", 100.0), rung("flash", 50.0, loss=4.5), rung("efficient", 40.0)]
+    found = verdicts(PUBLISHED, here)
+    assert found[LOSS] == ("the same", "another", "does not hold")
+    assert found["efficient"] == ("refused", "runs", "does not hold")
+    assert verdicts(PUBLISHED, [refused("efficient", "another reason")])["efficient"][2] == "holds"
+
+
+def test_what_is_not_known_here_says_why():
+    slow = rung("flash", 50.0, disturbed=True, reason="it was slow")
+    manual = rung("manual", 100.0)
+    for here, verdict in (
+        ([manual], "not measured yet"),
+        ([manual, slow], "disturbed: it was slow"),
+        ([manual, refused("flash", "no kernel")], "cannot be measured here: refused: no kernel"),
+        (
+            [manual, rung("flash", 50.0, dtype="float16")],
+            "cannot be measured here: it runs in float16 here, in float32",
+        ),
+        ([manual, refused("flash") | {"status": "parity failed", "reason": "1e-1"}], "does not hold: it fails parity"),
+    ):
+        assert verdicts(PUBLISHED, here)[SPEED][2].startswith(verdict)
+    assert verdicts(PUBLISHED, [manual, slow])[LOSS][2] == "holds"  # a loss takes no time
+    obstacle = {check.key_of(PUBLISHED[1]): "no GPU"}
+    assert verdicts(PUBLISHED, [], obstacle)[SPEED][2] == "cannot be measured here: no GPU"
+    assert check.measurable(ladder.claims(PUBLISHED), obstacle) == [PUBLISHED[0], PUBLISHED[2], PUBLISHED[3]]
+
+
+def test_a_disturbed_row_claims_no_speed():
+    rows = [rung("manual", 100.0), rung("flash", 50.0, disturbed=True, reason="loud")]
+    assert [claim.name for claim in ladder.claims(rows)] == [LOSS]
+
+
+def test_a_crossover_is_a_claim():
+    def timed(name, *ms):
+        ran = dict(status="measured", ran={"dtype": "float32"})
+        return [
+            dict(part="attention", attention=name, T=2**n, **ran, median_ms=t, p10_ms=t, p90_ms=t)
+            for n, t in enumerate(ms)
+        ]
+
+    there, later = (timed("manual", 1, 4, 16) + timed("flash", *ms) for ms in ((2, 3, 4), (2, 5, 6)))
+    found = check.compare(sweep.claims(there), sweep.claims(later), later, {})
+    (line,) = (line for line in found if "flash is faster than manual" in line[0])
+    assert line[1:] == ("from T = 2 on", "from T = 4 on", "does not hold")
+
+
+@pytest.mark.parametrize("folder", ["ladder", "ladder_124M", "sweep", "prefill", "numerics", "max_batch"])
+def test_published_rows_agree_with_themselves(folder):
+    header, lines = report.read(ROOT / "results" / "cpu" / folder)
+    kind, rows = bench.kind_of(header), report.rows_in(lines)
+    claims = check.published(kind, rows, "")
+    assert claims and len({claim.name for claim in claims}) == len(claims)
+    assert {verdict for *_, verdict in check.compare(claims, kind.claims(rows), rows, {})} == {"holds"}
+    s, device, assumed = bench.published_settings(header, rows)
+    assert device.type == "cpu" and s.max_seconds is None and "max_iters" not in assumed
+    assert getattr(s, "dtype", "bfloat16") == "bfloat16"  # what auto was there
+
+
+def test_a_cpu_without_bfloat16_is_an_obstacle_and_so_is_a_row_that_is_no_more(monkeypatch):
+    monkeypatch.setattr(check, "cpu_multiplies_bfloat16", lambda: False)
+    rows = [rung("manual", 1.0, dtype="bfloat16"), rung("math", 1.0), rung("gone", 1.0)]
+    wanted = {check.key_of(row): row for row in rows}
+    s = types.SimpleNamespace(dtype="bfloat16")
+    found = check.obstacles(wanted, s, CPU, [{"rung": "manual"}, {"rung": "math"}])
+    assert [row["rung"] for key, row in wanted.items() if key in found] == ["manual", "gone"]
+
+
+def test_from_the_command_line_and_again(tmp_path, data, capsys):
+    run("numerics", tmp_path, data, only="* = math")
+    published = tmp_path / "results" / "numerics"
+    args = [str(published), f"--results={tmp_path / 'check'}", "--only=manual = math"]
+    capsys.readouterr()
+    bench.check_folder(args)
+    out = capsys.readouterr().out
+    assert "manual = math, float32: allclose" in out and "3 claims: 3 holds." in out and "scaled before" not in out
+    text = (tmp_path / "check" / "numerics" / "check.md").read_text()
+    assert "| manual = math, float32: allclose | no | no | holds |" in text and "**3 claims: 3 holds.**" in text
+    bench.check_folder(args)
+    assert "3 of 3 rows are there already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"environment": {"device": "NVIDIA H200", "torch": "2.13.0", "cuda": "13.0", "commit": "1"}}, "is not here"),
+        ({"settings": {"repeats": "many", "device": "auto"}}, "the header: repeats='many' is not allowed"),
+    ],
+)
+def test_settings_that_cannot_run_here_end_no_check(tmp_path, data, capsys, change, reason):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    run("numerics", tmp_path, data, only="* = math")
+    path = tmp_path / "results" / "numerics" / "rows.jsonl"
+    header, *lines = map(json.loads, path.read_text().splitlines())
+    settings = header["settings"] | {"device": "auto"} | change.get("settings", {})
+    lines = [{k: v for k, v in line.items() if k != "machine"} for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [header | change | {"settings": settings}, *lines]))
+    bench.check_folder([str(path.parent), f"--results={tmp_path / 'check'}"])
+    out = capsys.readouterr().out
+    assert "none can be measured here" in out and "6 cannot be measured here" in out and reason in out
+
+
+def test_rows_that_are_none_of_this_version_end_in_a_sentence(tmp_path):
+    with pytest.raises(UserError, match="of another version: KeyError: 'final_loss'"):
+        old = [{k: v for k, v in row.items() if k != "final_loss"} for row in PUBLISHED]
+        check.published(ladder, old, "")
+    (tmp_path / "rows.jsonl").write_text('{"run": "study"}\n')
+    with pytest.raises(UserError, match="does not begin with the header of a benchmark"):
+        bench.check_folder([str(tmp_path)])
+    with pytest.raises(UserError, match="name one published folder"):
+        bench.check_folder([])
