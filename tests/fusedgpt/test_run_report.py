@@ -41,7 +41,7 @@ def test_a_page_shows_what_a_run_left(small_run, tmp_path):
     assert training["y"] == pytest.approx([m["loss"] for m in train], rel=1e-5)
     assert validation["y"] == pytest.approx([m["val_loss"] for m in evals], rel=1e-5)
     titles = [chart["title"] for chart in page["charts"]]
-    assert titles[1:] == ["learning rate", "gradient norm", "tokens per second", "peak memory (GiB)"]
+    assert titles[1:] == ["bits per byte", "learning rate", "gradient norm", "tokens per second", "peak memory (GiB)"]
     assert (page["done"], page["planned"], page["running"]) == (10, 10, False)
     attention = table(page, "Attention")
     assert attention["asked for"] == attention["ran"] == ["sdpa"] and attention["forward seen"] == ["flash"]
