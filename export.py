@@ -1,50 +1,76 @@
-"""Write a run as a Hugging Face GPT-2: config.json, model.safetensors, and meta.json with the tokenizer.
+"""Write a run as a Hugging Face GPT-2: the model, its tokenizer, a model card, and meta.json for sample.py.
 
     python export.py OUT_DIR FOLDER
 
-Vocabulary padding is stripped, biases that the run does not have become zeros, and the logits are the same.
+AutoModelForCausalLM, AutoTokenizer and pipeline("text-generation") of transformers take the folder. Vocabulary padding
+is stripped, biases that the run does not have become zeros, and the logits are the same.
 """
 
+import contextlib
 import json
 import pathlib
 import sys
+from typing import Any
 
-import torch
 from safetensors import SafetensorError
 
-from fusedgpt import dataset, run_folder
+from fusedgpt import dataset, huggingface, run_folder
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.files import atomic
-from model import CONV1D, GPT, TRANSFORMERS_ACTIVATIONS
+from fusedgpt.logger import read_metrics, read_record
+from model import GPT, to_transformers
 
 ROOT = pathlib.Path(__file__).resolve().parent
+CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [gpt2, fusedgpt]
+---
+
+# {title}
+
+A GPT-2 that was trained with fusedGPT and can be loaded with transformers:
+
+```python
+from transformers import pipeline
+
+generate = pipeline("text-generation", model="PATH_OR_HUB_ID")
+print(generate("The", max_new_tokens=100, do_sample=True, top_k=200)[0]["generated_text"])
+```
+
+| | |
+|---|---|
+{rows}
+"""
 
 
-def to_transformers(model: GPT):
-    """A GPT2LMHeadModel with the weights and the function of `model`."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, theirs: Any) -> str:
+    """README.md of the model `theirs`: what the run in `out_dir`, the checkpoint `saved` and its `meta` say of it."""
+    record, losses, c = {}, {}, theirs.config
+    with contextlib.suppress(OSError, ValueError):  # absent, or damaged
+        record = read_record(out_dir)
+    with contextlib.suppress(UserError):
+        losses = {row["iter"]: row for row in read_metrics(out_dir, "eval")}.get(saved["iter_num"], losses)
+    environment = record.get("environment", {})
+    shape = f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} channels, context of {c.n_positions} tokens"
+    found = {
+        "data set": pathlib.Path(saved["config"].get("dataset", "")).name,  # without the path on this machine
+        "tokenizer": meta and f"{meta['tokenizer']}, {c.vocab_size:,} ids",
+        "parameters": f"{theirs.num_parameters():,}",
+        "shape": shape,
+        "iterations": f"{saved['iter_num']:,}",
+        "validation loss": _rounded(losses.get("val_loss")),
+        "validation, bits per byte": _rounded(losses.get("val_bits_per_byte")),
+        "trained on": environment.get("device"),
+        "PyTorch": environment.get("torch"),
+        "commit of fusedGPT": environment.get("commit"),
+    }
+    rows = "\n".join(f"| {name} | {value} |" for name, value in found.items() if value)
+    return CARD.format(title=out_dir.resolve().name, rows=rows)
 
-    c, state = model.config, model.state_dict()
-    theirs = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=c.vocab_size,
-            n_positions=c.block_size,
-            n_layer=c.n_layer,
-            n_head=c.n_head,
-            n_embd=c.n_embd,
-            activation_function=TRANSFORMERS_ACTIVATIONS[c.activation][0],
-            bos_token_id=min(50256, c.vocab_size - 1),
-            eos_token_id=min(50256, c.vocab_size - 1),
-        )
-    )
-    with torch.no_grad():
-        for name, p in theirs.named_parameters():
-            if name.endswith(".bias") and not c.bias:
-                p.zero_()
-            else:
-                w = state[name][: c.vocab_size if name == "transformer.wte.weight" else None]
-                p.copy_(w.t() if name.endswith(CONV1D) else w)
-    return theirs
+
+def _rounded(loss):
+    return None if loss is None else f"{loss:.4f}"
 
 
 def main(out_dir: str, folder: str) -> None:
@@ -53,17 +79,26 @@ def main(out_dir: str, folder: str) -> None:
     folder = pathlib.Path(folder)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: name a folder to write")
-    try:
-        to_transformers(GPT.from_checkpoint(saved)).save_pretrained(folder)
-    except SafetensorError as error:  # safetensors' exception for a write that failed
-        raise UserError(f"cannot write {folder}: {error}") from error
+    model = GPT.from_checkpoint(saved)
+    meta = tokenizer = end = None
     try:
         meta = dataset.meta_of_checkpoint(ROOT, saved)
-    except UserError as error:  # nanoGPT's checkpoint, without the data that it was trained on
-        print(f"no meta.json, which would hold the tokenizer: {error}")
-    else:
+        tokenizer = huggingface.tokenizer(meta, model.config.block_size)
+        end = tokenizer.eos_token_id
+    except UserError as error:  # such as nanoGPT's checkpoint, without the data that it was trained on
+        print(f"no tokenizer is written: {error}")
+    theirs = to_transformers(model.config, model.state_dict(), bos_token_id=end, eos_token_id=end)
+    try:
+        theirs.save_pretrained(folder)
+    except SafetensorError as error:  # safetensors' exception for a write that failed
+        raise UserError(f"cannot write {folder}: {error}") from error
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    if meta is not None:
         with atomic(folder / "meta.json", "w") as file:  # what the ids mean, for sample.py
             json.dump(meta, file)
+    with atomic(folder / "README.md", "w") as file:
+        file.write(model_card(pathlib.Path(out_dir), saved, meta, theirs))
     print(f"wrote {folder}: load it with transformers, or with --init_from={folder}")
 
 

@@ -293,7 +293,7 @@ class GPT(nn.Module):
 
     @classmethod
     def from_pretrained(cls, model_type: str | os.PathLike, override_args: dict | None = None) -> Self:
-        """GPT-2's weights: gpt2, gpt2-medium, gpt2-large or gpt2-xl, from the hub or its cache, or a folder like it.
+        """The weights of a GPT-2, by its id on the hub, such as gpt2 or gpt2-xl, or from a folder in the same format.
 
         `override_args` may set dropout, attention, activation, loss and vocab_multiple. Raises UserError if it sets
         more, if the folder holds another architecture, or if the weights cannot be had.
@@ -316,15 +316,43 @@ class GPT(nn.Module):
 
 
 def load_transformers(model_type: str | os.PathLike):
-    """A GPT2LMHeadModel in float32, by name or from a local folder. Raises UserError if it cannot be loaded."""
+    """A GPT2LMHeadModel in float32, by hub id or from a local folder. Raises UserError if it cannot be loaded."""
     from transformers import GPT2LMHeadModel
 
     try:
         return GPT2LMHeadModel.from_pretrained(model_type, dtype=torch.float32)
     except Exception as error:  # a missing, damaged or foreign file can raise anything
         raise UserError(
-            f"cannot load {str(model_type)!r}: {first_line(error)}. Without a network, name a local Hugging Face folder"
+            f"init_from={str(model_type)!r} is no word that is known here, and cannot be loaded as a hub id or a folder"
+            f" of a GPT-2: {first_line(error)}. Without a network, name a folder"
         ) from error
+
+
+def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
+    """A GPT2LMHeadModel that computes what a GPT of `config` and `state` does, with `changes` to its GPT2Config.
+
+    Vocabulary padding is stripped, and biases that the GPT does not have are zeros.
+    """
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    own = dict(
+        vocab_size=config.vocab_size,
+        n_positions=config.block_size,
+        n_layer=config.n_layer,
+        n_head=config.n_head,
+        n_embd=config.n_embd,
+        activation_function=TRANSFORMERS_ACTIVATIONS[config.activation][0],
+        bos_token_id=None,  # GPT-2's, by default
+        eos_token_id=None,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout),
+    )
+    theirs = GPT2LMHeadModel(GPT2Config(**own | changes))
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            w = state.get(name, torch.zeros_like(p))
+            w = w[: config.vocab_size] if name == "transformer.wte.weight" else w
+            p.copy_(w.t() if name.endswith(CONV1D) else w)
+    return theirs
 
 
 def _config_of(c, model_type):

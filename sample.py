@@ -1,4 +1,4 @@
-"""Sample text from a trained run, from GPT-2, or from a local Hugging Face folder.
+"""Sample text from a trained run, from GPT-2, or from any model like it in Hugging Face's format.
 
     python sample.py --out_dir=out-shakespeare-char --num_samples=3
     python sample.py --init_from=gpt2-xl --start="What is the answer?" --temperature=0
@@ -9,7 +9,6 @@ Every setting is a field of Settings; config files and --name=value flags set th
 
 import codecs
 import dataclasses
-import os
 import pathlib
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Literal
 import torch
 
 from configurator import configure
-from fusedgpt import checkpoint, dataset, decode, generate, kernels, memory, run_folder, settings
+from fusedgpt import checkpoint, dataset, decode, generate, huggingface, kernels, memory, run_folder, settings
 from fusedgpt.case import Case
 from fusedgpt.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
 from fusedgpt.errors import UserError, one_sentence, out_of_memory
@@ -30,8 +29,8 @@ ROOT = pathlib.Path(__file__).resolve().parent
 
 @dataclasses.dataclass
 class Settings:
-    # source of the weights: resume (the run in out_dir), gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a local Hugging
-    # Face folder
+    # source of the weights: resume (the run in out_dir), or a GPT-2 in Hugging Face's format: an id of the hub, such as
+    # gpt2, gpt2-medium, gpt2-large, gpt2-xl or owner/name, or a folder
     init_from: str = "resume"
     out_dir: str = "out"  # folder of a run: best.pt is sampled, or ckpt.pt if there is no best.pt
     start: str = "\n"  # prompt, or FILE:path
@@ -76,12 +75,7 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
     """The model and its tokenizer. Raises UserError if either is missing, or if they do not fit each other."""
     changes = {"activation": s.activation} if s.activation else {}
     if s.init_from != "resume":
-        if s.init_from not in settings.PRETRAINED and not os.path.isdir(s.init_from):
-            raise UserError(
-                f"init_from={s.init_from!r} must be resume, {', '.join(settings.PRETRAINED)}, or a local folder"
-            )
-        model = GPT.from_pretrained(s.init_from, changes)
-        meta = dataset.read_meta(s.init_from)  # export.py leaves a meta.json
+        model, meta = GPT.from_pretrained(s.init_from, changes), huggingface.read_meta(s.init_from)
         print(f"sampling from {s.init_from}")
     else:
         saved, path = run_folder.load_best(s.out_dir)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 from typing import Literal
 
 from fusedgpt.errors import UserError
@@ -19,7 +18,8 @@ class Settings:
     # files
     out_dir: str = "out"  # folder for checkpoints, metrics.jsonl and run.json
     # source of the weights: scratch, resume (the run in out_dir, with its settings), auto (resume if there is a run,
-    # else scratch), gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a local Hugging Face folder
+    # else scratch), or a GPT-2 in Hugging Face's format: an id of the hub, such as gpt2, gpt2-medium, gpt2-large,
+    # gpt2-xl or owner/name, or a folder
     init_from: str = "scratch"
     eval_interval: int = 2000  # iterations (optimizer steps) between evaluations; each also saves a checkpoint
     eval_iters: int = 200  # batches of each split that an evaluation reads, always the same ones; 0: all of both splits
@@ -112,6 +112,5 @@ def validate(s: Settings) -> None:
         raise UserError("out_dir is empty: name a folder for the run")
     if not 0 <= s.seed < 2**63:
         raise UserError(f"seed={s.seed} must be from 0 to 2**63 - 1")
-    if s.init_from not in ("scratch", "resume", "auto", *PRETRAINED) and not os.path.isdir(s.init_from):
-        names = ", ".join(("scratch", "resume", "auto", *PRETRAINED))
-        raise UserError(f"init_from={s.init_from!r} must be {names}, or a local Hugging Face folder")
+    if not s.init_from:  # any other name is looked up by transformers
+        raise UserError("init_from is empty: it can be scratch, resume, auto, or a hub id or folder of a GPT-2")

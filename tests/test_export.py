@@ -1,36 +1,127 @@
-"""A run as a Hugging Face GPT-2."""
+"""A run as a Hugging Face GPT-2, and an outside GPT-2 as a run."""
 
+import json
+import re
+
+import numpy as np
+import pytest
 import torch
 
 import export
-from fusedgpt import run_folder
+from fusedgpt import huggingface, prepare, run_folder
 from fusedgpt.dataset import read_meta
+from fusedgpt.tokenizer import Tokenizer
 from model import GPT
-from tests.conftest import as_nanogpt_wrote, fails, script
+from tests.conftest import as_nanogpt_wrote, assert_same_bytes, fails, hugging_face, run, script
+from tests.fusedgpt.test_tokenizer import TEXT, meta_of
 
 
-def test_export_has_the_same_logits_without_padding(small_run, tmp_path):
+@pytest.fixture(scope="module")
+def exported(small_run, tmp_path_factory):
+    """The folder that export.py wrote of small_run."""
+    folder = tmp_path_factory.mktemp("exported") / "hf"
+    script("export.py", str(small_run), str(folder))
+    return folder
+
+
+def data_of(meta, folder):
+    """A data folder of random ids of `meta`'s tokenizer."""
+    ids = np.random.default_rng(0).integers(0, meta["vocab_size"], 2000)
+    prepare.write(folder, {"train": [ids[:1500]], "val": [ids[1500:]]}, "random", **meta)
+    return folder
+
+
+def test_export_has_the_same_logits_without_padding(small_run, exported):
     # T18
-    from transformers import GPT2LMHeadModel
+    from transformers import AutoModelForCausalLM
 
-    script("export.py", str(small_run), str(tmp_path / "hf"))
-    theirs = GPT2LMHeadModel.from_pretrained(tmp_path / "hf").eval()
-    assert (tmp_path / "hf" / "model.safetensors").exists()
+    theirs = AutoModelForCausalLM.from_pretrained(exported).eval()
+    assert (exported / "model.safetensors").exists()
     assert theirs.transformer.wte.weight.shape == (65, 32)
     ours = GPT.from_checkpoint(run_folder.load_best(small_run)[0]).eval()
     idx = torch.randint(0, 65, (2, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = ours(idx, idx)[0][..., :65]
         torch.testing.assert_close(theirs(idx).logits, logits, rtol=1e-5, atol=1e-5)
-        back = GPT.from_pretrained(tmp_path / "hf").eval()
+        back = GPT.from_pretrained(exported).eval()
         torch.testing.assert_close(back(idx, idx)[0], logits, rtol=1e-5, atol=1e-5)
+    ask = ["--device=cpu", "--start=!", "--num_samples=1", "--max_new_tokens=5"]
+    sampled = script("sample.py", f"--init_from={exported}", *ask)
+    assert len(sampled.stdout.splitlines()[1]) == 6  # in the run's own characters
+
+
+def test_bad_arguments_are_one_sentence(small_run, tmp_path):
     assert "name a run and a folder" in fails("export.py")
     assert "python export.py OUT_DIR FOLDER" in script("export.py", "--help").stdout
-    ask = ["--device=cpu", "--start=!", "--num_samples=1", "--max_new_tokens=5"]
-    sampled = script("sample.py", f"--init_from={tmp_path / 'hf'}", *ask)
-    assert len(sampled.stdout.splitlines()[1]) == 6  # in the run's own characters
     (tmp_path / "file").write_text("")
     assert "is a file" in fails("export.py", str(small_run), str(tmp_path / "file"))
+
+
+def test_the_pipeline_of_transformers_continues_a_text_as_sample_py_does(small_run, exported):
+    # it used to read the prompt as nothing, and to stop at the 65th character
+    from transformers import pipeline
+
+    generate = pipeline("text-generation", model=str(exported), device="cpu")
+    theirs = generate("!aA", max_new_tokens=10, do_sample=False)[0]["generated_text"]
+    ask = ["--device=cpu", "--dtype=float32", "--start=!aA", "--temperature=0", "--num_samples=1"]
+    ours = script("sample.py", f"--out_dir={small_run}", *ask, "--max_new_tokens=10").stdout.splitlines()[1]
+    assert theirs == ours and len(theirs) == 13
+    assert generate.model.generation_config.eos_token_id is None
+
+
+def test_dropout_activation_and_the_end_of_a_text_are_those_of_the_run(tmp_path):
+    # dropout used to be GPT-2's 0.1, whatever the run had, and the end of a text the last id
+    meta = meta_of("byte")
+    run(tmp_path / "run", data_of(meta, tmp_path / "data"), dropout=0.25, activation="gelu", bias=True, max_iters=2)
+    export.main(tmp_path / "run", tmp_path / "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert {config[name] for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop")} == {0.25}
+    assert config["activation_function"] == "gelu" and config["eos_token_id"] == config["bos_token_id"] == 256
+    assert json.loads((tmp_path / "hf" / "generation_config.json").read_text())["eos_token_id"] == 256
+
+
+def test_the_card_says_what_the_run_says(small_run, exported):
+    card = (exported / "README.md").read_text()
+    record = json.loads((small_run / "run.json").read_text())
+    evaluations = [json.loads(line) for line in (small_run / "metrics.jsonl").read_text().splitlines()]
+    best = min(row["val_loss"] for row in evaluations if row["kind"] == "eval" and row["iter"])
+    rows = dict(re.findall(r"^\| (.+) \| (.+) \|$", card, re.M))
+    assert rows["validation loss"] == f"{best:.4f}" and rows["tokenizer"] == "char, 65 ids"
+    assert rows["trained on"] == record["environment"]["device"] and "data set" in rows
+    assert card.startswith("---\nlibrary_name: transformers\n") and 'pipeline("text-generation"' in card
+
+
+def test_bits_per_byte_are_on_the_card_if_an_evaluation_has_them(small_run, tmp_path):
+    saved = run_folder.load_best(small_run)[0]
+    (tmp_path / "run.json").write_text("{")  # damaged
+    row = {"kind": "eval", "iter": saved["iter_num"], "train_loss": 1.0, "val_loss": 1.5, "val_bits_per_byte": 2.25}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    torch.save(saved, tmp_path / "ckpt.pt")
+    export.main(tmp_path, tmp_path / "hf")
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert "| validation, bits per byte | 2.2500 |" in card and "trained on |" not in card
+
+
+def test_an_outside_model_comes_back_with_the_same_bytes_and_ids(tmp_path):
+    # from transformers to a run of one step at learning rate 0, and to transformers again
+    from transformers import AutoTokenizer, GPT2LMHeadModel
+
+    outside, meta = tmp_path / "outside", meta_of("json")
+    vocab_size = len(meta["tokenizer_json"]["model"]["vocab"])
+    shape = dict(n_layer=2, n_head=2, n_embd=32, n_positions=16, vocab_size=vocab_size)
+    theirs = hugging_face(outside, **shape, activation_function="gelu")
+    huggingface.tokenizer(meta, 16).save_pretrained(outside)
+    known = huggingface.read_meta(str(outside))
+    sampled = script("sample.py", f"--init_from={outside}", "--device=cpu", "--num_samples=1", "--max_new_tokens=3")
+    assert sampled.stdout.startswith(f"sampling from {outside}\n")
+    standing_still = dict(init_from=str(outside), max_iters=1, learning_rate=0.0, min_lr=0.0)
+    run(tmp_path / "run", data_of(known, tmp_path / "data"), **standing_still)
+    export.main(tmp_path / "run", tmp_path / "back")
+    back = GPT2LMHeadModel.from_pretrained(tmp_path / "back")
+    assert_same_bytes(back.state_dict(), theirs.state_dict())
+    ids = [AutoTokenizer.from_pretrained(folder)(TEXT).input_ids for folder in (outside, tmp_path / "back")]
+    assert ids[0] == ids[1] == Tokenizer(known).encode_text(TEXT).tolist()
+    assert back.config.eos_token_id == known["end_of_text"] == 0
 
 
 def test_a_nanogpt_checkpoint_is_exported_with_the_tokenizer_of_its_data(small_run, data, tmp_path):
@@ -48,5 +139,5 @@ def test_a_nanogpt_checkpoint_without_its_data_is_exported_and_says_what_is_miss
     saved["config"]["dataset"] = "nowhere"
     torch.save(saved, tmp_path / "ckpt.pt")
     export.main(tmp_path, tmp_path / "hf")
-    assert "no meta.json, which would hold the tokenizer: dataset='nowhere'" in capsys.readouterr().out
-    assert (tmp_path / "hf" / "model.safetensors").exists()
+    assert "no tokenizer is written: dataset='nowhere'" in capsys.readouterr().out
+    assert (tmp_path / "hf" / "model.safetensors").exists() and not (tmp_path / "hf" / "tokenizer.json").exists()

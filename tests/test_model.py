@@ -10,13 +10,12 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional as F
 
-from export import to_transformers
 from fusedgpt import kernels
 from fusedgpt.attention import ATTENTION
 from fusedgpt.case import Case
 from fusedgpt.errors import UserError
 from fusedgpt.memory import peak_bytes
-from model import ACTIVATIONS, GPT, LOSSES, GPTConfig
+from model import ACTIVATIONS, GPT, LOSSES, GPTConfig, to_transformers
 from tests.conftest import ON_GPU_TOO, hugging_face
 
 TINY = dict(block_size=32, vocab_size=101, n_layer=3, n_head=4, n_embd=64)
@@ -74,7 +73,7 @@ def test_the_activation_is_that_of_the_weights_and_survives_an_export(tmp_path, 
         (wrong,) = ACTIVATIONS.keys() - {ours}
         other = GPT.from_pretrained(tmp_path / "theirs", {"activation": wrong}).eval()
         assert (other(idx, idx)[0] - want).abs().max() > 1e-4  # so the tolerance tells them apart
-        exported = to_transformers(model).eval()
+        exported = to_transformers(model.config, model.state_dict()).eval()
         torch.testing.assert_close(exported(idx).logits, want, rtol=1e-5, atol=1e-5)
         exported.save_pretrained(tmp_path / "ours")
         back = GPT.from_pretrained(tmp_path / "ours").eval()

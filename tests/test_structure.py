@@ -9,7 +9,8 @@ import pytest
 from tests.conftest import ROOT
 
 SCRIPTS = {"train", "sample", "bench", "export", "plot"}
-LAZY = {"transformers", "wandb", "matplotlib", "datasets", "tyro"}  # slow to import, or missing where only tests run
+# slow to import, or missing where only tests run
+LAZY = {"datasets", "lm_eval", "matplotlib", "tokenizers", "transformers", "tyro", "wandb"}
 FILES = sorted(f for pattern in ("*.py", "fusedgpt/**/*.py", "data/*/*.py") for f in ROOT.glob(pattern))
 
 

@@ -21,7 +21,7 @@ from fusedgpt.case import Case
 from fusedgpt.device import multiplies_bfloat16, resolve_compile, resolve_dtype
 from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.optimizer import update_weights
-from model import CONV1D, GPT, TRANSFORMERS_ACTIVATIONS, GPTConfig
+from model import GPT, GPTConfig, to_transformers
 
 # nanoGPT's: no autocast, no padding, AdamW fused on CUDA only; and its train.py lets CUDA multiply in TF32
 NANOGPTS = {"dtype": "float32", "compile": False, "vocab_multiple": 1, "fused": False, "tf32": True}
@@ -171,25 +171,9 @@ class HuggingFace:
     activation = "gelu_tanh"
 
     def __init__(self, state: dict[str, Tensor], s: types.SimpleNamespace):
-        from transformers import GPT2Config, GPT2LMHeadModel
-
-        config = GPT2Config(
-            vocab_size=s.vocab_size,
-            n_positions=s.block_size,
-            n_layer=s.n_layer,
-            n_head=s.n_head,
-            n_embd=s.n_embd,
-            activation_function=TRANSFORMERS_ACTIVATIONS[self.activation][0],
-            bos_token_id=None,
-            eos_token_id=None,  # so that generation does not end before the others'
-            attn_implementation="sdpa",
-            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-        )
-        self.model, self.ids = GPT2LMHeadModel(config), s.vocab_size
-        with torch.no_grad():
-            for name, p in self.model.named_parameters():
-                w = state.get(name, torch.zeros_like(p))
-                p.copy_(w.t() if name.endswith(CONV1D) else w)
+        config = GPTConfig(**_dimensions(s), vocab_size=s.vocab_size, activation=self.activation)
+        self.model = to_transformers(config, state, attn_implementation="sdpa")
+        self.ids = s.vocab_size
 
     def prepare(self, s: types.SimpleNamespace, device: torch.device, backward: bool) -> str:
         """What transformers calls its attention."""

@@ -1,0 +1,133 @@
+"""Tokenizers in Hugging Face's format: the one of a data set as transformers has it, and that of a model as a meta."""
+
+import json
+import math
+import pathlib
+import re
+from typing import Any
+
+from fusedgpt import dataset
+from fusedgpt.errors import UserError, first_line
+from fusedgpt.settings import PRETRAINED
+from fusedgpt.tokenizer import END_OF_TEXT, GPT2, Tokenizer, byte_characters, tiktoken_bpe
+
+ONE_CHARACTER = r"[\s\S]"  # a dot would leave out line ends
+
+
+def tokenizer(meta: dict, max_length: int) -> Any:
+    """The tokenizer that `meta` describes, as a PreTrainedTokenizerFast for contexts of `max_length` tokens.
+
+    Its ids are those of Tokenizer.encode. A character that a `char` tokenizer does not know is an error there too:
+    there is no id to put in its place. Raises UserError if the tokenizer is unknown, or cannot be loaded.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    ours = Tokenizer(meta)
+    built = {"byte": _of_bytes, "char": _of_characters, "json": _of_json}.get(ours.kind, _of_tiktoken)(ours)
+    # a model without such an id must not stop at another: transformers takes GPT-2's by default
+    end = None if ours.end_of_text is None else built.id_to_token(ours.end_of_text)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=built,
+        bos_token=end,
+        eos_token=end,
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,  # which would remove spaces before punctuation
+    )
+
+
+def _of_bytes(ours):
+    return _byte_level(ours, special={} if ours.end_of_text is None else {END_OF_TEXT: ours.end_of_text})
+
+
+def _of_tiktoken(ours):
+    from tokenizers import Regex, pre_tokenizers
+
+    bpe = tiktoken_bpe(ours.kind)
+    special = {text: bpe.encode_single_token(text) for text in bpe.special_tokens_set}
+    ranks = {token: id for id, token in enumerate(ours.tokens) if token is not None and id not in special.values()}
+    # {1,3}+ is possessive in tiktoken's regular expressions, but a repetition of {1,3} in those of `tokenizers`. It
+    # ends an alternative in cl100k_base, and there possessive or not is the same
+    pattern = re.sub(r"(\{\d+,\d+\})\+", r"\1", bpe._pat_str)
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    return _byte_level(ours, special, [_last_merge(token, ranks) for token in ranks if len(token) > 1], [split])
+
+
+def _last_merge(token, ranks):
+    """The two tokens that a BPE merges last into `token`: of all pairs, the one of the lowest rank is merged first."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while len(parts) > 2:
+        at = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], math.inf))
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts
+
+
+def _byte_level(ours, special, merges=(), splits=()):
+    """A byte-level BPE of the tokens of `ours`, of which `special` is never made of text."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    byte = byte_characters()
+
+    def name(token):
+        return "".join(byte[b] for b in token)
+
+    ids = special | {
+        name(token): id for id, token in enumerate(ours.tokens) if token is not None and id not in special.values()
+    }
+    # ignore_merges: a word that is a token is that token, as in tiktoken, even if no merge leads there
+    built = tokenizers.Tokenizer(models.BPE(ids, [tuple(map(name, pair)) for pair in merges], ignore_merges=True))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    built.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    built.decoder = decoders.ByteLevel()
+    built.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in special])
+    return built
+
+
+def _of_characters(ours):
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    ids = {c: id for id, c in enumerate(ours.itos) if c is not None}
+    built = tokenizers.Tokenizer(models.WordLevel(ids))  # its unknown token is not among the ids, hence the error
+    built.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(ONE_CHARACTER), "isolated")
+    built.decoder = decoders.Fuse()
+    return built
+
+
+def _of_json(ours):
+    """The tokenizer.json without what Tokenizer.encode leaves out: truncation, padding, and ids put around a text."""
+    import tokenizers
+
+    ours.encode_text("")  # raises UserError if it is damaged
+    left_out = dict.fromkeys(("truncation", "padding", "post_processor"))
+    return tokenizers.Tokenizer.from_str(json.dumps(ours.meta["tokenizer_json"] | left_out))
+
+
+def read_meta(name: str) -> dict:
+    """The meta of a model's tokenizer, as in a data set's meta.json, by the model's hub id or folder.
+
+    What export.py writes has a meta.json; of another model it is tokenizer.json that counts, which must be byte-level.
+    A model without either has GPT-2's BPE. Raises UserError if the file is damaged.
+    """
+    if name in PRETRAINED:
+        return GPT2
+    if pathlib.Path(name, "meta.json").exists():
+        return dataset.read_meta(name)
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import cached_file
+
+    try:
+        cached_file(name, "tokenizer.json")
+    except OSError:  # there is none
+        return GPT2
+    try:
+        theirs = PreTrainedTokenizerFast.from_pretrained(name)
+        content = json.loads(theirs.backend_tokenizer.to_str())
+        ids = theirs.get_vocab()
+        end = ids.get(END_OF_TEXT) if theirs.eos_token_id is None else theirs.eos_token_id
+        meta = {"tokenizer": "json", "vocab_size": 1 + max(ids.values()), "tokenizer_json": content}
+    except Exception as error:  # a damaged file can raise anything
+        raise UserError(f"cannot read the tokenizer.json of {name}: {first_line(error)}") from error
+    meta |= {} if end is None else {"end_of_text": end}
+    Tokenizer(meta).byte_lengths()  # raises UserError if it is not byte-level
+    return meta
