@@ -3,16 +3,24 @@
     python sample.py --out_dir=out-shakespeare-char --num_samples=3
     python sample.py --init_from=gpt2-xl --start="What is the answer?" --temperature=0
     python sample.py --out_dir=out --start=FILE:prompt.txt
+    python sample.py --out_dir=out --interactive=True
 
 Every setting is a field of Settings; config files and --name=value flags set them (configurator.py).
 """
 
 import codecs
+import contextlib
 import dataclasses
 import pathlib
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from typing import Literal
+
+if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell's background job has it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to save, so Ctrl-C ends all at once
 
 import torch
 
@@ -25,6 +33,7 @@ from fusedgpt.tokenizer import Tokenizer
 from model import GPT
 
 ROOT = pathlib.Path(__file__).resolve().parent
+LINE = 32  # tokens of a prompt that is typed: dtypes are timed for that many, before there is one
 
 
 @dataclasses.dataclass
@@ -34,6 +43,9 @@ class Settings:
     init_from: str = "resume"
     out_dir: str = "out"  # folder of a run: best.pt is sampled, or ckpt.pt if there is no best.pt
     start: str = "\n"  # prompt, or FILE:path
+    # prompts asked for on the console in place of `start`, with one sample each. Ctrl-C ends a text, Ctrl-D or an empty
+    # prompt the program
+    interactive: bool = False
     num_samples: int = 10  # samples, drawn together as one batch
     max_new_tokens: int = 500  # tokens in each sample
     temperature: float = 0.8  # softmax temperature; below 1: closer to the likeliest id; 0: always the likeliest
@@ -90,9 +102,11 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
     return model, tokenizer
 
 
-def read_prompt(s: Settings, tokenizer: Tokenizer, vocab_size: int) -> tuple[str, list[int]]:
-    """The prompt as text and as ids. Raises UserError if it has none, or one that a model of `vocab_size` has not."""
-    text = s.start
+def read_prompt(text: str, tokenizer: Tokenizer, vocab_size: int) -> tuple[str, list[int]]:
+    """The prompt as text and as ids. Raises UserError if it has none, or one that a model of `vocab_size` has not.
+
+    text: the prompt, or FILE:path.
+    """
     if text.startswith("FILE:"):
         path = text.removeprefix("FILE:")
         try:
@@ -108,7 +122,7 @@ def read_prompt(s: Settings, tokenizer: Tokenizer, vocab_size: int) -> tuple[str
 
 
 class Sample:
-    """The text of one sample as its ids come in, cut off at the text `stop`."""
+    """The text of one sample as its ids come in, up to the text `stop` or the id that ends a document."""
 
     def __init__(self, prompt: str, tokenizer: Tokenizer, stop: str):
         self.text, self.tokenizer, self.stop, self.ended = prompt, tokenizer, stop, False
@@ -118,6 +132,7 @@ class Sample:
 
     def add(self, token: int) -> None:
         """Append the next id, unless the sample has ended."""
+        self.ended |= token == self.tokenizer.end_of_text
         if self.ended:
             return
         self.text += self.utf8.decode(self.tokenizer.decode([token]))
@@ -171,22 +186,16 @@ def report(engine: decode.Engine, s: Settings, drawn: int, first: float, rest: f
     return "\n".join(lines)
 
 
-def main(s: Settings) -> None:
-    """Print samples as `s` says. Raises UserError for bad input."""
-    validate(s)
-    device = resolve_device(s.device)
-    dtype = resolve_dtype(s.dtype, device)
-    model, tokenizer = load(s)
-    text, ids = read_prompt(s, tokenizer, model.config.vocab_size)
-    memory.check_sampling(model.config, s.num_samples, len(ids) + s.max_new_tokens, device, dtype)
-    engine = prepare(s, model, len(ids), device)
-    del model  # its weights, if the engine has others
-    prompt = torch.tensor([ids], device=device).repeat(s.num_samples, 1)
+def draw(
+    engine: decode.Engine, s: Settings, prompt: tuple[str, list[int]], tokenizer: Tokenizer, generator: torch.Generator
+) -> list[float]:
+    """Print the samples after a prompt, the first as it is drawn. Returns the times at which each draw was done."""
+    text, ids = prompt
     samples = [Sample(text, tokenizer, s.stop) for _ in range(s.num_samples)]
-    generator = torch.Generator(device).manual_seed(s.seed)
+    idx = torch.tensor([ids], device=generator.device).repeat(s.num_samples, 1)
     draws = s.temperature, s.top_k, s.top_p, generator, tokenizer.vocab_size
-    began, times = time.perf_counter(), []
-    for new in generate.new_tokens(engine, prompt, s.max_new_tokens, *draws, cache=engine.cache):
+    times = []
+    for new in generate.new_tokens(engine, idx, s.max_new_tokens, *draws, cache=engine.cache):
         for sample, token in zip(samples, new[:, 0].tolist()):
             sample.add(token)
         times.append(time.perf_counter())  # the ids are here: the device has been waited for
@@ -195,6 +204,58 @@ def main(s: Settings) -> None:
             break
     for sample in samples:
         print(sample.unshown(complete=True), end="\n---------------\n")
+    return times
+
+
+def prompts() -> Iterator[str]:
+    """What is typed at the console, line by line, until an empty line or its end."""
+    with contextlib.suppress(ImportError):  # Windows has none
+        import readline  # noqa: F401 (input() then edits lines, and remembers them)
+    while True:
+        try:
+            if not (text := input("prompt: ")):
+                return
+            yield text
+        except EOFError:
+            return print()
+        except KeyboardInterrupt:  # the line that was being typed
+            print()
+
+
+def converse(
+    engine: decode.Engine, s: Settings, tokenizer: Tokenizer, vocab_size: int, generator: torch.Generator
+) -> None:
+    """Continue one prompt after another. Ctrl-C ends a text, and a prompt that cannot be read is only refused."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for text in prompts():
+        try:
+            draw(engine, s, read_prompt(text, tokenizer, vocab_size), tokenizer, generator)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+        except KeyboardInterrupt:
+            print("\n---------------")
+
+
+def main(s: Settings) -> None:
+    """Print samples as `s` says. Raises UserError for bad input."""
+    validate(s)
+    device = resolve_device(s.device)
+    dtype = resolve_dtype(s.dtype, device)
+    model, tokenizer = load(s)
+    vocab_size, generator = model.config.vocab_size, torch.Generator(device).manual_seed(s.seed)
+    if s.interactive:
+        s, prompt, length = dataclasses.replace(s, num_samples=1), None, LINE
+    else:
+        prompt = read_prompt(s.start, tokenizer, vocab_size)
+        length = len(prompt[1])
+    memory.check_sampling(model.config, s.num_samples, length + s.max_new_tokens, device, dtype)
+    engine = prepare(s, model, length, device)
+    del model  # its weights, if the engine has others
+    if s.interactive:
+        return converse(engine, s, tokenizer, vocab_size, generator)
+    began = time.perf_counter()
+    times = draw(engine, s, prompt, tokenizer, generator)
     print(report(engine, s, len(times), times[0] - began, times[-1] - times[0], device), file=sys.stderr)
 
 

@@ -1,9 +1,16 @@
 """Sampling, run as a user does."""
 
+import fcntl
+import io
+import os
 import re
 import runpy
+import select
+import signal
 import subprocess
 import sys
+import termios
+import time
 
 import pytest
 import torch
@@ -164,6 +171,78 @@ def test_what_may_begin_the_stop_text_waits():
     assert one.ended
 
 
+def test_the_id_that_ends_a_document_ends_the_sample_and_is_not_shown():
+    # it used to be written out, and the next document after it
+    tokenizer = Tokenizer({"tokenizer": "byte", "vocab_size": 257, "end_of_text": 256})
+    one = sample.Sample("<|endoftext|>a", tokenizer, "")  # in a prompt it is a beginning
+    for id in (*b"bc", 256, *b"d"):
+        one.add(id)
+    assert one.ended and one.unshown(complete=True) == "<|endoftext|>abc"
+    without = Tokenizer({"tokenizer": "byte", "vocab_size": 256})  # transformers would end at some id all the same
+    two = sample.Sample("", without, "")
+    for id in range(128):
+        two.add(id)
+    assert not two.ended and len(two.text) == 128
+
+
+def until(terminal, words, seconds=60):
+    """What a program writes to its terminal until `words` are there."""
+    seen, deadline = b"", time.monotonic() + seconds
+    while words.encode() not in seen:
+        assert time.monotonic() < deadline and select.select([terminal], [], [], seconds)[0], seen
+        seen += os.read(terminal, 4096)
+    return seen.decode().replace("\r\n", "\n")
+
+
+def test_a_conversation_on_a_terminal(run):
+    pytest.importorskip("tyro")
+    pty = pytest.importorskip("pty")
+    flags = [f"--out_dir={run}", "--interactive=True", "--device=cpu", "--dtype=float32", "--max_new_tokens=100000"]
+    mine, its = pty.openpty()
+    program = [sys.executable, "sample.py", *flags]
+    # a session of its own, whose terminal this is: Ctrl-C there is a signal
+    own = {"start_new_session": True, "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)}
+    child = subprocess.Popen(program, cwd=ROOT, stdin=its, stdout=its, stderr=its, **own)
+    os.close(its)
+    try:
+        assert "sampling from" in until(mine, "prompt: ")
+        os.write(mine, b"AAAA\n")
+        assert "AAAA" in until(mine, "AAAA\r\n")  # the echo
+        first = until(mine, "AAAA")  # the sample begins with its prompt, and goes on as it is drawn
+        first += os.read(mine, 100).decode()
+        assert child.poll() is None and "---" not in first
+        os.write(mine, b"\x03")  # Ctrl-C ends the text
+        assert "Traceback" not in until(mine, "---------------\r\nprompt: ")
+        os.write(mine, b"z\n")  # it has no such character
+        assert "error: the training text has no 'z'" in until(mine, "prompt: ")
+        os.write(mine, b"half a line\x03")  # Ctrl-C at the prompt: asked again
+        until(mine, "\r\nprompt: ")
+        os.write(mine, b"\x04")  # Ctrl-D
+        assert child.wait(timeout=60) == 0
+    finally:
+        child.kill()
+        os.close(mine)
+
+
+def test_each_prompt_of_a_pipe_is_continued_and_an_empty_one_ends_it(run, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("!!\n##\n\n$$\n"))
+    settings = dict(device="cpu", dtype="float32", temperature=0.0, max_new_tokens=9)
+    sample.main(sample.Settings(out_dir=str(run), interactive=True, **settings))
+    out = capsys.readouterr().out.partition("\n")[2]
+    texts = [text.removeprefix("prompt: ") for text in out.split("\n---------------\n")]
+    assert texts == [*(drawn(run, capsys, start=p, **settings | {"num_samples": 1})[0] for p in ("!!", "##")), ""]
+
+
+def test_ctrl_c_while_it_is_imported_is_no_traceback(run):
+    # it used to be a traceback out of PyTorch
+    child = subprocess.Popen([sys.executable, "-X", "importtime", "sample.py"], cwd=ROOT, stderr=subprocess.PIPE)
+    while b"torch" not in child.stderr.readline():
+        assert child.poll() is None
+    child.send_signal(signal.SIGINT)
+    assert b"Traceback" not in child.stderr.read()
+    assert child.wait(timeout=60) == -signal.SIGINT
+
+
 def test_gpt2_from_a_hugging_face_folder(tmp_path):
     if reason := why_no_bpe():
         pytest.skip(reason)
@@ -182,7 +261,7 @@ def test_a_prompt_with_ids_that_the_model_has_not_is_named():
     # it used to be an IndexError: bytes in a vocabulary of 65
     tokenizer = Tokenizer({"tokenizer": "byte", "vocab_size": 65})
     with pytest.raises(UserError, match="the prompt has the id 97, and the model 65 ids: change --start"):
-        sample.read_prompt(sample.Settings(start="a"), tokenizer, 65)
+        sample.read_prompt("a", tokenizer, 65)
 
 
 @pytest.mark.parametrize(
