@@ -1,11 +1,11 @@
-# make quickstart, make test, make faults, make lint: each sets up what it needs in .venv and is quick when run again;
+# make quickstart, make eval, make test, make faults, make lint: each sets up what it needs in .venv and is quick when run again;
 # make gpu runs in your own environment
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup quickstart test faults lint gpu
+.PHONY: setup quickstart eval test faults lint gpu
 
 setup: $(VENV)/.installed
 
@@ -21,6 +21,13 @@ quickstart: setup
 	@$(BIN)/python train.py config/quickstart.py --init_from=auto
 	@$(BIN)/python plot.py out-quickstart
 	@$(BIN)/python sample.py --out_dir=out-quickstart --num_samples=1 --max_new_tokens=600 --start='def '
+
+# make eval RUN=out TASKS='hellaswag lambada_openai': a run's scores by lm-evaluation-harness, into RUN/lm_eval.json
+RUN ?= out-quickstart
+TASKS ?= sonnets
+eval: setup
+	@$(BIN)/python export.py $(RUN) $(RUN)/hf
+	@$(BIN)/python harness.py $(RUN)/hf $(RUN)/lm_eval.json $(TASKS)
 
 # a process of tests for each core; python -m pytest runs them in one
 test: setup

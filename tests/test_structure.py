@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-SCRIPTS = {"train", "sample", "bench", "export", "plot"}
+SCRIPTS = {"train", "sample", "bench", "export", "harness", "plot"}
 # slow to import, or missing where only tests run
 LAZY = {"datasets", "lm_eval", "matplotlib", "tokenizers", "transformers", "tyro", "wandb"}
 FILES = sorted(f for pattern in ("*.py", "fusedgpt/**/*.py", "data/*/*.py") for f in ROOT.glob(pattern))

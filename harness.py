@@ -1,0 +1,72 @@
+"""Evaluate a model in Hugging Face's format, such as export.py writes, by lm-evaluation-harness (lm_eval).
+
+    python harness.py FOLDER RESULTS.json TASK [TASK ...]
+
+A task is one of eval/, which need no network, or any other that lm_eval has. Prints its table.
+"""
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+from fusedgpt import huggingface
+from fusedgpt.device import resolve_device
+from fusedgpt.errors import UserError, one_sentence
+from fusedgpt.files import atomic
+from fusedgpt.tokenizer import Tokenizer
+
+TASKS = pathlib.Path(__file__).resolve().parent / "eval"
+
+
+def evaluate(folder: str, tasks: list[str]) -> dict[str, Any]:
+    """lm_eval's results of the model in `folder`. Raises UserError if it cannot be evaluated, or a task is unknown."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    known = TaskManager(include_path=str(TASKS), include_defaults=False)
+    if not set(tasks) <= set(known.all_tasks):
+        known = TaskManager(include_path=str(TASKS))  # reading the thousands that lm_eval has takes a while
+    if unknown := set(tasks) - set(known.all_tasks):
+        raise UserError(f"lm_eval has no task {', '.join(sorted(unknown))}: python -m lm_eval ls tasks lists them")
+    tokenizer = Tokenizer(huggingface.read_meta(folder))
+    try:
+        # what stands before a text, because the first id needs one to follow: a new line, if there is no end of text
+        before = tokenizer.encode("\n")[0] if tokenizer.end_of_text is None else tokenizer.end_of_text
+        return lm_eval.simple_evaluate(
+            "hf",
+            {"pretrained": folder, "dtype": "float32", "prefix_token_id": before},
+            tasks=tasks,
+            device=str(resolve_device("auto")),
+            task_manager=known,
+            log_samples=False,
+        )
+    except Exception as error:  # the library has no exception of its own for an unknown character
+        if tokenizer.kind != "char" or not ("Missing [UNK] token" in str(error) or isinstance(error, UserError)):
+            raise
+        raise UserError(
+            f"the characters of {folder} are not all that {', '.join(tasks)} has, and a character model has no id for"
+            " another: take a task whose text it knows, or train on bytes"
+        ) from error
+
+
+def main(folder: str, results: str, *tasks: str) -> None:
+    """Write the results as JSON and print them as a table. Raises UserError as `evaluate` does."""
+    from lm_eval.utils import handle_non_serializable, make_table
+
+    if not pathlib.Path(folder, "config.json").exists():
+        raise UserError(f"{folder} has no model: write it with python export.py OUT_DIR {folder}")
+    found = evaluate(folder, list(tasks))
+    with atomic(results, "w") as file:
+        json.dump(found, file, indent=1, default=handle_non_serializable)
+    print(make_table(found))
+    print(f"wrote {results}")
+
+
+if __name__ == "__main__":
+    with one_sentence():
+        if "-h" in sys.argv or "--help" in sys.argv:
+            sys.exit(print(__doc__))
+        if len(sys.argv) < 4 or any(arg.startswith("-") for arg in sys.argv):
+            raise UserError("name a model, a file and tasks: python harness.py FOLDER RESULTS.json TASK [TASK ...]")
+        main(*sys.argv[1:])

@@ -1,0 +1,80 @@
+"""lm-evaluation-harness on exported runs, without a network."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import export
+import harness
+from fusedgpt import prepare, run_folder
+from fusedgpt.errors import UserError
+from model import GPT
+from tests.conftest import ROOT, fails, run
+
+pytest.importorskip("lm_eval")
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+
+
+@pytest.fixture(scope="module")
+def of_bytes(tmp_path_factory):
+    """The exported folder of a run on bytes."""
+    folder = tmp_path_factory.mktemp("bytes")
+    ids = np.frombuffer((ROOT / "model.py").read_bytes(), np.uint8)
+    prepare.write(folder / "data", {"train": [ids[:9000]], "val": [ids[9000:]]}, "model.py", "byte", 256)
+    export.main(run(folder / "run", folder / "data", max_iters=30), folder / "hf")
+    return folder / "hf"
+
+
+def nats(model, ids, before):
+    """The loss of `ids` after the id `before`, summed over windows of block_size, each after all that it can hold."""
+    S, total, read = model.config.block_size, 0.0, [before, *ids]
+    for start in range(0, len(ids), S):
+        end = min(start + S, len(ids))
+        x = torch.tensor([read[max(0, end - S) : end]])
+        y = torch.full_like(x, -1)
+        y[0, start - end :] = torch.tensor(ids[start:end])
+        total += (end - start) * model(x, y)[1].item()
+    return total
+
+
+def test_bits_per_byte_are_our_own_loss(of_bytes, tmp_path, capsys):
+    import datasets
+
+    harness.main(str(of_bytes), str(tmp_path / "scores.json"), "sonnets", "python_code")
+    scores = json.loads((tmp_path / "scores.json").read_text())["results"]
+    model = GPT.from_pretrained(of_bytes).eval()
+    for task, by in (("sonnets", "paragraph"), ("python_code", "document")):
+        files = str(ROOT / "eval" / f"{task}.txt")
+        texts = datasets.load_dataset("text", data_files=files, sample_by=by, split="train")["text"]
+        coded = [list(text.encode()) for text in texts]
+        with torch.no_grad():
+            loss = sum(nats(model, ids, before=ord("\n")) for ids in coded)
+        want = loss / math.log(2) / sum(map(len, coded))
+        assert scores[task]["bits_per_byte,none"] == pytest.approx(want, rel=1e-5)
+        assert 3 < want < 8
+    assert "|bits_per_byte" in capsys.readouterr().out
+
+
+def test_a_text_that_a_character_model_cannot_read_is_one_sentence(small_run, tmp_path):
+    saved = run_folder.load_best(small_run)[0]
+    saved["meta"]["itos"][0] = "\n"  # it has no 'b'
+    torch.save(saved, tmp_path / "ckpt.pt")
+    export.main(tmp_path, tmp_path / "hf")
+    with pytest.raises(UserError, match="a character model has no id for another: take a task whose text"):
+        harness.main(str(tmp_path / "hf"), str(tmp_path / "scores.json"), "sonnets")
+    assert not (tmp_path / "scores.json").exists()
+
+
+def test_bad_arguments_are_one_sentence(tmp_path):
+    assert "name a model, a file and tasks" in fails("harness.py")
+    assert "has no model: write it with python export.py" in fails(
+        "harness.py", str(tmp_path), "scores.json", "sonnets"
+    )
