@@ -1,1 +1,1 @@
-"""Everything that the scripts train.py, sample.py, bench.py, export.py, harness.py and plot.py share; each file has one job."""
+"""Everything that the scripts beside this folder share; each file has one job."""
