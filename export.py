@@ -12,12 +12,16 @@ import pathlib
 import sys
 from typing import Any
 
+if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):
+    sys.exit(print(__doc__))  # before PyTorch, which takes seconds to import
+
 from safetensors import SafetensorError
 
 from fusedgpt import dataset, huggingface, run_folder
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.files import atomic
-from fusedgpt.logger import read_metrics, read_record
+from fusedgpt.logger import read_record
+from fusedgpt.metrics import read_metrics
 from model import GPT, to_transformers
 
 ROOT = pathlib.Path(__file__).resolve().parent
@@ -104,8 +108,6 @@ def main(out_dir: str, folder: str) -> None:
 
 if __name__ == "__main__":
     with one_sentence():
-        if "-h" in sys.argv or "--help" in sys.argv:
-            sys.exit(print(__doc__))
         if len(sys.argv) != 3 or any(arg.startswith("-") for arg in sys.argv):
             raise UserError("name a run and a folder to write: python export.py OUT_DIR FOLDER")
         main(*sys.argv[1:])

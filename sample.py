@@ -18,19 +18,8 @@ import time
 from collections.abc import Iterator
 from typing import Literal
 
-if __name__ == "__main__":
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell's background job has it
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to save, so Ctrl-C ends all at once
-
-import torch
-
-from configurator import configure
-from fusedgpt import checkpoint, dataset, decode, generate, huggingface, kernels, memory, run_folder, settings
-from fusedgpt.case import Case
-from fusedgpt.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
-from fusedgpt.errors import UserError, one_sentence, out_of_memory
-from fusedgpt.tokenizer import Tokenizer
-from model import GPT
+from configurator import answer_help, configure
+from fusedgpt import settings
 
 ROOT = pathlib.Path(__file__).resolve().parent
 LINE = 32  # tokens of a prompt that is typed: dtypes are timed for that many, before there is one
@@ -69,6 +58,22 @@ ONLY_TRAINING = {
     for field in dataclasses.fields(settings.Settings)
     if field.name not in {own.name for own in dataclasses.fields(Settings)}
 }
+
+if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell's background job has it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to save, so Ctrl-C ends all at once
+    answer_help(
+        Settings(), sys.argv[1:], __doc__, unused=ONLY_TRAINING
+    )  # before PyTorch, which takes seconds to import
+
+import torch
+
+from fusedgpt import checkpoint, dataset, decode, generate, huggingface, kernels, memory, run_folder
+from fusedgpt.case import Case
+from fusedgpt.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
+from fusedgpt.errors import UserError, one_sentence, out_of_memory
+from fusedgpt.tokenizer import Tokenizer
+from model import GPT
 
 
 def validate(s: Settings) -> None:
