@@ -1,4 +1,4 @@
-"""Files that are either complete or absent, and a file that grows by lines."""
+"""Files that are either complete or absent, a file that grows by lines, and a folder that one process has."""
 
 import contextlib
 import errno
@@ -7,6 +7,8 @@ import math
 import os
 import pathlib
 import shutil
+import socket
+import time
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -45,6 +47,37 @@ def cannot_write(path: pathlib.Path, error: OSError) -> UserError:
     kept = "what it held before is kept" if path.is_file() else "nothing was written"
     remedy = "Make room" if error.errno in FULL else "Make the folder writable"
     return UserError(f"cannot write {path}: {error.strerror or error}; {kept}. {remedy}, or name another folder")
+
+
+def lock(out_dir: str | os.PathLike) -> IO:
+    """Take the folder for this process, as long as the returned file is open.
+
+    The system gives the folder free when the process ends, however it ends. Raises UserError if another process has it,
+    or if the folder cannot be written.
+    """
+    path = pathlib.Path(out_dir) / ".lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "a+")  # noqa: SIM115 (open as long as the run)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}. Name another folder with --out_dir") from error
+    with contextlib.suppress(ImportError):  # Windows has no fcntl
+        import fcntl
+
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not inherited by children; works over NFS
+        except (BlockingIOError, PermissionError) as error:
+            file.seek(0)
+            raise UserError(
+                f"{out_dir} is in use by another run: {file.read().strip()}. Wait for it to end, or name another"
+                " --out_dir"
+            ) from error
+        except OSError:  # a file system without locks
+            return file
+    file.truncate(0)
+    started = time.strftime("%Y-%m-%d %H:%M:%S")
+    print(f"process {os.getpid()} on {socket.gethostname()}, started {started}", file=file, flush=True)
+    return file
 
 
 def link(path: str | os.PathLike, name: str | os.PathLike) -> None:

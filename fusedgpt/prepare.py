@@ -1,61 +1,74 @@
-"""What every data/*/prepare.py shares: its command line, reading the text, and writing bins and meta.json."""
+"""What every data/*/prepare.py shares: its command line, the way from text to bins, and writing bins and meta.json."""
 
 import argparse
+import contextlib
 import hashlib
-import io
 import json
 import pathlib
+import shutil
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from fusedgpt import vocabularies
+from fusedgpt.corpus import Corpus, Files, require_readable
+from fusedgpt.encoding import Encoded, dtype_of
 from fusedgpt.errors import UserError
-from fusedgpt.files import atomic
+from fusedgpt.files import atomic, lock
 
 TINY_SHAKESPEARE = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
     "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",  # its SHA-256
 )
+FEWEST_VALIDATION_TOKENS = 4096  # or a tenth of a text that has fewer than ten times as many
+FEWEST_TOKENS = 2  # of a split: one to predict the other from
 
 
-def arguments(script: str, description: str) -> argparse.Namespace:
-    """The command line of a prepare script: `.input`, a local path or None; `.out_dir`, by default its own folder.
-
-    Raises UserError if --input does not exist, or is a pipe or a device, which some scripts read more than once.
-    """
+def parser(script: str, description: str) -> argparse.ArgumentParser:
+    """The command line of a prepare script: `.input`, a list of paths; `.out_dir`, by default the script's folder."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--input", type=pathlib.Path, metavar="PATH", help="local text to use instead of the corpus")
+    take = {"type": pathlib.Path, "metavar": "PATH"}
+    parser.add_argument("--input", action="extend", nargs="+", default=[], **take, help="local text to use")
     here = pathlib.Path(script).resolve().parent
     parser.add_argument("--out_dir", type=pathlib.Path, metavar="DIR", default=here, help="default: %(default)s")
-    args = parser.parse_args()
-    if args.input and not args.input.exists():
-        raise UserError(f"--input={args.input} does not exist: name a local file or folder")
-    if args.input and not (args.input.is_file() or args.input.is_dir()):
-        raise UserError(f"--input={args.input} is a pipe or a device: write its content to a file and name that")
-    return args
+    return parser
 
 
-def read_text(script: str, args: argparse.Namespace, url: str, sha256: str) -> tuple[str, str]:
-    """The text to prepare, and its source for meta.json: `--input`, else input.txt beside the script, else `url`.
+def one_input(args: argparse.Namespace) -> pathlib.Path | None:
+    """The path of --input, or None. Raises UserError if there are several, or if it cannot be read."""
+    if len(args.input) > 1:
+        raise UserError(f"--input got {len(args.input)} paths: this corpus is one text. data/text takes several")
+    for path in args.input:
+        require_readable(path)
+    return args.input[0] if args.input else None
 
-    nanoGPT's users put their own text into input.txt beside a copy of prepare.py. Line ends of Windows become \\n, as
-    in nanoGPT. Raises UserError if --input is a folder, if the download fails or has changed, or if the text is not
-    UTF-8.
+
+def beside(script: str) -> pathlib.Path | None:
+    """The input.txt beside a script, if there is one: nanoGPT's users put their text there."""
+    path = pathlib.Path(script).resolve().with_name("input.txt")
+    if not path.is_file():
+        return None
+    print(f"reading {path}, which is beside this script; --input=PATH takes another text")
+    return path
+
+
+def one_text(script: str, args: argparse.Namespace, url: str, sha256: str) -> Files:
+    """The text to prepare: `--input`, else input.txt beside the script, else what `url` serves.
+
+    Raises UserError if --input is a folder, or if the download fails or has changed.
     """
-    beside = pathlib.Path(script).resolve().with_name("input.txt")
-    if args.input and args.input.is_dir():
-        raise UserError(f"--input={args.input} is a folder: this corpus is one text, name a file")
-    if not args.input and beside.is_file():
-        print(f"reading {beside}, which is beside this script; --input=PATH takes another text")
-    if local := args.input or (beside if beside.is_file() else None):
-        source, raw = local.name, local.read_bytes()
-    else:
-        source, raw = url, _download(url, sha256)
-    try:
-        return io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8").read(), source
-    except UnicodeDecodeError as error:
-        raise UserError(f"{source} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    path = one_input(args)
+    if path and path.is_dir():
+        raise UserError(f"--input={path} is a folder: this corpus is one text, name a file. data/text takes folders")
+    if path := path or beside(script):
+        return Files([path])
+    downloaded = work_folder(args.out_dir) / "download.txt"
+    with atomic(downloaded) as file:
+        file.write(_download(url, sha256))
+    text = Files([downloaded])
+    text.source = url
+    return text
 
 
 def _download(url, sha256):
@@ -69,6 +82,82 @@ def _download(url, sha256):
     return raw
 
 
+def work_folder(out_dir: pathlib.Path) -> pathlib.Path:
+    """Where an interrupted preparation of `out_dir` leaves what it has."""
+    return out_dir / ".prepare"
+
+
+def fraction(text: str) -> float:
+    """The value of --val_fraction. Raises argparse.ArgumentTypeError unless it is between 0 and 1."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+
+
+Split = Callable[[np.ndarray], dict[str, np.ndarray]]
+
+
+def prepare(
+    corpus: Corpus, tokenizer: str, out_dir: pathlib.Path, split: Split, ended=True, max_tokens: int | None = None
+) -> None:
+    """Tokenize `corpus` and write its bins and meta.json to `out_dir`; an interrupted run is continued.
+
+    `tokenizer` is a name that vocabularies.of knows. `split` maps where documents end (in ids) to the (start, stop) of
+    'train' and 'val'. Documents are followed by an end-of-text id if `ended`, but not a single one of bytes or
+    characters. Stops after the document with which there are `max_tokens`. Raises UserError if the text is too short.
+    """
+    work = work_folder(out_dir)
+    job = [corpus.source, corpus.key, tokenizer, vocabularies.stamp(tokenizer), ended, max_tokens]
+    with lock(work):
+        encoded = Encoded(work, job)
+        if encoded.meta is None:
+            meta = vocabularies.of(tokenizer, corpus)
+            encoded.begin(meta if ended else {name: meta[name] for name in meta if name != "end_of_text"})
+        encoded.fill(corpus, max_tokens)
+        meta, ends = encoded.meta, encoded.ends()
+        if len(ends) == 1 and ended and meta["tokenizer"] in ("byte", "char"):
+            meta, ends = vocabularies.without_end(meta), ends - 1
+        if not len(ends):
+            raise UserError(f"{corpus.source} holds no text: name a file or folder that does")
+        ranges = split(ends)
+        for name, parts in ranges.items():
+            if (count := np.diff(parts).sum()) < FEWEST_TOKENS:
+                raise UserError(
+                    f"{corpus.source} is too short: of its {ends[-1]:,} tokens, {count:,} would be in the {name} split,"
+                    f" which needs {FEWEST_TOKENS}. Give more text"
+                )
+        write(out_dir, {name: encoded.read(parts) for name, parts in ranges.items()}, corpus.source, **meta)
+    shutil.rmtree(work)
+
+
+def draw(ends: np.ndarray, fraction: float, shuffled: bool = False) -> dict[str, np.ndarray]:
+    """Whole documents for validation, `fraction` of them, drawn by a fixed seed; all others for training.
+
+    Documents end after `ends` ids. Returns arrays of (start, stop). If the documents that were drawn have less than
+    half or more than twice of what validation should have (they are few, or of very different lengths), the end of all
+    ids is taken instead. `shuffled` leaves the documents in the order of the draw, as nanoGPT has OpenWebText.
+    """
+    total = int(ends[-1])
+    share = max(fraction, min(0.1, FEWEST_VALIDATION_TOKENS / total))
+    documents = np.stack([np.append(0, ends[:-1]), ends], axis=1)
+    order = np.random.default_rng(2357).permutation(len(ends))  # the one of datasets' train_test_split(seed=2357)
+    held_out = max(1, round(fraction * len(ends)))
+    drawn, rest = order[:held_out], order[held_out:]
+    if not share / 2 <= np.diff(documents[drawn]).sum() / total <= 2 * share:
+        cut = int((1 - share) * total)
+        return {"train": np.array([[0, cut]]), "val": np.array([[cut, total]])}
+    if not shuffled:
+        drawn, rest = np.sort(drawn), np.sort(rest)
+    return {"train": _joined(documents[rest]), "val": _joined(documents[drawn])}
+
+
+def _joined(ranges):
+    """The same ranges with those in one where one begins where the one before it stops: fewer reads."""
+    breaks = np.flatnonzero(ranges[1:, 0] != ranges[:-1, 1])
+    return np.stack([ranges[np.append(0, breaks + 1), 0], ranges[np.append(breaks, len(ranges) - 1), 1]], axis=1)
+
+
 def write(
     folder: str | pathlib.Path,
     splits: dict[str, Iterable[np.ndarray]],
@@ -79,10 +168,11 @@ def write(
 ) -> None:
     """Write train.bin, val.bin and, last, meta.json to `folder`. Memory: one array at a time.
 
-    `splits` maps 'train' and 'val' to arrays of ids. `tokenizer` is 'gpt2', 'char' or 'byte'; `extra` goes into
-    meta.json too. Raises UserError if a split is empty or the disk is full; then no bin has changed.
+    `splits` maps 'train' and 'val' to arrays of ids. `tokenizer` and `extra` (end_of_text, itos, …)
+    are as Tokenizer reads them from meta.json.
+    Raises UserError if a split is empty or the disk is full; then no bin has changed.
     """
-    dtype = "uint16" if vocab_size <= 2**16 else "uint32"
+    dtype = dtype_of(vocab_size)
     meta = {
         "tokenizer": tokenizer,
         "vocab_size": vocab_size,

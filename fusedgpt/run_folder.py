@@ -8,14 +8,12 @@ import json
 import os
 import pathlib
 import shutil
-import socket
-import time
 from collections.abc import Callable
-from typing import IO
 
 from fusedgpt import checkpoint
 from fusedgpt.errors import UserError
 from fusedgpt.files import link
+from fusedgpt.files import lock as lock  # a run's folder is taken by one run at a time
 from fusedgpt.metrics import MEANING
 
 LATEST, BEST = "ckpt.pt", "best.pt"
@@ -24,37 +22,6 @@ NOT_CHECKPOINTS = ("metrics.jsonl", "run.json", "report.html", "trace.json", "cu
 NOT_CHECKPOINTS += tuple(f"{name}.png" for name in MEANING)
 
 Say = Callable[[str], None]
-
-
-def lock(out_dir: str | os.PathLike) -> IO:
-    """Take the folder for this process, as long as the returned file is open.
-
-    The system gives the folder free when the process ends, however it ends. Raises UserError if another process has it,
-    or if the folder cannot be written.
-    """
-    path = pathlib.Path(out_dir) / ".lock"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+")  # noqa: SIM115 (open as long as the run)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}. Name another folder with --out_dir") from error
-    with contextlib.suppress(ImportError):  # Windows has no fcntl
-        import fcntl
-
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not inherited by children; works over NFS
-        except (BlockingIOError, PermissionError) as error:
-            file.seek(0)
-            raise UserError(
-                f"{out_dir} is in use by another run: {file.read().strip()}. Wait for it to end, or name another"
-                " --out_dir"
-            ) from error
-        except OSError:  # a file system without locks
-            return file
-    file.truncate(0)
-    started = time.strftime("%Y-%m-%d %H:%M:%S")
-    print(f"process {os.getpid()} on {socket.gethostname()}, started {started}", file=file, flush=True)
-    return file
 
 
 def before(iteration: int) -> str:

@@ -26,7 +26,6 @@ if OFFLINE_BPE.exists():
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(OFFLINE_BPE))
 
 NEEDED_BY = {"train.py": ["tyro"], "sample.py": ["tyro"], "bench.py": ["tyro"], "tests/save_cost.py": ["tyro"]}
-NEEDED_BY |= {"data/openwebtext/prepare.py": ["datasets"]}
 MEASURED_ONCE = functools.cache(flops.peak_flops)  # a quarter of a second, and as long as the rest of a small run
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 ON_GPU_TOO = [("cpu", "float32"), *(pytest.param(*GPU.values, d, marks=GPU.marks) for d in ("bfloat16", "float16"))]

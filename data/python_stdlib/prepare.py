@@ -23,8 +23,8 @@ LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idle_test", "__p
 
 def main():
     """Write the bins of the standard library's source, or of the folder --input, as bytes."""
-    args = prepare.arguments(__file__, __doc__)
-    root = args.input or pathlib.Path(sysconfig.get_path("stdlib"))
+    args = prepare.parser(__file__, __doc__).parse_args()
+    root = prepare.one_input(args) or pathlib.Path(sysconfig.get_path("stdlib"))
     if root.is_file():
         raw = root.read_bytes()
         cut = int(0.9 * len(raw))
@@ -38,7 +38,7 @@ def main():
             splits["val" if tenth else "train"].append(file.read_bytes() + b"\n")
         if not files:
             raise UserError(f"{root} holds no .py files: give text with --input=PATH")
-        name = args.input.name if args.input else f"standard library of {platform.python_implementation()}"
+        name = root.name if args.input else f"standard library of {platform.python_implementation()}"
         source = f"{name} {'' if args.input else platform.python_version() + ' '}({len(files)} files)"
     ids = {split: (np.frombuffer(raw, np.uint8) for raw in raws) for split, raws in splits.items()}
     prepare.write(args.out_dir, ids, source, tokenizer="byte", vocab_size=256)

@@ -5,18 +5,23 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from fusedgpt import prepare, tokenizer
+import numpy as np
+
+from fusedgpt import prepare
+from fusedgpt.corpus import Halves
 from fusedgpt.errors import one_sentence
 
 
+def split(ends):
+    """The two parts of the text."""
+    return {"train": np.array([[0, ends[0]]]), "val": np.array([[ends[0], ends[-1]]])}
+
+
 def main():
-    """Write the bins of tiny Shakespeare, or of --input, in GPT-2's BPE."""
-    args = prepare.arguments(__file__, __doc__)
-    text, source = prepare.read_text(__file__, args, *prepare.TINY_SHAKESPEARE)
-    encode = tokenizer.tiktoken_bpe("gpt2").encode_ordinary
-    cut = int(0.9 * len(text))
-    splits = {"train": [encode(text[:cut])], "val": [encode(text[cut:])]}
-    prepare.write(args.out_dir, splits, source, **tokenizer.GPT2)
+    """Write the bins of Shakespeare, or of --input, in GPT-2's BPE, split before it is tokenized, as in nanoGPT."""
+    args = prepare.parser(__file__, __doc__).parse_args()
+    text = prepare.one_text(__file__, args, *prepare.TINY_SHAKESPEARE)
+    prepare.prepare(Halves(text, 0.9), "gpt2", args.out_dir, split, ended=False)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from fusedgpt.tokenizer import Tokenizer
-from tests.conftest import ROOT, fails, script, why_no_bpe
+from tests.conftest import ROOT, fails, script, wait_for_lines, why_no_bpe
 
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt"
 needs_bpe = pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are not here (set TIKTOKEN_CACHE_DIR)")
@@ -64,62 +66,77 @@ def test_shakespeare_counts_are_nanogpts(tmp_path):
     assert (len(train), len(val), meta["vocab_size"]) == (301_966, 36_059, 50_257)
 
 
-@needs_bpe
-@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
-def test_openwebtext_ends_each_document(tmp_path, suffix):
-    documents = [f"document number {n}" for n in range(50)]
-    file = tmp_path / f"text{suffix}"
-    if suffix == ".txt":
+def written(file, documents):
+    """`file`, with a document a paragraph or a row."""
+    if file.suffix == ".txt":
         file.write_text("\n\n".join(documents))
-    elif suffix == ".jsonl":
+    elif file.suffix == ".jsonl":
         file.write_text("".join(json.dumps({"text": d, "url": "x"}) + "\n" for d in documents))
     else:
         import datasets
 
         datasets.Dataset.from_dict({"text": documents}).to_parquet(file)
-    meta, train, val = prepared("openwebtext", tmp_path / "out", f"--input={file}")
+    return file
+
+
+@needs_bpe
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
+def test_openwebtext_is_split_and_ordered_as_datasets_does(tmp_path, suffix):
+    import datasets
+
+    documents = [f"document number {n}: " + "word " * 5000 for n in range(60)]
+    meta, train, val = prepared("openwebtext", tmp_path, f"--input={written(tmp_path / f'text{suffix}', documents)}")
+    split = datasets.Dataset.from_dict({"text": documents}).train_test_split(test_size=1, seed=2357, shuffle=True)
     decode = Tokenizer(meta).decode
-    text = [decode(ids.tolist()).decode().split("<|endoftext|>") for ids in (train, val)]
-    assert text[0][-1] == text[1][-1] == ""  # each document ends, the last one too
-    assert len(text[1]) == 2
-    assert sorted(t.strip() for t in text[0][:-1] + text[1][:-1]) == sorted(documents)
+    for ids, name in ((train, "train"), (val, "test")):
+        text = decode(ids.tolist()).decode().split("<|endoftext|>")
+        assert text.pop() == ""  # each document ends, the last one too
+        assert text == list(split[name]["text"])
 
 
-@pytest.mark.parametrize("name", ["python_stdlib", "shakespeare", "shakespeare_char", "openwebtext"])
+@needs_bpe
+def test_fineweb_of_local_parquet_stops_at_max_tokens(tmp_path):
+    documents = [f"document number {n} of many" for n in range(3000)]
+    file = written(tmp_path / "text.parquet", documents)
+    meta, train, val = prepared("fineweb", tmp_path / "all", f"--input={file}")
+    assert meta["end_of_text"] == 50256 and 0.05 < len(val) / len(train) < 0.2  # 0.05 % of so few tokens tell nothing
+    meta, train, val = prepared("fineweb", tmp_path / "some", f"--input={file}", "--max_tokens=100")
+    text = Tokenizer(meta).decode([*train.tolist(), *val.tolist()]).decode()
+    ended = text.split("<|endoftext|>")
+    assert ended.pop() == "" and sorted(ended) == sorted(documents[: len(ended)])
+    assert 100 <= len(train) + len(val) < 110
+
+
+@pytest.mark.parametrize("name", sorted(f.parent.name for f in (ROOT / "data").glob("*/prepare.py")))
 def test_a_missing_input_is_named(name):
     assert "--input=/no/such/file does not exist" in fails(f"data/{name}/prepare.py", "--input=/no/such/file")
 
 
 def test_text_that_is_too_short_or_no_text_is_named(tmp_path):
-    (tmp_path / "short.txt").write_text("")
-    out = f"--out_dir={tmp_path}"
-    assert "too short" in fails("data/shakespeare_char/prepare.py", f"--input={tmp_path / 'short.txt'}", out)
+    out = f"--out_dir={tmp_path / 'out'}"
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "bom.txt").write_bytes(b"\xef\xbb\xbf")
+    for name in ("empty.txt", "bom.txt"):
+        assert "holds no text" in fails("data/shakespeare_char/prepare.py", f"--input={tmp_path / name}", out)
+    (tmp_path / "short.txt").write_text("To be")
+    sentence = fails("data/shakespeare_char/prepare.py", f"--input={tmp_path / 'short.txt'}", out)
+    assert "short.txt is too short: of its 5 tokens, 1 would be in the val split" in sentence
     (tmp_path / "binary.txt").write_bytes(b"abc\xff\xfe")
     sentence = fails("data/shakespeare_char/prepare.py", f"--input={tmp_path / 'binary.txt'}", out)
     assert "not UTF-8 text" in sentence and "byte 3" in sentence
-    (tmp_path / "both").mkdir()
-    for name in ("a.txt", "b.jsonl"):
-        (tmp_path / "both" / name).write_text("")
-    assert "files of one kind" in fails("data/openwebtext/prepare.py", f"--input={tmp_path / 'both'}", out)
-    (tmp_path / "empty.jsonl").write_text("")
-    assert "is empty" in fails("data/openwebtext/prepare.py", f"--input={tmp_path / 'empty.jsonl'}", out)
     (tmp_path / "bad.jsonl").write_text("{not json")
     assert "cannot read" in fails("data/openwebtext/prepare.py", f"--input={tmp_path / 'bad.jsonl'}", out)
     assert "is a folder" in fails("data/shakespeare_char/prepare.py", f"--input={tmp_path}", out)
-    assert not (tmp_path / "meta.json").exists()
+    assert "got 2 paths" in fails("data/python_stdlib/prepare.py", "--input", tmp_path, tmp_path, out)
+    assert not (tmp_path / "out" / "meta.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("texts", "found"),
-    [(["one", None, "three"], "is string, with 1 null"), ([1, 2], "is int64, with 0 null"), ([None] * 2, "is null")],
-    ids=["a null", "numbers", "nulls"],
-)
-def test_a_document_that_is_no_text_is_one_sentence(tmp_path, texts, found):
+def test_a_document_that_is_no_text_is_one_sentence(tmp_path):
     # one null among the texts used to be forty lines of RemoteTraceback
     file = tmp_path / "text.jsonl"
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", None, "three")))
     sentence = fails("data/openwebtext/prepare.py", f"--input={file}", f"--out_dir={tmp_path}")
-    assert f"must have a text in each row: its column 'text' {found}" in sentence
+    assert f"row 2 of {file} has None in 'text'" in sentence
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
@@ -129,7 +146,7 @@ def test_a_fifo_is_no_text(tmp_path):
     os.mkfifo(tmp_path / "a.py")
     sentence = fails("data/shakespeare_char/prepare.py", f"--input={tmp_path / 'a.txt'}")
     assert "is a pipe or a device: write its content to a file" in sentence
-    assert "files of one kind" in fails("data/openwebtext/prepare.py", f"--input={tmp_path}")
+    assert "holds no text" in fails("data/text/prepare.py", f"--input={tmp_path}")
     assert "holds no .py files" in fails("data/python_stdlib/prepare.py", f"--input={tmp_path}")
 
 
@@ -183,3 +200,46 @@ def test_line_ends_are_those_of_text_mode(name, tmp_path):
     assert text_of(mine)[0] == want
     script(str(mine / "prepare.py"), f"--input={mine / 'input.txt'}", f"--out_dir={tmp_path / 'out'}")
     assert text_of(tmp_path / "out")[0] == want
+
+
+def test_a_copy_of_text_reads_input_txt_too(tmp_path):
+    mine = copied("text", tmp_path, b"to be or not to be\n" * 20)
+    script(str(mine / "prepare.py"), "--tokenizer=byte")
+    assert text_of(mine) == ("to be or not to be\n" * 20, "input.txt")
+    (mine / "input.txt").unlink()
+    assert "give files or folders with --input=PATH" in fails(str(mine / "prepare.py"))
+
+
+def test_text_takes_files_and_folders_in_their_order_with_an_end_after_each(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "b.md").write_text("second " * 40)
+    (tmp_path / "in" / "a.jsonl").write_text(json.dumps({"body": "first " * 40}) + "\n")
+    (tmp_path / "in" / "c.pdf").write_text("left out")
+    (tmp_path / "in" / "d.txt").write_text("")
+    (tmp_path / "last.txt").write_text("third")
+    args = [f"--input={tmp_path / 'in'}", tmp_path / "last.txt", "--text_column=body"]
+    for _ in range(2):  # the second time the folder has a meta.json, which is no text
+        done = script("data/text/prepare.py", *args, "--tokenizer=char", f"--out_dir={tmp_path / 'in'}")
+        assert "left out: 1 empty files" in done.stdout and "files that are not .txt" in done.stdout
+        end = "<|endoftext|>"
+        assert text_of(tmp_path / "in")[0] == "first " * 40 + end + "second " * 40 + end + "third" + end
+        meta = json.loads((tmp_path / "in" / "meta.json").read_text())
+        assert meta["itos"][-1] == end and meta["end_of_text"] == meta["vocab_size"] - 1
+        assert not (tmp_path / "in" / ".prepare").exists()
+
+
+def test_a_killed_preparation_goes_on_and_leaves_the_same_bytes(tmp_path):
+    text = (SHAKESPEARE.read_text() if SHAKESPEARE.exists() else "To be, or not to be.\n" * 50_000) * 12
+    (tmp_path / "text.txt").write_text(text)
+    command = ["data/text/prepare.py", f"--input={tmp_path / 'text.txt'}", "--tokenizer=char"]
+    script(*command, f"--out_dir={tmp_path / 'whole'}")
+    killed = f"--out_dir={tmp_path / 'killed'}"
+    steps = tmp_path / "killed" / ".prepare" / "steps.jsonl"
+    child = subprocess.Popen([sys.executable, *command, killed], cwd=ROOT, stdout=subprocess.DEVNULL)
+    wait_for_lines(child, steps, 3)
+    child.kill()
+    child.wait()
+    assert not (tmp_path / "killed" / "train.bin").exists()
+    assert "continuing after" in script(*command, killed).stdout
+    for name in ("train.bin", "val.bin", "meta.json"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -1,0 +1,29 @@
+"""FineWeb's sample of 10 billion tokens in GPT-2's BPE, an end-of-text id after each document; 0.05 % for validation.
+
+It is streamed: no copy of the text is kept. --max_tokens takes its first documents; --input takes local texts instead.
+"""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from fusedgpt import prepare
+from fusedgpt.corpus import Files, Hub
+from fusedgpt.errors import one_sentence
+
+
+def main():
+    """Write the bins of FineWeb's sample, or of --input."""
+    parser = prepare.parser(__file__, __doc__)
+    parser.add_argument("--max_tokens", type=int, metavar="N", help="stop after the document that reaches N tokens")
+    args = parser.parse_args()
+    text = Hub("HuggingFaceFW/fineweb", streaming=True, path="HuggingFaceFW/fineweb", name="sample-10BT")
+    if args.input:
+        text = Files(args.input, besides=args.out_dir / "meta.json")
+    prepare.prepare(text, "gpt2", args.out_dir, lambda ends: prepare.draw(ends, 0.0005), max_tokens=args.max_tokens)
+
+
+if __name__ == "__main__":
+    with one_sentence():
+        main()

@@ -1,0 +1,36 @@
+"""Any text: .txt, .md, .csv, .json, .jsonl and .parquet, also with .gz or .zst, and folders of any mixture of them.
+
+A row of a table is a document, as is any other file. Whole documents are drawn for validation; of a single one it is
+the end. Without --input the file input.txt beside this script is read.
+"""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from fusedgpt import prepare
+from fusedgpt.corpus import Files
+from fusedgpt.errors import UserError, one_sentence
+
+
+def main():
+    """Write the bins of --input."""
+    parser = prepare.parser(__file__, __doc__)
+    parser.add_argument("more", nargs="*", type=pathlib.Path, metavar="PATH", help="more of --input")
+    parser.add_argument("--text_column", default="text", metavar="NAME", help="of a table; default: %(default)s")
+    tokenizers = "byte, char, gpt2 or another of tiktoken's, a tokenizer.json, train:SIZE; default: %(default)s"
+    parser.add_argument("--tokenizer", default="gpt2", metavar="NAME", help=tokenizers)
+    parser.add_argument("--val_fraction", type=prepare.fraction, default=0.1, help="default: %(default)s")
+    parser.add_argument("--documents", choices=["file", "paragraph"], default="file", help="in .txt and .md files")
+    args = parser.parse_args()
+    paths = args.input + args.more or [prepare.beside(__file__)]
+    if paths == [None]:
+        raise UserError("no text was named: give files or folders with --input=PATH")
+    text = Files(paths, args.text_column, args.documents == "paragraph", besides=args.out_dir / "meta.json")
+    prepare.prepare(text, args.tokenizer, args.out_dir, lambda ends: prepare.draw(ends, args.val_fraction))
+
+
+if __name__ == "__main__":
+    with one_sentence():
+        main()

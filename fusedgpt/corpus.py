@@ -1,0 +1,295 @@
+"""Texts as documents: local files, which need not fit into memory, and data sets of the Hub."""
+
+import codecs
+import contextlib
+import csv
+import gzip
+import io
+import itertools
+import json
+import pathlib
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Protocol
+
+from fusedgpt.errors import UserError, first_line, shown
+
+KINDS = (".txt", ".md", ".csv", ".json", ".jsonl", ".parquet")
+PACKED = (".gz", ".zst")
+CHUNK = 2**20  # bytes of a file that are read at a time
+LONGEST_VALUE = 2**28  # characters of one JSON value: a broken one must not pull the whole file into memory
+SEPARATORS = re.compile(r"[\s,\[\]]*")  # what stands between the objects of a JSON array, or of JSON lines
+
+
+def kind(path: pathlib.Path) -> str | None:
+    """The one of KINDS that a file's name says it is, compressed or not; None for any other."""
+    name = path.name.lower()
+    for suffix in PACKED:
+        name = name.removesuffix(suffix)
+    return next((each for each in KINDS if name.endswith(each)), None)
+
+
+def require_readable(path: pathlib.Path) -> None:
+    """Raise UserError if `path` does not exist, or is a pipe or a device, which cannot be read twice."""
+    if not path.exists():
+        raise UserError(f"--input={path} does not exist: name a local file or folder")
+    if not (path.is_file() or path.is_dir()):
+        raise UserError(f"--input={path} is a pipe or a device: write its content to a file and name that")
+
+
+class Corpus(Protocol):
+    """Documents in an order."""
+
+    source: str  # its name
+    key: list  # changes if the content does
+    size: int | None  # bytes to read, if known
+    position: int  # bytes read
+
+    def fragments(self) -> Iterator[tuple[str, bool]]:
+        """The documents as pairs (text, last); `last` is True for the fragment that ends one."""
+
+
+class Files:
+    """Local files and folders of them as a corpus.
+
+    A row of .csv, .json, .jsonl and .parquet is a document, the text in its `column`; any other file is one, or, with
+    `paragraphs`, each of its paragraphs, which empty lines separate. In folders, hidden files, those of other kinds and
+    `besides` are left out, and the number is printed. Text is UTF-8; a BOM is removed, and line ends become \\n.
+    Raises UserError if there is nothing to read; `fragments` raises it if a file is damaged or holds no text.
+    """
+
+    def __init__(self, paths: list[pathlib.Path], column="text", paragraphs=False, besides: pathlib.Path | None = None):
+        self.column, self.paragraphs = column, paragraphs
+        self.source = paths[0].name if len(paths) == 1 else f"{paths[0].name} and {len(paths) - 1} more"
+        files, left_out = [], 0
+        for path in paths:
+            require_readable(path)
+            inside = sorted(path.rglob("*")) if path.is_dir() else []
+            inside = [f for f in inside if not any(p.startswith(".") for p in f.relative_to(path).parts)]
+            taken = [f for f in inside if f.is_file() and kind(f) and f != besides]
+            left_out += sum(not f.is_dir() for f in inside) - len(taken)
+            files += taken if path.is_dir() else [path]
+        if left_out:
+            print(f"left out: {left_out:,} files that are not {', '.join(KINDS)}, or one of these with .gz or .zst")
+        self.files = [f for f in files if f.stat().st_size]
+        if empty := len(files) - len(self.files):
+            print(f"left out: {empty:,} empty files")
+        if not self.files:
+            raise UserError(f"--input={' '.join(map(str, paths))} holds no text: name a file or folder that does")
+        stats = [f.stat() for f in self.files]
+        self.key = [
+            column,
+            paragraphs,
+            *([str(f.absolute()), s.st_size, s.st_mtime_ns] for f, s in zip(self.files, stats)),
+        ]
+        self.size = sum(s.st_size for s in stats)
+        self._done, self._file = 0, None  # bytes of the files before, and the one that is open
+
+    @property
+    def position(self) -> int:
+        """How many bytes of the files have been read."""
+        return self._done + (self._file.tell() if self._file and not self._file.closed else 0)
+
+    def fragments(self) -> Iterator[tuple[str, bool]]:
+        """The documents of all files."""
+        self._done = 0
+        for path in self.files:
+            try:
+                with open(path, "rb") as self._file:
+                    yield from self._read(path)
+            except (UserError, OSError):
+                raise
+            except Exception as error:  # of zlib, zstandard, csv, json, pyarrow: each has types of its own
+                why = f"{type(error).__name__}: {first_line(error)}"
+                raise UserError(f"cannot read {path} ({why}): it is damaged, or not what its name says") from error
+            self._done += path.stat().st_size
+
+    def _read(self, path):
+        chunks = _unpacked(path, self._file)
+        if kind(path) == ".parquet":
+            rows = self._parquet_rows(path, chunks)
+        elif kind(path) == ".csv":
+            rows = csv.DictReader(_lines(_decoded(path, chunks)))
+        elif kind(path) in (".json", ".jsonl"):
+            rows = _json_values(_decoded(path, chunks))
+        else:
+            yield from (_paragraphs if self.paragraphs else _whole)(_decoded(path, chunks))
+            return
+        csv.field_size_limit(sys.maxsize)
+        for number, row in enumerate(rows, start=1):
+            yield self._text(row, f"row {number:,} of {path}"), True
+
+    def _text(self, row, where):
+        if not isinstance(row, dict):
+            raise UserError(f"{where} is {shown(row)}: it must be an object with a text in {self.column!r}")
+        if self.column not in row:
+            columns = ", ".join(str(name) for name in row)
+            raise UserError(f"{where} has no {self.column!r}, but {columns}: --text_column names the one with the text")
+        text = row[self.column]
+        if not isinstance(text, str):
+            raise UserError(f"{where} has {shown(text)} in {self.column!r}: it must be a text. Remove such rows")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # JSON can escape what no text holds
+            raise UserError(f"{where} has half of a surrogate pair in {self.column!r}. Remove such rows") from error
+        return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+    def _parquet_rows(self, path, chunks):
+        import pyarrow.parquet
+
+        with contextlib.ExitStack() as opened:
+            file = self._file
+            if path.suffix.lower() in PACKED:  # Parquet is read from its end
+                file = opened.enter_context(tempfile.TemporaryFile())
+                file.writelines(chunks)
+            parquet = pyarrow.parquet.ParquetFile(file)
+            columns = [self.column] if self.column in parquet.schema_arrow.names else None
+            for batch in parquet.iter_batches(batch_size=1000, columns=columns):
+                yield from batch.to_pylist()
+
+
+class Hub:
+    """A data set of Hugging Face's Hub as a corpus: what `datasets` loads with `options`.
+
+    With `streaming` it leaves no copy in the cache. `fragments` raises UserError if the data set cannot be had.
+    """
+
+    def __init__(self, source: str, streaming: bool, **options):
+        self.source, self.key, self.size, self.position = source, [source, options], None, 0
+        self.streaming, self.options = streaming, options
+
+    def fragments(self) -> Iterator[tuple[str, bool]]:
+        """The documents: the column `text`."""
+        import datasets
+
+        try:
+            dataset = datasets.load_dataset(split="train", streaming=self.streaming, **self.options)
+            for rows in dataset.select_columns("text").iter(batch_size=1000):
+                for text in rows["text"]:
+                    yield text, True
+        except Exception as error:  # `datasets` wraps a lost connection in types of its own
+            cause = error.__cause__ or error
+            why = f"{type(cause).__name__}: {first_line(cause)}"
+            raise UserError(
+                f"cannot read {self.source} ({why}): run the command again, or give --input=PATH"
+            ) from error
+
+
+class Halves:
+    """The two parts of a corpus's text as two documents: its first `share` of the characters, and the others."""
+
+    def __init__(self, whole: Corpus, share: float):
+        self.whole, self.share, self.source, self.key, self.size = whole, share, whole.source, whole.key, whole.size
+
+    @property
+    def position(self) -> int:
+        """How many bytes have been read."""
+        return self.whole.position
+
+    def fragments(self) -> Iterator[tuple[str, bool]]:
+        """The first part, and the second."""
+        left = int(self.share * sum(len(text) for text, _ in self.whole.fragments()))
+        for text, _ in self.whole.fragments():
+            if 0 <= left <= len(text):
+                yield text[:left], True
+                text, left = text[left:], 0
+            yield text, False
+            left -= len(text)
+        yield "", True
+
+
+def _unpacked(path, file):
+    """The bytes of a file, without its compression, in chunks."""
+    suffix = path.suffix.lower()
+    if suffix == ".zst":
+        yield from _unpacked_zst(file)
+        return
+    file = gzip.GzipFile(fileobj=file) if suffix == ".gz" else file
+    while chunk := file.read(CHUNK):
+        yield chunk
+
+
+def _unpacked_zst(file):
+    """Frame by frame: zstandard's readers take a file that was cut short for a complete one."""
+    import zstandard
+
+    frame = None
+    while chunk := file.read(CHUNK // 8):  # packed tightly, it can be many times as long
+        while chunk:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            yield frame.decompress(chunk)
+            chunk, frame = frame.unused_data, None if frame.eof else frame
+    if frame:
+        raise EOFError("the file ends within a frame")
+
+
+def _decoded(path, chunks):
+    """The text of chunks of UTF-8."""
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
+    before = 0
+    for chunk in itertools.chain(chunks, [b""]):
+        try:
+            yield decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            at = before + len(chunk) - len(error.object) + error.start  # the decoder may have held bytes back
+            raise UserError(f"{path} is not UTF-8 text: {error.reason} at byte {at:,}. Convert it to UTF-8") from error
+        before += len(chunk)
+
+
+def _whole(blocks):
+    """All text as one document."""
+    anything = False
+    for block in blocks:
+        if block:
+            yield block, False
+            anything = True
+    if anything:
+        yield "", True
+
+
+def _paragraphs(blocks):
+    """Each paragraph as a document."""
+    line_ends, within = "", False  # the line ends after a paragraph tell only with the next block whether it goes on
+    for block in blocks:
+        text = (line_ends + block).rstrip("\n")
+        line_ends = (line_ends + block)[len(text) :]
+        *complete, rest = re.split("\n{2,}", text)
+        for paragraph in complete:
+            if paragraph or within:
+                yield paragraph, True
+            within = False
+        if rest:
+            yield rest, False
+            within = True
+    if within:
+        yield "", True
+
+
+def _lines(blocks):
+    rest = ""
+    for block in blocks:
+        *lines, rest = (rest + block).split("\n")
+        yield from (line + "\n" for line in lines)
+    if rest:
+        yield rest
+
+
+def _json_values(blocks):
+    """The values of a JSON array, or of JSON lines."""
+    decode, text, at, wanted = json.JSONDecoder().raw_decode, "", 0, 0
+    for block in itertools.chain(blocks, [None]):
+        text, at = text[at:] + (block or ""), 0
+        if len(text) < wanted and block is not None:
+            continue
+        while (at := SEPARATORS.match(text, at).end()) < len(text):
+            try:
+                value, at = decode(text, at)
+            except json.JSONDecodeError:
+                if block is None or len(text) - at > LONGEST_VALUE:
+                    raise
+                wanted = 2 * (len(text) - at)  # it may go on in the next block; doubling tries few times
+                break
+            wanted = 0
+            yield value

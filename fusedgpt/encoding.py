@@ -1,0 +1,211 @@
+"""A corpus as token ids on the disk: all cores, flat memory, and an interrupted run goes on where it stopped.
+
+Text is tokenized in pieces. tiktoken and `tokenizers` work outside of Python's lock, so threads are enough.
+"""
+
+import collections
+import concurrent.futures
+import contextlib
+import functools
+import itertools
+import math
+import os
+import pathlib
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+from tqdm import tqdm
+
+from fusedgpt.files import Lines, cannot_write, json_line, read_jsonl
+from fusedgpt.tokenizer import Tokenizer
+
+PIECE = 2**20  # characters that a core tokenizes at a time
+LONGEST_PIECE = 2**24  # a text without a place to cut is cut here
+# After such a line end a new token begins: the patterns of GPT-2 and its successors join a line end to what is before
+# it, or to white space around it, but never to a letter.
+PLACE_TO_CUT = re.compile(r"\n(?<=\S\n)(?=[^\W\d_])")
+SECONDS_BETWEEN_LINES = 30
+
+Piece = tuple[str, bool]  # a text, and whether it ends a document
+
+
+def dtype_of(vocab_size: int) -> str:
+    """The type of the ids in a bin: 'uint16' or 'uint32'."""
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+def pieces(fragments: Iterable[Piece]) -> Iterator[Piece]:
+    """The same documents in pieces of about PIECE characters at most, which have the same tokens as the whole."""
+    text = ""
+    for fragment, last in fragments:
+        text += fragment
+        start = 0
+        while end := _place_to_cut(text, start):
+            yield text[start:end], False
+            start = end
+        text = text[start:]
+        if last:
+            yield text, True
+            text = ""
+
+
+def _place_to_cut(text, start):
+    if place := PLACE_TO_CUT.search(text, start + PIECE):
+        return place.end()
+    return start + LONGEST_PIECE if len(text) - start > LONGEST_PIECE else None
+
+
+def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Pieces in lists of PIECE characters or more."""
+    batch, size = [], 0
+    for piece in pieces:
+        batch.append(piece)
+        size += 1 + len(piece[0])
+        if size >= PIECE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def on_all_cores(function: Callable, items: Iterable) -> Iterator:
+    """`function` of each item, in their order, in a thread for each core; items are taken only a few ahead."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    pool = concurrent.futures.ThreadPoolExecutor(cores)
+    waiting = collections.deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > 2 * cores:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def watched(items: Iterable, corpus, doing: str) -> Iterator:
+    """`items`, which are made of `corpus`, while a progress bar is on the terminal, or lines elsewhere."""
+    said = time.monotonic()
+    with tqdm(total=corpus.size, desc=doing, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+        for item in items:
+            yield item
+            bar.update(corpus.position - bar.n)
+            if bar.disable and time.monotonic() - said > SECONDS_BETWEEN_LINES:
+                said = time.monotonic()
+                of = f" of {corpus.size / 1e6:,.0f}" if corpus.size else ""
+                print(f"{doing}: {corpus.position / 1e6:,.0f}{of} MB read", flush=True)
+
+
+def _encode(tokenizer, end_of_text, dtype, batch):
+    """The ids of a batch as one array, and after how many of them documents end."""
+    end = np.array([] if end_of_text is None else [end_of_text], dtype)
+    arrays, ends, count = [], [], 0
+    for text, last in batch:
+        arrays.append(tokenizer.encode_text(text).astype(dtype))
+        count += len(arrays[-1])
+        if last:
+            arrays.append(end)
+            count += len(end)
+            ends.append(count)
+    return np.concatenate(arrays), np.array(ends, np.int64)
+
+
+class Encoded:
+    """The ids of a corpus and where its documents end, in a folder that is removed once the bins are written.
+
+    `job` says what is tokenized and how: what an interrupted run of the same job left is continued, all else removed.
+    A step adds to the files `ids` and `ends`, then to `steps.jsonl`, the first line of which has the job and `meta`,
+    that of the tokenizer (None: not known yet).
+    """
+
+    def __init__(self, folder: pathlib.Path, job: dict):
+        self.folder, self.job, self.meta = folder, job, None
+        steps = read_jsonl(folder / "steps.jsonl") if (folder / "steps.jsonl").is_file() else []
+        if steps and steps[0].get("job") == job:
+            self._set(steps[0]["meta"], steps[-1])
+            sizes = self.state["tokens"] * self.dtype.itemsize, self.state["documents"] * 8
+            if all(self._size(name) >= size for name, size in zip(("ids", "ends"), sizes)):
+                return
+        self.meta = None
+        for name in ("ids", "ends", "steps.jsonl"):
+            (folder / name).unlink(missing_ok=True)
+
+    def _set(self, meta, state):
+        self.meta, self.state = meta, state
+        self.dtype = np.dtype(dtype_of(meta["vocab_size"]))
+
+    def _size(self, name):
+        return (self.folder / name).stat().st_size if (self.folder / name).is_file() else 0
+
+    def begin(self, meta: dict) -> None:
+        """Take the tokenizer of `meta`; its end_of_text, if it has one, is put after each document."""
+        start = {"job": self.job, "meta": meta, "batches": 0, "tokens": 0, "documents": 0, "complete": False}
+        self._set(meta, start)
+        self._write_step(start)
+
+    def fill(self, corpus, max_tokens: int | None = None) -> None:
+        """Tokenize what is missing of `corpus`, or of its first documents that have `max_tokens`.
+
+        Raises UserError if the disk is full; what is there then is kept.
+        """
+        if self.state["complete"]:
+            return
+        if done := self.state["batches"]:
+            print(f"continuing after {self.state['tokens']:,} tokens of an interrupted run")
+        tokenizer = Tokenizer(self.meta)
+        tokenizer.encode_text("")  # loads it before the threads could, each for itself
+        todo = itertools.islice(batches(pieces(corpus.fragments())), done, None)
+        encode = functools.partial(_encode, tokenizer, self.meta.get("end_of_text"), self.dtype)
+        with contextlib.closing(on_all_cores(encode, todo)) as encoded:
+            for ids, ends in watched(encoded, corpus, "tokenizing"):
+                missing = math.inf if max_tokens is None else max_tokens - self.state["tokens"]
+                if len(ends) and ends[-1] >= missing:
+                    stop = ends[np.searchsorted(ends, missing)]
+                    self._add(ids[:stop], ends[ends <= stop], complete=True)
+                    return
+                self._add(ids, ends)
+        self._add(np.array([], self.dtype), np.array([], np.int64), complete=True)
+
+    def _add(self, ids, ends, complete=False):
+        state = self.state
+        self._append("ids", state["tokens"], ids)
+        self._append("ends", state["documents"], state["tokens"] + ends)
+        self.state = {
+            "batches": state["batches"] + 1,
+            "tokens": state["tokens"] + len(ids),
+            "documents": state["documents"] + len(ends),
+            "complete": complete,
+        }
+        self._write_step(self.state)
+
+    def _append(self, name, count, array):
+        """Write `array` to a file after its first `count` entries, over what a killed run may have left there."""
+        path = self.folder / name
+        try:
+            with open(path, "r+b" if path.exists() else "wb") as file:
+                file.seek(count * array.itemsize)
+                file.write(array.tobytes())
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+    def _write_step(self, step):
+        try:
+            with contextlib.closing(Lines(self.folder / "steps.jsonl")) as steps:
+                steps.add(json_line(step))
+        except OSError as error:
+            raise cannot_write(self.folder / "steps.jsonl", error) from error
+
+    def ends(self) -> np.ndarray:
+        """After how many ids each document ends, int64."""
+        return np.fromfile(self.folder / "ends", np.int64, self.state["documents"])
+
+    def read(self, ranges: np.ndarray) -> Iterator[np.ndarray]:
+        """The ids of `ranges`, an array of (start, stop), piece by piece."""
+        with open(self.folder / "ids", "rb") as file:
+            for start, stop in ranges.tolist():
+                file.seek(start * self.dtype.itemsize)
+                for at in range(start, stop, PIECE):
+                    yield np.fromfile(file, self.dtype, min(PIECE, stop - at))

@@ -1,0 +1,139 @@
+"""The tokenizer that a prepare script is asked for, as the meta of a data set; some are made of the text."""
+
+import json
+import pathlib
+
+from fusedgpt.encoding import batches, on_all_cores, pieces, watched
+from fusedgpt.errors import UserError, first_line, shown
+from fusedgpt.tokenizer import END_OF_TEXT, Tokenizer, tiktoken_bpe
+
+TRAINED = "train:"  # followed by the size of the vocabulary
+BYTES_AND_END = 257  # the smallest vocabulary that can be trained
+SAMPLE = 64  # batches at most, of a million characters each, that a BPE is trained on
+ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")  # how tokenizer.json files call the end of a document
+
+
+def of(name: str, corpus) -> dict:
+    """The meta of the tokenizer `name`: byte, char, train:SIZE, the path of a tokenizer.json, or one of tiktoken's.
+
+    Its `end_of_text` is the id that ends a document. Raises UserError if there is no such tokenizer, or if it is of no
+    use here.
+    """
+    if name == "byte":
+        return {"tokenizer": "byte", "vocab_size": 257, "end_of_text": 256}
+    if name == "char":
+        return _characters(corpus)
+    if name.startswith(TRAINED):
+        return _trained(_size(name), corpus)
+    if _is_path(name):
+        return _of_file(pathlib.Path(name))
+    return _of_tiktoken(name)
+
+
+def stamp(name: str) -> list:
+    """What changes if the file of a tokenizer does. Raises UserError if there is no such file."""
+    if not _is_path(name):
+        return []
+    path = pathlib.Path(name)
+    if not path.is_file():
+        raise UserError(f"--tokenizer={name} is no file: name a tokenizer.json")
+    return [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns]
+
+
+def without_end(meta: dict) -> dict:
+    """The meta of bytes or characters without the last id, which ends documents: a single one needs none."""
+    meta = {name: value for name, value in meta.items() if name != "end_of_text"}
+    return meta | {"vocab_size": meta["vocab_size"] - 1} | ({"itos": meta["itos"][:-1]} if "itos" in meta else {})
+
+
+def _is_path(name):
+    return name.endswith(".json") or "/" in name
+
+
+def _characters(corpus):
+    def characters(batch):
+        return set().union(*(text for text, _ in batch))
+
+    found = on_all_cores(characters, batches(pieces(corpus.fragments())))
+    itos = [*sorted(set().union(*watched(found, corpus, "finding the characters"))), END_OF_TEXT]
+    return {"tokenizer": "char", "vocab_size": len(itos), "itos": itos, "end_of_text": len(itos) - 1}
+
+
+def _size(name):
+    size = name.removeprefix(TRAINED)
+    if not size.isdecimal() or int(size) < BYTES_AND_END:
+        raise UserError(f"--tokenizer={name} must be train:SIZE, and SIZE {BYTES_AND_END} or more, as in train:8192")
+    return int(size)
+
+
+def _trained(size, corpus):
+    """A byte-level BPE with GPT-2's pattern, trained on the text."""
+    from tokenizers import Tokenizer as Bpe
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    bpe = Bpe(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+    )
+    sample, step = _sample(corpus)
+    characters = sum(len(text) for batch in sample for text, _ in batch)
+    part = f", every {step}th million of the text" if step > 1 else ""
+    print(f"training a BPE on {characters:,} characters{part}", flush=True)
+    bpe.train_from_iterator((text for batch in sample for text, _ in batch), trainer)
+    if bpe.get_vocab_size() < size:
+        print(f"the text gives {bpe.get_vocab_size():,} tokens, not {size:,}: it has no more pairs to join")
+    return _of_json(bpe)
+
+
+def _sample(corpus):
+    """Every n-th batch of the text, with the smallest power of two n for which they are SAMPLE at most; and n."""
+    sample, step = [], 1
+    for number, batch in enumerate(watched(batches(pieces(corpus.fragments())), corpus, "reading a sample")):
+        if number % step:
+            continue
+        if len(sample) == SAMPLE:
+            sample, step = sample[::2], 2 * step
+        if number % step == 0:
+            sample.append(batch)
+    return sample, step
+
+
+def _of_file(path):
+    from tokenizers import Tokenizer as Bpe
+
+    try:
+        return _of_json(Bpe.from_str(path.read_text(encoding="utf-8")))
+    except UserError:
+        raise
+    except Exception as error:  # the library has no exception of its own
+        raise UserError(f"--tokenizer={path} is no tokenizer.json of `tokenizers`: {first_line(error)}") from error
+
+
+def _of_json(bpe):
+    vocabulary = bpe.get_vocab()
+    end = next((each for each in ENDS if each in vocabulary), END_OF_TEXT)
+    bpe.add_special_tokens([end])
+    vocabulary = bpe.get_vocab()
+    meta = {"tokenizer": "json", "vocab_size": max(vocabulary.values()) + 1, "end_of_text": vocabulary[end]}
+    meta["tokenizer_json"] = json.loads(bpe.to_str())
+    tokenizer = Tokenizer(meta)
+    tokenizer.byte_lengths()  # raises UserError if it is not byte-level
+    apart = [*tokenizer.encode_text("a\n"), *tokenizer.encode_text("b")]
+    if apart != tokenizer.encode_text("a\nb").tolist():
+        raise UserError("the tokenizer.json adds to the beginning of a text: set add_prefix_space to false in it")
+    return meta
+
+
+def _of_tiktoken(name):
+    import tiktoken
+
+    if name not in (known := tiktoken.list_encoding_names()):
+        raise UserError(
+            f"--tokenizer={shown(name)} is unknown: it can be byte, char, train:SIZE, the path of a tokenizer.json, or"
+            f" {', '.join(known)}"
+        )
+    bpe = tiktoken_bpe(name)
+    return {"tokenizer": name, "vocab_size": bpe.n_vocab, "end_of_text": bpe.eot_token}
