@@ -99,9 +99,9 @@ class Files:
             try:
                 with open(path, "rb") as self._file:
                     yield from self._read(path)
-            except (UserError, OSError):
+            except UserError:
                 raise
-            except Exception as error:  # of zlib, zstandard, csv, json, pyarrow: each has types of its own
+            except Exception as error:  # zlib, zstandard, csv, json, pyarrow: each has types of its own
                 why = f"{type(error).__name__}: {first_line(error)}"
                 raise UserError(f"cannot read {path} ({why}): it is damaged, or not what its name says") from error
             self._done += path.stat().st_size

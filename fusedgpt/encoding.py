@@ -24,8 +24,8 @@ from fusedgpt.tokenizer import Tokenizer
 PIECE = 2**20  # characters that a core tokenizes at a time
 LONGEST_PIECE = 2**24  # a text without a place to cut is cut here
 # After such a line end a new token begins: the patterns of GPT-2 and its successors join a line end to what is before
-# it, or to white space around it, but never to a letter.
-PLACE_TO_CUT = re.compile(r"\n(?<=\S\n)(?=[^\W\d_])")
+# it, or to white space around it, but never to a letter or a digit.
+PLACE_TO_CUT = re.compile(r"\n(?<=\S\n)(?=[^\W_])")
 SECONDS_BETWEEN_LINES = 30
 
 Piece = tuple[str, bool]  # a text, and whether it ends a document
@@ -52,7 +52,7 @@ def pieces(fragments: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def _place_to_cut(text, start):
-    if place := PLACE_TO_CUT.search(text, start + PIECE):
+    if place := PLACE_TO_CUT.search(text, start + PIECE, start + LONGEST_PIECE + 1):
         return place.end()
     return start + LONGEST_PIECE if len(text) - start > LONGEST_PIECE else None
 

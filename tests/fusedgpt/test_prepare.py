@@ -1,8 +1,14 @@
-"""What the prepare scripts share: bins are written whole or not at all."""
+"""What the prepare scripts share: how documents are split, and bins that are written whole or not at all."""
 
+import argparse
+import itertools
+import os
+
+import numpy as np
 import pytest
 
 from fusedgpt import prepare
+from fusedgpt.corpus import Files
 from fusedgpt.errors import UserError
 
 
@@ -19,3 +25,52 @@ def test_a_failed_preparation_keeps_the_old_one(tmp_path):
     with pytest.raises(UserError, match="val split is empty"):
         prepare.write(tmp_path, {"train": [[9, 9]], "val": []}, **options)
     assert before == {f.name: f.read_bytes() for f in tmp_path.iterdir()}
+
+
+def tokens(split):
+    return {name: int(np.diff(ranges).sum()) for name, ranges in split.items()}
+
+
+def test_a_single_document_is_split_as_nanogpt_does():
+    for n in (100, 1_115_394, 12_345_677):
+        assert prepare.draw(np.array([n]), 0.1)["val"].tolist() == [[int(0.9 * n), n]]
+
+
+def test_whole_documents_are_drawn_and_their_order_is_kept():
+    lengths = np.random.default_rng(0).integers(1, 1000, 5000)
+    split = prepare.draw(np.cumsum(lengths), 0.1)
+    edges = {0, *np.cumsum(lengths).tolist()}
+    covered = sorted(tuple(r) for ranges in split.values() for r in ranges.tolist())
+    assert covered[0][0] == 0 and covered[-1][1] == lengths.sum()
+    assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(covered))
+    assert {edge for r in covered for edge in r} <= edges
+    assert all(np.array_equal(ranges, np.sort(ranges, axis=0)) for ranges in split.values())
+    assert 0.08 < tokens(split)["val"] / lengths.sum() < 0.12
+
+
+@pytest.mark.parametrize("fraction", [0.0005, 0.1, 0.5])
+@pytest.mark.parametrize("lengths", [[300_000, 10, 10], [10] * 5 + [300_000], [20_000] * 15, [50] * 7])
+def test_validation_can_always_be_evaluated(lengths, fraction):
+    # 1.1 MB of text in a folder once had 48 tokens for validation, and a draw can hit the one large document
+    split = tokens(prepare.draw(np.cumsum(lengths), fraction))
+    share = max(fraction, min(0.1, 4096 / sum(lengths)))
+    assert split["train"] + split["val"] == sum(lengths)
+    assert share / 2.01 <= split["val"] / sum(lengths) <= 2.01 * share
+
+
+@pytest.mark.parametrize("text", ["0", "1", "-0.1", "nan", "a tenth"])
+def test_a_fraction_is_between_0_and_1(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not between 0 and 1"):
+        prepare.fraction(text)
+
+
+def test_a_full_disk_keeps_what_is_there(tmp_path):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    (tmp_path / "text.txt").write_text("To be, or not to be.\n" * 100)
+    (tmp_path / "out" / ".prepare").mkdir(parents=True)
+    (tmp_path / "out" / "train.bin").write_text("old")
+    (tmp_path / "out" / ".train.bin.tmp").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"cannot write .*train\.bin.*No space left"):
+        prepare.prepare(Files([tmp_path / "text.txt"]), "byte", tmp_path / "out", lambda ends: prepare.draw(ends, 0.1))
+    assert (tmp_path / "out" / "train.bin").read_text() == "old"

@@ -1,0 +1,160 @@
+"""Texts as documents: every kind of file, compressed or not, and what is wrong with a file in one sentence."""
+
+import csv
+import gzip
+import json
+
+import pyarrow
+import pytest
+import zstandard
+from pyarrow import parquet
+
+from fusedgpt import corpus
+from fusedgpt.corpus import Files
+from fusedgpt.errors import UserError
+
+TEXTS = ["one\nline more", 'with "quotes", commas', "", "äöü 漢字", "007", "NA", "2020-01-01", "null"]
+
+
+def documents(paths, **options):
+    """The documents of a corpus, joined from their fragments."""
+    found, text = [], ""
+    for fragment, last in Files(paths, **options).fragments():
+        text += fragment
+        if last:
+            found.append(text)
+            text = ""
+    assert not text
+    return found
+
+
+def table(path):
+    """A file of TEXTS, one a row, in the format that its name says, written by another library."""
+    rows = [{"id": n, "text": text} for n, text in enumerate(TEXTS)]
+    kind = path.suffixes[0]
+    if kind == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=3)
+    elif kind == ".csv":
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, ["id", "text"])
+            writer.writeheader()
+            writer.writerows(rows)
+    elif kind == ".json":
+        path.write_text(json.dumps(rows, indent=2, ensure_ascii=False), encoding="utf-8")
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pack(path)
+    return path
+
+
+def pack(path):
+    raw = path.read_bytes()
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(raw))
+    elif path.suffix == ".zst":  # of two frames, as parallel compressors write it
+        half = len(raw) // 2
+        path.write_bytes(zstandard.compress(raw[:half]) + zstandard.compress(raw[half:]))
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("kind", [".csv", ".json", ".jsonl", ".parquet"])
+def test_a_row_is_a_document_and_its_text_stays_as_it_is(tmp_path, kind, packed):
+    # `datasets` made 7.0 of a column of 007, None of NA, and a datetime of 2020-01-01
+    assert documents([table(tmp_path / f"table{kind}{packed}")]) == TEXTS
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("chunk", [1, 2, 7, 2**20])
+def test_text_is_that_of_text_mode_without_its_bom(tmp_path, monkeypatch, packed, chunk):
+    monkeypatch.setattr(corpus, "CHUNK", 8 * chunk if packed == ".zst" else chunk)
+    file = tmp_path / f"a.txt{packed}"
+    file.write_bytes("\ufeffone\r\ntwo\rthree\n\r\n\r\rfour é 漢字\r".encode())
+    want = file.read_text(encoding="utf-8-sig")
+    pack(file)
+    assert documents([file]) == [want] and "\r" not in want
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 2**20])
+def test_paragraphs(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(corpus, "CHUNK", chunk)
+    (tmp_path / "a.txt").write_bytes(b"\n\none\ntwo\r\n\r\n\nthree\n\n\n\nfour\n \nfive\n\n")
+    assert documents([tmp_path / "a.txt"], paragraphs=True) == ["one\ntwo", "three", "four\n \nfive"]
+
+
+@pytest.mark.parametrize("kind", [".json", ".jsonl", ".csv"])
+def test_rows_are_the_same_whatever_the_chunks(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(corpus, "CHUNK", 5)
+    assert documents([table(tmp_path / f"table{kind}")]) == TEXTS
+
+
+def test_files_and_folders_keep_their_order(tmp_path, capsys):
+    for name in ("b/2.txt", "b/1.md", "a.txt", "b/.git/3.txt", "b/4.pdf", "b/c/0.TXT", "b/5.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("" if "5" in name else name)
+    assert documents([tmp_path / "b", tmp_path / "a.txt"]) == ["b/1.md", "b/2.txt", "b/c/0.TXT", "a.txt"]
+    said = capsys.readouterr().out
+    assert "left out: 1 files that are not" in said and "left out: 1 empty files" in said
+
+
+def test_the_position_goes_from_nothing_to_the_size(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("x" * 3 * corpus.CHUNK)
+    text = Files([tmp_path])
+    positions = [text.position for _ in text.fragments()]
+    assert positions == sorted(positions) and 0 < positions[0] < positions[-1] <= text.size == 6 * corpus.CHUNK
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "sentence"),
+    [
+        ("a.txt", b"x" * 3_000_000 + b"\xff", "not UTF-8 text: invalid start byte at byte 3,000,000"),
+        ("a.txt", "\ufeffé".encode() + b"\xe9", "not UTF-8 text: unexpected end of data at byte 5"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": null}', "row 2 of .* has None in 'text'"),
+        ("a.jsonl", b'{"text": 5}', "row 1 of .* has 5 in 'text'"),
+        ("a.jsonl", b'{"text": "a"}\n"b"', "row 2 of .* is 'b': it must be an object"),
+        ("a.jsonl", b'{"text": "\\ud800"}', "row 1 of .* has half of a surrogate pair"),
+        ("a.jsonl", b'{"text": "a"', "cannot read .*JSONDecodeError"),
+        ("a.json", b'[{"text": "a"}, {"te', "cannot read .*JSONDecodeError"),
+        ("a.csv", b"id,words\n1,two", "row 1 of .* has no 'text', but id, words"),
+        ("a.csv", b"id,text\n1,two\n3", "row 2 of .* has None in 'text'"),
+        ("a.parquet", b"PAR1", "cannot read .*ArrowInvalid"),
+        ("a.txt.gz", gzip.compress(b"text" * 1000)[:-20], "cannot read .*EOFError"),
+        ("a.txt.gz", b"text", "cannot read .*Not a gzipped file"),
+        ("a.txt.zst", zstandard.compress(bytes(range(256)) * 100)[:-9], "cannot read .*EOFError"),
+        ("a.txt.zst", b"text", "cannot read .*ZstdError"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, name, raw, sentence):
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(UserError, match=sentence):
+        documents([tmp_path / name])
+
+
+def test_other_content_has_another_key(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    before = Files([tmp_path]).key
+    assert Files([tmp_path]).key == before != Files([tmp_path], paragraphs=True).key
+    (tmp_path / "b.txt").write_text("two")
+    assert Files([tmp_path]).key != before
+
+
+def test_halves_are_cut_by_characters(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "CHUNK", 4)
+    text = "äbcdéfghij" * 5
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    for share in (0.9, 0.5, 0.31):
+        parts = ["", ""]
+        at = 0
+        for fragment, last in corpus.Halves(Files([tmp_path]), share).fragments():
+            parts[at] += fragment
+            at += last
+        assert parts == [text[: int(share * 50)], text[int(share * 50) :]]
+
+
+def test_a_data_set_of_the_hub_is_its_column_text(tmp_path):
+    table(tmp_path / "a.parquet")
+    for streaming in (False, True):
+        options = dict(path="parquet", data_files=str(tmp_path / "a.parquet"), cache_dir=str(tmp_path / "cache"))
+        assert list(corpus.Hub("x", streaming, **options).fragments()) == [(text, True) for text in TEXTS]
+    with pytest.raises(UserError, match="cannot read x"):
+        list(corpus.Hub("x", True, path="parquet", data_files=str(tmp_path / "none.parquet")).fragments())

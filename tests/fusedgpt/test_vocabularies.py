@@ -1,0 +1,97 @@
+"""The tokenizers that a prepare script can be asked for, beside the libraries that they come from."""
+
+import json
+
+import pytest
+
+from fusedgpt import encoding, vocabularies
+from fusedgpt.corpus import Files
+from fusedgpt.errors import UserError
+from fusedgpt.tokenizer import Tokenizer
+
+WORDS = "the quick brown fox jumps over the lazy dog, isn't it? 漢字 <|endoftext|>\n"
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text.txt").write_text(WORDS * 200, encoding="utf-8")
+    return Files([tmp_path / "text.txt"])
+
+
+def bpe(**options):
+    """A byte-level BPE of the library's own."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    trained = ByteLevelBPETokenizer(**options)
+    trained.train_from_iterator([WORDS] * 200, vocab_size=300, special_tokens=["</s>"], show_progress=False)
+    return trained
+
+
+def test_a_bpe_is_trained_as_the_library_trains_gpt2s(text, capsys):
+    meta = vocabularies.of("train:300", text)
+    ours, theirs = Tokenizer(meta), bpe()
+    assert meta["vocab_size"] == 300 and ours.tokens[meta["end_of_text"]] == b"<|endoftext|>"
+    plain = WORDS.replace("<|endoftext|>", "")
+    assert ours.decode(ours.encode_text(WORDS).tolist()).decode() == WORDS
+    assert [ours.tokens[id].decode() for id in ours.encode_text(plain[:40])] == [
+        theirs.decode([id]) for id in theirs.encode(plain[:40]).ids
+    ]
+    assert vocabularies.of("train:300", text) == meta  # the same text gives the same tokenizer
+
+
+def test_a_text_too_small_for_the_vocabulary_says_so(text, capsys):
+    meta = vocabularies.of("train:5000", text)
+    assert 257 < meta["vocab_size"] < 5000
+    assert "it has no more pairs to join" in capsys.readouterr().out
+
+
+def test_a_sample_is_spread_over_the_text(text, monkeypatch):
+    monkeypatch.setattr(encoding, "PIECE", 100)
+    monkeypatch.setattr(vocabularies, "SAMPLE", 8)
+    everything = list(encoding.batches(encoding.pieces(text.fragments())))
+    sample, step = vocabularies._sample(text)
+    assert sample == everything[::step] and 4 <= len(sample) <= 8 and step > 1
+
+
+@pytest.mark.parametrize("end", ["</s>", "<|endoftext|>"])
+def test_a_tokenizer_json_keeps_its_ids_and_has_an_end(tmp_path, text, end):
+    theirs = bpe()
+    if end != "</s>":
+        theirs = type(theirs)()  # without any end: one is added
+        theirs.train_from_iterator([WORDS] * 200, vocab_size=300, show_progress=False)
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    meta = vocabularies.of(str(tmp_path / "tokenizer.json"), text)
+    plain = WORDS.replace("<|endoftext|>", "")
+    assert Tokenizer(meta).encode_text(plain).tolist() == theirs.encode(plain).ids
+    assert Tokenizer(meta).tokens[meta["end_of_text"]].decode() == end
+    assert meta["vocab_size"] == 300 + (end != "</s>")
+
+
+def test_a_tokenizer_json_that_does_not_fit_is_refused(tmp_path, text):
+    bpe(add_prefix_space=True).save(str(tmp_path / "prefix.json"))
+    with pytest.raises(UserError, match="adds to the beginning of a text"):
+        vocabularies.of(str(tmp_path / "prefix.json"), text)
+    words = json.loads(json.dumps({"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel"}}))
+    words["model"] |= {"vocab": {"wörd": 0, "[UNK]": 1, "漢": 2}, "unk_token": "[UNK]"}
+    (tmp_path / "words.json").write_text(json.dumps(words))
+    with pytest.raises(UserError, match="not byte-level"):
+        vocabularies.of(str(tmp_path / "words.json"), text)
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(UserError, match=r"is no tokenizer\.json"):
+        vocabularies.of(str(tmp_path / "bad.json"), text)
+    with pytest.raises(UserError, match="is no file"):
+        vocabularies.stamp(str(tmp_path / "none.json"))
+
+
+@pytest.mark.parametrize("name", ["gpt3", "json", "train", "train:", "train:1", "train:x", ""])
+def test_an_unknown_tokenizer_is_one_sentence(name, text):
+    with pytest.raises(UserError, match="--tokenizer="):
+        vocabularies.of(name, text)
+
+
+def test_characters_and_bytes_have_an_end_that_a_single_document_does_not_need(text):
+    meta = vocabularies.of("char", text)
+    assert meta["itos"] == [*sorted(set(WORDS)), "<|endoftext|>"]
+    alone = vocabularies.without_end(meta)
+    assert alone == {"tokenizer": "char", "vocab_size": len(set(WORDS)), "itos": sorted(set(WORDS))}
+    assert vocabularies.without_end(vocabularies.of("byte", text)) == {"tokenizer": "byte", "vocab_size": 256}
