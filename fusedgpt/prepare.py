@@ -118,7 +118,7 @@ def prepare(
         meta, ends = encoded.meta, encoded.ends()
         if len(ends) == 1 and ended and meta["tokenizer"] in ("byte", "char"):
             meta, ends = vocabularies.without_end(meta), ends - 1
-        if not len(ends):
+        if not ends.any():
             raise UserError(f"{corpus.source} holds no text: name a file or folder that does")
         ranges = split(ends)
         for name, parts in ranges.items():
@@ -135,8 +135,8 @@ def draw(ends: np.ndarray, fraction: float, shuffled: bool = False) -> dict[str,
     """Whole documents for validation, `fraction` of them, drawn by a fixed seed; all others for training.
 
     Documents end after `ends` ids. Returns arrays of (start, stop). If the documents that were drawn have less than
-    half or more than twice of what validation should have (they are few, or of very different lengths), the end of all
-    ids is taken instead. `shuffled` leaves the documents in the order of the draw, as nanoGPT has OpenWebText.
+    half or more than twice of what validation should have, or training less than half of its own (they are few, or of
+    very different lengths), the end of all ids is taken instead. `shuffled` leaves the documents in the order of the draw, as nanoGPT has OpenWebText.
     """
     total = int(ends[-1])
     share = max(fraction, min(0.1, FEWEST_VALIDATION_TOKENS / total))
@@ -144,7 +144,8 @@ def draw(ends: np.ndarray, fraction: float, shuffled: bool = False) -> dict[str,
     order = np.random.default_rng(2357).permutation(len(ends))  # the one of datasets' train_test_split(seed=2357)
     held_out = max(1, round(fraction * len(ends)))
     drawn, rest = order[:held_out], order[held_out:]
-    if not share / 2 <= np.diff(documents[drawn]).sum() / total <= 2 * share:
+    drawn_share = np.diff(documents[drawn]).sum() / total
+    if not share / 2 <= drawn_share <= min(2 * share, (1 + share) / 2):
         cut = int((1 - share) * total)
         return {"train": np.array([[0, cut]]), "val": np.array([[cut, total]])}
     if not shuffled:

@@ -37,12 +37,15 @@ KINDS = {
 }
 FAILS = "--attention=flash --dropout=0.1"  # the README's example of a refusal
 PLACEHOLDERS = re.compile(r"\b(KIND|FOLDER|OUT_DIR|PATH|NAME)\b|…|\.\.\. ")
+DOWNLOADS = ("data/openwebtext/prepare.py", "data/fineweb/prepare.py")
+NO_BPE = ("_char/", "python_stdlib/", "--tokenizer=byte", "--tokenizer=train")
 OTHERS = {  # what is not run, and why
     "python harness.py": "tests/test_harness.py runs it",
     "pip": "it installs packages; a job of the GitHub workflow does it",
     "python -m pytest": "it is this suite",
     "python -m http.server": "it serves until it is ended",
     "python tests/save_cost.py": "tests/fusedgpt/test_saver.py runs it",
+    "python tests/prepare_speed.py": "tests/data/test_prepare_scripts.py runs it",
 }
 
 
@@ -72,7 +75,8 @@ def shortened(command):
     if "--help" in args or name in ("plot.py", "export.py"):
         return [name, *args]
     if name.startswith("data/"):
-        return [name, *args, *(["--input=corpus"] if name.startswith("data/openwebtext") and not args else [])]
+        local = name not in DOWNLOADS or any("--input" in arg for arg in args)
+        return [name, *args, *([] if local else ["--input=corpus"])]
     weights = any("gpt2" in arg and ("init_from" in arg or "eval_" in arg) for arg in args)
     weights = weights or "config/finetune_shakespeare.py" in args
     changes = ["--init_from=hf"] if weights else []
@@ -175,7 +179,7 @@ def ran(copy):
 
 def why_not(command):
     """Why a command is not run here, or None."""
-    needs_bpe = command.startswith(("python data/shakespeare/", "python data/openwebtext/"))
+    needs_bpe = "python data/" in command and not any(name in command for name in NO_BPE)
     needs_bpe = needs_bpe or ("sample.py" in command and ("gpt2" in command or "out-shakespeare " in command + " "))
     if needs_bpe and (reason := why_no_bpe()):
         return reason

@@ -116,7 +116,8 @@ def test_text_that_is_too_short_or_no_text_is_named(tmp_path):
     out = f"--out_dir={tmp_path / 'out'}"
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "bom.txt").write_bytes(b"\xef\xbb\xbf")
-    for name in ("empty.txt", "bom.txt"):
+    (tmp_path / "row.json").write_text('{"text": ""}')
+    for name in ("empty.txt", "bom.txt", "row.json"):
         assert "holds no text" in fails("data/shakespeare_char/prepare.py", f"--input={tmp_path / name}", out)
     (tmp_path / "short.txt").write_text("To be")
     sentence = fails("data/shakespeare_char/prepare.py", f"--input={tmp_path / 'short.txt'}", out)
@@ -243,3 +244,10 @@ def test_a_killed_preparation_goes_on_and_leaves_the_same_bytes(tmp_path):
     assert "continuing after" in script(*command, killed).stdout
     for name in ("train.bin", "val.bin", "meta.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_the_cost_of_a_preparation_is_measured():
+    done = script("tests/prepare_speed.py", 1, "byte", 0)
+    measured = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["text"] for row in measured] == ["rows.jsonl", "one.txt"]
+    assert all(20 < row["peak_mb"] < 1000 and row["tokens_per_s"][0] > 1000 for row in measured)

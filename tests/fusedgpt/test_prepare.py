@@ -48,14 +48,15 @@ def test_whole_documents_are_drawn_and_their_order_is_kept():
     assert 0.08 < tokens(split)["val"] / lengths.sum() < 0.12
 
 
-@pytest.mark.parametrize("fraction", [0.0005, 0.1, 0.5])
-@pytest.mark.parametrize("lengths", [[300_000, 10, 10], [10] * 5 + [300_000], [20_000] * 15, [50] * 7])
+@pytest.mark.parametrize("fraction", [0.0005, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("lengths", [[300_000], [300_000, 10, 10], [10] * 5 + [300_000], [20_000] * 15, [50] * 7])
 def test_validation_can_always_be_evaluated(lengths, fraction):
     # 1.1 MB of text in a folder once had 48 tokens for validation, and a draw can hit the one large document
     split = tokens(prepare.draw(np.cumsum(lengths), fraction))
     share = max(fraction, min(0.1, 4096 / sum(lengths)))
     assert split["train"] + split["val"] == sum(lengths)
     assert share / 2.01 <= split["val"] / sum(lengths) <= 2.01 * share
+    assert split["train"] / sum(lengths) >= (1 - share) / 2.01
 
 
 @pytest.mark.parametrize("text", ["0", "1", "-0.1", "nan", "a tenth"])
