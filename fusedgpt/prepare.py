@@ -135,8 +135,9 @@ def draw(ends: np.ndarray, fraction: float, shuffled: bool = False) -> dict[str,
     """Whole documents for validation, `fraction` of them, drawn by a fixed seed; all others for training.
 
     Documents end after `ends` ids. Returns arrays of (start, stop). If the documents that were drawn have less than
-    half or more than twice of what validation should have, or training less than half of its own (they are few, or of
-    very different lengths), the end of all ids is taken instead. `shuffled` leaves the documents in the order of the draw, as nanoGPT has OpenWebText.
+    half or more than twice of what validation should have, or leave training less than half of its own (they are few,
+    or of very different lengths), the end of all ids is taken instead. `shuffled` leaves the documents in the order of
+    the draw, as nanoGPT has OpenWebText.
     """
     total = int(ends[-1])
     share = max(fraction, min(0.1, FEWEST_VALIDATION_TOKENS / total))
