@@ -21,7 +21,8 @@ from tqdm import tqdm
 from fusedgpt.files import Lines, cannot_write, json_line, read_jsonl
 from fusedgpt.tokenizer import Tokenizer
 
-PIECE = 2**20  # characters that a core tokenizes at a time
+PIECE = 2**16  # characters of a text that are tokenized at once: `tokenizers` needs hundreds of bytes for each
+BATCH = 2**20  # characters that a core gets at a time
 LONGEST_PIECE = 2**24  # a text without a place to cut is cut here
 # After such a line end a new token begins: the patterns of GPT-2 and its successors join a line end to what is before
 # it, or to white space around it, but never to a letter or a digit.
@@ -58,12 +59,12 @@ def _place_to_cut(text, start):
 
 
 def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pieces in lists of PIECE characters or more."""
+    """Pieces in lists of BATCH characters or more."""
     batch, size = [], 0
     for piece in pieces:
         batch.append(piece)
         size += 1 + len(piece[0])
-        if size >= PIECE:
+        if size >= BATCH:
             yield batch
             batch, size = [], 0
     if batch:
@@ -207,5 +208,5 @@ class Encoded:
         with open(self.folder / "ids", "rb") as file:
             for start, stop in ranges.tolist():
                 file.seek(start * self.dtype.itemsize)
-                for at in range(start, stop, PIECE):
-                    yield np.fromfile(file, self.dtype, min(PIECE, stop - at))
+                for at in range(start, stop, BATCH):
+                    yield np.fromfile(file, self.dtype, min(BATCH, stop - at))

@@ -121,7 +121,7 @@ def ids_of(encoded):
 
 @pytest.mark.parametrize("tear", ["nothing", "ids", "ends", "steps.jsonl", "lost ids"])
 def test_a_run_that_stops_anywhere_goes_on_to_the_same_ids(tmp_path, monkeypatch, capsys, rows, tear):
-    monkeypatch.setattr(encoding, "PIECE", 500)
+    monkeypatch.setattr(encoding, "BATCH", 500)
     file, want = rows
     folder = tmp_path / "work"
     for after in (0, 90, 200):
@@ -151,7 +151,7 @@ def test_a_complete_job_is_not_read_again_and_another_job_starts_anew(tmp_path, 
 
 
 def test_max_tokens_ends_with_a_document(tmp_path, monkeypatch, rows):
-    monkeypatch.setattr(encoding, "PIECE", 500)
+    monkeypatch.setattr(encoding, "BATCH", 500)
     file, want = rows
     encoded = Encoded(tmp_path, ["a job"])
     encoded.begin(BYTES)
@@ -164,7 +164,7 @@ def test_max_tokens_ends_with_a_document(tmp_path, monkeypatch, rows):
 
 
 def test_batches_have_all_pieces_in_order(monkeypatch):
-    monkeypatch.setattr(encoding, "PIECE", 10)
+    monkeypatch.setattr(encoding, "BATCH", 10)
     some = [("x" * (n % 13), n % 3 == 0) for n in range(100)]
     made = list(batches(some))
     assert [piece for batch in made for piece in batch] == some and len(made) > 20

@@ -47,6 +47,7 @@ def test_a_text_too_small_for_the_vocabulary_says_so(text, capsys):
 
 def test_a_sample_is_spread_over_the_text(text, monkeypatch):
     monkeypatch.setattr(encoding, "PIECE", 100)
+    monkeypatch.setattr(encoding, "BATCH", 100)
     monkeypatch.setattr(vocabularies, "SAMPLE", 8)
     everything = list(encoding.batches(encoding.pieces(text.fragments())))
     sample, step = vocabularies._sample(text)
