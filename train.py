@@ -35,6 +35,7 @@ from fusedgpt import (
     determinism,
     distributed,
     evaluation,
+    files,
     memory,
     nonfinite,
     run_folder,
@@ -368,7 +369,7 @@ def main(s: Settings) -> None:
     folder = dataset.find_folder(ROOT, s.dataset)
     meta = dataset.read_meta(folder, s.vocab_size)
     prompts = samples.Prompts(s.sample_prompts, meta) if s.sample_interval and ranks.main else None
-    lock = run_folder.lock(out_dir) if ranks.main and writes else None
+    lock = files.lock(out_dir) if ranks.main and writes else None
     saved, path = run_folder.load_latest(out_dir, logger.say) if s.init_from == "resume" else (None, None)
 
     fit = dict(batch_size=s.batch_size, device=device, dtype=resolve_dtype(s.dtype, device), backward=not s.eval_only)

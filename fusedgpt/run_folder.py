@@ -13,7 +13,6 @@ from collections.abc import Callable
 from fusedgpt import checkpoint
 from fusedgpt.errors import UserError
 from fusedgpt.files import link
-from fusedgpt.files import lock as lock  # a run's folder is taken by one run at a time
 from fusedgpt.metrics import MEANING
 
 LATEST, BEST = "ckpt.pt", "best.pt"
