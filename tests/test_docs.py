@@ -72,7 +72,7 @@ def shortened(command):
         at = words.index("train.py")
         return [*words[at:], *SHORT, "--gradient_accumulation_steps=2"]
     name, args = words[1], words[2:]
-    if "--help" in args or name in ("plot.py", "export.py"):
+    if "--help" in args or name in ("plot.py", "export.py", "-c"):
         return [name, *args]
     if name.startswith("data/"):
         local = name not in DOWNLOADS or any("--input" in arg for arg in args)
@@ -110,7 +110,7 @@ for words in json.load(sys.stdin):
     out.reconfigure = lambda **_: None
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            runpy.run_path(words[0], run_name="__main__")
+            exec(words[1], {}) if words[0] == "-c" else runpy.run_path(words[0], run_name="__main__")
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else bool(ended.code)
         out.write(str(ended.code))
@@ -165,11 +165,11 @@ def ran(copy):
             "out-quickstart": "python_stdlib",
             "out-shakespeare-char": "shakespeare_char",
             "out-shakespeare": "shakespeare",
-            "out": "python_stdlib",
+            **dict.fromkeys(("out", "out-manual", "out-flash", "out-text"), "python_stdlib"),
         }.items()
     ]
     before[0] += ["--optimizer=muon"]  # as in config/quickstart.py, with which pages resume it
-    before += [["export.py", "out-quickstart", "out-hf"]]
+    before += [["export.py", "out-quickstart", "out-hf"], ["export.py", "out-text", "hf-text"]]
     done = run([sys.executable, "-c", DRIVER], copy, input=json.dumps([*before, *runs.values()]))
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(results) == len(before) + len(runs), done.stdout[-2000:] + done.stderr
