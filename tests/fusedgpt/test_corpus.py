@@ -118,7 +118,7 @@ def test_the_position_goes_from_nothing_to_the_size(tmp_path):
         ("a.csv", b"id,words\n1,two", "row 1 of .* has no 'text', but id, words"),
         ("a.csv", b"id,text\n1,two\n3", "row 2 of .* has None in 'text'"),
         ("a.parquet", b"PAR1", "cannot read .*ArrowInvalid"),
-        ("a.txt.gz", gzip.compress(b"text" * 1000)[:-20], "cannot read .*EOFError"),
+        ("a.txt.gz", gzip.compress(b"text" * 1000, mtime=0)[:-20], "cannot read .*EOFError"),
         ("a.txt.gz", b"text", "cannot read .*Not a gzipped file"),
         ("a.txt.zst", zstandard.compress(bytes(range(256)) * 100)[:-9], "cannot read .*EOFError"),
         ("a.txt.zst", b"text", "cannot read .*ZstdError"),

@@ -11,7 +11,8 @@ import torch
 
 from fusedgpt import run_folder
 from fusedgpt.errors import UserError
-from fusedgpt.run_folder import is_this_launch, load_best, load_latest, lock, set_aside
+from fusedgpt.files import lock
+from fusedgpt.run_folder import is_this_launch, load_best, load_latest, set_aside
 from tests.conftest import ROOT, run
 
 
@@ -29,7 +30,7 @@ def damage(path):
 
 
 def test_the_second_process_is_refused_and_a_dead_one_is_no_obstacle(tmp_path):
-    holds = "import sys, time; from fusedgpt.run_folder import lock; held = lock(sys.argv[1]); print(1, flush=True)"
+    holds = "import sys, time; from fusedgpt.files import lock; held = lock(sys.argv[1]); print(1, flush=True)"
     child = subprocess.Popen(
         [sys.executable, "-c", f"{holds}; time.sleep(60)", tmp_path], cwd=ROOT, stdout=subprocess.PIPE
     )
