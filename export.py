@@ -92,6 +92,8 @@ def main(out_dir: str, folder: str) -> None:
     except UserError as error:  # such as nanoGPT's checkpoint, without the data that it was trained on
         print(f"no tokenizer is written: {error}")
     theirs = to_transformers(model.config, model.state_dict(), bos_token_id=end, eos_token_id=end)
+    # transformers would generate 256 tokens more by default, and a model has no position beyond its context
+    theirs.generation_config.max_length = model.config.block_size
     try:
         theirs.save_pretrained(folder)
     except SafetensorError as error:  # safetensors' exception for a write that failed

@@ -57,6 +57,13 @@ def test_bad_arguments_are_one_sentence(small_run, tmp_path):
     assert "is a file" in fails("export.py", str(small_run), str(tmp_path / "file"))
 
 
+def test_the_pipeline_of_transformers_stays_within_the_context_by_default(exported):
+    # its default of 256 new tokens used to end in an IndexError: the model has 16 positions
+    from transformers import pipeline
+
+    assert len(pipeline("text-generation", model=str(exported), device="cpu")("!")[0]["generated_text"]) == 16
+
+
 def test_the_pipeline_of_transformers_continues_a_text_as_sample_py_does(small_run, exported):
     # it used to read the prompt as nothing, and to stop at the 65th character
     from transformers import pipeline

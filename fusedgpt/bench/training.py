@@ -30,11 +30,12 @@ UNUSED = {
     "max_iters": "--steps says how many steps each run of a benchmark makes",
     "out_dir": "the runs of a benchmark go to a folder of their own in --results",
     "init_from": "every run of a benchmark starts from scratch",
-    "eval_only": "a benchmark trains",
+    **dict.fromkeys(("eval_only", "dry_run"), "a benchmark trains"),
+    **dict.fromkeys(("sample_interval", "sample_prompts"), "a benchmark draws no samples"),
     "always_save_checkpoint": "a benchmark deletes its checkpoints",
     "backend": "the runs of a benchmark have one process",
     **dict.fromkeys(("eval_interval", "log_interval"), "a benchmark sets it itself"),
-    **dict.fromkeys(("wandb_log", "wandb_project", "wandb_run_name"), "the runs of a benchmark are not sent to wandb"),
+    **dict.fromkeys(("wandb_log", "wandb_project", "wandb_run_name", "tensorboard_log"), "a benchmark has no tracker"),
 }
 
 
