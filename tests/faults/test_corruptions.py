@@ -10,7 +10,7 @@ import plot
 from fusedgpt import checkpoint
 from fusedgpt.errors import UserError
 from fusedgpt.logger import Logger, read_record
-from fusedgpt.metrics import read_metrics
+from fusedgpt.metrics import Run, read_metrics
 from fusedgpt.run_folder import load_best, load_latest
 from tests.conftest import assert_same_bytes, run, small, weights
 from tests.faults.processes import finish, rng, start
@@ -25,7 +25,7 @@ TIMES = 5  # and each file this often before train.py itself resumes the run
 def folder(tmp_path_factory, data):
     """A finished run that has all the files a run can have. Tests corrupt copies."""
     folder = run(tmp_path_factory.mktemp("run") / "out", data, profile=True, dropout=0.1)
-    plot.draw([str(folder)], folder / "loss.png")
+    plot.draw([Run(folder)], folder / "loss.png", "loss")
     return folder
 
 
@@ -110,7 +110,7 @@ def test_what_stands_beside(folder, tmp_path, tell, name):
         lines.append(len(read_metrics(broken)))
         assert read_record(broken)["settings"] == record["settings"]
     assert min(lines) < max(lines) == len(read_metrics(folder)) or name == "run.json"
-    plot.draw([str(broken)], tmp_path / "loss.png")
+    plot.draw([Run(broken)], tmp_path / "loss.png", "loss")
     tell(f"{CORRUPTIONS} corruptions of {name}")
 
 
