@@ -6,6 +6,7 @@ import math
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import time
 
@@ -18,6 +19,7 @@ from fusedgpt.metrics import read_metrics
 
 REDRAWN_AFTER = 0.1  # seconds between two texts of the bar
 SHOWN = 100  # characters of a sample on the console
+READ_HERE = 2**20  # bytes of metrics.jsonl, some 5,000 iterations, up to which this process makes report.html
 SHARE_OF_REPORTS = 0.01  # of the run's time at most goes into report.html, which takes longer as the run does
 
 
@@ -41,6 +43,7 @@ class Logger:
         self.bar = tqdm(disable=self.quiet, leave=False, bar_format="{desc}")
         self.drawn = 0.0  # when the bar got its text
         self.report_due = 0.0  # when report.html may be written again
+        self.reporter = None  # the process that writes that of a long run
 
     def open(self, out_dir: pathlib.Path, start: int, record: dict) -> None:
         """Open metrics.jsonl, run.json, trackers and the bar at iteration `start`.
@@ -81,12 +84,26 @@ class Logger:
 
     def _write_report(self, running):
         began = time.monotonic()
-        try:
-            run_report.write(self.out_dir, running)
-        except UserError as error:  # a full disk: metrics.jsonl, which matters more, says so too
-            self.say(f"NOT WRITTEN: {error}")
+        if self.lines.path.exists() and self.lines.path.stat().st_size > READ_HERE:
+            self._write_report_apart(running)
+        else:
+            try:
+                run_report.write(self.out_dir, running)
+            except UserError as error:  # a full disk: metrics.jsonl, which matters more, says so too
+                self.say(f"NOT WRITTEN: {error}")
         took = time.monotonic() - began
         self.report_due = began + took / SHARE_OF_REPORTS
+
+    def _write_report_apart(self, running):
+        """In a process of its own: to read a long run takes memory, which this process would keep."""
+        if self.reporter and self.reporter.poll() is None:
+            if running:
+                return  # it is still at the last one
+            self.reporter.wait()
+        command = [sys.executable, "-m", "fusedgpt.run_report", self.out_dir.resolve(), str(running)]
+        self.reporter = subprocess.Popen(command, cwd=run_report.TEMPLATE.parents[1])
+        if not running:
+            self.reporter.wait()
 
     def announce(self, record: dict, why_eager: str) -> None:
         """Say what is about to run. why_eager: why the model is not compiled, if there is a reason to give."""

@@ -6,11 +6,12 @@ import json
 import math
 import pathlib
 import re
+import sys
 import time
 
 import numpy as np
 
-from fusedgpt.errors import shown
+from fusedgpt.errors import one_sentence, shown
 from fusedgpt.files import atomic
 from fusedgpt.metrics import MEANING, Run, number, section, thinned, view
 from fusedgpt.settings import Settings
@@ -170,3 +171,8 @@ def _text(value):
     values = value if isinstance(value, list) else [value]
     text = ", ".join(each if isinstance(each, str) else shown(each) for each in values)
     return text if len(text) <= 1000 else f"{text[:1000]}…"
+
+
+if __name__ == "__main__":  # as the logger of a long run starts it
+    with one_sentence():
+        write(sys.argv[1], running=sys.argv[2] == "True")

@@ -5,6 +5,7 @@ import types
 
 import pytest
 
+from fusedgpt import logger
 from tests.conftest import rows, run
 
 
@@ -50,3 +51,13 @@ def test_wandb_gets_nanogpts_names_and_our_own_for_the_rest(tmp_path, data, wand
     assert steps == sorted(steps) == [0, 0, 1, 2, 2, 3, 4]  # wandb drops what is logged for an earlier step
     assert (wandb.settings["project"], wandb.settings["name"], wandb.finished) == ("walks", "first", 1)
     assert wandb.settings["config"]["settings"]["max_iters"] == 4
+
+
+def test_the_page_of_a_long_run_is_made_by_another_process(tmp_path, data, monkeypatch):
+    # to read 50,000 iterations took memory that the run then kept
+    monkeypatch.setattr(logger, "READ_HERE", 0)
+    monkeypatch.setattr(logger, "SHARE_OF_REPORTS", 1.0)
+    monkeypatch.setattr(logger.run_report, "write", lambda *_: pytest.fail("here"))
+    run(tmp_path, data)
+    page = (tmp_path / "report.html").read_text()
+    assert logger.run_report.RELOAD not in page and '"done": 10' in page
