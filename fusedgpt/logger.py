@@ -101,7 +101,9 @@ class Logger:
                 return  # it is still at the last one
             self.reporter.wait()
         command = [sys.executable, "-m", "fusedgpt.run_report", self.out_dir.resolve(), str(running)]
-        self.reporter = subprocess.Popen(command, cwd=run_report.TEMPLATE.parents[1])
+        path = {"PYTHONPATH": str(run_report.TEMPLATE.parents[1])}
+        # spawned, not forked: no pipe is opened, and a large process is not copied; Python's files are not inherited
+        self.reporter = subprocess.Popen(command, env=os.environ | path, close_fds=False)
         if not running:
             self.reporter.wait()
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import statistics
 import time
 
 import pytest
@@ -45,9 +44,7 @@ def test_fifty_thousand_steps(tmp_path, data, tell):
     memory, files, threads = zip(*(sample[1:] for sample in settled))
     # step_ms, from which the median is taken at the end, is a list: 32 bytes a step
     assert memory[-1] - memory[0] < 32 * STEPS + 2**21, memory
-    # at an instant there may be one more, a file being written, and the pipe to a process that is being started
-    assert max(threads) == min(threads) and max(files) - min(files) <= 3
-    assert statistics.median(files[-10:]) <= statistics.median(files[:10]) + 0.5, files
+    assert max(threads) == min(threads) and max(files) - min(files) <= 1  # the one being written
     grown = (memory[-1] - memory[0]) / 2**20
     tell(
         f"{STEPS:,} steps: memory {memory[0] / 2**20:.0f} MiB, {grown:+.1f} MiB at the end; {threads[0]} threads;"
