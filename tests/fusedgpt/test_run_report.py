@@ -102,7 +102,9 @@ def test_a_damaged_run_json_costs_only_what_it_said(record, tmp_path):
 def test_damaged_metrics_make_a_page_all_the_same(lines, tmp_path):
     run_of(tmp_path, lines, settings={"max_iters": 10})
     for running in (True, False):
-        page_of(run_report.write(tmp_path, running))
+        page = page_of(run_report.write(tmp_path, running))
+        assert (page["running"], page["planned"]) == (running, 10)
+        assert page["charts"][0]["title"].startswith("loss") and page["done"] >= 0
 
 
 def test_no_metrics_is_one_sentence(tmp_path):
