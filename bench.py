@@ -4,11 +4,12 @@
     python bench.py report FOLDER [FOLDER ...]          draws report.md and figures again from rows.jsonl
     python bench.py check FOLDER [--key=value ...]      measures a published folder again here: which claims hold?
     python bench.py gpu                                 the tests that need a GPU, then all of these kinds (make gpu)
+    python bench.py plan [config/file.py ...] [--key=value ...]   memory and time of a run on GPUs that are not here
 
 KIND is ladder (the default: PyTorch's article, rung by rung), sweep (attention over lengths), prefill (time to the
 first token), numerics (errors against float64), max_batch (the largest micro-batch) or peers (beside transformers'
 GPT-2 and nanoGPT). Each has settings of its own: python bench.py KIND --help. A run that was interrupted continues when
-the same command is given again.
+the same command is given again. plan measures nothing: it computes.
 """
 
 import dataclasses
@@ -22,9 +23,26 @@ import statistics
 import subprocess
 import sys
 
+if __name__ == "__main__" and sys.argv[1:2] in (["-h"], ["--help"]):
+    sys.exit(print(__doc__))  # before PyTorch, which takes seconds to import; KIND --help shows this machine's defaults
+
 from configurator import adopt, configure, subclass
 from fusedgpt import settings, timing
-from fusedgpt.bench import campaign, check, ladder, max_batch, numerics, peers, prefill, report, rows, sweep, training
+from fusedgpt.bench import (
+    campaign,
+    check,
+    ladder,
+    max_batch,
+    numerics,
+    peers,
+    plan,
+    plan_sweep,
+    prefill,
+    report,
+    rows,
+    sweep,
+    training,
+)
 from fusedgpt.bench.settings import admitted
 from fusedgpt.device import resolve_device
 from fusedgpt.environment import environment, machine_state
@@ -33,6 +51,7 @@ from fusedgpt.errors import UserError, one_sentence
 ROOT = pathlib.Path(__file__).resolve().parent
 KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
 KINDS |= {"peers": peers}
+TAKE_SETTINGS = KINDS | {"plan": plan}
 NOT_IDENTITY = ("results", "only", "profile", "max_seconds")  # settings that do not change what a row measures
 
 
@@ -43,12 +62,12 @@ def settings_class(kind) -> type:
 
 def unused_settings(name: str) -> dict[str, str]:
     """The settings that train.py or another kind has and the kind `name` does not use, and why."""
-    own = {field.name for field in dataclasses.fields(settings_class(KINDS[name]))}
-    every = {f.name for kind in KINDS.values() for f in dataclasses.fields(kind.Settings)}
+    own = {field.name for field in dataclasses.fields(settings_class(TAKE_SETTINGS[name]))}
+    every = {f.name for kind in TAKE_SETTINGS.values() for f in dataclasses.fields(kind.Settings)}
     every |= {field.name for field in dataclasses.fields(settings.Settings)}
     unused = {setting: f"bench.py {name} does not use it" for setting in every - own}
     unused["real_data"] = "a benchmark always trains on real tokens; --dataset names them"  # nanoGPT's
-    return unused | KINDS[name].UNUSED
+    return unused | TAKE_SETTINGS[name].UNUSED
 
 
 def read_settings(name: str, args: list[str]):
@@ -117,6 +136,17 @@ def run_campaign(args: list[str]) -> None:
     print(campaign.run(s, resolve_device("cpu" if s.rehearse else "auto"), left))
 
 
+def write_plan(args: list[str]) -> None:
+    """Compute what a run takes, or the sweep; print it, and write it to `results`/plan.
+
+    Raises UserError if a GPU has not enough memory, with the nearest settings that fit.
+    """
+    s = configure(settings_class(plan)(**plan.DEFAULTS), args, __doc__, unused_settings("plan"))
+    settings.validate(s)
+    paths = (plan_sweep if s.sweep else plan).answer(s, " ".join(["python bench.py plan", *args]), print)
+    print(f"wrote {', '.join(map(str, paths))}")
+
+
 def validate(kind, s) -> None:
     """Raise UserError for a number that no row can have, before the first is measured."""
     for setting in ("max_seconds", "train_seconds"):
@@ -155,13 +185,16 @@ def write_reports(folders: list[str]) -> None:
 def check_folder(args: list[str]) -> None:
     """Measure the rows of a published folder again, with the settings of its header, and say which claims hold here.
 
-    Raises UserError if the folder has no rows of a benchmark, or none that --only names.
+    Raises UserError if the folder has no rows of a benchmark, or none that --only names, or is that of the new rows.
     """
     asked = configure(check.Settings(), [arg for arg in args if arg.startswith("-")], check.__doc__)
     folders = [pathlib.Path(arg) for arg in args if not arg.startswith("-")]
     if len(folders) != 1:
         raise UserError("name one published folder: python bench.py check FOLDER")
     header, lines = report.read(folders[0])
+    folder = pathlib.Path(asked.results) / folders[0].resolve().name
+    if folder.resolve() == folders[0].resolve():
+        raise UserError(f"{folder} is the published folder itself: name another for the new rows with --results")
     name, there = header["benchmark"], report.rows_in(lines)
     claims = check.published(kind_of(header), there, asked.only)
     wanted = {rows.key_of(row): row for claim in claims for row in claim.rows}
@@ -172,7 +205,7 @@ def check_folder(args: list[str]) -> None:
         assumed, obstacles = {}, dict.fromkeys(wanted, str(error))
     todo = check.measurable(claims, obstacles)
     print(check.outlook(claims, todo), flush=True)
-    folder, here = pathlib.Path(asked.results) / folders[0].resolve().name, []
+    here = []
     if todo:
         s = dataclasses.replace(s, max_seconds=asked.max_seconds)
         measure(name, ["check", *args], s, device, list(map(rows.spec_of, todo)), folder)
@@ -215,7 +248,7 @@ def parse(args: list[str]) -> tuple[str, list[str]]:
 
     Raises UserError if it is none of these.
     """
-    names = [*KINDS, "report", "check", "gpu"]
+    names = [*KINDS, "report", "check", "gpu", "plan"]
     if args and args[0] in names:
         return args[0], args[1:]
     if not args or args[0].startswith("-") or args[0].endswith(".py") or os.path.exists(args[0]):
@@ -236,5 +269,7 @@ if __name__ == "__main__":
             check_folder(args)
         elif name == "gpu":
             run_campaign(args)
+        elif name == "plan":
+            write_plan(args)
         else:
             main(name, args)

@@ -8,6 +8,7 @@ is stripped, biases that the run does not have become zeros, and the logits are 
 
 import contextlib
 import json
+import math
 import pathlib
 import sys
 from typing import Any
@@ -17,11 +18,10 @@ if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):
 
 from safetensors import SafetensorError
 
-from fusedgpt import dataset, huggingface, run_folder
+from fusedgpt import checkpoint, dataset, huggingface, run_folder
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.files import atomic
-from fusedgpt.logger import read_record
-from fusedgpt.metrics import read_metrics
+from fusedgpt.metrics import number, read_metrics, record_of, section
 from model import GPT, to_transformers
 
 ROOT = pathlib.Path(__file__).resolve().parent
@@ -39,7 +39,7 @@ A GPT-2 that was trained with fusedGPT and can be loaded with transformers:
 from transformers import pipeline
 
 generate = pipeline("text-generation", model="PATH_OR_HUB_ID")
-print(generate("The", max_new_tokens=100, do_sample=True, top_k=200)[0]["generated_text"])
+print(generate("The", do_sample=True, top_k=200)[0]["generated_text"])
 ```
 
 | | |
@@ -47,18 +47,20 @@ print(generate("The", max_new_tokens=100, do_sample=True, top_k=200)[0]["generat
 {rows}
 """
 
+NANOGPTS_ACTIVATION = (
+    "a checkpoint of nanoGPT's does not name its activation: it is exported with the exact GELU, nanoGPT's since May"
+    " 2023. For an older one, set activation_function to gelu_new in {folder}/config.json"
+)
+
 
 def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, theirs: Any) -> str:
     """README.md of the model `theirs`: what the run in `out_dir`, the checkpoint `saved` and its `meta` say of it."""
-    record, losses, c = {}, {}, theirs.config
-    with contextlib.suppress(OSError, ValueError):  # absent, or damaged
-        record = read_record(out_dir)
-    with contextlib.suppress(UserError):
+    environment, losses, c = section(record_of(out_dir), "environment"), {}, theirs.config
+    with contextlib.suppress(UserError):  # there is no metrics.jsonl
         losses = {row["iter"]: row for row in read_metrics(out_dir, "eval")}.get(saved["iter_num"], losses)
-    environment = record.get("environment", {})
     shape = f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} channels, context of {c.n_positions} tokens"
     found = {
-        "data set": pathlib.Path(saved["config"].get("dataset", "")).name,  # without the path on this machine
+        "data set": pathlib.Path(str(saved["config"].get("dataset", ""))).name,  # without the path on this machine
         "tokenizer": meta and f"{meta['tokenizer']}, {c.vocab_size:,} ids",
         "parameters": f"{theirs.num_parameters():,}",
         "shape": shape,
@@ -74,7 +76,7 @@ def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, theirs: An
 
 
 def _rounded(loss):
-    return None if loss is None else f"{loss:.4f}"
+    return None if math.isnan(number(loss)) else f"{loss:.4f}"
 
 
 def main(out_dir: str, folder: str) -> None:
@@ -84,6 +86,8 @@ def main(out_dir: str, folder: str) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: name a folder to write")
     model = GPT.from_checkpoint(saved)
+    if checkpoint.is_nanogpts(saved):
+        print(NANOGPTS_ACTIVATION.format(folder=folder))
     meta = tokenizer = end = None
     try:
         meta = dataset.meta_of_checkpoint(ROOT, saved)

@@ -5,10 +5,14 @@
 A task is one of eval/, which need no network, or any other that lm_eval has. Prints its table.
 """
 
+import contextlib
 import json
 import pathlib
 import sys
 from typing import Any
+
+if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):
+    sys.exit(print(__doc__))  # before PyTorch, which takes seconds to import
 
 from fusedgpt import huggingface
 from fusedgpt.device import resolve_device
@@ -20,9 +24,15 @@ TASKS = pathlib.Path(__file__).resolve().parent / "eval"
 
 
 def evaluate(folder: str, tasks: list[str]) -> dict[str, Any]:
-    """lm_eval's results of the model in `folder`. Raises UserError if it cannot be evaluated, or a task is unknown."""
-    import lm_eval
-    from lm_eval.tasks import TaskManager
+    """lm_eval's results of the model in `folder`.
+
+    Raises UserError if it cannot be evaluated, a task is unknown, or lm_eval is missing.
+    """
+    try:
+        import lm_eval
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise UserError("harness.py needs the package lm_eval: pip install 'lm_eval[hf]'") from error
 
     known = TaskManager(include_path=str(TASKS), include_defaults=False)
     if not set(tasks) <= set(known.all_tasks):
@@ -33,14 +43,11 @@ def evaluate(folder: str, tasks: list[str]) -> dict[str, Any]:
     try:
         # what stands before a text, because the first id needs one to follow: a new line, if there is no end of text
         before = tokenizer.encode("\n")[0] if tokenizer.end_of_text is None else tokenizer.end_of_text
-        return lm_eval.simple_evaluate(
-            "hf",
-            {"pretrained": folder, "dtype": "float32", "prefix_token_id": before},
-            tasks=tasks,
-            device=str(resolve_device("auto")),
-            task_manager=known,
-            log_samples=False,
-        )
+        model = {"pretrained": str(pathlib.Path(folder).resolve()), "dtype": "float32", "prefix_token_id": before}
+        with contextlib.chdir(TASKS.parent):  # lm_eval reads the texts of eval/ from the current folder
+            return lm_eval.simple_evaluate(
+                "hf", model, tasks=tasks, device=str(resolve_device("auto")), task_manager=known, log_samples=False
+            )
     except Exception as error:  # the library has no exception of its own for an unknown character
         if tokenizer.kind != "char" or not ("Missing [UNK] token" in str(error) or isinstance(error, UserError)):
             raise
@@ -52,11 +59,11 @@ def evaluate(folder: str, tasks: list[str]) -> dict[str, Any]:
 
 def main(folder: str, results: str, *tasks: str) -> None:
     """Write the results as JSON and print them as a table. Raises UserError as `evaluate` does."""
-    from lm_eval.utils import handle_non_serializable, make_table
-
     if not pathlib.Path(folder, "config.json").exists():
         raise UserError(f"{folder} has no model: write it with python export.py OUT_DIR {folder}")
     found = evaluate(folder, list(tasks))
+    from lm_eval.utils import handle_non_serializable, make_table
+
     with atomic(results, "w") as file:
         json.dump(found, file, indent=1, default=handle_non_serializable)
     print(make_table(found))
@@ -65,8 +72,6 @@ def main(folder: str, results: str, *tasks: str) -> None:
 
 if __name__ == "__main__":
     with one_sentence():
-        if "-h" in sys.argv or "--help" in sys.argv:
-            sys.exit(print(__doc__))
         if len(sys.argv) < 4 or any(arg.startswith("-") for arg in sys.argv):
             raise UserError("name a model, a file and tasks: python harness.py FOLDER RESULTS.json TASK [TASK ...]")
         main(*sys.argv[1:])

@@ -23,6 +23,8 @@ from fusedgpt.errors import UserError, first_line
 ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}
 TRANSFORMERS_ACTIVATIONS = {"gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"), "gelu": ("gelu",)}
 LOSSES = ("whole", "chunked")
+RECOMPUTE = ("none", "attention", "block")
+OVERRIDES = ("dropout", "attention", "activation", "loss", "recompute", "vocab_multiple")  # weights do not decide these
 CHUNKS = 8  # parts of a micro-batch in loss=chunked: fewer save less, more make the matrix products slow
 # linear layers that transformers' GPT-2 stores transposed, because OpenAI's code had them as 1-D convolutions
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
@@ -46,6 +48,9 @@ class GPTConfig:
     attention: str = "sdpa"  # a name from ATTENTION; changes no weight
     activation: str = "gelu_tanh"  # GPT-2's tanh form of GELU; gelu is the exact form, nanoGPT's since May 2023
     loss: str = "whole"  # chunked: with logits=False, the logits of a part of the tokens at a time; changes no weight
+    # what is not kept for the backward but computed again (arXiv:1604.06174): attention's inner tensors, or all of a
+    # block but its input; changes no result
+    recompute: str = "none"
 
     def __post_init__(self):
         for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "vocab_multiple"):
@@ -53,7 +58,8 @@ class GPTConfig:
                 raise UserError(f"{name}={getattr(self, name)} must be 1 or more")
         if self.n_embd % self.n_head:
             raise UserError(f"n_embd={self.n_embd} cannot be split over n_head={self.n_head}: make it a multiple")
-        for name, allowed in (("attention", ATTENTION), ("activation", ACTIVATIONS), ("loss", LOSSES)):
+        names = {"attention": ATTENTION, "activation": ACTIVATIONS, "loss": LOSSES, "recompute": RECOMPUTE}
+        for name, allowed in names.items():
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name}={getattr(self, name)!r} is unknown: it can be {', '.join(allowed)}")
 
@@ -76,6 +82,11 @@ class GPTConfig:
         return (self.padded_vocab_size + self.block_size) * C + self.n_layer * block + layer_norm
 
 
+def _again(function, *args):
+    """function(*args), of which the backward keeps only `args` and computes the rest again, with the same dropout."""
+    return checkpoint(function, *args, use_reentrant=False) if torch.is_grad_enabled() else function(*args)
+
+
 class CausalSelfAttention(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -84,6 +95,7 @@ class CausalSelfAttention(nn.Module):
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head, self.dropout = config.n_head, config.dropout
         self.attend = ATTENTION[config.attention]
+        self.recompute = config.recompute == "attention"
 
     def forward(self, x, cache=None):
         B, T, C = x.shape
@@ -91,7 +103,8 @@ class CausalSelfAttention(nn.Module):
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, nh, Tk, hs): earlier keys first, in the cache's dtype
         # SDPA applies the dropout that it is given even in evaluation, unlike nn.Dropout
-        y = self.attend(q.to(k.dtype), k, v, self.dropout if self.training else 0.0).to(q.dtype)
+        inputs = q.to(k.dtype), k, v, self.dropout if self.training else 0.0
+        y = (_again(self.attend, *inputs) if self.recompute else self.attend(*inputs)).to(q.dtype)
         return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)))
 
 
@@ -174,15 +187,16 @@ class GPT(nn.Module):
         self.chunked_loss = torch.compiler.disable(_chunked_loss) if config.loss == "chunked" else None
 
     @torch.no_grad()
-    def init_weights(self) -> None:
+    def init_weights(self, part: nn.Module | None = None) -> None:
         """GPT-2's: normal with deviation 0.02, for projections into the residual stream 0.02 / √(2 n_layer); biases 0.
 
-        Padding draws no random numbers: every other weight is the same with and without it.
+        Padding draws no random numbers: every other weight is the same with and without it. With `part`, of that module
+        alone: wte, wpe and the blocks in their order draw the same numbers one by one as all at once.
         """
-        for name, p in self.named_parameters():
+        for name, p in (self if part is None else part).named_parameters():
             if p.dim() < 2:
                 nn.init.constant_(p, 0.0 if name.endswith("bias") else 1.0)
-            elif name == "transformer.wte.weight":
+            elif p is self.transformer.wte.weight:
                 nn.init.normal_(p[: self.config.vocab_size], std=0.02)
                 nn.init.zeros_(p[self.config.vocab_size :])
             else:
@@ -210,7 +224,8 @@ class GPT(nn.Module):
         pos = cache[0].positions(T, idx.device) if cache else torch.arange(T, device=idx.device)
         x = self.transformer.drop(self.transformer.wte(idx) + self.transformer.wpe(pos))  # (B, T, C)
         for layer, block in enumerate(self.transformer.h):
-            x = block(x, cache[layer] if cache else None)
+            past_of_layer = cache[layer] if cache else None
+            x = _again(block, x) if self.config.recompute == "block" and not cache else block(x, past_of_layer)
         x = self.transformer.ln_f(x)
         if targets is None:
             return self._logits(x[:, -1:]), None  # generation needs the last position only: V is the widest product
@@ -278,15 +293,18 @@ class GPT(nn.Module):
     def from_checkpoint(cls, saved: dict, **changes) -> Self:
         """The model in a checkpoint, `saved` (checkpoint.load), with `changes` to its config, such as dropout.
 
+        On PyTorch's meta device, weights that `saved` lacks have no storage.
         Raises UserError if its weights and its config do not fit each other.
         """
         try:
             config = GPTConfig(**{**saved["model_args"], **saved["extra_model_args"], **changes})
             held = sum(w.numel() for name, w in saved["model"].items() if name != "lm_head.weight")  # tied to wte
-            if config.num_params != held:  # seen before a model is built that may not fit into memory
+            if saved["model"] and config.num_params != held:  # before a model is built that may not fit into memory
                 raise ValueError(f"model_args mean {config.num_params:,} parameters, the weights are {held:,}")
             model = cls(config)
-            model.load_state_dict(saved["model"])
+            if saved["model"]:  # without storage of its own, the model takes these tensors, which are not read yet
+                model.load_state_dict(saved["model"], assign=model.lm_head.weight.is_meta)
+                model.lm_head.weight = model.transformer.wte.weight
         except (ArithmeticError, AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"the checkpoint's weights and model_args do not fit each other: {error}") from error
         return model
@@ -295,13 +313,13 @@ class GPT(nn.Module):
     def from_pretrained(cls, model_type: str | os.PathLike, override_args: dict | None = None) -> Self:
         """The weights of a GPT-2, by its id on the hub, such as gpt2 or gpt2-xl, or from a folder in the same format.
 
-        `override_args` may set dropout, attention, activation, loss and vocab_multiple. Raises UserError if it sets
-        more, if the folder holds another architecture, or if the weights cannot be had.
+        `override_args` may set what is in OVERRIDES. Raises UserError if it sets more, if the folder holds another
+        architecture, or if the weights cannot be had.
         """
         override_args = override_args or {}
-        if unknown := override_args.keys() - {"dropout", "attention", "activation", "loss", "vocab_multiple"}:
+        if unknown := override_args.keys() - set(OVERRIDES):
             raise UserError(
-                f"override_args={override_args} may set dropout, attention, activation, loss and vocab_multiple, not"
+                f"override_args={override_args} may set {', '.join(OVERRIDES)}, not"
                 f" {', '.join(sorted(unknown))}: the weights decide that (model.crop_block_size shortens block_size)"
             )
         theirs = load_transformers(model_type)

@@ -33,13 +33,14 @@ UNITS = (("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400))
 def losses_in(runs: list[Run]) -> str:
     """'loss', or 'bits_per_byte' if the tokenizers of the `runs` differ. Raises UserError if a run has none then.
 
-    The sure sign is another number of bits per byte for the same loss; another vocabulary is one too.
+    The sign is another number of bits per byte for the same loss, or if a run does not say it, another vocabulary.
     """
     ratios = [run.bits_per_byte_of_a_nat for run in runs]
     known = [ratio for ratio in ratios if math.isfinite(ratio)]
-    vocabularies = {size for run in runs if (size := section(run.record, "model").get("vocab_size"))}
-    # evaluations of fewer windows see other text, in which a token has some other bytes: less than 1 % more or fewer
-    if len(vocabularies) < 2 and max(known, default=1) <= 1.01 * min(known, default=1):
+    sizes = {size for run in runs if (size := section(run.record, "model").get("vocab_size"))}
+    # nanoGPT's padded vocabulary is a size of its own, of the same tokens; and evaluations of fewer windows see other
+    # text, in which a token has some other bytes: less than 1 % more or fewer
+    if (len(known) == len(runs) or len(sizes) < 2) and max(known, default=1) <= 1.01 * min(known, default=1):
         return "loss"
     require_bits_per_byte(runs, "the tokenizers of these runs differ, so only bits per byte compare them")
     return "bits_per_byte"
@@ -127,18 +128,17 @@ def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "it
 
     if y == "bits_per_byte":
         require_bits_per_byte(runs, "--y=bits_per_byte needs evaluations in bits per byte")
-    losses = y or losses_in(runs)
-    losses = losses_in(runs) if losses == "loss" else losses
+    main = losses_in(runs) if y in (None, "loss") else y
     small = () if y else ("lr", "grad_norm", "tokens_per_s", "memory")
-    rows = [[losses, losses], *(list(small[n : n + 2]) for n in range(0, len(small), 2))]
+    rows = [[main, main], *(list(small[n : n + 2]) for n in range(0, len(small), 2))]
     heights = [1.9] + [1] * (len(rows) - 1)
     size = (6.4, 4 if y else 7.2)  # inches: 832 pixels wide, the column of a README
     figure, panels = plt.subplot_mosaic(rows, figsize=size, height_ratios=heights, layout="constrained")
     for name, axes in panels.items():
         draw_panel(axes, runs, name, x)
     where = dict(loc="outside lower center", ncols=2) if len(runs) > 1 else {}
-    legend = figure.legend if len(runs) > 1 else panels[losses].legend
-    legend(*panels[losses].get_legend_handles_labels(), frameon=False, fontsize=8, **where)
+    legend = figure.legend if len(runs) > 1 else panels[main].legend
+    legend(*panels[main].get_legend_handles_labels(), frameon=False, fontsize=8, **where)
     figure.suptitle(captions(runs), fontsize=7, color="0.35", x=0.01, ha="left")
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -6,13 +6,17 @@
 Every setting is a field of Settings (fusedgpt/settings.py); config files and --name=value flags set them.
 """
 
+import signal
+import sys
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a background job has it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save, Ctrl-C ends all at once
+
 import dataclasses
 import functools
 import gc
 import math
 import pathlib
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -20,8 +24,6 @@ from configurator import adopt, answer_help, configure
 from fusedgpt.settings import Settings, validate
 
 if __name__ == "__main__":
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell's background job has it
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save, Ctrl-C ends all at once
     answer_help(Settings(), sys.argv[1:], __doc__)  # before PyTorch, which takes seconds to import
 
 import torch
@@ -72,7 +74,7 @@ class TrainState:
     iteration: int  # steps done
     best_val_loss: float
     best_iter: int | None  # iteration of best_val_loss
-    parallel: torch.nn.Module | None  # `model`, wrapped so that backward averages gradients over the ranks
+    parallel: torch.nn.Module | None  # `model`, such that backward averages gradients over the ranks
     batches: Iterator[Batch]  # the training batches from here on
     batch: Batch  # the next of them, read ahead
     clock: timing.StepClock
@@ -118,23 +120,28 @@ def read_settings(args: list[str]) -> Settings:
     return where_to_start(configure(Settings(), args, __doc__, earlier=earlier))
 
 
-def build_model(s: Settings, meta: dict, saved: dict | None, check_memory: Callable, say: Say) -> GPT:
+def build_model(s: Settings, meta: dict, saved: dict | None, check_memory: Callable, ranks, say: Say) -> GPT:
     """The model on the CPU: new, from the checkpoint `saved`, or pretrained. Raises UserError if it cannot load.
 
-    check_memory(config) raises UserError if a model cannot fit, before a new one is built.
+    A new one that ranks will share is on the meta device, without storage. check_memory(config) raises UserError if a
+    model cannot fit, before a new one is built.
     """
-    changes = {"dropout": s.dropout, "loss": s.loss} | ({"activation": s.activation} if s.activation else {})
+    changes = {"dropout": s.dropout, "loss": s.loss, "recompute": s.recompute}
+    changes |= {"activation": s.activation} if s.activation else {}
+    where = "meta" if ranks.shards > 1 else "cpu"
     if saved:
         if checkpoint.is_nanogpts(saved) and not s.activation:
             say(checkpoint.NANOGPTS_ACTIVATION)
-        return GPT.from_checkpoint(saved, **changes)
+        with torch.device(where):
+            return GPT.from_checkpoint(saved, **changes)
     changes["vocab_multiple"] = s.vocab_multiple
     if s.init_from == "scratch":
         determinism.seed(s.seed, "init")
         dimensions = {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "bias")}
         config = GPTConfig(vocab_size=s.vocab_size or meta["vocab_size"], **dimensions, **changes)
         check_memory(config)
-        model = GPT(config)
+        with torch.device(where):
+            model = GPT(config)
     else:
         model = GPT.from_pretrained(s.init_from, changes)
     if s.block_size != model.config.block_size:
@@ -163,8 +170,14 @@ def settle(s: Settings, model: GPT, case: Case, batch: Batch, calls: int, saved:
 
 
 def restore(saved: dict, s: Settings, optimizer: Optimizer, scaler: GradScaler, model: GPT, say: Say) -> None:
-    """Restore optimizer and scaler from `saved`, and say which settings changed. Raises UserError if they misfit."""
-    checkpoint.restore_optimizer(saved, optimizer, model)
+    """Restore optimizer and scaler from `saved`, and weights if ranks share them, and say which settings changed.
+
+    Raises UserError if they misfit.
+    """
+    if saved["model"]:
+        checkpoint.restore_optimizer(saved, optimizer, model)
+    else:
+        checkpoint.read_shards(saved, optimizer, model)
     if saved["scaler"]:
         try:
             scaler.load_state_dict(saved["scaler"])
@@ -182,7 +195,7 @@ def rehearse(state: TrainState, cast, trace: pathlib.Path | None) -> tuple[dict,
     """
 
     def forward_backward():
-        with distributed.gradient_sync(state.parallel, enabled=False):
+        with distributed.gradient_sync(state.parallel, enabled=True):  # or FSDP keeps the gradient for the first step
             with cast:
                 _, loss = state.parallel(*state.batch, logits=False)
             loss.backward()
@@ -201,10 +214,10 @@ def save(state: TrainState, saver: Saver, record: dict, meta: dict, say: Say) ->
     if not state.sound:
         say(f"iteration {state.iteration} is not saved, because the run has diverged: {advice}")
         return
-    if not torch.stack([p.detach().sum() for p in state.model.parameters()]).isfinite().all():
+    if not distributed.finite_weights(state.model):
         raise UserError(f"the weights are not finite after {state.iteration} steps and were not saved: {advice}")
     config = dict(record["model"])
-    attention, _ = config.pop("attention"), config.pop("loss")
+    attention, *_ = config.pop("attention"), config.pop("loss"), config.pop("recompute")
     extra = {name: config.pop(name) for name in ("vocab_multiple", "activation")}  # unknown to nanoGPT's GPTConfig
     content = {"model": state.model.state_dict(), "model_args": config, "extra_model_args": extra}
     content |= {"optimizer": state.optimizer.state_dict(), "scaler": state.scaler.state_dict()}
@@ -220,7 +233,7 @@ def evaluate_and_save(state: TrainState, s: Settings, evaluate, save, saver: Sav
     try:
         losses = evaluate()
     except BaseException:
-        if unsaved:
+        if unsaved and not saver.together:
             save()  # nothing is lost if the evaluation fails
         raise
     if losses is None:
@@ -258,7 +271,7 @@ def train_step(state: TrainState, s: Settings, micro_steps: range, cast) -> tupl
             state.scaler.scale(loss / len(micro_steps)).backward()
         loss_sum += loss.detach()
     state.scaler.unscale_(state.optimizer)  # before clipping: the limit is for gradients as they really are
-    norm = torch.nn.utils.get_total_norm([p.grad for p in state.model.parameters()])
+    norm = distributed.gradient_norm(state.model)
     update_weights(state.optimizer, norm, s.grad_clip)
     state.scaler.update()  # in float16, lowers the scale if a gradient overflowed
     state.optimizer.zero_grad(set_to_none=True)
@@ -283,12 +296,16 @@ def training_loop(
     """Step until max_iters, the `deadline` (of time.perf_counter) or a signal; evaluate, report and save on the way."""
     time_is_up, alone, reported = False, ranks.world == 1, time.perf_counter()
     while True:
+        stopped = False
         last = state.iteration >= s.max_iters or time_is_up or s.eval_only
         if state.iteration % s.check_interval == 0 or state.iteration % s.eval_interval == 0 or last:
             distributed.require_same_weights(state.model, ranks, state.iteration)
         if state.iteration % s.eval_interval == 0 or last:
-            last |= not evaluate_now()
-        if s.sample_interval and (state.iteration % s.sample_interval == 0 or last) and not stopped_by:
+            stopped = not evaluate_now()
+            last |= stopped
+        # ranks that share the model draw together, or none does
+        draws = not (stopped or (stopped_by and ranks.shards == 1))
+        if s.sample_interval and (state.iteration % s.sample_interval == 0 or last) and draws:
             sample_now()
         if last:
             return
@@ -298,7 +315,7 @@ def training_loop(
             loss_sum, norm = train_step(state, s, micro_steps, cast)
         except UserError:  # another process is gone, or the data: the last step was whole
             report_now(explain=None)
-            if state.iteration > saver.saved_at:
+            if state.iteration > saver.saved_at and not saver.together:
                 save_now()
             raise
         # what is true on one rank is true for all, so that they go the same way
@@ -331,6 +348,8 @@ def finish(state: TrainState, s: Settings, ranks, logger: Logger, saver: Saver, 
     unsaved = state.iteration > saver.saved_at and not s.eval_only
     if (unsaved and state.sound) or saver.failed:
         save()
+    if saver.together:
+        saver.wait()  # before the ranks part, because each writes its own tensors
     if len(state.step_ms) > WARM_UP and ranks.main:
         logger.times(timing.summary(state.step_ms[WARM_UP:]))
     try:
@@ -351,12 +370,12 @@ def main(s: Settings) -> None:
     began = time.perf_counter()
 
     # the machine, and this process's place among the others
-    ranks = distributed.ranks()
+    ranks = distributed.ranks(s.parallel, s.shard_size, s.timeout)
     ranks.micro_steps(s.gradient_accumulation_steps)  # refused before the others are waited for
     device = resolve_device(s.device, ranks.local_rank)
     distributed.join(ranks, s.backend, device, s.timeout)
     if device.type == "cpu":
-        memory.keep_freed_memory()
+        memory.keep_freed_memory(ranks.shards == 1)
     s = ranks.broadcast(where_to_start(s))  # not every node may see the same files
     micro_steps = ranks.micro_steps(s.gradient_accumulation_steps)
     if s.deterministic:
@@ -369,14 +388,18 @@ def main(s: Settings) -> None:
     folder = dataset.find_folder(ROOT, s.dataset)
     meta = dataset.read_meta(folder, s.vocab_size)
     prompts = samples.Prompts(s.sample_prompts, meta) if s.sample_interval and ranks.main else None
+    prompts = ranks.broadcast(prompts) if ranks.shards > 1 else prompts  # all draw together
     lock = files.lock(out_dir) if ranks.main and writes else None
-    saved, path = run_folder.load_latest(out_dir, logger.say) if s.init_from == "resume" else (None, None)
+    how = {"whole": ranks.shards == 1}
+    saved, path = run_folder.load_latest(out_dir, logger.say, **how) if s.init_from == "resume" else (None, None)
 
     fit = dict(batch_size=s.batch_size, device=device, dtype=resolve_dtype(s.dtype, device), backward=not s.eval_only)
-    check_memory = functools.partial(memory.check_training, **fit, muon=s.optimizer == "muon")
-    model = build_model(s, meta, saved, check_memory, logger.say)
-    check_memory(model.config)
-    model.to(device)
+    check_memory = functools.partial(memory.check_run, s, ranks.world, logger.say, **fit)
+    model = build_model(s, meta, saved, check_memory, ranks, logger.say)
+    if s.init_from != "scratch":
+        check_memory(model.config)
+    if ranks.shards == 1:
+        model.to(device)
     s = as_built(s, model.config, logger.say)
     dataset.check_fit(meta, s.vocab_size, f"dataset={s.dataset}")
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
@@ -390,21 +413,19 @@ def main(s: Settings) -> None:
     chosen = settle(s, model, case, batch, (s.max_iters - start) * len(micro_steps), saved, ranks)
     cast = autocast(device, chosen.dtype)
     model.use_attention(chosen.attention)
-    if chosen.compiled:
-        model.compile()
 
     # what the loop owns
+    parallel = distributed.parallelize(model, ranks, device, chosen.dtype, chosen.compiled, s.seed)
     optimizer = build_optimizer(model, s, device.type)
     # float16 rounds gradients below 3e-8 to 0, so the loss is scaled up for backward; bfloat16 has float32's range
     scaler = GradScaler(device.type, enabled=chosen.dtype == torch.float16)
-    saver = Saver(out_dir, s.keep_checkpoints, lock, logger.say)
+    saver = Saver(out_dir, s.keep_checkpoints, lock, logger.say, ranks)
     if saved:
         restore(saved, s, optimizer, scaler, model, logger.say)
         saver.resume(saved, path)
         saved = None  # its tensors are mapped from a file that may be replaced
     if len(starts := set(ranks.gather(start))) > 1:
         raise UserError(f"nodes have different checkpoints in {out_dir}, of iterations {starts}: let them share it")
-    parallel = distributed.wrap(model, ranks, device)  # before it compiles: the graph is cut at DDP's gradient buckets
     clock = timing.StepClock(device)
     state = TrainState(model, optimizer, scaler, start, *best, parallel, batches, batch, clock)
     del parallel  # the state holds the only reference, so that DDP can be freed at the end
@@ -424,13 +445,15 @@ def main(s: Settings) -> None:
 
     stopped_by = catch_signals(ranks.main) if writes else []
     save_now = functools.partial(save, state, saver, record, meta, logger.say)
-    token_bytes = evaluation.token_bytes(meta, ranks, device)
+    token_bytes = evaluation.token_bytes(meta, ranks, device, logger.status, logger.say)
     losses = functools.partial(evaluation.evaluate, model, loader, cast, ranks, token_bytes, stopped_by, logger.status)
     losses_now = functools.partial(losses, s.eval_iters * s.batch_size)
     evaluate_now = functools.partial(evaluate_and_save, state, s, losses_now, save_now, saver, logger)
     explain = functools.partial(nonfinite.explain, model, loader, s.seed, micro_steps, cast, scaler, ranks)
     report_now = functools.partial(report, state, s, record, logger, saver, explain=explain)
-    sample_now = functools.partial(samples.log, prompts, state, s.seed, cast, logger)
+    sample_now = functools.partial(samples.log, prompts, state, s.seed, cast, logger, stopped_by)
+    if chosen.compiled:
+        losses(s.batch_size)  # compiles the graph of evaluations, so that the time of none has the compiler's
     memory.reset_peak_memory(device)  # compilation and the rehearsal are over
     gc.collect()
     gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step

@@ -4,10 +4,13 @@ A checkpoint is nanoGPT's dict (model, optimizer, model_args, iter_num, best_val
 state, `extra_model_args` (fields of GPTConfig that nanoGPT does not have), the meta of the data, the attention,
 dtype and compile that ran, `best_iter` (the iteration of best_val_loss) and `kept` (the iterations of the checkpoints
 before it). It holds no random state, because batches and dropout follow from (seed, iteration). Loading runs no code.
+
+If ranks share the model, the tensors are in a folder beside the file (shards.py), and `shards` says which.
 """
 
 import errno
 import os
+import pathlib
 import zipfile
 
 import torch
@@ -36,11 +39,12 @@ def save(path: str | os.PathLike, state: dict) -> None:
             raise OSError(errno.ENOSPC, "no space left, or the disk refuses") from error
 
 
-def load(path: str | os.PathLike, verify: bool = True) -> dict:
+def load(path: str | os.PathLike, verify: bool = True, whole: bool = True, optimizer: bool = True) -> dict:
     """The state in `path`, on the CPU. Raises UserError if it is missing, damaged, or no checkpoint of a GPT.
 
     Tensors are mapped from the file and read when they are used: copy what is to outlive it. `verify` compares the
-    checksums, which reads the whole file; without it, only use what is no tensor.
+    checksums, which reads the whole file; without it, only use what is no tensor. Tensors in a folder of shards are
+    read in one piece each if `whole`, the optimizer's only if `optimizer`; otherwise `read_shards` reads them.
     """
     if not os.path.isfile(path):
         there = "is no file" if os.path.exists(path) else "does not exist"
@@ -50,13 +54,36 @@ def load(path: str | os.PathLike, verify: bool = True) -> dict:
         zipped = zipfile.is_zipfile(path)
         if zipped and verify and (torn := zipfile.ZipFile(path).testzip()):
             raise ValueError(f"the checksum of {torn} is wrong")
-        return _checked(torch.load(path, map_location="cpu", weights_only=True, mmap=zipped))
+        state = _checked(torch.load(path, map_location="cpu", weights_only=True, mmap=zipped))
     except Exception as error:  # a damaged file can raise anything
         if out_of_memory(error) or getattr(error, "errno", None) in NO_DAMAGE or "mmap" in str(error):
             raise
         raise UserError(
             f"{path} is damaged or no checkpoint of a GPT ({type(error).__name__}: {first_line(error)[:120]})"
         ) from error
+    if "shards" in state:
+        from fusedgpt import shards  # PyTorch's reader takes a second to import
+
+        folder = pathlib.Path(path).parent / state["shards"]["folder"]
+        if verify:
+            shards.verify(folder, state["shards"]["files"])
+        if verify and whole:
+            state["model"], state["optimizer"]["state"] = shards.read_whole(folder, optimizer)
+        state["shards"] = {**state["shards"], "path": str(folder)}
+    return state
+
+
+def read_shards(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> None:
+    """Fill a divided model and its optimizer from the folder that `saved` names. Raises UserError if they misfit."""
+    from fusedgpt import shards
+
+    params = [p for group in optimizer.param_groups for p in group["params"]] if saved["iter_num"] else []
+    zeros = torch.zeros_like
+    state = {n: {"step": torch.zeros(()), "exp_avg": zeros(p), "exp_avg_sq": zeros(p)} for n, p in enumerate(params)}
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    _, tensors = shards.split({"model": weights, "optimizer": {"state": state, "param_groups": []}})
+    shards.read(pathlib.Path(saved["shards"]["path"]), tensors)
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _checked(state):
@@ -80,6 +107,9 @@ def _checked(state):
         "its attention or dtype is no name",
     )
     _require(isinstance(state.get("compile", False), bool), "whether it was compiled is neither True nor False")
+    there = state.get("shards", {"folder": "", "files": {}})
+    _require(there["folder"] == os.path.basename(there["folder"]) != "..", "its shards are not beside it")
+    _require(all(name == os.path.basename(name) for name in there["files"]), "a file of its shards is not among them")
     scaler = state["scaler"] or {}
     _require(all(type(value) in (int, float) for value in scaler.values()), "its scaler is not made of numbers")
     return state
@@ -118,11 +148,20 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
             wanted = {key: _form(value) for key, value in like.items()}
             _require(found == wanted, f"for {names[p]} it has {found}, not {wanted}")
         # copies: what was loaded is mapped from the file
-        own = {"memory_format": torch.contiguous_format}
-        copies = {n: {key: value.clone(**own) for key, value in each.items()} for n, each in state.items()}
+        copies = {n: {key: _own(value, p) for key, value in state[n].items()} for n, (_, p) in enumerate(muons)}
         optimizer.load_state_dict({"state": copies, "param_groups": groups})
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"the optimizer's state in the checkpoint does not fit the model: {error}") from error
+
+
+def _own(value, p):
+    """A copy of `value`, divided as `p` is if they have one shape."""
+    value = value.clone(memory_format=torch.contiguous_format)
+    if hasattr(p, "device_mesh") and value.shape == p.shape:
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(value, p.device_mesh, p.placements, src_data_rank=None)  # None: nothing is sent
+    return value
 
 
 def _form(value):

@@ -7,9 +7,9 @@ import gzip
 import io
 import itertools
 import json
+import os
 import pathlib
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Protocol
@@ -19,7 +19,7 @@ from fusedgpt.errors import UserError, first_line, shown
 KINDS = (".txt", ".md", ".csv", ".json", ".jsonl", ".parquet")
 PACKED = (".gz", ".zst")
 CHUNK = 2**20  # bytes of a file that are read at a time
-LONGEST_VALUE = 2**28  # characters of one JSON value: a broken one must not pull the whole file into memory
+LONGEST_VALUE = 2**28  # characters of one value in JSON or CSV: a broken one must not pull the whole file into memory
 SEPARATORS = re.compile(r"[\s,\[\]]*")  # what stands between the objects of a JSON array, or of JSON lines
 
 
@@ -29,6 +29,16 @@ def kind(path: pathlib.Path) -> str | None:
     for suffix in PACKED:
         name = name.removesuffix(suffix)
     return next((each for each in KINDS if name.endswith(each)), None)
+
+
+def name_of(path: pathlib.Path) -> str:
+    """The name of a file or folder; of a link its own, and of "." that of the folder."""
+    return os.path.basename(os.path.abspath(path))
+
+
+def _same(path, other):
+    """Whether two paths, written in whatever way, are of one file."""
+    return other is not None and path.name == other.name and path.resolve() == other.resolve()
 
 
 def require_readable(path: pathlib.Path) -> None:
@@ -62,13 +72,14 @@ class Files:
 
     def __init__(self, paths: list[pathlib.Path], column="text", paragraphs=False, besides: pathlib.Path | None = None):
         self.column, self.paragraphs = column, paragraphs
-        self.source = paths[0].name if len(paths) == 1 else f"{paths[0].name} and {len(paths) - 1} more"
+        first = name_of(paths[0])
+        self.source = first if len(paths) == 1 else f"{first} and {len(paths) - 1} more"
         files, left_out = [], 0
         for path in paths:
             require_readable(path)
             inside = sorted(path.rglob("*")) if path.is_dir() else []
             inside = [f for f in inside if not any(p.startswith(".") for p in f.relative_to(path).parts)]
-            taken = [f for f in inside if f.is_file() and kind(f) and f != besides]
+            taken = [f for f in inside if f.is_file() and kind(f) and not _same(f, besides)]
             left_out += sum(not f.is_dir() for f in inside) - len(taken)
             files += taken if path.is_dir() else [path]
         if left_out:
@@ -86,6 +97,7 @@ class Files:
         ]
         self.size = sum(s.st_size for s in stats)
         self._done, self._file = 0, None  # bytes of the files before, and the one that is open
+        self._row = 0  # the last of the open file that was read
 
     @property
     def position(self) -> int:
@@ -96,14 +108,14 @@ class Files:
         """The documents of all files."""
         self._done = 0
         for path in self.files:
+            self._row = 0
             try:
                 with open(path, "rb") as self._file:
                     yield from self._read(path)
             except UserError:
                 raise
             except Exception as error:  # zlib, zstandard, csv, json, pyarrow: each has types of its own
-                why = f"{type(error).__name__}: {first_line(error)}"
-                raise UserError(f"cannot read {path} ({why}): it is damaged, or not what its name says") from error
+                raise _unreadable(path, self._row, error) from error
             self._done += path.stat().st_size
 
     def _read(self, path):
@@ -111,15 +123,16 @@ class Files:
         if kind(path) == ".parquet":
             rows = self._parquet_rows(path, chunks)
         elif kind(path) == ".csv":
-            rows = csv.DictReader(_lines(_decoded(path, chunks)))
+            rows = csv.DictReader(_lines(_decoded(path, chunks)), strict=True)
         elif kind(path) in (".json", ".jsonl"):
             rows = _json_values(_decoded(path, chunks))
         else:
             yield from (_paragraphs if self.paragraphs else _whole)(_decoded(path, chunks))
             return
-        csv.field_size_limit(sys.maxsize)
+        csv.field_size_limit(LONGEST_VALUE)
         for number, row in enumerate(rows, start=1):
             yield self._text(row, f"row {number:,} of {path}"), True
+            self._row = number
 
     def _text(self, row, where):
         if not isinstance(row, dict):
@@ -150,6 +163,18 @@ class Files:
                 yield from batch.to_pylist()
 
 
+def _unreadable(path, row, error):
+    """What to say if a file cannot be read after so many of its rows."""
+    if isinstance(error, ImportError):
+        return UserError(f"cannot read {path} without the package {error.name}: pip install {error.name}")
+    if isinstance(error, OSError) and error.strerror:  # gzip's own have none
+        return UserError(f"cannot read {path}: {error.strerror}")
+    # where a JSON error is counted from the value, not from the beginning of the file
+    why = error.msg if isinstance(error, json.JSONDecodeError) else first_line(error)
+    place = f"after row {row:,} of {path}" if row else f"{path}"
+    return UserError(f"cannot read {place} ({type(error).__name__}: {why}): it is damaged, or not what its name says")
+
+
 class Hub:
     """A data set of Hugging Face's Hub as a corpus: what `datasets` loads with `options`.
 
@@ -164,10 +189,12 @@ class Hub:
         """The documents: the column `text`."""
         import datasets
 
+        self.position = 0
         try:
             dataset = datasets.load_dataset(split="train", streaming=self.streaming, **self.options)
             for rows in dataset.select_columns("text").iter(batch_size=1000):
                 for text in rows["text"]:
+                    self.position += len(text.encode())
                     yield text, True
         except Exception as error:  # `datasets` wraps a lost connection in types of its own
             cause = error.__cause__ or error
@@ -194,7 +221,7 @@ class Halves:
         for text, _ in self.whole.fragments():
             if 0 <= left <= len(text):
                 yield text[:left], True
-                text, left = text[left:], 0
+                text, left = text[left:], -1
             yield text, False
             left -= len(text)
         yield "", True
@@ -218,7 +245,7 @@ def _unpacked_zst(file):
     frame = None
     while chunk := file.read(CHUNK // 8):  # packed tightly, it can be many times as long
         while chunk:
-            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            frame = frame or zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()  # zstd --long=31
             yield frame.decompress(chunk)
             chunk, frame = frame.unused_data, None if frame.eof else frame
     if frame:
@@ -229,13 +256,14 @@ def _decoded(path, chunks):
     """The text of chunks of UTF-8."""
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
     before = 0
-    for chunk in itertools.chain(chunks, [b""]):
+    for chunk in itertools.chain(chunks, [None]):  # not b"", which a frame without content gives too
+        raw = chunk or b""
         try:
-            yield decoder.decode(chunk, final=not chunk)
+            yield decoder.decode(raw, final=chunk is None)
         except UnicodeDecodeError as error:
-            at = before + len(chunk) - len(error.object) + error.start  # the decoder may have held bytes back
+            at = before + len(raw) - len(error.object) + error.start  # the decoder may have held bytes back
             raise UserError(f"{path} is not UTF-8 text: {error.reason} at byte {at:,}. Convert it to UTF-8") from error
-        before += len(chunk)
+        before += len(raw)
 
 
 def _whole(blocks):

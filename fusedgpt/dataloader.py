@@ -65,10 +65,11 @@ class DataLoader:
         """Batches of this rank's part of `windows` fixed, non-overlapping windows, spread evenly over `split`.
 
         The windows are the same for every world size; a short split gives as many as it has. With `windows` 0, every
-        token but the first is a target, once. Every batch is (B, T): targets of -1 fill it up, and do not count.
+        token but the first is a target, once. Every batch is (B, T): targets of -1 fill it up, and do not count. Every
+        rank has as many batches, if need be without a target, because the ranks may need each other to compute one.
         """
         starts = self._evaluation_starts(split, windows)
-        for first in range(0, len(starts), self.batch_size):
+        for first in range(0, self._batches_a_rank(split, windows) * self.batch_size, self.batch_size):
             some = starts[first : first + self.batch_size]
             x, y = self._batch(split, some)
             for row in np.flatnonzero(some % self.block_size):  # the last window, moved back to end with the split
@@ -77,20 +78,24 @@ class DataLoader:
 
     def evaluation_batches(self, windows: int) -> int:
         """How many batches `evaluation` has for this rank, over both splits."""
-        return sum(-(-len(self._evaluation_starts(split, windows)) // self.batch_size) for split in self.files)
+        return sum(self._batches_a_rank(split, windows) for split in self.files)
 
-    def _evaluation_starts(self, split, windows):
+    def _batches_a_rank(self, split, windows):
+        most = len(self._evaluation_starts(split, windows, rank=0))
+        return -(-most // self.batch_size)
+
+    def _evaluation_starts(self, split, windows, rank=None):
         last = len(self.files[split]) - 1
         fit, rest = divmod(last, self.block_size)
         chosen = min(windows or fit, fit)
         starts = np.arange(chosen) * fit // chosen * self.block_size
         if rest and not windows:
             starts = np.append(starts, last - self.block_size)
-        return starts[self.rank :: self.world]
+        return starts[self.rank if rank is None else rank :: self.world]
 
     def _batch(self, split, starts):
         T = self.block_size
-        ids = np.stack([self.files[split].window(int(start), T + 1) for start in starts])
+        ids = np.array([self.files[split].window(int(start), T + 1) for start in starts], np.int64).reshape(-1, T + 1)
         x, y = torch.from_numpy(ids[:, :-1].copy()), torch.from_numpy(ids[:, 1:].copy())
         if len(starts) < self.batch_size:
             missing = self.batch_size - len(starts)

@@ -31,6 +31,8 @@ class Ranks:
     rank: int = 0
     local_rank: int | None = None  # None: not started by torchrun
     world: int = 1
+    shards: int = 1  # ranks that hold a copy of the model together; with more than 1, a forward needs all of them
+    timeout: float = 300.0  # seconds after which a rank that waits for another gives up
 
     @property
     def main(self) -> bool:
@@ -50,7 +52,7 @@ class Ranks:
         """Each of `values` added up over the ranks, in float64. On GPUs over nccl, it does not wait for the device."""
         if self.world > 1:
             values = values.double()
-            with _others_needed("adding up over the processes"):
+            with others_needed("adding up over the processes"):
                 distributed.all_reduce(values)
         return values
 
@@ -58,7 +60,7 @@ class Ranks:
         """Rank 0's `value`, on every rank."""
         box = [value]
         if self.world > 1:
-            with _others_needed("hearing what rank 0 chose"):
+            with others_needed("hearing what rank 0 chose"):
                 distributed.broadcast_object_list(box)
         return box[0]
 
@@ -66,16 +68,26 @@ class Ranks:
         """The `value` of each rank, on every rank."""
         values = [value] * self.world
         if self.world > 1:
-            with _others_needed("comparing what each process has"):
+            with others_needed("comparing what each process has"):
                 distributed.all_gather_object(values, value)
         return values
 
 
-def ranks() -> Ranks:
-    """This process's place, from the environment variables that torchrun sets."""
+def ranks(parallel: str = "ddp", shard_size: int | None = None, timeout: float = 300.0) -> Ranks:
+    """This process's place, from the environment variables that torchrun sets, and from three settings.
+
+    Raises UserError if the processes cannot be divided into groups of `shard_size`.
+    """
     if "RANK" not in os.environ:
         return Ranks()
-    return Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
+    rank, local_rank, world = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    shards = (shard_size or world) if parallel == "fsdp" and world > 1 else 1
+    if world % shards:
+        raise UserError(
+            f"shard_size={shards} does not divide {world} processes: give a divisor, such as the GPUs of a node, or"
+            " --shard_size=None, to share each weight among all"
+        )
+    return Ranks(rank, local_rank, world, shards, timeout)
 
 
 def launch() -> dict | None:
@@ -97,7 +109,7 @@ def restarted() -> bool:
 
 
 @contextlib.contextmanager
-def _others_needed(doing: str) -> Iterator[None]:
+def others_needed(doing: str) -> Iterator[None]:
     """A context that needs all ranks. Raises UserError, one sentence for PyTorch's traceback, if another is gone."""
     try:
         yield
@@ -143,7 +155,7 @@ def join(ranks: Ranks, backend: str, device: torch.device, timeout: float = 300)
     if ranks.world == 1:
         return
     limit = datetime.timedelta(seconds=timeout)
-    with _others_needed("connecting to the other processes"):
+    with others_needed("connecting to the other processes"):
         store, _, _ = next(distributed.rendezvous("env://", ranks.rank, ranks.world, timeout=limit))
         store.set_timeout(limit)
         store = distributed.PrefixStore(_roll_call(store, ranks, timeout), store)
@@ -156,17 +168,18 @@ def join(ranks: Ranks, backend: str, device: torch.device, timeout: float = 300)
 def require_same_weights(model: torch.nn.Module, ranks: Ranks, iteration: int) -> None:
     """Raise UserError if the ranks do not hold the same weights, which they have to after every step.
 
-    Compares the sum of the bits of each weight, read as integers.
+    Compares the sum of the bits of each weight, read as integers; of a divided model, of the parts that have a copy.
     """
-    if ranks.world == 1:
+    if ranks.world == ranks.shards:
         return
-    sums = [p.detach().view(torch.int32).sum() for p in model.parameters()]
+    sums = [local(p.detach()).view(torch.int32).sum() for p in model.parameters()]
     each = ranks.gather(torch.stack(sums).tolist())
-    different = [rank for rank, sums in enumerate(each) if sums != each[0]]
+    different = [rank for rank, sums in enumerate(each) if sums != each[rank % ranks.shards]]
     if different:
-        names = [name for n, (name, _) in enumerate(model.named_parameters()) if len({sums[n] for sums in each}) > 1]
+        bad, good = different[0], different[0] % ranks.shards
+        names = [name for n, (name, _) in enumerate(model.named_parameters()) if each[bad][n] != each[good][n]]
         raise UserError(
-            f"after {iteration} steps, rank {different[0]} no longer has the weights of rank 0 ({len(names)} differ,"
+            f"after {iteration} steps, rank {bad} no longer has the weights of rank {good} ({len(names)} differ,"
             f" such as {names[0]}): a device or its memory computes wrongly. Take that machine away and resume from the"
             " last checkpoint"
         )
@@ -175,18 +188,32 @@ def require_same_weights(model: torch.nn.Module, ranks: Ranks, iteration: int) -
 def leave(ranks: Ranks) -> None:
     """Disconnect from the other ranks, at the end of a run that went well."""
     if ranks.world > 1:
-        with _others_needed("the end of the run"):
+        with others_needed("the end of the run"):
             distributed.barrier()  # ending the group with a message still under way can hang gloo's thread
         distributed.destroy_process_group()
 
 
-def wrap(model: torch.nn.Module, ranks: Ranks, device: torch.device) -> torch.nn.Module:
-    """`model` such that each backward averages its gradients over the ranks (DDP)."""
+def parallelize(
+    model: Any, ranks: Ranks, device: torch.device, dtype: torch.dtype, compiled: bool, seed: int
+) -> torch.nn.Module:
+    """A GPT, `compiled` or not, such that each backward averages its gradients over the ranks.
+
+    Every rank has a copy of the model (DDP), or a part of it (FSDP) if `ranks.shards` is more than 1; `dtype` and
+    `seed` as sharding.shard takes them.
+    """
+    if ranks.shards > 1:
+        from fusedgpt import sharding  # takes a second
+
+        with others_needed("dividing the model"):
+            sharding.shard(model, ranks.shards, ranks.world // ranks.shards, device, dtype, compiled, seed)
+        return model
+    if compiled:
+        model.compile()  # at its first call: the graph is cut at DDP's gradient buckets
     if ranks.world == 1:
         return model
     devices = [device.index] if device.type == "cuda" else None
     # bucket views: gradients live in the buffers that are sent, so that there is no second copy of them
-    with _others_needed("comparing the weights"):
+    with others_needed("comparing the weights"):
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB)
 
 
@@ -195,6 +222,38 @@ def gradient_sync(model: torch.nn.Module, enabled: bool) -> contextlib.AbstractC
 
     Only the last micro-step of a step has to: the gradients of the earlier ones add up on their own rank.
     """
+    if is_shared(model):
+        model.set_requires_gradient_sync(enabled)
+        return others_needed("gathering weights and averaging gradients")
     if not isinstance(model, DistributedDataParallel):
         return contextlib.nullcontext()
-    return _others_needed("averaging the gradients") if enabled else model.no_sync()
+    return others_needed("averaging the gradients") if enabled else model.no_sync()
+
+
+def finite_weights(model: torch.nn.Module) -> bool:
+    """Whether all weights are finite, those that other ranks hold included."""
+    sums = torch.stack([local(p.detach()).sum() for p in model.parameters()])
+    bad = (~sums.isfinite()).any().float()
+    if is_shared(model):
+        with others_needed("looking at the weights"):
+            distributed.all_reduce(bad)
+    return not bad
+
+
+def gradient_norm(model: torch.nn.Module) -> Tensor:
+    """The norm of the gradient of all parameters, on the device; of a divided model, of all its parts together."""
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    if is_shared(model):
+        with others_needed("adding up the gradient's norm"):
+            norm = norm.full_tensor()
+    return norm
+
+
+def is_shared(model: torch.nn.Module) -> bool:
+    """Whether ranks share `model`, so that a forward needs all of them."""
+    return hasattr(model, "set_requires_gradient_sync")  # FSDPModule's, which takes a second to import
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor that may be divided."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

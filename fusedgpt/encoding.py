@@ -1,6 +1,7 @@
 """A corpus as token ids on the disk: all cores, flat memory, and an interrupted run goes on where it stopped.
 
-Text is tokenized in pieces. tiktoken and `tokenizers` work outside of Python's lock, so threads are enough.
+Text is tokenized in pieces. tiktoken and `tokenizers` work outside of Python's lock, so threads are enough, if tiktoken
+gets a whole batch in one call and each thread has a BPE of its own.
 """
 
 import collections
@@ -23,10 +24,10 @@ from fusedgpt.tokenizer import Tokenizer
 
 PIECE = 2**16  # characters of a text that are tokenized at once: `tokenizers` needs hundreds of bytes for each
 BATCH = 2**20  # characters that a core gets at a time
-LONGEST_PIECE = 2**24  # a text without a place to cut is cut here
-# After such a line end a new token begins: the patterns of GPT-2 and its successors join a line end to what is before
-# it, or to white space around it, but never to a letter or a digit.
-PLACE_TO_CUT = re.compile(r"\n(?<=\S\n)(?=[^\W_])")
+LONGEST_PIECE = 2**20  # a text without a place to cut is cut here
+# The patterns of GPT-2 and its successors begin a new token after a line end that stands between something and a letter
+# or a digit, and after a letter or a digit if a space and another, or a mark of Chinese and Japanese, follows.
+PLACE_TO_CUT = re.compile(r"\n(?<=\S\n)(?=[^\W_])|(?<=[^\W_])(?= [^\W_]|[、。，])")
 SECONDS_BETWEEN_LINES = 30
 
 Piece = tuple[str, bool]  # a text, and whether it ends a document
@@ -102,28 +103,26 @@ def watched(items: Iterable, corpus, doing: str) -> Iterator:
 
 def _encode(tokenizer, end_of_text, dtype, batch):
     """The ids of a batch as one array, and after how many of them documents end."""
-    end = np.array([] if end_of_text is None else [end_of_text], dtype)
-    arrays, ends, count = [], [], 0
-    for text, last in batch:
-        arrays.append(tokenizer.encode_text(text).astype(dtype))
-        count += len(arrays[-1])
-        if last:
-            arrays.append(end)
-            count += len(end)
-            ends.append(count)
-    return np.concatenate(arrays), np.array(ends, np.int64)
+    texts, last = zip(*batch)
+    ids, ends = tokenizer.encode_texts(texts)
+    ids, ends = ids.astype(dtype), ends[np.array(last)]
+    if end_of_text is None:
+        return ids, ends
+    return np.insert(ids, ends, end_of_text), ends + np.arange(1, len(ends) + 1)
 
 
 class Encoded:
     """The ids of a corpus and where its documents end, in a folder that is removed once the bins are written.
 
-    `job` says what is tokenized and how: what an interrupted run of the same job left is continued, all else removed.
+    `job` says what is tokenized and how: what an interrupted run of the same job left is continued, if it cut the text
+    in the same way, and all else is removed.
     A step adds to the files `ids` and `ends`, then to `steps.jsonl`, the first line of which has the job and `meta`,
     that of the tokenizer (None: not known yet).
     """
 
-    def __init__(self, folder: pathlib.Path, job: dict):
-        self.folder, self.job, self.meta = folder, job, None
+    def __init__(self, folder: pathlib.Path, job: list):
+        self.folder, self.meta = folder, None
+        self.job = job = [*job, PIECE, BATCH, LONGEST_PIECE, PLACE_TO_CUT.pattern]  # a run goes on after some batches
         steps = read_jsonl(folder / "steps.jsonl") if (folder / "steps.jsonl").is_file() else []
         if steps and steps[0].get("job") == job:
             self._set(steps[0]["meta"], steps[-1])
@@ -131,6 +130,8 @@ class Encoded:
             if all(self._size(name) >= size for name, size in zip(("ids", "ends"), sizes)):
                 return
         self.meta = None
+        if steps and (dropped := steps[-1].get("tokens")):
+            print(f"starting anew: {dropped:,} tokens of an interrupted run, with other text or options, are dropped")
         for name in ("ids", "ends", "steps.jsonl"):
             (folder / name).unlink(missing_ok=True)
 
@@ -148,11 +149,12 @@ class Encoded:
         self._write_step(start)
 
     def fill(self, corpus, max_tokens: int | None = None) -> None:
-        """Tokenize what is missing of `corpus`, or of its first documents that have `max_tokens`.
+        """Tokenize what is missing of `corpus`, or of its first documents that have `max_tokens`, and a little more.
 
         Raises UserError if the disk is full; what is there then is kept.
         """
-        if self.state["complete"]:
+        enough = math.inf if max_tokens is None else max_tokens
+        if self.state["complete"] or (self.state["documents"] and self.ends()[-1] >= enough):
             return
         if done := self.state["batches"]:
             print(f"continuing after {self.state['tokens']:,} tokens of an interrupted run")
@@ -162,12 +164,10 @@ class Encoded:
         encode = functools.partial(_encode, tokenizer, self.meta.get("end_of_text"), self.dtype)
         with contextlib.closing(on_all_cores(encode, todo)) as encoded:
             for ids, ends in watched(encoded, corpus, "tokenizing"):
-                missing = math.inf if max_tokens is None else max_tokens - self.state["tokens"]
-                if len(ends) and ends[-1] >= missing:
-                    stop = ends[np.searchsorted(ends, missing)]
-                    self._add(ids[:stop], ends[ends <= stop], complete=True)
-                    return
+                last = self.state["tokens"] + ends[-1] if len(ends) else 0
                 self._add(ids, ends)
+                if last >= enough:
+                    return
         self._add(np.array([], self.dtype), np.array([], np.int64), complete=True)
 
     def _add(self, ids, ends, complete=False):
@@ -199,14 +199,15 @@ class Encoded:
         except OSError as error:
             raise cannot_write(self.folder / "steps.jsonl", error) from error
 
-    def ends(self) -> np.ndarray:
-        """After how many ids each document ends, int64."""
-        return np.fromfile(self.folder / "ends", np.int64, self.state["documents"])
+    def ends(self, max_tokens: int | None = None) -> np.ndarray:
+        """After how many ids each document ends, int64, up to the document with which there are `max_tokens`."""
+        ends = np.fromfile(self.folder / "ends", np.int64, self.state["documents"])
+        return ends if max_tokens is None else ends[: np.searchsorted(ends, max_tokens) + 1]
 
     def read(self, ranges: np.ndarray) -> Iterator[np.ndarray]:
         """The ids of `ranges`, an array of (start, stop), piece by piece."""
         with open(self.folder / "ids", "rb") as file:
-            for start, stop in ranges.tolist():
+            for start, stop in map(np.ndarray.tolist, ranges):  # a list of them all would take 1 GB for OpenWebText
                 file.seek(start * self.dtype.itemsize)
                 for at in range(start, stop, BATCH):
                     yield np.fromfile(file, self.dtype, min(BATCH, stop - at))

@@ -60,5 +60,6 @@ def one_sentence() -> Iterator[None]:
             raise
         sys.exit(
             "error: out of memory. Halve --batch_size (and double --gradient_accumulation_steps: the step stays the"
-            f" same), or take a fused --attention. PyTorch said: {error!s:.200}"
+            " same), take a fused --attention or --recompute=block, or share the model among processes with"
+            f" --parallel=fsdp. PyTorch said: {error!s:.200}"
         )

@@ -8,23 +8,27 @@ import torch
 from torch import Tensor
 
 from fusedgpt.dataloader import DataLoader
-from fusedgpt.distributed import Ranks
+from fusedgpt.distributed import Ranks, others_needed
 from fusedgpt.errors import UserError
 from fusedgpt.tokenizer import Tokenizer
 
 
-def token_bytes(meta: dict, ranks: Ranks, device: torch.device) -> Tensor | None:
+def token_bytes(
+    meta: dict, ranks: Ranks, device: torch.device, status: Callable[[str], None], say: Callable[[str], None]
+) -> Tensor | None:
     """The bytes of the text of each id of the data, and at the end a 0; None if its tokenizer cannot be had here.
 
-    With them a loss can be told in bits per byte, in which runs of different tokenizers can be compared.
+    With them a loss can be told in bits per byte, in which runs of different tokenizers can be compared. status: told
+    what is being done. say: told why there are none.
     """
     sizes = None
     if ranks.main:
+        status("loading the tokenizer")  # which tiktoken may have to download
         try:
             known = Tokenizer(meta).byte_lengths()[: meta["vocab_size"]]
             sizes = np.pad(known, (0, meta["vocab_size"] + 1 - len(known)))
-        except UserError:  # no itos, or BPE files that are not here
-            pass
+        except UserError as error:  # no itos, or BPE files that are not here
+            say(f"evaluations have no bits per byte: {error}")
     sizes = ranks.broadcast(sizes)
     return None if sizes is None else torch.from_numpy(sizes).to(device)
 
@@ -48,20 +52,22 @@ def evaluate(
     losses = {}
     done, of = 0, loader.evaluation_batches(windows)
     for split in ("train", "val"):
-        sums = [torch.zeros(3, device=loader.device)]  # a rank may have no window
+        sums = [torch.zeros(3, device=loader.device)]  # a signal may come before the first batch
         for x, y in loader.evaluation(split, windows):
-            if stopped_by:
+            if stopped_by and ranks.shards == 1:  # otherwise the others need this rank until they have stopped too
                 break
             status(f"evaluating, batch {(done := done + 1)} of {of}")
-            with cast:
+            with cast, others_needed("evaluating"):  # ranks that share the model compute together
                 _, loss = model(x, y, logits=False)
             count = (y >= 0).sum()
             size = count if token_bytes is None else token_bytes[y].sum()  # y of -1 takes the last, 0
             # stays on the device: reading it here would wait for each batch
-            sums.append(torch.stack((loss.float() * count, count, size)))
+            # a batch without a target has no mean
+            sums.append(torch.stack((torch.where(count > 0, loss.float() * count, 0.0), count, size)))
         here = map(sum, zip(*torch.stack(sums).tolist()))
         total, count, size, stop = map(sum, zip(*ranks.gather([*here, len(stopped_by)])))
         if stop:
+            model.train()
             return None
         losses[f"{split}_loss"] = total / count
         if token_bytes is not None and size:

@@ -19,14 +19,15 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def atomic(path: str | os.PathLike, mode: str = "wb") -> Iterator[IO]:
+def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterator[IO]:
     """Open a file for writing that gets its name `path` only once it is complete and on the disk.
 
     If the process is killed, `path` keeps its old content; the next write replaces the temporary file that was left.
+    aside: part of that file's name, so that two processes that write the same `path` do not share it.
     Raises UserError if the disk is full or cannot be written.
     """
     path = pathlib.Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}{aside}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:

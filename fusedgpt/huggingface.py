@@ -11,14 +11,17 @@ from fusedgpt.errors import UserError, first_line
 from fusedgpt.settings import PRETRAINED
 from fusedgpt.tokenizer import END_OF_TEXT, GPT2, Tokenizer, byte_characters, tiktoken_bpe
 
+BYTES = byte_characters()
 ONE_CHARACTER = r"[\s\S]"  # a dot would leave out line ends
 
 
 def tokenizer(meta: dict, max_length: int) -> Any:
     """The tokenizer that `meta` describes, as a PreTrainedTokenizerFast for contexts of `max_length` tokens.
 
-    Its ids are those of Tokenizer.encode. A character that a `char` tokenizer does not know is an error there too:
-    there is no id to put in its place. Raises UserError if the tokenizer is unknown, or cannot be loaded.
+    Its ids are those of Tokenizer.encode: of the special tokens only the one that ends a text is an id, all others are
+    text. It goes by its name, which is <|endoftext|> but in some tokenizer.json from elsewhere. A character that a
+    `char` tokenizer does not know is an error there too: there is no id to put in its place. Raises UserError if the
+    tokenizer is unknown, or cannot be loaded.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -36,20 +39,20 @@ def tokenizer(meta: dict, max_length: int) -> Any:
 
 
 def _of_bytes(ours):
-    return _byte_level(ours, special={} if ours.end_of_text is None else {END_OF_TEXT: ours.end_of_text})
+    return _byte_level(ours)
 
 
 def _of_tiktoken(ours):
     from tokenizers import Regex, pre_tokenizers
 
     bpe = tiktoken_bpe(ours.kind)
-    special = {text: bpe.encode_single_token(text) for text in bpe.special_tokens_set}
-    ranks = {token: id for id, token in enumerate(ours.tokens) if token is not None and id not in special.values()}
+    special = {bpe.encode_single_token(text) for text in bpe.special_tokens_set}
+    ranks = {token: id for id, token in enumerate(ours.tokens) if token is not None and id not in special}
     # {1,3}+ is possessive in tiktoken's regular expressions, but a repetition of {1,3} in those of `tokenizers`. It
     # ends an alternative in cl100k_base, and there possessive or not is the same
     pattern = re.sub(r"(\{\d+,\d+\})\+", r"\1", bpe._pat_str)
     split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    return _byte_level(ours, special, [_last_merge(token, ranks) for token in ranks if len(token) > 1], [split])
+    return _byte_level(ours, [_last_merge(token, ranks) for token in ranks if len(token) > 1], [split])
 
 
 def _last_merge(token, ranks):
@@ -61,26 +64,25 @@ def _last_merge(token, ranks):
     return parts
 
 
-def _byte_level(ours, special, merges=(), splits=()):
-    """A byte-level BPE of the tokens of `ours`, of which `special` is never made of text."""
+def _byte_level(ours, merges=(), splits=()):
+    """A byte-level BPE of the tokens of `ours`: one ends a text, and those that no merge makes are in no text."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
-    byte = byte_characters()
-
-    def name(token):
-        return "".join(byte[b] for b in token)
-
-    ids = special | {
-        name(token): id for id, token in enumerate(ours.tokens) if token is not None and id not in special.values()
-    }
+    ids = {_name(token): id for id, token in enumerate(ours.tokens) if token is not None}
     # ignore_merges: a word that is a token is that token, as in tiktoken, even if no merge leads there
-    built = tokenizers.Tokenizer(models.BPE(ids, [tuple(map(name, pair)) for pair in merges], ignore_merges=True))
+    built = tokenizers.Tokenizer(models.BPE(ids, [tuple(map(_name, pair)) for pair in merges], ignore_merges=True))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     built.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
     built.decoder = decoders.ByteLevel()
-    built.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in special])
+    if ours.end_of_text is not None:
+        built.add_special_tokens([tokenizers.AddedToken(END_OF_TEXT, special=True, normalized=False)])
     return built
+
+
+def _name(token):
+    """The bytes of a token as a byte-level BPE writes them."""
+    return "".join(BYTES[byte] for byte in token)
 
 
 def _of_characters(ours):
@@ -95,12 +97,21 @@ def _of_characters(ours):
 
 
 def _of_json(ours):
-    """The tokenizer.json without what Tokenizer.encode leaves out: truncation, padding, and ids put around a text."""
+    """The tokenizer.json without what Tokenizer.encode leaves out: truncation, padding, and ids put around a text.
+
+    Of its special tokens, those that do not end a text keep their ids but become tokens that no text has.
+    """
     import tokenizers
 
     ours.encode_text("")  # raises UserError if it is damaged
-    left_out = dict.fromkeys(("truncation", "padding", "post_processor"))
-    return tokenizers.Tokenizer.from_str(json.dumps(ours.meta["tokenizer_json"] | left_out))
+    content = ours.meta["tokenizer_json"] | dict.fromkeys(("truncation", "padding", "post_processor"))
+    added, model = content.get("added_tokens") or [], content["model"]
+    if isinstance(model["vocab"], dict):
+        kept = [each for each in added if not each["special"] or each["id"] == ours.end_of_text]
+        names = {each["id"]: each["content"] if each in kept else _name(each["content"].encode()) for each in added}
+        others = {name: id for name, id in model["vocab"].items() if id not in names}
+        content |= {"added_tokens": kept, "model": model | {"vocab": others | {names[id]: id for id in names}}}
+    return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
 def read_meta(name: str) -> dict:

@@ -13,7 +13,7 @@ import time
 from tqdm import tqdm
 
 from fusedgpt import run_folder, run_report, trackers
-from fusedgpt.errors import UserError
+from fusedgpt.errors import UserError, first_line
 from fusedgpt.files import Lines, atomic, json_line
 from fusedgpt.metrics import read_metrics
 
@@ -38,12 +38,13 @@ class Logger:
     def __init__(self, main: bool):
         self.main = main
         self.lines, self.trackers = None, []
+        self.prompts = {}  # the number of each prompt that had a sample
         self.refused = ""  # why the last line of metrics.jsonl could not be written, if it could not
         self.quiet = not main or not sys.stderr.isatty()  # no bar
         self.bar = tqdm(disable=self.quiet, leave=False, bar_format="{desc}")
         self.drawn = 0.0  # when the bar got its text
         self.report_due = 0.0  # when report.html may be written again
-        self.reporter = None  # the process that writes that of a long run
+        self.reporter, self.reporter_began = None, 0.0  # the process that writes that of a long run
 
     def open(self, out_dir: pathlib.Path, start: int, record: dict) -> None:
         """Open metrics.jsonl, run.json, trackers and the bar at iteration `start`.
@@ -84,34 +85,45 @@ class Logger:
 
     def _write_report(self, running):
         began = time.monotonic()
-        if self.lines.path.exists() and self.lines.path.stat().st_size > READ_HERE:
-            self._write_report_apart(running)
-        else:
-            try:
-                run_report.write(self.out_dir, running)
-            except UserError as error:  # a full disk: metrics.jsonl, which matters more, says so too
-                self.say(f"NOT WRITTEN: {error}")
-        took = time.monotonic() - began
-        self.report_due = began + took / SHARE_OF_REPORTS
+        try:
+            if self.lines.path.exists() and self.lines.path.stat().st_size > READ_HERE:
+                self._write_report_apart(running)
+                return
+            run_report.write(self.out_dir, running)
+        except (OSError, UserError) as error:  # a full disk, or no more processes: what matters more says so too
+            self.say(f"NOT WRITTEN: report.html: {error}")
+        self._report_ended(began)
+
+    def _report_ended(self, began):
+        self.report_due = began + (time.monotonic() - began) / SHARE_OF_REPORTS
 
     def _write_report_apart(self, running):
         """In a process of its own: to read a long run takes memory, which this process would keep."""
-        if self.reporter and self.reporter.poll() is None:
-            if running:
-                return  # it is still at the last one
+        if self.reporter:  # the run ends while it is at the last one
             self.reporter.wait()
         command = [sys.executable, "-m", "fusedgpt.run_report", self.out_dir.resolve(), str(running)]
-        path = {"PYTHONPATH": str(run_report.TEMPLATE.parents[1])}
+        path = [str(run_report.TEMPLATE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+        self.reporter_began, self.report_due = time.monotonic(), math.inf  # not before it has ended
         # spawned, not forked: no pipe is opened, and a large process is not copied; Python's files are not inherited
-        self.reporter = subprocess.Popen(command, env=os.environ | path, close_fds=False)
+        self.reporter = subprocess.Popen(command, env=environment, close_fds=False)
         if not running:
             self.reporter.wait()
+
+    def _look_after_reporter(self):
+        if self.reporter and self.reporter.poll() is not None:
+            self._report_ended(self.reporter_began)
+            self.reporter = None
 
     def announce(self, record: dict, why_eager: str) -> None:
         """Say what is about to run. why_eager: why the model is not compiled, if there is a reason to give."""
         r, s = record, record["settings"]
         batch = f"{s['gradient_accumulation_steps']} micro-batches x {s['batch_size']} x {s['block_size']}"
         self.say(f"tokens per iteration: {r['tokens_per_step']:,} = {batch}, on {r['world_size']} process(es)")
+        if s["parallel"] == "fsdp" and r["world_size"] == 1:
+            self.say("parallel=fsdp shares nothing on one process: it holds the whole model")
+        elif s["parallel"] == "fsdp":
+            self.say(f"parallel: fsdp, a copy of the model on each {s['shard_size'] or r['world_size']} processes")
         ids, rows = r["model"]["vocab_size"], r["padded_vocab_size"]
         vocab = f"vocabulary {ids}, {f'padded to {rows}' if rows > ids else 'not padded'}"
         without = f"{r['parameters_without_positions']:,} without positions"
@@ -173,6 +185,8 @@ class Logger:
     def sample(self, iteration: int, prompt: str, text: str) -> None:
         """Log a sample, and say how it begins."""
         self._write("sample", {"iter": iteration, "prompt": prompt, "text": text})
+        number = self.prompts.setdefault(prompt, 1 + len(self.prompts))  # a prompt may be no name, as a line end
+        self._tell("text", f"sample/{number}", prompt + text, iteration)
         self.say(f"step {iteration}: sample {(prompt + text)[:SHOWN]!r}")
 
     def times(self, times: dict[str, float]) -> None:
@@ -183,11 +197,7 @@ class Logger:
     def _write(self, kind, metrics):
         if not self.lines:
             return
-        for tracker in self.trackers:
-            if kind == "sample":
-                tracker.text(f"sample/{metrics['prompt']}", metrics["prompt"] + metrics["text"], metrics["iter"])
-            else:
-                tracker.log(trackers.names(metrics), metrics["iter"])
+        self._look_after_reporter()
         before = self.refused
         try:
             self.lines.add(json_line({"kind": kind, **metrics}))
@@ -199,12 +209,22 @@ class Logger:
             self.say(f"NOT WRITTEN: {self.lines.path}: {self.refused}; {waiting}, training goes on and tries again")
         elif before and not self.refused:
             self.say(f"{self.lines.path} can be written again: nothing is missing")
+        if kind != "sample":
+            self._tell("log", trackers.names(metrics), metrics["iter"])
+
+    def _tell(self, method, *args):
+        """Call a method of each tracker. One that fails is dropped: training does not depend on it."""
+        for tracker in [*self.trackers]:
+            try:
+                getattr(tracker, method)(*args)
+            except Exception as error:  # wandb and TensorBoard raise whatever ended the thread that writes
+                self.trackers.remove(tracker)
+                why = f"{type(error).__name__}: {first_line(error)}"
+                self.say(f"NOT LOGGED to {type(tracker).__name__}: {why}; the run goes on without it")
 
     def close(self) -> None:
         """Close whatever was opened. Raises UserError if the last lines of metrics.jsonl, or run.json, are lost."""
         self.bar.close()
-        for tracker in self.trackers:
-            tracker.close()
         if self.lines:
             try:
                 self.lines.flush()
@@ -214,3 +234,4 @@ class Logger:
                 raise UserError(f"the last lines of {self.lines.path} are lost: {error}") from error
             finally:
                 self.lines.close()
+                self._tell("close")  # last: it may wait for a network

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import dataclasses
 import itertools
 import os
 import statistics
@@ -11,28 +12,32 @@ from typing import Any
 
 import torch
 
-from fusedgpt import timing
+from fusedgpt import scale, timing
+from fusedgpt.device import dtype_name
 from fusedgpt.errors import UserError
 from fusedgpt.generate import cache_dtype
 from fusedgpt.profiler import profile
 
-TRAINED = 16  # bytes a parameter: weight, gradient and AdamW's two moments, in float32
 LAYER = 20_000  # bytes of Python objects in a layer; PyTorch 2.13 on Python 3.11 takes 29,000 to 33,000
 
 
-def keep_freed_memory() -> None:
-    """Let the process keep the memory that it frees for its next allocation (glibc only).
+def keep_freed_memory(keep: bool) -> None:
+    """Let the process keep the memory that it frees for its next allocation, or return it (glibc only).
 
     By default glibc returns every large block to the kernel, and a training step on a CPU frees and allocates
     gigabytes: the kernel has to clear each page again. A step of GPT-2 124M on 1 x 1024 tokens took 3.70 s of CPU time
     that way and 3.03 with this call, for 11 % more memory (in float32 55 %); a compiled one, on another day, 1722 ms
-    and 1532.
+    and 1532. If ranks share the model, memory is what they are short of: with what is freed returned at once, a rank of
+    two that train 99M parameters holds 1.5 GB at its peak, and 2.9 as glibc does by default.
     """
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # a C library other than glibc
             mallopt = ctypes.CDLL(None).mallopt
-            mallopt(-4, 0)  # M_MMAP_MAX: never give a large allocation a mapping of its own
-            mallopt(-1, -1)  # M_TRIM_THRESHOLD: never shrink the heap
+            if keep:
+                mallopt(-4, 0)  # M_MMAP_MAX: never give a large allocation a mapping of its own
+                mallopt(-1, -1)  # M_TRIM_THRESHOLD: never shrink the heap
+            else:
+                mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: always give one to each of a MiB and more
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -83,21 +88,56 @@ def bandwidth(device: torch.device) -> float:
     return words.nbytes / (statistics.median(ms) / 1e3)
 
 
+def check_run(
+    s: Any,
+    processes: int,
+    say: Callable[[str], None],
+    config: Any,
+    batch_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    backward: bool,
+) -> None:
+    """Say what a model of `config` (a GPTConfig) will take, if it is trained as the settings `s` ask; nothing is built.
+
+    Raises UserError if it certainly cannot be trained so.
+    """
+    compiled = s.compile is True or (s.compile == "auto" and device.type == "cuda")
+    resolved = dict(dtype=dtype_name(dtype), compile=compiled, gpus=processes, cpu=device.type == "cpu")
+    run = scale.Run.of(s, **resolved)
+    if backward:
+        say(in_words(scale.memory(config, run), processes))
+    check_training(config, batch_size, device, dtype, backward, s.optimizer == "muon", run.shards)
+
+
+def in_words(estimate: scale.Memory, processes: int) -> str:
+    """An estimate in a line, by part."""
+    unit, size = ("GiB", 2**30) if estimate.total >= 2**30 else ("MiB", 2**20)
+    digits = 2 if unit == "GiB" else 0
+    parts = [f"{name} {each / size:,.{digits}f}" for name, each in dataclasses.asdict(estimate).items() if each]
+    whose = f" in each of {processes} processes" if processes > 1 else ""
+    return f"memory: about {estimate.total / size:,.{digits}f} {unit} of tensors{whose}: {', '.join(parts)}"
+
+
 def check_training(
-    config: Any, batch_size: int, device: torch.device, dtype: torch.dtype, backward: bool = True, muon: bool = False
+    config: Any,
+    batch_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    backward: bool = True,
+    muon: bool = False,
+    shards: int = 1,
 ) -> None:
     """Raise UserError if a model of `config` (a GPTConfig) certainly cannot be trained on `device`; nothing is built.
 
-    Counted are float32 weights, and the logits of a micro-batch of `batch_size` in `dtype`; with `backward` gradients
-    and AdamW's moments too, of which `muon` needs one for a hidden matrix. Activations come on top, so what passes may
-    still not fit. The weights start in the machine's memory, whatever the device.
+    Counted is what scale.least_memory counts, so what passes may still not fit. The weights start in the machine's
+    memory, whatever the device, unless each process holds only one of several `shards`.
     """
     model = f"a model of {config.num_params:,} parameters"
     shrink = "lower --n_layer, --n_embd, --block_size or --vocab_size"
-    _require(4 * config.num_params + LAYER * config.n_layer, torch.device("cpu"), model, shrink)
-    logits = batch_size * config.block_size * config.padded_vocab_size * dtype.itemsize // config.chunks
-    hidden = 12 * config.n_layer * config.n_embd**2 if muon else 0
-    needed = (TRAINED * config.num_params - 4 * hidden if backward else 4 * config.num_params) + logits
+    weights = 4 * config.num_params if shards == 1 else 0
+    _require(weights + LAYER * config.n_layer, torch.device("cpu"), model, shrink)
+    needed = scale.least_memory(config, batch_size, dtype.itemsize, backward, muon, shards)
     what = f"{model} with the logits of {batch_size} x {config.block_size} tokens"
     _require(needed, device, what, f"lower --batch_size, or {shrink.removeprefix('lower ')}")
 

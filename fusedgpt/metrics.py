@@ -40,6 +40,14 @@ def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[d
     return [row for row in read_jsonl(path) if _is_metrics(row) and kind in (None, row["kind"])]
 
 
+def record_of(out_dir: str | pathlib.Path) -> dict:
+    """A run's run.json; {} if it is absent or damaged."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        record = json.loads((pathlib.Path(out_dir) / "run.json").read_text(encoding="utf-8", errors="replace"))
+        return record if isinstance(record, dict) else {}
+    return {}
+
+
 def _is_metrics(row):
     """Whether an object read from metrics.jsonl can be used as one."""
     kind, it = row.get("kind"), row.get("iter")
@@ -80,10 +88,7 @@ class Run:
         rows = read_metrics(out_dir)
         self.train, self.eval = _columns(rows, "train", TRAIN), _columns(rows, "eval", EVAL)
         self.samples = sorted((row for row in rows if row["kind"] == "sample"), key=lambda row: row["iter"])
-        self.record = {}
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            record = json.loads((self.folder / "run.json").read_text(encoding="utf-8", errors="replace"))
-            self.record = record if isinstance(record, dict) else {}
+        self.record = record_of(out_dir)
 
     @property
     def name(self) -> str:

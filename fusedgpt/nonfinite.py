@@ -31,6 +31,8 @@ def explain(
     Repeats the micro-steps of each rank, which see the same batch and dropout again, with the weights of now: `later`
     steps were done since. All ranks have to call it.
     """
+    if ranks.shards > 1:
+        return "with parallel=fsdp the first such tensor is not looked for: repeat the run with parallel=ddp"
     scale = scaler.get_scale() / scaler.get_backoff_factor() if scaler.is_enabled() else 1.0  # it was lowered since
     found = None
     for micro_step in micro_steps:

@@ -30,6 +30,7 @@ def parser(script: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     take = {"type": pathlib.Path, "metavar": "PATH"}
     parser.add_argument("--input", action="extend", nargs="+", default=[], **take, help="local text to use")
+    parser.add_argument("input", action="extend", nargs="*", **take, help="more of --input")
     here = pathlib.Path(script).resolve().parent
     parser.add_argument("--out_dir", type=pathlib.Path, metavar="DIR", default=here, help="default: %(default)s")
     return parser
@@ -108,14 +109,14 @@ def prepare(
     characters. Stops after the document with which there are `max_tokens`. Raises UserError if the text is too short.
     """
     work = work_folder(out_dir)
-    job = [corpus.source, corpus.key, tokenizer, vocabularies.stamp(tokenizer), ended, max_tokens]
+    job = [corpus.source, corpus.key, tokenizer, vocabularies.stamp(tokenizer), ended]
     with lock(work):
         encoded = Encoded(work, job)
         if encoded.meta is None:
             meta = vocabularies.of(tokenizer, corpus)
             encoded.begin(meta if ended else {name: meta[name] for name in meta if name != "end_of_text"})
         encoded.fill(corpus, max_tokens)
-        meta, ends = encoded.meta, encoded.ends()
+        meta, ends = encoded.meta, encoded.ends(max_tokens)
         if len(ends) == 1 and ended and meta["tokenizer"] in ("byte", "char"):
             meta, ends = vocabularies.without_end(meta), ends - 1
         if not ends.any():
@@ -179,7 +180,7 @@ def write(
         "tokenizer": tokenizer,
         "vocab_size": vocab_size,
         "dtype": dtype,
-        "source": source,
+        "source": source.encode("utf-8", "replace").decode(),  # a file's name may be no UTF-8
         "tokens": {},
         "sha256": {},
     }

@@ -131,11 +131,12 @@ def estimate(step_ms: list[float], done: int, evaluation_s: float, s: Settings) 
     """How long the run will take from here, after `done` steps of which the last took `step_ms`, in a line."""
     step_s = statistics.median(step_ms[len(step_ms) // 2 :]) / 1e3  # the first ones are slower
     steps = s.max_iters - done
-    evaluations = s.max_iters // s.eval_interval - done // s.eval_interval
+    evaluations = s.max_iters // s.eval_interval - (done - 1) // s.eval_interval  # that of `done` is still to come
     evaluations += s.max_iters % s.eval_interval > 0  # at the end there is one in any case
     seconds = steps * step_s + evaluations * evaluation_s
     when = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
-    line = f"estimate: {timing.in_words(seconds)}, until {when:%a %H:%M}: {steps} steps of {timing.in_words(step_s)},"
+    until = f"{when:%a %H:%M}" if seconds < 86400 else f"{when:%a %Y-%m-%d %H:%M}"
+    line = f"estimate: {timing.in_words(seconds)}, until {until}: {steps} steps of {timing.in_words(step_s)},"
     line += f" and {evaluations} times {timing.in_words(evaluation_s)} to evaluate"
     return line + (f"; max_seconds={s.max_seconds:g} may end it before" if s.max_seconds else "")
 

@@ -1,12 +1,14 @@
 """The folder of a run: one run at a time, its latest and its best checkpoint, and earlier runs set aside.
 
-`ckpt.pt` is the latest checkpoint, `ckpt-<iteration>.pt` are those before it, `best.pt` is the best.
+`ckpt.pt` is the latest checkpoint, `ckpt-<iteration>.pt` are those before it, `best.pt` is the best; folders
+`shards-<iteration>` hold the tensors of checkpoints that ranks share.
 """
 
 import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Callable
 
@@ -17,8 +19,9 @@ from fusedgpt.metrics import MEANING
 
 LATEST, BEST = "ckpt.pt", "best.pt"
 # what else a run leaves, and its figures
-NOT_CHECKPOINTS = ("metrics.jsonl", "run.json", "report.html", "trace.json", "curves.png")
+NOT_CHECKPOINTS = ("metrics.jsonl", "run.json", "report.html", "trace.json", "lm_eval.json", "curves.png")
 NOT_CHECKPOINTS += tuple(f"{name}.png" for name in MEANING)
+FOLDERS = ("tensorboard", "hf")  # event files, and what `make eval` exported
 
 Say = Callable[[str], None]
 
@@ -40,24 +43,25 @@ def checkpoints(out_dir: str | os.PathLike) -> list[pathlib.Path]:
     return [path for path in named if path.is_file()] + list(earlier_ones(out_dir).values())
 
 
-def load_latest(out_dir: str | os.PathLike, say: Say = print, verify: bool = True) -> tuple[dict, pathlib.Path]:
+def load_latest(out_dir: str | os.PathLike, say: Say = print, **how: bool) -> tuple[dict, pathlib.Path]:
     """The latest checkpoint that is whole, and its path. Says so if that is not ckpt.pt. Raises UserError if none is.
 
-    verify: as for checkpoint.load.
+    how: verify, whole and optimizer, as for checkpoint.load.
     """
-    return _first_whole(out_dir, pathlib.Path(out_dir) / LATEST, say, verify)
+    return _first_whole(out_dir, pathlib.Path(out_dir) / LATEST, say, **how)
 
 
 def load_best(out_dir: str | os.PathLike, say: Say = print) -> tuple[dict, pathlib.Path]:
     """The best checkpoint of a run, or its latest if there is no best yet, and its path. Raises UserError if none is.
 
-    A latest that is the best counts, even if its run was killed before it had the name best.pt too.
+    A latest that is the best counts, even if its run was killed before it had the name best.pt too. Of shards, those of
+    the optimizer are not read.
     """
     latest, best = (pathlib.Path(out_dir) / name for name in (LATEST, BEST))
     with contextlib.suppress(UserError):
         if not best.exists() or is_best(checkpoint.load(latest, verify=False)):
             best = latest
-    return _first_whole(out_dir, best, say)
+    return _first_whole(out_dir, best, say, optimizer=False)
 
 
 def is_best(saved: dict) -> bool:
@@ -65,16 +69,34 @@ def is_best(saved: dict) -> bool:
     return saved["best_iter"] == saved["iter_num"]
 
 
-def _first_whole(out_dir, path, say, verify=True):
+def remove_unused_shards(out_dir: pathlib.Path) -> None:
+    """Remove the folders of shards that no checkpoint in a folder names: of one no longer kept, or of a killed save.
+
+    None is removed while a checkpoint cannot be read, which might name it.
+    """
+    with contextlib.suppress(UserError, OSError):
+        used = _shards_of(out_dir.glob("*.pt"))  # copies that somebody made too
+        for folder in out_dir.glob("shards-*"):
+            if folder not in used and re.fullmatch(r"shards-\d+(-\d+)?", folder.name):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _shards_of(paths):
+    """The folders of shards that checkpoints name. Raises UserError if one is damaged."""
+    saved = [(path.parent, checkpoint.load(path, verify=False)) for path in paths]
+    return {folder / each["shards"]["folder"] for folder, each in saved if "shards" in each}
+
+
+def _first_whole(out_dir, path, say, **how):
     """The checkpoint in `path`, or else the latest of all that are whole."""
     try:
-        return checkpoint.load(path, verify), path
+        return checkpoint.load(path, **how), path
     except UserError as error:
         wrong = str(error)
     others = [other for other in checkpoints(out_dir) if other != path]
     for other in sorted(others, key=_iteration, reverse=True):
         with contextlib.suppress(UserError):
-            saved = checkpoint.load(other, verify)
+            saved = checkpoint.load(other, **how)
             say(f"{wrong}. Taking {other}, of iteration {saved['iter_num']}, instead")
             return saved, other
     earlier = [run.parent for run in sorted(pathlib.Path(out_dir).glob(f"previous-*/{LATEST}"))]
@@ -107,7 +129,7 @@ def set_aside(out_dir: str | os.PathLike, say: Say) -> None:
     if saved := checkpoints(out_dir):
         others = [path for path in (out_dir / name for name in NOT_CHECKPOINTS) if path.exists()]
         # ckpt.pt, the first, leaves last: until then the run can be resumed in its old place
-        aside = _move(out_dir, others + saved[::-1])
+        aside = _move(out_dir, others + saved[::-1], [path for path in map(out_dir.joinpath, FOLDERS) if path.is_dir()])
         say(f"an earlier run in {out_dir} was moved to {aside}")
 
 
@@ -122,11 +144,11 @@ def set_aside_later_ones(out_dir: str | os.PathLike, iteration: int, say: Say) -
         say(f"checkpoints after iteration {iteration} in {out_dir} were moved to {aside}")
 
 
-def _move(out_dir, files):
-    """Move `files` to the next free previous-N in `out_dir`, and return that.
+def _move(out_dir, files, folders=()):
+    """Move `files` and `folders` to the next free previous-N in `out_dir`, and return that.
 
-    They are all in one of the two places at every instant: first the new folder gets links to them, then its name, and
-    only then they leave the old place.
+    All files are in one of the two places at every instant: first the new folder gets links to them, then its name, and
+    only then they leave the old place. Folders, which can have no links, are renamed before they do.
     """
     numbers = [path.name.removeprefix("previous-") for path in out_dir.glob("previous-*")]
     aside = out_dir / f"previous-{1 + max((int(n) for n in numbers if n.isdecimal()), default=0)}"
@@ -136,9 +158,15 @@ def _move(out_dir, files):
         unfinished.mkdir()
         for file in files:
             link(file, unfinished / file.name)
+        for folder in out_dir.glob("shards-*"):
+            shutil.copytree(folder, unfinished / folder.name, copy_function=link)
         unfinished.rename(aside)
+        for folder in folders:
+            folder.rename(aside / folder.name)
         for file in files:
             file.unlink()
+        remove_unused_shards(out_dir)
+        remove_unused_shards(aside)
     except OSError as error:
-        raise UserError(f"cannot move files in {out_dir} to {aside}: {error.strerror}") from error
+        raise UserError(f"cannot move files in {out_dir} to {aside}: {error.strerror or error}") from error
     return aside

@@ -4,6 +4,7 @@ import dataclasses
 import html
 import json
 import math
+import os
 import pathlib
 import re
 import sys
@@ -19,13 +20,16 @@ from fusedgpt.settings import Settings
 TEMPLATE = pathlib.Path(__file__).with_suffix(".html")  # how the page looks; this file says what is on it
 RELOAD = '<meta http-equiv="refresh" content="30">'
 SAMPLES = 100  # on the page, evenly over the run
+DAY = 86400.0  # seconds
 
 
-def write(out_dir: str | pathlib.Path, running: bool = False) -> pathlib.Path:
+def write(out_dir: str | pathlib.Path, running: bool = False, parent: int | None = None) -> pathlib.Path:
     """Write report.html in the folder of a run, from its metrics.jsonl and run.json; its path.
 
     running: the run goes on, so the page loads itself again every 30 seconds. run.json cannot tell: it has the times of
     an earlier start if a run was resumed, and none if a run was killed.
+    parent: the id of the run's process, if this is a child of it: if that has been killed, nothing is written, because
+    the run may go on in another, which has its page.
     What is damaged in those files is left out. Raises UserError if there is no metrics.jsonl, or the disk refuses.
     """
     run = Run(out_dir)
@@ -33,7 +37,9 @@ def write(out_dir: str | pathlib.Path, running: bool = False) -> pathlib.Path:
     parts = {"title": html.escape(run.name), "refresh": RELOAD if running else "", "page": page}
     text = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], TEMPLATE.read_text(encoding="utf-8"))
     path = run.folder / "report.html"
-    with atomic(path) as file:
+    if parent is not None and os.getppid() != parent:
+        return path
+    with atomic(path, aside="" if parent is None else ".child") as file:
         file.write(text.encode("utf-8", "replace"))  # a folder's name may be no UTF-8
     return path
 
@@ -47,7 +53,7 @@ def _page(run, running):
         "name": run.name,
         "running": running,
         "written": time.time(),
-        "patience": _patience(run),
+        "patience": _patience(run, _since(run)),
         "done": done,
         "planned": None if math.isnan(planned) else planned,
         "left": f"about {_duration(left)} of training left" if running and left > 0 else "",
@@ -60,12 +66,21 @@ def _page(run, running):
     }
 
 
-def _patience(run):
-    """Seconds after which a page that is still the newest tells of a run that was killed; None if unknown."""
+def _since(run):
+    """Seconds since the page before this one, or since this start of the run, whose first file is run.json."""
+    written = [path.stat().st_mtime for name in ("report.html", "run.json") if (path := run.folder / name).exists()]
+    return max(0.0, time.time() - max(written)) if written else 0.0
+
+
+def _patience(run, since):
+    """Seconds after which a page that is still the newest tells of a run that was killed.
+
+    since: the seconds that this page took to come; the evaluation and the checkpoint are in them.
+    """
     if len(run.eval["iter"]) < 2:
-        return None
+        return DAY  # nobody knows yet how long the steps between two evaluations take
     before, last = run.position(run.eval["iter"][-2:], "time").tolist()
-    return max(120.0, 5 * (last - before))  # evaluations and checkpoints take time too
+    return max(120.0, 5 * since, 5 * (last - before))
 
 
 def _chart(run, y):
@@ -173,6 +188,7 @@ def _text(value):
     return text if len(text) <= 1000 else f"{text[:1000]}…"
 
 
-if __name__ == "__main__":  # as the logger of a long run starts it
+if __name__ == "__main__":  # as the logger of a long run starts it: OUT_DIR, whether it goes on, its process id
     with one_sentence():
-        write(sys.argv[1], running=sys.argv[2] == "True")
+        out_dir, running, *parent = sys.argv[1:]
+        write(out_dir, running == "True", int(parent[0]) if parent else os.getppid())

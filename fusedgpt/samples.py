@@ -1,13 +1,16 @@
 """Samples that a run draws while it trains: the same prompts each time, so that a reader sees it learn."""
 
 import codecs
+import itertools
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from fusedgpt import generate
-from fusedgpt.errors import UserError
+from fusedgpt.distributed import is_shared, others_needed
+from fusedgpt.errors import UserError, shown
 from fusedgpt.logger import Logger
 from fusedgpt.tokenizer import Tokenizer
 
@@ -28,22 +31,29 @@ class Prompts:
                 texts = pathlib.Path(prompts.removeprefix("FILE:")).read_text(encoding="utf-8").splitlines()
             except (OSError, ValueError) as error:
                 raise UserError(f"cannot read sample_prompts={prompts}: {error}") from error
-        self.prompts = [(text, self.tokenizer.encode(text)) for text in texts if text]
+        try:
+            self.prompts = [(text, self.tokenizer.encode(text)) for text in texts if text]
+        except UserError as error:  # who gave no prompt must hear what to change: the default is a line end
+            raise UserError(f"--sample_prompts={shown(prompts)} cannot be used: {error}") from error
         if not self.prompts:
             raise UserError(f"sample_prompts={prompts!r} has no prompt: give at least one character")
 
     @torch.no_grad()
-    def sample(self, model: Any, cast: Any, device: torch.device, seed: int) -> list[tuple[str, str]]:
-        """A sample after each prompt, as (prompt, text). Weights and the random streams of training are unaffected.
+    def sample(
+        self, model: Any, cast: Any, device: torch.device, seed: int, stopped_by: Sequence[int] = ()
+    ) -> list[tuple[str, str]]:
+        """A sample after each prompt, as (prompt, text), until a signal is in `stopped_by`.
 
-        Raises UserError if the logits are not finite.
+        Weights and the random streams of training are unaffected. Raises UserError if the logits are not finite.
         """
         trained_with = model.config.attention
         model.eval()
         model.use_attention("sdpa")  # any kernel may train, and not each of them takes one query on many keys
         try:
-            with torch.compiler.set_stance("force_eager"), cast:  # compiling each length would take minutes
-                return [(text, self._continued(model, ids, device, seed)) for text, ids in self.prompts]
+            # compiling each length would take minutes
+            with torch.compiler.set_stance("force_eager"), cast, others_needed("sampling"):
+                prompts = itertools.takewhile(lambda _: not stopped_by, self.prompts)
+                return [(text, self._continued(model, ids, device, seed)) for text, ids in prompts]
         finally:
             model.use_attention(trained_with)
             model.train()
@@ -51,19 +61,29 @@ class Prompts:
     def _continued(self, model, ids, device, seed):
         generator = torch.Generator(device).manual_seed(seed)
         draws = TEMPERATURE, TOP_K, None, generator, self.tokenizer.vocab_size
-        utf8, text = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
+        utf8, text, ended = codecs.getincrementaldecoder("utf-8")(errors="replace"), "", False
         for new in generate.new_tokens(model, torch.tensor([ids], device=device), NEW_TOKENS, *draws):
             if new.item() == self.tokenizer.end_of_text:
+                ended = True
+            if ended and not is_shared(model):
                 break
+            if ended:  # another rank may have drawn otherwise, by a last bit: it needs this one for each token
+                continue
             text += utf8.decode(self.tokenizer.decode([new.item()]))
         return text
 
 
-def log(prompts: Prompts | None, state: Any, seed: int, cast: Any, logger: Logger) -> None:
-    """Log a sample after each of the `prompts`, which only the main rank has. state: train.py's TrainState."""
+def log(prompts: Prompts | None, state: Any, seed: int, cast: Any, logger: Logger, stopped_by: Sequence[int]) -> None:
+    """Log a sample after each of the `prompts`, which only the main rank has, or all that share the model.
+
+    state: train.py's TrainState.
+    """
     logger.status("sampling")
+    if is_shared(state.model):
+        stopped_by = ()  # the other ranks need this one until they have the last sample too
+    draw = (state.model, cast, state.clock.device, seed, stopped_by)
     try:
-        for prompt, text in prompts.sample(state.model, cast, state.clock.device, seed) if prompts else ():
+        for prompt, text in prompts.sample(*draw) if prompts else ():
             logger.sample(state.iteration, prompt, text)
     except UserError as error:  # weights that have diverged: whether the run goes on is not decided here
         logger.say(f"step {state.iteration}: no sample: {error}")

@@ -1,6 +1,7 @@
 """Checkpoints that are written while training goes on."""
 
 import concurrent.futures
+import datetime
 import os
 import pathlib
 from collections.abc import Callable
@@ -9,21 +10,28 @@ from typing import IO
 import torch
 
 from fusedgpt import checkpoint
+from fusedgpt.distributed import Ranks, local, others_needed
 from fusedgpt.errors import UserError
 from fusedgpt.files import link
-from fusedgpt.run_folder import BEST, LATEST, before, is_best, set_aside_later_ones
+from fusedgpt.run_folder import BEST, LATEST, before, is_best, remove_unused_shards, set_aside_later_ones
 
 
 class Saver:
     """Writes the checkpoints of a run to `out_dir`: the latest, `keep` - 1 before it, and the best.
 
     `save` returns as soon as the state is copied to memory; a thread writes the copy. A disk that refuses does not end
-    the run: what failed is said, and the next save tries again. Nothing is written without the folder's `lock`, which
-    only the main rank has; it is kept until the last write has ended.
+    the run: what failed is said, and the next save tries again. No checkpoint is written without the folder's `lock`,
+    which only the main rank has; it is kept until the last write has ended. If `ranks` share the model, each writes its
+    own tensors, and all have to call `save` and `wait` together.
     """
 
-    def __init__(self, out_dir: str | os.PathLike, keep: int, lock: IO | None, say: Callable[[str], None]):
+    def __init__(
+        self, out_dir: str | os.PathLike, keep: int, lock: IO | None, say: Callable[[str], None], ranks: Ranks
+    ):
         self.out_dir, self.keep, self.lock, self.say = pathlib.Path(out_dir), keep, lock, say
+        self.ranks, self.together = ranks, ranks.shards > 1
+        limit = datetime.timedelta(seconds=ranks.timeout)
+        self.group = torch.distributed.new_group(backend="gloo", timeout=limit) if self.together else None
         self.saved_at = 0  # iteration of the last save
         self.latest: int | None = None  # iteration of ckpt.pt
         self.best = float("inf"), None  # lowest validation loss, and its iteration, of what is on the disk
@@ -39,6 +47,7 @@ class Saver:
         if not self.lock:
             return
         set_aside_later_ones(self.out_dir, saved["iter_num"], self.say)
+        remove_unused_shards(self.out_dir)  # of a save that was killed
         if path.name == LATEST:
             self.latest = saved["iter_num"]
             if is_best(saved):  # its run may have been killed before it had the second name
@@ -52,9 +61,31 @@ class Saver:
         Raises whatever the write before raised, other than that the disk refused.
         """
         self.saved_at = state["iter_num"]
-        if self.lock:
+        if self.together:
+            self.wait()
+            self._save_together(state)
+        elif self.lock:
             self.wait()
             self.writing = self.thread.submit(self._write, _copied(state, {}))
+
+    def _save_together(self, state):
+        from fusedgpt import shards  # takes a second to import
+
+        state, tensors = shards.split(_copied(state, {}))
+        name = self.ranks.broadcast(shards.free_name(self.out_dir, state["iter_num"]))
+
+        def write():
+            try:
+                files = shards.write_together(self.out_dir / name, tensors, self.group)
+            except UserError as error:
+                self._not_saved(state, error)
+            else:
+                if self.lock:
+                    self._write({**state, "shards": {"folder": name, "files": files}})
+            if self.lock:
+                remove_unused_shards(self.out_dir)
+
+        self.writing = self.thread.submit(write)
 
     def last_good(self) -> str:
         """What to do about a run that has diverged: what to go on from, and what to change."""
@@ -70,7 +101,12 @@ class Saver:
 
     def wait(self) -> None:
         """Wait until nothing is being written. Raises whatever the write raised, other than that the disk refused."""
-        if self.writing:
+        if self.writing and self.together:
+            writing, self.writing = self.writing, None
+            with others_needed("saving"):
+                writing.result()
+            self.failed, self.best = self.ranks.broadcast((self.failed, self.best))  # only the main rank knows
+        elif self.writing:
             self.writing.result()
 
     def close(self) -> None:
@@ -91,10 +127,13 @@ class Saver:
                 (self.out_dir / before(self.kept[0])).unlink(missing_ok=True)
                 del self.kept[0]
         except (UserError, OSError) as error:
-            self.failed = UserError(str(error))  # not the error itself, whose traceback would keep the state in memory
-            self.say(f"NOT SAVED at iteration {state['iter_num']}: {self.failed}. The next save, if any, tries again")
+            self._not_saved(state, error)
         else:
             self.failed, self.best = None, (state["best_val_loss"], state["best_iter"])
+
+    def _not_saved(self, state, error):
+        self.failed = UserError(str(error))  # not the error itself, whose traceback would keep the state in memory
+        self.say(f"NOT SAVED at iteration {state['iter_num']}: {self.failed}. The next save, if any, tries again")
 
     def _replace_latest(self, state):
         latest = self.out_dir / LATEST
@@ -111,7 +150,7 @@ class Saver:
 def _copied(value, copies):
     """A copy of nested dicts and lists with their tensors in new memory; tied tensors stay tied."""
     if isinstance(value, torch.Tensor):
-        place = value.data_ptr(), value.shape
+        place = local(value).data_ptr(), value.shape
         if place not in copies:
             copies[place] = value.detach().to("cpu", copy=True)
         return copies[place]

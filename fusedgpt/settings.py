@@ -86,6 +86,11 @@ class Settings:
     compile: bool | Literal["auto"] = "auto"
     timeout: float = 300.0  # seconds that a process waits for another before it ends, because the other must be gone
     seed: int = 1337  # seed of the weights, the batches and dropout; each has a random stream of its own
+    # ddp: every process holds the whole model; fsdp: the processes share it, so that a larger one fits
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    shard_size: int | None = None  # processes that share one copy of the model with fsdp, such as a node's; None: all
+    # what is not kept for the backward but computed again: the inside of attention, or of every block
+    recompute: Literal["none", "attention", "block"] = "none"
     deterministic: bool = False  # only kernels and operations that are deterministic
     check_interval: int = 100  # iterations between comparisons of the weights of all ranks
 
@@ -93,7 +98,7 @@ class Settings:
 def validate(s: Settings) -> None:
     """Raise UserError for a number that no run can have."""
     at_least_one = "batch_size block_size gradient_accumulation_steps n_layer n_head n_embd eval_interval"
-    at_least_one += " log_interval vocab_multiple vocab_size keep_checkpoints check_interval"
+    at_least_one += " log_interval vocab_multiple vocab_size keep_checkpoints check_interval shard_size"
     for name in at_least_one.split():
         if getattr(s, name) is not None and getattr(s, name) < 1:
             raise UserError(f"{name}={getattr(s, name)} must be 1 or more")
@@ -106,6 +111,10 @@ def validate(s: Settings) -> None:
             raise UserError(f"{name}={getattr(s, name)} must be from 0 to just under 1")
     if not 0 < s.timeout <= 30 * 24 * 3600:
         raise UserError(f"timeout={s.timeout} must be seconds: more than 0, and at most 30 days")
+    if s.shard_size and s.parallel != "fsdp":
+        raise UserError(f"shard_size={s.shard_size} is for --parallel=fsdp: give --shard_size=None")
+    if s.optimizer == "muon" and s.parallel == "fsdp":
+        raise UserError("optimizer=muon needs whole matrices, which with parallel=fsdp no process has: take adamw")
     if s.vocab_multiple > 2**20:
         raise UserError(f"vocab_multiple={s.vocab_multiple} must be at most 2**20")
     if not s.out_dir:

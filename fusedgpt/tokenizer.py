@@ -2,6 +2,7 @@
 
 import functools
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,21 @@ def tiktoken_bpe(name: str):
             f"cannot load the BPE files of {name} ({type(error).__name__}): tiktoken downloads them once; without a"
             " network, set TIKTOKEN_CACHE_DIR to a folder that has them"
         ) from error
+
+
+class _OfThread(threading.local):
+    """A copy of one of tiktoken's BPEs for each thread: all but the first to use it wait for a lock at each word."""
+
+    def __init__(self, name):
+        self.name = name
+
+    @functools.cached_property
+    def bpe(self):
+        import tiktoken
+
+        bpe = tiktoken_bpe(self.name)
+        parts = {"mergeable_ranks": bpe._mergeable_ranks, "special_tokens": bpe._special_tokens}
+        return tiktoken.Encoding(bpe.name, pat_str=bpe._pat_str, **parts)  # tiktoken's README makes encodings like this
 
 
 def vocabulary(meta: Any) -> int:
@@ -93,6 +109,7 @@ class Tokenizer:
     def __init__(self, meta: dict):
         self.vocab_size = vocabulary(meta)
         self.kind, self.meta = meta.get("tokenizer"), meta
+        self._of_thread = _OfThread(self.kind)
         self.end_of_text = meta.get("end_of_text", 50256 if self.kind == "gpt2" else None)
         if self.kind == "gpt2":
             self.vocab_size = GPT2["vocab_size"]  # a data set may be padded beyond; those ids have no text
@@ -166,6 +183,23 @@ class Tokenizer:
         if self.kind == "json":
             return np.array(self._json.encode(text, add_special_tokens=False).ids, np.uint32)
         return self._bpe.encode_to_numpy(text, disallowed_special=())
+
+    def encode_texts(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of encode_text for each text, one after another, and after how many of them each text ends.
+
+        For threads: as much as possible is done in one call without Python's lock. Raises UserError for a character
+        that is unknown.
+        """
+        encode = self.encode_text
+        if self.kind not in ("byte", "char", "json"):
+            bpe, joined = self._of_thread.bpe, END_OF_TEXT.join([*texts, ""])
+            if joined.count(END_OF_TEXT) == len(texts):  # it stands in no text: there it would be text
+                ids = bpe.encode_to_numpy(joined, allowed_special={END_OF_TEXT}, disallowed_special=())
+                is_end = ids == bpe.eot_token
+                return ids[~is_end], np.flatnonzero(is_end) - np.arange(len(texts))
+            encode = functools.partial(bpe.encode_to_numpy, disallowed_special=())
+        each = [encode(text) for text in texts]
+        return np.concatenate(each), np.cumsum([len(ids) for ids in each])
 
     def decode(self, ids: list[int]) -> bytes:
         """UTF-8 bytes of `ids`; one id may be only part of a character. An id without text becomes U+FFFD."""

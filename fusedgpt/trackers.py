@@ -26,7 +26,8 @@ class Tracker(Protocol):
 def names(metrics: dict) -> dict[str, float]:
     """`metrics` of a step or an evaluation under the names that dashboards of nanoGPT's runs expect.
 
-    What nanoGPT does not log is under step/ or bits per byte under its split. MFU is in per cent.
+    Bits per byte are under their split, as val/bits_per_byte; all else that nanoGPT does not log is under step/. MFU
+    is in per cent.
     """
     found = {}
     for name, value in metrics.items():

@@ -44,7 +44,7 @@ def settle(
     wish = before.get("compile", s.compile) if s.compile == "auto" else s.compile
     compiled, why_eager = resolve_compile(wish, device)
     dtypes = _dtypes(s.dtype, device, before.get("dtype"))
-    timed = new and case.backward and not s.deterministic
+    timed = new and case.backward and not s.deterministic and not next(model.parameters()).is_meta
     if not timed:
         dtypes = dtypes[:1]
     if s.attention == "auto" and not s.deterministic:

@@ -3,7 +3,7 @@
 import json
 import pathlib
 
-from fusedgpt.encoding import batches, on_all_cores, pieces, watched
+from fusedgpt.encoding import batches, pieces, watched
 from fusedgpt.errors import UserError, first_line, shown
 from fusedgpt.tokenizer import END_OF_TEXT, Tokenizer, tiktoken_bpe
 
@@ -51,11 +51,10 @@ def _is_path(name):
 
 
 def _characters(corpus):
-    def characters(batch):
-        return set().union(*(text for text, _ in batch))
-
-    found = on_all_cores(characters, batches(pieces(corpus.fragments())))
-    itos = [*sorted(set().union(*watched(found, corpus, "finding the characters"))), END_OF_TEXT]
+    found = set()
+    for text, _ in watched(pieces(corpus.fragments()), corpus, "finding the characters"):
+        found.update(text)
+    itos = [*sorted(found), END_OF_TEXT]
     return {"tokenizer": "char", "vocab_size": len(itos), "itos": itos, "end_of_text": len(itos) - 1}
 
 
@@ -124,6 +123,10 @@ def _of_json(bpe):
     apart = [*tokenizer.encode_text("a\n"), *tokenizer.encode_text("b")]
     if apart != tokenizer.encode_text("a\nb").tolist():
         raise UserError("the tokenizer.json adds to the beginning of a text: set add_prefix_space to false in it")
+    for first, then in (("a", " b"), ("字", "。")):  # where a text is cut into pieces too
+        apart = [*tokenizer.encode_text(first), *tokenizer.encode_text(then)]
+        if apart != tokenizer.encode_text(first + then).tolist():
+            raise UserError(f"the tokenizer.json joins {first!r} and {then!r}: take one that splits a text into words")
     return meta
 
 

@@ -119,10 +119,10 @@ def script(name, *args, check=True, prefix=(), **env):
     return done
 
 
-def torchrun(processes, name, *args, **env):
+def torchrun(processes, name, *args, check=True, **env):
     """Run a script under torchrun on this machine."""
     prefix = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    return script(name, *args, prefix=prefix, **env)
+    return script(name, *args, prefix=prefix, check=check, **env)
 
 
 def fails(*args, **env):

@@ -45,6 +45,8 @@ OTHERS = {  # what is not run, and why
     "python -m pytest": "it is this suite",
     "python -m http.server": "it serves until it is ended",
     "python tests/save_cost.py": "tests/fusedgpt/test_saver.py runs it",
+    "python tests/limited_memory.py": "tests/fusedgpt/test_sharding.py runs it",
+    "python tests/plan_errors.py": "tests/fusedgpt/test_scale.py has it",
     "python tests/prepare_speed.py": "tests/data/test_prepare_scripts.py runs it",
 }
 
@@ -72,7 +74,7 @@ def shortened(command):
         at = words.index("train.py")
         return [*words[at:], *SHORT, "--gradient_accumulation_steps=2"]
     name, args = words[1], words[2:]
-    if "--help" in args or name in ("plot.py", "export.py", "-c"):
+    if "--help" in args or name in ("plot.py", "export.py", "convert.py", "-c"):
         return [name, *args]
     if name.startswith("data/"):
         local = name not in DOWNLOADS or any("--input" in arg for arg in args)
@@ -89,6 +91,8 @@ def shortened(command):
         return [name, *args]
     if args[:1] == ["check"]:
         return [name, *args, "--only=scaled before = math", "--results=out-short"]
+    if args[:1] == ["plan"]:
+        return [name, *args, "--results=out-short"]
     kind = args[0] if args and args[0] in KINDS else "ladder"
     return [name, *args, "--results=out-short", *KINDS[kind]]
 

@@ -1,6 +1,7 @@
 """A run as a Hugging Face GPT-2, and an outside GPT-2 as a run."""
 
 import json
+import pathlib
 import re
 
 import numpy as np
@@ -87,6 +88,16 @@ def test_dropout_activation_and_the_end_of_a_text_are_those_of_the_run(tmp_path)
     assert json.loads((tmp_path / "hf" / "generation_config.json").read_text())["eos_token_id"] == 256
 
 
+def test_the_example_on_the_card_runs(tmp_path, capsys):
+    # it asked for 100 new tokens, more than a model of 16 positions has
+    run(tmp_path / "run", data_of(meta_of("byte"), tmp_path / "data"), max_iters=2)
+    export.main(tmp_path / "run", tmp_path / "hf")
+    (example,) = re.findall(r"```python\n(.*?)```", (tmp_path / "hf" / "README.md").read_text(), re.S)
+    capsys.readouterr()
+    exec(example.replace("PATH_OR_HUB_ID", str(tmp_path / "hf")))
+    assert capsys.readouterr().out.startswith("The")
+
+
 def test_the_card_says_what_the_run_says(small_run, exported):
     card = (exported / "README.md").read_text()
     record = json.loads((small_run / "run.json").read_text())
@@ -107,6 +118,19 @@ def test_bits_per_byte_are_on_the_card_if_an_evaluation_has_them(small_run, tmp_
     export.main(tmp_path, tmp_path / "hf")
     card = (tmp_path / "hf" / "README.md").read_text()
     assert "| validation, bits per byte | 2.2500 |" in card and "trained on |" not in card
+
+
+@pytest.mark.parametrize("record", ["[]", "{", '{"environment": null}', '{"environment": {"device": null}}', "\xff"])
+def test_a_damaged_record_costs_the_card_only_what_it_said(record, small_run, tmp_path):
+    # a traceback, after the weights were written
+    saved = run_folder.load_best(small_run)[0]
+    row = {"kind": "eval", "iter": saved["iter_num"], "train_loss": 1.0, "val_loss": None, "val_bits_per_byte": "x"}
+    (tmp_path / "run.json").write_text(record, "latin-1")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    torch.save(saved, tmp_path / "ckpt.pt")
+    export.main(tmp_path, tmp_path / "hf")
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert "| iterations | " in card and "validation" not in card and "trained on |" not in card
 
 
 def test_an_outside_model_comes_back_with_the_same_bytes_and_ids(tmp_path):
@@ -131,7 +155,7 @@ def test_an_outside_model_comes_back_with_the_same_bytes_and_ids(tmp_path):
     assert back.config.eos_token_id == known["end_of_text"] == 0
 
 
-def test_a_nanogpt_checkpoint_is_exported_with_the_tokenizer_of_its_data(small_run, data, tmp_path):
+def test_a_nanogpt_checkpoint_is_exported_with_the_tokenizer_of_its_data(small_run, data, tmp_path, capsys):
     # its folder used to have no meta.json, so that sample.py took its ids for GPT-2's
     saved = as_nanogpt_wrote(torch.load(small_run / "ckpt.pt", weights_only=True))
     saved["config"]["dataset"] = str(data)
@@ -139,6 +163,11 @@ def test_a_nanogpt_checkpoint_is_exported_with_the_tokenizer_of_its_data(small_r
     export.main(tmp_path, tmp_path / "hf")
     assert read_meta(tmp_path / "hf")["itos"] == read_meta(data)["itos"]
     assert GPT.from_pretrained(tmp_path / "hf").config.activation == "gelu"
+    # which used to be assumed in silence; the remedy for an older one is what the sentence says
+    said = "For an older one, set activation_function to gelu_new in "
+    config = pathlib.Path(re.search(rf"the exact GELU.*{said}(.*)\n", capsys.readouterr().out)[1])
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"activation_function": "gelu_new"}))
+    assert GPT.from_pretrained(tmp_path / "hf").config.activation == "gelu_tanh"
 
 
 def test_a_nanogpt_checkpoint_without_its_data_is_exported_and_says_what_is_missing(small_run, tmp_path, capsys):

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import sys
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ pytest.importorskip("lm_eval")
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch, tmp_path):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)  # the tasks used to be found in the project's folder alone
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
 
 
@@ -48,7 +50,7 @@ def nats(model, ids, before):
 def test_bits_per_byte_are_our_own_loss(of_bytes, tmp_path, capsys):
     import datasets
 
-    harness.main(str(of_bytes), str(tmp_path / "scores.json"), "sonnets", "python_code")
+    harness.main(os.path.relpath(of_bytes), "scores.json", "sonnets", "python_code")
     scores = json.loads((tmp_path / "scores.json").read_text())["results"]
     model = GPT.from_pretrained(of_bytes).eval()
     for task, by in (("sonnets", "paragraph"), ("python_code", "document")):
@@ -71,6 +73,15 @@ def test_a_text_that_a_character_model_cannot_read_is_one_sentence(small_run, tm
     with pytest.raises(UserError, match="a character model has no id for another: take a task whose text"):
         harness.main(str(tmp_path / "hf"), str(tmp_path / "scores.json"), "sonnets")
     assert not (tmp_path / "scores.json").exists()
+
+
+def test_without_lm_eval_it_is_one_sentence(of_bytes, tmp_path, monkeypatch):
+    # a traceback, before the folder was looked at
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(UserError, match=r"harness.py needs the package lm_eval: pip install 'lm_eval\[hf\]'"):
+        harness.main(str(of_bytes), "scores.json", "sonnets")
+    with pytest.raises(UserError, match="has no model"):
+        harness.main(str(tmp_path), "scores.json", "sonnets")
 
 
 def test_bad_arguments_are_one_sentence(tmp_path):

@@ -15,7 +15,7 @@ from fusedgpt.attention import ATTENTION
 from fusedgpt.case import Case
 from fusedgpt.errors import UserError
 from fusedgpt.memory import peak_bytes
-from model import ACTIVATIONS, GPT, LOSSES, GPTConfig, to_transformers
+from model import ACTIVATIONS, GPT, LOSSES, RECOMPUTE, GPTConfig, to_transformers
 from tests.conftest import ON_GPU_TOO, hugging_face
 
 TINY = dict(block_size=32, vocab_size=101, n_layer=3, n_head=4, n_embd=64)
@@ -84,7 +84,7 @@ def test_the_activation_is_that_of_the_weights_and_survives_an_export(tmp_path, 
 def test_the_weights_decide_their_dimensions(tmp_path):
     # block_size in override_args used to be a bare TypeError
     hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=16, vocab_size=64)
-    may = "may set dropout, attention, activation, loss and vocab_multiple, not block_size"
+    may = "may set dropout, attention, activation, loss, recompute, vocab_multiple, not block_size"
     with pytest.raises(UserError, match=may):
         GPT.from_pretrained(tmp_path, {"block_size": 5})
     allowed = dict(dropout=0.5, attention="manual", activation="gelu", vocab_multiple=128)
@@ -259,6 +259,32 @@ def test_a_chunked_loss_holds_an_eighth_of_the_logits(device):
         peaks[loss] = peak_bytes(lambda model=model: model(idx, idx, logits=False)[1].backward(), device)
     logits = 8 * 64 * 50_000 * 4
     assert peaks["whole"] > 2 * logits > 4 * peaks["chunked"]
+
+
+def test_what_is_computed_again_is_the_same_to_the_bit_and_takes_less_memory(device):
+    # dropout has to be drawn again as it was: a backward through another mask would still train, but towards elsewhere
+    idx = torch.randint(0, 65, (4, 256), generator=torch.Generator().manual_seed(0)).to(device)
+    found, peaks = {}, {}
+    for recompute in RECOMPUTE:
+        config = GPTConfig(256, 65, 4, 4, 64, dropout=0.2, attention="manual", recompute=recompute)
+        torch.manual_seed(1)
+        model = GPT(config).to(device)
+
+        def step(model=model):
+            torch.manual_seed(2)
+            _, loss = model(idx, idx, logits=False)
+            loss.backward()
+            return loss
+
+        loss = step()
+        found[recompute] = [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+        model.zero_grad(set_to_none=True)
+        peaks[recompute] = peak_bytes(step, device)
+    for other in ("attention", "block"):
+        assert all(map(torch.equal, found[other], found["none"]))
+    scores = 4 * 4 * 4 * 256 * 256  # bytes of B x nh x T x T in float32; a layer keeps two or three such
+    assert peaks["none"] - peaks["attention"] > 2 * 3 * scores  # of four layers, one is held at a time
+    assert peaks["attention"] > 1.2 * peaks["block"]
 
 
 def test_a_chunked_loss_stays_out_of_the_compiled_graph():

@@ -85,6 +85,11 @@ def test_runs_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path):
     assert plot.losses_in([silent, silent]) == "loss"
     with pytest.raises(UserError, match=r"tokenizers of these runs differ.*/silent, .*/other has none"):
         plot.losses_in([silent, other])
+    # padded by hand, as nanoGPT has it: the same tokens, which used to be another tokenizer
+    padded = some_run(tmp_path / "padded", ratio=1.4427, vocab_size=50304)
+    assert plot.losses_in([a, padded]) == "loss"
+    with pytest.raises(UserError, match=r"tokenizers of these runs differ.*/silent has none"):
+        plot.losses_in([silent, padded])
     with pytest.raises(UserError, match="silent has none"):
         plot.draw([silent], tmp_path / "never.png", "bits_per_byte")
     plot.draw([a, b], tmp_path / "both.svg", "loss")

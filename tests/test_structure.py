@@ -3,12 +3,13 @@
 import ast
 import graphlib
 import pathlib
+import tomllib
 
 import pytest
 
 from tests.conftest import ROOT
 
-SCRIPTS = {"train", "sample", "bench", "export", "harness", "plot"}
+SCRIPTS = {"train", "sample", "bench", "export", "convert", "harness", "plot"}
 # slow to import, or missing where only tests run
 LAZY = {"datasets", "lm_eval", "matplotlib", "tokenizers", "transformers", "tyro", "wandb"}
 FILES = sorted(f for pattern in ("*.py", "fusedgpt/**/*.py", "data/*/*.py") for f in ROOT.glob(pattern))
@@ -79,6 +80,13 @@ def test_functions_can_be_read():
                 name = f"{module}.{node.name}"
                 lines = node.end_lineno - node.lineno + 1
                 assert lines <= longest.get(name, 60), f"{name} has {lines} lines"
+
+
+def test_a_dependency_has_one_bound():
+    # tokenizers had two
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = [dependency.split(">=")[0] for dependency in dependencies]
+    assert len(names) == len(set(names)) > 10
 
 
 def test_no_file_is_a_leftover():

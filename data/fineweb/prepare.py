@@ -12,13 +12,16 @@ from fusedgpt import prepare
 from fusedgpt.corpus import Files, Hub
 from fusedgpt.errors import one_sentence
 
+REVISION = "9bb295ddab0e05d785b879661af7260fed5140fc"  # v1.4.0: a preparation that is continued must find the same text
+
 
 def main():
     """Write the bins of FineWeb's sample, or of --input."""
     parser = prepare.parser(__file__, __doc__)
     parser.add_argument("--max_tokens", type=int, metavar="N", help="stop after the document that reaches N tokens")
     args = parser.parse_args()
-    text = Hub("HuggingFaceFW/fineweb", streaming=True, path="HuggingFaceFW/fineweb", name="sample-10BT")
+    sample = dict(path="HuggingFaceFW/fineweb", name="sample-10BT", revision=REVISION)
+    text = Hub("HuggingFaceFW/fineweb", streaming=True, **sample)
     if args.input:
         text = Files(args.input, besides=args.out_dir / "meta.json")
     prepare.prepare(text, "gpt2", args.out_dir, lambda ends: prepare.draw(ends, 0.0005), max_tokens=args.max_tokens)

@@ -1,8 +1,8 @@
 """OpenWebText in GPT-2's BPE, an end-of-text id after each document; 0.05 % of them, drawn by seed, for validation.
 
 Needs some 54 GB in the cache of Hugging Face's `datasets` and 36 GB for the bins while they are written, 18 GB then. It
-counts 9,035,582,198 and 4,434,897 tokens in nanoGPT's preparation of it. --input takes what data/text does, where the
-paragraphs of a .txt are documents.
+counts 9,035,582,198 and 4,434,897 tokens in nanoGPT's preparation of it. --input takes the files and folders that
+data/text does; the paragraphs of a .txt are documents.
 """
 
 import pathlib

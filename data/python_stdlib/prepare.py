@@ -16,6 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 import numpy as np
 
 from fusedgpt import prepare
+from fusedgpt.corpus import name_of
 from fusedgpt.errors import UserError, one_sentence
 
 LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idle_test", "__pycache__"}
@@ -38,7 +39,7 @@ def main():
             splits["val" if tenth else "train"].append(file.read_bytes() + b"\n")
         if not files:
             raise UserError(f"{root} holds no .py files: give text with --input=PATH")
-        name = root.name if args.input else f"standard library of {platform.python_implementation()}"
+        name = name_of(root) if args.input else f"standard library of {platform.python_implementation()}"
         source = f"{name} {'' if args.input else platform.python_version() + ' '}({len(files)} files)"
     ids = {split: (np.frombuffer(raw, np.uint8) for raw in raws) for split, raws in splits.items()}
     prepare.write(args.out_dir, ids, source, tokenizer="byte", vocab_size=256)

@@ -17,14 +17,13 @@ from fusedgpt.errors import UserError, one_sentence
 def main():
     """Write the bins of --input."""
     parser = prepare.parser(__file__, __doc__)
-    parser.add_argument("more", nargs="*", type=pathlib.Path, metavar="PATH", help="more of --input")
     parser.add_argument("--text_column", default="text", metavar="NAME", help="of a table; default: %(default)s")
     tokenizers = "byte, char, gpt2 or another of tiktoken's, a tokenizer.json, train:SIZE; default: %(default)s"
     parser.add_argument("--tokenizer", default="gpt2", metavar="NAME", help=tokenizers)
     parser.add_argument("--val_fraction", type=prepare.fraction, default=0.1, help="default: %(default)s")
     parser.add_argument("--documents", choices=["file", "paragraph"], default="file", help="in .txt and .md files")
     args = parser.parse_args()
-    paths = args.input + args.more or [prepare.beside(__file__)]
+    paths = args.input or [prepare.beside(__file__)]
     if paths == [None]:
         raise UserError("no text was named: give files or folders with --input=PATH")
     text = Files(paths, args.text_column, args.documents == "paragraph", besides=args.out_dir / "meta.json")

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import torch
 
-from fusedgpt.bench.disturbance import comparable
+from fusedgpt.bench.disturbance import speedup
 from fusedgpt.bench.report import markdown
 from fusedgpt.bench.rows import key_of, spec_of
 from fusedgpt.bench.settings import admitted
@@ -20,12 +20,15 @@ from fusedgpt.device import cpu_multiplies_bfloat16
 from fusedgpt.errors import UserError
 from fusedgpt.files import atomic
 
-RATIO = 1.1  # factor by which two ratios of times may differ beyond their spreads
+RATIO = 1.1  # factor by which two ratios of times may differ
 ERROR = 4.0  # factor by which two errors may differ: each is the largest of many
 REFUSED = "refused"
+NOWHERE = "at no length"  # of a crossover that is not there, or not for sure
 # verdicts; a reason may follow after a colon
-HOLDS, FAILS, DISTURBED, CANNOT = "holds", "does not hold", "disturbed", "cannot be measured here"
+HOLDS, NOISE, FAILS, DISTURBED = "holds", "within noise", "does not hold", "disturbed"
+CANNOT = "cannot be measured here"
 LATER = "not measured yet"
+VERDICTS = (HOLDS, NOISE, FAILS, DISTURBED, CANNOT, LATER)
 
 
 @dataclasses.dataclass
@@ -42,31 +45,32 @@ class Claim:
     """What rows say: a number with its spread, or a word, which is the same on two machines or not."""
 
     name: str  # the same words on every machine
-    rows: list[dict]  # those that it rests on
+    rows: list[dict]  # those that it rests on; the last is the one that it is about
     value: float | str
     low: float | None = None
     high: float | None = None
-    within: float = RATIO  # the factor that may lie between two values
+    error: bool = False  # whether the value is an error, not a ratio
     timed: bool = True  # whether a row that was disturbed says nothing about it
+    whole: bool = False  # whether it is about all of its rows
+
+    @property
+    def within(self) -> float:
+        """The factor that may lie between two values."""
+        return ERROR if self.error else RATIO
 
     def __str__(self) -> str:
         """'1.75x (1.70-1.80)' for a ratio with its spread, '1.3e-02' for an error, or the word."""
         if isinstance(self.value, str):
             return self.value
-        if self.within == ERROR:
+        if self.error:
             return f"{self.value:.1e}"
         return f"{self.value:.2f}x" + (f" ({self.low:.2f}-{self.high:.2f})" if self.low is not None else "")
 
 
 def ratio(name: str, row: dict, base: dict | None) -> list[Claim]:
-    """That `row` is so many times as fast as `base`; the spread is from the p10 of one and the p90 of the other.
-
-    No claim if either was disturbed or has no time.
-    """
-    if row is base or not (comparable(row) and comparable(base)):
-        return []
-    low, high = base["p10_ms"] / row["p90_ms"], base["p90_ms"] / row["p10_ms"]
-    return [Claim(name, [base, row], base["median_ms"] / row["median_ms"], low, high)]
+    """That `row` is so many times as fast as `base`, with its spread; no claim if one was disturbed or has no time."""
+    found = None if row is base else speedup(row, base)
+    return [Claim(name, [base, row], *found)] if found else []
 
 
 def same_loss(name: str, row: dict, base: dict | None) -> list[Claim]:
@@ -93,30 +97,34 @@ def dtype_of(row: dict) -> str | None:
 
 
 def published(kind: types.ModuleType, rows: list[dict], only: str) -> list[Claim]:
-    """The claims of published rows of a kind, those on rows that `only` names, or all.
+    """The claims of published rows of a kind, those about rows that `only` names, or all.
 
     Raises UserError if it names none, or the rows lack what a claim needs.
     """
     try:
-        claims = kind.claims(rows)
+        claims = [claim for claim in kind.claims(rows) if claim.value != NOWHERE]
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"no claim can be drawn from these rows, which are of another version: {type(error).__name__}: {error}"
         ) from error
-    specs = [spec_of(row) for claim in claims for row in claim.rows]
-    chosen = [tuple(spec.items()) for spec in admitted(specs, only)]
-    if not chosen:
+    if not claims:
         raise UserError("these rows claim nothing: none was measured undisturbed beside its baseline, and none refused")
-    return [claim for claim in claims if any(key_of(row) in chosen for row in claim.rows)]
+    specs = [spec_of(row) for claim in claims for row in claim.rows]
+    chosen = {tuple(spec.items()) for spec in admitted(specs, only)}
+    about = [claim for claim in claims if {key_of(row) for row in claim.rows[0 if claim.whole else -1 :]} <= chosen]
+    if not about:
+        raise UserError(f"only={only!r} names no row that a claim is about: baselines alone, or a part of a crossover")
+    return about
 
 
 def obstacles(wanted: dict[tuple, dict], s, device: torch.device, plan: list[dict]) -> dict[tuple, str]:
     """Why some of the `wanted` rows cannot be measured here with the settings `s`, by their key."""
     found, slow = {}, device.type == "cpu" and not cpu_multiplies_bfloat16()
+    slow = slow and hasattr(s, "dtype")  # numerics, whose rows name their dtypes, is quick all the same
     for key, row in wanted.items():
         if spec_of(row) not in plan:
             found[key] = "this version has no such row on this machine"
-        elif slow and row["status"] == "measured" and dtype_of(row) == "bfloat16" and hasattr(s, "dtype"):
+        elif slow and row["status"] == "measured" and dtype_of(row) == "bfloat16":
             found[key] = "this CPU has no instructions for bfloat16 and would take about a hundred times as long"
     return found
 
@@ -156,8 +164,10 @@ def _judged(claim, found, here, obstacles):
         return "", min(verdicts, key=lambda verdict: verdict == LATER)  # a reason says more than that it is missing
     if claim.value == REFUSED and found is None:
         return "runs", FAILS
-    if found is None:  # such as a crossover that is not there
-        return "no", FAILS
+    if found is None:
+        return NOWHERE, FAILS
+    if claim.value == REFUSED and (reason := found.rows[0]["reason"]) != claim.rows[0]["reason"]:
+        return str(found), f"{HOLDS}: refused here because {reason}"
     return str(found), _verdict(claim, found)
 
 
@@ -178,21 +188,20 @@ def _hindered(claim, row, mine, obstacle):
 
 def _verdict(claim, found):
     """Whether two values agree, and otherwise by how much they do not."""
-    if isinstance(claim.value, str) or isinstance(found.value, str):
-        return HOLDS if claim.value == found.value else FAILS
-    if not claim.value or not found.value:
-        return HOLDS if claim.value == found.value else FAILS
-    times = found.value / claim.value
-    overlap = claim.low is not None and found.low <= claim.high and claim.low <= found.high
-    if overlap or 1 / claim.within <= times <= claim.within:
+    if claim.value == found.value:
         return HOLDS
-    return f"{FAILS}: {times:.2g} times the published value"
+    meet = claim.low is not None and found.low <= claim.high and claim.low <= found.high
+    verdict = NOISE if meet else FAILS
+    if isinstance(claim.value, str) or isinstance(found.value, str) or not claim.value or not found.value:
+        return verdict
+    times = found.value / claim.value
+    return HOLDS if 1 / claim.within <= times <= claim.within else f"{verdict}: {times:.2g} times the published value"
 
 
 def summary(verdicts: list[tuple]) -> str:
     """How many claims have which verdict, in a line."""
     words = [verdict.partition(":")[0] for *_, verdict in verdicts]
-    said = [f"{words.count(word)} {word}" for word in (HOLDS, FAILS, DISTURBED, CANNOT, LATER) if word in words]
+    said = [f"{words.count(word)} {word}" for word in VERDICTS if word in words]
     return f"{len(verdicts)} claims: {', '.join(said)}."
 
 
@@ -203,8 +212,8 @@ def write(
 
     assumed: the settings that the published header does not name.
     """
-    how = "A ratio holds if its spread (p10 to p90) here meets the published one, or if the two differ by at most"
-    how += f" {100 * (RATIO - 1):.0f} %; an error, within a factor of {ERROR:g}; anything else, if it is the same."
+    how = f"A ratio holds if it differs by at most {100 * (RATIO - 1):.0f} %; an error, within a factor of {ERROR:g};"
+    how += " anything else, if it is the same. Within noise: it differs by more, but the spreads (p10 to p90) meet."
     lines = [f"# check of {source}", "", f"- Published: {there}", f"- Here: {here}"]
     if assumed:
         values = ", ".join(f"{name} {value}" for name, value in assumed.items())

@@ -57,3 +57,14 @@ def _judged(row, best):
 def comparable(row: dict | None) -> bool:
     """Whether a ratio may be drawn from the time of a row: it was measured, and is not known to be disturbed."""
     return row is not None and row["status"] == "measured" and not row.get("disturbed")
+
+
+def speedup(row: dict | None, base: dict | None) -> tuple[float, float, float] | None:
+    """How many times as fast as `base` a row is, and the spread of that: the p10 of one against the p90 of the other.
+
+    None if one of them is not comparable.
+    """
+    if not (comparable(row) and comparable(base)):
+        return None
+    low, high = base["p10_ms"] / row["p90_ms"], base["p90_ms"] / row["p10_ms"]
+    return base["median_ms"] / row["median_ms"], low, high

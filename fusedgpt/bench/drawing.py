@@ -1,5 +1,6 @@
 """How the figures of all kinds look: as wide as the column of a README, with a title that says what was measured, where
-and when. A kernel has the same colour and mark in every figure; marks and hatches differ, so that it reads in grey.
+and when. A kernel has the same colour and mark in every figure of kernels (numerics draws dtypes); marks and hatches
+differ, so that it reads in grey.
 """
 
 import pathlib
@@ -9,14 +10,15 @@ from math import inf
 
 from fusedgpt.bench.disturbance import comparable
 
-WIDTH = 6.4  # inches: 700 pixels of a README
+WIDTH = 6.4  # inches: 832 pixels, the column of a README
 MARKS = {"manual": "o", "math": "s", "efficient": "^", "flash": "D", "cudnn": "v", "flex": "P", "eager": "o"}
 MARKS |= {"blocked": "p", "masked": "X", "flash3": "<", "flash4": ">", "flash_attention_2": "<"}
 COLORS = {"manual": "0.2", "math": "#e69f00", "efficient": "#56b4e9", "flash": "#0072b2", "cudnn": "#009e73"}
 COLORS |= {"flex": "#d55e00", "eager": "0.2", "blocked": "0.6", "masked": "#cc79a7", "flash3": "#7a4fa3"}
 COLORS |= {"flash4": "#8c564b", "flash_attention_2": "#7a4fa3"}
-HATCHES = ("", "///", "...", "xx", "\\\\")
-GREYS = ("0.35", "0.75", "0.55", "0.9", "0.65")
+REASON = 60  # characters of the reason in place of a bar; the report has all of it
+HATCHES = ("", "///", "...", "xx", "\\\\", "")
+GREYS = ("0.35", "0.75", "0.55", "0.9", "0.65", "1.0")
 STYLE = {"font.size": 8.5, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False}
 STYLE |= {"axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3, "hatch.linewidth": 0.6}
 LINE = 0.135  # inches: a line of the subtitle
@@ -50,6 +52,11 @@ def _head(figure, title, subtitle):
     figure.text(left, 1 - 0.28 / height, "\n".join(subtitle), va="top", fontsize=7.5, color="0.3")
 
 
+def bar_style(n: int) -> dict:
+    """The look of the n-th group of bars."""
+    return dict(color=GREYS[n], edgecolor="black", hatch=HATCHES[n], linewidth=0.6)
+
+
 def new(height: float, **options) -> tuple:
     """A new figure, `height` inches high without its title, and its axes as pyplot.subplots returns them.
 
@@ -61,30 +68,24 @@ def new(height: float, **options) -> tuple:
     return plt.subplots(layout="constrained", figsize=(WIDTH, height), **options)
 
 
-def bar_style(n: int) -> dict:
-    """The look of the n-th group of bars."""
-    return dict(color=GREYS[n], edgecolor="black", hatch=HATCHES[n], linewidth=0.6)
-
-
-def hollow(bars: Iterable, rows: Iterable[dict]) -> None:
-    """Draw only the outline of those `bars` whose rows were disturbed."""
-    for bar, row in zip(bars, rows):
-        if not comparable(row):
-            bar.set(fill=False, edgecolor="black", linewidth=0.6)
+def reason(text: str, limit: int = REASON) -> str:
+    """The reason why a row has no measurement, cut between words if it is longer than `limit`."""
+    return textwrap.shorten(text, limit, placeholder=" …")
 
 
 def times(axes, names: list[str], rows: list[dict], said: list[str], colors: list[str], limit: float = inf) -> None:
     """A horizontal bar for the median of each row with its p10 to p90, and `said` behind it; hollow if disturbed.
 
-    A row that was not measured has no bar. A bar longer than `limit` is cut, visibly; 'said' has its figure.
+    A row that was not measured has the beginning of what is said of it in place of a bar. A bar longer than `limit` is
+    cut, visibly; `said` has its figure.
     """
     axes.set_yticks(range(len(rows)), names, fontsize=7.5)
     for n, (row, text, color) in enumerate(zip(rows, said, colors)):
         end = 0
         if row["status"] == "measured":
             cut = row["median_ms"] > limit
-            drawn = axes.barh(n, limit if cut else row["median_ms"], color=color, height=0.65)
-            hollow(drawn, [row])
+            look = dict(color=color) if comparable(row) else dict(fill=False, edgecolor="black", linewidth=0.6)
+            axes.barh(n, limit if cut else row["median_ms"], height=0.65, **look)
             if cut:
                 end = limit
                 at = [0.955 * limit, 0.97 * limit]
@@ -94,7 +95,9 @@ def times(axes, names: list[str], rows: list[dict], said: list[str], colors: lis
                 axes.errorbar(row["median_ms"], n, xerr=around, color="0.3", capsize=2, linewidth=1)
                 end = min(row["p90_ms"], limit)
         behind = dict(boxstyle="square,pad=0.1", facecolor="white", edgecolor="none")
-        axes.annotate(text, (end, n), (4, 0), textcoords="offset points", va="center", fontsize=8, bbox=behind)
+        style = dict(textcoords="offset points", va="center", fontsize=8, bbox=behind)
+        drawn = axes.annotate(text if end else reason(text), (end, n), (4, 0), **style)
+        drawn.set_in_layout(bool(end))  # a reason, however long, takes no room from the bars
     axes.invert_yaxis()
     axes.set(xlabel="ms: median, p10 to p90 (less is better)", xlim=(0, 1.22 * axes.dataLim.xmax))
 

@@ -283,7 +283,8 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     groups = {"measured": [r["largest"] for r in rows], "estimated": [r["estimate"]["largest"] for r in rows]}
     for n, (label, values) in enumerate(groups.items()):
         at = [i + (n - 0.5) * 0.38 for i in range(len(names))]
-        axes.bar_label(axes.bar(at, values, 0.38, label=label, **drawing.bar_style(n)), fontsize=8)
+        look = dict(color=("0.35", "0.75")[n], hatch=("", "///")[n], edgecolor="black", linewidth=0.6)
+        axes.bar_label(axes.bar(at, values, 0.38, label=label, **look), fontsize=8)
     axes.set_xticks(range(len(names)), names)
     axes.set(xlabel="attention", ylabel="largest micro-batch (sequences)")
     axes.grid(visible=False, axis="x")

@@ -169,7 +169,7 @@ def claims(rows: list[dict]) -> list[check.Claim]:
         elif row["status"] == "measured":
             value = "overflows" if row["overflows"] else max(row["errors"].values())
             name = f"{check.name_of(row)}: largest error"
-            found.append(check.Claim(name, [row], value, within=check.ERROR, timed=False))
+            found.append(check.Claim(name, [row], value, error=True, timed=False))
     return found + check.refusals(rows)
 
 
@@ -184,11 +184,11 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     for axes, inputs in zip(grid.flat, kinds):
         group = [row for row in rows if row["inputs"] == inputs]
         _dots(axes, [row for row in group if row["status"] == "measured"], paths)
-        for path in paths:
-            reasons = {row.get("reason") for row in group if row["path"] == path}
-            if all(row["status"] != "measured" for row in group if row["path"] == path):
+        for n, path in enumerate(paths):
+            of_path = [row for row in group if row["path"] == path]
+            if of_path and all(row["status"] != "measured" for row in of_path):
                 style = dict(transform=axes.get_yaxis_transform(), va="center", fontsize=7, color="0.4")
-                axes.text(0.02, paths.index(path), reasons.pop() or "", **style)
+                axes.text(0.02, n, drawing.reason(of_path[0]["reason"], 45), **style).set_in_layout(False)
         axes.set(title=f"{inputs} inputs (q and k: normal × {INPUTS[inputs]:g})", xscale="log")
     grid[0, 0].set_yticks(range(len(paths)), paths)
     grid[0, 0].set_ylim(len(paths) - 0.5, -0.5)

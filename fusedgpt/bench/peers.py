@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from fusedgpt.bench import check, contenders, drawing, recipe, report, settings, training, visit
-from fusedgpt.bench.disturbance import comparable
+from fusedgpt.bench.disturbance import comparable, speedup
 from fusedgpt.device import multiplies_bfloat16
 from fusedgpt.errors import UserError
 from fusedgpt.timing import summary
@@ -115,18 +115,13 @@ def _together(group):
     return chosen[-1] | found | summary(found["samples_ms"])
 
 
-def relative(row: dict, ours: dict | None) -> float | None:
-    """How many times as long as ours a contender takes; None if either was disturbed or has no time."""
-    return row["median_ms"] / ours["median_ms"] if comparable(row) and comparable(ours) else None
-
-
 def finding(part: str, peers: dict[str, dict]) -> str:
     """What a part shows, in a sentence: how many times as long as ours the fastest of each other project takes."""
     fastest = {}
     for peer, row in peers.items():
-        project, times = peer.split(",")[0], relative(row, peers.get("ours"))
-        if project != "ours" and times is not None:
-            fastest[project] = min(times, fastest.get(project, times))
+        project, times = peer.split(",")[0], speedup(peers.get("ours"), row)
+        if project != "ours" and times:
+            fastest[project] = min(times[0], fastest.get(project, times[0]))
     if not fastest:
         return TITLES[part][0]
     said = " and ".join(f"{project} {times:.2f}" for project, times in fastest.items())
@@ -163,14 +158,14 @@ def _columns(part):
 def _cells(part, peer, row, ours, columns):
     if row["status"] != "measured":
         return [peer, f"{row['status']}: {row['reason']}", *[""] * (columns - 2)]
-    times, ran = relative(row, ours), row["ran"]
+    times, ran = speedup(ours, row), row["ran"]
     memory = f"{row['peak_memory'] / report.GIB:.2f} GiB" if "peak_memory" in row else ""
     dtypes = dict.fromkeys((ran["dtype"], ran.get("decodes_in", ran["dtype"])))  # of prompt and tokens
     how = [ran["attention"], *dtypes, "compiled" if ran["compile"] else "eager"]
     how += [f"{ran['rows_of_embedding']} ids"] if "rows_of_embedding" in ran else []
     how += [f"commit {ran['commit']}"] if ran.get("commit") else []
     cells = [peer, report.spread(row), ", ".join(f"{ms:.1f}" for ms in row["visits"])]
-    cells += [f"{times:.2f}" if times else "", f"{1e3 * row['tokens'] / row['median_ms']:,.0f}"]
+    cells += [f"{times[0]:.2f}" if times else "", f"{1e3 * row['tokens'] / row['median_ms']:,.0f}"]
     if part == "training":
         optimizer = "fused AdamW" if ran["fused"] else "AdamW"
         cells += [memory, f"{row['first_loss']:.4f}", f"{row['last_loss']:.4f}"]
@@ -229,9 +224,9 @@ def claims(rows: list[dict]) -> list[check.Claim]:
     found = []
     for part, peers in pooled(rows).items():
         for peer, row in peers.items():
-            visits = [r for r in rows if r["part"] == part and r["peer"] in (peer, "ours") and comparable(r)]
+            both = [r for name in ("ours", peer) for r in rows if (r["part"], r["peer"]) == (part, name)]
             for claim in check.ratio(f"{part}, {peer}: speed over ours", row, peers.get("ours")):
-                found.append(dataclasses.replace(claim, rows=visits))
+                found.append(dataclasses.replace(claim, rows=list(filter(comparable, both))))
     return found + check.refusals(rows)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from fusedgpt import memory, timing
 from fusedgpt.bench import causal_models, check, drawing, report, settings
-from fusedgpt.bench.disturbance import comparable
+from fusedgpt.bench.disturbance import comparable, speedup
 from fusedgpt.bench.proof import refusals, verdict
 from fusedgpt.bench.rows import trace_path
 from fusedgpt.case import Case
@@ -146,7 +146,7 @@ def table(rows: list[dict]) -> list[str]:
 def _cells(row, eager):
     if row["status"] != "measured":
         return [row["model"], row["T"], row["attention"], row["status"], *[""] * 7]
-    times = f"{eager['median_ms'] / row['median_ms']:.2f}x" if eager and comparable(row) else ""
+    times = f"{found[0]:.2f}x" if (found := speedup(row, eager)) else ""
     difference = f"{row['logits_differ']:.1e}" if row.get("logits_differ") is not None else ""
     busy = f"{row['device_busy_ms']:.1f}" if row.get("device_busy_ms") is not None else ""
     cells = [f"{row['model']} ({_size(row)})", row["T"], row["attention"], report.spread(row), busy, times]
@@ -185,10 +185,10 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
             if calm:
                 drawing.line(axes, kind, calm)
             for row in line if kind == "flash" else []:
-                if times := _speedup(row, base := eager.get(row["T"])):
+                if times := speedup(row, base := eager.get(row["T"])):
                     below = row["T"], min(row["median_ms"], base["median_ms"])
                     style = dict(textcoords="offset points", ha="center", fontsize=7.5, color=drawing.color(kind))
-                    axes.annotate(f"{times:.2f}×", below, (0, -13), **style)
+                    axes.annotate(f"{times[0]:.2f}×", below, (0, -13), **style)
         axes.set_title(f"{model} ({_size(group[0])})")
         axes.margins(x=0.12, y=0.15)
     drawing.doubling("x", *grid.flat, ticks=sorted({row["T"] for row in rows}))
@@ -201,13 +201,6 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     dtypes = ", ".join(dict.fromkeys(row["dtype"] for row in rows))
     subject = f"One prompt (batch 1), random weights in {dtypes}; × is how many times as fast as eager"
     yield "prefill", "Time to the first token: eager attention and fused", subject, figure
-
-
-def _speedup(row, eager):
-    """How many times as fast as eager a row of another attention is; None if either was disturbed or is missing."""
-    if row is eager or not (comparable(row) and comparable(eager)):
-        return None
-    return eager["median_ms"] / row["median_ms"]
 
 
 def _size(row):

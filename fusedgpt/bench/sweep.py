@@ -7,6 +7,7 @@ meets them all. Lengths go from coarse to fine, so that a sweep that ends early 
 
 import dataclasses
 import functools
+import itertools
 import math
 import pathlib
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import torch
 from fusedgpt import kernels
 from fusedgpt.attention import ATTENTION, KERNELS
 from fusedgpt.bench import check, drawing, report, settings, training
-from fusedgpt.bench.disturbance import comparable
+from fusedgpt.bench.disturbance import comparable, speedup
 from fusedgpt.bench.proof import prove, prove_kernel, refusals, tflops, timed
 from fusedgpt.bench.rows import slug, trace_path
 from fusedgpt.case import Case
@@ -126,26 +127,29 @@ def _training(spec, s, device, folder):
     return row | training.measured(*run)
 
 
-def crossovers(rows: list[dict]) -> dict[tuple[str, str], int | None]:
-    """The length at which a kernel overtakes another: {(slower before, faster from there on): T}, in rows of one part.
+def crossovers(rows: list[dict]) -> dict[tuple[str, str], tuple[float, float]]:
+    """From which length on a kernel is faster than another: {(slower, faster): (perhaps, surely)}, in rows of one part.
 
-    T is the first length from which on it stays faster at every longer one that was measured; None: at every length.
-    Rows that were disturbed do not count.
+    surely: there and at every longer length that was measured, its p90 is below the other's p10; perhaps: the other's
+    p90 is not below its p10. Each is 0 for every length, infinite for none. Rows that were disturbed do not count.
     """
-    times = {}
+    by_kernel, found = {}, {}
     for row in rows:
         if comparable(row):
-            times.setdefault(row["attention"], {})[row["T"]] = row["median_ms"]
-    found = {}
-    for a in times:
-        for b in times:
-            common = sorted(times[a].keys() & times[b].keys())
-            ahead = [times[b][T] < times[a][T] for T in common]
-            if a == b or len(common) < 2 or not ahead[-1]:
-                continue
-            first = len(ahead) - next((n for n, yes in enumerate(reversed(ahead)) if not yes), len(ahead))
-            found[a, b] = common[first] if first else None
+            by_kernel.setdefault(row["attention"], {})[row["T"]] = row
+    for a, b in itertools.permutations(by_kernel, 2):
+        slow, fast = by_kernel[a], by_kernel[b]
+        gains = {T: speedup(fast[T], slow[T]) for T in slow.keys() & fast.keys()}
+        perhaps = _from_on({T: high >= 1 for T, (_, _, high) in gains.items()})
+        if len(gains) > 1 and perhaps < math.inf:
+            found[a, b] = perhaps, _from_on({T: low > 1 for T, (_, low, _) in gains.items()})
     return found
+
+
+def _from_on(ahead):
+    """The first length from which on `ahead`, {length: whether}, is true; 0 if at each, infinite if not at the last."""
+    behind = [length for length in ahead if not ahead[length]]
+    return min((length for length in ahead if length > max(behind)), default=math.inf) if behind else 0
 
 
 def table(rows: list[dict]) -> list[str]:
@@ -165,8 +169,9 @@ def table(rows: list[dict]) -> list[str]:
             ["tokens", *(f"{name}, {unit}, speedup over manual" for name in shown)],
             [[T, *(_cell(cells.get((T, name)), cells.get((T, "manual"))) for name in shown)] for T in lengths],
         )
-        if found := crossovers(group):
-            text += ["", *(_crossover(pair, T) for pair, T in found.items())]
+        found = {pair: _where(surely) for pair, (_, surely) in crossovers(group).items() if surely < math.inf}
+        if found:
+            text += ["", *(f"- `{b}` is faster than `{a}` {where}." for (a, b), where in found.items())]
     measured = [row for row in rows if row["status"] == "measured"]
     seen = {f"{r['attention']}: {report.kernel(r, r.get('pass') != 'forward')}" for r in measured}
     worst = max((max(row["errors"].values()) for row in rows if "errors" in row), default=0)
@@ -175,7 +180,7 @@ def table(rows: list[dict]) -> list[str]:
         "",
         f"Kernels seen, forward / backward: {'; '.join(sorted(seen))}. Every time follows a passed comparison with",
         f"float64; the largest error is {worst:.1e}. TFLOP/s counts the causal half: 2 B nh T² hs",
-        "forward, 3.5 times that with the backward.",
+        "forward, 3.5 times that with the backward. A kernel is called faster where its p90 is below the other's p10.",
         *report.how_timed(rows),
     ]
 
@@ -184,13 +189,14 @@ def _cell(row, manual):
     if row is None or row["status"] != "measured":
         return row["status"] if row else ""
     rate = f"{row['tflops']:.2f}" if "tflops" in row else f"{row['tokens_per_s']:,.0f}"
-    times = f", {manual['median_ms'] / row['median_ms']:.2f}x" if comparable(manual) and comparable(row) else ""
+    times = f", {found[0]:.2f}x" if (found := speedup(row, manual)) else ""
     return f"{row['median_ms']:.2f} ({rate}){times}{report.mark(row)}"
 
 
-def _crossover(pair, T):
-    slower, faster = pair
-    return f"- `{faster}` is faster than `{slower}` {f'from T = {T} on' if T else 'at every length'}."
+def _where(length):
+    if length == math.inf:
+        return check.NOWHERE
+    return f"from T = {length} on" if length else "at every length"
 
 
 def claims(rows: list[dict]) -> list[check.Claim]:
@@ -206,11 +212,11 @@ def claims(rows: list[dict]) -> list[check.Claim]:
             found += check.ratio(f"{name}: speed over manual", row, manual.get(row["T"]))
             if row["part"] == "training":
                 found += check.same_loss(f"{name}: last loss beside manual", row, manual.get(row["T"]))
-        for pair, T in crossovers(group).items():
+        for pair, (perhaps, surely) in crossovers(group).items():
             if "manual" in pair:
+                name = f"{where}: {pair[1]} is faster than {pair[0]}"
                 rests_on = [row for row in group if row["attention"] in pair and comparable(row)]
-                value = f"from T = {T} on" if T else "at every length"
-                found.append(check.Claim(f"{where}: {pair[1]} is faster than {pair[0]}", rests_on, value))
+                found.append(check.Claim(name, rests_on, _where(surely), perhaps, surely, whole=True))
     return found + check.refusals(rows)
 
 
@@ -225,7 +231,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     if alone:
         dtypes = ", ".join(dict.fromkeys(row["dtype"] for row in alone))
         subject = f"Causal attention alone, batch 1, {dtypes}; manual is the hand-written masked softmax"
-        figure = _panels(alone, "times as fast as manual, p10 to p90", _speedup)
+        figure = _panels(alone, "times as fast as manual, p10 to p90", _over_manual)
         yield "speedup", "How many times as fast as hand-written attention", subject, figure
         yield (
             "memory",
@@ -248,14 +254,10 @@ def _how(row):
     return "compiled" if row["ran"]["compile"] else "eager"
 
 
-def _speedup(row, manual):
-    """(speedup over manual, and its spread: one's p10 against the other's p90), or None."""
-    if not (comparable(row) and comparable(manual)):
-        return None
-    if row is manual:
-        return 1.0, None, None
-    slow, fast = manual["p10_ms"] / row["p90_ms"], manual["p90_ms"] / row["p10_ms"]
-    return manual["median_ms"] / row["median_ms"], slow, fast
+def _over_manual(row, manual):
+    """(speedup over manual, and its spread), or None; manual's own is 1, without a spread."""
+    found = speedup(row, manual)
+    return (1.0, None, None) if found and row is manual else found
 
 
 def _memory(row, manual):
@@ -278,7 +280,7 @@ def _panels(rows, label, value):
     for axes, (heads, direction) in zip(grid.flat, groups):
         group = [row for row in rows if (row["heads"], row["pass"]) == (heads, direction)]
         manual = {row["T"]: row for row in group if row["attention"] == "manual"}
-        _lines(axes, [row for row in group if row["T"] in manual], value, manual)
+        _lines(axes, group, value, manual)
         axes.set_title(f"{heads.replace('x', ' heads × ')}, {direction}")
         names |= {line.get_label(): line for line in axes.lines}
     drawing.doubling("x", *grid.flat, ticks=_ticks(rows))

@@ -90,7 +90,7 @@ def _train(contender, state, s, device):
     if compiled:
         contender.model.compile()
     if isinstance(contender, contenders.Ours) and device.type == "cpu":
-        memory.keep_freed_memory()  # as train.py does
+        memory.keep_freed_memory(keep=True)  # as train.py does
     optimizer, cast = contender.optimizer(s, device), autocast(device, dtype)
 
     def forward_backward():

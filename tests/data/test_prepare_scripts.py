@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 
+from fusedgpt import prepare
 from fusedgpt.tokenizer import Tokenizer
 from tests.conftest import ROOT, fails, script, wait_for_lines, why_no_bpe
 
@@ -44,6 +47,17 @@ def test_python_stdlib_of_a_folder_is_split_by_file(tmp_path):
     modules = [{line.split()[0] for line in t.splitlines() if line} for t in text]
     assert modules[0] | modules[1] == {f"module_{n}" for n in range(40)}
     assert modules[1] and not modules[0] & modules[1]
+
+
+def test_the_current_folder_has_a_name(tmp_path, monkeypatch):
+    # with --input=. the source began with its number of files
+    (tmp_path / "mine").mkdir()
+    for n in range(40):
+        (tmp_path / "mine" / f"m{n}.py").write_text(f"module_{n} = {n}\n")
+    monkeypatch.chdir(tmp_path / "mine")
+    monkeypatch.setattr(sys, "argv", ["prepare.py", "--input=.", f"--out_dir={tmp_path}"])
+    runpy.run_path(str(ROOT / "data" / "python_stdlib" / "prepare.py"))["main"]()
+    assert json.loads((tmp_path / "meta.json").read_text())["source"] == "mine (40 files)"
 
 
 def test_shakespeare_char(tmp_path):
@@ -107,9 +121,30 @@ def test_fineweb_of_local_parquet_stops_at_max_tokens(tmp_path):
     assert 100 <= len(train) + len(val) < 110
 
 
+@pytest.mark.parametrize("name", ["fineweb", "openwebtext"])
+def test_a_data_set_of_the_hub_is_of_one_commit(monkeypatch, name):
+    # an interrupted preparation skips as much of the text as it has, which must not have changed meanwhile
+    found = []
+    monkeypatch.setattr(prepare, "prepare", lambda corpus, *_, **__: found.append(corpus))
+    monkeypatch.setattr(sys, "argv", ["prepare.py"])
+    runpy.run_path(str(ROOT / "data" / name / "prepare.py"))["main"]()
+    assert re.search(r"\b[0-9a-f]{40}\b", str(found[0].key))
+
+
 @pytest.mark.parametrize("name", sorted(f.parent.name for f in (ROOT / "data").glob("*/prepare.py")))
 def test_a_missing_input_is_named(name):
     assert "--input=/no/such/file does not exist" in fails(f"data/{name}/prepare.py", "--input=/no/such/file")
+
+
+@needs_bpe
+def test_openwebtext_takes_several_paths_in_the_form_that_text_does(tmp_path):
+    # `--input=a b` ended in argparse's "unrecognized arguments"
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(f"the text of {name} " * 20)
+    prepared("openwebtext", tmp_path / "out", f"--input={tmp_path / 'a.txt'}", tmp_path / "b.txt")
+    end = "<|endoftext|>"
+    text = "".join(f"the text of {name} " * 20 + end for name in ("a.txt", "b.txt"))
+    assert text_of(tmp_path / "out") == (text, "a.txt and 1 more")
 
 
 def test_text_that_is_too_short_or_no_text_is_named(tmp_path):
@@ -126,7 +161,8 @@ def test_text_that_is_too_short_or_no_text_is_named(tmp_path):
     sentence = fails("data/shakespeare_char/prepare.py", f"--input={tmp_path / 'binary.txt'}", out)
     assert "not UTF-8 text" in sentence and "byte 3" in sentence
     (tmp_path / "bad.jsonl").write_text("{not json")
-    assert "cannot read" in fails("data/openwebtext/prepare.py", f"--input={tmp_path / 'bad.jsonl'}", out)
+    text = ("data/text/prepare.py", "--tokenizer=byte")
+    assert "cannot read" in fails(*text, f"--input={tmp_path / 'bad.jsonl'}", out)
     assert "is a folder" in fails("data/shakespeare_char/prepare.py", f"--input={tmp_path}", out)
     assert "got 2 paths" in fails("data/python_stdlib/prepare.py", "--input", tmp_path, tmp_path, out)
     assert not (tmp_path / "out" / "meta.json").exists()
@@ -136,7 +172,7 @@ def test_a_document_that_is_no_text_is_one_sentence(tmp_path):
     # one null among the texts used to be forty lines of RemoteTraceback
     file = tmp_path / "text.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", None, "three")))
-    sentence = fails("data/openwebtext/prepare.py", f"--input={file}", f"--out_dir={tmp_path}")
+    sentence = fails("data/text/prepare.py", "--tokenizer=byte", f"--input={file}", f"--out_dir={tmp_path}")
     assert f"row 2 of {file} has None in 'text'" in sentence
 
 

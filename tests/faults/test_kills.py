@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+from fusedgpt import checkpoint
 from tests.conftest import assert_same_bytes, rows, small
 from tests.faults.processes import SETTINGS, finish, rng, start
 
@@ -19,7 +20,7 @@ def what_is_left(out_dir):
     """The names of a run's files; its checkpoints; and its metrics without what is a matter of time."""
     checkpoints = {}
     for path in sorted(out_dir.glob("*.pt")):
-        saved = torch.load(path, weights_only=True)
+        saved = checkpoint.load(path)
         checkpoints[path.name] = tensors = dict(saved["model"])
         for n, state in saved["optimizer"]["state"].items():
             tensors |= {f"optimizer {n} {key}": value for key, value in state.items()}
@@ -30,11 +31,15 @@ def what_is_left(out_dir):
     return {"files": sorted(os.listdir(out_dir)), "checkpoints": checkpoints, "metrics": metrics}
 
 
-@pytest.mark.parametrize(("world", "kills"), [(1, 150), (2, 50)], ids=["one process", "two ranks"])
-def test_kills(tmp_path, data, tell, world, kills):
-    # 3 of 28 places for a kill used to leave a stale best.pt; a kill between two renames lost checkpoints
-    chance, log, done, in_writes = rng(f"kills {world}"), tmp_path / "log", 0, 0
-    settings = dict(SETTINGS, gradient_accumulation_steps=2)
+RUNS = {"one process": (1, 150, "ddp"), "two ranks": (2, 50, "ddp"), "two that share": (2, 50, "fsdp")}
+
+
+@pytest.mark.parametrize(("world", "kills", "parallel"), RUNS.values(), ids=RUNS)
+def test_kills(tmp_path, data, tell, world, kills, parallel):
+    # 3 of 28 places for a kill used to leave a stale best.pt; a kill between two renames lost checkpoints. In shards,
+    # the files of all ranks have to be there before a checkpoint names them
+    chance, log, done, in_writes = rng(f"kills {world} {parallel}"), tmp_path / "log", 0, 0
+    settings = dict(SETTINGS, gradient_accumulation_steps=2, parallel=parallel)
     began = time.monotonic()
     finish(start(small(tmp_path / "whole", data, **settings), log, world), log)
     seconds = time.monotonic() - began
@@ -71,8 +76,14 @@ def wait(processes, out_dir, chance, seconds):
     """Wait for a random instant, half of the time for one at which a checkpoint is being written; whether it is."""
     until = time.monotonic() + chance.uniform(0, seconds / 4)
     aim = chance.random() < 0.5
-    temporary = [out_dir / name for name in (".ckpt.pt.tmp", ".link.tmp", ".metrics.jsonl.tmp")]
     while time.monotonic() < until + 5 * aim and all(process.is_alive() for process in processes):
-        if time.monotonic() >= until and any(os.path.exists(path) for path in temporary):
+        if time.monotonic() >= until and is_writing(out_dir):
             break
-    return any(os.path.exists(path) for path in temporary)
+    return is_writing(out_dir)
+
+
+def is_writing(out_dir):
+    """Whether a file is being written, or a folder of shards whose metadata, which comes last, is not there yet."""
+    temporary = [out_dir / name for name in (".ckpt.pt.tmp", ".link.tmp", ".metrics.jsonl.tmp")]
+    unfinished = [folder for folder in out_dir.glob("shards-*") if not (folder / ".metadata").exists()]
+    return bool(unfinished) or any(os.path.exists(path) for path in temporary)

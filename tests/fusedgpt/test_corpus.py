@@ -1,8 +1,13 @@
 """Texts as documents: every kind of file, compressed or not, and what is wrong with a file in one sentence."""
 
 import csv
+import errno
 import gzip
 import json
+import os
+import pathlib
+import struct
+import sys
 
 import pyarrow
 import pytest
@@ -14,6 +19,8 @@ from fusedgpt.corpus import Files
 from fusedgpt.errors import UserError
 
 TEXTS = ["one\nline more", 'with "quotes", commas', "", "äöü 漢字", "007", "NA", "2020-01-01", "null"]
+
+SKIPPED = struct.pack("<II", 0x184D2A50, 4) + b"size"  # pzstd writes such a frame before each of its own
 
 
 def documents(paths, **options):
@@ -51,9 +58,9 @@ def pack(path):
     raw = path.read_bytes()
     if path.suffix == ".gz":
         path.write_bytes(gzip.compress(raw))
-    elif path.suffix == ".zst":  # of two frames, as parallel compressors write it
-        half = len(raw) // 2
-        path.write_bytes(zstandard.compress(raw[:half]) + zstandard.compress(raw[half:]))
+    elif path.suffix == ".zst":  # a frame for each byte: whatever a parallel compressor may split is split
+        frames = (zstandard.compress(raw[at : at + 1]) for at in range(len(raw)))
+        path.write_bytes(SKIPPED.join([b"", *frames, b""]))
 
 
 @pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
@@ -113,10 +120,13 @@ def test_the_position_goes_from_nothing_to_the_size(tmp_path):
         ("a.jsonl", b'{"text": 5}', "row 1 of .* has 5 in 'text'"),
         ("a.jsonl", b'{"text": "a"}\n"b"', "row 2 of .* is 'b': it must be an object"),
         ("a.jsonl", b'{"text": "\\ud800"}', "row 1 of .* has half of a surrogate pair"),
-        ("a.jsonl", b'{"text": "a"', "cannot read .*JSONDecodeError"),
-        ("a.json", b'[{"text": "a"}, {"te', "cannot read .*JSONDecodeError"),
+        ("a.jsonl", b'{"text": "a"', r"cannot read /.*JSONDecodeError: Expecting ',' delimiter\)"),
+        ("a.json", b'[{"text": "a"}, {"te', "cannot read after row 1 of .*JSONDecodeError"),
+        ("a.jsonl", b'{"text": "a"}\n' * 200_000 + b"{", r"after row 200,000 of .*property name.*double quotes\)"),
         ("a.csv", b"id,words\n1,two", "row 1 of .* has no 'text', but id, words"),
         ("a.csv", b"id,text\n1,two\n3", "row 2 of .* has None in 'text'"),
+        ("a.csv", b'text\none\n"two\nthree\nfour\n', "cannot read after row 1 of .*unexpected end of data"),
+        ("a.csv", b'text\none\n"two\nthree "quoted" word\n', "cannot read after row 1 of .*expected after"),
         ("a.parquet", b"PAR1", "cannot read .*ArrowInvalid"),
         ("a.txt.gz", gzip.compress(b"text" * 1000, mtime=0)[:-20], "cannot read .*EOFError"),
         ("a.txt.gz", b"text", "cannot read .*Not a gzipped file"),
@@ -128,6 +138,45 @@ def test_a_damaged_file_is_named(tmp_path, name, raw, sentence):
     (tmp_path / name).write_bytes(raw)
     with pytest.raises(UserError, match=sentence):
         documents([tmp_path / name])
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
+def test_a_file_that_the_system_does_not_give_is_not_called_damaged(tmp_path, monkeypatch, code):
+    def refused(path, mode):
+        raise OSError(code, os.strerror(code), str(path))
+
+    (tmp_path / "a.txt").write_text("text")
+    monkeypatch.setattr(corpus, "open", refused, raising=False)
+    with pytest.raises(UserError, match=f"cannot read .*a.txt: {os.strerror(code)}$"):
+        documents([tmp_path / "a.txt"])
+
+
+@pytest.mark.parametrize(("name", "package"), [("a.parquet", "pyarrow"), ("a.jsonl.zst", "zstandard")])
+def test_a_file_whose_package_is_missing_is_not_called_damaged(tmp_path, monkeypatch, name, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=f"cannot read .*{name} without the package {package}: pip install {package}"):
+        documents([table(tmp_path / name)])
+
+
+def test_zstandard_with_the_longest_window(tmp_path):
+    # `zstd --long=31` writes such a header; it used to be a damaged file
+    header = struct.pack("<IBB", 0xFD2FB528, 0, (31 - 10) << 3)  # its number, no flags, 2**31 bytes of window
+    raw_block = (1 | len(b"text") << 3).to_bytes(3, "little") + b"text"  # the last one, not compressed
+    (tmp_path / "a.txt.zst").write_bytes(header + raw_block)
+    assert documents([tmp_path / "a.txt.zst"]) == ["text"]
+
+
+def test_what_the_preparation_wrote_itself_is_left_out_however_the_folder_is_written(tmp_path, monkeypatch):
+    # data/text/prepare.py --input=data/text used to read its own meta.json the second time
+    (tmp_path / "folder").mkdir()
+    for name in ("a.txt", "meta.json"):
+        (tmp_path / "folder" / name).write_text("text")
+    monkeypatch.chdir(tmp_path)
+    for path in ("folder", "folder/../folder", tmp_path / "folder"):
+        files = Files([pathlib.Path(path)], besides=tmp_path / "folder" / "meta.json")
+        assert [file.name for file in files.files] == ["a.txt"] and files.source == "folder"
+    monkeypatch.chdir(tmp_path / "folder")
+    assert Files([pathlib.Path(".")]).source == "folder"  # it used to be empty
 
 
 def test_other_content_has_another_key(tmp_path):
@@ -142,7 +191,7 @@ def test_halves_are_cut_by_characters(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "CHUNK", 4)
     text = "äbcdéfghij" * 5
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
-    for share in (0.9, 0.5, 0.31):
+    for share in (0.9, 0.5, 0.31, 0.2, 0.6):  # with 0.2 and 0.6 a fragment ends at the cut
         parts = ["", ""]
         at = 0
         for fragment, last in corpus.Halves(Files([tmp_path]), share).fragments():
@@ -155,6 +204,9 @@ def test_a_data_set_of_the_hub_is_its_column_text(tmp_path):
     table(tmp_path / "a.parquet")
     for streaming in (False, True):
         options = dict(path="parquet", data_files=str(tmp_path / "a.parquet"), cache_dir=str(tmp_path / "cache"))
-        assert list(corpus.Hub("x", streaming, **options).fragments()) == [(text, True) for text in TEXTS]
+        hub = corpus.Hub("x", streaming, **options)
+        for _ in range(2):
+            assert list(hub.fragments()) == [(text, True) for text in TEXTS]
+            assert hub.position == len("".join(TEXTS).encode())  # it used to stay 0, for hours
     with pytest.raises(UserError, match="cannot read x"):
         list(corpus.Hub("x", True, path="parquet", data_files=str(tmp_path / "none.parquet")).fragments())

@@ -94,9 +94,9 @@ def test_a_process_that_never_comes_ends_the_others_in_time(store):
 def test_an_error_that_is_no_fault_of_others_stays_as_it_is(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr("atexit.register", lambda *_: None)
-    with pytest.raises(RuntimeError, match="shapes"), distributed._others_needed("trying"):
+    with pytest.raises(RuntimeError, match="shapes"), distributed.others_needed("trying"):
         raise RuntimeError("shapes misfit")
-    with pytest.raises(UserError, match="failed at trying"), distributed._others_needed("trying"):
+    with pytest.raises(UserError, match="failed at trying"), distributed.others_needed("trying"):
         raise c10d.DistBackendError("NCCL: remote process exited")
 
 
@@ -149,7 +149,9 @@ def test_buckets_cut_the_compiled_model_and_the_graphs_are_counted(tmp_path, mon
             monkeypatch.setattr(distributed, "BUCKET_MB", mib)
             model = GPT(GPTConfig(block_size=16, vocab_size=65, n_layer=3, n_head=2, n_embd=256))
             model.compile(backend="aot_eager")
-            parallel = distributed.wrap(model, distributed.Ranks(world=2), torch.device("cpu"))
+            parallel = distributed.parallelize(
+                model, distributed.Ranks(world=2), torch.device("cpu"), torch.float32, False, 0
+            )
             before = graphs_compiled()
             for _ in range(2):
                 parallel(idx, idx, logits=False)[1].backward()

@@ -1,15 +1,17 @@
 """The loss of a model, in nats per token and in bits per byte."""
 
 import math
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-from fusedgpt import dataset, evaluation, prepare
+from fusedgpt import dataset, evaluation, logger, prepare, tokenizer
 from fusedgpt.dataloader import DataLoader
 from fusedgpt.distributed import Ranks
+from fusedgpt.errors import UserError
 from model import GPT, GPTConfig
 from tests.conftest import flags, rows, run, script, small
 
@@ -26,13 +28,13 @@ def characters(tmp_path):
     return tmp_path
 
 
-def losses(folder, model, windows, meta=None):
+def losses(folder, model, windows, meta=None, stopped_by=()):
     meta = meta or dataset.read_meta(folder)
     loader = DataLoader(folder, meta, 8, 4, 0, CPU)
-    sizes, said = evaluation.token_bytes(meta, Ranks(), CPU), []
+    sizes, status = evaluation.token_bytes(meta, Ranks(), CPU, [].append, [].append), []
     cast = torch.autocast("cpu", enabled=False)
-    found = evaluation.evaluate(model, loader, cast, Ranks(), sizes, [], said.append, windows)
-    assert said[-1] == f"evaluating, batch {len(said)} of {len(said)}"
+    found = evaluation.evaluate(model, loader, cast, Ranks(), sizes, stopped_by, status.append, windows)
+    assert stopped_by or status[-1] == f"evaluating, batch {len(status)} of {len(status)}"
     return found
 
 
@@ -67,6 +69,30 @@ def test_without_a_tokenizer_there_is_a_loss_alone(characters):
     meta = {"tokenizer": "unknown", "vocab_size": dataset.read_meta(characters)["vocab_size"]}
     found = losses(characters, GPT(GPTConfig(8, meta["vocab_size"], 1, 2, 16)), 0, meta)
     assert found.keys() == {"train_loss", "val_loss"}
+
+
+def test_a_tokenizer_that_is_not_here_is_said_once(tmp_path, data, capsys, monkeypatch):
+    # tiktoken was asked in silence, and bits per byte were missing without a word
+    def not_here(name):
+        raise UserError(f"cannot load the BPE files of {name}")
+
+    monkeypatch.setattr(tokenizer, "tiktoken_bpe", not_here)
+    for name in ("train.bin", "val.bin"):
+        shutil.copy(data / name, tmp_path)
+    (tmp_path / "meta.json").write_text('{"tokenizer": "gpt2", "vocab_size": 50257, "dtype": "uint16"}')
+    status = []
+    monkeypatch.setattr(logger.Logger, "status", lambda self, doing: status.append(doing))
+    run(tmp_path / "out", tmp_path)
+    said = capsys.readouterr().out
+    assert said.count("evaluations have no bits per byte: cannot load the BPE files of gpt2\n") == 1
+    assert "loading the tokenizer" in status and len(rows(tmp_path / "out", "eval")) == 3
+
+
+def test_an_evaluation_that_a_signal_ends_leaves_the_model_training(characters):
+    # the step after it would be without dropout
+    model = GPT(GPTConfig(8, dataset.read_meta(characters)["vocab_size"], 1, 2, 16)).train()
+    assert losses(characters, model, 0, stopped_by=[15]) is None
+    assert model.training
 
 
 def test_eval_only_says_perplexity_and_bits_per_byte_of_all(tmp_path, data):

@@ -1,12 +1,18 @@
-"""What wandb is told."""
+"""What wandb is told, and that no by-product of a run can end it."""
 
+import dataclasses
+import errno
+import json
+import math
+import os
 import sys
 import types
 
 import pytest
 
 from fusedgpt import logger
-from tests.conftest import rows, run
+from fusedgpt.settings import Settings
+from tests.conftest import ROOT, rows, run, weights
 
 
 @pytest.fixture
@@ -61,3 +67,91 @@ def test_the_page_of_a_long_run_is_made_by_another_process(tmp_path, data, monke
     run(tmp_path, data)
     page = (tmp_path / "report.html").read_text()
     assert logger.run_report.RELOAD not in page and '"done": 10' in page
+
+
+def opened(out_dir):
+    """A logger with the folder of a new run."""
+    out_dir.mkdir(exist_ok=True)
+    log = logger.Logger(main=True)
+    log.open(out_dir, 0, {"settings": dataclasses.asdict(Settings())})
+    return log
+
+
+LOSSES = {"iter": 0, "train_loss": 1.0, "val_loss": 1.0}
+
+
+class Tracker:
+    """A tracker that fails when it is asked to log for the second time, as TensorBoard's does if its disk is full."""
+
+    def __init__(self):
+        self.logged, self.closed = 0, 0
+
+    def log(self, metrics, step):
+        self.logged += 1
+        if self.logged == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(self):
+        self.closed += 1
+
+
+def test_a_tracker_that_fails_is_dropped_and_said(tmp_path, data, monkeypatch, capsys):
+    # TensorBoard's writer raises what ended its thread: it ended the run, before the evaluated state was saved
+    tracker = Tracker()
+    monkeypatch.setattr(logger.trackers, "start", lambda *_: [tracker])
+    run(tmp_path, data)
+    said = capsys.readouterr().out
+    assert said.count("NOT LOGGED to Tracker: OSError: [Errno 28] No space left on device; the run goes on") == 1
+    assert (tracker.logged, tracker.closed) == (2, 0)
+    assert len(rows(tmp_path)) == 10 and weights(tmp_path)
+
+
+def test_trackers_are_closed_when_all_lines_are_written(tmp_path):
+    # wandb may wait for a network meanwhile
+    log, found = opened(tmp_path), []
+    closes = types.SimpleNamespace(log=lambda *_: None)
+    closes.close = lambda: found.append((rows(tmp_path, "eval"), json.loads((tmp_path / "run.json").read_text())))
+    log.trackers = [closes]
+    log.lines.pending += b'{"kind": "eval", "iter": 7}\n'  # which the disk refused
+    log.times({"median_ms": 1.0, "p10_ms": 1.0, "p90_ms": 1.0})
+    log.close()
+    assert found[0][0] == [{"kind": "eval", "iter": 7}] and "time" in found[0][1]
+
+
+def test_a_machine_without_more_processes_trains_on(tmp_path, monkeypatch, capsys):
+    def refused(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(logger, "READ_HERE", 0)
+    monkeypatch.setattr(logger.subprocess, "Popen", refused)
+    log = opened(tmp_path)
+    log.evaluation(LOSSES)
+    assert math.isfinite(log.report_due)
+    log.close()
+    assert capsys.readouterr().out.count(f"NOT WRITTEN: report.html: [Errno {errno.EAGAIN}] Resource") == 2
+
+
+def test_the_process_for_the_page_takes_its_share_of_the_time(tmp_path, monkeypatch):
+    # the time to start it was counted, not its own: on a long run one followed the other without end
+    clock, began, paths = [0.0], [], []
+
+    class Child:
+        def __init__(self, command, env, close_fds):
+            began.append(clock[0])
+            paths.append(env["PYTHONPATH"])
+
+        def poll(self):
+            return 0 if clock[0] >= began[-1] + 5 else None  # it takes 5 seconds
+
+        def wait(self):
+            pass
+
+    monkeypatch.setattr(logger, "READ_HERE", 0)
+    monkeypatch.setattr(logger.subprocess, "Popen", Child)
+    monkeypatch.setattr(logger, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setenv("PYTHONPATH", "/of/the/user")
+    log = opened(tmp_path)
+    for clock[0] in range(2000):
+        log.evaluation(LOSSES)
+    assert began == [0, 500, 1000, 1500]  # with 5 seconds each: a hundredth
+    assert paths[0] == f"{ROOT}{os.pathsep}/of/the/user"

@@ -114,3 +114,14 @@ def test_more_samples_than_fit_are_refused():
     with pytest.raises(UserError, match=r"a batch of 10+ samples of 500 tokens .*lower --num_samples"):
         check_sampling(GPTConfig(), 10**12, 500, CPU, torch.float32)
     check_sampling(GPTConfig(), 1, 10**18, CPU, torch.float32)  # the cache holds block_size of them
+
+
+def test_ranks_that_share_a_model_need_their_part_only(monkeypatch):
+    # the whole model used to be asked of each, which refused those that sharing is for
+    monkeypatch.setattr(memory, "total_memory", lambda device: 22 * GIB)
+    xl = GPTConfig(1024, 50304, 48, 25, 1600)
+    with pytest.raises(UserError, match=r"needs 2[0-9]\.\d GiB of memory or more"):
+        check_training(xl, 4, CPU, torch.bfloat16)
+    check_training(xl, 4, CPU, torch.bfloat16, shards=8)
+    with pytest.raises(UserError, match="needs"):
+        check_training(GPTConfig(1024, 50304, 96, 96, 12288), 1, CPU, torch.bfloat16, shards=8)

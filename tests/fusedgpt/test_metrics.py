@@ -95,7 +95,7 @@ def test_the_first_steps_and_a_spike_leave_the_view():
 
 
 @pytest.mark.parametrize("count", [1, 2, 1000, 1001, 1999, 10_007])
-def test_thinned_values_keep_every_extreme_and_every_gap(count):
+def test_thinned_values_keep_the_extremes_and_a_gap_where_there_was_one(count):
     values = np.random.default_rng(0).normal(size=count)
     if count > 1000:
         values[count // 3 : count // 2] = np.nan

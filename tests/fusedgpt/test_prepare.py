@@ -1,13 +1,15 @@
 """What the prepare scripts share: how documents are split, and bins that are written whole or not at all."""
 
 import argparse
+import functools
 import itertools
+import json
 import os
 
 import numpy as np
 import pytest
 
-from fusedgpt import prepare
+from fusedgpt import encoding, prepare
 from fusedgpt.corpus import Files
 from fusedgpt.errors import UserError
 
@@ -25,6 +27,13 @@ def test_a_failed_preparation_keeps_the_old_one(tmp_path):
     with pytest.raises(UserError, match="val split is empty"):
         prepare.write(tmp_path, {"train": [[9, 9]], "val": []}, **options)
     assert before == {f.name: f.read_bytes() for f in tmp_path.iterdir()}
+
+
+def test_a_source_whose_name_is_no_utf8_is_written(tmp_path):
+    # it was a traceback, after the bins were replaced
+    splits = {"train": [[1, 2]], "val": [[3]]}
+    prepare.write(tmp_path, splits, source=os.fsdecode(b"b\xffok.txt"), tokenizer="byte", vocab_size=256)
+    assert json.loads((tmp_path / "meta.json").read_text(encoding="utf-8"))["source"] == "b?ok.txt"
 
 
 def tokens(split):
@@ -63,6 +72,24 @@ def test_validation_can_always_be_evaluated(lengths, fraction):
 def test_a_fraction_is_between_0_and_1(text):
     with pytest.raises(argparse.ArgumentTypeError, match="is not between 0 and 1"):
         prepare.fraction(text)
+
+
+def test_what_an_interrupted_run_has_counts_with_another_max_tokens(tmp_path, monkeypatch):
+    # hours of FineWeb were deleted when the same command came with --max_tokens
+    monkeypatch.setattr(encoding, "BATCH", 500)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    rows = [json.dumps({"text": f"document {n}"}) for n in range(600)]
+    (tmp_path / "rows.jsonl").write_text("\n".join([*rows, "{"]))  # interrupted at its end
+
+    def prepared(**options):
+        split = functools.partial(prepare.draw, fraction=0.1)
+        prepare.prepare(Files([tmp_path / "rows.jsonl"]), "byte", tmp_path / "out", split, **options)
+
+    with pytest.raises(UserError, match="cannot read after row 600"):
+        prepared()
+    monkeypatch.setattr(Files, "fragments", lambda corpus: pytest.fail("it has 1000 tokens already"))
+    prepared(max_tokens=1000)
+    assert 1000 <= sum(json.loads((tmp_path / "out" / "meta.json").read_text())["tokens"].values()) < 1020
 
 
 def test_a_full_disk_keeps_what_is_there(tmp_path):

@@ -167,6 +167,17 @@ def test_only_what_has_a_checkpoint_is_set_aside_under_the_next_number(folder, c
     assert (folder / "previous-1" / "ckpt.pt").read_bytes() == before
 
 
+def test_curves_export_and_scores_leave_with_their_run(folder):
+    # a new run in the folder lost the earlier one's curves in TensorBoard, and seemed to have its scores
+    for name in ("tensorboard/events.out", "hf/config.json", "lm_eval.json", "mine/notes.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(name)
+    set_aside(folder, print)
+    assert sorted(os.listdir(folder)) == [".lock", "mine", "previous-1"]
+    for name in ("tensorboard/events.out", "hf/config.json", "lm_eval.json"):
+        assert (folder / "previous-1" / name).read_text() == name
+
+
 def test_a_missing_checkpoint_names_the_earlier_run(folder):
     set_aside(folder, print)
     with pytest.raises(UserError, match=r"does not exist.* An earlier run is in .*previous-1: name that folder"):

@@ -2,15 +2,18 @@
 
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
+import time
 
 import pytest
 
 from fusedgpt import run_report
 from fusedgpt.errors import UserError
-from tests.conftest import rows
+from tests.conftest import ROOT, rows
 from tests.fusedgpt.test_metrics import evaluation, run_of, step
 
 EVIL = "</script><script>document.title = 'broken'</script><!-- &amp; \u2028 \ud800 {{title}} <b>"
@@ -58,6 +61,49 @@ def test_a_page_loads_itself_again_only_while_the_run_goes_on(small_run, tmp_pat
     for running in (True, False):
         path = run_report.write(run, running)
         assert ('http-equiv="refresh"' in path.read_text()) == page_of(path)["running"] == running
+
+
+def patience(folder, lines, seconds):
+    """That of a page which takes `seconds` to come after the one before."""
+    run_of(folder, lines)
+    (folder / "report.html").write_text("the page before")
+    for name, ago in (("run.json", 9999), ("report.html", seconds)):
+        os.utime(folder / name, (time.time() - ago,) * 2)
+    return page_of(run_report.write(folder, running=True))["patience"]
+
+
+def test_a_run_is_not_given_up_while_it_evaluates(tmp_path):
+    # 15 s of training and 200 s of evaluation: it was given up after 120 s, in each cycle
+    lines = [evaluation(0), *(step(n, ms=1000) for n in range(15)), evaluation(15)]
+    assert 5 * 215 <= patience(tmp_path, lines, 215) < 5 * 225
+    assert patience(tmp_path, lines, 0) == 120  # at least
+    lines = [evaluation(0), *(step(n, ms=1000) for n in range(60)), evaluation(60)]
+    assert patience(tmp_path, lines, 5) == 300  # the start of a resumed run, whose first evaluation comes at once
+
+
+def test_a_run_that_was_killed_before_its_second_evaluation_is_given_up_some_day(tmp_path):
+    # it was "running" for ever
+    assert patience(tmp_path, [evaluation(0), step(0)], 5) == 86400
+
+
+def test_a_resumed_run_does_not_count_the_time_that_it_stood_still(tmp_path):
+    lines = [evaluation(0), *(step(n, ms=1000) for n in range(60)), evaluation(60)]
+    run_of(tmp_path, lines)  # run.json is new
+    (tmp_path / "report.html").write_text("of the run that was killed")
+    os.utime(tmp_path / "report.html", (time.time() - 99999,) * 2)
+    assert page_of(run_report.write(tmp_path, running=True))["patience"] == 300
+
+
+def test_a_child_writes_no_page_once_its_run_is_killed(tmp_path):
+    # it wrote over the page of the resumed run, or into the file that this was writing it to
+    run_of(tmp_path, [step(0)])
+    (tmp_path / ".report.html.tmp").write_text("half a page of the resumed run")
+    command = [sys.executable, "-m", "fusedgpt.run_report", str(tmp_path), "True"]
+    subprocess.run([*command, "1"], check=True, cwd=ROOT)  # a parent that this process is not
+    assert not (tmp_path / "report.html").exists()
+    subprocess.run([*command, str(os.getpid())], check=True, cwd=ROOT)
+    assert page_of(tmp_path / "report.html")["running"]
+    assert (tmp_path / ".report.html.tmp").read_text() == "half a page of the resumed run"
 
 
 def test_text_of_a_run_cannot_become_markup(tmp_path):
@@ -171,6 +217,27 @@ def test_the_pointer_shows_the_values_at_an_iteration_in_all_curves(tmp_path):
     assert text_in(document, "text") == "\nearly" and text_in(document, "when") == "After 50 iterations"
     assert 'data-requests="0"' in document and 'data-wide="false"' in document
     assert console == []
+
+
+@in_browser
+def test_a_page_that_loads_itself_again_stays_at_the_sample_that_was_chosen(tmp_path):
+    # whoever read an earlier one was taken to the latest every 30 seconds
+    run_of(tmp_path, [step(0), *(sample(n, f"{p} {n}", p) for n in (50, 100, 150) for p in "ab")])
+    reload_three_times = """
+        const seen = [], load = () => { samples(); seen.push(byId("text").textContent); };
+        const choose = at => { slider.value = at; slider.dispatchEvent(new Event("input")); };
+        choose(2);
+        page.samples.push({ iter: 200, prompt: "a", text: "new" });
+        load();
+        page.samples.splice(2, 1);
+        load();
+        choose(page.samples.length - 1);
+        page.samples.push({ iter: 250, prompt: "a", text: "newer" });
+        load();
+        document.body.append(make("p", { id: "seen" }, seen.join("|")));
+    """
+    document, console = in_chromium(run_report.write(tmp_path, running=True), reload_three_times)
+    assert text_in(document, "seen") == "aa 100|bb 100|anewer" and console == []
 
 
 @in_browser

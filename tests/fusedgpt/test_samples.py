@@ -1,7 +1,10 @@
 """Samples of a run while it trains."""
 
+import signal
+
 import pytest
 
+from fusedgpt import generate
 from fusedgpt.errors import UserError
 from fusedgpt.samples import Prompts
 from tests.conftest import assert_same_bytes, rows, run, weights
@@ -28,9 +31,28 @@ def test_a_resumed_run_has_each_sample_once(tmp_path, data):
     assert [row["iter"] for row in rows(tmp_path, "sample")] == [0, 4, 8, 12]
 
 
+def test_a_signal_is_seen_after_each_prompt(tmp_path, data, monkeypatch):
+    # with 50 prompts a run that was to stop went on for minutes, longer than a scheduler waits
+    new_tokens = generate.new_tokens
+
+    def stopped(*args):
+        signal.raise_signal(signal.SIGTERM)
+        return new_tokens(*args)
+
+    monkeypatch.setattr(generate, "new_tokens", stopped)
+    (tmp_path / "prompts.txt").write_text("!!\n#$%\n&\n")
+    with pytest.raises(SystemExit, match="143"):
+        run(tmp_path / "out", data, sample_interval=4, sample_prompts=f"FILE:{tmp_path / 'prompts.txt'}")
+    assert [row["prompt"] for row in rows(tmp_path / "out", "sample")] == ["!!"]
+
+
 @pytest.mark.parametrize(
     ("prompts", "message"),
-    [("", "has no prompt"), ("FILE:/no/such", "cannot read sample_prompts"), ("ä", "the training text has no 'ä'")],
+    [
+        ("", "has no prompt"),
+        ("FILE:/no/such", "cannot read sample_prompts"),
+        ("ä", "--sample_prompts='ä' cannot be used: the training text has no 'ä'"),  # who gave none has the default
+    ],
 )
 def test_prompts_that_cannot_be_used_are_one_sentence(prompts, message):
     with pytest.raises(UserError, match=message):

@@ -15,7 +15,10 @@ def test_the_setting_takes_every_kernel():
     assert tuple(ATTENTION) == ATTENTION_NAMES
 
 
-@pytest.mark.parametrize("script", ["train.py", "sample.py", "export.py", "plot.py", "data/text/prepare.py"])
+SCRIPTS = ["train.py", "sample.py", "export.py", "plot.py", "bench.py", "harness.py", "data/text/prepare.py"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_help_does_not_import_pytorch(script):
     # --help took 2.6 s
     pytest.importorskip("tyro")

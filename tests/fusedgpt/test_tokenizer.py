@@ -1,8 +1,11 @@
 """Ids to text and back."""
 
+import concurrent.futures
 import functools
 import json
+import threading
 
+import numpy as np
 import pytest
 
 from fusedgpt import tokenizer
@@ -74,6 +77,43 @@ def test_without_an_end_of_text_it_is_text_like_any_other(kind):
     if kind in ("byte", "json"):
         ids = Tokenizer(meta).encode("<|endoftext|>")
         assert len(ids) > 1 and Tokenizer(meta).decode(ids) == b"<|endoftext|>"
+
+
+@pytest.mark.parametrize("kind", tokenizer.KINDS)
+@pytest.mark.parametrize("more", [(), ("a<|endoftext|>b",), ("<|endoftext|><|endoftext|>", "<|endof")])
+def test_the_ids_of_texts_that_are_encoded_together_are_those_of_each(kind, more):
+    # tiktoken gets them as one text: spaces at their edges must not join, and a text may hold what they are joined by
+    texts = [TEXT, "", " ", "  \n", "x", " x", "<|", "|>", "", *more, TEXT * 9, ""]
+    meta = meta_of(kind)
+    if kind == "char":
+        meta["itos"] = [*sorted(set("".join(texts))), "<|endoftext|>"]
+        meta["vocab_size"] = len(meta["itos"])
+        meta["end_of_text"] = meta["vocab_size"] - 1
+    one = Tokenizer(meta)
+    ids, ends = one.encode_texts(texts)
+    assert [part.tolist() for part in np.split(ids, ends)[:-1]] == [one.encode_text(text).tolist() for text in texts]
+    assert len(ids) == ends[-1]
+
+
+def test_each_thread_has_an_encoding_of_its_own():
+    # two threads that shared one of tiktoken's took a fifth longer: the first that used it had no lock to take
+    import tiktoken
+
+    one, used = Tokenizer(meta_of("gpt2")), []
+
+    def encode(encoding, text, **options):
+        used.append((encoding, threading.get_ident()))
+        return original(encoding, text, **options)
+
+    original = tiktoken.Encoding.encode_to_numpy
+    with pytest.MonkeyPatch.context() as patched, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        patched.setattr(tiktoken.Encoding, "encode_to_numpy", encode)
+        meet = threading.Barrier(2)
+        for _ in range(2):
+            list(pool.map(lambda text: (meet.wait(10), one.encode_texts([text])), ("a", "b")))
+    assert len(used) == 4 and len({thread for _, thread in used}) == 2
+    assert len({(id(encoding), thread) for encoding, thread in used}) == 2
+    assert len({id(encoding) for encoding, _ in used} | {id(tokenizer.tiktoken_bpe("gpt2"))}) == 3
 
 
 def test_ids_are_those_of_the_libraries():

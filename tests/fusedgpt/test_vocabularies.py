@@ -69,9 +69,19 @@ def test_a_tokenizer_json_keeps_its_ids_and_has_an_end(tmp_path, text, end):
 
 
 def test_a_tokenizer_json_that_does_not_fit_is_refused(tmp_path, text):
+    from tokenizers import Tokenizer as Bpe
+    from tokenizers import models, pre_tokenizers, trainers
+
     bpe(add_prefix_space=True).save(str(tmp_path / "prefix.json"))
     with pytest.raises(UserError, match="adds to the beginning of a text"):
         vocabularies.of(str(tmp_path / "prefix.json"), text)
+    joined = Bpe(models.BPE())
+    joined.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    joined.train_from_iterator(["a b"] * 50, trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    joined.save(str(tmp_path / "joined.json"))
+    with pytest.raises(UserError, match="joins 'a' and ' b': take one"):
+        vocabularies.of(str(tmp_path / "joined.json"), text)
     words = json.loads(json.dumps({"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel"}}))
     words["model"] |= {"vocab": {"wörd": 0, "[UNK]": 1, "漢": 2}, "unk_token": "[UNK]"}
     (tmp_path / "words.json").write_text(json.dumps(words))

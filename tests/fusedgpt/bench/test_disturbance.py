@@ -138,11 +138,11 @@ def test_no_speedup_of_the_sweep_comes_from_a_disturbed_row(attention):
 def test_a_crossover_needs_undisturbed_times():
     times = {"manual": (1, 4), "flash": (2, 3)}
     rows = [
-        {"attention": name, "T": T, "median_ms": ms, "status": "measured"}
+        {"attention": name, "T": T, "median_ms": ms, "p10_ms": ms, "p90_ms": ms, "status": "measured"}
         for name, each in times.items()
         for T, ms in enumerate(each)
     ]
-    assert sweep.crossovers(rows) == {("manual", "flash"): 1}
+    assert sweep.crossovers(rows) == {("manual", "flash"): (1, 1)}
     mark(rows[-1])
     assert sweep.crossovers(rows) == {}
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import bench
-from fusedgpt.bench import drawing, ladder, max_batch, report, sweep
+from fusedgpt.bench import disturbance, drawing, ladder, max_batch, numerics, report, sweep
 from fusedgpt.files import read_jsonl
 from tests.conftest import ROOT
 
@@ -59,6 +59,35 @@ def test_the_ladder_cuts_a_bar_that_would_squash_the_others_and_has_the_rungs_th
     assert names[4] == "efficient" and len(names) == len(rows)
 
 
+def boxes(figure):
+    """Of a figure as it is saved: the box of its first axes, the right edges of all, and those of the texts in them."""
+    figure.canvas.draw()
+    edges = [axes.get_window_extent().x1 for axes in figure.axes]
+    return (
+        figure.axes[0].get_position().bounds,
+        edges,
+        [[t.get_window_extent().x1 for t in a.texts] for a in figure.axes],
+    )
+
+
+@pytest.mark.parametrize(("kind", "key"), [(ladder, "rung"), (numerics, "path")])
+def test_a_long_reason_takes_no_room_from_the_bars_and_stays_in_the_figure(kind, key):
+    # one of 200 characters squashed the bars to a third of their length, and was cut off at the edge
+    settings, rows = rows_of(kind.__name__.rpartition(".")[2])
+    refused = [row for row in rows if row["status"] == "refused" and key in row]
+    assert {row[key] for row in refused} >= {"efficient"}
+    before = boxes(next(kind.figures(rows, settings))[-1])
+    for row in refused:
+        row["reason"] = "out of resource: shared memory, " * 6 + "and more"
+    assert all(len(row["reason"]) == 200 for row in refused)
+    figure = next(kind.figures(rows, settings))[-1]
+    bounds, edges, ends = boxes(figure)
+    assert (bounds, edges) == before[:2]
+    assert any("out of resource: shared memory, out of" in text.get_text() for text in figure.axes[0].texts)
+    for edge, texts in zip(edges, ends):
+        assert texts and max(texts) <= min([x for x in edges if x > edge] or [figure.bbox.x1])
+
+
 def test_speedups_share_their_axes_and_have_a_spread():
     # four panels, each with an axis of its own
     settings, rows = rows_of("sweep")
@@ -66,7 +95,9 @@ def test_speedups_share_their_axes_and_have_a_spread():
     assert len({axes.get_ylim() for axes in figure.axes}) == len({axes.get_xlim() for axes in figure.axes}) == 1
     assert {axes.get_yscale() for axes in figure.axes} == {"log"}
     manual, flash = ({**rows[0], "median_ms": m, "p10_ms": a, "p90_ms": b} for a, m, b in ((8, 9, 10), (2, 3, 4)))
-    assert sweep._speedup(flash, manual) == (3, 2, 5) and sweep._speedup(manual, manual)[0] == 1
+    assert disturbance.speedup(flash, manual) == (3, 2, 5)
+    baselines = [line for axes in figure.axes for line in axes.lines if line.get_label() == "manual"]
+    assert len(baselines) == 4 and {y for line in baselines for y in line.get_ydata()} == {1}
     assert all(axes.collections for axes in figure.axes)
 
 

@@ -10,6 +10,7 @@ import torch
 
 import train
 from fusedgpt.bench import contenders, peers, recipe, training, visit
+from fusedgpt.bench.disturbance import speedup
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.device import resolve_dtype
 from fusedgpt.errors import UserError
@@ -316,7 +317,7 @@ def test_samples_of_all_visits_count_but_for_disturbed_ones_and_wrong_contenders
 def test_no_ratio_is_drawn_from_a_disturbed_contender(tmp_path, data):
     rows = [row("ours", [10.0], disturbed=True, reason="loud"), row("Hugging Face, eager", [20.0])]
     found = peers.pooled(rows)["training"]
-    assert peers.relative(found["Hugging Face, eager"], found["ours"]) is None
+    assert speedup(found["ours"], found["Hugging Face, eager"]) is None
     assert peers.finding("training", found) == "A training step"
     assert len(list(peers.figures(rows, asked(tmp_path, data)))) == 1
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import types
 
 import pytest
@@ -69,15 +70,47 @@ def test_memory_is_counted_above_what_was_held(tmp_path, data):
     assert 2 * 2048 * 64 * 4 < flash["peak_memory"] < scores / 4
 
 
-def test_where_one_kernel_overtakes_another():
-    def timed(name, *ms):
-        return [{"attention": name, "T": 2**n, "median_ms": t, "status": "measured"} for n, t in enumerate(ms)]
+def timed(name, *ms, spread=1.0):
+    """Rows of a kernel at lengths 1, 2, 4, …, whose p90 is `spread` times the median."""
+    times = [dict(median_ms=t, p10_ms=t / spread, p90_ms=t * spread) for t in ms]
+    return [{"attention": name, "T": 2**n, "status": "measured", **each} for n, each in enumerate(times)]
 
+
+def test_where_one_kernel_overtakes_another():
     rows = timed("manual", 1, 2, 8, 16) + timed("flash", 2, 3, 4, 5) + timed("math", 3, 1, 9, 17)
     found = sweep.crossovers([*rows, {"attention": "cudnn", "T": 1, "status": "refused"}])
-    assert found["manual", "flash"] == 4 and ("flash", "manual") not in found
-    assert found["math", "manual"] == 4  # it was ahead at 1 already, but not to stay
-    assert found["math", "flash"] == 4
+    assert found["manual", "flash"] == (4, 4) and ("flash", "manual") not in found
+    assert found["math", "manual"] == (4, 4)  # it was ahead at 1 already, but not to stay
+    assert found["math", "flash"] == (4, 4)
+    assert sweep.crossovers(timed("manual", 2, 2) + timed("flash", 1, 1)) == {("manual", "flash"): (0, 0)}
+
+
+def test_a_kernel_is_not_ahead_by_less_than_the_noise():
+    # 3 % at one length used to be where it overtakes, and was stated so
+    manual, flash = timed("manual", 10, 10.3, 20), timed("flash", 20, 10, 10, spread=1.1)
+    assert sweep.crossovers(manual + flash) == {("manual", "flash"): (2, 4)}
+    nearly = [dict(row, part="attention", dtype="float32", tflops=1.0, errors={"y": 0.0}) for row in manual + flash]
+    text = "\n".join(sweep.table([dict(row, kernel={"forward": [], "backward": []}) for row in nearly]))
+    assert "`flash` is faster than `manual` from T = 4 on." in text
+    assert sweep.crossovers(timed("manual", 9, 9, spread=1.1) + timed("flash", 9, 9)) == {
+        pair: (0, math.inf) for pair in (("manual", "flash"), ("flash", "manual"))
+    }
+
+
+def test_memory_is_drawn_where_the_baseline_ran_out_of_it():
+    # which is where the others' memory is of interest
+    header, *lines = read_jsonl(ROOT / "results" / "cpu" / "sweep" / "rows.jsonl")
+    rows = [line for line in lines if line["kind"] == "row"]
+    for row in rows:
+        if row["attention"] == "manual" and row["T"] == 2048:
+            row["status"] = "out of memory"
+    figures = {name: figure for name, *_, figure in sweep.figures(rows, header["settings"])}
+    longest = {
+        name: {line.get_label(): max(line.get_xdata()) for line in figures[name].axes[0].lines}
+        for name in ("memory", "speedup")
+    }
+    assert longest["memory"]["flash"] == 2048 and longest["memory"]["manual"] == 1024
+    assert set(longest["speedup"].values()) == {1024}
 
 
 def test_flex_is_swept_at_few_lengths():

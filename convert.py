@@ -1,0 +1,58 @@
+"""Write the checkpoints of a run in another form: each in one file, or in shards as ranks write that share a model.
+
+    python convert.py OUT_DIR file
+    python convert.py OUT_DIR shards
+
+Each form can be resumed, sampled and exported as it is. One file is what nanoGPT and torch.load read; to read shards,
+no process has to hold all of them. The whole state of a checkpoint has to fit into memory here.
+"""
+
+import pathlib
+import sys
+
+if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):
+    sys.exit(print(__doc__))  # before PyTorch, which takes seconds to import
+
+from fusedgpt import checkpoint, files, run_folder, shards
+from fusedgpt.errors import UserError, one_sentence
+
+FORMS = ("file", "shards")
+
+
+def main(out_dir: str, form: str) -> None:
+    """Convert every checkpoint in `out_dir` in place. Raises UserError if one is damaged, or a run is using them."""
+    if form not in FORMS:
+        raise UserError(f"there is no form {form!r}: it can be {' or '.join(FORMS)}")
+    folder = pathlib.Path(out_dir)
+    if not (names := run_folder.checkpoints(folder)):
+        raise UserError(f"{folder} has no checkpoint: name the folder of a run")
+    with files.lock(folder):
+        for same in _by_file(names):
+            saved = checkpoint.load(same[0])
+            saved.pop("shards", None)
+            if form == "shards":
+                saved, tensors = shards.split(saved)
+                name = shards.free_name(folder, saved["iter_num"])
+                saved["shards"] = {"folder": name, "files": shards.write(folder / name, tensors)}
+            checkpoint.save(same[0], saved)
+            for name in same[1:]:
+                files.link(same[0], name)
+            print(f"wrote {', '.join(map(str, same))}, of iteration {saved['iter_num']}")
+        run_folder.remove_unused_shards(folder)
+
+
+def _by_file(paths):
+    """Lists of paths that are names of one file, such as ckpt.pt and best.pt."""
+    groups = {}
+    for path in paths:
+        groups.setdefault((path.stat().st_dev, path.stat().st_ino), []).append(path)
+    return list(groups.values())
+
+
+if __name__ == "__main__":
+    with one_sentence():
+        if len(sys.argv) != 3 or any(arg.startswith("-") for arg in sys.argv):
+            raise UserError(
+                "name a run and a form: python convert.py OUT_DIR file, or python convert.py OUT_DIR shards"
+            )
+        main(*sys.argv[1:])

@@ -1,0 +1,244 @@
+"""What training would take on GPUs that are not here: memory, time, and what bounds it. Computed, not measured.
+
+The formulas are in fusedgpt/scale.py, their assumptions and errors in docs/scale.md. plan is no kind like the others:
+it has no rows.jsonl, because the same command computes the same again in a second.
+"""
+
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from fusedgpt import scale, settings
+from fusedgpt.bench import drawing, report
+from fusedgpt.distributed import Ranks
+from fusedgpt.errors import UserError
+from fusedgpt.files import atomic
+from fusedgpt.gpus import GPUS, NETWORKS
+from fusedgpt.scale import Run
+from model import GPTConfig
+
+CHINCHILLA = 20  # tokens a parameter that make the most of a budget: arXiv:2203.15556
+MOST = 2**16  # GPUs that a suggestion may name
+RECOMPUTE = ("none", "attention", "block")
+# the parts of scale.Memory and scale.Step, in words
+MEMORY = {name: name for name in ("weights", "gradients", "optimizer", "activations", "logits", "copies")}
+MEMORY |= {"optimizer": "AdamW"}
+TIME = {"products": "products", "attention": "attention", "traffic": "memory traffic", "optimizer": "AdamW"}
+TIME |= {"exposed": "waiting for communication"}
+
+TRAINS = True
+DEFAULTS = {"vocab_size": 50257}
+OF_A_MODEL = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "vocab_multiple", "bias", "dropout", "loss")
+OF_A_RUN = (
+    "batch_size",
+    "gradient_accumulation_steps",
+    "attention",
+    "optimizer",
+    "parallel",
+    "shard_size",
+    "recompute",
+)
+UNUSED = {f.name: "a plan does not depend on it" for f in dataclasses.fields(settings.Settings)}
+UNUSED = {name: why for name, why in UNUSED.items() if name not in (*OF_A_MODEL, *OF_A_RUN)}
+UNUSED |= dict.fromkeys(("dtype", "compile"), "a plan is for compiled steps in 16 bits")
+
+
+@dataclasses.dataclass
+class Settings:
+    results: str = "out-bench"  # folder for results: reports and figures go to its folder plan
+    gpu: Literal[*GPUS] = "H100"  # the GPU
+    gpus: int = 8  # GPUs in all
+    # what connects nodes: InfiniBand of 400 (ndr) or 200 Gbit/s (hdr) for each GPU, or 100 Gbit/s for a node (ethernet)
+    interconnect: Literal[*NETWORKS] = "ndr"
+    sweep: bool = False  # 8 to 1024 of this GPU, for models of 124M to 70B, in place of one run
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # ddp: each GPU holds the whole model; fsdp: GPUs share it
+    shard_size: int | None = None  # GPUs that share one copy of the model with fsdp, such as a node's; None: all
+    # what is not kept for the backward but computed again: the inside of attention, or of every block
+    recompute: Literal["none", "attention", "block"] = "none"
+
+
+def answer(s, command: str, say: Callable[[str], None]) -> list[pathlib.Path]:
+    """Compute what the run of the settings `s` takes, say it, and write it to `results`/plan; the paths written.
+
+    Raises UserError if GPUs cannot share the work as `s` says, and, with the nearest settings that fit, if they have
+    not enough memory.
+    """
+    config, run = GPTConfig(**{name: getattr(s, name) for name in OF_A_MODEL}), run_of(s)
+    refuse(config, run, s.gpu)
+    rows = alternatives(config, run, s.gpu, s.interconnect)
+    said = in_words(config, rows[0], s.gpu)
+    for line in said:
+        say(line)
+    text = [*(f"- {line}" for line in said), "", *table(rows)]
+    return write(s.results, "plan", command, text, figures(config, rows, s.gpu))
+
+
+def run_of(s) -> Run:
+    """The run that settings describe. Raises UserError if its GPUs cannot share the work so."""
+    if s.gpus < 1:
+        raise UserError(f"gpus={s.gpus} must be 1 or more")
+    Ranks(world=s.gpus).micro_steps(s.gradient_accumulation_steps)
+    if s.shard_size and (s.parallel != "fsdp" or s.shard_size < 1 or s.gpus % s.shard_size):
+        raise UserError(f"shard_size={s.shard_size} is for --parallel=fsdp, and must divide gpus={s.gpus}")
+    return Run.of(s, dtype="bfloat16", compile=True)
+
+
+def refuse(config: GPTConfig, run: Run, gpu: str) -> None:
+    """Raise UserError, with the nearest settings that fit, if `run` does not fit."""
+    needed, room = scale.memory(config, run).total, GPUS[gpu].memory
+    if needed <= room:
+        return
+    what = f"{config.num_params:,} parameters with micro-batches of {run.batch_size} x {config.block_size} tokens take"
+    what += f" {needed / 1e9:,.1f} GB of each GPU, and {gpu} has {room / 1e9:g}"
+    other = nearest(config, run, room)
+    if other is None:
+        raise UserError(f"{what}: {MOST} of them are not enough; take a smaller model, or another --gpu")
+    names = [name for name in (*OF_A_RUN, "gpus") if getattr(other, name) != getattr(run, name)]
+    raise UserError(f"{what}: what fits is {' '.join(f'--{name}={getattr(other, name)}' for name in names)}")
+
+
+def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
+    """The run nearest to one that does not fit: smaller micro-batches, recomputation, fsdp, more GPUs, in this order.
+
+    A step keeps its sequences, or gets one for each GPU if it has fewer. room: bytes of a GPU.
+    """
+    sequences = run.batch_size * run.gradient_accumulation_steps
+    gpus = [run.gpus * 2**n for n in range(MOST.bit_length()) if run.gpus * 2**n <= MOST]
+    sharing = [("ddp", None), ("fsdp", None)] if run.parallel == "ddp" else [("fsdp", run.shard_size), ("fsdp", None)]
+    again = RECOMPUTE[RECOMPUTE.index(run.recompute) :]
+    for n, (parallel, shard_size), recompute, batch in itertools.product(
+        gpus, sharing, again, range(run.batch_size, 0, -1)
+    ):
+        if sequences % (batch * n) and batch * n > 1 and (batch > 1 or sequences > n):
+            continue
+        changes = dict(gpus=n, parallel=parallel, shard_size=shard_size, recompute=recompute, batch_size=batch)
+        other = dataclasses.replace(run, **changes, gradient_accumulation_steps=max(sequences // batch, n))
+        if scale.memory(config, other).total <= room and (parallel == "ddp" or n > 1):
+            return other
+    return None
+
+
+def compute(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> dict:
+    """A row: memory and time of `run`, computed."""
+    machine = scale.Machine.of(GPUS[gpu], NETWORKS[interconnect])
+    memory, step = scale.memory(config, run), scale.step(config, run, machine)
+    tokens_per_s = run.gpus * run.micro_steps * run.batch_size * config.block_size / step.total
+    return {
+        "parallel": f"fsdp in groups of {run.shards}" if 1 < run.shards < run.gpus else run.parallel,
+        "gpus": run.gpus,
+        "recompute": run.recompute,
+        "batch_size": run.batch_size,
+        "micro_steps": run.micro_steps,
+        "status": "computed" if memory.total <= GPUS[gpu].memory else "does not fit",
+        "memory": dataclasses.asdict(memory) | {"total": memory.total},
+        "seconds": dataclasses.asdict(step) | {"computation": step.computation, "total": step.total},
+        "tokens_per_s": tokens_per_s,
+        "mfu": scale.flops_per_token(config) * tokens_per_s / (run.gpus * machine.peak),
+        "bound": step.bound,
+        "days": CHINCHILLA * config.num_params / tokens_per_s / 86400,
+    }
+
+
+def alternatives(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> list[dict]:
+    """The row of `run`, and those of the same step with other values of parallel, shard_size and recompute."""
+    per_node = GPUS[gpu].per_node
+    sharing = [("ddp", None)] + [("fsdp", None)] * (run.gpus > 1)
+    sharing += [("fsdp", per_node)] * (run.gpus > per_node and run.gpus % per_node == 0)
+    fused = run.attention not in (*scale.UNFUSED, "blocked")  # then recompute=attention saves next to nothing
+    again = [name for name in RECOMPUTE if name != "attention" or not fused]
+    runs = [run]
+    for (parallel, shard_size), recompute in itertools.product(sharing, again):
+        runs.append(dataclasses.replace(run, parallel=parallel, shard_size=shard_size, recompute=recompute))
+    rows = [compute(config, each, gpu, interconnect) for each in runs]
+    return [row for n, row in enumerate(rows) if row not in rows[:n]]
+
+
+def in_words(config: GPTConfig, row: dict, gpu: str) -> list[str]:
+    """What a row says, in a few lines."""
+    memory, seconds, tokens = row["memory"], row["seconds"], CHINCHILLA * config.num_params
+    parts = ", ".join(f"{label} {memory[name] / 1e9:.2f}" for name, label in MEMORY.items() if memory[name])
+    times = ", ".join(f"{label} {1e3 * seconds[name]:.3g}" for name, label in TIME.items() if seconds[name])
+    how = f"{row['gpus']} x {gpu}, {row['parallel']}, recompute={row['recompute']}"
+    return [
+        f"computed, not measured: {config.num_params:,} parameters on {how},"
+        f" {row['micro_steps']} micro-batches of {row['batch_size']} x {config.block_size} tokens on each",
+        f"memory: {memory['total'] / 1e9:.1f} of {GPUS[gpu].memory / 1e9:g} GB of each GPU: {parts}",
+        f"step: {1e3 * seconds['total']:.4g} ms: {times} of {1e3 * seconds['communication']:.3g}",
+        f"speed: {row['tokens_per_s']:,.0f} tokens/s, MFU {100 * row['mfu']:.0f} %, bound by {row['bound']}",
+        f"training: {CHINCHILLA} tokens a parameter, {tokens / 1e9:,.3g} billion, take {duration(row['days'])}",
+    ]
+
+
+def duration(days: float) -> str:
+    """'3.2 hours' or '17.4 days'."""
+    return f"{24 * days:.2g} hours" if days < 1 else f"{days:,.1f} days"
+
+
+def table(rows: list[dict]) -> list[str]:
+    """A line for each row: memory by part, time, and what follows."""
+    names = ["parallel", "recompute", "micro-batches", *(f"{label}, GB" for label in MEMORY.values()), "in all, GB"]
+    names += ["ms a step", "waiting for communication", "tokens/s", "MFU", "bound by", "Chinchilla's tokens"]
+    return report.markdown(names, map(_cells, rows))
+
+
+def _cells(row):
+    memory, seconds = row["memory"], row["seconds"]
+    cells = [row["parallel"], row["recompute"], f"{row['micro_steps']} x {row['batch_size']}"]
+    cells += [f"{memory[part] / 1e9:.2f}" for part in MEMORY]
+    if row["status"] != "computed":
+        return [*cells, f"{memory['total'] / 1e9:.1f}: {row['status']}", *[""] * 6]
+    cells += [f"{memory['total'] / 1e9:.1f}", f"{1e3 * seconds['total']:.4g}"]
+    cells += [f"{1e3 * seconds['exposed']:.3g} of {1e3 * seconds['communication']:.3g} ms"]
+    return [*cells, f"{row['tokens_per_s']:,.0f}", f"{100 * row['mfu']:.0f} %", row["bound"], duration(row["days"])]
+
+
+def figures(config: GPTConfig, rows: list[dict], gpu: str) -> Iterator[tuple]:
+    """plan.png: the memory of a GPU and the time of a step, by part, for each row."""
+    figure, (left, right) = drawing.new(0.33 * len(rows) + 1.2, ncols=2, sharey=True)
+    _stack(left, MEMORY, [{part: row["memory"][part] / 1e9 for part in MEMORY} for row in rows])
+    times = [row["seconds"] if row["status"] == "computed" else dict.fromkeys(TIME, 0) for row in rows]
+    _stack(right, TIME, [{part: 1e3 * seconds[part] for part in TIME} for seconds in times])
+    for axes, where in ((left, "outside lower left"), (right, "outside lower right")):
+        figure.legend(*axes.get_legend_handles_labels(), loc=where, ncols=2, frameon=False, fontsize=7)
+        axes.grid(visible=False, axis="y")
+    room = GPUS[gpu].memory / 1e9
+    left.axvline(room, color="black", linestyle="--", linewidth=1)
+    left.set(xlabel=f"GB of each GPU (dashed: {gpu} has {room:g})", xlim=(0, 1.05 * max(room, left.dataLim.xmax)))
+    again = {name: f",\nrecompute {name}" for name in RECOMPUTE} | {"none": ""}
+    left.set_yticks(range(len(rows)), [row["parallel"] + again[row["recompute"]] for row in rows], fontsize=7.5)
+    left.invert_yaxis()
+    for n, row in enumerate(rows):
+        if row["status"] != "computed":
+            right.text(0.02, n, row["status"], va="center", fontsize=7.5, transform=right.get_yaxis_transform())
+    right.set(xlabel="ms of a step", xlim=(0, None))
+    first = rows[0]
+    subject = f"{config.num_params:,} parameters on {first['gpus']} x {gpu}, {first['micro_steps']} micro-batches of"
+    subject += f" {first['batch_size']} x {config.block_size} tokens on each. First what was asked for"
+    yield "plan", "What a run would take, and the ways to share it", subject, figure
+
+
+def _stack(axes, parts, rows):
+    """A horizontal bar for each of `rows`, {part: value}, of as many pieces as there are parts."""
+    ends = [0.0] * len(rows)
+    for n, (part, label) in enumerate(parts.items()):
+        widths = [row[part] for row in rows]
+        axes.barh(range(len(rows)), widths, left=ends, height=0.62, label=label, **drawing.bar_style(n))
+        ends = [end + width for end, width in zip(ends, widths)]
+
+
+def write(results: str, name: str, command: str, text: list[str], drawn: Iterator[tuple]) -> list[pathlib.Path]:
+    """Write the report called `name` and its figures to `results`/plan; the paths written."""
+    folder = pathlib.Path(results) / "plan"
+    folder.mkdir(parents=True, exist_ok=True)
+    shares = {"the peak in products": scale.PRODUCTS, "the peak in attention": scale.FLASH}
+    shares |= {"memory's bandwidth": scale.TRAFFIC, "links' bandwidth": scale.LINK}
+    reached = ", ".join(f"{100 * share:g} % of {what}" for what, share in shares.items())
+    how = f"Computed, not measured. Assumed: {reached} (docs/scale.md)"
+    paths = drawing.save(drawn, folder, how)
+    lines = [f"# {name}", "", f"`{command}`", "", f"{how}.", "", *text, ""]
+    lines += [line for path in paths for line in (f"![{path.stem}]({path.name})", "")]
+    with atomic(folder / f"{name}.md", "w") as file:
+        file.write("\n".join(lines).rstrip() + "\n")
+    return [folder / f"{name}.md", *paths]

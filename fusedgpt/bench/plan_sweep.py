@@ -1,0 +1,134 @@
+"""plan.py's --sweep: 8 to 1024 GPUs for four models, and where communication overtakes computation.
+
+A step has the same tokens on any number of GPUs, as a run that gets more of them has: each computes less, and sends as
+much as before.
+"""
+
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator
+
+from fusedgpt.bench import drawing, plan, report
+from fusedgpt.gpus import GPUS
+from fusedgpt.scale import Run
+from model import GPTConfig
+
+# layers, heads, channels, and tokens of a step. GPT-3 (arXiv:2005.14165, table 2.1) has 0.5, 1 and 2M for the first
+# three sizes, Llama 2 (arXiv:2307.09288) 4M; here they are powers of two, so that any number of GPUs can share them
+MODELS = {
+    "124M": (12, 12, 768, 2**19),
+    "XL": (48, 25, 1600, 2**20),
+    "7B": (34, 32, 4096, 2**21),
+    "70B": (86, 64, 8192, 2**22),
+}
+NUMBERS = [2**n for n in range(3, 11)]
+BATCHES = [2**n for n in range(10)]
+SHARING = ("ddp", "fsdp", "hybrid")  # hybrid: fsdp within groups of whole nodes
+LOOKS = {"ddp": ("o", "0.1", "-"), "fsdp": ("s", "0.45", "--"), "hybrid": ("^", "0.65", "-.")}
+
+
+def answer(s, command: str, say: Callable[[str], None]) -> list[pathlib.Path]:
+    """Compute the sweep that the settings `s` ask for, say its crossings, write it to `results`/plan; the paths."""
+    rows = sweep(s.gpu, s.interconnect)
+    said = crossings(rows)
+    for line in said:
+        say(line)
+    return plan.write(s.results, "sweep", command, [*said, "", *table(rows)], figures(rows, s.gpu, s.interconnect))
+
+
+def sweep(gpu: str, interconnect: str) -> list[dict]:
+    """A row for each model, number of GPUs and way to share the work: the fastest that fits, or "does not fit"."""
+    rows = []
+    for (model, (L, nh, C, tokens)), gpus, sharing in itertools.product(MODELS.items(), NUMBERS, SHARING):
+        config = GPTConfig(1024, 50257, L, nh, C, bias=False, vocab_multiple=64)
+        sequences = tokens // config.block_size
+        if gpus <= sequences and (sharing != "hybrid" or gpus > GPUS[gpu].per_node):
+            found = fastest(config, sequences, gpus, sharing, gpu, interconnect) or {"status": "does not fit"}
+            rows.append({"model": model, "sharing": sharing} | found | {"gpus": gpus})
+    return rows
+
+
+def fastest(config: GPTConfig, sequences: int, gpus: int, sharing: str, gpu: str, interconnect: str) -> dict | None:
+    """The row of the fastest way to make a step of `sequences`; None if no way fits.
+
+    Tried are micro-batches of up to 512, recompute=none and block, and for hybrid groups of 1, 2, 4 … nodes.
+    """
+    per_node, parallel = GPUS[gpu].per_node, "ddp" if sharing == "ddp" else "fsdp"
+    groups = [per_node * 2**n for n in range(gpus.bit_length()) if per_node * 2**n < gpus]
+    sizes = groups if sharing == "hybrid" else [None]
+    batches = [batch for batch in BATCHES if sequences % (batch * gpus) == 0]
+    rows = []
+    for batch, shard_size, recompute in itertools.product(batches, sizes, ("none", "block")):
+        how = dict(parallel=parallel, shard_size=shard_size, recompute=recompute, gpus=gpus)
+        rows.append(plan.compute(config, Run(batch, sequences // batch, **how), gpu, interconnect))
+    fitting = [row for row in rows if row["status"] == "computed"]
+    return min(fitting, key=_slowness, default=None)
+
+
+def _slowness(row):
+    """Seconds to four digits, then of work: what is computed again while a GPU would wait is no faster."""
+    return float(f"{row['seconds']['total']:.3e}"), row["seconds"]["computation"]
+
+
+def ratio(row: dict) -> float:
+    """Seconds of communication for each of computation, as if nothing ran beside anything."""
+    return row["seconds"]["communication"] / row["seconds"]["computation"]
+
+
+def crossings(rows: list[dict]) -> list[str]:
+    """For each model and way to share it: from how many GPUs on it fits, and communication overtakes."""
+    cells = []
+    for model, sharing in itertools.product(MODELS, SHARING):
+        tried = [row for row in rows if (row["model"], row["sharing"]) == (model, sharing)]
+        fits = [row for row in tried if row["status"] == "computed"]
+        over = [f"from {row['gpus']} GPUs on" for row in fits if ratio(row) > 1]
+        over.append(f"not up to {tried[-1]['gpus']}" if fits else "")
+        cells.append([model, sharing, f"from {fits[0]['gpus']} GPUs on" if fits else "on none", over[0]])
+    return report.markdown(["model", "parallel", "fits", "communication overtakes computation"], cells)
+
+
+def table(rows: list[dict]) -> list[str]:
+    """A line for each row."""
+    names = ["model", "GPUs", "parallel", "micro-batches", "recompute", "GB a GPU", "ms a step"]
+    names += ["communication ÷ computation", "tokens/s", "MFU", "Chinchilla's tokens"]
+    cells = []
+    for row in rows:
+        if row["status"] != "computed":
+            cells.append([row["model"], row["gpus"], row["sharing"], row["status"], *[""] * 7])
+            continue
+        how = [row["model"], row["gpus"], row["parallel"], f"{row['micro_steps']} x {row['batch_size']}"]
+        took = [f"{row['memory']['total'] / 1e9:.1f}", f"{1e3 * row['seconds']['total']:.4g}", f"{ratio(row):.2f}"]
+        rest = [f"{row['tokens_per_s']:,.0f}", f"{100 * row['mfu']:.0f} %", plan.duration(row["days"])]
+        cells.append([*how, row["recompute"], *took, *rest])
+    return report.markdown(names, cells)
+
+
+def figures(rows: list[dict], gpu: str, interconnect: str) -> Iterator[tuple]:
+    """sweep.png: a panel for each model, communication as a multiple of computation over the number of GPUs."""
+    figure, grid = drawing.new(4.3, nrows=2, ncols=2, sharex=True, sharey=True)
+    for axes, (model, (L, _, C, tokens)) in zip(grid.flat, MODELS.items()):
+        nowhere = []
+        for sharing, (mark, color, line) in LOOKS.items():
+            of_it = [row for row in rows if (row["model"], row["sharing"]) == (model, sharing)]
+            points = [(row["gpus"], ratio(row)) for row in of_it if row["status"] == "computed"]
+            nowhere += [] if points else [sharing]
+            style = dict(marker=mark, color=color, linestyle=line, markersize=4.5, linewidth=1.3, label=sharing)
+            axes.plot(*zip(*points) if points else ([], []), **style)
+        axes.axhline(1, color="black", linewidth=0.8)
+        axes.set_title(f"{model}: {L} layers x {C}, {tokens / 2**20:g}M tokens a step")
+        if nowhere:
+            at = dict(transform=axes.transAxes, fontsize=7.5, va="top")
+            axes.text(0.03, 0.93, f"{', '.join(nowhere)}: does not fit", **at)
+    drawing.doubling("x", *grid.flat, ticks=NUMBERS)
+    grid[0, 0].set_yscale("log")
+    grid[0, 0].yaxis.set_major_formatter("{x:g}")
+    for axes in grid[-1]:
+        axes.set_xlabel("GPUs")
+    figure.supylabel("communication ÷ computation", fontsize=8.5)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    subject = f"Above the line communication takes longer. {gpu}, {GPUS[gpu].per_node} to a node, nodes connected by"
+    subject += (
+        f" {interconnect}. A step has the same tokens on any number of GPUs; each point is the fastest micro-batch"
+    )
+    subject += " and recompute that fits, in hybrid the fastest group too"
+    yield "sweep", "Where communication overtakes computation", subject, figure

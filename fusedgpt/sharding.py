@@ -1,0 +1,47 @@
+"""A model divided among ranks: each holds a part of every weight, of its gradient and of its optimizer state (FSDP2).
+
+A block's matrices are gathered from the other ranks just before they compute, forward and backward, and freed again.
+The arithmetic is that of parallel=ddp: matrices are gathered in the dtype that autocast would cast them to, embeddings
+and LayerNorms in float32, and gradients are averaged in float32. Sources: ZeRO, arXiv:1910.02054; PyTorch FSDP,
+arXiv:2304.11277.
+"""
+
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from fusedgpt import determinism
+
+
+def shard(
+    model: Any, shards: int, copies: int, device: torch.device, dtype: torch.dtype, compiled: bool, seed: int
+) -> None:
+    """Divide a GPT among `shards` ranks; of `shards` x `copies` ranks, each such group has a whole copy of it.
+
+    Weights on PyTorch's meta device, which has no storage, are drawn here as GPT(config) draws them, block by block, so
+    that no rank ever holds more than its part and a block. dtype: of the matrix products.
+    """
+    shape, names = ((shards,), ("shard",)) if copies == 1 else ((copies, shards), ("copy", "shard"))
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    low = None if dtype == torch.float32 else dtype
+    matrices = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    new, t = model.lm_head.weight.is_meta, model.transformer
+    if new:
+        determinism.seed(seed, "init")
+        for part in (t.wte, t.wpe, t.ln_f):
+            _draw(model, part)
+        model.lm_head.weight = t.wte.weight  # to_empty has untied them
+    for block in t.h:
+        if new:
+            _draw(model, block)
+        if compiled:
+            block.compile()  # in parts: its graph is cut where FSDP gathers the weights of attn and mlp
+        fully_shard([block.attn, block.mlp], mesh=mesh, mp_policy=matrices)
+    fully_shard(model, mesh=mesh)  # what is left: embeddings and LayerNorms
+
+
+def _draw(model, part):
+    part.to_empty(device="cpu")  # where the random numbers of every run are drawn
+    model.init_weights(part)
