@@ -44,6 +44,9 @@ class _OfThread(threading.local):
     def __init__(self, name):
         self.name = name
 
+    def __reduce__(self):  # a tokenizer may be sent to another process, which makes its own copies
+        return _OfThread, (self.name,)
+
     @functools.cached_property
     def bpe(self):
         import tiktoken

@@ -73,7 +73,10 @@ SHARED = [
 
 GPT2 = dict(vocab_size=50257, vocab_multiple=64, bias=False)
 XL = GPT2 | dict(n_layer=48, n_head=25, n_embd=1600)
-PAX = dict(block_size=2048, vocab_size=50304)  # paxml/contrib/gpu/scripts_gpu/configs.py
+# paxml/contrib/gpu/scripts_gpu/configs.py; bf16 with Transformer Engine, whose attention for JAX was not fused unless
+# NVTE_FUSED_ATTN was set, and not at all over more than 512 tokens: NVIDIA/JAX-Toolbox, rosetta's page on Pax, 23.08
+PAX = dict(block_size=2048, vocab_size=50304)
+UNFUSED = dict(attention="manual")
 # what was measured and where it stands, ms a step, the model, how it was trained, and on which GPUs
 PUBLISHED = [
     ("PyTorch's article: flash, padded", 87, GPT2, dict(batch_size=12, gpus=8), "A100", "hdr"),
@@ -81,12 +84,12 @@ PUBLISHED = [
     ("llm.c, by modded-nanogpt's log", 140, GPT2, dict(batch_size=64, gpus=8), "H100", "ndr"),
     ("modded-nanogpt, track 3", 144, GPT2, dict(batch_size=64, gpus=8), "H200", "ndr"),
     ("nanoGPT 1.5B, 49.9k tokens/s, second-hand", 8192 / 49.9, XL, dict(batch_size=8), "H200", "ndr"),
-    ("Pax 126M, 2339.8 sequences/s", 256 / 2.3398, PAX, dict(batch_size=4, gpus=64), "A100", "hdr"),
+    ("Pax 126M, 2339.8 sequences/s", 256 / 2.3398, PAX, UNFUSED | dict(batch_size=4, gpus=64), "A100", "hdr"),
     (
         "Pax 5B, 598.83 sequences/s",
         2048 / 0.59883,
         PAX | dict(n_layer=24, n_head=32, n_embd=4096),
-        dict(batch_size=8, gpus=256, parallel="fsdp"),
+        UNFUSED | dict(batch_size=8, gpus=256, parallel="fsdp"),
         "A100",
         "hdr",
     ),
@@ -94,7 +97,7 @@ PUBLISHED = [
         "Pax 175B, 19.62 sequences/s",
         1536 / 0.01962,
         PAX | dict(n_layer=96, n_head=96, n_embd=12288),
-        dict(batch_size=6, gpus=256, parallel="fsdp", recompute="block"),
+        UNFUSED | dict(batch_size=6, gpus=256, parallel="fsdp", recompute="block"),
         "A100",
         "hdr",
     ),

@@ -1,6 +1,7 @@
 """Stopped, killed, resumed: the run is as if it had not been; and what a checkpoint is made of."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -280,7 +281,7 @@ def test_the_activation_is_saved_and_resumed(tmp_path, data, capsys):
     assert activation_in(half) == "gelu"
     capsys.readouterr()
     run(half, data, max_iters=20, init_from="resume")
-    assert "activation" not in capsys.readouterr().out.replace(str(tmp_path), "")  # which has this test's name
+    assert "activation" not in re.findall(r"\w+", capsys.readouterr().out)  # the memory line has "activations"
     assert_same_bytes(weights(half), weights(whole))
     assert activation_in(half) == "gelu"
 
@@ -310,7 +311,7 @@ def test_our_own_run_from_before_the_activation_was_saved_goes_on(tmp_path, data
     whole, half = halfway(tmp_path, data, as_we_wrote_before_activation)
     capsys.readouterr()
     run(half, data, max_iters=20, init_from="resume")
-    assert "activation" not in capsys.readouterr().out.replace(str(tmp_path), "")  # which has this test's name
+    assert "activation" not in re.findall(r"\w+", capsys.readouterr().out)  # the memory line has "activations"
     assert activation_in(half) == "gelu_tanh"
     assert_same_bytes(weights(half), weights(whole))
 

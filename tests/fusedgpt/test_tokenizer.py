@@ -3,6 +3,7 @@
 import concurrent.futures
 import functools
 import json
+import pickle
 import threading
 
 import numpy as np
@@ -49,6 +50,14 @@ def test_text_survives_the_round_trip(kind):
     ids = one.encode(TEXT)
     assert b"".join(one.decode([i]) for i in ids).decode() == TEXT
     assert one.decode(ids).decode() == TEXT
+
+
+@pytest.mark.parametrize("kind", tokenizer.KINDS)
+def test_a_tokenizer_can_be_sent_to_other_ranks(kind):
+    # an encoding for each thread cannot be pickled: ranks that share a model could not be given the prompts
+    one = Tokenizer(meta_of(kind))
+    ids = one.encode(TEXT)
+    assert pickle.loads(pickle.dumps(one)).encode(TEXT) == ids
 
 
 @pytest.mark.parametrize("kind", tokenizer.KINDS)
