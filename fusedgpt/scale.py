@@ -46,8 +46,8 @@ class Run:
 
     @property
     def shards(self) -> int:
-        """GPUs that hold a copy of the model together."""
-        return (self.shard_size or self.gpus) if self.parallel == "fsdp" else 1
+        """GPUs that hold a copy of the model together; one alone holds all of it, whatever shard_size says."""
+        return (self.shard_size or self.gpus) if self.parallel == "fsdp" and self.gpus > 1 else 1
 
     @property
     def micro_steps(self) -> int:
@@ -293,9 +293,19 @@ def step(config: Any, run: Run, machine: Machine) -> Step:
     waiting += (m - 1) * max(0, c.blocks - sum(backward))
     waiting += max(c.reduction / c.messages, c.blocks + c.reduction - sum(backward))
     parts = [m * (one + other) for one, other in zip(forward, backward)]
-    # AdamW reads a weight, its gradient and two moments and writes all but the gradient; clipping reads that once more
-    optimizer = 32 * config.num_params / run.shards / machine.traffic
-    return Step(*parts, optimizer, m * (c.root + 2 * c.blocks) + c.reduction, waiting, c.sent)
+    return Step(*parts, _optimizer(config, run, machine), m * (c.root + 2 * c.blocks) + c.reduction, waiting, c.sent)
+
+
+def _optimizer(config, run, machine):
+    """Seconds of the optimizer's step.
+
+    AdamW reads a weight, its gradient and two moments and writes all but the gradient; clipping reads that once more:
+    32 bytes. Muon's kernels are not fused: those of optimizer.py move about 106. Its five steps of Newton-Schulz cost
+    10 r² (2 c + r) FLOPs for a matrix of r x c, r the smaller: 280 C³ for the four of a layer.
+    """
+    matrices = hidden(config) if run.optimizer == "muon" else 0
+    traffic = 32 * (config.num_params - matrices) / run.shards + 106 * matrices
+    return traffic / machine.traffic + 70 / 3 * config.n_embd * matrices / machine.products
 
 
 def _computation(config, run, machine):
@@ -306,15 +316,16 @@ def _computation(config, run, machine):
     attention does all of them as products, and moves each score 4 and 7 times in 16 bits.
     Element-wise kernels, once compiled, move 40 bytes of a block's channel forward and 90 backward: the float32
     residual stream through each LayerNorm, 16-bit inputs and outputs of products, GELU's wide layer. Logits are moved
-    twice each way. A weight is cast once (6 bytes), and its gradient added up in float32 (10).
+    twice each way. A weight is cast once (6 bytes), and its gradient added up in float32 (10). What is not kept is
+    computed again in the backward: logits in chunks, and of recompute=attention all up to the last product, which only
+    the forward needs.
     """
     L, C, T, N, V = config.n_layer, config.n_embd, config.block_size, config.num_params, config.padded_vocab_size
     tokens, multiplied = _tokens(config, run), config.num_params - config.block_size * config.n_embd
     scores = L * C * T * tokens  # 2 FLOPs are a multiplication and an addition
     tables = 2 * L * _scores(config, run)  # bytes
     share = _scores(config, run) / (tokens * config.n_head * T)  # of the scores that an unfused kernel computes
-    again = run.recompute == "block"
-    attention_again = run.recompute != "none"
+    again, logits_again = run.recompute == "block", config.chunks > 1
 
     def attention(passes, moves, fused):
         if not share:
@@ -326,10 +337,11 @@ def _computation(config, run, machine):
         attention(4, 4, 2),
         (tokens * (40 * L * C + 4 * V) + 6 * N) / machine.traffic,
     )
+    attention_again = {"none": 0, "attention": attention(2, 3, 2), "block": one[1]}[run.recompute]
     other = (
-        (4 * multiplied + 2 * hidden(config) * again) * tokens / machine.products,
-        attention(8, 7, 5) + attention_again * one[1],
-        (tokens * ((90 + 40 * again) * L * C + 4 * V) + 10 * N) / machine.traffic,
+        (4 * multiplied + 2 * hidden(config) * again + 2 * V * C * logits_again) * tokens / machine.products,
+        attention(8, 7, 5) + attention_again,
+        (tokens * ((90 + 40 * again) * L * C + 4 * V * (1 + logits_again)) + 10 * N) / machine.traffic,
     )
     return one, other
 

@@ -5,9 +5,12 @@ import itertools
 import math
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from fusedgpt import distributed, memory, scale
 from fusedgpt.gpus import GPUS, NETWORKS
+from fusedgpt.optimizer import orthogonalised
 from fusedgpt.scale import Machine, Run
 from model import GPT, GPTConfig
 from tests import plan_errors
@@ -100,6 +103,44 @@ def test_recomputing_blocks_adds_their_forward():
     none, block = (scale.step(GPT2, Run(12, recompute=what), H100) for what in ("none", "block"))
     forward = 2 * 12 * 12 * 768**2 * 12 * 1024  # two FLOPs for each weight of the blocks and token
     assert block.products - none.products == pytest.approx(forward / H100.products)
+
+
+# FLOP/s of 1 and memory without end: times are FLOPs
+COUNTER = Machine(peak=1, products=1, flash=math.inf, traffic=math.inf)
+
+
+@pytest.mark.parametrize("loss", ["whole", "chunked"])
+@pytest.mark.parametrize(
+    ("attention", "recompute"), [("manual", "none"), ("blocked", "none"), ("manual", "attention")], ids=str
+)
+def test_products_are_those_that_pytorch_counts(attention, loss, recompute):
+    # a chunked loss used to cost nothing, and attention that is computed again a product that PyTorch leaves out
+    config = dataclasses.replace(SMALL, block_size=512, attention=attention, loss=loss, recompute=recompute)
+    x = torch.randint(config.vocab_size, (2, 512))
+    with FlopCounterMode(display=False) as counted:
+        GPT(config)(x, x, logits=False)[1].backward()
+    found = scale.step(config, Run(2, attention=attention, recompute=recompute), COUNTER)
+    assert found.products + found.attention == pytest.approx(counted.get_total_flops(), rel=0.002)
+
+
+def test_muons_products_are_those_that_pytorch_counts():
+    C = SMALL.n_embd
+    with FlopCounterMode(display=False) as counted:
+        for block in GPT(SMALL).transformer.h:
+            for matrix in (p for p in block.parameters() if p.dim() == 2):
+                orthogonalised(matrix, torch.float32)
+    found = scale.step(SMALL, Run(2, optimizer="muon"), COUNTER)
+    assert found.optimizer == pytest.approx(counted.get_total_flops())
+    assert counted.get_total_flops() == SMALL.n_layer * 280 * C**3
+    adamw, muon = (scale.step(GPT2, Run(12, optimizer=name), H100).optimizer for name in ("adamw", "muon"))
+    assert muon > 2 * adamw
+
+
+def test_one_process_holds_all_of_the_model():
+    # train.py without torchrun, with the settings of a run on many GPUs
+    alone = Run(4, parallel="fsdp", shard_size=8)
+    assert alone.shards == 1
+    assert scale.memory(GPT2, alone) == scale.memory(GPT2, Run(4))
 
 
 def test_a_bucket_is_that_of_ddp():
