@@ -19,6 +19,7 @@ import functools
 import math
 import os
 import pathlib
+import shlex
 import statistics
 import subprocess
 import sys
@@ -141,9 +142,13 @@ def write_plan(args: list[str]) -> None:
 
     Raises UserError if a GPU has not enough memory, with the nearest settings that fit.
     """
-    s = configure(settings_class(plan)(**plan.DEFAULTS), args, __doc__, unused_settings("plan"))
+    defaults, unused = settings_class(plan)(**plan.DEFAULTS), unused_settings("plan")
+    s = configure(defaults, args, __doc__, unused)
+    if s.sweep:
+        s = configure(defaults, args, __doc__, unused | plan_sweep.UNUSED)
     settings.validate(s)
-    paths = (plan_sweep if s.sweep else plan).answer(s, " ".join(["python bench.py plan", *args]), print)
+    command = f"python bench.py plan {shlex.join(args)}".rstrip()
+    paths = (plan_sweep if s.sweep else plan).answer(s, command, print)
     print(f"wrote {', '.join(map(str, paths))}")
 
 

@@ -22,10 +22,9 @@ from model import GPTConfig
 CHINCHILLA = 20  # tokens a parameter that make the most of a budget: arXiv:2203.15556
 MOST = 2**16  # GPUs that a suggestion may name
 RECOMPUTE = ("none", "attention", "block")
-# the parts of scale.Memory and scale.Step, in words
+# the parts of scale.Memory and scale.Step, the latter in words
 MEMORY = {name: name for name in ("weights", "gradients", "optimizer", "activations", "logits", "copies")}
-MEMORY |= {"optimizer": "AdamW"}
-TIME = {"products": "products", "attention": "attention", "traffic": "memory traffic", "optimizer": "AdamW"}
+TIME = {"products": "products", "attention": "attention", "traffic": "memory traffic", "optimizer": "optimizer"}
 TIME |= {"exposed": "waiting for communication"}
 
 TRAINS = True
@@ -41,7 +40,7 @@ OF_A_RUN = (
     "recompute",
 )
 UNUSED = {f.name: "a plan does not depend on it" for f in dataclasses.fields(settings.Settings)}
-UNUSED = {name: why for name, why in UNUSED.items() if name not in (*OF_A_MODEL, *OF_A_RUN)}
+UNUSED = {name: why for name, why in UNUSED.items() if name not in ("init_from", *OF_A_MODEL, *OF_A_RUN)}
 UNUSED |= dict.fromkeys(("dtype", "compile"), "a plan is for compiled steps in 16 bits")
 
 
@@ -62,10 +61,10 @@ class Settings:
 def answer(s, command: str, say: Callable[[str], None]) -> list[pathlib.Path]:
     """Compute what the run of the settings `s` takes, say it, and write it to `results`/plan; the paths written.
 
-    Raises UserError if GPUs cannot share the work as `s` says, and, with the nearest settings that fit, if they have
-    not enough memory.
+    Raises UserError if `s` leaves the model open, if GPUs cannot share the work as it says, and, with the nearest
+    settings that fit, if they have not enough memory.
     """
-    config, run = GPTConfig(**{name: getattr(s, name) for name in OF_A_MODEL}), run_of(s)
+    config, run = config_of(s), run_of(s)
     refuse(config, run, s.gpu)
     rows = alternatives(config, run, s.gpu, s.interconnect)
     said = in_words(config, rows[0], s.gpu)
@@ -75,13 +74,25 @@ def answer(s, command: str, say: Callable[[str], None]) -> list[pathlib.Path]:
     return write(s.results, "plan", command, text, figures(config, rows, s.gpu))
 
 
+def config_of(s) -> GPTConfig:
+    """The model that settings describe. Raises UserError if they leave that to weights or data."""
+    if s.init_from not in ("scratch", "auto"):
+        raise UserError(
+            f"init_from={s.init_from}: a plan reads no weights; give --init_from=scratch, with their --n_layer,"
+            " --n_head and --n_embd"
+        )
+    if s.vocab_size is None:
+        raise UserError("vocab_size=None: a plan reads no data; give its number of ids, such as --vocab_size=50257")
+    return GPTConfig(**{name: getattr(s, name) for name in OF_A_MODEL})
+
+
 def run_of(s) -> Run:
     """The run that settings describe. Raises UserError if its GPUs cannot share the work so."""
     if s.gpus < 1:
         raise UserError(f"gpus={s.gpus} must be 1 or more")
     Ranks(world=s.gpus).micro_steps(s.gradient_accumulation_steps)
-    if s.shard_size and (s.parallel != "fsdp" or s.shard_size < 1 or s.gpus % s.shard_size):
-        raise UserError(f"shard_size={s.shard_size} is for --parallel=fsdp, and must divide gpus={s.gpus}")
+    if s.shard_size and s.gpus % s.shard_size:
+        raise UserError(f"shard_size={s.shard_size} must divide gpus={s.gpus}, or be None, to share among all")
     return Run.of(s, dtype="bfloat16", compile=True)
 
 
@@ -94,7 +105,8 @@ def refuse(config: GPTConfig, run: Run, gpu: str) -> None:
     what += f" {needed / 1e9:,.1f} GB of each GPU, and {gpu} has {room / 1e9:g}"
     other = nearest(config, run, room)
     if other is None:
-        raise UserError(f"{what}: {MOST} of them are not enough; take a smaller model, or another --gpu")
+        advice = "take a smaller model or --block_size, or another --gpu"
+        raise UserError(f"{what}: {max(MOST, run.gpus)} of them are not enough; {advice}")
     names = [name for name in (*OF_A_RUN, "gpus") if getattr(other, name) != getattr(run, name)]
     raise UserError(f"{what}: what fits is {' '.join(f'--{name}={getattr(other, name)}' for name in names)}")
 
@@ -102,22 +114,30 @@ def refuse(config: GPTConfig, run: Run, gpu: str) -> None:
 def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
     """The run nearest to one that does not fit: smaller micro-batches, recomputation, fsdp, more GPUs, in this order.
 
-    A step keeps its sequences, or gets one for each GPU if it has fewer. room: bytes of a GPU.
+    A step keeps its sequences, or gets one for each GPU if it has fewer. What is shared is trained with AdamW: Muon
+    needs whole matrices. room: bytes of a GPU.
     """
     sequences = run.batch_size * run.gradient_accumulation_steps
-    gpus = [run.gpus * 2**n for n in range(MOST.bit_length()) if run.gpus * 2**n <= MOST]
+    gpus = [run.gpus, *(run.gpus * 2**n for n in range(1, MOST.bit_length()) if run.gpus * 2**n <= MOST)]
     sharing = [("ddp", None), ("fsdp", None)] if run.parallel == "ddp" else [("fsdp", run.shard_size), ("fsdp", None)]
-    again = RECOMPUTE[RECOMPUTE.index(run.recompute) :]
-    for n, (parallel, shard_size), recompute, batch in itertools.product(
-        gpus, sharing, again, range(run.batch_size, 0, -1)
-    ):
-        if sequences % (batch * n) and batch * n > 1 and (batch > 1 or sequences > n):
+    again = [run.recompute, *(name for name in saving(run) if RECOMPUTE.index(name) > RECOMPUTE.index(run.recompute))]
+    of_a_sequence = config.block_size * config.padded_vocab_size * run.itemsize / config.chunks  # bytes of logits
+    batches = range(min(run.batch_size, int(room / of_a_sequence)), 0, -1)
+    for n, (parallel, shard_size), recompute, batch in itertools.product(gpus, sharing, again, batches):
+        if sequences % (batch * n) and (batch > 1 or sequences > n):
             continue
         changes = dict(gpus=n, parallel=parallel, shard_size=shard_size, recompute=recompute, batch_size=batch)
+        changes["optimizer"] = "adamw" if parallel == "fsdp" else run.optimizer
         other = dataclasses.replace(run, **changes, gradient_accumulation_steps=max(sequences // batch, n))
-        if scale.memory(config, other).total <= room and (parallel == "ddp" or n > 1):
+        if scale.memory(config, other).total <= room:
             return other
     return None
+
+
+def saving(run: Run) -> list[str]:
+    """Values of recompute worth trying: attention saves next to nothing if its kernel is fused."""
+    fused = run.attention not in (*scale.UNFUSED, "blocked")
+    return [name for name in RECOMPUTE if name != "attention" or not fused]
 
 
 def compute(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> dict:
@@ -126,7 +146,7 @@ def compute(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> dict:
     memory, step = scale.memory(config, run), scale.step(config, run, machine)
     tokens_per_s = run.gpus * run.micro_steps * run.batch_size * config.block_size / step.total
     return {
-        "parallel": f"fsdp in groups of {run.shards}" if 1 < run.shards < run.gpus else run.parallel,
+        "parallel": "ddp" if run.shards == 1 else f"fsdp{f' in groups of {run.shards}' * (run.shards < run.gpus)}",
         "gpus": run.gpus,
         "recompute": run.recompute,
         "batch_size": run.batch_size,
@@ -144,12 +164,11 @@ def compute(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> dict:
 def alternatives(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> list[dict]:
     """The row of `run`, and those of the same step with other values of parallel, shard_size and recompute."""
     per_node = GPUS[gpu].per_node
-    sharing = [("ddp", None)] + [("fsdp", None)] * (run.gpus > 1)
-    sharing += [("fsdp", per_node)] * (run.gpus > per_node and run.gpus % per_node == 0)
-    fused = run.attention not in (*scale.UNFUSED, "blocked")  # then recompute=attention saves next to nothing
-    again = [name for name in RECOMPUTE if name != "attention" or not fused]
+    sharing = [("ddp", None)]
+    if run.optimizer == "adamw":  # Muon needs whole matrices
+        sharing += [("fsdp", None)] + [("fsdp", per_node)] * (run.gpus % per_node == 0)
     runs = [run]
-    for (parallel, shard_size), recompute in itertools.product(sharing, again):
+    for (parallel, shard_size), recompute in itertools.product(sharing, saving(run)):
         runs.append(dataclasses.replace(run, parallel=parallel, shard_size=shard_size, recompute=recompute))
     rows = [compute(config, each, gpu, interconnect) for each in runs]
     return [row for n, row in enumerate(rows) if row not in rows[:n]]
@@ -158,27 +177,41 @@ def alternatives(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> li
 def in_words(config: GPTConfig, row: dict, gpu: str) -> list[str]:
     """What a row says, in a few lines."""
     memory, seconds, tokens = row["memory"], row["seconds"], CHINCHILLA * config.num_params
-    parts = ", ".join(f"{label} {memory[name] / 1e9:.2f}" for name, label in MEMORY.items() if memory[name])
-    times = ", ".join(f"{label} {1e3 * seconds[name]:.3g}" for name, label in TIME.items() if seconds[name])
+    parts = ", ".join(f"{name} {memory[name] / 1e9:.2f}" for name in MEMORY if memory[name])
+    times = ", ".join(f"{label} {rounded(1e3 * seconds[name])}" for name, label in TIME.items() if seconds[name])
+    times += f" of {rounded(1e3 * seconds['communication'])}" if seconds["exposed"] else ""
     how = f"{row['gpus']} x {gpu}, {row['parallel']}, recompute={row['recompute']}"
     return [
-        f"computed, not measured: {config.num_params:,} parameters on {how},"
-        f" {row['micro_steps']} micro-batches of {row['batch_size']} x {config.block_size} tokens on each",
+        f"computed, not measured: {config.num_params:,} parameters on {how}, {batches(config, row)};"
+        f" a vocabulary of {config.padded_vocab_size:,}",
         f"memory: {memory['total'] / 1e9:.1f} of {GPUS[gpu].memory / 1e9:g} GB of each GPU: {parts}",
-        f"step: {1e3 * seconds['total']:.4g} ms: {times} of {1e3 * seconds['communication']:.3g}",
+        f"step: {rounded(1e3 * seconds['total'], 4)} ms: {times}",
         f"speed: {row['tokens_per_s']:,.0f} tokens/s, MFU {100 * row['mfu']:.0f} %, bound by {row['bound']}",
-        f"training: {CHINCHILLA} tokens a parameter, {tokens / 1e9:,.3g} billion, take {duration(row['days'])}",
+        f"training: {CHINCHILLA} tokens a parameter, {rounded(tokens / 1e9)} billion, take {duration(row['days'])}",
     ]
 
 
+def batches(config: GPTConfig, row: dict) -> str:
+    """'5 micro-batches of 12 x 1024 tokens on each'."""
+    what = "micro-batch" if row["micro_steps"] == 1 else "micro-batches"
+    return f"{row['micro_steps']} {what} of {row['batch_size']} x {config.block_size} tokens on each"
+
+
+def rounded(number: float, digits: int = 3) -> str:
+    """`number` to so many digits, such as 1,250 or 0.531."""
+    return f"{float(f'{number:.{digits}g}'):,.12g}"
+
+
 def duration(days: float) -> str:
-    """'3.2 hours' or '17.4 days'."""
+    """'10 minutes', '3.2 hours' or '17.4 days'."""
+    if days < 1 / 24:
+        return f"{1440 * days:.2g} minutes"
     return f"{24 * days:.2g} hours" if days < 1 else f"{days:,.1f} days"
 
 
 def table(rows: list[dict]) -> list[str]:
     """A line for each row: memory by part, time, and what follows."""
-    names = ["parallel", "recompute", "micro-batches", *(f"{label}, GB" for label in MEMORY.values()), "in all, GB"]
+    names = ["parallel", "recompute", "micro-batches", *(f"{part}, GB" for part in MEMORY), "in all, GB"]
     names += ["ms a step", "waiting for communication", "tokens/s", "MFU", "bound by", "Chinchilla's tokens"]
     return report.markdown(names, map(_cells, rows))
 
@@ -189,8 +222,8 @@ def _cells(row):
     cells += [f"{memory[part] / 1e9:.2f}" for part in MEMORY]
     if row["status"] != "computed":
         return [*cells, f"{memory['total'] / 1e9:.1f}: {row['status']}", *[""] * 6]
-    cells += [f"{memory['total'] / 1e9:.1f}", f"{1e3 * seconds['total']:.4g}"]
-    cells += [f"{1e3 * seconds['exposed']:.3g} of {1e3 * seconds['communication']:.3g} ms"]
+    cells += [f"{memory['total'] / 1e9:.1f}", rounded(1e3 * seconds["total"], 4)]
+    cells += [f"{rounded(1e3 * seconds['exposed'])} of {rounded(1e3 * seconds['communication'])} ms"]
     return [*cells, f"{row['tokens_per_s']:,.0f}", f"{100 * row['mfu']:.0f} %", row["bound"], duration(row["days"])]
 
 
@@ -205,17 +238,18 @@ def figures(config: GPTConfig, rows: list[dict], gpu: str) -> Iterator[tuple]:
         axes.grid(visible=False, axis="y")
     room = GPUS[gpu].memory / 1e9
     left.axvline(room, color="black", linestyle="--", linewidth=1)
-    left.set(xlabel=f"GB of each GPU (dashed: {gpu} has {room:g})", xlim=(0, 1.05 * max(room, left.dataLim.xmax)))
+    # what does not fit runs out of the axes: at its full length it would leave nothing to see of what fits
+    left.set(xlabel=f"GB of each GPU (dashed: {gpu} has {room:g})", xlim=(0, 1.05 * room))
     again = {name: f",\nrecompute {name}" for name in RECOMPUTE} | {"none": ""}
     left.set_yticks(range(len(rows)), [row["parallel"] + again[row["recompute"]] for row in rows], fontsize=7.5)
     left.invert_yaxis()
     for n, row in enumerate(rows):
         if row["status"] != "computed":
-            right.text(0.02, n, row["status"], va="center", fontsize=7.5, transform=right.get_yaxis_transform())
-    right.set(xlabel="ms of a step", xlim=(0, None))
-    first = rows[0]
-    subject = f"{config.num_params:,} parameters on {first['gpus']} x {gpu}, {first['micro_steps']} micro-batches of"
-    subject += f" {first['batch_size']} x {config.block_size} tokens on each. First what was asked for"
+            what = f"{row['status']}: {row['memory']['total'] / 1e9:,.0f} GB"
+            right.text(0.02, n, what, va="center", fontsize=7.5, transform=right.get_yaxis_transform())
+    right.set(xlabel="ms of a step", xlim=(0, 1.05 * right.dataLim.xmax))
+    subject = f"{config.num_params:,} parameters on {rows[0]['gpus']} x {gpu}, {batches(config, rows[0])}."
+    subject += " First what was asked for"
     yield "plan", "What a run would take, and the ways to share it", subject, figure
 
 

@@ -4,10 +4,12 @@ A step has the same tokens on any number of GPUs, as a run that gets more of the
 much as before.
 """
 
+import dataclasses
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator
 
+from fusedgpt import settings
 from fusedgpt.bench import drawing, plan, report
 from fusedgpt.gpus import GPUS
 from fusedgpt.scale import Run
@@ -21,6 +23,9 @@ MODELS = {
     "7B": (34, 32, 4096, 2**21),
     "70B": (86, 64, 8192, 2**22),
 }
+USED = ("results", "gpu", "interconnect", "sweep")
+UNUSED = {f.name for kind in (settings.Settings, plan.Settings) for f in dataclasses.fields(kind)} - set(USED)
+UNUSED = dict.fromkeys(UNUSED, "--sweep=True has models and runs of its own")
 NUMBERS = [2**n for n in range(3, 11)]
 BATCHES = [2**n for n in range(10)]
 SHARING = ("ddp", "fsdp", "hybrid")  # hybrid: fsdp within groups of whole nodes
@@ -97,8 +102,9 @@ def table(rows: list[dict]) -> list[str]:
             cells.append([row["model"], row["gpus"], row["sharing"], row["status"], *[""] * 7])
             continue
         how = [row["model"], row["gpus"], row["parallel"], f"{row['micro_steps']} x {row['batch_size']}"]
-        took = [f"{row['memory']['total'] / 1e9:.1f}", f"{1e3 * row['seconds']['total']:.4g}", f"{ratio(row):.2f}"]
-        rest = [f"{row['tokens_per_s']:,.0f}", f"{100 * row['mfu']:.0f} %", plan.duration(row["days"])]
+        took = [f"{row['memory']['total'] / 1e9:.1f}", plan.rounded(1e3 * row["seconds"]["total"], 4)]
+        rest = [f"{ratio(row):.2f}", f"{row['tokens_per_s']:,.0f}", f"{100 * row['mfu']:.0f} %"]
+        rest.append(plan.duration(row["days"]))
         cells.append([*how, row["recompute"], *took, *rest])
     return report.markdown(names, cells)
 
@@ -127,8 +133,6 @@ def figures(rows: list[dict], gpu: str, interconnect: str) -> Iterator[tuple]:
     figure.supylabel("communication ÷ computation", fontsize=8.5)
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     subject = f"Above the line communication takes longer. {gpu}, {GPUS[gpu].per_node} to a node, nodes connected by"
-    subject += (
-        f" {interconnect}. A step has the same tokens on any number of GPUs; each point is the fastest micro-batch"
-    )
-    subject += " and recompute that fits, in hybrid the fastest group too"
+    subject += f" {interconnect}. A step has the same tokens on any number of GPUs; each point is the fastest"
+    subject += " micro-batch and recompute that fits, in hybrid the fastest group too"
     yield "sweep", "Where communication overtakes computation", subject, figure

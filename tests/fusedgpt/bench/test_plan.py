@@ -1,7 +1,10 @@
 """Plans: what they print and write, and what they refuse."""
 
 import dataclasses
+import io
 import re
+import shlex
+import time
 
 import pytest
 
@@ -11,6 +14,7 @@ from fusedgpt import scale
 from fusedgpt.bench import plan, plan_sweep
 from fusedgpt.errors import UserError
 from fusedgpt.gpus import GPUS
+from fusedgpt.settings import validate
 from model import GPTConfig
 from tests.conftest import ROOT, fails, script
 
@@ -60,8 +64,11 @@ def test_a_config_file_of_train_py_is_taken_as_it_is(monkeypatch):
         (["--block_size=131072", "--batch_size=1", "--gradient_accumulation_steps=8"], {"recompute"}),
         ([*XL, "--gpu=RTX 4090", "--gpus=4", "--batch_size=1"], {"parallel"}),
         ([*XL, "--gpu=RTX 4090", "--gpus=1", "--batch_size=1"], {"parallel", "gpus"}),
+        (["--gpus=1", "--parallel=fsdp", "--batch_size=500"], {"batch_size"}),
+        ([*XL, "--n_layer=60", "--gpu=L4", "--batch_size=1", "--optimizer=muon"], {"parallel", "optimizer"}),
+        (["--gpus=131072", "--batch_size=1024", "--gradient_accumulation_steps=131072"], {"batch_size"}),
     ],
-    ids=["smaller micro-batch", "recompute", "fsdp", "more GPUs"],
+    ids=["smaller micro-batch", "recompute", "fsdp", "more GPUs", "fsdp alone", "no muon in parts", "many GPUs"],
 )
 def test_what_does_not_fit_is_refused_with_the_nearest_that_does(args, changes, tmp_path):
     # smaller micro-batches first, then recomputation, then fsdp, then more GPUs
@@ -71,6 +78,7 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does(args, changes, 
     named = {flag.removeprefix("--").partition("=")[0] for flag in advice}
     assert named - {"gradient_accumulation_steps"} == changes
     s, other = settings(*args), settings(*args, *advice)
+    validate(other)  # train.py and bench.py take it
     assert s.batch_size * s.gradient_accumulation_steps == other.batch_size * other.gradient_accumulation_steps
     said, _ = planned(tmp_path, *args, *advice)  # it does fit
     assert said
@@ -86,21 +94,74 @@ def test_the_nearest_is_the_largest_micro_batch_that_fits():
     assert scale.memory(config, twice).total > room
 
 
+def test_a_nearest_is_found_soon_and_saves_what_it_says():
+    config, room = GPTConfig(vocab_size=50304, bias=False), GPUS["H100"].memory
+    started = time.monotonic()
+    found = plan.nearest(config, scale.Run(2 * 10**9), room)  # every number down from there used to be tried
+    assert found.batch_size <= 100 and time.monotonic() - started < 20
+    # a fused kernel keeps next to nothing that recompute=attention could save
+    run = scale.Run(1, recompute="attention")
+    found = plan.nearest(config, dataclasses.replace(run, recompute="none"), scale.memory(config, run).total)
+    assert found.recompute == "block"
+    by_hand = dataclasses.replace(run, attention="manual")
+    found = plan.nearest(config, dataclasses.replace(by_hand, recompute="none"), scale.memory(config, by_hand).total)
+    assert found.recompute == "attention"
+
+
+def test_only_ways_that_train_py_has_are_compared():
+    config = GPTConfig(vocab_size=50304, bias=False)
+    muon = plan.alternatives(config, scale.Run(1, 16, optimizer="muon", gpus=16), "H100", "ndr")
+    assert {row["parallel"] for row in muon} == {"ddp"}
+    adamw = plan.alternatives(config, scale.Run(1, 16, gpus=16), "H100", "ndr")
+    assert {row["parallel"] for row in adamw} == {"ddp", "fsdp", "fsdp in groups of 8"}
+    # groups of one share nothing, and one GPU has nobody to share with
+    for alone in (scale.Run(1, 8, gpus=8, parallel="fsdp", shard_size=1), scale.Run(1, parallel="fsdp")):
+        assert plan.compute(config, alone, "H100", "ndr")["parallel"] == "ddp"
+
+
+def test_numbers_are_words_that_anyone_reads(tmp_path):
+    said, _ = planned(tmp_path, "--gpus=1", "--gradient_accumulation_steps=1")
+    assert "1 micro-batch of 12 x 1024 tokens" in said[0] and "a vocabulary of 50,304" in said[0]
+    assert said[2].split()[-2] == "optimizer" and " of " not in said[2]  # nothing is sent
+    said, _ = planned(tmp_path, *XL, "--batch_size=16", "--optimizer=muon", "--recompute=block")
+    assert "products 1," in said[2] and "e+" not in "".join(said) and "AdamW" not in "".join(said)
+    rounded = [plan.rounded(number) for number in (1250.4, 12.71, 0.5312, 0, 1234567)]
+    assert rounded == ["1,250", "12.7", "0.531", "0", "1,230,000"]
+    assert [plan.duration(days) for days in (0.007, 0.5, 17.42)] == ["10 minutes", "12 hours", "17.4 days"]
+
+
+def test_the_figure_shows_what_was_asked_for(tmp_path):
+    # a bar of what does not fit used to shrink all others to nothing, and one of a single GPU to leave the axes
+    for args in ([*XL, "--n_layer=960", "--gpus=512", "--batch_size=1", "--parallel=fsdp"], ["--gpus=1"]):
+        s = settings(*args, "--gradient_accumulation_steps=512", "--recompute=block")
+        config, run = plan.config_of(s), plan.run_of(s)
+        rows = plan.alternatives(config, run, "H100", "ndr")
+        ((_, _, _, figure),) = plan.figures(config, rows, "H100")
+        left, right = figure.axes
+        assert left.get_xlim()[1] == pytest.approx(84)
+        fitting = [row["seconds"]["total"] for row in rows if row["status"] == "computed"]
+        assert right.get_xlim()[1] >= 1.02e3 * max(fitting)
+        assert len(right.texts) == len(rows) - len(fitting)
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["--gpus=6"], "gradient_accumulation_steps=40 cannot be shared by 6 processes"),
         (["--gpus=0"], "gpus=0 must be 1 or more"),
-        (["--shard_size=3", "--parallel=fsdp"], "shard_size=3 is for --parallel=fsdp, and must divide gpus=8"),
+        (["--shard_size=3", "--parallel=fsdp"], "shard_size=3 must divide gpus=8, or be None"),
         (["--n_head=7"], "cannot be split over n_head=7"),
         (["--gpu=H1000"], "gpu='H1000' is not allowed"),
+        (["--vocab_size=None"], "vocab_size=None: a plan reads no data; give its number of ids"),
+        (["config/eval_gpt2_xl.py"], "init_from=gpt2-xl: a plan reads no weights; give --init_from=scratch"),
         (["--dtype=float32"], "--dtype has no effect here: a plan is for compiled steps in 16 bits"),
         (["--learning_rate=1"], "--learning_rate has no effect here: a plan does not depend on it"),
         ([*XL, "--gpu=L4", "--n_layer=100000"], "65536 of them are not enough"),
     ],
     ids=" ".join,
 )
-def test_bad_input_ends_in_one_sentence(args, message, tmp_path):
+def test_bad_input_ends_in_one_sentence(args, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
     with pytest.raises(UserError, match=re.escape(message)):
         planned(tmp_path, *args)
     assert not list(tmp_path.iterdir())
@@ -113,6 +174,16 @@ def test_the_command_line(tmp_path):
     text = script("bench.py", "plan", "--help", COLUMNS="200").stdout
     assert "--interconnect" in text and "--learning_rate" not in text and "RTX 4090" in text
     assert "--gpus has no effect here" in fails("bench.py", "numerics", "--gpus=2")
+    assert "--n_layer has no effect here: --sweep=True has" in fails("bench.py", "plan", "--sweep=True", "--n_layer=3")
+
+
+def test_its_command_can_be_given_again(tmp_path, monkeypatch):
+    # a GPU of two words used to stand there as two arguments
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    args = ["--gpu=RTX 4090", f"--results={tmp_path}"]
+    bench.write_plan(args)
+    command = (tmp_path / "plan" / "plan.md").read_text().splitlines()[2].strip("`")
+    assert shlex.split(command) == ["python", "bench.py", "plan", *args]
 
 
 def test_the_sweep_crosses_where_its_rows_do(tmp_path):
