@@ -317,8 +317,8 @@ def _computation(config, run, machine):
     Element-wise kernels, once compiled, move 40 bytes of a block's channel forward and 90 backward: the float32
     residual stream through each LayerNorm, 16-bit inputs and outputs of products, GELU's wide layer. Logits are moved
     twice each way. A weight is cast once (6 bytes), and its gradient added up in float32 (10). What is not kept is
-    computed again in the backward: logits in chunks, and of recompute=attention all up to the last product, which only
-    the forward needs.
+    computed again in the backward: logits in chunks, and of attention or a block all up to the last product, which
+    only the forward needs; of a block that is a third of its weights.
     """
     L, C, T, N, V = config.n_layer, config.n_embd, config.block_size, config.num_params, config.padded_vocab_size
     tokens, multiplied = _tokens(config, run), config.num_params - config.block_size * config.n_embd
@@ -339,7 +339,7 @@ def _computation(config, run, machine):
     )
     attention_again = {"none": 0, "attention": attention(2, 3, 2), "block": one[1]}[run.recompute]
     other = (
-        (4 * multiplied + 2 * hidden(config) * again + 2 * V * C * logits_again) * tokens / machine.products,
+        (4 * multiplied + 4 / 3 * hidden(config) * again + 2 * V * C * logits_again) * tokens / machine.products,
         attention(8, 7, 5) + attention_again,
         (tokens * ((90 + 40 * again) * L * C + 4 * V * (1 + logits_again)) + 10 * N) / machine.traffic,
     )
