@@ -210,13 +210,14 @@ def _mask(config, run, itemsize):
 def _logits(config, run):
     """Bytes of logits at their most.
 
-    Eager, the cross-entropy's gradient takes three float32 numbers for each; compiled, a cast and a float32 number.
-    Chunks compute one part at a time, and add up the gradient of the output layer in the dtype of the products.
+    Eager, the cross-entropy's gradient takes three float32 numbers for each. Compiled, it takes the place of the
+    logits, and the output layer's gradient, not yet float32, is there with it. Chunks compute one part at a time, and
+    add up that gradient in the dtype of the products.
     """
     e, V = run.itemsize, config.padded_vocab_size
     if config.chunks > 1:
         return 12 * _tokens(config, run) * V // config.chunks + 2 * e * V * config.n_embd
-    return (4 + e if run.compile else 12) * _tokens(config, run) * V
+    return (e * (_tokens(config, run) + config.n_embd) if run.compile else 12 * _tokens(config, run)) * V
 
 
 @dataclass(frozen=True)

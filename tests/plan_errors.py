@@ -31,6 +31,7 @@ from fusedgpt.gpus import GPUS, NETWORKS
 from fusedgpt.memory import peak_bytes
 from fusedgpt.scale import FLASH, PRODUCTS, Machine, Run
 from model import GPT, GPTConfig
+from tests import limited_memory
 
 CPU = torch.device("cpu")
 SMALL = dict(block_size=256, vocab_size=512, n_layer=4, n_head=4, n_embd=128, bias=False)
@@ -61,6 +62,8 @@ ALONE = [
 COMPILED = [
     (SMALL, dict(batch_size=2, attention="flash", compile=True)),
     (MANY_IDS, dict(batch_size=1, attention="flash", compile=True)),
+    (MANY_IDS, dict(batch_size=4, attention="flash", compile=True)),
+    (MANY_IDS, dict(batch_size=4, attention="flash", compile=True, dtype="float32")),
 ]
 # of two processes that share the model; not FEW_TOKENS, whose peak varies by half with the messages that are under way
 SHARED = [
@@ -189,6 +192,28 @@ def times() -> Iterator[tuple[str, str, float, float]]:
         yield what, f"{run.gpus} x {gpu}", ms, 1e3 * found.total
 
 
+def process_table() -> list[str]:
+    """What whole processes held at their peak on a CPU, beside the tensors that a step is estimated to hold."""
+    held = []
+    for row in read_jsonl(ROOT / "results" / "cpu" / "ladder_124M" / "rows.jsonl"):
+        if ran := row.get("ran"):
+            run = Run(1, attention=ran["attention"], dtype=ran["dtype"], compile=ran["compile"], cpu=True)
+            config = GPTConfig(vocab_size=ran["padded_vocab_size"], bias=False)
+            held.append((f"`{row['rung']}`", row["peak_memory"], config, run))
+    model = {name: value for name, value in limited_memory.MODEL.items() if name not in ("dataset", "batch_size")}
+    config = GPTConfig(**model, vocab_size=256, bias=False)
+    for row in read_jsonl(ROOT / "results" / "cpu" / "limited_memory.jsonl"):
+        if row["trained"]:
+            how = dict(recompute=row.get("recompute", "none"), parallel=row["parallel"], gpus=row["processes"])
+            run = Run(2, 2, **how, attention="manual", dtype="float32", compile=False, cpu=True)
+            held.append((f"99M, {how['parallel']}, recompute {how['recompute']}", 1e6 * row["peak_mb"], config, run))
+    cells = []
+    for what, measured, config, run in held:
+        tensors = scale.memory(config, run).total
+        cells.append([what, *(f"{each / 1e9:.2f}" for each in (measured, tensors, measured - tensors))])
+    return markdown(["what", "process, GB", "tensors, estimated", "the rest"], cells)
+
+
 def time_table() -> list[str]:
     """The errors of times."""
     digits = ["{:,.0f}" if ms >= 1000 else "{:.1f}" for _, _, ms, _ in times()]
@@ -200,12 +225,13 @@ def time_table() -> list[str]:
 
 
 def memory_table() -> list[str]:
-    """The errors of memory; takes a minute."""
+    """The errors of memory; measures for a minute or more."""
     errors = [memory_error(*case) for case in ALONE + COMPILED] + shared_errors()
     cells = []
     for n, ((shape, how), found) in enumerate(zip(ALONE + COMPILED + SHARED, errors)):
         model = f"{shape['n_layer']} x {shape['n_embd']}, {how['batch_size']} x {shape['block_size']}"
         shown = {name: value for name, value in how.items() if name not in ("batch_size", "attention", "dtype")}
+        shown = {name: value for name, value in shown.items() if value != "none"}
         shown |= {name: shape[name] for name in ("dropout", "loss", "vocab_size") if shape.get(name, 512) != 512}
         shown |= {"parallel": "fsdp", "processes": 2} if n >= len(ALONE + COMPILED) else {}
         more = ", ".join(f"{name} {value}" for name, value in shown.items())
@@ -223,4 +249,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["shared"]:
         print_shared()
     else:
-        print(*time_table(), "", *memory_table(), sep="\n")
+        print(*time_table(), "", *process_table(), "", *memory_table(), sep="\n")

@@ -25,7 +25,7 @@ def of_case(case):
     return "-".join(str(value) for part in case for value in part.values())
 
 
-@pytest.mark.parametrize("case", plan_errors.ALONE, ids=of_case)
+@pytest.mark.parametrize("case", plan_errors.ALONE + plan_errors.COMPILED, ids=of_case)
 def test_memory_is_what_a_step_really_holds(case):
     # weights and moments, which anyone can count, are not in it: they would hide an error in what is hard
     found = plan_errors.memory_error(*case)
@@ -46,7 +46,7 @@ def test_times_are_those_that_were_measured_on_many_machines():
 
 def test_the_page_has_the_errors_of_today():
     page = (ROOT / "docs" / "scale.md").read_text()
-    for line in plan_errors.time_table():
+    for line in (*plan_errors.time_table(), *plan_errors.process_table()):
         assert line in page, line
 
 
