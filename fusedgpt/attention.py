@@ -22,8 +22,12 @@ BLOCK = 256  # queries in a block of `blocked`
 def manual(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
     """Hand-written: holds every score in memory. Scales after the product, as the articles' baseline does."""
     # a dot product of hs terms of variance 1 has variance hs: without the scale the softmax would saturate
-    scores = (q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5  # (B, nh, T, Tk)
-    weights = scores.masked_fill(~_visible(q, k), float("-inf")).softmax(dim=-1)
+    return _weighted((q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5, v, dropout_p)
+
+
+def _weighted(scores, v, dropout_p):
+    """The mean of the values that each query sees, weighted by the softmax of its `scores`, (B, nh, T, Tk)."""
+    weights = scores.masked_fill(~_visible(*scores.shape[-2:], scores.device), float("-inf")).softmax(dim=-1)
     # dropout_p is 0 outside training: F.dropout itself does not know
     return F.dropout(weights, dropout_p) @ v  # (B, nh, T, Tk) @ (B, nh, Tk, hs) -> (B, nh, T, hs)
 
@@ -35,11 +39,12 @@ def blocked(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
     blocks of keys too, which a running softmax makes possible, needs a kernel (arXiv:2205.14135).
     """
     T, Tk = q.size(-2), k.size(-2)
-    blocks = []
+    q, blocks = q * q.size(-1) ** -0.5, []  # scales hs numbers of each query, not its scores
     for start in range(0, T, BLOCK):
         stop = min(start + BLOCK, T)
         seen = Tk - T + stop  # keys that the last query of the block sees
-        blocks.append(manual(q[..., start:stop, :], k[..., :seen, :], v[..., :seen, :], dropout_p))
+        scores = q[..., start:stop, :] @ k[..., :seen, :].transpose(-2, -1)
+        blocks.append(_weighted(scores, v[..., :seen, :], dropout_p))
     return torch.cat(blocks, dim=-2)
 
 
@@ -81,13 +86,13 @@ def _lower_right(T, Tk):
 
 
 def _with_mask(q, k, v, dropout_p):
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=_visible(q, k), dropout_p=dropout_p)
+    mask = _visible(q.size(-2), k.size(-2), q.device)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p)
 
 
-def _visible(q, k):
+def _visible(T, Tk, device):
     """(T, Tk), True where a query sees a key."""
-    T, Tk = q.size(-2), k.size(-2)
-    return torch.ones(T, Tk, dtype=torch.bool, device=q.device).tril(Tk - T)
+    return torch.ones(T, Tk, dtype=torch.bool, device=device).tril(Tk - T)
 
 
 def only(
