@@ -6,6 +6,7 @@ process of its own; the visits go round (A B C, A B C), and report and figure dr
 
 import dataclasses
 import pathlib
+import textwrap
 from collections.abc import Iterator
 
 import torch
@@ -98,7 +99,12 @@ def pooled(rows: list[dict]) -> dict[str, dict[str, dict]]:
     groups = {}
     for row in rows:
         groups.setdefault(row["part"], {}).setdefault(row["peer"], []).append(row)
-    return {part: {peer: _together(group) for peer, group in peers.items()} for part, peers in groups.items()}
+    parts = contenders.PARTS | {"recipe": RECIPE}  # rows that were measured again come last
+    return {
+        part: {peer: _together(groups[part][peer]) for peer in peers if peer in groups[part]}
+        for part, peers in parts.items()
+        if part in groups
+    }
 
 
 def _together(group):
@@ -245,7 +251,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
         colors = ["#0072b2" if peer.startswith("ours") else "0.6" for peer in peers]
         said = [_said(row) for row in peers.values()]
         drawing.times(axes, list(peers), list(peers.values()), said, colors)
-        axes.set_title(finding(part, peers), loc="left")
+        axes.set_title(textwrap.fill(finding(part, peers), 72), loc="left")
         axes.set_xlabel(f"{TITLES[part][1]}: median, p10 to p90 (less is better)")
         axes.grid(visible=False, axis="y")
     yield "peers", "Our GPT beside others, in one run and in turn", f"Training of {training.subject(s)}", figure

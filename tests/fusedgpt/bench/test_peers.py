@@ -304,6 +304,7 @@ def test_samples_of_all_visits_count_but_for_disturbed_ones_and_wrong_contenders
         dict(part="training", peer="nanoGPT, float32", round=2, status="parity failed", reason="its loss"),
     ]
     found = peers.pooled(rows)["training"]
+    assert list(found) == list(peers.pooled(rows[::-1])["training"])  # rows measured again come last in the file
     assert found["ours"]["median_ms"] == 10 and found["ours"]["visits"] == [10, 12]
     assert found["ours"]["samples"] == 4 and found["ours"]["peak_memory"] == 2**31
     assert found["Hugging Face, eager"]["samples_ms"] == [20, 20, 20]
