@@ -64,7 +64,7 @@ def _cpuinfo(name):
         return [line.split(":")[1].strip() for line in file if line.startswith(name)]
 
 
-def commit(folder: str) -> str | None:
+def commit(folder: str | os.PathLike) -> str | None:
     """The commit of the clone in `folder`, marked if files of it were changed since; None if it is no clone."""
     git = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"]
     try:

@@ -1,7 +1,7 @@
 """The loss of a model on both splits of its data, in nats per token and in bits per byte of text."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ def evaluate(
     cast: torch.autocast,
     ranks: Ranks,
     token_bytes: Tensor | None,
-    stopped_by: list[int],
+    stopped_by: Sequence[int],
     status: Callable[[str], None],
     windows: int,
 ) -> dict[str, float] | None:

@@ -3,6 +3,7 @@
 import functools
 import json
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,7 @@ class Tokenizer:
     Raises UserError for any other, and for a meta that is damaged.
     """
 
-    def __init__(self, meta: dict):
+    def __init__(self, meta: Any):
         self.vocab_size = vocabulary(meta)
         self.kind, self.meta = meta.get("tokenizer"), meta
         self._of_thread = _OfThread(self.kind)
@@ -187,7 +188,7 @@ class Tokenizer:
             return np.array(self._json.encode(text, add_special_tokens=False).ids, np.uint32)
         return self._bpe.encode_to_numpy(text, disallowed_special=())
 
-    def encode_texts(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_texts(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The ids of encode_text for each text, one after another, and after how many of them each text ends.
 
         For threads: as much as possible is done in one call without Python's lock. Raises UserError for a character

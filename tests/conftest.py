@@ -11,6 +11,15 @@ import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # models this small only lose by more, most of all on a busy machine
 
+from typeguard import install_import_hook
+
+# Functions that tests call in this process must be given, and return, what their annotations say. Not those that
+# torch.compile traces, which stay as users run them, and not `profiler`, which is given made-up profiles
+UNCHECKED = ("attention", "decode", "generate", "profiler")
+FILES = pathlib.Path(__file__).parents[1].glob("fusedgpt/*.py")
+CHECKED = [f"fusedgpt.{file.stem}" for file in FILES if file.stem not in UNCHECKED]
+install_import_hook([*CHECKED, "configurator", "train"])
+
 import numpy as np
 import pytest
 import torch
