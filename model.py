@@ -108,6 +108,13 @@ class CausalSelfAttention(nn.Module):
         return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)))
 
 
+def _gelu(x, form):
+    if form == "tanh" and torch.compiler.is_compiling():
+        # the same function, as (1 + tanh u) / 2 = sigmoid(2 u): compiled for a CPU, tanh takes 2.4 times as long
+        return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
+    return F.gelu(x, approximate=form)
+
+
 class MLP(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -117,7 +124,7 @@ class MLP(nn.Module):
         self.gelu_form = ACTIVATIONS[config.activation]
 
     def forward(self, x):
-        return self.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate=self.gelu_form)))
+        return self.dropout(self.c_proj(_gelu(self.c_fc(x), self.gelu_form)))
 
 
 class Block(nn.Module):

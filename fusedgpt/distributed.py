@@ -242,7 +242,11 @@ def finite_weights(model: torch.nn.Module) -> bool:
 
 def gradient_norm(model: torch.nn.Module) -> Tensor:
     """The norm of the gradient of all parameters, on the device; of a divided model, of all its parts together."""
-    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    grads = [p.grad for p in model.parameters()]
+    if not is_shared(model) and all(g.is_cpu for g in grads):
+        # on a CPU, PyTorch's norm of GPT-2's 38 million weights of ids is 0.26 % too small, and takes twice as long
+        return torch.stack([g.flatten().dot(g.flatten()) for g in grads]).sum().sqrt()
+    norm = torch.nn.utils.get_total_norm(grads)
     if is_shared(model):
         with others_needed("adding up the gradient's norm"):
             norm = norm.full_tensor()

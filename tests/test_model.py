@@ -15,7 +15,7 @@ from fusedgpt.attention import ATTENTION
 from fusedgpt.case import Case
 from fusedgpt.errors import UserError
 from fusedgpt.memory import peak_bytes
-from model import ACTIVATIONS, GPT, LOSSES, RECOMPUTE, GPTConfig, to_transformers
+from model import ACTIVATIONS, GPT, LOSSES, RECOMPUTE, GPTConfig, _gelu, to_transformers
 from tests.conftest import ON_GPU_TOO, hugging_face
 
 TINY = dict(block_size=32, vocab_size=101, n_layer=3, n_head=4, n_embd=64)
@@ -287,9 +287,25 @@ def test_what_is_computed_again_is_the_same_to_the_bit_and_takes_less_memory(dev
     assert peaks["attention"] > 1.2 * peaks["block"]
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_compiled_gelu_is_the_same_function(activation):
+    # compiled, the tanh form is computed with a sigmoid
+    form, graphs = ACTIVATIONS[activation], []
+
+    def gelu_and_gradient(gelu):
+        x = torch.linspace(-20, 20, 4001, dtype=torch.float64, requires_grad=True)
+        y = gelu(x, form)
+        return y, torch.autograd.grad(y.sum(), x)[0]
+
+    compiled = torch.compile(_gelu, backend=lambda graph, _: graphs.append(graph) or graph)
+    torch.testing.assert_close(gelu_and_gradient(compiled), gelu_and_gradient(lambda x, f: F.gelu(x, approximate=f)))
+    assert ("sigmoid" in str(graphs[0].graph)) == (form == "tanh")
+
+
 def test_a_chunked_loss_stays_out_of_the_compiled_graph():
     # compiled, its chunks were held all at once: 8 x 1024 tokens took 2110 MiB in place of 1203
-    model = GPT(GPTConfig(**TINY, vocab_multiple=64, loss="chunked"))
+    # the exact GELU: the other one's sigmoid would round to bfloat16 in a graph that runs operation by operation
+    model = GPT(GPTConfig(**TINY, vocab_multiple=64, activation="gelu", loss="chunked"))
     idx, graphs = torch.randint(0, 101, (2, 32)), []
     with torch.autocast("cpu", torch.bfloat16):
         want = model(idx, idx, logits=False)[1]

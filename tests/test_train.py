@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import train
-from fusedgpt import dataset, determinism, kernels
+from fusedgpt import dataset, determinism, distributed, kernels
 from fusedgpt.case import Case
 from fusedgpt.dataloader import DataLoader
 from fusedgpt.device import why_no_compiler
@@ -249,9 +249,9 @@ def test_a_bad_batch_is_named_with_its_place_and_its_first_tensors(tmp_path, dat
 
 def test_a_bad_step_that_is_seen_later_is_explained_with_that_said(tmp_path, data, capsys, monkeypatch):
     # the weights have moved on: to suspect the kernels or the device would be wrong
-    norm, calls = torch.nn.utils.get_total_norm, itertools.count()
+    norm, calls = distributed.gradient_norm, itertools.count()
     monkeypatch.setattr(
-        torch.nn.utils, "get_total_norm", lambda grads: norm(grads) * (torch.nan if next(calls) == 3 else 1)
+        distributed, "gradient_norm", lambda model: norm(model) * (torch.nan if next(calls) == 3 else 1)
     )
     run(tmp_path, data, log_interval=4, eval_interval=100)
     said = capsys.readouterr().out
@@ -261,7 +261,7 @@ def test_a_bad_step_that_is_seen_later_is_explained_with_that_said(tmp_path, dat
 
 def test_another_process_gone_saves_whatever_the_unread_steps_were(tmp_path, data, capsys, monkeypatch):
     # to explain a bad step needs the one that is gone, which used to end the run before it saved
-    step, norm, calls = train.train_step, torch.nn.utils.get_total_norm, itertools.count()
+    step, norm, calls = train.train_step, distributed.gradient_norm, itertools.count()
 
     def dies(state, *args):
         if state.iteration == 7:
@@ -274,7 +274,7 @@ def test_another_process_gone_saves_whatever_the_unread_steps_were(tmp_path, dat
     monkeypatch.setattr(train, "train_step", dies)
     monkeypatch.setattr(train.nonfinite, "explain", explain)
     monkeypatch.setattr(
-        torch.nn.utils, "get_total_norm", lambda grads: norm(grads) * (torch.nan if next(calls) == 3 else 1)
+        distributed, "gradient_norm", lambda model: norm(model) * (torch.nan if next(calls) == 3 else 1)
     )
     with pytest.raises(UserError, match="another process is gone"):
         run(tmp_path, data, log_interval=100, eval_interval=100)
@@ -289,7 +289,7 @@ def test_another_process_gone_saves_whatever_the_unread_steps_were(tmp_path, dat
 def test_more_than_max_bad_steps_in_a_row_end_the_run(tmp_path, data, monkeypatch, most):
     run(tmp_path, data)
     before = weights(tmp_path)
-    monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda grads: torch.tensor(torch.nan))
+    monkeypatch.setattr(distributed, "gradient_norm", lambda model: torch.tensor(torch.nan))
     ends = rf"{most + 1} steps in a row .* iteration {10 + most}: resume from .*ckpt\.pt, of iteration 10, with"
     with pytest.raises(UserError, match=ends):
         run(tmp_path, data, max_iters=100, max_bad_steps=most, init_from="resume", eval_interval=2)
@@ -309,7 +309,7 @@ def test_in_float16_too_a_step_that_is_said_to_be_skipped_is(tmp_path, data, mon
     # finite gradients with a norm that overflows: the scaler, which saw no infinity, used to apply them unclipped
     run(tmp_path, data, dtype="float16", max_iters=5)
     before = weights(tmp_path)
-    monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda grads: torch.tensor(math.inf))
+    monkeypatch.setattr(distributed, "gradient_norm", lambda model: torch.tensor(math.inf))
     run(tmp_path, data, dtype="float16", max_iters=8, init_from="resume")
     assert_same_bytes(weights(tmp_path), before)
 
@@ -325,9 +325,9 @@ def test_in_float16_an_overflow_lowers_the_scale(tmp_path, data):
 
 def test_a_lost_run_ends(tmp_path, data, monkeypatch):
     finite = iter([True] * 3 + [False] * 15 + [True] + [False] * 100)  # skips count in a row, not in all
-    norm = torch.nn.utils.get_total_norm
+    norm = distributed.gradient_norm
     monkeypatch.setattr(
-        torch.nn.utils, "get_total_norm", lambda grads: norm(grads) if next(finite) else torch.tensor(torch.inf)
+        distributed, "gradient_norm", lambda model: norm(model) if next(finite) else torch.tensor(torch.inf)
     )
     with pytest.raises(UserError, match="21 steps in a row had no finite gradient, the last at iteration 39: there"):
         run(tmp_path, data, max_iters=100)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusedgpt import decode, determinism, generate, kernels
+from fusedgpt import decode, determinism, distributed, generate, kernels
 from fusedgpt.case import Case
 from fusedgpt.device import multiplies_bfloat16, resolve_compile, resolve_dtype
 from fusedgpt.errors import UserError, first_line, out_of_memory
@@ -156,8 +156,7 @@ class Ours:
         """Clip the gradient and step, as train.py does, unless it is held to nanoGPT's."""
         if not s.fused:
             return clip_and_step(self.model, optimizer, s)
-        norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters()])
-        update_weights(optimizer, norm, s.grad_clip)
+        update_weights(optimizer, distributed.gradient_norm(self.model), s.grad_clip)
 
     def generate(self, idx: Tensor, new: int) -> Tensor:
         """`idx` (1, T) and the `new` likeliest ids after it, one by one, as sample.py draws them."""
