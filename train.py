@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from configurator import adopt, answer_help, configure
-from fusedgpt.settings import Settings, validate
+from fusedgpt.settings import Settings, as_built, validate
 
 if __name__ == "__main__":
     answer_help(Settings(), sys.argv[1:], __doc__)  # before PyTorch, which takes seconds to import
@@ -40,6 +40,7 @@ from fusedgpt import (
     files,
     memory,
     nonfinite,
+    resume,
     run_folder,
     samples,
     timing,
@@ -60,8 +61,6 @@ from model import GPT, GPTConfig
 Say = Callable[[str], None]  # prints a line
 ROOT = pathlib.Path(__file__).resolve().parent
 WARM_UP = 5  # steps that the summary of times leaves out: they still fill caches
-# settings that a resumed run does not take over
-OF_ONE_START = ("init_from", "out_dir", "eval_only", "dry_run", "profile")
 
 
 @dataclasses.dataclass
@@ -94,15 +93,6 @@ class TrainState:
         return math.isfinite(self.loss) and (self.bad_steps == 0 or self.scaler.get_scale() > 1)
 
 
-def where_to_start(s: Settings) -> Settings:
-    """`s` with init_from resolved: 'auto', and a process that torchrun has restarted, which resumes its own run."""
-    there = bool(run_folder.checkpoints(s.out_dir))
-    own = run_folder.is_this_launch(s.out_dir, distributed.launch(), distributed.restarted())
-    if there and (own or s.init_from == "auto"):
-        return dataclasses.replace(s, init_from="resume")
-    return dataclasses.replace(s, init_from="scratch") if s.init_from == "auto" else s
-
-
 def read_settings(args: list[str]) -> Settings:
     """Settings as the command line says; if a run is resumed, its own, with what config files and flags change.
 
@@ -110,14 +100,10 @@ def read_settings(args: list[str]) -> Settings:
     """
 
     def earlier(s):
-        validate(s)
-        if where_to_start(s).init_from != "resume":
-            return None
-        saved, path = run_folder.load_latest(s.out_dir, say=lambda line: None, verify=False)
-        config = {name: value for name, value in saved["config"].items() if name not in OF_ONE_START}
-        return dataclasses.replace(adopt(Settings(), config, str(path)), out_dir=s.out_dir)
+        found = resume.earlier_config(s)
+        return dataclasses.replace(adopt(Settings(), *found), out_dir=s.out_dir) if found else None
 
-    return where_to_start(configure(Settings(), args, __doc__, earlier=earlier))
+    return resume.where_to_start(configure(Settings(), args, __doc__, earlier=earlier))
 
 
 def build_model(s: Settings, meta: dict, saved: dict | None, check_memory: Callable, ranks, say: Say) -> GPT:
@@ -149,16 +135,6 @@ def build_model(s: Settings, meta: dict, saved: dict | None, check_memory: Calla
     return model
 
 
-def as_built(s: Settings, config: GPTConfig, say: Say) -> Settings:
-    """`s` with the dimensions of the model: those of loaded weights count, whatever was set."""
-    names = ("n_layer", "n_head", "n_embd", "bias", "block_size", "vocab_size", "vocab_multiple", "activation")
-    built = {name: getattr(config, name) for name in names}
-    for name, value in built.items():
-        if getattr(s, name) not in (value, None):
-            say(f"{name}={value}, as in the weights of init_from={s.init_from}")
-    return dataclasses.replace(s, **built)
-
-
 def settle(s: Settings, model: GPT, case: Case, batch: Batch, calls: int, saved: dict | None, ranks) -> tuning.Settled:
     """What auto means in `s`, or meant in `saved`, on all ranks the same. Raises UserError as tuning.settle does."""
     names = ("attention", "dtype", "compile")
@@ -167,25 +143,6 @@ def settle(s: Settings, model: GPT, case: Case, batch: Batch, calls: int, saved:
     if "auto" not in (getattr(s, name) for name in names):
         return decide()
     return ranks.broadcast(decide() if ranks.main else None)  # ranks could disagree about what is fastest
-
-
-def restore(saved: dict, s: Settings, optimizer: Optimizer, scaler: GradScaler, model: GPT, say: Say) -> None:
-    """Restore optimizer and scaler from `saved`, and weights if ranks share them, and say which settings changed.
-
-    Raises UserError if they misfit.
-    """
-    if saved["model"]:
-        checkpoint.restore_optimizer(saved, optimizer, model)
-    else:
-        checkpoint.read_shards(saved, optimizer, model)
-    if saved["scaler"]:
-        try:
-            scaler.load_state_dict(saved["scaler"])
-        except KeyError as error:
-            raise UserError(f"the scaler in the checkpoint of {s.out_dir} has no {error}") from error
-    for name, was in saved["config"].items():
-        if name not in OF_ONE_START and getattr(s, name, was) != was:
-            say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}")
 
 
 def rehearse(state: TrainState, cast, trace: pathlib.Path | None) -> tuple[dict, int]:
@@ -376,7 +333,7 @@ def main(s: Settings) -> None:
     distributed.join(ranks, s.backend, device, s.timeout)
     if device.type == "cpu":
         memory.keep_freed_memory(ranks.shards == 1)
-    s = ranks.broadcast(where_to_start(s))  # not every node may see the same files
+    s = ranks.broadcast(resume.where_to_start(s))  # not every node may see the same files
     micro_steps = ranks.micro_steps(s.gradient_accumulation_steps)
     if s.deterministic:
         determinism.require_deterministic()
@@ -421,7 +378,7 @@ def main(s: Settings) -> None:
     scaler = GradScaler(device.type, enabled=chosen.dtype == torch.float16)
     saver = Saver(out_dir, s.keep_checkpoints, lock, logger.say, ranks)
     if saved:
-        restore(saved, s, optimizer, scaler, model, logger.say)
+        resume.restore(saved, s, optimizer, scaler, model, logger.say)
         saver.resume(saved, path)
         saved = None  # its tensors are mapped from a file that may be replaced
     if len(starts := set(ranks.gather(start))) > 1:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 from fusedgpt.errors import UserError
 
@@ -123,3 +124,13 @@ def validate(s: Settings) -> None:
         raise UserError(f"seed={s.seed} must be from 0 to 2**63 - 1")
     if not s.init_from:  # any other name is looked up by transformers
         raise UserError("init_from is empty: it can be scratch, resume, auto, or a hub id or folder of a GPT-2")
+
+
+def as_built(s: Settings, config: Any, say: Callable[[str], None]) -> Settings:
+    """`s` with the dimensions in `config`, a GPTConfig: those of loaded weights count, whatever was set."""
+    names = ("n_layer", "n_head", "n_embd", "bias", "block_size", "vocab_size", "vocab_multiple", "activation")
+    built = {name: getattr(config, name) for name in names}
+    for name, value in built.items():
+        if getattr(s, name) not in (value, None):
+            say(f"{name}={value}, as in the weights of init_from={s.init_from}")
+    return dataclasses.replace(s, **built)

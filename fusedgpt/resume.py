@@ -1,0 +1,55 @@
+"""How a run goes on: whether there is one to resume, with which settings, and what of its state is put back."""
+
+import dataclasses
+from typing import Any
+
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from fusedgpt import checkpoint, distributed, run_folder
+from fusedgpt.errors import UserError
+from fusedgpt.run_folder import Say
+from fusedgpt.settings import Settings, validate
+
+# settings that a resumed run does not take over
+OF_ONE_START = ("init_from", "out_dir", "eval_only", "dry_run", "profile")
+
+
+def where_to_start(s: Settings) -> Settings:
+    """`s` with init_from resolved: 'auto', and a process that torchrun has restarted, which resumes its own run."""
+    there = bool(run_folder.checkpoints(s.out_dir))
+    own = run_folder.is_this_launch(s.out_dir, distributed.launch(), distributed.restarted())
+    if there and (own or s.init_from == "auto"):
+        return dataclasses.replace(s, init_from="resume")
+    return dataclasses.replace(s, init_from="scratch") if s.init_from == "auto" else s
+
+
+def earlier_config(s: Settings) -> tuple[dict[str, Any], str] | None:
+    """What the run that `s` resumes was set to, of what holds for all its starts, and the file that says so.
+
+    None if `s` starts a new one. Raises UserError if `s` is invalid, or no checkpoint can be read.
+    """
+    validate(s)
+    if where_to_start(s).init_from != "resume":
+        return None
+    saved, path = run_folder.load_latest(s.out_dir, say=lambda line: None, verify=False)
+    return {name: value for name, value in saved["config"].items() if name not in OF_ONE_START}, str(path)
+
+
+def restore(saved: dict, s: Settings, optimizer: Optimizer, scaler: GradScaler, model: Any, say: Say) -> None:
+    """Restore optimizer and scaler from `saved`, and weights if ranks share them, and say which settings changed.
+
+    Raises UserError if they misfit.
+    """
+    if saved["model"]:
+        checkpoint.restore_optimizer(saved, optimizer, model)
+    else:
+        checkpoint.read_shards(saved, optimizer, model)
+    if saved["scaler"]:
+        try:
+            scaler.load_state_dict(saved["scaler"])
+        except KeyError as error:
+            raise UserError(f"the scaler in the checkpoint of {s.out_dir} has no {error}") from error
+    for name, was in saved["config"].items():
+        if name not in OF_ONE_START and getattr(s, name, was) != was:
+            say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}")
