@@ -52,7 +52,7 @@ def settle(
         picks = {d: kernels.choose("auto", replace(case, dtype=d), before=last, compiled=compiled) for d in dtypes}
     else:
         name = "sdpa" if s.attention == "auto" else s.attention
-        picks = {d: kernels.choose(name, replace(case, dtype=d)) for d in dtypes}
+        picks = {d: kernels.choose(name, replace(case, dtype=d), compiled=compiled) for d in dtypes}
     dtype, trials = dtypes[0], {}
     may_compile = timed and wish == "auto" and device.type == "cpu"
     if len(dtypes) > 1 or may_compile:

@@ -41,6 +41,7 @@ TRAINING = {
 GENERATION = {  # of ours, as sample.py does by default
     "ours": {"attention": "sdpa", "dtype": "auto"},
     "Hugging Face, bfloat16": TRANSFORMERS | {"dtype": "bfloat16"},
+    "Hugging Face, float16": TRANSFORMERS | {"dtype": "float16"},
     "ours, float32": {"attention": "sdpa", "dtype": "float32"},
     "Hugging Face, float32": TRANSFORMERS | {"dtype": "float32"},
     "nanoGPT, float32": NANOGPTS,

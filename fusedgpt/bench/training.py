@@ -33,7 +33,7 @@ UNUSED = {
     **dict.fromkeys(("eval_only", "dry_run"), "a benchmark trains"),
     **dict.fromkeys(("sample_interval", "sample_prompts"), "a benchmark draws no samples"),
     "always_save_checkpoint": "a benchmark deletes its checkpoints",
-    "backend": "the runs of a benchmark have one process",
+    **dict.fromkeys(("backend", "parallel", "shard_size"), "the runs of a benchmark have one process"),
     **dict.fromkeys(("eval_interval", "log_interval"), "a benchmark sets it itself"),
     **dict.fromkeys(("wandb_log", "wandb_project", "wandb_run_name", "tensorboard_log"), "a benchmark has no tracker"),
 }
