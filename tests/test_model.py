@@ -1,6 +1,7 @@
 """Our GPT against transformers' GPT-2, and what nanoGPT's users rely on."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -8,11 +9,13 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.utils import run_fw_bw_and_get_code
 from torch.nn import functional as F
 
 from fusedgpt import kernels
 from fusedgpt.attention import ATTENTION
 from fusedgpt.case import Case
+from fusedgpt.device import why_no_compiler
 from fusedgpt.errors import UserError
 from fusedgpt.memory import peak_bytes
 from model import ACTIVATIONS, GPT, LOSSES, RECOMPUTE, GPTConfig, _gelu, to_transformers
@@ -197,19 +200,37 @@ def shapes(graph):
 
 def test_training_keeps_no_logits_and_copies_none():
     # the loop used to hold the logits until the next forward, and the compiled backward to read a gradient of them;
-    # -inf that was written into the padding copied all logits forward (slice_scatter) and backward
+    # -inf that was written into the padding copied all logits forward (slice_scatter)
     model = GPT(GPTConfig(**TINY, vocab_multiple=64))
     B, T, V = 2, 32, 128
     idx = torch.randint(0, 101, (B, T))
     forward, backward = recorded(model, idx, idx, logits=False)
     assert (B, T, V) not in shapes(backward)
     assert shapes(backward).count((B * T, V)) == 1  # what the head computed, which the softmax's backward needs
-    for graph in (forward, backward):
-        called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
-        assert not [name for name in called if "slice_scatter" in name or ".copy" in name]
+    called = [str(node.target) for node in forward.graph.nodes if node.op == "call_function"]
+    assert not [name for name in called if "slice_scatter" in name or ".copy" in name]
     torch.compiler.reset()
     _, with_logits = recorded(model, idx, idx)
     assert (B, T, V) in shapes(with_logits)  # so that this test would see it
+
+
+def test_the_compiled_backward_of_a_padded_head_takes_no_memory_of_its_own():
+    # the gradient of the logits, zeros of the padding included, is written where the logits were
+    if reason := why_no_compiler(torch.device("cpu")):
+        pytest.skip(reason)
+    shape = TINY | dict(vocab_size=501)
+    model, idx = GPT(GPTConfig(**shape, vocab_multiple=64)), torch.randint(0, 501, (4, 32))
+
+    def loss():
+        with torch.autocast("cpu", torch.bfloat16):
+            return compiled(idx, idx, logits=False)[1]
+
+    compiled = torch.compile(model)
+    _, (forward, backward) = run_fw_bw_and_get_code(loss)
+    shapes = [re.findall(r"empty_strided_cpu\(\(([^)]*)\)", code) for code in (forward, backward)]
+    sizes = [[math.prod(map(int, re.findall(r"\d+", shape))) for shape in each] for each in shapes]
+    assert sizes[0].count(4 * 32 * 512) == 1  # so that it would be seen
+    assert max(sizes[1]) < 4 * 32 * 501
 
 
 def test_the_loss_alone_is_the_same_loss():
