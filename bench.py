@@ -67,7 +67,7 @@ def unused_settings(name: str) -> dict[str, str]:
     every = {f.name for kind in TAKE_SETTINGS.values() for f in dataclasses.fields(kind.Settings)}
     every |= {field.name for field in dataclasses.fields(settings.Settings)}
     unused = {setting: f"bench.py {name} does not use it" for setting in every - own}
-    unused["real_data"] = "a benchmark always trains on real tokens; --dataset names them"  # nanoGPT's
+    unused["real_data"] = "a benchmark trains on the tokens of --dataset, and peers' steps on random ids"  # nanoGPT's
     return unused | TAKE_SETTINGS[name].UNUSED
 
 

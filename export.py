@@ -102,6 +102,8 @@ def main(out_dir: str, folder: str) -> None:
         theirs.save_pretrained(folder)
     except SafetensorError as error:  # safetensors' exception for a write that failed
         raise UserError(f"cannot write {folder}: {error}") from error
+    for name in ("tokenizer.json", "tokenizer_config.json", "meta.json"):  # an earlier export may have left its own
+        (folder / name).unlink(missing_ok=True)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     if meta is not None:

@@ -318,7 +318,9 @@ class GPT(nn.Module):
                 model.load_state_dict(saved["model"], assign=model.lm_head.weight.is_meta)
                 model.lm_head.weight = model.transformer.wte.weight
         except (ArithmeticError, AttributeError, TypeError, ValueError, RuntimeError) as error:
-            raise UserError(f"the checkpoint's weights and model_args do not fit each other: {error}") from error
+            raise UserError(
+                f"the checkpoint's weights and model_args do not fit each other: {error}. Take another checkpoint"
+            ) from error
         return model
 
     @classmethod
@@ -388,11 +390,14 @@ def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
 def _config_of(c, model_type):
     """The fields of GPTConfig in the config `c` of a GPT-2 of transformers'."""
     named = {name: ours for ours, names in TRANSFORMERS_ACTIVATIONS.items() for name in names}
-    found = {"model_type": c.model_type, "n_inner": c.n_inner or 4 * c.n_embd}
-    found |= {"layer_norm_epsilon": c.layer_norm_epsilon, "tie_word_embeddings": c.tie_word_embeddings}
-    found |= {"scaled_by_layer": c.scale_attn_by_inverse_layer_idx, "scaled": c.scale_attn_weights}
-    if list(found.values()) != ["gpt2", 4 * c.n_embd, 1e-5, True, False, True] or c.activation_function not in named:
-        found["activation_function"] = c.activation_function
-        raise UserError(f"{model_type} is no GPT-2 as OpenAI built it: {found}")
+    openais = {"model_type": "gpt2", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
+    openais |= {"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True}
+    found = {name: getattr(c, name) for name in openais} | {"n_inner": c.n_inner or 4 * c.n_embd}
+    openais["n_inner"] = 4 * c.n_embd
+    other = [f"{name}={found[name]} and not {value}" for name, value in openais.items() if found[name] != value]
+    if c.activation_function not in named:
+        other.append(f"activation_function={c.activation_function} and not {', '.join(named)}")
+    if other:
+        raise UserError(f"{model_type} is no GPT-2 as OpenAI built it: it has {'; '.join(other)}. Name another model")
     dimensions = dict(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd, block_size=c.n_positions)
     return {**dimensions, "vocab_size": c.vocab_size, "activation": named[c.activation_function]}

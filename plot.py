@@ -24,6 +24,7 @@ from fusedgpt.metrics import MEANING, Run, number, section, view
 
 AXES = ("iterations", "tokens", "time")
 SUFFIXES = (".png", ".pdf", ".svg")
+LONGEST_NAME = 100  # characters of a figure's name that name its runs: a file's may have 255
 # Okabe and Ito's, which the colour-blind can tell apart; neighbours differ in lightness, so that they do in grey too
 COLOURS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#D55E00", "#56B4E9", "#009E73")
 MARKERS = "os^vDP*X"  # eight, and seven colours: 56 runs have a look of their own
@@ -97,6 +98,7 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
             shown.append(line)
             at = run.position(line.iters, x) / scale
             name = f"{run.name}: {line.name}" if len(runs) > 1 else line.name
+            name = "\u200b" + name if name.startswith("_") else name  # no width: matplotlib's legend leaves out "_…"
             look = dict(color=COLOURS[n % len(COLOURS)], linewidth=0.9)
             if line.name == "validation":
                 for last in line.values[-1:]:
@@ -153,7 +155,9 @@ def targets(runs: list[Run], y: str | None, out: str | None) -> dict[pathlib.Pat
         return {folder / f"{y}.png": y} if y else {folder / "curves.png": None, folder / "loss.png": "loss"}
     # their paths, not their names alone: two folders may have runs of the same name
     names = [os.path.relpath(run.folder).replace("../", "").replace(os.sep, "-") for run in runs]
-    return {pathlib.Path(f"{'+'.join(names)}-{y or 'curves'}.png"): y}
+    name = "+".join(names)
+    name = name if len(name) <= LONGEST_NAME else f"{names[0][:LONGEST_NAME]}+{len(names) - 1} more"
+    return {pathlib.Path(f"{name}-{y or 'curves'}.png"): y}
 
 
 def arguments(args: list[str]) -> tuple[list[Run], dict[str, str]]:

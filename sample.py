@@ -265,5 +265,5 @@ def main(s: Settings) -> None:
 
 
 if __name__ == "__main__":
-    with one_sentence():
+    with one_sentence(" Lower --num_samples or --max_new_tokens, or take a smaller model."):
         main(configure(Settings(), sys.argv[1:], __doc__, ONLY_TRAINING))

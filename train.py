@@ -49,7 +49,7 @@ from fusedgpt import (
 from fusedgpt.case import Case
 from fusedgpt.dataloader import Batch, DataLoader
 from fusedgpt.device import autocast, graphs_compiled, resolve_device, resolve_dtype
-from fusedgpt.errors import UserError, one_sentence
+from fusedgpt.errors import TRAIN_WITH_LESS, UserError, one_sentence
 from fusedgpt.logger import Logger
 from fusedgpt.optimizer import build_optimizer, learning_rate, update_weights
 from fusedgpt.receipt import contradiction, observe
@@ -359,6 +359,8 @@ def main(s: Settings) -> None:
         model.to(device)
     s = as_built(s, model.config, logger.say)
     dataset.check_fit(meta, s.vocab_size, f"dataset={s.dataset}")
+    if saved and saved.get("meta"):
+        dataset.check_same_ids(meta, saved["meta"])
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
     # what auto means, by timing
     logger.status("timing attention, dtype and compile")
@@ -425,5 +427,5 @@ def main(s: Settings) -> None:
 
 
 if __name__ == "__main__":
-    with one_sentence():
+    with one_sentence(TRAIN_WITH_LESS):
         main(read_settings(sys.argv[1:]))

@@ -151,7 +151,10 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
         copies = {n: {key: _own(value, p) for key, value in state[n].items()} for n, (_, p) in enumerate(muons)}
         optimizer.load_state_dict({"state": copies, "param_groups": groups})
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"the optimizer's state in the checkpoint does not fit the model: {error}") from error
+        raise UserError(
+            f"the optimizer's state in the checkpoint does not fit the model: {error}. Take another checkpoint, such as"
+            " best.pt beside it"
+        ) from error
 
 
 def _own(value, p):

@@ -41,12 +41,31 @@ def _same(path, other):
     return other is not None and path.name == other.name and path.resolve() == other.resolve()
 
 
+def _inside(folder):
+    """The files in a folder and all below it, sorted, without hidden ones; nothing if it is a file."""
+
+    def refuse(error):
+        raise UserError(f"--input: cannot read the folder {error.filename}: {error.strerror}") from error
+
+    files, been = [], set()
+    for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True) if folder.is_dir() else ():
+        if (real := os.path.realpath(root)) in been:  # a link to a folder that was read already, or is above this one
+            folders.clear()
+            continue
+        been.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        files += [pathlib.Path(root, name) for name in names if not name.startswith(".")]
+    return sorted(files)
+
+
 def require_readable(path: pathlib.Path) -> None:
-    """Raise UserError if `path` does not exist, or is a pipe or a device, which cannot be read twice."""
+    """Raise UserError if `path` does not exist, or is an archive, or a pipe or a device, which cannot be read twice."""
     if not path.exists():
         raise UserError(f"--input={path} does not exist: name a local file or folder")
     if not (path.is_file() or path.is_dir()):
         raise UserError(f"--input={path} is a pipe or a device: write its content to a file and name that")
+    if ".tar" in path.suffixes and path.is_file():  # its headers would pass for text
+        raise UserError(f"--input={path} is an archive: unpack it and name the folder")
 
 
 class Corpus(Protocol):
@@ -65,9 +84,10 @@ class Files:
     """Local files and folders of them as a corpus.
 
     A row of .csv, .json, .jsonl and .parquet is a document, the text in its `column`; any other file is one, or, with
-    `paragraphs`, each of its paragraphs, which empty lines separate. In folders, hidden files, those of other kinds and
-    `besides` are left out, and the number is printed. Text is UTF-8; a BOM is removed, and line ends become \\n.
-    Raises UserError if there is nothing to read; `fragments` raises it if a file is damaged or holds no text.
+    `paragraphs`, each of its paragraphs, which empty lines separate. In folders, those among them that are links too,
+    hidden files and `besides` are left out, and files of other kinds, whose number is printed. Text is UTF-8; a BOM is
+    removed, and line ends become \\n. Raises UserError if there is nothing to read, or a folder cannot be; `fragments`
+    raises it if a file is damaged or holds no text.
     """
 
     def __init__(self, paths: list[pathlib.Path], column="text", paragraphs=False, besides: pathlib.Path | None = None):
@@ -77,10 +97,9 @@ class Files:
         files, left_out = [], 0
         for path in paths:
             require_readable(path)
-            inside = sorted(path.rglob("*")) if path.is_dir() else []
-            inside = [f for f in inside if not any(p.startswith(".") for p in f.relative_to(path).parts)]
-            taken = [f for f in inside if f.is_file() and kind(f) and not _same(f, besides)]
-            left_out += sum(not f.is_dir() for f in inside) - len(taken)
+            inside = [f for f in _inside(path) if not _same(f, besides)]
+            taken = [f for f in inside if f.is_file() and kind(f)]
+            left_out += len(inside) - len(taken)
             files += taken if path.is_dir() else [path]
         if left_out:
             print(f"left out: {left_out:,} files that are not {', '.join(KINDS)}, or one of these with .gz or .zst")

@@ -155,7 +155,7 @@ class StaticLayer:
 class StaticStep:
     """A decode step of static shapes: attention over the whole buffers, with a mask of what is filled.
 
-    `capture` makes the function that is called each time from one that reads and writes tensors in place.
+    `captured` makes the function that is called each time: it reads and writes tensors in place.
     """
 
     def __init__(self, model: nn.Module):

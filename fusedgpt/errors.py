@@ -37,11 +37,19 @@ def out_of_memory(error: BaseException) -> bool:
     return full or "DefaultCPUAllocator" in str(error)
 
 
+# what helps a script that trains, if memory runs out
+TRAIN_WITH_LESS = (
+    " Halve --batch_size (and double --gradient_accumulation_steps: the step stays the same), take a fused --attention"
+    " or --recompute=block, or share the model among processes with --parallel=fsdp."
+)
+
+
 @contextlib.contextmanager
-def one_sentence() -> Iterator[None]:
+def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
     """End the script with one sentence, status 1 and no traceback on a UserError, an OSError, or if memory runs out.
 
-    Characters that the console cannot show, such as a lone surrogate, are shown as escapes from here on.
+    if_memory_is_full: what helps then. Characters that the console cannot show, such as a lone surrogate, are shown as
+    escapes from here on.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
@@ -58,8 +66,4 @@ def one_sentence() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
-        sys.exit(
-            "error: out of memory. Halve --batch_size (and double --gradient_accumulation_steps: the step stays the"
-            " same), take a fused --attention or --recompute=block, or share the model among processes with"
-            f" --parallel=fsdp. PyTorch said: {error!s:.200}"
-        )
+        sys.exit(f"error: out of memory.{if_memory_is_full} PyTorch said: {error!s:.200}")

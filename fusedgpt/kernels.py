@@ -140,7 +140,8 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
         if trial.passes():
             return trial.name, {trial.name: trial.record() for trial in trials}
     refused = "; ".join(f"{trial.name}: {trial.refused}" for trial in trials)
-    raise UserError(f"attention='auto' found no kernel that can run here: {refused}. Lower --batch_size")
+    advice = ". Lower --batch_size" if case.backward else ""
+    raise UserError(f"attention='auto' found no kernel that can run here: {refused}{advice}")
 
 
 def _quick(case):

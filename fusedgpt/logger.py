@@ -101,7 +101,7 @@ class Logger:
         """In a process of its own: to read a long run takes memory, which this process would keep."""
         if self.reporter:  # the run ends while it is at the last one
             self.reporter.wait()
-        command = [sys.executable, "-m", "fusedgpt.run_report", self.out_dir.resolve(), str(running)]
+        command = [sys.executable, "-m", "fusedgpt.run_report", self.out_dir.resolve(), str(running), str(os.getpid())]
         path = [str(run_report.TEMPLATE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
         self.reporter_began, self.report_due = time.monotonic(), math.inf  # not before it has ended

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import os
 import pathlib
 import shutil
 import urllib.request
@@ -196,6 +197,9 @@ def write(
             if not count:
                 raise UserError(f"{source} is too short: its {split} split is empty")
             meta["tokens"][split], meta["sha256"][split] = count, digest.hexdigest()
+        for file in (train, val):  # so that neither takes the place of an old one before both are on the disk
+            file.flush()
+            os.fsync(file.fileno())
     with atomic(folder / "meta.json", "w") as file:
         json.dump(meta | extra, file, indent=1, ensure_ascii=False)
     for split, count in meta["tokens"].items():

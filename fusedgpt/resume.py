@@ -49,7 +49,9 @@ def restore(saved: dict, s: Settings, optimizer: Optimizer, scaler: GradScaler, 
         try:
             scaler.load_state_dict(saved["scaler"])
         except KeyError as error:
-            raise UserError(f"the scaler in the checkpoint of {s.out_dir} has no {error}") from error
+            raise UserError(
+                f"the scaler in the checkpoint of {s.out_dir} has no {error}: take another, such as best.pt beside it"
+            ) from error
     for name, was in saved["config"].items():
         if name not in OF_ONE_START and getattr(s, name, was) != was:
             say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}")

@@ -59,11 +59,17 @@ def _page(run, running):
         "left": f"about {_duration(left)} of training left" if running and left > 0 else "",
         "tiles": _tiles(run),
         "charts": [chart for y in MEANING if (chart := _chart(run, y))],
-        "samples": [run.samples[n] for n in np.unique(np.linspace(0, len(run.samples) - 1, SAMPLES).astype(int))]
-        if run.samples
-        else [],
+        "samples": _samples(run.samples),
         "tables": [table for table in _tables(run) if table["rows"]],
     }
+
+
+def _samples(samples):
+    """Those of iterations evenly over the run, about SAMPLES in all, with every prompt at each."""
+    its = sorted({sample["iter"] for sample in samples})
+    count = max(2, SAMPLES * len(its) // max(1, len(samples)))
+    kept = {its[n] for n in np.linspace(0, len(its) - 1, count).astype(int)} if len(its) > count else {*its}
+    return [sample for sample in samples if sample["iter"] in kept]
 
 
 def _since(run):
@@ -190,5 +196,5 @@ def _text(value):
 
 if __name__ == "__main__":  # as the logger of a long run starts it: OUT_DIR, whether it goes on, its process id
     with one_sentence():
-        out_dir, running, *parent = sys.argv[1:]
-        write(out_dir, running == "True", int(parent[0]) if parent else os.getppid())
+        out_dir, running, parent = sys.argv[1:]
+        write(out_dir, running == "True", int(parent))

@@ -14,7 +14,7 @@ from fusedgpt.errors import UserError, shown
 from fusedgpt.logger import Logger
 from fusedgpt.tokenizer import Tokenizer
 
-NEW_TOKENS, TEMPERATURE, TOP_K = 200, 0.8, 200  # as sample.py's
+NEW_TOKENS, TEMPERATURE, TOP_K = 200, 0.8, 200  # the last two as sample.py's
 
 
 class Prompts:

@@ -21,7 +21,7 @@ def shard(
     """Divide a GPT among `shards` ranks; of `shards` x `copies` ranks, each such group has a whole copy of it.
 
     Weights on PyTorch's meta device, which has no storage, are drawn here as GPT(config) draws them, block by block, so
-    that no rank ever holds more than its part and a block. dtype: of the matrix products.
+    that no rank ever holds more than its part, the embeddings and a block. dtype: of the matrix products.
     """
     shape, names = ((shards,), ("shard",)) if copies == 1 else ((copies, shards), ("copy", "shard"))
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)

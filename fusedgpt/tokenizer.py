@@ -35,7 +35,7 @@ def tiktoken_bpe(name: str):
     except Exception as error:  # tiktoken passes on whatever its download raises
         raise UserError(
             f"cannot load the BPE files of {name} ({type(error).__name__}): tiktoken downloads them once; without a"
-            " network, set TIKTOKEN_CACHE_DIR to a folder that has them"
+            " network, set TIKTOKEN_CACHE_DIR to the folder into which it has done so on another machine"
         ) from error
 
 

@@ -54,11 +54,13 @@ def start(s: dict, record: dict, out_dir: pathlib.Path, iteration: int, wandb_id
 
 
 class WeightsAndBiases:
-    """A run of wandb. Raises UserError if wandb refuses."""
+    """A run of wandb. Raises UserError if the package is missing, or refuses."""
 
     def __init__(self, s: dict, record: dict):
-        import wandb
-
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError("wandb_log=True needs the package wandb: pip install wandb") from error
         self.wandb = wandb
         names = dict(project=s["wandb_project"], name=s["wandb_run_name"], id=record["wandb_id"])
         try:

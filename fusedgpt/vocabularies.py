@@ -16,8 +16,8 @@ ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")  # how tokenizer.json files call
 def of(name: str, corpus) -> dict:
     """The meta of the tokenizer `name`: byte, char, train:SIZE, the path of a tokenizer.json, or one of tiktoken's.
 
-    Its `end_of_text` is the id that ends a document. Raises UserError if there is no such tokenizer, or if it is of no
-    use here.
+    Its `end_of_text` is the id that ends a document; a tokenizer.json may have none. Raises UserError if there is no
+    such tokenizer, or if it is of no use here.
     """
     if name == "byte":
         return {"tokenizer": "byte", "vocab_size": 257, "end_of_text": 256}
@@ -104,7 +104,10 @@ def _of_file(path):
     from tokenizers import Tokenizer as Bpe
 
     try:
-        return _of_json(Bpe.from_str(path.read_text(encoding="utf-8")))
+        bpe = Bpe.from_str(path.read_text(encoding="utf-8"))
+        if not set(ENDS) & bpe.get_vocab().keys():  # an id of ours would be one more than its model has
+            print(f"{path} has no {' or '.join(ENDS)}: no id ends a document")
+        return _of_json(bpe)
     except UserError:
         raise
     except Exception as error:  # the library has no exception of its own
@@ -113,10 +116,10 @@ def _of_file(path):
 
 def _of_json(bpe):
     vocabulary = bpe.get_vocab()
-    end = next((each for each in ENDS if each in vocabulary), END_OF_TEXT)
-    bpe.add_special_tokens([end])
-    vocabulary = bpe.get_vocab()
-    meta = {"tokenizer": "json", "vocab_size": max(vocabulary.values()) + 1, "end_of_text": vocabulary[end]}
+    meta = {"tokenizer": "json", "vocab_size": max(vocabulary.values()) + 1}
+    if end := next((each for each in ENDS if each in vocabulary), None):
+        bpe.add_special_tokens([end])
+        meta["end_of_text"] = vocabulary[end]
     meta["tokenizer_json"] = json.loads(bpe.to_str())
     tokenizer = Tokenizer(meta)
     tokenizer.byte_lengths()  # raises UserError if it is not byte-level

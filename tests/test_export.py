@@ -174,6 +174,9 @@ def test_a_nanogpt_checkpoint_without_its_data_is_exported_and_says_what_is_miss
     saved = as_nanogpt_wrote(torch.load(small_run / "ckpt.pt", weights_only=True))
     saved["config"]["dataset"] = "nowhere"
     torch.save(saved, tmp_path / "ckpt.pt")
+    export.main(small_run, tmp_path / "hf")  # whose tokenizer used to stay
+    assert (tmp_path / "hf" / "tokenizer.json").exists() and (tmp_path / "hf" / "meta.json").exists()
     export.main(tmp_path, tmp_path / "hf")
+    assert not (tmp_path / "hf" / "meta.json").exists()
     assert "no tokenizer is written: dataset='nowhere'" in capsys.readouterr().out
     assert (tmp_path / "hf" / "model.safetensors").exists() and not (tmp_path / "hf" / "tokenizer.json").exists()

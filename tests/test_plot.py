@@ -52,6 +52,17 @@ def test_several_runs_never_overwrite_the_figure_of_another(tmp_path, monkeypatc
     assert plot.targets(runs[:1], "lr", None) == {tmp_path / "a" / "run" / "lr.png": "lr"}
 
 
+def test_many_runs_have_a_name_that_a_file_can_have(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [some_run(tmp_path / f"learning_rate_{n}", steps=1) for n in range(20)]
+    assert list(plot.targets(runs, None, None)) == [pathlib.Path("learning_rate_0+19 more-curves.png")]
+
+
+def test_a_run_whose_name_begins_with_an_underscore_is_in_the_legend(tmp_path, axes):
+    plot.draw_panel(axes, [some_run(tmp_path / "_a"), some_run(tmp_path / "b")], "loss", "time")
+    assert [text.get_text().strip("\u200b")[:2] for text in axes.legend().get_texts()] == ["_a", "_a", "b:", "b:"]
+
+
 def test_lines_are_what_metrics_say(small_run, axes):
     run = plot.Run(small_run)
     plot.draw_panel(axes, [run], "loss", "iterations")

@@ -10,7 +10,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from fusedgpt import prepare
 from fusedgpt.corpus import Files, Hub
-from fusedgpt.errors import one_sentence
+from fusedgpt.errors import UserError, one_sentence
 
 REVISION = "9bb295ddab0e05d785b879661af7260fed5140fc"  # v1.4.0: a preparation that is continued must find the same text
 
@@ -20,6 +20,8 @@ def main():
     parser = prepare.parser(__file__, __doc__)
     parser.add_argument("--max_tokens", type=int, metavar="N", help="stop after the document that reaches N tokens")
     args = parser.parse_args()
+    if args.max_tokens is not None and args.max_tokens < 1:
+        raise UserError(f"--max_tokens={args.max_tokens} must be 1 or more")
     sample = dict(path="HuggingFaceFW/fineweb", name="sample-10BT", revision=REVISION)
     text = Hub("HuggingFaceFW/fineweb", streaming=True, **sample)
     if args.input:

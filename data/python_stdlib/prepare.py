@@ -39,6 +39,11 @@ def main():
             splits["val" if tenth else "train"].append(file.read_bytes() + b"\n")
         if not files:
             raise UserError(f"{root} holds no .py files: give text with --input=PATH")
+        if not all(splits.values()):
+            empty = "train" if splits["val"] else "val"
+            raise UserError(
+                f"{root} has {len(files)} .py files, and none fell to {empty}: give more, or a single one, which is cut"
+            )
         name = name_of(root) if args.input else f"standard library of {platform.python_implementation()}"
         source = f"{name} {'' if args.input else platform.python_version() + ' '}({len(files)} files)"
     ids = {split: (np.frombuffer(raw, np.uint8) for raw in raws) for split, raws in splits.items()}

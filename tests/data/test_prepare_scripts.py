@@ -49,6 +49,12 @@ def test_python_stdlib_of_a_folder_is_split_by_file(tmp_path):
     assert modules[1] and not modules[0] & modules[1]
 
 
+def test_python_stdlib_of_a_few_files_says_what_is_missing(tmp_path):
+    (tmp_path / "a.py").write_text("a = 1\n")
+    sentence = fails("data/python_stdlib/prepare.py", f"--input={tmp_path}", f"--out_dir={tmp_path / 'out'}")
+    assert "has 1 .py files, and none fell to val: give more, or a single one, which is cut" in sentence
+
+
 def test_the_current_folder_has_a_name(tmp_path, monkeypatch):
     # with --input=. the source began with its number of files
     (tmp_path / "mine").mkdir()
@@ -119,6 +125,10 @@ def test_fineweb_of_local_parquet_stops_at_max_tokens(tmp_path):
     ended = text.split("<|endoftext|>")
     assert ended.pop() == "" and sorted(ended) == sorted(documents[: len(ended)])
     assert 100 <= len(train) + len(val) < 110
+
+
+def test_fineweb_of_no_tokens_is_refused(tmp_path):
+    assert "--max_tokens=0 must be 1 or more" in fails("data/fineweb/prepare.py", "--max_tokens=0")
 
 
 @pytest.mark.parametrize("name", ["fineweb", "openwebtext"])

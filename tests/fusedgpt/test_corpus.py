@@ -103,6 +103,42 @@ def test_files_and_folders_keep_their_order(tmp_path, capsys):
     assert "left out: 1 files that are not" in said and "left out: 1 empty files" in said
 
 
+def test_folders_that_are_links_are_read_once(tmp_path, capsys):
+    # what lay behind a link was left out without a word
+    for name in ("apart/1.txt", "apart/.hidden.txt", "in/2.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "in" / "a").symlink_to(tmp_path / "apart")
+    (tmp_path / "in" / "b").symlink_to(tmp_path / "apart")
+    (tmp_path / "apart" / "up").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "gone").symlink_to(tmp_path / "nowhere")
+    assert documents([tmp_path / "in"]) == ["in/2.txt", "apart/1.txt"]
+    assert "left out: 1 files that are not" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "a.txt").write_text("a")
+    scandir = os.scandir
+
+    def refusing(path):
+        if os.fspath(path).endswith("secret"):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(UserError, match=r"cannot read the folder .*secret: Permission denied"):
+        Files([tmp_path])
+
+
+@pytest.mark.parametrize("name", ["books.tar", "books.tar.gz", "books.tar.zst"])
+def test_an_archive_is_no_text(tmp_path, name):
+    # its headers are UTF-8
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(UserError, match="is an archive: unpack it and name the folder"):
+        Files([tmp_path / name])
+
+
 def test_the_position_goes_from_nothing_to_the_size(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("x" * 3 * corpus.CHUNK)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import sample
-from fusedgpt import memory, prepare
-from fusedgpt.dataset import TokenFile, read_meta
+from fusedgpt import huggingface, memory, prepare
+from fusedgpt.dataset import TokenFile, check_same_ids, read_meta
 from fusedgpt.errors import UserError
 from fusedgpt.tokenizer import GPT2, Tokenizer
 from tests.conftest import Evil, rows, run, why_no_bpe
@@ -266,3 +266,27 @@ def test_a_meta_json_without_characters_trains_and_says_what_sampling_needs(tmp_
     assert read_meta(tmp_path) == meta
     with pytest.raises(UserError, match="sampling needs itos"):
         Tokenizer(read_meta(tmp_path))
+
+
+def test_a_run_goes_on_with_its_own_ids_only(tmp_path, data):
+    # data prepared anew with another tokenizer was trained on without a word, every id another text than before
+    run(tmp_path / "out", data, max_iters=5)
+    meta = json.loads((data / "meta.json").read_text())
+    for name, itos in (("same", meta["itos"]), ("more", [*meta["itos"], "é"]), ("other", meta["itos"][::-1])):
+        ids = np.arange(2000) % 65
+        own = dict(tokenizer="char", vocab_size=len(itos), itos=itos)
+        prepare.write(tmp_path / name, {"train": [ids], "val": [ids]}, name, **own)
+    run(tmp_path / "out", tmp_path / "same", max_iters=6, init_from="resume")
+    check_same_ids(read_meta(tmp_path / "more"), read_meta(data))  # as far as both have ids
+    with pytest.raises(UserError, match=r"stand for other texts than .* \(each with other tokens\): prepare the data"):
+        run(tmp_path / "out", tmp_path / "other", max_iters=7, init_from="resume")
+    with pytest.raises(UserError, match="now byte, then char"):
+        check_same_ids({"tokenizer": "byte", "vocab_size": 256}, read_meta(data))
+    check_same_ids({"tokenizer": "unknown", "vocab_size": 65}, read_meta(data))
+
+
+def test_two_forms_of_one_tokenizer_have_the_same_ids():
+    if reason := why_no_bpe():
+        pytest.skip(reason)
+    theirs = json.loads(huggingface.tokenizer(GPT2, 1024).backend_tokenizer.to_str())
+    check_same_ids({"tokenizer": "json", "vocab_size": 50257, "tokenizer_json": theirs}, GPT2)

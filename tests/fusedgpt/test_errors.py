@@ -9,12 +9,15 @@ from tests.conftest import fails
 def test_full_memory_is_one_sentence():
     code = """
 import torch
-from fusedgpt.errors import one_sentence
-with one_sentence():
+from fusedgpt.errors import TRAIN_WITH_LESS, one_sentence
+with one_sentence(TRAIN_WITH_LESS):
     torch.empty(1 << 50)
 """
     sentence = fails("-c", code)
     assert "out of memory. Halve --batch_size" in sentence
+    # sample.py used to advise --batch_size, which it does not have
+    alone = fails("-c", code.replace("one_sentence(TRAIN_WITH_LESS)", "one_sentence()"))
+    assert "out of memory. PyTorch said" in alone and "batch_size" not in alone
 
 
 def test_what_a_console_cannot_show_is_escaped():

@@ -29,6 +29,23 @@ def test_a_failed_preparation_keeps_the_old_one(tmp_path):
     assert before == {f.name: f.read_bytes() for f in tmp_path.iterdir()}
 
 
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_disk_that_fails_at_the_end_keeps_both_bins(tmp_path, monkeypatch, last):
+    # val.bin had taken its place before train.bin was on the disk
+    options = dict(source="x", tokenizer="byte", vocab_size=256)
+    prepare.write(tmp_path, {"train": [[1, 2]], "val": [[3]]}, **options)
+    before, synced = {f.name: f.read_bytes() for f in tmp_path.iterdir()}, itertools.count(1)
+
+    def fsync(file):
+        if next(synced) >= last:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(UserError, match="Input/output"):
+        prepare.write(tmp_path, {"train": [[9, 9]], "val": [[9]]}, **options)
+    assert before == {f.name: f.read_bytes() for f in tmp_path.iterdir()}
+
+
 def test_a_source_whose_name_is_no_utf8_is_written(tmp_path):
     # it was a traceback, after the bins were replaced
     splits = {"train": [[1, 2]], "val": [[3]]}

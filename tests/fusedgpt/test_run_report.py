@@ -172,6 +172,17 @@ def test_a_long_run_makes_a_small_page(tmp_path):
     assert len(shown) == 100 and (shown[0], shown[-1]) == (0, 9990)
 
 
+def test_every_prompt_is_on_the_page_at_each_iteration(tmp_path):
+    # of two prompts and 200 samples, one had 99 on the page and the other a single one
+    lines = [step(n) for n in range(10)]
+    lines += [sample(n, f"text {n}", prompt) for n in range(1000) for prompt in ("a", "b", "c")]
+    run_of(tmp_path, lines)
+    shown = [(each["iter"], each["prompt"]) for each in page_of(run_report.write(tmp_path))["samples"]]
+    its = list(dict.fromkeys(n for n, _ in shown))
+    assert shown == [(n, prompt) for n in its for prompt in ("a", "b", "c")]
+    assert 90 <= len(shown) <= 110 and (its[0], its[-1]) == (0, 999)
+
+
 def in_chromium(path, script=""):
     """The document after a copy of the page at `path` has run, and then `script`; and what the console said."""
     copy = path.with_name("copy.html")
@@ -187,6 +198,26 @@ def text_in(document, element_id):
     """The text of an element, without the tags in it."""
     (found,) = re.findall(rf'<(\w+)[^>]* id="{element_id}"[^>]*>(.*?)</\1>', document, re.S)
     return html.unescape(re.sub("<[^>]*>", "", found[1]))
+
+
+@in_browser
+def test_a_page_that_may_store_nothing_is_whole(tmp_path):
+    # JupyterLab shows a file in a frame without storage, where half of the page was missing
+    run_of(tmp_path, [step(0), evaluation(0), sample(1, "first"), sample(2, "last")], settings={"dataset": "mine"})
+    page = run_report.write(tmp_path).read_text()
+    tells = "<script>parent.postMessage(document.body.innerText, '*')</script></body>"
+    inside = html.escape(page.replace("</body>", tells))
+    hears = """
+        const seen = Object.assign(document.body.appendChild(document.createElement("p")), { id: "seen" });
+        onmessage = event => seen.textContent = event.data;
+    """
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        f'<body><script>{hears}</script><iframe sandbox="allow-scripts" srcdoc="{inside}"></iframe></body>'
+    )
+    document, console = in_chromium(frame)
+    assert "last" in text_in(document, "seen") and "mine" in text_in(document, "seen")
+    assert not console
 
 
 @in_browser

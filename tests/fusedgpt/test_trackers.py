@@ -2,9 +2,12 @@
 
 import glob
 import json
+import sys
 
 import pytest
 
+from fusedgpt import trackers
+from fusedgpt.errors import UserError
 from tests.conftest import flags, rows, run, script, small
 
 
@@ -31,3 +34,13 @@ def test_wandb_keeps_its_run_when_it_is_resumed(tmp_path, data):
     own = json.loads((tmp_path / "out" / "run.json").read_text())["wandb_id"]
     written = glob.glob(f"{tmp_path}/wandb/offline-run-*/run-*.wandb")
     assert len(written) == 2 and all(path.endswith(f"run-{own}.wandb") for path in written)
+
+
+@pytest.mark.parametrize(("setting", "package"), [("wandb_log", "wandb"), ("tensorboard_log", "tensorboard")])
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch, setting, package):
+    # wandb's absence was a traceback
+    for name in (package, "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    s = dict(wandb_log=False, tensorboard_log=False, wandb_project="", wandb_run_name="") | {setting: True}
+    with pytest.raises(UserError, match=f"{setting}=True needs the package {package}: pip install {package}"):
+        trackers.start(s, {}, tmp_path, 0, None)

@@ -124,3 +124,14 @@ def test_a_deterministic_run_is_settled_by_rules(model, monkeypatch):
     monkeypatch.delattr(tuning.timing, "samples")
     chosen = settle(model, attention="auto", compile="auto", calls=10**9, deterministic=True)
     assert (chosen.attention, chosen.dtype, chosen.compiled) == ("sdpa", torch.bfloat16, False)
+
+
+def test_a_kernel_that_was_named_must_run_compiled_if_the_run_is_compiled(model, monkeypatch):
+    # flex cannot on a CPU, which only `auto` was told
+    asked = []
+    monkeypatch.setattr(
+        tuning.kernels, "choose", lambda *_, compiled=False, **__: asked.append(compiled) or ("math", {})
+    )
+    monkeypatch.setattr(tuning, "resolve_compile", lambda wish, device: (wish is True, ""))
+    settle(model, attention="math", dtype="bfloat16", compile=True)
+    assert asked == [True]

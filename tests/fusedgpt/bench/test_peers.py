@@ -186,6 +186,19 @@ def test_a_model_that_computes_something_else_gets_no_time(tmp_path, data, clone
             visit.visit(part, "nanoGPT, float32", asked(tmp_path, data, nanogpt=str(tmp_path)))
 
 
+def test_a_cache_that_is_wrong_gets_no_time(tmp_path, data, monkeypatch):
+    # what is proved before generation is a prompt, which needs no cache
+    new_tokens = contenders.generate.new_tokens
+
+    def forgets(model, idx, *args, **kwargs):
+        ids = list(new_tokens(model, idx, *args, **kwargs))
+        return ids if not hasattr(model, "decode") else [ids[0], *((each + 1) % 65 for each in ids[1:])]
+
+    monkeypatch.setattr(contenders.generate, "new_tokens", forgets)
+    with pytest.raises(ParityError, match="in float32 it generates 1 ids that are ours, and then others"):
+        visit.visit("generation", "ours, float32", asked(tmp_path, data))
+
+
 def test_a_loss_that_is_no_number_is_not_the_same():
     with pytest.raises(ParityError):
         visit._same(float("nan"), 4.0, 1.0, "here")
