@@ -3,7 +3,7 @@
     python tests/plan_errors.py
 
 Memory is measured here: the most that a step of a small model holds on a CPU beyond weights and AdamW's moments. Times
-are those of results/cpu/ladder_124M and what others published, with one set of assumptions for all of them.
+are those of results/cpu/ladder_124M_epyc and what others published, with one set of assumptions for all of them.
 """
 
 import functools
@@ -180,7 +180,7 @@ def print_shared() -> None:
 
 def times() -> Iterator[tuple[str, str, float, float]]:
     """(what, on what, measured ms, estimated ms) of a step."""
-    rows = read_jsonl(ROOT / "results" / "cpu" / "ladder_124M" / "rows.jsonl")
+    rows = read_jsonl(ROOT / "results" / "cpu" / "ladder_124M_epyc" / "rows.jsonl")
     for row in rows:
         if row.get("rung") in RUNGS:
             run = Run(batch_size=1, attention=row["ran"]["attention"])
@@ -195,7 +195,7 @@ def times() -> Iterator[tuple[str, str, float, float]]:
 def process_table() -> list[str]:
     """What whole processes held at their peak on a CPU, beside the tensors that a step is estimated to hold."""
     held = []
-    for row in read_jsonl(ROOT / "results" / "cpu" / "ladder_124M" / "rows.jsonl"):
+    for row in read_jsonl(ROOT / "results" / "cpu" / "ladder_124M_epyc" / "rows.jsonl"):
         if ran := row.get("ran"):
             run = Run(1, attention=ran["attention"], dtype=ran["dtype"], compile=ran["compile"], cpu=True)
             config = GPTConfig(vocab_size=ran["padded_vocab_size"], bias=False)

@@ -64,7 +64,7 @@ def test_preemptions_of_child_processes_count():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_reports_of_rows_without_a_reference_have_not_changed(kind, tmp_path, monkeypatch):
+def test_the_published_reports_are_those_of_their_rows(kind, tmp_path, monkeypatch):
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)  # the report only names it
     (tmp_path / "rows.jsonl").write_bytes((CPU / kind / "rows.jsonl").read_bytes())
     report.write(tmp_path, KINDS[kind])
