@@ -56,7 +56,7 @@ def test_amds_setting_by_config_file():
         (["sweep", "--block_size=64"], "--block_size has no effect here: each row of the sweep sets it"),
         (["max_batch", "--init_from=gpt2"], "--init_from has no effect here: every run of a benchmark starts from"),
         (["ladder", "--max_iters=9"], "--max_iters has no effect here: --steps says how many"),
-        (["--real_data=False"], "--real_data has no effect here: a benchmark always trains on real tokens"),
+        (["--real_data=False"], "--real_data has no effect here: a benchmark trains on the tokens of --dataset"),
         (["sweep", "--lengthz=1"], "there is no setting 'lengthz': did you mean lengths?"),
         (["sweep", "--heads=12"], "heads='12' must be like"),
         (
