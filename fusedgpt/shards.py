@@ -163,6 +163,7 @@ def _is_whole(file, checksum):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
+        module = "pathlib" if module == "pathlib._local" else module  # as Python 3.13 alone names it
         if name not in _CLASSES.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a checkpoint")
         return super().find_class(module, name)

@@ -1,5 +1,6 @@
 """Checkpoints in shards: read whole, damaged, hostile, converted, kept and removed."""
 
+import io
 import os
 import pathlib
 import pickle
@@ -168,3 +169,9 @@ BAD = [(["zip"], "it can be file or shards"), ([], "name a run and a form"), (["
 @pytest.mark.parametrize(("args", "reason"), BAD)
 def test_bad_conversions_are_one_sentence(tmp_path, args, reason):
     assert reason in fails("convert.py", tmp_path, *args)
+
+
+def test_shards_that_python_3_13_wrote_are_read_by_any():
+    # there alone, a path is pickled as of the module pathlib._local: no shard could be read
+    written = b"cpathlib._local\nPosixPath\n(Vfolder\ntR."
+    assert shards._Unpickler(io.BytesIO(written)).load() == pathlib.PosixPath("folder")
