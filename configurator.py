@@ -170,8 +170,8 @@ def subclass(fields: list[tuple], *bases: type) -> type:
 
     It has the name and module of the first base, because tyro reads help from the comments in a class's source.
     """
-    namespace = {"__module__": bases[0].__module__}
-    made = dataclasses.make_dataclass(bases[0].__name__, fields, bases=bases, namespace=namespace)
+    made = dataclasses.make_dataclass(bases[0].__name__, fields, bases=bases)
+    made.__module__ = bases[0].__module__  # make_dataclass sets its own from Python 3.12 on
     if hasattr(bases[0], "__firstlineno__"):  # by which Python finds the source, from 3.13 on
         made.__firstlineno__ = bases[0].__firstlineno__
     return made
