@@ -146,6 +146,9 @@ def test_masked_gives_sdpa_a_mask_and_no_flag(attend, T):
 )
 def test_cudnn_is_not_picked_for_queries_after_a_cache_unless_it_is_named(name, device, T, allowed, compiled):
     # on Hopper it is picked first, and builds a plan for every length of the cache
+    if name == "cudnn" and torch.version.cuda and not torch.cuda.is_available():
+        pytest.skip("PyTorch for CUDA asks the driver, which is not here, whether cuDNN can run")
+
     def watched(graph, inputs):
         def run(*args):
             with saw:
