@@ -7,6 +7,7 @@ Each form can be resumed, sampled and exported as it is. One file is what nanoGP
 no process has to hold all of them. The whole state of a checkpoint has to fit into memory here.
 """
 
+import os
 import pathlib
 import sys
 
@@ -19,7 +20,7 @@ from fusedgpt.errors import UserError, one_sentence
 FORMS = ("file", "shards")
 
 
-def main(out_dir: str, form: str) -> None:
+def main(out_dir: str | os.PathLike, form: str) -> None:
     """Convert every checkpoint in `out_dir` in place. Raises UserError if one is damaged, or a run is using them."""
     if form not in FORMS:
         raise UserError(f"there is no form {form!r}: it can be {' or '.join(FORMS)}")

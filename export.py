@@ -9,6 +9,7 @@ is stripped, biases that the run does not have become zeros, and the logits are 
 import contextlib
 import json
 import math
+import os
 import pathlib
 import sys
 from typing import Any
@@ -79,7 +80,7 @@ def _rounded(loss):
     return None if math.isnan(number(loss)) else f"{loss:.4f}"
 
 
-def main(out_dir: str, folder: str) -> None:
+def main(out_dir: str | os.PathLike, folder: str | os.PathLike) -> None:
     """Export the run in `out_dir` to `folder`. Raises UserError if there is no run, or the folder cannot be written."""
     saved, _ = run_folder.load_best(out_dir)
     folder = pathlib.Path(folder)

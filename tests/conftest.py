@@ -16,9 +16,10 @@ from typeguard import install_import_hook
 # Functions that tests call in this process must be given, and return, what their annotations say. Not those that
 # torch.compile traces, which stay as users run them, and not `profiler`, which is given made-up profiles
 UNCHECKED = ("attention", "decode", "generate", "profiler")
-FILES = pathlib.Path(__file__).parents[1].glob("fusedgpt/*.py")
-CHECKED = [f"fusedgpt.{file.stem}" for file in FILES if file.stem not in UNCHECKED]
-install_import_hook([*CHECKED, "configurator", "train"])
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SCRIPTS = ("bench", "configurator", "convert", "export", "harness", "plot", "sample", "train")
+FILES = [file.relative_to(ROOT).with_suffix("") for file in ROOT.glob("fusedgpt/**/*.py") if file.stem not in UNCHECKED]
+install_import_hook([*(".".join(file.parts) for file in FILES), *SCRIPTS])
 
 import numpy as np
 import pytest
@@ -29,7 +30,6 @@ from fusedgpt import flops, prepare, reporting, tokenizer
 from fusedgpt.errors import UserError
 from tests import forks
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 OFFLINE_BPE = ROOT.parent / "shared" / "data" / "tiktoken_cache"  # where it is, tests of GPT-2's BPE need no network
 if OFFLINE_BPE.exists():
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(OFFLINE_BPE))

@@ -25,9 +25,9 @@ def refused(name, reason="GPUs only"):
     return dict(kind="row", rung=name, status="refused", reason=reason)
 
 
-def verdicts(published, here, obstacles=types.MappingProxyType({})):
+def verdicts(published, here, obstacles=None):
     """{claim: (published, here, verdict)} of two sets of rows of a ladder."""
-    found = check.compare(ladder.claims(published), ladder.claims(here), here, obstacles)
+    found = check.compare(ladder.claims(published), ladder.claims(here), here, obstacles or {})
     return {name: (there, mine, verdict) for name, there, mine, verdict in found}
 
 

@@ -1,7 +1,6 @@
 """Time to first token: the models are the published ones, and each row is of the attention that it names."""
 
 import json
-import types
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ def _tiny(monkeypatch):
 
 def settings(**changes):
     chosen = dict(models="mistral-small", lengths="48", repeats=2, warmup=1, dtype="float32", seed=1, profile=False)
-    return types.SimpleNamespace(**{**chosen, **changes})
+    return prefill.Settings(**{**chosen, **changes})
 
 
 def row(attention, model="mistral-small", T=48, device=CPU, **changes):

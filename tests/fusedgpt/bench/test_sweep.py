@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import types
 
 import pytest
 import torch
@@ -115,7 +114,7 @@ def test_memory_is_drawn_where_the_baseline_ran_out_of_it():
 
 def test_flex_is_swept_at_few_lengths():
     # it compiles anew for each length, and PyTorch stops at the eighth
-    s = types.SimpleNamespace(heads="2x16", lengths="256-512-64")
+    s = sweep.Settings(heads="2x16", lengths="256-512-64")
     lengths = {spec["T"] for spec in sweep.plan(s, CPU) if spec["attention"] == "flex"}
     assert lengths == {256, 512}
 
@@ -160,7 +159,7 @@ def test_the_plan_has_a_figure_of_all_kernels_at_any_moment():
 def test_a_report_and_figures_can_be_drawn_at_any_moment(tmp_path):
     header, *lines = read_jsonl(ROOT / "results" / "cpu" / "sweep" / "rows.jsonl")
     rows = {tuple(line.get(key) for key in KEYS): line for line in lines if line["kind"] == "row"}
-    plan = sweep.plan(types.SimpleNamespace(heads="8x128,12x64", lengths="256,512,1024,2048"), CPU)
+    plan = sweep.plan(sweep.Settings(heads="8x128,12x64", lengths="256,512,1024,2048"), CPU)
     rows = [rows[key] for spec in plan if (key := tuple(spec.get(key) for key in KEYS)) in rows]
     refused = [row for row in rows if row["status"] != "measured"][:3]
     for number in (0, 1, 2, 5, 24, 26, 47, 96, 97, 103, len(rows)):
@@ -181,7 +180,7 @@ def test_a_report_and_figures_can_be_drawn_at_any_moment(tmp_path):
 def test_heads_are_pairs():
     for wrong in ("12", "2x", "0x16", "2x16x2"):
         with pytest.raises(UserError, match="must be like 32x128,12x64"):
-            sweep.plan(types.SimpleNamespace(heads=wrong, lengths="32"), CPU)
+            sweep.plan(sweep.Settings(heads=wrong, lengths="32"), CPU)
 
 
 def test_redrawn_from_rows_alone(tmp_path, data):

@@ -1,6 +1,6 @@
 """Runs of train.py in a process of their own, and how they end."""
 
-import types
+import subprocess
 
 import pytest
 
@@ -9,7 +9,7 @@ from fusedgpt.errors import UserError
 
 
 def test_a_sentence_before_other_chatter_is_still_the_reason(tmp_path, monkeypatch):
-    said = types.SimpleNamespace(returncode=1, stderr="error: flash cannot\nsome library says goodbye\n")
+    said = subprocess.CompletedProcess([], returncode=1, stderr="error: flash cannot\nsome library says goodbye\n")
     monkeypatch.setattr(training.subprocess, "run", lambda *_, **__: said)
     with pytest.raises(UserError, match="flash cannot"):
         training.run({}, tmp_path / "run")
@@ -27,7 +27,7 @@ def test_the_reason_is_the_exception_and_not_the_advice_below_it(tmp_path, monke
         error,
         "Compile with `TORCH_USE_CUDA_DSA`",
     ]
-    said = types.SimpleNamespace(returncode=1, stderr="\n".join(lines))
+    said = subprocess.CompletedProcess([], returncode=1, stderr="\n".join(lines))
     monkeypatch.setattr(training.subprocess, "run", lambda *_, **__: said)
     with pytest.raises(RuntimeError, match=f"status 1: {error}$"):
         training.run({}, tmp_path / "run")
