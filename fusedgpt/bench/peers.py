@@ -223,7 +223,7 @@ def _notes(part, peers):
     )
     found.append(
         "The other rows of `ours` step as `train.py` does: the gradient is clipped within the fused AdamW, and on a CPU"
-        " its norm is a sum of dot products, and freed memory is kept."
+        " its norm is added up in parts, and freed memory is kept."
     )
     if "nanoGPT, patched" in peers:
         patched = "autocast, padding, torch.compile and fused AdamW around its own model.py, unchanged"
