@@ -5,10 +5,13 @@ import json
 import math
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell script's `make test &`; runs would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # models this small only lose by more, most of all on a busy machine
 
 from typeguard import install_import_hook
