@@ -114,7 +114,8 @@ def in_words(estimate: scale.Memory, processes: int) -> str:
     """An estimate in a line, by part."""
     unit, size = ("GiB", 2**30) if estimate.total >= 2**30 else ("MiB", 2**20)
     digits = 2 if unit == "GiB" else 0
-    parts = [f"{name} {each / size:,.{digits}f}" for name, each in dataclasses.asdict(estimate).items() if each]
+    shown = {name: round(each / size, digits) for name, each in dataclasses.asdict(estimate).items()}
+    parts = [f"{name} {each:,.{digits}f}" for name, each in shown.items() if each]
     whose = f" in each of {processes} processes" if processes > 1 else ""
     return f"memory: about {estimate.total / size:,.{digits}f} {unit} of tensors{whose}: {', '.join(parts)}"
 
