@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from fusedgpt.distributed import others_needed
 from fusedgpt.errors import UserError, first_line
+from fusedgpt.files import FULL
 
 METADATA = ".metadata"
 _RECORDS = "Metadata TensorStorageMetadata BytesStorageMetadata TensorProperties ChunkStorageMetadata MetadataIndex"
@@ -58,7 +59,8 @@ def write_together(folder: pathlib.Path, tensors: dict[str, Tensor], group: dist
         dcp.save(tensors, storage_writer=_writer(folder), process_group=group)
     except CheckpointException as error:
         rank, (reason, _) = next(iter(error.failures.items()))
-        full = "inline_container" in str(reason)  # PyTorch's writer, which does not say why it failed
+        # PyTorch's writer says where in it, and not why; from PyTorch 2.15 on the disk's own error may come through
+        full = "inline_container" in str(reason) or getattr(reason, "errno", None) in FULL
         why = "no space left, or the disk refuses" if full else first_line(reason)
         raise UserError(f"rank {rank} cannot write {folder}: {why}") from None
     rank = distributed.get_rank(group)

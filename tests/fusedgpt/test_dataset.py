@@ -134,7 +134,7 @@ def test_a_meta_pkl_runs_no_code(tmp_path, monkeypatch):
     ("content", "reason"),
     [
         ({"vocab_size": np.float64(65)}, "it holds a numpy float64, which is no whole number"),
-        ({"vocab_size": 65, "itos": np.arange(65)}, "_reconstruct, which is code"),
+        ({"vocab_size": 65, "itos": np.arange(65)}, r"(_reconstruct|_frombuffer), which is code"),
         ({"vocab_size": np.int64, "itos": {0: "a"}}, "numpy.int64, which is code"),
         ({"vocab_size": Evil()}, "system, which is code"),
         ([65], "has no attribute 'get'"),  # this one and the next used to be a loop until the memory is full

@@ -1,7 +1,6 @@
 """FlashAttention-3 and -4 in place of PyTorch's own, with packages that stand in for theirs on a CPU."""
 
 import importlib.util
-import types
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from tests.fusedgpt.test_receipt import watch
 CPU = torch.device("cpu")
 TRAINING = Case((2, 2, 64, 32), CPU, torch.float32)
 VERSIONS = {"flash3": "FA3", "flash4": "FA4"}
-TINY = types.SimpleNamespace(heads="2x32", lengths="64")
+TINY = sweep.Settings(heads="2x32", lengths="64")
 OPERATOR = "_scaled_dot_product_flash_attention_for_cpu"
 
 
