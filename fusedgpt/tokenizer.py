@@ -185,7 +185,8 @@ class Tokenizer:
         if self.kind == "char":
             return self._encode_characters(text)
         if self.kind == "json":
-            return np.array(self._json.encode(text, add_special_tokens=False).ids, np.uint32)
+            (encoded,) = self._json.encode_batch_fast([text], add_special_tokens=False)  # `encode` holds Python's lock
+            return np.array(encoded.ids, np.uint32)
         return self._bpe.encode_to_numpy(text, disallowed_special=())
 
     def encode_texts(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
