@@ -112,7 +112,7 @@ def measure(name: str, args: list[str], s, device, plan: list[dict], folder: pat
         header(name, args, s, machine),
         reference=functools.partial(timing.reference, device),
         state=lambda: machine_state(device) | {"commit": machine["commit"], "machine": own},
-        say=functools.partial(print, flush=True),  # rows take minutes, and a pipe would hold their lines back
+        say=print,
         profile=s.profile,
         max_seconds=s.max_seconds,
     )
@@ -209,7 +209,7 @@ def check_folder(args: list[str]) -> None:
     except UserError as error:  # such as a GPU that is not here, or a setting that is no longer allowed
         assumed, obstacles = {}, dict.fromkeys(wanted, str(error))
     todo = check.measurable(claims, obstacles)
-    print(check.outlook(claims, todo), flush=True)
+    print(check.outlook(claims, todo))
     here = []
     if todo:
         s = dataclasses.replace(s, max_seconds=asked.max_seconds)

@@ -73,13 +73,21 @@ def about(run: Run) -> str:
     return ", ".join(str(each) for each in said if each)
 
 
+def labels(runs: list[Run]) -> list[str]:
+    """What a figure calls the runs: the names of their folders, or if two are the same, their paths."""
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        names = [os.path.relpath(run.folder) for run in runs]
+    return [name.replace("$", r"\$") for name in names]  # between two, matplotlib reads a formula
+
+
 def captions(runs: list[Run]) -> str:
     """`about` the runs, in lines that fit the figure: once, if it is the same for all."""
     import textwrap
 
     texts = [about(run) for run in runs]
     if len(set(texts)) > 1:
-        texts = [f"{run.name}: {text}" for run, text in zip(runs, texts)]
+        texts = [f"{label}: {text}" for label, text in zip(labels(runs), texts)]
     return "\n".join(textwrap.fill(text, 120) for text in dict.fromkeys(texts))
 
 
@@ -93,11 +101,11 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
     """Draw `y` of all runs: training as a line, pale if there is validation, which has marks."""
     unit, scale = time_unit(runs) if x == "time" else (x, 1)
     shown = []
-    for n, run in enumerate(runs):
+    for n, (run, label) in enumerate(zip(runs, labels(runs))):
         for line in run.lines(y):
             shown.append(line)
             at = run.position(line.iters, x) / scale
-            name = f"{run.name}: {line.name}" if len(runs) > 1 else line.name
+            name = f"{label}: {line.name}" if len(runs) > 1 else line.name
             name = "\u200b" + name if name.startswith("_") else name  # no width: matplotlib's legend leaves out "_…"
             look = dict(color=COLOURS[n % len(COLOURS)], linewidth=0.9)
             if line.name == "validation":

@@ -81,7 +81,7 @@ class TrainState:
     loss: float = 0.0  # of the last step that was reported
     bad_steps: int = 0  # reported steps in a row without a finite gradient
     step_ms: list[float] = dataclasses.field(default_factory=list)
-    evaluation_s: float = 0.0  # seconds of the last evaluation
+    evaluation_s: float = 0.0  # seconds of the last evaluation, 0 before the first
     estimated: bool = False  # whether the run has said how long it will take
 
     @property

@@ -325,12 +325,13 @@ def _lines(blocks):
 
 def _json_values(blocks):
     """The values of a JSON array, or of JSON lines."""
-    decode, text, at, wanted = json.JSONDecoder().raw_decode, "", 0, 0
+    decode, text, at, wanted, arrays = json.JSONDecoder().raw_decode, "", 0, 0, 0
     for block in itertools.chain(blocks, [None]):
         text, at = text[at:] + (block or ""), 0
         if len(text) < wanted and block is not None:
             continue
-        while (at := SEPARATORS.match(text, at).end()) < len(text):
+        while (gap := SEPARATORS.match(text, at)).end() < len(text):
+            at, arrays = gap.end(), arrays + _opened(gap.group())
             try:
                 value, at = decode(text, at)
             except json.JSONDecodeError:
@@ -340,3 +341,9 @@ def _json_values(blocks):
                 break
             wanted = 0
             yield value
+    if arrays + _opened(gap.group()):
+        raise EOFError("the file ends within an array")
+
+
+def _opened(separators):
+    return separators.count("[") - separators.count("]")

@@ -24,7 +24,7 @@ from fusedgpt.tokenizer import Tokenizer
 
 PIECE = 2**16  # characters of a text that are tokenized at once: `tokenizers` needs hundreds of bytes for each
 BATCH = 2**20  # characters that a core gets at a time
-LONGEST_PIECE = 2**20  # a text without a place to cut is cut here
+LONGEST_PIECE = 2**18  # a text without a place to cut is cut here: tiktoken gives up on a million blanks in a row
 COPIED = 2**16  # ids that are copied at a time: Linux wrote 2 MiB at a time at a tenth of the speed
 # The patterns of GPT-2 and its successors begin a new token after a line end that stands between something and a letter
 # or a digit, and after a letter or a digit if a space and another, or a mark of Chinese and Japanese, follows.
@@ -99,7 +99,7 @@ def watched(items: Iterable, corpus, doing: str) -> Iterator:
             if bar.disable and time.monotonic() - said > SECONDS_BETWEEN_LINES:
                 said = time.monotonic()
                 of = f" of {corpus.size / 1e6:,.0f}" if corpus.size else ""
-                print(f"{doing}: {corpus.position / 1e6:,.0f}{of} MB read", flush=True)
+                print(f"{doing}: {corpus.position / 1e6:,.0f}{of} MB read")
 
 
 def _encode(tokenizer, end_of_text, dtype, batch):
@@ -116,7 +116,7 @@ class Encoded:
     """The ids of a corpus and where its documents end, in a folder that is removed once the bins are written.
 
     `job` says what is tokenized and how: what an interrupted run of the same job left is continued, if it cut the text
-    in the same way, and all else is removed.
+    in the same way; what another job left is removed when this one begins.
     A step adds to the files `ids` and `ends`, then to `steps.jsonl`, the first line of which has the job and `meta`,
     that of the tokenizer (None: not known yet).
     """
@@ -130,11 +130,7 @@ class Encoded:
             sizes = self.state["tokens"] * self.dtype.itemsize, self.state["documents"] * 8
             if all(self._size(name) >= size for name, size in zip(("ids", "ends"), sizes)):
                 return
-        self.meta = None
-        if steps and (dropped := steps[-1].get("tokens")):
-            print(f"starting anew: {dropped:,} tokens of an interrupted run, with other text or options, are dropped")
-        for name in ("ids", "ends", "steps.jsonl"):
-            (folder / name).unlink(missing_ok=True)
+        self.meta, self.others = None, steps[-1].get("tokens") if steps else None
 
     def _set(self, meta, state):
         self.meta, self.state = meta, state
@@ -145,6 +141,11 @@ class Encoded:
 
     def begin(self, meta: dict) -> None:
         """Take the tokenizer of `meta`; its end_of_text, if it has one, is put after each document."""
+        if self.others:
+            what = "tokens of an interrupted run, with other text or options, are dropped"
+            print(f"starting anew: {self.others:,} {what}")
+        for name in ("ids", "ends", "steps.jsonl"):
+            (self.folder / name).unlink(missing_ok=True)
         start = {"job": self.job, "meta": meta, "batches": 0, "tokens": 0, "documents": 0, "complete": False}
         self._set(meta, start)
         self._write_step(start)

@@ -48,11 +48,11 @@ TRAIN_WITH_LESS = (
 def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
     """End the script with one sentence, status 1 and no traceback on a UserError, an OSError, or if memory runs out.
 
-    if_memory_is_full: what helps then. Characters that the console cannot show, such as a lone surrogate, are shown as
-    escapes from here on.
+    if_memory_is_full: what helps then. From here on, characters that the console cannot show, such as a lone surrogate,
+    are shown as escapes, and files and pipes get each line at once, in the order of both streams.
     """
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")
+        stream.reconfigure(errors="backslashreplace", line_buffering=True)
     try:
         yield
     except BrokenPipeError:  # the reader of a pipe (`| head`) has gone: nobody is left to tell

@@ -29,12 +29,18 @@ FEWEST_TOKENS = 2  # of a split: one to predict the other from
 def parser(script: str, description: str) -> argparse.ArgumentParser:
     """The command line of a prepare script: `.input`, a list of paths; `.out_dir`, by default the script's folder."""
     parser = argparse.ArgumentParser(description=description)
-    take = {"type": pathlib.Path, "metavar": "PATH"}
+    take = {"type": _path, "metavar": "PATH"}
     parser.add_argument("--input", action="extend", nargs="+", default=[], **take, help="local text to use")
     parser.add_argument("input", action="extend", nargs="*", **take, help="more of --input")
     here = pathlib.Path(script).resolve().parent
-    parser.add_argument("--out_dir", type=pathlib.Path, metavar="DIR", default=here, help="default: %(default)s")
+    parser.add_argument("--out_dir", type=_path, metavar="DIR", default=here, help="default: %(default)s")
     return parser
+
+
+def _path(text):
+    if not text:  # a variable of the shell that is not set; pathlib takes it for the current folder
+        raise argparse.ArgumentTypeError("no path was given")
+    return pathlib.Path(text)
 
 
 def one_input(args: argparse.Namespace) -> pathlib.Path | None:
@@ -115,12 +121,13 @@ def prepare(
         encoded = Encoded(work, job)
         if encoded.meta is None:
             meta = vocabularies.of(tokenizer, corpus)
+            next(corpus.fragments(), None)  # a wrong column is refused before what another run left is dropped
             encoded.begin(meta if ended else {name: meta[name] for name in meta if name != "end_of_text"})
         encoded.fill(corpus, max_tokens)
         meta, ends = encoded.meta, encoded.ends(max_tokens)
         if len(ends) == 1 and ended and meta["tokenizer"] in ("byte", "char"):
             meta, ends = vocabularies.without_end(meta), ends - 1
-        if not ends.any():
+        if not len(ends) or ends[-1] == len(ends) * ("end_of_text" in meta):
             raise UserError(f"{corpus.source} holds no text: name a file or folder that does")
         ranges = split(ends)
         for name, parts in ranges.items():

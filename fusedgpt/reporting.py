@@ -128,7 +128,10 @@ def report(
 
 
 def estimate(step_ms: list[float], done: int, evaluation_s: float, s: Settings) -> str:
-    """How long the run will take from here, after `done` steps of which the last took `step_ms`, in a line."""
+    """How long the run will take from here, after `done` steps of which the last took `step_ms`, in a line.
+
+    evaluation_s: seconds of an evaluation, 0 if there was none yet; then they are not counted.
+    """
     step_s = statistics.median(step_ms[len(step_ms) // 2 :]) / 1e3  # the first ones are slower
     steps = s.max_iters - done
     evaluations = s.max_iters // s.eval_interval - (done - 1) // s.eval_interval  # that of `done` is still to come
@@ -137,7 +140,8 @@ def estimate(step_ms: list[float], done: int, evaluation_s: float, s: Settings) 
     when = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
     until = f"{when:%a %H:%M}" if seconds < 86400 else f"{when:%a %Y-%m-%d %H:%M}"
     line = f"estimate: {timing.in_words(seconds)}, until {until}: {steps} steps of {timing.in_words(step_s)},"
-    line += f" and {evaluations} times {timing.in_words(evaluation_s)} to evaluate"
+    known = f"times {timing.in_words(evaluation_s)} to evaluate" if evaluation_s else "evaluations on top"
+    line += f" and {evaluations} {known}"
     return line + (f"; max_seconds={s.max_seconds:g} may end it before" if s.max_seconds else "")
 
 

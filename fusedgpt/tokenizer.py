@@ -14,6 +14,21 @@ GPT2 = {"tokenizer": "gpt2", "vocab_size": 50257}  # the meta of data in GPT-2's
 KINDS = ("gpt2", "char", "byte", "json")  # and tiktoken's other encodings, by name
 END_OF_TEXT = "<|endoftext|>"  # how a prompt writes the id that ends a document
 LARGEST_VOCABULARY = 2**24  # far above any in use; a damaged meta that has more would fill the memory
+# Patterns of tiktoken's, and others that find the same words 1.7 times as fast. Its engine tries alternatives that look
+# ahead, or give nothing back (`++`), one by one, but a group without such parts in one pass. Here nothing would be
+# given back anyway: what follows in the same alternative is of other characters.
+FASTER_PATTERNS = {
+    # gpt2, r50k_base, p50k_base, p50k_edit
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s": (
+        r"(?:'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
+    ),
+    # cl100k_base
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+    r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s": (
+        r"(?:'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+        r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
+    ),
+}
 
 
 def require_known(name: Any) -> None:
@@ -54,7 +69,8 @@ class _OfThread(threading.local):
 
         bpe = tiktoken_bpe(self.name)
         parts = {"mergeable_ranks": bpe._mergeable_ranks, "special_tokens": bpe._special_tokens}
-        return tiktoken.Encoding(bpe.name, pat_str=bpe._pat_str, **parts)  # tiktoken's README makes encodings like this
+        pattern = FASTER_PATTERNS.get(bpe._pat_str, bpe._pat_str)
+        return tiktoken.Encoding(bpe.name, pat_str=pattern, **parts)  # tiktoken's README makes encodings like this
 
 
 def vocabulary(meta: Any) -> int:

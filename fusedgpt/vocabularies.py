@@ -2,14 +2,20 @@
 
 import json
 import pathlib
+import re
+import unicodedata
 
-from fusedgpt.encoding import batches, pieces, watched
+from fusedgpt.encoding import PLACE_TO_CUT, batches, pieces, watched
 from fusedgpt.errors import UserError, first_line, shown
-from fusedgpt.tokenizer import END_OF_TEXT, Tokenizer, tiktoken_bpe
+from fusedgpt.tokenizer import END_OF_TEXT, LARGEST_VOCABULARY, Tokenizer, tiktoken_bpe
 
 TRAINED = "train:"  # followed by the size of the vocabulary
 BYTES_AND_END = 257  # the smallest vocabulary that can be trained
 SAMPLE = 64  # batches at most, of a million characters each, that a BPE is trained on
+# Every byte that UTF-8 has, letters of both cases, and all blanks; composed, as the normalizers of some models leave it
+EVERY_BYTE = unicodedata.normalize(
+    "NFC", "".join(map(chr, (*range(0x800), *range(0x800, 0xD800, 0x800), *range(0xE000, 0x110000, 0x1000))))
+)
 ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")  # how tokenizer.json files call the end of a document
 
 
@@ -60,8 +66,11 @@ def _characters(corpus):
 
 def _size(name):
     size = name.removeprefix(TRAINED)
-    if not size.isdecimal() or int(size) < BYTES_AND_END:
-        raise UserError(f"--tokenizer={name} must be train:SIZE, and SIZE {BYTES_AND_END} or more, as in train:8192")
+    if not re.fullmatch("[0-9]{1,8}", size) or not BYTES_AND_END <= int(size) <= LARGEST_VOCABULARY:
+        raise UserError(
+            f"--tokenizer={shown(name)} must be train:SIZE, as in train:8192, and SIZE from {BYTES_AND_END} to"
+            f" {LARGEST_VOCABULARY}"
+        )
     return int(size)
 
 
@@ -80,7 +89,7 @@ def _trained(size, corpus):
     sample, step = _sample(corpus)
     characters = sum(len(text) for batch in sample for text, _ in batch)
     part = f", every {step}th million of the text" if step > 1 else ""
-    print(f"training a BPE on {characters:,} characters{part}", flush=True)
+    print(f"training a BPE on {characters:,} characters{part}")
     bpe.train_from_iterator((text for batch in sample for text, _ in batch), trainer)
     if bpe.get_vocab_size() < size:
         print(f"the text gives {bpe.get_vocab_size():,} tokens, not {size:,}: it has no more pairs to join")
@@ -126,11 +135,27 @@ def _of_json(bpe):
     apart = [*tokenizer.encode_text("a\n"), *tokenizer.encode_text("b")]
     if apart != tokenizer.encode_text("a\nb").tolist():
         raise UserError("the tokenizer.json adds to the beginning of a text: set add_prefix_space to false in it")
-    for first, then in (("a", " b"), ("字", "。")):  # where a text is cut into pieces too
+    if tokenizer.decode(tokenizer.encode_text(EVERY_BYTE).tolist()) != EVERY_BYTE.encode():
+        lost = (c for c in EVERY_BYTE if tokenizer.decode(tokenizer.encode_text(c).tolist()) != c.encode())
+        raise UserError(
+            f"the tokenizer.json does not give back every text: it changes {next(lost, 'what is side by side')!r}. Take"
+            " a byte-level one, whose vocabulary has all 256 bytes, and that neither changes letters nor drops blanks"
+        )
+    for first, then in _cut(tokenizer.tokens):
         apart = [*tokenizer.encode_text(first), *tokenizer.encode_text(then)]
         if apart != tokenizer.encode_text(first + then).tolist():
             raise UserError(f"the tokenizer.json joins {first!r} and {then!r}: take one that splits a text into words")
     return meta
+
+
+def _cut(tokens):
+    """The texts of `tokens` in two, wherever a text that is tokenized would be cut into pieces within one."""
+    for token in tokens:
+        text = (token or b"").decode(errors="ignore")
+        text = "." + text if text.startswith("\n") else text  # a line is cut after only if it holds something
+        for place in PLACE_TO_CUT.finditer(text):
+            if 0 < place.end() < len(text):
+                yield text[: place.end()], text[place.end() :]
 
 
 def _of_tiktoken(name):

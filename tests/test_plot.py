@@ -63,6 +63,21 @@ def test_a_run_whose_name_begins_with_an_underscore_is_in_the_legend(tmp_path, a
     assert [text.get_text().strip("\u200b")[:2] for text in axes.legend().get_texts()] == ["_a", "_a", "b:", "b:"]
 
 
+def test_runs_of_the_same_name_are_told_apart(tmp_path, monkeypatch):
+    # both were previous-1, in the legend and above it
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    runs = [some_run(tmp_path / name / "previous-1") for name in ("a", "b")]
+    assert plot.labels(runs) == ["a/previous-1", "b/previous-1"] and plot.labels(runs[:1]) == ["previous-1"]
+
+
+def test_a_dollar_in_a_name_begins_no_formula(tmp_path):
+    # ParseFatalException: Unknown symbol
+    plot.draw([some_run(tmp_path / r"a$\foo$"), some_run(tmp_path / "b")], tmp_path / "loss.png", "loss")
+    assert (tmp_path / "loss.png").read_bytes()[:4] == PNG
+
+
 def test_lines_are_what_metrics_say(small_run, axes):
     run = plot.Run(small_run)
     plot.draw_panel(axes, [run], "loss", "iterations")

@@ -144,6 +144,18 @@ def test_text_comes_as_it_is_produced(run):
     child.wait()
 
 
+def test_in_one_file_the_lines_have_the_order_of_a_terminal(run, tmp_path):
+    # it came between the text and its end, and where it samples from after the dtype: a file gets stdout in blocks
+    pytest.importorskip("tyro")
+    command = [sys.executable, "sample.py", f"--out_dir={run}", "--max_new_tokens=5", "--start=!", "--device=cpu"]
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    with open(tmp_path / "log", "w") as log:
+        subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, env=buffered, check=True)
+    before, after = (tmp_path / "log").read_text().rsplit("---------------\n", 1)
+    assert "tokens/s" in after and "tokens/s" not in before
+    assert before.startswith("sampling from")
+
+
 def test_compiled_draws_what_eager_does(run, capsys):
     if reason := why_no_compiler(torch.device("cpu")):
         pytest.skip(reason)
@@ -334,7 +346,7 @@ def test_what_only_training_has_is_no_flag_and_a_misspelt_name_no_setting(tmp_pa
         (dict(start="FILE:/no\0such"), "cannot read the prompt in /no"),  # this and the next: a traceback each
         (dict(start="a\udcff"), r"the prompt 'a\\udcff' cannot be written in UTF-8"),
         (dict(num_samples=10**12), "a batch of 10+ samples of 2 tokens needs .* lower --num_samples"),
-        (dict(init_from="gpt5"), "init_from='gpt5' .* cannot be loaded as a hub id"),
+        (dict(init_from="gpt5"), "init_from='gpt5' is neither .*, nor a GPT-2 that can be loaded"),
         (dict(out_dir="/no/such"), "ckpt.pt does not exist: train first"),
         (dict(attention="cudnn"), "cudnn' cannot run on cpu .*on GPUs only"),
         (dict(attention="flex", compile=True), "FlexAttention cannot run inside a compiled model on a CPU"),

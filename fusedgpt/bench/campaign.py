@@ -102,12 +102,12 @@ def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tupl
 
 def _step(name, command, seconds):
     """Run Python on `command`, and end it with all its children after `seconds`."""
-    print(f"== {name}", flush=True)
+    print(f"== {name}")
     process = subprocess.Popen([sys.executable, *command], cwd=ROOT, start_new_session=True)
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
-        print(f"== {name} was ended after {seconds:.0f} s", flush=True)
+        print(f"== {name} was ended after {seconds:.0f} s")
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -74,17 +74,19 @@ def reason(text: str, limit: int = REASON) -> str:
 
 
 def times(axes, names: list[str], rows: list[dict], said: list[str], colors: list[str], limit: float = inf) -> None:
-    """A horizontal bar for the median of each row with its p10 to p90, and `said` behind it; hollow if disturbed.
+    """A horizontal bar for the median of each row with its p10 to p90, and `said` behind it.
 
-    A row that was not measured has the beginning of what is said of it in place of a bar. A bar longer than `limit` is
-    cut, visibly; `said` has its figure.
+    If a row was disturbed, its bar is hollow and says so. A row that was not measured has the beginning of what is said
+    of it in place of a bar. A bar longer than `limit` is cut, visibly; `said` has its figure.
     """
     axes.set_yticks(range(len(rows)), names, fontsize=7.5)
     for n, (row, text, color) in enumerate(zip(rows, said, colors)):
         end = 0
         if row["status"] == "measured":
             cut = row["median_ms"] > limit
-            look = dict(color=color) if comparable(row) else dict(fill=False, edgecolor="black", linewidth=0.6)
+            look = dict(color=color)
+            if not comparable(row):
+                look, text = dict(fill=False, edgecolor="black", linewidth=0.6), f"{text}, disturbed"
             axes.barh(n, limit if cut else row["median_ms"], height=0.65, **look)
             if cut:
                 end = limit

@@ -178,8 +178,6 @@ def _said(row, base):
     """What stands behind a rung's bar."""
     if row["status"] != "measured":
         return f"{row['status']}: {row['reason']}"
-    if not comparable(row):
-        return f"{row['median_ms']:.4g}, disturbed"
-    if not comparable(base) or row is base:
+    if not (comparable(row) and comparable(base)) or row is base:
         return f"{row['median_ms']:.4g}"
     return f"{row['median_ms']:.4g} ({faster(base['median_ms'], row['median_ms']):+.1f} %)"

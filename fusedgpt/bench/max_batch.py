@@ -72,7 +72,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     free = _free(s, device)
     guess = max(0, (free - fixed) // each)
     at = f"{fixed / 2**30:.2f} GiB + {each / 2**30:.4f} GiB a sequence"
-    print(f"{s.attention}: estimated {at}, so {guess} fit into {free / 2**30:.1f} GiB", flush=True)
+    print(f"{s.attention}: estimated {at}, so {guess} fit into {free / 2**30:.1f} GiB")
 
     def train(batch_size, trace=None, seconds=None, **changes):
         if time_is_up(s.max_seconds):
@@ -89,7 +89,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
             with open(folder / "rows.jsonl", "a") as file:
                 file.write(json.dumps({"kind": "trial", **spec, **trials[-1]}) + "\n")
         outcome = "fits" if trials[-1]["fits"] else f"does not fit: {trials[-1].get('reason', 'out of memory')}"
-        print(f"  batch {batch_size} {outcome}", flush=True)
+        print(f"  batch {batch_size} {outcome}")
         return trials[-1]["fits"]
 
     found = largest(fits, next(iter(earlier), guess))  # a search that goes on begins where it began

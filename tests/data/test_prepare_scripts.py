@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from fusedgpt import prepare
+from fusedgpt.corpus import Files
+from fusedgpt.encoding import Encoded
 from fusedgpt.tokenizer import Tokenizer
 from tests.conftest import ROOT, fails, script, wait_for_lines, why_no_bpe
 
@@ -164,6 +166,9 @@ def test_text_that_is_too_short_or_no_text_is_named(tmp_path):
     (tmp_path / "row.json").write_text('{"text": ""}')
     for name in ("empty.txt", "bom.txt", "row.json"):
         assert "holds no text" in fails("data/shakespeare_char/prepare.py", f"--input={tmp_path / name}", out)
+    (tmp_path / "rows.jsonl").write_text('{"text": ""}\n' * 99)  # made bins of ends of text alone
+    text = ("data/text/prepare.py", "--tokenizer=byte")
+    assert "holds no text" in fails(*text, f"--input={tmp_path / 'rows.jsonl'}", out)
     (tmp_path / "short.txt").write_text("To be")
     sentence = fails("data/shakespeare_char/prepare.py", f"--input={tmp_path / 'short.txt'}", out)
     assert "short.txt is too short: of its 5 tokens, 1 would be in the val split" in sentence
@@ -171,7 +176,6 @@ def test_text_that_is_too_short_or_no_text_is_named(tmp_path):
     sentence = fails("data/shakespeare_char/prepare.py", f"--input={tmp_path / 'binary.txt'}", out)
     assert "not UTF-8 text" in sentence and "byte 3" in sentence
     (tmp_path / "bad.jsonl").write_text("{not json")
-    text = ("data/text/prepare.py", "--tokenizer=byte")
     assert "cannot read" in fails(*text, f"--input={tmp_path / 'bad.jsonl'}", out)
     assert "is a folder" in fails("data/shakespeare_char/prepare.py", f"--input={tmp_path}", out)
     assert "got 2 paths" in fails("data/python_stdlib/prepare.py", "--input", tmp_path, tmp_path, out)
@@ -184,6 +188,31 @@ def test_a_document_that_is_no_text_is_one_sentence(tmp_path):
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", None, "three")))
     sentence = fails("data/text/prepare.py", "--tokenizer=byte", f"--input={file}", f"--out_dir={tmp_path}")
     assert f"row 2 of {file} has None in 'text'" in sentence
+
+
+@pytest.mark.parametrize("typo", ["--tokenizer=gtp2", "--text_column=txet"])
+def test_a_typo_leaves_an_interrupted_run_as_it_is(tmp_path, typo):
+    # its ids were dropped before the typo was refused
+    out, text = tmp_path / "out", tmp_path / "rows.jsonl"
+    text.write_text('{"text": "a few words"}\n' * 3)
+    work = out / ".prepare"
+    work.mkdir(parents=True)
+    encoded = Encoded(work, ["another job"])
+    encoded.begin({"tokenizer": "byte", "vocab_size": 257, "end_of_text": 256})
+    encoded.fill(Files([text]))
+    before = {path.name: path.read_bytes() for path in work.iterdir()}
+    assert len(before["ids"]) > 0
+    fails("data/text/prepare.py", f"--input={text}", f"--out_dir={out}", "--tokenizer=byte", typo)
+    assert {name: (work / name).read_bytes() for name in before} == before
+    done = script("data/text/prepare.py", f"--input={text}", f"--out_dir={out}", "--tokenizer=byte")
+    assert "starting anew: 36 tokens of an interrupted run" in done.stdout
+
+
+@pytest.mark.parametrize("option", ["--input=", "--out_dir="])
+def test_an_empty_path_is_not_the_current_folder(tmp_path, option):
+    # --input="$UNSET" prepared whatever was there
+    done = script("data/text/prepare.py", f"--input={tmp_path}", f"--out_dir={tmp_path}", option, check=False)
+    assert done.returncode == 2 and "no path was given" in done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")

@@ -158,6 +158,8 @@ def test_the_position_goes_from_nothing_to_the_size(tmp_path):
         ("a.jsonl", b'{"text": "\\ud800"}', "row 1 of .* has half of a surrogate pair"),
         ("a.jsonl", b'{"text": "a"', r"cannot read /.*JSONDecodeError: Expecting ',' delimiter\)"),
         ("a.json", b'[{"text": "a"}, {"te', "cannot read after row 1 of .*JSONDecodeError"),
+        ("a.json", b'[{"text": "a"}, ', "cannot read after row 1 of .*EOFError: the file ends within an array"),
+        ("a.json", b'[{"text": "a"}]\n' * 200_000 + b"[", "the file ends within an array"),
         ("a.jsonl", b'{"text": "a"}\n' * 200_000 + b"{", r"after row 200,000 of .*property name.*double quotes\)"),
         ("a.csv", b"id,words\n1,two", "row 1 of .* has no 'text', but id, words"),
         ("a.csv", b"id,text\n1,two\n3", "row 2 of .* has None in 'text'"),

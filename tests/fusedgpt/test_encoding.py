@@ -13,6 +13,7 @@ import pytest
 from fusedgpt import encoding
 from fusedgpt.corpus import Files
 from fusedgpt.encoding import Encoded, batches, on_all_cores, pieces
+from fusedgpt.tokenizer import GPT2, Tokenizer
 from tests.conftest import ROOT, why_no_bpe
 
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt"
@@ -44,6 +45,16 @@ def test_pieces_have_the_tokens_of_the_whole(monkeypatch):
         cut = [piece for piece, _ in pieces([(text, True)])]
         assert len(cut) > 3 and "".join(cut) == text
         assert [id for piece in cut for id in encode(piece)] == encode(text)
+
+
+@needs_bpe
+@pytest.mark.parametrize("run", [" ", "\n", "x", "!", "字", "9"])
+def test_a_run_of_a_million_characters_can_be_encoded(run):
+    # tiktoken: "Max stack size exceeded for backtracking", a traceback, after a million blanks and a letter
+    text = "a\n" + run * 1_020_000 + "a"
+    tokenizer = Tokenizer(GPT2)
+    ids, _ = tokenizer.encode_texts([piece for piece, _ in pieces([(text, True)])])
+    assert tokenizer.decode(ids.tolist()).decode() == text
 
 
 @pytest.mark.parametrize("name", ["r50k_base", "cl100k_base", "o200k_base"])

@@ -21,6 +21,8 @@ def test_the_estimate_counts_the_steps_and_evaluations_that_are_left(tmp_path, d
     assert line.endswith("90 steps of 2 s, and 4 times 60 s to evaluate")
     assert "and 4 times" in reporting.estimate([2e3] * 6, 30, 60.0, s)  # that of 30 comes after the step before it
     assert "and 5 times" in reporting.estimate([2e3] * 6, 0, 60.0, s)
+    # a resumed run said "3 times 0 s to evaluate" before its first evaluation
+    assert reporting.estimate([2e3] * 6, 0, 0.0, s).endswith("100 steps of 2 s, and 5 evaluations on top")
     s = small(tmp_path, data, max_iters=90, eval_interval=30, max_seconds=100)
     assert "and 3 times" in (line := reporting.estimate([2e3] * 6, 10, 60.0, s))
     assert line.endswith("; max_seconds=100 may end it before")

@@ -1,6 +1,7 @@
 """The tokenizers that a prepare script can be asked for, beside the libraries that they come from."""
 
 import json
+import unicodedata
 
 import pytest
 
@@ -86,6 +87,12 @@ def test_a_tokenizer_json_that_does_not_fit_is_refused(tmp_path, text):
     joined.save(str(tmp_path / "joined.json"))
     with pytest.raises(UserError, match="joins 'a' and ' b': take one"):
         vocabularies.of(str(tmp_path / "joined.json"), text)
+    unsplit = Bpe(models.BPE())  # without "a b", which was all that was tried
+    unsplit.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    unsplit.train_from_iterator(["and the"] * 50, trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    unsplit.save(str(tmp_path / "unsplit.json"))
+    with pytest.raises(UserError, match=r"joins '.*' and ' t.*': take one"):
+        vocabularies.of(str(tmp_path / "unsplit.json"), text)
     words = json.loads(json.dumps({"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel"}}))
     words["model"] |= {"vocab": {"wörd": 0, "[UNK]": 1, "漢": 2}, "unk_token": "[UNK]"}
     (tmp_path / "words.json").write_text(json.dumps(words))
@@ -98,7 +105,38 @@ def test_a_tokenizer_json_that_does_not_fit_is_refused(tmp_path, text):
         vocabularies.stamp(str(tmp_path / "none.json"))
 
 
-@pytest.mark.parametrize("name", ["gpt3", "json", "train", "train:", "train:1", "train:x", ""])
+@pytest.mark.parametrize("fault", ["no pre-tokenizer of bytes", "no alphabet", "lower case"])
+def test_a_tokenizer_json_that_loses_text_is_refused(tmp_path, text, fault):
+    # line ends, "é" and capitals were gone from the bins without a word
+    from tokenizers import Tokenizer as Bpe
+    from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+    lossy, plain = Bpe(models.BPE(unk_token="[UNK]")), "The quick brown fox\n" * 50
+    lossy.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if fault == "no pre-tokenizer of bytes":
+        lossy.pre_tokenizer, alphabet = pre_tokenizers.Whitespace(), []
+    elif fault == "no alphabet":
+        alphabet = []
+    else:
+        lossy.normalizer = normalizers.Lowercase()
+    trainer = trainers.BpeTrainer(special_tokens=["[UNK]"], initial_alphabet=alphabet, show_progress=False)
+    lossy.train_from_iterator([plain], trainer)
+    lossy.save(str(tmp_path / "lossy.json"))
+    with pytest.raises(UserError, match=r"does not give back every text: it changes '.*'\. Take a byte-level one"):
+        vocabularies.of(str(tmp_path / "lossy.json"), text)
+
+
+def test_every_byte_is_tried_and_normalizers_of_byte_level_models_change_none():
+    # Qwen's composes characters
+    assert {*vocabularies.EVERY_BYTE.encode()} == {*range(256)} - {0xC0, 0xC1, *range(0xF5, 0x100)}
+    assert unicodedata.is_normalized("NFC", vocabularies.EVERY_BYTE)
+
+
+UNKNOWN = ["gpt3", "json", "train", "train:", "train:1", "train:x", "train:3000000000", "train:" + "9" * 5000, ""]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
 def test_an_unknown_tokenizer_is_one_sentence(name, text):
     with pytest.raises(UserError, match="--tokenizer="):
         vocabularies.of(name, text)
