@@ -3,8 +3,8 @@
     python tests/save_cost.py [--name=value ...]
 
 Trains with a checkpoint after every fifth step (--eval_interval=5 --eval_iters=1), and prints one line of JSON: the
-time that the loop stood still for a save, how much longer the steps took while a checkpoint was being written, and a
-step. The settings are train.py's.
+time that the loop stood still for a save, how much longer the steps took while a checkpoint was being written, a step,
+and a write. The settings are train.py's.
 """
 
 import json
@@ -46,26 +46,25 @@ def main(s: train.Settings) -> None:
 
     train.save, train.train_step, Saver._write = timed_save, timed_step, timed_write
     train.main(s)
-    overlapping = [any(a < end and began < b for a, b in writing) for began, end in busy]
-    ms = {
-        name: statistics.median(
-            1e3 * (end - began) for (began, end), over in zip(busy[5:], overlapping[5:]) if over == when
-        )
-        for name, when in (("step", False), ("step_while_writing", True))
+    print(json.dumps(cost(stood_still[1:-1], writing, busy[5:]) | {"saves": len(stood_still)}))
+
+
+def cost(stood_still: list[float], writing: list[tuple], steps: list[tuple]) -> dict[str, float | None]:
+    """What a save cost, in milliseconds. `writing` and `steps` are (start, end) in seconds.
+
+    step_ms is None if every step ran while a checkpoint was being written, slowed_ms also if none did.
+    """
+    alone, beside = [], []
+    for began, end in steps:
+        (beside if any(a < end and began < b for a, b in writing) else alone).append(1e3 * (end - began))
+    step = statistics.median(alone) if alone else None
+    slowed = (statistics.median(beside) - step) * len(beside) / len(writing) if alone and beside else None
+    return {
+        "stood_still_ms": round(statistics.median(stood_still), 1),
+        "slowed_ms": slowed if slowed is None else round(slowed, 1),
+        "step_ms": step if step is None else round(step, 1),
+        "write_ms": round(1e3 * statistics.median(end - began for began, end in writing), 1),
     }
-    slowed = (ms["step_while_writing"] - ms["step"]) * sum(overlapping) / len(writing)
-    seconds = statistics.median(end - began for began, end in writing)
-    print(
-        json.dumps(
-            {
-                "stood_still_ms": round(statistics.median(stood_still[1:-1]), 1),
-                "slowed_ms": round(slowed, 1),
-                "step_ms": round(ms["step"], 1),
-                "write_ms": round(1e3 * seconds, 1),
-                "saves": len(stood_still),
-            }
-        )
-    )
 
 
 if __name__ == "__main__":
