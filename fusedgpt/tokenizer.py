@@ -181,7 +181,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt, in which <|endoftext|> is the id that ends a document, if there is one.
 
-        Raises UserError for a character that is unknown, or none of UTF-8.
+        Raises UserError as encode_text does, and for a character that is none of UTF-8.
         """
         if not _is_utf8(text):
             raise UserError(f"the prompt {shown(text)} cannot be written in UTF-8: change it")
@@ -194,7 +194,7 @@ class Tokenizer:
     def encode_text(self, text: str) -> np.ndarray:
         """Ids of a text of UTF-8 as an array; what looks like a special token in it is text like any other.
 
-        Raises UserError for a character that is unknown.
+        Raises UserError for a character that is unknown, and for what tiktoken gives up on.
         """
         if self.kind == "byte":
             return np.frombuffer(text.encode(), np.uint8)
@@ -203,7 +203,10 @@ class Tokenizer:
         if self.kind == "json":
             (encoded,) = self._json.encode_batch_fast([text], add_special_tokens=False)  # `encode` holds Python's lock
             return np.array(encoded.ids, np.uint32)
-        return self._bpe.encode_to_numpy(text, disallowed_special=())
+        try:
+            return self._bpe.encode_to_numpy(text, disallowed_special=())
+        except ValueError as error:  # a million blanks in a row
+            raise UserError(f"tiktoken cannot tokenize the text ({first_line(error)}): shorten it") from error
 
     def encode_texts(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The ids of encode_text for each text, one after another, and after how many of them each text ends.

@@ -251,6 +251,12 @@ def test_a_prompt_that_is_no_utf8_is_one_sentence():
         Tokenizer({"tokenizer": "byte", "vocab_size": 256}).encode("a\udcff")
 
 
+def test_a_million_blanks_in_a_prompt_are_one_sentence():
+    # its engine's stack was full: a traceback
+    with pytest.raises(UserError, match=r"tiktoken cannot tokenize the text \(Regex error.*\): shorten it"):
+        Tokenizer(meta_of("gpt2")).encode(" " * 10**6 + "a")
+
+
 def test_bytes_are_256_in_a_padded_vocabulary_too():
     # ids from 256 on used to be drawn, and then to end in a ValueError
     assert Tokenizer({"tokenizer": "byte", "vocab_size": 320}).vocab_size == 256
