@@ -6,9 +6,7 @@ AutoModelForCausalLM, AutoTokenizer and pipeline("text-generation") of transform
 is stripped, biases that the run does not have become zeros, and the logits are the same.
 """
 
-import contextlib
 import json
-import math
 import os
 import pathlib
 import sys
@@ -22,7 +20,7 @@ from safetensors import SafetensorError
 from fusedgpt import checkpoint, dataset, huggingface, run_folder
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.files import atomic
-from fusedgpt.metrics import number, read_metrics, record_of, section
+from fusedgpt.metrics import losses_at, record_of, section
 from model import GPT, to_transformers
 
 ROOT = pathlib.Path(__file__).resolve().parent
@@ -56,9 +54,7 @@ NANOGPTS_ACTIVATION = (
 
 def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, theirs: Any) -> str:
     """README.md of the model `theirs`: what the run in `out_dir`, the checkpoint `saved` and its `meta` say of it."""
-    environment, losses, c = section(record_of(out_dir), "environment"), {}, theirs.config
-    with contextlib.suppress(UserError):  # there is no metrics.jsonl
-        losses = {row["iter"]: row for row in read_metrics(out_dir, "eval")}.get(saved["iter_num"], losses)
+    environment, c = section(record_of(out_dir), "environment"), theirs.config
     shape = f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} channels, context of {c.n_positions} tokens"
     found = {
         "data set": pathlib.Path(str(saved["config"].get("dataset", ""))).name,  # without the path on this machine
@@ -66,18 +62,13 @@ def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, theirs: An
         "parameters": f"{theirs.num_parameters():,}",
         "shape": shape,
         "iterations": f"{saved['iter_num']:,}",
-        "validation loss": _rounded(losses.get("val_loss")),
-        "validation, bits per byte": _rounded(losses.get("val_bits_per_byte")),
+        **losses_at(out_dir, saved["iter_num"]),
         "trained on": environment.get("device"),
         "PyTorch": environment.get("torch"),
         "commit of fusedGPT": environment.get("commit"),
     }
     rows = "\n".join(f"| {name} | {value} |" for name, value in found.items() if value)
     return CARD.format(title=out_dir.resolve().name, rows=rows)
-
-
-def _rounded(loss):
-    return None if math.isnan(number(loss)) else f"{loss:.4f}"
 
 
 def main(out_dir: str | os.PathLike, folder: str | os.PathLike) -> None:

@@ -13,6 +13,7 @@ RUN is the folder of a run. Training is a pale line, validation has marks.
 Runs whose tokenizers differ are drawn in bits per byte, because a loss per token cannot compare them.
 """
 
+import hashlib
 import math
 import os
 import pathlib
@@ -99,6 +100,8 @@ def time_unit(runs: list[Run]) -> tuple[str, int]:
 
 def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
     """Draw `y` of all runs: training as a line, pale if there is validation, which has marks."""
+    from matplotlib.ticker import EngFormatter
+
     unit, scale = time_unit(runs) if x == "time" else (x, 1)
     shown = []
     for n, (run, label) in enumerate(zip(runs, labels(runs))):
@@ -120,7 +123,10 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
     axes.set_title(MEANING[y], fontsize=9, loc="left")
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
-    axes.ticklabel_format(axis="x", style="plain") if x != "tokens" else axes.xaxis.set_major_formatter("{x:.3g}")
+    if x == "tokens":
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 5k, 1.2M
+    else:
+        axes.ticklabel_format(axis="x", style="plain")
     if y == "tokens_per_s":
         axes.yaxis.set_major_formatter("{x:,.0f}")
 
@@ -164,7 +170,9 @@ def targets(runs: list[Run], y: str | None, out: str | None) -> dict[pathlib.Pat
     # their paths, not their names alone: two folders may have runs of the same name
     names = [os.path.relpath(run.folder).replace("../", "").replace(os.sep, "-") for run in runs]
     name = "+".join(names)
-    name = name if len(name) <= LONGEST_NAME else f"{names[0][:LONGEST_NAME]}+{len(names) - 1} more"
+    if len(name) > LONGEST_NAME:
+        others = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8]  # not the same file for other runs
+        name = f"{names[0][:LONGEST_NAME]}+{len(names) - 1} more-{others}"
     return {pathlib.Path(f"{name}-{y or 'curves'}.png"): y}
 
 

@@ -68,7 +68,7 @@ if __name__ == "__main__":
 
 import torch
 
-from fusedgpt import checkpoint, dataset, decode, generate, huggingface, kernels, memory, run_folder
+from fusedgpt import checkpoint, dataset, decode, generate, huggingface, kernels, memory, metrics, run_folder
 from fusedgpt.case import Case
 from fusedgpt.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
 from fusedgpt.errors import UserError, one_sentence, out_of_memory
@@ -97,7 +97,8 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
     else:
         saved, path = run_folder.load_best(s.out_dir)
         model, meta = GPT.from_checkpoint(saved, dropout=0.0, **changes), dataset.meta_of_checkpoint(ROOT, saved)
-        print(f"sampling from {path}, after {saved['iter_num']} iterations")
+        losses = [f", {unit} {loss}" for unit, loss in metrics.losses_at(s.out_dir, saved["iter_num"]).items()]
+        print(f"sampling from {path}, after {saved['iter_num']} iterations{''.join(losses)}")
         if checkpoint.is_nanogpts(saved) and not s.activation:
             print(checkpoint.NANOGPTS_ACTIVATION)
     dataset.check_fit(meta, model.config.vocab_size, f"the tokenizer ({meta['tokenizer']})")

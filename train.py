@@ -38,6 +38,7 @@ from fusedgpt import (
     distributed,
     evaluation,
     files,
+    huggingface,
     memory,
     nonfinite,
     resume,
@@ -261,7 +262,7 @@ def training_loop(
             stopped = not evaluate_now()
             last |= stopped
         # ranks that share the model draw together, or none does
-        draws = not (stopped or (stopped_by and ranks.shards == 1))
+        draws = not (stopped or s.eval_only or (stopped_by and ranks.shards == 1))
         if s.sample_interval and (state.iteration % s.sample_interval == 0 or last) and draws:
             sample_now()
         if last:
@@ -359,8 +360,9 @@ def main(s: Settings) -> None:
         model.to(device)
     s = as_built(s, model.config, logger.say)
     dataset.check_fit(meta, s.vocab_size, f"dataset={s.dataset}")
-    if saved and saved.get("meta"):
-        dataset.check_same_ids(meta, saved["meta"])
+    pretrained = not saved and s.init_from != "scratch"
+    if trained_on := huggingface.own_meta(s.init_from) if pretrained else (saved or {}).get("meta"):
+        dataset.check_same_ids(meta, trained_on)
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
     # what auto means, by timing
     logger.status("timing attention, dtype and compile")

@@ -156,6 +156,8 @@ class Files:
     def _text(self, row, where):
         if not isinstance(row, dict):
             raise UserError(f"{where} is {shown(row)}: it must be an object with a text in {self.column!r}")
+        if None in row:  # where csv puts what is beyond the columns
+            raise UserError(f"{where} has more cells than the first line: put texts with commas between quotes")
         if self.column not in row:
             columns = ", ".join(str(name) for name in row)
             raise UserError(f"{where} has no {self.column!r}, but {columns}: --text_column names the one with the text")
@@ -176,7 +178,8 @@ class Files:
             if path.suffix.lower() in PACKED:  # Parquet is read from its end
                 file = opened.enter_context(tempfile.TemporaryFile())
                 file.writelines(chunks)
-            parquet = pyarrow.parquet.ParquetFile(file)
+            # a row group can be the whole file: read as it is needed, not ahead
+            parquet = pyarrow.parquet.ParquetFile(file, buffer_size=CHUNK, pre_buffer=False)
             columns = [self.column] if self.column in parquet.schema_arrow.names else None
             for batch in parquet.iter_batches(batch_size=1000, columns=columns):
                 yield from batch.to_pylist()

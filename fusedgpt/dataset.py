@@ -67,21 +67,32 @@ def check_fit(meta: dict, vocab_size: int, whose: str) -> None:
 
 
 def check_same_ids(meta: dict, trained_on: dict) -> None:
-    """Raise UserError if an id of the data of `meta` is another text than it was in the data of `trained_on`.
+    """Raise UserError if an id of the data of `meta` is another text than in `trained_on`, the meta of the weights.
 
-    What is not known (of nanoGPT's data without itos) is taken to be the same.
+    What is not known (of nanoGPT's data without itos, or if tiktoken's files are not here) is taken to be the same.
     """
     same = all(meta.get(name) == trained_on.get(name) for name in ("tokenizer", "itos", "tokenizer_json"))
     kinds = [each.get("tokenizer") for each in (meta, trained_on)]
     if same or "unknown" in kinds:
         return
-    tokens, before = Tokenizer(meta).tokens, Tokenizer(trained_on).tokens  # two forms of one tokenizer have the same
-    if tokens[: len(before)] != before[: len(tokens)]:
+    tokens, before = _tokens(meta), _tokens(trained_on)  # two forms of one tokenizer have the same
+    if tokens and before and tokens[: len(before)] != before[: len(tokens)]:
         what = "each with other tokens" if kinds[0] == kinds[1] else f"now {kinds[0]}, then {kinds[1]}"
         raise UserError(
-            f"the data's ids stand for other texts than those that the run was trained on ({what}): prepare the data"
-            " with the run's tokenizer, name its own --dataset, or begin anew with --init_from=scratch"
+            f"the data's ids stand for other texts than those that the weights were trained on ({what}): prepare the"
+            " data with their tokenizer, name their own --dataset, or begin anew with --init_from=scratch"
         )
+
+
+def _tokens(meta):
+    """The text of each id; [] if tiktoken would have to download it, and cannot."""
+    tokenizer = Tokenizer(meta)
+    try:
+        return tokenizer.tokens
+    except UserError:
+        if meta["tokenizer"] in ("byte", "char", "json"):
+            raise
+        return []
 
 
 def _how_to_prepare(folder):

@@ -115,10 +115,15 @@ def _of_json(ours):
 
 
 def read_meta(name: str) -> dict:
-    """The meta of a model's tokenizer, as in a data set's meta.json, by the model's hub id or folder.
+    """The meta of a model's tokenizer as own_meta has it. A model without one is taken to have GPT-2's BPE."""
+    return own_meta(name) or GPT2
+
+
+def own_meta(name: str) -> dict | None:
+    """The meta of a model's tokenizer, as in a data set's meta.json, by the model's hub id or folder; None without one.
 
     What export.py writes has a meta.json; of another model it is tokenizer.json that counts, which must be byte-level.
-    A model without either has GPT-2's BPE. Raises UserError if the file is damaged.
+    Raises UserError if the file is damaged.
     """
     if name in PRETRAINED:
         return GPT2
@@ -130,7 +135,7 @@ def read_meta(name: str) -> dict:
     try:
         cached_file(name, "tokenizer.json")
     except OSError:  # there is none
-        return GPT2
+        return None
     try:
         theirs = PreTrainedTokenizerFast.from_pretrained(name)
         content = json.loads(theirs.backend_tokenizer.to_str())

@@ -37,7 +37,18 @@ def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[d
     path = pathlib.Path(out_dir) / "metrics.jsonl"
     if not path.exists():
         raise UserError(f"{path} does not exist: name the folder of a run")
-    return [row for row in read_jsonl(path) if _is_metrics(row) and kind in (None, row["kind"])]
+    rows = read_jsonl(path, having=f'"{kind}"' if kind else "")
+    return [row for row in rows if _is_metrics(row) and kind in (None, row["kind"])]
+
+
+def losses_at(out_dir: str | pathlib.Path, iteration: int) -> dict[str, str]:
+    """The validation loss at an iteration of a run, by its unit; without what metrics.jsonl does not have."""
+    rows = []
+    with contextlib.suppress(UserError):  # there is no metrics.jsonl
+        rows = [row for row in read_metrics(out_dir, "eval") if row["iter"] == iteration]
+    units = {"validation loss": "val_loss", "validation, bits per byte": "val_bits_per_byte"}
+    found = {unit: number(row.get(name)) for row in rows for unit, name in units.items()}
+    return {unit: f"{loss:.4f}" for unit, loss in found.items() if not math.isnan(loss)}
 
 
 def record_of(out_dir: str | pathlib.Path) -> dict:

@@ -150,23 +150,25 @@ def draw(ends: np.ndarray, fraction: float, shuffled: bool = False) -> dict[str,
     """
     total = int(ends[-1])
     share = max(fraction, min(0.1, FEWEST_VALIDATION_TOKENS / total))
-    documents = np.stack([np.append(0, ends[:-1]), ends], axis=1)
     order = np.random.default_rng(2357).permutation(len(ends))  # the one of datasets' train_test_split(seed=2357)
     held_out = max(1, round(fraction * len(ends)))
     drawn, rest = order[:held_out], order[held_out:]
-    drawn_share = np.diff(documents[drawn]).sum() / total
+    drawn_share = np.diff(ends, prepend=0)[drawn].sum() / total
     if not share / 2 <= drawn_share <= min(2 * share, (1 + share) / 2):
         cut = int((1 - share) * total)
         return {"train": np.array([[0, cut]]), "val": np.array([[cut, total]])}
     if not shuffled:
-        drawn, rest = np.sort(drawn), np.sort(rest)
-    return {"train": _joined(documents[rest]), "val": _joined(documents[drawn])}
+        drawn.sort()
+        rest.sort()
+    return {"train": _ranges(ends, rest), "val": _ranges(ends, drawn)}
 
 
-def _joined(ranges):
-    """The same ranges with those in one where one begins where the one before it stops: fewer reads."""
-    breaks = np.flatnonzero(ranges[1:, 0] != ranges[:-1, 1])
-    return np.stack([ranges[np.append(0, breaks + 1), 0], ranges[np.append(breaks, len(ranges) - 1), 1]], axis=1)
+def _ranges(ends, documents):
+    """The (start, stop) of documents by their numbers, of those that follow each other one: fewer reads."""
+    firsts = np.flatnonzero(np.diff(documents, prepend=-2) != 1)
+    lasts = np.append(firsts[1:], len(documents)) - 1
+    before = documents[firsts] - 1
+    return np.stack([np.where(before < 0, 0, ends[before]), ends[documents[lasts]]], axis=1)
 
 
 def write(

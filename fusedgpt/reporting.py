@@ -63,10 +63,11 @@ def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen
 def dry_run(state: Any, s: Settings, step: Callable, losses: Callable, loader: DataLoader, say: Callable) -> None:
     """Make a few steps and a part of an evaluation; say what they take, and how long the whole run would.
 
+    With eval_only, which makes no steps, it is the evaluation alone.
     state: train.py's TrainState; step() makes a step; losses(windows) evaluates.
     """
     start = state.iteration
-    for _ in range(STEPS_OF_AN_ESTIMATE):
+    for _ in range(0 if s.eval_only else STEPS_OF_AN_ESTIMATE):
         state.clock.start()
         step()
         state.clock.stop()
@@ -78,8 +79,10 @@ def dry_run(state: Any, s: Settings, step: Callable, losses: Callable, loader: D
     held = [*state.model.parameters(), *(t for each in state.optimizer.state.values() for t in each.values())]
     checkpoint = sum(t.nbytes for t in held if isinstance(t, torch.Tensor))
     peak = memory.peak_memory(state.clock.device)
-    say(f"memory: {peak / 2**30:.2f} GiB at the peak; a checkpoint takes {checkpoint / 1e6:,.0f} MB")
-    say(estimate(step_ms, start, evaluation_s, s))
+    size = "" if s.eval_only else f"; a checkpoint takes {checkpoint / 1e6:,.0f} MB"
+    say(f"memory: {peak / 2**30:.2f} GiB at the peak{size}")
+    evaluation = f"estimate: {timing.in_words(evaluation_s)} to evaluate"
+    say(evaluation if s.eval_only else estimate(step_ms, start, evaluation_s, s))
     say("this was a dry run: nothing was written")
 
 

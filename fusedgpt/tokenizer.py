@@ -160,7 +160,7 @@ class Tokenizer:
         if self.kind == "char":
             return [None if c is None else c.encode() for c in self.itos]
         if self.kind == "json":
-            return _bytes_of_ids(self._json, self.vocab_size)
+            return _bytes_of_ids(self._json, self.vocab_size, self.meta["tokenizer_json"])
         found = dict.fromkeys(range(self.vocab_size))
         for token in self._bpe.token_byte_values():
             found[self._bpe.encode_single_token(token)] = token
@@ -271,7 +271,11 @@ class Tokenizer:
         return loaded
 
 
-def _bytes_of_ids(tokenizer, vocab_size):
+def _bytes_of_ids(tokenizer, vocab_size, content):
+    how = (
+        " Take one whose pre-tokenizer is ByteLevel, as GPT-2, Llama 3 and Qwen have it, or train one:"
+        " data/text/prepare.py --tokenizer=train:8192"
+    )
     byte = {character: n for n, character in enumerate(byte_characters())}
     added = {id: token.content.encode() for id, token in tokenizer.get_added_tokens_decoder().items()}
     tokens = []
@@ -279,8 +283,9 @@ def _bytes_of_ids(tokenizer, vocab_size):
         name = tokenizer.id_to_token(id)
         if id not in added and name is not None and not byte.keys() >= set(name):
             raise UserError(
-                f"tokenizer_json is not byte-level: its id {id} is {shown(name)}, whose bytes cannot be told. Take one"
-                " whose pre-tokenizer is ByteLevel, as GPT-2, Llama 3 and Qwen have it, or train one"
+                f"tokenizer_json is not byte-level: its id {id} is {shown(name)}, whose bytes cannot be told.{how}"
             )
         tokens.append(added.get(id) if id in added or name is None else bytes(byte[c] for c in name))
+    if '"ByteLevel"' not in json.dumps([content.get("normalizer"), content.get("pre_tokenizer")]):
+        raise UserError(f"tokenizer_json is not byte-level: it makes no bytes of a text.{how}")
     return tokens

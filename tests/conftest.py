@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # models this small only lose by 
 from typeguard import install_import_hook
 
 # Functions that tests call in this process must be given, and return, what their annotations say. Not those that
-# torch.compile traces, which stay as users run them, and not `profiler`, which is given made-up profiles
+# torch.compile traces (model.py too), which stay as users run them, and not `profiler`, which is given made-up profiles
 UNCHECKED = ("attention", "decode", "generate", "profiler")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPTS = ("bench", "configurator", "convert", "export", "harness", "plot", "sample", "train")

@@ -3,6 +3,8 @@
 The commands run one after another in one process, because importing PyTorch takes longer than most of them.
 """
 
+import csv
+import gzip
 import json
 import re
 import shlex
@@ -12,6 +14,7 @@ import sys
 
 import numpy as np
 import pytest
+import zstandard
 
 from fusedgpt import prepare, tokenizer
 from tests.conftest import ROOT, hugging_face, script, why_no_bpe
@@ -36,6 +39,7 @@ KINDS = {
     "peers": [*TRAINED, "--block_size=64", "--new_tokens=8", "--rounds=1", "--only=*manual"],
 }
 FAILS = "--attention=flash --dropout=0.1"  # the README's example of a refusal
+PROGRAMS = re.compile(r"(python|torchrun|make|pip|uv|sbatch|ssh) |[A-Z_]+=")
 PLACEHOLDERS = re.compile(r"\b(KIND|FOLDER|OUT_DIR|PATH|NAME)\b|…|\.\.\. ")
 DOWNLOADS = ("data/openwebtext/prepare.py", "data/fineweb/prepare.py")
 NO_BPE = ("_char/", "python_stdlib/", "--tokenizer=byte", "--tokenizer=train")
@@ -44,6 +48,10 @@ OTHERS = {  # what is not run, and why
     "pip": "it installs packages; a job of the GitHub workflow does it",
     "python -m pytest": "it is this suite",
     "python -m http.server": "it serves until it is ended",
+    "uv": "it downloads packages",
+    "sbatch": "tests/test_slurm.py runs the script",
+    "ssh": "it needs another machine",
+    "TIKTOKEN_CACHE_DIR=": "it downloads GPT-2's BPE",
     "python tests/save_cost.py": "tests/fusedgpt/test_saver.py runs it",
     "python tests/limited_memory.py": "tests/fusedgpt/test_sharding.py runs it",
     "python tests/plan_errors.py": "tests/fusedgpt/test_scale.py has it",
@@ -57,10 +65,10 @@ def commands_in(text):
     blocks = re.findall(r"^(?: {4}|\$ )(.+)$", text, re.M) + [
         line for block in re.findall(r"```(?:sh)?\n(.*?)```", text, re.S) for line in block.splitlines()
     ]
-    blocks += re.findall(r"`(python [\w/]+\.py[^`]*)`", text)
+    blocks += re.findall(r"`((?:python [\w/]+\.py|uv|ssh) ?[^`]*)`", text)
     for line in blocks:
         command = " ".join(re.split(r"\s+#\s", line)[0].removeprefix("$ ").split())
-        if command.split(" ")[0] in {"python", "torchrun", "make", "pip"} and not PLACEHOLDERS.search(command):
+        if PROGRAMS.match(command) and not PLACEHOLDERS.search(command):
             yield command
 
 
@@ -208,6 +216,63 @@ def test_a_command_of_the_docs_runs(command, ran, copy):
     else:
         refused = " max_batch" in command  # see KINDS: no row is measured, which is status 1
         assert status == refused, f"{command}\n{output}"
+
+
+def test_readmes_five_commands_lead_from_a_folder_of_anything_to_a_score(copy):
+    # each was tried on its own only, with data and weights of the tests
+    for package in ("tyro", "tokenizers", "transformers", "lm_eval"):
+        pytest.importorskip(package)
+    (five,) = re.findall(r"in five commands:\n\n((?: {4}.*\n)+)", (ROOT / "README.md").read_text())
+    commands = [shlex.split(line) for line in five.splitlines()]
+    made = run([*commands.pop(), "-n"], copy).stdout  # make eval: what it would run, without its set-up
+    score = [shlex.split(line)[1:] for line in made.splitlines() if re.search(r"python (export|harness)\.py", line)]
+    small = [*SHORT, "--block_size=64", "--gradient_accumulation_steps=1"]
+    steps = [[*words[1:], *(small if "train.py" in words else [])] for words in commands] + score
+    assert [words[0] for words in steps[1:]] == ["train.py", "export.py", "-c", "export.py", "harness.py"]
+    fill(copy / "corpus")
+    done = run([sys.executable, "-c", DRIVER], copy, input=json.dumps(steps))
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [status for status, _ in results] == [0] * len(steps), f"{results}\n{done.stderr}"
+    assert json.loads((copy / "data" / "text" / "meta.json").read_text())["tokenizer"] == "json"
+    assert len(results[3][1].strip()) > len("The ")  # what transformers wrote
+    assert '"sonnets"' in (copy / "out-text" / "lm_eval.json").read_text()
+
+
+def fill(folder):
+    """Put the pages of the project into a folder, in every format that can be prepared."""
+    from pyarrow import Table, parquet
+
+    pages = [page.read_text() for page in PAGES]
+    (folder / "pages.md").write_text(pages[0])
+    (folder / "packed").mkdir()
+    (folder / "packed" / "pages.txt.gz").write_bytes(gzip.compress(pages[1].encode()))
+    (folder / "packed" / "pages.txt.zst").write_bytes(zstandard.compress(pages[2].encode()))
+    table = [{"text": line} for line in pages[3].splitlines()]
+    (folder / "pages.json").write_text(json.dumps(table))
+    (folder / "pages.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
+    with open(folder / "pages.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["text"], *([line] for line in pages[4].splitlines())])
+    parquet.write_table(Table.from_pylist(table), folder / "pages.parquet")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="later versions of Python warn of what PyTorch does")
+def test_no_warning_is_ours(copy):
+    # bins were left open
+    pytest.importorskip("tyro")
+    own = ["train.py", "--out_dir=out-strict", "--dataset=python_stdlib", *SHORT, "--gradient_accumulation_steps=1"]
+    steps = [
+        ["data/text/prepare.py", "--input=book.txt", "--tokenizer=byte", "--out_dir=data/strict"],
+        own,
+        [*own, "--init_from=resume", "--max_iters=3"],
+        ["sample.py", "--out_dir=out-strict", "--num_samples=1", "--max_new_tokens=3", "--device=cpu"],
+        ["plot.py", "out-strict"],
+        ["export.py", "out-strict", "strict"],
+    ]
+    done = run([sys.executable, "-W", "error", "-c", DRIVER], copy, input=json.dumps(steps))
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [status for status, _ in results] == [0] * len(steps), f"{results}\n{done.stderr}"
+    for output in (done.stderr, *(said for _, said in results)):
+        assert "Exception ignored" not in output and "Warning" not in output
 
 
 def test_the_commands_are_found():

@@ -3,6 +3,7 @@
 import json
 import math
 import pathlib
+import re
 import shutil
 
 import pytest
@@ -55,7 +56,16 @@ def test_several_runs_never_overwrite_the_figure_of_another(tmp_path, monkeypatc
 def test_many_runs_have_a_name_that_a_file_can_have(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runs = [some_run(tmp_path / f"learning_rate_{n}", steps=1) for n in range(20)]
-    assert list(plot.targets(runs, None, None)) == [pathlib.Path("learning_rate_0+19 more-curves.png")]
+    (name,), (other,) = (plot.targets(each, None, None) for each in (runs, [*runs[:18], *runs[:2]]))
+    assert re.fullmatch(r"learning_rate_0\+19 more-[0-9a-f]{8}-curves\.png", str(name))
+    assert str(other).startswith("learning_rate_0+19 more-") and other != name  # it was the same file
+
+
+def test_tokens_are_counted_in_thousands_and_millions(tmp_path, axes):
+    # 5e+03, 2.05e+04
+    plot.draw_panel(axes, [some_run(tmp_path / "a")], "loss", "tokens")
+    axes.set_xlim(0, 2.5e6)
+    assert [axes.xaxis.get_major_formatter()(x) for x in (0, 5e3, 1.2e6)] == ["0", "5k", "1.2M"]
 
 
 def test_a_run_whose_name_begins_with_an_underscore_is_in_the_legend(tmp_path, axes):

@@ -18,12 +18,12 @@ import torch
 import sample
 import train
 from configurator import configure
-from fusedgpt import checkpoint
+from fusedgpt import checkpoint, run_folder
 from fusedgpt.device import why_no_compiler
 from fusedgpt.errors import UserError
 from fusedgpt.tokenizer import Tokenizer
 from model import GPT
-from tests.conftest import ROOT, as_nanogpt_wrote, fails, hugging_face, script, small, why_no_bpe
+from tests.conftest import ROOT, as_nanogpt_wrote, fails, hugging_face, rows, script, small, why_no_bpe
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,15 @@ def drawn(run, capsys, **settings):
     assert head.startswith(f"sampling from {run}")
     assert text.endswith("\n---------------\n")
     return text.removesuffix("\n---------------\n").split("\n---------------\n")
+
+
+def test_the_losses_of_the_weights_are_said(run, capsys):
+    sample.main(sample.Settings(out_dir=str(run), device="cpu", start="!", num_samples=1, max_new_tokens=1))
+    saved, path = run_folder.load_best(run)
+    (row,) = [row for row in rows(run, "eval") if row["iter"] == saved["iter_num"]]
+    losses = f"validation loss {row['val_loss']:.4f}, validation, bits per byte {row['val_bits_per_byte']:.4f}"
+    head = f"sampling from {path}, after {saved['iter_num']} iterations, {losses}\n"
+    assert capsys.readouterr().out.startswith(head)
 
 
 def test_samples_are_as_many_and_as_long_as_asked(run, capsys):

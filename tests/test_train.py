@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import termios
@@ -413,7 +414,7 @@ def test_a_terminal_shows_a_bar_and_a_pipe_plain_lines(tmp_path, data):
     assert "\r" not in done.stdout + done.stderr and "it/s" not in done.stderr
     main, child_end = os.openpty()
     termios.tcsetwinsize(child_end, (24, 100))
-    command = [sys.executable, "train.py", *flags(small(tmp_path, data))]
+    command = [sys.executable, "train.py", *flags(small(tmp_path, data, max_iters=300, eval_interval=300))]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=child_end)
     os.close(child_end)
     shown = b""
@@ -422,7 +423,11 @@ def test_a_terminal_shows_a_bar_and_a_pipe_plain_lines(tmp_path, data):
             shown += chunk
     os.close(main)
     assert child.wait(timeout=60) == 0
-    assert "10/10" in shown.decode() and "val " in shown.decode()
+    text = shown.decode()
+    assert "300/300" in text and "val " in text
+    # what it is doing, evaluations too; each line once, and no bar is left below the last
+    assert "training:" in text and re.search(r"evaluating, batch \d+ of \d+", text)
+    assert text.replace("\x1b[A", "").rpartition("\r")[2].strip() == ""
 
 
 @pytest.mark.gpu

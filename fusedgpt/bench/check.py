@@ -103,7 +103,7 @@ def published(kind: types.ModuleType, rows: list[dict], only: str) -> list[Claim
     """
     try:
         claims = [claim for claim in kind.claims(rows) if claim.value != NOWHERE]
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"no claim can be drawn from these rows, which are of another version: {type(error).__name__}: {error}"
         ) from error

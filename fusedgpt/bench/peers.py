@@ -168,8 +168,7 @@ def _cells(part, peer, row, ours, columns):
         return [peer, f"{row['status']}: {row['reason']}", *[""] * (columns - 2)]
     times, ran = speedup(ours, row), row["ran"]
     memory = f"{row['peak_memory'] / report.GIB:.2f} GiB" if "peak_memory" in row else ""
-    dtypes = dict.fromkeys((ran["dtype"], ran.get("decodes_in", ran["dtype"])))  # of prompt and tokens
-    how = [ran["attention"], *dtypes, "compiled" if ran["compile"] else "eager"]
+    how = [ran["attention"], *_dtypes(row), "compiled" if ran["compile"] else "eager"]
     how += [f"{ran['rows_of_embedding']} ids"] if "rows_of_embedding" in ran else []
     how += [f"commit {ran['commit']}"] if ran.get("commit") else []
     cells = [peer, report.spread(row), ", ".join(f"{ms:.1f}" for ms in row["visits"])]
@@ -183,6 +182,11 @@ def _cells(part, peer, row, ours, columns):
         equal = f"{row['equal_ids']} of {row['tokens']}"
         return [*cells, f"{first:.1f}", f"{100 * _share(row, first):.0f} %", equal, memory, ", ".join(how)]
     return [*cells, f"{row['val_loss']:.4f}", f"{row['seconds']:.0f}", memory, ", ".join(how)]
+
+
+def _dtypes(row):
+    """Those of a measured row: of the prompt, and if it is another, of the tokens after it."""
+    return list(dict.fromkeys((row["ran"]["dtype"], row["ran"].get("decodes_in", row["ran"]["dtype"]))))
 
 
 def _share(row, first):
@@ -256,11 +260,26 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     for axes, (part, peers) in zip(grid[:, 0], parts.items()):
         colors = ["#0072b2" if peer.startswith("ours") else "0.6" for peer in peers]
         said = [_said(row) for row in peers.values()]
-        drawing.times(axes, list(peers), list(peers.values()), said, colors)
-        axes.set_title(textwrap.fill(finding(part, peers), 72), loc="left")
-        axes.set_xlabel(f"{TITLES[part][1]}: median, p10 to p90 (less is better)")
+        drawing.times(axes, [_label(*each) for each in peers.items()], list(peers.values()), said, colors)
+        axes.set_title(textwrap.fill(finding(part, peers), 62), loc="left")
+        axes.set_xlabel(textwrap.fill(f"{TITLES[part][1]}{_case(part, s)}: median, p10 to p90 (less is better)", 75))
         axes.grid(visible=False, axis="y")
     yield "peers", "Our GPT beside others, in one run and in turn", f"Training of {training.subject(s)}", figure
+
+
+def _label(peer, row):
+    """A contender's name, with its dtypes if it has none in it."""
+    dtypes = " / ".join(_dtypes(row)) if row["status"] == "measured" else ""
+    return peer if dtypes in peer else f"{peer}, {dtypes}"
+
+
+def _case(part, s):
+    """What a part measures, if it is not what the title of the figure says."""
+    if part == "generation":
+        return f" of {s['new_tokens']} tokens after {s['prompt_tokens']}"
+    r = recipe.RECIPE
+    of = f" of {r['n_layer']} layers, {r['n_embd']} channels, {r['batch_size']} × {r['block_size']} tokens"
+    return of if part == "recipe" else ""
 
 
 def _said(row):

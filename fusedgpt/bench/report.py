@@ -19,9 +19,14 @@ def read(folder: pathlib.Path) -> tuple[dict, list[dict]]:
     lines = read_jsonl(path) if path.exists() else []
     if not lines:
         raise UserError(f"{path} does not exist: name the folder of a benchmark, such as out-bench/ladder")
-    if not {"benchmark", "settings", "environment"} <= lines[0].keys():
+    header, *others = lines
+    parts = (header.get("settings"), header.get("environment"), *(line.get("machine", {}) for line in others))
+    if "benchmark" not in header or not all(isinstance(part, dict) for part in parts):
         raise UserError(f"{path} does not begin with the header of a benchmark: name a folder that bench.py wrote")
-    return lines[0], lines[1:]
+    for number, line in enumerate(others, start=2):
+        if not isinstance(line.get("status" if line.get("kind") == "row" else "kind"), str):
+            raise UserError(f"{path} is damaged: its line {number} is neither a row nor what stands beside rows")
+    return header, others
 
 
 def rows_in(lines: list[dict]) -> list[dict]:
@@ -56,11 +61,13 @@ def _environment(header, lines):
 def machine(header: dict, lines: list[dict]) -> str:
     """The machine, the versions, the commit and the day of a benchmark, in a line."""
     found = _environment(header, lines)
-    threads = [] if "cuda" in found else [f"{found['threads']} threads"]
+    threads = [] if "cuda" in found else [f"{found.get('threads', 'an unknown number of')} threads"]
     versions = [
         f"{name} {found[name]}" for name in ("torch", "cuda", "cudnn", "transformers", "commit") if name in found
     ]
-    return ", ".join([found["device"], *threads, *versions, found.get("date", "no date recorded")])
+    return ", ".join(
+        [found.get("device", "an unknown device"), *threads, *versions, found.get("date", "no date recorded")]
+    )
 
 
 def _heading(header, lines, kind):

@@ -326,3 +326,9 @@ def test_the_cost_of_a_preparation_is_measured():
     measured = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["text"] for row in measured] == ["rows.jsonl", "one.txt"]
     assert all(20 < row["peak_mb"] < 1000 and row["tokens_per_s"][0] > 1000 for row in measured)
+
+
+def test_the_memory_of_a_preparation_does_not_grow_with_the_text():
+    small, large = (script("tests/prepare_speed.py", megabytes, "byte", 0).stdout for megabytes in (20, 120))
+    for less, more in zip(small.splitlines(), large.splitlines()):
+        assert json.loads(more)["peak_mb"] - json.loads(less)["peak_mb"] < 30  # of 100 MB more

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pathlib
+import random
 import struct
 import sys
 
@@ -17,6 +18,7 @@ from pyarrow import parquet
 from fusedgpt import corpus
 from fusedgpt.corpus import Files
 from fusedgpt.errors import UserError
+from tests.conftest import script
 
 TEXTS = ["one\nline more", 'with "quotes", commas', "", "äöü 漢字", "007", "NA", "2020-01-01", "null"]
 
@@ -163,6 +165,7 @@ def test_the_position_goes_from_nothing_to_the_size(tmp_path):
         ("a.jsonl", b'{"text": "a"}\n' * 200_000 + b"{", r"after row 200,000 of .*property name.*double quotes\)"),
         ("a.csv", b"id,words\n1,two", "row 1 of .* has no 'text', but id, words"),
         ("a.csv", b"id,text\n1,two\n3", "row 2 of .* has None in 'text'"),
+        ("a.csv", b"id,text\n1,one, two", "row 1 of .* has more cells than the first line"),  # it was "one"
         ("a.csv", b'text\none\n"two\nthree\nfour\n', "cannot read after row 1 of .*unexpected end of data"),
         ("a.csv", b'text\none\n"two\nthree "quoted" word\n', "cannot read after row 1 of .*expected after"),
         ("a.parquet", b"PAR1", "cannot read .*ArrowInvalid"),
@@ -236,6 +239,21 @@ def test_halves_are_cut_by_characters(tmp_path, monkeypatch):
             parts[at] += fragment
             at += last
         assert parts == [text[: int(share * 50)], text[int(share * 50) :]]
+
+
+def test_a_parquet_file_of_one_row_group_is_not_read_ahead(tmp_path):
+    # the default of pyarrow held the whole row group, which can be the whole file
+    peaks = []
+    for thousands in (10, 60):
+        texts = [random.Random(n).randbytes(500).hex() for n in range(1000 * thousands)]
+        parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=10**6)
+        code = "import re; from pathlib import Path; from fusedgpt.corpus import Files;"
+        code += f"print(sum(1 for _ in Files([Path({str(tmp_path / 'a.parquet')!r})]).fragments()));"
+        code += "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"  # KiB, at the peak
+        rows, peak = map(int, script("-c", code).stdout.split())
+        assert rows == 1000 * thousands
+        peaks.append(peak)
+    assert peaks[1] - peaks[0] < 25 * 1024  # of 50 MB more
 
 
 def test_a_data_set_of_the_hub_is_its_column_text(tmp_path):

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+import export
 import sample
-from fusedgpt import huggingface, memory, prepare
+from fusedgpt import huggingface, memory, prepare, tokenizer
 from fusedgpt.dataset import TokenFile, check_same_ids, read_meta
 from fusedgpt.errors import UserError
 from fusedgpt.tokenizer import GPT2, Tokenizer
@@ -283,6 +284,31 @@ def test_a_run_goes_on_with_its_own_ids_only(tmp_path, data):
     with pytest.raises(UserError, match="now byte, then char"):
         check_same_ids({"tokenizer": "byte", "vocab_size": 256}, read_meta(data))
     check_same_ids({"tokenizer": "unknown", "vocab_size": 65}, read_meta(data))
+
+
+def test_pretrained_weights_go_on_with_their_own_ids_only(tmp_path, data):
+    # 10.6 bits per byte in place of 2.95, without a word
+    run(tmp_path / "out", data, max_iters=5)
+    export.main(tmp_path / "out", tmp_path / "hf")
+    meta = json.loads((data / "meta.json").read_text())
+    ids = np.arange(2000) % 65
+    own = dict(tokenizer="char", vocab_size=65, itos=meta["itos"][::-1])
+    prepare.write(tmp_path / "other", {"train": [ids], "val": [ids]}, "other", **own)
+    tuned = dict(init_from=str(tmp_path / "hf"), max_iters=1)
+    with pytest.raises(UserError, match=r"stand for other texts than those that the weights were trained on"):
+        run(tmp_path / "tuned", tmp_path / "other", **tuned)
+    run(tmp_path / "tuned", data, **tuned)
+    for name in ("meta.json", "tokenizer.json"):  # of such weights nobody knows
+        (tmp_path / "hf" / name).unlink()
+    run(tmp_path / "tuned", tmp_path / "other", **tuned)
+
+
+def test_ids_of_files_that_cannot_be_downloaded_are_taken_to_be_the_same(monkeypatch):
+    # or a node without a network could not train
+    monkeypatch.setattr(tokenizer, "tiktoken_bpe", lambda name: (_ for _ in ()).throw(UserError("no network")))
+    check_same_ids(GPT2, {"tokenizer": "byte", "vocab_size": 256})
+    with pytest.raises(UserError, match="no tokenizer of `tokenizers`"):
+        check_same_ids({"tokenizer": "json", "vocab_size": 9, "tokenizer_json": {}}, GPT2)
 
 
 def test_two_forms_of_one_tokenizer_have_the_same_ids():

@@ -159,6 +159,7 @@ def test_a_tokenizer_json_from_outside_becomes_a_meta(tmp_path):
 
 def test_a_folder_without_a_tokenizer_has_gpt2s(tmp_path):
     assert huggingface.read_meta(str(tmp_path)) == huggingface.read_meta("gpt2-xl") == tokenizer.GPT2
+    assert huggingface.own_meta(str(tmp_path)) is None and huggingface.own_meta("gpt2") == tokenizer.GPT2
 
 
 @pytest.mark.parametrize(
@@ -166,15 +167,18 @@ def test_a_folder_without_a_tokenizer_has_gpt2s(tmp_path):
     [
         ("{", "cannot read the tokenizer.json of"),
         ('{"model": 5}', "cannot read the tokenizer.json of"),
-        (None, "is not byte-level"),
+        (["▁the", "▁cat"], "is not byte-level"),
+        (["the", "##cat"], "is not byte-level"),  # its texts came back without blanks: "deadthisdead"
     ],
 )
 def test_a_tokenizer_json_that_cannot_be_used_is_one_sentence(tmp_path, content, message):
     from tokenizers import Tokenizer as Theirs
     from tokenizers import models
 
-    words = Theirs(models.WordLevel({"▁the": 0, "▁cat": 1}, unk_token="▁the")).to_str()
-    (tmp_path / "tokenizer.json").write_text(words if content is None else content)
+    if isinstance(content, list):
+        words = {word: id for id, word in enumerate(content)}
+        content = Theirs(models.WordLevel(words, unk_token=content[0])).to_str()
+    (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(UserError, match=message):
         huggingface.read_meta(str(tmp_path))
 

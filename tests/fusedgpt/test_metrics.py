@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fusedgpt.errors import UserError
-from fusedgpt.metrics import Line, Run, read_metrics, thinned, view
+from fusedgpt.metrics import Line, Run, losses_at, read_metrics, thinned, view
 
 
 def run_of(folder, lines, **record):
@@ -37,6 +37,13 @@ def test_damaged_lines_are_left_out(tmp_path):
     assert run.samples == [sample] == read_metrics(tmp_path, "sample")
     with pytest.raises(UserError, match="name the folder of a run"):
         Run(tmp_path / "nowhere")
+
+
+def test_losses_are_those_of_the_iteration(tmp_path):
+    run_of(tmp_path, [step(5), evaluation(5, 3.0), evaluation(6, 2.0, val_bits_per_byte=1.25), evaluation(7, None)])
+    assert losses_at(tmp_path, 5) == {"validation loss": "3.0000"}
+    assert losses_at(tmp_path, 6) == {"validation loss": "2.0000", "validation, bits per byte": "1.2500"}
+    assert losses_at(tmp_path, 7) == losses_at(tmp_path, 8) == losses_at(tmp_path / "nowhere", 5) == {}
 
 
 @pytest.mark.parametrize("value", [None, "x", 10**400, [], "missing"])

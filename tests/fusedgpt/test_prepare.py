@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -72,6 +73,29 @@ def test_whole_documents_are_drawn_and_their_order_is_kept():
     assert {edge for r in covered for edge in r} <= edges
     assert all(np.array_equal(ranges, np.sort(ranges, axis=0)) for ranges in split.values())
     assert 0.08 < tokens(split)["val"] / lengths.sum() < 0.12
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_documents_that_follow_each_other_are_one_range(shuffled):
+    ends = np.cumsum([3, 0, 5, 2, 4, 1, 6, 2, 2, 5])
+    documents = np.stack([np.append(0, ends[:-1]), ends], axis=1)
+    order = np.random.default_rng(2357).permutation(10)  # held out: the first three
+    for name, part in (("val", order[:3]), ("train", order[3:])):
+        found = prepare.draw(ends, 0.3, shuffled)[name]
+        ids = np.concatenate([np.arange(*each) for each in documents[part if shuffled else np.sort(part)]])
+        assert np.array_equal(np.concatenate([np.arange(*each) for each in found]), ids)
+        assert all(stop != start for (_, stop), (start, _) in itertools.pairwise(found.tolist()))
+
+
+def test_a_draw_takes_little_memory_for_a_document():
+    # 58 bytes: 1 GB of rows of 60 bytes took more than 1 GB
+    ends = np.arange(1, 10**6) * 60
+    tracemalloc.start()
+    try:
+        prepare.draw(ends, 0.1)
+        assert tracemalloc.get_traced_memory()[1] < 34 * len(ends)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("fraction", [0.0005, 0.1, 0.5, 0.9])

@@ -1,9 +1,11 @@
 """What a run says about itself, and how long it will take."""
 
 import datetime
+import re
 
 import pytest
 
+import train
 from fusedgpt import evaluation, reporting
 from fusedgpt.device import graphs_compiled
 from tests.conftest import flags, run, script, small
@@ -54,6 +56,16 @@ def test_a_dry_run_says_what_a_run_takes_and_writes_nothing(tmp_path, data):
     assert "GiB at the peak; a checkpoint takes " in said
     assert "estimate: " in said and "2000 steps of " in said and ", and 401 times " in said
     assert "iter 0" not in said and not out_dir.exists()
+
+
+def test_a_dry_run_of_an_evaluation_makes_no_steps(tmp_path, data, monkeypatch, capsys):
+    # it made six, and spoke of the time of 600,000
+    monkeypatch.setattr(train, "train_step", lambda *_: pytest.fail("a step"))
+    run(tmp_path, data, dry_run=True, eval_only=True, sample_interval=1, sample_prompts="!")
+    said = capsys.readouterr().out
+    assert re.search(r"estimate: \S+ m?s to evaluate\n", said) and "steps of" not in said and "a checkpoint" not in said
+    run(tmp_path, data, eval_only=True, sample_interval=1, sample_prompts="!")  # it drew a sample, too
+    assert ": sample " not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("dry_run", "windows"), [(False, [4, 16, 16, 16]), (True, [4, 4])])

@@ -251,6 +251,33 @@ def test_the_pointer_shows_the_values_at_an_iteration_in_all_curves(tmp_path):
 
 
 @in_browser
+def test_a_page_is_readable_on_a_phone(tmp_path):
+    # in a frame of 390 pixels: Chromium's windows are not narrower than 500
+    long = {"dataset": "a" * 200, "sample_prompts": "b" * 200}
+    steps = [step(n, lr=0.5, grad_norm=1.0, ms=9.0, tokens_per_s=9.0, mfu=0.1, peak_memory=9e9) for n in range(9)]
+    run_of(tmp_path, [*steps, sample(9, "c" * 500)], settings=long)
+    page = run_report.write(tmp_path).read_text()
+    tells = """<script>
+        const boxes = what => [...document.querySelectorAll(what)].map(each => each.getBoundingClientRect());
+        const inside = boxes("svg, .tile, pre, figure").every(box => box.left >= 0 && box.right <= 390);
+        const columns = what => new Set(boxes(what).map(box => box.left)).size;
+        const size = parseFloat(getComputedStyle(document.body).fontSize) >= 13;
+        const narrow = document.documentElement.scrollWidth <= 390;
+        parent.postMessage([inside, narrow, size, columns("figure"), columns(".tile")].join(" "), "*");
+    </script></body>"""
+    assert '<meta name="viewport" content="width=device-width' in page
+    inside = html.escape(page.replace("</body>", tells))
+    hears = """onmessage = event => document.body.append(
+        Object.assign(document.createElement("p"), { id: "seen", textContent: event.data })
+    );"""
+    phone = f'<iframe width="390" height="844" style="border: 0" srcdoc="{inside}"></iframe>'
+    frame = tmp_path / "frame.html"
+    frame.write_text(f"<body><script>{hears}</script>{phone}</body>")
+    document, console = in_chromium(frame)
+    assert text_in(document, "seen") == "true true true 1 2" and not console
+
+
+@in_browser
 def test_a_page_that_loads_itself_again_stays_at_the_sample_that_was_chosen(tmp_path):
     # whoever read an earlier one was taken to the latest every 30 seconds
     run_of(tmp_path, [step(0), *(sample(n, f"{p} {n}", p) for n in (50, 100, 150) for p in "ab")])

@@ -2,6 +2,8 @@
 
 import glob
 import json
+import pathlib
+import struct
 import sys
 
 import pytest
@@ -34,6 +36,32 @@ def test_wandb_keeps_its_run_when_it_is_resumed(tmp_path, data):
     own = json.loads((tmp_path / "out" / "run.json").read_text())["wandb_id"]
     written = glob.glob(f"{tmp_path}/wandb/offline-run-*/run-*.wandb")
     assert len(written) == 2 and all(path.endswith(f"run-{own}.wandb") for path in written)
+    logged = [values for path in sorted(written) for values in in_wandbs_file(path)]
+    for name, kind, key in (("val/loss", "eval", "val_loss"), ("step/loss", "train", "loss"), ("lr", "train", "lr")):
+        found = {values["iter"]: values[name] for values in logged if name in values}
+        assert found == {row["iter"]: pytest.approx(row[key]) for row in rows(tmp_path / "out", kind)}
+
+
+def in_wandbs_file(path):
+    """What was logged to an offline file of wandb's, a dict for each call: it has no reader of its own in Python.
+
+    After 7 bytes come LevelDB's blocks of 32 KiB: checksum, length and kind of a part (1 whole, 2 first, 3, 4 last).
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    raw, at, message, found = pathlib.Path(path).read_bytes(), 7, b"", []
+    while at < len(raw):
+        if (left := 2**15 - at % 2**15) < 7:
+            at += left
+            continue
+        _, length, part = struct.unpack_from("<IHB", raw, at)
+        message += raw[at + 7 : at + 7 + length]
+        at += 7 + length
+        if part in (1, 4):
+            items = Record.FromString(message).history.item
+            message = b""
+            found.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
+    return found
 
 
 @pytest.mark.parametrize(("setting", "package"), [("wandb_log", "wandb"), ("tensorboard_log", "tensorboard")])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bench
-from fusedgpt.bench import check, ladder, report, sweep
+from fusedgpt.bench import check, ladder, numerics, report, sweep
 from fusedgpt.errors import UserError
 from tests.conftest import ROOT
 from tests.fusedgpt.bench.small import run
@@ -213,8 +213,29 @@ def test_rows_that_are_none_of_this_version_end_in_a_sentence(tmp_path):
     with pytest.raises(UserError, match="of another version: KeyError: 'final_loss'"):
         old = [{k: v for k, v in row.items() if k != "final_loss"} for row in PUBLISHED]
         check.published(ladder, old, "")
+    with pytest.raises(UserError, match="of another version: AttributeError: 'str' object"):
+        check.published(numerics, [dict(path="flash", status="measured", overflows=False, errors="none")], "")
     (tmp_path / "rows.jsonl").write_text('{"run": "study"}\n')
     with pytest.raises(UserError, match="does not begin with the header of a benchmark"):
         bench.check_folder([str(tmp_path)])
     with pytest.raises(UserError, match="name one published folder"):
         bench.check_folder([])
+
+
+@pytest.mark.parametrize(
+    ("header", "line", "message"),
+    [
+        ({"environment": "a laptop"}, PUBLISHED[0], "does not begin with the header"),
+        ({"settings": None}, PUBLISHED[0], "does not begin with the header"),
+        ({}, PUBLISHED[0] | {"machine": []}, "does not begin with the header"),
+        ({}, {"kind": "row", "rung": {}}, "its line 2 is neither a row nor what stands beside rows"),
+        ({}, {"rung": "manual"}, "its line 2 is neither a row nor what stands beside rows"),
+    ],
+)
+def test_damaged_rows_are_one_sentence(tmp_path, header, line, message):
+    # KeyError: 'threads', TypeError: unhashable type
+    whole = {"benchmark": "ladder", "settings": {}, "environment": {}}
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(whole | header)}\n{json.dumps(line)}\n")
+    with pytest.raises(UserError, match=message):
+        report.read(tmp_path)
+    assert report.machine(whole, []) == "an unknown device, an unknown number of threads, no date recorded"

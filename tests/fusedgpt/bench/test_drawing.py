@@ -1,11 +1,12 @@
 """Figures that can be forwarded: each says what was measured, where and when, and fits into a README."""
 
 import json
+import re
 
 import pytest
 
 import bench
-from fusedgpt.bench import disturbance, drawing, ladder, max_batch, numerics, report, sweep
+from fusedgpt.bench import disturbance, drawing, ladder, max_batch, numerics, peers, report, sweep
 from fusedgpt.files import read_jsonl
 from tests.conftest import ROOT
 
@@ -26,7 +27,7 @@ def saved(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("kind", ["ladder", "sweep", "prefill", "numerics", "max_batch"])
+@pytest.mark.parametrize("kind", ["ladder", "sweep", "prefill", "numerics", "max_batch", "peers"])
 def test_a_figure_says_what_was_measured_where_and_when(kind, tmp_path, saved):
     # a figure that was forwarded named nothing but its axes
     header, *lines = read_jsonl(CPU / kind / "rows.jsonl")
@@ -43,6 +44,20 @@ def test_a_figure_says_what_was_measured_where_and_when(kind, tmp_path, saved):
             texts = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
             texts += [text.get_text() for legend in figure.legends for text in legend.get_texts()]
             assert any("bfloat16" in text for text in [subtitle, *texts]), name
+
+
+def test_each_bar_of_peers_has_its_dtype_and_each_panel_what_it_measures():
+    # "ours" had no dtype, and the third panel another model than the title of the figure says
+    settings, rows = rows_of("peers")
+    ((*_, figure),) = peers.figures(rows, settings)
+    training, generation, recipe = figure.axes
+    for axes in figure.axes:
+        assert all(re.search("float(16|32)", label.get_text()) for label in axes.get_yticklabels())
+    names = [label.get_text() for label in generation.get_yticklabels()]
+    assert any(name.startswith("ours, bfloat16 / float") for name in names)  # of the prompt, and of the tokens after it
+    assert training.get_xlabel().startswith("ms per training step: ")
+    assert generation.get_xlabel().startswith("ms per sample of 128 tokens after 32: ")
+    assert recipe.get_xlabel().startswith("ms per iteration of 4 layers, 128 channels, 12 × 64 tokens: ")
 
 
 def test_the_ladder_cuts_a_bar_that_would_squash_the_others_and_has_the_rungs_that_were_refused():
