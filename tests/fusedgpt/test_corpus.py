@@ -241,6 +241,7 @@ def test_halves_are_cut_by_characters(tmp_path, monkeypatch):
         assert parts == [text[: int(share * 50)], text[int(share * 50) :]]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_parquet_file_of_one_row_group_is_not_read_ahead(tmp_path):
     # the default of pyarrow held the whole row group, which can be the whole file
     peaks = []
