@@ -355,8 +355,8 @@ def load_transformers(model_type: str | os.PathLike):
         return GPT2LMHeadModel.from_pretrained(model_type, dtype=torch.float32)
     except Exception as error:  # a missing, damaged or foreign file can raise anything
         raise UserError(
-            f"init_from={str(model_type)!r} is neither scratch, resume or auto, nor a GPT-2 that can be loaded, from"
-            f" the hub or a folder: {first_line(error)}. Without a network, name a folder"
+            f"init_from={str(model_type)!r} is no GPT-2 that can be loaded, from the hub or a folder:"
+            f" {first_line(error)}. Without a network, name a folder"
         ) from error
 
 

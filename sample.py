@@ -97,7 +97,7 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
     else:
         saved, path = run_folder.load_best(s.out_dir)
         model, meta = GPT.from_checkpoint(saved, dropout=0.0, **changes), dataset.meta_of_checkpoint(ROOT, saved)
-        losses = [f", {unit} {loss}" for unit, loss in metrics.losses_at(s.out_dir, saved["iter_num"]).items()]
+        losses = [f", {what} {loss}" for what, loss in metrics.losses_at(s.out_dir, saved["iter_num"]).items()]
         print(f"sampling from {path}, after {saved['iter_num']} iterations{''.join(losses)}")
         if checkpoint.is_nanogpts(saved) and not s.activation:
             print(checkpoint.NANOGPTS_ACTIVATION)

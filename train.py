@@ -38,7 +38,6 @@ from fusedgpt import (
     distributed,
     evaluation,
     files,
-    huggingface,
     memory,
     nonfinite,
     resume,
@@ -262,7 +261,7 @@ def training_loop(
             stopped = not evaluate_now()
             last |= stopped
         # ranks that share the model draw together, or none does
-        draws = not (stopped or s.eval_only or (stopped_by and ranks.shards == 1))
+        draws = not (stopped or (stopped_by and ranks.shards == 1))
         if s.sample_interval and (state.iteration % s.sample_interval == 0 or last) and draws:
             sample_now()
         if last:
@@ -345,7 +344,8 @@ def main(s: Settings) -> None:
     # data, model and attention kernel
     folder = dataset.find_folder(ROOT, s.dataset)
     meta = dataset.read_meta(folder, s.vocab_size)
-    prompts = samples.Prompts(s.sample_prompts, meta) if s.sample_interval and ranks.main else None
+    draws_samples = s.sample_interval and not s.eval_only
+    prompts = samples.Prompts(s.sample_prompts, meta) if draws_samples and ranks.main else None
     prompts = ranks.broadcast(prompts) if ranks.shards > 1 else prompts  # all draw together
     lock = files.lock(out_dir) if ranks.main and writes else None
     how = {"whole": ranks.shards == 1}
@@ -360,9 +360,8 @@ def main(s: Settings) -> None:
         model.to(device)
     s = as_built(s, model.config, logger.say)
     dataset.check_fit(meta, s.vocab_size, f"dataset={s.dataset}")
-    pretrained = not saved and s.init_from != "scratch"
-    if trained_on := huggingface.own_meta(s.init_from) if pretrained else (saved or {}).get("meta"):
-        dataset.check_same_ids(meta, trained_on)
+    if ranks.main:  # not all ranks may see tiktoken's files
+        resume.check_ids(s, meta, saved, logger.say)
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
     # what auto means, by timing
     logger.status("timing attention, dtype and compile")

@@ -156,7 +156,7 @@ class Files:
     def _text(self, row, where):
         if not isinstance(row, dict):
             raise UserError(f"{where} is {shown(row)}: it must be an object with a text in {self.column!r}")
-        if None in row:  # where csv puts what is beyond the columns
+        if any(row.get(None, ())):  # where csv puts what is beyond the columns
             raise UserError(f"{where} has more cells than the first line: put texts with commas between quotes")
         if self.column not in row:
             columns = ", ".join(str(name) for name in row)

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import pickle
+from collections.abc import Callable
 
 import numpy as np
 
@@ -66,17 +67,21 @@ def check_fit(meta: dict, vocab_size: int, whose: str) -> None:
         )
 
 
-def check_same_ids(meta: dict, trained_on: dict) -> None:
+def check_same_ids(meta: dict, trained_on: dict, say: Callable[[str], None]) -> None:
     """Raise UserError if an id of the data of `meta` is another text than in `trained_on`, the meta of the weights.
 
-    What is not known (of nanoGPT's data without itos, or if tiktoken's files are not here) is taken to be the same.
+    What is not known is taken to be the same: nanoGPT's data without itos, and if tiktoken's files are not here, which
+    is said.
     """
     same = all(meta.get(name) == trained_on.get(name) for name in ("tokenizer", "itos", "tokenizer_json"))
     kinds = [each.get("tokenizer") for each in (meta, trained_on)]
     if same or "unknown" in kinds:
         return
-    tokens, before = _tokens(meta), _tokens(trained_on)  # two forms of one tokenizer have the same
-    if tokens and before and tokens[: len(before)] != before[: len(tokens)]:
+    try:
+        tokens, before = _tokens(meta), _tokens(trained_on)  # two forms of one tokenizer have the same
+    except LookupError as error:
+        return say(f"whether the weights were trained on the data's ids is not known: {error}")
+    if tokens[: len(before)] != before[: len(tokens)]:
         what = "each with other tokens" if kinds[0] == kinds[1] else f"now {kinds[0]}, then {kinds[1]}"
         raise UserError(
             f"the data's ids stand for other texts than those that the weights were trained on ({what}): prepare the"
@@ -85,14 +90,14 @@ def check_same_ids(meta: dict, trained_on: dict) -> None:
 
 
 def _tokens(meta):
-    """The text of each id; [] if tiktoken would have to download it, and cannot."""
+    """The text of each id. Raises LookupError if tiktoken would have to download it, and cannot."""
     tokenizer = Tokenizer(meta)
     try:
         return tokenizer.tokens
-    except UserError:
+    except UserError as error:
         if meta["tokenizer"] in ("byte", "char", "json"):
             raise
-        return []
+        raise LookupError(str(error)) from error
 
 
 def _how_to_prepare(folder):

@@ -117,14 +117,14 @@ def _strict(value):
 def read_jsonl(path: str | os.PathLike, having: str = "") -> list[dict]:
     """The objects of a JSON lines file. A line that a kill cut short, or that is no object, is left out.
 
-    Lines without the text `having` are left out too, unread: a long run has millions.
+    Lines without the text `having` are left out too: a long run has a million that need not be parsed.
     """
     rows = []
-    for line in pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
-        if having not in line:
-            continue
-        with contextlib.suppress(ValueError, RecursionError):
-            rows.append(json.loads(line))
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if having in line:
+                with contextlib.suppress(ValueError, RecursionError):
+                    rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict)]
 
 

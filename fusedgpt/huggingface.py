@@ -123,7 +123,7 @@ def own_meta(name: str) -> dict | None:
     """The meta of a model's tokenizer, as in a data set's meta.json, by the model's hub id or folder; None without one.
 
     What export.py writes has a meta.json; of another model it is tokenizer.json that counts, which must be byte-level.
-    Raises UserError if the file is damaged.
+    Raises UserError if the file is damaged, or not byte-level.
     """
     if name in PRETRAINED:
         return GPT2

@@ -42,13 +42,13 @@ def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[d
 
 
 def losses_at(out_dir: str | pathlib.Path, iteration: int) -> dict[str, str]:
-    """The validation loss at an iteration of a run, by its unit; without what metrics.jsonl does not have."""
+    """The validation losses at an iteration of a run: {what: four decimals}. What metrics.jsonl lacks is left out."""
     rows = []
     with contextlib.suppress(UserError):  # there is no metrics.jsonl
         rows = [row for row in read_metrics(out_dir, "eval") if row["iter"] == iteration]
-    units = {"validation loss": "val_loss", "validation, bits per byte": "val_bits_per_byte"}
-    found = {unit: number(row.get(name)) for row in rows for unit, name in units.items()}
-    return {unit: f"{loss:.4f}" for unit, loss in found.items() if not math.isnan(loss)}
+    names = {"validation loss": "val_loss", "validation bits per byte": "val_bits_per_byte"}
+    found = {what: number(row.get(name)) for row in rows for what, name in names.items()}
+    return {what: f"{loss:.4f}" for what, loss in found.items() if not math.isnan(loss)}
 
 
 def record_of(out_dir: str | pathlib.Path) -> dict:

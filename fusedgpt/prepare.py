@@ -164,11 +164,11 @@ def draw(ends: np.ndarray, fraction: float, shuffled: bool = False) -> dict[str,
 
 
 def _ranges(ends, documents):
-    """The (start, stop) of documents by their numbers, of those that follow each other one: fewer reads."""
+    """The (start, stop) of documents, given by number; those that follow each other are one range: fewer reads."""
     firsts = np.flatnonzero(np.diff(documents, prepend=-2) != 1)
     lasts = np.append(firsts[1:], len(documents)) - 1
-    before = documents[firsts] - 1
-    return np.stack([np.where(before < 0, 0, ends[before]), ends[documents[lasts]]], axis=1)
+    edges = np.append(0, ends)  # document n is from edges[n] to edges[n + 1]
+    return np.stack([edges[documents[firsts]], edges[documents[lasts] + 1]], axis=1)
 
 
 def write(

@@ -6,7 +6,7 @@ from typing import Any
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from fusedgpt import checkpoint, distributed, run_folder
+from fusedgpt import checkpoint, dataset, distributed, huggingface, run_folder
 from fusedgpt.errors import UserError
 from fusedgpt.run_folder import Say
 from fusedgpt.settings import Settings, validate
@@ -34,6 +34,21 @@ def earlier_config(s: Settings) -> tuple[dict[str, Any], str] | None:
         return None
     saved, path = run_folder.load_latest(s.out_dir, say=lambda line: None, verify=False)
     return {name: value for name, value in saved["config"].items() if name not in OF_ONE_START}, str(path)
+
+
+def check_ids(s: Settings, meta: dict, saved: dict | None, say: Say) -> None:
+    """Raise UserError if the weights were trained on other ids than those of the data; say why if that is not known.
+
+    saved: the checkpoint with the weights, None if they are new or those of the model that init_from names.
+    """
+    if s.init_from == "scratch":
+        return
+    try:
+        trained_on = saved.get("meta") if saved else huggingface.own_meta(s.init_from)
+    except UserError as error:  # a tokenizer that no meta describes, such as WordPiece
+        return say(f"whether the weights of {s.init_from} were trained on the data's ids is not known: {error}")
+    if trained_on:
+        dataset.check_same_ids(meta, trained_on, say)
 
 
 def restore(saved: dict, s: Settings, optimizer: Optimizer, scaler: GradScaler, model: Any, say: Say) -> None:

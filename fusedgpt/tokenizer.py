@@ -14,6 +14,10 @@ GPT2 = {"tokenizer": "gpt2", "vocab_size": 50257}  # the meta of data in GPT-2's
 KINDS = ("gpt2", "char", "byte", "json")  # and tiktoken's other encodings, by name
 END_OF_TEXT = "<|endoftext|>"  # how a prompt writes the id that ends a document
 LARGEST_VOCABULARY = 2**24  # far above any in use; a damaged meta that has more would fill the memory
+BYTE_LEVEL = (
+    " Take one whose pre-tokenizer is ByteLevel, as GPT-2, Llama 3 and Qwen have it, or train one:"
+    " data/text/prepare.py --tokenizer=train:8192"
+)
 # Patterns of tiktoken's, and others that find the same words 1.7 times as fast. Its engine tries alternatives that look
 # ahead, or give nothing back (`++`), one by one, but a group without such parts in one pass. Here nothing would be
 # given back anyway: what follows in the same alternative is of other characters.
@@ -203,8 +207,9 @@ class Tokenizer:
         if self.kind == "json":
             (encoded,) = self._json.encode_batch_fast([text], add_special_tokens=False)  # `encode` holds Python's lock
             return np.array(encoded.ids, np.uint32)
+        bpe = self._bpe  # raises UserError, which is a ValueError too
         try:
-            return self._bpe.encode_to_numpy(text, disallowed_special=())
+            return bpe.encode_to_numpy(text, disallowed_special=())
         except ValueError as error:  # a million blanks in a row
             raise UserError(f"tiktoken cannot tokenize the text ({first_line(error)}): shorten it") from error
 
@@ -272,10 +277,6 @@ class Tokenizer:
 
 
 def _bytes_of_ids(tokenizer, vocab_size, content):
-    how = (
-        " Take one whose pre-tokenizer is ByteLevel, as GPT-2, Llama 3 and Qwen have it, or train one:"
-        " data/text/prepare.py --tokenizer=train:8192"
-    )
     byte = {character: n for n, character in enumerate(byte_characters())}
     added = {id: token.content.encode() for id, token in tokenizer.get_added_tokens_decoder().items()}
     tokens = []
@@ -283,9 +284,9 @@ def _bytes_of_ids(tokenizer, vocab_size, content):
         name = tokenizer.id_to_token(id)
         if id not in added and name is not None and not byte.keys() >= set(name):
             raise UserError(
-                f"tokenizer_json is not byte-level: its id {id} is {shown(name)}, whose bytes cannot be told.{how}"
+                f"tokenizer_json is not byte-level: its id {id} is {shown(name)}, whose bytes are unknown.{BYTE_LEVEL}"
             )
         tokens.append(added.get(id) if id in added or name is None else bytes(byte[c] for c in name))
-    if '"ByteLevel"' not in json.dumps([content.get("normalizer"), content.get("pre_tokenizer")]):
-        raise UserError(f"tokenizer_json is not byte-level: it makes no bytes of a text.{how}")
+    if '"type": "ByteLevel"' not in json.dumps([content.get("normalizer"), content.get("pre_tokenizer")]):
+        raise UserError(f"tokenizer_json is not byte-level: it does not turn a text into bytes.{BYTE_LEVEL}")
     return tokens

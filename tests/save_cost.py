@@ -59,12 +59,9 @@ def cost(stood_still: list[float], writing: list[tuple], steps: list[tuple]) -> 
         (beside if any(a < end and began < b for a, b in writing) else alone).append(1e3 * (end - began))
     step = statistics.median(alone) if alone else None
     slowed = (statistics.median(beside) - step) * len(beside) / len(writing) if alone and beside else None
-    return {
-        "stood_still_ms": round(statistics.median(stood_still), 1),
-        "slowed_ms": slowed if slowed is None else round(slowed, 1),
-        "step_ms": step if step is None else round(step, 1),
-        "write_ms": round(1e3 * statistics.median(end - began for began, end in writing), 1),
-    }
+    write = 1e3 * statistics.median(end - began for began, end in writing)
+    found = dict(stood_still_ms=statistics.median(stood_still), slowed_ms=slowed, step_ms=step, write_ms=write)
+    return {name: ms and round(ms, 1) for name, ms in found.items()}
 
 
 if __name__ == "__main__":

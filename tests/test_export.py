@@ -117,7 +117,7 @@ def test_bits_per_byte_are_on_the_card_if_an_evaluation_has_them(small_run, tmp_
     torch.save(saved, tmp_path / "ckpt.pt")
     export.main(tmp_path, tmp_path / "hf")
     card = (tmp_path / "hf" / "README.md").read_text()
-    assert "| validation, bits per byte | 2.2500 |" in card and "trained on |" not in card
+    assert "| validation bits per byte | 2.2500 |" in card and "trained on |" not in card
 
 
 @pytest.mark.parametrize("record", ["[]", "{", '{"environment": null}', '{"environment": {"device": null}}', "\xff"])

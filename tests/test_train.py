@@ -347,7 +347,7 @@ def test_a_lost_run_ends(tmp_path, data, monkeypatch):
         (dict(learning_rate=-1.0), "learning_rate=-1.0 must be 0 or more"),
         (dict(learning_rate=math.inf), "learning_rate=inf must be 0 or more, and finite"),
         (dict(beta2=1.0), "beta2=1.0 must be from 0"),
-        (dict(init_from="gpt3"), "init_from='gpt3' is neither .*, nor a GPT-2 that can be loaded"),
+        (dict(init_from="gpt3"), "init_from='gpt3' is no GPT-2 that can be loaded"),
         (dict(init_from=""), "init_from is empty: it can be scratch, resume, auto, or a hub id"),
         (dict(init_from="resume"), "ckpt.pt does not exist: train first"),
         (dict(block_size=5000), "Lower --block_size"),
@@ -414,7 +414,11 @@ def test_a_terminal_shows_a_bar_and_a_pipe_plain_lines(tmp_path, data):
     assert "\r" not in done.stdout + done.stderr and "it/s" not in done.stderr
     main, child_end = os.openpty()
     termios.tcsetwinsize(child_end, (24, 100))
-    command = [sys.executable, "train.py", *flags(small(tmp_path, data, max_iters=300, eval_interval=300))]
+    command = [
+        sys.executable,
+        "train.py",
+        *flags(small(tmp_path, data, max_iters=300, eval_interval=300, eval_iters=0)),
+    ]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=child_end)
     os.close(child_end)
     shown = b""

@@ -269,17 +269,19 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
 
 def _label(peer, row):
     """A contender's name, with its dtypes if it has none in it."""
-    dtypes = " / ".join(_dtypes(row)) if row["status"] == "measured" else ""
-    return peer if dtypes in peer else f"{peer}, {dtypes}"
+    if row["status"] != "measured" or (dtypes := " / ".join(_dtypes(row))) in peer:
+        return peer
+    return f"{peer}, {dtypes}"
 
 
 def _case(part, s):
     """What a part measures, if it is not what the title of the figure says."""
     if part == "generation":
         return f" of {s['new_tokens']} tokens after {s['prompt_tokens']}"
-    r = recipe.RECIPE
-    of = f" of {r['n_layer']} layers, {r['n_embd']} channels, {r['batch_size']} × {r['block_size']} tokens"
-    return of if part == "recipe" else ""
+    if part == "recipe":
+        r = recipe.RECIPE
+        return f" of {r['n_layer']} layers, {r['n_embd']} channels, {r['batch_size']} × {r['block_size']} tokens"
+    return ""
 
 
 def _said(row):

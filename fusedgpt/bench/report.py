@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from fusedgpt.bench import disturbance, drawing
 from fusedgpt.bench.rows import latest
-from fusedgpt.errors import UserError
+from fusedgpt.errors import UserError, shown
 from fusedgpt.files import atomic, read_jsonl
 
 GIB = 2**30
@@ -20,12 +20,13 @@ def read(folder: pathlib.Path) -> tuple[dict, list[dict]]:
     if not lines:
         raise UserError(f"{path} does not exist: name the folder of a benchmark, such as out-bench/ladder")
     header, *others = lines
-    parts = (header.get("settings"), header.get("environment"), *(line.get("machine", {}) for line in others))
-    if "benchmark" not in header or not all(isinstance(part, dict) for part in parts):
+    parts = [header.get(name) for name in ("settings", "environment")]
+    if not {"benchmark", "command", "set"} <= header.keys() or not all(isinstance(part, dict) for part in parts):
         raise UserError(f"{path} does not begin with the header of a benchmark: name a folder that bench.py wrote")
-    for number, line in enumerate(others, start=2):
-        if not isinstance(line.get("status" if line.get("kind") == "row" else "kind"), str):
-            raise UserError(f"{path} is damaged: its line {number} is neither a row nor what stands beside rows")
+    for line in others:
+        what = line.get("status" if line.get("kind") == "row" else "kind")
+        if not (isinstance(what, str) and isinstance(line.get("machine", {}), dict)):
+            raise UserError(f"{path} is damaged: {shown(line)} is neither a row nor what stands beside rows")
     return header, others
 
 
@@ -61,13 +62,12 @@ def _environment(header, lines):
 def machine(header: dict, lines: list[dict]) -> str:
     """The machine, the versions, the commit and the day of a benchmark, in a line."""
     found = _environment(header, lines)
-    threads = [] if "cuda" in found else [f"{found.get('threads', 'an unknown number of')} threads"]
+    threads = [f"{found['threads']} threads"] if "threads" in found and "cuda" not in found else []
     versions = [
         f"{name} {found[name]}" for name in ("torch", "cuda", "cudnn", "transformers", "commit") if name in found
     ]
-    return ", ".join(
-        [found.get("device", "an unknown device"), *threads, *versions, found.get("date", "no date recorded")]
-    )
+    device, date = found.get("device", "an unknown device"), found.get("date", "no date recorded")
+    return ", ".join([device, *threads, *versions, date])
 
 
 def _heading(header, lines, kind):

@@ -207,6 +207,11 @@ def test_zstandard_with_the_longest_window(tmp_path):
     assert documents([tmp_path / "a.txt.zst"]) == ["text"]
 
 
+def test_a_comma_at_the_end_of_a_row_loses_nothing(tmp_path):
+    (tmp_path / "a.csv").write_text("id,text\n1,one,\n")
+    assert documents([tmp_path / "a.csv"]) == ["one"]
+
+
 def test_what_the_preparation_wrote_itself_is_left_out_however_the_folder_is_written(tmp_path, monkeypatch):
     # data/text/prepare.py --input=data/text used to read its own meta.json the second time
     (tmp_path / "folder").mkdir()

@@ -278,15 +278,15 @@ def test_a_run_goes_on_with_its_own_ids_only(tmp_path, data):
         own = dict(tokenizer="char", vocab_size=len(itos), itos=itos)
         prepare.write(tmp_path / name, {"train": [ids], "val": [ids]}, name, **own)
     run(tmp_path / "out", tmp_path / "same", max_iters=6, init_from="resume")
-    check_same_ids(read_meta(tmp_path / "more"), read_meta(data))  # as far as both have ids
+    check_same_ids(read_meta(tmp_path / "more"), read_meta(data), print)  # as far as both have ids
     with pytest.raises(UserError, match=r"stand for other texts than .* \(each with other tokens\): prepare the data"):
         run(tmp_path / "out", tmp_path / "other", max_iters=7, init_from="resume")
     with pytest.raises(UserError, match="now byte, then char"):
-        check_same_ids({"tokenizer": "byte", "vocab_size": 256}, read_meta(data))
-    check_same_ids({"tokenizer": "unknown", "vocab_size": 65}, read_meta(data))
+        check_same_ids({"tokenizer": "byte", "vocab_size": 256}, read_meta(data), print)
+    check_same_ids({"tokenizer": "unknown", "vocab_size": 65}, read_meta(data), print)
 
 
-def test_pretrained_weights_go_on_with_their_own_ids_only(tmp_path, data):
+def test_pretrained_weights_go_on_with_their_own_ids_only(tmp_path, data, capsys):
     # 10.6 bits per byte in place of 2.95, without a word
     run(tmp_path / "out", data, max_iters=5)
     export.main(tmp_path / "out", tmp_path / "hf")
@@ -298,21 +298,26 @@ def test_pretrained_weights_go_on_with_their_own_ids_only(tmp_path, data):
     with pytest.raises(UserError, match=r"stand for other texts than those that the weights were trained on"):
         run(tmp_path / "tuned", tmp_path / "other", **tuned)
     run(tmp_path / "tuned", data, **tuned)
-    for name in ("meta.json", "tokenizer.json"):  # of such weights nobody knows
-        (tmp_path / "hf" / name).unlink()
+    (tmp_path / "hf" / "meta.json").unlink()  # as transformers leaves the model if it saves it again
+    capsys.readouterr()
+    run(tmp_path / "tuned", tmp_path / "other", **tuned)
+    assert "were trained on the data's ids is not known: tokenizer_json is not byte-level" in capsys.readouterr().out
+    (tmp_path / "hf" / "tokenizer.json").unlink()
     run(tmp_path / "tuned", tmp_path / "other", **tuned)
 
 
 def test_ids_of_files_that_cannot_be_downloaded_are_taken_to_be_the_same(monkeypatch):
     # or a node without a network could not train
     monkeypatch.setattr(tokenizer, "tiktoken_bpe", lambda name: (_ for _ in ()).throw(UserError("no network")))
-    check_same_ids(GPT2, {"tokenizer": "byte", "vocab_size": 256})
+    said = []
+    check_same_ids(GPT2, {"tokenizer": "byte", "vocab_size": 256}, said.append)
+    assert said == ["whether the weights were trained on the data's ids is not known: no network"]
     with pytest.raises(UserError, match="no tokenizer of `tokenizers`"):
-        check_same_ids({"tokenizer": "json", "vocab_size": 9, "tokenizer_json": {}}, GPT2)
+        check_same_ids({"tokenizer": "json", "vocab_size": 9, "tokenizer_json": {}}, GPT2, said.append)
 
 
 def test_two_forms_of_one_tokenizer_have_the_same_ids():
     if reason := why_no_bpe():
         pytest.skip(reason)
     theirs = json.loads(huggingface.tokenizer(GPT2, 1024).backend_tokenizer.to_str())
-    check_same_ids({"tokenizer": "json", "vocab_size": 50257, "tokenizer_json": theirs}, GPT2)
+    check_same_ids({"tokenizer": "json", "vocab_size": 50257, "tokenizer_json": theirs}, GPT2, print)

@@ -42,7 +42,7 @@ def test_damaged_lines_are_left_out(tmp_path):
 def test_losses_are_those_of_the_iteration(tmp_path):
     run_of(tmp_path, [step(5), evaluation(5, 3.0), evaluation(6, 2.0, val_bits_per_byte=1.25), evaluation(7, None)])
     assert losses_at(tmp_path, 5) == {"validation loss": "3.0000"}
-    assert losses_at(tmp_path, 6) == {"validation loss": "2.0000", "validation, bits per byte": "1.2500"}
+    assert losses_at(tmp_path, 6) == {"validation loss": "2.0000", "validation bits per byte": "1.2500"}
     assert losses_at(tmp_path, 7) == losses_at(tmp_path, 8) == losses_at(tmp_path / "nowhere", 5) == {}
 
 

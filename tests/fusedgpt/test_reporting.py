@@ -63,7 +63,7 @@ def test_a_dry_run_of_an_evaluation_makes_no_steps(tmp_path, data, monkeypatch, 
     monkeypatch.setattr(train, "train_step", lambda *_: pytest.fail("a step"))
     run(tmp_path, data, dry_run=True, eval_only=True, sample_interval=1, sample_prompts="!")
     said = capsys.readouterr().out
-    assert re.search(r"estimate: \S+ m?s to evaluate\n", said) and "steps of" not in said and "a checkpoint" not in said
+    assert re.search(r"estimate: \S+ s to evaluate\n", said) and "steps of" not in said and "a checkpoint" not in said
     run(tmp_path, data, eval_only=True, sample_interval=1, sample_prompts="!")  # it drew a sample, too
     assert ": sample " not in capsys.readouterr().out
 

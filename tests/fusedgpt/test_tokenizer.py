@@ -209,6 +209,8 @@ def test_missing_bpe_files_are_one_sentence(monkeypatch):
     monkeypatch.setattr(tiktoken, "get_encoding", offline)
     with pytest.raises(UserError, match="TIKTOKEN_CACHE_DIR"):
         tokenizer.tiktoken_bpe("gpt2")
+    with pytest.raises(UserError, match=r"^cannot load the BPE files"):  # and not a text that is too long
+        Tokenizer(tokenizer.GPT2).encode("a")
 
 
 @pytest.mark.parametrize(

@@ -227,15 +227,15 @@ def test_rows_that_are_none_of_this_version_end_in_a_sentence(tmp_path):
     [
         ({"environment": "a laptop"}, PUBLISHED[0], "does not begin with the header"),
         ({"settings": None}, PUBLISHED[0], "does not begin with the header"),
-        ({}, PUBLISHED[0] | {"machine": []}, "does not begin with the header"),
-        ({}, {"kind": "row", "rung": {}}, "its line 2 is neither a row nor what stands beside rows"),
-        ({}, {"rung": "manual"}, "its line 2 is neither a row nor what stands beside rows"),
+        ({}, PUBLISHED[0] | {"machine": []}, "is damaged: .* is neither a row nor what stands beside rows"),
+        ({}, {"kind": "row", "rung": {}}, "is damaged: .* is neither a row nor what stands beside rows"),
+        ({}, {"rung": "manual"}, "is damaged: .* is neither a row nor what stands beside rows"),
     ],
 )
 def test_damaged_rows_are_one_sentence(tmp_path, header, line, message):
     # KeyError: 'threads', TypeError: unhashable type
-    whole = {"benchmark": "ladder", "settings": {}, "environment": {}}
+    whole = {"benchmark": "ladder", "command": "", "set": [], "settings": {}, "environment": {}}
     (tmp_path / "rows.jsonl").write_text(f"{json.dumps(whole | header)}\n{json.dumps(line)}\n")
     with pytest.raises(UserError, match=message):
         report.read(tmp_path)
-    assert report.machine(whole, []) == "an unknown device, an unknown number of threads, no date recorded"
+    assert report.machine(whole, []) == "an unknown device, no date recorded"
