@@ -117,7 +117,8 @@ def in_words(estimate: scale.Memory, processes: int) -> str:
     shown = {name: round(each / size, digits) for name, each in dataclasses.asdict(estimate).items()}
     parts = [f"{name} {each:,.{digits}f}" for name, each in shown.items() if each]
     whose = f" in each of {processes} processes" if processes > 1 else ""
-    return f"memory: about {estimate.total / size:,.{digits}f} {unit} of tensors{whose}: {', '.join(parts)}"
+    of = f": {', '.join(parts)}" if parts else ""  # of a tiny model each is 0
+    return f"memory: about {estimate.total / size:,.{digits}f} {unit} of tensors{whose}{of}"
 
 
 def check_training(

@@ -236,3 +236,4 @@ def test_an_estimate_in_words():
     # a small model's line said "gradients 0": what rounds to nothing is not named
     small = memory.in_words(scale.Memory(2**20, 2**10, 2**20, 0, 0, 0), 1)
     assert small == "memory: about 2 MiB of tensors: weights 1, optimizer 1"
+    assert memory.in_words(scale.Memory(2**10, 0, 0, 0, 0, 0), 1) == "memory: about 0 MiB of tensors"
