@@ -24,10 +24,11 @@ from fusedgpt.metrics import losses_at, record_of, section
 from model import GPT, to_transformers
 
 ROOT = pathlib.Path(__file__).resolve().parent
+TAGS = "tags: [gpt2, fusedgpt]"  # how an earlier export is known
 CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
-tags: [gpt2, fusedgpt]
+{tags}
 ---
 
 # {title}
@@ -68,7 +69,7 @@ def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, theirs: An
         "commit of fusedGPT": environment.get("commit"),
     }
     rows = "\n".join(f"| {name} | {value} |" for name, value in found.items() if value)
-    return CARD.format(title=out_dir.resolve().name, rows=rows)
+    return CARD.format(tags=TAGS, title=out_dir.resolve().name, rows=rows)
 
 
 def main(out_dir: str | os.PathLike, folder: str | os.PathLike) -> None:
@@ -77,6 +78,7 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike) -> None:
     folder = pathlib.Path(folder)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: name a folder to write")
+    _require_ours(folder)
     model = GPT.from_checkpoint(saved)
     if checkpoint.is_nanogpts(saved):
         print(NANOGPTS_ACTIVATION.format(folder=folder))
@@ -104,6 +106,14 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike) -> None:
     with atomic(folder / "README.md", "w") as file:
         file.write(model_card(pathlib.Path(out_dir), saved, meta, theirs))
     print(f"wrote {folder}: load it with transformers, or with --init_from={folder}")
+
+
+def _require_ours(folder):
+    """Raise UserError if a file in `folder` would be replaced that no export wrote."""
+    there = sorted(name for name in ("README.md", "config.json", "model.safetensors") if (folder / name).exists())
+    card = folder / "README.md"
+    if there and not (card.is_file() and TAGS in card.read_text(encoding="utf-8", errors="replace")):
+        raise UserError(f"{folder} has files that no export wrote, such as {there[0]}: name another folder")
 
 
 if __name__ == "__main__":

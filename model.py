@@ -349,8 +349,9 @@ class GPT(nn.Module):
 
 def load_transformers(model_type: str | os.PathLike):
     """A GPT2LMHeadModel in float32, by hub id or from a local folder. Raises UserError if it cannot be loaded."""
-    from transformers import GPT2LMHeadModel
+    from transformers import GPT2LMHeadModel, logging
 
+    logging.disable_progress_bar()  # of each rank, between the lines of a run; that of a download is another
     try:
         return GPT2LMHeadModel.from_pretrained(model_type, dtype=torch.float32)
     except Exception as error:  # a missing, damaged or foreign file can raise anything
@@ -365,8 +366,9 @@ def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
 
     Vocabulary padding is stripped, and biases that the GPT does not have are zeros.
     """
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2Config, GPT2LMHeadModel, logging
 
+    logging.disable_progress_bar()
     own = dict(
         vocab_size=config.vocab_size,
         n_positions=config.block_size,

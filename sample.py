@@ -101,7 +101,8 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
         print(f"sampling from {path}, after {saved['iter_num']} iterations{''.join(losses)}")
         if checkpoint.is_nanogpts(saved) and not s.activation:
             print(checkpoint.NANOGPTS_ACTIVATION)
-    dataset.check_fit(meta, model.config.vocab_size, f"the tokenizer ({meta['tokenizer']})")
+    remedy = "put the tokenizer.json or meta.json of the model into its folder"
+    dataset.check_fit(meta, model.config.vocab_size, f"the tokenizer ({meta['tokenizer']})", remedy)
     tokenizer = Tokenizer(meta)
     if gaps := tokenizer.ids_without_text():
         print(f"the data's meta has no character for {len(gaps)} ids, such as {gaps[0]}: they are shown as \ufffd")

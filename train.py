@@ -359,9 +359,10 @@ def main(s: Settings) -> None:
     if ranks.shards == 1:
         model.to(device)
     s = as_built(s, model.config, logger.say)
-    dataset.check_fit(meta, s.vocab_size, f"dataset={s.dataset}")
-    if ranks.main:  # not all ranks may see tiktoken's files
-        resume.check_ids(s, meta, saved, logger.say)
+    remedy = "prepare the data with the tokenizer of the weights"
+    remedy = f"set --vocab_size={meta['vocab_size']}, or leave it out" if s.init_from == "scratch" else remedy
+    dataset.check_fit(meta, s.vocab_size, f"dataset={s.dataset}", remedy)
+    resume.check_ids(s, meta, saved, ranks, logger.say)
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
     # what auto means, by timing
     logger.status("timing attention, dtype and compile")

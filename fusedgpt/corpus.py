@@ -159,7 +159,7 @@ class Files:
         if any(row.get(None, ())):  # where csv puts what is beyond the columns
             raise UserError(f"{where} has more cells than the first line: put texts with commas between quotes")
         if self.column not in row:
-            columns = ", ".join(str(name) for name in row)
+            columns = ", ".join(map(repr, row))
             raise UserError(f"{where} has no {self.column!r}, but {columns}: --text_column names the one with the text")
         text = row[self.column]
         if not isinstance(text, str):

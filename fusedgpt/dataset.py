@@ -29,6 +29,9 @@ def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
     raise UserError(f"dataset={shown(str(dataset))} is no folder of data/ ({there}), and no path to a folder")
 
 
+UNKNOWN = {"tokenizer": "unknown"}  # of a model or a checkpoint that does not say what its ids are
+
+
 def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict:
     """The meta of a data folder, as in meta.json. A nanoGPT meta.pkl is read too, without running code.
 
@@ -58,13 +61,10 @@ def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
         ) from error
 
 
-def check_fit(meta: dict, vocab_size: int, whose: str) -> None:
-    """Raise UserError if `meta` has more ids than the `vocab_size` of a model."""
+def check_fit(meta: dict, vocab_size: int, whose: str, remedy: str) -> None:
+    """Raise UserError if `meta` has more ids than the `vocab_size` of a model. remedy: what to do then."""
     if meta["vocab_size"] > vocab_size:
-        raise UserError(
-            f"{whose} has {meta['vocab_size']} ids, the model {vocab_size}: prepare the data with the model's"
-            " tokenizer, or set --vocab_size to what the data needs"
-        )
+        raise UserError(f"{whose} has {meta['vocab_size']} ids, the model {vocab_size}: {remedy}")
 
 
 def check_same_ids(meta: dict, trained_on: dict, say: Callable[[str], None]) -> None:

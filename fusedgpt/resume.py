@@ -36,19 +36,33 @@ def earlier_config(s: Settings) -> tuple[dict[str, Any], str] | None:
     return {name: value for name, value in saved["config"].items() if name not in OF_ONE_START}, str(path)
 
 
-def check_ids(s: Settings, meta: dict, saved: dict | None, say: Say) -> None:
+def check_ids(s: Settings, meta: dict, saved: dict | None, ranks: distributed.Ranks, say: Say) -> None:
     """Raise UserError if the weights were trained on other ids than those of the data; say why if that is not known.
 
     saved: the checkpoint with the weights, None if they are new or those of the model that init_from names.
     """
-    if s.init_from == "scratch":
-        return
+    refusal = None
+    if ranks.main and s.init_from != "scratch":  # not all ranks may see tiktoken's files
+        try:
+            dataset.check_same_ids(meta, _trained_on(s, saved, say), say)
+        except UserError as error:
+            refusal = error
+    if refusal := ranks.broadcast(refusal):
+        raise refusal
+
+
+def _trained_on(s, saved, say):
+    """The meta of what the weights were trained on, as far as it is known."""
+    if saved:
+        return saved.get("meta") or dataset.UNKNOWN
+    why = "it has no tokenizer.json and no meta.json"
     try:
-        trained_on = saved.get("meta") if saved else huggingface.own_meta(s.init_from)
+        if meta := huggingface.own_meta(s.init_from):
+            return meta
     except UserError as error:  # a tokenizer that no meta describes, such as WordPiece
-        return say(f"whether the weights of {s.init_from} were trained on the data's ids is not known: {error}")
-    if trained_on:
-        dataset.check_same_ids(meta, trained_on, say)
+        why = str(error)
+    say(f"whether the weights of {s.init_from} were trained on the data's ids is not known: {why}")
+    return dataset.UNKNOWN
 
 
 def restore(saved: dict, s: Settings, optimizer: Optimizer, scaler: GradScaler, model: Any, say: Say) -> None:
@@ -67,6 +81,8 @@ def restore(saved: dict, s: Settings, optimizer: Optimizer, scaler: GradScaler, 
             raise UserError(
                 f"the scaler in the checkpoint of {s.out_dir} has no {error}: take another, such as best.pt beside it"
             ) from error
+    if saved["iter_num"] >= s.max_iters and not s.eval_only:
+        say(f"all {saved['iter_num']} iterations are done: raise --max_iters above that to train on")
     for name, was in saved["config"].items():
         if name not in OF_ONE_START and getattr(s, name, was) != was:
             say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}")

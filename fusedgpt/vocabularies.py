@@ -113,10 +113,10 @@ def _of_file(path):
     from tokenizers import Tokenizer as Bpe
 
     try:
-        bpe = Bpe.from_str(path.read_text(encoding="utf-8"))
-        if not set(ENDS) & bpe.get_vocab().keys():  # an id of ours would be one more than its model has
+        meta = _of_json(Bpe.from_str(path.read_text(encoding="utf-8")))
+        if "end_of_text" not in meta:  # an id of ours would be one more than its model has
             print(f"{path} has no {' or '.join(ENDS)}: no id ends a document")
-        return _of_json(bpe)
+        return meta
     except UserError:
         raise
     except Exception as error:  # the library has no exception of its own
@@ -135,12 +135,14 @@ def _of_json(bpe):
     apart = [*tokenizer.encode_text("a\n"), *tokenizer.encode_text("b")]
     if apart != tokenizer.encode_text("a\nb").tolist():
         raise UserError("the tokenizer.json adds to the beginning of a text: set add_prefix_space to false in it")
-    if tokenizer.decode(tokenizer.encode_text(EVERY_BYTE).tolist()) != EVERY_BYTE.encode():
-        lost = (c for c in EVERY_BYTE if tokenizer.decode(tokenizer.encode_text(c).tolist()) != c.encode())
-        raise UserError(
-            f"the tokenizer.json does not give back every text: it changes {next(lost, 'what is side by side')!r}. Take"
-            " a byte-level one, whose vocabulary has all 256 bytes, and that neither changes letters nor drops blanks"
-        )
+    added = [each["content"] for each in meta["tokenizer_json"]["added_tokens"]]  # one may take the blanks around it
+    for text in (EVERY_BYTE, *(f"a {each} b" for each in added)):
+        if tokenizer.decode(tokenizer.encode_text(text).tolist()) != text.encode():
+            lost = (c for c in text if tokenizer.decode(tokenizer.encode_text(c).tolist()) != c.encode())
+            raise UserError(
+                f"the tokenizer.json does not give back every text: it changes {next(lost, text[:40])!r}. Take a"
+                " byte-level one, whose vocabulary has all 256 bytes, and that neither changes letters nor drops blanks"
+            )
     for first, then in _cut(tokenizer.tokens):
         apart = [*tokenizer.encode_text(first), *tokenizer.encode_text(then)]
         if apart != tokenizer.encode_text(first + then).tolist():

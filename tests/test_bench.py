@@ -71,7 +71,7 @@ def test_amds_setting_by_config_file():
             "there is no benchmark 'flops': it can be ladder, sweep, prefill, numerics, max_batch, peers, report",
         ),
         (["report"], "name the folder of a benchmark"),
-        (["report", "config"], "config/rows.jsonl does not exist"),
+        (["report", "config"], "config/rows.jsonl does not exist, or is empty"),
         (["nowhere.py"], "config file nowhere.py does not exist"),
     ],
     ids=" ".join,

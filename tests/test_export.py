@@ -11,6 +11,7 @@ import torch
 import export
 from fusedgpt import huggingface, prepare, run_folder
 from fusedgpt.dataset import read_meta
+from fusedgpt.errors import UserError
 from fusedgpt.tokenizer import Tokenizer
 from model import GPT
 from tests.conftest import as_nanogpt_wrote, assert_same_bytes, fails, hugging_face, run, script
@@ -131,6 +132,20 @@ def test_a_damaged_record_costs_the_card_only_what_it_said(record, small_run, tm
     export.main(tmp_path, tmp_path / "hf")
     card = (tmp_path / "hf" / "README.md").read_text()
     assert "| iterations | " in card and "validation" not in card and "trained on |" not in card
+
+
+def test_files_of_others_are_not_replaced(small_run, tmp_path):
+    # a README.md and a config.json were gone without a word
+    (tmp_path / "README.md").write_text("my notes")
+    with pytest.raises(UserError, match=r"files that no export wrote, such as README\.md: name another folder"):
+        export.main(small_run, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["README.md"]
+    (tmp_path / "README.md").rename(tmp_path / "config.json")
+    with pytest.raises(UserError, match=r"such as config\.json"):
+        export.main(small_run, tmp_path)
+    (tmp_path / "config.json").rename(tmp_path / "notes.txt")
+    for _ in range(2):  # its own are
+        assert script("export.py", small_run, tmp_path).stderr == ""  # transformers drew bars
 
 
 def test_an_outside_model_comes_back_with_the_same_bytes_and_ids(tmp_path):

@@ -346,6 +346,16 @@ def test_a_resumed_run_takes_up_the_scaler_and_the_best_loss(tmp_path, data):
     assert not (tmp_path / "best.pt").exists()  # no loss is below 0
 
 
+def test_a_complete_run_says_that_it_is(tmp_path, data, capsys):
+    # after seconds of timing kernels came the last line of the run before, as if it had trained
+    run(tmp_path, data)
+    capsys.readouterr()
+    run(tmp_path, data, init_from="resume")
+    assert "all 10 iterations are done: raise --max_iters above that to train on" in capsys.readouterr().out
+    run(tmp_path, data, init_from="resume", max_iters=11)
+    assert "are done" not in capsys.readouterr().out
+
+
 def test_deterministic_holds_for_the_run(tmp_path, data):
     run(tmp_path, data, deterministic=True)
     assert torch.are_deterministic_algorithms_enabled()

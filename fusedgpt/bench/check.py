@@ -105,7 +105,8 @@ def published(kind: types.ModuleType, rows: list[dict], only: str) -> list[Claim
         claims = [claim for claim in kind.claims(rows) if claim.value != NOWHERE]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"no claim can be drawn from these rows, which are of another version: {type(error).__name__}: {error}"
+            "no claim can be drawn from these rows, which are damaged, or of another version:"
+            f" {type(error).__name__}: {error}"
         ) from error
     if not claims:
         raise UserError("these rows claim nothing: none was measured undisturbed beside its baseline, and none refused")

@@ -18,11 +18,14 @@ def read(folder: pathlib.Path) -> tuple[dict, list[dict]]:
     path = folder / "rows.jsonl"
     lines = read_jsonl(path) if path.exists() else []
     if not lines:
-        raise UserError(f"{path} does not exist: name the folder of a benchmark, such as out-bench/ladder")
+        raise UserError(f"{path} does not exist, or is empty: name the folder of a benchmark, such as out-bench/ladder")
     header, *others = lines
     parts = [header.get(name) for name in ("settings", "environment")]
     if not {"benchmark", "command", "set"} <= header.keys() or not all(isinstance(part, dict) for part in parts):
         raise UserError(f"{path} does not begin with the header of a benchmark: name a folder that bench.py wrote")
+    with open(path, "rb") as file:
+        if (lost := sum(1 for _ in file) - len(lines)) > 1:  # a kill cuts one line short
+            raise UserError(f"{path} is damaged: {lost} of its lines are no JSON. Take a whole copy, or measure again")
     for line in others:
         what = line.get("status" if line.get("kind") == "row" else "kind")
         if not (isinstance(what, str) and isinstance(line.get("machine", {}), dict)):

@@ -163,7 +163,7 @@ def test_the_position_goes_from_nothing_to_the_size(tmp_path):
         ("a.json", b'[{"text": "a"}, ', "cannot read after row 1 of .*EOFError: the file ends within an array"),
         ("a.json", b'[{"text": "a"}]\n' * 200_000 + b"[", "the file ends within an array"),
         ("a.jsonl", b'{"text": "a"}\n' * 200_000 + b"{", r"after row 200,000 of .*property name.*double quotes\)"),
-        ("a.csv", b"id,words\n1,two", "row 1 of .* has no 'text', but id, words"),
+        ("a.csv", b"id,words\n1,two", "row 1 of .* has no 'text', but 'id', 'words'"),
         ("a.csv", b"id,text\n1,two\n3", "row 2 of .* has None in 'text'"),
         ("a.csv", b"id,text\n1,one, two", "row 1 of .* has more cells than the first line"),  # it was "one"
         ("a.csv", b'text\none\n"two\nthree\nfour\n', "cannot read after row 1 of .*unexpected end of data"),

@@ -304,6 +304,7 @@ def test_pretrained_weights_go_on_with_their_own_ids_only(tmp_path, data, capsys
     assert "were trained on the data's ids is not known: tokenizer_json is not byte-level" in capsys.readouterr().out
     (tmp_path / "hf" / "tokenizer.json").unlink()
     run(tmp_path / "tuned", tmp_path / "other", **tuned)
+    assert "ids is not known: it has no tokenizer.json and no meta.json" in capsys.readouterr().out
 
 
 def test_ids_of_files_that_cannot_be_downloaded_are_taken_to_be_the_same(monkeypatch):

@@ -9,6 +9,7 @@ from fusedgpt import encoding, vocabularies
 from fusedgpt.corpus import Files
 from fusedgpt.errors import UserError
 from fusedgpt.tokenizer import Tokenizer
+from tests.fusedgpt.test_tokenizer import meta_of
 
 WORDS = "the quick brown fox jumps over the lazy dog, isn't it? 漢字 <|endoftext|>\n"
 
@@ -126,6 +127,18 @@ def test_a_tokenizer_json_that_loses_text_is_refused(tmp_path, text, fault):
     lost = r"does not give back every text: it changes '.*'\. Take a byte-level one"
     with pytest.raises(UserError, match="is not byte-level: it does not turn" if "bytes" in fault else lost):
         vocabularies.of(str(tmp_path / "lossy.json"), text)
+
+
+def test_an_added_token_that_takes_the_blanks_around_it_is_refused(tmp_path, text):
+    # 773 of 60,032 bytes were gone
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as Bpe
+
+    bpe = Bpe.from_str(json.dumps(meta_of("json")["tokenizer_json"]))
+    bpe.add_tokens([AddedToken("the", single_word=True, lstrip=True, rstrip=True)])
+    bpe.save(str(tmp_path / "added.json"))
+    with pytest.raises(UserError, match="does not give back every text: it changes 'a the b'"):
+        vocabularies.of(str(tmp_path / "added.json"), text)
 
 
 def test_every_byte_is_tried_and_normalizers_of_byte_level_models_change_none():

@@ -238,4 +238,7 @@ def test_damaged_rows_are_one_sentence(tmp_path, header, line, message):
     (tmp_path / "rows.jsonl").write_text(f"{json.dumps(whole | header)}\n{json.dumps(line)}\n")
     with pytest.raises(UserError, match=message):
         report.read(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("\n".join([json.dumps(whole), "gar", "bage", json.dumps(PUBLISHED[0]), ""]))
+    with pytest.raises(UserError, match="2 of its lines are no JSON"):  # claims were missing without a word
+        report.read(tmp_path)
     assert report.machine(whole, []) == "an unknown device, no date recorded"
