@@ -23,9 +23,8 @@ def read(folder: pathlib.Path) -> tuple[dict, list[dict]]:
     parts = [header.get(name) for name in ("settings", "environment")]
     if not {"benchmark", "command", "set"} <= header.keys() or not all(isinstance(part, dict) for part in parts):
         raise UserError(f"{path} does not begin with the header of a benchmark: name a folder that bench.py wrote")
-    with open(path, "rb") as file:
-        if (lost := sum(1 for _ in file) - len(lines)) > 1:  # a kill cuts one line short
-            raise UserError(f"{path} is damaged: {lost} of its lines are no JSON. Take a whole copy, or measure again")
+    if (lost := path.read_bytes().count(b"\n") - len(lines)) > 0:  # a kill leaves a line without its end
+        raise UserError(f"{path} is damaged: {lost} of its lines are no JSON. Take a whole copy, or measure again")
     for line in others:
         what = line.get("status" if line.get("kind") == "row" else "kind")
         if not (isinstance(what, str) and isinstance(line.get("machine", {}), dict)):
