@@ -1,14 +1,9 @@
 """Training, run small on the CPU: exact resume, splits and ranks that agree, and an end to every bad input."""
 
-import contextlib
 import itertools
 import json
 import math
-import os
-import re
-import subprocess
 import sys
-import termios
 import time
 
 import pytest
@@ -22,7 +17,6 @@ from fusedgpt.device import why_no_compiler
 from fusedgpt.errors import UserError
 from model import GPT, GPTConfig
 from tests.conftest import (
-    ROOT,
     assert_same_bytes,
     fails,
     flags,
@@ -395,43 +389,11 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, data):
     assert_same_bytes(weights(tmp_path), before)
 
 
-def test_wandb_offline(tmp_path, data):
-    pytest.importorskip("wandb")
-    settings = small(tmp_path / "out", data, wandb_log=True)
-    script("train.py", *flags(settings), WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true")
-    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
-
-
 def test_train_starts_without_what_it_does_not_use():
     # torch._dynamo, which came with a decorator and a mask, made every start a second longer
     heavy = ("wandb", "datasets", "transformers", "matplotlib", "torch._dynamo")
     code = f"import train, sys; print([m for m in {heavy} if m in sys.modules])"
     assert script("-c", code).stdout.strip() == "[]"
-
-
-def test_a_terminal_shows_a_bar_and_a_pipe_plain_lines(tmp_path, data):
-    done = script("train.py", *flags(small(tmp_path, data)))
-    assert "\r" not in done.stdout + done.stderr and "it/s" not in done.stderr
-    main, child_end = os.openpty()
-    termios.tcsetwinsize(child_end, (24, 100))
-    command = [
-        sys.executable,
-        "train.py",
-        *flags(small(tmp_path, data, max_iters=300, eval_interval=300, eval_iters=0)),
-    ]
-    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=child_end)
-    os.close(child_end)
-    shown = b""
-    with contextlib.suppress(OSError):  # how a terminal says that its other end is closed
-        while chunk := os.read(main, 10_000):
-            shown += chunk
-    os.close(main)
-    assert child.wait(timeout=60) == 0
-    text = shown.decode()
-    assert "300/300" in text and "val " in text
-    # what it is doing, evaluations too; each line once, and no bar is left below the last
-    assert "training:" in text and re.search(r"evaluating, batch \d+ of \d+", text)
-    assert text.replace("\x1b[A", "").rpartition("\r")[2].strip() == ""
 
 
 @pytest.mark.gpu

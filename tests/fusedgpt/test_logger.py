@@ -1,18 +1,22 @@
-"""What wandb is told, and that no by-product of a run can end it."""
+"""What wandb and a terminal are told, and that no by-product of a run can end it."""
 
+import contextlib
 import dataclasses
 import errno
 import json
 import math
 import os
+import re
+import subprocess
 import sys
+import termios
 import types
 
 import pytest
 
 from fusedgpt import logger
 from fusedgpt.settings import Settings
-from tests.conftest import ROOT, rows, run, weights
+from tests.conftest import ROOT, flags, rows, run, script, small, weights
 
 
 @pytest.fixture
@@ -155,3 +159,28 @@ def test_the_process_for_the_page_takes_its_share_of_the_time(tmp_path, monkeypa
         log.evaluation(LOSSES)
     assert began == [0, 500, 1000, 1500]  # with 5 seconds each: a hundredth
     assert paths[0] == f"{ROOT}{os.pathsep}/of/the/user"
+
+
+def test_a_terminal_shows_a_bar_and_a_pipe_plain_lines(tmp_path, data):
+    done = script("train.py", *flags(small(tmp_path, data)))
+    assert "\r" not in done.stdout + done.stderr and "it/s" not in done.stderr
+    main, child_end = os.openpty()
+    termios.tcsetwinsize(child_end, (24, 100))
+    command = [
+        sys.executable,
+        "train.py",
+        *flags(small(tmp_path, data, max_iters=300, eval_interval=300, eval_iters=0)),
+    ]
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=child_end)
+    os.close(child_end)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal says that its other end is closed
+        while chunk := os.read(main, 10_000):
+            shown += chunk
+    os.close(main)
+    assert child.wait(timeout=60) == 0
+    text = shown.decode()
+    assert "300/300" in text and "val " in text
+    # what it is doing, evaluations too; each line once, and no bar is left below the last
+    assert "training:" in text and re.search(r"evaluating, batch \d+ of \d+", text)
+    assert text.replace("\x1b[A", "").rpartition("\r")[2].strip() == ""
