@@ -3,7 +3,7 @@
     python tests/plan_errors.py
 
 Memory is measured here: the most that a step of a small model holds on a CPU beyond weights and AdamW's moments. Times
-are those of results/cpu/ladder_124M_epyc and what others published, with one set of assumptions for all of them.
+are those of results/cpu_avx512_bf16_older/ladder_124M and what others published, with one set of assumptions for all of them.
 """
 
 import functools
@@ -180,7 +180,7 @@ def print_shared() -> None:
 
 def times() -> Iterator[tuple[str, str, float, float]]:
     """(what, on what, measured ms, estimated ms) of a step."""
-    rows = read_jsonl(ROOT / "results" / "cpu" / "ladder_124M_epyc" / "rows.jsonl")
+    rows = read_jsonl(ROOT / "results" / "cpu_avx512_bf16_older" / "ladder_124M" / "rows.jsonl")
     for row in rows:
         if row.get("rung") in RUNGS:
             run = Run(batch_size=1, attention=row["ran"]["attention"])
@@ -195,14 +195,14 @@ def times() -> Iterator[tuple[str, str, float, float]]:
 def process_table() -> list[str]:
     """What whole processes held at their peak on a CPU, beside the tensors that a step is estimated to hold."""
     held = []
-    for row in read_jsonl(ROOT / "results" / "cpu" / "ladder_124M_epyc" / "rows.jsonl"):
+    for row in read_jsonl(ROOT / "results" / "cpu_avx512_bf16_older" / "ladder_124M" / "rows.jsonl"):
         if ran := row.get("ran"):
             run = Run(1, attention=ran["attention"], dtype=ran["dtype"], compile=ran["compile"], cpu=True)
             config = GPTConfig(vocab_size=ran["padded_vocab_size"], bias=False)
             held.append((f"`{row['rung']}`", row["peak_memory"], config, run))
     model = {name: value for name, value in limited_memory.MODEL.items() if name not in ("dataset", "batch_size")}
     config = GPTConfig(**model, vocab_size=256, bias=False)
-    for row in read_jsonl(ROOT / "results" / "cpu" / "limited_memory.jsonl"):
+    for row in read_jsonl(ROOT / "results" / "cpu_amx" / "limited_memory.jsonl"):
         if row["trained"]:
             how = dict(recompute=row.get("recompute", "none"), parallel=row["parallel"], gpus=row["processes"])
             run = Run(2, 2, **how, attention="manual", dtype="float32", compile=False, cpu=True)

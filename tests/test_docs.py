@@ -160,7 +160,7 @@ def copy(tmp_path_factory):
     for name in ("shakespeare_char", "book"):
         random_bins(root / "data" / name, "char", 65, itos=["\n", *(chr(33 + n) for n in range(64))])
     hugging_face(root / "hf", n_layer=1, n_head=2, n_embd=32, n_positions=32, vocab_size=50257)
-    shutil.copytree(root / "results" / "cpu" / "ladder", root / "out-bench" / "ladder")
+    shutil.copytree(root / "results" / "cpu_amx" / "ladder", root / "out-bench" / "ladder")
     return root
 
 

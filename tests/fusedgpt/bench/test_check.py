@@ -138,7 +138,7 @@ def test_only_names_what_a_claim_is_about():
 
 @pytest.mark.parametrize("folder", ["ladder", "ladder_124M", "sweep", "prefill", "numerics", "max_batch"])
 def test_claims_of_published_rows_are_what_their_samples_say_and_hold_against_themselves(folder):
-    header, lines = report.read(ROOT / "results" / "cpu" / folder)
+    header, lines = report.read(ROOT / "results" / "cpu_amx" / folder)
     kind, rows = bench.kind_of(header), report.rows_in(lines)
     claims = check.published(kind, rows, "")
     assert claims and len({claim.name for claim in claims}) == len(claims)

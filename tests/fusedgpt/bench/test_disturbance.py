@@ -10,7 +10,7 @@ from fusedgpt.bench import disturbance, ladder, max_batch, numerics, prefill, re
 from fusedgpt.files import read_jsonl
 from tests.conftest import ROOT
 
-CPU = ROOT / "results" / "cpu"
+CPU = ROOT / "results" / "cpu_amx"
 KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
 
 

@@ -10,7 +10,7 @@ from fusedgpt.bench import disturbance, drawing, ladder, max_batch, numerics, pe
 from fusedgpt.files import read_jsonl
 from tests.conftest import ROOT
 
-CPU = ROOT / "results" / "cpu"
+CPU = ROOT / "results" / "cpu_amx"
 
 
 def rows_of(folder):
@@ -62,7 +62,7 @@ def test_each_bar_of_peers_has_its_dtype_and_each_panel_what_it_measures():
 
 def test_the_ladder_cuts_a_bar_that_would_squash_the_others_and_has_the_rungs_that_were_refused():
     # one rung in float32 took four times as long as all others, whose differences could not be seen
-    settings, rows = rows_of("ladder_124M_epyc")
+    settings, rows = rows_of("../cpu_avx512_bf16_older/ladder_124M")
     ((*_, figure),) = ladder.figures(rows, settings)
     (axes,) = figure.axes
     widths = [bar.get_width() for bar in axes.patches if bar.get_width()]

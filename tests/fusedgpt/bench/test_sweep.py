@@ -98,7 +98,7 @@ def test_a_kernel_is_not_ahead_by_less_than_the_noise():
 
 def test_memory_is_drawn_where_the_baseline_ran_out_of_it():
     # which is where the others' memory is of interest
-    header, *lines = read_jsonl(ROOT / "results" / "cpu" / "sweep" / "rows.jsonl")
+    header, *lines = read_jsonl(ROOT / "results" / "cpu_amx" / "sweep" / "rows.jsonl")
     rows = [line for line in lines if line["kind"] == "row"]
     for row in rows:
         if row["attention"] == "manual" and row["T"] == 2048:
@@ -157,7 +157,7 @@ def test_the_plan_has_a_figure_of_all_kernels_at_any_moment():
 
 
 def test_a_report_and_figures_can_be_drawn_at_any_moment(tmp_path):
-    header, *lines = read_jsonl(ROOT / "results" / "cpu" / "sweep" / "rows.jsonl")
+    header, *lines = read_jsonl(ROOT / "results" / "cpu_amx" / "sweep" / "rows.jsonl")
     rows = {tuple(line.get(key) for key in KEYS): line for line in lines if line["kind"] == "row"}
     plan = sweep.plan(sweep.Settings(heads="8x128,12x64", lengths="256,512,1024,2048"), CPU)
     rows = [rows[key] for spec in plan if (key := tuple(spec.get(key) for key in KEYS)) in rows]
