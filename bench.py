@@ -28,7 +28,7 @@ if __name__ == "__main__" and sys.argv[1:2] in (["-h"], ["--help"]):
     sys.exit(print(__doc__))  # before PyTorch, which takes seconds to import; KIND --help shows this machine's defaults
 
 from configurator import adopt, configure, subclass
-from fusedgpt import settings, timing
+from fusedgpt import files, memory, settings, timing
 from fusedgpt.bench import (
     campaign,
     check,
@@ -53,6 +53,8 @@ ROOT = pathlib.Path(__file__).resolve().parent
 KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
 KINDS |= {"peers": peers}
 TAKE_SETTINGS = KINDS | {"plan": plan}
+# what headers of earlier versions do not name, and how it was then; all else is as it is by default today
+EARLIER = {"rounds": 1, "freed_memory": "returned"}
 NOT_IDENTITY = ("results", "only", "profile", "max_seconds")  # settings that do not change what a row measures
 
 
@@ -102,10 +104,12 @@ def measure(name: str, args: list[str], s, device, plan: list[dict], folder: pat
     kind = KINDS[name]
     if kind.TRAINS and s.dataset == "python_stdlib" and not (ROOT / "data" / s.dataset / "meta.json").exists():
         subprocess.run([sys.executable, ROOT / "data" / s.dataset / "prepare.py"], check=True)
-    folder.mkdir(parents=True, exist_ok=True)
     machine = environment(device) | {"date": datetime.date.today().isoformat()}
     own = {key: value for key, value in machine.items() if key not in rows.COMPARED}  # another call may have others
-    rows.run(
+    if device.type == "cpu" and getattr(s, "freed_memory", "kept") == "kept":
+        memory.keep_freed_memory(keep=True)  # as train.py does
+    run = functools.partial(
+        rows.run,
         plan,
         functools.partial(kind.measure, s=s, device=device, folder=folder),
         folder / "rows.jsonl",
@@ -113,9 +117,12 @@ def measure(name: str, args: list[str], s, device, plan: list[dict], folder: pat
         reference=functools.partial(timing.reference, device),
         state=lambda: machine_state(device) | {"commit": machine["commit"], "machine": own},
         say=print,
+        group=kind.GROUP,
         profile=s.profile,
         max_seconds=s.max_seconds,
     )
+    with files.lock(folder):  # two calls would write over each other's rows
+        run()
 
 
 def planned(name: str, s, device) -> list[dict]:
@@ -232,7 +239,7 @@ def published_settings(header: dict, there: list[dict]) -> tuple:
     defaults = settings_class(kind)(**kind.defaults(gpu))
     used = [f.name for f in dataclasses.fields(defaults) if f.name not in {*NOT_IDENTITY, *kind.UNUSED}]
     named = {name: header["settings"][name] for name in used if name in header["settings"]}
-    s = adopt(defaults, named, "the header")
+    s = adopt(defaults, {name: EARLIER[name] for name in used if name in EARLIER} | named, "the header")
     if s.device == "auto":
         s = dataclasses.replace(s, device="cuda" if gpu else "cpu")
     if getattr(s, "dtype", None) == "auto" and (dtypes := [d for row in there if (d := check.dtype_of(row))]):

@@ -249,6 +249,8 @@ def main(s: Settings) -> None:
     validate(s)
     device = resolve_device(s.device)
     dtype = resolve_dtype(s.dtype, device)
+    if device.type == "cpu":
+        memory.keep_freed_memory(keep=True)  # a prompt's large tensors need no new pages
     model, tokenizer = load(s)
     vocab_size, generator = model.config.vocab_size, torch.Generator(device).manual_seed(s.seed)
     if s.interactive:

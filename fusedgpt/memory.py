@@ -61,6 +61,15 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def page_faults() -> int:
+    """How often the system has given this process a page of memory, cleared or shared (0 if it does not say)."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
     """Most bytes that a call of `step` holds beyond what was held before: tensors and the kernels' scratch memory."""
     if device.type == "cuda":

@@ -3,7 +3,7 @@
     python tests/plan_errors.py
 
 Memory is measured here: the most that a step of a small model holds on a CPU beyond weights and AdamW's moments. Times
-are those of results/cpu_avx512_bf16_older/ladder_124M and what others published, with one set of assumptions for all of them.
+are those of results/cpu_avx512_bf16_older/ladder_124M and what others published, with one set of assumptions for all.
 """
 
 import functools

@@ -1,6 +1,7 @@
 """bench.py's command line: which settings a kind has, and a sentence for every other."""
 
 import dataclasses
+import json
 import platform
 import time
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 import bench
-from fusedgpt.bench import rows, sweep, training
+from fusedgpt import files
+from fusedgpt.bench import ladder, report, rows, sweep, training
 from fusedgpt.errors import UserError
 from tests.conftest import ROOT, fails, script
 from tests.fusedgpt.bench.small import rows_of, run, settings
@@ -234,3 +236,31 @@ def test_numbers_that_no_row_can_have_are_refused_before_the_first(args, message
     with pytest.raises(UserError, match=message):
         bench.main(args[0], [*args[1:], "--device=cpu", f"--results={tmp_path}"])
     assert not list(tmp_path.iterdir())
+
+
+def test_two_calls_do_not_share_a_folder(tmp_path, data):
+    # each wrote over the other's rows: one died of a traceback, and five of six rows were gone
+    given = ["--device=cpu", "--only=cudnn, masked", f"--results={tmp_path}"]
+    with files.lock(tmp_path / "numerics"):  # it does not hold against the process that has it
+        said = fails("bench.py", "numerics", *given)
+    assert "is in use by another" in said and not (tmp_path / "numerics" / "rows.jsonl").exists()
+
+
+@pytest.mark.parametrize("kind", ["ladder", "sweep"])
+def test_what_older_headers_do_not_name_is_as_it_was_then(kind):
+    # rows of before there were rounds, and of before benchmarks kept freed memory, would be checked as other ones
+    header, lines = report.read(ROOT / "results" / "cpu_amx" / kind)
+    s, _, assumed = bench.published_settings(header, report.rows_in(lines))
+    name, was = {"ladder": ("rounds", 1), "sweep": ("freed_memory", "returned")}[kind]
+    assert getattr(s, name) == assumed[name] == was
+    if kind == "ladder":
+        assert {"rung": "flash"} in ladder.plan(s, torch.device("cpu"))
+
+
+def test_rows_that_lack_what_a_table_shows_are_one_sentence(tmp_path):
+    header, *lines = (ROOT / "results" / "cpu_amx" / "ladder" / "rows.jsonl").read_text().splitlines()
+    row = next(json.loads(line) for line in lines if '"measured"' in line)
+    del row["samples_ms"]
+    (tmp_path / "rows.jsonl").write_text(f"{header}\n{json.dumps(row)}\n")
+    with pytest.raises(UserError, match=r"no report can be drawn from .*KeyError: 'samples_ms'\. Take a whole copy"):
+        bench.write_reports([str(tmp_path)])

@@ -39,11 +39,13 @@ TRAINING = {
     "nanoGPT, patched": {"dtype": "auto", "compile": True, "vocab_multiple": 64},
 }
 GENERATION = {  # of ours, as sample.py does by default
-    "ours": {"attention": "sdpa", "dtype": "auto"},
-    "Hugging Face, bfloat16": TRANSFORMERS | {"dtype": "bfloat16"},
-    "Hugging Face, float16": TRANSFORMERS | {"dtype": "float16"},
-    "ours, float32": {"attention": "sdpa", "dtype": "float32"},
-    "Hugging Face, float32": TRANSFORMERS | {"dtype": "float32"},
+    "ours": {"attention": "sdpa", "dtype": "auto", "compile": False},
+    "ours, float32": {"attention": "sdpa", "dtype": "float32", "compile": False},
+    **{
+        f"Hugging Face, {dtype}{', compiled' if compiled else ''}": TRANSFORMERS | {"dtype": dtype, "compile": compiled}
+        for dtype in ("bfloat16", "float16", "float32")
+        for compiled in (False, True)
+    },
     "nanoGPT, float32": NANOGPTS,
 }
 PARTS = {"training": TRAINING, "generation": GENERATION}
@@ -173,11 +175,17 @@ class HuggingFace:
     def __init__(self, state: dict[str, Tensor], s: types.SimpleNamespace):
         config = GPTConfig(**_dimensions(s), vocab_size=s.vocab_size, activation=self.activation)
         self.model = to_transformers(config, state, attn_implementation="sdpa")
-        self.ids = s.vocab_size
+        self.ids, self.options = s.vocab_size, {}
 
     def prepare(self, s: types.SimpleNamespace, device: torch.device, backward: bool) -> str:
-        """What transformers calls its attention."""
+        """What transformers calls its attention. Compiled, its cache is one of a fixed size, as it advises."""
         _to_generate(self, s, device, backward)
+        if not backward and s.compile is True:
+            from transformers import CompileConfig
+
+            how = CompileConfig(mode="reduce-overhead" if device.type == "cuda" else "default", fullgraph=False)
+            how._compile_all_devices = True  # it compiles for GPUs only, unless it is told
+            self.options = {"cache_implementation": "static", "compile_config": how}
         return self.model.config._attn_implementation
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -193,9 +201,9 @@ class HuggingFace:
         clip_and_step(self.model, optimizer, s)
 
     def generate(self, idx: Tensor, new: int) -> Tensor:
-        """`idx` (1, T) and the `new` likeliest ids after it, with transformers' KV cache."""
+        """`idx` (1, T) and the `new` likeliest ids after it, with transformers' KV cache, which grows or is static."""
         options = dict(max_new_tokens=new, min_new_tokens=new, do_sample=False, use_cache=True, pad_token_id=0)
-        return self.model.generate(idx, attention_mask=torch.ones_like(idx), **options)
+        return self.model.generate(idx, attention_mask=torch.ones_like(idx), **options, **self.options)
 
 
 class NanoGPT:

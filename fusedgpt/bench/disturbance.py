@@ -1,16 +1,22 @@
 """Whether something else disturbed the time of a row, and what may be drawn from it.
 
-There are two signs. A fixed product (timing.reference) is timed right before and right after each row: if it took
-clearly longer than at best in the rows of this benchmark, the device was shared or throttled. And the system counts how
-often it took the CPU away from the row, in the middle too. The row's own samples do not tell: if each of them was
-disturbed alike, they agree with each other.
+There are three signs. A fixed product (timing.reference) is timed right before and right after each row: if it took
+longer than at best in the rows of this benchmark, the device was shared or throttled. The system counts how often it
+took the CPU away from the row, in the middle too. And the row's own samples may lie far apart. That they agree proves
+nothing: a load that slows each of them alike leaves them close together.
+
+Rows whose times are compared with each other, such as those of a round, form a group: within it less is allowed, and a
+group is measured again as a whole. Otherwise the rows left over after every disturbance would favour somebody.
 """
 
 import resource
+import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-SLOWER = 1.25  # times the best reference
+SLOWER = 1.25  # times the best reference of all
+SLOWER_IN_GROUP = 1.1  # times the best reference of the rows that a row is compared with
+WIDE = 1.25  # a row's p90 over its p10
 # involuntary context switches in a second of CPU time; elsewhere the system counts other things among them
 PREEMPTED = 100 if sys.platform == "linux" else float("inf")
 
@@ -32,25 +38,41 @@ def _usage():
     return sum(r.ru_nivcsw for r in both), sum(r.ru_utime + r.ru_stime for r in both)
 
 
-def judged(rows: Iterable[dict]) -> list[dict]:
-    """`rows`, each marked "disturbed", with a reason, if its reference says so; best_ms is then the best of them all.
+def group_of(row: dict, keys: Sequence[str]) -> tuple:
+    """The group of a row: its values of the `keys` that a kind of benchmark names."""
+    return tuple(row.get(key) for key in keys)
 
-    Rows without a reference have no time, or were measured before there was one: they stay as they are.
+
+def judged(rows: Iterable[dict], keys: Sequence[str] = ()) -> list[dict]:
+    """`rows`, each marked "disturbed", with a reason, if something says so. best_ms is then the best of its group.
+
+    keys: those whose values the rows of a group share. Rows without a reference have no time, or were measured before
+    there was one: they stay as they are.
     """
     rows = list(rows)
-    best = min((row["reference"]["best_ms"] for row in rows if "reference" in row), default=None)
-    return [_judged(row, best) if "reference" in row else row for row in rows]
+    timed = [row for row in rows if "reference" in row]
+    best, of_group = min((row["reference"]["best_ms"] for row in timed), default=None), {}
+    for row in timed:
+        around, group = row["reference"], group_of(row, keys)
+        of_group[group] = min(around["before_ms"], around["after_ms"], of_group.get(group, float("inf")))
+    return [_judged(row, best, of_group[group_of(row, keys)]) if "reference" in row else row for row in rows]
 
 
-def _judged(row, best):
-    around = row["reference"] | {"best_ms": best}
+def _judged(row, best, best_of_group):
+    around = row["reference"] | {"best_ms": min(best, best_of_group)}
     before, after, rate = around["before_ms"], around["after_ms"], around["preempted"] / max(around["cpu_s"], 0.5)
     reasons = []
-    if max(before, after) > SLOWER * best:  # if before and after differ by more, one of them is beyond the best too
-        reasons = [f"a fixed product took {before:.3g} ms before and {after:.3g} ms after it, {best:.3g} ms at best"]
+    # if before and after differ by more, one of them is beyond the best too
+    if max(before, after) > min(SLOWER * best, SLOWER_IN_GROUP * best_of_group):
+        reasons = [
+            f"a fixed product took {before:.3g} ms before and {after:.3g} ms after it, {best_of_group:.3g} ms at"
+        ]
+        reasons[0] += " best beside the rows that it is compared with"
     if rate > PREEMPTED:
         reasons.append(f"it lost the CPU {around['preempted']} times in {around['cpu_s']:.3g} s of CPU time")
-    row = row | {"reference": around}
+    if row["p90_ms"] > WIDE * row["p10_ms"]:
+        reasons.append(f"its samples lie far apart, {row['p10_ms']:.4g} to {row['p90_ms']:.4g} ms from p10 to p90")
+    row = {key: value for key, value in row.items() if key not in ("disturbed", "reason")} | {"reference": around}
     return row | {"disturbed": True, "reason": ", and ".join(reasons)} if reasons else row
 
 
@@ -60,11 +82,14 @@ def comparable(row: dict | None) -> bool:
 
 
 def speedup(row: dict | None, base: dict | None) -> tuple[float, float, float] | None:
-    """How many times as fast as `base` a row is, and the spread of that: the p10 of one against the p90 of the other.
+    """How many times as fast as `base` a row is, and the spread of that; None if one of them is not comparable.
 
-    None if one of them is not comparable.
+    Of rows that stand for several rounds (rounds.pooled) it is the mean of the ratios within each round, and the least
+    and the greatest. Of others, the spread is the p10 of one against the p90 of the other.
     """
     if not (comparable(row) and comparable(base)):
         return None
-    low, high = base["p10_ms"] / row["p90_ms"], base["p90_ms"] / row["p10_ms"]
-    return base["median_ms"] / row["median_ms"], low, high
+    ratios = [base["rounds"][n] / ms for n, ms in row.get("rounds", {}).items() if n in base.get("rounds", {})]
+    if len(ratios) > 1:
+        return statistics.mean(ratios), min(ratios), max(ratios)
+    return base["median_ms"] / row["median_ms"], base["p10_ms"] / row["p90_ms"], base["p90_ms"] / row["p10_ms"]

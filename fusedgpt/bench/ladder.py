@@ -1,10 +1,12 @@
 """The ladder of PyTorch's article: the same training, rung by rung, each rung changing one thing.
 
 "Accelerating Large Language Models with Accelerated Transformers" climbs from hand-written attention to flash on a
-padded vocabulary; the rungs after that are this project's. Each rung is train.py in a process of its own.
+padded vocabulary; the rungs after that are this project's. Each rung is train.py in a process of its own. They are
+climbed in rounds, and per cent are taken within each: a machine that slows down meanwhile does so for all of them.
 """
 
 import dataclasses
+import itertools
 import math
 import pathlib
 import statistics
@@ -13,8 +15,8 @@ from collections.abc import Iterator
 import torch
 
 from fusedgpt.attention import ATTENTION
-from fusedgpt.bench import check, drawing, report, settings, training
-from fusedgpt.bench.disturbance import comparable
+from fusedgpt.bench import check, drawing, report, rounds, settings, training
+from fusedgpt.bench.disturbance import comparable, speedup
 from fusedgpt.bench.proof import prove_kernel
 from fusedgpt.bench.rows import slug, trace_path
 from fusedgpt.case import Case
@@ -35,8 +37,10 @@ RUNGS = {
         for n in ("cudnn", "flash3", "flash4", "flex", "auto")
     },
     f"{PADDED}, eager": {"attention": "flash", "vocab_multiple": 64, "compile": False},
-    "manual, again": {"attention": "manual", "vocab_multiple": 1},  # shows how much the machine itself drifts
 }
+CLIMB = [BASELINE, "math", "efficient", "flash", PADDED, "auto + padded vocabulary"]  # each with the one before
+AGAIN = "manual, again"  # the baseline's second measurement, in rows of before there were rounds
+GROUP = ("round",)
 
 TRAINS = True
 UNUSED = {
@@ -48,17 +52,17 @@ UNUSED = {
 
 @dataclasses.dataclass
 class Settings(settings.Trained):
-    pass
+    rounds: int = 3  # times that each rung is climbed
 
 
 def defaults(gpu: bool) -> dict:
     """GPT-2 124M at 12 x 1024 on a GPU; four small layers on a CPU."""
-    return training.DEFAULTS | {"compile": True} | ({"steps": 105} if gpu else training.ON_A_CPU)
+    return training.DEFAULTS | {"compile": True} | ({"steps": 55} if gpu else training.ON_A_CPU)
 
 
 def plan(s: Settings, device: torch.device) -> list[dict]:
-    """The rungs, from the ground up."""
-    return [{"rung": name} for name in RUNGS]
+    """The rungs, from the ground up, round after round."""
+    return [{"rung": name} | rounds.named(n, s.rounds) for n in range(1, s.rounds + 1) for name in RUNGS]
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
@@ -78,39 +82,64 @@ def faster(baseline_ms: float, ms: float) -> float:
     return 100 * (baseline_ms / ms - 1)
 
 
+def pooled(rows: list[dict]) -> dict[str, dict]:
+    """{rung: one row for its rounds}, in the order of RUNGS (rounds.pooled).
+
+    Rows of before there were rounds have the baseline twice: then each rung counts as measured beside both.
+    """
+    found = rounds.pooled(rows, by="rung")
+    again = found.pop(AGAIN, None)
+    if comparable(again) and comparable(found.get(BASELINE)):
+        for row in found.values():
+            if comparable(row):
+                row["rounds"] = dict.fromkeys((1, 2), row["median_ms"])
+        found[BASELINE]["rounds"] = {1: found[BASELINE]["median_ms"], 2: again["median_ms"]}
+    return {name: found[name] for name in RUNGS if name in found}
+
+
+def faster_than(base: dict | None, row: dict) -> tuple[float, float, float] | None:
+    """By how many per cent a pooled row is faster than another, the least and the greatest of its rounds; or None."""
+    found = speedup(row, base) if row is not base else None
+    return found and tuple(100 * (times - 1) for times in found)
+
+
 def table(rows: list[dict]) -> list[str]:
     """A line per rung, with the article's figures beside ours, and notes."""
-    measured = {row["rung"]: row for row in rows if row["status"] == "measured"}
+    rungs = pooled(rows)
     names = [
         "rung",
         "ms per step, median (p10-p90)",
-        "faster than manual",
+        "median of each round",
+        "faster than manual, mean (range) of the rounds",
         "the article, 8 x A100, 12 x 1024 tokens",
         "tokens/s",
         "MFU",
     ]
     names += ["peak memory", "final loss", "kernel seen forward / backward (as it ran)"]
-    lines = report.markdown(names, [_cells(row, measured) for row in rows])
-    return [*lines, "", *(f"- {note}" for note in notes(measured))]
+    lines = report.markdown(names, [_cells(row, rungs) for row in rungs.values()])
+    return [*lines, "", *(f"- {note}" for note in [*notes(rungs), *rounds.calls(rows)])]
 
 
-def _cells(row, measured):
+def _cells(row, rungs):
     told = ARTICLE.get(row["rung"])
     theirs = f"{told} ms, {faster(ARTICLE[BASELINE], told):.2f} %" if told else ""
     if row["status"] != "measured":
-        return [row["rung"], f"{row['status']}: {row['reason']}", "", theirs, *[""] * 5]
-    base, ran = measured.get(BASELINE), row["ran"]
-    ours = f"{faster(base['median_ms'], row['median_ms']):+.2f} %" if comparable(base) and comparable(row) else ""
-    mfu = row["mfu"] * row["peak_flops"] / report.best_peaks(measured.values())[ran["dtype"]]
+        return [row["rung"], f"{row['status']}: {row['reason']}", "", "", theirs, *[""] * 5]
+    base, ran = rungs.get(BASELINE), row["ran"]
+    found = faster_than(base, row)
+    ours = f"{found[0]:+.1f} % ({found[1]:+.1f} to {found[2]:+.1f})" if found else ""
+    measured = [each for each in rungs.values() if each["status"] == "measured"]
+    mfu = row["mfu"] * row["peak_flops"] / report.best_peaks(measured)[ran["dtype"]]
     share = f"{100 * mfu:.1f} %" if comparable(row) else ""
     how = f"{ran['attention']}, {ran['dtype']}, {'compiled' if ran['compile'] else 'eager'}, {ran['padded_vocab_size']}"
-    cells = [row["rung"], report.spread(row), ours, theirs, f"{row['tokens_per_s']:,.0f}", share]
+    cells = [row["rung"], report.spread(row), rounds.medians(row), ours, theirs, f"{row['tokens_per_s']:,.0f}", share]
     memory = f"{row['peak_memory'] / report.GIB:.2f} GiB"
     return [*cells, memory, f"{row['final_loss']:.4f}", f"{report.kernel(row)} ({how})"]
 
 
-def notes(measured: dict[str, dict]) -> list[str]:
-    """What the rungs show together: whether their losses agree, parity, conventions, drift. `measured`: by rung."""
+def notes(rungs: dict[str, dict]) -> list[str]:
+    """What the rungs show together: whether their losses agree, parity, conventions, noise. `rungs`: as `pooled`."""
+    measured = {name: row for name, row in rungs.items() if row["status"] == "measured"}
     base = measured.get(BASELINE)
     if not base:
         return []
@@ -123,45 +152,61 @@ def notes(measured: dict[str, dict]) -> list[str]:
         f" {'they agree' if agree else '**they DISAGREE**'}.",
         f"Parity with float64 was passed before each time; largest errors, as shares of a row's"
         f" largest number: {worst}.",
-        "Per cent are `baseline / rung - 1`, as the article counts.",
+        "Per cent are `baseline / rung - 1`, as the article counts, taken within each round.",
         report.mfu_convention(measured.values()),
     ]
-    slowest, best = measured.get("manual, float32, eager"), measured.get(PADDED)
-    if comparable(slowest) and comparable(best):
-        times = slowest["median_ms"] / best["median_ms"]
-        found.append(f"`{PADDED}` is {times:.2f} times as fast as `manual, float32, eager`.")
-    again = measured.get("manual, again")
-    if comparable(again) and comparable(base):
-        drift = again["median_ms"] / base["median_ms"] - 1
-        more = f"{abs(drift):.1%} {'more' if drift > 0 else 'less'}"
-        found.append(f"The baseline, measured again at the end, took {more} time: smaller differences are noise.")
-    return found
+    if times := speedup(measured.get(PADDED), measured.get("manual, float32, eager")):
+        found.append(f"`{PADDED}` is {times[0]:.2f} times as fast as `manual, float32, eager`.")
+    return found + _not_told_apart(measured)
+
+
+def _not_told_apart(measured):
+    """How well ratios repeat, and which rungs of the climb lie closer together than that, in a sentence."""
+    found = [times for row in measured.values() if (times := faster_than(measured[BASELINE], row))]
+    if not found or len(measured[BASELINE]["rounds"]) < 2:
+        return []
+    noise = max((100 + high) / (100 + low) - 1 for _, low, high in found)
+    climb = [measured[name] for name in CLIMB if name in measured]
+    close = []
+    for lower, upper in itertools.pairwise(climb):
+        times = speedup(upper, lower)
+        if times and (abs(times[0] - 1) <= noise or times[1] <= 1 <= times[2]):
+            close.append(f"`{lower['rung']}` and `{upper['rung']}` ({100 * (times[0] - 1):+.1f} %)")
+    said = f"A rung's speed over the baseline differs by up to {100 * noise:.1f} % from one round to another"
+    return [f"{said}: what lies closer together is not told apart: {'; '.join(close) or 'no two rungs of the climb'}."]
 
 
 def claims(rows: list[dict]) -> list[check.Claim]:
     """How many times as fast as the baseline each rung is, whether it ends at the same loss, and what is refused."""
-    base = next((row for row in rows if row["rung"] == BASELINE), None)
-    found = []
-    for row in rows:
-        if row["rung"] != "manual, again":  # it shows the drift of a machine
-            found += check.ratio(f"{row['rung']}: speed over {BASELINE}", row, base)
-        found += check.same_loss(f"{row['rung']}: last loss beside {BASELINE}", row, base)
-    return found + check.refusals(rows)
+    rungs = pooled(rows)
+    base, found = rungs.get(BASELINE), []
+    for name, row in rungs.items():
+        both = [each for rung in (BASELINE, name) for each in rows if each["rung"] == rung and comparable(each)]
+        for claim in check.ratio(f"{name}: speed over {BASELINE}", row, base):
+            found.append(dataclasses.replace(claim, rows=both))
+        for claim in check.same_loss(f"{name}: last loss beside {BASELINE}", row, base):
+            found.append(dataclasses.replace(claim, rows=both[:1] + both[-1:]))
+    return found + check.refusals(rungs.values())
 
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     """ladder.png: a bar per rung, cut if it is more than twice as long as most; the reason in place of one refused."""
-    measured = {row["rung"]: row for row in rows if row["status"] == "measured"}
+    rungs = pooled(rows)
+    measured = [row for row in rungs.values() if row["status"] == "measured"]
     if not measured:
         return
-    figure, axes = drawing.new(0.31 * len(rows) + 0.6)
-    limit = 2 * statistics.median(row["median_ms"] for row in measured.values())
-    said = [_said(row, measured.get(BASELINE)) for row in rows]
-    drawing.times(axes, [_label(row) for row in rows], rows, said, ["#0072b2"] * len(rows), limit)
-    if comparable(measured.get(BASELINE)):
-        axes.axvline(measured[BASELINE]["median_ms"], color="0.2", linewidth=0.8, linestyle="--", zorder=0)
+    figure, axes = drawing.new(0.31 * len(rungs) + 0.6)
+    limit = 2 * statistics.median(row["median_ms"] for row in measured)
+    base = rungs.get(BASELINE)
+    said = [_said(row, base) for row in rungs.values()]
+    drawing.times(
+        axes, [_label(row) for row in rungs.values()], [*rungs.values()], said, ["#0072b2"] * len(rungs), limit
+    )
+    if comparable(base):
+        axes.axvline(base["median_ms"], color="0.2", linewidth=0.8, linestyle="--", zorder=0)
     axes.grid(visible=False, axis="y")
-    subject = f"Training {training.subject(s)}; in brackets how much faster than {BASELINE} (dashed)"
+    subject = f"Training {training.subject(s)}; in brackets how much faster than {BASELINE} (dashed): mean and range"
+    subject += " of the rounds"
     yield "ladder", "A training step, rung by rung: each changes one thing", subject, figure
 
 
@@ -178,6 +223,6 @@ def _said(row, base):
     """What stands behind a rung's bar."""
     if row["status"] != "measured":
         return f"{row['status']}: {row['reason']}"
-    if not (comparable(row) and comparable(base)) or row is base:
+    if not (found := faster_than(base, row)):
         return f"{row['median_ms']:.4g}"
-    return f"{row['median_ms']:.4g} ({faster(base['median_ms'], row['median_ms']):+.1f} %)"
+    return f"{row['median_ms']:.4g} ({found[0]:+.0f} %: {found[1]:+.0f} to {found[2]:+.0f})"

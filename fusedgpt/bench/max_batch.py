@@ -37,6 +37,7 @@ EVALUATIONS = 12  # in a timed run
 
 TRAINS = True
 UNUSED = {**training.UNUSED, "attention": "each row sets it"}
+GROUP = ()
 
 
 @dataclasses.dataclass

@@ -33,6 +33,7 @@ BEFORE += " `manual` scales q kᵀ, as in nanoGPT."
 
 TRAINS = False
 UNUSED = {}
+GROUP = ("inputs", "dtype")
 
 
 def scaled_before(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:

@@ -1,7 +1,8 @@
-"""Our GPT beside others, in one run and in turn: transformers' GPT-2, ours held to nanoGPT's arithmetic, and nanoGPT.
+"""Our GPT beside others, in turn: transformers' GPT-2, ours held to nanoGPT's arithmetic, and nanoGPT.
 
 A training step, greedy generation, and nanoGPT's recipe for cheap computers. A row is one visit to a contender in a
-process of its own; the visits go round (A B C, A B C), and report and figure draw their samples together.
+process of its own. The visits go round (A B C, A B C). A round counts for all contenders or for none, and ratios are
+drawn within rounds. On a CPU every contender keeps the memory that it frees, as train.py does.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
-from fusedgpt.bench import check, contenders, drawing, recipe, report, settings, training, visit
+from fusedgpt.bench import check, contenders, drawing, recipe, report, rounds, settings, training, visit
 from fusedgpt.bench.disturbance import comparable, speedup
 from fusedgpt.device import multiplies_bfloat16
 from fusedgpt.errors import UserError
@@ -33,6 +34,7 @@ UNUSED = {
         ("decay_lr", "schedule", "warmup_iters", "lr_decay_iters", "min_lr"), "the learning rate is constant"
     ),
 }
+GROUP = ("part", "round")
 RECIPE = ("ours", "nanoGPT")
 TITLES = {
     "training": ("A training step", "ms per training step"),
@@ -44,7 +46,7 @@ TITLES = {
 @dataclasses.dataclass
 class Settings(settings.Trained):
     nanogpt: str = ""  # folder of a clone of nanoGPT, to measure its model.py and train.py as well; empty: without it
-    rounds: int = 2  # visits to each contender
+    rounds: int = 3  # visits to each contender
     prompt_tokens: int = 32  # length of the prompt, in generation
     new_tokens: int = 128  # tokens that are generated after it
     repeats: int = 3  # timed samples of each visit, in generation
@@ -74,7 +76,7 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
     left_out = ["ours, compiled" if compiled else "ours, eager"]  # as ours
     if not multiplies_bfloat16(device):
         # on a CPU without instructions for it: 46 s for what takes others 10
-        left_out += ["Hugging Face, bfloat16", "Hugging Face, float16"]
+        left_out += [peer for peer in contenders.GENERATION if peer.startswith("Hugging Face") and "16" in peer]
     parts = {name: [peer for peer in peers if peer not in left_out] for name, peers in contenders.PARTS.items()}
     parts["recipe"] = RECIPE
     return [
@@ -94,46 +96,33 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
 
 
 def pooled(rows: list[dict]) -> dict[str, dict[str, dict]]:
-    """{part: {peer: row}}: the visits to each contender as one row, with the samples of those that nothing disturbed.
-
-    It has 'visits', the median of each. A contender that failed parity once has no time.
-    """
-    groups = {}
-    for row in rows:
-        groups.setdefault(row["part"], {}).setdefault(row["peer"], []).append(row)
-    parts = contenders.PARTS | {"recipe": RECIPE}  # rows that were measured again come last
-    return {
-        part: {peer: _together(groups[part][peer]) for peer in peers if peer in groups[part]}
-        for part, peers in parts.items()
-        if part in groups
-    }
-
-
-def _together(group):
-    measured = [row for row in group if row["status"] == "measured"]
-    wrong = [row for row in group if row["status"] == "parity failed"]
-    if wrong or not measured:
-        return (wrong or group)[-1]
-    chosen = [row for row in measured if comparable(row)] or measured
-    peaks = [row["peak_memory"] for row in chosen if "peak_memory" in row]
-    found = {"visits": [row["median_ms"] for row in chosen]} | ({"peak_memory": max(peaks)} if peaks else {})
-    for name in ("samples_ms", "first_token_ms"):
-        if name in chosen[0]:
-            found[name] = [ms for row in chosen for ms in row[name]]
-    return chosen[-1] | found | summary(found["samples_ms"])
+    """{part: {peer: one row for its visits}}, in the order of the contenders (rounds.pooled)."""
+    parts, found = contenders.PARTS | {"recipe": RECIPE}, {}
+    for part, peers in parts.items():
+        by_peer = rounds.pooled([row for row in rows if row["part"] == part], by="peer")
+        if by_peer:
+            found[part] = {peer: by_peer[peer] for peer in peers if peer in by_peer}
+    return found
 
 
 def finding(part: str, peers: dict[str, dict]) -> str:
-    """What a part shows, in a sentence: how many times as long as ours the fastest of each other project takes."""
+    """What a part shows, in a sentence: how many times as long as ours the fastest of each other project takes.
+
+    In brackets stands the range of the rounds.
+    """
     fastest = {}
     for peer, row in peers.items():
         project, times = peer.split(",")[0], speedup(peers.get("ours"), row)
         if project != "ours" and times:
-            fastest[project] = min(times[0], fastest.get(project, times[0]))
+            fastest[project] = min(times, fastest.get(project, times))
     if not fastest:
         return TITLES[part][0]
-    said = " and ".join(f"{project} {times:.2f}" for project, times in fastest.items())
+    said = " and ".join(f"{project} {_range(times)}" for project, times in fastest.items())
     return f"{TITLES[part][0]} takes {said} times as long as ours, at best"
+
+
+def _range(times):
+    return "{:.2f} ({:.2f} to {:.2f})".format(*times)
 
 
 def table(rows: list[dict]) -> list[str]:
@@ -141,11 +130,12 @@ def table(rows: list[dict]) -> list[str]:
     lines = []
     for part, peers in pooled(rows).items():
         what = TITLES[part][1] + ", median (p10-p90)"
-        names = ["who", what, "median of each visit", "time, ours = 1", "tokens/s"]
+        names = ["who", what, "median of each round", "time, ours = 1: mean (range) of the rounds", "tokens/s"]
         names += _columns(part)
         cells = [_cells(part, peer, row, peers.get("ours"), len(names)) for peer, row in peers.items()]
         lines += [f"## {part}", "", f"{finding(part, peers)}.", "", *report.markdown(names, cells), ""]
-        lines += [*(f"- {note}" for note in _notes(part, peers)), ""]
+        calls = rounds.calls(row for row in rows if row["part"] == part)
+        lines += [*(f"- {note}" for note in [*_notes(part, peers), *calls]), ""]
     return lines[:-1]
 
 
@@ -171,8 +161,8 @@ def _cells(part, peer, row, ours, columns):
     how = [ran["attention"], *_dtypes(row), "compiled" if ran["compile"] else "eager"]
     how += [f"{ran['rows_of_embedding']} ids"] if "rows_of_embedding" in ran else []
     how += [f"commit {ran['commit']}"] if ran.get("commit") else []
-    cells = [peer, report.spread(row), ", ".join(f"{ms:.1f}" for ms in row["visits"])]
-    cells += [f"{times[0]:.2f}" if times else "", f"{1e3 * row['tokens'] / row['median_ms']:,.0f}"]
+    cells = [peer, report.spread(row), rounds.medians(row), _range(times) if times and row is not ours else ""]
+    cells += [f"{1e3 * row['tokens'] / row['median_ms']:,.0f}"]
     if part == "training":
         optimizer = "fused AdamW" if ran["fused"] else "AdamW"
         cells += [memory, f"{row['first_loss']:.4f}", f"{row['last_loss']:.4f}"]
@@ -202,11 +192,13 @@ def _notes(part, peers):
     if not measured:
         return []
     if part == "recipe":
-        return [
-            "Two programs, each as it is, with the same flags and data. Validation losses are over different windows."
-        ]
+        same = peers["ours"].get("ran", {}).get("activation") == "gelu"
+        found = [f"Two programs, each as it is, with the same flags and data{' and the exact GELU' if same else ''}."]
+        return [*found, "Validation losses are over different windows."]
     worst = max(row["errors"]["float32"] for row in measured)
-    found = [
+    dropped = any(row["dropped"] for row in measured)
+    found = ["A round in brackets is dropped for all contenders: something in it was disturbed."] if dropped else []
+    found += [
         "All start from the same weights, and before its time each computed our loss in float32: largest difference"
         f" {worst:.0e}.",
     ]
@@ -218,6 +210,8 @@ def _notes(part, peers):
         share = "A token reads every weight once: bytes of weights a second, after the first token, as a share of what"
         share += " PyTorch reads of memory a second, measured in the same process."
         no_cache = " nanoGPT has no KV cache." if "nanoGPT, float32" in peers else ""
+        static = "`Hugging Face, …, compiled` has a cache of a fixed size and a compiled decode step, as it advises."
+        found += [static] if any(peer.endswith(", compiled") for peer in peers) else []
         return [*found, f"Greedy, one sample.{no_cache}", share]
     same = [row["last_loss"] for row in measured if row["ran"]["ids"] == min(row["ran"]["ids"] for row in measured)]
     within = f"losses after the last lie within {max(same) - min(same):.4f} of each other"
@@ -227,7 +221,7 @@ def _notes(part, peers):
     )
     found.append(
         "The other rows of `ours` step as `train.py` does: the gradient is clipped within the fused AdamW, and on a CPU"
-        " its norm is added up in parts, and freed memory is kept."
+        " its norm is added up in parts."
     )
     if "nanoGPT, patched" in peers:
         patched = "autocast, padding, torch.compile and fused AdamW around its own model.py, unchanged"
@@ -264,7 +258,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
         axes.set_title(textwrap.fill(finding(part, peers), 62), loc="left")
         axes.set_xlabel(textwrap.fill(f"{TITLES[part][1]}{_case(part, s)}: median, p10 to p90 (less is better)", 75))
         axes.grid(visible=False, axis="y")
-    yield "peers", "Our GPT beside others, in one run and in turn", f"Training of {training.subject(s)}", figure
+    yield "peers", "Our GPT beside others, in turn", f"Training of {training.subject(s)}", figure
 
 
 def _label(peer, row):

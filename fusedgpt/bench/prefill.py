@@ -17,7 +17,7 @@ import torch
 from fusedgpt import memory, timing
 from fusedgpt.bench import causal_models, check, drawing, report, settings
 from fusedgpt.bench.disturbance import comparable, speedup
-from fusedgpt.bench.proof import refusals, verdict
+from fusedgpt.bench.proof import counting_faults, refusals, verdict
 from fusedgpt.bench.rows import trace_path
 from fusedgpt.case import Case
 from fusedgpt.device import dtype_name, resolve_dtype
@@ -27,6 +27,7 @@ from fusedgpt.receipt import contradiction, observe
 
 TRAINS = False
 UNUSED = {}
+GROUP = ("model", "T")
 
 
 @dataclasses.dataclass
@@ -82,7 +83,8 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     difference = _difference(last, subject, idx)
     subject.use(attention)  # again: _difference has switched the model to eager
     memory.reset_peak_memory(device)
-    samples_ms = timing.samples(lambda: subject.generate(idx), device, s.repeats, s.warmup)
+    generate, faults = counting_faults(lambda: subject.generate(idx))
+    samples_ms = timing.samples(generate, device, s.repeats, s.warmup)
     times, parameters = timing.summary(samples_ms), sum(p.numel() for p in subject.model.parameters())
     body = parameters - sum({id(w): w.numel() for w in subject.embedding_weights()}.values())
     return {
@@ -91,6 +93,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
         "logits": "last position" if positions == 1 else "all positions",
         "samples_ms": samples_ms,
         **times,
+        "page_faults": faults(),  # of the median call
         "tflops": 2 * body * T / (times["median_ms"] * 1e9),  # two a weight and token, but for embedding and output
         "peak_memory": memory.peak_memory(device),
         "kernel": receipt,
@@ -140,7 +143,8 @@ def table(rows: list[dict]) -> list[str]:
     names += ["speedup over eager", "TFLOP/s", "peak memory"]
     names += ["kernel seen", "logits for", "logits differ from eager's by"]
     lines = report.markdown(names, [_cells(row, eager.get((row["model"], row["T"]))) for row in rows])
-    return [*lines, "", "TFLOP/s counts two operations a weight and token, without the embedding and the output layer."]
+    counts = "TFLOP/s counts two operations a weight and token, without the embedding and the output layer."
+    return [*lines, "", counts, *report.page_faults(rows)]
 
 
 def _cells(row, eager):

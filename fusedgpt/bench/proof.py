@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import itertools
 import pathlib
+import statistics
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -70,15 +72,30 @@ def refusals() -> Iterator[None]:
 def timed(step: Callable[[], object], s: Timed, device: torch.device, trace: pathlib.Path) -> dict:
     """The kernel that the profiler saw in `step`, the bytes that it holds at its peak, and s.repeats times in ms.
 
-    The times are the device's (timing.device_samples); 'timed' says how they were taken.
-
-    With s.profile, the profile is written to `trace`.
+    The times are the device's (timing.device_samples); 'timed' says how they were taken. 'page_faults' are those of the
+    median call: if freed memory is kept there are none; if not, the allocator is timed as well. With s.profile, the
+    profile is written to `trace`.
     """
     kernel = observe(step, trace if s.profile else None)
     peak = memory.peak_bytes(step, device)
-    samples_ms, how = timing.device_samples(step, device, s.repeats, s.warmup)
-    found = {"kernel": kernel, "peak_memory": peak, "timed": how, "samples_ms": samples_ms}
+    counted, faults = counting_faults(step)
+    samples_ms, how = timing.device_samples(counted, device, s.repeats, s.warmup)
+    found = {"kernel": kernel, "peak_memory": peak, "timed": how, "page_faults": faults(), "samples_ms": samples_ms}
     return found | timing.summary(samples_ms)
+
+
+def counting_faults(step: Callable[[], object]) -> tuple[Callable[[], None], Callable[[], float]]:
+    """`step`, and a function that tells how many new pages of memory its median call has got.
+
+    The median, because a process that keeps what it frees still grows now and then, if no free block fits.
+    """
+    seen = [memory.page_faults()]
+
+    def counted():
+        step()
+        seen.append(memory.page_faults())
+
+    return counted, lambda: statistics.median(after - before for before, after in itertools.pairwise(seen))
 
 
 def tflops(case: Case, median_ms: float) -> float:

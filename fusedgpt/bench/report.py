@@ -5,46 +5,48 @@ import pathlib
 import types
 from collections.abc import Iterable
 
-from fusedgpt.bench import disturbance, drawing
-from fusedgpt.bench.rows import latest
-from fusedgpt.errors import UserError, shown
-from fusedgpt.files import atomic, read_jsonl
+from fusedgpt.bench import drawing, rows
+from fusedgpt.errors import UserError
+from fusedgpt.files import atomic
 
 GIB = 2**30
 
 
 def read(folder: pathlib.Path) -> tuple[dict, list[dict]]:
-    """The header and all other lines of the rows.jsonl in `folder`. Raises UserError if there is none."""
+    """The header and all other lines of the rows.jsonl in `folder`. Raises UserError if it is missing or damaged."""
     path = folder / "rows.jsonl"
-    lines = read_jsonl(path) if path.exists() else []
+    lines = rows.read(path) if path.exists() else []
     if not lines:
         raise UserError(f"{path} does not exist, or is empty: name the folder of a benchmark, such as out-bench/ladder")
     header, *others = lines
     parts = [header.get(name) for name in ("settings", "environment")]
     if not {"benchmark", "command", "set"} <= header.keys() or not all(isinstance(part, dict) for part in parts):
         raise UserError(f"{path} does not begin with the header of a benchmark: name a folder that bench.py wrote")
-    if (lost := path.read_bytes().count(b"\n") - len(lines)) > 0:  # a kill leaves a line without its end
-        raise UserError(f"{path} is damaged: {lost} of its lines are no JSON. Take a whole copy, or measure again")
-    for line in others:
-        what = line.get("status" if line.get("kind") == "row" else "kind")
-        if not (isinstance(what, str) and isinstance(line.get("machine", {}), dict)):
-            raise UserError(f"{path} is damaged: {shown(line)} is neither a row nor what stands beside rows")
     return header, others
 
 
 def rows_in(lines: list[dict]) -> list[dict]:
-    """The rows among the lines of rows.jsonl, the latest of each, judged by the best reference of all."""
-    return disturbance.judged(line for line in latest(lines) if line["kind"] == "row")
+    """The rows among the lines of rows.jsonl, the latest of each."""
+    return [line for line in rows.latest(lines) if line["kind"] == "row"]
 
 
 def write(folder: pathlib.Path, kind: types.ModuleType) -> list[pathlib.Path]:
-    """Write report.md of the benchmark `kind`, and its figures, from the rows in `folder`; the paths written."""
+    """Write report.md of the benchmark `kind`, and its figures, from the rows in `folder`; the paths written.
+
+    Raises UserError if there are no rows, or they lack what a table shows.
+    """
     header, lines = read(folder)
-    rows = rows_in(lines)
-    drawn = drawing.save(kind.figures(rows, header["settings"]), folder, machine(header, lines))
-    text = [*_heading(header, lines, kind), *kind.table(rows), ""]
+    found = rows_in(lines)
+    try:
+        drawn = drawing.save(kind.figures(found, header["settings"]), folder, machine(header, lines))
+        text = [*_heading(header, lines, kind), *kind.table(found), ""]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(
+            f"no report can be drawn from {folder / 'rows.jsonl'}, which is damaged, or of another version:"
+            f" {type(error).__name__}: {error}. Take a whole copy, or measure again"
+        ) from error
     text += [line for figure in drawn for line in (f"![{figure.stem}]({figure.name})", "")]
-    text += [*_disturbances(rows), *_failures(rows)]
+    text += [*_disturbances(found), *_failures(found)]
     with atomic(folder / "report.md", "w") as file:
         file.write("\n".join(text).rstrip() + "\n")
     return [folder / "report.md", *drawn]
@@ -72,12 +74,20 @@ def machine(header: dict, lines: list[dict]) -> str:
     return ", ".join([device, *threads, *versions, date])
 
 
+_OF_A_CALL = ("kind", "machine", "commit", "call", "command")  # of a line "before": what is not the machine's state
+
+
+def _commands(header, lines):
+    """The commands of all calls that measured rows; earlier versions kept the last one only."""
+    return list(dict.fromkeys([*(line["command"] for line in lines if "command" in line), header["command"]]))
+
+
 def _heading(header, lines, kind):
     s, environment = header["settings"], _environment(header, lines)
     for when in ("before", "after"):
         states = [line for line in lines if line["kind"] == when]
         if states:
-            state = {name: value for name, value in states[-1].items() if name not in ("kind", "machine", "commit")}
+            state = {name: value for name, value in states[-1].items() if name not in _OF_A_CALL}
             state = {name: f"{value:.2f}" if isinstance(value, float) else value for name, value in state.items()}
             environment[f"{when} the rows"] = ", ".join(f"{name} {value}" for name, value in state.items())
     own = {field.name for field in dataclasses.fields(kind.Settings)}
@@ -88,8 +98,7 @@ def _heading(header, lines, kind):
         "",
         kind.__doc__.partition("\n\n")[0].replace("\n", " "),
         "",
-        f"`{header['command']}`",
-        "",
+        *(line for command in _commands(header, lines) for line in (f"`{command}`", "")),
         *markdown(["", ""], [*environment.items(), ("settings other than the defaults", settings)]),
         "",
     ]
@@ -99,7 +108,10 @@ def _disturbances(rows):
     """The disturbed rows, each with its reason, and what follows from that."""
     disturbed = [f"- {_named(row)}: disturbed: {row['reason']}" for row in rows if row.get("disturbed")]
     why = "Something else used the device while the rows marked *disturbed* were measured: no ratio is drawn from them."
-    return [f"{why} The same command measures them again.", "", *disturbed, ""] if disturbed else []
+    text = [f"{why} The same command measures them again.", "", *disturbed, ""] if disturbed else []
+    dropped = [(row, each) for row in rows for each in row.get("tries", [])]
+    again = [f"- {_named(row)}: {spread(each, 4)} ms: {each['reason']}" for row, each in dropped]
+    return [*text, "Disturbed, dropped and measured again at once:", "", *again, ""] if again else text
 
 
 def _named(row):
@@ -147,7 +159,7 @@ def kernel(row: dict, backward: bool = True) -> str:
     return " / ".join("+".join(names) for names in seen)
 
 
-def how_timed(rows: Iterable[dict]) -> list[str]:
+def how_timed(rows: list[dict]) -> list[str]:
     """How attention alone was timed in `rows`, in a sentence for each way; rows of earlier versions do not say it."""
     ways = {}
     for row in rows:
@@ -157,7 +169,14 @@ def how_timed(rows: Iterable[dict]) -> list[str]:
         "graph replay, cold L2": "the device's: a CUDA graph of the call is replayed, each time from a cold L2 cache",
         "calls": "of whole calls, from Python",
     }
-    return [f"Times of attention alone are {said[way]} ({', '.join(names)})." for way, names in ways.items()]
+    text = [f"Times of attention alone are {said[way]} ({', '.join(names)})." for way, names in ways.items()]
+    return text + page_faults(rows)
+
+
+def page_faults(rows: Iterable[dict]) -> list[str]:
+    """How often a timed call got a page of memory from the system, if rows say so, in a sentence."""
+    most = max((row["page_faults"] for row in rows if "page_faults" in row), default=None)
+    return [] if most is None else [f"The median call of a row had at most {most:,.0f} page faults."]
 
 
 def best_peaks(rows: Iterable[dict]) -> dict[str, float]:

@@ -5,10 +5,11 @@ A row of rows.jsonl is what identifies it (its spec), a status and, if that is "
     {"rung": "flash", …, "status": "measured", "median_ms": 113.0, …}
     {"rung": "efficient", …, "status": "refused", "reason": "PyTorch has this kernel on GPUs only"}
 
-A measured row that something else on the machine disturbed is marked "disturbed" too (disturbance.py). The first line
-is the header: the settings, and the machine. Lines "before" and "after" hold the machine's state (clocks, temperature)
-around the rows. Rows may come from several machines of one kind: the "before" above a row names its own in "machine".
-Lines "trial" are steps of a row that takes many (max_batch.py).
+A measured row that something else on the machine disturbed is marked "disturbed" too (disturbance.py); "tries" are the
+measurements of it that were dropped for that. The first line is the header: the settings, and the machine. A row's
+"call" counts the calls of bench.py that measured rows of the file. Each has a line "before", with its command and the
+state of the machine (clocks, temperature), and one "after". Rows may come from several machines of one kind: "before"
+names its own in "machine". Lines "trial" are steps of a row that takes many (max_batch.py).
 """
 
 import contextlib
@@ -17,13 +18,13 @@ import json
 import pathlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from fusedgpt.bench import disturbance
 from fusedgpt.bench.proof import ParityError
-from fusedgpt.errors import UserError, first_line, out_of_memory
+from fusedgpt.errors import UserError, first_line, out_of_memory, shown
 from fusedgpt.files import atomic, read_jsonl
 
 FINAL = ("measured", "refused", "parity failed", "out of memory")  # "failed" is not final: it is tried again
@@ -69,39 +70,46 @@ def run(
     reference: Callable[[], float],
     state: Callable[[], dict],
     say: Callable[[str], None],
+    group: Sequence[str] = (),
     profile: bool = False,
     max_seconds: float | None = None,
 ) -> None:
     """Measure the rows of `plan` that `path` does not have yet, and write each as soon as it is measured.
 
     Rows in `path` count if its header has the same settings and kind of machine (COMPARED); otherwise the file is moved
-    aside. Rows that were disturbed are measured again, and with `profile` measured rows without a trace. reference()
-    times the fixed computation that shows a disturbance, state() reads the machine's state. No row is begun after
-    `max_seconds` (time_is_up).
+    aside. Rows that were disturbed are measured again with all of their group: those with the same values of the keys
+    `group`. So are, with `profile`, measured rows without a trace. reference() times the fixed computation that shows a
+    disturbance, state() reads the machine's state. No row is begun after `max_seconds` (time_is_up). Raises UserError
+    if `path` is damaged.
     """
-    earlier = disturbance.judged(latest(_rows_that_count(path, header, say)))
-    seen = list(earlier)  # all that tells how fast the reference can be
-    done = [line for line in earlier if not line.get("disturbed")]
+    earlier = disturbance.judged(latest(_rows_that_count(path, header, say)), group)
+    spoilt = {disturbance.group_of(line, group) for line in earlier if line.get("disturbed")} if group else set()
+    done = [n for n in earlier if not n.get("disturbed") and disturbance.group_of(n, group) not in spoilt]
     if profile:
         untraced = [spec for spec in plan if not trace_path(path.parent, spec).exists()]
         done = [line for line in done if "kernel" not in line or not _is_of(line, untraced)]  # others have no profile
+    # whatever was disturbed, a row without a time would end in the same way again
+    done += [line for line in earlier if _is_final(line) and line["status"] != "measured" and line not in done]
     todo = [spec for spec in plan if not any(_is_of(line, [spec]) for line in done)]
+    seen = [line for line in earlier if not _is_of(line, todo)]  # what tells how fast the reference can be
     if len(todo) < len(plan):
         say(f"{len(plan) - len(todo)} of {len(plan)} rows are there already")
+    call = 1 + sum(line["kind"] == "before" for line in earlier)
     if todo:  # otherwise the date in the header stays that of a measurement
-        _write(path, [{"kind": "header", **header}, *earlier, {"kind": "before", **state()}])
+        before = {"kind": "before", "call": call, "command": header["command"], **state()}
+        _write(path, [{"kind": "header", **header}, *earlier, before])
     seconds = {}  # by part: the rows of one part may take a hundred times as long as another's
     with open(path, "a", buffering=1) as file, contextlib.suppress(OutOfTime):
         for n, spec in enumerate(todo, start=1):
             if time_is_up(max_seconds):
                 break
             began = time.perf_counter()
-            row = _measured_in_peace(measure, spec, reference, seen, say, max_seconds)
-            file.write(json.dumps({"kind": "row", **row}) + "\n")
+            row = _measured_in_peace(measure, spec, reference, seen, group, say, max_seconds)
+            file.write(json.dumps({"kind": "row", **row, "call": call}) + "\n")
             seconds.setdefault(spec.get("part"), []).append(time.perf_counter() - began)
             left = _seconds_left(seconds, todo[n:])
             say(f"[{n}/{len(todo)}] {_name(spec)}: {_outcome(row)}; about {_duration(left)} left")
-    lines = disturbance.judged(latest(read_jsonl(path)))  # again, because only now the best reference is known
+    lines = disturbance.judged(latest(read(path)), group)  # again, because only now the best reference is known
     _write(path, [*lines, *([{"kind": "after", **state()}] if todo else [])])
     if disturbed := [line for line in lines if line.get("disturbed")]:
         say(f"disturbed rows: {len(disturbed)}. The same command measures them again")
@@ -112,23 +120,45 @@ def run(
 
 def left(plan: list[dict], path: pathlib.Path, header: dict) -> tuple[int, int]:
     """How many rows of `plan` are missing in `path`, and how many are there but disturbed."""
-    lines = read_jsonl(path) if path.exists() else []
-    there = disturbance.judged(filter(_is_final, latest(lines))) if lines and _same(lines[0], header) else []
+    lines = read(path) if path.exists() else []
+    there = list(filter(_is_final, latest(lines))) if lines and _same(lines[0], header) else []
     missing = [spec for spec in plan if not any(_is_of(line, [spec]) for line in there)]
     return len(missing), sum(1 for line in there if line.get("disturbed") and _is_of(line, plan))
 
 
-def _measured_in_peace(measure, spec, reference, seen, say, max_seconds):
+def _measured_in_peace(measure, spec, reference, seen, group, say, max_seconds):
     """The row of `spec`, measured up to AGAIN times more while it is disturbed. Every attempt is added to `seen`."""
+    tries = []
     for left in reversed(range(1 + AGAIN)):
         seen.append(attempt(measure, spec, reference))
-        row = disturbance.judged(seen)[-1]
+        row = disturbance.judged(seen, group)[-1]
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if not left or not row.get("disturbed") or time_is_up(max_seconds):
-            return row
+            return row | ({"tries": tries} if tries else {})
+        tries.append({name: row[name] for name in ("median_ms", "p10_ms", "p90_ms", "reason")})
         say(f"{_name(spec)}: {_outcome(row)}; it is measured again")
         time.sleep(PAUSE)
+
+
+def read(path: pathlib.Path) -> list[dict]:
+    """The lines of the rows.jsonl at `path`: header, rows and what stands beside them; none if it is empty.
+
+    A last line that a kill cut short is left out. Raises UserError if another line is damaged.
+    """
+    lines = read_jsonl(path)
+    if (lost := path.read_bytes().count(b"\n") - len(lines)) > 0:  # a kill leaves a line without its end
+        raise UserError(
+            f"{path} is damaged: {lost} of its lines hold no JSON object. Take a whole copy, or measure again"
+        )
+    for line in lines[1:]:
+        what = line.get("status" if line.get("kind") == "row" else "kind")
+        timed = [name for name in ("median_ms", "p10_ms", "p90_ms") if name in line]
+        numbers = all(isinstance(line[name], int | float) for name in timed) and len(timed) in (0, 3)
+        if not (isinstance(what, str) and isinstance(line.get("machine", {}), dict) and numbers):
+            remedy = "Take a whole copy, or delete the line: the same command measures its row again"
+            raise UserError(f"{path} is damaged: {shown(line)} is neither a row nor what stands beside rows. {remedy}")
+    return lines
 
 
 def latest(lines: list[dict]) -> list[dict]:
@@ -161,7 +191,7 @@ def _rows_that_count(path, header, say):
     """The lines of an earlier run that still count: all but its header and its failed rows."""
     if not path.exists():
         return []
-    old = read_jsonl(path)
+    old = read(path)
     if old and _same(old[0], header):
         return [line for line in old[1:] if line["kind"] != "row" or _is_final(line)]
     aside = next(name for n in itertools.count(1) if not (name := path.with_name(f"rows.previous-{n}.jsonl")).exists())

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from fusedgpt.errors import UserError
 
@@ -24,6 +25,9 @@ class Timed(Common):
 
     repeats: int = 256  # timed calls of each row
     warmup: int = 4  # calls before those, which are not counted
+    # on a CPU, what becomes of memory that a call frees: kept for the next call, as in training, or returned to the
+    # system, as glibc does by default; then every call of a kernel with large tensors pays for new pages
+    freed_memory: Literal["kept", "returned"] = "kept"
 
 
 @dataclass

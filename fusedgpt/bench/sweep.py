@@ -36,6 +36,7 @@ UNUSED = {
     **dict.fromkeys(("attention", "block_size"), "each row of the sweep sets it"),
     "eval_iters": "a row only makes --steps steps",
 }
+GROUP = ("part", "heads", "pass", "T")
 
 
 @dataclasses.dataclass

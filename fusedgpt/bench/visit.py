@@ -59,6 +59,8 @@ def run(part: str, peer: str, s: Any, device: torch.device) -> dict:
 def visit(part: str, peer: str, asked: dict) -> dict:
     """The child's side of `run`."""
     s, device = contenders.settings(part, peer, asked), resolve_device(asked["device"])
+    if device.type == "cpu":
+        memory.keep_freed_memory(keep=True)  # for every contender, though it is train.py that does so
     state = contenders.initial_weights(s)
     contender = contenders.build(peer, state, s)
     measure = {"training": _train, "generation": _generate}[part]
@@ -90,8 +92,6 @@ def _train(contender, state, s, device):
     torch.backends.cuda.matmul.allow_tf32 = s.tf32
     if compiled:
         contender.model.compile()
-    if isinstance(contender, contenders.Ours) and s.fused and device.type == "cpu":
-        memory.keep_freed_memory(keep=True)  # as train.py does
     optimizer, cast = contender.optimizer(s, device), autocast(device, dtype)
 
     def forward_backward():
@@ -177,7 +177,7 @@ def _generate(contender, state, s, device):
     found = {"samples_ms": ms, "tokens": s.new_tokens, "first_token_ms": first, "equal_ids": equal, "errors": errors}
     found |= {"peak_memory": memory.peak_memory(device), "bandwidth": memory.bandwidth(device)}
     prefill, one = map(dtype_name, contender.dtypes)
-    ran = {"attention": attention, "compile": False, "dtype": prefill, "decodes_in": one}
+    ran = {"attention": attention, "compile": s.compile is True, "dtype": prefill, "decodes_in": one}
     return found | {"ran": ran}
 
 

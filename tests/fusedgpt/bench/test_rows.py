@@ -19,7 +19,7 @@ HEADER = {"benchmark": "ladder", "settings": {"n_layer": 2}, "environment": {"de
 PLAN = [{"rung": name} for name in "abcd"]
 
 
-TIME = {"median_ms": 2.0, "p10_ms": 1.0, "p90_ms": 3.0}
+TIME = {"median_ms": 2.0, "p10_ms": 1.9, "p90_ms": 2.1}
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_no_failure_ends_the_others(tmp_path):
         "RuntimeError: something else",
     ]
     assert "median_ms" not in got[1]
-    assert said[3].startswith("[4/4] d: median 2.000 ms (p10 1.000, p90 3.000); about ")
+    assert said[3].startswith("[4/4] d: median 2.000 ms (p10 1.900, p90 2.100); about ")
 
 
 def test_a_row_that_fails_parity_has_no_time(tmp_path):
@@ -68,7 +68,7 @@ def test_a_row_that_fails_parity_has_no_time(tmp_path):
 
     got, _ = run(tmp_path, measure)
     assert [row["status"] for row in got] == ["measured", "parity failed", "measured", "measured"]
-    assert set(got[1]) == {"kind", "rung", "status", "reason"}
+    assert set(got[1]) == {"kind", "rung", "status", "reason", "call"}
     assert got[0]["parity"].startswith("passed") and "2 of 4 heads" in got[0]["parity"]
 
 
@@ -224,7 +224,10 @@ def test_a_disturbed_row_is_measured_again(tmp_path):
     got, said = run(tmp_path, lambda spec: measured.append(spec["rung"]) or TIME, reference=lambda: next(references))
     assert measured == ["a", "b", "b", "c", "d"]
     assert [row["rung"] for row in got] == list("abcd") and not any("disturbed" in row for row in got)
-    assert "a fixed product took 1 ms before and 4 ms after it, 1 ms at best; it is measured again" in said[1]
+    (dropped,) = got[1]["tries"]  # what was dropped is shown
+    assert dropped["median_ms"] == 2.0 and "4 ms after it" in dropped["reason"] and "tries" not in got[0]
+    assert "a fixed product took 1 ms before and 4 ms after it, 1 ms at best beside the rows that it" in said[1]
+    assert said[1].endswith("it is measured again")
 
 
 def test_a_row_that_stays_disturbed_is_kept_with_a_mark_and_measured_by_the_next_run(tmp_path):
@@ -238,7 +241,7 @@ def test_a_row_that_stays_disturbed_is_kept_with_a_mark_and_measured_by_the_next
     got, said = run(tmp_path, measure, reference=lambda: slow[0])
     assert measured == ["a", "b", "b", "b", "c", "c", "d"]  # the last of b was slow still when c began
     assert [row.get("disturbed") for row in got] == [None, True, None, None]
-    assert got[1]["status"] == "measured" and "9 ms after it, 1 ms at best" in got[1]["reason"]
+    assert got[1]["status"] == "measured" and "9 ms after it, 1 ms at best " in got[1]["reason"]
     assert said[-1] == "disturbed rows: 1. The same command measures them again"
     got, said = run(tmp_path, lambda spec: TIME, plan=PLAN[:1])  # not asked for: it stays
     assert len(got) == 4 and said == [
@@ -287,6 +290,61 @@ def test_rows_measured_under_load_are_found_once_the_best_is_known(tmp_path):
     assert [row.get("disturbed") for row in got] == [True, True, None, None]
     got, _ = run(tmp_path, lambda spec: TIME, plan=[*PLAN, {"rung": "e"}], reference=lambda: 5.0)
     assert [row["rung"] for row in got if row.get("disturbed")] == ["a", "b", "e"]
+
+
+def test_a_disturbed_row_is_measured_again_with_its_whole_group(tmp_path):
+    # the rows that it is compared with were measured at another hour
+    plan = [{"peer": peer, "round": n} for n in (1, 2) for peer in "ab"]
+    slow = iter([*[1.0] * 4, *[9.0] * 2, *[9.0] * 4, *[1.0] * 2])  # the third row, and each of its tries
+    got, _ = run(tmp_path, lambda spec: TIME | {"n": 1}, plan, reference=lambda: next(slow), group=("round",))
+    assert [row.get("disturbed") for row in got] == [None, None, True, None]
+    got, said = run(tmp_path, lambda spec: TIME | {"n": 2}, plan, group=("round",))
+    assert said[0] == "2 of 4 rows are there already"
+    assert [row["n"] for row in got] == [1, 1, 2, 2] and not any("disturbed" in row for row in got)
+    assert [row["call"] for row in got] == [1, 1, 2, 2]
+
+
+def test_a_refused_row_of_a_disturbed_group_is_not_tried_again(tmp_path):
+    tried = []
+
+    def measure(spec):
+        tried.append(spec["rung"])
+        if spec["rung"] == "a":
+            raise UserError("only on GPUs")
+        return {**TIME, "p90_ms": 9.0}
+
+    for _ in range(2):
+        run(tmp_path, measure, PLAN[:2], group=("round",))
+    assert tried.count("a") == 1 and tried.count("b") == 2 * (1 + rows.AGAIN)
+
+
+def test_each_call_that_measured_is_named(tmp_path):
+    # a report had the command of the last call only: 20 rows were of one, 12 of a later --only
+    for only, command in ((PLAN[:2], "bench.py --only=a,b"), (PLAN, "bench.py")):
+        run(tmp_path, lambda spec: TIME, only, header={**HEADER, "command": command})
+    before = [line for line in read_jsonl(tmp_path / "rows.jsonl") if line["kind"] == "before"]
+    assert [(line["call"], line["command"]) for line in before] == [(1, "bench.py --only=a,b"), (2, "bench.py")]
+
+
+DAMAGED = ["{}", "[]", "7", "not JSON", '{"kind": "row", "rung": "b"}', '{"kind": "row", "status": 7}', '{"kind": 3}']
+DAMAGED += ['{"kind": "row", "rung": "b", "status": "measured", "median_ms": "2"}']
+
+
+@pytest.mark.parametrize("line", DAMAGED)
+def test_a_damaged_line_is_one_sentence(tmp_path, line):
+    # three of seven were a traceback
+    run(tmp_path, lambda spec: TIME, PLAN[:1])
+    path = tmp_path / "rows.jsonl"
+    path.write_text(path.read_text() + line + "\n")
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=r"rows.jsonl is damaged: .*Take a whole copy"):
+        run(tmp_path, lambda spec: TIME)
+    with pytest.raises(UserError, match="is damaged"):
+        rows.left(PLAN, path, HEADER)
+    assert path.read_bytes() == before
+    path.write_text(before.decode().removesuffix(line + "\n") + '{"kind": "row", "rung": "b", "sta')
+    got, _ = run(tmp_path, lambda spec: TIME)  # a kill cut it short: its row is measured again
+    assert [row["rung"] for row in got] == list("abcd")
 
 
 def test_file_names():
