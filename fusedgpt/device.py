@@ -41,7 +41,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if name != "auto":
         if name == "bfloat16" and device.type == "cpu" and not cpu_multiplies_bfloat16():
             _warn_once(
-                "this CPU has no instructions for bfloat16 and takes about a hundred times as long as for float32:"
+                "this CPU has no instructions for bfloat16 and takes many times as long as for float32:"
                 " give --dtype=float32"
             )
         if name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -70,7 +70,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def cpu_multiplies_bfloat16() -> bool:
-    """Whether the CPU has instructions for products in bfloat16. Without them PyTorch takes a hundred times as long."""
+    """Whether the CPU has instructions for products in bfloat16. Without them PyTorch takes many times as long."""
     has = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.11 does not have it yet
     return bool(has.get("avx512_bf16") or has.get("amx_tile") or has.get("bf16"))  # the last is Arm's name
 

@@ -105,7 +105,7 @@ PUBLISHED = [
         "hdr",
     ),
 ]
-# of the CPU in docs/performance.md: the middle of 810 to 855 GFLOP/s, and of 41 to 73 GB/s
+# the CPU of those rows: the middle of 810 to 855 GFLOP/s, and of 41 to 73 GB/s
 EPYC = Machine(peak=832e9, products=832e9, flash=832e9 * FLASH / PRODUCTS, traffic=57e9)
 RUNGS = ("manual", "flash", "flash + padded vocabulary", "auto + padded vocabulary", "manual, again")  # compiled
 

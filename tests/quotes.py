@@ -1,0 +1,324 @@
+"""The measured numbers of the pages, each tied to the row that it comes from by an HTML comment behind it.
+
+    python tests/quotes.py              # numbers that differ from their rows, and numbers without a row
+    python tests/quotes.py --write      # the same, after it has put what the rows say in place of what differs
+
+A comment names a file under results/ and what to take of it. It stands directly behind the number and its unit:
+
+    1592 ms<!-- cpu_amx/ladder_124M rung=manual median_ms -->
+    +19 %<!-- cpu_amx/ladder_124M faster rung=math / rung=manual -->
+    1.6 to 3.0 times<!-- cpu_amx/prefill times T=1024 attention=flash / attention=eager -->
+    1.261<!-- cpu_amx/quickstart/evaluations.jsonl val_loss -->
+
+- The file is the folder of a benchmark, a `.jsonl` or a `.json`. `key=value` and `key>=value` choose rows; a value with
+  blanks stands in double quotes. Without them a field is that of the folder's header, or of the last line of a .jsonl.
+- A field may be nested: `errors.y`, `environment.device`. A text stands in backticks on the page.
+- `times A / B` is how many times as fast the rows A are as their baselines. The baseline of a row is the row that
+  differs from it by B alone: of the same length, model and round. `faster A / B` is the same in the article's per cent.
+- Rows that differ in `round` alone are one: a ratio is the median of those of its rounds, a time that of all samples.
+- A single number needs a single row. `X to Y` is the smallest and the largest of several rows, or of one row's rounds.
+- The unit written behind the number decides what the value is converted to, the digits written how it is rounded.
+- A disturbed row cannot be quoted. A round that was disturbed is left out.
+
+A number that is no measurement of ours has a comment that says so:
+
+    <!-- source: WHERE -->      others measured or state it
+    <!-- computed: HOW -->      it follows from a formula or a test
+    <!-- setting -->            a default, a limit, a size by definition
+
+It covers the numbers before it in its sentence or cell; in the head of a table, its column; alone on a line, the block
+below, up to an empty line, or if that is a heading its section.
+"""
+
+import itertools
+import json
+import pathlib
+import re
+import shlex
+import statistics
+import sys
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from fusedgpt.bench import report
+from fusedgpt.bench.disturbance import comparable, speedup
+from fusedgpt.bench.rows import spec_of
+from fusedgpt.errors import UserError
+from fusedgpt.files import read_jsonl
+from fusedgpt.timing import summary
+
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+
+UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1, "seconds": 1, "min": 60, "minutes": 60, "h": 3600, "hours": 3600}
+UNITS |= {"%": 0.01, "times": 1, "tokens/s": 1}
+UNITS |= {f"{letter}B": 1000**n for n, letter in enumerate("kMGT", 1)}
+UNITS |= {f"{letter}iB": 1024**n for n, letter in enumerate("KMGT", 1)}
+UNITS |= {"GB/s": 1e9, "TB/s": 1e12, "GFLOP/s": 1e9, "TFLOP/s": 1e12}
+IN_UNITS = {"_ms": 1e-3, "_mb": 1e6, "tflops": 1e12}  # what fields with these endings are in; others: s, bytes, shares
+
+NUMBER = r"(?<![\w.,:/-])[+-]?\d+(?:,\d{3})*(?:\.\d+)?"
+UNIT = f"(?:{'|'.join(sorted(map(re.escape, UNITS), key=len, reverse=True))})"
+BARE = re.compile(rf"{NUMBER}(?!\.?\w)")
+RANGE = rf"(?P<low>{NUMBER})(?P<between>(?:\s?{UNIT})?\s+to\s+)"
+QUOTED = re.compile(rf"(?:{RANGE})?(?P<high>{NUMBER})(?P<unit>\s?{UNIT})?$")
+TEXT = re.compile(r"`[^`]+`$")
+COMMENT = re.compile(r"<!--\s+(.+?)\s+-->", re.S)
+NOTE = re.compile(r"(source|computed): \S|setting$")
+
+CODE = re.compile(r"(?ms:^```.*?^```)|(?<=\n\n)(?: {4}.*\n(?:\n(?= {4}))?)+")
+HIDDEN = re.compile(r"(`+)(?:(?!\n\n|`)[\s\S])+\1|\]\([^)]*\)")
+MEASURED = re.compile(rf"(?<!every )(?:{NUMBER}(?:\s?{UNIT})?\s+to\s+)?{NUMBER}\s?{UNIT}(?![\w/])")
+LOSS = re.compile(r"(?<![\w.,:/+-])\d{1,2}\.\d{3,}(?![.\d]*\w)")
+SHORT_LOSS = re.compile(r"(?<!Python )(?<!torch )(?<!PyTorch )(?<![\w.,:/+-])\d{1,2}\.\d\d(?![.\d]*\w)")
+COUNTS = "two|three|four|five|six|seven|eight|nine|ten|twenty|hundred|thousand"
+WORDS = re.compile(rf"\b(?:{COUNTS})\s+times\s+(?:as|more|less|faster)\b")
+HEAD = re.compile(r"%|\b(?:ms|s|seconds|MiB|GiB|MB|GB|tokens/s|times|loss|bits per byte|faster)\b")
+
+
+class Unfit(Exception):
+    """A comment that names nothing, or what may not be quoted."""
+
+
+def rows_of(path: pathlib.Path, chosen: bool) -> list[dict]:
+    """What can be quoted of a file under results/: its rows, or if none is `chosen` what it says of itself."""
+    if not path.exists():
+        raise Unfit(f"results/ has no {path.name}")
+    if path.suffix == ".json":
+        return [json.loads(path.read_text())]
+    if path.suffix == ".jsonl":
+        lines = read_jsonl(path)
+        return lines if chosen else lines[-1:]
+    try:
+        header, lines = report.read(path)
+    except UserError as error:
+        raise Unfit(str(error)) from None
+    return report.rows_in(lines) if chosen else [header]
+
+
+def field(row: dict, name: str):
+    """The value of a field, whose name may lead through dictionaries; None if there is none."""
+    for part in name.split("."):
+        row = row.get(part) if isinstance(row, dict) else None
+    return row
+
+
+def conditions(words: list[str]) -> list[tuple[str, str, str]]:
+    """`key=value` and `key>=value` as (key, sign, value)."""
+    found = [re.match(r"([\w.]+)(>?=)(.*)", word) for word in words]
+    if None in found:
+        raise Unfit(f"{words[found.index(None)]!r} is no condition: write key=value")
+    return [match.groups() for match in found]
+
+
+def meets(row: dict, wanted: list[tuple[str, str, str]]) -> bool:
+    """Whether a row meets all conditions."""
+    return all(
+        (field(row, key) or 0) >= float(value) if sign == ">=" else str(field(row, key)) == value
+        for key, sign, value in wanted
+    )
+
+
+def by_round(rows: list[dict]) -> list[list[dict]]:
+    """Rows that differ in their round alone, together."""
+    found = {}
+    for row in rows:
+        spec = {key: value for key, value in spec_of(row).items() if key != "round"}
+        found.setdefault(json.dumps(spec), []).append(row)
+    return list(found.values())
+
+
+def pooled_field(rounds: list[dict], name: str) -> tuple:
+    """(value, that of each round): of the rounds that nothing disturbed."""
+    left = [row for row in rounds if "status" not in row or comparable(row)]
+    values = [field(row, name) for row in left]
+    if not left:
+        raise Unfit(f"the row is {'disturbed' if rounds[0].get('disturbed') else rounds[0]['status']}")
+    if None in values:
+        raise Unfit(f"the row has no {name}")
+    if len(left) > 1 and name in ("median_ms", "p10_ms", "p90_ms"):
+        return summary([ms for row in left for ms in row["samples_ms"]])[name], values
+    if all(value == values[0] for value in values):  # a text too
+        return values[0], values
+    return statistics.median(values), values
+
+
+def pooled_ratio(rounds: list[dict], rows: list[dict], other: list[tuple[str, str, str]]) -> tuple:
+    """(times, those of each round): how many times as fast as their baselines rows are that differ in `round` alone.
+
+    A round counts if neither it nor its baseline was disturbed.
+    """
+    specs = [(row, {key: str(value) for key, value in spec_of(row).items()}) for row in rows]
+    changed, found = {key: value for key, _, value in other}, []
+    for row in rounds:
+        spec = {key: str(value) for key, value in spec_of(row).items()} | changed
+        base = next((row for row, own in specs if own == spec), None)
+        if base is None:
+            raise Unfit(f"there is no row {spec} to compare with")
+        found += [times[0]] if (times := speedup(row, base)) else []
+    if not found:
+        raise Unfit("the row or its baseline is disturbed, or was not measured")
+    return statistics.median(found), found
+
+
+def values(text: str, results: pathlib.Path) -> tuple[str, list[tuple]]:
+    """What a comment quotes: the name of a field, `times` or `faster`; and for each row (value, that of each round)."""
+    try:
+        file, *words = shlex.split(text)
+    except ValueError as error:
+        raise Unfit(str(error)) from None
+    if words[:1] in (["times"], ["faster"]) and words.count("/") == 1:
+        what, at = words[0], words.index("/")
+        wanted, other = conditions(words[1:at]), conditions(words[at + 1 :])
+        rows = rows_of(results / file, True)
+        groups = by_round([row for row in rows if meets(row, wanted) and row.get("status") == "measured"])
+        found = [pooled_ratio(rounds, rows, other) for rounds in groups]
+        if what == "faster":
+            found = [(middle - 1, [times - 1 for times in each]) for middle, each in found]
+    elif not words:
+        raise Unfit("it names no field, and is no note (source: …, computed: …, setting)")
+    else:
+        *words, what = words
+        wanted = conditions(words)
+        rows = [row for row in rows_of(results / file, bool(words)) if meets(row, wanted)]
+        found = [pooled_field(rounds, what) for rounds in by_round(rows)]
+    if not found:
+        raise Unfit("no row is like that")
+    return what, found
+
+
+def written(value: float, what: str, like: str, unit: str | None) -> str:
+    """A value as a page has it: in `unit`, with the digits, the sign and the commas of `like`."""
+    if unit := (unit or "").strip():
+        value *= next((factor for end, factor in IN_UNITS.items() if what.endswith(end)), 1) / UNITS[unit]
+    digits = len(like.partition(".")[2])
+    sign, comma = "+" if like[0] in "+-" else "", "," if "," in like or abs(value) >= 10_000 else ""
+    return f"{value:{sign}{comma}.{digits}f}"
+
+
+def as_it_should_be(before: str, text: str, results: pathlib.Path) -> tuple[int, str]:
+    """Where in `before`, the text up to a comment, its quotation begins; and how that reads by the rows."""
+    what, found = values(text, results)
+    if is_text := TEXT.search(before):
+        if len(found) > 1:
+            raise Unfit(f"{len(found)} rows are like that: name one")
+        return is_text.start(), f"`{found[0][0]}`"
+    match = QUOTED.search(before)
+    if not match:
+        raise Unfit("there is no number before it")
+    if isinstance(found[0][0], str):
+        raise Unfit(f"the row says {found[0][0]!r}, a text: write it in backticks")
+    low, between, high, unit = match["low"], match["between"], match["high"], match["unit"] or ""
+    if low is None:
+        if len(found) > 1:
+            raise Unfit(f"{len(found)} rows are like that: name one, or write the smallest and the largest")
+        return match.start(), written(found[0][0], what, high, unit) + unit
+    each = [middle for middle, _ in found] if len(found) > 1 else found[0][1]
+    if len(each) < 2:
+        raise Unfit("only one row is like that: write one number")
+    return match.start(), written(min(each), what, low, unit) + between + written(max(each), what, high, unit) + unit
+
+
+def line_of(page: str, at: int) -> int:
+    """The number of the line of a place."""
+    return page.count("\n", 0, at) + 1
+
+
+def without(pattern: re.Pattern, page: str, filler: str = " ") -> str:
+    """`page` with `filler` in place of what the pattern finds, so that all else keeps its place."""
+    return pattern.sub(lambda match: re.sub(r"[^\n]", filler, match[0]), page)
+
+
+def cells_of(line: str, at: int) -> list[tuple[int, int]]:
+    """The cells of a line of a table that begins at `at`, as spans."""
+    bars = [at + n for n, letter in enumerate(line) if letter == "|"]
+    return [(start + 1, end) for start, end in itertools.pairwise(bars)]
+
+
+def tables(page: str) -> Iterator[list[list[tuple[int, int]]]]:
+    """The tables of a page: for each line the spans of its cells, the head first."""
+    for table in re.finditer(r"(?:^\|.*\n?)+", page, re.M):
+        lines, at = [], table.start()
+        for line in table[0].splitlines(keepends=True):
+            lines.append(cells_of(line, at))
+            at += len(line)
+        yield lines[:1] + lines[2:]
+
+
+def covered_by(note: re.Match, page: str, visible: str) -> list[tuple[int, int]]:
+    """The spans of a page that a note covers."""
+    start = page.rfind("\n", 0, note.start()) + 1
+    end = page.find("\n", note.end()) if "\n" in page[note.end() :] else len(page)
+    if page[start:end].strip() == note[0]:
+        heading = re.match(r"\n(#+) ", page[end:])
+        below = re.compile(rf"\n#{{1,{len(heading[1])}}} " if heading else r"\n\n").search(page, end + 1)
+        return [(end, below.start() if below else len(page))]
+    for head, *lines in tables(visible):
+        for n, (first, last) in enumerate(head):
+            if first <= note.start() < last:
+                return [cells[n] for cells in [head, *lines] if n < len(cells)]
+    before = visible[: note.start()]
+    ends = [match.end() for match in re.finditer(r"[.!?:]\s+(?=[A-Z`*\[(])|\n\s*\n|\n\s*[-*] |\|", before)]
+    return [(ends[-1] if ends else 0, note.start())]
+
+
+def without_a_row(page: str, covered: list[tuple[int, int]], visible: str) -> Iterator[tuple[int, str]]:
+    """(place, text) of each measured number that nothing covers: in prose, and in columns whose heads have a unit."""
+    found = [*MEASURED.finditer(visible), *LOSS.finditer(visible), *WORDS.finditer(visible)]
+    for block in re.finditer(r"(?:.*\S.*\n?)+", visible):
+        if re.search(r"\bloss(es)?\b|bits per\s+byte", block[0]):
+            found += SHORT_LOSS.finditer(visible, block.start(), block.end())
+    for head, *lines in tables(visible):
+        for n in (n for n, (start, end) in enumerate(head) if HEAD.search(visible[start:end])):
+            for cells in (cells for cells in lines if n < len(cells)):
+                found += BARE.finditer(visible, *cells[n])
+    for start, end in sorted({match.span() for match in found}):
+        if not any(first <= start and end <= last for first, last in covered):
+            yield start, page[start:end]
+
+
+def check(page: str, name: str, results: pathlib.Path = ROOT / "results") -> tuple[str, list[str]]:
+    """A page with the numbers that its rows say, and what was wrong with it: `page:line says X, the row says Y`."""
+    prose = without(CODE, page)
+    visible = without(HIDDEN, without(COMMENT, prose, "\0"))  # no number goes on behind a comment
+    wrong, covered, right, done = [], [], [], 0
+    for comment in COMMENT.finditer(without(HIDDEN, prose)):  # none in backticks
+        where, text = f"{name}:{line_of(page, comment.start())}", " ".join(comment[1].split())
+        if NOTE.match(text):
+            covered += covered_by(comment, page, visible)
+            continue
+        before = page[done : comment.start()].rstrip("*")  # of bold print
+        try:
+            start, should = as_it_should_be(before, text, results)
+        except Unfit as error:
+            wrong.append(f"{where}: <!-- {text} --> cannot be quoted: {error}")
+            continue
+        covered.append((done + start, comment.start()))
+        right += [before[:start], should, page[done + len(before) : comment.end()]]
+        done = comment.end()
+        if before[start:] != should:
+            wrong.append(f"{where} says {before[start:]}, the row says {should} ({text})")
+    for at, number in without_a_row(page, covered, visible):
+        number = " ".join(number.split())
+        wrong.append(f"{name}:{line_of(page, at)}: {number} has no row: tie it, or say what it is (tests/quotes.py)")
+    return "".join(right) + page[done:], wrong
+
+
+def main() -> None:
+    """Say what is wrong with the pages, and with --write put right what the rows can."""
+    wrong = []
+    for path in PAGES:
+        page, name = path.read_text(), str(path.relative_to(ROOT))
+        right, found = check(page, name)
+        if "--write" in sys.argv[1:] and right != page:
+            path.write_text(right)
+            found = check(right, name)[1]
+        wrong += found
+    print("\n".join(wrong) or "every measured number says what its row says")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Every measured number of the pages says what its row says; and what quotes.py finds, refuses and puts right.
+
+What counts as a measured number, outside code: one with a unit (ms, s, min, h, %, times, MiB, GB/s, tokens/s, FLOP/s);
+one with three decimals or more, and with two where losses or bits per byte are the subject; each in a column of a table
+whose head has a unit; and "seven times as" in words. "every 30 s" is none. A number without a unit that follows one
+with a unit ("12 ms, before it 15") is not found: write units out.
+"""
+
+import json
+
+import pytest
+
+from tests import quotes
+from tests.conftest import ROOT
+
+HEADER = {
+    "kind": "header",
+    "benchmark": "ladder",
+    "command": "",
+    "set": [],
+    "settings": {},
+    "environment": {"device": "A"},
+}
+
+
+def row(name, ms, T=256, **more):
+    spec = {"rung": name, "T": T} | ({"round": more.pop("round")} if "round" in more else {})
+    times = {"median_ms": ms, "p10_ms": ms, "p90_ms": ms, "samples_ms": [ms] * 3}
+    return {"kind": "row"} | spec | {"status": "measured"} | times | more
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A folder of results: one with a row of each rung, one with rounds, a run's evaluations and its run.json."""
+    refused = {"kind": "row", "rung": "cudnn", "T": 256, "status": "refused", "reason": "GPUs only"}
+    alone = [
+        row("manual", 1600.0),
+        row("flash", 1250.0, peak_memory=3 * 2**30, errors={"y": 0.0125}, ran="sdpa"),
+        refused,
+    ]
+    alone += [row("manual", 9000.0, T=512), row("flash", 3000.0, T=512), row("math", 1500.0, disturbed=True)]
+    rounds = [row("manual", 100.0, round=1), row("flash", 50.0, round=1), row("manual", 120.0, round=2)]
+    rounds += [row("flash", 50.0, round=2), row("manual", 900.0, round=3, disturbed=True), row("flash", 40.0, round=3)]
+    for name, rows in {"one": alone, "rounds": rounds}.items():
+        (tmp_path / "cpu" / name).mkdir(parents=True)
+        (tmp_path / "cpu" / name / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [HEADER, *rows]))
+    (tmp_path / "cpu" / "evaluations.jsonl").write_text(
+        '{"iter": 0, "val_loss": 5.4}\n{"iter": 9, "val_loss": 1.2612}\n'
+    )
+    (tmp_path / "cpu" / "run.json").write_text('{"time": {"median_ms": 126.9}, "tokens": 18912.2}')
+    return tmp_path
+
+
+@pytest.mark.parametrize("path", quotes.PAGES, ids=lambda path: path.name)
+def test_every_measured_number_of_a_page_says_what_its_row_says(path):
+    # 388.1 ms stood where the row had 79.8, and 47 other figures had no row at all
+    page = path.read_text()
+    right, wrong = quotes.check(page, str(path.relative_to(ROOT)))
+    assert not wrong, "\n".join(wrong)
+    assert right == page
+
+
+@pytest.mark.parametrize(
+    ("quotation", "comment"),
+    [
+        ("1600 ms", "one rung=manual T=256 median_ms"),
+        ("**1600 ms**", "one rung=manual T=256 median_ms"),
+        ("1.60 s", "one rung=manual T=256 median_ms"),
+        ("1600", "one rung=manual T=256 median_ms"),
+        ("3.0 GiB", "one rung=flash T=256 peak_memory"),
+        ("3.2 GB", "one rung=flash T=256 peak_memory"),
+        ("0.0125", "one rung=flash T=256 errors.y"),
+        ("`sdpa`", "one rung=flash T=256 ran"),
+        ("`A`", "one environment.device"),
+        ("+28 %", "one faster rung=flash T=256 / rung=manual"),
+        ("-21.9 %", "one faster rung=manual T=256 / rung=flash"),
+        ("1.28 times", "one times rung=flash T=256 / rung=manual"),
+        ("1.3 to 3.0 times", "one times rung=flash / rung=manual"),
+        ("+28 % to +200 %", "one faster rung=flash / rung=manual"),
+        ("3.0 times", "one times rung=flash T>=512 / rung=manual"),
+        ("1.25 s to 3.00 s", "one rung=flash median_ms"),
+        ("2.2 times", "rounds times rung=flash / rung=manual"),  # not that of the means, nor of the third round
+        ("2.0 to 2.4 times", "rounds times rung=flash / rung=manual"),
+        ("+120 %", "rounds faster rung=flash / rung=manual"),
+        ("110 ms", "rounds rung=manual median_ms"),
+        ("1.261", "evaluations.jsonl val_loss"),
+        ("5.4", "evaluations.jsonl iter=0 val_loss"),
+        ("127 ms", "run.json time.median_ms"),
+        ("18,912 tokens/s", "run.json tokens"),
+    ],
+)
+def test_a_quotation_that_is_right_is_left_and_one_that_is_wrong_is_put_right(results, quotation, comment):
+    page = f"\n\nIt took {quotation}<!-- cpu/{comment} --> here.\n"
+    assert quotes.check(page, "p.md", results) == (page, [])
+    wrong = page.replace(quotation, "".join("7" if letter.isdigit() else letter for letter in quotation))
+    wrong = wrong.replace("`A`", "`B`").replace("`sdpa`", "`math`")
+    right, found = quotes.check(wrong, "p.md", results)
+    assert right == page
+    assert (
+        len(found) == 1 and found[0].startswith("p.md:3 says ") and f"the row says {quotation.strip('*')} (" in found[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("comment", "why"),
+    [
+        ("one rung=math median_ms", "the row is disturbed"),
+        ("one faster rung=math / rung=manual", "disturbed"),
+        ("one faster rung=manual T=256 / rung=math", "disturbed"),
+        ("one rung=cudnn median_ms", "the row is refused"),
+        ("one times rung=cudnn / rung=manual", "no row is like that"),
+        ("one rung=flash median_ms", "2 rows are like that"),
+        ("one times rung=flash / rung=manual", "2 rows are like that"),
+        ("one rung=flashy median_ms", "no row is like that"),
+        ("one times rung=flash T=256 / rung=nobody", "to compare with"),
+        ("one rung=manual T=256 median", "the row has no median"),
+        ("one rung median_ms", "'rung' is no condition"),
+        ("nowhere rung=manual median_ms", "results/ has no nowhere"),
+        ("gone.json time", "results/ has no gone.json"),
+        ("one", "it names no field, and is no note"),
+        ('one rung="manual median_ms', "No closing quotation"),
+        ("one rung=flash T=256 ran", "a text: write it in backticks"),
+    ],
+)
+def test_what_cannot_be_quoted_is_said(results, comment, why):
+    right, found = quotes.check(f"It took 12 ms<!-- cpu/{comment} -->.", "p.md", results)
+    assert "12 ms" in right
+    assert why in found[0], found
+
+
+def test_a_range_needs_two_rows_and_a_comment_its_number(results):
+    for page, why in {
+        "1 to 2 ms<!-- cpu/one rung=manual T=256 median_ms -->": "only one row is like that",
+        "long<!-- cpu/one rung=manual T=256 median_ms -->": "there is no number before it",
+    }.items():
+        assert why in quotes.check(page, "p.md", results)[1][0]
+
+
+MEASURED = [
+    "It took 12 ms.",
+    "It took 1.5 s, no more.",
+    "2 min 16 s",
+    "8 minutes",
+    "an hour, or 2 hours",
+    "It is 19 % faster.",
+    "2.2 to 12.9 times as fast",
+    "seven times as fast",
+    "a hundred times as long",
+    "It holds 1.4 GiB.",
+    "about 100 kB",
+    "24 GB/s",
+    "18,900 tokens/s",
+    "2290 GFLOP/s",
+    "It ends at 1.305.",
+    "Its loss is 2.19.",
+    "| what | ms |\n|---|---|\n| flash | **1251** |",
+    "| what | validation loss |\n|---|---|\n| flash | 2 |",
+    "- 12 ms<!-- setting -->\n- 13 ms",
+    "It took 12 ms. It is set to 3 s<!-- setting -->.",
+]
+
+
+@pytest.mark.parametrize("text", MEASURED)
+def test_a_measured_number_without_a_row_is_found(text):
+    (found,) = [each for each in quotes.check(text, "p.md")[1] if "2 min has" not in each]
+    assert "has no row" in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "12 heads × 64 at 1024 tokens, 20 steps after 5, on 2 cores, in 600 iterations",
+        "124M parameters, PyTorch 2.13.0, Python 3.11, H100",
+        "its loss with PyTorch 2.13",
+        "`--timeout=300 s` and `12 ms`",
+        "A command:\n\n    python train.py  # 12 minutes\n\nand\n\n```text\n12 ms\n```\n",
+        "[12](https://example.com/12ms?a=1.305), [arXiv:2404.06395](https://arxiv.org/abs/2404.06395)",
+        "the page loads itself again every 30 seconds",
+        "such as `12 ms<!-- cpu/gone rung=manual median_ms -->`",
+        "It waits 30 s and then 60 s<!-- setting -->.",
+        "<!-- source: the article -->\nThey took 12 ms, and the loss is 1.305.\nIt is 19 % faster.\n",
+        "<!-- computed: scale.py -->\n## A\n\n12 ms\n\n### B\n\n13 ms\n",
+        "| what | ours | the article<!-- source: it --> |\n|---|---|---|\n| flash | | 12 ms, 19 % |",
+    ],
+)
+def test_what_is_no_measurement_of_ours_is_left_alone(text):
+    assert quotes.check(text, "p.md") == (text, [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<!-- source: the article -->\nThey took 12 ms.\n\nWe took 13 ms.\n",
+        "<!-- computed: scale.py -->\n## A\n\n12 ms\n\n## B\n\n13 ms\n",
+        "| what | ours | the article<!-- source: it --> |\n|---|---|---|\n| flash | 13 ms | 12 ms |",
+    ],
+)
+def test_a_note_covers_no_more_than_it_says(text):
+    assert [found.split(": ")[1] for found in quotes.check(text, "p.md")[1]] == ["13 ms has no row"]
+
+
+def test_write_puts_the_pages_right(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "p.md"
+    page.write_text("9.999<!-- cpu_avx512_bf16_older/shakespeare_char/auto_bfloat16.jsonl val_loss -->\n")
+    monkeypatch.setattr(quotes, "PAGES", [page])
+    monkeypatch.setattr(quotes, "ROOT", tmp_path)
+    for argv, status in ((["quotes.py"], 1), (["quotes.py", "--write"], 0), (["quotes.py"], 0)):
+        monkeypatch.setattr("sys.argv", argv)
+        with pytest.raises(SystemExit) as ended:
+            quotes.main()
+        assert ended.value.code == status, capsys.readouterr().out
+    assert page.read_text().startswith("1.893<!--")
