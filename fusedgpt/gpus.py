@@ -58,6 +58,7 @@ class GPU:
     link: float  # bytes/s in one direction to the other GPUs of its node
     hop: float  # seconds that a message takes over that link
     per_node: int  # GPUs of a node
+    reached: float = 0.8  # of the peak, in the fastest of large products that anyone measured; unknown: as an H100
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Network:
     hop: float = 14.0e-6  # seconds that a message takes
 
 
+# measured TFLOP/s over the peak: "Maximum Achievable Matmul FLOPS", stas00/ml-engineering, compute/accelerator
+_REACHED = {"A100": 267.9 / 312, "H100": 792.1 / 989, "H200": 794.5 / 989, "B200": 1745 / 2250, "MI300X": 781.9 / 1307}
 # latencies of one step of a ring, as NCCL itself counts on them: ring, simple protocol, in its src/graph/tuning.cc
 NVLINK_HOP, PCIE_HOP = 3.4e-6, 5.7e-6
 # GB and GB/s of memory, GB/s of the links in one direction (sheets add both), seconds of a hop, GPUs of a node. NVLink
@@ -84,9 +87,10 @@ _SHEETS = {
     "RTX 4090": (24, 1008, 32, PCIE_HOP, 4),
     "RTX 5090": (32, 1792, 64, PCIE_HOP, 4),
 }
+_CHIPS = {name: name.removesuffix(" 40GB") for name in _SHEETS}
 GPUS = {
-    name: GPU(PEAK_TFLOPS[name.removesuffix(" 40GB")] * 1e12, gb * 1e9, memory * 1e9, link * 1e9, hop, per_node)
-    for name, (gb, memory, link, hop, per_node) in _SHEETS.items()
+    name: GPU(PEAK_TFLOPS[chip] * 1e12, gb * 1e9, memory * 1e9, link * 1e9, hop, per_node, _REACHED.get(chip, 0.8))
+    for (name, chip), (gb, memory, link, hop, per_node) in zip(_CHIPS.items(), _SHEETS.values())
 }
 # InfiniBand NDR and HDR: 400 and 200 Gbit/s for each GPU, as in NVIDIA's DGX H100 and DGX A100; Ethernet: 100 Gbit/s
 # for a node of 8

@@ -2,7 +2,7 @@
 
 Symbols: N parameters, L layers, C channels, nh heads, V vocabulary with its padding, B sequences and T tokens of each
 in a micro-batch, M = B T, e bytes of the dtype of matrix products. A `config` is a GPTConfig. Sizes are bytes, times
-seconds. docs/scale.md has the assumptions, and how far off all this is from what was measured.
+seconds. docs/scale.md says how far off all this is.
 """
 
 import math
@@ -11,11 +11,14 @@ from typing import Any, Self
 
 from fusedgpt.gpus import GPU, Network
 
+PRODUCTS = 0.81  # of what the largest products reach: 640 of 794 TFLOP/s for products over 768 channels on an H200
 # shares of a data sheet that are reached
-PRODUCTS = 0.65  # of FLOP/s: 640 of 989 TFLOP/s for products over 768 channels on an H200; very large ones reach 0.8
 FLASH = 0.3  # of FLOP/s, in a fused attention kernel with heads of 64: FlashAttention-3, arXiv:2407.08608, figures 5, 6
 TRAFFIC = 0.9  # of the memory's bytes/s: 4.3 of 4.8 TB/s on an H200
 LINK = 0.8  # of a link's bytes/s: NCCL's authors reckon with 370 of an H100's 450 GB/s (NVIDIA/nccl-tests#212)
+REST = 0.17  # seconds that no formula counts, for each of computation that one does: fitted, as docs/scale.md says
+# seconds measured for each that was estimated, and bytes beyond weights and moments: all cases of tests/plan_errors.py
+TIME_RANGE, MEMORY_RANGE = (0.75, 1.5), (0.8, 1.2)
 
 BUCKET = 100 * 2**20  # bytes of gradients in a message of DDP: distributed.BUCKET_MB
 UNFUSED = ("manual", "math")  # attention that keeps every score
@@ -76,12 +79,17 @@ class Memory:
         """Bytes in all."""
         return sum(asdict(self).values())
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """The fewest and the most bytes that are to be expected; weights and moments are certain."""
+        certain = self.weights + self.optimizer
+        return tuple(certain + share * (self.total - certain) for share in MEMORY_RANGE)
+
 
 def least_memory(config: Any, batch_size: int, itemsize: int, backward: bool, muon: bool, shards: int = 1) -> int:
-    """Bytes below which no GPU can train, whatever else it does: what fits into them may still not fit.
+    """Bytes below which no GPU can train: float32 weights, and the logits of a micro-batch.
 
-    Counted are float32 weights, and the logits of a micro-batch; with `backward` gradients and AdamW's moments too, of
-    which `muon` needs one for a hidden matrix.
+    With `backward` gradients and AdamW's moments too, of which `muon` needs one for a hidden matrix.
     """
     held = 16 * config.num_params - 4 * hidden(config) * muon if backward else 4 * config.num_params
     return held // shards + batch_size * config.block_size * config.padded_vocab_size * itemsize // config.chunks
@@ -93,11 +101,10 @@ def hidden(config: Any) -> int:
 
 
 def memory(config: Any, run: Run) -> Memory:
-    """Bytes of a GPU at the fullest moment of a step, tensors alone: without CUDA's and NCCL's own.
+    """Bytes of a GPU's tensors at the fullest moment of a step: without CUDA's and NCCL's own.
 
-    Weights, gradients and AdamW's moments are 16 bytes a parameter in float32, divided over the shards (ZeRO,
-    arXiv:1910.02054, section 3.1). Gradients of earlier micro-batches are there all the time, and FSDP keeps them
-    undivided; so are DDP's, whose buckets stay.
+    Weights, gradients and AdamW's moments are 16 bytes a parameter, divided over the shards (ZeRO, arXiv:1910.02054,
+    section 3.1). Gradients of earlier micro-batches stay, and FSDP does not divide them; so do DDP's buckets.
     """
     N, adamw = config.num_params, 8 * config.num_params - 4 * hidden(config) * (run.optimizer == "muon")
     earlier = 4 * N if run.micro_steps > 1 or (run.shards == 1 and run.gpus > 1) else 0
@@ -118,7 +125,7 @@ def _moments(config, run, earlier):
     block, embedding, low = hidden(config) // L, config.padded_vocab_size * config.n_embd, e < 4
     whole, kept, working = _block(config, run), _kept(config, run), _working(config, run)
     activations = L * kept + _tokens(config, run) * config.n_embd * (4 + e) + _mask(config, run, 4)
-    again = whole - kept if run.recompute != "none" else 0
+    again = whole - kept  # 0 if all is kept
     if run.shards > 1:
         root, gathered = 4 * (N - hidden(config)), 2 * e * block
         gradients = earlier + 4 * (N - min(2, L) * block) / run.shards + (0 if earlier else root)
@@ -155,10 +162,9 @@ def _block(config, run):
 
 
 def _kept(config, run):
-    """Bytes of a block that are kept until its backward; the rest is computed again."""
-    if run.recompute == "block":  # its input
-        return 4 * _tokens(config, run) * config.n_embd
-    return _block(config, run) - (_inner(config, run) if run.recompute == "attention" else 0)
+    """Bytes of a block that are kept until its backward, such as its input; the rest is computed again."""
+    inner = _inner(config, run) if run.recompute == "attention" else 0
+    return 4 * _tokens(config, run) * config.n_embd if run.recompute == "block" else _block(config, run) - inner
 
 
 def _working(config, run):
@@ -167,9 +173,8 @@ def _working(config, run):
     In the MLP, gradients of the residual stream, of a branch and of the wide layer; in attention, whose backward finds
     what the MLP kept freed, two tables of scores.
     """
-    e, channels = run.itemsize, _tokens(config, run) * config.n_embd
-    T, queries = config.block_size, min(BLOCK, config.block_size)
-    rows = {"blocked": queries}.get(run.attention, T if _scores(config, run) else 0)
+    e, channels, T = run.itemsize, _tokens(config, run) * config.n_embd, config.block_size
+    rows = {"blocked": min(BLOCK, T)}.get(run.attention, T if _scores(config, run) else 0)
     tables = 2 * _score_bytes(run) * run.batch_size * config.n_head * rows * T
     return max((4 + 4 * e + (e < 4) * e) * channels, tables - 9 * e * channels)
 
@@ -210,9 +215,8 @@ def _mask(config, run, itemsize):
 def _logits(config, run):
     """Bytes of logits at their most.
 
-    Eager, the cross-entropy's gradient takes three float32 numbers for each. Compiled, it takes the place of the
-    logits, and the output layer's gradient, not yet float32, is there with it. Chunks compute one part at a time, and
-    add up that gradient in the dtype of the products.
+    Eager, the cross-entropy's gradient takes three float32 numbers for each. Compiled, it takes the logits' place, and
+    the output layer's gradient, not yet float32, is there too. Chunks take a part at a time, and add that gradient up.
     """
     e, V = run.itemsize, config.padded_vocab_size
     if config.chunks > 1:
@@ -237,9 +241,9 @@ class Machine:
     @classmethod
     def of(cls, gpu: GPU, network: Network) -> Self:
         """What is assumed to be reached of data sheets."""
-        computes = dict(products=PRODUCTS * gpu.peak, flash=FLASH * gpu.peak, traffic=TRAFFIC * gpu.bandwidth)
-        links = dict(link=LINK * gpu.link, hop=gpu.hop, network=LINK * network.rate, network_hop=network.hop)
-        return cls(gpu.peak, **computes, **links, per_node=gpu.per_node)
+        products, traffic = PRODUCTS * gpu.reached * gpu.peak, TRAFFIC * gpu.bandwidth
+        links = LINK * gpu.link, gpu.hop, LINK * network.rate, network.hop
+        return cls(gpu.peak, products, FLASH * gpu.peak, traffic, *links, gpu.per_node)
 
 
 @dataclass(frozen=True)
@@ -250,6 +254,7 @@ class Step:
     attention: float
     traffic: float  # element-wise work, which waits for memory
     optimizer: float
+    rest: float  # of computation, what is not counted
     communication: float  # in all
     exposed: float  # of that, what no computation hides
     sent: float  # bytes that a GPU sends
@@ -257,7 +262,7 @@ class Step:
     @property
     def computation(self) -> float:
         """Seconds without any communication."""
-        return self.products + self.attention + self.traffic + self.optimizer
+        return self.products + self.attention + self.traffic + self.optimizer + self.rest
 
     @property
     def total(self) -> float:
@@ -267,17 +272,13 @@ class Step:
     @property
     def bound(self) -> str:
         """What takes most of the step."""
-        names = {"products": "matrix products", "traffic": "memory traffic", "exposed": "communication"}
-        parts = {name: asdict(self)[name] for name in ("products", "attention", "traffic", "optimizer", "exposed")}
-        longest = max(parts, key=parts.get)
-        return names.get(longest, longest)
+        parts = {"matrix products": self.products, "attention": self.attention, "memory traffic": self.traffic}
+        parts |= {"optimizer": self.optimizer, "communication": self.exposed}
+        return max(parts, key=parts.get)
 
 
 def flops_per_token(config: Any) -> int:
-    """Forward and backward: 6 N + 12 L C T (PaLM, arXiv:2204.02311, appendix B), N without positions.
-
-    What is computed again does not count: it is no progress.
-    """
+    """6 N + 12 L C T (PaLM, arXiv:2204.02311, appendix B), N without positions; recomputing is no progress."""
     T, C = config.block_size, config.n_embd
     return 6 * (config.num_params - T * C) + 12 * config.n_layer * C * T
 
@@ -285,16 +286,16 @@ def flops_per_token(config: Any) -> int:
 def step(config: Any, run: Run, machine: Machine) -> Step:
     """Seconds of a step, compiled and in 16 bits.
 
-    Weights are gathered beside the forward or the backward of a micro-batch, gradients reduced beside the last
-    backward. Nothing hides the first gather of a forward and the last reduction.
+    Weights are gathered beside the forward or backward of a micro-batch, gradients reduced beside the last backward.
+    Nothing hides the first gather of a forward and the last reduction.
     """
     forward, backward = _computation(config, run, machine)
     c, m = _communication(config, run, machine), run.micro_steps
-    waiting = m * max(c.root + c.blocks / config.n_layer, c.root + c.blocks - sum(forward))
-    waiting += (m - 1) * max(0, c.blocks - sum(backward))
-    waiting += max(c.reduction / c.messages, c.blocks + c.reduction - sum(backward))
-    parts = [m * (one + other) for one, other in zip(forward, backward)]
-    return Step(*parts, _optimizer(config, run, machine), m * (c.root + 2 * c.blocks) + c.reduction, waiting, c.sent)
+    before, beside = ((1 + REST) * sum(parts) for parts in (forward, backward))
+    waiting = m * max(c.root + c.blocks / config.n_layer, c.root + c.blocks - before)
+    waiting += (m - 1) * max(0, c.blocks - beside) + max(c.reduction / c.messages, c.blocks + c.reduction - beside)
+    counted = [*(m * (one + other) for one, other in zip(forward, backward)), _optimizer(config, run, machine)]
+    return Step(*counted, REST * sum(counted), m * (c.root + 2 * c.blocks) + c.reduction, waiting, c.sent)
 
 
 def _optimizer(config, run, machine):
@@ -389,8 +390,7 @@ class _Ring:
     def seconds(self, size: float, messages: int, both: bool = False) -> float:
         """Seconds to gather or reduce `size` bytes in `messages` parts, or to do `both`.
 
-        Latencies add up as in NCCL's own model (src/graph/tuning.cc): a ring has n - 1 hops; to do both, a tree may be
-        faster, of which only the depth counts.
+        Latencies are NCCL's own model (src/graph/tuning.cc): n - 1 hops, or a tree's depth if that is less for `both`.
         """
         m = self.machine
         in_node = max(1, min(self.ranks, m.per_node // self.stride))

@@ -3,12 +3,15 @@
     python tests/plan_errors.py
 
 Memory is measured here: the most that a step of a small model holds on a CPU beyond weights and AdamW's moments. Times
-are those of results/cpu_avx512_bf16_older/ladder_124M and what others published, with one set of assumptions for all.
+are those of results/cpu_avx512_bf16_older/ladder_124M and what others published, with one set of assumptions for all
+of them.
 """
 
+import dataclasses
 import functools
 import json
 import pathlib
+import statistics
 import subprocess
 import sys
 import warnings
@@ -27,9 +30,9 @@ from fusedgpt import scale
 from fusedgpt.bench.report import markdown
 from fusedgpt.device import DTYPES, autocast
 from fusedgpt.files import read_jsonl
-from fusedgpt.gpus import GPUS, NETWORKS
+from fusedgpt.gpus import GPUS, NETWORKS, Network
 from fusedgpt.memory import peak_bytes
-from fusedgpt.scale import FLASH, PRODUCTS, Machine, Run
+from fusedgpt.scale import FLASH, Machine, Run
 from model import GPT, GPTConfig
 from tests import limited_memory
 
@@ -75,38 +78,83 @@ SHARED = [
 ]
 
 GPT2 = dict(vocab_size=50257, vocab_multiple=64, bias=False)
-XL = GPT2 | dict(n_layer=48, n_head=25, n_embd=1600)
+UNPADDED = GPT2 | dict(vocab_multiple=1)
+MEDIUM, LARGE, XL = (
+    GPT2 | dict(n_layer=layers, n_head=heads, n_embd=64 * heads) for layers, heads in ((24, 16), (36, 20), (48, 25))
+)
 # paxml/contrib/gpu/scripts_gpu/configs.py; bf16 with Transformer Engine, whose attention for JAX was not fused unless
 # NVTE_FUSED_ATTN was set, and not at all over more than 512 tokens: NVIDIA/JAX-Toolbox, rosetta's page on Pax, 23.08
-PAX = dict(block_size=2048, vocab_size=50304)
-UNFUSED = dict(attention="manual")
-# what was measured and where it stands, ms a step, the model, how it was trained, and on which GPUs
+PAX = dict(block_size=2048, vocab_size=50304, bias=False)
+PAX_5B, PAX_175B = PAX | dict(n_layer=24, n_head=32, n_embd=4096), PAX | dict(n_layer=96, n_head=96, n_embd=12288)
+UNFUSED, BLOCK = dict(attention="manual"), dict(recompute="block")
+SHARDED = UNFUSED | dict(gpus=256, parallel="fsdp")
+# Llamas are no GPT-2s. Layers and channels are those of a GPT with as many parameters in its blocks and as many FLOPs
+# of attention, both within 1 %: Llama 3.1 8B, of 32 x 4096 with SwiGLU and grouped queries, is 29 x 4480, and 70B 75 x
+# 8704; Llama 2 13B has GPT's own 12 L C². What is left out is the second, untied embedding, and RoPE
+LLAMA = dict(block_size=8192, vocab_size=128256, n_layer=29, n_head=35, n_embd=4480, bias=False)
+LLAMA_70B = LLAMA | dict(n_layer=75, n_head=68, n_embd=8704)
+LLAMA2 = dict(block_size=4096, vocab_size=32000, n_layer=40, n_head=40, n_embd=5120, bias=False)
+LLAMA2_70B = LLAMA2 | dict(n_layer=75, n_head=68, n_embd=8704)
+# torchtitan's selective recomputation: of every second layer, or of every second product (37 % of a block's FLOPs,
+# where recompute=block has 67 and none 0). Both are taken for the mean of the two
+HALF = dict(recompute=("none", "block"))
+TITAN = dict(parallel="fsdp", gpus=64, batch_size=2)
+# models/1.4B/pythia-1.4b.yml: flash, every block recomputed, ZeRO-1, as ddp here; its data lie on Amazon's FSx, whose
+# nodes of eight A100 40GB have 400 Gbit/s. The second embedding is left out
+PYTHIA = dict(block_size=2048, vocab_size=50688, n_layer=24, n_head=16, n_embd=2048, bias=False)
+# torchtitan's H100s have 96 GB of HBM2e, 2.4 TB/s, a limit of 500 W, and a peak between SXM's and NVL's, 989 and 835
+H100_96GB = dataclasses.replace(GPUS["H100"], memory=96e9, bandwidth=2.4e12, peak=912e12)
+MACHINES = {
+    "A100": Machine.of(GPUS["A100"], NETWORKS["hdr"]),
+    "A100 40GB": Machine.of(GPUS["A100 40GB"], Network(50e9 / 8)),
+    "H100": Machine.of(GPUS["H100"], NETWORKS["ndr"]),
+    "H100 96GB": Machine.of(H100_96GB, NETWORKS["ndr"]),
+    "H200": Machine.of(GPUS["H200"], NETWORKS["ndr"]),
+}
+
+
+# whose software, what was measured and where it stands, ms a step, the model, how it was trained, and on which GPUs.
+# llm.c: scripts/run_gpt2_*.sh; the one of 1558M says 2.80 s, and 24 hours for 32,000 steps, which is 2.70. nanoGPT:
+# README at 23a8e70, 4 days for 600,000 steps with evaluations, and 562 ms without in its issue 110; an early flash in a
+# nightly of PyTorch 2.0, with a vocabulary of 50257. torchtitan: benchmarks/llama3_h100_202412_torchtitan.md, and
+# docs/performance.md for A100s. Pythia: 7,120 GPU hours for 143,000 steps, the paper's table from memory
 PUBLISHED = [
-    ("PyTorch's article: flash, padded", 87, GPT2, dict(batch_size=12, gpus=8), "A100", "hdr"),
-    ("llm.c, scripts/run_gpt2_124M.sh", 300, GPT2, dict(batch_size=64, gpus=8), "A100", "hdr"),
-    ("llm.c, by modded-nanogpt's log", 140, GPT2, dict(batch_size=64, gpus=8), "H100", "ndr"),
-    ("modded-nanogpt, track 3", 144, GPT2, dict(batch_size=64, gpus=8), "H200", "ndr"),
-    ("nanoGPT 1.5B, 49.9k tokens/s, second-hand", 8192 / 49.9, XL, dict(batch_size=8), "H200", "ndr"),
-    ("Pax 126M, 2339.8 sequences/s", 256 / 2.3398, PAX, UNFUSED | dict(batch_size=4, gpus=64), "A100", "hdr"),
+    ("PyTorch", "PyTorch's article: flash, padded", 87, GPT2, dict(batch_size=12, gpus=8), "A100"),
+    ("nanoGPT", "nanoGPT, 4 days", 576, UNPADDED, dict(batch_size=12, gpus=8, micro_steps=5), "A100 40GB"),
+    ("build-nanogpt", "build-nanogpt's video, second-hand", 90, GPT2, dict(batch_size=16), "A100"),
+    ("llm.c", "llm.c 124M", 300, GPT2, dict(batch_size=64, gpus=8), "A100"),
+    ("llm.c", "llm.c 350M", 820, MEDIUM, dict(batch_size=64, gpus=8), "A100"),
+    ("llm.c", "llm.c 774M", 1700, LARGE, dict(batch_size=32, gpus=8, micro_steps=2), "A100"),
+    ("llm.c", "llm.c 124M, by modded-nanogpt's log", 140, GPT2, dict(batch_size=64, gpus=8), "H100"),
+    ("llm.c", "llm.c 1.5B", 2700, XL, dict(batch_size=16, gpus=8, micro_steps=8), "H100"),
+    ("modded-nanogpt", "modded-nanogpt, track 3", 144, GPT2, dict(batch_size=64, gpus=8), "H200"),
+    ("nanoGPT", "nanoGPT 1.5B, 49.9k tokens/s, second-hand", 8192 / 49.9, XL, dict(batch_size=8), "H200"),
+    ("Pax", "Pax 126M, 2339.8 sequences/s", 256 / 2.3398, PAX, UNFUSED | dict(batch_size=4, gpus=64), "A100"),
+    ("Pax", "Pax 5B, 598.83 sequences/s", 2048 / 0.59883, PAX_5B, SHARDED | dict(batch_size=8), "A100"),
+    ("Pax", "Pax 175B, 19.62 sequences/s", 1536 / 0.01962, PAX_175B, SHARDED | BLOCK | dict(batch_size=6), "A100"),
+    ("NeoX", "Pythia 1.4B, from memory", 2801, PYTHIA, BLOCK | dict(batch_size=16, gpus=64), "A100 40GB"),
+    ("torchtitan", "torchtitan Llama 3.1 8B", 16384 / 6.667, LLAMA, TITAN | HALF | dict(gpus=8), "H100 96GB"),
+    ("torchtitan", "torchtitan Llama 3.1 8B", 16384 / 6.514, LLAMA, TITAN | HALF | dict(gpus=128), "H100 96GB"),
+    ("torchtitan", "torchtitan Llama 3 8B, layers", 8192 / 2.904, LLAMA, TITAN | HALF | dict(batch_size=1), "A100"),
+    ("torchtitan", "torchtitan Llama 3 8B, products", 8192 / 2.973, LLAMA, TITAN | HALF | dict(batch_size=1), "A100"),
+    ("torchtitan", "torchtitan Llama 3 70B", 8192 / 0.331, LLAMA_70B, TITAN | BLOCK | dict(batch_size=1), "A100"),
+    ("torchtitan", "torchtitan Llama 2 13B", 8192 / 2.162, LLAMA2, TITAN, "A100"),
+    ("torchtitan", "torchtitan Llama 2 13B, layers", 8192 / 1.914, LLAMA2, TITAN | HALF, "A100"),
+    ("torchtitan", "torchtitan Llama 2 13B, products", 8192 / 1.904, LLAMA2, TITAN | HALF, "A100"),
     (
-        "Pax 5B, 598.83 sequences/s",
-        2048 / 0.59883,
-        PAX | dict(n_layer=24, n_head=32, n_embd=4096),
-        UNFUSED | dict(batch_size=8, gpus=256, parallel="fsdp"),
+        "torchtitan",
+        "torchtitan Llama 2 70B, products",
+        4096 / 0.355,
+        LLAMA2_70B,
+        TITAN | HALF | dict(batch_size=1),
         "A100",
-        "hdr",
     ),
-    (
-        "Pax 175B, 19.62 sequences/s",
-        1536 / 0.01962,
-        PAX | dict(n_layer=96, n_head=96, n_embd=12288),
-        UNFUSED | dict(batch_size=6, gpus=256, parallel="fsdp", recompute="block"),
-        "A100",
-        "hdr",
-    ),
+    ("torchtitan", "torchtitan Llama 2 70B", 8192 / 0.353, LLAMA2_70B, TITAN | BLOCK, "A100"),
 ]
-# the CPU of those rows: the middle of 810 to 855 GFLOP/s, and of 41 to 73 GB/s
-EPYC = Machine(peak=832e9, products=832e9, flash=832e9 * FLASH / PRODUCTS, traffic=57e9)
+# GiB reserved, by the same table for H100s; its blocks were compiled, its loss was not
+RESERVED = {8: 77.0, 128: 62.0}
+# of the CPU in docs/performance.md: the middle of 810 to 855 GFLOP/s, and of 41 to 73 GB/s
+EPYC = Machine(peak=832e9, products=832e9, flash=832e9 * FLASH / 0.65, traffic=57e9)
 RUNGS = ("manual", "flash", "flash + padded vocabulary", "auto + padded vocabulary", "manual, again")  # compiled
 
 
@@ -178,18 +226,76 @@ def print_shared() -> None:
     distributed.destroy_process_group()
 
 
-def times() -> Iterator[tuple[str, str, float, float]]:
-    """(what, on what, measured ms, estimated ms) of a step."""
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A measured step and its estimate, in ms."""
+
+    who: str  # whose software on what: cases of one kind err together
+    what: str
+    on: str
+    measured: float
+    computation: float  # that formulas count
+    exposed: float
+
+    def estimate(self, rest: float = scale.REST) -> float:
+        """With other seconds for what no formula counts."""
+        return (1 + rest) * self.computation + self.exposed
+
+    @property
+    def rest(self) -> float:
+        """What would have been right."""
+        return (self.measured - self.exposed) / self.computation - 1
+
+    @classmethod
+    def of(cls, who, what, on, measured, config, runs, machine) -> "Case":
+        """Of the mean of `runs`."""
+        steps = [scale.step(config, run, machine) for run in runs]
+        exposed = statistics.mean(step.exposed for step in steps)
+        total = statistics.mean(step.total for step in steps)
+        return cls(who, what, on, measured, 1e3 * (total - exposed) / (1 + scale.REST), 1e3 * exposed)
+
+
+def times() -> Iterator[Case]:
+    """Every case."""
     rows = read_jsonl(ROOT / "results" / "cpu_avx512_bf16_older" / "ladder_124M" / "rows.jsonl")
     for row in rows:
         if row.get("rung") in RUNGS:
             run = Run(batch_size=1, attention=row["ran"]["attention"])
             config = GPTConfig(vocab_size=row["ran"]["padded_vocab_size"], bias=False)
-            yield f"`{row['rung']}`", "2 cores of an EPYC", row["median_ms"], 1e3 * scale.step(config, run, EPYC).total
-    for what, ms, shape, how, gpu, network in PUBLISHED:
-        run = Run(**how, gradient_accumulation_steps=how.get("gpus", 1))
-        found = scale.step(GPTConfig(**shape), run, Machine.of(GPUS[gpu], NETWORKS[network]))
-        yield what, f"{run.gpus} x {gpu}", ms, 1e3 * found.total
+            yield Case.of("ours, CPU", f"`{row['rung']}`", "2 cores of an EPYC", row["median_ms"], config, [run], EPYC)
+    for who, what, ms, shape, how, gpu in PUBLISHED:
+        runs = published_runs(how)
+        yield Case.of(f"{who}, {gpu}", what, f"{runs[0].gpus} x {gpu}", ms, GPTConfig(**shape), runs, MACHINES[gpu])
+
+
+def published_runs(how: dict) -> list[Run]:
+    """The runs whose mean a case is: one, or two if half is computed again."""
+    how = dict(gpus=1, micro_steps=1, recompute="none") | how
+    how["gradient_accumulation_steps"] = how.pop("micro_steps") * how["gpus"]
+    again = how.pop("recompute")
+    return [Run(**how, recompute=each) for each in ((again,) if isinstance(again, str) else again)]
+
+
+def fitted(cases: list[Case]) -> float:
+    """REST by `cases`: the median of their kinds, each its own median, so that a kind with many rows counts once."""
+    kinds = {case.who: [each.rest for each in cases if each.who == case.who] for case in cases}
+    return statistics.median(map(statistics.median, kinds.values()))
+
+
+def left_out() -> list[tuple[Case, float]]:
+    """Each case, and measured over estimated with what all other kinds say of REST: as if it were not yet known."""
+    cases = list(times())
+    rests = {case.who: fitted([each for each in cases if each.who != case.who]) for case in cases}
+    return [(case, case.measured / case.estimate(rests[case.who])) for case in cases]
+
+
+def reserved() -> Iterator[tuple[int, float, scale.Memory]]:
+    """(GPUs, measured bytes, estimate) of torchtitan's Llama 3.1 8B on H100s: the mean of HALF."""
+    for gpus, gib in RESERVED.items():
+        runs = published_runs(TITAN | HALF | dict(gpus=gpus, compile=False))
+        found = [dataclasses.asdict(scale.memory(GPTConfig(**LLAMA), run)) for run in runs]
+        mean = {part: statistics.mean(each[part] for each in found) for part in found[0]}
+        yield gpus, gib * 2**30, scale.Memory(**mean)
 
 
 def process_table() -> list[str]:
@@ -215,13 +321,28 @@ def process_table() -> list[str]:
 
 
 def time_table() -> list[str]:
-    """The errors of times."""
-    digits = ["{:,.0f}" if ms >= 1000 else "{:.1f}" for _, _, ms, _ in times()]
-    cells = [
-        (what, on, form.format(ms), form.format(mine), f"{100 * (mine / ms - 1):+.0f} %")
-        for form, (what, on, ms, mine) in zip(digits, times())
-    ]
-    return markdown(["what", "on", "measured, ms a step", "estimated", "error"], cells)
+    """Every case of times, by formulas alone and with what they do not count, and what its range is."""
+    cells = []
+    for case, ratio in left_out():
+        form = "{:,.0f}" if case.measured >= 1000 else "{:.1f}"
+        counted, mine = case.estimate(0), case.estimate()
+        shown = [form.format(ms) for ms in (case.measured, counted, mine)]
+        before, after = (f"{100 * (ms / case.measured - 1):+.0f} %" for ms in (counted, mine))
+        low, high = (form.format(share * mine) for share in scale.TIME_RANGE)
+        cells.append([case.what, case.on, *shown[:2], before, shown[2], after, f"{low} to {high}", f"{ratio:.2f}"])
+    names = ["what", "on", "measured, ms a step", "counted", "error", "estimated", "error", "range", "left out"]
+    return markdown(names, cells)
+
+
+def reserved_table() -> list[str]:
+    """The errors of memory on GPUs."""
+    cells = []
+    for gpus, measured, found in reserved():
+        gib = [f"{each / 2**30:.1f}" for each in (measured, found.total, *found.range)]
+        cells.append(
+            [f"{gpus} x H100 96GB", *gib[:2], f"{100 * (found.total / measured - 1):+.0f} %", " to ".join(gib[2:])]
+        )
+    return markdown(["torchtitan Llama 3.1 8B on", "reserved, GiB", "estimated", "error", "range"], cells)
 
 
 def memory_table() -> list[str]:
@@ -249,4 +370,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["shared"]:
         print_shared()
     else:
-        print(*time_table(), "", *process_table(), "", *memory_table(), sep="\n")
+        print(*time_table(), "", *reserved_table(), "", *process_table(), "", *memory_table(), sep="\n")

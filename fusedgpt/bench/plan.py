@@ -25,7 +25,7 @@ RECOMPUTE = ("none", "attention", "block")
 # the parts of scale.Memory and scale.Step, the latter in words
 MEMORY = {name: name for name in ("weights", "gradients", "optimizer", "activations", "logits", "copies")}
 TIME = {"products": "products", "attention": "attention", "traffic": "memory traffic", "optimizer": "optimizer"}
-TIME |= {"exposed": "waiting for communication"}
+TIME |= {"rest": "not counted", "exposed": "waiting for communication"}
 
 TRAINS = True
 DEFAULTS = {"vocab_size": 50257}
@@ -152,7 +152,7 @@ def compute(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> dict:
         "batch_size": run.batch_size,
         "micro_steps": run.micro_steps,
         "status": "computed" if memory.total <= GPUS[gpu].memory else "does not fit",
-        "memory": dataclasses.asdict(memory) | {"total": memory.total},
+        "memory": dataclasses.asdict(memory) | {"total": memory.total, "range": memory.range},
         "seconds": dataclasses.asdict(step) | {"computation": step.computation, "total": step.total},
         "tokens_per_s": tokens_per_s,
         "mfu": scale.flops_per_token(config) * tokens_per_s / (run.gpus * machine.peak),
@@ -177,6 +177,10 @@ def alternatives(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> li
 def in_words(config: GPTConfig, row: dict, gpu: str) -> list[str]:
     """What a row says, in a few lines."""
     memory, seconds, tokens = row["memory"], row["seconds"], CHINCHILLA * config.num_params
+    low, high = (share * row["days"] for share in scale.TIME_RANGE)
+    fastest, slowest = (row["tokens_per_s"] / share for share in scale.TIME_RANGE)
+    room = GPUS[gpu].memory / 1e9
+    doubt = "; it may not fit" * (memory["range"][1] / 1e9 > room)
     parts = ", ".join(f"{name} {memory[name] / 1e9:.2f}" for name in MEMORY if memory[name])
     times = ", ".join(f"{label} {rounded(1e3 * seconds[name])}" for name, label in TIME.items() if seconds[name])
     times += f" of {rounded(1e3 * seconds['communication'])}" if seconds["exposed"] else ""
@@ -184,11 +188,25 @@ def in_words(config: GPTConfig, row: dict, gpu: str) -> list[str]:
     return [
         f"computed, not measured: {config.num_params:,} parameters on {how}, {batches(config, row)};"
         f" a vocabulary of {config.padded_vocab_size:,}",
-        f"memory: {memory['total'] / 1e9:.1f} of {GPUS[gpu].memory / 1e9:g} GB of each GPU: {parts}",
-        f"step: {rounded(1e3 * seconds['total'], 4)} ms: {times}",
-        f"speed: {row['tokens_per_s']:,.0f} tokens/s, MFU {100 * row['mfu']:.0f} %, bound by {row['bound']}",
-        f"training: {CHINCHILLA} tokens a parameter, {rounded(tokens / 1e9)} billion, take {duration(row['days'])}",
+        f"memory: {in_gb(memory)} of {room:g} GB of each GPU{doubt}: {parts}",
+        f"step: {in_ms(seconds)} ms: {times}",
+        f"speed: {row['tokens_per_s']:,.0f} ({rounded(slowest)} to {rounded(fastest)}) tokens/s,"
+        f" MFU {100 * row['mfu']:.0f} %, bound by {row['bound']}",
+        f"training: {CHINCHILLA} tokens a parameter, {rounded(tokens / 1e9)} billion, take {duration(row['days'])}"
+        f" ({duration(low)} to {duration(high)})",
     ]
+
+
+def in_gb(memory: dict) -> str:
+    """'20.1 (17.5 to 22.8)': bytes of a row in GB, and the range in which they are to be expected."""
+    low, high = memory["range"]
+    return f"{memory['total'] / 1e9:.1f} ({low / 1e9:.1f} to {high / 1e9:.1f})"
+
+
+def in_ms(seconds: dict) -> str:
+    """'142.7 (107 to 214)': seconds of a row's step in ms, and the range in which they are to be expected."""
+    low, high = (1e3 * share * seconds["total"] for share in scale.TIME_RANGE)
+    return f"{rounded(1e3 * seconds['total'], 4)} ({rounded(low)} to {rounded(high)})"
 
 
 def batches(config: GPTConfig, row: dict) -> str:
@@ -222,7 +240,7 @@ def _cells(row):
     cells += [f"{memory[part] / 1e9:.2f}" for part in MEMORY]
     if row["status"] != "computed":
         return [*cells, f"{memory['total'] / 1e9:.1f}: {row['status']}", *[""] * 6]
-    cells += [f"{memory['total'] / 1e9:.1f}", rounded(1e3 * seconds["total"], 4)]
+    cells += [in_gb(memory), in_ms(seconds)]
     cells += [f"{rounded(1e3 * seconds['exposed'])} of {rounded(1e3 * seconds['communication'])} ms"]
     return [*cells, f"{row['tokens_per_s']:,.0f}", f"{100 * row['mfu']:.0f} %", row["bound"], duration(row["days"])]
 
@@ -233,6 +251,10 @@ def figures(config: GPTConfig, rows: list[dict], gpu: str) -> Iterator[tuple]:
     _stack(left, MEMORY, [{part: row["memory"][part] / 1e9 for part in MEMORY} for row in rows])
     times = [row["seconds"] if row["status"] == "computed" else dict.fromkeys(TIME, 0) for row in rows]
     _stack(right, TIME, [{part: 1e3 * seconds[part] for part in TIME} for seconds in times])
+    ends = [(row["memory"]["total"] / 1e9, [end / 1e9 for end in row["memory"]["range"]]) for row in rows]
+    _ranges(left, ends)
+    totals = [1e3 * row["seconds"]["total"] * (row["status"] == "computed") for row in rows]
+    _ranges(right, [(total, [share * total for share in scale.TIME_RANGE]) for total in totals])
     for axes, where in ((left, "outside lower left"), (right, "outside lower right")):
         figure.legend(*axes.get_legend_handles_labels(), loc=where, ncols=2, frameon=False, fontsize=7)
         axes.grid(visible=False, axis="y")
@@ -249,7 +271,7 @@ def figures(config: GPTConfig, rows: list[dict], gpu: str) -> Iterator[tuple]:
             right.text(0.02, n, what, va="center", fontsize=7.5, transform=right.get_yaxis_transform())
     right.set(xlabel="ms of a step", xlim=(0, 1.05 * right.dataLim.xmax))
     subject = f"{config.num_params:,} parameters on {rows[0]['gpus']} x {gpu}, {batches(config, rows[0])}."
-    subject += " First what was asked for"
+    subject += " First what was asked for; black lines: the range that measured runs had"
     yield "plan", "What a run would take, and the ways to share it", subject, figure
 
 
@@ -262,14 +284,22 @@ def _stack(axes, parts, rows):
         ends = [end + width for end, width in zip(ends, widths)]
 
 
+def _ranges(axes, rows):
+    """A line over the end of each bar, from the least to the most: rows of (end, (least, most))."""
+    errors = [[end - low for end, (low, _) in rows], [high - end for end, (_, high) in rows]]
+    axes.errorbar([end for end, _ in rows], range(len(rows)), xerr=errors, fmt="none", ecolor="black", lw=1, capsize=2)
+
+
 def write(results: str, name: str, command: str, text: list[str], drawn: Iterator[tuple]) -> list[pathlib.Path]:
     """Write the report called `name` and its figures to `results`/plan; the paths written."""
     folder = pathlib.Path(results) / "plan"
     folder.mkdir(parents=True, exist_ok=True)
-    shares = {"the peak in products": scale.PRODUCTS, "the peak in attention": scale.FLASH}
+    shares = {"what the largest products reach": scale.PRODUCTS, "the peak in attention": scale.FLASH}
     shares |= {"memory's bandwidth": scale.TRAFFIC, "links' bandwidth": scale.LINK}
     reached = ", ".join(f"{100 * share:g} % of {what}" for what, share in shares.items())
-    how = f"Computed, not measured. Assumed: {reached} (docs/scale.md)"
+    low, high = scale.TIME_RANGE
+    how = f"Computed, not measured. Assumed: {reached}, and {100 * scale.REST:g} % more for what is not counted. Steps"
+    how += f" that were measured took {low:g} to {high:g} times their estimate (docs/scale.md)"
     paths = drawing.save(drawn, folder, how)
     lines = [f"# {name}", "", f"`{command}`", "", f"{how}.", "", *text, ""]
     lines += [line for path in paths for line in (f"![{path.stem}]({path.name})", "")]

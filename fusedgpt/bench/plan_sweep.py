@@ -102,7 +102,7 @@ def table(rows: list[dict]) -> list[str]:
             cells.append([row["model"], row["gpus"], row["sharing"], row["status"], *[""] * 7])
             continue
         how = [row["model"], row["gpus"], row["parallel"], f"{row['micro_steps']} x {row['batch_size']}"]
-        took = [f"{row['memory']['total'] / 1e9:.1f}", plan.rounded(1e3 * row["seconds"]["total"], 4)]
+        took = [plan.in_gb(row["memory"]), plan.in_ms(row["seconds"])]
         rest = [f"{ratio(row):.2f}", f"{row['tokens_per_s']:,.0f}", f"{100 * row['mfu']:.0f} %"]
         rest.append(plan.duration(row["days"]))
         cells.append([*how, row["recompute"], *took, *rest])

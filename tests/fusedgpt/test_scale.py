@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import statistics
 
 import pytest
 import torch
@@ -30,6 +31,8 @@ def test_memory_is_what_a_step_really_holds(case):
     # weights and moments, which anyone can count, are not in it: they would hide an error in what is hard
     found = plan_errors.memory_error(*case)
     assert found["estimate"] == pytest.approx(found["measured"], rel=0.15)
+    low, high = scale.MEMORY_RANGE
+    assert low * found["estimate"] <= found["measured"] <= high * found["estimate"]
 
 
 def test_memory_of_a_shared_model_is_what_a_step_really_holds():
@@ -37,16 +40,55 @@ def test_memory_of_a_shared_model_is_what_a_step_really_holds():
         assert found["estimate"] == pytest.approx(found["measured"], rel=0.15), how
 
 
-def test_times_are_those_that_were_measured_on_many_machines():
-    # one set of assumptions for all: a planner can be tuned to any one figure
-    errors = {what: mine / ms - 1 for what, _, ms, mine in plan_errors.times()}
-    missed = {what for what, error in errors.items() if abs(error) > 0.25}
-    assert len(errors) == 13 and missed == {"Pax 126M, 2339.8 sequences/s"}  # docs/scale.md says why
+def test_every_measured_step_lies_in_the_range():
+    # each is estimated with what all others leave uncounted: a range around its own fit would hold anything
+    (low, high), found = scale.TIME_RANGE, plan_errors.left_out()
+    outside = {case.what: ratio for case, ratio in found if not low <= ratio <= high}
+    assert len(found) == 29 and not outside
+    ratios = [ratio for _, ratio in found]
+    assert low > min(ratios) - 0.05 and high < max(ratios) + 0.05  # nor is it wider than they make it
+    for case in plan_errors.times():  # as a plan prints it
+        assert low * case.estimate() <= case.measured <= high * case.estimate(), case
+
+
+def test_times_are_neither_optimistic_nor_pessimistic():
+    # of 18 rows 15 used to be below what was measured, the middle one by 17 %
+    cases = list(plan_errors.times())
+    kinds = {case.who: [each.estimate() / each.measured for each in cases if each.who == case.who] for case in cases}
+    assert statistics.median(map(statistics.median, kinds.values())) == pytest.approx(1, abs=0.05)
+    below = [case for case in cases if case.estimate() < case.measured]
+    assert len(cases) / 3 < len(below) < 2 * len(cases) / 3
+    assert plan_errors.fitted(cases) == pytest.approx(scale.REST, abs=0.01)
+
+
+def test_what_is_not_counted_takes_its_share_of_computation():
+    found = scale.step(GPT2, Run(12), H100)
+    counted = found.products + found.attention + found.traffic + found.optimizer
+    assert found.rest == pytest.approx(scale.REST * counted) and found.total == pytest.approx(counted + found.rest)
+
+
+def test_memory_that_was_reserved_on_gpus_lies_in_the_range():
+    for gpus, measured, found in plan_errors.reserved():
+        low, high = found.range
+        assert low <= measured <= high, gpus
+        assert found.total == pytest.approx(measured, rel=0.15)
+
+
+def test_weights_and_moments_are_no_matter_of_doubt():
+    found = scale.Memory(weights=4, gradients=4, optimizer=8, activations=3, logits=2, copies=1)
+    assert found.range == pytest.approx((12 + 0.8 * 10, 12 + 1.2 * 10))
+
+
+def test_no_product_is_planned_faster_than_the_fastest_that_was_measured():
+    # 65 % of an MI300X's peak was assumed, of which the best of large products reach 60
+    products = {name: Machine.of(gpu, NETWORKS["ndr"]).products for name, gpu in GPUS.items()}
+    assert products["MI300X"] < 781.9e12 and products["A100"] == products["A100 40GB"] < 267.9e12
+    assert products["H200"] == pytest.approx(640e12, rel=0.01)  # as measured over 768 channels
 
 
 def test_the_page_has_the_errors_of_today():
     page = (ROOT / "docs" / "scale.md").read_text()
-    for line in (*plan_errors.time_table(), *plan_errors.process_table()):
+    for line in (*plan_errors.time_table(), *plan_errors.reserved_table(), *plan_errors.process_table()):
         assert line in page, line
 
 

@@ -33,20 +33,40 @@ def planned(tmp_path, *args):
     return said, plan.answer(settings(*args, f"--results={tmp_path}"), "the command", said.append)
 
 
+def numbers(pattern, text):
+    return [float(number.replace(",", "")) for number in re.search(pattern, text).groups()]
+
+
 def test_a_plan_says_memory_time_and_what_bounds_it(tmp_path):
     said, paths = planned(tmp_path)
     text = "\n".join(said)
     assert "computed, not measured: 124,373,760 parameters on 8 x H100, ddp" in text
     assert "5 micro-batches of 12 x 1024 tokens on each" in text
     parts = [float(part) for part in re.findall(r"[a-zA-Z]+ ([\d.]+)", said[1].partition("GPU: ")[2])]
-    total = float(re.search(r"memory: ([\d.]+) of 80 GB", said[1])[1])
+    total, least, most = numbers(r"memory: ([\d.]+) \(([\d.]+) to ([\d.]+)\) of 80 GB", said[1])
     assert sum(parts) == pytest.approx(total, abs=0.06)
-    ms, tokens_per_s = float(re.search(r"step: ([\d.]+) ms", said[2])[1]), float(said[3].split()[1].replace(",", ""))
-    assert tokens_per_s == pytest.approx(491_520 / (ms / 1e3), rel=1e-3)  # 40 x 12 x 1024
+    certain = sum(numbers(r"weights ([\d.]+), .* optimizer ([\d.]+)", said[1]))
+    shares = [(end - certain) / (total - certain) for end in (least, most)]
+    assert shares == pytest.approx(scale.MEMORY_RANGE, abs=0.02)
+    ms, fastest, slowest = numbers(r"step: ([\d.]+) \(([\d.]+) to ([\d.]+)\) ms", said[2])
+    assert (fastest / ms, slowest / ms) == pytest.approx(scale.TIME_RANGE, rel=0.01)
+    speeds = numbers(r"speed: ([\d,]+) \(([\d,]+) to ([\d,]+)\) tokens/s", said[3])
+    assert speeds == pytest.approx([491_520e3 / each for each in (ms, slowest, fastest)], rel=0.01)  # 40 x 12 x 1024
+    took = numbers(r"take ([\d.]+) minutes \(([\d.]+) minutes to ([\d.]+) minutes\)", said[4])
+    assert took == pytest.approx([20 * 124_373_760 / speed / 60 for speed in (speeds[0], *speeds[:0:-1])], rel=0.05)
     assert "bound by matrix products" in said[3] and "20 tokens a parameter, 2.49 billion" in said[4]
     report = (tmp_path / "plan" / "plan.md").read_text()
     assert "Computed, not measured" in report and "`the command`" in report and "| fsdp | block |" in report
     assert [path.name for path in paths] == ["plan.md", "plan.png"] and all(path.exists() for path in paths)
+
+
+def test_a_plan_says_if_the_range_of_its_memory_does_not_fit(tmp_path):
+    # "75.2 of 80 GB" promised what runs with as much more as others needed would not have had
+    tight, _ = planned(tmp_path, *XL, "--batch_size=16")
+    (most,) = numbers(r"to ([\d.]+)\) of 80 GB of each GPU; it may not fit: ", tight[1])
+    assert most > 80
+    roomy, _ = planned(tmp_path, *XL, "--batch_size=8")
+    assert "may not fit" not in roomy[1]
 
 
 def test_a_config_file_of_train_py_is_taken_as_it_is(monkeypatch):
@@ -124,7 +144,7 @@ def test_only_ways_that_train_py_has_are_compared():
 def test_numbers_are_words_that_anyone_reads(tmp_path):
     said, _ = planned(tmp_path, "--gpus=1", "--gradient_accumulation_steps=1")
     assert "1 micro-batch of 12 x 1024 tokens" in said[0] and "a vocabulary of 50,304" in said[0]
-    assert said[2].split()[-2] == "optimizer" and " of " not in said[2]  # nothing is sent
+    assert said[2].split()[-3:-1] == ["not", "counted"] and " of " not in said[2]  # nothing is sent
     said, _ = planned(tmp_path, *XL, "--batch_size=16", "--optimizer=muon", "--recompute=block")
     assert "products 1," in said[2] and "e+" not in "".join(said) and "AdamW" not in "".join(said)
     rounded = [plan.rounded(number) for number in (1250.4, 12.71, 0.5312, 0, 1234567)]
