@@ -7,9 +7,9 @@
     python bench.py plan [config/file.py ...] [--key=value ...]   memory and time of a run on GPUs that are not here
 
 KIND is ladder (the default: PyTorch's article, rung by rung), sweep (attention over lengths), prefill (time to the
-first token), numerics (errors against float64), max_batch (the largest micro-batch) or peers (beside transformers'
-GPT-2 and nanoGPT). Each has settings of its own: python bench.py KIND --help. A run that was interrupted continues when
-the same command is given again. plan measures nothing: it computes.
+first token), numerics (errors against float64), max_batch (the largest micro-batch), peers (beside transformers'
+GPT-2 and nanoGPT) or anatomy (where a training step's time goes). Each has settings of its own: python bench.py KIND
+--help. A run that was interrupted continues when the same command is given again. plan measures nothing: it computes.
 """
 
 import dataclasses
@@ -30,6 +30,7 @@ if __name__ == "__main__" and sys.argv[1:2] in (["-h"], ["--help"]):
 from configurator import adopt, configure, subclass
 from fusedgpt import files, memory, settings, timing
 from fusedgpt.bench import (
+    anatomy,
     campaign,
     check,
     ladder,
@@ -51,7 +52,7 @@ from fusedgpt.errors import UserError, one_sentence
 
 ROOT = pathlib.Path(__file__).resolve().parent
 KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
-KINDS |= {"peers": peers}
+KINDS |= {"peers": peers, "anatomy": anatomy}
 TAKE_SETTINGS = KINDS | {"plan": plan}
 # what headers of earlier versions do not name, and how it was then; all else is as it is by default today
 EARLIER = {"rounds": 1, "freed_memory": "returned"}
@@ -166,7 +167,7 @@ def validate(kind, s) -> None:
             raise UserError(f"{setting}={seconds} must be more than 0, and finite")
     if kind.TRAINS:
         settings.validate(s)
-    least_of = {"repeats": 1, "warmup": 0, "rounds": 1, "new_tokens": 1}
+    least_of = {"repeats": 1, "warmup": 0, "rounds": 1, "new_tokens": 1, "batch_size": 1}
     least_of |= dict.fromkeys(("steps", "iterations"), training.WARM_UP + 1)
     for setting, least in least_of.items():
         if getattr(s, setting, least) < least:

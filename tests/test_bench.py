@@ -70,7 +70,7 @@ def test_amds_setting_by_config_file():
         (["sweeep"], "there is no benchmark 'sweeep': did you mean sweep?"),
         (
             ["flops"],
-            "there is no benchmark 'flops': it can be ladder, sweep, prefill, numerics, max_batch, peers, report",
+            "there is no benchmark 'flops': it can be ladder, sweep, prefill, numerics, max_batch, peers, anatomy",
         ),
         (["report"], "name the folder of a benchmark"),
         (["report", "config"], "config/rows.jsonl does not exist, or is empty"),
@@ -202,6 +202,7 @@ def test_bench_starts_without_what_it_does_not_use():
         ("sweep", "manual,flash,efficient,cudnn,flex"),
         ("prefill", "eager,flash"),
         ("numerics", "manual,flash,efficient,cudnn,flex"),
+        ("anatomy", "manual,flash,output layer"),
     ],
 )
 def test_every_kind_on_a_gpu(tmp_path, data, kind, only):
@@ -226,6 +227,9 @@ def test_every_kind_on_a_gpu(tmp_path, data, kind, only):
         (["max_batch", "--memory_gb=0"], "memory_gb=0.0 must be more than 0"),
         (["max_batch", "--memory_gb=inf"], "memory_gb=inf must be more than 0, and finite"),
         (["ladder", "--max_seconds=0"], "max_seconds=0.0 must be more than 0, and finite"),
+        (["anatomy", "--batch_size=0"], "batch_size=0 must be 1 or more"),
+        (["anatomy", "--n_head=5"], "n_embd=768 cannot be split over n_head=5: make it a multiple"),
+        (["anatomy", "--dtype=float"], "dtype='float' is not allowed"),
         (["numerics", "--max_seconds=nan"], "max_seconds=nan must be more than 0, and finite"),
         (["max_batch", "--train_seconds=-1"], "train_seconds=-1.0 must be more than 0, and finite"),
     ],

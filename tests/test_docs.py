@@ -30,6 +30,7 @@ KINDS = {
     "sweep": [*TRAINED, "--lengths=32", "--heads=2x16", "--repeats=1", "--only=flash"],
     "prefill": ["--device=cpu", "--models=phi-small", "--lengths=16", "--repeats=1", "--only=flash"],
     "numerics": ["--device=cpu", "--repeats=1", "--only=manual"],
+    "anatomy": ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--block_size=16", "--repeats=1"],
     "max_batch": [
         *TRAINED,
         "--block_size=16",

@@ -32,10 +32,36 @@ def test_float16_overflows_where_the_scale_comes_after_the_product(tmp_path, dat
 
 
 def test_the_articles_appendix(tmp_path, data):
+    # the article calls SDPA with attn_mask, and only the flag is_causal was compared
     s = settings("numerics", tmp_path, data)
-    for pair, close in (("scaled before = math", True), ("manual = math", False)):
-        row = numerics.measure({"pair": pair, "dtype": "float32"}, s, CPU, tmp_path)
-        assert row["allclose"] is close and row["reproduced"]
+    for kernel in ("math", "math, masked"):
+        for path, close in (("scaled before", True), ("manual", False)):
+            row = numerics.measure({"pair": f"{path} = {kernel}", "dtype": "float32"}, s, CPU, tmp_path)
+            assert row["allclose"] is close and row["reproduced"] and row["seen"] == ["unfused", "math"]
+
+
+def test_a_pair_of_which_the_article_says_nothing_claims_nothing(tmp_path, data):
+    # `scaled before = flash` stood as claimed, and as not reproduced; the article's call could take `math` alone
+    rows = run("numerics", tmp_path, data, only="scaled before = flash,masked = math, masked")
+    assert {row["pair"] for row in rows} == {"scaled before = flash", "masked = math, masked"}
+    assert {(row["claimed"], row["reproduced"]) for row in rows} == {(None, None)}
+    text = (tmp_path / "results" / "numerics" / "report.md").read_text()
+    for row in rows:
+        seen = " = ".join(row["seen"])
+        close = "yes" if row["allclose"] else "no"
+        assert f"| {row['pair']} | {row['dtype']} | {close} |  |  | {row['largest_difference']:.1e} | {seen} |" in text
+    claims = {claim.name: claim.value for claim in numerics.claims(rows)}
+    assert claims["masked = math, masked, float32: allclose"] in ("yes", "no")
+
+
+def test_a_pair_is_compared_with_the_kernel_that_sdpa_picked_for_a_mask(tmp_path, data, monkeypatch):
+    # `masked` against `math, masked` must see which of them is wrong
+    s, spec = settings("numerics", tmp_path, data), {"pair": "masked = math, masked", "dtype": "float32"}
+    row = numerics.measure(spec, s, CPU, tmp_path)
+    assert row["largest_difference"] < 1e-5 and row["seen"][1] == "math"
+    monkeypatch.setitem(numerics.PAIRED, "masked", lambda *inputs: ATTENTION["masked"](*inputs) + 1e-3)
+    row = numerics.measure(spec, s, CPU, tmp_path)
+    assert not row["allclose"] and row["largest_difference"] == pytest.approx(1e-3, rel=0.1)
 
 
 def test_numerics_to_its_report(tmp_path, data):
@@ -43,7 +69,7 @@ def test_numerics_to_its_report(tmp_path, data):
     text = (tmp_path / "results" / "numerics" / "report.md").read_text()
     assert "| efficient | refused |" in text and "| efficient, masked | refused |" in text
     assert "Times of attention alone are of whole calls" in text
-    assert "| scaled before = math | float32 | yes | yes | yes | 0.0e+00 |" in text
+    assert "| scaled before = math | float32 | yes | yes | yes | 0.0e+00 | unfused = math |" in text
     assert (tmp_path / "results" / "numerics" / "errors.png").exists()
     assert row["samples"] == 2 and row["peak_memory"] >= 0 and row["kernel"]["forward"] == ["unfused"]
 
