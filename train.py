@@ -400,7 +400,7 @@ def main(s: Settings) -> None:
     record = run_record(s, model, device, ranks, chosen, receipt=receipt, graphs=graphs)
     logger.announce(record, chosen.why_eager)
     if ranks.main and writes:
-        logger.open(out_dir, start, record)
+        logger.open(out_dir, start, record, lock)
         if trace:
             trace.replace(out_dir / "trace.json")
 
