@@ -27,14 +27,16 @@ def main(out_dir: str | os.PathLike, form: str) -> None:
     folder = pathlib.Path(out_dir)
     if not (names := run_folder.checkpoints(folder)):
         raise UserError(f"{folder} has no checkpoint: name the folder of a run")
-    with files.lock(folder):
+    with files.lock(folder) as lock:
         for same in _by_file(names):
             saved = checkpoint.load(same[0])
             saved.pop("shards", None)
+            lock.check()  # to read takes long
             if form == "shards":
                 saved, tensors = shards.split(saved)
                 name = shards.free_name(folder, saved["iter_num"])
                 saved["shards"] = {"folder": name, "files": shards.write(folder / name, tensors)}
+                lock.check()
             checkpoint.save(same[0], saved)
             for name in same[1:]:
                 files.link(same[0], name)

@@ -364,6 +364,7 @@ def main(s: Settings) -> None:
     dataset.check_fit(meta, s.vocab_size, f"dataset={s.dataset}", remedy)
     resume.check_ids(s, meta, saved, ranks, logger.say)
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
+    dataset.require_same_data(loader.files, meta, ranks.gather)
     # what auto means, by timing
     logger.status("timing attention, dtype and compile")
     start, best = (saved["iter_num"], (saved["best_val_loss"], saved["best_iter"])) if saved else (0, (math.inf, None))
@@ -400,7 +401,7 @@ def main(s: Settings) -> None:
     record = run_record(s, model, device, ranks, chosen, receipt=receipt, graphs=graphs)
     logger.announce(record, chosen.why_eager)
     if ranks.main and writes:
-        logger.open(out_dir, start, record)
+        logger.open(out_dir, start, record, lock)
         if trace:
             trace.replace(out_dir / "trace.json")
 

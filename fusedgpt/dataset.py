@@ -5,18 +5,23 @@ nanoGPT's own folders are read too: with a meta.pkl, or with neither, which mean
 """
 
 import bisect
+import hashlib
 import itertools
 import json
 import os
 import pathlib
 import pickle
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from fusedgpt.errors import UserError, first_line, shown
 from fusedgpt.tokenizer import GPT2, Tokenizer, vocabulary
 
+SPLITS = ("train", "val")
+SAMPLES, SAMPLE = 16, 4096  # of a bin, and ids of each
 NANOGPT_VOCAB_SIZE = 50304  # what nanoGPT pads GPT-2's 50257 ids to, unless a meta.pkl says otherwise
 
 
@@ -86,6 +91,41 @@ def check_same_ids(meta: dict, trained_on: dict, say: Callable[[str], None]) -> 
         raise UserError(
             f"the data's ids stand for other texts than those that the weights were trained on ({what}): prepare the"
             " data with their tokenizer, name their own --dataset, or begin anew with --init_from=scratch"
+        )
+
+
+def say_other_text(meta: dict, trained_on: dict, say: Callable[[str], None]) -> None:
+    """Say so if the bins of `meta` are not those that `trained_on`, the meta of a checkpoint, describes.
+
+    What either does not say is taken to be the same: metas of nanoGPT's have no SHA-256.
+    """
+    for split in SPLITS:
+        now, was = (_sha256(each, split) for each in (meta, trained_on))
+        if now and was and now != was:
+            what = f"resuming with another {split}.bin, of SHA-256 {now!s:.12}…; it was {was!s:.12}…"
+            say(what + (": validation losses from here on cannot be compared with those before" * (split == "val")))
+
+
+def _sha256(meta, split):
+    digests = meta.get("sha256")
+    return digests.get(split) if isinstance(digests, dict) else None
+
+
+def require_same_data(files: Mapping[str, "TokenFile"], meta: dict, gather: Callable[[Any], list]) -> None:
+    """Raise UserError if ranks have other bins than rank 0, or bins whose ids mean something else.
+
+    gather(value): the value of each rank. Compared are the metas, SHA-256 of the bins included, if they say it, and a
+    sample of each bin, which is all that tells those of nanoGPT from others of the same size.
+    """
+    described = {name: value for name, value in meta.items() if name not in ("source", "tokens", "sha256")}
+    mine = {f"{split}.bin": [_sha256(meta, split), *file.sample()] for split, file in files.items()}
+    mine["what the ids mean"] = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    each = gather(mine)
+    if others := [rank for rank, theirs in enumerate(each) if theirs != each[0]]:
+        differ = [name for name in mine if any(each[rank][name] != each[0][name] for rank in others)]
+        raise UserError(
+            f"rank(s) {', '.join(map(str, others))} of {len(each)} have other data than rank 0 ({', '.join(differ)}):"
+            f" copy {files['train'].paths[0].parent} from the node of rank 0 to the others, or let them share it"
         )
 
 
@@ -234,6 +274,15 @@ class TokenFile:
                 f" {self._advice(ids)}"
             )
         return ids
+
+    def sample(self) -> tuple[int, int]:
+        """The number of ids, and a checksum of a few thousand of them: another text is hardly ever the same in both.
+
+        Raises UserError as `window` does.
+        """
+        length = min(SAMPLE, len(self))
+        starts = np.linspace(0, len(self) - length, SAMPLES).astype(int).tolist()
+        return len(self), zlib.crc32(b"".join(self.window(start, length).tobytes() for start in starts))
 
     def _advice(self, ids):
         if self.assumed and self.vocab_size == GPT2["vocab_size"] and ids.max() < NANOGPT_VOCAB_SIZE:

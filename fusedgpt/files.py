@@ -27,17 +27,21 @@ def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterat
     Raises UserError if the disk is full or cannot be written.
     """
     path = pathlib.Path(path)
-    temporary = path.with_name(f".{path.name}{aside}.tmp")
+    temporary, opened = path.with_name(f".{path.name}{aside}.tmp"), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
+            opened = os.fstat(file.fileno())
             yield file
             file.flush()
             os.fsync(file.fileno())  # or a power cut could leave the new name with no content
+        if not _is_still(temporary, opened):  # a large file takes a minute
+            raise FileNotFoundError(errno.ENOENT, "the folder was moved, or another process has replaced the file")
         os.replace(temporary, path)
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        if opened and _is_still(temporary, opened):
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise cannot_write(path, error) from error
         raise
@@ -50,8 +54,68 @@ def cannot_write(path: pathlib.Path, error: OSError) -> UserError:
     return UserError(f"cannot write {path}: {error.strerror or error}; {kept}. {remedy}, or name another folder")
 
 
-def lock(out_dir: str | os.PathLike) -> IO:
-    """Take the folder for this process, as long as the returned file is open.
+def _is_still(path, opened):
+    """Whether `path` names the file that was `opened`, which is what os.fstat said of it.
+
+    If the disk does not answer, that is taken for granted: the next write says what is wrong.
+    """
+    try:
+        return os.path.samestat(os.stat(path), opened)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+
+
+class Lock:
+    """A folder that this process has, by the open `file` in it, until `close`. In a `with` statement, until its end."""
+
+    def __init__(self, file: IO):
+        self.path, self.file, self.opened = pathlib.Path(file.name), file, os.fstat(file.fileno())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def close(self) -> None:
+        """Give the folder free."""
+        self.file.close()
+
+    def check(self) -> None:
+        """Raise UserError if the folder was moved or removed, or has another lock: what is there now is not ours.
+
+        Call it before each write, which would make the folder anew, or replace what another process has written there.
+        """
+        if _is_still(self.path, self.opened):
+            return
+        folder, since = self.path.parent, "while this process used it, which has written nothing since"
+        if now := self._moved_to():
+            raise UserError(
+                f"{folder} was moved to {now} {since}. What was saved is there: go on with --out_dir={now}"
+                " --init_from=auto"
+            )
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder} was removed, or moved to another disk, {since}. If it was moved, what was saved is there: go"
+                " on with that --out_dir and --init_from=auto. Otherwise start again"
+            )
+        raise UserError(
+            f"{self.path}, which keeps other processes out of {folder}, was removed or replaced {since}. What was saved"
+            " is still there, or in the last of its folders previous-N if another run has begun: make sure that no"
+            " other uses it, and go on with --init_from=auto"
+        )
+
+    def _moved_to(self):
+        """The folder in which the open file is now; None if that was removed, or if the system does not say."""
+        with contextlib.suppress(OSError):
+            now = pathlib.Path(os.readlink(f"/proc/self/fd/{self.file.fileno()}"))  # Linux follows an open file
+            return now.parent if now.name == self.path.name and _is_still(now, self.opened) else None
+
+
+def lock(out_dir: str | os.PathLike) -> Lock:
+    """Take the folder for this process, until the lock that is returned is closed.
 
     The system gives the folder free when the process ends, however it ends. Raises UserError if another process has it,
     or if the folder cannot be written.
@@ -74,11 +138,11 @@ def lock(out_dir: str | os.PathLike) -> IO:
                 " --out_dir"
             ) from error
         except OSError:  # a file system without locks
-            return file
+            return Lock(file)
     file.truncate(0)
     started = time.strftime("%Y-%m-%d %H:%M:%S")
     print(f"process {os.getpid()} on {socket.gethostname()}, started {started}", file=file, flush=True)
-    return file
+    return Lock(file)
 
 
 def link(path: str | os.PathLike, name: str | os.PathLike) -> None:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from fusedgpt import run_folder, run_report, trackers
 from fusedgpt.errors import UserError, first_line
-from fusedgpt.files import Lines, atomic, json_line
+from fusedgpt.files import Lines, Lock, atomic, json_line
 from fusedgpt.metrics import read_metrics
 
 REDRAWN_AFTER = 0.1  # seconds between two texts of the bar
@@ -32,7 +32,7 @@ class Logger:
     """Prints lines and, once `open`, writes the metrics of each iteration and evaluation; only on the `main` rank.
 
     A line of metrics.jsonl is {"kind": "train" | "eval", "iter": …, …}. Lines that the disk refuses stay in memory and
-    are tried again with each line that follows.
+    are tried again with each line that follows. If the folder is no longer the run's, logging raises UserError.
     """
 
     def __init__(self, main: bool):
@@ -46,13 +46,14 @@ class Logger:
         self.report_due = 0.0  # when report.html may be written again
         self.reporter, self.reporter_began = None, 0.0  # the process that writes that of a long run
 
-    def open(self, out_dir: pathlib.Path, start: int, record: dict) -> None:
-        """Open metrics.jsonl, run.json, trackers and the bar at iteration `start`.
+    def open(self, out_dir: pathlib.Path, start: int, record: dict, lock: Lock) -> None:
+        """Open metrics.jsonl, run.json, trackers and the bar at iteration `start`. `lock` is that of `out_dir`.
 
         A resumed run drops the metrics of the iterations that it will repeat; a new run sets an old one aside. Raises
         UserError if a tracker fails, or if the folder cannot be written.
         """
-        self.out_dir, self.record, s, before = out_dir, record, record["settings"], {}
+        lock.check()
+        self.out_dir, self.record, self.lock, s, before = out_dir, record, lock, record["settings"], {}
         path, kept = out_dir / "metrics.jsonl", []
         if s["init_from"] == "resume":
             kept = self._metrics_before(start) if path.exists() else []
@@ -197,6 +198,7 @@ class Logger:
     def _write(self, kind, metrics):
         if not self.lines:
             return
+        self.lock.check()
         self._look_after_reporter()
         before = self.refused
         try:
@@ -227,6 +229,7 @@ class Logger:
         self.bar.close()
         if self.lines:
             try:
+                self.lock.check()
                 self.lines.flush()
                 self._write_record()
                 self._write_report(running=False)

@@ -39,12 +39,16 @@ def earlier_config(s: Settings) -> tuple[dict[str, Any], str] | None:
 def check_ids(s: Settings, meta: dict, saved: dict | None, ranks: distributed.Ranks, say: Say) -> None:
     """Raise UserError if the weights were trained on other ids than those of the data; say why if that is not known.
 
+    If it is another text, only that is said.
+
     saved: the checkpoint with the weights, None if they are new or those of the model that init_from names.
     """
     refusal = None
     if ranks.main and s.init_from != "scratch":  # not all ranks may see tiktoken's files
         try:
-            dataset.check_same_ids(meta, _trained_on(s, saved, say), say)
+            trained_on = _trained_on(s, saved, say)
+            dataset.check_same_ids(meta, trained_on, say)
+            dataset.say_other_text(meta, trained_on, say)
         except UserError as error:
             refusal = error
     if refusal := ranks.broadcast(refusal):

@@ -29,7 +29,7 @@ def write(out_dir: str | pathlib.Path, running: bool = False, parent: int | None
     running: the run goes on, so the page loads itself again every 30 seconds. run.json cannot tell: it has the times of
     an earlier start if a run was resumed, and none if a run was killed.
     parent: the id of the run's process, if this is a child of it: if that has been killed, nothing is written, because
-    the run may go on in another, which has its page.
+    the run may go on in another, which has its page; nor if the folder is gone meanwhile, which would come back.
     What is damaged in those files is left out. Raises UserError if there is no metrics.jsonl, or the disk refuses.
     """
     run = Run(out_dir)
@@ -37,7 +37,7 @@ def write(out_dir: str | pathlib.Path, running: bool = False, parent: int | None
     parts = {"title": html.escape(run.name), "refresh": RELOAD if running else "", "page": page}
     text = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], TEMPLATE.read_text(encoding="utf-8"))
     path = run.folder / "report.html"
-    if parent is not None and os.getppid() != parent:
+    if parent is not None and (os.getppid() != parent or not run.folder.is_dir()):
         return path
     with atomic(path, aside="" if parent is None else ".child") as file:
         file.write(text.encode("utf-8", "replace"))  # a folder's name may be no UTF-8

@@ -5,14 +5,13 @@ import datetime
 import os
 import pathlib
 from collections.abc import Callable
-from typing import IO
 
 import torch
 
 from fusedgpt import checkpoint
 from fusedgpt.distributed import Ranks, local, others_needed
 from fusedgpt.errors import UserError
-from fusedgpt.files import link
+from fusedgpt.files import Lock, link
 from fusedgpt.run_folder import BEST, LATEST, before, is_best, remove_unused_shards, set_aside_later_ones
 
 
@@ -21,12 +20,13 @@ class Saver:
 
     `save` returns as soon as the state is copied to memory; a thread writes the copy. A disk that refuses does not end
     the run: what failed is said, and the next save tries again. No checkpoint is written without the folder's `lock`,
-    which only the main rank has; it is kept until the last write has ended. If `ranks` share the model, each writes its
-    own tensors, and all have to call `save` and `wait` together.
+    which only the main rank has; it is kept until the last write has ended. If the folder has become another's, the
+    next call raises UserError. If `ranks` share the model, each writes its own tensors, and all have to call `save` and
+    `wait` together.
     """
 
     def __init__(
-        self, out_dir: str | os.PathLike, keep: int, lock: IO | None, say: Callable[[str], None], ranks: Ranks
+        self, out_dir: str | os.PathLike, keep: int, lock: Lock | None, say: Callable[[str], None], ranks: Ranks
     ):
         self.out_dir, self.keep, self.lock, self.say = pathlib.Path(out_dir), keep, lock, say
         self.ranks, self.together = ranks, ranks.shards > 1
@@ -46,6 +46,7 @@ class Saver:
         self.best = saved["best_val_loss"], saved["best_iter"]
         if not self.lock:
             return
+        self.lock.check()
         set_aside_later_ones(self.out_dir, saved["iter_num"], self.say)
         remove_unused_shards(self.out_dir)  # of a save that was killed
         if path.name == LATEST:
@@ -71,6 +72,8 @@ class Saver:
     def _save_together(self, state):
         from fusedgpt import shards  # takes a second to import
 
+        if self.lock:
+            self.lock.check()  # each rank would make the folder anew
         state, tensors = shards.split(_copied(state, {}))
         name = self.ranks.broadcast(shards.free_name(self.out_dir, state["iter_num"]))
 
@@ -83,6 +86,7 @@ class Saver:
                 if self.lock:
                     self._write({**state, "shards": {"folder": name, "files": files}})
             if self.lock:
+                self.lock.check()
                 remove_unused_shards(self.out_dir)
 
         self.writing = self.thread.submit(write)
@@ -119,6 +123,7 @@ class Saver:
             raise self.failed
 
     def _write(self, state):
+        self.lock.check()
         try:
             self._replace_latest(state)
             if is_best(state):

@@ -1,15 +1,18 @@
 """Stopped, killed, resumed: the run is as if it had not been; and what a checkpoint is made of."""
 
+import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 import train
-from fusedgpt import checkpoint, evaluation
+from fusedgpt import checkpoint, evaluation, prepare
 from fusedgpt.errors import UserError
 from tests.conftest import (
     ON_GPU_TOO,
@@ -332,6 +335,24 @@ def test_a_run_goes_on_with_its_own_optimizer_only(tmp_path, data, was, now):
     with pytest.raises(UserError, match=f"optimizer={now} cannot go on with the state of {was}: resume .*={was}"):
         run(tmp_path, data, max_iters=4, optimizer=now, init_from="resume")
     assert len(rows(tmp_path)) == 2
+
+
+def test_a_run_that_goes_on_with_another_text_says_so(tmp_path, data, capsys):
+    # a text prepared anew, of the same size, was trained on without a word
+    mine = shutil.copytree(data, tmp_path / "data")
+    run(tmp_path / "out", mine)
+    run(tmp_path / "out", mine, max_iters=12, init_from="resume")
+    assert "resuming with another" not in capsys.readouterr().out
+    was, ids = json.loads((mine / "meta.json").read_text()), np.fromfile(mine / "val.bin", "<u2")
+    splits = {"train": [np.fromfile(mine / "train.bin", "<u2")], "val": [ids[::-1]]}
+    prepare.write(mine, splits, "the same from its end", tokenizer="char", vocab_size=65, itos=was["itos"])
+    now = json.loads((mine / "meta.json").read_text())["sha256"]["val"]
+    assert now == hashlib.sha256(ids[::-1].tobytes()).hexdigest()
+    run(tmp_path / "out", mine, max_iters=14, init_from="resume")
+    said = capsys.readouterr().out
+    before = was["sha256"]["val"][:12]
+    assert f"resuming with another val.bin, of SHA-256 {now[:12]}…; it was {before}…: validation losses from" in said
+    assert said.count("resuming with another") == 1
 
 
 def test_a_resumed_run_takes_up_the_scaler_and_the_best_loss(tmp_path, data):

@@ -9,6 +9,7 @@ import torch
 import plot
 from fusedgpt import checkpoint
 from fusedgpt.errors import UserError
+from fusedgpt.files import lock
 from fusedgpt.logger import Logger, read_record
 from fusedgpt.metrics import Run, read_metrics
 from fusedgpt.run_folder import load_best, load_latest
@@ -101,7 +102,7 @@ def test_what_stands_beside(folder, tmp_path, tell, name):
         shutil.copytree(folder, broken, dirs_exist_ok=True)
         (broken / name).write_bytes(corrupt(raw, chance))
         logger = Logger(main=True)
-        logger.open(broken, 10, dict(record))
+        logger.open(broken, 10, dict(record), lock(broken))
         logger.iteration({"iter": 10, "loss": float("nan")}, to_console=False)
         logger.close()
         text = (broken / "metrics.jsonl").read_text()

@@ -1,7 +1,6 @@
 """Disks that fill up, turn read-only or vanish, folders that are used twice: nothing is lost, and it is said."""
 
 import contextlib
-import json
 import os
 import pathlib
 import shutil
@@ -14,12 +13,14 @@ import time
 import pytest
 import torch
 
-from tests.conftest import ROOT, fails, flags, rows, script, small
-from tests.faults.processes import rng
+from fusedgpt.run_folder import load_latest
+from tests.conftest import ROOT, fails, flags, rows, script, small, wait_for
+from tests.faults.processes import rng, start
 
 pytestmark = pytest.mark.faults
 
 LONG = dict(max_iters=1_000_000, lr_decay_iters=1_000_000, learning_rate=1e-3, eval_interval=20, eval_iters=1)
+MOVES = 4
 
 
 class Run(subprocess.Popen):
@@ -165,18 +166,72 @@ def test_a_disk_that_turns_read_only(tmp_path, data):
         subprocess.run(["umount", disk], check=True)
 
 
-def test_a_folder_that_vanishes_comes_back_with_all_that_was_in_memory(tmp_path, data):
+def sentence(child):
+    """The one that a run ends with, soon."""
+    child.wait(timeout=30)
+    out = child.unread()
+    errors = [line for line in out.splitlines() if line.startswith("error: ")]
+    assert child.returncode == 1 and len(errors) == 1 and "Traceback" not in out, out[-3000:]
+    return errors[0]
+
+
+def test_a_folder_that_vanishes_stays_away(tmp_path, data):
+    # it used to come back, with all that was in memory, but without the lock: what had been moved, and not removed, was
+    # then written twice (F25)
     out_dir = tmp_path / "out"
     child = Run(out_dir, data)
     child.until(has_saved(out_dir))
     out_dir.rename(tmp_path / "gone")
     shutil.rmtree(tmp_path / "gone")
-    child.until((out_dir / "ckpt-60.pt").exists)
-    out, status = child.stop()
-    assert status == 128 + signal.SIGTERM, out
-    steps = torch.load(out_dir / "ckpt.pt", weights_only=True)["iter_num"]
-    assert [row["iter"] for row in rows(out_dir)] == list(range(steps))
-    assert json.loads((out_dir / "run.json").read_text())["settings"]["max_iters"] == LONG["max_iters"]
+    assert "while this process used it, which has written nothing since" in sentence(child)
+    assert not out_dir.exists()
+
+
+def test_a_folder_that_is_moved_while_another_run_takes_its_place(tmp_path, data, tell):
+    chance = rng("moved")
+    for n in range(MOVES):
+        out_dir, moved = tmp_path / f"out-{n}", tmp_path / f"moved-{n}"
+        first = Run(out_dir, data, seed=1)
+        first.until(has_saved(out_dir))
+        time.sleep(chance.uniform(0, 0.3))
+        if n % 2:
+            out_dir.rename(moved)
+            assert f"{out_dir} was moved to {moved}" in sentence(first)
+        else:
+            (out_dir / ".lock").unlink()
+        second = Run(out_dir, data, seed=2)
+        if not n % 2:
+            assert ".lock, which keeps other processes out" in sentence(first)
+            second.until((out_dir / "previous-1").exists)
+        second.until(has_saved(out_dir))
+        out, status = second.stop()
+        assert status == 128 + signal.SIGTERM, out
+        for path in out_dir.glob("*.pt"):  # nothing of the first is among them
+            assert torch.load(path, weights_only=True)["config"]["seed"] == 2
+        steps = torch.load(out_dir / "ckpt.pt", weights_only=True)["iter_num"]
+        assert [row["iter"] for row in rows(out_dir)] == list(range(steps))
+        left = moved if n % 2 else out_dir / "previous-1"
+        assert torch.load(left / "ckpt.pt", weights_only=True)["config"]["seed"] == 1
+        script("train.py", f"--out_dir={left}", "--init_from=auto", f"--max_iters={len(rows(left)) + 20}")
+    tell(f"{MOVES} runs lost their folder or its lock to another: each ended, and neither lost a checkpoint")
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_ranks_do_not_bring_a_folder_back(tmp_path, data, parallel):
+    # ranks that share the model each make the folder of their shards, and only one has the lock
+    chance, out_dir, log = rng(f"moved {parallel}"), tmp_path / "out", tmp_path / "log"
+    settings = small(out_dir, data, **LONG, parallel=parallel, gradient_accumulation_steps=2, timeout=20)
+    processes = start(settings, log, world=2)
+    wait_for(out_dir / "best.pt", 60)
+    time.sleep(chance.uniform(0, 1))
+    out_dir.rename(tmp_path / "moved")
+    for process in processes:
+        process.join(60)
+    said = log.read_text()
+    assert [process.exitcode for process in processes] == [1, 1] and "Traceback" not in said, said[-3000:]
+    assert f"{out_dir} was moved to {tmp_path / 'moved'}" in said and "another process has ended" in said
+    assert not out_dir.exists()
+    assert load_latest(tmp_path / "moved")[1].name == "ckpt.pt"
 
 
 def test_two_runs_at_once(tmp_path, data):

@@ -1,9 +1,11 @@
 """Data folders: bins and the metas that say what their ids mean, ours and nanoGPT's."""
 
+import hashlib
 import json
 import os
 import pickle
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -12,10 +14,10 @@ import torch
 import export
 import sample
 from fusedgpt import huggingface, memory, prepare, tokenizer
-from fusedgpt.dataset import TokenFile, check_same_ids, read_meta
+from fusedgpt.dataset import TokenFile, check_same_ids, read_meta, require_same_data
 from fusedgpt.errors import UserError
 from fusedgpt.tokenizer import GPT2, Tokenizer
-from tests.conftest import Evil, rows, run, why_no_bpe
+from tests.conftest import ROOT, Evil, rows, run, script, small, why_no_bpe
 
 
 def drawn(out_dir, **settings):
@@ -61,6 +63,81 @@ def test_bad_bins_are_named(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+def compared(*folders):
+    """What ranks say of these folders, one each, when they compare their data."""
+    ranks = []
+    for folder in folders:
+        meta = read_meta(folder)
+        ranks.append(({split: TokenFile(folder, split, meta) for split in ("train", "val")}, meta))
+    values = []
+    for files, meta in ranks:
+        require_same_data(files, meta, lambda value: values.append(value) or [value])
+    require_same_data(*ranks[0], lambda value: values)
+
+
+NODE = """
+import os, sys
+os.chdir(f"node-{os.environ['RANK']}")
+from train import main, Settings
+from fusedgpt.errors import one_sentence
+with one_sentence():
+    main(Settings(**eval(sys.argv[1])))
+"""
+
+
+def test_ranks_with_other_data_are_named(tmp_path, data):
+    # each node may have a copy of its own, and nothing compared them: half of each step was of another text
+    for rank in range(2):
+        shutil.copytree(data, tmp_path / f"node-{rank}" / "walk")
+    (tmp_path / "run.py").write_text(NODE)
+    settings = small(tmp_path / "out", "walk", gradient_accumulation_steps=2, max_iters=2)
+    prefix = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = ["sh", "-c", f'cd {tmp_path} && exec "$@"', "sh", *prefix]
+    started = dict(prefix=command, check=False, PYTHONPATH=str(ROOT))
+    done = script("run.py", vars(settings), **started)
+    assert done.returncode == 0, done.stderr
+    bin, meta = tmp_path / "node-1" / "walk" / "train.bin", tmp_path / "node-1" / "walk" / "meta.json"
+    ids = np.fromfile(bin, "<u2")[::-1]
+    ids.tofile(bin)
+    described = json.loads(meta.read_text())
+    described["sha256"]["train"] = hashlib.sha256(ids.tobytes()).hexdigest()
+    meta.write_text(json.dumps(described))
+    done = script("run.py", vars(settings), **started)
+    assert done.returncode != 0  # torchrun's, with its traceback
+    assert (
+        "error: rank(s) 1 of 2 have other data than rank 0 (train.bin): copy walk from the node of rank 0"
+        in done.stderr
+    )
+
+
+@pytest.mark.parametrize("name", ["meta.json", "meta.pkl", None])
+def test_data_of_one_size_are_told_apart_with_and_without_a_meta(tmp_path, name):
+    # shards of 100 million tokens each have one size, and nanoGPT's metas no SHA-256
+    walk = np.cumsum(np.random.default_rng(0).integers(-3, 4, 300_000)) % 65
+    for n, ids in enumerate((walk, walk, walk[::-1])):
+        options = dict(source=f"text {n}", tokenizer="char", vocab_size=65, itos=[chr(33 + i) for i in range(65)])
+        prepare.write(tmp_path / str(n), {"train": [ids[:-9]], "val": [ids[-9:]]}, **options)
+        if name != "meta.json":
+            (tmp_path / str(n) / "meta.json").unlink()
+        if name == "meta.pkl":
+            (tmp_path / str(n) / name).write_bytes(pickle.dumps({"vocab_size": 65}))
+    compared(tmp_path / "0", tmp_path / "1")
+    with pytest.raises(
+        UserError, match=r"^rank\(s\) 2, 3 of 4 have other data than rank 0 \(train.bin, val.bin\): copy"
+    ):
+        compared(tmp_path / "0", tmp_path / "1", tmp_path / "2", tmp_path / "2")
+
+
+def test_the_same_ids_with_other_characters_are_other_data(tmp_path, data):
+    other = shutil.copytree(data, tmp_path / "other")
+    meta = json.loads((data / "meta.json").read_text())
+    (other / "meta.json").write_text(json.dumps(meta | {"source": "where this node has it"}))
+    compared(data, other)
+    (other / "meta.json").write_text(json.dumps(meta | {"itos": meta["itos"][::-1]}))
+    with pytest.raises(UserError, match=r"rank\(s\) 1 of 2 have other data than rank 0 \(what the ids mean\)"):
+        compared(data, other)
+
+
 def test_what_is_no_regular_file_is_named(tmp_path):
     # opening a FIFO used to wait for ever, a folder to be a traceback
     os.mkfifo(tmp_path / "train.bin")

@@ -15,6 +15,7 @@ import types
 import pytest
 
 from fusedgpt import logger
+from fusedgpt.files import lock
 from fusedgpt.settings import Settings
 from tests.conftest import ROOT, flags, rows, run, script, small, weights
 
@@ -77,7 +78,7 @@ def opened(out_dir):
     """A logger with the folder of a new run."""
     out_dir.mkdir(exist_ok=True)
     log = logger.Logger(main=True)
-    log.open(out_dir, 0, {"settings": dataclasses.asdict(Settings())})
+    log.open(out_dir, 0, {"settings": dataclasses.asdict(Settings())}, lock(out_dir))
     return log
 
 

@@ -1,5 +1,6 @@
 """The folder of a run: the lock, earlier checkpoints, earlier runs."""
 
+import errno
 import os
 import shutil
 import signal
@@ -9,11 +10,12 @@ import sys
 import pytest
 import torch
 
+import train
 from fusedgpt import run_folder
 from fusedgpt.errors import UserError
-from fusedgpt.files import lock
+from fusedgpt.files import atomic, lock
 from fusedgpt.run_folder import is_this_launch, load_best, load_latest, set_aside
-from tests.conftest import ROOT, run
+from tests.conftest import ROOT, assert_same_bytes, rows, run, wait_for, weights
 
 
 @pytest.fixture
@@ -43,6 +45,103 @@ def test_the_second_process_is_refused_and_a_dead_one_is_no_obstacle(tmp_path):
     child.wait()
     with lock(tmp_path):
         assert f"process {os.getpid()} " in (tmp_path / ".lock").read_text()
+
+
+def at_step_7(monkeypatch, out_dir, do):
+    """Call `do` before that step of a run, once its first checkpoint is written; the iterations that it begins."""
+    begun, step = [], train.train_step
+
+    def watched(state, *args):
+        begun.append(state.iteration)
+        if state.iteration == 7:
+            wait_for(out_dir / "best.pt")
+            do()
+        return step(state, *args)
+
+    monkeypatch.setattr(train, "train_step", watched)
+    return begun
+
+
+def bytes_in(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+
+
+def test_a_run_whose_folder_was_moved_ends_and_says_where_it_is(tmp_path, data, monkeypatch):
+    # F25: it made the folder anew, without the lock, where a second run was then let in
+    out, moved = tmp_path / "out", tmp_path / "moved"
+    begun = at_step_7(monkeypatch, out, lambda: out.rename(moved))
+    with pytest.raises(UserError, match=rf"{out} was moved to {moved} .* with --out_dir={moved} --init_from=auto"):
+        run(out, data, max_iters=40)
+    assert begun[-1] == 7 and not out.exists()
+    assert torch.load(moved / "ckpt.pt", weights_only=True)["iter_num"] == 5
+    monkeypatch.undo()
+    run(moved, data, max_iters=40, init_from="auto")  # the advice works, and nothing is missing
+    whole = run(tmp_path / "whole", data, max_iters=40)
+    assert [row["iter"] for row in rows(moved)] == list(range(40))
+    assert_same_bytes(weights(moved), weights(whole))
+
+
+def test_a_run_whose_folder_was_removed_does_not_make_it_anew(tmp_path, data, monkeypatch):
+    begun = at_step_7(monkeypatch, tmp_path / "out", lambda: shutil.rmtree(tmp_path / "out"))
+    with pytest.raises(UserError, match=r"out was removed, or moved to another disk, while .* --init_from=auto"):
+        run(tmp_path / "out", data, max_iters=40)
+    assert begun[-1] == 7 and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["the lock was removed", "the folder was replaced"])
+def test_a_run_touches_nothing_that_another_may_have(tmp_path, data, small_run, monkeypatch, keep):
+    # F25: both wrote, and the first one's last checkpoint was that of the second
+    out, before = tmp_path / "out", {}
+
+    def change():
+        if not keep:
+            out.rename(tmp_path / "moved")
+            shutil.copytree(small_run, out)
+        (out / ".lock").unlink()
+        lock(out)  # another run begins; in one process, no lock refuses it
+        before.update(bytes_in(out))
+
+    begun = at_step_7(monkeypatch, out, change)
+    with pytest.raises(
+        UserError, match=r"out was moved to .*moved" if not keep else r"\.lock, .*, was removed or replaced"
+    ):
+        run(out, data, max_iters=40)
+    assert begun[-1] == 7 and bytes_in(out) == before and "ckpt.pt" in before
+
+
+def test_a_checkpoint_under_way_does_not_land_in_the_folder_of_another_run(tmp_path):
+    # a large one is written for a minute, in which the folder can be moved: its last rename took the other's file
+    held = lock(tmp_path / "out")
+    with pytest.raises(UserError, match=r"cannot write .*ckpt\.pt"), atomic(tmp_path / "out" / "ckpt.pt") as file:
+        file.write(b"of the first run")
+        (tmp_path / "out").rename(tmp_path / "moved")
+        lock(tmp_path / "out")
+        (tmp_path / "out" / ".ckpt.pt.tmp").write_bytes(b"half of the second")
+    assert bytes_in(tmp_path / "out") == {".ckpt.pt.tmp": b"half of the second"}
+    with pytest.raises(UserError, match="was moved to"):
+        held.check()
+
+
+def test_a_lock_that_cannot_be_compared_refuses_nothing(tmp_path, monkeypatch):
+    # a disk that does not answer for a moment, as over a network, is not a folder that was moved
+    held = lock(tmp_path)
+    monkeypatch.setattr(os, "stat", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EIO, "no answer")))
+    held.check()
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
+    with lock(tmp_path / "windows") as held:
+        held.check()
+
+
+def test_a_disk_without_locks_lets_a_run_in(tmp_path, monkeypatch):
+    import fcntl
+
+    monkeypatch.setattr(fcntl, "lockf", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
+    with lock(tmp_path / "out") as held:
+        held.check()
+        (tmp_path / "out").rename(tmp_path / "moved")
+        with pytest.raises(UserError, match="was moved to"):
+            held.check()
 
 
 def test_a_damaged_latest_falls_back_to_the_one_before(folder, capsys):

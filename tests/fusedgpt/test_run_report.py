@@ -106,6 +106,19 @@ def test_a_child_writes_no_page_once_its_run_is_killed(tmp_path):
     assert (tmp_path / ".report.html.tmp").read_text() == "half a page of the resumed run"
 
 
+def test_a_child_does_not_bring_a_folder_back(tmp_path, monkeypatch):
+    # to read a long run takes seconds, in which its folder can be moved
+    class Moved(run_report.Run):
+        def __init__(self, out_dir):
+            super().__init__(out_dir)
+            out_dir.rename(tmp_path / "moved")
+
+    run_of(tmp_path / "out", [step(0)])
+    monkeypatch.setattr(run_report, "Run", Moved)
+    run_report.write(tmp_path / "out", True, os.getppid())
+    assert os.listdir(tmp_path) == ["moved"]
+
+
 def test_text_of_a_run_cannot_become_markup(tmp_path):
     folder = tmp_path / 'a<b>"&amp;{{page}}'
     run_of(folder, [sample(1, EVIL, EVIL), evaluation(1)], device=EVIL, settings={"dataset": EVIL})

@@ -1,7 +1,6 @@
 """Checkpoints in the background."""
 
 import gc
-import io
 import json
 import threading
 import weakref
@@ -12,11 +11,10 @@ import torch
 from fusedgpt import checkpoint, saver
 from fusedgpt.distributed import Ranks
 from fusedgpt.errors import UserError
+from fusedgpt.files import lock
 from fusedgpt.saver import Saver
 from tests import save_cost
 from tests.conftest import script
-
-LOCK = io.StringIO()  # stands for the open file of a folder's lock
 
 
 def state(iteration, w=None, best_iter=None):
@@ -37,7 +35,7 @@ def test_it_saves_what_the_state_was_and_not_what_it_became(tmp_path, monkeypatc
 
     monkeypatch.setattr(checkpoint, "save", late)
     w = torch.ones(3)
-    it = Saver(tmp_path, 2, LOCK, print, Ranks())
+    it = Saver(tmp_path, 2, lock(tmp_path), print, Ranks())
     it.save({**state(5, w), "tied": w.view(3)})
     w += 1  # training goes on
     assert not (tmp_path / "ckpt.pt").exists()
@@ -58,7 +56,7 @@ def test_writes_never_overlap(tmp_path, monkeypatch):
         running.pop()
 
     monkeypatch.setattr(checkpoint, "save", alone)
-    it = Saver(tmp_path, 2, LOCK, print, Ranks())
+    it = Saver(tmp_path, 2, lock(tmp_path), print, Ranks())
     for iteration in range(20):
         it.save(state(iteration))
     it.close()
@@ -71,8 +69,9 @@ def test_a_disk_that_refuses_is_said_and_tried_again(tmp_path, monkeypatch):
     def refuse(*_):
         raise UserError("cannot write ckpt.pt: no")
 
-    it = Saver(tmp_path, 2, LOCK, said.append, Ranks())
+    it = Saver(tmp_path, 2, lock(tmp_path), said.append, Ranks())
     it.save(state(5))
+    it.wait()  # or the write may begin after the next line
     monkeypatch.setattr(checkpoint, "save", refuse)
     it.save(state(10))
     it.save(state(15))
@@ -81,7 +80,7 @@ def test_a_disk_that_refuses_is_said_and_tried_again(tmp_path, monkeypatch):
     assert [line.split(":")[0] for line in said] == ["NOT SAVED at iteration 10", "NOT SAVED at iteration 15"]
     assert read(tmp_path / "ckpt.pt")["iter_num"] == 5
     monkeypatch.setattr(checkpoint, "save", save)
-    it = Saver(tmp_path, 2, LOCK, said.append, Ranks())
+    it = Saver(tmp_path, 2, lock(tmp_path), said.append, Ranks())
     it.resume(checkpoint_of(tmp_path), tmp_path / "ckpt.pt")
     it.save(state(20))
     it.close()
@@ -98,7 +97,7 @@ def test_any_other_failure_of_a_write_ends_the_run(tmp_path, monkeypatch):
         raise TypeError("a mistake of ours")
 
     monkeypatch.setattr(checkpoint, "save", fails)
-    it = Saver(tmp_path, 2, LOCK, print, Ranks())
+    it = Saver(tmp_path, 2, lock(tmp_path), print, Ranks())
     it.save(state(5))
     with pytest.raises(TypeError, match="ours"):
         it.save(state(10))
@@ -108,7 +107,7 @@ def test_the_best_is_written_once(tmp_path, monkeypatch):
     # an improving evaluation used to write twice
     written, save = [], checkpoint.save
     monkeypatch.setattr(checkpoint, "save", lambda *args: (written.append(args), save(*args)))
-    it = Saver(tmp_path, 2, LOCK, print, Ranks())
+    it = Saver(tmp_path, 2, lock(tmp_path), print, Ranks())
     it.save(state(5, best_iter=5))
     it.save(state(10, best_iter=5))
     it.close()
@@ -125,7 +124,7 @@ def test_only_the_main_rank_writes(tmp_path):
 
 
 def test_advice_names_a_checkpoint_that_works(tmp_path):
-    it = Saver(tmp_path, 2, LOCK, print, Ranks())
+    it = Saver(tmp_path, 2, lock(tmp_path), print, Ranks())
     assert it.last_good().startswith("there is no checkpoint yet, so start again with a lower learning_rate")
     it.save(state(15, best_iter=15))
     assert it.last_good().startswith(f"resume from {tmp_path / 'ckpt.pt'}, of iteration 15, with a lower")
@@ -136,7 +135,7 @@ def test_advice_names_a_checkpoint_that_works(tmp_path):
 
 def test_what_could_not_be_saved_is_neither_the_best_nor_the_advice(tmp_path, monkeypatch):
     # a best state whose write failed used to raise the bar, and no checkpoint had it
-    it = Saver(tmp_path, 2, LOCK, lambda line: None, Ranks())
+    it = Saver(tmp_path, 2, lock(tmp_path), lambda line: None, Ranks())
     it.save(state(5, best_iter=5))
     it.wait()
     save, link = checkpoint.save, saver.link
@@ -162,7 +161,7 @@ def test_a_failed_write_frees_the_copy(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(saver, "_copied", watched)
-    it = Saver(tmp_path, 2, LOCK, lambda line: None, Ranks())
+    it = Saver(tmp_path, 2, lock(tmp_path), lambda line: None, Ranks())
     it.save(state(5))
     it.wait()
     it.writing = None

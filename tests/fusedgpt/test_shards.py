@@ -171,6 +171,22 @@ def test_bad_conversions_are_one_sentence(tmp_path, args, reason):
     assert reason in fails("convert.py", tmp_path, *args)
 
 
+@pytest.mark.parametrize(("module", "call"), [(checkpoint, "load"), (shards, "write")])
+def test_a_conversion_stops_if_its_folder_is_moved(small_run, tmp_path, monkeypatch, module, call):
+    # it made the folder anew, with one checkpoint of several
+    folder, done = shutil.copytree(small_run, tmp_path / "run"), getattr(module, call)
+
+    def moved(*args, **kwargs):
+        found = done(*args, **kwargs)
+        folder.rename(tmp_path / "moved")
+        return found
+
+    monkeypatch.setattr(module, call, moved)
+    with pytest.raises(UserError, match=r"run was moved to .*moved while this process used it"):
+        convert.main(folder, "shards")
+    assert os.listdir(tmp_path) == ["moved"]
+
+
 def test_shards_that_python_3_13_wrote_are_read_by_any():
     # there alone, a path is pickled as of the module pathlib._local: no shard could be read
     written = b"cpathlib._local\nPosixPath\n(Vfolder\ntR."
