@@ -9,6 +9,7 @@ is stripped, biases that the run does not have become zeros, and the logits are 
 import json
 import os
 import pathlib
+import shutil
 import sys
 from typing import Any
 
@@ -19,12 +20,16 @@ from safetensors import SafetensorError
 
 from fusedgpt import checkpoint, dataset, huggingface, run_folder
 from fusedgpt.errors import UserError, one_sentence
-from fusedgpt.files import atomic
+from fusedgpt.files import lock
 from fusedgpt.metrics import losses_at, record_of, section
 from model import GPT, to_transformers
 
 ROOT = pathlib.Path(__file__).resolve().parent
 TAGS = "tags: [gpt2, fusedgpt]"  # how an earlier export is known
+CARD_FILE = "README.md"
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")  # transformers writes the one, or parts and the other
+WRITTEN = (CARD_FILE, "config.json", "generation_config.json", "model*.safetensors*")
+WRITTEN += ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "meta.json")
 CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -92,26 +97,57 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike) -> None:
     theirs = to_transformers(model.config, model.state_dict(), bos_token_id=end, eos_token_id=end)
     # transformers would generate 256 tokens more by default, and a model has no position beyond its context
     theirs.generation_config.max_length = model.config.block_size
-    try:
-        theirs.save_pretrained(folder)
-    except SafetensorError as error:  # safetensors' exception for a write that failed
-        raise UserError(f"cannot write {folder}: {error}") from error
-    for name in ("tokenizer.json", "tokenizer_config.json", "meta.json"):  # an earlier export may have left its own
-        (folder / name).unlink(missing_ok=True)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-    if meta is not None:
-        with atomic(folder / "meta.json", "w") as file:  # what the ids mean, for sample.py
-            json.dump(meta, file)
-    with atomic(folder / "README.md", "w") as file:
-        file.write(model_card(pathlib.Path(out_dir), saved, meta, theirs))
+    work = folder / ".export"  # on the disk of `folder`, so that its files can be renamed into place
+    with lock(work):
+        try:
+            for left in _in(work):  # by an export that was killed
+                left.unlink()
+            theirs.save_pretrained(work)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(work)
+            if meta is not None:  # what the ids mean, for sample.py
+                (work / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+            (work / CARD_FILE).write_text(model_card(pathlib.Path(out_dir), saved, meta, theirs), encoding="utf-8")
+            _move(work, folder)
+        except SafetensorError as error:  # safetensors' exception for a write that failed
+            raise UserError(f"cannot write {folder}: {error}") from error
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
     print(f"wrote {folder}: load it with transformers, or with --init_from={folder}")
+
+
+def _move(work, folder):
+    """Move all files in `work` to `folder`, in place of an earlier export.
+
+    A kill on the way leaves no weights, without which no model is loaded, and a card, by which the next export knows
+    the files.
+    """
+    names = {file.name for file in _in(work)}
+    for name in names:
+        with open(work / name, "rb") as file:
+            os.fsync(file.fileno())  # or a power cut could leave the new name with no content
+    for name in WEIGHTS:
+        (folder / name).unlink(missing_ok=True)
+    os.replace(work / CARD_FILE, folder / CARD_FILE)
+    for old in _written(folder):
+        if old.name not in names:
+            old.unlink()
+    for name in sorted(names - {CARD_FILE}, key=lambda name: name in WEIGHTS):
+        os.replace(work / name, folder / name)
+
+
+def _in(work):
+    return [file for file in work.iterdir() if file.name != ".lock"]
+
+
+def _written(folder):
+    """The files in `folder` that have the name of one that an export writes."""
+    return [file for pattern in WRITTEN for file in folder.glob(pattern)]
 
 
 def _require_ours(folder):
     """Raise UserError if a file in `folder` would be replaced that no export wrote."""
-    there = sorted(name for name in ("README.md", "config.json", "model.safetensors") if (folder / name).exists())
-    card = folder / "README.md"
+    there, card = sorted(file.name for file in _written(folder)), folder / CARD_FILE
     if there and not (card.is_file() and TAGS in card.read_text(encoding="utf-8", errors="replace")):
         raise UserError(f"{folder} has files that no export wrote, such as {there[0]}: name another folder")
 

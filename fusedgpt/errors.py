@@ -31,6 +31,11 @@ def first_line(error: BaseException) -> str:
     return ""
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether an exception is a panic of a package in Rust, such as tokenizers. It is a BaseException, no Exception."""
+    return type(error).__module__ == "pyo3_runtime"  # its class cannot be imported
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that the device's memory is full. On a CPU PyTorch raises a plain RuntimeError."""
     full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's: not imported for it
@@ -63,7 +68,9 @@ def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
         sys.exit(128 + signal.SIGINT)
     except (UserError, OSError) as error:
         sys.exit("error: " + " ".join(line.strip() for line in str(error).splitlines()))
-    except (RuntimeError, MemoryError) as error:
+    except BaseException as error:
+        if is_panic(error):  # where the package is called by another, as lm_eval calls tokenizers
+            sys.exit(f"error: a package failed, most likely at a damaged tokenizer.json: {first_line(error)}")
         if not out_of_memory(error):
             raise
         sys.exit(f"error: out of memory.{if_memory_is_full} PyTorch said: {error!s:.200}")

@@ -7,9 +7,8 @@ import re
 from typing import Any
 
 from fusedgpt import dataset
-from fusedgpt.errors import UserError, first_line
 from fusedgpt.settings import PRETRAINED
-from fusedgpt.tokenizer import END_OF_TEXT, GPT2, Tokenizer, byte_characters, tiktoken_bpe
+from fusedgpt.tokenizer import END_OF_TEXT, GPT2, Tokenizer, byte_characters, fails_as, read_json, tiktoken_bpe
 
 BYTES = byte_characters()
 ONE_CHARACTER = r"[\s\S]"  # a dot would leave out line ends
@@ -26,16 +25,17 @@ def tokenizer(meta: dict, max_length: int) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     ours = Tokenizer(meta)
-    built = {"byte": _of_bytes, "char": _of_characters, "json": _of_json}.get(ours.kind, _of_tiktoken)(ours)
-    # a model without such an id must not stop at another: transformers takes GPT-2's by default
-    end = None if ours.end_of_text is None else built.id_to_token(ours.end_of_text)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=built,
-        bos_token=end,
-        eos_token=end,
-        model_max_length=max_length,
-        clean_up_tokenization_spaces=False,  # which would remove spaces before punctuation
-    )
+    with fails_as(f"the tokenizer {ours.kind!r} cannot be written for transformers"):
+        built = {"byte": _of_bytes, "char": _of_characters, "json": _of_json}.get(ours.kind, _of_tiktoken)(ours)
+        # a model without such an id must not stop at another: transformers takes GPT-2's by default
+        end = None if ours.end_of_text is None else built.id_to_token(ours.end_of_text)
+        return PreTrainedTokenizerFast(
+            tokenizer_object=built,
+            bos_token=end,
+            eos_token=end,
+            model_max_length=max_length,
+            clean_up_tokenization_spaces=False,  # which would remove spaces before punctuation
+        )
 
 
 def _of_bytes(ours):
@@ -133,17 +133,16 @@ def own_meta(name: str) -> dict | None:
     from transformers.utils import cached_file
 
     try:
-        cached_file(name, "tokenizer.json")
+        file = pathlib.Path(cached_file(name, "tokenizer.json"))
     except OSError:  # there is none
         return None
-    try:
+    with fails_as(f"cannot read the tokenizer.json of {name}"):  # a damaged file can raise anything
+        read_json(file.read_text(encoding="utf-8"), str(file))
         theirs = PreTrainedTokenizerFast.from_pretrained(name)
         content = json.loads(theirs.backend_tokenizer.to_str())
         ids = theirs.get_vocab()
         end = ids.get(END_OF_TEXT) if theirs.eos_token_id is None else theirs.eos_token_id
         meta = {"tokenizer": "json", "vocab_size": 1 + max(ids.values()), "tokenizer_json": content}
-    except Exception as error:  # a damaged file can raise anything
-        raise UserError(f"cannot read the tokenizer.json of {name}: {first_line(error)}") from error
     meta |= {} if end is None else {"end_of_text": end}
     Tokenizer(meta).byte_lengths()  # raises UserError if it is not byte-level
     return meta

@@ -1,14 +1,15 @@
 """Text to ids and ids to text, as the meta of a data set says."""
 
+import contextlib
 import functools
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from fusedgpt.errors import UserError, first_line, shown
+from fusedgpt.errors import UserError, first_line, is_panic, shown
 
 GPT2 = {"tokenizer": "gpt2", "vocab_size": 50257}  # the meta of data in GPT-2's BPE
 KINDS = ("gpt2", "char", "byte", "json")  # and tiktoken's other encodings, by name
@@ -75,6 +76,50 @@ class _OfThread(threading.local):
         parts = {"mergeable_ranks": bpe._mergeable_ranks, "special_tokens": bpe._special_tokens}
         pattern = FASTER_PATTERNS.get(bpe._pat_str, bpe._pat_str)
         return tiktoken.Encoding(bpe.name, pat_str=pattern, **parts)  # tiktoken's README makes encodings like this
+
+
+@contextlib.contextmanager
+def fails_as(sentence: str) -> Iterator[None]:
+    """A context that calls the package tokenizers: whatever it raises becomes a UserError, `sentence` and the reason.
+
+    It has no exception of its own, and a hostile file may make its Rust panic.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise  # such as KeyboardInterrupt
+        raise UserError(f"{sentence}: {first_line(error)}") from error
+
+
+def read_json(text: str, name: str) -> Any:
+    """The tokenizers.Tokenizer that the tokenizer.json `text` describes.
+
+    Raises UserError, which calls it `name`, if there is none, or if its ids cannot be those of a model.
+    """
+    from tokenizers import Tokenizer
+
+    with fails_as(f"{name} is no tokenizer.json of `tokenizers`"):
+        read = Tokenizer.from_str(text)
+        ids, added = read.get_vocab(), read.get_added_tokens_decoder()
+    if not ids or max(ids.values()) >= LARGEST_VOCABULARY:
+        largest = max(ids.values(), default="none")
+        raise UserError(f"{name} must have ids from 0 to {LARGEST_VOCABULARY - 1} at most, got {largest}")
+    tokens = {}
+    for token, id in ids.items():
+        is_added = id in added and added[id].content == token  # it may have another name in the vocabulary
+        if not is_added and tokens.setdefault(id, token) != token:
+            raise UserError(f"{name} has two tokens of the id {id}, {shown(tokens[id])} and {shown(token)}: mend it")
+    for each in json.loads(text).get("added_tokens") or []:
+        token, id = each["content"], each["id"]
+        if ids.get(token) != id:  # the library goes on counting where the vocabulary ends
+            raise UserError(
+                f"{name} gives {shown(token)} the id {id}, which `tokenizers` reads as {ids.get(token)}: mend its"
+                " added_tokens"
+            )
+    return read
 
 
 def vocabulary(meta: Any) -> int:
@@ -205,7 +250,9 @@ class Tokenizer:
         if self.kind == "char":
             return self._encode_characters(text)
         if self.kind == "json":
-            (encoded,) = self._json.encode_batch_fast([text], add_special_tokens=False)  # `encode` holds Python's lock
+            with fails_as(f"tokenizer_json cannot tokenize {shown(text)}; change the text, or take another tokenizer"):
+                # `encode` holds Python's lock
+                (encoded,) = self._json.encode_batch_fast([text], add_special_tokens=False)
             return np.array(encoded.ids, np.uint32)
         bpe = self._bpe  # raises UserError, which is a ValueError too
         try:
@@ -262,14 +309,9 @@ class Tokenizer:
 
     @functools.cached_property
     def _json(self):
-        from tokenizers import Tokenizer
-
-        try:
-            loaded = Tokenizer.from_str(json.dumps(self.meta["tokenizer_json"]))
-        except Exception as error:  # the library has no exception of its own
-            raise UserError(f"tokenizer_json is no tokenizer of `tokenizers`: {first_line(error)}") from error
-        if loaded.get_vocab_size() > self.vocab_size:
-            raise UserError(f"tokenizer_json has {loaded.get_vocab_size()} ids, and vocab_size is {self.vocab_size}")
+        loaded = read_json(json.dumps(self.meta["tokenizer_json"]), "tokenizer_json")
+        if (size := 1 + max(loaded.get_vocab().values())) > self.vocab_size:
+            raise UserError(f"tokenizer_json has {size} ids, and vocab_size is {self.vocab_size}")
         loaded.encode_special_tokens = True  # in a text, what looks like one is text
         loaded.no_truncation()
         loaded.no_padding()

@@ -6,8 +6,8 @@ import re
 import unicodedata
 
 from fusedgpt.encoding import PLACE_TO_CUT, batches, pieces, watched
-from fusedgpt.errors import UserError, first_line, shown
-from fusedgpt.tokenizer import END_OF_TEXT, LARGEST_VOCABULARY, Tokenizer, tiktoken_bpe
+from fusedgpt.errors import UserError, shown
+from fusedgpt.tokenizer import END_OF_TEXT, LARGEST_VOCABULARY, Tokenizer, fails_as, read_json, tiktoken_bpe
 
 TRAINED = "train:"  # followed by the size of the vocabulary
 BYTES_AND_END = 257  # the smallest vocabulary that can be trained
@@ -110,17 +110,11 @@ def _sample(corpus):
 
 
 def _of_file(path):
-    from tokenizers import Tokenizer as Bpe
-
-    try:
-        meta = _of_json(Bpe.from_str(path.read_text(encoding="utf-8")))
-        if "end_of_text" not in meta:  # an id of ours would be one more than its model has
-            print(f"{path} has no {' or '.join(ENDS)}: no id ends a document")
-        return meta
-    except UserError:
-        raise
-    except Exception as error:  # the library has no exception of its own
-        raise UserError(f"--tokenizer={path} is no tokenizer.json of `tokenizers`: {first_line(error)}") from error
+    with fails_as(f"--tokenizer={path} cannot be read or used"):
+        meta = _of_json(read_json(path.read_text(encoding="utf-8"), f"--tokenizer={path}"))
+    if "end_of_text" not in meta:  # an id of ours would be one more than its model has
+        print(f"{path} has no {' or '.join(ENDS)}: no id ends a document")
+    return meta
 
 
 def _of_json(bpe):

@@ -1,8 +1,10 @@
 """A run as a Hugging Face GPT-2, and an outside GPT-2 as a run."""
 
+import functools
 import json
 import pathlib
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from fusedgpt.tokenizer import Tokenizer
 from model import GPT
 from tests.conftest import as_nanogpt_wrote, assert_same_bytes, fails, hugging_face, run, script
 from tests.fusedgpt.test_tokenizer import TEXT, meta_of
+from tests.kill_points import killed_before
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +149,76 @@ def test_files_of_others_are_not_replaced(small_run, tmp_path):
     (tmp_path / "config.json").rename(tmp_path / "notes.txt")
     for _ in range(2):  # its own are
         assert script("export.py", small_run, tmp_path).stderr == ""  # transformers drew bars
+
+
+@pytest.mark.parametrize("name", ["meta.json", "tokenizer.json", "generation_config.json", "model-00001.safetensors"])
+def test_no_other_file_that_an_export_replaces_is_taken_from_others(name, small_run, tmp_path):
+    # exported into the folder of a data set, it replaced the meta.json of the data
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError, match=f"files that no export wrote, such as {name}: name another folder"):
+        export.main(small_run, tmp_path)
+    assert (tmp_path / name).read_text() == "{}"
+
+
+def loaded(folder):
+    """The logits of an exported model and its ids of a text, as transformers loads both; None if there is no model."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if not (folder / "model.safetensors").exists():
+        with pytest.raises((OSError, ValueError)):
+            AutoModelForCausalLM.from_pretrained(folder)
+        with pytest.raises(UserError, match="is no GPT-2 that can be loaded"):
+            GPT.from_pretrained(folder)
+        return None
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = AutoTokenizer.from_pretrained(folder)("!!")["input_ids"]
+    with torch.no_grad():
+        return torch.cat([model(torch.arange(16)[None]).logits.flatten(), torch.tensor(ids)])
+
+
+def export_of_bytes(folder):
+    """The folder that export.py wrote of another run, in bytes, with a file of somebody else."""
+    export.main(run(folder / "run", data_of(meta_of("byte"), folder / "data"), max_iters=2), folder / "hf")
+    (folder / "hf" / "notes.txt").write_text("of somebody else")
+    return folder / "hf"
+
+
+def kill_and_repeat(number, run, before, folder):
+    """What an export over a copy of `before` (or over nothing) was killed before, and then repeated; None: not killed.
+
+    After the kill there is the older model, the new one or none.
+    """
+    if before:
+        shutil.copytree(before, folder)
+    whole = [loaded(before)] if before else []
+    change = killed_before(number, functools.partial(export.main, run, folder), folder)
+    found = loaded(folder)
+    export.main(run, folder)
+    again = loaded(folder)
+    assert found is None or any(torch.equal(found, each) for each in [*whole, again]), change
+    assert not (folder / ".export").exists() and (folder / "notes.txt").exists() == bool(before)
+    return change
+
+
+def test_an_export_that_was_killed_can_be_repeated(small_run, tmp_path):
+    # 13 of 16 kills left files "that no export wrote"; over an older export, weights of one run under the config of the
+    # other. Here some of the kill points: tests/faults/test_scripts.py has all
+    older = export_of_bytes(tmp_path)
+    for before in (None, older):
+        for number in range(1, 100, 4):
+            if not kill_and_repeat(number, small_run, before, tmp_path / f"{before is older}-{number}"):
+                break
+        assert number > 20  # it was killed in all that it does
+
+
+def test_an_export_that_fails_leaves_the_older_one(small_run, tmp_path, monkeypatch):
+    # half of the files were of the one run, half of the other
+    older = export_of_bytes(tmp_path)
+    before = {file.name: file.read_bytes() for file in older.iterdir()}
+    monkeypatch.setattr(export, "model_card", lambda *args: pathlib.Path(tmp_path, "none").read_text())
+    with pytest.raises(OSError, match="No such file"):
+        export.main(small_run, older)
+    assert {file.name: file.read_bytes() for file in older.iterdir()} == before
 
 
 def test_an_outside_model_comes_back_with_the_same_bytes_and_ids(tmp_path):

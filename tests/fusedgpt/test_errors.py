@@ -40,6 +40,15 @@ def test_ctrl_c_leaves_the_console_on_a_new_line(capsys):
     assert capsys.readouterr() == ("half a sam", "\n")
 
 
+def test_a_panic_of_rust_is_one_sentence(capsys):
+    # no Exception, so it passed every handler; here as lm_eval would meet it, which calls tokenizers by itself
+    from tokenizers import pre_tokenizers
+
+    said = r"error: a package failed, most likely at a damaged tokenizer\.json: chunk size"
+    with pytest.raises(SystemExit, match=said), one_sentence():
+        pre_tokenizers.FixedLength(0).pre_tokenize_str("ab")
+
+
 def test_anything_can_be_shown():
     deep = []
     for _ in range(100_000):

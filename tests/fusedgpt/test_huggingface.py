@@ -165,8 +165,8 @@ def test_a_folder_without_a_tokenizer_has_gpt2s(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "cannot read the tokenizer.json of"),
-        ('{"model": 5}', "cannot read the tokenizer.json of"),
+        ("{", "tokenizer.json is no tokenizer.json of `tokenizers`: EOF"),
+        ('{"model": 5}', "is no tokenizer.json of `tokenizers`: data did not match"),
         (["▁the", "▁cat"], "is not byte-level"),
         (["the", "##cat"], "is not byte-level"),  # its texts came back without blanks: "deadthisdead"
     ],

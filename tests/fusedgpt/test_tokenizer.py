@@ -1,6 +1,7 @@
 """Ids to text and back."""
 
 import concurrent.futures
+import contextlib
 import functools
 import json
 import pickle
@@ -10,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from fusedgpt import tokenizer
+from fusedgpt import huggingface, tokenizer, vocabularies
 from fusedgpt.errors import UserError
 from fusedgpt.tokenizer import GPT2, Tokenizer
 from tests.conftest import why_no_bpe
@@ -241,11 +242,94 @@ def test_a_damaged_meta_is_one_sentence(meta, message):
         Tokenizer(meta)
 
 
-@pytest.mark.parametrize(("damage", "message"), [({"model": 5}, "is no tokenizer of"), ({}, "vocab_size is 200")])
+@pytest.mark.parametrize(("damage", "message"), [({"model": 5}, "is no tokenizer.json of"), ({}, "vocab_size is 200")])
 def test_a_damaged_tokenizer_json_is_one_sentence(damage, message):
     meta = {"tokenizer": "json", "vocab_size": 200, "tokenizer_json": trained_bpe() | damage}
     with pytest.raises(UserError, match=message):
         Tokenizer(meta).encode("a")
+
+
+def added(id, content):
+    token = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"added_tokens": [*trained_bpe()["added_tokens"], token | {"id": id, "content": content}]}
+
+
+def model(**changes):
+    return {"model": trained_bpe()["model"] | changes}
+
+
+def replacing(pattern):
+    return {"normalizer": {"type": "Replace", "pattern": pattern, "content": "x"}}
+
+
+def vocab(**changes):
+    return model(vocab=trained_bpe()["model"]["vocab"] | changes, merges=[])
+
+
+def split_first(regex):
+    split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, trained_bpe()["pre_tokenizer"]]}}
+
+
+HOSTILE = {
+    "no [UNK]": model(type="WordLevel", unk_token="[UNK]"),
+    "no unk of BPE": model(unk_token="nope", vocab={"a": 0}, merges=[]),
+    "no ids": model(vocab={}, merges=[]) | {"added_tokens": []},
+    "an id of two tokens": vocab(a=9),
+    "one id for all": model(vocab=dict.fromkeys(trained_bpe()["model"]["vocab"], 0), merges=[]),
+    "an id beyond all memory": vocab(a=4_000_000_000),
+    "an id below 0": vocab(a=-1),
+    "a merge of unknown tokens": model(merges=[["xyz", "abc"]]),
+    "a prefix longer than a token": model(continuing_subword_prefix="#" * 50),
+    "an added token past the vocabulary": added(4_000_000_000, "<x>"),
+    "an added token without text": added(300, ""),
+    "two ids of an added token": added(5, "<|endoftext|>"),
+    "a pattern without end": split_first("(x+x+)+y|(.*)*b"),
+    "no pattern": replacing({"String": ""}),
+    "half a pattern": replacing({"Regex": "(("}),
+    "characters that cannot be parsed": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "no characters": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}},
+    "chunks of 0": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "no model": {"model": None},
+}
+
+
+def used(meta):
+    ours = Tokenizer(meta)
+    ours.byte_lengths()
+    for text in (TEXT, "x" * 50):
+        ids = ours.encode(text)
+        assert all(0 <= id < ours.vocab_size for id in ids)
+        ours.decode(ids)
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_tokenizer_json_is_one_sentence(what, tmp_path):
+    # panics of Rust, which are no Exceptions, passed every handler; ids beyond the model's were an IndexError of it;
+    # one export took forever
+    file, content = tmp_path / "tokenizer.json", trained_bpe() | HOSTILE[what]
+    file.write_text(json.dumps(content))
+    meta = {"tokenizer": "json", "vocab_size": 300, "tokenizer_json": content, "end_of_text": 0}
+    with pytest.raises(UserError):
+        used(meta)
+    with pytest.raises(UserError):
+        used(vocabularies.of(str(file), None))
+    with pytest.raises(UserError):
+        used(huggingface.own_meta(str(tmp_path)))
+    with contextlib.suppress(UserError):
+        huggingface.tokenizer(meta, 16)
+
+
+def test_an_id_beyond_the_vocabulary_is_one_sentence():
+    # it was an index that the model's embedding does not have
+    meta = {"tokenizer": "json", "vocab_size": 300, "tokenizer_json": trained_bpe() | vocab(a=5000)}
+    with pytest.raises(UserError, match="tokenizer_json has 5001 ids, and vocab_size is 300"):
+        Tokenizer(meta).encode("a")
+
+
+def test_ctrl_c_in_tokenizers_is_none_of_its_errors():
+    with pytest.raises(KeyboardInterrupt), tokenizer.fails_as("no tokenizer"):
+        raise KeyboardInterrupt
 
 
 def test_a_prompt_that_is_no_utf8_is_one_sentence():

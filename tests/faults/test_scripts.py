@@ -1,0 +1,69 @@
+"""export.py and convert.py, killed before each change that they make to a file, and then repeated."""
+
+import functools
+import itertools
+import os
+import shutil
+
+import pytest
+import torch
+
+import convert
+import export
+from fusedgpt import checkpoint
+from tests.conftest import assert_same_bytes
+from tests.faults.processes import rng
+from tests.kill_points import killed_before
+from tests.test_export import export_of_bytes, kill_and_repeat, loaded
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.mark.parametrize("over", ["nothing", "an older export"])
+def test_export(over, small_run, tmp_path, tell):
+    # 13 of 16 kills left a folder into which nothing could be exported any more
+    before = None if over == "nothing" else export_of_bytes(tmp_path)
+    each = (kill_and_repeat(number, small_run, before, tmp_path / str(number)) for number in itertools.count())
+    tell(f"{sum(1 for _ in itertools.takewhile(bool, each))} kills of an export over {over}")
+
+
+def test_exports_of_two_runs_that_are_killed_again_and_again(small_run, tmp_path, tell):
+    # what killed exports leave must not add up
+    chance, folder, kills = rng("exports"), tmp_path / "out", 0
+    other = export_of_bytes(tmp_path).with_name("run")
+    for _ in range(60):
+        one = functools.partial(export.main, chance.choice([small_run, other]), folder)
+        kills += bool(killed_before(chance.randrange(24), one, folder))
+    export.main(small_run, folder)
+    export.main(small_run, tmp_path / "alone")
+    assert torch.equal(loaded(folder), loaded(tmp_path / "alone"))
+    assert {file.name for file in folder.iterdir()} == {file.name for file in (tmp_path / "alone").iterdir()}
+    tell(f"{kills} kills of exports into one folder")
+
+
+@pytest.mark.parametrize("form", convert.FORMS)
+def test_convert(form, small_run, tmp_path, tell):
+    source, names = tmp_path / "source", ("ckpt.pt", "best.pt", "ckpt-5.pt")
+    shutil.copytree(small_run, source)
+    if form == "file":
+        convert.main(source, "shards")
+    wanted = {name: checkpoint.load(source / name)["model"] for name in names}
+    for number in itertools.count():
+        folder = tmp_path / str(number)
+        shutil.copytree(source, folder)
+        os.remove(folder / "best.pt")  # a copy has lost that it is a second name
+        os.link(folder / "ckpt.pt", folder / "best.pt")
+        change = killed_before(number, functools.partial(convert.main, folder, form), folder)
+        for name in names:
+            assert_same_bytes(checkpoint.load(folder / name)["model"], wanted[name])
+        convert.main(folder, form)
+        used = set()
+        for name in names:
+            found = checkpoint.load(folder / name)
+            assert_same_bytes(found["model"], wanted[name])
+            assert ("shards" in found) == (form == "shards"), change
+            used |= {found["shards"]["folder"]} if "shards" in found else set()
+        assert {path.name for path in folder.glob("shards-*")} == used, change
+        if change is None:
+            break
+    tell(f"{number} kills of a conversion to {form}")

@@ -1,0 +1,66 @@
+"""Hostile tokenizer.json files: each is used or refused in one sentence, whatever Rust makes of it."""
+
+import copy
+import json
+
+import pytest
+
+from fusedgpt import huggingface, vocabularies
+from tests.faults.processes import rng
+from tests.faults.test_inputs import tried
+from tests.fusedgpt.test_tokenizer import HOSTILE, trained_bpe, used
+
+pytestmark = pytest.mark.faults
+
+CASES = 1000
+THINGS = [None, True, "", "a", "<|endoftext|>", "\0", -1, 0, 1, 7, 300, 2**24, 2**31, 2**32 - 1, 2**63, 1e308, [], {}]
+THINGS += ["[UNK]", "é漢", ["a", "b"], [["a", "b"]], {"a": 0}, {"Regex": "(a|a?)+$"}, {"String": ""}, [None]]
+
+
+def places(tree):
+    """Every (container, key) in a tree of dicts and lists."""
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in list(pairs):
+        yield tree, key
+        yield from places(value)
+
+
+def mutated(chance):
+    """A tokenizer.json of which some entries have another value, another entry's, or are gone."""
+    content = copy.deepcopy(trained_bpe() | chance.choice([*HOSTILE.values(), *[{}] * 2 * len(HOSTILE)]))
+    for _ in range(chance.randint(0, 2)):
+        level = content  # vocab and merges have the most places, and would take nearly all of the changes
+        while chance.random() < 0.7 and (inner := [v for _, v in _pairs(level) if isinstance(v, (dict, list)) and v]):
+            level = chance.choice(inner)
+        if not level:
+            continue
+        key, _ = chance.choice(_pairs(level))
+        if chance.random() < 0.2:
+            del level[key]
+        else:
+            other, name = chance.choice(list(places(content)))
+            level[key] = copy.deepcopy(chance.choice([*THINGS, other[name]]))
+    return content
+
+
+def _pairs(level):
+    return list(level.items() if isinstance(level, dict) else enumerate(level))
+
+
+def test_tokenizer_jsons(tmp_path, tell):
+    chance, good = rng("tokenizers"), 0
+    for _ in range(CASES):
+        content = mutated(chance)
+        text = json.dumps(content)
+        if chance.random() < 0.1:
+            text = text[: chance.randrange(len(text))]
+        (tmp_path / "tokenizer.json").write_text(text)
+        meta = {"tokenizer": "json", "vocab_size": 300, "tokenizer_json": content, "end_of_text": 0}
+        tried(used, meta, content)
+        tried(lambda meta: huggingface.tokenizer(meta, 16) and None, meta, content)
+        if read := tried(huggingface.own_meta, str(tmp_path), content):
+            good += 1
+            tried(used, read, content)
+        tried(lambda name: vocabularies.of(name, None), str(tmp_path / "tokenizer.json"), content)
+    tell(f"{CASES:,} tokenizer.json, {good:,} of them read")
+    assert 0.02 * CASES < good < 0.98 * CASES

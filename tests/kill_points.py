@@ -1,0 +1,48 @@
+"""A call that is killed before one of its changes to files; all of them, one by one, are its kill points."""
+
+import os
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable
+
+CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate")
+KILLED = 9
+
+
+def killed_before(number: int, call: Callable[[], object], folder: pathlib.Path) -> str | None:
+    """Run `call` in a fork that ends at once before its change `number` (from 0) to a file or folder in `folder`.
+
+    Nothing is cleaned up then, as after SIGKILL. Returns what the change was; None if the call ended well before it.
+    """
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        _in_child(number, call, str(folder), write)
+    os.close(write)
+    with open(read) as told:
+        change = told.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, KILLED), f"status {status} before change {number}"
+    return change if status else None
+
+
+def _in_child(number, call, folder, write):
+    changes = 0
+
+    def watch(event, args):
+        nonlocal changes
+        writes = event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR)
+        if (writes or event in CHANGES) and str(args[0]).startswith(folder):
+            if changes == number:
+                os.write(write, f"{event} {args[0]}".encode())
+                os._exit(KILLED)
+            changes += 1
+
+    try:
+        sys.addaudithook(watch)
+        call()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
