@@ -15,10 +15,11 @@ A comment names a file under results/ and what to take of it. It stands directly
 - A field may be nested: `errors.y`, `environment.device`. A text stands in backticks on the page.
 - `times A / B` is how many times as fast the rows A are as their baselines. The baseline of a row is the row that
   differs from it by B alone: of the same length, model and round. `faster A / B` is the same in the article's per cent.
-- Rows that differ in `round` alone are one: a ratio is the median of those of its rounds, a time that of all samples.
+- Rows that differ in `round` alone are one, as in the report: a ratio is the mean of those of whole rounds, a time the
+  median of their samples (fusedgpt/bench/rounds.py).
 - A single number needs a single row. `X to Y` is the smallest and the largest of several rows, or of one row's rounds.
 - The unit written behind the number decides what the value is converted to, the digits written how it is rounded.
-- A disturbed row cannot be quoted. A round that was disturbed is left out.
+- A disturbed row cannot be quoted.
 
 A number that is no measurement of ours has a comment that says so:
 
@@ -35,19 +36,17 @@ import json
 import pathlib
 import re
 import shlex
-import statistics
 import sys
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from fusedgpt.bench import report
+from fusedgpt.bench import ladder, peers, report
 from fusedgpt.bench.disturbance import comparable, speedup
 from fusedgpt.bench.rows import spec_of
 from fusedgpt.errors import UserError
 from fusedgpt.files import read_jsonl
-from fusedgpt.timing import summary
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
@@ -95,7 +94,12 @@ def rows_of(path: pathlib.Path, chosen: bool) -> list[dict]:
         header, lines = report.read(path)
     except UserError as error:
         raise Unfit(str(error)) from None
-    return report.rows_in(lines) if chosen else [header]
+    rows = report.rows_in(lines)
+    if header["benchmark"] == "ladder":
+        rows = [*ladder.pooled(rows).values()]
+    elif header["benchmark"] == "peers":
+        rows = [row for peers_of_part in peers.pooled(rows).values() for row in peers_of_part.values()]
+    return rows if chosen else [header]
 
 
 def field(row: dict, name: str):
@@ -121,46 +125,30 @@ def meets(row: dict, wanted: list[tuple[str, str, str]]) -> bool:
     )
 
 
-def by_round(rows: list[dict]) -> list[list[dict]]:
-    """Rows that differ in their round alone, together."""
-    found = {}
-    for row in rows:
-        spec = {key: value for key, value in spec_of(row).items() if key != "round"}
-        found.setdefault(json.dumps(spec), []).append(row)
-    return list(found.values())
-
-
-def pooled_field(rounds: list[dict], name: str) -> tuple:
-    """(value, that of each round): of the rounds that nothing disturbed."""
-    left = [row for row in rounds if "status" not in row or comparable(row)]
-    values = [field(row, name) for row in left]
-    if not left:
-        raise Unfit(f"the row is {'disturbed' if rounds[0].get('disturbed') else rounds[0]['status']}")
-    if None in values:
+def value_of(row: dict, name: str) -> tuple:
+    """(the value of a field, that of each round)."""
+    if "status" in row and not comparable(row):
+        raise Unfit(f"the row is {'disturbed' if row.get('disturbed') else row['status']}")
+    value = field(row, name)
+    if value is None:
         raise Unfit(f"the row has no {name}")
-    if len(left) > 1 and name in ("median_ms", "p10_ms", "p90_ms"):
-        return summary([ms for row in left for ms in row["samples_ms"]])[name], values
-    if all(value == values[0] for value in values):  # a text too
-        return values[0], values
-    return statistics.median(values), values
+    return value, [*row["rounds"].values()] if name == "median_ms" and "rounds" in row else [value]
 
 
-def pooled_ratio(rounds: list[dict], rows: list[dict], other: list[tuple[str, str, str]]) -> tuple:
-    """(times, those of each round): how many times as fast as their baselines rows are that differ in `round` alone.
+def ratio_of(row: dict, rows: list[dict], other: list[tuple[str, str, str]]) -> tuple:
+    """(how many times as fast as its baseline a row is, the smallest and the largest of its rounds)."""
 
-    A round counts if neither it nor its baseline was disturbed.
-    """
-    specs = [(row, {key: str(value) for key, value in spec_of(row).items()}) for row in rows]
-    changed, found = {key: value for key, _, value in other}, []
-    for row in rounds:
-        spec = {key: str(value) for key, value in spec_of(row).items()} | changed
-        base = next((row for row, own in specs if own == spec), None)
-        if base is None:
-            raise Unfit(f"there is no row {spec} to compare with")
-        found += [times[0]] if (times := speedup(row, base)) else []
-    if not found:
+    def spec(row):
+        return {key: str(value) for key, value in spec_of(row).items() if key != "round"}
+
+    changed = spec(row) | {key: value for key, _, value in other}
+    base = next((row for row in rows if spec(row) == changed), None)
+    if base is None:
+        raise Unfit(f"there is no row {changed} to compare with")
+    times = speedup(row, base)
+    if times is None:
         raise Unfit("the row or its baseline is disturbed, or was not measured")
-    return statistics.median(found), found
+    return times[0], [*times[1:]] if len(row.get("rounds", ())) > 1 else [times[0]]
 
 
 def values(text: str, results: pathlib.Path) -> tuple[str, list[tuple]]:
@@ -173,8 +161,8 @@ def values(text: str, results: pathlib.Path) -> tuple[str, list[tuple]]:
         what, at = words[0], words.index("/")
         wanted, other = conditions(words[1:at]), conditions(words[at + 1 :])
         rows = rows_of(results / file, True)
-        groups = by_round([row for row in rows if meets(row, wanted) and row.get("status") == "measured"])
-        found = [pooled_ratio(rounds, rows, other) for rounds in groups]
+        measured = [row for row in rows if meets(row, wanted) and row.get("status") == "measured"]
+        found = [ratio_of(row, rows, other) for row in measured]
         if what == "faster":
             found = [(middle - 1, [times - 1 for times in each]) for middle, each in found]
     elif not words:
@@ -183,7 +171,7 @@ def values(text: str, results: pathlib.Path) -> tuple[str, list[tuple]]:
         *words, what = words
         wanted = conditions(words)
         rows = [row for row in rows_of(results / file, bool(words)) if meets(row, wanted)]
-        found = [pooled_field(rounds, what) for rounds in by_round(rows)]
+        found = [value_of(row, what) for row in rows]
     if not found:
         raise Unfit("no row is like that")
     return what, found

@@ -43,7 +43,8 @@ def results(tmp_path):
     rounds += [row("flash", 50.0, round=2), row("manual", 900.0, round=3, disturbed=True), row("flash", 40.0, round=3)]
     for name, rows in {"one": alone, "rounds": rounds}.items():
         (tmp_path / "cpu" / name).mkdir(parents=True)
-        (tmp_path / "cpu" / name / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [HEADER, *rows]))
+        header = HEADER | {"benchmark": {"one": "sweep", "rounds": "ladder"}[name]}
+        (tmp_path / "cpu" / name / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [header, *rows]))
     (tmp_path / "cpu" / "evaluations.jsonl").write_text(
         '{"iter": 0, "val_loss": 5.4}\n{"iter": 9, "val_loss": 1.2612}\n'
     )
