@@ -182,11 +182,13 @@ def claims(rows: list[dict]) -> list[check.Claim]:
     rungs = pooled(rows)
     base, found = rungs.get(BASELINE), []
     for name, row in rungs.items():
-        both = [each for rung in (BASELINE, name) for each in rows if each["rung"] == rung and comparable(each)]
-        for claim in check.ratio(f"{name}: speed over {BASELINE}", row, base):
-            found.append(dataclasses.replace(claim, rows=both))
-        for claim in check.same_loss(f"{name}: last loss beside {BASELINE}", row, base):
-            found.append(dataclasses.replace(claim, rows=both[:1] + both[-1:]))
+        both = [each for rung in (BASELINE, name) for each in rows if each["rung"] == rung]
+        timed = [each for each in both if comparable(each)]
+        found += [
+            dataclasses.replace(claim, rows=timed) for claim in check.ratio(f"{name}: speed over {BASELINE}", row, base)
+        ]
+        losses = check.same_loss(f"{name}: last loss beside {BASELINE}", row, base)
+        found += [dataclasses.replace(claim, rows=[both[0], both[-1]]) for claim in losses]
     return found + check.refusals(rungs.values())
 
 

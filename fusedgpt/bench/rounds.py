@@ -63,8 +63,8 @@ def _together(group, kept):
     for name in ("samples_ms", "first_token_ms"):
         if name in chosen[0]:
             found[name] = [ms for row in chosen for ms in row[name]]
-    found |= summary(found["samples_ms"])
     last = chosen[-1]
+    found |= summary(found["samples_ms"]) if len(chosen) > 1 else {"median_ms": last["median_ms"]}
     found |= {name: last[name] * last["median_ms"] / found["median_ms"] for name in RATES if name in last}
     if not kept:
         reasons = [row["reason"] for row in measured if row.get("disturbed")]

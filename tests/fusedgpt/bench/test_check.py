@@ -143,7 +143,8 @@ def test_claims_of_published_rows_are_what_their_samples_say_and_hold_against_th
     claims = check.published(kind, rows, "")
     assert claims and len({claim.name for claim in claims}) == len(claims)
     for claim in claims:
-        if claim.low is not None and not claim.whole and folder != "max_batch":  # there a ratio of tokens/s
+        # max_batch has a ratio of tokens/s, and the ladder two baselines (test_ladder.py)
+        if claim.low is not None and not claim.whole and not folder.startswith(("max_batch", "ladder")):
             base, row = (np.percentile(row["samples_ms"], [10, 50, 90]) for row in claim.rows)
             spread = base[1] / row[1], base[0] / row[2], base[2] / row[0]
             assert (claim.value, claim.low, claim.high) == pytest.approx(spread)
@@ -239,7 +240,7 @@ def test_damaged_rows_are_one_sentence(tmp_path, header, line, message):
     with pytest.raises(UserError, match=message):
         report.read(tmp_path)
     (tmp_path / "rows.jsonl").write_text("\n".join([json.dumps(whole), "garbage", json.dumps(PUBLISHED[0]), ""]))
-    with pytest.raises(UserError, match="1 of its lines are no JSON"):  # claims were missing without a word
+    with pytest.raises(UserError, match="1 of its lines hold no JSON object"):  # claims were missing without a word
         report.read(tmp_path)
     (tmp_path / "rows.jsonl").write_text(f'{json.dumps(whole)}\n{{"kind": "row", "ru')  # as a kill leaves it
     assert report.read(tmp_path) == (whole, [])

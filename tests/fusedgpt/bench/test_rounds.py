@@ -46,7 +46,7 @@ def test_a_contender_that_was_wrong_once_has_no_time():
 
 
 def test_the_spread_of_a_single_round_is_that_of_its_samples():
-    rows = [row("ours", 1, 10.0, samples_ms=[9.0, 10.0, 11.0]), row("theirs", 1, 20.0)]
+    rows = [row("ours", 1, 10.0, p10_ms=9.2, p90_ms=10.8), row("theirs", 1, 20.0)]
     found = rounds.pooled(rows, by="peer")
     assert speedup(found["ours"], found["theirs"]) == pytest.approx((2.0, 20 / 10.8, 20 / 9.2))
 
