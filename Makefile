@@ -17,7 +17,7 @@ $(VENV)/.installed: requirements.lock
 
 # an interrupted run continues; a finished one is only evaluated, sampled and drawn again
 quickstart: setup
-	@test -e data/python_stdlib/meta.json || $(BIN)/python data/python_stdlib/prepare.py
+	@grep -qs sha256 data/python_stdlib/meta.json || $(BIN)/python data/python_stdlib/prepare.py
 	@$(BIN)/python train.py config/quickstart.py --init_from=auto
 	@$(BIN)/python plot.py out-quickstart
 	@$(BIN)/python sample.py --out_dir=out-quickstart --num_samples=1 --max_new_tokens=600 --start='def '

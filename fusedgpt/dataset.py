@@ -34,6 +34,8 @@ def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
     raise UserError(f"dataset={shown(str(dataset))} is no folder of data/ ({there}), and no path to a folder")
 
 
+# the meta of a folder whose bins are being replaced: some may be new and some old
+UNFINISHED = {"unfinished": "these bins are of two preparations: prepare them again"}
 UNKNOWN = {"tokenizer": "unknown"}  # of a model or a checkpoint that does not say what its ids are
 
 
@@ -41,7 +43,7 @@ def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict
     """The meta of a data folder, as in meta.json. A nanoGPT meta.pkl is read too, without running code.
 
     A folder with neither holds GPT-2's BPE, as in nanoGPT, in a vocabulary of `vocab_size` (None: 50257).
-    Raises UserError if either file is damaged.
+    Raises UserError if either file is damaged, or if a preparation was killed while it replaced the bins.
     """
     folder = pathlib.Path(folder)
     for name, read in (("meta.json", _read_meta_json), ("meta.pkl", _read_meta_pkl)):
@@ -166,9 +168,15 @@ def _checked(meta):
 
 def _read_meta_json(path):
     try:
-        return _checked(json.loads(path.read_text(encoding="utf-8")))
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        if meta != UNFINISHED:
+            return _checked(meta)
     except (OSError, ValueError, RecursionError) as error:  # UserErrors and JSONDecodeErrors are ValueErrors
         raise UserError(f"{path} is damaged ({first_line(error)}): {_how_to_prepare(path.parent)}") from error
+    raise UserError(
+        f"{path.parent} holds parts of two preparations, because one was interrupted while it replaced the files of the"
+        f" other: {_how_to_prepare(path.parent)}"
+    )
 
 
 def _read_meta_pkl(path):

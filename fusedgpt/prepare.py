@@ -14,6 +14,7 @@ import numpy as np
 
 from fusedgpt import vocabularies
 from fusedgpt.corpus import Corpus, Files, require_readable
+from fusedgpt.dataset import UNFINISHED
 from fusedgpt.encoding import Encoded, dtype_of
 from fusedgpt.errors import UserError
 from fusedgpt.files import atomic, lock
@@ -179,11 +180,12 @@ def write(
     vocab_size: int,
     **extra,
 ) -> None:
-    """Write train.bin, val.bin and, last, meta.json to `folder`. Memory: one array at a time.
+    """Write train.bin, val.bin and meta.json to `folder`. Memory: one array at a time.
 
     `splits` maps 'train' and 'val' to arrays of ids. `tokenizer` and `extra` (end_of_text, itos, …)
     are as Tokenizer reads them from meta.json.
-    Raises UserError if a split is empty or the disk is full; then no bin has changed.
+    Killed at any instant, it leaves the files that were there, or all new ones, or a meta.json that says that the folder
+    is in between, which no run takes. Raises UserError if a split is empty or the disk is full; then no file has changed.
     """
     dtype = dtype_of(vocab_size)
     meta = {
@@ -195,7 +197,9 @@ def write(
         "sha256": {},
     }
     folder = pathlib.Path(folder)
-    with atomic(folder / "train.bin") as train, atomic(folder / "val.bin") as val:
+    described = folder / "meta.json"
+    # meta.json, the first to be opened, gets its name last
+    with atomic(described, "w") as new, atomic(folder / "train.bin") as train, atomic(folder / "val.bin") as val:
         for split, file in (("train", train), ("val", val)):
             digest, count = hashlib.sha256(), 0
             for ids in splits[split]:
@@ -206,10 +210,11 @@ def write(
             if not count:
                 raise UserError(f"{source} is too short: its {split} split is empty")
             meta["tokens"][split], meta["sha256"][split] = count, digest.hexdigest()
-        for file in (train, val):  # so that neither takes the place of an old one before both are on the disk
+        json.dump(meta | extra, new, indent=1, ensure_ascii=False)
+        for file in (new, train, val):  # so that none takes the place of an old one before all are on the disk
             file.flush()
             os.fsync(file.fileno())
-    with atomic(folder / "meta.json", "w") as file:
-        json.dump(meta | extra, file, indent=1, ensure_ascii=False)
+        with atomic(described, "w", aside=".unfinished") as file:
+            json.dump(UNFINISHED, file)
     for split, count in meta["tokens"].items():
         print(f"{folder / split}.bin: {count:,} tokens")

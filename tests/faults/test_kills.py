@@ -1,5 +1,6 @@
 """Killed at any instant and resumed, a run ends with the bytes of an unbroken one: 200 times."""
 
+import hashlib
 import itertools
 import os
 import time
@@ -7,9 +8,11 @@ import time
 import pytest
 import torch
 
-from fusedgpt import checkpoint
+from fusedgpt import checkpoint, dataset, prepare
+from fusedgpt.errors import UserError
 from tests.conftest import assert_same_bytes, rows, small
 from tests.faults.processes import SETTINGS, finish, rng, start
+from tests.forks import FORKS
 
 pytestmark = pytest.mark.faults
 
@@ -87,3 +90,42 @@ def is_writing(out_dir):
     temporary = [out_dir / name for name in (".ckpt.pt.tmp", ".link.tmp", ".metrics.jsonl.tmp")]
     unfinished = [folder for folder in out_dir.glob("shards-*") if not (folder / ".metadata").exists()]
     return bool(unfinished) or any(os.path.exists(path) for path in temporary)
+
+
+SETS = [
+    dict(splits={"train": [[n] * 999], "val": [[n] * 99]}, source="x", tokenizer="byte", vocab_size=256) for n in (1, 2)
+]
+PREPARATIONS = 60
+
+
+def prepare_in_turn(folder):
+    for each in itertools.cycle(SETS):
+        prepare.write(folder, **each)
+
+
+def test_preparations(tmp_path, tell):
+    # 4 of 22 places for a kill left new bins of the same size under the old meta.json, and they were trained on
+    chance, ends = rng("preparations"), {"one of the two": 0, "refused": 0}
+    prepare.write(tmp_path, **SETS[0])
+    for _ in range(PREPARATIONS):
+        before = (tmp_path / "meta.json").stat().st_ino
+        child = FORKS.Process(target=prepare_in_turn, args=(tmp_path,))
+        child.start()
+        while (tmp_path / "meta.json").stat().st_ino == before:
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0, 0.1))
+        child.kill()
+        child.join()
+        try:
+            meta = dataset.read_meta(tmp_path)
+        except UserError as error:
+            assert "holds parts of two preparations" in str(error)
+            ends["refused"] += 1
+            continue
+        digests = {
+            split: hashlib.sha256((tmp_path / f"{split}.bin").read_bytes()).hexdigest() for split in meta["sha256"]
+        }
+        assert digests == meta["sha256"]
+        ends["one of the two"] += 1
+    assert min(ends.values()) > 0
+    tell(f"{PREPARATIONS} kills of prepare: {ends}")

@@ -12,7 +12,9 @@ import pytest
 
 from fusedgpt import encoding, prepare
 from fusedgpt.corpus import Files
+from fusedgpt.dataset import TokenFile, read_meta
 from fusedgpt.errors import UserError
+from tests.forks import FORKS
 
 
 def test_a_failed_preparation_keeps_the_old_one(tmp_path):
@@ -30,7 +32,7 @@ def test_a_failed_preparation_keeps_the_old_one(tmp_path):
     assert before == {f.name: f.read_bytes() for f in tmp_path.iterdir()}
 
 
-@pytest.mark.parametrize("last", [1, 2])
+@pytest.mark.parametrize("last", [1, 2, 3, 4])
 def test_a_disk_that_fails_at_the_end_keeps_both_bins(tmp_path, monkeypatch, last):
     # val.bin had taken its place before train.bin was on the disk
     options = dict(source="x", tokenizer="byte", vocab_size=256)
@@ -45,6 +47,64 @@ def test_a_disk_that_fails_at_the_end_keeps_both_bins(tmp_path, monkeypatch, las
     with pytest.raises(UserError, match="Input/output"):
         prepare.write(tmp_path, {"train": [[9, 9]], "val": [[9]]}, **options)
     assert before == {f.name: f.read_bytes() for f in tmp_path.iterdir()}
+
+
+CHANGES = ("fsync", "replace", "rename", "unlink")
+
+
+def killed_at(count, folder, splits):
+    """Prepare `splits` in a process of its own, which dies before its `count`-th change of the disk."""
+    calls = itertools.count(1)
+
+    def dying(call):
+        def counted(*args, **kwargs):
+            if next(calls) == count:
+                os._exit(9)
+            return call(*args, **kwargs)
+
+        return counted
+
+    for name in CHANGES:
+        setattr(os, name, dying(getattr(os, name)))
+    prepare.write(folder, splits, source="x", tokenizer="byte", vocab_size=256)
+    os._exit(0)
+
+
+def bins_of(folder):
+    """What a run that starts now trains on: the bins, if they are taken, and the meta that says so."""
+    meta = read_meta(folder)
+    found = {split: TokenFile(folder, split, meta).window(0, 2).tolist() for split in ("train", "val")}
+    return found, meta.get("tokenizer"), meta.get("sha256")
+
+
+@pytest.mark.parametrize("before", ["ours", "nanoGPT's", "nothing"])
+def test_bins_of_two_preparations_are_never_taken_together(tmp_path, before):
+    # killed between its renames, new bins of the same size lay under the old meta.json, and were trained on
+    old, new = ({"train": [[n, n]], "val": [[n, n + 1]]} for n in (1, 5))
+    found = {}
+    for count in range(1, 100):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        if before != "nothing":
+            prepare.write(folder, old, source="x", tokenizer="byte", vocab_size=256)
+        if before == "nanoGPT's":  # which means GPT-2's ids
+            (folder / "meta.json").unlink()
+        allowed = [bins_of(folder)] if before != "nothing" else []
+        child = FORKS.Process(target=killed_at, args=(count, folder, new))
+        child.start()
+        child.join(60)
+        try:
+            found[count] = bins_of(folder)
+        except UserError as error:
+            found[count] = str(error)
+        prepare.write(folder, new, source="x", tokenizer="byte", vocab_size=256)
+        allowed.append(bins_of(folder))
+        refused = isinstance(found[count], str) and ("interrupted" in found[count] or before == "nothing")
+        assert found[count] in allowed or refused, f"stopped at change {count}: {found[count]}"
+        assert sorted(os.listdir(folder)) == ["meta.json", "train.bin", "val.bin"]
+        if child.exitcode == 0:
+            break
+    assert count > 6 and found[1] != found[count] and any("interrupted" in each for each in found.values())
 
 
 def test_a_source_whose_name_is_no_utf8_is_written(tmp_path):
