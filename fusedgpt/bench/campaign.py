@@ -32,8 +32,12 @@ LAST_ROW = 120.0  # of these, left for a row that was begun before the time was 
 # the files of tests that need a GPU; each rests on what those before it test
 TESTS = ["attention", "flash_impl", "receipt", "timing", "kernels", "memory", "profiler", "model", "generate", "decode"]
 TESTS += ["optimizer", "step", "train", "resume", "bench", "prefill", "max_batch", "peers"]
-KINDS = ["ladder", "numerics", "prefill", "sweep", "max_batch", "peers"]
-TRACED = ["--only=flash,flash +*,cudnn*", "--profile=True"]  # the ladder begins with these rungs and their traces
+KINDS = ["ladder", "numerics", "anatomy", "prefill", "sweep", "max_batch", "peers"]
+# what a kind begins with, in a step of its own: the rungs of the article's end with their traces, and its figure 3
+FIRST = {"ladder": ["--only=flash,flash +*,cudnn*", "--profile=True"], "max_batch": ["--only=manual,flash"]}
+# of training at the largest batch. The article trains for an hour; here a step ends within LIMIT, and two kernels with
+# the search for their batches should fit into an hour that a machine is lent for
+TRAIN_SECONDS = {"max_batch": 180}
 
 # sizes at which every step takes seconds on a CPU
 _MODEL = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=128", "--batch_size=2"]
@@ -41,6 +45,7 @@ _MODEL += ["--steps=6", "--compile=False"]
 TINY = {
     "ladder": [*_MODEL, "--block_size=32", "--only=math"],
     "numerics": ["--device=cpu", "--repeats=2", "--only=manual"],
+    "anatomy": ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--block_size=32", "--repeats=2"],
     "prefill": ["--device=cpu", "--models=mistral-small", "--lengths=32", "--repeats=2"],
     "sweep": [*_MODEL, "--heads=2x16", "--lengths=32", "--repeats=2", "--only=manual"],
     "max_batch": [*_MODEL, "--block_size=2048", "--memory_gb=0.75", "--only=manual"],
@@ -87,13 +92,15 @@ def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tupl
     for name in TESTS:
         if name not in ran_before:
             _test(results, name, device, deadline)
-    arguments = {kind: [f"--results={results}", *(TINY[kind] if s.rehearse else [])] for kind in KINDS}
+    whole = {kind: [f"--train_seconds={seconds}"] for kind, seconds in TRAIN_SECONDS.items()}
+    arguments = {kind: [f"--results={results}", *(TINY if s.rehearse else whole).get(kind, [])] for kind in KINDS}
     for kind in KINDS:
-        traced = [[*arguments[kind], *TRACED]] if kind == "ladder" and not s.rehearse else []
-        for args in (*traced, arguments[kind]):
+        first = [[*arguments[kind], *FIRST[kind]]] if kind in FIRST and not s.rehearse else []
+        last_row = LAST_ROW + (0 if s.rehearse else TRAIN_SECONDS.get(kind, 0))
+        for args in (*first, arguments[kind]):
             seconds = min(LIMIT, deadline - time.monotonic())
-            if seconds > LAST_ROW and left(kind, args)[0]:
-                _step(f"bench.py {kind}", ["bench.py", kind, *args, f"--max_seconds={seconds - LAST_ROW}"], seconds)
+            if seconds > last_row and left(kind, args)[0]:
+                _step(f"bench.py {kind}", ["bench.py", kind, *args, f"--max_seconds={seconds - last_row}"], seconds)
     for name in ran_before:  # those that did not pass hold nothing else up
         if not _passed(ran_before[name]):
             _test(results, name, device, deadline)

@@ -51,7 +51,8 @@ class Machine:
         monkeypatch.setattr(campaign.signal, "signal", lambda *_: None)
 
     def step(self, name, command, seconds):
-        self.ran.append(name + (", traced" if "--profile=True" in command else ""))
+        first = next((word for word in command if word.startswith("--only=")), "")
+        self.ran.append(" ".join([name, first]).strip())
         if command[0] == "bench.py":
             self.rows[command[1]] += self.rows_a_step
         elif name not in self.hanging:
@@ -60,7 +61,7 @@ class Machine:
             pathlib.Path(xml).write_text(f"<testsuites><testsuite {counts}/></testsuites>")
 
     def left(self, kind, args):
-        total = 2 if "--profile=True" in args else 10
+        total = 2 if any(word.startswith("--only=") for word in args) else 10
         return max(total - self.rows[kind], 0), int(kind == "sweep"), total
 
     def run(self, **settings):
@@ -70,18 +71,20 @@ class Machine:
 
 
 TESTS = [f"test_{name}.py" for name in campaign.TESTS]
-ROWS = [f"bench.py {kind}" for kind in ("ladder, traced", *campaign.KINDS)]
+FIRST = {"ladder": "--only=flash,flash +*,cudnn*", "max_batch": "--only=manual,flash"}
+ROWS = [f"bench.py {kind} {only}".strip() for kind in campaign.KINDS for only in {FIRST.get(kind, ""): None, "": None}]
 
 
 def test_the_most_useful_comes_first_and_the_next_call_goes_on(tmp_path, monkeypatch):
     machine = Machine(monkeypatch, tmp_path, rows_a_step=5)
     said, ran = machine.run()
     assert ran == [*TESTS, *ROWS]
-    assert f"{7 * len(TESTS)} tests ran; rows: ladder 10 of 10, numerics 5 of 10, prefill 5 of 10," in said
-    missing = ", ".join(f"{kind} (5 rows)" for kind in campaign.KINDS[1:])
+    assert f"{7 * len(TESTS)} tests ran; rows: ladder 10 of 10, numerics 5 of 10, anatomy 5 of 10," in said
+    missing = ", ".join(f"{kind} (5 rows)" for kind in campaign.KINDS if kind not in FIRST)  # which have two steps
     assert said.endswith(f"missing: {missing}. The same command goes on")
     said, ran = machine.run()
-    assert ran == ROWS[2:] and "sweep 10 of 10 (1 disturbed)" in said and said.endswith("; nothing is missing")
+    rest = [f"bench.py {kind}" for kind in campaign.KINDS if kind not in FIRST]
+    assert ran == rest and "sweep 10 of 10 (1 disturbed)" in said and said.endswith("; nothing is missing")
     assert machine.run()[1] == []
 
 
@@ -93,7 +96,8 @@ def test_tests_that_do_not_pass_hold_no_measurement_up(tmp_path, monkeypatch):
     assert ran == [*TESTS, *ROWS] and "of which test_attention.py, test_model.py did not pass" in said
     machine.failing = machine.hanging = ()
     said, ran = machine.run()
-    assert ran == [*ROWS[2:], "test_attention.py", "test_model.py"] and "did not pass" not in said
+    rest = [f"bench.py {kind}" for kind in campaign.KINDS if kind not in FIRST]
+    assert ran == [*rest, "test_attention.py", "test_model.py"] and "did not pass" not in said
 
 
 def test_tests_run_again_if_the_code_is_another_and_not_for_a_commit(tmp_path, monkeypatch):
@@ -106,6 +110,23 @@ def test_tests_run_again_if_the_code_is_another_and_not_for_a_commit(tmp_path, m
     assert machine.run()[1] == TESTS
     monkeypatch.setattr(campaign, "ROOT", tmp_path)
     assert campaign._tests(tmp_path, CPU) == {}  # of other files
+
+
+def test_the_largest_batch_trains_for_a_time_that_a_step_has(tmp_path, monkeypatch):
+    # figure 3 of PyTorch's article was in no step: it takes --train_seconds, and a run of a few steps has no curve
+    machine, asked = Machine(monkeypatch, tmp_path, rows_a_step=5), []
+    step = machine.step
+    monkeypatch.setattr(
+        campaign, "_step", lambda name, command, seconds: asked.append(command) or step(name, command, 1)
+    )
+    machine.run()
+    timed = [command for command in asked if command[:2] == ["bench.py", "max_batch"]]
+    assert len(timed) == 2 and all("--train_seconds=180" in command for command in timed)
+    assert not [command for command in asked if command not in timed and "--train_seconds" in " ".join(command)]
+    # a run that is begun in the last moment ends before the step is ended, as every other row does
+    budgets = {command[1]: float(command[-1].removeprefix("--max_seconds=")) for command in asked if "=" in command[-1]}
+    assert budgets["sweep"] - budgets["max_batch"] == pytest.approx(180, abs=1)
+    assert budgets["max_batch"] > 180
 
 
 def test_no_step_begins_once_the_time_is_up(tmp_path, monkeypatch):

@@ -128,6 +128,18 @@ def test_max_batch_searches_then_trains_for_its_time(tmp_path, data, stand_in):
     assert row["estimate"]["largest"] == 6 and [t["fits"] for t in row["trials"]] == [False, True]
 
 
+def test_the_articles_largest_batches_stand_beside_ours(tmp_path, data, stand_in):
+    stand_in.end = up_to(5)
+    run("max_batch", tmp_path, data, only="manual,flash,math", block_size=16)
+    text = (tmp_path / "results" / "max_batch" / "report.md").read_text()
+    cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    head, *lines = cells[next(n for n, (first, *_) in enumerate(cells) if first == "attention") :]
+    column = next(n for n, name in enumerate(head) if name.startswith("the article"))
+    assert {line[0]: line[column] for line in lines} == {"manual": "24", "math": "", "flash": "39"}
+    assert all(len(line) == len(head) for line in lines)
+    assert "lower with flash after an hour" in text
+
+
 def test_trials_of_a_row_that_was_interrupted_are_not_made_again(tmp_path, data, stand_in):
     def end(settings):
         if len(stand_in.calls) == 4:  # 6, 5, 3, and then a kill in the middle of 4
