@@ -126,7 +126,7 @@ def obstacles(wanted: dict[tuple, dict], s, device: torch.device, plan: list[dic
         if spec_of(row) not in plan:
             found[key] = "this version has no such row on this machine"
         elif slow and row["status"] == "measured" and dtype_of(row) == "bfloat16":
-            found[key] = "this CPU has no instructions for bfloat16 and would take about a hundred times as long"
+            found[key] = "this CPU has no instructions for bfloat16 and would take about 8 times as long"
     return found
 
 

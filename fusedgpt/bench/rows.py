@@ -90,7 +90,7 @@ def run(
         say(f"{len(plan) - len(todo)} of {len(plan)} rows are there already")
     if todo:  # otherwise the date in the header stays that of a measurement
         _write(path, [{"kind": "header", **header}, *earlier, {"kind": "before", **state()}])
-    seconds = {}  # by part: the rows of one part may take a hundred times as long as another's
+    seconds = {}  # by part: the rows of one part may take many times as long as another's
     with open(path, "a", buffering=1) as file, contextlib.suppress(OutOfTime):
         for n, spec in enumerate(todo, start=1):
             if time_is_up(max_seconds):
