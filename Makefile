@@ -1,11 +1,11 @@
-# make quickstart, make eval, make test, make faults, make lint: each sets up what it needs in .venv and is quick when run again;
+# make quickstart, make eval, make test, make test-avx2, make faults, make lint: each sets up what it needs in .venv and is quick when run again;
 # make gpu runs in your own environment
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup quickstart eval test faults lint gpu
+.PHONY: setup quickstart eval test test-avx2 faults lint gpu
 
 setup: $(VENV)/.installed
 
@@ -32,6 +32,15 @@ eval: setup
 # a process of tests for each core; python -m pytest runs them in one
 test: setup
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+# as on a CPU with AVX2 only, which adds up in another order and has no instructions for bfloat16: each file that imports
+# torch, so a new one too; about as long as make test. Graphs that torch.compile keeps do not say for which instructions
+# they are, and would crash or be wrong: hence a cache of its own
+test-avx2: export ATEN_CPU_CAPABILITY := avx2
+test-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
+test-avx2: export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/$(VENV)/inductor-avx2
+test-avx2: setup
+	$(BIN)/python -m pytest -n auto --dist loadfile $$(grep -rlE '^(import|from) torch' tests --include='test_*.py')
 
 # kills, corruptions, full disks, dying workers, fuzzing; FAULTS_SEED=7 make faults takes other random numbers
 faults: setup

@@ -70,9 +70,12 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def cpu_multiplies_bfloat16() -> bool:
-    """Whether the CPU has instructions for products in bfloat16. Without them PyTorch takes many times as long."""
+    """Whether PyTorch has the CPU multiply bfloat16. Without instructions for it that takes many times as long."""
     has = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.11 does not have it yet
-    return bool(has.get("avx512_bf16") or has.get("amx_tile") or has.get("bf16"))  # the last is Arm's name
+    can = has.get("avx512_bf16") or has.get("amx_tile") or has.get("bf16")  # the last is Arm's name
+    # oneDNN makes these products, and ONEDNN_MAX_CPU_ISA=AVX2 keeps it from instructions that the CPU has
+    used = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)  # absent from a build without oneDNN
+    return bool(can and used())
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager:

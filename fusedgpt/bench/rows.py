@@ -98,7 +98,7 @@ def run(
     if todo:  # otherwise the date in the header stays that of a measurement
         before = {"kind": "before", "call": call, "command": header["command"], **state()}
         _write(path, [{"kind": "header", **header}, *earlier, before])
-    seconds = {}  # by part: the rows of one part may take a hundred times as long as another's
+    seconds = {}  # by part: the rows of one part may take many times as long as another's
     with open(path, "a", buffering=1) as file, contextlib.suppress(OutOfTime):
         for n, spec in enumerate(todo, start=1):
             if time_is_up(max_seconds):

@@ -19,11 +19,18 @@ def test_device_and_dtype_are_resolved():
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype"), [("avx512_bf16", "bfloat16"), ("amx_tile", "bfloat16"), ("avx2", "float32")]
+    ("capability", "used", "dtype"),
+    [
+        ("avx512_bf16", True, "bfloat16"),
+        ("amx_tile", True, "bfloat16"),
+        ("avx2", True, "float32"),
+        ("avx512_bf16", False, "float32"),
+    ],
 )
-def test_auto_dtype_on_a_cpu_follows_its_instructions(monkeypatch, capability, dtype):
-    # T24: bfloat16 used to be assumed
+def test_auto_dtype_on_a_cpu_follows_its_instructions(monkeypatch, capability, used, dtype):
+    # T24: bfloat16 used to be assumed; and with ONEDNN_MAX_CPU_ISA=AVX2 it still was, 10 times slower
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True})
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: used)
     assert resolve_dtype("auto", CPU) == DTYPES[dtype]
 
 

@@ -18,4 +18,5 @@ def test_a_cpu_is_named_with_its_instructions(monkeypatch, level, has, said):
     # rows of two processors were taken for one another: "AMD EPYC" with bfloat16 products, and many times slower
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: level)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {has: True})
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     assert environment(torch.device("cpu"))["device"].endswith(f", {said}")

@@ -101,8 +101,8 @@ def test_a_cpu_without_bfloat16_orthogonalises_in_float32(monkeypatch):
     asked = []
     real = optimizer_module.orthogonalised
     monkeypatch.setattr(optimizer_module, "orthogonalised", lambda m, dtype: real(m, asked.append(dtype) or dtype))
-    for capability in ("avx2", "avx512_bf16"):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=capability: {has: True})
+    for multiplies in (False, True):
+        monkeypatch.setattr(optimizer_module, "multiplies_bfloat16", lambda device, does=multiplies: does)
         model, optimizer = built()
         update_weights(optimizer, with_gradients(model, 0), 0.0)
     assert asked == [torch.float32] * 8 + [torch.bfloat16] * 8
