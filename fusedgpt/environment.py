@@ -53,7 +53,7 @@ def machine_state(device: torch.device) -> dict:
 
 
 def _cpu_name():
-    """Its name and instructions: processors of several generations may have one name, and differ a hundredfold."""
+    """Its name and instructions: processors of several generations may have one name, and differ many times over."""
     names = _cpuinfo("model name") if sys.platform == "linux" else []
     instructions = torch.backends.cpu.get_cpu_capability() + ("+bfloat16" if cpu_multiplies_bfloat16() else "")
     return f"{names[0] if names else platform.processor()}, {instructions}"

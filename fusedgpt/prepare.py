@@ -184,8 +184,9 @@ def write(
 
     `splits` maps 'train' and 'val' to arrays of ids. `tokenizer` and `extra` (end_of_text, itos, …)
     are as Tokenizer reads them from meta.json.
-    Killed at any instant, it leaves the files that were there, or all new ones, or a meta.json that says that the folder
-    is in between, which no run takes. Raises UserError if a split is empty or the disk is full; then no file has changed.
+    Killed at any instant, it leaves the files that were there, or all new ones, or a meta.json that says that the
+    folder is in between, which no run takes. Raises UserError if a split is empty or the disk is full; then no file has
+    changed.
     """
     dtype = dtype_of(vocab_size)
     meta = {
