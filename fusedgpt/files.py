@@ -125,7 +125,7 @@ def lock(out_dir: str | os.PathLike) -> Lock:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "a+")  # noqa: SIM115 (open as long as the run)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}. Name another folder with --out_dir") from error
+        raise UserError(f"cannot write {path}: {error.strerror}. Name another folder") from error
     with contextlib.suppress(ImportError):  # Windows has no fcntl
         import fcntl
 
@@ -134,8 +134,7 @@ def lock(out_dir: str | os.PathLike) -> Lock:
         except (BlockingIOError, PermissionError) as error:
             file.seek(0)
             raise UserError(
-                f"{out_dir} is in use by another run: {file.read().strip()}. Wait for it to end, or name another"
-                " --out_dir"
+                f"{out_dir} is in use by another run: {file.read().strip()}. Wait for it to end, or name another folder"
             ) from error
         except OSError:  # a file system without locks
             return Lock(file)
