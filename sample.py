@@ -249,8 +249,6 @@ def main(s: Settings) -> None:
     validate(s)
     device = resolve_device(s.device)
     dtype = resolve_dtype(s.dtype, device)
-    if device.type == "cpu":
-        memory.keep_freed_memory(keep=True)  # a prompt's large tensors need no new pages
     model, tokenizer = load(s)
     vocab_size, generator = model.config.vocab_size, torch.Generator(device).manual_seed(s.seed)
     if s.interactive:
@@ -261,6 +259,8 @@ def main(s: Settings) -> None:
     memory.check_sampling(model.config, s.num_samples, length + s.max_new_tokens, device, dtype)
     engine = prepare(s, model, length, device)
     del model  # its weights, if the engine has others
+    if device.type == "cpu":  # after that, because weights that are not needed any more should not be kept
+        memory.keep_freed_memory(keep=True)
     if s.interactive:
         return converse(engine, s, tokenizer, vocab_size, generator)
     began = time.perf_counter()
