@@ -115,13 +115,8 @@ def _disturbances(rows):
 
 
 def _named(row):
-    """A row in words, with its length if it has one."""
-    keys = (
-        ("model", "heads", "pass", "attention", "T")
-        if "T" in row
-        else ("rung", "part", "peer", "round", "path", "pair", "attention")
-    )
-    return ", ".join(str(row[key]) for key in keys if key in row) or "a row"
+    """What identifies a row, in words."""
+    return ", ".join(str(value) for value in rows.spec_of(row).values())
 
 
 def _failures(rows):
@@ -129,7 +124,7 @@ def _failures(rows):
     reasons = {}
     for row in rows:
         if row["status"] != "measured":
-            named = next((row[key] for key in ("rung", "peer", "path", "pair", "attention") if key in row), "a row")
+            named = next((row[key] for key in ("rung", "peer", "path", "pair", "attention") if key in row), _named(row))
             if row["status"] != "refused" and "T" in row:
                 named = _named(row)
             reasons.setdefault((row["status"], row["reason"]), {})[named] = None
