@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
+import bench
 from fusedgpt.bench import disturbance, ladder, max_batch, numerics, prefill, report, sweep
 from fusedgpt.files import read_jsonl
 from tests.conftest import ROOT
 
 CPU = ROOT / "results" / "cpu_amx"
-KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
 
 
 def rows_of(kind):
@@ -89,12 +89,15 @@ def test_preemptions_of_child_processes_count():
     assert "reference" not in disturbance.bracketed(lambda spec: {"n": 1}, {}, lambda: 1.0)  # a row without a time
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_published_reports_are_those_of_their_rows(kind, tmp_path, monkeypatch):
+PUBLISHED = sorted(path.parent for path in (ROOT / "results").glob("*/*/rows.jsonl") if "study" not in path.parts)
+
+
+@pytest.mark.parametrize("folder", PUBLISHED, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_the_published_reports_are_those_of_their_rows(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)  # the report only names it
-    (tmp_path / "rows.jsonl").write_bytes((CPU / kind / "rows.jsonl").read_bytes())
-    report.write(tmp_path, KINDS[kind])
-    assert (tmp_path / "report.md").read_bytes() == (CPU / kind / "report.md").read_bytes()
+    (tmp_path / "rows.jsonl").write_bytes((folder / "rows.jsonl").read_bytes())
+    report.write(tmp_path, bench.kind_of(report.read(folder)[0]))
+    assert (tmp_path / "report.md").read_bytes() == (folder / "report.md").read_bytes()
 
 
 def test_a_report_says_which_rows_were_disturbed_and_why(tmp_path):
