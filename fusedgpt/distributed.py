@@ -76,11 +76,12 @@ class Ranks:
 def ranks(parallel: str = "ddp", shard_size: int | None = None, timeout: float = 300.0) -> Ranks:
     """This process's place, from the environment variables that torchrun sets, and from three settings.
 
-    Raises UserError if the processes cannot be divided into groups of `shard_size`.
+    Raises UserError if those variables name no place, or if the processes cannot be divided into groups of
+    `shard_size`.
     """
     if "RANK" not in os.environ:
         return Ranks()
-    rank, local_rank, world = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    rank, local_rank, world = _place()
     shards = (shard_size or world) if parallel == "fsdp" and world > 1 else 1
     if world % shards:
         raise UserError(
@@ -88,6 +89,25 @@ def ranks(parallel: str = "ddp", shard_size: int | None = None, timeout: float =
             " --shard_size=None, to share each weight among all"
         )
     return Ranks(rank, local_rank, world, shards, timeout)
+
+
+def _place():
+    """RANK, LOCAL_RANK and WORLD_SIZE. Raises UserError if one is missing, or if they do not go together."""
+    found = {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+
+    def number(name):
+        return int(found[name]) if re.fullmatch("[0-9]{1,9}", found[name] or "") else -1
+
+    rank, local_rank, world = map(number, ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    others_known = world == 1 or (found["MASTER_ADDR"] and 0 <= number("MASTER_PORT") < 2**16)
+    if not (0 <= rank < world and local_rank >= 0 and others_known):
+        there = ", ".join(f"no {name}" if text is None else f"{name}={text:.99}" for name, text in found.items())
+        raise UserError(
+            f"the environment has {there}, which is no place among the processes of a run: it needs a RANK from 0 to"
+            " below WORLD_SIZE, a LOCAL_RANK, and, if WORLD_SIZE is above 1, MASTER_ADDR and MASTER_PORT. Let torchrun"
+            " set them, or unset RANK to train with this process alone"
+        )
+    return rank, local_rank, world
 
 
 def launch() -> dict | None:

@@ -147,13 +147,13 @@ def lock(out_dir: str | os.PathLike) -> Lock:
 def link(path: str | os.PathLike, name: str | os.PathLike) -> None:
     """Give the file `path` a second name, in place of what had it: a hard link, or a copy on a disk without links.
 
-    A link is as good as a copy of a file that is replaced and never written into, as `atomic` does. Raises UserError if
-    the disk refuses.
+    A link is as good as a copy of a file that is replaced and never written into, as `atomic` does. If `path` is a
+    symbolic link, it is the file that this names. Raises UserError if the disk refuses.
     """
     aside = pathlib.Path(name).with_name(".link.tmp")  # one name for all: the next link replaces what a kill left
     try:
         aside.unlink(missing_ok=True)
-        os.link(path, aside)
+        os.link(os.path.realpath(path), aside)  # a relative symbolic link would name another file there
         os.replace(aside, name)
         aside.unlink(missing_ok=True)  # POSIX renames nothing if both names are of one file already
     except OSError as error:

@@ -65,7 +65,7 @@ class Logger:
             run_folder.set_aside(out_dir, self.say)
         self.trackers = trackers.start(s, record, out_dir, start, before.get("wandb_id"))
         with atomic(path, "w") as file:
-            file.writelines(map(json_line, kept))
+            file.writelines(kept)
         self.lines = Lines(path)
         self._write_record()
         self.bar.close()
@@ -77,7 +77,11 @@ class Logger:
             damaged = sum(1 for _ in file) - len(rows)
         if damaged > 1:  # a kill cuts one line short
             self.say(f"{damaged} lines of {self.out_dir / 'metrics.jsonl'} are damaged and were left out")
-        return [row for row in rows if row["iter"] < start]
+        kept = []
+        for row in rows:
+            with contextlib.suppress(RecursionError):  # hundreds of lists in one another, in a field that is not ours
+                kept += [json_line(row)] if row["iter"] < start else []
+        return kept
 
     def _write_record(self):
         """Write run.json: settings as resolved, machine, receipt, and at the end the times."""
@@ -93,6 +97,8 @@ class Logger:
             run_report.write(self.out_dir, running)
         except (OSError, UserError) as error:  # a full disk, or no more processes: what matters more says so too
             self.say(f"NOT WRITTEN: report.html: {error}")
+        except Exception as error:  # it reads files that anybody may have changed, and training does not depend on it
+            self.say(f"NOT WRITTEN: report.html: {type(error).__name__}: {first_line(error)}")
         self._report_ended(began)
 
     def _report_ended(self, began):

@@ -150,10 +150,12 @@ def _columns(rows, kind, names):
 
 
 def _floats(values):
-    """`values` of JSON as float64, NaN for what is no number, or not finite."""
-    try:
-        floats = np.array(values, np.float64)  # None becomes NaN; ten times as fast as one by one
-    except (ValueError, TypeError, OverflowError):
+    """`values` of JSON as float64, one number each: NaN for what is no number, or not finite."""
+    floats = None
+    if {*map(type, values)} <= {int, float, type(None)}:  # of lists, numpy would make a table
+        with contextlib.suppress(OverflowError):
+            floats = np.array(values, np.float64)  # None becomes NaN; ten times as fast as one by one
+    if floats is None:
         floats = np.array([number(value) for value in values])
     return np.where(np.isfinite(floats), floats, np.nan)
 

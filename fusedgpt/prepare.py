@@ -182,11 +182,10 @@ def write(
 ) -> None:
     """Write train.bin, val.bin and meta.json to `folder`. Memory: one array at a time.
 
-    `splits` maps 'train' and 'val' to arrays of ids. `tokenizer` and `extra` (end_of_text, itos, …)
-    are as Tokenizer reads them from meta.json.
-    Killed at any instant, it leaves the files that were there, or all new ones, or a meta.json that says that the
-    folder is in between, which no run takes. Raises UserError if a split is empty or the disk is full; then no file has
-    changed.
+    `splits` maps 'train' and 'val' to arrays of ids. `tokenizer` and `extra` (end_of_text, itos, …) are as Tokenizer
+    reads them from meta.json. If it is killed, there are the files of before, or all new ones, or a meta.json that says
+    that some are new, which no run takes. Raises UserError if a split is empty or the disk is full; then all files are
+    those of before.
     """
     dtype = dtype_of(vocab_size)
     meta = {

@@ -162,7 +162,11 @@ def _move(out_dir, files, folders=()):
             shutil.copytree(folder, unfinished / folder.name, copy_function=link)
         unfinished.rename(aside)
         for folder in folders:
-            folder.rename(aside / folder.name)
+            if folder.is_symlink():  # which may be relative
+                (aside / folder.name).symlink_to(folder.resolve(), target_is_directory=True)
+                folder.unlink()
+            else:
+                folder.rename(aside / folder.name)
         for file in files:
             file.unlink()
         remove_unused_shards(out_dir)

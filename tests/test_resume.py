@@ -218,7 +218,15 @@ def test_a_process_that_torchrun_restarted_resumes_its_own_run(tmp_path, data):
 @pytest.mark.parametrize("name", ["metrics.jsonl", "run.json"])
 def test_what_is_damaged_beside_a_good_checkpoint_does_not_block_resuming(tmp_path, data, name):
     run(tmp_path, data)
-    for damaged in (b"", b"\xff\xfe\x00", b"[1, 2]\n3\nnull\n", b"[" * 100_000, b'{"kind": "train"}\n{"iter": "x"}\n'):
+    deep = b'{"kind": "train", "iter": 1, "loss": 2.0, "lr": %s}\n' % (b"[" * 500 + b"]" * 500)  # read, but not written
+    for damaged in (
+        deep,
+        b"",
+        b"\xff\xfe\x00",
+        b"[1, 2]\n3\nnull\n",
+        b"[" * 100_000,
+        b'{"kind": "train"}\n{"iter": "x"}\n',
+    ):
         (tmp_path / name).write_bytes(damaged)
         run(tmp_path, data, init_from="resume", max_iters=12)
         assert [row["iter"] for row in rows(tmp_path)][-2:] == [10, 11] or name == "run.json"

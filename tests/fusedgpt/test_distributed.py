@@ -125,6 +125,42 @@ def test_one_process_has_nobody_to_compare_with():
     assert distributed.Ranks().gather("a") == ["a"]
 
 
+PLACE = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+NO_PLACE = [{"RANK": text} for text in ("x", "", "-1", "1.0", "2", "３", "9" * 5000)]
+NO_PLACE += [{"RANK": "3"}, {"LOCAL_RANK": "y"}, {"WORLD_SIZE": "0"}, {"WORLD_SIZE": "two"}, {"MASTER_PORT": "http"}]
+NO_PLACE += [{"MASTER_PORT": "65536"}]
+NO_PLACE += [{name: None} for name in PLACE if name != "RANK"]
+
+
+@pytest.mark.parametrize("wrong", NO_PLACE, ids=lambda wrong: " ".join(f"{n}={t}"[:30] for n, t in wrong.items()))
+def test_a_place_that_cannot_be_is_one_sentence(wrong, monkeypatch):
+    # RANK=x, a missing variable and a rank beyond the world were tracebacks, or waited for others in vain
+    for name, text in (PLACE | wrong).items():
+        monkeypatch.delenv(name, raising=False)
+        if text is not None:
+            monkeypatch.setenv(name, text)
+    with pytest.raises(UserError, match="which is no place among the processes of a run") as raised:
+        distributed.ranks()
+    for name, text in (PLACE | wrong).items():
+        assert (f"{name}={text}"[:99] if text is not None else f"no {name}") in str(raised.value)
+
+
+@pytest.mark.parametrize("given", [{}, {"RANK": "0", "LOCAL_RANK": "0"}, {"RANK": "9", "WORLD_SIZE": "16"}])
+def test_a_place_is_what_torchrun_says(given, monkeypatch):
+    for name, text in (PLACE | given).items():
+        monkeypatch.setenv(name, text)
+    expected = [int((PLACE | given)[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")]
+    found = distributed.ranks()
+    assert [found.rank, found.local_rank, found.world] == expected
+    monkeypatch.setenv("RANK", "0")
+    for name, text in {"LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.delenv("MASTER_ADDR")  # one alone meets nobody
+    assert distributed.ranks().world == 1
+    monkeypatch.delenv("RANK")
+    assert distributed.ranks() == distributed.Ranks()
+
+
 def test_micro_steps_are_shared_evenly_or_refused():
     shares = [list(distributed.Ranks(rank, rank, 3).micro_steps(9)) for rank in range(3)]
     assert sorted(n for share in shares for n in share) == list(range(9)) and all(len(share) == 3 for share in shares)

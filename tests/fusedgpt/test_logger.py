@@ -136,6 +136,14 @@ def test_a_machine_without_more_processes_trains_on(tmp_path, monkeypatch, capsy
     assert capsys.readouterr().out.count(f"NOT WRITTEN: report.html: [Errno {errno.EAGAIN}] Resource") == 2
 
 
+def test_a_page_that_cannot_be_made_ends_no_run(tmp_path, data, monkeypatch, capsys):
+    # what somebody had put into metrics.jsonl ended it, before the state was saved
+    monkeypatch.setattr(logger.run_report, "write", lambda *_: {}["page"])
+    run(tmp_path, data)
+    assert "NOT WRITTEN: report.html: KeyError: 'page'" in capsys.readouterr().out
+    assert len(rows(tmp_path)) == 10 and weights(tmp_path)
+
+
 def test_the_process_for_the_page_takes_its_share_of_the_time(tmp_path, monkeypatch):
     # the time to start it was counted, not its own: on a long run one followed the other without end
     clock, began, paths = [0.0], [], []

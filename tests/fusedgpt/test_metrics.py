@@ -55,6 +55,21 @@ def test_what_is_no_number_is_a_gap(value, tmp_path):
     assert math.isnan(lr[1])
 
 
+ODD = [[], [1.0], [[1.0]], {}, {"a": 1}, "1.5", True, 10**400, -5, [1.0, "a"], None]
+
+
+@pytest.mark.parametrize("value", ODD, ids=str)
+def test_a_column_of_odd_values_is_a_gap(value, tmp_path):
+    # lists of one length each became a table in place of a column, which ended training with a TypeError
+    lines = [step(n, lr=value, ms=value) for n in range(3)] + [evaluation(3, val_bits_per_byte=value)]
+    run = run_of(tmp_path, lines)
+    for column in (run.train["lr"], run.train["ms"]):
+        assert column.shape == (3,) and column.tolist() == (
+            [-5.0] * 3 if value == -5 else pytest.approx([math.nan] * 3, nan_ok=True)
+        )
+    assert run.eval["val_bits_per_byte"].shape == (1,)
+
+
 def test_run_json_may_be_damaged(tmp_path):
     run_of(tmp_path, [step(0)])
     for text in ("", "[]", "{", "[" * 100_000, "\x00", '{"tokens_per_step": "many"}'):

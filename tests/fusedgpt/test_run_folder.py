@@ -251,6 +251,26 @@ def test_what_is_set_aside_is_whole_at_every_instant(folder, monkeypatch):
     assert len(calls) > 10 and not (folder / "ckpt.pt").exists()
 
 
+def test_what_a_relative_link_names_is_set_aside(folder, tmp_path):
+    # the link itself was moved: from previous-1 it named a file that is not there
+    (tmp_path / "store").mkdir()
+    for name in ("ckpt.pt", "metrics.jsonl", "tensorboard"):
+        if name == "tensorboard":
+            (folder / name).mkdir()
+            (folder / name / "events.out").write_text("curves")
+        (folder / name).rename(tmp_path / "store" / name)
+        (folder / name).symlink_to(f"../store/{name}")
+    before = (tmp_path / "store" / "ckpt.pt").read_bytes()
+    set_aside(folder, print)
+    aside = folder / "previous-1"
+    assert load_latest(aside)[0]["iter_num"] == 10 and len(rows(aside)) == 10
+    assert (aside / "tensorboard" / "events.out").read_text() == "curves"
+    with atomic(folder / "ckpt.pt") as file:
+        file.write(b"of the next run")
+    assert (aside / "ckpt.pt").read_bytes() == (tmp_path / "store" / "ckpt.pt").read_bytes() == before
+    assert not (folder / "tensorboard").exists() and not (folder / "metrics.jsonl").exists()
+
+
 def test_only_what_has_a_checkpoint_is_set_aside_under_the_next_number(folder, capsys):
     # F2: two mistaken starts used to delete a finished run
     before = (folder / "ckpt.pt").read_bytes()

@@ -14,7 +14,7 @@ import pytest
 from fusedgpt import run_report
 from fusedgpt.errors import UserError
 from tests.conftest import ROOT, rows
-from tests.fusedgpt.test_metrics import evaluation, run_of, step
+from tests.fusedgpt.test_metrics import ODD, evaluation, run_of, step
 
 EVIL = "</script><script>document.title = 'broken'</script><!-- &amp; \u2028 \ud800 {{title}} <b>"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -104,6 +104,16 @@ def test_a_child_writes_no_page_once_its_run_is_killed(tmp_path):
     subprocess.run([*command, str(os.getpid())], check=True, cwd=ROOT)
     assert page_of(tmp_path / "report.html")["running"]
     assert (tmp_path / ".report.html.tmp").read_text() == "half a page of the resumed run"
+
+
+@pytest.mark.parametrize("value", ODD, ids=str)
+def test_odd_values_in_every_field_cost_only_what_they_said(value, tmp_path):
+    # a list for each number ended the run that wrote the page, with a TypeError
+    names = ("lr", "grad_norm", "ms", "tokens_per_s", "mfu", "peak_memory", "train_bits_per_byte", "val_bits_per_byte")
+    odd, more = dict.fromkeys(names, value), {"kind": "train", "iter": value, "loss": value}
+    run_of(tmp_path, [evaluation(0, **odd), *(step(n, **odd) for n in range(3)), more, evaluation(3, **odd)])
+    page = page_of(run_report.write(tmp_path, running=True))
+    assert page["charts"][0]["lines"][1] == {"name": "validation", "x": [0, 3], "y": [2.0, 2.0]}
 
 
 def test_a_child_does_not_bring_a_folder_back(tmp_path, monkeypatch):
