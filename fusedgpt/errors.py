@@ -1,6 +1,7 @@
 """The one exception for what a user can correct, and how a script ends on it."""
 
 import contextlib
+import os
 import reprlib
 import signal
 import sys
@@ -49,13 +50,27 @@ TRAIN_WITH_LESS = (
 )
 
 
+def _open_closed_streams():
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # closed: the next file would get this number, and what C code and children print
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+            os.set_inheritable(number, True)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # as Python leaves it if the stream was closed when it started
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (open to the end)
+
+
 @contextlib.contextmanager
 def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
     """End the script with one sentence, status 1 and no traceback on a UserError, an OSError, or if memory runs out.
 
     if_memory_is_full: what helps then. From here on, characters that the console cannot show, such as a lone surrogate,
-    are shown as escapes, and files and pipes get each line at once, in the order of both streams.
+    are shown as escapes, and files and pipes get each line at once, in the order of both streams. A stream that is
+    closed, as a service may have it, is /dev/null from here on.
     """
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace", line_buffering=True)
     try:

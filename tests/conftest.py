@@ -114,10 +114,11 @@ def flags(settings):
     return [f"--{name}={value}" for name, value in vars(settings).items() if value is not None]
 
 
-def script(name, *args, check=True, prefix=(), **env):
+def script(name, *args, check=True, prefix=(), closed=(), **env):
     """Run a script of the project as a user does; the finished process with its text output.
 
-    A test is skipped if the script needs a package that is not here.
+    closed: the numbers of streams that are closed (0 to 2). A test is skipped if the script needs a package that is not
+    here.
     """
     for needs in NEEDED_BY.get(str(name), ()):
         pytest.importorskip(needs)
@@ -126,7 +127,7 @@ def script(name, *args, check=True, prefix=(), **env):
         start, pipes = [*(prefix or [sys.executable]), *command], dict(capture_output=True, text=True)
         done = subprocess.run(start, cwd=ROOT, env=environment, **pipes, timeout=300, check=False)
     else:
-        done = forks.run(command, ROOT, environment, timeout=300)
+        done = forks.run(command, ROOT, environment, timeout=300, closed=closed)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 

@@ -15,14 +15,16 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["torch._dynamo", "torch.distributed", "torch.profiler", "tyro", "tqdm"])  # slow to import
 
 
-def run(command: list[str], cwd: pathlib.Path, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess:
+def run(
+    command: list[str], cwd: pathlib.Path, env: dict[str, str], timeout: float, closed: tuple[int, ...] = ()
+) -> subprocess.CompletedProcess:
     """The finished process of the script `command[0]`, as subprocess.run gives it.
 
-    Raises subprocess.TimeoutExpired after `timeout` seconds.
+    closed: the numbers of streams that it starts without. Raises subprocess.TimeoutExpired after `timeout` seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         streams = [pathlib.Path(folder, name) for name in ("stdout", "stderr")]
-        process = FORKS.Process(target=_main, args=(command, cwd, env, streams))
+        process = FORKS.Process(target=_main, args=(command, cwd, env, streams, closed))
         process.start()
         process.join(timeout)
         if process.exitcode is None:
@@ -32,9 +34,14 @@ def run(command: list[str], cwd: pathlib.Path, env: dict[str, str], timeout: flo
         return subprocess.CompletedProcess(command, process.exitcode, *(s.read_text() for s in streams))
 
 
-def _main(command, cwd, env, streams):
+def _main(command, cwd, env, streams, closed):
     for number, path in enumerate(streams, start=1):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, number)
+        os.close(file)
+    for number in closed:
+        os.close(number)
+        setattr(sys, ("stdin", "stdout", "stderr")[number], None)  # as Python does when it starts
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

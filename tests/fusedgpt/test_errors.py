@@ -1,11 +1,12 @@
 """How a script ends on what a user can correct."""
 
 import re
+import sys
 
 import pytest
 
 from fusedgpt.errors import UserError, first_line, one_sentence, shown
-from tests.conftest import fails
+from tests.conftest import fails, script
 
 
 def test_full_memory_is_one_sentence():
@@ -31,6 +32,30 @@ with one_sentence():
     raise UserError("no \udcff")
 """
     assert fails("-c", code, PYTHONIOENCODING="ascii") == r"error: no \udcff"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_files(closed, tmp_path):
+    # services start scripts like this: all died at once of None.reconfigure, and the first file that is opened would
+    # have got what C code and children print. All scripts are in tests/faults/test_streams.py
+    code = f"""
+import os, subprocess, sys
+from fusedgpt.errors import UserError, one_sentence
+with one_sentence():
+    with open({str(tmp_path / "file")!r}, "w") as file:
+        for number in (1, 2):
+            os.write(number, b"of C code")
+        subprocess.run(["sh", "-c", "cat; echo child; echo child >&2"], check=True, stdin=sys.stdin)
+        print("of", file=sys.stdout)
+        print("Python", file=sys.stderr)
+        file.write("whole")
+    raise UserError("the end")
+"""
+    shell = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable]
+    done = script("-c", code, prefix=shell, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "error: the end" in done.stderr or "2>&-" in closed
+    assert (tmp_path / "file").read_text() == "whole"
 
 
 def test_ctrl_c_leaves_the_console_on_a_new_line(capsys):

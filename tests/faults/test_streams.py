@@ -1,0 +1,68 @@
+"""Every script without stdin, stdout or stderr, as services start them: it does its work, and writes into no file."""
+
+import json
+
+import pytest
+
+from fusedgpt import checkpoint
+from tests.conftest import assert_same_bytes, flags, rows, run, script, small, weights
+from tests.fusedgpt.test_tokenizer import TEXT, meta_of
+from tests.test_export import data_of
+
+pytestmark = pytest.mark.faults
+
+CLOSED = {">&-": (1,), "2>&-": (2,), "<&- >&- 2>&-": (0, 1, 2)}
+# a config file that prints all the time, as C code does: not by sys.stdout. Without a guard, the first files that
+# are opened would get the numbers 1 and 2
+NOISE = """
+import os as _os, threading as _threading, time as _time
+def _noise():
+    while True:
+        try:
+            for number in (1, 2):
+                _os.write(number, b"noise")
+        except OSError:  # not what Python does to a thread that fails, which is to print
+            _os._exit(7)
+        _time.sleep(1e-3)
+_threading.Thread(target=_noise, daemon=True).start()
+"""
+
+
+@pytest.fixture(scope="module")
+def of_bytes(tmp_path_factory):
+    """A finished run in bytes, which every script can take."""
+    folder = tmp_path_factory.mktemp("of_bytes")
+    return run(folder / "run", data_of(meta_of("byte"), folder / "data"))
+
+
+def scripts(folder, of_bytes):
+    """Command lines by the file that each has to write."""
+    out = folder / "out"
+    (folder / "noise.py").write_text(NOISE)
+    text = [f"--input={folder / 'text.py'}", f"--out_dir={folder / 'data'}"]
+    (folder / "text.py").write_text(TEXT * 200)
+    yield out / "ckpt.pt", ["train.py", folder / "noise.py", *flags(small(out, of_bytes.parent / "data"))]
+    yield None, ["sample.py", f"--out_dir={out}", "--device=cpu", "--num_samples=1", "--max_new_tokens=5"]
+    yield folder / "hf" / "model.safetensors", ["export.py", out, folder / "hf"]
+    yield out / "loss.png", ["plot.py", out]
+    yield out / "shards-10" / ".metadata", ["convert.py", out, "shards"]
+    yield folder / "lm_eval.json", ["harness.py", folder / "hf", folder / "lm_eval.json", "sonnets"]
+    sizes = ["--n_layer=2", "--n_head=2", "--n_embd=32", "--gpus=1", "--gradient_accumulation_steps=1"]
+    yield folder / "plan" / "plan" / "plan.md", ["bench.py", "plan", *sizes, f"--results={folder / 'plan'}"]
+    for name in ("text", "shakespeare_char", "shakespeare", "fineweb", "openwebtext", "python_stdlib"):
+        yield folder / "data" / "meta.json", [f"data/{name}/prepare.py", *text]
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_scripts(closed, of_bytes, tmp_path):
+    # each died at once of an AttributeError: None has no `reconfigure`
+    for file, command in scripts(tmp_path, of_bytes):
+        if file is not None and file.exists():
+            file.unlink()
+        done = script(*command, closed=CLOSED[closed], check=False)
+        assert done.returncode == 0, (command, done)
+        assert "Traceback" not in done.stderr and (file is None or file.exists()), (command, done)
+    assert_same_bytes(checkpoint.load(tmp_path / "out" / "ckpt.pt")["model"], weights(of_bytes))
+    assert [row["iter"] for row in rows(tmp_path / "out")] == list(range(10))  # each line of the file can be read
+    assert (tmp_path / "out" / ".lock").read_bytes().startswith(b"process ")
+    json.loads((tmp_path / "out" / "run.json").read_text())
