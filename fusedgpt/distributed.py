@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fusedgpt.errors import UserError, first_line
 
+ON_THIS_MACHINE = ("localhost", "127.0.0.1")  # values of MASTER_ADDR; torchrun sets one of them if it has no other node
 # of gradients in one message, in MiB. torch.compile cuts the model at each bucket: the 498 MB of GPT-2 124M make 5
 # graphs with this, 14 with PyTorch's 25
 BUCKET_MB = 100
@@ -166,6 +167,22 @@ def _roll_call(store: distributed.Store, ranks: Ranks, timeout: float) -> str:
     raise distributed.DistStoreError(f"not all of {ranks.world} processes were there within {timeout:.0f} s")
 
 
+def _store(ranks: Ranks, limit: datetime.timedelta) -> distributed.Store:
+    """The store in which the ranks meet: torchrun's, or one that rank 0 opens.
+
+    What ranks open is reached from this machine only, if all of them are here: what they send each other are pickles,
+    and PyTorch would listen on all interfaces, or on the one of the host's name. torchrun's own store does so anyway.
+    """
+    if os.environ.get("MASTER_ADDR") in ON_THIS_MACHINE:
+        for name in {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        if ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            address = "127.0.0.1", int(os.environ["MASTER_PORT"])
+            listener = socket.create_server(address, backlog=ranks.world).detach()  # closed by the store
+            return distributed.TCPStore(*address, ranks.world, True, limit, master_listen_fd=listener)
+    return next(distributed.rendezvous("env://", ranks.rank, ranks.world, timeout=limit))[0]
+
+
 def join(ranks: Ranks, backend: str, device: torch.device, timeout: float = 300) -> None:
     """Connect to the other ranks: over `backend` on GPUs, otherwise over gloo, because nccl needs GPUs.
 
@@ -176,7 +193,7 @@ def join(ranks: Ranks, backend: str, device: torch.device, timeout: float = 300)
         return
     limit = datetime.timedelta(seconds=timeout)
     with others_needed("connecting to the other processes"):
-        store, _, _ = next(distributed.rendezvous("env://", ranks.rank, ranks.world, timeout=limit))
+        store = _store(ranks, limit)
         store.set_timeout(limit)
         store = distributed.PrefixStore(_roll_call(store, ranks, timeout), store)
         backend = backend if device.type == "cuda" else "gloo"

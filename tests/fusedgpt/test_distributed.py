@@ -3,6 +3,7 @@
 import datetime
 import math
 import os
+import socket
 import subprocess
 import sys
 
@@ -51,6 +52,23 @@ distributed.leave(ranks)
 """
 
 
+LISTENING = """
+import os, torch
+from fusedgpt import distributed
+ranks = distributed.ranks()
+distributed.join(ranks, "gloo", torch.device("cpu"))
+assert ranks.broadcast(ranks.rank) == 0
+files = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
+mine = {os.readlink(file) for file in files if os.path.islink(file)}
+for name in ("tcp", "tcp6"):
+    for line in open(f"/proc/net/{name}").read().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:  # listens
+            print(fields[1].split(":")[0])
+distributed.leave(ranks)
+"""
+
+
 def start(store, late=-1, dies=-1, timeout=30, only=(0, 1)):
     """[(exit status, stdout, stderr)] of two processes that meet at `store`, as torchrun starts them."""
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -90,6 +108,29 @@ def test_a_process_that_never_comes_ends_the_others_in_time(store):
     ((status, _, stderr),) = start(store, timeout=3, only=(1,))
     assert status == 1 and "error: rank 1 failed at connecting" in stderr and "Traceback" not in stderr
     assert (datetime.datetime.now() - began).total_seconds() < 3 + 27  # the timeout, and Python's start
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="needs Linux's /proc")
+def test_ranks_of_one_machine_listen_on_it_alone(tmp_path):
+    # the store of rank 0 listened on all interfaces: whoever reached it could write what ranks unpickle
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for address in ("localhost", "127.0.0.1"):
+        env = os.environ | {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", LISTENING],
+                cwd=ROOT,
+                env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        found = [rank.communicate(timeout=120)[0].split() for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0]
+        assert [len(addresses) for addresses in found] == [2, 1]  # the store's and gloo's; gloo's
+        assert {*found[0], *found[1]} == {"0100007F"}  # 127.0.0.1
 
 
 def test_an_error_that_is_no_fault_of_others_stays_as_it_is(monkeypatch):
