@@ -280,9 +280,10 @@ def finite_weights(model: torch.nn.Module) -> bool:
 def gradient_norm(model: torch.nn.Module) -> Tensor:
     """The norm of the gradient of all parameters, on the device; of a divided model, of all its parts together."""
     grads = [p.grad for p in model.parameters()]
-    if not is_shared(model) and all(g.is_cpu for g in grads):
-        # row by row: on a CPU, PyTorch's norm of GPT-2's 38 million weights of ids is 0.26 % too small
-        grads = [torch.linalg.vector_norm(g, dim=-1) for g in grads]
+    if all(g.is_cpu for g in grads):
+        # row by row: on a CPU, PyTorch's norm of GPT-2's 38 million weights of ids is 0.26 % too small. A vector is
+        # short; and ranks would send the norm of each by itself, in place of one message
+        grads = [torch.linalg.vector_norm(g, dim=-1) if g.dim() > 1 else g for g in grads]
     norm = torch.nn.utils.get_total_norm(grads)
     if is_shared(model):
         with others_needed("adding up the gradient's norm"):

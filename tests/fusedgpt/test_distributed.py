@@ -10,6 +10,8 @@ import sys
 import pytest
 import torch
 from torch import distributed as c10d
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 
 from fusedgpt import distributed
 from fusedgpt.device import graphs_compiled
@@ -253,10 +255,19 @@ def test_nccl_is_told_its_device(monkeypatch):
     ]
 
 
-def test_the_gradients_norm_is_that_of_float64():
-    # PyTorch's own adds up ten million squares one after the other in float32: 0.04 % too small
-    model = torch.nn.Linear(10**4, 10**3)
-    for p in model.parameters():
-        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(1))
-    exact = math.sqrt(sum(p.grad.double().square().sum() for p in model.parameters()))
-    assert distributed.gradient_norm(model).item() == pytest.approx(exact, rel=1e-6)
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_gradients_norm_is_that_of_float64(tmp_path, shared):
+    # PyTorch's own adds up ten million squares one after the other in float32: 0.04 % too small, of a rank's part too
+    model = torch.nn.Sequential(torch.nn.Linear(10**4, 10**3), torch.nn.LayerNorm(10**3))
+    drawn = [torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) for p in model.parameters()]
+    exact = math.sqrt(sum(g.double().square().sum() for g in drawn))
+    c10d.init_process_group("gloo", store=c10d.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        if shared:
+            fully_shard(model)
+        for p, g in zip(model.parameters(), drawn):
+            p.grad = distribute_tensor(g, p.device_mesh, p.placements) if shared else g
+        assert distributed.is_shared(model) == shared
+        assert distributed.gradient_norm(model).item() == pytest.approx(exact, rel=1e-6)
+    finally:
+        c10d.destroy_process_group()
