@@ -4,12 +4,14 @@ B batch, nh heads, T queries, Tk keys, hs head size.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 # (q, k, v, dropout_p) -> y, as in fusedgpt/attention.py
 Attend = Callable[..., Tensor]
@@ -42,8 +44,25 @@ class Case:
 
         q and dy are (B, nh, T, hs), k and v (B, nh, Tk, hs).
         """
-        q, k, v, dy = _drawn(self.shape, self.keys or self.shape[2])
-        q, k, v, dy = (x.to(self.device, self.dtype, copy=True) for x in (q * scale, k * scale, v, dy))
+        q, k, v, dy = self._drawn()
+        return self._placed(q * scale, k * scale, v, dy)
+
+    def inputs_of_large_scores(self) -> tuple[Tensor, ...]:
+        """As `inputs`, but all scores are multiples of a number between 16 and 32, up to 7 times it.
+
+        A query weighs equally the keys of the largest score that it sees, and others not at all. In every dtype:
+        a score is one product of few bits, q being 0 but for one channel, so that equal scores are rounded alike.
+        """
+        q, k, v, dy = self._drawn()
+        step = 2.0 ** math.ceil(math.log2(16 * q.size(-1) ** 0.5))
+        levels = (k[..., :1] * 100).int().remainder(8)  # 0 ... 7, as likely
+        return self._placed(F.one_hot(q.argmax(-1), q.size(-1)), (levels * step).expand_as(k), v, dy)
+
+    def _drawn(self):
+        return _drawn(self.shape, self.keys or self.shape[2])
+
+    def _placed(self, q, k, v, dy):
+        q, k, v, dy = (x.to(self.device, self.dtype, copy=True) for x in (q, k, v, dy))
         return *(x.requires_grad_(self.backward) for x in (q, k, v)), dy
 
     def run(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, dy: Tensor) -> tuple[Tensor, ...]:

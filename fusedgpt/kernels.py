@@ -19,7 +19,7 @@ from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.receipt import contradiction, observe
 
 ROUNDS = (4, 2, 1.5)  # in each, the kernels are timed that take at most so many times what the fastest takes
-PROVEN = 2048  # tokens that are compared with float64, whose scores of two heads take 0.3 GB then
+PROVEN = 2048  # tokens of the longest comparison with float64, whose scores of two heads take 0.3 GB then
 QUICK_MS, QUICK_SCORES = 20, 2**22  # of a trial on a CPU: milliseconds in a round, and scores of all heads together
 GPU_ONLY = {"efficient", "cudnn", *flash_impl.PACKAGES}
 
@@ -123,7 +123,7 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
     timed so too (on a CPU compiling takes seconds). Raises UserError if none is left.
     """
     case = _quick(cases[0])
-    trials = [_Trial(name, case, _refusal_of_any(name, cases, compiled)) for name in KERNELS]
+    trials = [_Trial(name, case, _all_heads(cases[0]), _refusal_of_any(name, cases, compiled)) for name in KERNELS]
     for trial in trials:
         trial.time(count=1, warmup=1)
     on_cpu = case.device.type == "cpu"
@@ -153,11 +153,20 @@ def _quick(case):
     return replace(case, shape=(min(B, -(-enough // nh)), min(nh, enough), T, hs))
 
 
-class _Trial:
-    """One kernel on `case`: its times, its errors against float64, and why it was `refused`, if it was."""
+def _all_heads(case):
+    """`case` as kernels are compared on it: on a CPU with two sequences at most."""
+    return replace(case, shape=(min(case.shape[0], 2), *case.shape[1:])) if case.device.type == "cpu" else case
 
-    def __init__(self, name, case, refused):
-        self.name, self.case, self.refused = name, case, refused
+
+def _shortened(case):
+    return replace(case, shape=(*case.shape[:2], min(case.shape[2], PROVEN), case.shape[3]))
+
+
+class _Trial:
+    """One kernel: its times on `case`, its errors on `proven`, and why it was `refused`, if it was."""
+
+    def __init__(self, name, case, proven, refused):
+        self.name, self.case, self.proven, self.refused = name, case, proven, refused
         self.attend, self.compiled, self.ms, self.timed, self.errors = as_run(name, case), False, [], "", None
 
     def compile(self):
@@ -180,17 +189,22 @@ class _Trial:
     def passes(self):
         """Whether it computes attention, and in the kernel that was asked for."""
 
-        B, nh, T, hs = self.case.shape
-
         def prove(step):
-            self.errors = parity.compare(self.attend, replace(self.case, shape=(B, nh, min(T, PROVEN), hs)), heads=2)
-            if not parity.passes(self.errors, self.case.dtype):
-                self.refused = f"it fails parity with float64: {self.errors}"
-            elif self.compiled:  # the compiler may have replaced it
+            for where, errors in self._checks():
+                self.errors = errors
+                if not parity.passes(self.errors, self.case.dtype):
+                    self.refused = f"it fails parity with float64 {where}: {self.errors}"
+                    return
+            if self.compiled:  # the compiler may have replaced it
                 self.refused = contradiction(self.name, observe(step), self.case)
 
         self._try(prove)
         return not self.refused
+
+    def _checks(self):
+        yield from parity.checks(as_run(self.name, self.case), _shortened(self.proven))
+        if self.compiled:  # at the shape for which it was compiled: each other would take the compiler seconds
+            yield "compiled", parity.compare(self.attend, _shortened(self.case), heads=2)
 
     def record(self):
         """For run.json: the reason, the times, and the errors if it was compared."""

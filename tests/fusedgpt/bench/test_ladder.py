@@ -26,7 +26,7 @@ def test_the_ladder_from_the_command_line_and_again(tmp_path, data, capsys):
     assert flash["ran"]["padded_vocab_size"] == 128 and base["ran"]["padded_vocab_size"] == 65
     assert flash["final_loss"] == pytest.approx(base["final_loss"], rel=1e-4)  # same weights, same batches
     assert base["tokens_per_s"] == pytest.approx(1e3 * 64 / base["median_ms"])
-    assert base["errors"].keys() == {"y", "dq", "dk", "dv"}
+    assert base["errors"].keys() == {"y", "dq", "dk", "dv", "rms"}
     text = (tmp_path / "results" / "ladder" / "report.md").read_text()
     assert (
         "| efficient | refused: PyTorch has this kernel on GPUs only |  |  | 119 ms, 20.16 % |" in text

@@ -78,7 +78,7 @@ def test_a_mask_costs_and_is_refused_as_a_row_of_its_own(tmp_path, data, monkeyp
     s, spec = settings("numerics", tmp_path, data), {"inputs": "ordinary", "dtype": "float32"}
     for path, kernel in (("math, masked", "math"), ("flash, masked", "flash")):
         row = numerics.measure({**spec, "path": path}, s, CPU, tmp_path)
-        assert row["kernel"]["forward"] == [kernel] and row["errors"].keys() == {"y", "dq", "dk", "dv"}
+        assert row["kernel"]["forward"] == [kernel] and row["errors"].keys() == {"y", "dq", "dk", "dv", "rms"}
     with pytest.raises(UserError, match="on GPUs only"):
         numerics.measure({**spec, "path": "cudnn, masked"}, s, CPU, tmp_path)
 

@@ -34,7 +34,7 @@ def test_the_sweep_alone_and_end_to_end(tmp_path, data):
         shape, backward = (1, 2, row["T"], 16), row["pass"] != "forward"
         count = 2 * shape[1] * row["T"] ** 2 * 16 * (3.5 if backward else 1)
         assert row["tflops"] == pytest.approx(count / row["median_ms"] / 1e9)
-        assert set(row["errors"]) == ({"y", "dq", "dk", "dv"} if backward else {"y"})
+        assert set(row["errors"]) == ({"y", "dq", "dk", "dv", "rms"} if backward else {"y", "rms"})
     for name in ("report.md", "speedup.png", "memory.png", "training.png"):
         assert (tmp_path / "results" / "sweep" / name).stat().st_size > 300
     text = (tmp_path / "results" / "sweep" / "report.md").read_text()
