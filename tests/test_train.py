@@ -198,7 +198,8 @@ def test_dropout_differs_from_step_to_step_and_from_micro_batch_to_micro_batch(t
 
 def test_a_world_that_does_not_divide_is_refused(tmp_path, data):
     settings = small(tmp_path, data, gradient_accumulation_steps=3)
-    done = script("train.py", *flags(settings), check=False, RANK="0", LOCAL_RANK="0", WORLD_SIZE="2")
+    place = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")  # nobody is there
+    done = script("train.py", *flags(settings), check=False, **place)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "gradient_accumulation_steps=3 cannot be shared by 2 processes" in done.stderr
 
