@@ -12,6 +12,8 @@ import time
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell script's `make test &`; runs would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup's: a run that should end by it would go on for ever
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # models this small only lose by more, most of all on a busy machine
 
 from typeguard import install_import_hook
