@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import socket
 import time
+import weakref
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -72,6 +73,7 @@ class Lock:
 
     def __init__(self, file: IO):
         self.path, self.file, self.opened = pathlib.Path(file.name), file, os.fstat(file.fileno())
+        weakref.finalize(self, file.close)  # if a run ends with an error; Python warns of a file that nobody closes
 
     def __enter__(self):
         return self
