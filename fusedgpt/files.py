@@ -31,7 +31,9 @@ def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterat
     temporary, opened = path.with_name(f".{path.name}{aside}.tmp"), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
+        # a name that is not UTF-8, such as a folder's, is written as escapes
+        how = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace"}
+        with open(temporary, mode, **how) as file:
             opened = os.fstat(file.fileno())
             yield file
             file.flush()

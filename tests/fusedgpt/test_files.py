@@ -142,3 +142,10 @@ with one_sentence():
 """
     done = script("-X", "dev", "-c", code, tmp_path, check=False)
     assert done.stderr == "error: no\n"
+
+
+def test_a_name_that_is_not_utf8_is_written_as_escapes(tmp_path):
+    # in the report of a benchmark, which has the command, it was a traceback
+    with atomic(tmp_path / "a", "w") as file:
+        file.write(os.fsdecode(b"ok \xff"))
+    assert (tmp_path / "a").read_bytes() == rb"ok \udcff"
