@@ -104,7 +104,9 @@ def measure(name: str, args: list[str], s, device, plan: list[dict], folder: pat
     """Measure what is missing of `plan`, rows of the kind `name`, into `folder`. args: of bench.py, for the header."""
     kind = KINDS[name]
     if kind.TRAINS and s.dataset == "python_stdlib" and not (ROOT / "data" / s.dataset / "meta.json").exists():
-        subprocess.run([sys.executable, ROOT / "data" / s.dataset / "prepare.py"], check=True)
+        prepare = ROOT / "data" / s.dataset / "prepare.py"
+        if subprocess.run([sys.executable, prepare], check=False).returncode:  # as in a checkout that is read-only
+            raise UserError(f"{prepare} failed, see above: run it with --out_dir=FOLDER, and give --dataset=FOLDER")
     machine = environment(device) | {"date": datetime.date.today().isoformat()}
     own = {key: value for key, value in machine.items() if key not in rows.COMPARED}  # another call may have others
     if device.type == "cpu" and getattr(s, "freed_memory", "kept") == "kept":

@@ -6,6 +6,7 @@ AutoModelForCausalLM, AutoTokenizer and pipeline("text-generation") of transform
 is stripped, biases that the run does not have become zeros, and the logits are the same.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -102,12 +103,14 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike) -> None:
         try:
             for left in _in(work):  # by an export that was killed
                 left.unlink()
-            theirs.save_pretrained(work)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(work)
+            with contextlib.chdir(work):  # `tokenizers` takes no path that is not UTF-8
+                theirs.save_pretrained(".")
+                if tokenizer is not None:
+                    tokenizer.save_pretrained(".")
             if meta is not None:  # what the ids mean, for sample.py
                 (work / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-            (work / CARD_FILE).write_text(model_card(pathlib.Path(out_dir), saved, meta, theirs), encoding="utf-8")
+            card = model_card(pathlib.Path(out_dir), saved, meta, theirs)
+            (work / CARD_FILE).write_text(card, encoding="utf-8", errors="backslashreplace")  # names may be no UTF-8
             _move(work, folder)
         except SafetensorError as error:  # safetensors' exception for a write that failed
             raise UserError(f"cannot write {folder}: {error}") from error

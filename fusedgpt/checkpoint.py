@@ -42,7 +42,8 @@ def save(path: str | os.PathLike, state: dict) -> None:
 def load(path: str | os.PathLike, verify: bool = True, whole: bool = True, optimizer: bool = True) -> dict:
     """The state in `path`, on the CPU. Raises UserError if it is missing, damaged, or no checkpoint of a GPT.
 
-    Tensors are mapped from the file and read when they are used: copy what is to outlive it. `verify` compares the
+    Tensors are mapped from the file and read when they are used: copy what is to outlive it. (If PyTorch cannot map it,
+    because its name is no UTF-8, they are in memory.) `verify` compares the
     checksums, which reads the whole file; without it, only use what is no tensor. Tensors in a folder of shards are
     read in one piece each if `whole`, the optimizer's only if `optimizer`; otherwise `read_shards` reads them.
     """
@@ -54,7 +55,8 @@ def load(path: str | os.PathLike, verify: bool = True, whole: bool = True, optim
         zipped = zipfile.is_zipfile(path)
         if zipped and verify and (torn := zipfile.ZipFile(path).testzip()):
             raise ValueError(f"the checksum of {torn} is wrong")
-        state = _checked(torch.load(path, map_location="cpu", weights_only=True, mmap=zipped))
+        mapped = zipped and _is_utf8(path)  # PyTorch can map no other file; it is read as a whole
+        state = _checked(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped))
     except Exception as error:  # a damaged file can raise anything
         if out_of_memory(error) or getattr(error, "errno", None) in NO_DAMAGE or "mmap" in str(error):
             raise
@@ -71,6 +73,14 @@ def load(path: str | os.PathLike, verify: bool = True, whole: bool = True, optim
             state["model"], state["optimizer"]["state"] = shards.read_whole(folder, optimizer)
         state["shards"] = {**state["shards"], "path": str(folder)}
     return state
+
+
+def _is_utf8(path):
+    """Whether a path is text; not if it is of another encoding, or if the locale has only ASCII."""
+    try:
+        return bool(os.fspath(path).encode())
+    except UnicodeEncodeError:  # Python has a lone surrogate for each byte that is none
+        return False
 
 
 def read_shards(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> None:

@@ -5,6 +5,7 @@ import os
 import reprlib
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,6 +67,7 @@ def _open_closed_streams():
 def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
     """End the script with one sentence, status 1 and no traceback on a UserError, an OSError, or if memory runs out.
 
+    So it also ends on a warning that `python -W error` raises, and on a name that the locale has no letters for.
     if_memory_is_full: what helps then. From here on, characters that the console cannot show, such as a lone surrogate,
     are shown as escapes, and files and pipes get each line at once, in the order of both streams. A stream that is
     closed, as a service may have it, is /dev/null from here on.
@@ -83,6 +85,19 @@ def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
         sys.exit(128 + signal.SIGINT)
     except (UserError, OSError) as error:
         sys.exit("error: " + " ".join(line.strip() for line in str(error).splitlines()))
+    except UnicodeEncodeError as error:
+        if sys.getfilesystemencoding() == "utf-8":
+            raise
+        sys.exit(  # PYTHONUTF8=0 in the locale C, or a locale as of the last century
+            f"error: {shown(error.object)} cannot name a file here, where names are {error.encoding}: set PYTHONUTF8=1,"
+            " or name another"
+        )
+    except Warning as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        sys.exit(
+            f"error: python -W or PYTHONWARNINGS makes an error of a warning at line {place.lineno} of"
+            f" {place.filename}: {type(error).__name__}: {first_line(error)}"
+        )
     except BaseException as error:
         if is_panic(error):  # where the package is called by another, as lm_eval calls tokenizers
             sys.exit(f"error: a package failed, most likely at a damaged tokenizer.json: {first_line(error)}")

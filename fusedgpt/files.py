@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import socket
 import time
+import weakref
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -30,7 +31,9 @@ def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterat
     temporary, opened = path.with_name(f".{path.name}{aside}.tmp"), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
+        # a name that is not UTF-8, such as a folder's, is written as escapes
+        how = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace"}
+        with open(temporary, mode, **how) as file:
             opened = os.fstat(file.fileno())
             yield file
             file.flush()
@@ -72,6 +75,7 @@ class Lock:
 
     def __init__(self, file: IO):
         self.path, self.file, self.opened = pathlib.Path(file.name), file, os.fstat(file.fileno())
+        weakref.finalize(self, file.close)  # if a run ends with an error; Python warns of a file that nobody closes
 
     def __enter__(self):
         return self

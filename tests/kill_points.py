@@ -33,7 +33,7 @@ def _in_child(number, call, folder, write):
     def watch(event, args):
         nonlocal changes
         writes = event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR)
-        if (writes or event in CHANGES) and str(args[0]).startswith(folder):
+        if (writes or event in CHANGES) and os.path.abspath(str(args[0])).startswith(folder):
             if changes == number:
                 os.write(write, f"{event} {args[0]}".encode())
                 os._exit(KILLED)

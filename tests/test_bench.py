@@ -268,3 +268,13 @@ def test_rows_that_lack_what_a_table_shows_are_one_sentence(tmp_path):
     (tmp_path / "rows.jsonl").write_text(f"{header}\n{json.dumps(row)}\n")
     with pytest.raises(UserError, match=r"no report can be drawn from .*KeyError: 'final_loss'\. Take a whole copy"):
         bench.write_reports([str(tmp_path)])
+
+
+def test_data_that_cannot_be_prepared_is_one_sentence(tmp_path, monkeypatch):
+    # in a checkout that is read-only it was a traceback of a CalledProcessError
+    script = tmp_path / "data" / "python_stdlib" / "prepare.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("raise SystemExit('error: Read-only file system')")
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    with pytest.raises(UserError, match=rf"{script} failed, see above: run it with --out_dir=FOLDER, and give"):
+        bench.main("ladder", ["--dataset=python_stdlib", "--device=cpu", f"--results={tmp_path}"])

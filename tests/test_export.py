@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -268,3 +269,15 @@ def test_a_nanogpt_checkpoint_without_its_data_is_exported_and_says_what_is_miss
     assert not (tmp_path / "hf" / "meta.json").exists()
     assert "no tokenizer is written: dataset='nowhere'" in capsys.readouterr().out
     assert (tmp_path / "hf" / "model.safetensors").exists() and not (tmp_path / "hf" / "tokenizer.json").exists()
+
+
+def test_names_that_are_not_utf8(small_run, tmp_path):
+    # `tokenizers` takes no such path, and a card cannot hold the name: each was a traceback
+    source = tmp_path / os.fsdecode(b"run\xff")
+    shutil.copytree(small_run, source)
+    folder = tmp_path / os.fsdecode(b"export\xff")
+    export.main(source, folder)
+    assert "# run\\udcff\n" in (folder / "README.md").read_text(encoding="utf-8")
+    (folder / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    export.main(small_run, tmp_path / "ordinary")
+    assert (tmp_path / "tokenizer.json").read_bytes() == (tmp_path / "ordinary" / "tokenizer.json").read_bytes()

@@ -12,7 +12,7 @@ import torch
 from fusedgpt import checkpoint
 from fusedgpt.errors import UserError
 from model import GPT
-from tests.conftest import Evil, as_nanogpt_wrote, as_we_wrote_before_activation
+from tests.conftest import Evil, as_nanogpt_wrote, as_we_wrote_before_activation, assert_same_bytes
 
 
 def test_it_is_nanogpts_dict(small_run):
@@ -139,3 +139,10 @@ def test_weights_and_dimensions_that_do_not_fit_are_one_sentence(small_run):
     for wrong in ({"n_embd": 64}, {"n_head": 5}, {"n_layers": 2}):
         with pytest.raises(UserError, match="do not fit each other"):
             GPT.from_checkpoint({**saved, "model_args": saved["model_args"] | wrong})
+
+
+def test_a_name_that_is_not_utf8(small_run, tmp_path):
+    # PyTorch maps no such file, so a run in a folder of that name was saved and could not be resumed: "damaged"
+    path = tmp_path / os.fsdecode(b"\xff.pt")
+    shutil.copy(small_run / "ckpt.pt", path)
+    assert_same_bytes(checkpoint.load(path)["model"], checkpoint.load(small_run / "ckpt.pt")["model"])

@@ -86,3 +86,28 @@ def test_anything_can_be_shown():
     assert re.fullmatch("<int.*>", shown(10**5000))  # from Python 3.14 on with the number of its digits
     assert all(len(shown(v)) <= 201 for v in ("x" * 10**6, wide, faulty, [["x" * 100] * 9] * 9))
     assert first_line(faulty) == "" and first_line(UserError("one.\ntwo")) == "one"
+
+
+def test_a_name_that_the_locale_cannot_write_is_one_sentence():
+    # it used to be a traceback; such a name comes from a config file or a checkpoint, those of a command line are bytes
+    ascii_only = dict(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    code = """
+import pathlib
+from fusedgpt.errors import one_sentence
+with one_sentence():
+    pathlib.Path("zw\\xf6lf").mkdir()
+"""
+    sentence = "error: 'zw\\xf6lf' cannot name a file here, where names are ascii: set PYTHONUTF8=1, or name another"
+    assert fails("-c", code, **ascii_only) == sentence
+
+
+def test_a_warning_that_is_made_an_error_is_one_sentence():
+    # python -W error: our own warning about bfloat16 used to be a traceback
+    code = """
+import warnings
+from fusedgpt.errors import one_sentence
+with one_sentence():
+    warnings.warn("this CPU is slow")
+"""
+    sentence = "makes an error of a warning at line 5 of <string>: UserWarning: this CPU is slow"
+    assert fails("-W", "error", "-c", code).endswith(sentence)

@@ -12,6 +12,7 @@ import pytest
 
 from fusedgpt.errors import UserError
 from fusedgpt.files import Lines, atomic, json_line, link, read_jsonl
+from tests.conftest import script
 
 
 def test_a_file_appears_whole_with_ordinary_rights(tmp_path):
@@ -125,3 +126,26 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path):
         signal.signal(signal.SIGXFSZ, before)
     assert (tmp_path / "a").read_text() == "old"
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_lock_that_is_left_to_the_end_warns_of_nothing(tmp_path):
+    # python -X dev: "Exception ignored", after the sentence of any run that ended with one
+    code = """
+import sys
+from fusedgpt.errors import UserError, one_sentence
+from fusedgpt.files import lock
+def main():
+    held = lock(sys.argv[1])
+    raise UserError("no")
+with one_sentence():
+    main()
+"""
+    done = script("-X", "dev", "-c", code, tmp_path, check=False)
+    assert done.stderr == "error: no\n"
+
+
+def test_a_name_that_is_not_utf8_is_written_as_escapes(tmp_path):
+    # in the report of a benchmark, which has the command, it was a traceback
+    with atomic(tmp_path / "a", "w") as file:
+        file.write(os.fsdecode(b"ok \xff"))
+    assert (tmp_path / "a").read_bytes() == rb"ok \udcff"
