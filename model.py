@@ -7,6 +7,7 @@ Source: "Language Models are Unsupervised Multitask Learners" (GPT-2); module na
 import functools
 import math
 import os
+import pathlib
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -25,6 +26,8 @@ TRANSFORMERS_ACTIVATIONS = {"gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"), "gel
 LOSSES = ("whole", "chunked")
 RECOMPUTE = ("none", "attention", "block")
 OVERRIDES = ("dropout", "attention", "activation", "loss", "recompute", "vocab_multiple")  # weights do not decide these
+LARGEST_CONFIG = 2**20  # bytes of a config.json
+MASKS = (".attn.bias", ".attn.masked_bias")  # causal masks, which older files hold beside the weights
 CHUNKS = 8  # parts of a micro-batch in loss=chunked: fewer save less, more make the matrix products slow
 # linear layers that transformers' GPT-2 stores transposed, because OpenAI's code had them as 1-D convolutions
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
@@ -339,6 +342,8 @@ class GPT(nn.Module):
         theirs = load_transformers(model_type)
         config = GPTConfig(**_config_of(theirs.config, model_type) | override_args)
         model, state = cls(config), theirs.state_dict()
+        if bad := [name for name, w in state.items() if not w.sum().isfinite()]:
+            raise UserError(f"init_from={str(model_type)!r} has weights that are not finite: {bad[0]}. Name another")
         with torch.no_grad():
             for name, p in model.named_parameters():
                 w = state[name].t() if name.endswith(CONV1D) else state[name]
@@ -348,17 +353,51 @@ class GPT(nn.Module):
 
 
 def load_transformers(model_type: str | os.PathLike):
-    """A GPT2LMHeadModel in float32, by hub id or from a local folder. Raises UserError if it cannot be loaded."""
-    from transformers import GPT2LMHeadModel, logging
+    """A GPT2LMHeadModel in float32, by hub id or from a local folder; no code of that folder runs.
+
+    Raises UserError if it cannot be loaded, or is no GPT-2, or if its weights are not those that its config asks for.
+    """
+    from transformers import GPT2Config, GPT2LMHeadModel, logging
+    from transformers.utils import cached_file
 
     logging.disable_progress_bar()  # of each rank, between the lines of a run; that of a download is another
+    # a config could name an implementation of attention on the hub, which would be downloaded and run
+    how = dict(dtype=torch.float32, attn_implementation="eager", trust_remote_code=False, output_loading_info=True)
     try:
-        return GPT2LMHeadModel.from_pretrained(model_type, dtype=torch.float32)
+        if not (file := cached_file(model_type, "config.json")):
+            raise ValueError("it has no config.json")
+        if (size := os.path.getsize(file)) > LARGEST_CONFIG:
+            raise ValueError(f"its config.json has {size:,} bytes, and a GPT-2's has a thousand")
+        theirs = GPT2Config.from_pretrained(model_type)
+        _require_room(GPTConfig(**_config_of(theirs, model_type)), model_type)
+        model, found = GPT2LMHeadModel.from_pretrained(model_type, config=theirs, **how)
+        lacking = sorted(found["missing_keys"])
+        foreign = sorted(name for name in found["unexpected_keys"] if not name.endswith(MASKS))
+        if lacking or foreign:  # they would be drawn at random, or be left out, in silence
+            what = f"lack {lacking[0]}" if lacking else f"have {foreign[0]} too"
+            raise ValueError(f"its weights are not those of its config: they {what}")
+    except UserError:
+        raise
     except Exception as error:  # a missing, damaged or foreign file can raise anything
+        why = first_line(error)
+        why = "its weights have other shapes than its config asks for" if "mismatched" in why else why
         raise UserError(
-            f"init_from={str(model_type)!r} is no GPT-2 that can be loaded, from the hub or a folder:"
-            f" {first_line(error)}. Without a network, name a folder"
+            f"init_from={str(model_type)!r} is no GPT-2 that can be loaded, from the hub or a folder: {why:.300}."
+            " Without a network, name a folder"
         ) from error
+    return model
+
+
+def _require_room(config, model_type):
+    """Raise ValueError if the files in a folder are too small for the weights of `config`, of 2 bytes or more each.
+
+    transformers builds whatever a config asks for, and fills what the files lack.
+    """
+    folder, count = pathlib.Path(model_type), config.num_params
+    files = [file for kind in ("*.safetensors", "*.bin") for file in folder.glob(kind) if file.is_file()]
+    held = sum(file.stat().st_size for file in files)
+    if folder.is_dir() and held < 2 * count:
+        raise ValueError(f"its config means {count:,} weights, and its .safetensors and .bin have {held:,} bytes")
 
 
 def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
@@ -397,6 +436,8 @@ def _config_of(c, model_type):
     found = {name: getattr(c, name) for name in openais} | {"n_inner": c.n_inner or 4 * c.n_embd}
     openais["n_inner"] = 4 * c.n_embd
     other = [f"{name}={found[name]} and not {value}" for name, value in openais.items() if found[name] != value]
+    if getattr(c, "quantization_config", None):
+        other.append("quantized weights")
     if c.activation_function not in named:
         other.append(f"activation_function={c.activation_function} and not {', '.join(named)}")
     if other:

@@ -14,12 +14,17 @@ import tempfile
 from collections.abc import Iterator
 from typing import Protocol
 
-from fusedgpt.errors import UserError, first_line, shown
+from fusedgpt.errors import UserError, first_line, out_of_memory, shown
 
 KINDS = (".txt", ".md", ".csv", ".json", ".jsonl", ".parquet")
 PACKED = (".gz", ".zst")
 CHUNK = 2**20  # bytes of a file that are read at a time
-LONGEST_VALUE = 2**28  # characters of one value in JSON or CSV: a broken one must not pull the whole file into memory
+# characters of one value in JSON, of one row in CSV: a broken one must not pull the whole file into memory, where {}
+# takes 72 bytes and a character up to 4
+LONGEST_VALUE = 2**26
+COLUMNS_SHOWN = 20
+# of Parquet that are read at once: the file may hold a long text once for thousands of rows, and the rows hold it each
+ROWS = 8
 SEPARATORS = re.compile(r"[\s,\[\]]*")  # what stands between the objects of a JSON array, or of JSON lines
 
 
@@ -142,13 +147,12 @@ class Files:
         if kind(path) == ".parquet":
             rows = self._parquet_rows(path, chunks)
         elif kind(path) == ".csv":
-            rows = csv.DictReader(_lines(_decoded(path, chunks)), strict=True)
+            rows = _csv_rows(_decoded(path, chunks))
         elif kind(path) in (".json", ".jsonl"):
             rows = _json_values(_decoded(path, chunks))
         else:
             yield from (_paragraphs if self.paragraphs else _whole)(_decoded(path, chunks))
             return
-        csv.field_size_limit(LONGEST_VALUE)
         for number, row in enumerate(rows, start=1):
             yield self._text(row, f"row {number:,} of {path}"), True
             self._row = number
@@ -159,7 +163,7 @@ class Files:
         if any(row.get(None, ())):  # where csv puts what is beyond the columns
             raise UserError(f"{where} has more cells than the first line: put texts with commas between quotes")
         if self.column not in row:
-            columns = ", ".join(map(repr, row))
+            columns = ", ".join(map(shown, itertools.islice(row, COLUMNS_SHOWN)))
             raise UserError(f"{where} has no {self.column!r}, but {columns}: --text_column names the one with the text")
         text = row[self.column]
         if not isinstance(text, str):
@@ -181,7 +185,7 @@ class Files:
             # a row group can be the whole file: read as it is needed, not ahead
             parquet = pyarrow.parquet.ParquetFile(file, buffer_size=CHUNK, pre_buffer=False)
             columns = [self.column] if self.column in parquet.schema_arrow.names else None
-            for batch in parquet.iter_batches(batch_size=1000, columns=columns):
+            for batch in parquet.iter_batches(batch_size=ROWS, columns=columns):
                 yield from batch.to_pylist()
 
 
@@ -194,6 +198,8 @@ def _unreadable(path, row, error):
     # where a JSON error is counted from the value, not from the beginning of the file
     why = error.msg if isinstance(error, json.JSONDecodeError) else first_line(error)
     place = f"after row {row:,} of {path}" if row else f"{path}"
+    if out_of_memory(error):
+        return UserError(f"cannot read {place}, because memory ran out: cut its long texts into shorter ones")
     return UserError(f"cannot read {place} ({type(error).__name__}: {why}): it is damaged, or not what its name says")
 
 
@@ -265,7 +271,7 @@ def _unpacked_zst(file):
     import zstandard
 
     frame = None
-    while chunk := file.read(CHUNK // 8):  # packed tightly, it can be many times as long
+    while chunk := file.read(CHUNK // 512):  # 4 bytes can stand for 2**17: such a chunk for 64 MiB
         while chunk:
             frame = frame or zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()  # zstd --long=31
             yield frame.decompress(chunk)
@@ -304,7 +310,7 @@ def _paragraphs(blocks):
     line_ends, within = "", False  # the line ends after a paragraph tell only with the next block whether it goes on
     for block in blocks:
         text = (line_ends + block).rstrip("\n")
-        line_ends = (line_ends + block)[len(text) :]
+        line_ends = (line_ends + block)[len(text) :][:2]  # a third tells no more, and there may be a billion
         *complete, rest = re.split("\n{2,}", text)
         for paragraph in complete:
             if paragraph or within:
@@ -317,11 +323,33 @@ def _paragraphs(blocks):
         yield "", True
 
 
+def _csv_rows(blocks):
+    """The rows of a CSV file."""
+    left = LONGEST_VALUE
+
+    def lines():
+        nonlocal left
+        for line in _lines(blocks):
+            left -= len(line)  # a row goes on in the next line if that is between quotes
+            if left < 0:
+                raise csv.Error(f"a row is longer than {LONGEST_VALUE:,} characters")
+            yield line
+
+    csv.field_size_limit(LONGEST_VALUE)
+    for row in csv.DictReader(lines(), strict=True):
+        left = LONGEST_VALUE
+        yield row
+
+
 def _lines(blocks):
+    """Lines with their ends; one that is longer than LONGEST_VALUE in parts."""
     rest = ""
     for block in blocks:
         *lines, rest = (rest + block).split("\n")
         yield from (line + "\n" for line in lines)
+        if len(rest) > LONGEST_VALUE:
+            yield rest
+            rest = ""
     if rest:
         yield rest
 
@@ -333,20 +361,20 @@ def _json_values(blocks):
         text, at = text[at:] + (block or ""), 0
         if len(text) < wanted and block is not None:
             continue
-        while (gap := SEPARATORS.match(text, at)).end() < len(text):
-            at, arrays = gap.end(), arrays + _opened(gap.group())
+        while True:
+            gap = SEPARATORS.match(text, at)
+            at, arrays = gap.end(), arrays + gap.group().count("[") - gap.group().count("]")
+            if at == len(text):
+                break
             try:
                 value, at = decode(text, at)
             except json.JSONDecodeError:
                 if block is None or len(text) - at > LONGEST_VALUE:
                     raise
-                wanted = 2 * (len(text) - at)  # it may go on in the next block; doubling tries few times
+                # it may go on in the next block; doubling tries few times
+                wanted = min(2 * (len(text) - at), LONGEST_VALUE + 1)
                 break
             wanted = 0
             yield value
-    if arrays + _opened(gap.group()):
+    if arrays:
         raise EOFError("the file ends within an array")
-
-
-def _opened(separators):
-    return separators.count("[") - separators.count("]")

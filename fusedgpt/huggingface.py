@@ -2,11 +2,13 @@
 
 import json
 import math
+import os
 import pathlib
 import re
 from typing import Any
 
 from fusedgpt import dataset
+from fusedgpt.errors import UserError
 from fusedgpt.settings import PRETRAINED
 from fusedgpt.tokenizer import END_OF_TEXT, GPT2, Tokenizer, byte_characters, fails_as, read_json, tiktoken_bpe
 
@@ -134,7 +136,9 @@ def own_meta(name: str) -> dict | None:
 
     try:
         file = pathlib.Path(cached_file(name, "tokenizer.json"))
-    except OSError:  # there is none
+    except OSError as error:  # there is none
+        if os.path.lexists(pathlib.Path(name, "tokenizer.json")):
+            raise UserError(f"{name}/tokenizer.json is a link that leads nowhere: put the file there") from error
         return None
     with fails_as(f"cannot read the tokenizer.json of {name}"):  # a damaged file can raise anything
         read_json(file.read_text(encoding="utf-8"), str(file))
