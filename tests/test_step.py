@@ -138,8 +138,12 @@ def test_times_are_true_of_steps_that_are_read_later(tmp_path, data, monkeypatch
     told = iter(n * (n + 1) / 2000 for n in itertools.count())  # between readings pass 1 ms, 2 ms, 3 ms, …
     monkeypatch.setattr(train.timing, "now", lambda device: next(told))
     monkeypatch.setattr(reporting.flops, "peak_flops", lambda *_: (1e12, "of this test"))
-    run(tmp_path, data, max_iters=6, log_interval=4, eval_interval=100)
+    run(tmp_path, data, max_iters=6, log_interval=4, eval_interval=100, gradient_accumulation_steps=2)
     assert [row["ms"] for row in rows(tmp_path)] == pytest.approx([1, 3, 5, 7, 9, 11])
+    flops = json.loads((tmp_path / "run.json").read_text())["mfu"]["flops_per_token"]
+    for row in rows(tmp_path):  # of both micro-batches, 4 x 16 tokens each
+        assert row["tokens_per_s"] == pytest.approx(1e3 * 2 * 4 * 16 / row["ms"])
+        assert row["mfu"] == pytest.approx(flops * row["tokens_per_s"] / 1e12)
 
 
 def test_a_signal_or_the_time_limit_does_not_wait_for_a_line(tmp_path, data, monkeypatch):

@@ -8,6 +8,7 @@ import tomllib
 import pytest
 
 from tests.conftest import ROOT
+from tests.mutants import MUTANTS
 
 SCRIPTS = {"train", "sample", "bench", "export", "convert", "harness", "plot"}
 # slow to import, or missing where only tests run
@@ -92,3 +93,13 @@ def test_a_dependency_has_one_bound():
 def test_no_file_is_a_leftover():
     for file in FILES:
         assert not {"utils", "misc", "helpers", "common", "parts"} & {*pathlib.Path(file).with_suffix("").parts[-2:]}
+
+
+def test_every_mutant_can_be_planted():
+    # make faults plants them; a refactor that takes the text of one away should not wait for that
+    assert len({each.what for each in MUTANTS}) == len(MUTANTS) >= 40
+    for each in MUTANTS:
+        ast.parse(each.planted(ROOT))
+        for test in each.tests:
+            file, _, name = test.partition("::")
+            assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(), test

@@ -32,6 +32,8 @@ def test_every_sample_has_its_own_place_however_the_step_is_split(data):
     halves = torch.cat([loader(data, batch_size=4).train(3, m)[0] for m in range(2)])
     quarters = torch.cat([loader(data, batch_size=2).train(3, m)[0] for m in range(4)])
     assert torch.equal(whole, halves) and torch.equal(whole, quarters)
+    ranks = [loader(data, rank=rank, world=2).train(3, 1)[0] for rank in range(2)]
+    assert torch.equal(*ranks)  # a rank has micro-steps of its own, and no windows of its own
     b = loader(data)
     later = b.train(7, 1)
     for _ in b.evaluation("val", 100):

@@ -1,0 +1,469 @@
+"""Does a test or a gate see it if the project computes something else? Plants one mistake after another and counts.
+
+    python tests/mutants.py [WORD ...]
+
+Each mutant is a small change to one file of a copy of the project. It is dead if a test that is named beside it then
+fails. With words, only mutants with one of them in their description are planted. Ends with status 1 if one lives, and
+with a sentence if one cannot be planted: its text or its test is gone, or the tests fail without it.
+"""
+
+import dataclasses
+import importlib
+import multiprocessing
+import os
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from multiprocessing.connection import wait
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as tests/conftest.py, which comes after PyTorch here
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+COPIED = ("fusedgpt", "tests", "config", "pyproject.toml", *(file.name for file in ROOT.glob("*.py")))
+PROCESSES = 2
+LIMIT_S = 600.0  # after which tests count as hanging
+# slow to import: a forked process has them at once
+PRELOADED = ("torch._dynamo", "torch.distributed", "torch.profiler", "hypothesis", "tyro", "typeguard")
+PRELOADED += ("transformers.models.gpt2.modeling_gpt2", "pytest")
+PASSED, FAILED = 0, 1  # of pytest's exit codes; the others mean that a test could not be run
+
+ATTENTION, PARITY, KERNELS = "fusedgpt/attention.py", "fusedgpt/parity.py", "fusedgpt/kernels.py"
+LOADER, OPTIMIZER, GENERATE = "fusedgpt/dataloader.py", "fusedgpt/optimizer.py", "fusedgpt/generate.py"
+EVALUATION, TIMING = "fusedgpt/evaluation.py", "fusedgpt/timing.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A mistake: `old`, which occurs once in `file`, becomes `new`. `tests` are to see it."""
+
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def planted(self, root: pathlib.Path) -> str:
+        """The text of its file in `root` with the mistake. Exits if `old` is not there exactly once."""
+        text = (root / self.file).read_text()
+        if text.count(self.old) != 1:
+            sys.exit(f"error: the mutant no longer applies: {self.what}. {self.file} has {self.old!r} not exactly once")
+        return text.replace(self.old, self.new)
+
+
+def mutant(what: str, file: str, old: str, new: str, *tests: str) -> Mutant:
+    """A Mutant; a test is named by its file in tests/ and its name, with or without its parameters."""
+    return Mutant(what, file, old, new, tuple(f"tests/{test}" for test in tests))
+
+
+KERNEL_TESTS, GATE = "fusedgpt/test_attention.py::test_", "fusedgpt/test_parity.py::test_"
+HONEST = GATE + "the_gate_lets_attention_pass"
+MUTANTS = [
+    # these lived until the gate and the tests of attention were made to see them
+    mutant(
+        "a last block that is not full sees one key less",
+        ATTENTION,
+        "seen = Tk - T + stop",
+        "seen = Tk - T + stop - (start > 0 and stop - start < BLOCK)",
+        HONEST + "[blocked-torch.float32-64]",
+    ),
+    mutant(
+        "dropout at p/2",
+        ATTENTION,
+        "F.dropout(weights, dropout_p) @ v",
+        "F.dropout(weights, dropout_p / 2) @ v",
+        KERNEL_TESTS + "dropout_drops_single_weights_and_scales_the_rest[manual-cpu]",
+    ),
+    mutant(
+        "dropout of the values in place of the weights",
+        ATTENTION,
+        "F.dropout(weights, dropout_p) @ v",
+        "weights @ F.dropout(v, dropout_p)",
+        KERNEL_TESTS + "dropout_drops_single_weights_and_scales_the_rest[manual-cpu]",
+    ),
+    mutant(
+        "scores clamped at 60",
+        ATTENTION,
+        "weights = scores.masked_fill",
+        "weights = scores.clamp(max=60).masked_fill",
+        HONEST + "[manual-torch.float32-64]",
+    ),
+    mutant(
+        "scores clamped at 8",
+        ATTENTION,
+        "weights = scores.masked_fill",
+        "weights = scores.clamp(max=8).masked_fill",
+        HONEST + "[manual-torch.float32-64]",
+    ),
+    mutant(
+        "dk 2 % off in bfloat16",
+        ATTENTION,
+        "    return _weighted((q @ k.transpose",
+        "    k = k + 0.02 * (k.dtype == torch.bfloat16) * (k - k.detach())\n    return _weighted((q @ k.transpose",
+        HONEST + "[manual-torch.bfloat16-64]",
+    ),
+    mutant(
+        "the gate compares at round lengths only",
+        PARITY,
+        "ODD_LENGTHS = (127, 300)",
+        "ODD_LENGTHS = (128, 256)",
+        GATE + "the_gate_sees_what_is_wrong",
+    ),
+    mutant(
+        "auto compares two heads at the model's own length",
+        KERNELS,
+        "yield from parity.checks(as_run(self.name, self.case), _shortened(self.proven))",
+        'yield "", parity.compare(self.attend, _shortened(self.case), heads=2)',
+        GATE + "auto_has_the_same_gate",
+    ),
+    # kernels and what judges them
+    mutant(
+        "queries see the next key",
+        ATTENTION,
+        ".tril(Tk - T)",
+        ".tril(Tk - T + 1)",
+        KERNEL_TESTS + "future_tokens_move_no_earlier_output[manual-cpu]",
+    ),
+    mutant(
+        "scores are not scaled",
+        ATTENTION,
+        "(q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5",
+        "(q @ k.transpose(-2, -1))",
+        HONEST + "[manual-torch.float32-64]",
+    ),
+    mutant(
+        "the mask of cached queries is aligned to the top left",
+        ATTENTION,
+        "mask = None if T == 1 else _lower_right(T, Tk)",
+        "mask = torch.ones(T, Tk, dtype=torch.bool, device=q.device).tril()",
+        KERNEL_TESTS + "fewer_queries_than_keys_see_what_came_before[5-sdpa-cpu]",
+    ),
+    mutant(
+        "not-a-number counts as exact",
+        PARITY,
+        "nan_to_num(nan=torch.inf)",
+        "nan_to_num(nan=0.0)",
+        GATE + "parity_refuses_a_wrong_kernel",
+    ),
+    mutant(
+        "a receipt is read forward only",
+        "fusedgpt/receipt.py",
+        'for direction in ("forward", "backward") if case.backward else ("forward",):',
+        'for direction in ("forward",):',
+        "fusedgpt/test_receipt.py::test_contradiction_is_found",
+    ),
+    # model and loss
+    mutant(
+        "attention drops weights in evaluation",
+        "model.py",
+        "self.dropout if self.training else 0.0",
+        "self.dropout",
+        "test_model.py::test_dropout_is_off_outside_training",
+    ),
+    mutant(
+        "the first padded id can be sampled",
+        "model.py",
+        "device=z.device) >= vocab_size",
+        "device=z.device) > vocab_size",
+        "test_model.py::test_padding_starts_equal_and_stays_out",
+    ),
+    mutant(
+        "padding takes part in the loss",
+        "model.py",
+        "z = z[..., :vocab_size]",
+        "z = z[..., :]",
+        "test_model.py::test_padding_starts_equal_and_stays_out",
+    ),
+    mutant(
+        "targets of -1 count",
+        "model.py",
+        "targets.flatten(), ignore_index=-1",
+        "targets.flatten().clamp(min=0), ignore_index=-1",
+        "test_model.py::test_each_loss_equals_float64",
+    ),
+    mutant(
+        "a chunked loss is a mean over all targets, with those of -1",
+        "model.py",
+        "/ (targets >= 0).sum()",
+        "/ targets.numel()",
+        "test_model.py::test_each_loss_equals_float64",
+    ),
+    mutant(
+        "biases and LayerNorms decay",
+        "model.py",
+        '"weight_decay": 0.0}',
+        '"weight_decay": weight_decay}',
+        "test_model.py::test_optimizer_decays_matrices_only",
+    ),
+    mutant(
+        "FLOPs count attention at half",
+        "model.py",
+        "+ 12 * c.n_layer * c.n_embd * c.block_size",
+        "+ 6 * c.n_layer * c.n_embd * c.block_size",
+        "test_model.py::test_nanogpt_interface",
+    ),
+    # the step and its schedule
+    mutant(
+        "gradients are summed over the micro-steps",
+        "train.py",
+        "state.scaler.scale(loss / len(micro_steps))",
+        "state.scaler.scale(loss)",
+        "test_train.py::test_splits_of_a_step_give_the_same_loss_and_gradient",
+    ),
+    mutant(
+        "each micro-batch has the same dropout",
+        "train.py",
+        'determinism.seed(s.seed, "dropout", state.iteration, micro_step)',
+        'determinism.seed(s.seed, "dropout")',
+        "test_train.py::test_dropout_differs_from_step_to_step_and_from_micro_batch_to_micro_batch",
+    ),
+    mutant(
+        "gradients are clipped by the square of their norm",
+        OPTIMIZER,
+        "(norm / limit).clamp(min=1) if limit else None",
+        "(norm * norm / limit).clamp(min=1) if limit else None",
+        "test_train.py::test_one_step_is_adamw_on_the_clipped_mean_gradient",
+    ),
+    mutant(
+        "a step without a finite gradient changes weights",
+        OPTIMIZER,
+        "optimizer.found_inf = 1 - norm.isfinite().float()",
+        "optimizer.found_inf = torch.zeros_like(norm)",
+        "fusedgpt/test_optimizer.py::test_a_step_that_is_not_finite_changes_nothing_to_the_bit",
+    ),
+    mutant(
+        "beta1 and beta2 are swapped",
+        OPTIMIZER,
+        "(s.beta1, s.beta2)",
+        "(s.beta2, s.beta1)",
+        "test_train.py::test_one_step_is_adamw_on_the_clipped_mean_gradient",
+    ),
+    mutant(
+        "warm-up starts at a learning rate of 0",
+        OPTIMIZER,
+        "* (it + 1) / (s.warmup_iters + 1)",
+        "* it / s.warmup_iters",
+        "test_train.py::test_learning_rate_warms_up_and_decays",
+    ),
+    mutant(
+        "the cosine is a step ahead",
+        OPTIMIZER,
+        "done = (it - s.warmup_iters) /",
+        "done = (it + 1 - s.warmup_iters) /",
+        "test_train.py::test_learning_rate_warms_up_and_decays",
+    ),
+    mutant(
+        "min_lr is ignored",
+        OPTIMIZER,
+        "return s.min_lr + share * (s.learning_rate - s.min_lr)",
+        "return share * s.learning_rate",
+        "test_train.py::test_learning_rate_warms_up_and_decays",
+    ),
+    # data and its order
+    mutant(
+        "batches depend on the rank",
+        LOADER,
+        "first = micro_step * self.batch_size",
+        "first = (micro_step + self.rank) * self.batch_size",
+        "fusedgpt/test_dataloader.py::test_every_sample_has_its_own_place_however_the_step_is_split",
+    ),
+    mutant(
+        "each iteration draws the same windows",
+        LOADER,
+        "counter=[0, 0, 0, iteration]",
+        "counter=[0, 0, 0, 0]",
+        "fusedgpt/test_dataloader.py::test_seeds_iterations_and_micro_steps_differ",
+    ),
+    mutant(
+        "evaluation leaves out the last window",
+        LOADER,
+        "starts = np.arange(chosen) * fit",
+        "starts = np.arange(chosen - 1) * fit",
+        "fusedgpt/test_dataloader.py::test_evaluation_is_fixed_windows_shared_by_the_ranks",
+    ),
+    mutant(
+        "evaluation windows overlap",
+        LOADER,
+        "// chosen * self.block_size",
+        "// chosen * (self.block_size - 1)",
+        "fusedgpt/test_dataloader.py::test_evaluation_is_fixed_windows_shared_by_the_ranks",
+    ),
+    # statistics
+    mutant(
+        "evaluation in training mode",
+        EVALUATION,
+        "    model.eval()\n",
+        "    model.train()\n",
+        "fusedgpt/test_evaluation.py::test_all_of_a_split_against_a_sum_in_float64",
+    ),
+    mutant(
+        "the 95th percentile is called p90",
+        TIMING,
+        "[10, 50, 90]",
+        "[10, 50, 95]",
+        "fusedgpt/test_timing.py::test_samples_leave_warm_up_out",
+    ),
+    mutant(
+        "the mean is called median",
+        TIMING,
+        '{"median_ms": median',
+        '{"median_ms": float(np.mean(ms))',
+        "fusedgpt/test_timing.py::test_samples_leave_warm_up_out",
+    ),
+    mutant(
+        "tokens per second leave out the micro-steps",
+        "fusedgpt/reporting.py",
+        '1e3 * record["tokens_per_step"] / ms',
+        "1e3 * s.batch_size * s.block_size / ms",
+        "test_step.py::test_times_are_true_of_steps_that_are_read_later",
+    ),
+    # what leaves the run, and what comes back
+    mutant(
+        "the projection of attention is exported untransposed",
+        "model.py",
+        "p.copy_(w.t() if name.endswith(CONV1D) else w)",
+        'p.copy_(w.t() if name.endswith(CONV1D) and "attn.c_proj" not in name else w)',
+        "test_export.py::test_export_has_the_same_logits_without_padding",
+    ),
+    mutant(
+        "the worst evaluation is kept as the best",
+        "train.py",
+        'losses["val_loss"] < state.best_val_loss',
+        'losses["val_loss"] > state.best_val_loss',
+        "test_resume.py::test_best_and_latest_are_separate",
+        "test_resume.py::test_best_is_of_the_whole_run_across_a_resume",
+    ),
+    mutant(
+        "a resumed run forgets the optimizer's state",
+        "fusedgpt/resume.py",
+        "        checkpoint.restore_optimizer(saved, optimizer, model)",
+        "        pass",
+        "test_resume.py::test_ten_steps_saved_and_ten_more_are_twenty",
+    ),
+    mutant(
+        "a checkpoint is what the weights become while it is written",
+        "fusedgpt/saver.py",
+        'to("cpu", copy=True)',
+        'to("cpu")',
+        "fusedgpt/test_saver.py::test_it_saves_what_the_state_was_and_not_what_it_became",
+    ),
+    # generation
+    mutant(
+        "cached positions are off by one",
+        GENERATE,
+        "torch.arange(self.length, self.length + T, device=device)",
+        "torch.arange(self.length, self.length + T, device=device).sub(1).clamp(min=0)",
+        "fusedgpt/test_generate.py::test_cached_equals_uncached",
+    ),
+    mutant(
+        "top_k admits one id more",
+        GENERATE,
+        "logits.topk(top_k)",
+        "logits.topk(top_k + 1)",
+        "fusedgpt/test_generate.py::test_draws_follow_the_distribution",
+    ),
+    mutant(
+        "the temperature is ignored",
+        GENERATE,
+        "/ min(max(temperature, FLOAT32.tiny), FLOAT32.max)",
+        "/ 1.0",
+        "fusedgpt/test_generate.py::test_draws_follow_the_distribution",
+    ),
+]
+
+
+def _run(folder, mutant):
+    """Run the tests of `mutant` in `folder`, a copy of the project, in this process, which then ends."""
+    import pytest
+
+    os.chdir(folder)
+    for number in (1, 2):
+        os.dup2(os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    sys.path[:] = [path for path in sys.path if pathlib.Path(path).resolve() not in (ROOT, ROOT / "tests")]
+    sys.dont_write_bytecode = True  # a cached file is known by its size and by the second in which it was written
+    options = [
+        "-x",
+        "-q",
+        "--tb=line",
+        "-rfE",
+        "--disable-warnings",
+        "-p",
+        "no:cacheprovider",
+        f"--basetemp={folder / 'tmp'}",
+    ]
+    sys.exit(int(pytest.main([*options, *mutant.tests])))
+
+
+def outcomes(mutants: Iterable[Mutant], root: pathlib.Path) -> Iterator[tuple[Mutant, int | None, str, float]]:
+    """(mutant, pytest's exit code, its output, seconds) of each as its tests end; the code is None if they hung.
+
+    Each is planted in a copy of the project below `root`. PROCESSES run at a time, forked from this one.
+    """
+    fork, waiting, running = multiprocessing.get_context("fork"), list(enumerate(mutants)), {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < PROCESSES:
+                number, each = waiting.pop(0)
+                folder = root / str(number)
+                _copy(folder)
+                (folder / each.file).write_text(each.planted(folder))
+                process = fork.Process(target=_run, args=(folder, each))
+                process.start()
+                running[process.sentinel] = process, folder, each, time.monotonic()
+            wait(running, timeout=1)
+            for sentinel, (process, folder, each, began) in list(running.items()):
+                seconds = time.monotonic() - began
+                if process.exitcode is None and seconds < LIMIT_S:
+                    continue
+                code = process.exitcode
+                process.kill()
+                process.join()
+                del running[sentinel]
+                yield each, code, (folder / "output.txt").read_text(), seconds
+                shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        for process, *_ in running.values():
+            process.kill()
+            process.join()
+
+
+def _copy(folder):
+    folder.mkdir()
+    for path in COPIED:
+        if (ROOT / path).is_dir():
+            shutil.copytree(ROOT / path, folder / path, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / path, folder)
+
+
+def main(words: list[str]) -> int:
+    """Plant the mutants that have one of `words` in their description, or all; print who saw each. Returns the living.
+
+    Exits with a sentence if a mutant or its tests cannot be run, or if the tests fail without a mutant.
+    """
+    for name in PRELOADED:
+        importlib.import_module(name)
+    chosen = [each for each in MUTANTS if not words or any(word in each.what for word in words)]
+    every_test = tuple(dict.fromkeys(test for each in chosen for test in each.tests))
+    no_change = Mutant("no change", "pyproject.toml", "[project]", "[project]", every_test)
+    began, lived = time.monotonic(), []
+    print("| mutant | file | seen by | seconds |", "|---|---|---|---|", sep="\n", flush=True)
+    with tempfile.TemporaryDirectory() as root:
+        for each, code, output, seconds in outcomes([no_change, *chosen], pathlib.Path(root)):
+            failed = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(.+?)(?: - |$)", output, re.MULTILINE)
+            if code not in (PASSED, FAILED) or (each is no_change and code == FAILED):
+                sys.exit(f"error: the tests of the mutant {each.what!r} cannot tell (exit status {code}):\n{output}")
+            if each is no_change:
+                continue
+            seen_by = failed[1] if code == FAILED else "nobody: IT LIVES"
+            lived += [each] if code == PASSED else []
+            print(f"| {each.what} | {each.file} | {seen_by} | {seconds:.0f} |", flush=True)
+    dead = len(chosen) - len(lived)
+    print(f"\n{dead} of {len(chosen)} mutants are dead, after {time.monotonic() - began:.0f} s")
+    return len(lived)
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, main(sys.argv[1:])))
