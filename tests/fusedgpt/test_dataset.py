@@ -390,7 +390,7 @@ def test_ids_of_files_that_cannot_be_downloaded_are_taken_to_be_the_same(monkeyp
     said = []
     check_same_ids(GPT2, {"tokenizer": "byte", "vocab_size": 256}, said.append)
     assert said == ["whether the weights were trained on the data's ids is not known: no network"]
-    with pytest.raises(UserError, match="no tokenizer.json of `tokenizers`"):
+    with pytest.raises(UserError, match=r"no tokenizer\.json of `tokenizers`"):
         check_same_ids({"tokenizer": "json", "vocab_size": 9, "tokenizer_json": {}}, GPT2, said.append)
 
 
