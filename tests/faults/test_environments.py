@@ -1,0 +1,186 @@
+"""Scripts in odd environments: each does what it does elsewhere, to the bit, or says in one sentence why it cannot."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT, flags, rows, script, small
+from tests.faults.test_disks import succeeds_or_skips
+
+pytestmark = pytest.mark.faults
+
+# Commands one after another, forked from a process with the flags and the environment of this one, so that PyTorch is
+# imported once. They come as arguments: Python decodes those as it does the arguments of a script
+DRIVER = """
+import json, os, pathlib, sys
+from tests import forks
+for command in json.loads(sys.argv[1]):
+    done = forks.run(command, pathlib.Path.cwd(), dict(os.environ), 300)
+    print(json.dumps([done.returncode, done.stdout, done.stderr]))
+"""
+TEXT = "Zwölf Boxkämpfer jagen Viktor über den großen Sylter Deich.\nThe quick brown fox jumps over the lazy dog.\n"
+ODD_NAME = " ä\n€'\"$(x)"
+DATA, RUN = f"data{ODD_NAME}", f"run{ODD_NAME}"
+
+
+def texts(folder):
+    """A folder of texts of several formats, and a Python file."""
+    folder.mkdir(parents=True)
+    (folder / f"a{ODD_NAME}.txt").write_text(40 * TEXT, encoding="utf-8")
+    (folder / "b.jsonl").write_text(30 * (json.dumps({"text": TEXT}, ensure_ascii=False) + "\n"), encoding="utf-8")
+    (folder / "c.csv").write_text('number,text\n1,"' + 30 * TEXT + '"\n', encoding="utf-8")
+    (folder / "d.py").write_text(20 * "x = 5  # ä\n", encoding="utf-8")
+    return folder
+
+
+def chain(folder, text):
+    """A command of each script, from text to figures, that write into `folder`."""
+    data, out, benchmark = folder / DATA, folder / RUN, f"--results={folder / 'bench'}"
+    tiny = small(out, data, n_layer=1, max_iters=4, eval_interval=2, sample_interval=2)
+    return [
+        ["data/text/prepare.py", "--tokenizer=char", f"--out_dir={data}", "--input", text],
+        ["data/shakespeare_char/prepare.py", f"--out_dir={folder / 'char'}", "--input", text / f"a{ODD_NAME}.txt"],
+        ["data/python_stdlib/prepare.py", f"--out_dir={folder / 'stdlib'}", "--input", text / "d.py"],
+        ["train.py", *flags(tiny)],
+        ["train.py", f"--out_dir={out}", "--init_from=resume", "--max_iters=6"],
+        ["train.py", f"--out_dir={out}", "--init_from=resume", "--eval_only=True"],
+        ["sample.py", f"--out_dir={out}", "--device=cpu", "--num_samples=1", "--max_new_tokens=20"],
+        ["plot.py", out],
+        ["export.py", out, folder / "export"],
+        ["convert.py", out, "shards"],
+        ["bench.py", "numerics", "--device=cpu", "--only=masked = math, masked", benchmark],
+        ["bench.py", "report", folder / "bench" / "numerics"],
+        ["harness.py", "--help"],
+    ]
+
+
+def run_in(prefix, python, commands):
+    """The finished processes of `commands`, run by `python` with its flags in an environment that `prefix` makes."""
+    names = [[str(word) for word in command] for command in commands]
+    start = [*prefix, *python, "-c", DRIVER, json.dumps(names, ensure_ascii=False)]
+    done = subprocess.run(start, cwd=ROOT, capture_output=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    answers = [
+        subprocess.CompletedProcess(name, *json.loads(line)) for name, line in zip(names, done.stdout.splitlines())
+    ]
+    assert len(answers) == len(commands)
+    return answers
+
+
+def results(folder):
+    """What the chain left in `folder`: what has the same bytes each time, as bytes, and the losses."""
+    names = ["export/tokenizer.json", "export/README.md", "bench/numerics/report.md"]
+    names += [f"{RUN}/{name}" for name in ("ckpt.pt", "curves.png", "report.html")]
+    assert all((folder / name).stat().st_size for name in names)
+    assert {row["status"] for row in lines_of(folder / "bench" / "numerics" / "rows.jsonl", "row")} == {"measured"}
+    same = [f"{DATA}/train.bin", f"{DATA}/meta.json", "char/val.bin", "stdlib/train.bin", "export/model.safetensors"]
+    losses = [row["loss"] for row in rows(folder / RUN)], [row["val_loss"] for row in rows(folder / RUN, "eval")]
+    return {name: (folder / name).read_bytes() for name in same}, losses
+
+
+def lines_of(path, kind):
+    return [row for row in map(json.loads, path.read_text().splitlines()) if row["kind"] == kind]
+
+
+ASCII = ["LC_ALL=C", "PYTHONUTF8=0", "PYTHONCOERCECLOCALE=0"]  # Python would take UTF-8 in spite of LC_ALL
+FEW_FILES = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
+NOBODY = ["unshare", "--map-user=12345", "--map-group=12345"]  # a user of whom the system has no name and no home
+ONE_THREAD = "OMP_NUM_THREADS=1"  # or the sums, and so the weights, are others
+
+
+def read_only(*folders):
+    """A command that runs another, to which `folders` are read-only."""
+    mounts = [f'mount --bind "${n}" "${n}" && mount -o remount,bind,ro "${n}"' for n, _ in enumerate(folders, start=1)]
+    then = f'shift {len(folders)} && cd "{ROOT}" && exec "$@"'  # into the folder as it is now
+    return ["unshare", "-rm", "sh", "-c", " && ".join([*mounts, then]), "sh", *map(str, folders)]
+
+
+ENVIRONMENTS = {
+    "python -O": ([], ["-O"]),  # not -OO: transformers needs its docstrings to be imported
+    "python -W error -X dev": ([], ["-W", "error", "-X", "dev"]),
+    "ulimit -n 64": (FEW_FILES, []),
+    "env -i": (["env", "-i", ONE_THREAD], []),
+    "LC_ALL=C": (["env", *ASCII], []),
+    "nobody": ([*NOBODY, "env", "-i", ONE_THREAD, "HOME=/nonexistent"], []),
+    "read-only checkout": (read_only(ROOT), []),
+}
+
+
+@pytest.fixture(scope="module")
+def ordinary(tmp_path_factory):
+    """The folder of a chain in the environment of the tests, and the folder of its texts."""
+    folder = tmp_path_factory.mktemp("ordinary")
+    text = texts(folder / "texts")
+    for done in run_in([], [sys.executable], chain(folder / "out", text)):
+        assert done.returncode == 0, done.stderr
+    return folder / "out", text
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_scripts(name, ordinary, tmp_path):
+    prefix, options = ENVIRONMENTS[name]
+    if prefix:
+        succeeds_or_skips([*prefix, "true"])
+    folder = tmp_path / ODD_NAME
+    for done in run_in(prefix, [sys.executable, *options], chain(folder, ordinary[1])):
+        assert done.returncode == 0, (done.args, done.stderr)
+        for word in ("Traceback", "Exception ignored", "Warning"):
+            assert word not in done.stderr, (done.args, done.stderr)
+    assert results(folder) == results(ordinary[0])
+
+
+def test_two_ranks_with_all_of_it_at_once(ordinary, tmp_path):
+    # torchrun has files, sockets and a home of its own
+    folder, (before, text) = tmp_path / ODD_NAME, ordinary
+    prefix = [*read_only(ROOT, before, text), *FEW_FILES, *NOBODY, "env", "-i", *ASCII, ONE_THREAD]
+    succeeds_or_skips([*prefix, "true"])
+    torchrun = [sys.executable, "-O", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py"]
+    tiny = small(folder / "run", before / DATA, n_layer=1, max_iters=4, gradient_accumulation_steps=2)
+    first = flags(dataclasses.replace(tiny, parallel="fsdp"))
+    for options in (first, [f"--out_dir={folder / 'run'}", "--init_from=resume", "--max_iters=6"]):
+        done = subprocess.run([*prefix, *torchrun, *options], cwd=ROOT, capture_output=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+    assert [row["iter"] for row in rows(folder / "run")] == [*range(6)]
+    one = dataclasses.replace(tiny, out_dir=str(tmp_path / "one"), max_iters=6)
+    script("train.py", *flags(one))
+    losses = ([row["loss"] for row in rows(out)] for out in (folder / "run", tmp_path / "one"))
+    assert next(losses) == pytest.approx(next(losses), rel=1e-4)  # two ranks add up in another order
+
+
+def test_folders_that_are_read_only(ordinary, tmp_path):
+    folder, text = ordinary
+    out, data, new = folder / RUN, folder / DATA, tmp_path / ODD_NAME
+    work = [
+        ["train.py", f"--out_dir={out}", "--init_from=resume", "--eval_only=True"],
+        ["train.py", *flags(small(new, data, max_iters=1))],
+        ["sample.py", f"--out_dir={out}", "--device=cpu", "--num_samples=1", "--max_new_tokens=20"],
+        ["plot.py", out, f"--out={tmp_path / 'curves.png'}"],
+        ["export.py", out, tmp_path / "export"],
+        ["bench.py", "check", folder / "bench" / "numerics", f"--results={tmp_path / 'bench'}"],
+    ]
+    refused = [
+        ["train.py", f"--out_dir={out}", "--init_from=resume", "--max_iters=8"],
+        ["train.py", *flags(small(folder / "new", data, max_iters=1))],
+        ["plot.py", out],
+        ["export.py", out, folder / "export"],
+        ["convert.py", out, "file"],
+        ["bench.py", "numerics", "--device=cpu", "--only=masked = math, masked", f"--results={folder / 'bench'}"],
+        ["bench.py", "report", folder / "bench" / "numerics"],
+        ["data/text/prepare.py", "--tokenizer=byte", f"--out_dir={data}", "--input", text],
+        ["data/shakespeare_char/prepare.py", f"--out_dir={folder / 'new'}", "--input", text / "d.py"],
+        ["data/python_stdlib/prepare.py"],
+    ]
+    prefix = read_only(ROOT, folder)
+    succeeds_or_skips([*prefix, "true"])
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    answers = run_in(prefix, [sys.executable], work + refused)
+    for done in answers[: len(work)]:
+        assert done.returncode == 0, (done.args, done.stderr)
+    for done in answers[len(work) :]:
+        assert done.returncode == 1 and "Traceback" not in done.stderr, (done.args, done.stderr)
+        (error,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+        assert "Read-only file system" in error, done.args
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
