@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fusedgpt import generate
 from fusedgpt.attention import ATTENTION, make_ready
-from fusedgpt.errors import UserError, first_line
+from fusedgpt.errors import UserError, first_line, out_of_memory
 
 # what F.gelu calls each activation, and what transformers does; the first of its names is the one we write
 ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}
@@ -321,6 +321,8 @@ class GPT(nn.Module):
                 model.load_state_dict(saved["model"], assign=model.lm_head.weight.is_meta)
                 model.lm_head.weight = model.transformer.wte.weight
         except (ArithmeticError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+            if out_of_memory(error):
+                raise
             raise UserError(
                 f"the checkpoint's weights and model_args do not fit each other: {error}. Take another checkpoint"
             ) from error

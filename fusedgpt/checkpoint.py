@@ -161,6 +161,8 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
         copies = {n: {key: _own(value, p) for key, value in state[n].items()} for n, (_, p) in enumerate(muons)}
         optimizer.load_state_dict({"state": copies, "param_groups": groups})
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        if out_of_memory(error):
+            raise
         raise UserError(
             f"the optimizer's state in the checkpoint does not fit the model: {error}. Take another checkpoint, such as"
             " best.pt beside it"

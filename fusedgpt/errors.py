@@ -39,9 +39,13 @@ def is_panic(error: BaseException) -> bool:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that the device's memory is full. On a CPU PyTorch raises a plain RuntimeError."""
+    """Whether an exception means that the device's memory is full. On a CPU PyTorch raises a plain RuntimeError.
+
+    So does a file that cannot be mapped, and Python if a thread finds no room for its stack.
+    """
     full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's: not imported for it
-    return full or "DefaultCPUAllocator" in str(error)
+    said = ("DefaultCPUAllocator", "Cannot allocate memory", "can't start new thread")
+    return full or (isinstance(error, (RuntimeError, OSError)) and any(words in first_line(error) for words in said))
 
 
 # what helps a script that trains, if memory runs out

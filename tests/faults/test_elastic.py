@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from tests.conftest import assert_same_bytes, flags, rows, small, torchrun, weights
+from fusedgpt import checkpoint
+from tests.conftest import assert_same_bytes, flags, rows, small, torchrun
 from tests.faults.processes import rng
 from tests.faults.torchrun import Torchrun
 
@@ -14,21 +15,23 @@ pytestmark = [
     pytest.mark.faults,
     pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="finds the workers in Linux's /proc"),
 ]
-DEATHS = 20
+DEATHS = {"ddp": 20, "fsdp": 8}
 BOUND = 60  # seconds from a death to the next step: three to ten on two cores, most of it PyTorch's import
 SETTINGS = dict(max_iters=2000, eval_interval=20, eval_iters=2, dropout=0.1, gradient_accumulation_steps=2)
 
 
-def test_twenty_deaths_and_nothing_is_lost(tmp_path, data, tell):
+@pytest.mark.parametrize("parallel", DEATHS)
+def test_many_deaths_and_nothing_is_lost(tmp_path, data, tell, parallel):
     # restarted workers read the addresses of dead ones in torchrun's store: they hung, or found the connection refused
-    chance, when, recovered = rng("deaths"), {"starting": 0, "training": 0}, []
-    torchrun(2, "train.py", *flags(small(tmp_path / "whole", data, **SETTINGS)))
-    settings = flags(small(tmp_path / "broken", data, **SETTINGS, init_from="auto"))
+    chance, when, recovered = rng(f"deaths {parallel}"), {"starting": 0, "training": 0}, []
+    deaths, asked = DEATHS[parallel], dict(SETTINGS, parallel=parallel)
+    torchrun(2, "train.py", *flags(small(tmp_path / "whole", data, **asked)))
+    settings = flags(small(tmp_path / "broken", data, **asked, init_from="auto"))
     # one restart for each death: the run fails if any restart does
-    run = Torchrun("--standalone", "--nproc_per_node=2", f"--max_restarts={DEATHS}", "train.py", *settings)
+    run = Torchrun("--standalone", "--nproc_per_node=2", f"--max_restarts={deaths}", "train.py", *settings)
     dead, died_at = set(), None
     try:
-        for _ in range(DEATHS):
+        for _ in range(deaths):
             workers = run.wait_for_workers(2, dead, BOUND)
             if chance.random() < 0.4:
                 when["starting"] += 1
@@ -45,10 +48,11 @@ def test_twenty_deaths_and_nothing_is_lost(tmp_path, data, tell):
     finally:
         run.stop()
     assert "Traceback" not in run.output  # the survivors end with one sentence
-    assert_same_bytes(weights(tmp_path / "broken"), weights(tmp_path / "whole"))
+    left = [checkpoint.load(tmp_path / name / "ckpt.pt")["model"] for name in ("broken", "whole")]
+    assert_same_bytes(*left)
     assert rows(tmp_path / "broken", "eval") == rows(tmp_path / "whole", "eval")
     worst = f"at most {max(recovered):.1f} s to the next step"
-    tell(f"{DEATHS} of {DEATHS} deaths recovered, {when}, {worst}")
+    tell(f"{deaths} of {deaths} deaths of {parallel} recovered, {when}, {worst}")
 
 
 def wait_for_a_step(run, died_at, recovered):

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import os
+import signal
 import time
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from fusedgpt import checkpoint, dataset, prepare
 from fusedgpt.errors import UserError
-from tests.conftest import assert_same_bytes, rows, small
+from tests.conftest import assert_same_bytes, rows, small, wait_for
 from tests.faults.processes import SETTINGS, finish, rng, start
 from tests.forks import FORKS
 
@@ -34,15 +35,25 @@ def what_is_left(out_dir):
     return {"files": sorted(os.listdir(out_dir)), "checkpoints": checkpoints, "metrics": metrics}
 
 
-RUNS = {"one process": (1, 150, "ddp"), "two ranks": (2, 50, "ddp"), "two that share": (2, 50, "fsdp")}
+# processes, how many of them are killed, how often, and how they share the model
+RUNS = {
+    "one process": (1, 1, 150, "ddp"),
+    "two ranks": (2, 2, 50, "ddp"),
+    "two that share": (2, 2, 50, "fsdp"),
+    "one of two ranks": (2, 1, 8, "ddp"),
+    "one of two that share": (2, 1, 8, "fsdp"),
+}
+TIMEOUT = 10  # seconds that a rank waits for the other, if that was killed before the two had met
 
 
-@pytest.mark.parametrize(("world", "kills", "parallel"), RUNS.values(), ids=RUNS)
-def test_kills(tmp_path, data, tell, world, kills, parallel):
+@pytest.mark.parametrize(("world", "victims", "kills", "parallel"), RUNS.values(), ids=RUNS)
+def test_kills(tmp_path, data, tell, world, victims, kills, parallel):
     # 3 of 28 places for a kill used to leave a stale best.pt; a kill between two renames lost checkpoints. In shards,
     # the files of all ranks have to be there before a checkpoint names them
-    chance, log, done, in_writes = rng(f"kills {world} {parallel}"), tmp_path / "log", 0, 0
-    settings = dict(SETTINGS, gradient_accumulation_steps=2, parallel=parallel)
+    chance, log, done, in_writes = rng(f"kills {world} {victims} {parallel}"), tmp_path / "log", 0, 0
+    settings = dict(
+        SETTINGS, gradient_accumulation_steps=2, parallel=parallel, timeout=TIMEOUT if victims < world else 300
+    )
     began = time.monotonic()
     finish(start(small(tmp_path / "whole", data, **settings), log, world), log)
     seconds = time.monotonic() - began
@@ -53,18 +64,21 @@ def test_kills(tmp_path, data, tell, world, kills, parallel):
         for _ in range(min(15, kills - done)):
             processes = start(small(out_dir, data, **settings), log, world)
             in_write = wait(processes, out_dir, chance, seconds)
-            for process in chance.sample(processes, world):
+            killed = chance.sample(processes, victims)
+            for process in killed:
                 process.kill()
             for process in processes:
-                process.join()
+                process.join(TIMEOUT + 60)  # a busy machine takes its time
             if any(process.exitcode == 0 for process in processes):
                 break  # it was done before the kill
+            assert all(process.exitcode == (-9 if process in killed else 1) for process in processes)
             done, in_writes = done + 1, in_writes + in_write
         finish(start(small(out_dir, data, **settings), log, world), log)
+        assert "Traceback" not in log.read_text()  # who was left ended with a sentence
         assert_same(what_is_left(out_dir), whole)
         if done >= kills:
             break
-    tell(f"{done} kills of {world} process(es) in {run} runs, {in_writes} while a file was being written")
+    tell(f"{done} kills of {victims} of {world} process(es) in {run} runs, {in_writes} while a file was being written")
 
 
 def assert_same(found, whole):
@@ -90,6 +104,52 @@ def is_writing(out_dir):
     temporary = [out_dir / name for name in (".ckpt.pt.tmp", ".link.tmp", ".metrics.jsonl.tmp")]
     unfinished = [folder for folder in out_dir.glob("shards-*") if not (folder / ".metadata").exists()]
     return bool(unfinished) or any(os.path.exists(path) for path in temporary)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_rank_that_is_stopped_and_wakes_up(tmp_path, data, tell, stopped, parallel):
+    # SIGSTOP, as a debugger or a suspended machine does it: nothing closes, and only --timeout tells the other rank
+    chance, log, out_dir = rng(f"stopped {stopped} {parallel}"), tmp_path / "log", tmp_path / "out"
+    settings = dict(SETTINGS, gradient_accumulation_steps=2, parallel=parallel, timeout=TIMEOUT)
+    finish(start(small(tmp_path / "whole", data, **settings), log, 2), log)
+    log.unlink()
+    processes = start(small(out_dir, data, **settings), log, 2)
+    wait_for(out_dir / "best.pt", 60)
+    wait(processes, out_dir, chance, 1)
+    sleeper, other = processes[stopped], processes[1 - stopped]
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        other.join(TIMEOUT + 60)
+        noticed = time.monotonic() - began
+        again = start(small(out_dir, data, **settings), tmp_path / "again", 2)
+        if stopped == 0:  # it has the lock, and could still write
+            for process in again:
+                process.join(TIMEOUT + 60)
+            assert [process.exitcode for process in again] == [1, 1]
+            assert f"{out_dir} is in use by another run: process {sleeper.pid} on" in (tmp_path / "again").read_text()
+        else:  # it wakes up while others go on with its run
+            wait_for_line(tmp_path / "again", "tokens per iteration", again)
+            time.sleep(chance.uniform(0, 2))
+    finally:
+        os.kill(sleeper.pid, signal.SIGCONT)
+    sleeper.join(TIMEOUT + 60)
+    said = log.read_text()
+    assert [process.exitcode for process in processes] == [1, 1] and "Traceback" not in said, said[-3000:]
+    assert [line.startswith(("error: rank 0", "error: rank 1")) for line in said.splitlines()].count(True) == 2
+    if stopped == 0:
+        again = start(small(out_dir, data, **settings), log, 2)
+    finish(again, log)
+    assert_same(what_is_left(out_dir), what_is_left(tmp_path / "whole"))
+    tell(f"rank {stopped} of 2 ({parallel}) stopped: the other ended after {noticed:.1f} s, of which timeout={TIMEOUT}")
+
+
+def wait_for_line(log, words, processes):
+    """Wait until one of `processes` has written a line with `words` to its log."""
+    while not (log.exists() and words in log.read_text()):
+        assert all(process.is_alive() for process in processes), log.read_text()[-2000:]
+        time.sleep(0.01)
 
 
 SETS = [

@@ -1,0 +1,103 @@
+"""Memory runs out while a resumed run evaluates or saves, or anywhere: one sentence, and no checkpoint is lost."""
+
+import dataclasses
+import os
+import resource
+import shutil
+import sys
+
+import pytest
+import torch
+
+import train
+from fusedgpt import checkpoint, evaluation, saver
+from fusedgpt.errors import TRAIN_WITH_LESS, one_sentence
+from tests.conftest import assert_same_bytes, run, small, weights
+from tests.faults.processes import rng
+from tests.forks import FORKS
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA limits all private memory on Linux only"),
+]
+
+MB = 10**6
+# weights of 10 MB, and hardly any activations: what a save copies does not fit into memory that a step has freed
+SHAPE = dict(n_layer=3, n_embd=256, n_head=2, block_size=8, batch_size=1, eval_interval=5, eval_iters=1, dropout=0.1)
+PLACES = {"evaluation": (evaluation, "evaluate"), "copy": (saver, "_copied"), "write": (checkpoint, "save")}
+MARGINS = (0, 1, 16)  # MB that are left
+HEIGHTS = 8
+
+
+def limit(megabytes):
+    """Leave the process so many MB beyond what it has."""
+    with open("/proc/self/status") as file:
+        has = next(1024 * int(line.split()[1]) for line in file if line.startswith("VmData"))
+    resource.setrlimit(resource.RLIMIT_DATA, (has + int(megabytes * MB), resource.RLIM_INFINITY))
+
+
+def child(settings, place, megabytes, log):
+    with open(log, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    torch.set_num_threads(1)
+    if place:
+        module, name = PLACES[place]
+        whole = getattr(module, name)
+
+        def limited(*args, **kwargs):
+            limit(megabytes)
+            setattr(module, name, whole)
+            return whole(*args, **kwargs)
+
+        setattr(module, name, limited)
+    else:
+        limit(megabytes)
+    with one_sentence(TRAIN_WITH_LESS):
+        train.main(train.Settings(**settings))
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory, data):
+    """A run of 10 steps, which every case resumes, and the same run of 20."""
+    folder = tmp_path_factory.mktemp("limits")
+    for name, steps in (("begun", 10), ("whole", 20)):
+        run(folder / name, data, max_iters=steps, **SHAPE)
+    return folder
+
+
+def resumed_with(megabytes, place, begun, data, tmp_path):
+    """Resume under a limit, and then without it. Returns whether the limit was hit."""
+    out_dir, log = tmp_path / "out", tmp_path / "log"
+    shutil.rmtree(out_dir, ignore_errors=True)
+    shutil.copytree(begun / "begun", out_dir)
+    settings = small(out_dir, data, max_iters=20, init_from="resume", **SHAPE)
+    process = FORKS.Process(target=child, args=(dataclasses.asdict(settings), place, megabytes, log))
+    process.start()
+    process.join(120)
+    said = log.read_text()
+    assert process.exitcode in (0, 1) and "Traceback" not in said, (megabytes, process.exitcode, said[-3000:])
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(errors) == process.exitcode, said[-3000:]
+    assert checkpoint.load(out_dir / "ckpt.pt")["iter_num"] >= 10
+    assert not list(out_dir.glob("previous-*"))
+    if errors:
+        assert "memory" in errors[0], errors[0]
+        run(out_dir, data, max_iters=20, init_from="resume", **SHAPE)
+    assert_same_bytes(weights(out_dir), weights(begun / "whole"))
+    return bool(errors)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_memory_runs_out_at(place, begun, data, tmp_path, tell):
+    hit = [resumed_with(megabytes, place, begun, data, tmp_path) for megabytes in MARGINS]
+    assert any(hit) or place == "write"  # which may find all that it needs in what a step has freed
+    tell(f"memory ran out after the begin of {place}: {sum(hit)} of {len(hit)} limits were hit")
+
+
+def test_memory_runs_out_anywhere(begun, data, tmp_path, tell):
+    chance = rng("memory")
+    heights = [chance.uniform(0, 130) for _ in range(HEIGHTS)]
+    hit = [resumed_with(height, None, begun, data, tmp_path) for height in heights]
+    assert any(hit)
+    tell(f"{HEIGHTS} limits on the memory of a run, {sum(hit)} of which it hit")
