@@ -30,10 +30,6 @@ PRELOADED = ("torch._dynamo", "torch.distributed", "torch.profiler", "hypothesis
 PRELOADED += ("transformers.models.gpt2.modeling_gpt2", "pytest")
 PASSED, FAILED = 0, 1  # of pytest's exit codes; the others mean that a test could not be run
 
-ATTENTION, PARITY, KERNELS = "fusedgpt/attention.py", "fusedgpt/parity.py", "fusedgpt/kernels.py"
-LOADER, OPTIMIZER, GENERATE = "fusedgpt/dataloader.py", "fusedgpt/optimizer.py", "fusedgpt/generate.py"
-EVALUATION, TIMING = "fusedgpt/evaluation.py", "fusedgpt/timing.py"
-
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
@@ -53,323 +49,263 @@ class Mutant:
         return text.replace(self.old, self.new)
 
 
-def mutant(what: str, file: str, old: str, new: str, *tests: str) -> Mutant:
-    """A Mutant; a test is named by its file in tests/ and its name, with or without its parameters."""
-    return Mutant(what, file, old, new, tuple(f"tests/{test}" for test in tests))
+def mutants(file: str, test: str, *changes: tuple[str, str, str]) -> list[Mutant]:
+    """Mutants of `file`, as (what, old, new) each, that `test` is to see: a file in tests/ and a name."""
+    return [Mutant(what, file, old, new, (f"tests/{test}",)) for what, old, new in changes]
 
 
-KERNEL_TESTS, GATE = "fusedgpt/test_attention.py::test_", "fusedgpt/test_parity.py::test_"
-HONEST = GATE + "the_gate_lets_attention_pass"
+# the first 8 lived until attention's tests and the gate were made to see them
 MUTANTS = [
-    # these lived until the gate and the tests of attention were made to see them
-    mutant(
-        "a last block that is not full sees one key less",
-        ATTENTION,
-        "seen = Tk - T + stop",
-        "seen = Tk - T + stop - (start > 0 and stop - start < BLOCK)",
-        HONEST + "[blocked-torch.float32-64]",
+    *mutants(
+        "fusedgpt/attention.py",
+        "fusedgpt/test_parity.py::test_the_gate_lets_attention_pass[blocked-torch.float32-64]",
+        (
+            "a last block that is not full sees one key less",
+            "seen = Tk - T + stop",
+            "seen = Tk - T + stop - (start > 0 and stop - start < BLOCK)",
+        ),
     ),
-    mutant(
-        "dropout at p/2",
-        ATTENTION,
-        "F.dropout(weights, dropout_p) @ v",
-        "F.dropout(weights, dropout_p / 2) @ v",
-        KERNEL_TESTS + "dropout_drops_single_weights_and_scales_the_rest[manual-cpu]",
+    *mutants(
+        "fusedgpt/attention.py",
+        "fusedgpt/test_attention.py::test_dropout_drops_single_weights_and_scales_the_rest[manual-cpu]",
+        ("dropout at p/2", "F.dropout(weights, dropout_p) @ v", "F.dropout(weights, dropout_p / 2) @ v"),
+        (
+            "dropout of the values in place of the weights",
+            "F.dropout(weights, dropout_p) @ v",
+            "weights @ F.dropout(v, dropout_p)",
+        ),
     ),
-    mutant(
-        "dropout of the values in place of the weights",
-        ATTENTION,
-        "F.dropout(weights, dropout_p) @ v",
-        "weights @ F.dropout(v, dropout_p)",
-        KERNEL_TESTS + "dropout_drops_single_weights_and_scales_the_rest[manual-cpu]",
+    *mutants(
+        "fusedgpt/attention.py",
+        "fusedgpt/test_parity.py::test_the_gate_lets_attention_pass[manual-torch.float32-64]",
+        ("scores clamped at 60", "weights = scores.masked_fill", "weights = scores.clamp(max=60).masked_fill"),
+        ("scores clamped at 8", "weights = scores.masked_fill", "weights = scores.clamp(max=8).masked_fill"),
+        ("scores are not scaled", "(q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5", "(q @ k.transpose(-2, -1))"),
     ),
-    mutant(
-        "scores clamped at 60",
-        ATTENTION,
-        "weights = scores.masked_fill",
-        "weights = scores.clamp(max=60).masked_fill",
-        HONEST + "[manual-torch.float32-64]",
+    *mutants(
+        "fusedgpt/attention.py",
+        "fusedgpt/test_parity.py::test_the_gate_lets_attention_pass[manual-torch.bfloat16-64]",
+        (
+            "dk 2 % off in bfloat16",
+            "    return _weighted((q @ k.transpose",
+            "    k = k + 0.02 * (k.dtype == torch.bfloat16) * (k - k.detach())\n    return _weighted((q @ k.transpose",
+        ),
     ),
-    mutant(
-        "scores clamped at 8",
-        ATTENTION,
-        "weights = scores.masked_fill",
-        "weights = scores.clamp(max=8).masked_fill",
-        HONEST + "[manual-torch.float32-64]",
+    *mutants(
+        "fusedgpt/parity.py",
+        "fusedgpt/test_parity.py::test_the_gate_sees_what_is_wrong",
+        ("the gate compares at round lengths only", "ODD_LENGTHS = (127, 300)", "ODD_LENGTHS = (128, 256)"),
     ),
-    mutant(
-        "dk 2 % off in bfloat16",
-        ATTENTION,
-        "    return _weighted((q @ k.transpose",
-        "    k = k + 0.02 * (k.dtype == torch.bfloat16) * (k - k.detach())\n    return _weighted((q @ k.transpose",
-        HONEST + "[manual-torch.bfloat16-64]",
+    *mutants(
+        "fusedgpt/kernels.py",
+        "fusedgpt/test_parity.py::test_auto_has_the_same_gate",
+        (
+            "auto compares two heads at the model's own length",
+            "yield from parity.checks(as_run(self.name, self.case), _shortened(self.proven))",
+            'yield "", parity.compare(self.attend, _shortened(self.case), heads=2)',
+        ),
     ),
-    mutant(
-        "the gate compares at round lengths only",
-        PARITY,
-        "ODD_LENGTHS = (127, 300)",
-        "ODD_LENGTHS = (128, 256)",
-        GATE + "the_gate_sees_what_is_wrong",
+    *mutants(
+        "fusedgpt/attention.py",
+        "fusedgpt/test_attention.py::test_future_tokens_move_no_earlier_output[manual-cpu]",
+        ("queries see the next key", ".tril(Tk - T)", ".tril(Tk - T + 1)"),
     ),
-    mutant(
-        "auto compares two heads at the model's own length",
-        KERNELS,
-        "yield from parity.checks(as_run(self.name, self.case), _shortened(self.proven))",
-        'yield "", parity.compare(self.attend, _shortened(self.case), heads=2)',
-        GATE + "auto_has_the_same_gate",
+    *mutants(
+        "fusedgpt/attention.py",
+        "fusedgpt/test_attention.py::test_fewer_queries_than_keys_see_what_came_before[5-sdpa-cpu]",
+        (
+            "the mask of cached queries is aligned to the top left",
+            "mask = None if T == 1 else _lower_right(T, Tk)",
+            "mask = torch.ones(T, Tk, dtype=torch.bool, device=q.device).tril()",
+        ),
     ),
-    # kernels and what judges them
-    mutant(
-        "queries see the next key",
-        ATTENTION,
-        ".tril(Tk - T)",
-        ".tril(Tk - T + 1)",
-        KERNEL_TESTS + "future_tokens_move_no_earlier_output[manual-cpu]",
+    *mutants(
+        "fusedgpt/parity.py",
+        "fusedgpt/test_parity.py::test_parity_refuses_a_wrong_kernel",
+        ("not-a-number counts as exact", "nan_to_num(nan=torch.inf)", "nan_to_num(nan=0.0)"),
     ),
-    mutant(
-        "scores are not scaled",
-        ATTENTION,
-        "(q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5",
-        "(q @ k.transpose(-2, -1))",
-        HONEST + "[manual-torch.float32-64]",
-    ),
-    mutant(
-        "the mask of cached queries is aligned to the top left",
-        ATTENTION,
-        "mask = None if T == 1 else _lower_right(T, Tk)",
-        "mask = torch.ones(T, Tk, dtype=torch.bool, device=q.device).tril()",
-        KERNEL_TESTS + "fewer_queries_than_keys_see_what_came_before[5-sdpa-cpu]",
-    ),
-    mutant(
-        "not-a-number counts as exact",
-        PARITY,
-        "nan_to_num(nan=torch.inf)",
-        "nan_to_num(nan=0.0)",
-        GATE + "parity_refuses_a_wrong_kernel",
-    ),
-    mutant(
-        "a receipt is read forward only",
+    *mutants(
         "fusedgpt/receipt.py",
-        'for direction in ("forward", "backward") if case.backward else ("forward",):',
-        'for direction in ("forward",):',
         "fusedgpt/test_receipt.py::test_contradiction_is_found",
+        (
+            "a receipt is read forward only",
+            'for direction in ("forward", "backward") if case.backward else ("forward",):',
+            'for direction in ("forward",):',
+        ),
     ),
-    # model and loss
-    mutant(
-        "attention drops weights in evaluation",
+    *mutants(
         "model.py",
-        "self.dropout if self.training else 0.0",
-        "self.dropout",
         "test_model.py::test_dropout_is_off_outside_training",
+        ("attention drops weights in evaluation", "self.dropout if self.training else 0.0", "self.dropout"),
     ),
-    mutant(
-        "the first padded id can be sampled",
+    *mutants(
         "model.py",
-        "device=z.device) >= vocab_size",
-        "device=z.device) > vocab_size",
         "test_model.py::test_padding_starts_equal_and_stays_out",
+        ("the first padded id can be sampled", "device=z.device) >= vocab_size", "device=z.device) > vocab_size"),
+        ("padding takes part in the loss", "z = z[..., :vocab_size]", "z = z[..., :]"),
     ),
-    mutant(
-        "padding takes part in the loss",
+    *mutants(
         "model.py",
-        "z = z[..., :vocab_size]",
-        "z = z[..., :]",
-        "test_model.py::test_padding_starts_equal_and_stays_out",
-    ),
-    mutant(
-        "targets of -1 count",
-        "model.py",
-        "targets.flatten(), ignore_index=-1",
-        "targets.flatten().clamp(min=0), ignore_index=-1",
         "test_model.py::test_each_loss_equals_float64",
+        (
+            "targets of -1 count",
+            "targets.flatten(), ignore_index=-1",
+            "targets.flatten().clamp(min=0), ignore_index=-1",
+        ),
+        ("a chunked loss is a mean over all targets, with those of -1", "/ (targets >= 0).sum()", "/ targets.numel()"),
     ),
-    mutant(
-        "a chunked loss is a mean over all targets, with those of -1",
+    *mutants(
         "model.py",
-        "/ (targets >= 0).sum()",
-        "/ targets.numel()",
-        "test_model.py::test_each_loss_equals_float64",
-    ),
-    mutant(
-        "biases and LayerNorms decay",
-        "model.py",
-        '"weight_decay": 0.0}',
-        '"weight_decay": weight_decay}',
         "test_model.py::test_optimizer_decays_matrices_only",
+        ("biases and LayerNorms decay", '"weight_decay": 0.0}', '"weight_decay": weight_decay}'),
     ),
-    mutant(
-        "FLOPs count attention at half",
+    *mutants(
         "model.py",
-        "+ 12 * c.n_layer * c.n_embd * c.block_size",
-        "+ 6 * c.n_layer * c.n_embd * c.block_size",
         "test_model.py::test_nanogpt_interface",
+        (
+            "FLOPs count attention at half",
+            "+ 12 * c.n_layer * c.n_embd * c.block_size",
+            "+ 6 * c.n_layer * c.n_embd * c.block_size",
+        ),
     ),
-    # the step and its schedule
-    mutant(
-        "gradients are summed over the micro-steps",
+    *mutants(
         "train.py",
-        "state.scaler.scale(loss / len(micro_steps))",
-        "state.scaler.scale(loss)",
         "test_train.py::test_splits_of_a_step_give_the_same_loss_and_gradient",
+        (
+            "gradients are summed over the micro-steps",
+            "state.scaler.scale(loss / len(micro_steps))",
+            "state.scaler.scale(loss)",
+        ),
     ),
-    mutant(
-        "each micro-batch has the same dropout",
+    *mutants(
         "train.py",
-        'determinism.seed(s.seed, "dropout", state.iteration, micro_step)',
-        'determinism.seed(s.seed, "dropout")',
         "test_train.py::test_dropout_differs_from_step_to_step_and_from_micro_batch_to_micro_batch",
+        (
+            "each micro-batch has the same dropout",
+            'determinism.seed(s.seed, "dropout", state.iteration, micro_step)',
+            'determinism.seed(s.seed, "dropout")',
+        ),
     ),
-    mutant(
-        "gradients are clipped by the square of their norm",
-        OPTIMIZER,
-        "(norm / limit).clamp(min=1) if limit else None",
-        "(norm * norm / limit).clamp(min=1) if limit else None",
+    *mutants(
+        "fusedgpt/optimizer.py",
         "test_train.py::test_one_step_is_adamw_on_the_clipped_mean_gradient",
+        (
+            "gradients are clipped by the square of their norm",
+            "(norm / limit).clamp(min=1) if limit else None",
+            "(norm * norm / limit).clamp(min=1) if limit else None",
+        ),
+        ("beta1 and beta2 are swapped", "(s.beta1, s.beta2)", "(s.beta2, s.beta1)"),
     ),
-    mutant(
-        "a step without a finite gradient changes weights",
-        OPTIMIZER,
-        "optimizer.found_inf = 1 - norm.isfinite().float()",
-        "optimizer.found_inf = torch.zeros_like(norm)",
+    *mutants(
+        "fusedgpt/optimizer.py",
         "fusedgpt/test_optimizer.py::test_a_step_that_is_not_finite_changes_nothing_to_the_bit",
+        (
+            "a step without a finite gradient changes weights",
+            "optimizer.found_inf = 1 - norm.isfinite().float()",
+            "optimizer.found_inf = torch.zeros_like(norm)",
+        ),
     ),
-    mutant(
-        "beta1 and beta2 are swapped",
-        OPTIMIZER,
-        "(s.beta1, s.beta2)",
-        "(s.beta2, s.beta1)",
-        "test_train.py::test_one_step_is_adamw_on_the_clipped_mean_gradient",
-    ),
-    mutant(
-        "warm-up starts at a learning rate of 0",
-        OPTIMIZER,
-        "* (it + 1) / (s.warmup_iters + 1)",
-        "* it / s.warmup_iters",
+    *mutants(
+        "fusedgpt/optimizer.py",
         "test_train.py::test_learning_rate_warms_up_and_decays",
+        ("warm-up starts at a learning rate of 0", "* (it + 1) / (s.warmup_iters + 1)", "* it / s.warmup_iters"),
+        ("the cosine is a step ahead", "done = (it - s.warmup_iters) /", "done = (it + 1 - s.warmup_iters) /"),
+        (
+            "min_lr is ignored",
+            "return s.min_lr + share * (s.learning_rate - s.min_lr)",
+            "return share * s.learning_rate",
+        ),
     ),
-    mutant(
-        "the cosine is a step ahead",
-        OPTIMIZER,
-        "done = (it - s.warmup_iters) /",
-        "done = (it + 1 - s.warmup_iters) /",
-        "test_train.py::test_learning_rate_warms_up_and_decays",
-    ),
-    mutant(
-        "min_lr is ignored",
-        OPTIMIZER,
-        "return s.min_lr + share * (s.learning_rate - s.min_lr)",
-        "return share * s.learning_rate",
-        "test_train.py::test_learning_rate_warms_up_and_decays",
-    ),
-    # data and its order
-    mutant(
-        "batches depend on the rank",
-        LOADER,
-        "first = micro_step * self.batch_size",
-        "first = (micro_step + self.rank) * self.batch_size",
+    *mutants(
+        "fusedgpt/dataloader.py",
         "fusedgpt/test_dataloader.py::test_every_sample_has_its_own_place_however_the_step_is_split",
+        (
+            "batches depend on the rank",
+            "first = micro_step * self.batch_size",
+            "first = (micro_step + self.rank) * self.batch_size",
+        ),
     ),
-    mutant(
-        "each iteration draws the same windows",
-        LOADER,
-        "counter=[0, 0, 0, iteration]",
-        "counter=[0, 0, 0, 0]",
+    *mutants(
+        "fusedgpt/dataloader.py",
         "fusedgpt/test_dataloader.py::test_seeds_iterations_and_micro_steps_differ",
+        ("each iteration draws the same windows", "counter=[0, 0, 0, iteration]", "counter=[0, 0, 0, 0]"),
     ),
-    mutant(
-        "evaluation leaves out the last window",
-        LOADER,
-        "starts = np.arange(chosen) * fit",
-        "starts = np.arange(chosen - 1) * fit",
+    *mutants(
+        "fusedgpt/dataloader.py",
         "fusedgpt/test_dataloader.py::test_evaluation_is_fixed_windows_shared_by_the_ranks",
+        (
+            "evaluation leaves out the last window",
+            "starts = np.arange(chosen) * fit",
+            "starts = np.arange(chosen - 1) * fit",
+        ),
+        ("evaluation windows overlap", "// chosen * self.block_size", "// chosen * (self.block_size - 1)"),
     ),
-    mutant(
-        "evaluation windows overlap",
-        LOADER,
-        "// chosen * self.block_size",
-        "// chosen * (self.block_size - 1)",
-        "fusedgpt/test_dataloader.py::test_evaluation_is_fixed_windows_shared_by_the_ranks",
-    ),
-    # statistics
-    mutant(
-        "evaluation in training mode",
-        EVALUATION,
-        "    model.eval()\n",
-        "    model.train()\n",
+    *mutants(
+        "fusedgpt/evaluation.py",
         "fusedgpt/test_evaluation.py::test_all_of_a_split_against_a_sum_in_float64",
+        ("evaluation in training mode", "    model.eval()\n", "    model.train()\n"),
     ),
-    mutant(
-        "the 95th percentile is called p90",
-        TIMING,
-        "[10, 50, 90]",
-        "[10, 50, 95]",
+    *mutants(
+        "fusedgpt/timing.py",
         "fusedgpt/test_timing.py::test_samples_leave_warm_up_out",
+        ("the 95th percentile is called p90", "[10, 50, 90]", "[10, 50, 95]"),
+        ("the mean is called median", '{"median_ms": median', '{"median_ms": float(np.mean(ms))'),
     ),
-    mutant(
-        "the mean is called median",
-        TIMING,
-        '{"median_ms": median',
-        '{"median_ms": float(np.mean(ms))',
-        "fusedgpt/test_timing.py::test_samples_leave_warm_up_out",
-    ),
-    mutant(
-        "tokens per second leave out the micro-steps",
+    *mutants(
         "fusedgpt/reporting.py",
-        '1e3 * record["tokens_per_step"] / ms',
-        "1e3 * s.batch_size * s.block_size / ms",
         "test_step.py::test_times_are_true_of_steps_that_are_read_later",
+        (
+            "tokens per second leave out the micro-steps",
+            '1e3 * record["tokens_per_step"] / ms',
+            "1e3 * s.batch_size * s.block_size / ms",
+        ),
     ),
-    # what leaves the run, and what comes back
-    mutant(
-        "the projection of attention is exported untransposed",
+    *mutants(
         "model.py",
-        "p.copy_(w.t() if name.endswith(CONV1D) else w)",
-        'p.copy_(w.t() if name.endswith(CONV1D) and "attn.c_proj" not in name else w)',
         "test_export.py::test_export_has_the_same_logits_without_padding",
+        (
+            "the projection of attention is exported untransposed",
+            "p.copy_(w.t() if name.endswith(CONV1D) else w)",
+            'p.copy_(w.t() if name.endswith(CONV1D) and "attn.c_proj" not in name else w)',
+        ),
     ),
-    mutant(
-        "the worst evaluation is kept as the best",
+    *mutants(
         "train.py",
-        'losses["val_loss"] < state.best_val_loss',
-        'losses["val_loss"] > state.best_val_loss',
         "test_resume.py::test_best_and_latest_are_separate",
-        "test_resume.py::test_best_is_of_the_whole_run_across_a_resume",
+        (
+            "the worst evaluation is kept as the best",
+            'losses["val_loss"] < state.best_val_loss',
+            'losses["val_loss"] > state.best_val_loss',
+        ),
     ),
-    mutant(
-        "a resumed run forgets the optimizer's state",
+    *mutants(
         "fusedgpt/resume.py",
-        "        checkpoint.restore_optimizer(saved, optimizer, model)",
-        "        pass",
         "test_resume.py::test_ten_steps_saved_and_ten_more_are_twenty",
+        (
+            "a resumed run forgets the optimizer's state",
+            "        checkpoint.restore_optimizer(saved, optimizer, model)",
+            "        pass",
+        ),
     ),
-    mutant(
-        "a checkpoint is what the weights become while it is written",
+    *mutants(
         "fusedgpt/saver.py",
-        'to("cpu", copy=True)',
-        'to("cpu")',
         "fusedgpt/test_saver.py::test_it_saves_what_the_state_was_and_not_what_it_became",
+        ("a checkpoint is what the weights become while it is written", 'to("cpu", copy=True)', 'to("cpu")'),
     ),
-    # generation
-    mutant(
-        "cached positions are off by one",
-        GENERATE,
-        "torch.arange(self.length, self.length + T, device=device)",
-        "torch.arange(self.length, self.length + T, device=device).sub(1).clamp(min=0)",
+    *mutants(
+        "fusedgpt/generate.py",
         "fusedgpt/test_generate.py::test_cached_equals_uncached",
+        (
+            "cached positions are off by one",
+            "torch.arange(self.length, self.length + T, device=device)",
+            "torch.arange(self.length, self.length + T, device=device).sub(1).clamp(min=0)",
+        ),
     ),
-    mutant(
-        "top_k admits one id more",
-        GENERATE,
-        "logits.topk(top_k)",
-        "logits.topk(top_k + 1)",
+    *mutants(
+        "fusedgpt/generate.py",
         "fusedgpt/test_generate.py::test_draws_follow_the_distribution",
-    ),
-    mutant(
-        "the temperature is ignored",
-        GENERATE,
-        "/ min(max(temperature, FLOAT32.tiny), FLOAT32.max)",
-        "/ 1.0",
-        "fusedgpt/test_generate.py::test_draws_follow_the_distribution",
+        ("top_k admits one id more", "logits.topk(top_k)", "logits.topk(top_k + 1)"),
+        ("the temperature is ignored", "/ min(max(temperature, FLOAT32.tiny), FLOAT32.max)", "/ 1.0"),
     ),
 ]
 
