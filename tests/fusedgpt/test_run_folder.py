@@ -38,7 +38,7 @@ def test_the_second_process_is_refused_and_a_dead_one_is_no_obstacle(tmp_path):
     )
     child.stdout.readline()
     with pytest.raises(
-        UserError, match=rf"in use by another run: process {child.pid} on .*, started 20\d\d-.* --out_dir"
+        UserError, match=rf"in use by another run: process {child.pid} on .*, started 20\d\d-.* name another folder"
     ):
         lock(tmp_path)
     child.send_signal(signal.SIGKILL)
