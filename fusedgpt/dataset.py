@@ -120,9 +120,15 @@ def require_same_data(files: Mapping[str, "TokenFile"], meta: dict, gather: Call
     sample of each bin, which is all that tells those of nanoGPT from others of the same size.
     """
     described = {name: value for name, value in meta.items() if name not in ("source", "tokens", "sha256")}
-    mine = {f"{split}.bin": [_sha256(meta, split), *file.sample()] for split, file in files.items()}
+    mine, damage = {}, None
+    try:
+        mine = {f"{split}.bin": [_sha256(meta, split), *file.sample()] for split, file in files.items()}
+    except UserError as error:  # on this rank only, perhaps: the others must not wait for it
+        damage = str(error)
     mine["what the ids mean"] = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-    each = gather(mine)
+    each, damages = zip(*gather((mine, damage)))
+    if said := next(filter(None, damages), None):
+        raise UserError(said)
     if others := [rank for rank, theirs in enumerate(each) if theirs != each[0]]:
         differ = [name for name in mine if any(each[rank][name] != each[0][name] for rank in others)]
         raise UserError(

@@ -100,7 +100,7 @@ def _place():
         return int(found[name]) if re.fullmatch("[0-9]{1,9}", found[name] or "") else -1
 
     rank, local_rank, world = map(number, ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    others_known = world == 1 or (found["MASTER_ADDR"] and 0 <= number("MASTER_PORT") < 2**16)
+    others_known = world == 1 or (found["MASTER_ADDR"] and 0 < number("MASTER_PORT") < 2**16)
     if not (0 <= rank < world and local_rank >= 0 and others_known):
         there = ", ".join(f"no {name}" if text is None else f"{name}={text:.99}" for name, text in found.items())
         raise UserError(

@@ -112,6 +112,11 @@ def _on_large_scores(attend, case):
     return {name: error for name, error in found.items() if name in ("y", "dv")}
 
 
+def largest(found: dict[str, float]) -> float:
+    """The largest error of `compare`, not the root mean square, which is a share of something else."""
+    return max(error for name, error in found.items() if name != "rms")
+
+
 def passes(found: dict[str, float], dtype: torch.dtype) -> bool:
     """Whether every error of `compare` is within the tolerance for `dtype`."""
     return all(error <= (RMS_TOLERANCE if name == "rms" else TOLERANCE)[dtype] for name, error in found.items())

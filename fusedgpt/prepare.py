@@ -184,8 +184,8 @@ def write(
 
     `splits` maps 'train' and 'val' to arrays of ids. `tokenizer` and `extra` (end_of_text, itos, …) are as Tokenizer
     reads them from meta.json. If it is killed, there are the files of before, or all new ones, or a meta.json that says
-    that some are new, which no run takes. Raises UserError if a split is empty or the disk is full; then all files are
-    those of before.
+    that some are new, which no run takes. Raises UserError if a split is empty, or the disk is full before any file of
+    before is replaced.
     """
     dtype = dtype_of(vocab_size)
     meta = {

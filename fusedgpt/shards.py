@@ -86,7 +86,10 @@ def _from_all(value, group=None):
 
 def _writer(folder):
     # nothing is copied ahead: that is for tensors on a GPU
-    return dcp.FileSystemWriter(folder, per_thread_copy_ahead=0)
+    writer = dcp.FileSystemWriter(folder, per_thread_copy_ahead=0)
+    # PyTorch's own would make a run's folder anew that was moved meanwhile
+    writer.fs.mkdir = lambda path: pathlib.Path(path).mkdir(exist_ok=True)
+    return writer
 
 
 def write(folder: pathlib.Path, tensors: dict[str, Tensor]) -> dict[str, int]:

@@ -160,27 +160,31 @@ def compare(
 
 def _judged(claim, found, here, obstacles):
     """What stands here against a claim, and the verdict with its reason."""
-    hindrances = [_hindered(claim, row, here.get(key_of(row)), obstacles.get(key_of(row))) for row in claim.rows]
+    calm = found is not None and not claim.whole  # of some rounds, if not of all
+    hindrances = [_hindered(claim, row, here.get(key_of(row)), obstacles.get(key_of(row)), calm) for row in claim.rows]
     if verdicts := list(filter(None, hindrances)):
         return "", min(verdicts, key=lambda verdict: verdict == LATER)  # a reason says more than that it is missing
     if claim.value == REFUSED and found is None:
         return "runs", FAILS
-    if found is None:
-        return NOWHERE, FAILS
+    if found is None:  # no crossover, or a row that it rests on was disturbed, if only by its round
+        return (NOWHERE, FAILS) if claim.whole else ("", f"{DISTURBED}: no round here is whole")
     if claim.value == REFUSED and (reason := found.rows[0]["reason"]) != claim.rows[0]["reason"]:
         return str(found), f"{HOLDS}: refused here because {reason}"
     return str(found), _verdict(claim, found)
 
 
-def _hindered(claim, row, mine, obstacle):
-    """The verdict if `mine`, the row here, cannot stand against the published `row` of a claim; otherwise None."""
+def _hindered(claim, row, mine, obstacle, calm):
+    """The verdict if `mine`, the row here, cannot stand against the published `row` of a claim; otherwise None.
+
+    calm: whether the claim was drawn here, and so from what was not disturbed.
+    """
     if mine is None:
         return f"{CANNOT}: {obstacle}" if obstacle else LATER
     if mine["status"] == "parity failed" != row["status"]:
         return f"{FAILS}: it fails parity here: {mine['reason']}"
     if mine["status"] not in ("measured", row["status"]):
         return f"{CANNOT}: {mine['status']}: {mine['reason']}"
-    if mine.get("disturbed") and claim.timed:
+    if mine.get("disturbed") and claim.timed and not calm:
         return f"{DISTURBED}: {mine['reason']}"
     if row["status"] == "measured" and dtype_of(mine) != dtype_of(row):
         return f"{CANNOT}: it runs in {dtype_of(mine)} here, in {dtype_of(row)} there"
@@ -214,11 +218,16 @@ def write(
     assumed: the settings that the published header does not name.
     """
     how = f"A ratio holds if it differs by at most {100 * (RATIO - 1):.0f} %; an error, within a factor of {ERROR:g};"
-    how += " anything else, if it is the same. Within noise: it differs by more, but the spreads (p10 to p90) meet."
+    how += (
+        " anything else, if it is the same. Within noise: it differs by more, but the spreads (p10 to p90, or the range"
+    )
+    how += " of the rounds) meet."
     lines = [f"# check of {source}", "", f"- Published: {there}", f"- Here: {here}"]
     if assumed:
         values = ", ".join(f"{name} {value}" for name, value in assumed.items())
-        lines += [f"- Settings that the published header does not name, as they are by default today: {values}"]
+        lines += [
+            f"- Settings that the published header does not name, as they were then or are by default today: {values}"
+        ]
     lines += ["", f"**{summary(verdicts)}** {how}", ""]
     lines += markdown(["claim", "published", "here", "verdict"], verdicts)
     with atomic(folder / "check.md", "w") as file:

@@ -63,11 +63,11 @@ def _judged(row, best, best_of_group):
     before, after, rate = around["before_ms"], around["after_ms"], around["preempted"] / max(around["cpu_s"], 0.5)
     reasons = []
     # if before and after differ by more, one of them is beyond the best too
-    if max(before, after) > min(SLOWER * best, SLOWER_IN_GROUP * best_of_group):
-        reasons = [
-            f"a fixed product took {before:.3g} ms before and {after:.3g} ms after it, {best_of_group:.3g} ms at"
-        ]
-        reasons[0] += " best beside the rows that it is compared with"
+    took = f"a fixed product took {before:.3g} ms before and {after:.3g} ms after it"
+    if max(before, after) > SLOWER_IN_GROUP * best_of_group:
+        reasons = [f"{took}, {best_of_group:.3g} ms at best beside the rows that it is compared with"]
+    elif max(before, after) > SLOWER * best:
+        reasons = [f"{took}, {best:.3g} ms at best beside all rows"]
     if rate > PREEMPTED:
         reasons.append(f"it lost the CPU {around['preempted']} times in {around['cpu_s']:.3g} s of CPU time")
     if row["p90_ms"] > WIDE * row["p10_ms"]:
@@ -85,11 +85,14 @@ def speedup(row: dict | None, base: dict | None) -> tuple[float, float, float] |
     """How many times as fast as `base` a row is, and the spread of that; None if one of them is not comparable.
 
     Of rows that stand for several rounds (rounds.pooled) it is the mean of the ratios within each round, and the least
-    and the greatest. Of others, the spread is the p10 of one against the p90 of the other.
+    and the greatest; "again_ms" is a second median of `base`, of before there were rounds. Of others, the spread is the
+    p10 of one against the p90 of the other.
     """
     if not (comparable(row) and comparable(base)):
         return None
     ratios = [base["rounds"][n] / ms for n, ms in row.get("rounds", {}).items() if n in base.get("rounds", {})]
+    if "again_ms" in base:
+        ratios.append(base["again_ms"] / row["median_ms"])
     if len(ratios) > 1:
         return statistics.mean(ratios), min(ratios), max(ratios)
     return base["median_ms"] / row["median_ms"], base["p10_ms"] / row["p90_ms"], base["p90_ms"] / row["p10_ms"]

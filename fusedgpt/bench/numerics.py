@@ -181,7 +181,7 @@ def claims(rows: list[dict]) -> list[check.Claim]:
             value = "yes" if row["allclose"] else "no"
             found.append(check.Claim(f"{check.name_of(row)}: allclose", [row], value, timed=False))
         elif row["status"] == "measured":
-            value = "overflows" if row["overflows"] else max(row["errors"].values())
+            value = "overflows" if row["overflows"] else parity.largest(row["errors"])
             name = f"{check.name_of(row)}: largest error"
             found.append(check.Claim(name, [row], value, error=True, timed=False))
     return found + check.refusals(rows)

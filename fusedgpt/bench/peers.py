@@ -192,7 +192,7 @@ def _notes(part, peers):
     if not measured:
         return []
     if part == "recipe":
-        same = peers["ours"].get("ran", {}).get("activation") == "gelu"
+        same = peers.get("ours", {}).get("ran", {}).get("activation") == "gelu"
         found = [f"Two programs, each as it is, with the same flags and data{' and the exact GELU' if same else ''}."]
         return [*found, "Validation losses are over different windows."]
     worst = max(row["errors"]["float32"] for row in measured)

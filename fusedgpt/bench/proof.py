@@ -39,8 +39,7 @@ def prove(attend: Attend, case: Case) -> dict:
 
 def verdict(errors: dict[str, float], dtype: torch.dtype, where: str) -> str:
     """A sentence for the row: 'passed: largest error …'. Raises ParityError if an error is beyond the tolerance."""
-    largest = max(error for name, error in errors.items() if name != "rms")
-    worst = f"largest error {largest:.1e} {where}, allowed {parity.TOLERANCE[dtype]:.0e}"
+    worst = f"largest error {parity.largest(errors):.1e} {where}, allowed {parity.TOLERANCE[dtype]:.0e}"
     if "rms" in errors:
         worst += f"; root mean square {errors['rms']:.1e}, allowed {parity.RMS_TOLERANCE[dtype]:.1e}"
     if not parity.passes(errors, dtype):

@@ -40,13 +40,13 @@ def write(folder: pathlib.Path, kind: types.ModuleType) -> list[pathlib.Path]:
     try:
         drawn = drawing.save(kind.figures(found, header["settings"]), folder, machine(header, lines))
         text = [*_heading(header, lines, kind), *kind.table(found), ""]
+        text += [line for figure in drawn for line in (f"![{figure.stem}]({figure.name})", "")]
+        text += [*_disturbances(found), *_failures(found)]
     except (AttributeError, KeyError, TypeError) as error:
         raise UserError(
             f"no report can be drawn from {folder / 'rows.jsonl'}, which is damaged, or of another version:"
             f" {type(error).__name__}: {error}. Take a whole copy, or measure again"
         ) from error
-    text += [line for figure in drawn for line in (f"![{figure.stem}]({figure.name})", "")]
-    text += [*_disturbances(found), *_failures(found)]
     with atomic(folder / "report.md", "w") as file:
         file.write("\n".join(text).rstrip() + "\n")
     return [folder / "report.md", *drawn]

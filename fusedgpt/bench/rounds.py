@@ -5,12 +5,14 @@ left would be favoured. Ratios are drawn within rounds (disturbance.speedup), be
 two rounds does so for all contenders of the second.
 """
 
+import math
 from collections.abc import Iterable
 
 from fusedgpt.bench.disturbance import comparable
 from fusedgpt.timing import summary
 
 RATES = ("tokens_per_s", "mfu")  # of a row: they go with its median
+LOSSES = ("final_loss", "last_loss", "val_loss")
 
 
 def named(n: int, rounds: int) -> dict[str, int]:
@@ -39,8 +41,9 @@ def number(row: dict) -> int:
 def pooled(rows: Iterable[dict], by: str) -> dict[str, dict]:
     """{contender: one row for all its rounds}: the samples of whole rounds together, in the order of the first round.
 
-    "rounds" has the median of each of these, "dropped" that of all other rounds. If no round is whole, the row is
-    disturbed, and has all samples. A contender that failed parity in one round has no time.
+    "rounds" has the median of each of these, "dropped" that of all other rounds. Errors and losses are the largest of
+    them: a round that differs shows. If no round is whole, the row is disturbed, and has all samples. A contender that
+    failed parity in one round has no time.
     """
     rows, groups = list(rows), {}
     for row in rows:
@@ -60,6 +63,11 @@ def _together(group, kept):
     found["dropped"] = {n: ms for n, ms in medians.items() if n not in kept}
     if peaks := [row["peak_memory"] for row in chosen if "peak_memory" in row]:
         found["peak_memory"] = max(peaks)
+    if "errors" in chosen[0]:
+        found["errors"] = {name: max(row["errors"][name] for row in chosen) for name in chosen[0]["errors"]}
+    for name in LOSSES:
+        if losses := [row[name] for row in chosen if name in row]:
+            found[name] = next((loss for loss in losses if not math.isfinite(loss)), max(losses))
     for name in ("samples_ms", "first_token_ms"):
         if name in chosen[0]:
             found[name] = [ms for row in chosen for ms in row[name]]
@@ -75,7 +83,7 @@ def _together(group, kept):
 def medians(row: dict) -> str:
     """The median of each round of a pooled row, those in brackets that were dropped: '113.2, (140.1), 112.9'."""
     every = sorted((row["rounds"] | row["dropped"]).items())
-    return ", ".join(dict.fromkeys(f"{ms:.1f}" if n in row["rounds"] else f"({ms:.1f})" for n, ms in every))
+    return ", ".join(f"{ms:.1f}" if n in row["rounds"] else f"({ms:.1f})" for n, ms in every)
 
 
 def calls(rows: Iterable[dict]) -> list[str]:

@@ -32,6 +32,7 @@ AGAIN = 2  # times that a disturbed row is measured again
 PAUSE = 1.0  # seconds before that
 # of the environment, what a figure depends on; on a CPU the threads too
 COMPARED = ("device", "torch", "cuda", "cudnn", "transformers")
+AROUND = {"before_ms", "after_ms", "best_ms", "preempted", "cpu_s"}  # of a row's "reference" (disturbance.py)
 BEGAN = time.monotonic()  # bench.py has just started
 
 
@@ -147,18 +148,38 @@ def read(path: pathlib.Path) -> list[dict]:
     A last line that a kill cut short is left out. Raises UserError if another line is damaged.
     """
     lines = read_jsonl(path)
-    if (lost := path.read_bytes().count(b"\n") - len(lines)) > 0:  # a kill leaves a line without its end
+    *ended, last = path.read_bytes().split(b"\n")
+    objects = sum(1 for line in ended if line.strip())
+    with contextlib.suppress(ValueError, RecursionError):  # as a kill leaves a line
+        objects += isinstance(json.loads(last), dict)
+    if (lost := objects - len(lines)) > 0:
         raise UserError(
             f"{path} is damaged: {lost} of its lines hold no JSON object. Take a whole copy, or measure again"
         )
     for line in lines[1:]:
-        what = line.get("status" if line.get("kind") == "row" else "kind")
-        timed = [name for name in ("median_ms", "p10_ms", "p90_ms") if name in line]
-        numbers = all(isinstance(line[name], int | float) for name in timed) and len(timed) in (0, 3)
-        if not (isinstance(what, str) and isinstance(line.get("machine", {}), dict) and numbers):
+        if not _is_sound(line):
             remedy = "Take a whole copy, or delete the line: the same command measures its row again"
             raise UserError(f"{path} is damaged: {shown(line)} is neither a row nor what stands beside rows. {remedy}")
     return lines
+
+
+def _is_sound(line):
+    """Whether a line stands beside rows, or is a row with what is read of each."""
+    if not isinstance(line.get("machine", {}), dict):
+        return False
+    if line.get("kind") != "row":
+        return isinstance(line.get("kind"), str)
+    times = [line[name] for name in ("median_ms", "p10_ms", "p90_ms") if name in line]
+    around, names = line.get("reference", dict.fromkeys(AROUND, 0)), [line.get("status"), line.get("reason", "")]
+    return (
+        all(isinstance(name, str) for name in names)
+        and ("reason" in line or line["status"] == "measured")
+        and not any(isinstance(value, dict | list) for value in spec_of(line).values())
+        and len(times) in (0, 3)
+        and isinstance(around, dict)
+        and around.keys() >= AROUND
+        and all(isinstance(number, int | float) for number in [*times, *(around[name] for name in AROUND)])
+    )
 
 
 def latest(lines: list[dict]) -> list[dict]:

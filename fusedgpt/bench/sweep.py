@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from fusedgpt import kernels
+from fusedgpt import kernels, parity
 from fusedgpt.attention import ATTENTION, KERNELS
 from fusedgpt.bench import check, drawing, report, settings, training
 from fusedgpt.bench.disturbance import comparable, speedup
@@ -175,7 +175,7 @@ def table(rows: list[dict]) -> list[str]:
             text += ["", *(f"- `{b}` is faster than `{a}` {where}." for (a, b), where in found.items())]
     measured = [row for row in rows if row["status"] == "measured"]
     seen = {f"{r['attention']}: {report.kernel(r, r.get('pass') != 'forward')}" for r in measured}
-    worst = max((max(row["errors"].values()) for row in rows if "errors" in row), default=0)
+    worst = max((parity.largest(row["errors"]) for row in rows if "errors" in row), default=0)
     return [
         *text,
         "",

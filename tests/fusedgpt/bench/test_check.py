@@ -89,6 +89,20 @@ def test_what_is_not_known_here_says_why():
     assert check.measurable(ladder.claims(PUBLISHED), obstacle) == [PUBLISHED[0], PUBLISHED[2], PUBLISHED[3]]
 
 
+def test_whole_rounds_here_are_enough_and_without_one_it_is_no_crossover_that_fails():
+    # a claim whose own rows were calm "did not hold, at no length", if others were disturbed in each round
+    def rounds_of(*each):
+        return [row | {"round": n} for n, rows in enumerate(each, start=1) for row in rows]
+
+    loud, calm = rung("math", 100.0, disturbed=True, reason="loud"), rung("math", 100.0)
+    both = [rung("manual", 100.0), rung("flash", 50.0)]
+    published = rounds_of([*both, calm], [*both, calm])
+    one_whole = verdicts(published, rounds_of([*both, loud], [*both, calm]))
+    assert one_whole[SPEED][2] == "holds"
+    none_whole = verdicts(published, rounds_of([*both, loud], [*both, loud]))
+    assert none_whole[SPEED][1:] == ("", "disturbed: no round here is whole")
+
+
 def test_a_disturbed_row_claims_no_speed():
     rows = [rung("manual", 100.0), rung("flash", 50.0, disturbed=True, reason="loud")]
     assert [claim.name for claim in ladder.claims(rows)] == [LOSS]
@@ -214,8 +228,8 @@ def test_rows_that_are_none_of_this_version_end_in_a_sentence(tmp_path):
     with pytest.raises(UserError, match="of another version: KeyError: 'final_loss'"):
         old = [{k: v for k, v in row.items() if k != "final_loss"} for row in PUBLISHED]
         check.published(ladder, old, "")
-    with pytest.raises(UserError, match="of another version: AttributeError: 'str' object"):
-        check.published(numerics, [dict(path="flash", status="measured", overflows=False, errors="none")], "")
+    with pytest.raises(UserError, match="of another version: KeyError: 'errors'"):
+        check.published(numerics, [dict(path="flash", status="measured", overflows=False)], "")
     (tmp_path / "rows.jsonl").write_text('{"run": "study"}\n')
     with pytest.raises(UserError, match="does not begin with the header of a benchmark"):
         bench.check_folder([str(tmp_path)])

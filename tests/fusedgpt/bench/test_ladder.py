@@ -98,7 +98,7 @@ def test_per_cent_are_of_rounds_with_their_range_and_what_noise_hides_is_said():
     assert "| flash | 115.0 (87.0-143.0) | 80.0, 150.0 | +55.0 % (+50.0 to +60.0) |" in text
     # 51.9 to 57.9 % and 50 to 60 %: ratios repeat within 6.7 %
     assert (
-        "differs by up to 6.7 %" in text and "not told apart: `flash` and `flash + padded vocabulary` (-0.0 %)." in text
+        "differs by up to 6.7 %" in text and "Not told apart: `flash` and `flash + padded vocabulary` (-0.0 %)." in text
     )
     claim = next(c for c in ladder.claims(rows) if c.name.startswith("flash:") and c.timed)
     assert (claim.low, claim.high) == pytest.approx((1.5, 1.6)) and len(claim.rows) == 4

@@ -327,7 +327,9 @@ def test_each_call_that_measured_is_named(tmp_path):
 
 
 DAMAGED = ["{}", "[]", "7", "not JSON", '{"kind": "row", "rung": "b"}', '{"kind": "row", "status": 7}', '{"kind": 3}']
-DAMAGED += ['{"kind": "row", "rung": "b", "status": "measured", "median_ms": "2"}']
+DAMAGED += ['{"kind": "row", "rung": "b", "status": "measured", "median_ms": "2"}', '{"kind": "before", "machine": 1}']
+DAMAGED += ['{"kind": "row", "rung": ["b"], "status": "measured"}', '{"kind": "row", "rung": "b", "status": "refused"}']
+DAMAGED += ['{"kind": "row", "rung": "b", "status": "measured", "reference": {}}']
 
 
 @pytest.mark.parametrize("line", DAMAGED)
@@ -342,6 +344,9 @@ def test_a_damaged_line_is_one_sentence(tmp_path, line):
     with pytest.raises(UserError, match="is damaged"):
         rows.left(PLAN, path, HEADER)
     assert path.read_bytes() == before
+    path.write_text(path.read_text() + '{"kind": "after"}')  # a last line without its end hid it
+    with pytest.raises(UserError, match="is damaged"):
+        rows.left(PLAN, path, HEADER)
     path.write_text(before.decode().removesuffix(line + "\n") + '{"kind": "row", "rung": "b", "sta')
     got, _ = run(tmp_path, lambda spec: TIME)  # a kill cut it short: its row is measured again
     assert [row["rung"] for row in got] == list("abcd")
