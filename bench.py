@@ -124,8 +124,8 @@ def measure(name: str, args: list[str], s, device, plan: list[dict], folder: pat
         profile=s.profile,
         max_seconds=s.max_seconds,
     )
-    with files.lock(folder):  # two calls would write over each other's rows
-        run()
+    with files.lock(folder) as lock:  # two calls would write over each other's rows
+        run(still_ours=functools.partial(lock.check, "the same command and that --results"))
 
 
 def planned(name: str, s, device) -> list[dict]:

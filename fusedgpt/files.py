@@ -60,7 +60,7 @@ def cannot_write(path: pathlib.Path, error: OSError) -> UserError:
 def _is_still(path, opened):
     """Whether `path` names the file that was `opened`, which is what os.fstat said of it.
 
-    If the disk does not answer, that is taken for granted: the next write says what is wrong.
+    If the disk does not answer, we assume that it does: the next write says what is wrong.
     """
     try:
         return os.path.samestat(os.stat(path), opened)
@@ -84,31 +84,29 @@ class Lock:
         self.close()
 
     def close(self) -> None:
-        """Give the folder free."""
+        """Release the folder."""
         self.file.close()
 
-    def check(self) -> None:
+    def check(self, go_on: str = "--init_from=auto and that --out_dir") -> None:
         """Raise UserError if the folder was moved or removed, or has another lock: what is there now is not ours.
 
         Call it before each write, which would make the folder anew, or replace what another process has written there.
+        go_on: with what to go on.
         """
         if _is_still(self.path, self.opened):
             return
         folder, since = self.path.parent, "while this process used it, which has written nothing since"
         if now := self._moved_to():
-            raise UserError(
-                f"{folder} was moved to {now} {since}. What was saved is there: go on with --out_dir={now}"
-                " --init_from=auto"
-            )
+            raise UserError(f"{folder} was moved to {now} {since}. What was saved is there: go on with {go_on}")
         if not folder.is_dir():
             raise UserError(
                 f"{folder} was removed, or moved to another disk, {since}. If it was moved, what was saved is there: go"
-                " on with that --out_dir and --init_from=auto. Otherwise start again"
+                f" on with {go_on}. Otherwise start again"
             )
         raise UserError(
             f"{self.path}, which keeps other processes out of {folder}, was removed or replaced {since}. What was saved"
             " is still there, or in the last of its folders previous-N if another run has begun: make sure that no"
-            " other uses it, and go on with --init_from=auto"
+            f" other uses it, and go on with {go_on}"
         )
 
     def _moved_to(self):

@@ -250,6 +250,20 @@ def test_two_calls_do_not_share_a_folder(tmp_path, data):
     assert "is in use by another" in said and not (tmp_path / "numerics" / "rows.jsonl").exists()
 
 
+def test_a_folder_that_is_moved_is_not_made_anew(tmp_path, data, monkeypatch):
+    # the rows of a second call at the old place were replaced
+    results, measure = tmp_path / "results", ladder.measure
+
+    def moved(*args, **kwargs):
+        results.rename(tmp_path / "moved")
+        return measure(*args, **kwargs)
+
+    monkeypatch.setattr(ladder, "measure", moved)
+    with pytest.raises(UserError, match=r"ladder was moved to .*moved/ladder .* the same command and that --results"):
+        run("ladder", tmp_path, data, only="efficient")
+    assert not results.exists() and (tmp_path / "moved" / "ladder" / "rows.jsonl").exists()
+
+
 @pytest.mark.parametrize("kind", ["ladder", "sweep"])
 def test_what_older_headers_do_not_name_is_as_it_was_then(kind):
     # rows of before there were rounds, and of before benchmarks kept freed memory, would be checked as other ones

@@ -71,6 +71,7 @@ def run(
     reference: Callable[[], float],
     state: Callable[[], dict],
     say: Callable[[str], None],
+    still_ours: Callable[[], None] = lambda: None,
     group: Sequence[str] = (),
     profile: bool = False,
     max_seconds: float | None = None,
@@ -80,8 +81,9 @@ def run(
     Rows in `path` count if its header has the same settings and kind of machine (COMPARED); otherwise the file is moved
     aside. Rows that were disturbed are measured again with all of their group: those with the same values of the keys
     `group`. So are, with `profile`, measured rows without a trace. reference() times the fixed computation that shows a
-    disturbance, state() reads the machine's state. No row is begun after `max_seconds` (time_is_up). Raises UserError
-    if `path` is damaged.
+    disturbance, state() reads the machine's state. still_ours() is called before each write, and raises
+    UserError if the folder has become another's. No row is begun after `max_seconds` (time_is_up). Raises UserError if
+    `path` is damaged.
     """
     earlier = disturbance.judged(latest(_rows_that_count(path, header, say)), group)
     spoilt = {disturbance.group_of(line, group) for line in earlier if line.get("disturbed")} if group else set()
@@ -106,10 +108,12 @@ def run(
                 break
             began = time.perf_counter()
             row = _measured_in_peace(measure, spec, reference, seen, group, say, max_seconds)
+            still_ours()
             file.write(json.dumps({"kind": "row", **row, "call": call}) + "\n")
             seconds.setdefault(spec.get("part"), []).append(time.perf_counter() - began)
             left = _seconds_left(seconds, todo[n:])
             say(f"[{n}/{len(todo)}] {_name(spec)}: {_outcome(row)}; about {_duration(left)} left")
+    still_ours()
     lines = disturbance.judged(latest(read(path)), group)  # again, because only now the best reference is known
     _write(path, [*lines, *([{"kind": "after", **state()}] if todo else [])])
     if disturbed := [line for line in lines if line.get("disturbed")]:

@@ -70,7 +70,7 @@ def test_a_run_whose_folder_was_moved_ends_and_says_where_it_is(tmp_path, data, 
     # F25: it made the folder anew, without the lock, where a second run was then let in
     out, moved = tmp_path / "out", tmp_path / "moved"
     begun = at_step_7(monkeypatch, out, lambda: out.rename(moved))
-    with pytest.raises(UserError, match=rf"{out} was moved to {moved} .* with --out_dir={moved} --init_from=auto"):
+    with pytest.raises(UserError, match=rf"{out} was moved to {moved} .* with --init_from=auto and that --out_dir"):
         run(out, data, max_iters=40)
     assert begun[-1] == 7 and not out.exists()
     assert torch.load(moved / "ckpt.pt", weights_only=True)["iter_num"] == 5
