@@ -34,7 +34,7 @@ def first_line(error: BaseException) -> str:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether an exception is a panic of a package in Rust, such as tokenizers: a BaseException but not an Exception."""
+    """Whether an exception is a panic of a package in Rust, such as tokenizers: a BaseException, not an Exception."""
     return type(error).__module__ == "pyo3_runtime"  # its class cannot be imported
 
 
