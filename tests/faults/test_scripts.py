@@ -24,7 +24,9 @@ def test_export(over, small_run, tmp_path, tell):
     # 13 of 16 kills left a folder into which nothing could be exported any more
     before = None if over == "nothing" else export_of_bytes(tmp_path)
     each = (kill_and_repeat(number, small_run, before, tmp_path / str(number)) for number in itertools.count())
-    tell(f"{sum(1 for _ in itertools.takewhile(bool, each))} kills of an export over {over}")
+    kills = sum(1 for _ in itertools.takewhile(bool, each))  # each is followed by an export that has to be whole
+    assert kills > 10  # or no change of a file was seen
+    tell(f"{kills} kills of an export over {over}")
 
 
 def test_exports_of_two_runs_that_are_killed_again_and_again(small_run, tmp_path, tell):
