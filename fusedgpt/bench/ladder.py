@@ -207,7 +207,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
         axes.axvline(base["median_ms"], color="0.2", linewidth=0.8, linestyle="--", zorder=0)
     axes.grid(visible=False, axis="y")
     subject = f"Training {training.subject(s)}; in brackets how much faster than {BASELINE} (dashed): mean and range"
-    subject += " of the rounds"
+    subject += " of the measurements"
     yield "ladder", "A training step, rung by rung: each changes one thing", subject, figure
 
 
