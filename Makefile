@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# a test that hangs fails by its name; the slowest takes three minutes on two quiet cores
+PYTEST := $(BIN)/python -m pytest --timeout=600 --dist loadfile
 
 .PHONY: setup quickstart eval test test-avx2 faults lint gpu
 
@@ -31,22 +33,24 @@ eval: setup
 
 # a process of tests for each core; python -m pytest runs them in one
 test: setup
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(PYTEST) -n auto
 
 # as on a CPU with AVX2 only, which adds up in another order and has no instructions for bfloat16: each file that imports
-# torch, so a new one too; about as long as make test. Graphs that torch.compile keeps do not say for which instructions
-# they are, and would crash or be wrong: hence a cache of its own. On such a CPU, make test is all of it
+# torch, so a new one too, but for those that measure time and memory or end processes. Graphs that torch.compile keeps
+# do not say for which instructions they are, and would crash or be wrong: hence a cache of its own. On such a CPU,
+# make test is all of it
+SAME_ON_AVX2 := test_(campaign|distributed|max_batch|memory|sample|scale|shards|signals|sweep)[.]py
 test-avx2: export ATEN_CPU_CAPABILITY := avx2
 test-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
 test-avx2: export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/$(VENV)/inductor-avx2
 test-avx2: setup
 	@if env -u ATEN_CPU_CAPABILITY $(BIN)/python -c 'import sys, torch; sys.exit(torch.backends.cpu.get_cpu_capability() != "AVX2")'; \
 	then echo 'make test has tested it: this CPU has AVX2 only'; \
-	else $(BIN)/python -m pytest -n auto --dist loadfile $$(grep -rlE '^(import|from) torch' tests --include='test_*.py'); fi
+	else $(PYTEST) -n auto $$(grep -rlE '^(import|from) torch' tests --include='test_*.py' | grep -vE '$(SAME_ON_AVX2)'); fi
 
 # kills, corruptions, full disks, dying workers, fuzzing; FAULTS_SEED=7 make faults takes other random numbers
 faults: setup
-	$(BIN)/python -m pytest -m faults -rs -n 2 --dist loadfile tests/faults
+	$(PYTEST) -m faults -rs -n 2 tests/faults
 
 lint: setup
 	$(BIN)/ruff check .

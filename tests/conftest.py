@@ -60,11 +60,14 @@ def device(request):
 
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch):
-    """Tests in one process leave no setting of PyTorch's behind."""
+    """Tests in one process leave no setting of PyTorch's and no handler of a signal behind."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(flops, "peak_flops", MEASURED_ONCE)
     monkeypatch.setattr(reporting, "LONGEST_SILENCE_S", math.inf)  # when steps are read must not depend on the machine
+    signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     yield
+    for number, handler in signals.items():  # a run's would keep this process from ending
+        signal.signal(number, handler)
     torch.use_deterministic_algorithms(False)
     torch.compiler.reset()  # PyTorch counts recompilations over a whole process
 

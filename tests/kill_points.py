@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -39,6 +40,8 @@ def _in_child(number, call, folder, write):
                 os._exit(KILLED)
             changes += 1
 
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(60)  # a lock that another thread held at the fork stays locked: an end, and no test that never ends
     try:
         sys.addaudithook(watch)
         call()
