@@ -31,7 +31,7 @@ import pytest
 import torch
 
 import train
-from fusedgpt import flops, prepare, reporting, tokenizer
+from fusedgpt import flops, memory, prepare, reporting, tokenizer
 from fusedgpt.errors import UserError
 from tests import forks
 
@@ -64,6 +64,7 @@ def _as_it_was(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(flops, "peak_flops", MEASURED_ONCE)
     monkeypatch.setattr(reporting, "LONGEST_SILENCE_S", math.inf)  # when steps are read must not depend on the machine
+    monkeypatch.setattr(memory, "keep_freed_memory", lambda keep: None)  # for the whole process, for ever
     signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     yield
     for number, handler in signals.items():  # a run's would keep this process from ending
