@@ -35,7 +35,7 @@ def save(figures: Iterable[tuple], folder: pathlib.Path, machine: str) -> list[p
     paths = []
     with matplotlib.rc_context(STYLE):  # generators draw while they are asked for the next figure
         for name, title, subject, figure in figures:
-            _head(figure, title, [line for text in (subject, machine) for line in textwrap.wrap(text, 112)])
+            _head(figure, title, [line for text in (subject, machine) for line in textwrap.wrap(text, 104)])
             paths.append(folder / f"{name}.png")
             figure.savefig(paths[-1], dpi=130)
     return paths
