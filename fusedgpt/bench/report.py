@@ -64,14 +64,18 @@ def _environment(header, lines):
 
 
 def machine(header: dict, lines: list[dict]) -> str:
-    """The machine, the versions, the commit and the day of a benchmark, in a line."""
+    """The machine, the versions, the commit and the day of a benchmark, in a line.
+
+    It also says if freed memory was returned to the system: figures of the two ways would look alike.
+    """
     found = _environment(header, lines)
     threads = [f"{found['threads']} threads"] if "threads" in found and "cuda" not in found else []
     versions = [
         f"{name} {found[name]}" for name in ("torch", "cuda", "cudnn", "transformers", "commit") if name in found
     ]
     device, date = found.get("device", "an unknown device"), found.get("date", "no date recorded")
-    return ", ".join([device, *threads, *versions, date])
+    returned = ["freed memory returned"] if header["settings"].get("freed_memory") == "returned" else []
+    return ", ".join([device, *threads, *returned, *versions, date])
 
 
 _OF_A_CALL = ("kind", "machine", "commit", "call", "command")  # of a line "before": what is not the machine's state
