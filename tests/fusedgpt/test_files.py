@@ -96,9 +96,13 @@ def test_lines_come_back_with_all_their_content_if_the_file_vanishes(tmp_path):
     (tmp_path / "folder").mkdir()
     lines = Lines(tmp_path / "folder" / "a")
     lines.add("one\n")
-    shutil.rmtree(tmp_path / "folder")
+    (tmp_path / "folder" / "a").unlink()
     lines.add("two\n")
     assert (tmp_path / "folder" / "a").read_text() == "one\ntwo\n"
+    shutil.rmtree(tmp_path / "folder")
+    with pytest.raises(UserError):  # it used to bring back a folder that was moved away
+        lines.add("three\n")
+    assert not (tmp_path / "folder").exists() and lines.unwritten == 1
     lines.close()
 
 
