@@ -37,13 +37,11 @@ test: setup
 	$(PYTEST) -n auto
 
 # as on a CPU with AVX2 only, which adds up in another order and has no instructions for bfloat16: each file that imports
-# torch, so a new one too, but for those that measure time and memory or end processes. Graphs that torch.compile keeps
-# do not say for which instructions they are, and would crash or be wrong: hence a cache of its own. On such a CPU,
-# make test is all of it
+# torch, so a new one too, but for those that measure time and memory or end processes. On such a CPU, make test is all
+# of it
 SAME_ON_AVX2 := test_(campaign|distributed|max_batch|memory|sample|scale|shards|signals|sweep)[.]py
 test-avx2: export ATEN_CPU_CAPABILITY := avx2
 test-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
-test-avx2: export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/$(VENV)/inductor-avx2
 test-avx2: setup
 	@if env -u ATEN_CPU_CAPABILITY $(BIN)/python -c 'import sys, torch; sys.exit(torch.backends.cpu.get_cpu_capability() != "AVX2")'; \
 	then echo 'make test has tested it: this CPU has AVX2 only'; \

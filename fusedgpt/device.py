@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import sys
 import warnings
 
@@ -10,6 +11,14 @@ import torch
 from fusedgpt.errors import UserError, first_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+lowered = os.environ.get("ATEN_CPU_CAPABILITY")
+if lowered and "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+    # a graph that PyTorch 2.13 keeps is found again whatever instructions it was made for, and with others it corrupts
+    # the heap
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # a second, and only here
+
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{default_cache_dir()}_{lowered}"
 
 
 def resolve_device(name: str, local_rank: int | None = None) -> torch.device:

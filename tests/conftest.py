@@ -16,12 +16,16 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup's: a run that sho
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # models this small only lose by more, most of all on a busy machine
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Not where the user's graphs are: one that was made there for other instructions (test_device.py) would end the tests
+KEPT_GRAPHS = f"inductor_{os.environ.get('ATEN_CPU_CAPABILITY', 'all')}"
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / ".pytest_cache" / KEPT_GRAPHS))
+
 from typeguard import install_import_hook
 
 # Functions that tests call in this process must be given, and return, what their annotations say. Not those that
 # torch.compile traces (model.py too), which stay as users run them, and not `profiler`, which is given made-up profiles
 UNCHECKED = ("attention", "decode", "generate", "profiler")
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPTS = ("bench", "configurator", "convert", "export", "harness", "plot", "sample", "train")
 FILES = [file.relative_to(ROOT).with_suffix("") for file in ROOT.glob("fusedgpt/**/*.py") if file.stem not in UNCHECKED]
 install_import_hook([*(".".join(file.parts) for file in FILES), *SCRIPTS])

@@ -1,11 +1,16 @@
 """What the settings device and dtype mean on this machine."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from fusedgpt import device
-from fusedgpt.device import DTYPES, resolve_device, resolve_dtype
+from fusedgpt.device import DTYPES, resolve_device, resolve_dtype, why_no_compiler
 from fusedgpt.errors import UserError
+from tests.conftest import ROOT
 
 CPU = torch.device("cpu")
 
@@ -50,3 +55,25 @@ def test_a_device_that_is_not_here_is_named():
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="device='cuda' is not here: PyTorch finds cpu"):
             resolve_device("cuda")
+
+
+COMPILE = """
+from fusedgpt import device
+import torch
+torch.compile(lambda x: x * 2 + 1)(torch.ones(8))
+print(torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"])
+"""
+
+
+def test_a_graph_made_for_fewer_instructions_is_not_run_with_more(tmp_path):
+    # make test-avx2 used to leave graphs with which a later make test lost its heap: "double free or corruption"
+    if reason := why_no_compiler(CPU):
+        pytest.skip(reason)
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    environment |= {"TMPDIR": str(tmp_path)}
+    environment.pop("ATEN_CPU_CAPABILITY", None)
+    hits = [
+        int(subprocess.check_output([sys.executable, "-c", COMPILE], env=environment | fewer, cwd=ROOT))
+        for fewer in ({"ATEN_CPU_CAPABILITY": "avx2"}, {})
+    ]
+    assert hits == [0, 0]
