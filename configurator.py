@@ -33,11 +33,11 @@ def configure(
 ):
     """`defaults`, an instance of a dataclass of settings, as `args` change it: config files and `--name=value` flags.
 
-    `unused` has, for each setting that this script does not use, the reason. A config file may set them, because it may
-    be another script's; a flag may not, and `--help` does not show them. `--help` prints every other setting with its
-    value so far and exits. `earlier` may return, for the settings that this gives, those of an earlier run: then what
-    files and flags assigned is set on them instead. Raises UserError for an unknown name, a value of the wrong type or
-    choice, a flag of `unused`, or a file that is missing or fails.
+    `unused` maps each setting that this script does not use to the reason. A config file may set it, because the file
+    may be another script's; a flag may not, and `--help` does not show it. `--help` prints every other setting with its
+    value so far and exits. `earlier` is given these settings and may return those of an earlier run: files and flags
+    then change the earlier ones instead. Raises UserError for an unknown name, a value of the wrong type or choice, a
+    flag of `unused`, or a file that is missing or fails.
     """
     files = [a for a in args if not a.startswith("-")]
     flags = [a for a in args if a.startswith("-") and a not in ("-h", "--help")]
@@ -64,14 +64,14 @@ def configure(
 
 
 def answer_help(defaults: Any, args: list[str], description: str, **how: Any) -> None:
-    """Answer --help as `configure` does, and exit; without it among `args`, do nothing."""
+    """If `args` have --help, answer it as `configure` does, and exit."""
     if {"-h", "--help"} & set(args):
         with one_sentence():
             configure(defaults, args, description, **how)
 
 
 def adopt(settings: Any, values: dict[str, Any], where: str) -> Any:
-    """`settings` with those of `values` that it has fields for: the settings of an earlier run, read from `where`.
+    """`settings` with those of `values` that it has fields for. They are an earlier run's settings, read from `where`.
 
     Raises UserError for a value of the wrong type or choice.
     """
@@ -104,11 +104,11 @@ def _set(settings, name, value, where):
     refused = f"{where}: {name}={shown(value)} is not allowed: it takes"
     try:
         new = _read(str(value), field)
-        if where != COMMAND_LINE and new != value:  # in a file, steps = "5" is a mistake all the same
+        if where != COMMAND_LINE and new != value:  # in a file, steps = "5" is a mistake
             raise ValueError
     except ImportError:  # tyro is missing: no fault of the value
         raise
-    except (Exception, SystemExit) as error:  # a file's value may be of any class, whose methods do anything
+    except (Exception, SystemExit) as error:  # a file's value may be of any class, whose methods may raise anything
         raise UserError(f"{refused} {_allowed(field.type)}") from error
     if isinstance(new, int) and abs(new) > LARGEST:
         raise UserError(f"{refused} whole numbers below 2**63")
@@ -121,7 +121,7 @@ def _read(text, field):
     """`text` as tyro reads it for a field. Raises ValueError if it does not fit."""
     import tyro
 
-    # a parser for all fields is slow to build, and help that is not given is looked for in source files
+    # a parser for all fields is slow to build, and tyro searches source files for help that is not given
     annotation = typing.Annotated[field.type, tyro.conf.arg(help="-")]
     alone = dataclasses.make_dataclass("Alone", [(field.name, annotation)])
     try:
@@ -172,7 +172,7 @@ def subclass(fields: list[tuple], *bases: type) -> type:
     """
     made = dataclasses.make_dataclass(bases[0].__name__, fields, bases=bases)
     made.__module__ = bases[0].__module__  # make_dataclass sets its own from Python 3.12 on
-    if hasattr(bases[0], "__firstlineno__"):  # by which Python finds the source, from 3.13 on
+    if hasattr(bases[0], "__firstlineno__"):  # Python finds the source by it, from 3.13 on
         made.__firstlineno__ = bases[0].__firstlineno__
     return made
 

@@ -1,6 +1,6 @@
 """GPT-2. Its attention is one function of (q, k, v), chosen by name from fusedgpt/attention.py.
 
-Shapes: B batch, T sequence, C = n_embd channels, nh heads, hs = C / nh head size, V vocabulary with its padding.
+B batch, T tokens, Tk keys (T + cached), C = n_embd channels, nh heads, hs = C / nh head size, V padded vocabulary.
 Source: "Language Models are Unsupervised Multitask Learners" (GPT-2); module names are those of its release.
 """
 
@@ -20,15 +20,15 @@ from fusedgpt import generate
 from fusedgpt.attention import ATTENTION, make_ready
 from fusedgpt.errors import UserError, first_line, out_of_memory
 
-# what F.gelu calls each activation, and what transformers does; the first of its names is the one we write
+# F.gelu's name for each activation, and transformers' names; to_transformers writes the first of these
 ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}
 TRANSFORMERS_ACTIVATIONS = {"gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"), "gelu": ("gelu",)}
 LOSSES = ("whole", "chunked")
 RECOMPUTE = ("none", "attention", "block")
 OVERRIDES = ("dropout", "attention", "activation", "loss", "recompute", "vocab_multiple")  # weights do not decide these
-LARGEST_CONFIG = 2**20  # bytes of a config.json
-MASKS = (".attn.bias", ".attn.masked_bias")  # causal masks, which older files hold beside the weights
-CHUNKS = 8  # parts of a micro-batch in loss=chunked: fewer save less, more make the matrix products slow
+LARGEST_CONFIG = 2**20  # bytes; a larger config.json is refused
+MASKS = (".attn.bias", ".attn.masked_bias")  # causal masks that older files store beside the weights
+CHUNKS = 8  # loss=chunked splits a micro-batch into this many: more save memory but slow the matrix products
 # linear layers that transformers' GPT-2 stores transposed, because OpenAI's code had them as 1-D convolutions
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
@@ -46,13 +46,13 @@ class GPTConfig:
     n_head: int = 12
     n_embd: int = 768
     dropout: float = 0.0
-    bias: bool = True  # in every linear layer and LayerNorm, as in GPT-2; False is a bit faster
-    vocab_multiple: int = 1  # round the rows of the embedding up to a multiple of this: 64 makes 50257 50304
+    bias: bool = True  # in every LayerNorm and every linear layer but the output, as in GPT-2; False is a bit faster
+    vocab_multiple: int = 1  # pad the embedding to a multiple of this many rows: 64 turns 50257 into 50304
     attention: str = "sdpa"  # a name from ATTENTION; changes no weight
     activation: str = "gelu_tanh"  # GPT-2's tanh form of GELU; gelu is the exact form, nanoGPT's since May 2023
-    loss: str = "whole"  # chunked: with logits=False, the logits of a part of the tokens at a time; changes no weight
-    # what is not kept for the backward but computed again (arXiv:1604.06174): attention's inner tensors, or all of a
-    # block but its input; changes no result
+    loss: str = "whole"  # chunked: if logits=False, compute an eighth of the logits at a time; changes no weight
+    # activation checkpointing (arXiv:1604.06174); changes no result. attention: the backward computes attention's inner
+    # tensors again; block: it computes all of a block again from the block's input
     recompute: str = "none"
 
     def __post_init__(self):
@@ -73,7 +73,7 @@ class GPTConfig:
 
     @property
     def chunks(self) -> int:
-        """In how many parts the logits of a micro-batch are held, one at a time."""
+        """The number of parts in which the logits of a micro-batch are computed, one at a time."""
         return CHUNKS if self.loss == "chunked" else 1
 
     @property
@@ -86,7 +86,7 @@ class GPTConfig:
 
 
 def _again(function, *args):
-    """function(*args), of which the backward keeps only `args` and computes the rest again, with the same dropout."""
+    """Call function(*args), but keep only `args`: the backward computes the rest again, with the same dropout."""
     return checkpoint(function, *args, use_reentrant=False) if torch.is_grad_enabled() else function(*args)
 
 
@@ -107,13 +107,13 @@ class CausalSelfAttention(nn.Module):
             k, v = cache.extend(k, v)  # (B, nh, Tk, hs): earlier keys first, in the cache's dtype
         # SDPA applies the dropout that it is given even in evaluation, unlike nn.Dropout
         inputs = q.to(k.dtype), k, v, self.dropout if self.training else 0.0
-        y = (_again(self.attend, *inputs) if self.recompute else self.attend(*inputs)).to(q.dtype)
-        return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)))
+        y = (_again(self.attend, *inputs) if self.recompute else self.attend(*inputs)).to(q.dtype)  # (B, nh, T, hs)
+        return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)))  # (B, T, C)
 
 
 def _gelu(x, form):
     if form == "tanh" and torch.compiler.is_compiling():
-        # the same function, as (1 + tanh u) / 2 = sigmoid(2 u): compiled for a CPU, tanh takes 2.4 times as long
+        # the same function, because (1 + tanh u) / 2 = sigmoid(2 u); compiled for a CPU, tanh takes 2.4 times as long
         return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
     return F.gelu(x, approximate=form)
 
@@ -127,7 +127,7 @@ class MLP(nn.Module):
         self.gelu_form = ACTIVATIONS[config.activation]
 
     def forward(self, x):
-        return self.dropout(self.c_proj(_gelu(self.c_fc(x), self.gelu_form)))
+        return self.dropout(self.c_proj(_gelu(self.c_fc(x), self.gelu_form)))  # (B, T, C) -> (B, T, 4 C) -> (B, T, C)
 
 
 class Block(nn.Module):
@@ -140,12 +140,12 @@ class Block(nn.Module):
 
     def forward(self, x, cache=None):
         # "pre-norm": each branch normalises its input, and the residual stream runs from embedding to ln_f untouched
-        x = x + self.attn(self.ln_1(x), cache)
-        return x + self.mlp(self.ln_2(x))
+        x = x + self.attn(self.ln_1(x), cache)  # (B, T, C)
+        return x + self.mlp(self.ln_2(x))  # (B, T, C)
 
 
 def _without_padding(z, vocab_size):
-    """Logits z (..., V), -inf from `vocab_size` on."""
+    """Logits z (..., V), with -inf added in place from `vocab_size` on."""
     V = z.size(-1)
     if vocab_size < V:
         padding = torch.arange(V, device=z.device) >= vocab_size
@@ -154,26 +154,26 @@ def _without_padding(z, vocab_size):
 
 
 def _loss(z, targets, vocab_size, reduction="mean"):
-    """The loss of `targets` (B, T) or (N,) under logits z (B, T, V) or (N, V), over the first `vocab_size` of V alone.
+    """The loss of `targets` (B, T) or (N,) under the first `vocab_size` of the logits z, (B, T, V) or (N, V).
 
-    A compiler passes over none of the others. -inf added to them takes a tenth longer: 317 ms in place of 289 for the
-    output layer of 124M, forward and backward over 1024 tokens on a CPU.
+    Compiled, this makes no pass over the padding. Adding -inf to the padding instead takes a tenth longer: 317 ms
+    in place of 289 for the output layer of 124M, forward and backward over 1024 tokens on a CPU.
     """
     z = z[..., :vocab_size]
     return F.cross_entropy(z.flatten(0, -2), targets.flatten(), ignore_index=-1, reduction=reduction)
 
 
 def _chunked_loss(x, targets, weight, vocab_size):
-    """The mean loss of `targets` (B, T) after x (B, T, C), with the logits of a chunk of the tokens at a time.
+    """The mean loss of `targets` (B, T) after x (B, T, C). Computes the logits of one chunk of tokens at a time.
 
-    They are freed after its forward and computed again in its backward. PyTorch 2.13's linear_cross_entropy rounds the
-    loss to bfloat16, and on a CPU takes longer and more memory than all logits do.
+    A chunk's logits are freed after its forward and computed again in its backward. PyTorch 2.13's linear_cross_entropy
+    is no substitute: it rounds the loss to bfloat16, and on a CPU it takes more time and memory than all logits do.
     """
 
     def summed(x, y, weight):
         return _loss(F.linear(x, weight), y, vocab_size, reduction="sum")
 
-    if torch.is_autocast_enabled(x.device.type):  # once: autocast would cast it again in each chunk's backward
+    if torch.is_autocast_enabled(x.device.type):  # cast once: autocast would do it again in each chunk's backward
         weight = weight.to(torch.get_autocast_dtype(x.device.type))
     chunks = zip(x.flatten(0, 1).chunk(CHUNKS), targets.flatten().chunk(CHUNKS))
     once_more = functools.partial(checkpoint, summed, use_reentrant=False, preserve_rng_state=False)
@@ -184,8 +184,8 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        # built on PyTorch's meta device, which has no storage: on a real one its default initialisation would draw
-        # random numbers, and more of them with a padded vocabulary, so that padding would change every other weight
+        # build on the meta device, which has no storage. On a real device PyTorch's default initialisation would draw
+        # random numbers, and more of them for a padded vocabulary, so that padding would change every other weight
         with torch.device("meta"):
             self.transformer = nn.ModuleDict(
                 {
@@ -198,17 +198,17 @@ class GPT(nn.Module):
             )
             self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
         self.to_empty(device=torch.get_default_device())
-        self.lm_head.weight = self.transformer.wte.weight  # weight tying (arXiv:1608.05859); to_empty would untie
+        self.lm_head.weight = self.transformer.wte.weight  # tie weights (arXiv:1608.05859) after to_empty, which unties
         self.init_weights()
-        # a compiler would reorder the chunks, and then hold more than all logits take
+        # not compiled: a compiler would reorder the chunks and then hold more memory than all logits take
         self.chunked_loss = torch.compiler.disable(_chunked_loss) if config.loss == "chunked" else None
 
     @torch.no_grad()
     def init_weights(self, part: nn.Module | None = None) -> None:
-        """GPT-2's: normal with deviation 0.02, for projections into the residual stream 0.02 / √(2 n_layer); biases 0.
+        """Initialise as GPT-2: normal with deviation 0.02, into the residual stream 0.02 / √(2 n_layer); biases 0.
 
-        Padding draws no random numbers: every other weight is the same with and without it. With `part`, of that module
-        alone: wte, wpe and the blocks in their order draw the same numbers one by one as all at once.
+        Padding draws no random numbers, so every other weight is the same with and without it. `part` limits this to
+        one module: wte, wpe and the blocks, drawn one by one in this order, get the same numbers as all at once.
         """
         for name, p in (self if part is None else part).named_parameters():
             if p.dim() < 2:
@@ -232,8 +232,8 @@ class GPT(nn.Module):
 
         Without targets: logits of the last position only, (B, 1, V), and no loss. Ids that only pad the vocabulary have
         logit -inf: they get probability 0, learn nothing and are never sampled. `cache` (generate.new_cache) holds the
-        keys and values of the tokens before `idx`. With logits=False, (None, loss): logits that are returned stay in
-        memory, and a compiled backward reads a gradient of them. Raises UserError past block_size.
+        keys and values of the tokens before `idx`. logits=False returns (None, loss): returned logits would stay in
+        memory, and a compiled backward would read a gradient of them. Raises UserError past block_size.
         """
         T, past = idx.size(1), cache[0].length if cache else 0
         if past + T > self.config.block_size:
@@ -245,7 +245,7 @@ class GPT(nn.Module):
             x = _again(block, x) if self.config.recompute == "block" and not cache else block(x, past_of_layer)
         x = self.transformer.ln_f(x)
         if targets is None:
-            # generation needs the last position only: V is the widest product
+            # generation needs only the last position, and lm_head is the widest matrix product
             return _without_padding(self.lm_head(x[:, -1:]), self.config.vocab_size), None
         if self.chunked_loss and not logits:
             return None, self.chunked_loss(x, targets, self.lm_head.weight, self.config.vocab_size)
@@ -261,14 +261,14 @@ class GPT(nn.Module):
             block.attn.attend = ATTENTION[name]
 
     def get_num_params(self, non_embedding: bool = True) -> int:
-        """Parameters. `non_embedding` leaves out positions, not the token embedding: it is the output layer too."""
+        """The number of parameters. `non_embedding` leaves out wpe but not wte, which is the output layer too."""
         n = sum(p.numel() for p in self.parameters())
         return n - self.transformer.wpe.weight.numel() if non_embedding else n
 
     def flops_per_token(self) -> int:
-        """Forward and backward: 6 N + 12 L C T (PaLM, arXiv:2204.02311, appendix B), N as get_num_params counts.
+        """Forward and backward: 6 N + 12 L C T (PaLM, arXiv:2204.02311, appendix B), L layers, N = get_num_params().
 
-        Each weight costs a multiplication and an addition forward, and twice that backward: for the gradients of its
+        Each weight costs a multiplication and an addition forward, and twice that backward, for the gradients of its
         input and of itself. Attention is counted as if it were not causal, as nanoGPT and the PaLM paper do.
         """
         c = self.config
@@ -314,10 +314,10 @@ class GPT(nn.Module):
         try:
             config = GPTConfig(**{**saved["model_args"], **saved["extra_model_args"], **changes})
             held = sum(w.numel() for name, w in saved["model"].items() if name != "lm_head.weight")  # tied to wte
-            if saved["model"] and config.num_params != held:  # before a model is built that may not fit into memory
-                raise ValueError(f"model_args mean {config.num_params:,} parameters, the weights are {held:,}")
+            if saved["model"] and config.num_params != held:  # before building a model that may not fit into memory
+                raise ValueError(f"model_args mean {config.num_params:,} parameters, but the weights have {held:,}")
             model = cls(config)
-            if saved["model"]:  # without storage of its own, the model takes these tensors, which are not read yet
+            if saved["model"]:  # on the meta device, the model takes over these tensors, which are not read yet
                 model.load_state_dict(saved["model"], assign=model.lm_head.weight.is_meta)
                 model.lm_head.weight = model.transformer.wte.weight
         except (ArithmeticError, AttributeError, TypeError, ValueError, RuntimeError) as error:
@@ -330,10 +330,10 @@ class GPT(nn.Module):
 
     @classmethod
     def from_pretrained(cls, model_type: str | os.PathLike, override_args: dict | None = None) -> Self:
-        """The weights of a GPT-2, by its id on the hub, such as gpt2 or gpt2-xl, or from a folder in the same format.
+        """A model with the weights of a GPT-2: its id on the hub, such as gpt2 or gpt2-xl, or a folder in that format.
 
         `override_args` may set what is in OVERRIDES. Raises UserError if it sets more, if the folder holds another
-        architecture, or if the weights cannot be had.
+        architecture, or if the weights cannot be loaded.
         """
         override_args = override_args or {}
         if unknown := override_args.keys() - set(OVERRIDES):
@@ -362,20 +362,20 @@ def load_transformers(model_type: str | os.PathLike):
     from transformers import GPT2Config, GPT2LMHeadModel, logging
     from transformers.utils import cached_file
 
-    logging.disable_progress_bar()  # of each rank, between the lines of a run; that of a download is another
+    logging.disable_progress_bar()  # one progress bar per rank would garble the log
     # a config could name an implementation of attention on the hub, which would be downloaded and run
     how = dict(dtype=torch.float32, attn_implementation="eager", trust_remote_code=False, output_loading_info=True)
     try:
         if not (file := cached_file(model_type, "config.json")):
             raise ValueError("it has no config.json")
         if (size := os.path.getsize(file)) > LARGEST_CONFIG:
-            raise ValueError(f"its config.json has {size:,} bytes, and a GPT-2's has a thousand")
+            raise ValueError(f"its config.json has {size:,} bytes, but a GPT-2's has about a thousand")
         theirs = GPT2Config.from_pretrained(model_type)
         _require_room(GPTConfig(**_config_of(theirs, model_type)), model_type)
         model, found = GPT2LMHeadModel.from_pretrained(model_type, config=theirs, **how)
         lacking = sorted(found["missing_keys"])
         foreign = sorted(name for name in found["unexpected_keys"] if not name.endswith(MASKS))
-        if lacking or foreign:  # they would be drawn at random, or be left out, in silence
+        if lacking or foreign:  # transformers would draw or drop them in silence
             what = f"lack {lacking[0]}" if lacking else f"have {foreign[0]} too"
             raise ValueError(f"its weights are not those of its config: they {what}")
     except UserError:
@@ -391,7 +391,7 @@ def load_transformers(model_type: str | os.PathLike):
 
 
 def _require_room(config, model_type):
-    """Raise ValueError if the files in a folder are too small for the weights of `config`, of 2 bytes or more each.
+    """Raise ValueError if a folder's files are too small for the weights of `config`, at 2 bytes or more each.
 
     transformers builds whatever a config asks for, and fills what the files lack.
     """
@@ -399,7 +399,7 @@ def _require_room(config, model_type):
     files = [file for kind in ("*.safetensors", "*.bin") for file in folder.glob(kind) if file.is_file()]
     held = sum(file.stat().st_size for file in files)
     if folder.is_dir() and held < 2 * count:
-        raise ValueError(f"its config means {count:,} weights, and its .safetensors and .bin have {held:,} bytes")
+        raise ValueError(f"its config means {count:,} weights, but its .safetensors and .bin have {held:,} bytes")
 
 
 def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
@@ -431,7 +431,7 @@ def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
 
 
 def _config_of(c, model_type):
-    """The fields of GPTConfig in the config `c` of a GPT-2 of transformers'."""
+    """The fields of GPTConfig for `c`, the GPT2Config of transformers. Raises UserError if it is no OpenAI GPT-2."""
     named = {name: ours for ours, names in TRANSFORMERS_ACTIVATIONS.items() for name in names}
     openais = {"model_type": "gpt2", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
     openais |= {"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True}

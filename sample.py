@@ -22,28 +22,28 @@ from configurator import answer_help, configure
 from fusedgpt import settings
 
 ROOT = pathlib.Path(__file__).resolve().parent
-LINE = 32  # tokens of a prompt that is typed: dtypes are timed for that many, before there is one
+LINE = 32  # tokens of a prompt typed on the console: dtypes are timed for this many before there is one
 
 
 @dataclasses.dataclass
 class Settings:
-    # source of the weights: resume (the run in out_dir), or a GPT-2 in Hugging Face's format: an id of the hub, such as
-    # gpt2, gpt2-medium, gpt2-large, gpt2-xl or owner/name, or a folder
+    # source of the weights: resume (the run in out_dir), or a GPT-2 in Hugging Face's format: a folder, or an id on the
+    # hub, such as gpt2, gpt2-medium, gpt2-large, gpt2-xl or owner/name
     init_from: str = "resume"
     out_dir: str = "out"  # folder of a run: best.pt is sampled, or ckpt.pt if there is no best.pt
     start: str = "\n"  # prompt, or FILE:path
-    # prompts asked for on the console in place of `start`, with one sample each. Ctrl-C ends a text, Ctrl-D or an empty
-    # prompt the program
+    # ask for prompts on the console in place of `start`, and draw one sample for each. Ctrl-C ends a text; Ctrl-D or an
+    # empty prompt ends the program
     interactive: bool = False
-    num_samples: int = 10  # samples, drawn together as one batch
+    num_samples: int = 10  # number of samples, drawn together as one batch
     max_new_tokens: int = 500  # tokens in each sample
     temperature: float = 0.8  # softmax temperature; below 1: closer to the likeliest id; 0: always the likeliest
     top_k: int = 200  # number of likeliest ids to draw from; 0: all
-    top_p: float = 0.0  # probability that the likeliest ids to draw from must reach together (nucleus); 0: all ids
+    top_p: float = 0.0  # draw from the fewest likeliest ids that together reach this probability (nucleus); 0: all
     stop: str = ""  # text that ends a sample when it appears
     seed: int = 1337  # seed of the draws: the same seed gives the same samples
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
-    # dtype of weights and products; auto: the fastest, for the prompt and for each token
+    # dtype of weights and products; auto: the fastest one for the prompt, and the fastest one for each token
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # torch.compile of the decode step, which pays off for long samples; auto: on GPUs
     compile: bool | Literal["auto"] = False
@@ -52,7 +52,7 @@ class Settings:
     activation: Literal["gelu_tanh", "gelu"] | None = None
 
 
-# a training run's config file may be given: it names out_dir, and what only training has is passed over
+# a training run's config file may be given, because it names out_dir; settings that only training has are ignored
 ONLY_TRAINING = {
     field.name: "it is a setting of train.py"
     for field in dataclasses.fields(settings.Settings)
@@ -60,8 +60,8 @@ ONLY_TRAINING = {
 }
 
 if __name__ == "__main__":
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell's background job has it
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to save, so Ctrl-C ends all at once
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job ignores Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to save, so Ctrl-C ends the program at once
     answer_help(
         Settings(), sys.argv[1:], __doc__, unused=ONLY_TRAINING
     )  # before PyTorch, which takes seconds to import
@@ -77,7 +77,7 @@ from model import GPT
 
 
 def validate(s: Settings) -> None:
-    """Raise UserError for a number that cannot be sampled with."""
+    """Raise UserError for a number that sampling cannot use."""
     if s.num_samples < 1 or s.max_new_tokens < 1:
         raise UserError(f"num_samples={s.num_samples} and max_new_tokens={s.max_new_tokens} must be 1 or more")
     if not s.temperature >= 0 or s.top_k < 0:
@@ -110,7 +110,7 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
 
 
 def read_prompt(text: str, tokenizer: Tokenizer, vocab_size: int) -> tuple[str, list[int]]:
-    """The prompt as text and as ids. Raises UserError if it has none, or one that a model of `vocab_size` has not.
+    """The prompt as text and as ids. Raises UserError if it has no ids, or one that a model of `vocab_size` lacks.
 
     text: the prompt, or FILE:path.
     """
@@ -124,7 +124,7 @@ def read_prompt(text: str, tokenizer: Tokenizer, vocab_size: int) -> tuple[str, 
     if not ids:
         raise UserError("the prompt is empty: give at least one character with --start")
     if max(ids) >= vocab_size:
-        raise UserError(f"the prompt has the id {max(ids)}, and the model {vocab_size} ids: change --start")
+        raise UserError(f"the prompt has the id {max(ids)}, but the model has only {vocab_size} ids: change --start")
     return text, ids
 
 
@@ -148,7 +148,7 @@ class Sample:
             self.text, self.ended = self.text[:at], True
 
     def unshown(self, complete: bool) -> str:
-        """The text that was not returned before; unless `complete`, without an end that may begin the stop text."""
+        """The text not returned yet. Unless `complete`, withholds an end that may be the beginning of the stop text."""
         withheld = 0 if complete or self.ended or not self.stop else len(self.stop) - 1
         start, self.shown = self.shown, max(self.shown, len(self.text) - withheld)
         return self.text[start : self.shown]
@@ -159,9 +159,9 @@ def prepare(s: Settings, model: GPT, prompt_length: int, device: torch.device) -
 
     Raises UserError if the kernel cannot run here, or cannot be compiled.
     """
-    dtype = generate.cache_dtype(device, resolve_dtype(s.dtype, device))  # attention is computed in the cache's
+    dtype = generate.cache_dtype(device, resolve_dtype(s.dtype, device))  # attention computes in the cache's dtype
     prompt = Case.of_model(model.config, s.num_samples, device, dtype, backward=False)
-    # a kernel may take a whole prompt and refuse one token after many
+    # a kernel may take a whole prompt but refuse one token after many
     compiled, why_eager = resolve_compile(s.compile, device)
     attention, _ = kernels.choose(s.attention, prompt, prompt.one_query(), compiled=compiled)
     model.use_attention(attention)
@@ -186,7 +186,7 @@ def report(engine: decode.Engine, s: Settings, drawn: int, first: float, rest: f
         try:
             memory_s = memory.bandwidth(device)
             line += f", {read / memory_s:.0%} of the memory's {memory_s / 1e9:,.1f} GB/s"
-        except RuntimeError as error:  # the samples are there, whatever else fits into the memory
+        except RuntimeError as error:  # no memory left to measure the bandwidth: report the rest
             if not out_of_memory(error):
                 raise
         lines.append(line)
@@ -205,7 +205,7 @@ def draw(
     for new in generate.new_tokens(engine, idx, s.max_new_tokens, *draws, cache=engine.cache):
         for sample, token in zip(samples, new[:, 0].tolist()):
             sample.add(token)
-        times.append(time.perf_counter())  # the ids are here: the device has been waited for
+        times.append(time.perf_counter())  # tolist() has waited for the device
         print(samples[0].unshown(complete=False), end="", flush=True)  # the others are shown once they are complete
         if all(sample.ended for sample in samples):
             break
@@ -215,9 +215,9 @@ def draw(
 
 
 def prompts() -> Iterator[str]:
-    """What is typed at the console, line by line, until an empty line or its end."""
-    with contextlib.suppress(ImportError):  # Windows has none
-        import readline  # noqa: F401 (input() then edits lines, and remembers them)
+    """The lines typed at the console, until an empty line or the end of input."""
+    with contextlib.suppress(ImportError):  # Windows has no readline
+        import readline  # noqa: F401 (with it, input() edits and remembers lines)
     while True:
         try:
             if not (text := input("prompt: ")):
@@ -225,14 +225,14 @@ def prompts() -> Iterator[str]:
             yield text
         except EOFError:
             return print()
-        except KeyboardInterrupt:  # the line that was being typed
+        except KeyboardInterrupt:  # drops the line that was being typed
             print()
 
 
 def converse(
     engine: decode.Engine, s: Settings, tokenizer: Tokenizer, vocab_size: int, generator: torch.Generator
 ) -> None:
-    """Continue one prompt after another. Ctrl-C ends a text, and a prompt that cannot be read is only refused."""
+    """Continue one prompt after another. Ctrl-C ends a text. After a prompt that is refused, the next is asked for."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for text in prompts():
@@ -258,8 +258,8 @@ def main(s: Settings) -> None:
         length = len(prompt[1])
     memory.check_sampling(model.config, s.num_samples, length + s.max_new_tokens, device, dtype)
     engine = prepare(s, model, length, device)
-    del model  # its weights, if the engine has others
-    if device.type == "cpu":  # after that, because weights that are not needed any more should not be kept
+    del model  # frees its weights, if the engine has copies
+    if device.type == "cpu":  # only now, because weights that are no longer needed should not be kept
         memory.keep_freed_memory(keep=True)
     if s.interactive:
         return converse(engine, s, tokenizer, vocab_size, generator)

@@ -9,8 +9,8 @@ Every setting is a field of Settings (fusedgpt/settings.py); config files and --
 import signal
 import sys
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a background job has it
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save, Ctrl-C ends all at once
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job ignores Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save, Ctrl-C ends the program at once
 
 import dataclasses
 import functools
@@ -60,7 +60,7 @@ from model import GPT, GPTConfig
 
 Say = Callable[[str], None]  # prints a line
 ROOT = pathlib.Path(__file__).resolve().parent
-WARM_UP = 5  # steps that the summary of times leaves out: they still fill caches
+WARM_UP = 5  # the summary of times leaves out this many first steps: they still fill caches
 
 
 @dataclasses.dataclass
@@ -73,12 +73,12 @@ class TrainState:
     iteration: int  # steps done
     best_val_loss: float
     best_iter: int | None  # iteration of best_val_loss
-    parallel: torch.nn.Module | None  # `model`, such that backward averages gradients over the ranks
+    parallel: torch.nn.Module | None  # `model`, but backward averages gradients over the ranks
     batches: Iterator[Batch]  # the training batches from here on
-    batch: Batch  # the next of them, read ahead
+    batch: Batch  # the next batch, read ahead
     clock: timing.StepClock
     unread: list[Tensor] = dataclasses.field(default_factory=list)  # results of steps, still on the device
-    loss: float = 0.0  # of the last step that was reported
+    loss: float = 0.0  # loss of the last reported step
     bad_steps: int = 0  # reported steps in a row without a finite gradient
     step_ms: list[float] = dataclasses.field(default_factory=list)
     evaluation_s: float = 0.0  # seconds of the last evaluation, 0 before the first
@@ -88,13 +88,13 @@ class TrainState:
     def sound(self) -> bool:
         """Whether this state is worth saving: its last step had a finite loss and gradient.
 
-        In float16 the scale may be what overflowed, as long as it is above 1.
+        In float16, a bad gradient is forgiven while the loss scale is above 1: the scale may be what overflowed.
         """
         return math.isfinite(self.loss) and (self.bad_steps == 0 or self.scaler.get_scale() > 1)
 
 
 def read_settings(args: list[str]) -> Settings:
-    """Settings as the command line says; if a run is resumed, its own, with what config files and flags change.
+    """The settings of the command line. A resumed run starts from its own, which config files and flags change.
 
     Raises UserError for bad input.
     """
@@ -109,8 +109,8 @@ def read_settings(args: list[str]) -> Settings:
 def build_model(s: Settings, meta: dict, saved: dict | None, check_memory: Callable, ranks, say: Say) -> GPT:
     """The model on the CPU: new, from the checkpoint `saved`, or pretrained. Raises UserError if it cannot load.
 
-    A new one that ranks will share is on the meta device, without storage. check_memory(config) raises UserError if a
-    model cannot fit, before a new one is built.
+    A new model that ranks will share is on the meta device, without storage. check_memory(config) raises UserError
+    before a new model is built that cannot fit.
     """
     changes = {"dropout": s.dropout, "loss": s.loss, "recompute": s.recompute}
     changes |= {"activation": s.activation} if s.activation else {}
@@ -136,7 +136,7 @@ def build_model(s: Settings, meta: dict, saved: dict | None, check_memory: Calla
 
 
 def settle(s: Settings, model: GPT, case: Case, batch: Batch, calls: int, saved: dict | None, ranks) -> tuning.Settled:
-    """What auto means in `s`, or meant in `saved`, on all ranks the same. Raises UserError as tuning.settle does."""
+    """What auto means in `s`, or meant in `saved`: the same on all ranks. Raises UserError as tuning.settle does."""
     names = ("attention", "dtype", "compile")
     before = {n: saved[n] for n in names if n in saved and saved["config"].get(n) == "auto"} if saved else None
     decide = functools.partial(tuning.settle, s, model, case, batch, calls, before)
@@ -146,13 +146,13 @@ def settle(s: Settings, model: GPT, case: Case, batch: Batch, calls: int, saved:
 
 
 def rehearse(state: TrainState, cast, trace: pathlib.Path | None) -> tuple[dict, int]:
-    """The kernel receipt of a training step, and its compiled graphs, from two dry runs: the second is profiled.
+    """The kernel receipt of a training step and the number of its graphs, from two dry runs. The second is profiled.
 
     Weights and random streams are unaffected. The profile is written to `trace`, if given.
     """
 
     def forward_backward():
-        with distributed.gradient_sync(state.parallel, enabled=True):  # or FSDP keeps the gradient for the first step
+        with distributed.gradient_sync(state.parallel, enabled=True):  # else FSDP keeps it for the first step
             with cast:
                 _, loss = state.parallel(*state.batch, logits=False)
             loss.backward()
@@ -180,25 +180,25 @@ def save(state: TrainState, saver: Saver, record: dict, meta: dict, say: Say) ->
     content |= {"optimizer": state.optimizer.state_dict(), "scaler": state.scaler.state_dict()}
     content |= {"iter_num": state.iteration, "best_val_loss": state.best_val_loss, "best_iter": state.best_iter}
     content |= {"config": record["settings"], "meta": meta, "attention": attention}
-    content |= {"dtype": record["dtype"], "compile": record["compile"]}  # for auto, when the run is resumed
+    content |= {"dtype": record["dtype"], "compile": record["compile"]}  # auto keeps these when the run is resumed
     saver.save(content)
 
 
 def evaluate_and_save(state: TrainState, s: Settings, evaluate, save, saver: Saver, logger: Logger) -> bool:
-    """Evaluate, log that, and save if it is time to. Returns False if a signal ended the evaluation."""
+    """Evaluate, log the losses, and save if it is time to. Returns False if a signal ended the evaluation."""
     unsaved, began = state.iteration > saver.saved_at and not s.eval_only, time.perf_counter()
     try:
         losses = evaluate()
     except BaseException:
         if unsaved and not saver.together:
-            save()  # nothing is lost if the evaluation fails
+            save()  # a failing evaluation must not lose the steps before it
         raise
     if losses is None:
         return False
     state.evaluation_s = time.perf_counter() - began
     logger.evaluation({"iter": state.iteration, **losses}, in_full=s.eval_only)
     saver.wait()
-    if saver.failed:  # what was the best since the last save is lost
+    if saver.failed:  # the best since the last save was never written
         state.best_val_loss, state.best_iter = saver.best
     improved = state.iteration > 0 and losses["val_loss"] < state.best_val_loss and not s.eval_only
     if improved and state.sound:
@@ -218,16 +218,16 @@ def train_step(state: TrainState, s: Settings, micro_steps: range, cast) -> tupl
         group["lr"] = learning_rate(state.iteration, s)
     loss_sum = torch.zeros((), device=state.clock.device)
     for micro_step in micro_steps:
-        if s.dropout:  # it follows from the micro-batch's number, whatever ran before it and on whichever rank
+        if s.dropout:  # the mask follows from step and micro-step alone, not from the rank or from what ran before
             determinism.seed(s.seed, "dropout", state.iteration, micro_step)
         with distributed.gradient_sync(state.parallel, enabled=micro_step == micro_steps[-1]):
             with cast:
                 _, loss = state.parallel(*state.batch, logits=False)
             state.batch = next(state.batches)  # read and copied while the device computes
-            # averaged over this rank's micro-steps here, over the ranks by DDP
+            # average over this rank's micro-steps here; DDP or FSDP averages over the ranks
             state.scaler.scale(loss / len(micro_steps)).backward()
         loss_sum += loss.detach()
-    state.scaler.unscale_(state.optimizer)  # before clipping: the limit is for gradients as they really are
+    state.scaler.unscale_(state.optimizer)  # unscale before clipping: the limit holds for unscaled gradients
     norm = distributed.gradient_norm(state.model)
     update_weights(state.optimizer, norm, s.grad_clip)
     state.scaler.update()  # in float16, lowers the scale if a gradient overflowed
@@ -260,22 +260,22 @@ def training_loop(
         if state.iteration % s.eval_interval == 0 or last:
             stopped = not evaluate_now()
             last |= stopped
-        # ranks that share the model draw together, or none does
+        # if ranks share the model, all draw or none does, so a signal to one of them skips no sample
         draws = not (stopped or (stopped_by and ranks.shards == 1))
         if s.sample_interval and (state.iteration % s.sample_interval == 0 or last) and draws:
             sample_now()
         if last:
             return
 
-        state.clock.start()  # a step's time is its own: without evaluations and files
+        state.clock.start()  # time the step alone, without evaluations and files
         try:
             loss_sum, norm = train_step(state, s, micro_steps, cast)
-        except UserError:  # another process is gone, or the data: the last step was whole
+        except UserError:  # another process or the data is gone; the last step was complete
             report_now(explain=None)
             if state.iteration > saver.saved_at and not saver.together:
                 save_now()
             raise
-        # what is true on one rank is true for all, so that they go the same way
+        # sum the stop flags over the ranks, so that all stop at the same step
         mine = (time.perf_counter() > deadline, len(stopped_by))
         flags = (torch.full_like(norm, flag) for flag in mine)
         state.unread.append(ranks.all_reduce(torch.stack((loss_sum, norm, *flags))))
@@ -290,14 +290,14 @@ def training_loop(
 
 
 def leave(state: TrainState, ranks: distributed.Ranks, logger: Logger) -> None:
-    """Part from the other ranks and close the logger. Raises UserError as that does."""
-    state.parallel = None  # frees DDP, which as the last holder of the process group would end it itself and may hang
+    """Disconnect from the other ranks and close the logger. Raises UserError if one of the two fails."""
+    state.parallel = None  # frees DDP: as last holder of the process group it would end the group itself, and may hang
     distributed.leave(ranks)
     logger.close()
 
 
 def finish(state: TrainState, s: Settings, ranks, logger: Logger, saver: Saver, save, stopped_by: list[int]) -> None:
-    """Save, part from the other ranks, and wait for the disk. After a signal, exit with status 128 + its number.
+    """Save, disconnect from the other ranks, and wait for the disk. After a signal, exit with status 128 + its number.
 
     Raises UserError if the last state could not be saved.
     """
@@ -306,7 +306,7 @@ def finish(state: TrainState, s: Settings, ranks, logger: Logger, saver: Saver, 
     if (unsaved and state.sound) or saver.failed:
         save()
     if saver.together:
-        saver.wait()  # before the ranks part, because each writes its own tensors
+        saver.wait()  # before the ranks disconnect, because each writes its own tensors
     if len(state.step_ms) > WARM_UP and ranks.main:
         logger.times(timing.summary(state.step_ms[WARM_UP:]))
     try:
@@ -314,7 +314,7 @@ def finish(state: TrainState, s: Settings, ranks, logger: Logger, saver: Saver, 
     finally:
         saver.close()
     if unsaved and not state.sound:
-        raise UserError(f"the run ends after {state.iteration} steps diverged: {saver.last_good()}")
+        raise UserError(f"the run has diverged and ends after {state.iteration} steps: {saver.last_good()}")
     if stopped_by:
         how = "saved: go on with the same command and --init_from=resume" if saver.saved_at else "with nothing to save"
         logger.say(f"stopped after {state.iteration} iterations, {how}")
@@ -328,12 +328,12 @@ def main(s: Settings) -> None:
 
     # the machine, and this process's place among the others
     ranks = distributed.ranks(s.parallel, s.shard_size, s.timeout)
-    ranks.micro_steps(s.gradient_accumulation_steps)  # refused before the others are waited for
+    ranks.micro_steps(s.gradient_accumulation_steps)  # raises before any rank waits for another
     device = resolve_device(s.device, ranks.local_rank)
     distributed.join(ranks, s.backend, device, s.timeout)
     if device.type == "cpu":
         memory.keep_freed_memory(ranks.shards == 1)
-    s = ranks.broadcast(resume.where_to_start(s))  # not every node may see the same files
+    s = ranks.broadcast(resume.where_to_start(s))  # nodes may see different files
     micro_steps = ranks.micro_steps(s.gradient_accumulation_steps)
     if s.deterministic:
         determinism.require_deterministic()
@@ -346,7 +346,7 @@ def main(s: Settings) -> None:
     meta = dataset.read_meta(folder, s.vocab_size)
     draws_samples = s.sample_interval and not s.eval_only
     prompts = samples.Prompts(s.sample_prompts, meta) if draws_samples and ranks.main else None
-    prompts = ranks.broadcast(prompts) if ranks.shards > 1 else prompts  # all draw together
+    prompts = ranks.broadcast(prompts) if ranks.shards > 1 else prompts  # ranks that share the model draw together
     lock = files.lock(out_dir) if ranks.main and writes else None
     how = {"whole": ranks.shards == 1}
     saved, path = run_folder.load_latest(out_dir, logger.say, **how) if s.init_from == "resume" else (None, None)
@@ -365,7 +365,7 @@ def main(s: Settings) -> None:
     resume.check_ids(s, meta, saved, ranks, logger.say)
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
     dataset.require_same_data(loader.files, meta, ranks.gather)
-    # what auto means, by timing
+    # what auto means, settled by timing
     logger.status("timing attention, dtype and compile")
     start, best = (saved["iter_num"], (saved["best_val_loss"], saved["best_iter"])) if saved else (0, (math.inf, None))
     batches = loader.batches(start, micro_steps)
@@ -385,16 +385,16 @@ def main(s: Settings) -> None:
     if saved:
         resume.restore(saved, s, optimizer, scaler, model, logger.say)
         saver.resume(saved, path)
-        saved = None  # its tensors are mapped from a file that may be replaced
+        saved = None  # drop its tensors: they are mapped from a file that may be replaced
     if len(starts := set(ranks.gather(start))) > 1:
         raise UserError(f"nodes have different checkpoints in {out_dir}, of iterations {starts}: let them share it")
     clock = timing.StepClock(device)
     state = TrainState(model, optimizer, scaler, start, *best, parallel, batches, batch, clock)
     del parallel  # the state holds the only reference, so that DDP can be freed at the end
 
-    # the receipt, and what is about to run, said and written down
+    # take the receipt; print and write down what is about to run
     logger.status("compiling" if chosen.compiled else "looking at the kernels")
-    trace = out_dir / ".trace.json" if s.profile and ranks.main and writes else None  # until a run's is set aside
+    trace = out_dir / ".trace.json" if s.profile and ranks.main and writes else None  # renamed once the folder is open
     receipt, graphs = (None, None) if s.eval_only else rehearse(state, cast, trace)
     if receipt and (reason := contradiction(chosen.attention, receipt, case)):
         raise UserError(reason)
@@ -415,7 +415,7 @@ def main(s: Settings) -> None:
     report_now = functools.partial(report, state, s, record, logger, saver, explain=explain)
     sample_now = functools.partial(samples.log, prompts, state, s.seed, cast, logger, stopped_by)
     if chosen.compiled:
-        losses(s.batch_size)  # compiles the graph of evaluations, so that the time of none has the compiler's
+        losses(s.batch_size)  # compile the evaluation graph now, so that no evaluation's time includes the compiler's
     memory.reset_peak_memory(device)  # compilation and the rehearsal are over
     gc.collect()
     gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step

@@ -28,18 +28,18 @@ def manual(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
 def _weighted(scores, v, dropout_p):
     """The mean of the values that each query sees, weighted by the softmax of its `scores`, (B, nh, T, Tk)."""
     weights = scores.masked_fill(~_visible(*scores.shape[-2:], scores.device), float("-inf")).softmax(dim=-1)
-    # dropout_p is 0 outside training: F.dropout itself does not know
+    # F.dropout does not know whether the model trains; outside training the caller gives 0
     return F.dropout(weights, dropout_p) @ v  # (B, nh, T, Tk) @ (B, nh, Tk, hs) -> (B, nh, T, hs)
 
 
 def blocked(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
     """`manual` for BLOCK queries at a time, each block on the keys that it sees: half of what makes flash fast.
 
-    Hardly any score above the diagonal is computed, and the scores of a block fit the cache of a CPU. The other half,
-    blocks of keys too, which a running softmax makes possible, needs a kernel (arXiv:2205.14135).
+    Hardly any score above the diagonal is computed, and the scores of a block fit the cache of a CPU. The other half is
+    blocks of keys, too: a running softmax makes them possible, but it needs a kernel (arXiv:2205.14135).
     """
     T, Tk = q.size(-2), k.size(-2)
-    q, blocks = q * q.size(-1) ** -0.5, []  # scales hs numbers of each query, not its scores
+    q, blocks = q * q.size(-1) ** -0.5, []  # scale hs numbers of each query, not its scores
     for start in range(0, T, BLOCK):
         stop = min(start + BLOCK, T)
         seen = Tk - T + stop  # keys that the last query of the block sees
@@ -49,12 +49,12 @@ def blocked(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
-    """Whichever kernel PyTorch picks."""
+    """SDPA in whichever kernel PyTorch picks."""
     return _picked(_with_flag, q, k, v, dropout_p)
 
 
 def masked(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
-    """`sdpa`, given a mask in place of the flag `is_causal`: fewer kernels take it, and none skips what it hides."""
+    """`sdpa` with a mask in place of the flag `is_causal`: fewer kernels take a mask, and none skips what it hides."""
     return _picked(_with_mask, q, k, v, dropout_p)
 
 
@@ -80,7 +80,7 @@ def _with_flag(q, k, v, dropout_p):
 
 
 def _lower_right(T, Tk):
-    from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo, a second of every script's start
+    from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo, which takes a second
 
     return causal_lower_right(T, Tk)
 
@@ -100,24 +100,24 @@ def only(
 ) -> Callable[..., Tensor]:
     """SDPA restricted to one kernel: it runs, or PyTorch raises, because no other is left to fall back to.
 
-    version: of FlashAttention, as flash_impl.use takes it.
+    version: which FlashAttention, as flash_impl.use takes it.
     """
 
     def forced(q, k, v, dropout_p=0.0):
         flash_impl.use(version)
-        # unless this is allowed, PyTorch since 2.5 computes `math` in float32, whatever the dtype: another experiment
+        # without this, PyTorch since 2.5 computes `math` in float32 whatever the dtype: another experiment
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
         try:
             with sdpa_kernel(backend):
                 return attend(q, k, v, dropout_p)
-        finally:  # off, as PyTorch has it: for sdpa, if it takes math
+        finally:  # back to PyTorch's default, for sdpa if it picks math
             torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
 
     return forced
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
-    """FlexAttention. It ignores `dropout_p`: kernels.refusal refuses it before a model is trained with dropout."""
+    """FlexAttention. It ignores `dropout_p`: kernels.refusal refuses flex before a model trains with dropout."""
     T, Tk = q.size(-2), k.size(-2)
     inside = torch.compiler.is_compiling()  # a model that is being compiled traces flex into its own graph
     mask = None if T == 1 else (_block_mask if inside else _kept_block_mask)(T, Tk, q.device)
@@ -134,7 +134,7 @@ _kept_block_mask = functools.lru_cache(maxsize=64)(_block_mask)
 
 @functools.lru_cache(maxsize=2)
 def _compiled_flex(dynamic):
-    # past its limit of recompilations PyTorch would run flex uncompiled, with every score in memory: raise instead
+    # beyond its recompilation limit PyTorch would run flex uncompiled, with every score in memory: raise instead
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     return torch.compile(flex_attention, dynamic=dynamic)
 
@@ -155,7 +155,7 @@ ATTENTION = {
     "masked": masked,
 }
 
-KERNELS = [name for name in ATTENTION if name not in ("sdpa", "masked")]  # those two are one of the others
+KERNELS = [name for name in ATTENTION if name not in ("sdpa", "masked")]  # those two run one of the others
 
 MASKED = {f"{name}, masked": only(backend, _with_mask) for name, backend in SDPA.items()}  # what a mask costs each
 
@@ -163,6 +163,6 @@ MASKED = {f"{name}, masked": only(backend, _with_mask) for name, backend in SDPA
 def make_ready(name: str) -> None:
     """Make PyTorch's flash kernel the one that `name` means, also for a model that is compiled already.
 
-    Its graph does not do so: that is done while it is traced. Raises what flash_impl.use raises.
+    Its graph does not switch the kernel: flash_impl.use runs only while it is traced. Raises what that raises.
     """
     flash_impl.use(flash_impl.VERSIONS.get(name))

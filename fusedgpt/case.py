@@ -1,4 +1,4 @@
-"""One attention computation: what is permitted, compared with float64, timed and reported, and the run of it.
+"""One attention computation that is permitted, compared with float64, timed and reported; and how it is run.
 
 B batch, nh heads, T queries, Tk keys, hs head size.
 """
@@ -40,7 +40,7 @@ class Case:
         return replace(self, shape=(B, nh, 1, hs), keys=T)
 
     def inputs(self, scale: float = 1.0) -> tuple[Tensor, ...]:
-        """q, k, v and the gradient of y: normal, the same numbers on every device. q and k are times `scale`.
+        """q, k, v and dy, the gradient of y: normal, the same numbers on every device. q and k are times `scale`.
 
         q and dy are (B, nh, T, hs), k and v (B, nh, Tk, hs).
         """
@@ -48,14 +48,14 @@ class Case:
         return self._placed(q * scale, k * scale, v, dy)
 
     def inputs_of_large_scores(self) -> tuple[Tensor, ...]:
-        """As `inputs`, but all scores are multiples of a number between 16 and 32, up to 7 times it.
+        """As `inputs`, but each score is 0 to 7 times one number between 16 and 32.
 
-        A query weighs equally the keys of the largest score that it sees, and others not at all. In every dtype:
-        a score is one product of few bits, q being 0 but for one channel, so that equal scores are rounded alike.
+        A query weighs the keys of the largest score that it sees equally, and others not at all. That holds in every
+        dtype: q is 0 but for one channel, so that a score is one product of few bits and equal scores round alike.
         """
         q, k, v, dy = self._drawn()
         step = 2.0 ** math.ceil(math.log2(16 * q.size(-1) ** 0.5))
-        levels = (k[..., :1] * 100).int().remainder(8)  # 0 ... 7, as likely
+        levels = (k[..., :1] * 100).int().remainder(8)  # 0 ... 7, about equally likely
         return self._placed(F.one_hot(q.argmax(-1), q.size(-1)), (levels * step).expand_as(k), v, dy)
 
     def _drawn(self):

@@ -1,8 +1,8 @@
 """A model made ready to generate on this machine: a dtype for each phase, and a decode step that may be compiled.
 
-Prefill reads a whole prompt and is bound by products; decode reads every weight for one token and is bound by memory.
-So the dtype that is fastest for one may be slow for the other: on 2 cores of an AMD EPYC (PyTorch 2.13, GPT-2 124M)
-a prompt of 32 tokens took 0.07 s in float32, 0.02 in bfloat16 and 0.14 in float16; a token 33, 14 and 9 ms.
+Prefill reads a whole prompt and is bound by compute; decode reads every weight for each token and is bound by memory.
+So the dtype that is fastest for one may be slow for the other: on 2 cores of an AMD EPYC (PyTorch 2.13, GPT-2 124M) a
+prompt of 32 tokens took 0.07 s in float32, 0.02 s in bfloat16 and 0.14 s in float16; a token took 33, 14 and 9 ms.
 
 B samples, T prompt ids, S = block_size, nh heads, hs head size.
 """
@@ -18,24 +18,24 @@ from fusedgpt.device import dtype_name, resolve_dtype
 from fusedgpt.generate import LayerCache, empty, new_cache
 
 PRECISE_FIRST = (torch.float32, torch.float16, torch.bfloat16)
-WORTH = 0.9  # a coarser dtype must take at most this share of the time: noise decides nothing, a seed draws the same
-ENOUGH_WEIGHTS = 2**25  # to decode with: 64 MiB in 16 bits, more than the caches of most CPUs hold
-ROWS = 64  # tokens to prefill with: more change no order, and float16 may be slow
-HOPELESS_MS = 200  # a first call that takes longer is the last: more of them cost more than the choice wins
-MASKABLE = ("sdpa", "masked")  # kernels that can be told by a mask how much of a buffer is filled
+WORTH = 0.9  # a coarser dtype must take at most this share of the time, so that noise does not change what a seed draws
+ENOUGH_WEIGHTS = 2**25  # weights to time decode with: 64 MiB in 16 bits, more than the caches of most CPUs hold
+ROWS = 64  # tokens to time prefill with: more would not change which dtype wins, and float16 may be slow
+HOPELESS_MS = 200  # a dtype whose first call takes longer is timed once: more would cost more than the choice wins
+MASKABLE = ("sdpa", "masked")  # kernels that take a mask of what is filled in a buffer
 
 
 class Engine:
-    """A model for generate.new_tokens, called in one dtype with several ids and in another with one.
+    """A model for generate.new_tokens that runs in one dtype on several ids and in another on a single id.
 
-    `dtypes` are those of prefill and decode; `chosen` says why, in a line, and is empty if nothing was measured.
-    `cache` is for new_tokens, call after call: a CUDA graph is bound to its buffers.
+    `dtypes` are those of prefill and decode; `chosen` gives the reason in one line, empty if nothing was measured.
+    `cache` is the one to give to every call of new_tokens: a CUDA graph is bound to its buffers.
     """
 
     def __init__(self, prefill: nn.Module, decode: nn.Module, dtypes: tuple[torch.dtype, torch.dtype], chosen: str):
         self.prefill, self.decode, self.dtypes, self.chosen = prefill, decode, dtypes, chosen
         self.config, self.cache = prefill.config, new_cache(prefill.config)
-        # all but the positions: a step reads one row of them
+        # a step reads all weights, but only one row of the positions
         self.bytes_per_step = decode.get_num_params() * dtypes[1].itemsize
 
     def __call__(self, idx: Tensor, cache: list[LayerCache]) -> tuple[Tensor, None]:
@@ -56,8 +56,8 @@ def prepare(
     """`model` (a GPT) ready to generate on `device`. `model` itself is not changed, and may be freed afterwards.
 
     dtype 'auto' times both phases in each dtype on a CPU, for `batch_size` prompts of `prompt_length`; on other devices
-    it is resolve_dtype's. Any other name is that of both phases. compiled: torch.compile for the decode step, which
-    becomes one CUDA graph on a GPU if the model's attention is one of MASKABLE.
+    resolve_dtype decides. Any other name holds for both phases. compiled: torch.compile the decode step, which becomes
+    one CUDA graph on a GPU if the model's attention is one of MASKABLE.
     """
     chosen = ""
     if dtype == "auto" and device.type == "cpu":
@@ -71,12 +71,10 @@ def prepare(
         engine.decode = GraphedStep(second)
     elif compiled:
         # dynamic, because the cache grows by one token each step. On 2 CPU cores a step of GPT-2 124M took 9.1 ms eager
-        # and 7.7 compiled, with a wrapper in Python 8.7; on a busy machine, in turn, 9.0 and 8.8
+        # and 7.7 compiled, or 8.7 with a wrapper in Python; on a busy machine, timed in turn, 9.0 and 8.8
         options = {"cpp_wrapper": True} if device.type == "cpu" else None
         engine.decode = torch.compile(second, dynamic=True, options=options)
-    if (
-        compiled
-    ):  # now, so that no token waits for it: the first ones, nor the last of a window, which has its own graph
+    if compiled:  # now, so that no token waits for it: the first ones and the last of a window have graphs of their own
         idx, S = torch.zeros(batch_size, 1, dtype=torch.long, device=device), model.config.block_size
         for length in sorted({0, 1, 2, S - 1} & set(range(S))):
             for layer in engine.cache:
@@ -87,11 +85,11 @@ def prepare(
 
 
 def converted(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """`module` with its weights on `device` in `dtype`: a copy that shares those that are so already. Ties hold."""
-    # they still ask for gradients: F.linear takes a weight that does not through bmm, if its input is no whole tensor,
-    # which copies the head's 77 MB (0.1 s, PyTorch 2.13)
+    """A copy of `module` with weights on `device` in `dtype`. It shares weights that are so already; ties hold."""
+    # keep requires_grad: without it F.linear sends a slice through bmm, which copies the head's 77 MB
+    # (0.1 s, PyTorch 2.13)
     weights = {id(p): nn.Parameter(p.detach().to(device, dtype)) for p in module.parameters()}
-    return copy.deepcopy(module, weights)  # deepcopy takes from its memo what it would copy
+    return copy.deepcopy(module, weights)  # deepcopy takes these from its memo, and does not copy them
 
 
 def _fastest_dtypes(model, B, T):
@@ -118,9 +116,9 @@ def _first_worth_it(times):
 
 
 def _milliseconds(blocks, shape, dtype):
-    """The least of five calls of `blocks` on (B, T) tokens: what else the machine does only adds.
+    """Milliseconds of `blocks` on (B, T) tokens: the least of five calls, because other load only adds.
 
-    A CPU that has no instructions for a dtype may take many times as long as in float32: one call tells.
+    A CPU without instructions for a dtype may take many times as long as in float32: then one call is enough.
     """
     cpu = torch.device("cpu")
     blocks = converted(blocks, cpu, dtype).eval()
@@ -136,7 +134,7 @@ def _milliseconds(blocks, shape, dtype):
 
 
 class StaticLayer:
-    """A view of a LayerCache whose shapes never change: the next key goes to a position that is held by a tensor."""
+    """A view of a LayerCache whose shapes never change: a tensor holds the position of the next key."""
 
     def __init__(self, layer: LayerCache, position: Tensor):
         self.k, self.v, self.position, self.length = layer.k, layer.v, position, 0
@@ -153,9 +151,9 @@ class StaticLayer:
 
 
 class StaticStep:
-    """A decode step of static shapes: attention over the whole buffers, with a mask of what is filled.
+    """A decode step of static shapes: attention over the whole buffers, with a mask that hides what is not filled.
 
-    `captured` makes the function that is called each time: it reads and writes tensors in place.
+    `captured` returns the function that runs each time. That function reads and writes tensors in place.
     """
 
     def __init__(self, model: nn.Module):
@@ -166,7 +164,7 @@ class StaticStep:
 
     def __call__(self, idx: Tensor, cache: list[LayerCache]) -> tuple[Tensor, None]:
         """Logits (B, 1, V) after one more id each, `idx` (B, 1)."""
-        if self.buffers is not cache[0].k:  # another cache: other addresses
+        if self.buffers is not cache[0].k:  # another cache has other addresses
             self._bind(idx, cache)
         self.idx.copy_(idx)
         self.position.fill_(cache[0].length)
@@ -185,7 +183,7 @@ class StaticStep:
         self.run = self.captured()
 
     def captured(self):
-        """What is called for each token, here the step itself."""
+        """The function to call for each token: here the step itself."""
         return self._logits
 
     def _logits(self):
@@ -199,7 +197,7 @@ class GraphedStep(StaticStep):
     """A StaticStep, compiled and replayed as one CUDA graph: a GPU waits for Python once a token, not 200 times."""
 
     def captured(self):
-        """The replay. Warm-up and capture write the step's own keys only, which the first replay writes again."""
+        """The function that replays the graph. Warm-up and capture write only keys that the first replay overwrites."""
         step, graph, side = torch.compile(self._logits, dynamic=False), torch.cuda.CUDAGraph(), torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from fusedgpt.errors import UserError, first_line
 
 ON_THIS_MACHINE = ("localhost", "127.0.0.1")  # values of MASTER_ADDR; torchrun sets one of them if it has no other node
-# of gradients in one message, in MiB. torch.compile cuts the model at each bucket: the 498 MB of GPT-2 124M make 5
-# graphs with this, 14 with PyTorch's 25
+# MiB of gradients in one message. torch.compile cuts the model at each bucket: the 498 MB of GPT-2 124M make 5 graphs
+# with this size, 14 with PyTorch's 25
 BUCKET_MB = 100
 
 
@@ -112,7 +112,7 @@ def _place():
 
 
 def launch() -> dict | None:
-    """What tells one call of torchrun, with all its restarts, from another: its id and its process on this node.
+    """What identifies one call of torchrun, with all its restarts: its id and its process on this node.
 
     None if torchrun did not start this process.
     """
@@ -120,25 +120,25 @@ def launch() -> dict | None:
         return None
     torchrun = f"{socket.gethostname()}:{os.getppid()}"
     with contextlib.suppress(OSError), open(f"/proc/{os.getppid()}/stat") as file:
-        torchrun += f":{file.read().rsplit(')', 1)[1].split()[19]}"  # when it started: in a container, ids come again
+        torchrun += f":{file.read().rsplit(')', 1)[1].split()[19]}"  # its start time: containers reuse process ids
     return {"id": os.environ["TORCHELASTIC_RUN_ID"], "torchrun": torchrun}
 
 
 def restarted() -> bool:
-    """Whether torchrun has started this process again, after one of the run had failed."""
+    """Whether torchrun has started this process again, after a process of the run had failed."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 @contextlib.contextmanager
 def others_needed(doing: str) -> Iterator[None]:
-    """A context that needs all ranks. Raises UserError, one sentence for PyTorch's traceback, if another is gone."""
+    """A context that needs all ranks. If one is gone, raises UserError: one sentence, not PyTorch's traceback."""
     try:
         yield
     except RuntimeError as error:
-        # gloo raises plain RuntimeErrors, which have the path of the line that raised them
+        # gloo raises plain RuntimeErrors; the path of the line that raised them says gloo
         if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
             raise
-        # the interpreter's end would take gloo's threads down with "terminate called without an active exception"
+        # skip the interpreter's shutdown: it ends gloo's threads with "terminate called without an active exception"
         atexit.register(os._exit, 1)
         reason = re.sub(r"\[\S*gloo\S*\] ", "", first_line(error)).split(". ")[0]
         raise UserError(
@@ -148,13 +148,13 @@ def others_needed(doing: str) -> Iterator[None]:
 
 
 def _roll_call(store: distributed.Store, ranks: Ranks, timeout: float) -> str:
-    """A name that exactly the processes that start together now agree on.
+    """A name that only the processes of this start agree on.
 
     torchrun keeps one store for all its restarts, and PyTorch writes the same keys into it each time. A process that
-    starts a little before the others would read the addresses of dead ones and find nobody there. So each process
-    draws a ticket, and the name is made of all of them: no earlier start can have had it. The number of the restart
-    would not do: it differs from node to node. A rank may see an old ticket of one that is late; nobody else agrees on
-    that name, and it looks again.
+    starts a little before the others would read the addresses of dead processes and find nobody there. So each process
+    draws a ticket, and the name is made of all tickets: no earlier start can have had it. The number of the restart
+    would not do, because it differs from node to node. A rank may see the old ticket of a late one; nobody else agrees
+    on the name that this gives, and the rank looks again.
     """
     store.set(f"ticket of {ranks.rank}", uuid.uuid4().hex)
     names, deadline, name = [f"ticket of {rank}" for rank in range(ranks.world)], time.monotonic() + timeout, None
@@ -170,8 +170,8 @@ def _roll_call(store: distributed.Store, ranks: Ranks, timeout: float) -> str:
 def _store(ranks: Ranks, limit: datetime.timedelta) -> distributed.Store:
     """The store in which the ranks meet: torchrun's, or one that rank 0 opens.
 
-    What ranks open is reached from this machine only, if all of them are here: what they send each other are pickles,
-    and PyTorch would listen on all interfaces, or on the one of the host's name. torchrun's own store does so anyway.
+    If all ranks are on this machine, they listen on this machine only, because what they send each other are pickles.
+    PyTorch would listen on all interfaces, or on the one of the host's name. torchrun's own store does so anyway.
     """
     if os.environ.get("MASTER_ADDR") in ON_THIS_MACHINE:
         for name in {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}:
@@ -197,15 +197,15 @@ def join(ranks: Ranks, backend: str, device: torch.device, timeout: float = 300)
         store.set_timeout(limit)
         store = distributed.PrefixStore(_roll_call(store, ranks, timeout), store)
         backend = backend if device.type == "cuda" else "gloo"
-        # with its device, nccl connects here, and no collective guesses which GPU this rank has
+        # given the device, nccl connects here, and no collective guesses which GPU this rank has
         place = dict(rank=ranks.rank, world_size=ranks.world, device_id=device if backend == "nccl" else None)
         distributed.init_process_group(backend, store=store, timeout=limit, **place)
 
 
 def require_same_weights(model: torch.nn.Module, ranks: Ranks, iteration: int) -> None:
-    """Raise UserError if the ranks do not hold the same weights, which they have to after every step.
+    """Raise UserError if the ranks do not hold the same weights, which they must after every step.
 
-    Compares the sum of the bits of each weight, read as integers; of a divided model, of the parts that have a copy.
+    Compares the sum of the bits of each weight, read as integers. A divided model compares copies of the same part.
     """
     if ranks.world == ranks.shards:
         return
@@ -217,7 +217,7 @@ def require_same_weights(model: torch.nn.Module, ranks: Ranks, iteration: int) -
         names = [name for n, (name, _) in enumerate(model.named_parameters()) if each[bad][n] != each[good][n]]
         raise UserError(
             f"after {iteration} steps, rank {bad} no longer has the weights of rank {good} ({len(names)} differ,"
-            f" such as {names[0]}): a device or its memory computes wrongly. Take that machine away and resume from the"
+            f" such as {names[0]}): a device or its memory computes wrongly. Remove that machine and resume from the"
             " last checkpoint"
         )
 
@@ -233,19 +233,19 @@ def leave(ranks: Ranks) -> None:
 def parallelize(
     model: Any, ranks: Ranks, device: torch.device, dtype: torch.dtype, compiled: bool, seed: int
 ) -> torch.nn.Module:
-    """A GPT, `compiled` or not, such that each backward averages its gradients over the ranks.
+    """A GPT, `compiled` or not, whose backward averages gradients over the ranks.
 
     Every rank has a copy of the model (DDP), or a part of it (FSDP) if `ranks.shards` is more than 1; `dtype` and
     `seed` as sharding.shard takes them.
     """
     if ranks.shards > 1:
-        from fusedgpt import sharding  # takes a second
+        from fusedgpt import sharding  # takes a second to import
 
         with others_needed("dividing the model"):
             sharding.shard(model, ranks.shards, ranks.world // ranks.shards, device, dtype, compiled, seed)
         return model
     if compiled:
-        model.compile()  # at its first call: the graph is cut at DDP's gradient buckets
+        model.compile()  # compiles at the first call: DDP's gradient buckets cut the graph
     if ranks.world == 1:
         return model
     devices = [device.index] if device.type == "cuda" else None
@@ -278,11 +278,11 @@ def finite_weights(model: torch.nn.Module) -> bool:
 
 
 def gradient_norm(model: torch.nn.Module) -> Tensor:
-    """The norm of the gradient of all parameters, on the device; of a divided model, of all its parts together."""
+    """The norm of the gradient of all parameters, on the device. In a divided model it covers all parts."""
     grads = [p.grad for p in model.parameters()]
     if all(g.is_cpu for g in grads):
-        # row by row: on a CPU, PyTorch's norm of GPT-2's 38 million weights of ids is 0.26 % too small. A vector is
-        # short; and ranks would send the norm of each by itself, in place of one message
+        # row by row: on a CPU, PyTorch's norm of the 38 million weights of GPT-2's wte is 0.26 % too small. A vector is
+        # short; and ranks that share it would send its norm by itself, in place of one message for all
         grads = [torch.linalg.vector_norm(g, dim=-1) if g.dim() > 1 else g for g in grads]
     norm = torch.nn.utils.get_total_norm(grads)
     if is_shared(model):
@@ -293,9 +293,9 @@ def gradient_norm(model: torch.nn.Module) -> Tensor:
 
 def is_shared(model: torch.nn.Module) -> bool:
     """Whether ranks share `model`, so that a forward needs all of them."""
-    return hasattr(model, "set_requires_gradient_sync")  # FSDPModule's, which takes a second to import
+    return hasattr(model, "set_requires_gradient_sync")  # an attribute of FSDPModule, which takes a second to import
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor that may be divided."""
+    """This rank's part of a tensor that may be divided."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -16,18 +16,18 @@ from fusedgpt.tokenizer import Tokenizer
 def token_bytes(
     meta: dict, ranks: Ranks, device: torch.device, status: Callable[[str], None], say: Callable[[str], None]
 ) -> Tensor | None:
-    """The bytes of the text of each id of the data, and at the end a 0; None if its tokenizer cannot be had here.
+    """The bytes of each id's text, with a 0 at the end; None if the data's tokenizer cannot be loaded here.
 
-    With them a loss can be told in bits per byte, in which runs of different tokenizers can be compared. status: told
-    what is being done. say: told why there are none.
+    They turn a loss into bits per byte, which can be compared between tokenizers. status: told what is being done.
+    say: told why there are none.
     """
     sizes = None
     if ranks.main:
-        status("loading the tokenizer")  # which tiktoken may have to download
+        status("loading the tokenizer")  # tiktoken may have to download it
         try:
             known = Tokenizer(meta).byte_lengths()[: meta["vocab_size"]]
             sizes = np.pad(known, (0, meta["vocab_size"] + 1 - len(known)))
-        except UserError as error:  # no itos, or BPE files that are not here
+        except UserError as error:  # no itos, or no BPE files here
             say(f"evaluations have no bits per byte: {error}")
     sizes = ranks.broadcast(sizes)
     return None if sizes is None else torch.from_numpy(sizes).to(device)
@@ -44,9 +44,9 @@ def evaluate(
     status: Callable[[str], None],
     windows: int,
 ) -> dict[str, float] | None:
-    """Mean loss of each split over `windows` fixed windows, which are divided among the ranks; 0: over all of it.
+    """Mean loss of each split over `windows` fixed windows (0: over all of it), which are divided among the ranks.
 
-    With `token_bytes`, bits per byte of the text too. status: told what is being done. None if a signal ends it.
+    With `token_bytes`, adds the bits per byte. status: told what is being done. Returns None if a signal ends it.
     """
     model.eval()
     losses = {}
@@ -54,15 +54,15 @@ def evaluate(
     for split in ("train", "val"):
         sums = [torch.zeros(3, device=loader.device)]  # a signal may come before the first batch
         for x, y in loader.evaluation(split, windows):
-            if stopped_by and ranks.shards == 1:  # otherwise the others need this rank until they have stopped too
+            if stopped_by and ranks.shards == 1:  # ranks that share the model need this one until all stop
                 break
             status(f"evaluating, batch {(done := done + 1)} of {of}")
             with cast, others_needed("evaluating"):  # ranks that share the model compute together
                 _, loss = model(x, y, logits=False)
             count = (y >= 0).sum()
-            size = count if token_bytes is None else token_bytes[y].sum()  # y of -1 takes the last, 0
-            # stays on the device: reading it here would wait for each batch
-            # a batch without a target has no mean
+            size = count if token_bytes is None else token_bytes[y].sum()  # y of -1 takes the last one, 0
+            # keep the sums on the device: reading them here would wait for each batch
+            # the mean over a batch without a target is NaN
             sums.append(torch.stack((torch.where(count > 0, loss.float() * count, 0.0), count, size)))
         here = map(sum, zip(*torch.stack(sums).tolist()))
         total, count, size, stop = map(sum, zip(*ranks.gather([*here, len(stopped_by)])))

@@ -1,4 +1,4 @@
-"""Which FlashAttention PyTorch's flash kernel is: its own, which is version 2, or version 3 or 4 of a package."""
+"""Which FlashAttention is PyTorch's flash kernel: its own, which is version 2, or version 3 or 4 from a package."""
 
 import importlib.metadata
 import warnings
@@ -21,17 +21,17 @@ def use(version: str | None) -> None:
         attention.restore_flash_attention_impl()
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, which is what was asked for
+        warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, but that is the purpose
         attention.activate_flash_attention_impl(version)
 
 
-# so that a model that is compiled calls it while it is traced: torch.compiler.assume_constant_result(use), which would
-# import torch._dynamo, and every start of every script would take a second longer
+# With this mark, a compiled model calls `use` while it is traced. torch.compiler.assume_constant_result(use) does the
+# same, but it imports torch._dynamo, which would delay every start of every script by a second.
 use._dynamo_marked_constant = True
 
 
 def explained(name: str, error: Exception, reason: str) -> str:
-    """`reason`, why the attention `name` raised `error`, with what is known of its package."""
+    """The reason why attention `name` raised `error`: `reason`, plus what is known about its package."""
     if name in PACKAGES and isinstance(error, ImportError):
         return f"the package {PACKAGES[name]} cannot be imported: {reason}"
     if name == "flash4" and "values to unpack" in reason:

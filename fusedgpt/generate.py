@@ -75,15 +75,15 @@ def sample(
     logits = logits.float()
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
-    # at most 0, so that a tiny temperature cannot overflow; but one that is 0 or infinite in float32 makes NaN
+    # subtract the maximum, so that a tiny temperature cannot overflow; clamp it, because 0 or inf in float32 makes NaN
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / min(max(temperature, FLOAT32.tiny), FLOAT32.max)
     ids = None
     if top_k and top_k < logits.size(-1):
-        # first, because a draw among k ids is quick: among GPT-2's 50257 it takes a millisecond
+        # top_k first: a draw among k ids is quick, and one among GPT-2's 50257 takes a millisecond
         logits, ids = logits.topk(top_k)
     if top_p:
         p, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
-        # the ids before it already reach top_p; never true of the first
+        # drop an id if those before it already reach top_p; the first id always stays
         beyond = p.cumsum(dim=-1) - p >= max(top_p, FLOAT32.tiny)
         logits = logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
     drawn = torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
@@ -105,17 +105,17 @@ def new_tokens(
     """Yield the next ids (B, 1) after `idx` (B, T), T >= 1, `max_new_tokens` times.
 
     The first pass is the prefill: it reads the whole prompt. Each later pass decodes one token against the KV cache.
-    A prompt longer than S keeps its last S ids. Once the window holds S ids, its older half is dropped, so that each
-    id is drawn with between S / 2 and S ids before it. Ids from `vocab_size` on are never drawn (None: all may be).
-    `cache` is emptied and used; None: a new one.
-    Raises UserError if the logits after the prompt are not finite, or on a CPU any logits.
+    A prompt longer than S keeps its last S ids. When the window grows beyond S ids, only its newer half is kept: from
+    then on each id is drawn with between S / 2 and S ids before it. Ids from `vocab_size` on are never drawn (None: all
+    may be). `cache` is emptied and used; None: a new one.
+    Raises UserError if logits are not finite: on a CPU any logits, elsewhere those after the prompt.
     """
     S = model.config.block_size
     unread = window = idx[:, -S:]
     cache = empty(cache or new_cache(model.config))
     for _ in range(max_new_tokens):
         logits, _ = model(unread, cache=cache)  # (B, 1, V)
-        # a token after the prompt is checked on a CPU only: a GPU would have to be waited for
+        # a check waits for the device, so a GPU's logits are checked after a prompt only
         checked = unread is window or logits.device.type == "cpu"
         if checked and not logits[:, -1, :vocab_size].amax(dim=-1).isfinite().all():
             raise UserError(

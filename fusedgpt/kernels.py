@@ -1,6 +1,6 @@
 """Which attention kernels this machine permits, and which of them is fastest.
 
-A kernel that was named either runs or the program ends with the reason; nothing falls back in silence.
+A named kernel runs, or the program ends with the reason; nothing falls back in silence.
 """
 
 import contextlib
@@ -18,18 +18,18 @@ from fusedgpt.device import autocast, dtype_name
 from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.receipt import contradiction, observe
 
-ROUNDS = (4, 2, 1.5)  # in each, the kernels are timed that take at most so many times what the fastest takes
-PROVEN = 2048  # tokens of the longest comparison with float64, whose scores of two heads take 0.3 GB then
-QUICK_MS, QUICK_SCORES = 20, 2**22  # of a trial on a CPU: milliseconds in a round, and scores of all heads together
+ROUNDS = (4, 2, 1.5)  # round i times only kernels that take at most ROUNDS[i] times as long as the fastest
+PROVEN = 2048  # tokens of the longest comparison with float64: the scores of two heads then take 0.3 GB
+QUICK_MS, QUICK_SCORES = 20, 2**22  # budget of a trial on a CPU: milliseconds in a round, scores of all heads together
 GPU_ONLY = {"efficient", "cudnn", *flash_impl.PACKAGES}
 
 
 def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = False) -> tuple[str, dict]:
     """The kernel that the setting `name` means for `cases`, and for 'auto' the trial of each kernel.
 
-    'auto' takes the fastest for the first case, of those that can run all. before: the kernel of the run that is
-    resumed; 'auto' keeps it if it still runs. compiled: whether the model will be compiled. Raises UserError, with the
-    reason and what would run instead, if the named kernel cannot run here.
+    'auto' takes the kernel that is fastest on the first case, among those that can run all cases. before: the kernel of
+    the run that is resumed; 'auto' keeps it if it still runs. compiled: whether the model will be compiled. Raises
+    UserError, with the reason and what would run instead, if the named kernel cannot run here.
     """
     if name == "auto":
         kept = before and not _refusal_of_any(before, cases, compiled)
@@ -55,7 +55,7 @@ def _refusal_of_any(name, cases, compiled):
 
 
 def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
-    """Why the kernel `name` cannot run `case` here, or not in a model that is `compiled`; None if it can.
+    """Why the kernel `name` cannot run `case` here, in a model that is `compiled` or not; None if it can.
 
     The kernel is run once, on one head of one sequence, under the profiler. If deterministic algorithms are required,
     it runs twice and the gradients must agree to the bit.
@@ -86,7 +86,7 @@ def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
                 step()
         except torch.AcceleratorError:  # the GPU itself has crashed: nothing else would run on it either
             raise
-        except Exception as error:  # a kernel, its compiler or its package refuses with a type of its own
+        except Exception as error:  # a kernel, its compiler and its package each raise types of their own
             reason = flash_impl.explained(name, error, reasons(caught, error))
             only_forward = case.backward and not refusal(name, replace(case, backward=False))
             return f"it runs forward, but not backward: {reason}" if only_forward else reason
@@ -111,16 +111,16 @@ def reasons(caught: Iterable[warnings.WarningMessage], error: Exception) -> str:
         caught = ()  # another kind of error: the warnings are about something else
     said = dict.fromkeys(str(w.message).split(" (Triggered internally")[0].rstrip(". ") for w in caught)
     found = [r for r in said if "not used because" not in r and "runtime disabled" not in r]
-    return "; ".join(found) or first_line(error) or type(error).__name__  # never empty, which means permitted
+    return "; ".join(found) or first_line(error) or type(error).__name__  # an empty reason would mean permitted
 
 
 def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]:
     """The fastest kernel for the first case, and the trial of each kernel: its time, or why it has none.
 
-    A kernel must be permitted in all cases. They are timed in rounds, because what else the machine does should hit all
-    of them, and whichever is far behind drops out. The least disturbed tenth of the times decides. The fastest must
-    pass parity, else the next. If the model will be `compiled`, it is compiled for that, on its own; on a GPU it is
-    timed so too (on a CPU compiling takes seconds). Raises UserError if none is left.
+    A kernel must be permitted in all cases. Kernels are timed in rounds, so that other load on the machine hits all of
+    them; a kernel that is far behind drops out. The 10th percentile of its times ranks a kernel. The fastest must pass
+    parity, or the next one is tried. If the model will be `compiled`, the kernel alone is compiled for parity; on a GPU
+    it is also timed compiled (on a CPU compiling takes seconds). Raises UserError if none is left.
     """
     case = _quick(cases[0])
     trials = [_Trial(name, case, _all_heads(cases[0]), _refusal_of_any(name, cases, compiled)) for name in KERNELS]
@@ -145,16 +145,16 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
 
 
 def _quick(case):
-    """On a CPU, `case` with as few heads as tell which kernel is fastest. A GPU is tried with all: do they fit?"""
+    """On a CPU, `case` with just enough heads to tell which kernel is fastest. A GPU tries all heads: do they fit?"""
     if case.device.type != "cpu":
         return case
     B, nh, T, hs = case.shape
-    enough = max(QUICK_SCORES // T**2, 2 * torch.get_num_threads())  # all threads have some heads
+    enough = max(QUICK_SCORES // T**2, 2 * torch.get_num_threads())  # every thread has some heads
     return replace(case, shape=(min(B, -(-enough // nh)), min(nh, enough), T, hs))
 
 
 def _all_heads(case):
-    """`case` as kernels are compared on it: on a CPU with two sequences at most."""
+    """`case` as kernels are compared with float64 on it: on a CPU, two sequences at most."""
     return replace(case, shape=(min(case.shape[0], 2), *case.shape[1:])) if case.device.type == "cpu" else case
 
 
@@ -170,7 +170,7 @@ class _Trial:
         self.attend, self.compiled, self.ms, self.timed, self.errors = as_run(name, case), False, [], "", None
 
     def compile(self):
-        torch.compiler.reset()  # PyTorch counts recompilations over all kernels
+        torch.compiler.reset()  # PyTorch counts recompilations over all kernels together
         self.attend, self.compiled = torch.compile(as_run(self.name, self.case), dynamic=False), True
 
     def time(self, count, warmup):
@@ -203,7 +203,7 @@ class _Trial:
 
     def _checks(self):
         yield from parity.checks(as_run(self.name, self.case), _shortened(self.proven))
-        if self.compiled:  # at the shape for which it was compiled: each other would take the compiler seconds
+        if self.compiled:  # only at the compiled shape: every other shape would take seconds to compile
             yield "compiled", parity.compare(self.attend, _shortened(self.case), heads=2)
 
     def record(self):

@@ -12,7 +12,7 @@ from fusedgpt.dataloader import DataLoader
 from fusedgpt.distributed import Ranks
 from fusedgpt.errors import out_of_memory
 
-MOST = 3  # tensors to name: what follows the first ones only inherits from them
+MOST = 3  # tensors to name: later ones only inherit from the first
 
 
 def explain(
@@ -28,12 +28,12 @@ def explain(
 ) -> str:
     """Why the step of `iteration` had no finite gradient: the first tensors that are not finite, and their batch.
 
-    Repeats the micro-steps of each rank, which see the same batch and dropout again, with the weights of now: `later`
-    steps were done since. All ranks have to call it.
+    Repeats the micro-steps of each rank with the same batch and dropout, but with the weights of now, which are `later`
+    steps newer. All ranks have to call it.
     """
     if ranks.shards > 1:
         return "with parallel=fsdp the first such tensor is not looked for: repeat the run with parallel=ddp"
-    scale = scaler.get_scale() / scaler.get_backoff_factor() if scaler.is_enabled() else 1.0  # it was lowered since
+    scale = scaler.get_scale() / scaler.get_backoff_factor() if scaler.is_enabled() else 1.0  # undo the backoff since
     found = None
     for micro_step in micro_steps:
         determinism.seed(seed, "dropout", iteration, micro_step)
@@ -51,7 +51,7 @@ def explain(
     found = next((each for each in ranks.gather(found) if each), None)
     if not later:
         return found or "not seen again when the step is repeated eagerly: suspect the compiled kernels, or the device"
-    again = f"repeated with the weights of {later} steps later"
+    again = f"repeated with weights that are {later} steps newer"
     return f"{found or 'not seen again'}, {again}; --log_interval=1 repeats a step at once"
 
 

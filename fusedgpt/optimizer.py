@@ -22,7 +22,7 @@ def learning_rate(it: int, s: Settings) -> float:
     """
     if not s.decay_lr:
         return s.learning_rate
-    # AdamW's running means rest on few gradients at first, so the first steps are small; + 1, because none should be 0
+    # AdamW's running means rest on few gradients at first, so the first steps are small; + 1, so that none is 0
     if it < s.warmup_iters:
         return s.learning_rate * (it + 1) / (s.warmup_iters + 1)
     if s.schedule == "constant":
@@ -38,7 +38,7 @@ def learning_rate(it: int, s: Settings) -> float:
 
 
 class MuonAndAdamW(Optimizer):
-    """Muon for the matrices of a model's layers, AdamW for all else: one optimizer to whoever saves or unscales it.
+    """Muon for the matrices of a model's layers, AdamW for all else: whoever saves or unscales it sees one optimizer.
 
     `update_weights` makes its steps. The last group is Muon's.
     """
@@ -71,7 +71,7 @@ def build_optimizer(model: Any, s: Settings, device_type: str) -> Optimizer:
 
 
 def update_weights(optimizer: Optimizer, norm: Tensor, limit: float) -> None:
-    """Step on gradients of norm `norm`, scaled down to the norm `limit` if that is not 0; if `norm` is finite.
+    """Step on gradients of norm `norm`, clipped to the norm `limit` (0: not clipped), unless `norm` is not finite.
 
     Muon and a fused AdamW decide that on the device, so that the host need not wait for the norm.
     """
@@ -92,9 +92,9 @@ def update_weights(optimizer: Optimizer, norm: Tensor, limit: float) -> None:
 
 @torch.no_grad()
 def _update_hidden(optimizer, norm, limit):
-    """Muon's step on the last group, to the bit that of torch.optim.Muon, if `norm` is finite.
+    """Muon's step on the last group if `norm` is finite, the same to the bit as torch.optim.Muon's.
 
-    PyTorch's cannot be told on the device to skip a step, and multiplies in bfloat16 even on a CPU that cannot.
+    torch.optim.Muon cannot decide on the device to skip a step, and multiplies in bfloat16 even on CPUs that cannot.
     """
     group = optimizer.param_groups[-1]
     finite, scale = norm.isfinite(), (norm / limit).clamp(min=1) if limit else 1
@@ -102,7 +102,7 @@ def _update_hidden(optimizer, norm, limit):
     for p in group["params"]:
         gradient, mean = p.grad / scale, optimizer.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
         new_mean = mean.lerp(gradient, 1 - group["momentum"])
-        ahead = gradient.lerp(new_mean, group["momentum"])  # Nesterov's
+        ahead = gradient.lerp(new_mean, group["momentum"])  # Nesterov momentum
         rate = group["lr"] * 0.2 * math.sqrt(max(p.shape))  # arXiv:2502.16982: the update has the size of AdamW's
         moved = (p * (1 - group["lr"] * group["weight_decay"])).add_(orthogonalised(ahead, dtype), alpha=-rate)
         mean.copy_(torch.where(finite, new_mean, mean))
@@ -116,7 +116,7 @@ def orthogonalised(m: Tensor, dtype: torch.dtype) -> Tensor:
     """
     tall = m.size(0) > m.size(1)
     x = (m.T if tall else m).to(dtype)
-    x = x / x.norm().clamp(min=1e-7)  # no singular value is above 1
+    x = x / x.norm().clamp(min=1e-7)  # now no singular value is above 1
     for _ in range(5):
         a = x @ x.T
         x = torch.addmm(x, torch.addmm(a, a, a, beta=-4.7750, alpha=2.0315), x, beta=3.4445)

@@ -11,13 +11,13 @@ from fusedgpt.case import Attend, Case
 
 # the largest error allowed, as `compare` counts it: 450, 168, 10 and 5 times the epsilon of the dtype
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-FLOOR = 0.1  # as a fraction of the largest number of all
+FLOOR = 0.1  # the divisor of an error is at least this fraction of the largest number of all
 # The same for the root mean square of all errors: 113, 42, 2 and 1.5 times the epsilon. On CPUs, with and without
-# AVX-512, the kernels' own rounding reaches 1.9e-15, 7.7e-7, 6.0e-4 and 6.9e-3. A gradient that is 2 % too large is
-# beyond it in every dtype, while a largest error of 3.6 % is what rounding to bfloat16 leaves.
+# AVX-512, the kernels' own rounding reaches 1.9e-15, 7.7e-7, 6.0e-4 and 6.9e-3. A gradient that is 2 % too large fails
+# this limit in every dtype. The largest error cannot show that: rounding to bfloat16 alone makes it 3.6 %.
 RMS_TOLERANCE = {torch.float64: 2.5e-14, torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
-# Kernels work on blocks of 64, 128 or 256 rows, and have been wrong in a last block that is not full: as the only one,
-# and after full ones.
+# Kernels work on blocks of 64, 128 or 256 rows. They have been wrong in a last block that is not full, alone and after
+# full ones.
 ODD_LENGTHS = (127, 300)
 
 
@@ -51,15 +51,14 @@ def compare(
 ) -> dict[str, float]:
     """Errors of `attend`, without dropout, on `inputs` (q, k, v, dy), or on those of `case`.
 
-    The largest of the output and, if `case` has a backward, of the gradients: {'y': …, 'dq': …, 'dk': …, 'dv': …}; and
-    'rms', the root mean square of all errors of one of these, whichever has the largest. The reference holds T² scores
-    per head: `heads` compares that many heads, the last ones of the last sequence, only.
+    Returns the largest error of the output and, if `case` has a backward, of each gradient: {'y': …, 'dq': …, 'dk': …,
+    'dv': …}. 'rms' is the root mean square of the errors of one of these, whichever has the largest. The reference
+    holds T² scores per head: `heads` compares only so many, the last heads of the last sequence.
 
-    An error is a fraction of the largest number in its own row: late rows average many values and are small, so that
-    a fraction of the largest of all would hide them. The divisor is at least FLOOR of the largest of all, because some
-    rows are 0 in theory (dq of the first token). 'rms' is a fraction of the root mean square of y, or of the largest
-    one of the three gradients, because dq and dk are 0 in theory if there is one token. Not-a-number counts as
-    infinite.
+    An error is divided by the largest number in its own row: late rows average many values and are small, so that the
+    largest number of all would hide their errors. The divisor is at least FLOOR of the largest of all, because some
+    rows are 0 in theory (dq of the first token). 'rms' is divided by the root mean square of y, or for gradients by the
+    largest one of the three, because dq and dk are 0 in theory if there is one token. Not-a-number counts as infinite.
     """
     case = replace(case, dropout=0.0)
     q, k, v, dy = inputs or case.inputs()
@@ -89,10 +88,10 @@ def _finite(error):
 
 
 def checks(attend: Attend, case: Case) -> Iterator[tuple[str, dict[str, float]]]:
-    """What `attend` must pass before it trains or gets a time: where it is compared, and its errors there.
+    """The comparisons that `attend` must pass before it trains or is timed: where they are made, and the errors.
 
-    All heads of two sequences at ODD_LENGTHS; on scores beyond 60; and last the shape of `case`: its last two heads,
-    one if T is beyond 4096, because float64 holds T² scores of each.
+    First all heads of two sequences at ODD_LENGTHS, then scores beyond 60, and last the shape of `case`: its last two
+    heads, or one if T is beyond 4096, because float64 holds T² scores of each.
     """
     _, nh, T, hs = case.shape
     for length in ODD_LENGTHS:
@@ -108,12 +107,12 @@ _compared = functools.lru_cache(compare)  # a sweep asks for the same odd length
 @functools.lru_cache
 def _on_large_scores(attend, case):
     found = compare(attend, case, case.inputs_of_large_scores())
-    # dq and dk are differences there of what is large and nearly equal
+    # there dq and dk are differences of numbers that are large and nearly equal
     return {name: error for name, error in found.items() if name in ("y", "dv")}
 
 
 def largest(found: dict[str, float]) -> float:
-    """The largest error of `compare`, not the root mean square, which is a share of something else."""
+    """The largest error of `compare`, without the root mean square, whose divisor differs."""
     return max(error for name, error in found.items() if name != "rms")
 
 

@@ -9,7 +9,7 @@ from fusedgpt.profiler import profile
 _FUSED = ("flash", "efficient", "cudnn", "flex")
 # FlashAttention-3 has operators of its own, FlashAttention-4 device kernels that are named after its module
 _PACKAGED = {"flash3": "flash_attn_3::", "flash4": "flash_attncute"}
-_ENTRANCE = "aten::_scaled_dot_product_flash_attention"  # of all three
+_ENTRANCE = "aten::_scaled_dot_product_flash_attention"  # all three versions are entered through it
 _UNFUSED = ["unfused"]
 
 
@@ -17,12 +17,12 @@ def observe(step: Callable[[], object], trace: pathlib.Path | None = None) -> di
     """Run `step` (a forward, with or without its backward) under the profiler and name what computed attention.
 
     Returns {'forward': [...], 'backward': [...], 'ops': [...]}. Names are those of ATTENTION. 'unfused' means that no
-    attention kernel was seen, only matrix products and a softmax: what `manual` does, and `math` once it is compiled.
+    attention kernel was seen, only matrix products and a softmax: `manual` does that, and so does a compiled `math`.
     'ops' are all operators and device kernels with attention in their names, as the profiler spells them. The whole
     profile is written to the file `trace`, if given, for ui.perfetto.dev.
 
     Evidence of 'flash3' is an operator of its package, flash_attn_3::…; of 'flash4' a device kernel named after its
-    module, …flash_attncute…. Both are entered through PyTorch's flash operator: seen alone, that is 'flash', version 2.
+    module, …flash_attncute…. Both are entered through PyTorch's flash operator: alone, it means 'flash', version 2.
     """
     profiled = profile(step)
     if trace:
@@ -50,13 +50,13 @@ def _is_attention(op):
 
 
 def contradiction(name: str, receipt: dict[str, list[str]], case: Case) -> str | None:
-    """Why `receipt` shows another kernel than the one called `name`, in one phrase; None if it agrees."""
+    """Why `receipt` shows a kernel other than the one called `name`, in one phrase; None if it agrees."""
     if name in ("sdpa", "masked", "auto"):  # no kernel was named
         return None
-    # flex's C++ kernels have no name to see
+    # on a CPU, flex's C++ kernels have no name that the profiler sees
     if name in ("manual", "blocked") or (name == "flex" and case.device.type == "cpu"):
         allowed = {"forward": [_UNFUSED], "backward": [_UNFUSED]}
-    elif name == "math":  # which is matrix products and a softmax once it is compiled
+    elif name == "math":  # once compiled, it is matrix products and a softmax
         allowed = {"forward": [["math"], _UNFUSED], "backward": [_UNFUSED]}
     else:
         allowed = {"forward": [[name]], "backward": [[name]]}

@@ -14,7 +14,7 @@ from fusedgpt.errors import UserError, shown
 from fusedgpt.logger import Logger
 from fusedgpt.tokenizer import Tokenizer
 
-NEW_TOKENS, TEMPERATURE, TOP_K = 200, 0.8, 200  # the last two as sample.py's
+NEW_TOKENS, TEMPERATURE, TOP_K = 200, 0.8, 200  # the last two are sample.py's defaults
 
 
 class Prompts:
@@ -33,7 +33,7 @@ class Prompts:
                 raise UserError(f"cannot read sample_prompts={prompts}: {error}") from error
         try:
             self.prompts = [(text, self.tokenizer.encode(text)) for text in texts if text]
-        except UserError as error:  # who gave no prompt must hear what to change: the default is a line end
+        except UserError as error:  # name the flag: a user who gave no prompt has the default, a line end
             raise UserError(f"--sample_prompts={shown(prompts)} cannot be used: {error}") from error
         if not self.prompts:
             raise UserError(f"sample_prompts={prompts!r} has no prompt: give at least one character")
@@ -48,7 +48,7 @@ class Prompts:
         """
         trained_with = model.config.attention
         model.eval()
-        model.use_attention("sdpa")  # any kernel may train, and not each of them takes one query on many keys
+        model.use_attention("sdpa")  # not every kernel that trains takes one query on many keys
         try:
             # compiling each length would take minutes
             with torch.compiler.set_stance("force_eager"), cast, others_needed("sampling"):
@@ -67,14 +67,14 @@ class Prompts:
                 ended = True
             if ended and not is_shared(model):
                 break
-            if ended:  # another rank may have drawn otherwise, by a last bit: it needs this one for each token
+            if ended:  # another rank may differ by a last bit and draw on: it needs this one for each token
                 continue
             text += utf8.decode(self.tokenizer.decode([new.item()]))
         return text
 
 
 def log(prompts: Prompts | None, state: Any, seed: int, cast: Any, logger: Logger, stopped_by: Sequence[int]) -> None:
-    """Log a sample after each of the `prompts`, which only the main rank has, or all that share the model.
+    """Log a sample after each of the `prompts`. Only the main rank has them, or all ranks that share the model.
 
     state: train.py's TrainState.
     """
@@ -85,5 +85,5 @@ def log(prompts: Prompts | None, state: Any, seed: int, cast: Any, logger: Logge
     try:
         for prompt, text in prompts.sample(*draw) if prompts else ():
             logger.sample(state.iteration, prompt, text)
-    except UserError as error:  # weights that have diverged: whether the run goes on is not decided here
+    except UserError as error:  # weights that have diverged; the training loop decides if the run goes on
         logger.say(f"step {state.iteration}: no sample: {error}")

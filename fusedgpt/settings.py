@@ -1,4 +1,4 @@
-"""The settings of a training run, their defaults, and which numbers no run can have."""
+"""The settings of a training run, their defaults, and the check of their values."""
 
 import dataclasses
 import math
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fusedgpt.errors import UserError
 
-# the names of fusedgpt/attention.py, which imports PyTorch: --help does not wait for that
+# the names in fusedgpt/attention.py, which imports PyTorch: --help should not wait for that
 ATTENTION_NAMES = ("manual", "blocked", "math", "efficient", "flash", "cudnn", "flash3", "flash4", "flex")
 ATTENTION_NAMES += ("sdpa", "masked")
 Attention = Literal[*ATTENTION_NAMES, "auto"]
@@ -19,24 +19,24 @@ class Settings:
     # files
     out_dir: str = "out"  # folder for checkpoints, metrics.jsonl and run.json
     # source of the weights: scratch, resume (the run in out_dir, with its settings), auto (resume if there is a run,
-    # else scratch), or a GPT-2 in Hugging Face's format: an id of the hub, such as gpt2, gpt2-medium, gpt2-large,
-    # gpt2-xl or owner/name, or a folder
+    # else scratch), or a GPT-2 in Hugging Face's format: a folder, or an id on the hub, such as gpt2, gpt2-medium,
+    # gpt2-large, gpt2-xl or owner/name
     init_from: str = "scratch"
     eval_interval: int = 2000  # iterations (optimizer steps) between evaluations; each also saves a checkpoint
     eval_iters: int = 200  # batches of each split that an evaluation reads, always the same ones; 0: all of both splits
-    eval_only: bool = False  # only one evaluation, no training
-    dry_run: bool = False  # a few steps to say what a step takes, and the whole run; nothing is written
-    profile: bool = False  # profile of one forward and backward, in out_dir/trace.json, for ui.perfetto.dev
-    # iterations between lines on the console; metrics.jsonl has every iteration. Between lines, evaluations and
-    # check_interval a GPU is not waited for, and with several processes a signal is not seen
+    eval_only: bool = False  # evaluate once and do not train
+    dry_run: bool = False  # make a few steps to say what a step and the whole run take; nothing is written
+    profile: bool = False  # write a profile of one forward and backward to out_dir/trace.json, for ui.perfetto.dev
+    # iterations between lines on the console; metrics.jsonl has every iteration. Only at a line, an evaluation or a
+    # check (check_interval) does a run wait for the GPU and, with several processes, see a signal
     log_interval: int = 10
-    always_save_checkpoint: bool = True  # False: a checkpoint only if the validation loss improved, and at the end
-    keep_checkpoints: int = 2  # the latest checkpoint and those before it that are kept; the best is kept in any case
+    always_save_checkpoint: bool = True  # False: save a checkpoint only if the validation loss improved, and at the end
+    keep_checkpoints: int = 2  # number of latest checkpoints to keep; the best one is always kept
     sample_interval: int = 0  # iterations between samples, for metrics.jsonl, report.html and trackers; 0: none
     sample_prompts: str = "\n"  # prompt of these samples, or FILE:path with one in each line
     # trackers
-    tensorboard_log: bool = False  # logging to TensorBoard too, in out_dir/tensorboard
-    wandb_log: bool = False  # logging to Weights & Biases too (WANDB_MODE=offline works)
+    tensorboard_log: bool = False  # log to TensorBoard too, in out_dir/tensorboard
+    wandb_log: bool = False  # log to Weights & Biases too (WANDB_MODE=offline works)
     wandb_project: str = "owt"  # wandb project
     wandb_run_name: str = "gpt2"  # wandb run name
     # data
@@ -51,14 +51,14 @@ class Settings:
     dropout: float = 0.0  # dropout probability; 0 is good for pretraining, 0.1 and more for fine-tuning
     bias: bool = False  # biases in linear layers and LayerNorms
     vocab_size: int | None = None  # number of token ids; None: that of the data's tokenizer
-    vocab_multiple: int = 64  # multiple that the vocabulary is padded to: 64 makes 50257 ids 50304, 1 does not pad
+    vocab_multiple: int = 64  # pad the vocabulary to a multiple of this: 64 turns 50257 ids into 50304, 1 does not pad
     # form of GELU; gelu_tanh: GPT-2's; gelu: exact, nanoGPT's; None: that of the weights, gelu_tanh from scratch
     activation: Literal["gelu_tanh", "gelu"] | None = None
-    # attention kernel: manual is hand-written; blocked: the same in blocks of queries; math, efficient, flash, cudnn:
+    # attention kernel; manual: hand-written; blocked: the same in blocks of queries; math, efficient, flash, cudnn:
     # that SDPA kernel and no other; flash3, flash4: FlashAttention-3 or -4, from a package; flex: FlexAttention; sdpa:
-    # PyTorch picks; masked: the same, given a mask; auto: the fastest here that passes parity
+    # PyTorch picks one; masked: sdpa with a mask; auto: the fastest one here that passes parity
     attention: Attention = "auto"
-    # chunked: an eighth of the logits at a time, computed again in the backward: less memory if not compiled
+    # chunked: compute an eighth of the logits at a time, and again in the backward; saves memory if not compiled
     loss: Literal["whole", "chunked"] = "whole"
     # optimizer
     # muon: Muon for the matrices of the layers, AdamW for embeddings and vectors; adamw: AdamW for all
@@ -69,11 +69,11 @@ class Settings:
     weight_decay: float = 1e-1  # weight decay of matrices and embeddings; vectors have none
     beta1: float = 0.9  # decay of AdamW's running mean of gradients
     beta2: float = 0.95  # decay of AdamW's running mean of squared gradients
-    grad_clip: float = 1.0  # largest norm of the gradient, which is scaled down to it; 0: no limit
-    max_bad_steps: int = 20  # steps in a row without a finite gradient, which are skipped; one more ends the run
+    grad_clip: float = 1.0  # clip gradients to this norm; 0 turns clipping off
+    max_bad_steps: int = 20  # skip at most this many steps in a row without a finite gradient; one more ends the run
     # schedule
     decay_lr: bool = True  # warm-up and schedule; False: learning_rate throughout
-    # learning rate after the linear warm-up; wsd: constant, then from half of lr_decay_iters on linearly to min_lr
+    # learning rate after the linear warm-up; wsd: constant, then linear to min_lr from half of lr_decay_iters on
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     warmup_iters: int = 2000  # steps of warm-up
     lr_decay_iters: int = 600000  # step at which the schedule reaches min_lr; usually max_iters
@@ -81,23 +81,23 @@ class Settings:
     # machine
     backend: Literal["nccl", "gloo"] = "nccl"  # communication library of GPUs; CPUs always use gloo
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
-    # dtype of matrix products; weights are float32. auto: bfloat16, or what the device has; on a CPU timed
+    # dtype of matrix products; weights are float32. auto: bfloat16, or else what the device has; on a CPU it is timed
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # torch.compile; auto: on GPUs of NVIDIA and AMD, and on a CPU if the run takes more than half an hour
     compile: bool | Literal["auto"] = "auto"
-    timeout: float = 300.0  # seconds that a process waits for another before it ends, because the other must be gone
+    timeout: float = 300.0  # seconds that a process waits for another before it takes the other for gone and ends
     seed: int = 1337  # seed of the weights, the batches and dropout; each has a random stream of its own
     # ddp: every process holds the whole model; fsdp: the processes share it, so that a larger one fits
     parallel: Literal["ddp", "fsdp"] = "ddp"
     shard_size: int | None = None  # processes that share one copy of the model with fsdp, such as a node's; None: all
-    # what is not kept for the backward but computed again: the inside of attention, or of every block
+    # what the backward computes again and does not keep, to save memory: the inside of attention, or of every block
     recompute: Literal["none", "attention", "block"] = "none"
-    deterministic: bool = False  # only kernels and operations that are deterministic
+    deterministic: bool = False  # use only deterministic kernels and operations
     check_interval: int = 100  # iterations between comparisons of the weights of all ranks
 
 
 def validate(s: Settings) -> None:
-    """Raise UserError for a number that no run can have."""
+    """Raise UserError for a value that no run can have."""
     at_least_one = "batch_size block_size gradient_accumulation_steps n_layer n_head n_embd eval_interval"
     at_least_one += " log_interval vocab_multiple vocab_size keep_checkpoints check_interval shard_size"
     for name in at_least_one.split():
@@ -115,7 +115,7 @@ def validate(s: Settings) -> None:
     if s.shard_size and s.parallel != "fsdp":
         raise UserError(f"shard_size={s.shard_size} is for --parallel=fsdp: give --shard_size=None")
     if s.optimizer == "muon" and s.parallel == "fsdp":
-        raise UserError("optimizer=muon needs whole matrices, which with parallel=fsdp no process has: take adamw")
+        raise UserError("optimizer=muon needs whole matrices, but with parallel=fsdp no process has one: take adamw")
     if s.vocab_multiple > 2**20:
         raise UserError(f"vocab_multiple={s.vocab_multiple} must be at most 2**20")
     if not s.out_dir:
@@ -127,7 +127,7 @@ def validate(s: Settings) -> None:
 
 
 def as_built(s: Settings, config: Any, say: Callable[[str], None]) -> Settings:
-    """`s` with the dimensions in `config`, a GPTConfig: those of loaded weights count, whatever was set."""
+    """`s` with the dimensions in `config`, a GPTConfig: loaded weights decide them, whatever was set."""
     names = ("n_layer", "n_head", "n_embd", "bias", "block_size", "vocab_size", "vocab_multiple", "activation")
     built = {name: getattr(config, name) for name in names}
     for name, value in built.items():

@@ -18,10 +18,10 @@ from fusedgpt import determinism
 def shard(
     model: Any, shards: int, copies: int, device: torch.device, dtype: torch.dtype, compiled: bool, seed: int
 ) -> None:
-    """Divide a GPT among `shards` ranks; of `shards` x `copies` ranks, each such group has a whole copy of it.
+    """Divide a GPT among `shards` ranks. There are `copies` such groups of ranks, each with a whole copy of it.
 
     Weights on PyTorch's meta device, which has no storage, are drawn here as GPT(config) draws them, block by block, so
-    that no rank ever holds more than its part, the embeddings and a block. dtype: of the matrix products.
+    that no rank ever holds more than its part, the embeddings and a block. dtype: that of the matrix products.
     """
     shape, names = ((shards,), ("shard",)) if copies == 1 else ((copies, shards), ("copy", "shard"))
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
@@ -37,11 +37,11 @@ def shard(
         if new:
             _draw(model, block)
         if compiled:
-            block.compile()  # in parts: its graph is cut where FSDP gathers the weights of attn and mlp
+            block.compile()  # in parts: FSDP cuts the graph where it gathers the weights of attn and mlp
         fully_shard([block.attn, block.mlp], mesh=mesh, mp_policy=matrices)
     fully_shard(model, mesh=mesh)  # what is left: embeddings and LayerNorms
 
 
 def _draw(model, part):
-    part.to_empty(device="cpu")  # where the random numbers of every run are drawn
+    part.to_empty(device="cpu")  # every run draws its random numbers on the CPU
     model.init_weights(part)

@@ -1,7 +1,7 @@
 """The tensors of a checkpoint that ranks share: a folder with a file of each rank (torch.distributed.checkpoint).
 
 The checkpoint itself, such as ckpt.pt, is then a small file that names the folder and has a checksum of each file in
-it. It is replaced once the folder is complete, which decides at once what counts. Reading runs no code.
+it. It is replaced once the folder is complete, and counts from then on. Reading runs no code.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from fusedgpt.files import FULL
 
 METADATA = ".metadata"
 _RECORDS = "Metadata TensorStorageMetadata BytesStorageMetadata TensorProperties ChunkStorageMetadata MetadataIndex"
-# what PyTorch's metadata is made of; anything else in it is refused, such as os.system of a module that imports os
+# the classes in PyTorch's metadata. All others are refused, such as os.system through a module that imports os
 _CLASSES = {
     "torch.distributed.checkpoint.metadata": {*_RECORDS.split(), "StorageMeta", "_MEM_FORMAT_ENCODING"},
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
@@ -45,13 +45,13 @@ def split(state: dict) -> tuple[dict, dict[str, Tensor]]:
 
 
 def free_name(out_dir: pathlib.Path, iteration: int) -> str:
-    """The name of a folder that is not there yet."""
+    """A folder name that is not taken yet."""
     names = (f"shards-{iteration}{f'-{n}' if n else ''}" for n in range(10_000))
     return next(name for name in names if not (out_dir / name).exists())
 
 
 def write_together(folder: pathlib.Path, tensors: dict[str, Tensor], group: distributed.ProcessGroup) -> dict[str, int]:
-    """Write `tensors`, of which each rank of `group` (gloo's) has its part on the CPU: the checksum of each file.
+    """Write `tensors`, of which each rank of `group` (gloo) has its part on the CPU; return each file's checksum.
 
     Raises UserError on every rank if one cannot write, or if rank 0 does not see what the others wrote.
     """
@@ -59,7 +59,7 @@ def write_together(folder: pathlib.Path, tensors: dict[str, Tensor], group: dist
         dcp.save(tensors, storage_writer=_writer(folder), process_group=group)
     except CheckpointException as error:
         rank, (reason, _) = next(iter(error.failures.items()))
-        # PyTorch's writer says where in it, and not why; from PyTorch 2.15 on the disk's own error may come through
+        # PyTorch's writer says where in it, but not why; from PyTorch 2.15 on the disk's own error may come through
         full = "inline_container" in str(reason) or getattr(reason, "errno", None) in FULL
         why = "no space left, or the disk refuses" if full else first_line(reason)
         raise UserError(f"rank {rank} cannot write {folder}: {why}") from None
@@ -85,23 +85,23 @@ def _from_all(value, group=None):
 
 
 def _writer(folder):
-    # nothing is copied ahead: that is for tensors on a GPU
+    # copying ahead is for tensors on a GPU
     writer = dcp.FileSystemWriter(folder, per_thread_copy_ahead=0)
-    # PyTorch's own would make a run's folder anew that was moved meanwhile
+    # PyTorch's mkdir also makes parents: it would bring back a run's folder that was moved meanwhile
     writer.fs.mkdir = lambda path: pathlib.Path(path).mkdir(exist_ok=True)
     return writer
 
 
 def write(folder: pathlib.Path, tensors: dict[str, Tensor]) -> dict[str, int]:
     """Write `tensors`, of which this process has all, and return the checksum of each file."""
-    with warnings.catch_warnings():  # that there are no other ranks is meant
+    with warnings.catch_warnings():  # there are no other ranks on purpose
         warnings.simplefilter("ignore")
         dcp.save(tensors, storage_writer=_writer(folder), no_dist=True)
     return {file.name: _checksum(file) for file in folder.iterdir()}
 
 
 def verify(folder: pathlib.Path, files: Mapping[str, int]) -> None:
-    """Raise UserError unless every file has its checksum. If ranks read together, each looks at some of the files."""
+    """Raise UserError unless every file has its checksum. If ranks read together, each checks some of the files."""
     together = distributed.is_initialized()
     rank, world = (distributed.get_rank(), distributed.get_world_size()) if together else (0, 1)
     bad = [name for name in sorted(files)[rank::world] if not _is_whole(folder / name, files[name])]
@@ -113,9 +113,9 @@ def verify(folder: pathlib.Path, files: Mapping[str, int]) -> None:
 
 
 def read(folder: pathlib.Path, tensors: dict[str, Tensor]) -> None:
-    """Fill `tensors` from a folder; of a divided tensor (DTensor) this rank's part. Raises UserError if one misfits."""
+    """Fill `tensors` from a folder; a divided one (DTensor) with this rank's part. Raises UserError if one misfits."""
     with _damage_said(folder), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that no rank reads together with others is meant: each knows its part
+        warnings.simplefilter("ignore")  # each rank reads alone on purpose: it knows its part
         dcp.load(tensors, storage_reader=_Reader(folder), no_dist=True)
 
 
@@ -139,12 +139,12 @@ def read_whole(folder: pathlib.Path, optimizer: bool) -> tuple[dict[str, Tensor]
 
 @contextlib.contextmanager
 def _damage_said(folder):
-    """Raise UserError for whatever a damaged or foreign folder raises, if only that its sizes are beyond all memory."""
+    """Raise UserError for whatever a damaged or foreign folder raises, also for sizes beyond all memory."""
     try:
         yield
     except UserError:
         raise
-    except (CheckpointException, Exception) as error:  # the first is no Exception
+    except (CheckpointException, Exception) as error:  # CheckpointException is no Exception
         reason = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
         why = f"{type(reason).__name__}: {first_line(reason):.150}"
         raise UserError(
@@ -168,14 +168,14 @@ def _is_whole(file, checksum):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
-        module = "pathlib" if module == "pathlib._local" else module  # as Python 3.13 alone names it
+        module = "pathlib" if module == "pathlib._local" else module  # only Python 3.13 names it so
         if name not in _CLASSES.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a checkpoint")
         return super().find_class(module, name)
 
 
 class _Reader(dcp.FileSystemReader):
-    """PyTorch's reader; but its own way to read the metadata would run what code a foreign file names."""
+    """PyTorch's reader, but with an unpickler that runs no code: PyTorch's would run what a foreign file names."""
 
     def read_metadata(self, *args, **kwargs) -> Metadata:
         with open(self.path / METADATA, "rb") as file:

@@ -11,7 +11,7 @@ from fusedgpt import kernels, timing
 from fusedgpt.case import Case
 from fusedgpt.device import DTYPES, autocast, dtype_name, resolve_compile, resolve_dtype
 
-ENOUGH_FLOPS = 2e11  # of forward and backward, to tell which dtype is faster: a second of a slow CPU
+ENOUGH_FLOPS = 2e11  # forward and backward, enough to tell which dtype is faster: a second of a slow CPU
 LEAST_TOKENS = 64  # with fewer, a step of a large model would only cast its weights
 ROUNDS = 3
 # on a CPU compiling takes a minute or two, and then a step takes 6 to 11 % less
@@ -23,11 +23,11 @@ class Settled:
     """What a run computes with, and why."""
 
     attention: str
-    attention_trials: dict[str, dict]  # of auto; see kernels.fastest
+    attention_trials: dict[str, dict]  # trials of auto; see kernels.fastest
     dtype: torch.dtype
     dtype_trials: dict[str, float]  # ms of a forward and backward by dtype, if it was timed
     compiled: bool
-    why_eager: str  # if there is a reason to give
+    why_eager: str  # empty if there is no reason to give
 
 
 def settle(
@@ -35,10 +35,10 @@ def settle(
 ) -> Settled:
     """Settle attention, dtype and compile of the settings `s` for a model that will make `calls` forward passes.
 
-    case: its attention; batch: a micro-batch (x, y), of which it trains on a part, so that its weights are used and not
-    changed. before: what a run that is resumed was settled to ('attention', 'dtype', 'compile'), which stays if it can
-    run here; None for a new run. A deterministic run goes by rules alone, because its next start might time otherwise.
-    Raises UserError if a named kernel cannot run here.
+    case: its attention. batch: a micro-batch (x, y); the timing uses a part of it and changes no weights. before: what
+    a resumed run had settled on ('attention', 'dtype', 'compile'), which stays if it can run here; None for a new run.
+    A deterministic run follows rules alone, because timing could decide otherwise at its next start. Raises UserError
+    if a named kernel cannot run here.
     """
     device, new, before = case.device, before is None, before or {}
     wish = before.get("compile", s.compile) if s.compile == "auto" else s.compile
@@ -61,7 +61,7 @@ def settle(
         seconds = min(calls * ms[dtype] / 1e3 / share, s.max_seconds or float("inf"))
         if may_compile and seconds > COMPILING_PAYS_AFTER:
             compiled, why_eager = resolve_compile(True, device)
-            if s.attention == "auto":  # again, because what is compiled has to be compared
+            if s.attention == "auto":  # choose again, now among compiled kernels
                 picks[dtype] = kernels.choose("auto", replace(case, dtype=dtype), compiled=compiled)
         elif may_compile:
             why_eager = f"compiling pays after {COMPILING_PAYS_AFTER / 60:.0f} minutes, and this run takes"
@@ -70,7 +70,7 @@ def settle(
 
 
 def _dtypes(setting, device, before):
-    """The dtypes to choose from. float32 may win on a CPU that has bfloat16: a small model gains little by products."""
+    """The dtypes to choose from. float32 may win on a CPU that has bfloat16: small models gain little from it."""
     first = resolve_dtype(setting, device)
     if setting != "auto" or device.type != "cpu" or first == torch.float32:
         return [first]
@@ -78,7 +78,7 @@ def _dtypes(setting, device, before):
 
 
 def _step_ms(model, batch, attention):
-    """Milliseconds of a forward and backward in each dtype of {dtype: kernel}, and the share of the batch it took."""
+    """Milliseconds of a forward and backward in each dtype of {dtype: kernel}, and the share of the batch used."""
     (B, T), device = batch[0].shape, batch[0].device
     tokens = max(LEAST_TOKENS, int(ENOUGH_FLOPS / model.flops_per_token()))
     b, t = min(B, max(1, tokens // T)), min(T, tokens)
@@ -95,7 +95,7 @@ def _step_ms(model, batch, attention):
         model.use_attention(attention[dtype])
         ms[dtype] += timing.samples(step, device, count=1, warmup=warmup)
 
-    for warmup in (1, *[0] * ROUNDS):  # in turn, because what else the machine does should hit both
+    for warmup in (1, *[0] * ROUNDS):  # in turn, so that other load on the machine hits all dtypes
         for dtype in attention:
             sample(dtype, warmup)
     return {dtype: min(each) for dtype, each in ms.items()}, b * t / (B * T)

@@ -108,7 +108,7 @@ def test_best_is_of_the_whole_run_across_a_resume(tmp_path, data):
 
 @pytest.mark.parametrize(
     ("last", "message"),
-    [(11, "the weights are not finite after 11 steps and were not saved"), (20, "ends after 20 steps diverged")],
+    [(11, "the weights are not finite after 11 steps and were not saved"), (20, "diverged and ends after 20 steps")],
 )
 def test_a_run_that_diverged_is_not_saved(tmp_path, data, monkeypatch, capsys, last, message):
     # F3: a loss of NaN with weights that were still finite used to replace the last good checkpoint

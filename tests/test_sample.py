@@ -282,7 +282,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
 def test_a_prompt_with_ids_that_the_model_has_not_is_named():
     # it used to be an IndexError: bytes in a vocabulary of 65
     tokenizer = Tokenizer({"tokenizer": "byte", "vocab_size": 65})
-    with pytest.raises(UserError, match="the prompt has the id 97, and the model 65 ids: change --start"):
+    with pytest.raises(UserError, match="the prompt has the id 97, but the model has only 65 ids: change --start"):
         sample.read_prompt("a", tokenizer, 65)
 
 

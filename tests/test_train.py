@@ -251,7 +251,7 @@ def test_a_bad_step_that_is_seen_later_is_explained_with_that_said(tmp_path, dat
     )
     run(tmp_path, data, log_interval=4, eval_interval=100)
     said = capsys.readouterr().out
-    again = "repeated with the weights of 1 steps later; --log_interval=1 repeats a step at once"
+    again = "repeated with weights that are 1 steps newer; --log_interval=1 repeats a step at once"
     assert f"iter 3: not seen again, {again}" in said and "suspect" not in said
 
 
