@@ -1,15 +1,15 @@
-"""What each attention kernel is worth on this machine: the experiments of two articles, one command each.
+"""Measure what each attention kernel gains on this machine: the experiments of two articles, one command each.
 
     python bench.py [KIND] [config/file.py ...] [--key=value ...]
-    python bench.py report FOLDER [FOLDER ...]          draws report.md and figures again from rows.jsonl
-    python bench.py check FOLDER [--key=value ...]      measures a published folder again here: which claims hold?
-    python bench.py gpu                                 the tests that need a GPU, then all of these kinds (make gpu)
-    python bench.py plan [config/file.py ...] [--key=value ...]   memory and time of a run on GPUs that are not here
+    python bench.py report FOLDER [FOLDER ...]          draw report.md and figures again from rows.jsonl
+    python bench.py check FOLDER [--key=value ...]      measure a published folder again here: do its claims hold?
+    python bench.py gpu                                 run the tests that need a GPU, then every kind (make gpu)
+    python bench.py plan [config/file.py ...] [--key=value ...]   memory and time of a run on GPUs you do not have
 
 KIND is ladder (the default: PyTorch's article, rung by rung), sweep (attention over lengths), prefill (time to the
 first token), numerics (errors against float64), max_batch (the largest micro-batch), peers (beside transformers'
-GPT-2 and nanoGPT) or anatomy (where a training step's time goes). Each has settings of its own: python bench.py KIND
---help. A run that was interrupted continues when the same command is given again. plan measures nothing: it computes.
+GPT-2 and nanoGPT) or anatomy (where a training step's time goes). Each kind has its own settings: python bench.py KIND
+--help. To continue an interrupted run, give the same command again. plan measures nothing: it computes.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ import subprocess
 import sys
 
 if __name__ == "__main__" and sys.argv[1:2] in (["-h"], ["--help"]):
-    sys.exit(print(__doc__))  # before PyTorch, which takes seconds to import; KIND --help shows this machine's defaults
+    sys.exit(print(__doc__))  # before the slow import of PyTorch, which KIND --help needs for this machine's defaults
 
 from configurator import adopt, configure, subclass
 from fusedgpt import files, memory, settings, timing
@@ -54,18 +54,18 @@ ROOT = pathlib.Path(__file__).resolve().parent
 KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
 KINDS |= {"peers": peers, "anatomy": anatomy}
 TAKE_SETTINGS = KINDS | {"plan": plan}
-# what headers of earlier versions do not name, and how it was then; all else is as it is by default today
+# Settings that headers of earlier versions lack, and their values then. Any other that is missing has today's default
 EARLIER = {"rounds": 1, "freed_memory": "returned"}
 NOT_IDENTITY = ("results", "only", "profile", "max_seconds")  # settings that do not change what a row measures
 
 
 def settings_class(kind) -> type:
-    """A dataclass of a kind's own settings, with those of train.py if its rows run that."""
+    """The dataclass of a kind's settings; it has those of train.py too if the kind's rows run train.py."""
     return subclass([], kind.Settings, settings.Settings) if kind.TRAINS else kind.Settings
 
 
 def unused_settings(name: str) -> dict[str, str]:
-    """The settings that train.py or another kind has and the kind `name` does not use, and why."""
+    """{setting: why} for each setting of train.py or another kind that the kind `name` does not use."""
     own = {field.name for field in dataclasses.fields(settings_class(TAKE_SETTINGS[name]))}
     every = {f.name for kind in TAKE_SETTINGS.values() for f in dataclasses.fields(kind.Settings)}
     every |= {field.name for field in dataclasses.fields(settings.Settings)}
@@ -75,7 +75,7 @@ def unused_settings(name: str) -> dict[str, str]:
 
 
 def read_settings(name: str, args: list[str]):
-    """The settings of the kind `name` and the device: defaults that suit this machine, config files, flags."""
+    """(settings, device) of the kind `name`: defaults that suit this machine, then config files, then flags."""
     kind, unused = KINDS[name], unused_settings(name)
     asked = [arg for arg in args if arg not in ("-h", "--help")]
     device = resolve_device(configure(settings_class(kind)(), asked, __doc__, unused).device)
@@ -84,7 +84,7 @@ def read_settings(name: str, args: list[str]):
 
 
 def main(name: str, args: list[str]) -> None:
-    """Run the kind of benchmark `name` as `args` (config files and flags) say.
+    """Run the kind of benchmark `name` with `args`, its config files and flags.
 
     Raises UserError for bad input, and at the end if no row could be measured.
     """
@@ -95,20 +95,20 @@ def main(name: str, args: list[str]) -> None:
     print(f"wrote {', '.join(map(str, report.write(folder, kind)))}")
     measured = [line["status"] == "measured" for line in report.read(folder)[1] if line["kind"] == "row"]
     if not measured:
-        raise UserError(f"max_seconds={s.max_seconds:g} was over before a row of {name}: the same command goes on")
+        raise UserError(f"max_seconds={s.max_seconds:g} was over before any row of {name}: give the same command again")
     if not any(measured):
-        raise UserError(f"no row of {name} could be measured: {folder / 'report.md'} has the reason of each")
+        raise UserError(f"no row of {name} could be measured: {folder / 'report.md'} gives the reason for each")
 
 
 def measure(name: str, args: list[str], s, device, plan: list[dict], folder: pathlib.Path) -> None:
-    """Measure what is missing of `plan`, rows of the kind `name`, into `folder`. args: of bench.py, for the header."""
+    """Measure the rows of `plan` that `folder` lacks. name: their kind; args: bench.py's arguments, for the header."""
     kind = KINDS[name]
     if kind.TRAINS and s.dataset == "python_stdlib" and not (ROOT / "data" / s.dataset / "meta.json").exists():
         prepare = ROOT / "data" / s.dataset / "prepare.py"
-        if subprocess.run([sys.executable, prepare], check=False).returncode:  # as in a checkout that is read-only
+        if subprocess.run([sys.executable, prepare], check=False).returncode:  # such as in a read-only checkout
             raise UserError(f"{prepare} failed, see above: run it with --out_dir=FOLDER, and give --dataset=FOLDER")
     machine = environment(device) | {"date": datetime.date.today().isoformat()}
-    own = {key: value for key, value in machine.items() if key not in rows.COMPARED}  # another call may have others
+    own = {key: value for key, value in machine.items() if key not in rows.COMPARED}  # may differ between calls
     if device.type == "cpu" and getattr(s, "freed_memory", "kept") == "kept":
         memory.keep_freed_memory(keep=True)  # as train.py does
     run = functools.partial(
@@ -124,17 +124,17 @@ def measure(name: str, args: list[str], s, device, plan: list[dict], folder: pat
         profile=s.profile,
         max_seconds=s.max_seconds,
     )
-    with files.lock(folder) as lock:  # two calls would write over each other's rows
+    with files.lock(folder) as lock:  # two calls would overwrite each other's rows
         run(still_ours=functools.partial(lock.check, "the same command and that --results"))
 
 
 def planned(name: str, s, device) -> list[dict]:
-    """The rows of the kind `name` that --only admits. Raises UserError if a name of it has none."""
+    """The rows of the kind `name` that --only selects. Raises UserError if --only has a name that no row has."""
     return admitted(KINDS[name].plan(s, device), s.only)
 
 
 def left(name: str, args: list[str]) -> tuple[int, int, int]:
-    """How many rows of the kind `name`, run with `args`, are missing, how many disturbed, and how many there are."""
+    """(missing, disturbed, all): how many such rows the kind `name` has if it is run with `args`."""
     s, device = read_settings(name, args)
     plan = planned(name, s, device)
     path = pathlib.Path(s.results) / name / "rows.jsonl"
@@ -142,15 +142,15 @@ def left(name: str, args: list[str]) -> tuple[int, int, int]:
 
 
 def run_campaign(args: list[str]) -> None:
-    """Measure what is missing of everything; the last line says what still is. Raises UserError without a GPU."""
+    """Run what is missing of tests and rows; the last line says what still is. Raises UserError without a GPU."""
     s = configure(campaign.Settings(), args, campaign.__doc__)
     print(campaign.run(s, resolve_device("cpu" if s.rehearse else "auto"), left))
 
 
 def write_plan(args: list[str]) -> None:
-    """Compute what a run takes, or the sweep; print it, and write it to `results`/plan.
+    """Compute what a run takes, or the sweep if --sweep=True; print it, and write it to `results`/plan.
 
-    Raises UserError if a GPU has not enough memory, with the nearest settings that fit.
+    Raises UserError if a GPU's memory is too small for the run, with the nearest settings that fit.
     """
     defaults, unused = settings_class(plan)(**plan.DEFAULTS), unused_settings("plan")
     s = configure(defaults, args, __doc__, unused)
@@ -163,7 +163,7 @@ def write_plan(args: list[str]) -> None:
 
 
 def validate(kind, s) -> None:
-    """Raise UserError for a number that no row can have, before the first is measured."""
+    """Raise UserError for a number that is out of range, before anything is measured."""
     for setting in ("max_seconds", "train_seconds"):
         if (seconds := getattr(s, setting, None)) is not None and not 0 < seconds < math.inf:
             raise UserError(f"{setting}={seconds} must be more than 0, and finite")
@@ -179,7 +179,7 @@ def validate(kind, s) -> None:
 
 
 def header(name: str, args: list[str], s, machine: dict) -> dict:
-    """What identifies the rows of a benchmark: the settings that it uses, and the machine."""
+    """The header that identifies a benchmark's rows: the settings that it uses, and the machine."""
     used = {field.name: getattr(s, field.name) for field in dataclasses.fields(s)}
     used = {setting: value for setting, value in used.items() if setting not in {*NOT_IDENTITY, *KINDS[name].UNUSED}}
     defaults = type(s)()
@@ -189,7 +189,7 @@ def header(name: str, args: list[str], s, machine: dict) -> dict:
 
 
 def write_reports(folders: list[str]) -> None:
-    """Draw the report and figures of each folder again. Raises UserError if one has no rows of a benchmark."""
+    """Draw the report and figures of each folder again. Raises UserError if a folder has no rows of a benchmark."""
     if not folders or any(folder.startswith("-") for folder in folders):
         raise UserError("name the folder of a benchmark: python bench.py report FOLDER [FOLDER ...]")
     for folder in map(pathlib.Path, folders):
@@ -200,7 +200,7 @@ def write_reports(folders: list[str]) -> None:
 def check_folder(args: list[str]) -> None:
     """Measure the rows of a published folder again, with the settings of its header, and say which claims hold here.
 
-    Raises UserError if the folder has no rows of a benchmark, or none that --only names, or is that of the new rows.
+    Raises UserError if the folder has no rows of a benchmark, if --only names none, or if new rows would go into it.
     """
     asked = configure(check.Settings(), [arg for arg in args if arg.startswith("-")], check.__doc__)
     folders = [pathlib.Path(arg) for arg in args if not arg.startswith("-")]
@@ -233,10 +233,10 @@ def check_folder(args: list[str]) -> None:
 
 
 def published_settings(header: dict, there: list[dict]) -> tuple:
-    """The settings that published rows were measured with, the device for them here, and what their header lacks.
+    """(settings that published rows were measured with, device for them here, {name: value} that their header lacks).
 
-    "auto" becomes what it was there. What the header does not name, {name: value}, is as it is by default today.
-    Raises UserError if there is no such device here, or a setting is no longer allowed.
+    A device or dtype "auto" becomes what it was there. A setting that the header lacks has EARLIER's value, or today's
+    default. Raises UserError if this machine lacks the device, or a setting is no longer allowed.
     """
     kind, gpu = kind_of(header), "cuda" in header["environment"]
     defaults = settings_class(kind)(**kind.defaults(gpu))
@@ -252,16 +252,16 @@ def published_settings(header: dict, there: list[dict]) -> tuple:
 
 
 def kind_of(header: dict):
-    """The kind of benchmark of a header. Raises UserError if this version has none of that name."""
+    """The module of a header's kind of benchmark. Raises UserError if this version has no such kind."""
     if header["benchmark"] not in KINDS:
-        raise UserError(f"there is no benchmark {header['benchmark']!r}, of which the rows are: {', '.join(KINDS)}")
+        raise UserError(f"this version has no benchmark {header['benchmark']!r}, only {', '.join(KINDS)}")
     return KINDS[header["benchmark"]]
 
 
 def parse(args: list[str]) -> tuple[str, list[str]]:
-    """(KIND, other arguments): the kind is ladder if the first argument is a flag or a config file.
+    """(KIND, other arguments): the kind is ladder without arguments, or if the first is a flag or a config file.
 
-    Raises UserError if it is none of these.
+    Raises UserError if the first argument is no kind, flag or config file.
     """
     names = [*KINDS, "report", "check", "gpu", "plan"]
     if args and args[0] in names:

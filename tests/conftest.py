@@ -10,21 +10,21 @@ import subprocess
 import sys
 import time
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell script's `make test &`; runs would inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # from a shell script's `make test &`; runs would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup's: a run that should end by it would go on for ever
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # from nohup; a run that SIGHUP should end would never end
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # models this small only lose by more, most of all on a busy machine
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads slow down models this small, most of all on a busy machine
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Not where the user's graphs are: one that was made there for other instructions (test_device.py) would end the tests
+# Not the user's cache: a graph compiled there for other CPU instructions (test_device.py) would end the tests
 KEPT_GRAPHS = f"inductor_{os.environ.get('ATEN_CPU_CAPABILITY', 'all')}"
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / ".pytest_cache" / KEPT_GRAPHS))
 
 from typeguard import install_import_hook
 
-# Functions that tests call in this process must be given, and return, what their annotations say. Not those that
-# torch.compile traces (model.py too), which stay as users run them, and not `profiler`, which is given made-up profiles
+# Check annotations when tests call functions in this process. Exceptions: what torch.compile traces (model.py too),
+# which stays as users run it, and `profiler`, which is given made-up profiles
 UNCHECKED = ("attention", "decode", "generate", "profiler")
 SCRIPTS = ("bench", "configurator", "convert", "export", "harness", "plot", "sample", "train")
 FILES = [file.relative_to(ROOT).with_suffix("") for file in ROOT.glob("fusedgpt/**/*.py") if file.stem not in UNCHECKED]
@@ -39,12 +39,12 @@ from fusedgpt import flops, memory, prepare, reporting, tokenizer
 from fusedgpt.errors import UserError
 from tests import forks
 
-OFFLINE_BPE = ROOT.parent / "shared" / "data" / "tiktoken_cache"  # where it is, tests of GPT-2's BPE need no network
+OFFLINE_BPE = ROOT.parent / "shared" / "data" / "tiktoken_cache"  # if it exists, tests of GPT-2's BPE need no network
 if OFFLINE_BPE.exists():
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(OFFLINE_BPE))
 
 NEEDED_BY = {"train.py": ["tyro"], "sample.py": ["tyro"], "bench.py": ["tyro"], "tests/save_cost.py": ["tyro"]}
-MEASURED_ONCE = functools.cache(flops.peak_flops)  # a quarter of a second, and as long as the rest of a small run
+MEASURED_ONCE = functools.cache(flops.peak_flops)  # it takes a quarter of a second, as long as the rest of a small run
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 ON_GPU_TOO = [("cpu", "float32"), *(pytest.param(*GPU.values, d, marks=GPU.marks) for d in ("bfloat16", "float16"))]
 
@@ -64,14 +64,14 @@ def device(request):
 
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch):
-    """Tests in one process leave no setting of PyTorch's and no handler of a signal behind."""
+    """No test leaves a setting of PyTorch or a signal handler behind for the next."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(flops, "peak_flops", MEASURED_ONCE)
     monkeypatch.setattr(reporting, "LONGEST_SILENCE_S", math.inf)  # when steps are read must not depend on the machine
-    monkeypatch.setattr(memory, "keep_freed_memory", lambda keep: None)  # for the whole process, for ever
+    monkeypatch.setattr(memory, "keep_freed_memory", lambda keep: None)  # it cannot be undone in this process
     signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     yield
-    for number, handler in signals.items():  # a run's would keep this process from ending
+    for number, handler in signals.items():  # a run's handlers would keep this process from ending
         signal.signal(number, handler)
     torch.use_deterministic_algorithms(False)
     torch.compiler.reset()  # PyTorch counts recompilations over a whole process
@@ -119,7 +119,7 @@ def run(out_dir, data, **settings):
 
 
 def flags(settings):
-    """The command line that asks for `settings`, to a script that can read it here."""
+    """The command line that asks for `settings`. Skips the test if tyro, which reads it, is missing."""
     pytest.importorskip("tyro")
     return [f"--{name}={value}" for name, value in vars(settings).items() if value is not None]
 
@@ -127,8 +127,7 @@ def flags(settings):
 def script(name, *args, check=True, prefix=(), closed=(), **env):
     """Run a script of the project as a user does; the finished process with its text output.
 
-    closed: the numbers of streams that are closed (0 to 2). A test is skipped if the script needs a package that is not
-    here.
+    closed: the numbers (0 to 2) of streams to close. Skips the test if the script needs a package that is missing.
     """
     for needs in NEEDED_BY.get(str(name), ()):
         pytest.importorskip(needs)
@@ -149,7 +148,7 @@ def torchrun(processes, name, *args, check=True, **env):
 
 
 def fails(*args, **env):
-    """The one sentence that a script, given bad input, ends with: status 1, no traceback."""
+    """Run a script with bad input; the one sentence that it ends with, with status 1 and no traceback."""
     done = script(*args, check=False, **env)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -238,13 +237,13 @@ class Evil:
 
 
 def hugging_face(folder, seed=0, **shape):
-    """A random GPT-2 of transformers', saved in `folder`."""
+    """A random GPT-2 from transformers, saved in `folder`."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(seed)
     config = GPT2Config(bos_token_id=0, eos_token_id=0, initializer_range=0.1, **shape)
     theirs = GPT2LMHeadModel(config).eval()
-    with torch.no_grad():  # biases and LayerNorms start at 0 and 1: any mix-up of them would go unseen
+    with torch.no_grad():  # biases and LayerNorms start at 0 and 1, so that a mix-up of them would go unseen
         for p in theirs.parameters():
             if p.dim() == 1:
                 p += 0.1 * torch.randn_like(p)

@@ -1,10 +1,10 @@
-"""What a set of small runs leaves, as one hash per result: a refactor must not change a line.
+"""Print one hash for each result of a set of small runs: a refactor must not change a line.
 
     python tests/fingerprint.py > after.txt
     python tests/fingerprint.py ../clone-of-the-commit-before > before.txt
     diff before.txt after.txt
 
-Hashes are comparable on one machine with one version of PyTorch only. Times are left out; all else counts to the bit.
+Compare hashes only on one machine with one version of PyTorch. Times are left out; all else counts to the bit.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ TIMES |= {"peak_flops", "peak_source", "reference", "disturbed", "reason"}
 
 
 def sha(data):
-    """The first digits of a SHA-256 of bytes, or of anything that JSON holds."""
+    """The first digits of the SHA-256 of bytes, or of anything that JSON can hold."""
     raw = data if isinstance(data, bytes) else json.dumps(data, sort_keys=True).encode()
     return hashlib.sha256(raw).hexdigest()[:16]
 
@@ -51,7 +51,7 @@ def tensors(state):
 
 
 def lines(path):
-    """The rows of a JSON lines file without times, heads and the machine's state."""
+    """The rows of a JSON lines file, without times, headers and the machine's state."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return [
         {name: value for name, value in row.items() if name not in TIMES}

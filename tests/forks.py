@@ -1,6 +1,6 @@
-"""Scripts of the project in processes that start in a moment: forked from one that has imported PyTorch.
+"""Run scripts of the project in processes that start in a moment: forked from one that has imported PyTorch.
 
-A script finds none of the project's own modules imported, and its own command line, environment, folder and streams.
+A script finds none of the project's own modules imported. It has its own command line, environment, folder and streams.
 """
 
 import multiprocessing

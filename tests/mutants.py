@@ -1,10 +1,10 @@
-"""Does a test or a gate see it if the project computes something else? Plants one mistake after another and counts.
+"""Does a test or a gate notice if the project computes something else? Plants one mistake after another and counts.
 
     python tests/mutants.py [WORD ...]
 
-Each mutant is a small change to one file of a copy of the project. It is dead if a test that is named beside it then
-fails. With words, only mutants with one of them in their description are planted. Ends with status 1 if one lives, and
-with a sentence if one cannot be planted: its text or its test is gone, or the tests fail without it.
+Each mutant is a small change to one file in a copy of the project. It is dead if a test that is named beside it then
+fails. With words, only mutants that have one of them in their description are planted. The exit status is 1 if a mutant
+lives. If one cannot be planted, because its text or test is gone or its tests fail without it, a sentence says so.
 """
 
 import dataclasses
@@ -20,20 +20,20 @@ import time
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import wait
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # as tests/conftest.py, which comes after PyTorch here
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in tests/conftest.py, which is imported after PyTorch here
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPIED = ("fusedgpt", "tests", "config", "pyproject.toml", *(file.name for file in ROOT.glob("*.py")))
 PROCESSES = 2
-LIMIT_S = 600.0  # after which tests count as hanging
-# slow to import: a forked process has them at once
+LIMIT_S = 600.0  # tests that take longer count as hanging
+# slow to import: forked processes inherit them
 PRELOADED = ("torch._dynamo", "torch.distributed", "torch.profiler", "hypothesis", "tyro", "typeguard")
 PRELOADED += ("transformers.models.gpt2.modeling_gpt2", "pytest")
-PASSED, FAILED = 0, 1  # of pytest's exit codes; the others mean that a test could not be run
+PASSED, FAILED = 0, 1  # exit codes of pytest; any other: a test could not be run
 
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A mistake: `old`, which occurs once in `file`, becomes `new`. `tests` are to see it."""
+    """A mistake: `old`, which occurs once in `file`, becomes `new`. `tests` should notice it."""
 
     what: str
     file: str
@@ -42,7 +42,7 @@ class Mutant:
     tests: tuple[str, ...]
 
     def planted(self, root: pathlib.Path) -> str:
-        """The text of its file in `root` with the mistake. Exits if `old` is not there exactly once."""
+        """The text of its file in `root`, with the mistake. Exits if `old` does not occur exactly once."""
         text = (root / self.file).read_text()
         if text.count(self.old) != 1:
             sys.exit(f"error: the mutant no longer applies: {self.what}. {self.file} has {self.old!r} not exactly once")
@@ -50,11 +50,11 @@ class Mutant:
 
 
 def mutants(file: str, test: str, *changes: tuple[str, str, str]) -> list[Mutant]:
-    """Mutants of `file`, as (what, old, new) each, that `test` is to see: a file in tests/ and a name."""
+    """Mutants of `file`, each as (what, old, new), that `test`, a file in tests/ and a name, should notice."""
     return [Mutant(what, file, old, new, (f"tests/{test}",)) for what, old, new in changes]
 
 
-# the first 8 lived until attention's tests and the gate were made to see them
+# the first 8 lived until attention's tests and the gate were made to notice them
 MUTANTS = [
     *mutants(
         "fusedgpt/attention.py",
@@ -311,14 +311,14 @@ MUTANTS = [
 
 
 def _run(folder, mutant):
-    """Run the tests of `mutant` in `folder`, a copy of the project, in this process, which then ends."""
+    """Run the tests of `mutant` in `folder`, a copy of the project, in this process; then the process ends."""
     import pytest
 
     os.chdir(folder)
     for number in (1, 2):
         os.dup2(os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.path[:] = [path for path in sys.path if pathlib.Path(path).resolve() not in (ROOT, ROOT / "tests")]
-    sys.dont_write_bytecode = True  # a cached file is known by its size and by the second in which it was written
+    sys.dont_write_bytecode = True  # a cache goes by a file's size and second of writing, which a mutant can share
     options = [
         "-x",
         "-q",
@@ -375,7 +375,7 @@ def _copy(folder):
 
 
 def main(words: list[str]) -> int:
-    """Plant the mutants that have one of `words` in their description, or all; print who saw each. Returns the living.
+    """Plant the mutants with one of `words` in their description, or all; print who noticed each. Returns the living.
 
     Exits with a sentence if a mutant or its tests cannot be run, or if the tests fail without a mutant.
     """

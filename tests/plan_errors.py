@@ -1,10 +1,10 @@
-"""How far off fusedgpt/scale.py is: its estimates beside what was measured, as the tables of docs/scale.md.
+"""How far off fusedgpt/scale.py is: prints its estimates beside measurements, as the tables of docs/scale.md.
 
     python tests/plan_errors.py
 
-Memory is measured here: the most that a step of a small model holds on a CPU beyond weights and AdamW's moments. Times
-are those of results/cpu_avx512_bf16_older/ladder_124M and what others published, with one set of assumptions for all
-of them.
+This script measures memory: the most that a step of a small model holds on a CPU beyond weights and AdamW's moments.
+Times are those of results/cpu_avx512_bf16_older/ladder_124M and those that others published, with one set of
+assumptions for all of them.
 """
 
 import dataclasses
@@ -42,9 +42,9 @@ WIDE = SMALL | dict(block_size=512, n_layer=3, n_embd=256)
 LONG = SMALL | dict(block_size=1024, n_layer=2)
 FEW_TOKENS = SMALL | dict(
     block_size=64, n_layer=6, n_embd=256
-)  # of one sequence: its gradients take more than its activations
-MANY_IDS = SMALL | dict(vocab_size=20000, n_layer=2)  # its logits take more than all else
-# the model, and what scale.Run is told of a process on a CPU; bfloat16 takes long on a CPU without instructions for it
+)  # with one sequence, gradients take more than activations
+MANY_IDS = SMALL | dict(vocab_size=20000, n_layer=2)  # logits take more than all else
+# the model, and scale.Run's arguments for a process on a CPU; bfloat16 is slow on a CPU without instructions for it
 ALONE = [
     *((SMALL, dict(batch_size=2, attention=name)) for name in ("flash", "manual", "blocked", "math")),
     *((SMALL, dict(batch_size=8, attention=name, dtype="float32")) for name in ("flash", "manual", "blocked")),
@@ -68,7 +68,7 @@ COMPILED = [
     (MANY_IDS, dict(batch_size=4, attention="flash", compile=True)),
     (MANY_IDS, dict(batch_size=4, attention="flash", compile=True, dtype="float32")),
 ]
-# of two processes that share the model; not FEW_TOKENS, whose peak varies by half with the messages that are under way
+# for two processes that share the model. FEW_TOKENS is left out: its peak varies by half with the messages under way
 SHARED = [
     (SMALL, dict(batch_size=2, attention="flash")),
     (SMALL, dict(batch_size=4, attention="manual", dtype="float32")),
@@ -82,27 +82,27 @@ UNPADDED = GPT2 | dict(vocab_multiple=1)
 MEDIUM, LARGE, XL = (
     GPT2 | dict(n_layer=layers, n_head=heads, n_embd=64 * heads) for layers, heads in ((24, 16), (36, 20), (48, 25))
 )
-# paxml/contrib/gpu/scripts_gpu/configs.py; bf16 with Transformer Engine, whose attention for JAX was not fused unless
-# NVTE_FUSED_ATTN was set, and not at all over more than 512 tokens: NVIDIA/JAX-Toolbox, rosetta's page on Pax, 23.08
+# paxml/contrib/gpu/scripts_gpu/configs.py; bf16 with Transformer Engine. Its attention for JAX was fused only if
+# NVTE_FUSED_ATTN was set, and never over more than 512 tokens: NVIDIA/JAX-Toolbox, rosetta's page on Pax, 23.08
 PAX = dict(block_size=2048, vocab_size=50304, bias=False)
 PAX_5B, PAX_175B = PAX | dict(n_layer=24, n_head=32, n_embd=4096), PAX | dict(n_layer=96, n_head=96, n_embd=12288)
 UNFUSED, BLOCK = dict(attention="manual"), dict(recompute="block")
 SHARDED = UNFUSED | dict(gpus=256, parallel="fsdp")
 # Llamas are no GPT-2s. Layers and channels are those of a GPT with as many parameters in its blocks and as many FLOPs
-# of attention, both within 1 %: Llama 3.1 8B, of 32 x 4096 with SwiGLU and grouped queries, is 29 x 4480, and 70B 75 x
-# 8704; Llama 2 13B has GPT's own 12 L C². What is left out is the second, untied embedding, and RoPE
+# of attention, both within 1 %. Llama 3.1 8B (32 x 4096 with SwiGLU and grouped queries) becomes 29 x 4480, 70B becomes
+# 75 x 8704. Llama 2 13B has a GPT's 12 L C² anyway. The second, untied embedding and RoPE are left out
 LLAMA = dict(block_size=8192, vocab_size=128256, n_layer=29, n_head=35, n_embd=4480, bias=False)
 LLAMA_70B = LLAMA | dict(n_layer=75, n_head=68, n_embd=8704)
 LLAMA2 = dict(block_size=4096, vocab_size=32000, n_layer=40, n_head=40, n_embd=5120, bias=False)
 LLAMA2_70B = LLAMA2 | dict(n_layer=75, n_head=68, n_embd=8704)
-# torchtitan's selective recomputation: of every second layer, or of every second product (37 % of a block's FLOPs,
-# where recompute=block has 67 and none 0). Both are taken for the mean of the two
+# torchtitan's selective recomputation: every second layer, or every second product (37 % of a block's FLOPs, where
+# recompute=block has 67 and none 0). Both are estimated as the mean of block and none
 HALF = dict(recompute=("none", "block"))
 TITAN = dict(parallel="fsdp", gpus=64, batch_size=2)
-# models/1.4B/pythia-1.4b.yml: flash, every block recomputed, ZeRO-1, as ddp here; its data lie on Amazon's FSx, whose
-# nodes of eight A100 40GB have 400 Gbit/s. The second embedding is left out
+# models/1.4B/pythia-1.4b.yml: flash, every block recomputed, ZeRO-1, taken as ddp here. Its data lie on Amazon's FSx;
+# Amazon's nodes of eight A100 40GB have 400 Gbit/s. The second embedding is left out
 PYTHIA = dict(block_size=2048, vocab_size=50688, n_layer=24, n_head=16, n_embd=2048, bias=False)
-# torchtitan's H100s have 96 GB of HBM2e, 2.4 TB/s, a limit of 500 W, and a peak between SXM's and NVL's, 989 and 835
+# torchtitan's H100s have 96 GB of HBM2e, 2.4 TB/s, a limit of 500 W, and a peak between SXM's 989 and NVL's 835
 H100_96GB = dataclasses.replace(GPUS["H100"], memory=96e9, bandwidth=2.4e12, peak=912e12)
 MACHINES = {
     "A100": Machine.of(GPUS["A100"], NETWORKS["hdr"]),
@@ -113,9 +113,9 @@ MACHINES = {
 }
 
 
-# whose software, what was measured and where it stands, ms a step, the model, how it was trained, and on which GPUs.
-# llm.c: scripts/run_gpt2_*.sh; the one of 1558M says 2.80 s, and 24 hours for 32,000 steps, which is 2.70. nanoGPT:
-# README at 23a8e70, 4 days for 600,000 steps with evaluations, and 562 ms without in its issue 110; an early flash in a
+# (whose software, what was measured and where it is published, ms a step, the model, how it was trained, the GPU).
+# llm.c: scripts/run_gpt2_*.sh; that of 1558M says 2.80 s, and 24 hours for 32,000 steps, which is 2.70. nanoGPT: README
+# at 23a8e70, 4 days for 600,000 steps with evaluations; its issue 110 has 562 ms without. It had an early flash in a
 # nightly of PyTorch 2.0, with a vocabulary of 50257. torchtitan: benchmarks/llama3_h100_202412_torchtitan.md, and
 # docs/performance.md for A100s. Pythia: 7,120 GPU hours for 143,000 steps, the paper's table from memory
 PUBLISHED = [
@@ -151,9 +151,9 @@ PUBLISHED = [
     ),
     ("torchtitan", "torchtitan Llama 2 70B", 8192 / 0.353, LLAMA2_70B, TITAN | BLOCK, "A100"),
 ]
-# GiB reserved, by the same table for H100s; its blocks were compiled, its loss was not
+# {GPUs: GiB reserved}, from the same table for H100s; the blocks were compiled, the loss was not
 RESERVED = {8: 77.0, 128: 62.0}
-# of the CPU in docs/performance.md: the middle of 810 to 855 GFLOP/s, and of 41 to 73 GB/s
+# the CPU of docs/performance.md, with the middle of 810 to 855 GFLOP/s and of 41 to 73 GB/s
 EPYC = Machine(peak=832e9, products=832e9, flash=832e9 * FLASH / 0.65, traffic=57e9)
 RUNGS = ("manual", "flash", "flash + padded vocabulary", "auto + padded vocabulary", "manual, again")  # compiled
 
@@ -177,7 +177,7 @@ def step_of(model: GPT, run: Run):
 
 
 def recompute(model: GPT, what: str) -> None:
-    """Let the backward compute the inside of attention, or of every block, again."""
+    """Make the backward recompute the inside of attention, or of every block."""
     for block in model.transformer.h:
         if what == "attention":
             block.attn.attend = functools.partial(checkpoint, block.attn.attend, use_reentrant=False)
@@ -186,9 +186,9 @@ def recompute(model: GPT, what: str) -> None:
 
 
 def memory_error(shape: dict, how: dict, gpus: int = 1) -> dict:
-    """The estimate for a step beside its measured peak, both beyond weights and AdamW's moments, in bytes.
+    """A step's estimated and measured peak, both beyond weights and AdamW's moments, in bytes.
 
-    With more `gpus`, this process is one of as many.
+    If `gpus` is more than 1, this process is one of as many.
     """
     run = Run(**dict(compile=False, parallel="fsdp" if gpus > 1 else "ddp", gpus=gpus, cpu=True) | how)
     torch.manual_seed(0)
@@ -230,25 +230,25 @@ def print_shared() -> None:
 class Case:
     """A measured step and its estimate, in ms."""
 
-    who: str  # whose software on what: cases of one kind err together
+    who: str  # whose software on what device: cases of one kind err together
     what: str
     on: str
     measured: float
-    computation: float  # that formulas count
+    computation: float  # the part that formulas count
     exposed: float
 
     def estimate(self, rest: float = scale.REST) -> float:
-        """With other seconds for what no formula counts."""
+        """The estimate with another `rest`, the share for what no formula counts."""
         return (1 + rest) * self.computation + self.exposed
 
     @property
     def rest(self) -> float:
-        """What would have been right."""
+        """The `rest` that would have been right."""
         return (self.measured - self.exposed) / self.computation - 1
 
     @classmethod
     def of(cls, who, what, on, measured, config, runs, machine) -> "Case":
-        """Of the mean of `runs`."""
+        """A case whose estimate is the mean of `runs`."""
         steps = [scale.step(config, run, machine) for run in runs]
         exposed = statistics.mean(step.exposed for step in steps)
         total = statistics.mean(step.total for step in steps)
@@ -269,7 +269,7 @@ def times() -> Iterator[Case]:
 
 
 def published_runs(how: dict) -> list[Run]:
-    """The runs whose mean a case is: one, or two if half is computed again."""
+    """The runs whose mean estimates a case: one, or two if half is recomputed."""
     how = dict(gpus=1, micro_steps=1, recompute="none") | how
     how["gradient_accumulation_steps"] = how.pop("micro_steps") * how["gpus"]
     again = how.pop("recompute")
@@ -277,20 +277,20 @@ def published_runs(how: dict) -> list[Run]:
 
 
 def fitted(cases: list[Case]) -> float:
-    """REST by `cases`: the median of their kinds, each its own median, so that a kind with many rows counts once."""
+    """REST from `cases`: the median over kinds of each kind's median, so that a kind with many cases counts once."""
     kinds = {case.who: [each.rest for each in cases if each.who == case.who] for case in cases}
     return statistics.median(map(statistics.median, kinds.values()))
 
 
 def left_out() -> list[tuple[Case, float]]:
-    """Each case, and measured over estimated with what all other kinds say of REST: as if it were not yet known."""
+    """Each case with measured over estimated time; REST comes from all other kinds, as if this one were unknown."""
     cases = list(times())
     rests = {case.who: fitted([each for each in cases if each.who != case.who]) for case in cases}
     return [(case, case.measured / case.estimate(rests[case.who])) for case in cases]
 
 
 def reserved() -> Iterator[tuple[int, float, scale.Memory]]:
-    """(GPUs, measured bytes, estimate) of torchtitan's Llama 3.1 8B on H100s: the mean of HALF."""
+    """(GPUs, measured bytes, estimate) of torchtitan's Llama 3.1 8B on H100s; the estimate is the mean over HALF."""
     for gpus, gib in RESERVED.items():
         runs = published_runs(TITAN | HALF | dict(gpus=gpus, compile=False))
         found = [dataclasses.asdict(scale.memory(GPTConfig(**LLAMA), run)) for run in runs]
@@ -299,7 +299,7 @@ def reserved() -> Iterator[tuple[int, float, scale.Memory]]:
 
 
 def process_table() -> list[str]:
-    """What whole processes held at their peak on a CPU, beside the tensors that a step is estimated to hold."""
+    """What whole processes held at their peak on a CPU, beside the estimate of a step's tensors."""
     held = []
     for row in read_jsonl(ROOT / "results" / "cpu_avx512_bf16_older" / "ladder_124M" / "rows.jsonl"):
         if ran := row.get("ran"):
@@ -321,7 +321,7 @@ def process_table() -> list[str]:
 
 
 def time_table() -> list[str]:
-    """Every case of times, by formulas alone and with what they do not count, and what its range is."""
+    """Every case of times: estimates by formulas alone and with what they do not count, and the range."""
     cells = []
     for case, ratio in left_out():
         form = "{:,.0f}" if case.measured >= 1000 else "{:.1f}"
@@ -366,7 +366,7 @@ def memory_table() -> list[str]:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # PyTorch's, of kernels that it did not take
+    warnings.simplefilter("ignore")  # from PyTorch, about kernels that it did not take
     if sys.argv[1:] == ["shared"]:
         print_shared()
     else:

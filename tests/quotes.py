@@ -1,24 +1,24 @@
-"""The measured numbers of the pages, each tied to the row that it comes from by an HTML comment behind it.
+"""Check the measured numbers of the pages: an HTML comment behind each ties it to the row that it comes from.
 
-    python tests/quotes.py              # numbers that differ from their rows, and numbers without a row
-    python tests/quotes.py --write      # the same, after it has put what the rows say in place of what differs
+    python tests/quotes.py              # lists numbers that differ from their rows, and numbers without a row
+    python tests/quotes.py --write      # the same, after it has corrected numbers that differ from their rows
 
-A comment names a file under results/ and what to take of it. It stands directly behind the number and its unit:
+A comment names a file under results/ and what to take from it. It stands directly behind the number and its unit:
 
     1592 ms<!-- cpu_amx/ladder_124M rung=manual median_ms -->
     +19 %<!-- cpu_amx/ladder_124M faster rung=math / rung=manual -->
     1.6 to 3.0 times<!-- cpu_amx/prefill times T=1024 attention=flash / attention=eager -->
     1.261<!-- cpu_amx/quickstart/evaluations.jsonl val_loss -->
 
-- The file is the folder of a benchmark, a `.jsonl` or a `.json`. `key=value` and `key>=value` choose rows; a value with
-  blanks stands in double quotes. Without them a field is that of the folder's header, or of the last line of a .jsonl.
+- The file is the folder of a benchmark, a `.jsonl` or a `.json`. `key=value` and `key>=value` choose rows; put a value
+  with blanks in double quotes. Without conditions, a field is that of the header, or of the last line of a .jsonl.
 - A field may be nested: `errors.y`, `environment.device`. A text stands in backticks on the page.
 - `times A / B` is how many times as fast the rows A are as their baselines. The baseline of a row is the row that
   differs from it by B alone: of the same length, model and round. `faster A / B` is the same in the article's per cent.
-- Rows that differ in `round` alone are one, as in the report: a ratio is the mean of those of whole rounds, a time the
+- Rows that differ only in `round` count as one row, as in the report: a ratio is the mean over whole rounds, a time the
   median of their samples (fusedgpt/bench/rounds.py).
 - A single number needs a single row. `X to Y` is the smallest and the largest of several rows, or of one row's rounds.
-- The unit written behind the number decides what the value is converted to, the digits written how it is rounded.
+- The value is converted to the unit that is written behind the number, and rounded to the digits that are written.
 - A disturbed row cannot be quoted.
 
 A number that is no measurement of ours has a comment that says so:
@@ -27,8 +27,8 @@ A number that is no measurement of ours has a comment that says so:
     <!-- computed: HOW -->      it follows from a formula or a test
     <!-- setting -->            a default, a limit, a size by definition
 
-It covers the numbers before it in its sentence or cell; in the head of a table, its column; alone on a line, the block
-below, up to an empty line, or if that is a heading its section.
+Such a comment covers the numbers before it in its sentence or cell. In the head of a table it covers the column. Alone
+on a line it covers the block below, up to an empty line, or if a heading follows, the section of that heading.
 """
 
 import itertools
@@ -56,7 +56,7 @@ UNITS |= {"%": 0.01, "times": 1, "tokens/s": 1}
 UNITS |= {f"{letter}B": 1000**n for n, letter in enumerate("kMGT", 1)}
 UNITS |= {f"{letter}iB": 1024**n for n, letter in enumerate("KMGT", 1)}
 UNITS |= {"GB/s": 1e9, "TB/s": 1e12, "GFLOP/s": 1e9, "TFLOP/s": 1e12}
-IN_UNITS = {"_ms": 1e-3, "_mb": 1e6, "tflops": 1e12}  # what fields with these endings are in; others: s, bytes, shares
+IN_UNITS = {"_ms": 1e-3, "_mb": 1e6, "tflops": 1e12}  # units of fields with these endings; others: s, bytes, shares
 
 NUMBER = r"(?<![\w.,:/-])[+-]?\d+(?:,\d{3})*(?:\.\d+)?"
 UNIT = f"(?:{'|'.join(sorted(map(re.escape, UNITS), key=len, reverse=True))})"
@@ -78,11 +78,11 @@ HEAD = re.compile(r"%|\b(?:ms|s|seconds|MiB|GiB|MB|GB|tokens/s|times|loss|bits p
 
 
 class Unfit(Exception):
-    """A comment that names nothing, or what may not be quoted."""
+    """A comment that names nothing, or something that may not be quoted."""
 
 
 def rows_of(path: pathlib.Path, chosen: bool) -> list[dict]:
-    """What can be quoted of a file under results/: its rows, or if none is `chosen` what it says of itself."""
+    """What can be quoted from a file under results/: its rows if rows are `chosen`, else its header or last line."""
     if not path.exists():
         raise Unfit(f"results/ has no {path.name}")
     if path.suffix == ".json":
@@ -103,14 +103,14 @@ def rows_of(path: pathlib.Path, chosen: bool) -> list[dict]:
 
 
 def field(row: dict, name: str):
-    """The value of a field, whose name may lead through dictionaries; None if there is none."""
+    """The value of a field, or None. A dotted name leads through nested dictionaries."""
     for part in name.split("."):
         row = row.get(part) if isinstance(row, dict) else None
     return row
 
 
 def conditions(words: list[str]) -> list[tuple[str, str, str]]:
-    """`key=value` and `key>=value` as (key, sign, value)."""
+    """`key=value` and `key>=value` as (key, sign, value). Raises Unfit for anything else."""
     found = [re.match(r"([\w.]+)(>?=)(.*)", word) for word in words]
     if None in found:
         raise Unfit(f"{words[found.index(None)]!r} is no condition: write key=value")
@@ -126,7 +126,7 @@ def meets(row: dict, wanted: list[tuple[str, str, str]]) -> bool:
 
 
 def value_of(row: dict, name: str) -> tuple:
-    """(the value of a field, that of each round)."""
+    """(value of a field, [value in each round])."""
     if "status" in row and not comparable(row):
         raise Unfit(f"the row is {'disturbed' if row.get('disturbed') else row['status']}")
     value = field(row, name)
@@ -187,7 +187,7 @@ def written(value: float, what: str, like: str, unit: str | None) -> str:
 
 
 def as_it_should_be(before: str, text: str, results: pathlib.Path) -> tuple[int, str]:
-    """Where in `before`, the text up to a comment, its quotation begins; and how that reads by the rows."""
+    """(where the quotation begins in `before`, the text up to a comment; how it should read by the rows)."""
     what, found = values(text, results)
     if is_text := TEXT.search(before):
         if len(found) > 1:
@@ -210,7 +210,7 @@ def as_it_should_be(before: str, text: str, results: pathlib.Path) -> tuple[int,
 
 
 def line_of(page: str, at: int) -> int:
-    """The number of the line of a place."""
+    """The line number of a place."""
     return page.count("\n", 0, at) + 1
 
 
@@ -268,16 +268,16 @@ def without_a_row(page: str, covered: list[tuple[int, int]], visible: str) -> It
 
 
 def check(page: str, name: str, results: pathlib.Path = ROOT / "results") -> tuple[str, list[str]]:
-    """A page with the numbers that its rows say, and what was wrong with it: `page:line says X, the row says Y`."""
+    """A page with the numbers of its rows, and what was wrong with it: `page:line says X, the row says Y`."""
     prose = without(CODE, page)
-    visible = without(HIDDEN, without(COMMENT, prose, "\0"))  # no number goes on behind a comment
+    visible = without(HIDDEN, without(COMMENT, prose, "\0"))  # no number continues behind a comment
     wrong, covered, right, done = [], [], [], 0
-    for comment in COMMENT.finditer(without(HIDDEN, prose)):  # none in backticks
+    for comment in COMMENT.finditer(without(HIDDEN, prose)):  # comments in backticks do not count
         where, text = f"{name}:{line_of(page, comment.start())}", " ".join(comment[1].split())
         if NOTE.match(text):
             covered += covered_by(comment, page, visible)
             continue
-        before = page[done : comment.start()].rstrip("*")  # of bold print
+        before = page[done : comment.start()].rstrip("*")  # bold print
         try:
             start, should = as_it_should_be(before, text, results)
         except Unfit as error:
@@ -295,7 +295,7 @@ def check(page: str, name: str, results: pathlib.Path = ROOT / "results") -> tup
 
 
 def main() -> None:
-    """Say what is wrong with the pages, and with --write put right what the rows can."""
+    """Print what is wrong with the pages; with --write, first correct what the rows can."""
     wrong = []
     for path in PAGES:
         page, name = path.read_text(), str(path.relative_to(ROOT))

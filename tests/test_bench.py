@@ -156,7 +156,7 @@ def test_reports_are_drawn_again_from_the_shell(tmp_path, data):
 
 def test_a_benchmark_without_a_measured_row_fails(tmp_path, data):
     # it used to end with status 0
-    with pytest.raises(UserError, match=r"no row of ladder could be measured: .*report.md has the reason of each"):
+    with pytest.raises(UserError, match=r"no row of ladder could be measured: .*report.md gives the reason for each"):
         run("ladder", tmp_path, data, only="efficient,cudnn*")
     assert "GPUs only" in (tmp_path / "results" / "ladder" / "report.md").read_text()
 
@@ -175,7 +175,7 @@ def test_a_budget_ends_with_a_report_and_the_same_command_goes_on(tmp_path, data
 
 def test_a_budget_that_is_over_at_once_is_an_error(tmp_path, data):
     with pytest.raises(
-        UserError, match="max_seconds=1e-09 was over before a row of numerics: the same command goes on"
+        UserError, match="max_seconds=1e-09 was over before any row of numerics: give the same command again"
     ):
         run("numerics", tmp_path, data, max_seconds=1e-9)
 

@@ -1,4 +1,4 @@
-"""Every command of the README and docs/, run in a copy of the project: small models, few steps, no download.
+"""Run every command of the README and docs/ in a copy of the project: small models, few steps, no download.
 
 The commands run one after another in one process, because importing PyTorch takes longer than most of them.
 """
@@ -219,7 +219,7 @@ def test_a_command_of_the_docs_runs(command, ran, copy):
 
 
 def test_readmes_five_commands_lead_from_a_folder_of_anything_to_a_score(copy):
-    # each was tried on its own only, with data and weights of the tests
+    # each used to be tested on its own only, with data and weights of the tests
     for package in ("tyro", "tokenizers", "transformers", "lm_eval", "pyarrow", "zstandard"):
         pytest.importorskip(package)
     (five,) = re.findall(r"in five commands:\n\n((?: {4}.*\n)+)", (ROOT / "README.md").read_text())
@@ -256,7 +256,7 @@ def fill(folder):
 
 
 def test_no_warning_is_ours(copy):
-    # bins were left open
+    # bins used to be left open
     pytest.importorskip("tyro")
     own = ["train.py", "--out_dir=out-strict", "--dataset=python_stdlib", *SHORT, "--gradient_accumulation_steps=1"]
     steps = [

@@ -84,7 +84,7 @@ def test_functions_can_be_read():
 
 
 def test_a_dependency_has_one_bound():
-    # tokenizers had two
+    # tokenizers used to have two
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = [dependency.split(">=")[0] for dependency in dependencies]
     assert len(names) == len(set(names)) > 10
@@ -96,7 +96,7 @@ def test_no_file_is_a_leftover():
 
 
 def test_every_mutant_can_be_planted():
-    # make faults plants them; a refactor that takes the text of one away should not wait for that
+    # `make faults` plants them; a refactor that removes the text of one should fail before that
     assert len({each.what for each in MUTANTS}) == len(MUTANTS) >= 40
     for each in MUTANTS:
         ast.parse(each.planted(ROOT))

@@ -1,11 +1,11 @@
 """Where a training step's time goes: into matrix products, and into what only moves memory; and the output layer alone.
 
 PyTorch's article pads the vocabulary to a multiple of 64, which makes the products of the output layer "nearly" 3 times
-as fast on an A100. AMD's article cites "Data Movement Is All You Need" (arXiv:2007.00072): of training BERT, matrix
-products are 99.8 % of the operations, but 61 % of the time. The rest waits for memory, and fused attention saves some
-of that.
+as fast on an A100. AMD's article cites "Data Movement Is All You Need" (arXiv:2007.00072): in training BERT, matrix
+products are 99.8 % of the operations, but 61 % of the time. The rest of the time goes to waiting for memory, and fused
+attention saves some of it.
 
-B batch, T sequence, C channels, V ids or, padded, rows of the output layer; N = B T tokens.
+B batch, T sequence, C channels, N = B T tokens; V rows of the output layer: the ids, with or without padding.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from fusedgpt.receipt import observe
 from model import GPT, GPTConfig
 
 MULTIPLE = 64  # the article's padding: 50257 -> 50304
-COMPARED = 16  # tokens and ids, spread evenly, whose logits and gradients are compared with float64
+COMPARED = 16  # evenly spread tokens and ids whose logits and gradients are compared with float64
 FORWARD, BOTH = "forward", "forward + backward"
 PRODUCTS, ATTENTION, MEMORY, OPTIMIZER, OTHER = CATEGORIES = (
     "matrix products",
@@ -44,7 +44,7 @@ PRODUCTS, ATTENTION, MEMORY, OPTIMIZER, OTHER = CATEGORIES = (
     "gradient norm and AdamW",
     "other",
 )
-# PyTorch's operators, without the underscore of those that work in place; a backward is in the category of its forward
+# PyTorch's operators, without the underscore of in-place ones; a backward counts in the category of its forward
 _OPERATORS = {
     PRODUCTS: "mm addmm bmm baddbmm",
     OPTIMIZER: "_fused_adamw linalg_vector_norm _foreach_norm",
@@ -53,7 +53,7 @@ _OPERATORS = {
 }
 _CATEGORY = {name: category for category, names in _OPERATORS.items() for name in names.split()}
 
-TRAINS = False  # train.py: a step is taken apart in this process
+TRAINS = False  # a step is taken apart in this process, not in train.py
 UNUSED = {}
 GROUP = ("part", "dtype", "pass")
 
@@ -63,9 +63,9 @@ class Settings(settings.Timed):
     repeats: int = 20  # timed calls, or profiled steps, of each row
     n_layer: int = 12  # layers of the GPT that makes the step
     n_head: int = 12  # heads in a layer
-    n_embd: int = 768  # channels: C, of the output layer too
-    block_size: int = 1024  # tokens in a sequence: T
-    batch_size: int = 12  # sequences in a step: B
+    n_embd: int = 768  # channels (C), also of the output layer
+    block_size: int = 1024  # tokens in a sequence (T)
+    batch_size: int = 12  # sequences in a step (B)
     vocab_size: int = 50257  # ids; the output layer is measured with these, and padded to a multiple of 64
     # dtype of matrix products; the output layer is measured in float32 too
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -77,7 +77,7 @@ def defaults(gpu: bool) -> dict:
 
 
 def plan(s: Settings, device: torch.device) -> list[dict]:
-    """The output layer, padded and not; then the step. Raises UserError if no model has these dimensions."""
+    """The rows: the output layer, padded and not, then the step. Raises UserError if no model has these dimensions."""
     sizes = dict.fromkeys((s.vocab_size, _config(s, "manual").padded_vocab_size))
     output = [
         {"part": "output layer", "dtype": dtype, "pass": direction, "V": V}
@@ -94,14 +94,14 @@ def _config(s, attention):
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
-    """A row: the times of the output layer's products, or those of a step by category."""
+    """A row: times of the output layer's products, or of a step by category."""
     if spec["part"] == "step":
         return _step(spec["attention"], s, device, trace_path(folder, spec))
     return _output_layer(spec, s, device)
 
 
 def _output_layer(spec, s, device):
-    """The row of the logits z = x Wᵀ and, with the backward, of dx = dz W and dW = dzᵀ x."""
+    """The row of z = x Wᵀ, the logits, and if its pass has a backward, of dx = dz W and dW = dzᵀ x."""
     dtype, backward = DTYPES[spec["dtype"]], spec["pass"] == BOTH
     x, w, dz = inputs(s, spec["V"], device, dtype)
     dz = dz if backward else None
@@ -132,7 +132,7 @@ def inputs(s: Settings, V: int, device: torch.device, dtype: torch.dtype) -> tup
 
 
 def products(x: Tensor, w: Tensor, dz: Tensor | None = None) -> tuple[Tensor, ...]:
-    """(z,), or with the gradient `dz` of z (z, dx, dW), of the model's output layer."""
+    """(z,) of the model's output layer; (z, dx, dW) if `dz`, the gradient of z, is given."""
     if dz is None:
         return (F.linear(x, w),)
     x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
@@ -141,7 +141,7 @@ def products(x: Tensor, w: Tensor, dz: Tensor | None = None) -> tuple[Tensor, ..
 
 
 def compare(x: Tensor, w: Tensor, dz: Tensor | None) -> dict[str, float]:
-    """The largest error of `products` against float64 in some rows: 'z', and with `dz` 'dx' and 'dw'.
+    """The largest errors of `products` against float64, in COMPARED rows of each: 'z', and with `dz` 'dx' and 'dw'.
 
     An error is a fraction of the largest number in its row, as in fusedgpt/parity.py.
     """
@@ -155,13 +155,13 @@ def compare(x: Tensor, w: Tensor, dz: Tensor | None) -> dict[str, float]:
 
 
 def _error(got, want):
-    largest = want.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(got.dtype).tiny)  # 0 in a row of padding
+    largest = want.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(got.dtype).tiny)  # a row of padding is all 0
     fraction = (got - want).abs() / largest
     return fraction.max().nan_to_num(nan=torch.inf).item()
 
 
 def _step(attention, s, device, trace):
-    """The row of a training step, eager: forward, backward, gradient norm and AdamW, by category."""
+    """The row of an eager training step by category: forward, backward, gradient norm and AdamW."""
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"PyTorch's profiler has no times of operators on {device.type}: set --device=cpu")
     dtype, config = resolve_dtype(s.dtype, device), _config(s, attention)
@@ -195,10 +195,10 @@ def _step(attention, s, device, trace):
 
 
 def self_ms(profiled: torch.profiler.profile, device: torch.device) -> dict[str, float]:
-    """Milliseconds of each operator, without those of the operators that it calls: nothing counts twice.
+    """Milliseconds of each operator, without the operators that it calls, so that nothing counts twice.
 
-    On a GPU they are those of the kernels that the operator launched itself, and what the GPU did beside them is the
-    operator "outside of operators".
+    On a GPU, an operator's time is that of the kernels that it launched itself. All other work of the GPU counts as the
+    operator "outside of operators". Raises UserError if the profiler saw no kernel on a GPU.
     """
     operators = [event for event in profiled.key_averages() if event.device_type == DeviceType.CPU]
     if device.type == "cpu":
@@ -219,7 +219,7 @@ def by_category(operators: dict[str, float]) -> dict[str, float]:
 
 
 def category_of(operator: str) -> str:
-    """The category of an operator as the profiler spells it: 'aten::add_'. OTHER for one that is not known."""
+    """The category of an operator, named as the profiler names it, such as 'aten::add_'; OTHER if it is unknown."""
     name = operator.removeprefix("aten::")
     if name.startswith("Optimizer."):
         return OPTIMIZER
@@ -234,14 +234,14 @@ def category_of(operator: str) -> str:
 
 
 def shares(row: dict, categories: tuple[str, ...], of: tuple[str, ...] = CATEGORIES) -> tuple[float, float, float]:
-    """What share of the time in `of` is in `categories`: median, 10th and 90th percentile over the steps of a row."""
+    """The share of `categories` in the time of `of`: median, 10th and 90th percentile over the steps of a row."""
     part, whole = (np.sum([row["ms"][category] for category in names], axis=0) for names in (categories, of))
     p10, median, p90 = np.percentile(part / whole, [10, 50, 90]).tolist()
     return median, p10, p90
 
 
 def table(rows: list[dict]) -> list[str]:
-    """The output layer, padded and not; and a step by category."""
+    """A table of the output layer, padded and not, and one of a step by category."""
     output, steps = ([row for row in rows if row["part"] == part] for part in ("output layer", "step"))
     text = ["## the output layer", ""] if output else []
     if output:
@@ -269,7 +269,7 @@ def table(rows: list[dict]) -> list[str]:
 
 
 def _unpadded(row, rows):
-    """The row of the same product without padding; None if `row` is that itself."""
+    """The row of the same product without padding; None if `row` itself has none."""
     group = [r for r in rows if all(r[key] == row[key] for key in ("dtype", "pass"))]
     smallest = min(group, key=lambda r: r["V"])
     return None if smallest is row else smallest
@@ -297,12 +297,12 @@ def _of_step(row):
 
 
 def _products(row):
-    """The share of matrix products in forward and backward, and its spread; fused attention is not among them."""
+    """The share of matrix products in forward and backward, and its spread. Fused attention does not count as one."""
     return shares(row, (PRODUCTS,), (PRODUCTS, ATTENTION, MEMORY, OTHER))
 
 
 def claims(rows: list[dict]) -> list[check.Claim]:
-    """How many times as fast padding makes the output layer, how long products take in a step, and what is refused."""
+    """How much padding speeds up the output layer, how long products take in a step, and what is refused."""
     found, output = [], [row for row in rows if row["part"] == "output layer"]
     for row in output:
         base = _unpadded(row, output)
@@ -337,7 +337,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
 
 
 def _divided(rows):
-    """A bar for each row, divided by category, with the per cent of those that are wide enough for it."""
+    """A bar for each row, divided by category. Pieces that are wide enough show their per cent."""
     figure, axes = drawing.new(0.5 * len(rows) + 1.0)
     ends = np.zeros(len(rows))
     for n, category in enumerate(CATEGORIES):

@@ -1,8 +1,8 @@
-"""Everything that there is to measure on a GPU, in an order that leaves the most useful results first.
+"""Measure everything that there is to measure on a GPU, the most useful results first.
 
-First the tests that need a GPU, because a figure of a kernel that computes wrongly is worth nothing; then the kinds of
-benchmark. Each step is a process of its own that ends within LIMIT seconds; the same command goes on with what is
-missing. Results go to results/<device>: rows, reports and figures, and tests.json.
+First come the tests that need a GPU, because a figure of a kernel that computes wrongly is worth nothing. Then come the
+kinds of benchmark. Each step is its own process and ends within LIMIT seconds. The same command continues with what is
+missing. Results go to results/<device>: rows, reports, figures and tests.json.
 """
 
 import dataclasses
@@ -26,17 +26,17 @@ from fusedgpt.errors import UserError
 from fusedgpt.files import atomic
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LIMIT = 540.0  # seconds of a step, after which it is ended
-LAST_ROW = 120.0  # of these, left for a row that was begun before the time was up, and for the report
+LIMIT = 540.0  # seconds after which a step is killed
+LAST_ROW = 120.0  # seconds of LIMIT kept for a row that still runs when time is up, and for the report
 
-# the files of tests that need a GPU; each rests on what those before it test
+# the test files that need a GPU; each relies on what those before it test
 TESTS = ["attention", "flash_impl", "receipt", "timing", "kernels", "memory", "profiler", "model", "generate", "decode"]
 TESTS += ["optimizer", "step", "train", "resume", "bench", "prefill", "max_batch", "peers"]
 KINDS = ["ladder", "numerics", "anatomy", "prefill", "sweep", "max_batch", "peers"]
-# what a kind begins with, in a step of its own: the rungs of the article's end with their traces, and its figure 3
+# what a kind measures first, in a step of its own: the article's last rungs with their traces, and its figure 3
 FIRST = {"ladder": ["--only=flash,flash +*,cudnn*", "--profile=True"], "max_batch": ["--only=manual,flash"]}
-# of training at the largest batch. The article trains for an hour; here a step ends within LIMIT, and two kernels with
-# the search for their batches should fit into an hour that a machine is lent for
+# seconds of training at the largest batch. The article trains for an hour. Here a step ends within LIMIT, and two
+# kernels, with the search for their batches, should fit into one hour on a lent machine
 TRAIN_SECONDS = {"max_batch": 180}
 
 # sizes at which every step takes seconds on a CPU
@@ -56,8 +56,8 @@ TINY = {
 @dataclasses.dataclass
 class Settings:
     results: str = ""  # folder for results; empty: results/ and the name of the device, such as results/h200
-    max_seconds: float | None = None  # seconds after which no further step is begun; the same command goes on
-    rehearse: bool = False  # tiny sizes on the CPU, to see that each step works; results go to out-rehearsal
+    max_seconds: float | None = None  # begin no step after this many seconds; the same command continues
+    rehearse: bool = False  # run each step at tiny sizes on the CPU, to see that it works; results go to out-rehearsal
 
 
 def folder(s: Settings, device: torch.device) -> pathlib.Path:
@@ -78,9 +78,9 @@ def short_name(device: torch.device) -> str:
 
 
 def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tuple[int, int, int]]) -> str:
-    """Run what is missing, step by step; a line that says what is measured and what is missing.
+    """Run what is missing, step by step; returns a line that says what is measured and what is still missing.
 
-    left: (kind, its arguments) -> how many of its rows are missing, how many are disturbed, and how many there are.
+    left: (kind, its arguments) -> (missing, disturbed, all): how many such rows it has.
     """
     results = folder(s, device)
     results.mkdir(parents=True, exist_ok=True)
@@ -101,14 +101,14 @@ def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tupl
             seconds = min(LIMIT, deadline - time.monotonic())
             if seconds > last_row and left(kind, args)[0]:
                 _step(f"bench.py {kind}", ["bench.py", kind, *args, f"--max_seconds={seconds - last_row}"], seconds)
-    for name in ran_before:  # those that did not pass hold nothing else up
+    for name in ran_before:  # tests that did not pass run again last, so that they hold nothing up
         if not _passed(ran_before[name]):
             _test(results, name, device, deadline)
     return summary(_tests(results, device), {kind: left(kind, arguments[kind]) for kind in KINDS}, results)
 
 
 def _step(name, command, seconds):
-    """Run Python on `command`, and end it with all its children after `seconds`."""
+    """Run Python on `command`; kill it with all its children after `seconds`."""
     print(f"== {name}")
     process = subprocess.Popen([sys.executable, *command], cwd=ROOT, start_new_session=True)
     try:
@@ -122,7 +122,7 @@ def _step(name, command, seconds):
 
 
 def _test(results, name, device, deadline):
-    """Run the file of tests called `name`, and write to tests.json what came of it."""
+    """Run the test file called `name`, and write its outcome to tests.json."""
     seconds = min(LIMIT, deadline - time.monotonic())
     if seconds <= LAST_ROW:
         return
@@ -140,7 +140,7 @@ def _test(results, name, device, deadline):
 
 
 def _tests(results, device):
-    """What came of each file of tests, with this code, device and PyTorch."""
+    """The outcome of each test file with this code, device and PyTorch."""
     path = results / "tests.json"
     found = json.loads(path.read_text()) if path.exists() else {}
     return found["files"] if found.get("of") == _of(device) else {}
@@ -159,7 +159,7 @@ def _passed(outcome):
 
 
 def summary(tests: dict[str, dict], rows: dict[str, tuple[int, int, int]], results: pathlib.Path) -> str:
-    """What is measured and what is missing, in a line. tests and rows: as _tests and `left` in run have them."""
+    """A line with what is measured and what is missing. tests: as _tests returns them; rows: {kind: its `left`}."""
     ran = sum(outcome.get("tests", 0) - outcome.get("skipped", 0) for outcome in tests.values())
     bad = [f"test_{name}.py" for name, outcome in tests.items() if not _passed(outcome)]
     failed = f", of which {', '.join(bad)} did not pass" if bad else ""

@@ -1,6 +1,6 @@
-"""The models of the prefill benchmark: one interface to our GPT and to causal models of transformers'.
+"""The models of the prefill benchmark: one interface to our GPT and to causal models from transformers.
 
-Mistral-7B, Llama-3-8B and Phi-2 as published, built offline with random weights; stand-ins of them for a CPU, with an
+Mistral-7B, Llama-3-8B and Phi-2 as published, built offline with random weights; stand-ins for them on a CPU, with an
 eighth of the width, heads and layers, so that head size and grouping stay; our own GPT in GPT-2's sizes; and any other
 causal model that transformers loads.
 
@@ -61,11 +61,11 @@ STAND_INS = {"mistral-small": "mistral-7b", "llama-small": "llama-3-8b", "phi-sm
 _SHRUNK = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 # layers, heads, channels
 GPT2 = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
-NAMED = {"eager": "manual"}  # what ATTENTION calls transformers' eager attention; flash is flash in both
+NAMED = {"eager": "manual"}  # our name for what transformers calls eager; flash has the same name in both
 
 
 def config(name: str):
-    """The config of a published model or its stand-in: a new one each time, because a model keeps the one it gets."""
+    """The config of a published model or its stand-in; new each time, because a model keeps the one it gets."""
     from transformers import AutoConfig
 
     fields = copy.deepcopy(PUBLISHED[STAND_INS.get(name, name)])
@@ -85,7 +85,7 @@ class OurGPT:
         self.output, self.dtype, self.max_length = self.model.lm_head, dtype, self.model.config.block_size
 
     def embedding_weights(self) -> list[torch.Tensor]:
-        """The weights that do not multiply every token: of the embeddings and the output layer."""
+        """The weights that do not multiply every token: those of the embeddings and the output layer."""
         return [self.model.transformer.wte.weight, self.model.transformer.wpe.weight, self.output.weight]
 
     def use(self, attention: str) -> None:
@@ -93,25 +93,25 @@ class OurGPT:
         self.model.use_attention(NAMED.get(attention, attention))
 
     def generate(self, idx: torch.Tensor) -> None:
-        """The call that is timed: prefill into a new cache, and the likeliest id."""
+        """The timed call: prefill into a new cache, and the likeliest id."""
         self.model.generate(idx, 1, temperature=0)
 
     def compare(self, idx: torch.Tensor) -> dict[str, float]:
-        """parity.compare of the attention in use, for two heads of a prompt like `idx` (1, T)."""
+        """parity.compare of the current attention, for two heads of a prompt like `idx` (1, T)."""
         c = self.model.config
-        dtype = cache_dtype(idx.device, self.dtype)  # which attention is computed in
+        dtype = cache_dtype(idx.device, self.dtype)  # attention is computed in the dtype of the cache
         case = Case((1, 2, idx.size(1), c.n_embd // c.n_head), idx.device, dtype, backward=False)
         return parity.compare(ATTENTION[c.attention], case)
 
 
 class TransformersModel:
-    """A causal model of transformers': published, a stand-in, or loaded by name."""
+    """A causal model from transformers: published, a stand-in, or loaded by name."""
 
     def __init__(self, name: str, device: torch.device, dtype: torch.dtype):
         from transformers import AutoModelForCausalLM
 
         if name in PUBLISHED or name in STAND_INS:
-            with torch.device(device):  # not on meta: the rotary frequencies are buffers, which to_empty would lose
+            with torch.device(device):  # not on meta: to_empty would lose the rotary frequencies, which are buffers
                 self.model = AutoModelForCausalLM.from_config(config(name), dtype=dtype)
         else:
             try:
@@ -127,7 +127,7 @@ class TransformersModel:
         self.output, self.dtype = self.model.get_output_embeddings(), dtype
 
     def embedding_weights(self) -> list[torch.Tensor]:
-        """The weights that do not multiply every token: of the embedding and the output layer."""
+        """The weights that do not multiply every token: those of the embedding and the output layer."""
         return [self.model.get_input_embeddings().weight, self.output.weight]
 
     def use(self, attention: str) -> None:
@@ -141,22 +141,22 @@ class TransformersModel:
             raise UserError(f"{type(self.model).__name__} does not switch its attention to {implementation}")
 
     def _held(self):
-        """SDPA's flash kernel and no other, for every call of SDPA."""
+        """A context in which SDPA uses its flash kernel and no other, if the model calls SDPA."""
         held = self.model.config._attn_implementation == "sdpa"
         return sdpa_kernel(SDPBackend.FLASH_ATTENTION) if held else contextlib.nullcontext()
 
     def generate(self, idx: torch.Tensor) -> None:
-        """The call that is timed: `generate` of one token, with the mask of ones that a tokenizer gives."""
+        """The timed call: `generate` of one token, with the mask of ones that a tokenizer gives."""
         with self._held():
             self.model.generate(
                 idx, attention_mask=torch.ones_like(idx), max_new_tokens=1, do_sample=False, pad_token_id=0
             )
 
     def compare(self, idx: torch.Tensor) -> dict[str, float]:
-        """parity.compare of the attention in use as the model itself calls it for `idx` (1, T).
+        """parity.compare of the current attention, called as the model itself calls it for `idx` (1, T).
 
-        With its own mask and options, for two heads of keys and as many queries to each as in the model. Raises
-        UserError if the model does not call attention through transformers' AttentionInterface.
+        The call has the model's mask and options, two heads of keys, and as many queries to each as in the model.
+        Raises UserError if the model does not call attention through transformers' AttentionInterface.
         """
         calls = []
         with _listening(calls):
@@ -176,7 +176,7 @@ class TransformersModel:
 
 @contextlib.contextmanager
 def _listening(calls):
-    """Append to `calls` how a model of transformers' calls attention: (function, module, shape, mask, options)."""
+    """Append (function, module, shape, mask, options) to `calls` when a transformers model calls attention."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as interfaces
 
     find = interfaces.get_interface
@@ -190,18 +190,18 @@ def _listening(calls):
 
         return call
 
-    interfaces.get_interface = get_interface  # on the instance, so that it shadows the method
+    interfaces.get_interface = get_interface  # on the instance, where it shadows the method
     try:
         yield
     finally:
         del interfaces.get_interface
 
 
-_loaded = {}  # one model at most: two at full size may not fit
+_loaded = {}  # at most one model: two at full size may not fit
 
 
 def load(name: str, seed: int, device: torch.device, dtype: torch.dtype) -> OurGPT | TransformersModel:
-    """The model `name`. It is kept until another is asked for, which is built only once this one is gone."""
+    """The model `name`. It is kept until another is asked for; that one is built only once this one is freed."""
     key = (name, seed, device, dtype)
     if key not in _loaded:
         _loaded.clear()

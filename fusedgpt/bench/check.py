@@ -1,7 +1,7 @@
-"""What a published benchmark claims, and whether that holds on the machine at hand: bench.py check.
+"""bench.py check: what a published benchmark claims, and whether that holds on this machine.
 
-Each kind derives its claims from rows alone (`claims`). Here the claims of two sets of rows, published and measured
-here, are compared one by one. A claim keeps the rows that it rests on: they say why it has no counterpart here.
+Each kind derives its claims from rows alone (`claims`). This module compares the claims of published rows, one by one,
+with those of rows measured here. A claim keeps the rows that it rests on: they say why it may have no counterpart.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from fusedgpt.files import atomic
 RATIO = 1.1  # factor by which two ratios of times may differ
 ERROR = 4.0  # factor by which two errors may differ: each is the largest of many
 REFUSED = "refused"
-NOWHERE = "at no length"  # of a crossover that is not there, or not for sure
+NOWHERE = "at no length"  # no crossover, or none for sure
 # verdicts; a reason may follow after a colon
 HOLDS, NOISE, FAILS, DISTURBED = "holds", "within noise", "does not hold", "disturbed"
 CANNOT = "cannot be measured here"
@@ -33,29 +33,29 @@ VERDICTS = (HOLDS, NOISE, FAILS, DISTURBED, CANNOT, LATER)
 
 @dataclasses.dataclass
 class Settings:
-    """What `bench.py check` can be told."""
+    """The settings of `bench.py check`."""
 
-    results: str = "out-check"  # folder for the new rows; each published folder has one of its name in it
-    only: str = ""  # comma-separated values, such as flash,math, or patterns: claims on rows with one; empty: all
-    max_seconds: float | None = None  # seconds after which no further row is begun; the same command goes on
+    results: str = "out-check"  # folder for the new rows; each published folder gets a folder of its name in it
+    only: str = ""  # comma-separated values, such as flash,math, or patterns: claims about rows with one; empty: all
+    max_seconds: float | None = None  # begin no row after this many seconds; the same command continues
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What rows say: a number with its spread, or a word, which is the same on two machines or not."""
+    """What rows say: a number with its spread, or a word. Two words agree only if they are the same."""
 
-    name: str  # the same words on every machine
-    rows: list[dict]  # those that it rests on; the last is the one that it is about
+    name: str  # the same on every machine
+    rows: list[dict]  # the rows that it rests on; it is about the last
     value: float | str
     low: float | None = None
     high: float | None = None
     error: bool = False  # whether the value is an error, not a ratio
-    timed: bool = True  # whether a row that was disturbed says nothing about it
-    whole: bool = False  # whether it is about all of its rows
+    timed: bool = True  # whether a disturbed row says nothing about it
+    whole: bool = False  # whether it is about all its rows, not only the last
 
     @property
     def within(self) -> float:
-        """The factor that may lie between two values."""
+        """The factor by which two values may differ."""
         return ERROR if self.error else RATIO
 
     def __str__(self) -> str:
@@ -68,13 +68,13 @@ class Claim:
 
 
 def ratio(name: str, row: dict, base: dict | None) -> list[Claim]:
-    """That `row` is so many times as fast as `base`, with its spread; no claim if one was disturbed or has no time."""
+    """How many times `row` is as fast as `base`, with the spread; no claim if one was disturbed or has no time."""
     found = None if row is base else speedup(row, base)
     return [Claim(name, [base, row], *found)] if found else []
 
 
 def same_loss(name: str, row: dict, base: dict | None) -> list[Claim]:
-    """Whether the last loss of a run is that of `base`, within a per cent. No claim if either was not measured."""
+    """Whether a run's last loss is within one per cent of that of `base`. No claim if either was not measured."""
     if row is base or base is None or {row["status"], base["status"]} != {"measured"}:
         return []
     same = math.isclose(row["final_loss"], base["final_loss"], rel_tol=0.01)
@@ -82,7 +82,7 @@ def same_loss(name: str, row: dict, base: dict | None) -> list[Claim]:
 
 
 def refusals(rows: Iterable[dict]) -> list[Claim]:
-    """That each row that was refused is refused; its values are its name."""
+    """For each refused row, the claim that it is refused, named by the row's values."""
     return [Claim(name_of(row), [row], REFUSED, timed=False) for row in rows if row["status"] == REFUSED]
 
 
@@ -97,9 +97,9 @@ def dtype_of(row: dict) -> str | None:
 
 
 def published(kind: types.ModuleType, rows: list[dict], only: str) -> list[Claim]:
-    """The claims of published rows of a kind, those about rows that `only` names, or all.
+    """The claims of a kind's published rows that are about rows that `only` names; all if it is empty.
 
-    Raises UserError if it names none, or the rows lack what a claim needs.
+    Raises UserError if there is none, or if the rows lack what a claim needs.
     """
     try:
         claims = [claim for claim in kind.claims(rows) if claim.value != NOWHERE]
@@ -109,7 +109,7 @@ def published(kind: types.ModuleType, rows: list[dict], only: str) -> list[Claim
             f" {type(error).__name__}: {error}"
         ) from error
     if not claims:
-        raise UserError("these rows claim nothing: none was measured undisturbed beside its baseline, and none refused")
+        raise UserError("these rows claim nothing: none was measured undisturbed beside its baseline, none was refused")
     specs = [spec_of(row) for claim in claims for row in claim.rows]
     chosen = {tuple(spec.items()) for spec in admitted(specs, only)}
     about = [claim for claim in claims if {key_of(row) for row in claim.rows[0 if claim.whole else -1 :]} <= chosen]
@@ -119,9 +119,9 @@ def published(kind: types.ModuleType, rows: list[dict], only: str) -> list[Claim
 
 
 def obstacles(wanted: dict[tuple, dict], s, device: torch.device, plan: list[dict]) -> dict[tuple, str]:
-    """Why some of the `wanted` rows cannot be measured here with the settings `s`, by their key."""
+    """{key of a row: why it cannot be measured here with the settings `s`}, for some of the `wanted` rows."""
     found, slow = {}, device.type == "cpu" and not cpu_multiplies_bfloat16()
-    slow = slow and hasattr(s, "dtype")  # numerics, whose rows name their dtypes, is quick all the same
+    slow = slow and hasattr(s, "dtype")  # numerics has none: its rows name their dtypes, and are quick all the same
     for key, row in wanted.items():
         if spec_of(row) not in plan:
             found[key] = "this version has no such row on this machine"
@@ -131,19 +131,19 @@ def obstacles(wanted: dict[tuple, dict], s, device: torch.device, plan: list[dic
 
 
 def measurable(claims: list[Claim], obstacles: dict[tuple, str]) -> list[dict]:
-    """The published rows of the claims of which every row can be measured here."""
+    """The published rows of those claims whose rows can all be measured here."""
     possible = [claim for claim in claims if not any(key_of(row) in obstacles for row in claim.rows)]
     return list({key_of(row): row for claim in possible for row in claim.rows}.values())
 
 
 def outlook(claims: list[Claim], todo: list[dict]) -> str:
-    """What is about to be measured, before it takes its time."""
+    """A line that says what is about to be measured, and how long it took on the published machine."""
     if not todo:
-        return f"{len(claims)} claims, of which none can be measured here"
+        return f"{len(claims)} claims; none can be measured here"
     seconds = sum(sum(row.get("samples_ms", [])) for row in todo) / 1e3
     return (
-        f"{len(claims)} claims; {len(todo)} rows are measured for them, whose samples alone took {seconds:.3g} s there."
-        " --only= checks some, --max_seconds= ends early, and the same command goes on"
+        f"{len(claims)} claims need {len(todo)} rows; their samples alone took {seconds:.3g} s there."
+        " --only= checks some claims, --max_seconds= ends early, and the same command continues"
     )
 
 
@@ -159,14 +159,14 @@ def compare(
 
 
 def _judged(claim, found, here, obstacles):
-    """What stands here against a claim, and the verdict with its reason."""
-    calm = found is not None and not claim.whole  # of some rounds, if not of all
+    """(the value here, the verdict with its reason) for a claim."""
+    calm = found is not None and not claim.whole  # some of its rounds were not disturbed
     hindrances = [_hindered(claim, row, here.get(key_of(row)), obstacles.get(key_of(row)), calm) for row in claim.rows]
     if verdicts := list(filter(None, hindrances)):
-        return "", min(verdicts, key=lambda verdict: verdict == LATER)  # a reason says more than that it is missing
+        return "", min(verdicts, key=lambda verdict: verdict == LATER)  # a reason says more than LATER does
     if claim.value == REFUSED and found is None:
         return "runs", FAILS
-    if found is None:  # no crossover, or a row that it rests on was disturbed, if only by its round
+    if found is None:  # no crossover, or a row that it rests on was disturbed, or its round was
         return (NOWHERE, FAILS) if claim.whole else ("", f"{DISTURBED}: no round here is whole")
     if claim.value == REFUSED and (reason := found.rows[0]["reason"]) != claim.rows[0]["reason"]:
         return str(found), f"{HOLDS}: refused here because {reason}"
@@ -174,9 +174,9 @@ def _judged(claim, found, here, obstacles):
 
 
 def _hindered(claim, row, mine, obstacle, calm):
-    """The verdict if `mine`, the row here, cannot stand against the published `row` of a claim; otherwise None.
+    """The verdict if `mine`, the row here, cannot be compared with the published `row` of a claim; otherwise None.
 
-    calm: whether the claim was drawn here, and so from what was not disturbed.
+    calm: whether the claim could be drawn here, which takes rows that were not disturbed.
     """
     if mine is None:
         return f"{CANNOT}: {obstacle}" if obstacle else LATER
@@ -192,7 +192,7 @@ def _hindered(claim, row, mine, obstacle, calm):
 
 
 def _verdict(claim, found):
-    """Whether two values agree, and otherwise by how much they do not."""
+    """Whether two values agree; if not, by how much they differ."""
     if claim.value == found.value:
         return HOLDS
     meet = claim.low is not None and found.low <= claim.high and claim.low <= found.high
@@ -236,7 +236,7 @@ def write(
 
 
 def columns(verdicts: list[tuple]) -> list[str]:
-    """The verdicts as lines for a console, in columns."""
+    """The verdicts in columns, as lines for a console."""
     lines = [("claim", "published", "here", "verdict"), *verdicts]
     widths = [max(len(line[n]) for line in lines) for n in range(3)]
     return ["  ".join([*(cell.ljust(width) for cell, width in zip(line, widths)), line[3]]) for line in lines]

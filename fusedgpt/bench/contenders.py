@@ -1,7 +1,7 @@
 """The contenders of peers.py: one interface to our GPT, to transformers' GPT-2 and to nanoGPT's model.py.
 
-All of a run start from the same weights. A contender has a `model`, and says which form of GELU that computes and over
-how many ids its softmax goes.
+All contenders of a run start from the same weights. A contender has a `model`, and names the form of GELU that it
+computes and the number of ids that its softmax covers.
 
 B batch, T sequence, V rows of the token embedding.
 """
@@ -23,10 +23,10 @@ from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.optimizer import update_weights
 from model import GPT, GPTConfig, to_transformers
 
-# nanoGPT's: no autocast, no padding, AdamW fused on CUDA only; and its train.py lets CUDA multiply in TF32
+# as nanoGPT: no autocast, no padding, AdamW fused on CUDA only. Its train.py also lets CUDA multiply in TF32
 NANOGPTS = {"dtype": "float32", "compile": False, "vocab_multiple": 1, "fused": False, "tf32": True}
 TRANSFORMERS = {"dtype": "auto", "vocab_multiple": 1}  # bfloat16, if the hardware multiplies it
-# what each contender sets; all else is as the settings say
+# what each contender sets; the settings decide all else
 TRAINING = {
     "ours": {},
     "ours, eager": {"compile": False},
@@ -38,7 +38,7 @@ TRAINING = {
     "nanoGPT, float32": NANOGPTS,
     "nanoGPT, patched": {"dtype": "auto", "compile": True, "vocab_multiple": 64},
 }
-GENERATION = {  # of ours, as sample.py does by default
+GENERATION = {  # ours as in sample.py by default
     "ours": {"attention": "sdpa", "dtype": "auto", "compile": False},
     "ours, float32": {"attention": "sdpa", "dtype": "float32", "compile": False},
     **{
@@ -49,22 +49,22 @@ GENERATION = {  # of ours, as sample.py does by default
     "nanoGPT, float32": NANOGPTS,
 }
 PARTS = {"training": TRAINING, "generation": GENERATION}
-UNLESS_SET = {"fused": True, "tf32": False}  # of what is no setting of train.py
-# the blocks' matrices are GPT-2's initial ones times this: otherwise greedy ids soon repeat, in any dtype alike
+UNLESS_SET = {"fused": True, "tf32": False}  # defaults of what is no setting of train.py
+# factor on the blocks' initial matrices: without it, greedy ids soon repeat, in any dtype alike
 LOUDER = 4
 
 
 def settings(part: str, peer: str, s: dict[str, Any]) -> types.SimpleNamespace:
-    """The settings of one contender: `s`, with what its name changes."""
+    """The settings of one contender: `s`, and over it what the contender sets."""
     own = {"activation": "gelu_tanh"} | UNLESS_SET | PARTS[part][peer]
     chosen = types.SimpleNamespace(**{**s, **own})
-    if part == "training" and chosen.dtype == "auto":  # float16 would need a scaler of gradients
+    if part == "training" and chosen.dtype == "auto":  # float16 would need a gradient scaler
         chosen.dtype = "bfloat16" if multiplies_bfloat16(torch.device(chosen.device)) else "float32"
     return chosen
 
 
 def initial_weights(s: types.SimpleNamespace) -> dict[str, Tensor]:
-    """The weights that all contenders start from, float32 on the CPU, by GPT-2's names and without padding."""
+    """The weights that all contenders start from: float32 on the CPU, with GPT-2's names and without padding."""
     determinism.seed(s.seed, "init")
     model = GPT(GPTConfig(**_dimensions(s), vocab_size=s.vocab_size))
     with torch.no_grad():
@@ -79,7 +79,7 @@ def build(peer: str, state: dict[str, Tensor], s: types.SimpleNamespace) -> Any:
 
 
 def reference(contender: Any, state: dict[str, Tensor], s: types.SimpleNamespace) -> GPT:
-    """Our GPT that computes what `contender` should, by hand-written attention: float32 on the CPU."""
+    """Our GPT, with hand-written attention, that computes what `contender` should: float32 on the CPU."""
     config = GPTConfig(**_dimensions(s), vocab_size=contender.ids, attention="manual", activation=contender.activation)
     return _loaded(GPT(config), _padded(state, contender.ids))
 
@@ -89,7 +89,7 @@ def _dimensions(s):
 
 
 def _padded(state, V):
-    """`state` with rows of 0 for the ids from its vocabulary up to V."""
+    """`state` with rows of 0 added for the ids from its vocabulary size up to V."""
     tied = ("transformer.wte.weight", "lm_head.weight")
     return {name: F.pad(w, (0, 0, 0, V - len(w))) if name in tied else w for name, w in state.items()}
 
@@ -118,13 +118,13 @@ def _to_generate(contender, s, device, backward):
 
 
 def clip_and_step(model: nn.Module, optimizer: torch.optim.Optimizer, s: types.SimpleNamespace) -> None:
-    """What a training loop does that is written by hand, such as nanoGPT's."""
+    """Clip the gradient and step as a hand-written training loop does, such as nanoGPT's."""
     nn.utils.clip_grad_norm_(model.parameters(), s.grad_clip)
     optimizer.step()
 
 
 class Ours:
-    """Our GPT as train.py runs it, or held to `NANOGPTS`."""
+    """Our GPT as train.py runs it, or with the settings `NANOGPTS`."""
 
     def __init__(self, state: dict[str, Tensor], s: types.SimpleNamespace):
         config = GPTConfig(
@@ -150,13 +150,13 @@ class Ours:
         return self.model(x, y, logits=False)[1]
 
     def optimizer(self, s: types.SimpleNamespace, device: torch.device) -> torch.optim.Optimizer:
-        """AdamW: the one of train.py, unless it is held to nanoGPT's."""
+        """train.py's AdamW, or nanoGPT's with the settings `NANOGPTS`."""
         if not s.fused:
             return _adamw(self.model, s, fused=device.type == "cuda")
         return self.model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device.type)
 
     def update(self, optimizer: torch.optim.Optimizer, s: types.SimpleNamespace) -> None:
-        """Clip the gradient and step, as train.py does, unless it is held to nanoGPT's."""
+        """Clip the gradient and step as train.py does, or as nanoGPT does with the settings `NANOGPTS`."""
         if not s.fused:
             return clip_and_step(self.model, optimizer, s)
         update_weights(optimizer, distributed.gradient_norm(self.model), s.grad_clip)
@@ -178,18 +178,18 @@ class HuggingFace:
         self.ids, self.options = s.vocab_size, {}
 
     def prepare(self, s: types.SimpleNamespace, device: torch.device, backward: bool) -> str:
-        """What transformers calls its attention. Compiled, its cache is one of a fixed size, as it advises."""
+        """The name of transformers' attention. If compiled, generation uses a static cache, as transformers advises."""
         _to_generate(self, s, device, backward)
         if not backward and s.compile is True:
             from transformers import CompileConfig
 
             how = CompileConfig(mode="reduce-overhead" if device.type == "cuda" else "default", fullgraph=False)
-            how._compile_all_devices = True  # it compiles for GPUs only, unless it is told
+            how._compile_all_devices = True  # unless told so, it compiles for GPUs only
             self.options = {"cache_implementation": "static", "compile_config": how}
         return self.model.config._attn_implementation
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """The mean loss of targets y after x, (B, T) both. transformers' own shift would leave the last target out."""
+        """The mean loss of targets y after x, (B, T) both. transformers' own shift would drop the last target."""
         return self.model(x, labels=y, shift_labels=y, use_cache=False).loss
 
     def optimizer(self, s: types.SimpleNamespace, device: torch.device) -> torch.optim.Optimizer:
@@ -201,18 +201,18 @@ class HuggingFace:
         clip_and_step(self.model, optimizer, s)
 
     def generate(self, idx: Tensor, new: int) -> Tensor:
-        """`idx` (1, T) and the `new` likeliest ids after it, with transformers' KV cache, which grows or is static."""
+        """`idx` (1, T) and the `new` likeliest ids after it, with transformers' KV cache, dynamic or static."""
         options = dict(max_new_tokens=new, min_new_tokens=new, do_sample=False, use_cache=True, pad_token_id=0)
         return self.model.generate(idx, attention_mask=torch.ones_like(idx), **options, **self.options)
 
 
 class NanoGPT:
-    """The GPT of the model.py in a clone of nanoGPT, `s.nanogpt`."""
+    """The GPT of model.py in `s.nanogpt`, a clone of nanoGPT."""
 
     activation = "gelu"  # the exact form, since May 2023
 
     def __init__(self, state: dict[str, Tensor], s: types.SimpleNamespace):
-        self.ids = -(-s.vocab_size // s.vocab_multiple) * s.vocab_multiple  # padding is ids like all others to it
+        self.ids = -(-s.vocab_size // s.vocab_multiple) * s.vocab_multiple  # to nanoGPT, padding is ids like all others
         try:
             module = _imported(pathlib.Path(s.nanogpt, "model.py"))
             self.model = module.GPT(module.GPTConfig(**_dimensions(s), vocab_size=self.ids, dropout=0.0))
@@ -233,7 +233,7 @@ class NanoGPT:
         return self.model(x, y)[1]
 
     def optimizer(self, s: types.SimpleNamespace, device: torch.device) -> torch.optim.Optimizer:
-        """nanoGPT's own AdamW, which is fused if it is told that the device is CUDA. A CPU has the fused one too."""
+        """nanoGPT's own AdamW, fused if nanoGPT is told that the device is CUDA. CPUs have a fused AdamW too."""
         told = "cuda" if s.fused else device.type
         return self.model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), told)
 
@@ -242,7 +242,7 @@ class NanoGPT:
         clip_and_step(self.model, optimizer, s)
 
     def generate(self, idx: Tensor, new: int) -> Tensor:
-        """`idx` (1, T) and the `new` likeliest ids after it. nanoGPT has no cache: each id reads all before it."""
+        """`idx` (1, T) and the `new` likeliest ids after it. nanoGPT has no cache: each id reads all ids before it."""
         return self.model.generate(idx, new, temperature=1.0, top_k=1)
 
 

@@ -1,12 +1,12 @@
-"""Whether something else disturbed the time of a row, and what may be drawn from it.
+"""Whether something else disturbed the time of a row, and what may be concluded from it.
 
-There are three signs. A fixed product (timing.reference) is timed right before and right after each row: if it took
-longer than at best in the rows of this benchmark, the device was shared or throttled. The system counts how often it
-took the CPU away from the row, in the middle too. And the row's own samples may lie far apart. That they agree proves
-nothing: a load that slows each of them alike leaves them close together.
+There are three signs. A fixed product (timing.reference) is timed right before and after each row: if it took longer
+than the best one measured with these rows, the device was shared or throttled. The system counts how often it took the
+CPU away from the row, also in its middle. And the row's own samples may lie far apart. Samples that lie close together
+prove nothing: a steady load slows all of them alike.
 
-Rows whose times are compared with each other, such as those of a round, form a group: within it less is allowed, and a
-group is measured again as a whole. Otherwise the rows left over after every disturbance would favour somebody.
+Rows whose times are compared with each other, such as those of a round, form a group. The limit within a group is
+stricter, and a group is measured again as a whole: otherwise the rows that happen to remain would favour somebody.
 """
 
 import resource
@@ -15,14 +15,14 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 SLOWER = 1.25  # times the best reference of all
-SLOWER_IN_GROUP = 1.1  # times the best reference of the rows that a row is compared with
+SLOWER_IN_GROUP = 1.1  # times the best reference of a row's group
 WIDE = 1.25  # a row's p90 over its p10
-# involuntary context switches in a second of CPU time; elsewhere the system counts other things among them
+# involuntary context switches in a second of CPU time; other systems count other things among them
 PREEMPTED = 100 if sys.platform == "linux" else float("inf")
 
 
 def bracketed(measure: Callable[[dict], dict], spec: dict, reference: Callable[[], float]) -> dict:
-    """measure(spec), and if that has a time, a "reference": its ms before and after, and the preemptions meanwhile."""
+    """measure(spec); if it has a time, with a "reference": the ms before and after, and the preemptions meanwhile."""
     before, (switches, cpu) = reference(), _usage()
     row = measure(spec)
     if "median_ms" not in row:
@@ -33,21 +33,21 @@ def bracketed(measure: Callable[[dict], dict], spec: dict, reference: Callable[[
 
 
 def _usage():
-    """How often the system suspended this process and its children that have ended, and their seconds of CPU time."""
+    """(involuntary context switches, seconds of CPU time) of this process and of its children that have ended."""
     both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(r.ru_nivcsw for r in both), sum(r.ru_utime + r.ru_stime for r in both)
 
 
 def group_of(row: dict, keys: Sequence[str]) -> tuple:
-    """The group of a row: its values of the `keys` that a kind of benchmark names."""
+    """The group of a row: its values of `keys`, a kind's GROUP."""
     return tuple(row.get(key) for key in keys)
 
 
 def judged(rows: Iterable[dict], keys: Sequence[str] = ()) -> list[dict]:
-    """`rows`, each marked "disturbed", with a reason, if something says so. best_ms is then the best of its group.
+    """`rows`, each marked "disturbed", with a reason, if a sign says so. Its best_ms becomes the best of all rows.
 
-    keys: those whose values the rows of a group share. Rows without a reference have no time, or were measured before
-    there was one: they stay as they are.
+    keys: the fields whose values the rows of a group share. A row without a reference stays as it is: it has no time,
+    or was measured before there were references.
     """
     rows = list(rows)
     timed = [row for row in rows if "reference" in row]
@@ -62,7 +62,7 @@ def _judged(row, best, best_of_group):
     around = row["reference"] | {"best_ms": min(best, best_of_group)}
     before, after, rate = around["before_ms"], around["after_ms"], around["preempted"] / max(around["cpu_s"], 0.5)
     reasons = []
-    # if before and after differ by more, one of them is beyond the best too
+    # before and after need no comparison: if they differ more than this, one of them is beyond the best too
     took = f"a fixed product took {before:.3g} ms before and {after:.3g} ms after it"
     if max(before, after) > SLOWER_IN_GROUP * best_of_group:
         reasons = [f"{took}, {best_of_group:.3g} ms at best beside the rows that it is compared with"]
@@ -77,16 +77,16 @@ def _judged(row, best, best_of_group):
 
 
 def comparable(row: dict | None) -> bool:
-    """Whether a ratio may be drawn from the time of a row: it was measured, and is not known to be disturbed."""
+    """Whether a ratio may use the time of a row: it was measured, and is not known to be disturbed."""
     return row is not None and row["status"] == "measured" and not row.get("disturbed")
 
 
 def speedup(row: dict | None, base: dict | None) -> tuple[float, float, float] | None:
-    """How many times as fast as `base` a row is, and the spread of that; None if one of them is not comparable.
+    """How many times as fast as `base` a row is, with the least and the greatest; None if a row is not comparable.
 
-    Of rows that stand for several rounds (rounds.pooled) it is the mean of the ratios within each round, and the least
-    and the greatest; "again_ms" is a second median of `base`, of before there were rounds. Of others, the spread is the
-    p10 of one against the p90 of the other.
+    For rows that stand for several rounds (rounds.pooled) these are the mean, the least and the greatest of the ratios
+    within each round. "again_ms" is a second median of `base`, from before there were rounds. For other rows, the least
+    and the greatest set the p10 of one row against the p90 of the other.
     """
     if not (comparable(row) and comparable(base)):
         return None

@@ -1,6 +1,6 @@
 """How the figures of all kinds look: as wide as the column of a README, with a title that says what was measured, where
-and when. A kernel has the same colour and mark in every figure of kernels (numerics draws dtypes); marks and hatches
-differ, so that it reads in grey.
+and when. A kernel has the same colour and mark in every figure of kernels (numerics draws dtypes). Marks and hatches
+differ, so that figures can be read in grey.
 """
 
 import pathlib
@@ -16,7 +16,7 @@ MARKS |= {"blocked": "p", "masked": "X", "flash3": "<", "flash4": ">", "flash_at
 COLORS = {"manual": "0.2", "math": "#e69f00", "efficient": "#56b4e9", "flash": "#0072b2", "cudnn": "#009e73"}
 COLORS |= {"flex": "#d55e00", "eager": "0.2", "blocked": "0.6", "masked": "#cc79a7", "flash3": "#7a4fa3"}
 COLORS |= {"flash4": "#8c564b", "flash_attention_2": "#7a4fa3"}
-REASON = 60  # characters of the reason in place of a bar; the report has all of it
+REASON = 60  # characters of a reason that stands in place of a bar; the report has all of it
 HATCHES = ("", "///", "...", "xx", "\\\\", "")
 GREYS = ("0.35", "0.75", "0.55", "0.9", "0.65", "1.0")
 STYLE = {"font.size": 8.5, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False}
@@ -33,7 +33,7 @@ def save(figures: Iterable[tuple], folder: pathlib.Path, machine: str) -> list[p
 
     matplotlib.use("agg")
     paths = []
-    with matplotlib.rc_context(STYLE):  # generators draw while they are asked for the next figure
+    with matplotlib.rc_context(STYLE):  # a generator draws while it is asked for the next figure
         for name, title, subject, figure in figures:
             _head(figure, title, [line for text in (subject, machine) for line in textwrap.wrap(text, 104)])
             paths.append(folder / f"{name}.png")
@@ -42,7 +42,7 @@ def save(figures: Iterable[tuple], folder: pathlib.Path, machine: str) -> list[p
 
 
 def _head(figure, title, subtitle):
-    """Make room above the axes, and write there."""
+    """Make room above the axes, and write the title and subtitle there."""
     room, before = 0.32 + LINE * len(subtitle), figure.get_figheight()
     height = before + room
     figure.set_figheight(height)
@@ -69,15 +69,15 @@ def new(height: float, **options) -> tuple:
 
 
 def reason(text: str, limit: int = REASON) -> str:
-    """The reason why a row has no measurement, cut between words if it is longer than `limit`."""
+    """The reason why a row has no measurement, cut between words to at most `limit` characters."""
     return textwrap.shorten(text, limit, placeholder=" …")
 
 
 def times(axes, names: list[str], rows: list[dict], said: list[str], colors: list[str], limit: float = inf) -> None:
-    """A horizontal bar for the median of each row with its p10 to p90, and `said` behind it.
+    """A horizontal bar for the median of each row, with its p10 to p90, and the text `said` behind it.
 
-    If a row was disturbed, its bar is hollow and says so. A row that was not measured has the beginning of what is said
-    of it in place of a bar. A bar longer than `limit` is cut, visibly; `said` has its figure.
+    The bar of a disturbed row is hollow and says so. A row that was not measured has the beginning of its text in place
+    of a bar. A bar longer than `limit` is visibly cut; its text has the figure.
     """
     axes.set_yticks(range(len(rows)), names, fontsize=7.5)
     for n, (row, text, color) in enumerate(zip(rows, said, colors)):
@@ -99,13 +99,13 @@ def times(axes, names: list[str], rows: list[dict], said: list[str], colors: lis
         behind = dict(boxstyle="square,pad=0.1", facecolor="white", edgecolor="none")
         style = dict(textcoords="offset points", va="center", fontsize=8, bbox=behind)
         drawn = axes.annotate(text if end else reason(text), (end, n), (4, 0), **style)
-        drawn.set_in_layout(bool(end))  # a reason, however long, takes no room from the bars
+        drawn.set_in_layout(bool(end))  # however long a reason is, it takes no room from the bars
     axes.invert_yaxis()
     axes.set(xlabel="ms: median, p10 to p90 (less is better)", xlim=(0, 1.22 * axes.dataLim.xmax))
 
 
 def line(axes, name: str, points: list[tuple], **options) -> None:
-    """The line of the kernel `name` through (x, y, low, high); low and high are its spread, or None. Look as always."""
+    """The line of the kernel `name` through (x, y, low, high), in its usual look; low and high: its spread, or None."""
     x, y, low, high = zip(*points)
     every = max(1, len(points) // 12)
     look = dict(color=color(name), marker=mark(name), markersize=4.5, linewidth=1.3, markevery=every, label=name)
@@ -115,7 +115,7 @@ def line(axes, name: str, points: list[tuple], **options) -> None:
 
 
 def doubling(axis: str, *all_axes, ticks: Iterable[float] | None = None) -> None:
-    """Logarithmic x or y axes on which each tick is twice the one before, written as a number."""
+    """Make x or y axes logarithmic, with ticks that double, written as plain numbers."""
     for axes in all_axes:
         getattr(axes, f"set_{axis}scale")("log", base=2)
         which = getattr(axes, f"{axis}axis")

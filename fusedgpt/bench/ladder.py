@@ -1,8 +1,8 @@
 """The ladder of PyTorch's article: the same training, rung by rung, each rung changing one thing.
 
 "Accelerating Large Language Models with Accelerated Transformers" climbs from hand-written attention to flash on a
-padded vocabulary; the rungs after that are this project's. Each rung is train.py in a process of its own. They are
-climbed in rounds, and per cent are taken within each: a machine that slows down meanwhile does so for all of them.
+padded vocabulary; this project adds the rungs after that. Each rung is train.py in a process of its own. The rungs are
+climbed in rounds, and per cent are taken within a round: a machine that slows down does so for all rungs.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ BASELINE, PADDED = "manual", "flash + padded vocabulary"
 ARTICLE = {"manual": 143, "math": 134, "efficient": 119, "flash": 113, PADDED: 87}
 ARTICLE_FASTER = {"math": 6.71, "efficient": 20.16, "flash": 26.54, PADDED: 64.37}  # per cent, as it prints them
 
-# what each rung sets; if it does not say dtype or compile, those are the settings'
+# what each rung sets; dtype and compile come from the settings if a rung does not set them
 RUNGS = {
     "manual, float32, eager": {"attention": "manual", "vocab_multiple": 1, "dtype": "float32", "compile": False},
     "manual, eager": {"attention": "manual", "vocab_multiple": 1, "compile": False},
@@ -41,7 +41,7 @@ RUNGS = {
     f"{PADDED}, eager": {"attention": "flash", "vocab_multiple": 64, "compile": False},
 }
 CLIMB = [BASELINE, "math", "efficient", "flash", PADDED, "auto + padded vocabulary"]  # each with the one before
-AGAIN = "manual, again"  # the baseline's second measurement, in rows of before there were rounds
+AGAIN = "manual, again"  # the baseline's second measurement, in rows from before there were rounds
 GROUP = ("round",)
 
 TRAINS = True
@@ -54,7 +54,7 @@ UNUSED = {
 
 @dataclasses.dataclass
 class Settings(settings.Trained):
-    rounds: int = 3  # times that each rung is climbed
+    rounds: int = 3  # times that each rung is measured
 
 
 def defaults(gpu: bool) -> dict:
@@ -63,31 +63,31 @@ def defaults(gpu: bool) -> dict:
 
 
 def plan(s: Settings, device: torch.device) -> list[dict]:
-    """The rungs, from the ground up, round after round."""
+    """The rungs, from the bottom up, round after round."""
     return [{"rung": name} | rounds.named(n, s.rounds) for n in range(1, s.rounds + 1) for name in RUNGS]
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
-    """A rung's row: first parity of its kernel with float64, then the steps of train.py."""
+    """A rung's row: first its kernel's parity with float64, then the steps of train.py."""
     s = dataclasses.replace(s, **RUNGS[spec["rung"]])
     case = Case.of_model(s, s.batch_size, device, resolve_dtype(s.dtype, device), dropout=s.dropout)
     proven = prove_kernel(s.attention, case) if s.attention in ATTENTION else {}
     out_dir = folder / "runs" / slug(spec["rung"])
     record, metrics = training.run(training.settings(s, Settings), out_dir, trace=trace_path(folder, spec))
-    if record["attention_trials"]:  # auto compared every kernel that it tried
+    if record["attention_trials"]:  # auto compared every kernel that it tried with float64
         proven = {"errors": record["attention_trials"][record["attention"]]["errors"], "parity": "passed, by auto"}
     return proven | training.measured(record, metrics)
 
 
 def faster(baseline_ms: float, ms: float) -> float:
-    """By how many per cent, as the article counts: `baseline / rung - 1`."""
+    """The per cent by which a rung is faster, as the article counts: `baseline / rung - 1`."""
     return 100 * (baseline_ms / ms - 1)
 
 
 def pooled(rows: list[dict]) -> dict[str, dict]:
     """{rung: one row for its rounds}, in the order of RUNGS (rounds.pooled).
 
-    Rows of before there were rounds have the baseline twice: then each rung counts as measured beside both.
+    Rows from before there were rounds have the baseline twice; each rung is then compared with both.
     """
     found = rounds.pooled(rows, by="rung")
     again = found.pop(AGAIN, None)
@@ -97,13 +97,13 @@ def pooled(rows: list[dict]) -> dict[str, dict]:
 
 
 def faster_than(base: dict | None, row: dict) -> tuple[float, float, float] | None:
-    """By how many per cent a pooled row is faster than another, the least and the greatest of its rounds; or None."""
+    """The per cent by which a pooled row is faster than another, with the least and greatest of its rounds; or None."""
     found = speedup(row, base) if row is not base else None
     return found and tuple(100 * (times - 1) for times in found)
 
 
 def table(rows: list[dict]) -> list[str]:
-    """A line per rung, with the article's figures beside ours, and notes."""
+    """A line for each rung, with the article's figures beside ours, and notes."""
     rungs = pooled(rows)
     names = [
         "rung",
@@ -137,7 +137,7 @@ def _cells(row, rungs):
 
 
 def notes(rungs: dict[str, dict]) -> list[str]:
-    """What the rungs show together: whether their losses agree, parity, conventions, noise. `rungs`: as `pooled`."""
+    """What the rungs show together: whether losses agree, parity, conventions, noise. rungs: from `pooled`."""
     measured = {name: row for name, row in rungs.items() if row["status"] == "measured"}
     base = measured.get(BASELINE)
     if not base:
@@ -160,7 +160,7 @@ def notes(rungs: dict[str, dict]) -> list[str]:
 
 
 def _not_told_apart(measured):
-    """How well ratios repeat, and which rungs of the climb lie closer together than that, in a sentence."""
+    """A sentence: how well ratios repeat, and which neighbouring rungs of the climb lie closer together than that."""
     found = [times for row in measured.values() if (times := faster_than(measured[BASELINE], row))]
     if not found or (len(measured[BASELINE]["rounds"]) < 2 and "again_ms" not in measured[BASELINE]):
         return []
@@ -176,7 +176,7 @@ def _not_told_apart(measured):
 
 
 def claims(rows: list[dict]) -> list[check.Claim]:
-    """How many times as fast as the baseline each rung is, whether it ends at the same loss, and what is refused."""
+    """How many times as fast as the baseline each rung is, whether its last loss is the same, and what is refused."""
     rungs = pooled(rows)
     base, found = rungs.get(BASELINE), []
     for name, row in rungs.items():
@@ -191,7 +191,7 @@ def claims(rows: list[dict]) -> list[check.Claim]:
 
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
-    """ladder.png: a bar per rung, cut if it is more than twice as long as most; the reason in place of one refused."""
+    """ladder.png: a bar for each rung, cut at twice the median bar; if it was not measured, the reason instead."""
     rungs = pooled(rows)
     measured = [row for row in rungs.values() if row["status"] == "measured"]
     if not measured:
@@ -212,7 +212,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
 
 
 def _label(row):
-    """A rung, and what it ran as beyond its name."""
+    """A rung's name, and what it ran as, if its name does not say that."""
     if "ran" not in row:
         return row["rung"]
     as_it_ran = [row["ran"]["dtype"], "compiled" if row["ran"]["compile"] else "eager"]
@@ -221,7 +221,7 @@ def _label(row):
 
 
 def _said(row, base):
-    """What stands behind a rung's bar."""
+    """The text behind a rung's bar."""
     if row["status"] != "measured":
         return f"{row['status']}: {row['reason']}"
     if not (found := faster_than(base, row)):

@@ -1,12 +1,12 @@
 """The largest micro-batch of each attention kernel, and what training at it is worth: figure 3 of PyTorch's article.
 
-A GPU really runs out of memory; on a CPU the process may hold `memory_gb` and no more (RLIMIT_DATA), so that an
-allocation fails there too. Every trial is train.py in a process of its own. As soon as it ends, it is a line of
-rows.jsonl, so that a row that was interrupted makes no trial twice:
+A GPU really runs out of memory. On a CPU the process may hold `memory_gb` and no more (RLIMIT_DATA), so that an
+allocation fails there too. Every trial is train.py in a process of its own. When a trial ends, a line is added to
+rows.jsonl, so that an interrupted row makes no trial twice:
 
     {"kind": "trial", "attention": "flash", "batch_size": 28, "memory": …, "fits": true, "peak_memory": …, "ms": …}
 
-"memory" is what a run could hold then, in bytes; "reason" is there if something else than memory ended the trial.
+"memory" is what the run could hold, in bytes. "reason" is there if something other than memory ended the trial.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from fusedgpt.errors import UserError, first_line
 from fusedgpt.files import read_jsonl
 from model import GPT, GPTConfig
 
-TRIAL_STEPS = 3  # AdamW allocates its state in the first step, so that the second holds everything
+TRIAL_STEPS = 3  # AdamW allocates its state in the first step; from the second on, memory holds everything
 EVALUATIONS = 12  # in a timed run
 ARTICLE = {"manual": 24, "flash": 39}  # the largest batch in the article's figure 3, on 8 A100 of 80 GB
 
@@ -43,7 +43,7 @@ GROUP = ()
 
 @dataclasses.dataclass
 class Settings(settings.Trained):
-    memory_gb: float = 1.0  # on a CPU, GiB that a run may hold beyond PyTorch itself
+    memory_gb: float = 1.0  # GiB that a run may hold on a CPU, beyond PyTorch itself
     train_seconds: float | None = None  # seconds of training at the largest batch; None: --steps steps
 
 
@@ -56,16 +56,16 @@ def defaults(gpu: bool) -> dict:
 
 
 def plan(s: Settings, device: torch.device) -> list[dict]:
-    """One row per kernel. Raises UserError on a device whose memory has no limit that it knows."""
+    """One row per kernel. Raises UserError on a device whose memory limit is unknown."""
     if device.type not in ("cuda", "cpu"):
         raise UserError(f"max_batch knows no limit of memory on {device.type}: set --device=cpu")
     return [{"attention": name} for name in KERNELS]
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
-    """A kernel's row: the estimate, the largest batch and each trial, times at it, and the curve of a timed run.
+    """A kernel's row: the estimate, the trials, the largest batch, the times at it, and the curve of a timed run.
 
-    Raises OutOfTime before a run that s.max_seconds leaves no time for; the trials until then are in rows.jsonl.
+    Raises OutOfTime before a run for which s.max_seconds leaves no time; the trials so far are in rows.jsonl.
     """
     s, dtype = dataclasses.replace(s, **spec), resolve_dtype(s.dtype, device)
     row = prove_kernel(s.attention, Case.of_model(s, 1, device, dtype, dropout=s.dropout))
@@ -94,10 +94,10 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
         print(f"  batch {batch_size} {outcome}")
         return trials[-1]["fits"]
 
-    found = largest(fits, next(iter(earlier), guess))  # a search that goes on begins where it began
+    found = largest(fits, next(iter(earlier), guess))  # a search that continues starts where it started
     row |= {"trials": trials, "memory": free, "held_by_pytorch": resident}
     row["estimate"] = {"fixed": fixed, "each": each, "largest": guess}
-    for size in range(found, 0, -1):  # a longer run may need a little more than a trial did
+    for size in range(found, 0, -1):  # a longer run may need a little more than its trial did
         with contextlib.suppress(MemoryError):
             record, metrics = train(size, trace_path(folder, spec), s.train_seconds, **_timed(s, size, trials))
             return row | {"largest": size, "curve": curve(metrics)} | training.measured(record, metrics)
@@ -107,7 +107,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
 
 
 def _free(s, device):
-    """What a run may hold now, in bytes: on a CPU beyond PyTorch itself."""
+    """Bytes that a run may hold now; on a CPU, those beyond PyTorch itself."""
     if device.type == "cpu":
         return int(s.memory_gb * 2**30)
     gc.collect()
@@ -116,10 +116,10 @@ def _free(s, device):
 
 
 def _earlier_trials(path, spec, free):
-    """The trials of the row `spec` in rows.jsonl that count, by batch size.
+    """{batch size: trial} for the trials of the row `spec` in rows.jsonl that still count.
 
-    They count if as much memory was free, within a per cent (machines of one kind differ by less), also for a row that
-    was disturbed: that is about its times. What failed for another reason is tried again, as a failed row is.
+    A trial counts if as much memory was free, to one per cent (machines of one kind differ by less). It also counts if
+    its row was disturbed: only times suffer from that. A trial that failed for another reason is made again.
     """
     lines = read_jsonl(path) if path.exists() else []
     trials = [line for line in lines if line["kind"] == "trial" and spec.items() <= line.items()]
@@ -128,7 +128,7 @@ def _earlier_trials(path, spec, free):
 
 
 def _trial(train, batch_size, free):
-    """Whether a few steps at `batch_size` fit into the memory that is `free`; what fails otherwise does not fit."""
+    """Whether a few steps at `batch_size` fit into the `free` memory; a trial that fails otherwise does not fit."""
     trial = {"batch_size": batch_size, "memory": free, "fits": False}
     try:
         _, metrics = train(batch_size, steps=TRIAL_STEPS, eval_iters=1, profile=False)
@@ -141,18 +141,18 @@ def _trial(train, batch_size, free):
 
 
 def _other_limit(trials, found):
-    """Why one sequence more than `found` failed, if not for want of memory."""
+    """Why one sequence more than `found` failed, if the reason was not memory."""
     return next((t["reason"] for t in trials if t["batch_size"] == found + 1 and "reason" in t), None)
 
 
 def _timed(s, size, trials):
-    """What the run at the largest batch sets: if it lasts train_seconds, it has EVALUATIONS."""
+    """The settings of the run at the largest batch; if it lasts train_seconds, it has EVALUATIONS evaluations."""
     if not s.train_seconds:
         return {"eval_iters": 1}
     ms = next(trial["ms"] for trial in trials if trial["fits"] and trial["batch_size"] >= size)
     return {
         "steps": 10**9,
-        "schedule": "constant",  # a cosine needs the number of steps, which a time limit leaves open
+        "schedule": "constant",  # a cosine needs the number of steps, which is open under a time limit
         "always_save_checkpoint": False,
         "eval_interval": max(1, int(1e3 * s.train_seconds / ms / EVALUATIONS)),
         "eval_iters": math.ceil(s.eval_iters * s.batch_size / size),  # about as many windows for every kernel
@@ -160,9 +160,9 @@ def _timed(s, size, trials):
 
 
 def largest(fits: Callable[[int], bool], guess: int) -> int:
-    """The largest n with fits(n), or 0: from `guess` in steps that double until it is between two n, then by bisection.
+    """The largest n with fits(n), or 0. From `guess`, steps double until they enclose it; then bisection finds it.
 
-    If fits changes only once, the result fits and one more was seen not to.
+    If fits changes only once, the result fits, and a trial showed that one more does not.
     """
     n, step = max(1, guess), max(1, guess // 24)  # the estimate is a few per cent off
     if fits(n):
@@ -182,16 +182,16 @@ def largest(fits: Callable[[int], bool], guess: int) -> int:
 
 
 def estimate(s: Settings, device: torch.device, dtype: torch.dtype) -> tuple[int, int]:
-    """Bytes of a training step: (fixed, for each sequence), from two small ones, of 2 and 4 sequences.
+    """(fixed, for each sequence): bytes of a training step, from two small steps of 2 and 4 sequences.
 
-    They are compiled if the run will be.
+    The small steps are compiled if the run will be.
     """
     dimensions = {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "dropout", "bias")}
     vocabulary = {"vocab_size": s.vocab_size or 256, "vocab_multiple": s.vocab_multiple}
     with torch.device(device):
         model = GPT(GPTConfig(attention=s.attention, **dimensions, **vocabulary))
     if resolve_compile(s.compile, device)[0]:
-        torch.compiler.reset()  # what was compiled for another kernel holds memory, and recompilations are counted
+        torch.compiler.reset()  # graphs of another kernel hold memory, and PyTorch counts recompilations
         model.compile(dynamic=False)
 
     def step(sequences):
@@ -202,10 +202,10 @@ def estimate(s: Settings, device: torch.device, dtype: torch.dtype) -> tuple[int
         model.zero_grad(set_to_none=True)
 
     def peak(sequences):
-        step(sequences)  # the first compiles, and what that takes is not the step's
-        return memory.peak_bytes(lambda: step(sequences), device)  # gradients are among them
+        step(sequences)  # the first call compiles, and the memory for that is not the step's
+        return memory.peak_bytes(lambda: step(sequences), device)  # with the gradients
 
-    # peak(n) = fixed + n each, so that each = (peak(4) - peak(2)) / 2 and fixed = 2 peak(2) - peak(4)
+    # peak(n) = fixed + n each; so each = (peak(4) - peak(2)) / 2 and fixed = 2 peak(2) - peak(4)
     two, four = peak(2), peak(4)
     weights_and_moments = 12 * model.get_num_params(non_embedding=False)  # float32: the weights and AdamW's two means
     return weights_and_moments + 2 * two - four, (four - two) // 2
@@ -223,7 +223,7 @@ def curve(metrics: list[dict]) -> list[list[float]]:
 
 
 def table(rows: list[dict]) -> list[str]:
-    """A line per kernel, and how memory and MFU are counted."""
+    """A line for each kernel, and how memory and MFU are counted."""
     measured = [row for row in rows if "largest" in row]
     names = ["attention", "largest batch", "the article, 8 x A100 80 GB, 1024 tokens"]
     names += ["by the estimate", "estimate at the largest", "measured peak"]
@@ -262,7 +262,7 @@ def _cells(row, peaks, until):
 
 
 def claims(rows: list[dict]) -> list[check.Claim]:
-    """How many times manual's largest batch and tokens/s each kernel has, and what is refused."""
+    """Each kernel's largest batch and tokens/s as multiples of manual's, and what is refused."""
     measured = {row["attention"]: row for row in rows if row["status"] == "measured"}
     manual, found = measured.get("manual"), []
     for name, row in measured.items():
@@ -278,7 +278,7 @@ def claims(rows: list[dict]) -> list[check.Claim]:
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     """largest.png: the largest batch, measured and estimated; curves.png: validation loss against seconds.
 
-    A curve whose seconds were disturbed is left out.
+    A curve is left out if its times were disturbed.
     """
     rows = [row for row in rows if row["status"] == "measured"]
     if not rows:
@@ -306,7 +306,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
 
 
 def _curves(rows):
-    """Validation loss against seconds, as long as every run lasted; the untrained model's loss is beyond the axis."""
+    """Validation loss against seconds, for as long as all runs lasted; the untrained model's loss is off the axis."""
     figure, axes = drawing.new(2.6)
     until = common_end(rows)
     for row in rows:
@@ -325,10 +325,10 @@ def _curves(rows):
 
 
 def common_end(rows: list[dict]) -> float:
-    """Seconds for which every run of `rows` has a curve."""
+    """The seconds that every run of `rows` lasted."""
     return min(row["curve"][-1][0] for row in rows)
 
 
 def loss_at(curve: list[list[float]], seconds: float) -> float:
-    """The validation loss of a curve after `seconds`, on the straight line between two evaluations."""
+    """The validation loss of a curve after `seconds`, interpolated on a line between two evaluations."""
     return float(np.interp(seconds, *zip(*curve)))

@@ -1,9 +1,9 @@
 """How exact each way to compute attention is: against float64, on ordinary and on large inputs, and against each other.
 
-Appendix A of PyTorch's article: scaled before the product, (q·√scale) (k·√scale)ᵀ, the hand-written attention equals
-SDPA to `allclose`; scaled after it, (q kᵀ)·scale, as nanoGPT does, it does not. There SDPA gets the causal mask as a
-tensor, and so each SDPA kernel is measured with one too. In float16 the order decides whether it overflows. The scale
-is 1 / √hs.
+In appendix A of PyTorch's article, hand-written attention equals SDPA to `allclose` if it scales before the product,
+(q·√scale) (k·√scale)ᵀ. If it scales after the product, (q kᵀ)·scale, as nanoGPT does, it does not. The article gives
+SDPA the causal mask as a tensor, so each SDPA kernel is measured with one too. In float16 the order decides whether the
+product overflows. The scale is 1 / √hs.
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ from fusedgpt.errors import UserError
 from fusedgpt.receipt import observe
 
 SHAPE = (1, 12, 256, 64)  # (B, nh, T, hs): GPT-2's heads
-# given a mask and large inputs, cuDNN's dq held NaN if T % 128 == 64 (pytorch#196678)
+# with a mask and large inputs, cuDNN's dq held NaN if T % 128 == 64 (pytorch#196678)
 ODD_SHAPE = (1, 2, 192, 64)
-INPUTS = {"ordinary": 1.0, "large": 64.0}  # q and k are normal times this: q kᵀ passes 65504, its scaled value does not
-# whether two are `allclose`, as the article has it, or None if it does not say. Its own call of SDPA has attn_mask, for
-# which PyTorch 2.0 had `math` alone; the flag is_causal makes `math` compute the same
+INPUTS = {"ordinary": 1.0, "large": 64.0}  # factor of normal q and k; 64: q kᵀ passes 65504, its scaled value does not
+# whether the article says that two are `allclose`; None if it does not say. Its own call of SDPA has attn_mask, for
+# which PyTorch 2.0 had `math` alone; with the flag is_causal, `math` computes the same
 PAIRS = {
     ("scaled before", "math, masked"): True,
     ("manual", "math, masked"): False,
@@ -36,7 +36,7 @@ PAIRS = {
     ("manual", "math"): False,
     ("scaled before", "flash"): None,
     ("manual", "flash"): None,
-    ("masked", "math, masked"): None,  # what a mask makes PyTorch take now
+    ("masked", "math, masked"): None,  # the kernel that PyTorch picks now if there is a mask
 }
 
 BEFORE = "`scaled before` is hand-written attention with q and k each times √scale before the product, as in SDPA;"
@@ -48,7 +48,7 @@ GROUP = ("inputs", "dtype")
 
 
 def scaled_before(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
-    """`manual`, but for the order: q and k are each times √scale before the product, as SDPA's math does."""
+    """`manual` in another order: q and k are each multiplied by √scale before the product, as in SDPA's math."""
     T, root = q.size(-2), q.size(-1) ** -0.25
     scores = (q * root) @ (k * root).transpose(-2, -1)  # (B, nh, T, T)
     hidden = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
@@ -65,12 +65,12 @@ class Settings(settings.Timed):
 
 
 def defaults(gpu: bool) -> dict:
-    """The same everywhere."""
+    """The same defaults on every machine."""
     return {}
 
 
 def plan(s: Settings, device: torch.device) -> list[dict]:
-    """Every path in every dtype on both inputs; then the article's pairs."""
+    """Every path in every dtype on both inputs, then the article's pairs."""
     errors = [
         {"inputs": inputs, "dtype": dtype, "path": path} for inputs in INPUTS for dtype in DTYPES for path in PATHS
     ]
@@ -84,14 +84,14 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
         return _pair(*spec["pair"].split(" = "), case)
     attend, scale = PATHS[spec["path"]], INPUTS[spec["inputs"]]
     case = dataclasses.replace(case, backward=_has_backward(spec["path"], case))
-    with refusals():  # a kernel that takes no mask
+    with refusals():  # some kernels take no mask
         errors = parity.compare(attend, case, case.inputs(scale))
         if spec["path"] in MASKED:
             odd = dataclasses.replace(case, shape=ODD_SHAPE)
             odd = parity.compare(attend, odd, odd.inputs(scale))
             errors = {name: max(error, odd[name]) for name, error in errors.items()}
     row = {"errors": errors, "overflows": not all(e < float("inf") for e in errors.values())}
-    if spec["inputs"] == "large":  # an error is the finding here; the tolerance is for ordinary inputs
+    if spec["inputs"] == "large":  # the error is the finding here: the tolerance is for ordinary inputs only
         return row
     row["parity"] = verdict(errors, case.dtype, f"on all {SHAPE[1]} heads")
     inputs = case.inputs()
@@ -174,7 +174,7 @@ def _errors(row):
 
 
 def claims(rows: list[dict]) -> list[check.Claim]:
-    """The largest error of each path, or that it overflows; which pairs are `allclose`; what is refused."""
+    """The largest error of each path, or that it overflows; whether each pair is `allclose`; what is refused."""
     found = []
     for row in rows:
         if row["status"] == "measured" and "pair" in row:
@@ -188,7 +188,7 @@ def claims(rows: list[dict]) -> list[check.Claim]:
 
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
-    """errors.png: a line for each path, the error of each dtype on it, a panel for each kind of input."""
+    """errors.png: a panel for each kind of input, with a line for each path and on it the error in each dtype."""
     rows = [row for row in rows if "path" in row]
     kinds = list(dict.fromkeys(row["inputs"] for row in rows))
     if not any(row["status"] == "measured" for row in rows):

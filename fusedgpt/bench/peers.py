@@ -1,8 +1,8 @@
 """Our GPT beside others, in turn: transformers' GPT-2, ours held to nanoGPT's arithmetic, and nanoGPT.
 
-A training step, greedy generation, and nanoGPT's recipe for cheap computers. A row is one visit to a contender in a
-process of its own. The visits go round (A B C, A B C). A round counts for all contenders or for none, and ratios are
-drawn within rounds. On a CPU every contender keeps the memory that it frees, as train.py does.
+There are three parts: a training step, greedy generation, and nanoGPT's recipe for cheap computers. A row is one visit
+to a contender in a process of its own. The visits go round (A B C, A B C). A round counts for all contenders or for
+none, and ratios are taken within rounds. On a CPU every contender keeps the memory that it frees, as train.py does.
 """
 
 import dataclasses
@@ -45,10 +45,10 @@ TITLES = {
 
 @dataclasses.dataclass
 class Settings(settings.Trained):
-    nanogpt: str = ""  # folder of a clone of nanoGPT, to measure its model.py and train.py as well; empty: without it
+    nanogpt: str = ""  # folder of a clone of nanoGPT, to measure its model.py and train.py too; empty: without it
     rounds: int = 3  # visits to each contender
-    prompt_tokens: int = 32  # length of the prompt, in generation
-    new_tokens: int = 128  # tokens that are generated after it
+    prompt_tokens: int = 32  # tokens of the prompt, in generation
+    new_tokens: int = 128  # tokens generated after the prompt
     repeats: int = 3  # timed samples of each visit, in generation
     iterations: int = 500  # iterations of each visit, in nanoGPT's recipe (which has 2000)
 
@@ -61,7 +61,7 @@ def defaults(gpu: bool) -> dict:
 def plan(s: Settings, device: torch.device) -> list[dict]:
     """The visits, round by round: {'part', 'peer', 'round'}.
 
-    Raises UserError if --nanogpt names no clone, or generation needs more than block_size tokens.
+    Raises UserError if --nanogpt names no clone, or if generation needs more than block_size tokens.
     """
     if s.nanogpt:
         for name in ("model.py", "train.py"):
@@ -73,9 +73,9 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
             f" block_size={s.block_size}"
         )
     compiled = s.compile is True or (s.compile == "auto" and device.type == "cuda")
-    left_out = ["ours, compiled" if compiled else "ours, eager"]  # as ours
+    left_out = ["ours, compiled" if compiled else "ours, eager"]  # `ours` is the same
     if not multiplies_bfloat16(device):
-        # on a CPU without instructions for it: 46 s for what takes others 10
+        # a CPU without instructions for bfloat16 takes 46 s for what takes the others 10 s
         left_out += [peer for peer in contenders.GENERATION if peer.startswith("Hugging Face") and "16" in peer]
     parts = {name: [peer for peer in peers if peer not in left_out] for name, peers in contenders.PARTS.items()}
     parts["recipe"] = RECIPE
@@ -89,7 +89,7 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
-    """The samples of one visit. Its loss has been compared with ours, but for the recipe, which trains two programs."""
+    """The samples of one visit. It first compares its loss with ours, except in the recipe, which has two programs."""
     if spec["part"] == "recipe":
         return recipe.run(spec["peer"], s, folder / "runs")
     return visit.run(spec["part"], spec["peer"], s, device)
@@ -106,9 +106,9 @@ def pooled(rows: list[dict]) -> dict[str, dict[str, dict]]:
 
 
 def finding(part: str, peers: dict[str, dict]) -> str:
-    """What a part shows, in a sentence: how many times as long as ours the fastest of each other project takes.
+    """A part's finding in a sentence: how many times as long as ours the fastest of each other project takes.
 
-    In brackets stands the range of the rounds.
+    The range of the rounds stands in brackets.
     """
     fastest = {}
     for peer, row in peers.items():
@@ -175,19 +175,19 @@ def _cells(part, peer, row, ours, columns):
 
 
 def _dtypes(row):
-    """Those of a measured row: of the prompt, and if it is another, of the tokens after it."""
+    """The dtypes of a measured row: that of the prompt, and that of the tokens after it if it differs."""
     return list(dict.fromkeys((row["ran"]["dtype"], row["ran"].get("decodes_in", row["ran"]["dtype"]))))
 
 
 def _share(row, first):
-    """Bytes of weights a second while tokens are decoded, as a share of the memory's bandwidth."""
+    """Bytes of weights read a second while tokens are decoded, as a share of the memory's bandwidth."""
     ran = row["ran"]
     read = (ran["parameters"] - ran["positions"]) * getattr(torch, ran["decodes_in"]).itemsize
     return read * (row["tokens"] - 1) / (row["median_ms"] - first) * 1e3 / row["bandwidth"]
 
 
 def _notes(part, peers):
-    """What was the same for all contenders of a part, and what was not."""
+    """Notes on a part: what was the same for all contenders, and what was not."""
     measured = [row for row in peers.values() if row["status"] == "measured"]
     if not measured:
         return []
@@ -241,7 +241,7 @@ def claims(rows: list[dict]) -> list[check.Claim]:
 
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
-    """peers.png: a panel for each part, a bar for each contender, hollow if it was disturbed, the finding as title."""
+    """peers.png: a panel for each part, titled with its finding; a bar for each contender, hollow if disturbed."""
     parts = {}
     for part, peers in pooled(rows).items():
         if any(row["status"] == "measured" for row in peers.values()):
@@ -262,14 +262,14 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
 
 
 def _label(peer, row):
-    """A contender's name, with its dtypes if it has none in it."""
+    """A contender's name, with its dtypes if the name has none."""
     if row["status"] != "measured" or (dtypes := " / ".join(_dtypes(row))) in peer:
         return peer
     return f"{peer}, {dtypes}"
 
 
 def _case(part, s):
-    """What a part measures, if it is not what the title of the figure says."""
+    """What a part measures beyond what the figure's title says."""
     if part == "generation":
         return f" of {s['new_tokens']} tokens after {s['prompt_tokens']}"
     if part == "recipe":
@@ -279,7 +279,7 @@ def _case(part, s):
 
 
 def _said(row):
-    """What stands behind a contender's bar."""
+    """The text behind a contender's bar."""
     if row["status"] != "measured":
         return f"{row['status']}: {row['reason']}"
     return f"{row['median_ms']:,.0f}" if row["median_ms"] >= 100 else f"{row['median_ms']:.1f}"

@@ -1,7 +1,7 @@
-"""What training would take on GPUs that are not here: memory, time, and what bounds it. Computed, not measured.
+"""What training would take on GPUs that are not here: memory, time, and what bounds the speed. Computed, not measured.
 
-The formulas are in fusedgpt/scale.py, their assumptions and errors in docs/scale.md. plan is no kind like the others:
-it has no rows.jsonl, because the same command computes the same again in a second.
+The formulas are in fusedgpt/scale.py, their assumptions and errors in docs/scale.md. Unlike the other kinds, plan has
+no rows.jsonl: the same command computes the same in a second.
 """
 
 import dataclasses
@@ -19,10 +19,10 @@ from fusedgpt.gpus import GPUS, NETWORKS
 from fusedgpt.scale import Run
 from model import GPTConfig
 
-CHINCHILLA = 20  # tokens a parameter that make the most of a budget: arXiv:2203.15556
-MOST = 2**16  # GPUs that a suggestion may name
+CHINCHILLA = 20  # tokens per parameter that make the most of a compute budget: arXiv:2203.15556
+MOST = 2**16  # most GPUs that a suggestion names
 RECOMPUTE = ("none", "attention", "block")
-# the parts of scale.Memory and scale.Step, the latter in words
+# the parts of scale.Memory and of scale.Step, those of Step with words for them
 MEMORY = {name: name for name in ("weights", "gradients", "optimizer", "activations", "logits", "copies")}
 TIME = {"products": "products", "attention": "attention", "traffic": "memory traffic", "optimizer": "optimizer"}
 TIME |= {"rest": "not counted", "exposed": "waiting for communication"}
@@ -46,23 +46,23 @@ UNUSED |= dict.fromkeys(("dtype", "compile"), "a plan is for compiled steps in 1
 
 @dataclasses.dataclass
 class Settings:
-    results: str = "out-bench"  # folder for results: reports and figures go to its folder plan
-    gpu: Literal[*GPUS] = "H100"  # the GPU
+    results: str = "out-bench"  # folder for results; the report and figures go to its subfolder plan
+    gpu: Literal[*GPUS] = "H100"  # model of the GPUs
     gpus: int = 8  # GPUs in all
-    # what connects nodes: InfiniBand of 400 (ndr) or 200 Gbit/s (hdr) for each GPU, or 100 Gbit/s for a node (ethernet)
+    # network between nodes: InfiniBand of 400 (ndr) or 200 Gbit/s (hdr) per GPU, or 100 Gbit/s per node (ethernet)
     interconnect: Literal[*NETWORKS] = "ndr"
-    sweep: bool = False  # 8 to 1024 of this GPU, for models of 124M to 70B, in place of one run
+    sweep: bool = False  # instead of one run, models of 124M to 70B on 8 to 1024 of this GPU
     parallel: Literal["ddp", "fsdp"] = "ddp"  # ddp: each GPU holds the whole model; fsdp: GPUs share it
-    shard_size: int | None = None  # GPUs that share one copy of the model with fsdp, such as a node's; None: all
-    # what is not kept for the backward but computed again: the inside of attention, or of every block
+    shard_size: int | None = None  # with fsdp, GPUs that share one copy of the model, such as one node's; None: all
+    # what the backward computes again instead of keeping it: the inside of attention, or of every block
     recompute: Literal["none", "attention", "block"] = "none"
 
 
 def answer(s, command: str, say: Callable[[str], None]) -> list[pathlib.Path]:
-    """Compute what the run of the settings `s` takes, say it, and write it to `results`/plan; the paths written.
+    """Compute what the run of the settings `s` takes, print it, and write it to `results`/plan; returns the paths.
 
-    Raises UserError if `s` leaves the model open, if GPUs cannot share the work as it says, and, with the nearest
-    settings that fit, if they have not enough memory.
+    Raises UserError if `s` does not define the model, if the GPUs cannot share the work as `s` says, or if they have
+    too little memory; the message then names the nearest settings that fit.
     """
     config, run = config_of(s), run_of(s)
     refuse(config, run, s.gpu)
@@ -75,7 +75,7 @@ def answer(s, command: str, say: Callable[[str], None]) -> list[pathlib.Path]:
 
 
 def config_of(s) -> GPTConfig:
-    """The model that settings describe. Raises UserError if they leave that to weights or data."""
+    """The model that the settings describe. Raises UserError if weights or data would have to define it."""
     if s.init_from not in ("scratch", "auto"):
         raise UserError(
             f"init_from={s.init_from}: a plan reads no weights; give --init_from=scratch, with their --n_layer,"
@@ -87,7 +87,7 @@ def config_of(s) -> GPTConfig:
 
 
 def run_of(s) -> Run:
-    """The run that settings describe. Raises UserError if its GPUs cannot share the work so."""
+    """The run that the settings describe. Raises UserError if its GPUs cannot share the work that way."""
     if s.gpus < 1:
         raise UserError(f"gpus={s.gpus} must be 1 or more")
     Ranks(world=s.gpus).micro_steps(s.gradient_accumulation_steps)
@@ -97,7 +97,7 @@ def run_of(s) -> Run:
 
 
 def refuse(config: GPTConfig, run: Run, gpu: str) -> None:
-    """Raise UserError, with the nearest settings that fit, if `run` does not fit."""
+    """Raise UserError if `run` does not fit; the message names the nearest settings that do."""
     needed, room = scale.memory(config, run).total, GPUS[gpu].memory
     if needed <= room:
         return
@@ -112,10 +112,10 @@ def refuse(config: GPTConfig, run: Run, gpu: str) -> None:
 
 
 def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
-    """The run nearest to one that does not fit: smaller micro-batches, recomputation, fsdp, more GPUs, in this order.
+    """The nearest run that fits: with smaller micro-batches, recomputation, fsdp, more GPUs, tried in this order.
 
-    A step keeps its sequences, or gets one for each GPU if it has fewer. What is shared is trained with AdamW: Muon
-    needs whole matrices. room: bytes of a GPU.
+    A step keeps its number of sequences, or gets one per GPU if it has fewer. A shared model is trained with AdamW:
+    Muon needs whole matrices. room: bytes of a GPU. None if nothing fits.
     """
     sequences = run.batch_size * run.gradient_accumulation_steps
     gpus = [run.gpus, *(run.gpus * 2**n for n in range(1, MOST.bit_length()) if run.gpus * 2**n <= MOST)]
@@ -135,13 +135,13 @@ def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
 
 
 def saving(run: Run) -> list[str]:
-    """Values of recompute worth trying: attention saves next to nothing if its kernel is fused."""
+    """Values of recompute that are worth trying: "attention" saves next to nothing if the kernel is fused."""
     fused = run.attention not in (*scale.UNFUSED, "blocked")
     return [name for name in RECOMPUTE if name != "attention" or not fused]
 
 
 def compute(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> dict:
-    """A row: memory and time of `run`, computed."""
+    """The row of `run`: its memory and time, computed."""
     machine = scale.Machine.of(GPUS[gpu], NETWORKS[interconnect])
     memory, step = scale.memory(config, run), scale.step(config, run, machine)
     tokens_per_s = run.gpus * run.micro_steps * run.batch_size * config.block_size / step.total
@@ -162,7 +162,7 @@ def compute(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> dict:
 
 
 def alternatives(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> list[dict]:
-    """The row of `run`, and those of the same step with other values of parallel, shard_size and recompute."""
+    """The row of `run`, and rows of the same step with other values of parallel, shard_size and recompute."""
     per_node = GPUS[gpu].per_node
     sharing = [("ddp", None)]
     if run.optimizer == "adamw":  # Muon needs whole matrices
@@ -175,7 +175,7 @@ def alternatives(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> li
 
 
 def in_words(config: GPTConfig, row: dict, gpu: str) -> list[str]:
-    """What a row says, in a few lines."""
+    """A row in words, a few lines."""
     memory, seconds, tokens = row["memory"], row["seconds"], CHINCHILLA * config.num_params
     low, high = (share * row["days"] for share in scale.TIME_RANGE)
     fastest, slowest = (row["tokens_per_s"] / share for share in scale.TIME_RANGE)
@@ -198,13 +198,13 @@ def in_words(config: GPTConfig, row: dict, gpu: str) -> list[str]:
 
 
 def in_gb(memory: dict) -> str:
-    """'20.1 (17.5 to 22.8)': bytes of a row in GB, and the range in which they are to be expected."""
+    """'20.1 (17.5 to 22.8)': memory of a row in GB, and its expected range."""
     low, high = memory["range"]
     return f"{memory['total'] / 1e9:.1f} ({low / 1e9:.1f} to {high / 1e9:.1f})"
 
 
 def in_ms(seconds: dict) -> str:
-    """'142.7 (107 to 214)': seconds of a row's step in ms, and the range in which they are to be expected."""
+    """'142.7 (107 to 214)': time of a row's step in ms, and its expected range."""
     low, high = (1e3 * share * seconds["total"] for share in scale.TIME_RANGE)
     return f"{rounded(1e3 * seconds['total'], 4)} ({rounded(low)} to {rounded(high)})"
 
@@ -216,7 +216,7 @@ def batches(config: GPTConfig, row: dict) -> str:
 
 
 def rounded(number: float, digits: int = 3) -> str:
-    """`number` to so many digits, such as 1,250 or 0.531."""
+    """`number` to that many significant digits, such as 1,250 or 0.531."""
     return f"{float(f'{number:.{digits}g}'):,.12g}"
 
 
@@ -228,7 +228,7 @@ def duration(days: float) -> str:
 
 
 def table(rows: list[dict]) -> list[str]:
-    """A line for each row: memory by part, time, and what follows."""
+    """A line for each row: memory by part, time, speed, and the days that training takes."""
     names = ["parallel", "recompute", "micro-batches", *(f"{part}, GB" for part in MEMORY), "in all, GB"]
     names += ["ms a step", "waiting for communication", "tokens/s", "MFU", "bound by", "Chinchilla's tokens"]
     return report.markdown(names, map(_cells, rows))
@@ -246,7 +246,7 @@ def _cells(row):
 
 
 def figures(config: GPTConfig, rows: list[dict], gpu: str) -> Iterator[tuple]:
-    """plan.png: the memory of a GPU and the time of a step, by part, for each row."""
+    """plan.png: for each row, a GPU's memory and a step's time, by part."""
     figure, (left, right) = drawing.new(0.33 * len(rows) + 1.2, ncols=2, sharey=True)
     _stack(left, MEMORY, [{part: row["memory"][part] / 1e9 for part in MEMORY} for row in rows])
     times = [row["seconds"] if row["status"] == "computed" else dict.fromkeys(TIME, 0) for row in rows]
@@ -260,7 +260,7 @@ def figures(config: GPTConfig, rows: list[dict], gpu: str) -> Iterator[tuple]:
         axes.grid(visible=False, axis="y")
     room = GPUS[gpu].memory / 1e9
     left.axvline(room, color="black", linestyle="--", linewidth=1)
-    # what does not fit runs out of the axes: at its full length it would leave nothing to see of what fits
+    # bars that do not fit run off the axes: at full length they would squeeze those that fit
     left.set(xlabel=f"GB of each GPU (dashed: {gpu} has {room:g})", xlim=(0, 1.05 * room))
     again = {name: f",\nrecompute {name}" for name in RECOMPUTE} | {"none": ""}
     left.set_yticks(range(len(rows)), [row["parallel"] + again[row["recompute"]] for row in rows], fontsize=7.5)
@@ -276,7 +276,7 @@ def figures(config: GPTConfig, rows: list[dict], gpu: str) -> Iterator[tuple]:
 
 
 def _stack(axes, parts, rows):
-    """A horizontal bar for each of `rows`, {part: value}, of as many pieces as there are parts."""
+    """A horizontal bar for each of `rows`, {part: value}, with a piece for each part."""
     ends = [0.0] * len(rows)
     for n, (part, label) in enumerate(parts.items()):
         widths = [row[part] for row in rows]
@@ -285,13 +285,13 @@ def _stack(axes, parts, rows):
 
 
 def _ranges(axes, rows):
-    """A line over the end of each bar, from the least to the most: rows of (end, (least, most))."""
+    """A line over the end of each bar, from the least to the most expected; rows: (end, (least, most))."""
     errors = [[end - low for end, (low, _) in rows], [high - end for end, (_, high) in rows]]
     axes.errorbar([end for end, _ in rows], range(len(rows)), xerr=errors, fmt="none", ecolor="black", lw=1, capsize=2)
 
 
 def write(results: str, name: str, command: str, text: list[str], drawn: Iterator[tuple]) -> list[pathlib.Path]:
-    """Write the report called `name` and its figures to `results`/plan; the paths written."""
+    """Write the report called `name` and its figures to `results`/plan; returns the paths written."""
     folder = pathlib.Path(results) / "plan"
     folder.mkdir(parents=True, exist_ok=True)
     shares = {"what the largest products reach": scale.PRODUCTS, "the peak in attention": scale.FLASH}

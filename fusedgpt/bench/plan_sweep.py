@@ -1,7 +1,7 @@
-"""plan.py's --sweep: 8 to 1024 GPUs for four models, and where communication overtakes computation.
+"""bench.py plan --sweep=True: 8 to 1024 GPUs for four models, and where communication overtakes computation.
 
-A step has the same tokens on any number of GPUs, as a run that gets more of them has: each computes less, and sends as
-much as before.
+A step has the same tokens on any number of GPUs, like a run that gets more of them: each GPU computes less, and sends
+as much as before.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ from fusedgpt.gpus import GPUS
 from fusedgpt.scale import Run
 from model import GPTConfig
 
-# layers, heads, channels, and tokens of a step. GPT-3 (arXiv:2005.14165, table 2.1) has 0.5, 1 and 2M for the first
-# three sizes, Llama 2 (arXiv:2307.09288) 4M; here they are powers of two, so that any number of GPUs can share them
+# layers, heads, channels, and tokens of a step. GPT-3 (arXiv:2005.14165, table 2.1) takes 0.5, 1 and 2M tokens for the
+# first three sizes, Llama 2 (arXiv:2307.09288) 4M. Ours are powers of two, so that any number of GPUs can share them
 MODELS = {
     "124M": (12, 12, 768, 2**19),
     "XL": (48, 25, 1600, 2**20),
@@ -33,7 +33,7 @@ LOOKS = {"ddp": ("o", "0.1", "-"), "fsdp": ("s", "0.45", "--"), "hybrid": ("^", 
 
 
 def answer(s, command: str, say: Callable[[str], None]) -> list[pathlib.Path]:
-    """Compute the sweep that the settings `s` ask for, say its crossings, write it to `results`/plan; the paths."""
+    """Compute the sweep of the settings `s`, print its crossings, write it to `results`/plan; returns the paths."""
     rows = sweep(s.gpu, s.interconnect)
     said = crossings(rows)
     for line in said:
@@ -42,7 +42,7 @@ def answer(s, command: str, say: Callable[[str], None]) -> list[pathlib.Path]:
 
 
 def sweep(gpu: str, interconnect: str) -> list[dict]:
-    """A row for each model, number of GPUs and way to share the work: the fastest that fits, or "does not fit"."""
+    """The fastest row that fits for each model, number of GPUs and way to share the work, or one "does not fit"."""
     rows = []
     for (model, (L, nh, C, tokens)), gpus, sharing in itertools.product(MODELS.items(), NUMBERS, SHARING):
         config = GPTConfig(1024, 50257, L, nh, C, bias=False, vocab_multiple=64)
@@ -56,7 +56,7 @@ def sweep(gpu: str, interconnect: str) -> list[dict]:
 def fastest(config: GPTConfig, sequences: int, gpus: int, sharing: str, gpu: str, interconnect: str) -> dict | None:
     """The row of the fastest way to make a step of `sequences`; None if no way fits.
 
-    Tried are micro-batches of up to 512, recompute=none and block, and for hybrid groups of 1, 2, 4 … nodes.
+    It tries micro-batches of up to 512, recompute=none and block, and for hybrid, groups of 1, 2, 4 … nodes.
     """
     per_node, parallel = GPUS[gpu].per_node, "ddp" if sharing == "ddp" else "fsdp"
     groups = [per_node * 2**n for n in range(gpus.bit_length()) if per_node * 2**n < gpus]
@@ -71,17 +71,17 @@ def fastest(config: GPTConfig, sequences: int, gpus: int, sharing: str, gpu: str
 
 
 def _slowness(row):
-    """Seconds to four digits, then of work: what is computed again while a GPU would wait is no faster."""
+    """(seconds to four digits, seconds of computation): recomputation while a GPU would wait anyway gains nothing."""
     return float(f"{row['seconds']['total']:.3e}"), row["seconds"]["computation"]
 
 
 def ratio(row: dict) -> float:
-    """Seconds of communication for each of computation, as if nothing ran beside anything."""
+    """Seconds of communication for each second of computation, as if the two never overlapped."""
     return row["seconds"]["communication"] / row["seconds"]["computation"]
 
 
 def crossings(rows: list[dict]) -> list[str]:
-    """For each model and way to share it: from how many GPUs on it fits, and communication overtakes."""
+    """For each model and way to share it: the number of GPUs from which it fits, and communication overtakes."""
     cells = []
     for model, sharing in itertools.product(MODELS, SHARING):
         tried = [row for row in rows if (row["model"], row["sharing"]) == (model, sharing)]
@@ -110,7 +110,7 @@ def table(rows: list[dict]) -> list[str]:
 
 
 def figures(rows: list[dict], gpu: str, interconnect: str) -> Iterator[tuple]:
-    """sweep.png: a panel for each model, communication as a multiple of computation over the number of GPUs."""
+    """sweep.png: a panel for each model, with communication as a multiple of computation over the number of GPUs."""
     figure, grid = drawing.new(4.3, nrows=2, ncols=2, sharex=True, sharey=True)
     for axes, (model, (L, _, C, tokens)) in zip(grid.flat, MODELS.items()):
         nowhere = []

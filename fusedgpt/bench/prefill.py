@@ -1,7 +1,7 @@
 """Time to the first token at batch 1: eager attention against the flash kernel, on the same weights.
 
-What is timed is `generate` of one token, as in AMD's article "Accelerating Large Language Models with Flash Attention
-on AMD GPUs" (4 warm-up runs, 256 timed). The models are in causal_models.py.
+The timed call is `generate` of one token, as in AMD's article "Accelerating Large Language Models with Flash Attention
+on AMD GPUs" (4 warm-up runs, 256 timed ones). The models are in causal_models.py.
 
 B = 1, T prompt tokens, V vocabulary.
 """
@@ -36,8 +36,8 @@ class Settings(settings.Timed):
     # mistral-7b, llama-3-8b, phi-2, gpt2, gpt2-medium, gpt2-large, gpt2-xl; mistral-small, llama-small, phi-small; or
     # local folders and names of the Hugging Face hub
     models: str = "mistral-7b,llama-3-8b,phi-2,gpt2-xl"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of the weights and all products
-    seed: int = 1337  # seed of the weights and the prompt
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # dtype of the weights and of all products
+    seed: int = 1337  # seed of the random weights and of the prompt
 
 
 def defaults(gpu: bool) -> dict:
@@ -59,7 +59,7 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
     """What was measured for a row of `plan`: times in ms, peak bytes, the receipt, and errors as shares.
 
-    Times are a user's, with what Python takes; of one call more, 'device_busy_ms' is the GPU's share (None on a CPU).
+    Times are what a user waits, Python included. 'device_busy_ms' is the GPU's share of one more call (None on a CPU).
 
     Raises UserError if the attention cannot run here or another kernel ran, ParityError if it differs from float64;
     out-of-memory errors pass unchanged.
@@ -94,7 +94,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
         "samples_ms": samples_ms,
         **times,
         "page_faults": faults(),  # of the median call
-        "tflops": 2 * body * T / (times["median_ms"] * 1e9),  # two a weight and token, but for embedding and output
+        "tflops": 2 * body * T / (times["median_ms"] * 1e9),  # 2 FLOPs a weight and token, without embedding and output
         "peak_memory": memory.peak_memory(device),
         "kernel": receipt,
         "errors": errors,
@@ -107,7 +107,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
 def last_logits(
     subject: causal_models.OurGPT | causal_models.TransformersModel, idx: torch.Tensor
 ) -> tuple[torch.Tensor, int]:
-    """Run the call that is timed once: the last logits (V,), and for how many positions there were logits."""
+    """Run the timed call once: the last logits (V,), and the number of positions that had logits."""
     seen = []
     hook = subject.output.register_forward_hook(lambda module, args, y: seen.append((y[0, -1].float(), y.size(1))))
     try:
@@ -118,7 +118,7 @@ def last_logits(
 
 
 def _difference(got, subject, idx):
-    """Largest difference of the last logits from eager's, as a share of eager's largest; None if eager has no room."""
+    """Largest difference of the last logits from eager's, as a share of its largest; None if eager has no memory."""
     try:
         subject.use("eager")
         want, _ = last_logits(subject, idx)
@@ -130,7 +130,7 @@ def _difference(got, subject, idx):
 
 
 def _contradiction(attention, receipt, case):
-    if attention == "flash_attention_2":  # its kernels are a package's: they are no operators of PyTorch's
+    if attention == "flash_attention_2":  # the kernels of that package are no operators of PyTorch
         foreign = receipt["forward"] == ["unfused"] and receipt["ops"]
         return None if foreign else f"{attention} was asked for, but the profiler saw {receipt['forward'][0]}"
     return contradiction(causal_models.NAMED.get(attention, attention), receipt, case)
@@ -169,7 +169,7 @@ def claims(rows: list[dict]) -> list[check.Claim]:
 
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
-    """prefill.png: a panel for each model, a line for each attention; its speedup over eager stands at each length."""
+    """prefill.png: a panel for each model, a line for each attention, and at each length its speedup over eager."""
     rows = [row for row in rows if row["status"] == "measured"]
     models = list(dict.fromkeys(row["model"] for row in rows))
     if not models:

@@ -21,16 +21,16 @@ class ParityError(Exception):
 
 
 def prove_kernel(name: str, case: Case) -> dict:
-    """`prove` for the kernel `name` as the scripts run it. Raises UserError if it cannot run `case` here."""
+    """`prove` for the kernel `name` as scripts run it. Raises UserError if it cannot run `case` here."""
     if reason := kernels.refusal(name, case):
         raise UserError(reason)
     return prove(kernels.as_run(name, case), case)
 
 
 def prove(attend: Attend, case: Case) -> dict:
-    """{'errors': …, 'parity': in words}: `attend` passes parity.checks. Raises ParityError beyond the tolerance.
+    """{'errors': …, 'parity': a sentence} if `attend` passes parity.checks. Raises ParityError if it does not.
 
-    Both are of the last check, at the shape of `case`.
+    Both values are from the last check, at the shape of `case`.
     """
     for where, errors in parity.checks(attend, case):
         sentence = verdict(errors, case.dtype, where)
@@ -54,18 +54,18 @@ def refusals() -> Iterator[None]:
         warnings.simplefilter("always")
         try:
             yield
-        except (RuntimeError, ValueError, AssertionError) as error:  # of any other type it is a mistake of this project
+        except (RuntimeError, ValueError, AssertionError) as error:  # any other type is a bug of this project
             if out_of_memory(error) or isinstance(error, (torch.AcceleratorError, UserError)):
                 raise
             raise UserError(kernels.reasons(caught, error)) from error
 
 
 def timed(step: Callable[[], object], s: Timed, device: torch.device, trace: pathlib.Path) -> dict:
-    """The kernel that the profiler saw in `step`, the bytes that it holds at its peak, and s.repeats times in ms.
+    """The kernel that the profiler saw in `step`, its peak memory in bytes, and s.repeats times in ms.
 
-    The times are the device's (timing.device_samples); 'timed' says how they were taken. 'page_faults' are those of the
-    median call: if freed memory is kept there are none; if not, the allocator is timed as well. With s.profile, the
-    profile is written to `trace`.
+    Times are the device's (timing.device_samples); 'timed' says how they were taken. 'page_faults' counts those of the
+    median call. It is 0 if freed memory is kept; otherwise the times include the allocator's work. If s.profile is set,
+    the profile goes to `trace`.
     """
     kernel = observe(step, trace if s.profile else None)
     peak = memory.peak_bytes(step, device)
@@ -76,9 +76,9 @@ def timed(step: Callable[[], object], s: Timed, device: torch.device, trace: pat
 
 
 def counting_faults(step: Callable[[], object]) -> tuple[Callable[[], None], Callable[[], float]]:
-    """`step`, and a function that tells how many new pages of memory its median call has got.
+    """`step`, and a function that returns how many new pages of memory its median call got.
 
-    The median, because a process that keeps what it frees still grows now and then, if no free block fits.
+    It is the median because a process that keeps freed memory still grows now and then, if no free block fits.
     """
     seen = [memory.page_faults()]
 
@@ -92,7 +92,7 @@ def counting_faults(step: Callable[[], object]) -> tuple[Callable[[], None], Cal
 def tflops(case: Case, median_ms: float) -> float:
     """TFLOP/s of causal attention: two matrix products forward and five backward, half of each because of the mask.
 
-    The count of FlashAttention-2 (arXiv:2307.08691, section 4.1).
+    This is the count of FlashAttention-2 (arXiv:2307.08691, section 4.1).
     """
     B, nh, T, hs = case.shape
     forward = 4 * B * nh * T * T * hs / 2

@@ -1,4 +1,4 @@
-"""nanoGPT's recipe for cheap computers, by two train.py's: ours, and that of a clone of nanoGPT, both as they are.
+"""nanoGPT's recipe for cheap computers, run by two train.py's as they are: ours, and that of a clone of nanoGPT.
 
 The recipe is in nanoGPT's README: a small GPT on characters, on a CPU. Both read the same bins with the same flags.
 """
@@ -18,7 +18,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.timing import summary
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# config/train_shakespeare_char.py with the flags of nanoGPT's README, which has it run for 2000 iterations
+# config/train_shakespeare_char.py with the flags of nanoGPT's README, where it runs for 2000 iterations
 RECIPE = dict(device="cpu", compile=False, gradient_accumulation_steps=1, batch_size=12, block_size=64)
 RECIPE |= dict(n_layer=4, n_head=4, n_embd=128, dropout=0.0, learning_rate=0.001, min_lr=0.0001, beta2=0.99)
 RECIPE |= dict(warmup_iters=100, lr_decay_iters=2000, eval_interval=250, eval_iters=20, log_interval=1)
@@ -28,9 +28,9 @@ EVALUATION = re.compile(r"^step \d+: train loss [\d.]+, val loss ([\d.]+)", re.M
 
 
 def run(peer: str, s, folder: pathlib.Path) -> dict:
-    """What a run of the recipe by `peer` ("ours" or "nanoGPT") measured; its files go to `folder`.
+    """What `peer` ("ours" or "nanoGPT") measured in a run of the recipe; its files go to `folder`.
 
-    Raises UserError if it cannot run, and RuntimeError if it ends with an error.
+    Raises UserError if it cannot run, RuntimeError if it ends with an error.
     """
     data, meta = _data(s.dataset)
     flags = RECIPE | {"dataset": str(data), "max_iters": s.iterations}
@@ -43,21 +43,21 @@ def run(peer: str, s, folder: pathlib.Path) -> dict:
 
 
 def _data(name):
-    """The data folder, and its meta. Raises UserError if nanoGPT could not read its bins."""
+    """The data folder and its meta. Raises UserError if nanoGPT could not read the bins."""
     folder = dataset.find_folder(ROOT, name).resolve()
     meta = dataset.read_meta(folder)
     if meta.get("dtype", "uint16") != "uint16":
         raise UserError(f"dataset={name!r} has ids of {meta['dtype']}, and nanoGPT reads uint16: name another")
     for split in ("train", "val"):
-        dataset.TokenFile(folder, split, meta)  # says what to do if it is missing
+        dataset.TokenFile(folder, split, meta)  # raises if it is missing, and says what to do
     return folder, meta
 
 
 def _ours(flags, out_dir):
-    # nanoGPT's model has the exact GELU, which costs more than the tanh form or less, depending on the processor
+    # nanoGPT's model has the exact GELU, which costs more or less than the tanh form, depending on the processor
     record, metrics = training.run(flags | {"profile": False, "activation": "gelu"}, out_dir)
     steps = [m for m in metrics if m["kind"] == "train"]
-    # the last that nanoGPT makes too: ours adds one at the end
+    # nanoGPT's evaluations only: ours adds one at the end
     losses = [m["val_loss"] for m in metrics if m["kind"] == "eval" and m["iter"] % flags["eval_interval"] == 0]
     ran = {name: record[name] for name in ("attention", "dtype", "compile", "device")}
     ran |= {"rows_of_embedding": record["padded_vocab_size"], "parameters": record["parameters"]}
@@ -82,9 +82,9 @@ def _theirs(flags, meta, clone):
             (data / name).symlink_to(pathlib.Path(flags["dataset"], name))
         with open(data / "meta.pkl", "wb") as file:
             pickle.dump({"vocab_size": meta["vocab_size"]}, file)
-        given = flags | {"dataset": data, "out_dir": folder}  # a path that is absolute is not looked for in its data/
+        given = flags | {"dataset": data, "out_dir": folder}  # nanoGPT looks for a relative path in its data/
         command = [sys.executable, "-B", "train.py", *(f"--{name}={value}" for name, value in given.items())]
-        # in its folder, because it reads its configurator.py from there; it writes to out_dir only
+        # nanoGPT reads configurator.py from the current folder; it writes to out_dir only
         done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=False)
     if done.returncode:
         raise training.error_of(done, "nanoGPT's train.py")

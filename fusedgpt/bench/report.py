@@ -1,4 +1,4 @@
-"""report.md and the figures of a benchmark, from its rows alone; and the pieces that the reports of all kinds share."""
+"""report.md and the figures of a benchmark, drawn from its rows alone, and what the reports of all kinds share."""
 
 import dataclasses
 import pathlib
@@ -26,14 +26,14 @@ def read(folder: pathlib.Path) -> tuple[dict, list[dict]]:
 
 
 def rows_in(lines: list[dict]) -> list[dict]:
-    """The rows among the lines of rows.jsonl, the latest of each."""
+    """The rows among the lines of rows.jsonl; of a row measured more than once, the latest."""
     return [line for line in rows.latest(lines) if line["kind"] == "row"]
 
 
 def write(folder: pathlib.Path, kind: types.ModuleType) -> list[pathlib.Path]:
-    """Write report.md of the benchmark `kind`, and its figures, from the rows in `folder`; the paths written.
+    """Write report.md and the figures of the benchmark `kind` from the rows in `folder`; returns the paths written.
 
-    Raises UserError if there are no rows, or they lack what a table shows.
+    Raises UserError if there are no rows, or if they lack what a table shows.
     """
     header, lines = read(folder)
     found = rows_in(lines)
@@ -53,7 +53,7 @@ def write(folder: pathlib.Path, kind: types.ModuleType) -> list[pathlib.Path]:
 
 
 def _environment(header, lines):
-    """What the rows were measured on: {name: text}. Rows may come from several calls, whose machines may differ."""
+    """{name: text} of what the rows were measured on. Rows may come from several calls on different machines."""
     last = header["environment"]
     machines = [*(line["machine"] for line in lines if "machine" in line), last]
     environment = {}
@@ -66,7 +66,7 @@ def _environment(header, lines):
 def machine(header: dict, lines: list[dict]) -> str:
     """The machine, the versions, the commit and the day of a benchmark, in a line.
 
-    It also says if freed memory was returned to the system: figures of the two ways would look alike.
+    It also says if freed memory was returned to the system: its figures look like those with memory kept.
     """
     found = _environment(header, lines)
     threads = [f"{found['threads']} threads"] if "threads" in found and "cuda" not in found else []
@@ -78,11 +78,11 @@ def machine(header: dict, lines: list[dict]) -> str:
     return ", ".join([device, *threads, *returned, *versions, date])
 
 
-_OF_A_CALL = ("kind", "machine", "commit", "call", "command")  # of a line "before": what is not the machine's state
+_OF_A_CALL = ("kind", "machine", "commit", "call", "command")  # in a line "before", what is not the machine's state
 
 
 def _commands(header, lines):
-    """The commands of all calls that measured rows; earlier versions kept the last one only."""
+    """The commands of all calls that measured rows; earlier versions kept only the last."""
     return list(dict.fromkeys([*(line["command"] for line in lines if "command" in line), header["command"]]))
 
 
@@ -109,7 +109,7 @@ def _heading(header, lines, kind):
 
 
 def _disturbances(rows):
-    """The disturbed rows, each with its reason, and what follows from that."""
+    """The disturbed rows with their reasons, and what follows from them."""
     disturbed = [f"- {_named(row)}: disturbed: {row['reason']}" for row in rows if row.get("disturbed")]
     why = "Something else used the device while the rows marked *disturbed* were measured: no ratio is drawn from them."
     text = [f"{why} The same command measures them again.", "", *disturbed, ""] if disturbed else []
@@ -124,7 +124,7 @@ def _named(row):
 
 
 def _failures(rows):
-    """The rows without a measurement, grouped by their reason."""
+    """The rows without a measurement, grouped by reason."""
     reasons = {}
     for row in rows:
         if row["status"] != "measured":
@@ -143,12 +143,12 @@ def markdown(names: list[str], cells: Iterable[Iterable]) -> list[str]:
 
 
 def spread(row: dict, digits: int = 1) -> str:
-    """The median of a row, its 10th and 90th percentile, and the mark if it is disturbed: '113.0 (112.1-115.9)'."""
+    """The median of a row, its 10th and 90th percentile, and a mark if it is disturbed: '113.0 (112.1-115.9)'."""
     return f"{row['median_ms']:.{digits}f} ({row['p10_ms']:.{digits}f}-{row['p90_ms']:.{digits}f}){mark(row)}"
 
 
 def mark(row: dict) -> str:
-    """What stands behind the time of a row: nothing, if the row was not disturbed."""
+    """The mark behind the time of a row; empty if the row was not disturbed."""
     return ", *disturbed*" if row.get("disturbed") else ""
 
 
@@ -159,7 +159,7 @@ def kernel(row: dict, backward: bool = True) -> str:
 
 
 def how_timed(rows: list[dict]) -> list[str]:
-    """How attention alone was timed in `rows`, in a sentence for each way; rows of earlier versions do not say it."""
+    """A sentence for each way in which attention alone was timed in `rows`; rows of earlier versions do not say it."""
     ways = {}
     for row in rows:
         if "timed" in row:
@@ -173,13 +173,13 @@ def how_timed(rows: list[dict]) -> list[str]:
 
 
 def page_faults(rows: Iterable[dict]) -> list[str]:
-    """How often a timed call got a page of memory from the system, if rows say so, in a sentence."""
+    """A sentence with the most page faults of a timed call, if rows say so."""
     most = max((row["page_faults"] for row in rows if "page_faults" in row), default=None)
     return [] if most is None else [f"The median call of a row had at most {most:,.0f} page faults."]
 
 
 def best_peaks(rows: Iterable[dict]) -> dict[str, float]:
-    """The peak FLOP/s of each dtype: the most that any of `rows` found, because a disturbed measurement finds less."""
+    """{dtype: peak FLOP/s}: the most that any of `rows` found, because a disturbed measurement finds less."""
     best = {}
     for row in rows:
         dtype = row["ran"]["dtype"]

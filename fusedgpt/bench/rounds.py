@@ -1,8 +1,8 @@
-"""Rows that were measured round after round, each contender once in each: which rounds count, and one row for all.
+"""Rows measured round after round, each contender once per round: which rounds count, and one row for all of them.
 
-A round counts for all contenders or for none. If the disturbed rows alone were left out, whoever has the calmest rounds
-left would be favoured. Ratios are drawn within rounds (disturbance.speedup), because a machine that slows down between
-two rounds does so for all contenders of the second.
+A round counts for all contenders or for none. If only the disturbed rows were left out, the contender with the calmest
+remaining rounds would be favoured. Ratios are taken within rounds (disturbance.speedup), because a machine that slows
+down between two rounds does so for all contenders of the second.
 """
 
 import math
@@ -11,19 +11,19 @@ from collections.abc import Iterable
 from fusedgpt.bench.disturbance import comparable
 from fusedgpt.timing import summary
 
-RATES = ("tokens_per_s", "mfu")  # of a row: they go with its median
+RATES = ("tokens_per_s", "mfu")  # fields of a row that scale with its median
 LOSSES = ("final_loss", "last_loss", "val_loss")
 
 
 def named(n: int, rounds: int) -> dict[str, int]:
-    """What the spec of a row says of its round; nothing, if there is only one."""
+    """The part of a row's spec that names its round; empty if there is only one round."""
     return {"round": n} if rounds > 1 else {}
 
 
 def whole(rows: Iterable[dict], by: str) -> set[int]:
-    """The rounds in which all were measured that were measured in any, and nothing was disturbed. by: who rows are of.
+    """The rounds with an undisturbed row of every contender that was measured in any round. by: their field in a row.
 
-    Rows of a benchmark that has no rounds are of round 1.
+    Rows of a benchmark without rounds count as round 1.
     """
     measured = [row for row in rows if row["status"] == "measured"]
     everybody = {row[by] for row in measured}
@@ -39,11 +39,11 @@ def number(row: dict) -> int:
 
 
 def pooled(rows: Iterable[dict], by: str) -> dict[str, dict]:
-    """{contender: one row for all its rounds}: the samples of whole rounds together, in the order of the first round.
+    """{contender: one row for all its rounds}, in the order of first appearance, with the samples of whole rounds.
 
-    "rounds" has the median of each of these, "dropped" that of all other rounds. Errors and losses are the largest of
-    them: a round that differs shows. If no round is whole, the row is disturbed, and has all samples. A contender that
-    failed parity in one round has no time.
+    "rounds" has the median of each whole round, "dropped" that of each other round. Errors and losses are the largest
+    of the whole rounds, so that a round that differs shows. If no round is whole, the row has all samples, and is
+    disturbed. A contender that failed parity in one round has no time.
     """
     rows, groups = list(rows), {}
     for row in rows:
@@ -81,15 +81,15 @@ def _together(group, kept):
 
 
 def medians(row: dict) -> str:
-    """The median of each round of a pooled row, those in brackets that were dropped: '113.2, (140.1), 112.9'."""
+    """The median of each round of a pooled row, with dropped rounds in brackets: '113.2, (140.1), 112.9'."""
     every = sorted((row["rounds"] | row["dropped"]).items())
     return ", ".join(f"{ms:.1f}" if n in row["rounds"] else f"({ms:.1f})" for n, ms in every)
 
 
 def calls(rows: Iterable[dict]) -> list[str]:
-    """A sentence for each round whose rows come from more than one call of bench.py: it did not go in turn throughout.
+    """A sentence for each round that was measured in more than one call of bench.py, so not in turn throughout.
 
-    Rows of earlier versions do not say which call they are of.
+    Rows of earlier versions do not say which call measured them.
     """
     found = {}
     for row in rows:

@@ -1,15 +1,15 @@
 """The rows of a benchmark: measured one by one and written at once, so that an interrupted run continues.
 
-A row of rows.jsonl is what identifies it (its spec), a status and, if that is "measured", what was measured:
+A row of rows.jsonl holds what identifies it (its spec), a status and, if the status is "measured", what was measured:
 
     {"rung": "flash", …, "status": "measured", "median_ms": 113.0, …}
     {"rung": "efficient", …, "status": "refused", "reason": "PyTorch has this kernel on GPUs only"}
 
-A measured row that something else on the machine disturbed is marked "disturbed" too (disturbance.py); "tries" are the
-measurements of it that were dropped for that. The first line is the header: the settings, and the machine. A row's
-"call" counts the calls of bench.py that measured rows of the file. Each has a line "before", with its command and the
-state of the machine (clocks, temperature), and one "after". Rows may come from several machines of one kind: "before"
-names its own in "machine". Lines "trial" are steps of a row that takes many (max_batch.py).
+A measured row is also marked "disturbed" if something else on the machine disturbed it (disturbance.py); "tries" are
+measurements of it that were dropped for that reason. The first line is the header: the settings and the machine. A
+row's "call" is the number of the call of bench.py that measured it. Each such call has a line "before", with its
+command and the state of the machine (clocks, temperature), and a line "after". Rows may come from several machines of
+one kind: "machine" in "before" is the call's own. Lines "trial" are steps of a row that takes many (max_batch.py).
 """
 
 import contextlib
@@ -27,26 +27,26 @@ from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError, first_line, out_of_memory, shown
 from fusedgpt.files import atomic, read_jsonl
 
-FINAL = ("measured", "refused", "parity failed", "out of memory")  # "failed" is not final: it is tried again
+FINAL = ("measured", "refused", "parity failed", "out of memory")  # "failed" is not final: such a row is tried again
 AGAIN = 2  # times that a disturbed row is measured again
-PAUSE = 1.0  # seconds before that
-# of the environment, what a figure depends on; on a CPU the threads too
+PAUSE = 1.0  # seconds before each of these
+# the parts of the environment that a figure depends on; on a CPU also the threads
 COMPARED = ("device", "torch", "cuda", "cudnn", "transformers")
-AROUND = {"before_ms", "after_ms", "best_ms", "preempted", "cpu_s"}  # of a row's "reference" (disturbance.py)
+AROUND = {"before_ms", "after_ms", "best_ms", "preempted", "cpu_s"}  # keys of a row's "reference" (disturbance.py)
 BEGAN = time.monotonic()  # bench.py has just started
 
 
 class OutOfTime(Exception):
-    """The budget is over in the middle of a row, which is left for the next call."""
+    """The time budget is over in the middle of a row; the row is left for the next call."""
 
 
 def time_is_up(max_seconds: float | None) -> bool:
-    """Whether the budget is over: `max_seconds` since bench.py started; None is no limit."""
+    """Whether the time budget is over: `max_seconds` since bench.py started; None is no limit."""
     return max_seconds is not None and time.monotonic() - BEGAN >= max_seconds
 
 
 def attempt(measure: Callable[[dict], dict], spec: dict, reference: Callable[[], float]) -> dict:
-    """The row of `spec`: what measure(spec) returns, or how it failed. A row that fails does not end the others.
+    """The row of `spec`: what measure(spec) returns, or how it failed. A failed row does not stop the others.
 
     Raises OutOfTime if measure does.
     """
@@ -58,7 +58,7 @@ def attempt(measure: Callable[[dict], dict], spec: dict, reference: Callable[[],
         return {**spec, "status": "refused", "reason": str(error)}
     except ParityError as error:
         return {**spec, "status": "parity failed", "reason": str(error)}
-    except Exception as error:  # whatever it is, the row says it, and the next row runs
+    except Exception as error:  # whatever it is, the row says so, and the next row runs
         status = "out of memory" if out_of_memory(error) else "failed"
         return {**spec, "status": status, "reason": f"{type(error).__name__}: {first_line(error)}"}
 
@@ -79,10 +79,10 @@ def run(
     """Measure the rows of `plan` that `path` does not have yet, and write each as soon as it is measured.
 
     Rows in `path` count if its header has the same settings and kind of machine (COMPARED); otherwise the file is moved
-    aside. Rows that were disturbed are measured again with all of their group: those with the same values of the keys
-    `group`. So are, with `profile`, measured rows without a trace. reference() times the fixed computation that shows a
-    disturbance, state() reads the machine's state. still_ours() is called before each write, and raises
-    UserError if the folder has become another's. No row is begun after `max_seconds` (time_is_up). Raises UserError if
+    aside. A disturbed row is measured again with all rows of its group: those with the same values of the keys `group`.
+    With `profile`, measured rows without a trace are measured again too. reference() times the fixed computation that
+    shows disturbances, state() reads the machine's state. still_ours() is called before each write; it raises UserError
+    if the folder is no longer this call's. No row is begun after `max_seconds` (time_is_up). Raises UserError if
     `path` is damaged.
     """
     earlier = disturbance.judged(latest(_rows_that_count(path, header, say)), group)
@@ -91,17 +91,17 @@ def run(
     if profile:
         untraced = [spec for spec in plan if not trace_path(path.parent, spec).exists()]
         done = [line for line in done if "kernel" not in line or not _is_of(line, untraced)]  # others have no profile
-    # whatever was disturbed, a row without a time would end in the same way again
+    # measured again, a row without a time would only end the same way, whatever was disturbed
     done += [line for line in earlier if _is_final(line) and line["status"] != "measured" and line not in done]
     todo = [spec for spec in plan if not any(_is_of(line, [spec]) for line in done)]
-    seen = [line for line in earlier if not _is_of(line, todo)]  # what tells how fast the reference can be
+    seen = [line for line in earlier if not _is_of(line, todo)]  # they tell how fast the reference can be
     if len(todo) < len(plan):
         say(f"{len(plan) - len(todo)} of {len(plan)} rows are there already")
     call = 1 + sum(line["kind"] == "before" for line in earlier)
-    if todo:  # otherwise the date in the header stays that of a measurement
+    if todo:  # otherwise the header keeps the date of a measurement
         before = {"kind": "before", "call": call, "command": header["command"], **state()}
         _write(path, [{"kind": "header", **header}, *earlier, before])
-    seconds = {}  # by part: the rows of one part may take many times as long as another's
+    seconds = {}  # by part: rows of one part may take many times as long as those of another
     with open(path, "a", buffering=1) as file, contextlib.suppress(OutOfTime):
         for n, spec in enumerate(todo, start=1):
             if time_is_up(max_seconds):
@@ -114,7 +114,7 @@ def run(
             left = _seconds_left(seconds, todo[n:])
             say(f"[{n}/{len(todo)}] {_name(spec)}: {_outcome(row)}; about {_duration(left)} left")
     still_ours()
-    lines = disturbance.judged(latest(read(path)), group)  # again, because only now the best reference is known
+    lines = disturbance.judged(latest(read(path)), group)  # judged again, because only now is the best reference known
     _write(path, [*lines, *([{"kind": "after", **state()}] if todo else [])])
     if disturbed := [line for line in lines if line.get("disturbed")]:
         say(f"disturbed rows: {len(disturbed)}. The same command measures them again")
@@ -124,7 +124,7 @@ def run(
 
 
 def left(plan: list[dict], path: pathlib.Path, header: dict) -> tuple[int, int]:
-    """How many rows of `plan` are missing in `path`, and how many are there but disturbed."""
+    """(rows of `plan` that are missing in `path`, rows that are there but disturbed), as counts."""
     lines = read(path) if path.exists() else []
     there = list(filter(_is_final, latest(lines))) if lines and _same(lines[0], header) else []
     missing = [spec for spec in plan if not any(_is_of(line, [spec]) for line in there)]
@@ -132,7 +132,7 @@ def left(plan: list[dict], path: pathlib.Path, header: dict) -> tuple[int, int]:
 
 
 def _measured_in_peace(measure, spec, reference, seen, group, say, max_seconds):
-    """The row of `spec`, measured up to AGAIN times more while it is disturbed. Every attempt is added to `seen`."""
+    """The row of `spec`, measured up to AGAIN more times while it is disturbed. Every attempt is added to `seen`."""
     tries = []
     for left in reversed(range(1 + AGAIN)):
         seen.append(attempt(measure, spec, reference))
@@ -147,14 +147,14 @@ def _measured_in_peace(measure, spec, reference, seen, group, say, max_seconds):
 
 
 def read(path: pathlib.Path) -> list[dict]:
-    """The lines of the rows.jsonl at `path`: header, rows and what stands beside them; none if it is empty.
+    """The lines of the rows.jsonl at `path`: header, rows and lines of other kinds; none if the file is empty.
 
-    A last line that a kill cut short is left out. Raises UserError if another line is damaged.
+    A last line that a kill cut short is left out. Raises UserError if any other line is damaged.
     """
     lines = read_jsonl(path)
     *ended, last = path.read_bytes().split(b"\n")
     objects = sum(1 for line in ended if line.strip())
-    with contextlib.suppress(ValueError, RecursionError):  # as a kill leaves a line
+    with contextlib.suppress(ValueError, RecursionError):  # a line that a kill cut short
         objects += isinstance(json.loads(last), dict)
     if (lost := objects - len(lines)) > 0:
         raise UserError(
@@ -168,7 +168,7 @@ def read(path: pathlib.Path) -> list[dict]:
 
 
 def _is_sound(line):
-    """Whether a line stands beside rows, or is a row with what is read of each."""
+    """Whether a line is of another kind than "row", or a row with the fields that every row is read for."""
     if not isinstance(line.get("machine", {}), dict):
         return False
     if line.get("kind") != "row":
@@ -187,7 +187,7 @@ def _is_sound(line):
 
 
 def latest(lines: list[dict]) -> list[dict]:
-    """`lines` of rows.jsonl without the rows that were measured again further down."""
+    """`lines` of rows.jsonl without rows that a later line has again."""
     found = {}
     for n, line in enumerate(lines):
         key = key_of(line) if line["kind"] == "row" else n
@@ -197,13 +197,13 @@ def latest(lines: list[dict]) -> list[dict]:
 
 
 def spec_of(row: dict) -> dict:
-    """What identifies a row: all that stands before its status."""
+    """What identifies a row: all fields before its status."""
     before = itertools.takewhile(lambda item: item[0] != "status", row.items())
     return {key: value for key, value in before if key != "kind"}
 
 
 def key_of(row: dict) -> tuple:
-    """What identifies a row, to look it up with."""
+    """What identifies a row, as a key for look-up."""
     return tuple(spec_of(row).items())
 
 
@@ -213,7 +213,7 @@ def _write(path, lines):
 
 
 def _rows_that_count(path, header, say):
-    """The lines of an earlier run that still count: all but its header and its failed rows."""
+    """The lines of an earlier run that still count: all except its header and failed rows."""
     if not path.exists():
         return []
     old = read(path)
@@ -221,7 +221,7 @@ def _rows_that_count(path, header, say):
         return [line for line in old[1:] if line["kind"] != "row" or _is_final(line)]
     aside = next(name for n in itertools.count(1) if not (name := path.with_name(f"rows.previous-{n}.jsonl")).exists())
     path.replace(aside)
-    say(f"{path} is of other settings, or of another kind of machine: moved to {aside}")
+    say(f"{path} has other settings, or is of another kind of machine: moved to {aside}")
     return []
 
 
@@ -236,7 +236,7 @@ def _is_of(line, specs):
 
 
 def _same(one, other):
-    """Whether two headers have the same settings, and the same in their environments that a figure depends on."""
+    """Whether two headers have the same settings and agree in the parts of the environment that a figure depends on."""
     then, now = one.get("environment", {}), other["environment"]
     compared = COMPARED if "cuda" in now else (*COMPARED, "threads")
     return one.get("settings") == other["settings"] and all(then.get(name) == now.get(name) for name in compared)

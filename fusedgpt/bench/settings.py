@@ -1,4 +1,4 @@
-"""Settings that several kinds of benchmark share, and reading the lists among them."""
+"""Settings that several kinds of benchmark share, and functions that read lists in settings."""
 
 import re
 from dataclasses import dataclass
@@ -10,35 +10,35 @@ from fusedgpt.errors import UserError
 
 @dataclass
 class Common:
-    """What every kind has."""
+    """Settings of every kind."""
 
-    results: str = "out-bench"  # folder for results; each kind has a folder in it: rows.jsonl, report.md, figures
-    only: str = ""  # comma-separated values, such as flash,manual, or patterns: rows with one of them; empty: all
+    results: str = "out-bench"  # folder for results; each kind has its own folder there: rows.jsonl, report.md, figures
+    only: str = ""  # comma-separated values, such as flash,manual, or patterns: measure only rows with one; empty: all
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
-    profile: bool = False  # profile of each row in traces/, for ui.perfetto.dev
-    max_seconds: float | None = None  # seconds after which no further row is begun; the same command goes on
+    profile: bool = False  # write a profile of each row to traces/, for ui.perfetto.dev
+    max_seconds: float | None = None  # begin no row after this many seconds; the same command continues
 
 
 @dataclass
 class Timed(Common):
-    """What kinds have that time calls of their own."""
+    """Settings of the kinds that time calls of their own."""
 
     repeats: int = 256  # timed calls of each row
-    warmup: int = 4  # calls before those, which are not counted
-    # on a CPU, what becomes of memory that a call frees: kept for the next call, as in training, or returned to the
+    warmup: int = 4  # untimed calls before the timed ones
+    # what becomes of memory that a call frees on a CPU: kept for the next call, as in training, or returned to the
     # system, as glibc does by default; then every call of a kernel with large tensors pays for new pages
     freed_memory: Literal["kept", "returned"] = "kept"
 
 
 @dataclass
 class Trained(Common):
-    """What kinds have that train."""
+    """Settings of the kinds that train."""
 
-    steps: int = 25  # training steps of each run, of which the first 5 are not counted
+    steps: int = 25  # training steps of each run; the first 5 are not counted
 
 
 def lengths(text: str) -> list[int]:
-    """'256,512' or '256-4096-64' (first, last, step) as a list. Raises UserError for anything else."""
+    """'256,512' or '256-4096-64' (first-last-step) as a list. Raises UserError for anything else."""
     try:
         found = []
         for word in text.split(","):
@@ -64,10 +64,10 @@ def heads(text: str) -> list[tuple[int, int]]:
 
 
 def admitted(plan: list[dict], only: str) -> list[dict]:
-    """The rows of `plan` with a value that `only` names; all if it is empty.
+    """The rows of `plan` with a value that `only` names; all if `only` is empty.
 
-    It is a comma-separated list of whole values, or of patterns with * and ? for them. A comma before a space is part
-    of a value: 'manual, again' is one. Raises UserError for a name that no row has.
+    `only` is a comma-separated list of whole values, or of patterns with * and ?. A comma before a space belongs to a
+    value, as in 'manual, again'. Raises UserError for a name that no row has.
     """
     if not only:
         return plan
@@ -83,7 +83,7 @@ def _has(spec, name):
 
 
 def _values(plan):
-    """All values of the rows of `plan`, by what they are; a range of numbers."""
+    """All values of the rows of `plan`, by field; for numbers the range."""
     found = {}
     for spec in plan:
         for key, value in spec.items():

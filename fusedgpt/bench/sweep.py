@@ -1,8 +1,8 @@
 """Attention alone over a range of lengths, and training end to end: from which length on one kernel overtakes another.
 
-After AMD's article "Accelerating Large Language Models with Flash Attention on AMD GPUs": causal attention, batch 1,
+As in AMD's article "Accelerating Large Language Models with Flash Attention on AMD GPUs": causal attention, batch 1,
 256 to 4096 tokens by 64, hand-written against fused. Kernels take turns at each length, so that drift of the machine
-meets them all. Lengths go from coarse to fine, so that a sweep that ends early has a figure of all kernels.
+affects them all. Lengths go from coarse to fine, so that a sweep that ends early has a figure of all kernels.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ from fusedgpt.device import dtype_name, resolve_dtype
 from fusedgpt.errors import UserError
 from fusedgpt.receipt import contradiction
 
-FIRST = (1024, 4096, 256, 2048, 512, 8192, 16384)  # lengths, in the order in which they are measured
-COMPILED_AT = FIRST  # flex is compiled anew for each length, so only at these
+FIRST = (1024, 4096, 256, 2048, 512, 8192, 16384)  # the lengths to measure first, in this order
+COMPILED_AT = FIRST  # flex is compiled for each length, so it is measured at these only
 LONGEST_TRAINED = 4096
 
 TRAINS = True
@@ -58,8 +58,8 @@ def defaults(gpu: bool) -> dict:
 def plan(s: Settings, device: torch.device) -> list[dict]:
     """Attention alone at powers of two, then training there, then attention alone at the other lengths.
 
-    At a length, every heads x head size, direction and kernel comes before the next length. Raises UserError if --heads
-    or --lengths cannot be read.
+    At one length, all heads x head sizes, directions and kernels are measured before the next length. Raises UserError
+    if --heads or --lengths cannot be read.
     """
     lengths = coarse_to_fine(settings.lengths(s.lengths))
     alone = [
@@ -77,9 +77,9 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
 
 
 def coarse_to_fine(lengths: list[int]) -> list[int]:
-    """`lengths` without repetitions: FIRST, then other powers of two, then the rest, and the gaps close evenly.
+    """`lengths` without repetitions: FIRST, then other powers of two, then the rest, so that the gaps close evenly.
 
-    Of these each next length is the one that is farthest, as a ratio, from all before it.
+    After FIRST, each next length is the one farthest, as a ratio, from all lengths before it.
     """
     order = [T for T in FIRST if T in lengths]
     left = sorted(set(lengths) - set(order))
@@ -95,7 +95,7 @@ def _power_of_two(T):
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
-    """A row: first parity with float64, then times; for attention alone TFLOP/s, and memory beyond the inputs."""
+    """A row: first parity with float64, then times; for attention alone also TFLOP/s, and memory beyond the inputs."""
     if spec["attention"] == "flex":
         torch.compiler.reset()  # PyTorch counts recompilations over a whole process, and stops at the eighth
     if spec["part"] == "training":
@@ -115,8 +115,8 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     return row | {"dtype": dtype_name(dtype), "tflops": tflops(case, row["median_ms"])}
 
 
-_inputs = functools.lru_cache(maxsize=1)(Case.inputs)  # kernels take turns with them; drawing them takes longer
-_refusal = functools.lru_cache(kernels.refusal)  # at one length: a kernel that refuses another length raises there
+_inputs = functools.lru_cache(maxsize=1)(Case.inputs)  # kernels share them, because drawing them takes longer
+_refusal = functools.lru_cache(kernels.refusal)  # at one length; a kernel that refuses another length raises there
 
 
 def _training(spec, s, device, folder):
@@ -129,10 +129,10 @@ def _training(spec, s, device, folder):
 
 
 def crossovers(rows: list[dict]) -> dict[tuple[str, str], tuple[float, float]]:
-    """From which length on a kernel is faster than another: {(slower, faster): (perhaps, surely)}, in rows of one part.
+    """{(slower, faster): (perhaps, surely)}: the length from which on one kernel is faster, in rows of one part.
 
-    surely: there and at every longer length that was measured, its p90 is below the other's p10; perhaps: the other's
-    p90 is not below its p10. Each is 0 for every length, infinite for none. Rows that were disturbed do not count.
+    From `surely` on, its p90 is below the other's p10 at every measured length. From `perhaps` on, the other's p90 is
+    not below its p10. 0 means every length, infinite means none. Disturbed rows do not count.
     """
     by_kernel, found = {}, {}
     for row in rows:
@@ -148,13 +148,13 @@ def crossovers(rows: list[dict]) -> dict[tuple[str, str], tuple[float, float]]:
 
 
 def _from_on(ahead):
-    """The first length from which on `ahead`, {length: whether}, is true; 0 if at each, infinite if not at the last."""
+    """The first length from which on `ahead`, {length: bool}, stays true; 0 if it always is, infinite if never."""
     behind = [length for length in ahead if not ahead[length]]
     return min((length for length in ahead if length > max(behind)), default=math.inf) if behind else 0
 
 
 def table(rows: list[dict]) -> list[str]:
-    """For each part, shape and direction: a line per length, a column per kernel; and the crossovers."""
+    """For each part, shape and direction: a line for each length, a column for each kernel, and the crossovers."""
     text, groups = [], {}
     for row in rows:
         groups.setdefault((row["part"], row.get("heads"), row.get("pass")), []).append(row)
@@ -164,7 +164,7 @@ def table(rows: list[dict]) -> list[str]:
         shown = list(dict.fromkeys(row["attention"] for row in group if row["status"] == "measured"))
         cells = {(row["T"], row["attention"]): row for row in group}
         lengths = sorted({row["T"] for row in group})
-        lengths = list(filter(_power_of_two, lengths)) or lengths  # the figures have all of them
+        lengths = list(filter(_power_of_two, lengths)) or lengths  # the figures show all lengths
         unit = "ms (TFLOP/s)" if alone else "ms (tokens/s)"
         text += report.markdown(
             ["tokens", *(f"{name}, {unit}, speedup over manual" for name in shown)],
@@ -201,7 +201,7 @@ def _where(length):
 
 
 def claims(rows: list[dict]) -> list[check.Claim]:
-    """The speedups over manual, from which length on a kernel overtakes manual or is overtaken, losses, refusals."""
+    """Speedups over manual, lengths at which a kernel overtakes manual or is overtaken, losses and refusals."""
     found, groups = [], {}
     for row in rows:
         groups.setdefault((row["part"], row.get("heads"), row.get("pass")), []).append(row)
@@ -222,9 +222,9 @@ def claims(rows: list[dict]) -> list[check.Claim]:
 
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
-    """speedup.png and memory.png, a panel for each shape and direction, against manual; training.png, tokens/s.
+    """speedup.png and memory.png against manual, with a panel for each shape and direction; training.png in tokens/s.
 
-    Times that were disturbed are left out.
+    Disturbed times are left out.
     """
     rows = [row for row in rows if row["status"] == "measured"]
     alone, whole = ([row for row in rows if row["part"] == part] for part in ("attention", "training"))
@@ -256,7 +256,7 @@ def _how(row):
 
 
 def _over_manual(row, manual):
-    """(speedup over manual, and its spread), or None; manual's own is 1, without a spread."""
+    """(speedup over manual, least, greatest), or None; for manual itself 1, without a spread."""
     found = speedup(row, manual)
     return (1.0, None, None) if found and row is manual else found
 
@@ -266,13 +266,13 @@ def _memory(row, manual):
 
 
 def _rates(row):
-    """Tokens/s, with p10 and p90: of the times, the other way round."""
+    """Tokens/s, and its least and greatest, from the p90 and p10 of the times."""
     tokens = row["tokens_per_s"] * row["median_ms"]
     return row["tokens_per_s"], tokens / row["p90_ms"], tokens / row["p10_ms"]
 
 
 def _panels(rows, label, value):
-    """A figure with a panel for each shape and direction, on the same axes; value: as in _lines."""
+    """A figure with a panel for each shape and direction, all with the same axes; value: as in _lines."""
     groups = list(dict.fromkeys((row["heads"], row["pass"]) for row in rows))
     across = min(2, len(groups))
     down = -(-len(groups) // across)

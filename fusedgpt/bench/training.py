@@ -1,4 +1,4 @@
-"""train.py in a fresh process: what users run is what is timed, and nothing of one row is left for the next."""
+"""train.py in a fresh process: what users run is timed, and no row leaves anything behind for the next."""
 
 import dataclasses
 import gc
@@ -21,11 +21,11 @@ from fusedgpt.timing import summary
 TRAIN = pathlib.Path(__file__).resolve().parents[2] / "train.py"
 WARM_UP = 5  # steps that are not counted, as in train.py
 
-# of train.py's settings, for every kind that trains: values other than train.py's defaults
+# defaults of train.py's settings for every kind that trains, if they differ from train.py's own
 DEFAULTS = dict(dataset="python_stdlib", vocab_size=50257, gradient_accumulation_steps=1, eval_iters=1)
 DEFAULTS |= dict(warmup_iters=100, lr_decay_iters=1000, eval_interval=10**9, log_interval=10**9)
 ON_A_CPU = dict(n_layer=4, n_head=4, n_embd=256, block_size=1024, batch_size=1)
-# and what no kind uses
+# train.py's settings that no kind uses
 UNUSED = {
     "max_iters": "--steps says how many steps each run of a benchmark makes",
     "out_dir": "the runs of a benchmark go to a folder of their own in --results",
@@ -40,9 +40,9 @@ UNUSED = {
 
 
 def settings(s: Trained, own: type) -> dict:
-    """The settings of `s` that train.py has: all but those that the kind's Settings, `own`, adds.
+    """The settings of `s` that train.py has: all except those that the kind's Settings, `own`, adds.
 
-    The dtype is named, as the row's comparison with float64 takes it: train.py would time which one is faster.
+    A dtype "auto" becomes the one in which the row is compared with float64: train.py would time which is faster.
     """
     added = {field.name for field in dataclasses.fields(own)}
     shared = {field.name: getattr(s, field.name) for field in dataclasses.fields(s) if field.name not in added}
@@ -51,7 +51,7 @@ def settings(s: Trained, own: type) -> dict:
 
 
 def subject(s: dict) -> str:
-    """What a run with the settings `s` of a header trains, and on how much a step, for the title of a figure."""
+    """What a run with a header's settings `s` trains, and its tokens per step, for the title of a figure."""
     model = f"{s['n_layer']} layers, {s['n_head']} heads, {s['n_embd']} channels"
     count = s.get("gradient_accumulation_steps", 1)  # peers has none
     micro_batches = f"{count} × " if count > 1 else ""
@@ -63,9 +63,9 @@ def run(
 ) -> tuple[dict, list[dict]]:
     """Run train.py with `settings`; its run.json and the lines of its metrics.jsonl. Checkpoints are deleted.
 
-    memory: bytes that the process may hold (data, not code), beyond which an allocation fails. trace: the file that
-    gets the profile, if settings["profile"] asks for one. Raises UserError with the sentence that train.py ended on,
-    MemoryError if that says out of memory, RuntimeError for any other end.
+    memory: bytes of data (not code) that the process may hold; an allocation beyond that fails. trace: the file for the
+    profile, if settings["profile"] is set. Raises UserError with train.py's closing sentence, MemoryError if memory ran
+    out, RuntimeError for any other end.
     """
     flags = [f"--{name}={value}" for name, value in {**settings, "out_dir": out_dir}.items() if value is not None]
     limit = None
@@ -93,10 +93,10 @@ def run(
 
 
 def error_of(done: subprocess.CompletedProcess, name: str, limited: bool = False) -> Exception:
-    """The exception for a process called `name` that failed. limited: whether its memory was."""
+    """The exception for a process called `name` that failed. limited: whether its memory was limited."""
     lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
     sentences = [line for line in lines if line.startswith("error: ")]
-    exceptions = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]  # CUDA's have lines of advice
+    exceptions = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]  # CUDA adds lines of advice
     said = (sentences or exceptions or lines)[-1].removeprefix("error: ")
     full = [
         "of memory or more, and",
@@ -108,7 +108,7 @@ def error_of(done: subprocess.CompletedProcess, name: str, limited: bool = False
     ]
     full.append("STATUS_ALLOC_FAILED")
     if limited:
-        full += ["could not create a primitive", "can't start new thread"]  # oneDNN's words for it, and Python's
+        full += ["could not create a primitive", "can't start new thread"]  # as oneDNN and Python say it
     if done.returncode == -signal.SIGKILL or any(words in done.stderr for words in full):
         return MemoryError(said)
     if done.returncode == 1 and f"error: {said}" in lines:
@@ -117,7 +117,7 @@ def error_of(done: subprocess.CompletedProcess, name: str, limited: bool = False
 
 
 def held_by_pytorch() -> tuple[int, int]:
-    """Bytes that a process holds once it has imported train.py, before a model: of data, and resident (Linux)."""
+    """Bytes (data, resident) that a process holds once it has imported train.py, before it makes a model (Linux)."""
     read = "import train; print(open('/proc/self/status').read())"
     done = subprocess.run([sys.executable, "-c", read], cwd=TRAIN.parent, capture_output=True, text=True, check=True)
     status = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
@@ -125,7 +125,7 @@ def held_by_pytorch() -> tuple[int, int]:
 
 
 def measured(record: dict, metrics: list[dict]) -> dict:
-    """What a row keeps of a run: the times of its steps after the first WARM_UP, memory, losses, and what ran.
+    """What a row keeps of a run: times of the steps after the first WARM_UP, memory, losses, and what ran.
 
     Raises UserError if there are no such steps.
     """

@@ -1,6 +1,6 @@
-"""One visit to a contender, in a process of its own: proof that it computes what ours does, then its samples.
+"""One visit to a contender, in a process of its own: proof that it computes the same as ours, then its samples.
 
-Contenders are visited in turn (A B C, A B C), so that a machine that slows down meanwhile does so for all of them.
+Contenders are visited in turn (A B C, A B C), so that a machine that slows down does so for all of them.
 """
 
 import contextlib
@@ -24,17 +24,17 @@ from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.receipt import contradiction, observe
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# how much a loss may differ from ours in float32, as a share. Of GPT-2 124M, float32 differs by 2e-7, bfloat16 by
-# 1e-4, and by 6e-3 without a causal mask
+# how much a loss may differ, as a share, from ours in float32. For GPT-2 124M the difference is 2e-7 in float32, 1e-4
+# in bfloat16, and 6e-3 without a causal mask
 ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 3e-3}
-SAME_IDS = 4  # that float32 must generate as our model in float32 does; later ones may be a matter of rounding
+SAME_IDS = 4  # first ids that must equal ours if both run in float32; later ids may differ by rounding
 
 
 def run(part: str, peer: str, s: Any, device: torch.device) -> dict:
-    """What a visit to `peer` measured. `s`: the settings of peers.py.
+    """What a visit to `peer` measured. s: the settings of peers.py.
 
-    Raises ParityError if it does not compute what ours does, UserError if it cannot run here, MemoryError if the memory
-    is full, RuntimeError for any other end.
+    Raises ParityError if it does not compute the same as ours, UserError if it cannot run here, MemoryError if memory
+    runs out, RuntimeError for any other end.
     """
     asked = dataclasses.asdict(s) | {
         "device": str(device),
@@ -57,10 +57,10 @@ def run(part: str, peer: str, s: Any, device: torch.device) -> dict:
 
 
 def visit(part: str, peer: str, asked: dict) -> dict:
-    """The child's side of `run`."""
+    """The part of `run` that runs in the child process."""
     s, device = contenders.settings(part, peer, asked), resolve_device(asked["device"])
     if device.type == "cpu":
-        memory.keep_freed_memory(keep=True)  # for every contender, though it is train.py that does so
+        memory.keep_freed_memory(keep=True)  # for every contender, though only train.py does so by itself
     state = contenders.initial_weights(s)
     contender = contenders.build(peer, state, s)
     measure = {"training": _train, "generation": _generate}[part]
@@ -100,7 +100,7 @@ def _train(contender, state, s, device):
         loss.backward()
         return loss.detach()
 
-    forward_backward()  # compiles
+    forward_backward()  # the first call compiles
     receipt = observe(forward_backward)
     if reason := contradiction(attention, receipt, Case.of_model(s, s.batch_size, device, dtype)):
         raise UserError(reason)
@@ -136,7 +136,7 @@ def _random_ids(s, shape, device):
 
 @torch.no_grad()
 def _prove(contender, reference, x, y):
-    """Our loss, and by how much that of `contender` differs, both in float32. Raises ParityError if it differs."""
+    """Our loss, and its difference from `contender`'s, both in float32. Raises ParityError if it differs too much."""
     want = reference(x, y, logits=False)[1].item()
     error = _same(contender.loss(x, y).item(), want, ALLOWED[torch.float32], "in float32")
     return want, {"float32": error}
@@ -144,7 +144,7 @@ def _prove(contender, reference, x, y):
 
 def _same(got, want, allowed, where):
     error = abs(got / want - 1)
-    if not error <= allowed:  # not-a-number too
+    if not error <= allowed:  # `not <=` catches NaN too
         raise ParityError(
             f"its loss {where} is {got:.6g}, ours with the same weights and batch {want:.6g}: a difference of"
             f" {error:.1e}, allowed {allowed:.0e}"
@@ -172,7 +172,7 @@ def _generate(contender, state, s, device):
     ms = timing.samples(lambda: contender.generate(idx, s.new_tokens), device, s.repeats, warmup=0)
     equal = (got == want)[0, s.prompt_tokens :].long().cumprod(dim=0).sum().item()
     exact = contender.dtypes == (torch.float32,) * 2 and not (s.tf32 and device.type == "cuda")
-    if exact and equal < min(SAME_IDS, s.new_tokens):  # what was proved so far is a prompt, without a cache
+    if exact and equal < min(SAME_IDS, s.new_tokens):  # the proof before this was of a prompt, without a cache
         raise ParityError(f"in float32 it generates {equal} ids that are ours, and then others")
     found = {"samples_ms": ms, "tokens": s.new_tokens, "first_token_ms": first, "equal_ids": equal, "errors": errors}
     found |= {"peak_memory": memory.peak_memory(device), "bandwidth": memory.bandwidth(device)}

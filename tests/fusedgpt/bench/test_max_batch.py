@@ -185,7 +185,7 @@ def test_the_budget_is_looked_at_before_each_trial(tmp_path, data, stand_in, mon
     stand_in.end, calls = up_to(3), [0]
     monkeypatch.setattr(max_batch, "time_is_up", lambda max_seconds: len(stand_in.calls) == calls[0])
     for calls[0] in range(1, 5):  # there is time for one trial in each
-        with pytest.raises(UserError, match="was over before a row of max_batch: the same command goes on"):
+        with pytest.raises(UserError, match="was over before any row of max_batch: give the same command again"):
             run("max_batch", tmp_path, data, only="flash", block_size=16, max_seconds=1e9)
         assert "1 of 1 rows are missing" in capsys.readouterr().out
     calls[0] = 5
