@@ -1,10 +1,10 @@
-"""Write the checkpoints of a run in another form: each in one file, or in shards as ranks write that share a model.
+"""Convert the checkpoints of a run: each to one file, or to shards like those of ranks that share a model.
 
     python convert.py OUT_DIR file
     python convert.py OUT_DIR shards
 
-Each form can be resumed, sampled and exported as it is. One file is what nanoGPT and torch.load read; to read shards,
-no process has to hold all of them. The whole state of a checkpoint has to fit into memory here.
+Both forms can be resumed, sampled and exported. nanoGPT and torch.load read one file. To read shards, no process has to
+hold all of them. The conversion needs memory for the whole state of a checkpoint.
 """
 
 import os
@@ -31,7 +31,7 @@ def main(out_dir: str | os.PathLike, form: str) -> None:
         for same in _by_file(names):
             saved = checkpoint.load(same[0])
             saved.pop("shards", None)
-            lock.check()  # to read takes long
+            lock.check()  # loading takes long, and the folder may have been moved
             if form == "shards":
                 saved, tensors = shards.split(saved)
                 name = shards.free_name(folder, saved["iter_num"])
@@ -45,7 +45,7 @@ def main(out_dir: str | os.PathLike, form: str) -> None:
 
 
 def _by_file(paths):
-    """Lists of paths that are names of one file, such as ckpt.pt and best.pt."""
+    """The paths, grouped by the file that they name: ckpt.pt and best.pt may be one."""
     groups = {}
     for path in paths:
         groups.setdefault((path.stat().st_dev, path.stat().st_ino), []).append(path)

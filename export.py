@@ -2,8 +2,8 @@
 
     python export.py OUT_DIR FOLDER
 
-AutoModelForCausalLM, AutoTokenizer and pipeline("text-generation") of transformers take the folder. Vocabulary padding
-is stripped, biases that the run does not have become zeros, and the logits are the same.
+AutoModelForCausalLM, AutoTokenizer and pipeline("text-generation") of transformers load the folder. Vocabulary padding
+is stripped, and biases that the run does not have become zeros; the logits stay the same.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from fusedgpt.metrics import losses_at, record_of, section
 from model import GPT, to_transformers
 
 ROOT = pathlib.Path(__file__).resolve().parent
-TAGS = "tags: [gpt2, fusedgpt]"  # how an earlier export is known
+TAGS = "tags: [gpt2, fusedgpt]"  # marks a folder as an earlier export
 CARD_FILE = "README.md"
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")  # transformers writes the one, or parts and the other
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")  # transformers writes one file, or parts and an index
 WRITTEN = (CARD_FILE, "config.json", "generation_config.json", "model*.safetensors*")
 WRITTEN += ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "meta.json")
 CARD = """---
@@ -60,7 +60,7 @@ NANOGPTS_ACTIVATION = (
 
 
 def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, theirs: Any) -> str:
-    """README.md of the model `theirs`: what the run in `out_dir`, the checkpoint `saved` and its `meta` say of it."""
+    """README.md of the model `theirs`, from the run in `out_dir`, the checkpoint `saved` and its `meta`."""
     environment, c = section(record_of(out_dir), "environment"), theirs.config
     shape = f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} channels, context of {c.n_positions} tokens"
     found = {
@@ -93,24 +93,24 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike) -> None:
         meta = dataset.meta_of_checkpoint(ROOT, saved)
         tokenizer = huggingface.tokenizer(meta, model.config.block_size)
         end = tokenizer.eos_token_id
-    except UserError as error:  # such as nanoGPT's checkpoint, without the data that it was trained on
+    except UserError as error:  # nanoGPT's checkpoints only name their data, which may not be here
         print(f"no tokenizer is written: {error}")
     theirs = to_transformers(model.config, model.state_dict(), bos_token_id=end, eos_token_id=end)
-    # transformers would generate 256 tokens more by default, and a model has no position beyond its context
+    # by default transformers generates 256 more tokens, but the model has no positions beyond its context
     theirs.generation_config.max_length = model.config.block_size
-    work = folder / ".export"  # on the disk of `folder`, so that its files can be renamed into place
+    work = folder / ".export"  # on the disk of `folder`, so that files can be renamed into place
     with lock(work):
         try:
-            for left in _in(work):  # by an export that was killed
+            for left in _in(work):  # left by an export that was killed
                 left.unlink()
-            with contextlib.chdir(work):  # `tokenizers` takes no path that is not UTF-8
+            with contextlib.chdir(work):  # `tokenizers` takes only paths in UTF-8
                 theirs.save_pretrained(".")
                 if tokenizer is not None:
                     tokenizer.save_pretrained(".")
             if meta is not None:  # what the ids mean, for sample.py
                 (work / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
             card = model_card(pathlib.Path(out_dir), saved, meta, theirs)
-            (work / CARD_FILE).write_text(card, encoding="utf-8", errors="backslashreplace")  # names may be no UTF-8
+            (work / CARD_FILE).write_text(card, encoding="utf-8", errors="backslashreplace")  # names may not be UTF-8
             _move(work, folder)
         except SafetensorError as error:  # safetensors' exception for a write that failed
             raise UserError(f"cannot write {folder}: {error}") from error
@@ -122,13 +122,13 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike) -> None:
 def _move(work, folder):
     """Move all files in `work` to `folder`, in place of an earlier export.
 
-    A kill on the way leaves no weights, without which no model is loaded, and a card, by which the next export knows
-    the files.
+    A kill on the way leaves no weights, so that nothing loads a mixture of models, and leaves a card, by which the next
+    export recognises the files.
     """
     names = {file.name for file in _in(work)}
     for name in names:
         with open(work / name, "rb") as file:
-            os.fsync(file.fileno())  # or a power cut could leave the new name with no content
+            os.fsync(file.fileno())  # otherwise a power cut could leave the new name without content
     for name in WEIGHTS:
         (folder / name).unlink(missing_ok=True)
     os.replace(work / CARD_FILE, folder / CARD_FILE)
@@ -144,12 +144,12 @@ def _in(work):
 
 
 def _written(folder):
-    """The files in `folder` that have the name of one that an export writes."""
+    """The files in `folder` whose names an export writes."""
     return [file for pattern in WRITTEN for file in folder.glob(pattern)]
 
 
 def _require_ours(folder):
-    """Raise UserError if a file in `folder` would be replaced that no export wrote."""
+    """Raise UserError if the export would replace a file in `folder` that no export wrote."""
     there, card = sorted(file.name for file in _written(folder)), folder / CARD_FILE
     if there and not (card.is_file() and TAGS in card.read_text(encoding="utf-8", errors="replace")):
         raise UserError(f"{folder} has files that no export wrote, such as {there[0]}: name another folder")

@@ -1,8 +1,8 @@
-"""Evaluate a model in Hugging Face's format, such as export.py writes, by lm-evaluation-harness (lm_eval).
+"""Evaluate a model in Hugging Face's format, as export.py writes it, with lm-evaluation-harness (lm_eval).
 
     python harness.py FOLDER RESULTS.json TASK [TASK ...]
 
-A task is one of eval/, which need no network, or any other that lm_eval has. Prints its table.
+A task is one of eval/, which needs no network, or any other of lm_eval's. Prints lm_eval's table of results.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ TASKS = pathlib.Path(__file__).resolve().parent / "eval"
 def evaluate(folder: str, tasks: list[str]) -> dict[str, Any]:
     """lm_eval's results of the model in `folder`.
 
-    Raises UserError if it cannot be evaluated, a task is unknown, or lm_eval is missing.
+    Raises UserError if the model cannot be evaluated, a task is unknown, or lm_eval is missing.
     """
     try:
         import lm_eval
@@ -36,12 +36,12 @@ def evaluate(folder: str, tasks: list[str]) -> dict[str, Any]:
 
     known = TaskManager(include_path=str(TASKS), include_defaults=False)
     if not set(tasks) <= set(known.all_tasks):
-        known = TaskManager(include_path=str(TASKS))  # reading the thousands that lm_eval has takes a while
+        known = TaskManager(include_path=str(TASKS))  # reading lm_eval's thousands of tasks takes a while
     if unknown := set(tasks) - set(known.all_tasks):
         raise UserError(f"lm_eval has no task {', '.join(sorted(unknown))}: python -m lm_eval ls tasks lists them")
     tokenizer = Tokenizer(huggingface.read_meta(folder))
     try:
-        # what stands before a text, because the first id needs one to follow: a new line, if there is no end of text
+        # lm_eval predicts a text's first id from this one: the end of a text, or a new line if the tokenizer has none
         before = tokenizer.encode("\n")[0] if tokenizer.end_of_text is None else tokenizer.end_of_text
         model = {"pretrained": str(pathlib.Path(folder).resolve()), "dtype": "float32", "prefix_token_id": before}
         with contextlib.chdir(TASKS.parent):  # lm_eval reads the texts of eval/ from the current folder
@@ -52,8 +52,8 @@ def evaluate(folder: str, tasks: list[str]) -> dict[str, Any]:
         if tokenizer.kind != "char" or not ("Missing [UNK] token" in str(error) or isinstance(error, UserError)):
             raise
         raise UserError(
-            f"the characters of {folder} are not all that {', '.join(tasks)} has, and a character model has no id for"
-            " another: take a task whose text it knows, or train on bytes"
+            f"{', '.join(tasks)} has characters that {folder} does not know, and a character model has no id for them:"
+            " take a task whose text it knows, or train on bytes"
         ) from error
 
 

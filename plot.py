@@ -5,12 +5,12 @@
 RUN is the folder of a run. Training is a pale line, validation has marks.
 
 --y=NAME    draw only this: loss, bits_per_byte, lr, grad_norm, tokens_per_s or memory
---x=NAME    against iterations (the default), tokens, or time: that of the training steps, without evaluations
---out=PATH  the figure to write, as PNG, PDF or SVG. Without it, a single run gets RUN/NAME.png, or if --y does not name
-            one thing, RUN/curves.png with all and RUN/loss.png with the loss; several runs get a figure in the
-            current folder, named after them
+--x=NAME    against iterations (the default), tokens, or time: the time of the training steps, without evaluations
+--out=PATH  write the figure here, as PNG, PDF or SVG. By default one run gets RUN/NAME.png for --y=NAME, otherwise
+            RUN/curves.png with all panels and RUN/loss.png with the loss; several runs get one figure in the current
+            folder, named after them
 
-Runs whose tokenizers differ are drawn in bits per byte, because a loss per token cannot compare them.
+Runs with different tokenizers are drawn in bits per byte, because their losses per token cannot be compared.
 """
 
 import hashlib
@@ -25,23 +25,23 @@ from fusedgpt.metrics import MEANING, Run, number, section, view
 
 AXES = ("iterations", "tokens", "time")
 SUFFIXES = (".png", ".pdf", ".svg")
-LONGEST_NAME = 100  # characters of a figure's name that name its runs: a file's may have 255
-# Okabe and Ito's, which the colour-blind can tell apart; neighbours differ in lightness, so that they do in grey too
+LONGEST_NAME = 100  # characters of the runs' names in a figure's file name, of 255 that a file name may have
+# Okabe and Ito's colours, which the colour-blind can tell apart; neighbours differ in lightness, to work in grey too
 COLOURS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#D55E00", "#56B4E9", "#009E73")
-MARKERS = "os^vDP*X"  # eight, and seven colours: 56 runs have a look of their own
+MARKERS = "os^vDP*X"  # eight markers and seven colours give 56 runs a look of their own
 UNITS = (("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400))
 
 
 def losses_in(runs: list[Run]) -> str:
-    """'loss', or 'bits_per_byte' if the tokenizers of the `runs` differ. Raises UserError if a run has none then.
+    """'loss', or 'bits_per_byte' if the tokenizers of the `runs` differ; UserError if a run then has no bits per byte.
 
-    The sign is another number of bits per byte for the same loss, or if a run does not say it, another vocabulary.
+    Tokenizers differ if a nat is another number of bits per byte. If a run does not say, vocabulary sizes are compared.
     """
     ratios = [run.bits_per_byte_of_a_nat for run in runs]
     known = [ratio for ratio in ratios if math.isfinite(ratio)]
     sizes = {size for run in runs if (size := section(run.record, "model").get("vocab_size"))}
-    # nanoGPT's padded vocabulary is a size of its own, of the same tokens; and evaluations of fewer windows see other
-    # text, in which a token has some other bytes: less than 1 % more or fewer
+    # sizes are the second choice, because nanoGPT pads the vocabulary of the same tokens. Ratios may differ by 1 %:
+    # evaluations of fewer windows see other text, in which a token has slightly more or fewer bytes
     if (len(known) == len(runs) or len(sizes) < 2) and max(known, default=1) <= 1.01 * min(known, default=1):
         return "loss"
     require_bits_per_byte(runs, "the tokenizers of these runs differ, so only bits per byte compare them")
@@ -49,7 +49,7 @@ def losses_in(runs: list[Run]) -> str:
 
 
 def require_bits_per_byte(runs: list[Run], why: str) -> None:
-    """Raise UserError, with `why` they are needed, if the evaluations of one of the `runs` have no bits per byte."""
+    """Raise UserError, which says `why`, if the evaluations of one of the `runs` have no bits per byte."""
     if without := [str(run.folder) for run in runs if math.isnan(run.bits_per_byte_of_a_nat)]:
         raise UserError(f"{why}, and metrics.jsonl of {', '.join(without)} has none: draw it alone, with --y=loss")
 
@@ -75,15 +75,15 @@ def about(run: Run) -> str:
 
 
 def labels(runs: list[Run]) -> list[str]:
-    """What a figure calls the runs: the names of their folders, or if two are the same, their paths."""
+    """What a figure calls the runs: the names of their folders, or their paths if two names are the same."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [os.path.relpath(run.folder) for run in runs]
-    return [name.replace("$", r"\$") for name in names]  # between two, matplotlib reads a formula
+    return [name.replace("$", r"\$") for name in names]  # matplotlib reads text between two $ as a formula
 
 
 def captions(runs: list[Run]) -> str:
-    """`about` the runs, in lines that fit the figure: once, if it is the same for all."""
+    """`about` each run, wrapped to the width of the figure; one text if it is the same for all."""
     import textwrap
 
     texts = [about(run) for run in runs]
@@ -93,13 +93,13 @@ def captions(runs: list[Run]) -> str:
 
 
 def time_unit(runs: list[Run]) -> tuple[str, int]:
-    """The largest unit of which the longest of the `runs` has two, and its seconds."""
+    """The largest unit that fits twice into the longest of the `runs`, and its seconds."""
     longest = max(run.position(run.train["iter"][-1:] + 1, "time").max(initial=0) for run in runs)
     return max((unit for unit in UNITS if longest >= 2 * unit[1]), key=lambda unit: unit[1], default=UNITS[0])
 
 
 def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
-    """Draw `y` of all runs: training as a line, pale if there is validation, which has marks."""
+    """Draw `y` of all runs: training as a line, pale if it is a loss, and validation with marks."""
     from matplotlib.ticker import EngFormatter
 
     unit, scale = time_unit(runs) if x == "time" else (x, 1)
@@ -109,7 +109,7 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
             shown.append(line)
             at = run.position(line.iters, x) / scale
             name = f"{label}: {line.name}" if len(runs) > 1 else line.name
-            name = "\u200b" + name if name.startswith("_") else name  # no width: matplotlib's legend leaves out "_…"
+            name = "\u200b" + name if name.startswith("_") else name  # zero width: matplotlib's legend leaves out "_…"
             look = dict(color=COLOURS[n % len(COLOURS)], linewidth=0.9)
             if line.name == "validation":
                 for last in line.values[-1:]:
@@ -132,9 +132,9 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
 
 
 def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "iterations") -> None:
-    """Draw `y` of the `runs`, a key of MEANING, or if it is None a panel of each, to the file `path`.
+    """Draw `y` of the `runs` to the file `path`. `y` is a key of MEANING, or None for all panels.
 
-    A value that was not finite, null in metrics.jsonl, is a gap. Raises UserError if tokenizers differ and a run has no
+    A value that was not finite (null in metrics.jsonl) is a gap. Raises UserError if tokenizers differ and a run has no
     bits per byte.
     """
     import matplotlib
@@ -171,13 +171,13 @@ def targets(runs: list[Run], y: str | None, out: str | None) -> dict[pathlib.Pat
     names = [os.path.relpath(run.folder).replace("../", "").replace(os.sep, "-") for run in runs]
     name = "+".join(names)
     if len(name) > LONGEST_NAME:
-        others = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8]  # not the same file for other runs
+        others = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8]  # other runs get another file
         name = f"{names[0][:LONGEST_NAME]}+{len(names) - 1} more-{others}"
     return {pathlib.Path(f"{name}-{y or 'curves'}.png"): y}
 
 
 def arguments(args: list[str]) -> tuple[list[Run], dict[str, str]]:
-    """The runs and the options on the command line. Raises UserError for what it cannot be."""
+    """The runs and the options on the command line. Raises UserError if one is invalid."""
     allowed = {"y": tuple(MEANING), "x": AXES, "out": None}
     folders, options = [arg for arg in args if not arg.startswith("-")], {}
     for arg in args:

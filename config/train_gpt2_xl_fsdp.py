@@ -1,5 +1,5 @@
-# GPT-2 XL (1.6B) on OpenWebText, shared by the 8 GPUs of a node: 24.9 GB of weights, gradients and AdamW's moments are
-# 3.1 GB on each. Not yet measured on a GPU
+# GPT-2 XL (1.6B) on OpenWebText, shared by the 8 GPUs of a node: each holds 3.1 of 24.9 GB of weights, gradients and
+# AdamW's moments. Not yet measured on a GPU
 # python data/openwebtext/prepare.py && torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2_xl_fsdp.py
 # with a copy on each of several nodes:
 # sbatch slurm/train.sh config/train_gpt2_xl_fsdp.py --shard_size=8 --out_dir=/shared/out-gpt2-xl

@@ -1,4 +1,4 @@
-# a text of one's own on a CPU: minutes to samples that read like it
+# your own text on a CPU: in minutes, samples that read like it
 # python data/text/prepare.py --input=book.txt --tokenizer=train:2048 && python train.py config/train_text_cpu.py
 
 out_dir = "out-text"

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.files import atomic
 
-NO_DAMAGE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EACCES, errno.EPERM)  # but the machine's
+NO_DAMAGE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EACCES, errno.EPERM)  # the machine's errors
 NANOGPTS_ACTIVATION = (
     "a checkpoint of nanoGPT's does not name its activation: taking the exact GELU, nanoGPT's since May 2023."
     " For an older one, set --activation=gelu_tanh"
@@ -42,20 +42,20 @@ def save(path: str | os.PathLike, state: dict) -> None:
 def load(path: str | os.PathLike, verify: bool = True, whole: bool = True, optimizer: bool = True) -> dict:
     """The state in `path`, on the CPU. Raises UserError if it is missing, damaged, or no checkpoint of a GPT.
 
-    Tensors are mapped from the file and read when they are used: copy what is to outlive it. (If PyTorch cannot map it,
-    because its name is no UTF-8, they are in memory.) `verify` compares the
-    checksums, which reads the whole file; without it, only use what is no tensor. Tensors in a folder of shards are
-    read in one piece each if `whole`, the optimizer's only if `optimizer`; otherwise `read_shards` reads them.
+    Tensors are mapped from the file and read when they are used: copy those that must outlive it. (PyTorch cannot map a
+    file whose name is not UTF-8; its tensors are read into memory.) `verify` compares the checksums, which reads the
+    whole file; without it, do not use tensors. With `whole` too, the tensors in a folder of shards are read, each in
+    one piece, the optimizer's only with `optimizer`. Otherwise `read_shards` reads them.
     """
     if not os.path.isfile(path):
         there = "is no file" if os.path.exists(path) else "does not exist"
         raise UserError(f"{path} {there}: train first, or name the folder of another run")
     try:
-        # PyTorch writes checksums but does not compare them. The older format that is no zip file has none
+        # PyTorch writes checksums but does not compare them. The older format, which is no zip file, has none
         zipped = zipfile.is_zipfile(path)
         if zipped and verify and (torn := zipfile.ZipFile(path).testzip()):
             raise ValueError(f"the checksum of {torn} is wrong")
-        mapped = zipped and _is_utf8(path)  # PyTorch can map no other file; it is read as a whole
+        mapped = zipped and _is_utf8(path)  # PyTorch can map no other file, and reads it whole
         state = _checked(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped))
     except Exception as error:  # a damaged file can raise anything
         if out_of_memory(error) or getattr(error, "errno", None) in NO_DAMAGE or "mmap" in str(error):
@@ -76,15 +76,15 @@ def load(path: str | os.PathLike, verify: bool = True, whole: bool = True, optim
 
 
 def _is_utf8(path):
-    """Whether a path is text; not if it is of another encoding, or if the locale has only ASCII."""
+    """Whether a path can be written in UTF-8: not if it is in another encoding, or if the locale has only ASCII."""
     try:
         return bool(os.fspath(path).encode())
-    except UnicodeEncodeError:  # Python has a lone surrogate for each byte that is none
+    except UnicodeEncodeError:  # Python puts a lone surrogate in place of each foreign byte
         return False
 
 
 def read_shards(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> None:
-    """Fill a divided model and its optimizer from the folder that `saved` names. Raises UserError if they misfit."""
+    """Fill a sharded model and its optimizer from the folder that `saved` names. UserError if they do not fit."""
     from fusedgpt import shards
 
     params = [p for group in optimizer.param_groups for p in group["params"]] if saved["iter_num"] else []
@@ -106,7 +106,7 @@ def _checked(state):
     state = {"config": {}, "best_iter": None, "kept": [], "scaler": {}, **state, "model": model}
     state["best_val_loss"] = float(state["best_val_loss"])
     state["model_args"] = dict(state["model_args"])
-    # our own checkpoints from before `activation` was saved had GPT-2's
+    # our own checkpoints of before `activation` was saved had GPT-2's
     activation = "gelu" if is_nanogpts(state) else "gelu_tanh"
     state["extra_model_args"] = {"activation": activation, **state.get("extra_model_args", {})}
     numbers = [state["iter_num"], 0 if state["best_iter"] is None else state["best_iter"], *state["kept"]]
@@ -133,8 +133,8 @@ def _require(condition, why):
 def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> None:
     """Give an optimizer of the parameters of `model` its state in the checkpoint `saved`.
 
-    Raises UserError if another kind of optimizer wrote it, or unless there is a tensor of the right shape and dtype for
-    each parameter: AdamW's fused kernel does not look, and would read and write beyond a tensor that is too short.
+    Raises UserError if another kind of optimizer wrote it, or if a parameter lacks a tensor of its shape and dtype:
+    AdamW's fused kernel does not check, and would read and write beyond a tensor that is too short.
     """
     groups = optimizer.state_dict()["param_groups"]  # weight decay and betas are settings of this run, not state
     names = {p: name for name, p in model.named_parameters()}
@@ -148,7 +148,7 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
     try:
         state = saved["optimizer"]["state"]
         if not saved["iter_num"] and not state:
-            return  # there is none before the first step
+            return  # before the first step there is none
         sizes = [len(group["params"]) for group in saved["optimizer"]["param_groups"]]
         _require(sizes == [len(group["params"]) for group in groups], f"it has groups of {sizes} parameters")
         _require(state.keys() == set(range(len(muons))), f"it has state of {len(state)} parameters, not {len(muons)}")
@@ -157,7 +157,7 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
             found = {key: _form(value) for key, value in state[number].items()}
             wanted = {key: _form(value) for key, value in like.items()}
             _require(found == wanted, f"for {names[p]} it has {found}, not {wanted}")
-        # copies: what was loaded is mapped from the file
+        # copy: the loaded tensors are mapped from the file
         copies = {n: {key: _own(value, p) for key, value in state[n].items()} for n, (_, p) in enumerate(muons)}
         optimizer.load_state_dict({"state": copies, "param_groups": groups})
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -170,7 +170,7 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
 
 
 def _own(value, p):
-    """A copy of `value`, divided as `p` is if they have one shape."""
+    """A copy of `value`, sharded as `p` is if they have the same shape."""
     value = value.clone(memory_format=torch.contiguous_format)
     if hasattr(p, "device_mesh") and value.shape == p.shape:
         from torch.distributed.tensor import distribute_tensor

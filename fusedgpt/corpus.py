@@ -19,17 +19,17 @@ from fusedgpt.errors import UserError, first_line, out_of_memory, shown
 KINDS = (".txt", ".md", ".csv", ".json", ".jsonl", ".parquet")
 PACKED = (".gz", ".zst")
 CHUNK = 2**20  # bytes of a file that are read at a time
-# characters of one value in JSON, of one row in CSV: a broken one must not pull the whole file into memory, where {}
-# takes 72 bytes and a character up to 4
+# most characters of a JSON value or a CSV row, so that a broken one does not pull the whole file into memory, where a
+# character takes up to 4 bytes and {} takes 72
 LONGEST_VALUE = 2**26
 COLUMNS_SHOWN = 20
-# of Parquet that are read at once: the file may hold a long text once for thousands of rows, and the rows hold it each
+# Parquet rows to read at once: the file may store a text once for thousands of rows, but in memory each row has a copy
 ROWS = 8
 SEPARATORS = re.compile(r"[\s,\[\]]*")  # what stands between the objects of a JSON array, or of JSON lines
 
 
 def kind(path: pathlib.Path) -> str | None:
-    """The one of KINDS that a file's name says it is, compressed or not; None for any other."""
+    """The one of KINDS that a file's name ends in, before .gz or .zst; None if it is none of them."""
     name = path.name.lower()
     for suffix in PACKED:
         name = name.removesuffix(suffix)
@@ -37,24 +37,24 @@ def kind(path: pathlib.Path) -> str | None:
 
 
 def name_of(path: pathlib.Path) -> str:
-    """The name of a file or folder; of a link its own, and of "." that of the folder."""
+    """The name of a file or folder: of a link, its own name; of ".", the name of the folder."""
     return os.path.basename(os.path.abspath(path))
 
 
 def _same(path, other):
-    """Whether two paths, written in whatever way, are of one file."""
+    """Whether two paths name one file, however they are written."""
     return other is not None and path.name == other.name and path.resolve() == other.resolve()
 
 
 def _inside(folder):
-    """The files in a folder and all below it, sorted, without hidden ones; nothing if it is a file."""
+    """All files in and below a folder, sorted, without hidden ones; none if `folder` is a file."""
 
     def refuse(error):
         raise UserError(f"--input: cannot read the folder {error.filename}: {error.strerror}") from error
 
     files, been = [], set()
     for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True) if folder.is_dir() else ():
-        if (real := os.path.realpath(root)) in been:  # a link to a folder that was read already, or is above this one
+        if (real := os.path.realpath(root)) in been:  # a link to a folder that was read already or is above this one
             folders.clear()
             continue
         been.add(real)
@@ -64,7 +64,7 @@ def _inside(folder):
 
 
 def require_readable(path: pathlib.Path) -> None:
-    """Raise UserError if `path` does not exist, or is an archive, or a pipe or a device, which cannot be read twice."""
+    """Raise UserError if `path` does not exist, or is an archive, or a pipe or device, which cannot be read twice."""
     if not path.exists():
         raise UserError(f"--input={path} does not exist: name a local file or folder")
     if not (path.is_file() or path.is_dir()):
@@ -82,17 +82,17 @@ class Corpus(Protocol):
     position: int  # bytes read
 
     def fragments(self) -> Iterator[tuple[str, bool]]:
-        """The documents as pairs (text, last); `last` is True for the fragment that ends one."""
+        """The documents as pairs (text, last); `last` is True for a fragment that ends a document."""
 
 
 class Files:
     """Local files and folders of them as a corpus.
 
-    A row of .csv, .json, .jsonl and .parquet is a document, the text in its `column`; any other file is one, or, with
-    `paragraphs`, each of its paragraphs, which empty lines separate. In folders, those among them that are links too,
-    hidden files and `besides` are left out, and files of other kinds, whose number is printed. Text is UTF-8; a BOM is
-    removed, and line ends become \\n. Raises UserError if there is nothing to read, or a folder cannot be; `fragments`
-    raises it if a file is damaged or holds no text.
+    Each row of .csv, .json, .jsonl and .parquet is a document, whose text is in its `column`. Any other file is one
+    document or, with `paragraphs`, one for each paragraph; empty lines separate them. Links to folders are followed.
+    Hidden files and `besides` are left out of folders; so are other kinds of files, whose number is printed. Text is
+    UTF-8; a BOM is removed, and line ends become \\n. Raises UserError if there is nothing to read, or if a folder
+    cannot be read; `fragments` raises it if a file is damaged or holds no text.
     """
 
     def __init__(self, paths: list[pathlib.Path], column="text", paragraphs=False, besides: pathlib.Path | None = None):
@@ -121,7 +121,7 @@ class Files:
         ]
         self.size = sum(s.st_size for s in stats)
         self._done, self._file = 0, None  # bytes of the files before, and the one that is open
-        self._row = 0  # the last of the open file that was read
+        self._row = 0  # number of the last row read from the open file
 
     @property
     def position(self) -> int:
@@ -160,7 +160,7 @@ class Files:
     def _text(self, row, where):
         if not isinstance(row, dict):
             raise UserError(f"{where} is {shown(row)}: it must be an object with a text in {self.column!r}")
-        if any(row.get(None, ())):  # where csv puts what is beyond the columns
+        if any(row.get(None, ())):  # csv puts cells beyond the columns under None
             raise UserError(f"{where} has more cells than the first line: put texts with commas between quotes")
         if self.column not in row:
             columns = ", ".join(map(shown, itertools.islice(row, COLUMNS_SHOWN)))
@@ -170,7 +170,7 @@ class Files:
             raise UserError(f"{where} has {shown(text)} in {self.column!r}: it must be a text. Remove such rows")
         try:
             text.encode()
-        except UnicodeEncodeError as error:  # JSON can escape what no text holds
+        except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
             raise UserError(f"{where} has half of a surrogate pair in {self.column!r}. Remove such rows") from error
         return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
@@ -179,10 +179,10 @@ class Files:
 
         with contextlib.ExitStack() as opened:
             file = self._file
-            if path.suffix.lower() in PACKED:  # Parquet is read from its end
+            if path.suffix.lower() in PACKED:  # Parquet is read from its end, so unpack it first
                 file = opened.enter_context(tempfile.TemporaryFile())
                 file.writelines(chunks)
-            # a row group can be the whole file: read as it is needed, not ahead
+            # a row group can be the whole file, so read it as needed, not ahead
             parquet = pyarrow.parquet.ParquetFile(file, buffer_size=CHUNK, pre_buffer=False)
             columns = [self.column] if self.column in parquet.schema_arrow.names else None
             for batch in parquet.iter_batches(batch_size=ROWS, columns=columns):
@@ -190,12 +190,12 @@ class Files:
 
 
 def _unreadable(path, row, error):
-    """What to say if a file cannot be read after so many of its rows."""
+    """The UserError for a file that cannot be read after its row number `row`."""
     if isinstance(error, ImportError):
         return UserError(f"cannot read {path} without the package {error.name}: pip install {error.name}")
-    if isinstance(error, OSError) and error.strerror:  # gzip's own have none
+    if isinstance(error, OSError) and error.strerror:  # gzip's own errors have none
         return UserError(f"cannot read {path}: {error.strerror}")
-    # where a JSON error is counted from the value, not from the beginning of the file
+    # leave out a JSON error's position: it counts from the value, not from the beginning of the file
     why = error.msg if isinstance(error, json.JSONDecodeError) else first_line(error)
     place = f"after row {row:,} of {path}" if row else f"{path}"
     if out_of_memory(error):
@@ -206,7 +206,7 @@ def _unreadable(path, row, error):
 class Hub:
     """A data set of Hugging Face's Hub as a corpus: what `datasets` loads with `options`.
 
-    With `streaming` it leaves no copy in the cache. `fragments` raises UserError if the data set cannot be had.
+    With `streaming` it leaves no copy in the cache. `fragments` raises UserError if the data set cannot be read.
     """
 
     def __init__(self, source: str, streaming: bool, **options):
@@ -233,7 +233,7 @@ class Hub:
 
 
 class Halves:
-    """The two parts of a corpus's text as two documents: its first `share` of the characters, and the others."""
+    """The two parts of a corpus's text as two documents: the first `share` of its characters, and the rest."""
 
     def __init__(self, whole: Corpus, share: float):
         self.whole, self.share, self.source, self.key, self.size = whole, share, whole.source, whole.key, whole.size
@@ -267,11 +267,11 @@ def _unpacked(path, file):
 
 
 def _unpacked_zst(file):
-    """Frame by frame: zstandard's readers take a file that was cut short for a complete one."""
+    """The bytes of a .zst, frame by frame: zstandard's own readers do not notice if a file was cut short."""
     import zstandard
 
     frame = None
-    while chunk := file.read(CHUNK // 512):  # 4 bytes can stand for 2**17: such a chunk for 64 MiB
+    while chunk := file.read(CHUNK // 512):  # 4 bytes can become 2**17, so these become 64 MiB at most
         while chunk:
             frame = frame or zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()  # zstd --long=31
             yield frame.decompress(chunk)
@@ -284,7 +284,7 @@ def _decoded(path, chunks):
     """The text of chunks of UTF-8."""
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
     before = 0
-    for chunk in itertools.chain(chunks, [None]):  # not b"", which a frame without content gives too
+    for chunk in itertools.chain(chunks, [None]):  # not b"", which an empty frame gives too
         raw = chunk or b""
         try:
             yield decoder.decode(raw, final=chunk is None)
@@ -307,10 +307,10 @@ def _whole(blocks):
 
 def _paragraphs(blocks):
     """Each paragraph as a document."""
-    line_ends, within = "", False  # the line ends after a paragraph tell only with the next block whether it goes on
+    line_ends, within = "", False  # only the next block tells if a paragraph goes on after its line ends
     for block in blocks:
         text = (line_ends + block).rstrip("\n")
-        line_ends = (line_ends + block)[len(text) :][:2]  # a third tells no more, and there may be a billion
+        line_ends = (line_ends + block)[len(text) :][:2]  # a third adds nothing, and there may be a billion
         *complete, rest = re.split("\n{2,}", text)
         for paragraph in complete:
             if paragraph or within:
@@ -330,7 +330,7 @@ def _csv_rows(blocks):
     def lines():
         nonlocal left
         for line in _lines(blocks):
-            left -= len(line)  # a row goes on in the next line if that is between quotes
+            left -= len(line)  # quotes let a row go on in the next line
             if left < 0:
                 raise csv.Error(f"a row is longer than {LONGEST_VALUE:,} characters")
             yield line
@@ -342,7 +342,7 @@ def _csv_rows(blocks):
 
 
 def _lines(blocks):
-    """Lines with their ends; one that is longer than LONGEST_VALUE in parts."""
+    """Lines with their ends; a line longer than LONGEST_VALUE comes in parts."""
     rest = ""
     for block in blocks:
         *lines, rest = (rest + block).split("\n")
@@ -371,7 +371,7 @@ def _json_values(blocks):
             except json.JSONDecodeError:
                 if block is None or len(text) - at > LONGEST_VALUE:
                     raise
-                # it may go on in the next block; doubling tries few times
+                # the value may go on in the next block; doubling saves attempts
                 wanted = min(2 * (len(text) - at), LONGEST_VALUE + 1)
                 break
             wanted = 0

@@ -55,7 +55,7 @@ class DataLoader:
         return generator.integers(0, positions, size=first + self.batch_size)[first:]
 
     def batches(self, iteration: int, micro_steps: Iterable[int]) -> Iterator[Batch]:
-        """Training batches from `iteration` on, without end: of each iteration the given micro-steps."""
+        """Training batches from `iteration` on, without end; each iteration has those of the given micro-steps."""
         while True:
             for micro_step in micro_steps:
                 yield self.train(iteration, micro_step)
@@ -65,15 +65,16 @@ class DataLoader:
         """Batches of this rank's part of `windows` fixed, non-overlapping windows, spread evenly over `split`.
 
         The windows are the same for every world size; a short split gives as many as it has. With `windows` 0, every
-        token but the first is a target, once. Every batch is (B, T): targets of -1 fill it up, and do not count. Every
-        rank has as many batches, if need be without a target, because the ranks may need each other to compute one.
+        token but the first is a target, once. Every batch is (B, T), filled up with targets of -1, which do not count.
+        All ranks get the same number of batches, some perhaps without a target: ranks that share a model compute each
+        batch together.
         """
         starts = self._evaluation_starts(split, windows)
         for first in range(0, self._batches_a_rank(split, windows) * self.batch_size, self.batch_size):
             some = starts[first : first + self.batch_size]
             x, y = self._batch(split, some)
             for row in np.flatnonzero(some % self.block_size):  # the last window, moved back to end with the split
-                y[row, : -some[row] % self.block_size] = -1  # targets of the window before
+                y[row, : -some[row] % self.block_size] = -1  # these targets belong to the window before
             yield x, y
 
     def evaluation_batches(self, windows: int) -> int:

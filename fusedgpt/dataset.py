@@ -21,7 +21,7 @@ from fusedgpt.errors import UserError, first_line, shown
 from fusedgpt.tokenizer import GPT2, Tokenizer, vocabulary
 
 SPLITS = ("train", "val")
-SAMPLES, SAMPLE = 16, 4096  # of a bin, and ids of each
+SAMPLES, SAMPLE = 16, 4096  # samples of a bin, and ids in each
 NANOGPT_VOCAB_SIZE = 50304  # what nanoGPT pads GPT-2's 50257 ids to, unless a meta.pkl says otherwise
 
 
@@ -31,12 +31,12 @@ def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
         if dataset and os.path.isdir(folder):
             return folder
     there = ", ".join(sorted(f.parent.name for f in (root / "data").glob("*/prepare.py")))
-    raise UserError(f"dataset={shown(str(dataset))} is no folder of data/ ({there}), and no path to a folder")
+    raise UserError(f"dataset={shown(str(dataset))} is no folder: name one of data/ ({there}), or the path of another")
 
 
 # the meta of a folder whose bins are being replaced: some may be new and some old
 UNFINISHED = {"unfinished": "these bins are of two preparations: prepare them again"}
-UNKNOWN = {"tokenizer": "unknown"}  # of a model or a checkpoint that does not say what its ids are
+UNKNOWN = {"tokenizer": "unknown"}  # for a model or a checkpoint that does not say what its ids mean
 
 
 def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict:
@@ -54,7 +54,7 @@ def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict
 
 
 def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
-    """The meta of the data that a checkpoint (checkpoint.load) was trained on. nanoGPT's only name their data set.
+    """The meta of the data that a checkpoint (checkpoint.load) was trained on. nanoGPT's only name the data set.
 
     Raises UserError if that data set is not here, or if the checkpoint's meta is damaged.
     """
@@ -69,25 +69,25 @@ def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
 
 
 def check_fit(meta: dict, vocab_size: int, whose: str, remedy: str) -> None:
-    """Raise UserError if `meta` has more ids than the `vocab_size` of a model. remedy: what to do then."""
+    """Raise UserError if `meta` has more ids than the `vocab_size` of a model. remedy: what to do about it."""
     if meta["vocab_size"] > vocab_size:
         raise UserError(f"{whose} has {meta['vocab_size']} ids, the model {vocab_size}: {remedy}")
 
 
 def check_same_ids(meta: dict, trained_on: dict, say: Callable[[str], None]) -> None:
-    """Raise UserError if an id of the data of `meta` is another text than in `trained_on`, the meta of the weights.
+    """Raise UserError if an id of `meta`, the data's, is another text than in `trained_on`, the meta of the weights.
 
-    What is not known is taken to be the same: nanoGPT's data without itos, and if tiktoken's files are not here, which
-    is said.
+    What is not known is taken to be the same: nanoGPT's data without itos; and, with a warning through `say`, a
+    tokenizer of tiktoken's whose files are not here.
     """
     same = all(meta.get(name) == trained_on.get(name) for name in ("tokenizer", "itos", "tokenizer_json"))
     kinds = [each.get("tokenizer") for each in (meta, trained_on)]
     if same or "unknown" in kinds:
         return
     try:
-        tokens, before = _tokens(meta), _tokens(trained_on)  # two forms of one tokenizer have the same
+        tokens, before = _tokens(meta), _tokens(trained_on)  # two forms of one tokenizer have the same tokens
     except LookupError as error:
-        return say(f"whether the weights were trained on the data's ids is not known: {error}")
+        return say(f"cannot tell whether the weights were trained on the data's ids: {error}")
     if tokens[: len(before)] != before[: len(tokens)]:
         what = "each with other tokens" if kinds[0] == kinds[1] else f"now {kinds[0]}, then {kinds[1]}"
         raise UserError(
@@ -99,7 +99,7 @@ def check_same_ids(meta: dict, trained_on: dict, say: Callable[[str], None]) -> 
 def say_other_text(meta: dict, trained_on: dict, say: Callable[[str], None]) -> None:
     """Say so if the bins of `meta` are not those that `trained_on`, the meta of a checkpoint, describes.
 
-    What either does not say is taken to be the same: metas of nanoGPT's have no SHA-256.
+    If one of them has no SHA-256, as metas of nanoGPT's, nothing is said.
     """
     for split in SPLITS:
         now, was = (_sha256(each, split) for each in (meta, trained_on))
@@ -116,14 +116,14 @@ def _sha256(meta, split):
 def require_same_data(files: Mapping[str, "TokenFile"], meta: dict, gather: Callable[[Any], list]) -> None:
     """Raise UserError if ranks have other bins than rank 0, or bins whose ids mean something else.
 
-    gather(value): the value of each rank. Compared are the metas, SHA-256 of the bins included, if they say it, and a
-    sample of each bin, which is all that tells those of nanoGPT from others of the same size.
+    gather(value): the value of each rank. Ranks compare their metas, with the SHA-256 of the bins if there are any, and
+    a sample of each bin: only that tells bins of nanoGPT's, which have no SHA-256, from others of the same size.
     """
     described = {name: value for name, value in meta.items() if name not in ("source", "tokens", "sha256")}
     mine, damage = {}, None
     try:
         mine = {f"{split}.bin": [_sha256(meta, split), *file.sample()] for split, file in files.items()}
-    except UserError as error:  # on this rank only, perhaps: the others must not wait for it
+    except UserError as error:  # perhaps on this rank only: raise after `gather`, which the others call
         damage = str(error)
     mine["what the ids mean"] = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
     each, damages = zip(*gather((mine, damage)))
@@ -154,15 +154,15 @@ def _how_to_prepare(folder):
 
 
 def _require_file(path):
-    """Raise UserError if `path` is a folder, or a FIFO or a device, of which opening or reading may never end."""
+    """Raise UserError unless `path` is a regular file: to open or read a FIFO or a device may never end."""
     if not path.is_file():
         raise UserError(f"{path} is no regular file, but a folder, a pipe or a device: {_how_to_prepare(path.parent)}")
 
 
 def _checked(meta):
-    """`meta`, if all that is read from it has the right form. Raises UserError otherwise."""
+    """`meta`, if every field that is read has the right form. Raises UserError otherwise."""
     vocabulary(meta)
-    if meta.get("tokenizer") != "unknown":  # which can be trained on
+    if meta.get("tokenizer") != "unknown":  # unknown ids can be trained on
         Tokenizer(meta)
     tokens, dtype = meta.get("tokens", {}), meta.get("dtype", "uint16")
     if not isinstance(tokens, dict) or not all(type(count) is int for count in tokens.values()):
@@ -186,7 +186,7 @@ def _read_meta_json(path):
 
 
 def _read_meta_pkl(path):
-    """nanoGPT's train.py reads vocab_size alone, its sample.py stoi and itos: what is missing only limits sampling."""
+    """The meta of a meta.pkl. nanoGPT trains with vocab_size alone; without stoi and itos, only sampling is limited."""
     try:
         with open(path, "rb") as file:
             meta = _PlainUnpickler(file).load()
@@ -200,7 +200,7 @@ def _read_meta_pkl(path):
         raise UserError(f"{path} is no nanoGPT meta.pkl: {first_line(error)}") from error
 
 
-class _PlainUnpickler(pickle._Unpickler):  # in C, one damaged byte can make it fill gigabytes
+class _PlainUnpickler(pickle._Unpickler):  # not the one in C, which one damaged byte can make fill gigabytes
     """Admits numbers, text and containers. A pickle that names any other class or function could run code."""
 
     def find_class(self, module, name):
@@ -212,7 +212,7 @@ class _PlainUnpickler(pickle._Unpickler):  # in C, one damaged byte can make it 
 
 
 class _IntegerType:
-    """Stands in for numpy.dtype while unpickling: a vocabulary's size that numpy counted is an integer, no object."""
+    """Stands in for numpy.dtype while unpickling: a vocabulary's size may be a numpy integer, but no other object."""
 
     def __init__(self, code, *_):
         self.dtype = np.dtype(code)
@@ -268,7 +268,7 @@ class TokenFile:
     def window(self, start: int, length: int) -> np.ndarray:
         """`length` ids from position `start`, int64.
 
-        Raises UserError if one is beyond the vocabulary, or if the file has become shorter.
+        Raises UserError if an id is beyond the vocabulary, or if the file has become shorter.
         """
         ids = np.empty(length, np.int64)
         done = 0
@@ -290,7 +290,7 @@ class TokenFile:
         return ids
 
     def sample(self) -> tuple[int, int]:
-        """The number of ids, and a checksum of a few thousand of them: another text is hardly ever the same in both.
+        """The number of ids, and a checksum of at most SAMPLES x SAMPLE of them: two texts hardly ever share both.
 
         Raises UserError as `window` does.
         """

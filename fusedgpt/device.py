@@ -14,9 +14,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 lowered = os.environ.get("ATEN_CPU_CAPABILITY")
 if lowered and "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-    # a graph that PyTorch 2.13 keeps is found again whatever instructions it was made for, and with others it corrupts
-    # the heap
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # a second, and only here
+    # PyTorch 2.13 reuses cached graphs whatever instructions they were made for, and the wrong ones corrupt the heap
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes a second to import, so only here
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{default_cache_dir()}_{lowered}"
 
@@ -24,7 +23,7 @@ if lowered and "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
 def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
     """The device that a setting names; 'auto' takes a GPU if there is one. Raises UserError if it is not here.
 
-    Under torchrun each rank takes the GPU of its `local_rank`, even if the setting names one: no two may share it.
+    Under torchrun each rank takes the GPU of its `local_rank`, even if the setting names one: ranks must not share.
     """
     accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -63,7 +62,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cpu" and cpu_multiplies_bfloat16() else torch.float32
 
 
-@functools.cache  # Python's own count starts anew whenever warnings are caught
+@functools.cache  # Python's own count restarts whenever warnings are caught
 def _warn_once(sentence):
     warnings.warn(sentence, stacklevel=3)
 
@@ -79,7 +78,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def cpu_multiplies_bfloat16() -> bool:
-    """Whether PyTorch has the CPU multiply bfloat16. Without instructions for it that takes many times as long."""
+    """Whether PyTorch multiplies bfloat16 by the CPU's instructions. Without them, products take many times as long."""
     has = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.11 does not have it yet
     can = has.get("avx512_bf16") or has.get("amx_tile") or has.get("bf16")  # the last is Arm's name
     # oneDNN makes these products, and ONEDNN_MAX_CPU_ISA=AVX2 keeps it from instructions that the CPU has

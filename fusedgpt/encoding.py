@@ -1,7 +1,7 @@
-"""A corpus as token ids on the disk: all cores, flat memory, and an interrupted run goes on where it stopped.
+"""A corpus as token ids on the disk: all cores, constant memory, and an interrupted run goes on where it stopped.
 
-Text is tokenized in pieces. tiktoken and `tokenizers` work outside of Python's lock, so threads are enough, if tiktoken
-gets a whole batch in one call and each thread has a BPE of its own.
+Text is tokenized in pieces. tiktoken and `tokenizers` release Python's lock, so threads are enough if tiktoken gets a
+whole batch in one call and each thread has its own BPE.
 """
 
 import collections
@@ -22,12 +22,12 @@ from tqdm import tqdm
 from fusedgpt.files import Lines, cannot_write, json_line, read_jsonl
 from fusedgpt.tokenizer import Tokenizer
 
-PIECE = 2**16  # characters of a text that are tokenized at once: `tokenizers` needs hundreds of bytes for each
+PIECE = 2**16  # characters to tokenize at once: `tokenizers` needs hundreds of bytes for each
 BATCH = 2**20  # characters that a core gets at a time
 LONGEST_PIECE = 2**18  # a text without a place to cut is cut here: tiktoken gives up on a million blanks in a row
-COPIED = 2**16  # ids that are copied at a time: Linux wrote 2 MiB at a time at a tenth of the speed
-# The patterns of GPT-2 and its successors begin a new token after a line end that stands between something and a letter
-# or a digit, and after a letter or a digit if a space and another, or a mark of Chinese and Japanese, follows.
+COPIED = 2**16  # ids to copy at a time: with 2 MiB at a time, Linux wrote at a tenth of the speed
+# GPT-2's pattern and those of its successors begin a new token here: after a line end between a non-blank and a letter
+# or digit; and after a letter or digit that a space and another one, or a Chinese or Japanese mark, follows.
 PLACE_TO_CUT = re.compile(r"\n(?<=\S\n)(?=[^\W_])|(?<=[^\W_])(?= [^\W_]|[、。，])")
 SECONDS_BETWEEN_LINES = 30
 
@@ -40,7 +40,7 @@ def dtype_of(vocab_size: int) -> str:
 
 
 def pieces(fragments: Iterable[Piece]) -> Iterator[Piece]:
-    """The same documents in pieces of about PIECE characters at most, which have the same tokens as the whole."""
+    """The same documents in pieces of about PIECE characters. Only a cut at LONGEST_PIECE may change the tokens."""
     text = ""
     for fragment, last in fragments:
         text += fragment
@@ -74,7 +74,7 @@ def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def on_all_cores(function: Callable, items: Iterable) -> Iterator:
-    """`function` of each item, in their order, in a thread for each core; items are taken only a few ahead."""
+    """`function` of each item, in order, computed in one thread per core; only a few items are taken ahead."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     pool = concurrent.futures.ThreadPoolExecutor(cores)
     waiting = collections.deque()
@@ -90,7 +90,7 @@ def on_all_cores(function: Callable, items: Iterable) -> Iterator:
 
 
 def watched(items: Iterable, corpus, doing: str) -> Iterator:
-    """`items`, which are made of `corpus`, while a progress bar is on the terminal, or lines elsewhere."""
+    """The `items`, which are made from `corpus`; shows progress in a bar on a terminal, in lines elsewhere."""
     said = time.monotonic()
     with tqdm(total=corpus.size, desc=doing, unit="B", unit_scale=True, disable=None, leave=False) as bar:
         for item in items:
@@ -103,7 +103,7 @@ def watched(items: Iterable, corpus, doing: str) -> Iterator:
 
 
 def _encode(tokenizer, end_of_text, dtype, batch):
-    """The ids of a batch as one array, and after how many of them documents end."""
+    """The ids of a batch as one array, and the number of ids after which each document ends."""
     texts, last = zip(*batch)
     ids, ends = tokenizer.encode_texts(texts)
     ids, ends = ids.astype(dtype), ends[np.array(last)]
@@ -115,15 +115,14 @@ def _encode(tokenizer, end_of_text, dtype, batch):
 class Encoded:
     """The ids of a corpus and where its documents end, in a folder that is removed once the bins are written.
 
-    `job` says what is tokenized and how: what an interrupted run of the same job left is continued, if it cut the text
-    in the same way; what another job left is removed when this one begins.
-    A step adds to the files `ids` and `ends`, then to `steps.jsonl`, the first line of which has the job and `meta`,
-    that of the tokenizer (None: not known yet).
+    `job` says what is tokenized and how. What an interrupted run of the same job left is continued if it cut the text
+    in the same way; `begin` removes what another job left. A step adds to the files `ids` and `ends`, then to
+    `steps.jsonl`, whose first line has the job and `meta`, the tokenizer's (None: not known yet).
     """
 
     def __init__(self, folder: pathlib.Path, job: list):
         self.folder, self.meta = folder, None
-        self.job = job = [*job, PIECE, BATCH, LONGEST_PIECE, PLACE_TO_CUT.pattern]  # a run goes on after some batches
+        self.job = job = [*job, PIECE, BATCH, LONGEST_PIECE, PLACE_TO_CUT.pattern]  # a resumed run skips whole batches
         steps = read_jsonl(folder / "steps.jsonl") if (folder / "steps.jsonl").is_file() else []
         if steps and steps[0].get("job") == job:
             self._set(steps[0]["meta"], steps[-1])
@@ -151,9 +150,9 @@ class Encoded:
         self._write_step(start)
 
     def fill(self, corpus, max_tokens: int | None = None) -> None:
-        """Tokenize what is missing of `corpus`, or of its first documents that have `max_tokens`, and a little more.
+        """Tokenize what is missing of `corpus`; with `max_tokens`, up to the batch whose documents reach it.
 
-        Raises UserError if the disk is full; what is there then is kept.
+        Raises UserError if the disk is full; what was written is kept.
         """
         enough = math.inf if max_tokens is None else max_tokens
         if self.state["complete"] or (self.state["documents"] and self.ends()[-1] >= enough):
@@ -161,7 +160,7 @@ class Encoded:
         if done := self.state["batches"]:
             print(f"continuing after {self.state['tokens']:,} tokens of an interrupted run")
         tokenizer = Tokenizer(self.meta)
-        tokenizer.encode_text("")  # loads it before the threads could, each for itself
+        tokenizer.encode_text("")  # load it once, before each thread does
         todo = itertools.islice(batches(pieces(corpus.fragments())), done, None)
         encode = functools.partial(_encode, tokenizer, self.meta.get("end_of_text"), self.dtype)
         with contextlib.closing(on_all_cores(encode, todo)) as encoded:
@@ -202,14 +201,14 @@ class Encoded:
             raise cannot_write(self.folder / "steps.jsonl", error) from error
 
     def ends(self, max_tokens: int | None = None) -> np.ndarray:
-        """After how many ids each document ends, int64, up to the document with which there are `max_tokens`."""
+        """The number of ids after which each document ends, int64, up to the document that reaches `max_tokens`."""
         ends = np.fromfile(self.folder / "ends", np.int64, self.state["documents"])
         return ends if max_tokens is None else ends[: np.searchsorted(ends, max_tokens) + 1]
 
     def read(self, ranges: np.ndarray) -> Iterator[np.ndarray]:
         """The ids of `ranges`, an array of (start, stop), piece by piece."""
         with open(self.folder / "ids", "rb") as file:
-            for start, stop in map(np.ndarray.tolist, ranges):  # a list of them all would take 1 GB for OpenWebText
+            for start, stop in map(np.ndarray.tolist, ranges):  # a list of all would take 1 GB for OpenWebText
                 file.seek(start * self.dtype.itemsize)
                 for at in range(start, stop, COPIED):
                     yield np.fromfile(file, self.dtype, min(COPIED, stop - at))

@@ -53,7 +53,7 @@ def machine_state(device: torch.device) -> dict:
 
 
 def _cpu_name():
-    """Its name and instructions: processors of several generations may have one name, and differ many times over."""
+    """The CPU's name and instructions: several generations may share a name, and differ many times over in speed."""
     names = _cpuinfo("model name") if sys.platform == "linux" else []
     instructions = torch.backends.cpu.get_cpu_capability() + ("+bfloat16" if cpu_multiplies_bfloat16() else "")
     return f"{names[0] if names else platform.processor()}, {instructions}"
@@ -65,7 +65,7 @@ def _cpuinfo(name):
 
 
 def commit(folder: str | os.PathLike) -> str | None:
-    """The commit of the clone in `folder`, marked if files of it were changed since; None if it is no clone."""
+    """The commit of the clone in `folder`, marked if files of it were changed since; None if it is not a clone."""
     git = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()

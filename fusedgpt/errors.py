@@ -39,11 +39,11 @@ def is_panic(error: BaseException) -> bool:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that the device's memory is full. On a CPU PyTorch raises a plain RuntimeError.
+    """Whether an exception means that the device's memory is full. On a CPU PyTorch raises a plain RuntimeError then.
 
-    So does a file that cannot be mapped, and Python if a thread finds no room for its stack.
+    It raises one too if a file cannot be mapped, and so does Python if a thread finds no room for its stack.
     """
-    full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's: not imported for it
+    full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's, without its import
     said = ("DefaultCPUAllocator", "Cannot allocate memory", "can't start new thread")
     return full or (isinstance(error, (RuntimeError, OSError)) and any(words in first_line(error) for words in said))
 
@@ -63,7 +63,7 @@ def _open_closed_streams():
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
             os.set_inheritable(number, True)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # as Python leaves it if the stream was closed when it started
+        if getattr(sys, name) is None:  # the stream was closed when Python started
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (open to the end)
 
 
@@ -71,10 +71,10 @@ def _open_closed_streams():
 def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
     """End the script with one sentence, status 1 and no traceback on a UserError, an OSError, or if memory runs out.
 
-    So it also ends on a warning that `python -W error` raises, and on a name that the locale has no letters for.
-    if_memory_is_full: what helps then. From here on, characters that the console cannot show, such as a lone surrogate,
-    are shown as escapes, and files and pipes get each line at once, in the order of both streams. A stream that is
-    closed, as a service may have it, is /dev/null from here on.
+    The same holds for a warning that `python -W error` raises, and for a name that the locale has no letters for.
+    if_memory_is_full: what helps if memory runs out. From here on, characters that the console cannot show, such as a
+    lone surrogate, are shown as escapes. Files and pipes get each line at once, so that both streams stay in order. A
+    stream that is closed, as a service may have it, is /dev/null.
     """
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -92,7 +92,7 @@ def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
     except UnicodeEncodeError as error:
         if sys.getfilesystemencoding() == "utf-8":
             raise
-        sys.exit(  # PYTHONUTF8=0 in the locale C, or a locale as of the last century
+        sys.exit(  # PYTHONUTF8=0 in the locale C, or a locale of the last century
             f"error: {shown(error.object)} cannot name a file here, where names are {error.encoding}: set PYTHONUTF8=1,"
             " or name another"
         )
@@ -103,7 +103,7 @@ def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
             f" {place.filename}: {type(error).__name__}: {first_line(error)}"
         )
     except BaseException as error:
-        if is_panic(error):  # where the package is called by another, as lm_eval calls tokenizers
+        if is_panic(error):  # if another package calls it, as lm_eval calls tokenizers
             sys.exit(f"error: a package failed, most likely at a damaged tokenizer.json: {first_line(error)}")
         if not out_of_memory(error):
             raise

@@ -1,4 +1,4 @@
-"""Files that are either complete or absent, a file that grows by lines, and a folder that one process has."""
+"""Files that are either complete or absent, a file that grows by lines, and a lock on a folder."""
 
 import contextlib
 import errno
@@ -24,7 +24,7 @@ def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "", make_fold
     """Open a file for writing that gets its name `path` only once it is complete and on the disk.
 
     If the process is killed, `path` keeps its old content; the next write replaces the temporary file that was left.
-    aside: part of that file's name, so that two processes that write the same `path` do not share it.
+    aside: part of the temporary file's name, so that two processes that write the same `path` do not share it.
     make_folder: make the folder if it is missing.
     Raises UserError if the disk is full or cannot be written.
     """
@@ -39,8 +39,8 @@ def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "", make_fold
             opened = os.fstat(file.fileno())
             yield file
             file.flush()
-            os.fsync(file.fileno())  # or a power cut could leave the new name with no content
-        if not _is_still(temporary, opened):  # a large file takes a minute
+            os.fsync(file.fileno())  # otherwise a power cut could leave the new name without content
+        if not _is_still(temporary, opened):  # writing a large file takes a minute
             raise FileNotFoundError(errno.ENOENT, "the folder was moved, or another process has replaced the file")
         os.replace(temporary, path)
     except BaseException as error:
@@ -60,9 +60,9 @@ def cannot_write(path: pathlib.Path, error: OSError) -> UserError:
 
 
 def _is_still(path, opened):
-    """Whether `path` names the file that was `opened`, which is what os.fstat said of it.
+    """Whether `path` still names the file that was `opened`, the answer of os.fstat for it.
 
-    If the disk does not answer, we assume that it does: the next write says what is wrong.
+    If the disk does not answer, assume that it does: the next write says what is wrong.
     """
     try:
         return os.path.samestat(os.stat(path), opened)
@@ -73,11 +73,11 @@ def _is_still(path, opened):
 
 
 class Lock:
-    """A folder that this process has, by the open `file` in it, until `close`. In a `with` statement, until its end."""
+    """The lock of a folder, held by an open `file` in it until `close`, or until the end of a `with` statement."""
 
     def __init__(self, file: IO):
         self.path, self.file, self.opened = pathlib.Path(file.name), file, os.fstat(file.fileno())
-        weakref.finalize(self, file.close)  # if a run ends with an error; Python warns of a file that nobody closes
+        weakref.finalize(self, file.close)  # if a run ends with an error: Python warns of a file that nobody closes
 
     def __enter__(self):
         return self
@@ -92,8 +92,8 @@ class Lock:
     def check(self, go_on: str = "--init_from=auto and that --out_dir") -> None:
         """Raise UserError if the folder was moved or removed, or has another lock: what is there now is not ours.
 
-        Call it before each write, which would make the folder anew, or replace what another process has written there.
-        go_on: with what to go on.
+        Call it before each write: a write would make the folder anew, or replace what another process has written.
+        go_on: the settings to go on with.
         """
         if _is_still(self.path, self.opened):
             return
@@ -112,7 +112,7 @@ class Lock:
         )
 
     def _moved_to(self):
-        """The folder in which the open file is now; None if that was removed, or if the system does not say."""
+        """The folder in which the open file is now; None if the file was removed, or if the system does not say."""
         with contextlib.suppress(OSError):
             now = pathlib.Path(os.readlink(f"/proc/self/fd/{self.file.fileno()}"))  # Linux follows an open file
             return now.parent if now.name == self.path.name and _is_still(now, self.opened) else None
@@ -121,7 +121,7 @@ class Lock:
 def lock(out_dir: str | os.PathLike) -> Lock:
     """Take the folder for this process, until the lock that is returned is closed.
 
-    The system gives the folder free when the process ends, however it ends. Raises UserError if another process has it,
+    The system releases the folder when the process ends, however it ends. Raises UserError if another process has it,
     or if the folder cannot be written.
     """
     path = pathlib.Path(out_dir) / ".lock"
@@ -149,10 +149,10 @@ def lock(out_dir: str | os.PathLike) -> Lock:
 
 
 def link(path: str | os.PathLike, name: str | os.PathLike) -> None:
-    """Give the file `path` a second name, in place of what had it: a hard link, or a copy on a disk without links.
+    """Give the file `path` a second name, replacing what had it: a hard link, or a copy on a disk without links.
 
-    A link is as good as a copy of a file that is replaced and never written into, as `atomic` does. If `path` is a
-    symbolic link, it is the file that this names. Raises UserError if the disk refuses.
+    If a file is only replaced, as `atomic` does, and never written into, a link is as good as a copy. If `path` is a
+    symbolic link, the file that it names gets the second name. Raises UserError if the disk refuses.
     """
     aside = pathlib.Path(name).with_name(".link.tmp")  # one name for all: the next link replaces what a kill left
     try:
@@ -206,20 +206,20 @@ class Lines:
         self.file = open(path, "ab+", buffering=0)  # noqa: SIM115 (unbuffered: a kill loses no line)
 
     def add(self, line: str) -> None:
-        """Append a line and all that are pending. Raises OSError or UserError if the disk refuses; it is kept then."""
+        """Append a line and all that are pending. Raises OSError or UserError if the disk refuses; the line is kept."""
         self.pending += line.encode()
         self.flush()
 
     def flush(self) -> None:
         """Write what is pending. Raises OSError or UserError if the disk refuses."""
         if not self.path.exists():
-            with atomic(self.path, make_folder=False) as new:  # one that was moved away stays away
+            with atomic(self.path, make_folder=False) as new:  # a folder that was moved away stays away
                 self.file.seek(0)
                 shutil.copyfileobj(self.file, new)
             self.file.close()
             self.file = open(self.path, "ab+", buffering=0)  # noqa: SIM115
         while self.pending:
-            del self.pending[: self.file.write(self.pending)]  # a disk that fills up takes a part
+            del self.pending[: self.file.write(self.pending)]  # a disk that fills up takes only a part
 
     @property
     def unwritten(self) -> int:

@@ -1,4 +1,4 @@
-"""The peak FLOP/s of a device, which MFU is a share of."""
+"""The peak FLOP/s of a device. MFU is the share of it that a run reaches."""
 
 import re
 

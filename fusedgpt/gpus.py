@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-# dense 16-bit products with float32 accumulation, TFLOP/s, from the makers' data sheets; of RTX cards from NVIDIA's
+# dense 16-bit products with float32 accumulation, TFLOP/s, from the makers' data sheets; for RTX cards from NVIDIA's
 # white papers on Ampere, Ada and Blackwell. A device that is not here is measured
 PEAK_TFLOPS = {
     "V100": 125,
@@ -53,12 +53,12 @@ class GPU:
     """A GPU and the links to its neighbours, as its data sheet has them."""
 
     peak: float  # FLOP/s, dense 16-bit products
-    memory: float  # bytes; a sheet's GB are 1e9 here and 2**30 on the chip: the 7 % between are CUDA's and NCCL's
+    memory: float  # bytes; a sheet's GB is 1e9 here and 2**30 on the chip: the 7 % between are left for CUDA and NCCL
     bandwidth: float  # bytes/s of its memory
     link: float  # bytes/s in one direction to the other GPUs of its node
     hop: float  # seconds that a message takes over that link
     per_node: int  # GPUs of a node
-    reached: float = 0.8  # of the peak, in the fastest of large products that anyone measured; unknown: as an H100
+    reached: float = 0.8  # share of the peak in the fastest product that anyone measured; an H100's if unknown
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class Network:
 
 # measured TFLOP/s over the peak: "Maximum Achievable Matmul FLOPS", stas00/ml-engineering, compute/accelerator
 _REACHED = {"A100": 267.9 / 312, "H100": 792.1 / 989, "H200": 794.5 / 989, "B200": 1745 / 2250, "MI300X": 781.9 / 1307}
-# latencies of one step of a ring, as NCCL itself counts on them: ring, simple protocol, in its src/graph/tuning.cc
+# latency of one step of a ring in NCCL's own model: ring, simple protocol, in its src/graph/tuning.cc
 NVLINK_HOP, PCIE_HOP = 3.4e-6, 5.7e-6
-# GB and GB/s of memory, GB/s of the links in one direction (sheets add both), seconds of a hop, GPUs of a node. NVLink
-# or Infinity Fabric where there is one, otherwise PCIe x16; for cards without a server of the maker's, what is usual
+# GB and GB/s of memory, GB/s of the links in one direction (sheets add both), seconds of a hop, GPUs of a node. Links
+# are NVLink or Infinity Fabric if the card has it, otherwise PCIe x16. A card without a maker's server has a usual node
 _SHEETS = {
     "A100": (80, 2039, 300, NVLINK_HOP, 8),
     "A100 40GB": (40, 1555, 300, NVLINK_HOP, 8),

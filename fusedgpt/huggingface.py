@@ -1,4 +1,4 @@
-"""Tokenizers in Hugging Face's format: the one of a data set as transformers has it, and that of a model as a meta."""
+"""Tokenizers in Hugging Face's format: the one that a data set's meta describes, and a model's as a meta."""
 
 import json
 import math
@@ -19,24 +19,24 @@ ONE_CHARACTER = r"[\s\S]"  # a dot would leave out line ends
 def tokenizer(meta: dict, max_length: int) -> Any:
     """The tokenizer that `meta` describes, as a PreTrainedTokenizerFast for contexts of `max_length` tokens.
 
-    Its ids are those of Tokenizer.encode: of the special tokens only the one that ends a text is an id, all others are
-    text. It goes by its name, which is <|endoftext|> but in some tokenizer.json from elsewhere. A character that a
-    `char` tokenizer does not know is an error there too: there is no id to put in its place. Raises UserError if the
-    tokenizer is unknown, or cannot be loaded.
+    Its ids are those of Tokenizer.encode: of the special tokens only the one that ends a text becomes an id, all others
+    are text. Its name is <|endoftext|>, unless a tokenizer.json from elsewhere names it otherwise. A character that a
+    `char` tokenizer does not know is an error in transformers too, because no id can stand for it. Raises UserError if
+    the tokenizer is unknown, or cannot be loaded.
     """
     from transformers import PreTrainedTokenizerFast
 
     ours = Tokenizer(meta)
     with fails_as(f"the tokenizer {ours.kind!r} cannot be written for transformers"):
         built = {"byte": _of_bytes, "char": _of_characters, "json": _of_json}.get(ours.kind, _of_tiktoken)(ours)
-        # a model without such an id must not stop at another: transformers takes GPT-2's by default
+        # without such an id a model must not stop at another: by default transformers takes GPT-2's
         end = None if ours.end_of_text is None else built.id_to_token(ours.end_of_text)
         return PreTrainedTokenizerFast(
             tokenizer_object=built,
             bos_token=end,
             eos_token=end,
             model_max_length=max_length,
-            clean_up_tokenization_spaces=False,  # which would remove spaces before punctuation
+            clean_up_tokenization_spaces=False,  # True would remove spaces before punctuation
         )
 
 
@@ -50,15 +50,15 @@ def _of_tiktoken(ours):
     bpe = tiktoken_bpe(ours.kind)
     special = {bpe.encode_single_token(text) for text in bpe.special_tokens_set}
     ranks = {token: id for id, token in enumerate(ours.tokens) if token is not None and id not in special}
-    # {1,3}+ is possessive in tiktoken's regular expressions, but a repetition of {1,3} in those of `tokenizers`. It
-    # ends an alternative in cl100k_base, and there possessive or not is the same
+    # {1,3}+ is possessive in tiktoken's regular expressions, but repeats {1,3} in those of `tokenizers`. In cl100k_base
+    # it ends an alternative, where possessive or not is the same
     pattern = re.sub(r"(\{\d+,\d+\})\+", r"\1", bpe._pat_str)
     split = pre_tokenizers.Split(Regex(pattern), "isolated")
     return _byte_level(ours, [_last_merge(token, ranks) for token in ranks if len(token) > 1], [split])
 
 
 def _last_merge(token, ranks):
-    """The two tokens that a BPE merges last into `token`: of all pairs, the one of the lowest rank is merged first."""
+    """The two tokens that a BPE merges last into `token`. It always merges the pair of the lowest rank first."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         at = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], math.inf))
@@ -67,7 +67,7 @@ def _last_merge(token, ranks):
 
 
 def _byte_level(ours, merges=(), splits=()):
-    """A byte-level BPE of the tokens of `ours`: one ends a text, and those that no merge makes are in no text."""
+    """A byte-level BPE of the tokens of `ours`. One of them ends a text; those that no merge makes are in no text."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -92,7 +92,7 @@ def _of_characters(ours):
     from tokenizers import decoders, models, pre_tokenizers
 
     ids = {c: id for id, c in enumerate(ours.itos) if c is not None}
-    built = tokenizers.Tokenizer(models.WordLevel(ids))  # its unknown token is not among the ids, hence the error
+    built = tokenizers.Tokenizer(models.WordLevel(ids))  # its unknown token has no id, hence the error
     built.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(ONE_CHARACTER), "isolated")
     built.decoder = decoders.Fuse()
     return built
@@ -101,7 +101,7 @@ def _of_characters(ours):
 def _of_json(ours):
     """The tokenizer.json without what Tokenizer.encode leaves out: truncation, padding, and ids put around a text.
 
-    Of its special tokens, those that do not end a text keep their ids but become tokens that no text has.
+    Special tokens that do not end a text keep their ids but become tokens that no text has.
     """
     import tokenizers
 
@@ -122,10 +122,10 @@ def read_meta(name: str) -> dict:
 
 
 def own_meta(name: str) -> dict | None:
-    """The meta of a model's tokenizer, as in a data set's meta.json, by the model's hub id or folder; None without one.
+    """The meta of a model's tokenizer, as in a data set's meta.json; None without one. name: hub id or folder.
 
-    What export.py writes has a meta.json; of another model it is tokenizer.json that counts, which must be byte-level.
-    Raises UserError if the file is damaged, or not byte-level.
+    An export of export.py has a meta.json. Of any other model, tokenizer.json is read, which must be byte-level. Raises
+    UserError if the file is damaged, or not byte-level.
     """
     if name in PRETRAINED:
         return GPT2

@@ -19,8 +19,8 @@ from fusedgpt.metrics import read_metrics
 
 REDRAWN_AFTER = 0.1  # seconds between two texts of the bar
 SHOWN = 100  # characters of a sample on the console
-READ_HERE = 2**20  # bytes of metrics.jsonl, some 5,000 iterations, up to which this process makes report.html
-SHARE_OF_REPORTS = 0.01  # of the run's time at most goes into report.html, which takes longer as the run does
+READ_HERE = 2**20  # up to so many bytes of metrics.jsonl, some 5,000 iterations, this process makes report.html
+SHARE_OF_REPORTS = 0.01  # largest share of the run's time for report.html, which takes longer as the run grows
 
 
 def read_record(out_dir: str | pathlib.Path) -> dict:
@@ -44,7 +44,7 @@ class Logger:
         self.bar = tqdm(disable=self.quiet, leave=False, bar_format="{desc}")
         self.drawn = 0.0  # when the bar got its text
         self.report_due = 0.0  # when report.html may be written again
-        self.reporter, self.reporter_began = None, 0.0  # the process that writes that of a long run
+        self.reporter, self.reporter_began = None, 0.0  # the process that writes report.html of a long run
 
     def open(self, out_dir: pathlib.Path, start: int, record: dict, lock: Lock) -> None:
         """Open metrics.jsonl, run.json, trackers and the bar at iteration `start`. `lock` is that of `out_dir`.
@@ -75,11 +75,11 @@ class Logger:
         rows = read_metrics(self.out_dir)
         with open(self.out_dir / "metrics.jsonl", "rb") as file:
             damaged = sum(1 for _ in file) - len(rows)
-        if damaged > 1:  # a kill cuts one line short
+        if damaged > 1:  # a kill damages one line at most
             self.say(f"{damaged} lines of {self.out_dir / 'metrics.jsonl'} are damaged and were left out")
         kept = []
         for row in rows:
-            with contextlib.suppress(RecursionError):  # hundreds of lists in one another, in a field that is not ours
+            with contextlib.suppress(RecursionError):  # hundreds of nested lists, in a field that is not ours
                 kept += [json_line(row)] if row["iter"] < start else []
         return kept
 
@@ -95,9 +95,9 @@ class Logger:
                 self._write_report_apart(running)
                 return
             run_report.write(self.out_dir, running)
-        except (OSError, UserError) as error:  # a full disk, or no more processes: what matters more says so too
+        except (OSError, UserError) as error:  # a full disk, or no more processes: saving reports it too
             self.say(f"NOT WRITTEN: report.html: {error}")
-        except Exception as error:  # it reads files that anybody may have changed, and training does not depend on it
+        except Exception as error:  # anybody may have changed the files that it reads, and training must go on
             self.say(f"NOT WRITTEN: report.html: {type(error).__name__}: {first_line(error)}")
         self._report_ended(began)
 
@@ -105,14 +105,14 @@ class Logger:
         self.report_due = began + (time.monotonic() - began) / SHARE_OF_REPORTS
 
     def _write_report_apart(self, running):
-        """In a process of its own: to read a long run takes memory, which this process would keep."""
-        if self.reporter:  # the run ends while it is at the last one
+        """Write report.html in another process: this one would keep the memory that reading a long run takes."""
+        if self.reporter:  # the run ends while an earlier report is being written
             self.reporter.wait()
         command = [sys.executable, "-m", "fusedgpt.run_report", self.out_dir.resolve(), str(running), str(os.getpid())]
         path = [str(run_report.TEMPLATE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
-        self.reporter_began, self.report_due = time.monotonic(), math.inf  # not before it has ended
-        # spawned, not forked: no pipe is opened, and a large process is not copied; Python's files are not inherited
+        self.reporter_began, self.report_due = time.monotonic(), math.inf  # no other until it has ended
+        # close_fds=False spawns and opens no pipe; a fork would copy a large process. Python's files are not inherited
         self.reporter = subprocess.Popen(command, env=environment, close_fds=False)
         if not running:
             self.reporter.wait()
@@ -130,7 +130,7 @@ class Logger:
         if s["parallel"] == "fsdp" and r["world_size"] == 1:
             self.say("parallel=fsdp shares nothing on one process: it holds the whole model")
         elif s["parallel"] == "fsdp":
-            self.say(f"parallel: fsdp, a copy of the model on each {s['shard_size'] or r['world_size']} processes")
+            self.say(f"parallel: fsdp, one copy of the model per {s['shard_size'] or r['world_size']} processes")
         ids, rows = r["model"]["vocab_size"], r["padded_vocab_size"]
         vocab = f"vocabulary {ids}, {f'padded to {rows}' if rows > ids else 'not padded'}"
         without = f"{r['parameters_without_positions']:,} without positions"
@@ -178,7 +178,7 @@ class Logger:
             self.say(f"{step}, mfu {100 * m['mfu']:.2f}%, {m['tokens_per_s']:,.0f} tok/s")
 
     def evaluation(self, metrics: dict, in_full: bool = False) -> None:
-        """Log the losses of an evaluation. in_full: say what follows from them too."""
+        """Log the losses of an evaluation. in_full: also say perplexities and bits per byte."""
         self._write("eval", metrics)
         self.bar.set_postfix_str(f"val {metrics['val_loss']:.4f}")
         self.say(f"step {metrics['iter']}: train loss {metrics['train_loss']:.4f}, val loss {metrics['val_loss']:.4f}")
@@ -192,7 +192,7 @@ class Logger:
     def sample(self, iteration: int, prompt: str, text: str) -> None:
         """Log a sample, and say how it begins."""
         self._write("sample", {"iter": iteration, "prompt": prompt, "text": text})
-        number = self.prompts.setdefault(prompt, 1 + len(self.prompts))  # a prompt may be no name, as a line end
+        number = self.prompts.setdefault(prompt, 1 + len(self.prompts))  # a prompt may be no name, such as a line end
         self._tell("text", f"sample/{number}", prompt + text, iteration)
         self.say(f"step {iteration}: sample {(prompt + text)[:SHOWN]!r}")
 
@@ -225,7 +225,7 @@ class Logger:
         for tracker in [*self.trackers]:
             try:
                 getattr(tracker, method)(*args)
-            except Exception as error:  # wandb and TensorBoard raise whatever ended the thread that writes
+            except Exception as error:  # wandb and TensorBoard raise whatever ended their writing thread
                 self.trackers.remove(tracker)
                 why = f"{type(error).__name__}: {first_line(error)}"
                 self.say(f"NOT LOGGED to {type(tracker).__name__}: {why}; the run goes on without it")

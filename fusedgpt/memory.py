@@ -27,8 +27,8 @@ def keep_freed_memory(keep: bool) -> None:
     By default glibc returns every large block to the kernel, and a training step on a CPU frees and allocates
     gigabytes: the kernel has to clear each page again. A step of GPT-2 124M on 1 x 1024 tokens took 3.70 s of CPU time
     that way and 3.03 with this call, for 11 % more memory (in float32 55 %); a compiled one, on another day, 1722 ms
-    and 1532. If ranks share the model, memory is what they are short of: with what is freed returned at once, a rank of
-    two that train 99M parameters holds 1.5 GB at its peak, and 2.9 as glibc does by default.
+    and 1532. If ranks share the model, they are short of memory. A rank of two that train 99M parameters holds 1.5 GB
+    at its peak if freed memory is returned at once, and 2.9 GB by glibc's default.
     """
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # a C library other than glibc
@@ -37,7 +37,7 @@ def keep_freed_memory(keep: bool) -> None:
                 mallopt(-4, 0)  # M_MMAP_MAX: never give a large allocation a mapping of its own
                 mallopt(-1, -1)  # M_TRIM_THRESHOLD: never shrink the heap
             else:
-                mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: always give one to each of a MiB and more
+                mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: give each allocation of 1 MiB or more its own mapping
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -53,7 +53,7 @@ def peak_memory(device: torch.device) -> int:
     """Most bytes held at once: by PyTorch on a GPU, otherwise by this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if sys.platform == "linux":  # getrusage would do, but a child process starts there with its parent's peak
+    if sys.platform == "linux":  # not getrusage, where a child starts with its parent's peak
         with open("/proc/self/status") as file:
             return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
     import resource  # not on Windows
@@ -107,7 +107,7 @@ def check_run(
     dtype: torch.dtype,
     backward: bool,
 ) -> None:
-    """Say what a model of `config` (a GPTConfig) will take, if it is trained as the settings `s` ask; nothing is built.
+    """Say what a model of `config` (a GPTConfig) will take if it is trained with the settings `s`; nothing is built.
 
     Raises UserError if it certainly cannot be trained so.
     """
@@ -126,7 +126,7 @@ def in_words(estimate: scale.Memory, processes: int) -> str:
     shown = {name: round(each / size, digits) for name, each in dataclasses.asdict(estimate).items()}
     parts = [f"{name} {each:,.{digits}f}" for name, each in shown.items() if each]
     whose = f" in each of {processes} processes" if processes > 1 else ""
-    of = f": {', '.join(parts)}" if parts else ""  # of a tiny model each is 0
+    of = f": {', '.join(parts)}" if parts else ""  # in a tiny model each is 0
     return f"memory: about {estimate.total / size:,.{digits}f} {unit} of tensors{whose}{of}"
 
 
@@ -141,7 +141,7 @@ def check_training(
 ) -> None:
     """Raise UserError if a model of `config` (a GPTConfig) certainly cannot be trained on `device`; nothing is built.
 
-    Counted is what scale.least_memory counts, so what passes may still not fit. The weights start in the machine's
+    It counts what scale.least_memory counts, so what passes may still not fit. The weights start in the machine's
     memory, whatever the device, unless each process holds only one of several `shards`.
     """
     model = f"a model of {config.num_params:,} parameters"
@@ -156,7 +156,7 @@ def check_training(
 def check_sampling(config: Any, samples: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
     """Raise UserError if `samples` of `length` tokens certainly cannot be drawn together on `device`.
 
-    Counted are the keys and values of a model of `config` (a GPTConfig) in `dtype`, as the cache keeps them, and the
+    It counts the keys and values of a model of `config` (a GPTConfig) in `dtype`, as the cache keeps them, and the
     logits of one position.
     """
     kept = cache_dtype(device, dtype).itemsize

@@ -13,7 +13,7 @@ import numpy as np
 from fusedgpt.errors import UserError
 from fusedgpt.files import read_jsonl
 
-# what each kind of line in metrics.jsonl has beside `iter`: what it must have, and what it may have
+# fields of each kind of line in metrics.jsonl beside `iter`: those it must have, and those it may have
 REQUIRED = {"train": ("loss",), "eval": ("train_loss", "val_loss"), "sample": ()}
 TRAIN = ("loss", "lr", "grad_norm", "ms", "tokens_per_s", "mfu", "peak_memory")
 EVAL = ("train_loss", "val_loss", "train_bits_per_byte", "val_bits_per_byte")
@@ -25,8 +25,8 @@ MEANING = {  # what can be drawn, and what its axis says
     "tokens_per_s": "tokens per second",
     "memory": "peak memory (GiB)",
 }
-LARGEST = 1e300  # beyond it an axis has no numbers: only a run that diverged, or a damaged file, has such values
-FROM_ZERO = ("tokens_per_s", "memory")  # their ratios are what counts
+LARGEST = 1e300  # an axis cannot number larger values, which only a run that diverged, or a damaged file, has
+FROM_ZERO = ("tokens_per_s", "memory")  # axes that start at zero, because ratios count
 
 
 def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[dict]:
@@ -60,7 +60,7 @@ def record_of(out_dir: str | pathlib.Path) -> dict:
 
 
 def _is_metrics(row):
-    """Whether an object read from metrics.jsonl can be used as one."""
+    """Whether an object read from metrics.jsonl is a line that can be used."""
     kind, it = row.get("kind"), row.get("iter")
     if not isinstance(kind, str) or kind not in REQUIRED or type(it) is not int or not 0 <= it < 2**53:
         return False
@@ -86,7 +86,7 @@ def section(record: dict, name: str) -> dict:
 class Line:
     """A line of a figure: its values at iterations, float64; a value that was not finite is NaN."""
 
-    name: str  # training, of each step, or validation, of each evaluation
+    name: str  # "training" (each step) or "validation" (each evaluation)
     iters: np.ndarray
     values: np.ndarray
 
@@ -113,14 +113,14 @@ class Run:
 
     @functools.cached_property
     def bits_per_byte_of_a_nat(self) -> float:
-        """Bits per byte for a loss of 1 on training tokens, NaN if no evaluation says: one number for a tokenizer."""
+        """Bits per byte of a training loss of 1, which depend on the tokenizer; NaN if no evaluation says."""
         with np.errstate(all="ignore"):
             ratios = self.eval["train_bits_per_byte"] / self.eval["train_loss"]
         ratios = ratios[np.isfinite(ratios) & (ratios > 0)]
         return float(np.median(ratios)) if len(ratios) else math.nan
 
     def lines(self, y: str) -> list[Line]:
-        """What to draw for `y`, a key of MEANING: training, and for losses validation."""
+        """What to draw for `y`, a key of MEANING: training, and validation for losses."""
         column = {"bits_per_byte": "loss", "memory": "peak_memory"}.get(y, y)
         scale = {"bits_per_byte": self.bits_per_byte_of_a_nat, "memory": 2**-30}.get(y, 1.0)
         lines = [Line("training", self.train["iter"], scale * self.train[column])]
@@ -152,7 +152,7 @@ def _columns(rows, kind, names):
 def _floats(values):
     """`values` of JSON as float64, one number each: NaN for what is no number, or not finite."""
     floats = None
-    if {*map(type, values)} <= {int, float, type(None)}:  # of lists, numpy would make a table
+    if {*map(type, values)} <= {int, float, type(None)}:  # numpy would make a table of lists
         with contextlib.suppress(OverflowError):
             floats = np.array(values, np.float64)  # None becomes NaN; ten times as fast as one by one
     if floats is None:
@@ -164,8 +164,8 @@ def view(lines: list[Line], y: str) -> tuple[float, float]:
     """The part of the y-axis that shows `lines` of `y` well.
 
     A loss falls from 10.8 to 6 within its first steps, and from 3.4 to 3.3 in its last thousands; a gradient may
-    explode once. So what the first tenth of a run, and 1 training step in 200, has above the rest leaves the figure.
-    A run of fewer than 20 steps is shown whole.
+    explode once. So peaks in the first tenth of a run, and in 1 training step of 200, may leave the figure. A run of
+    fewer than 20 steps is shown whole.
     """
     finite = [line.values[np.abs(line.values) < LARGEST] for line in lines]  # NaN is not
     if not any(map(len, finite)):
@@ -180,7 +180,7 @@ def view(lines: list[Line], y: str) -> tuple[float, float]:
 
 
 def _usual_top(line):
-    """The largest value of a line after its first tenth; of many values, what all but 1 in 200 stay below."""
+    """The largest value of a line after its first tenth; of 200 or more, all but 1 in 200 are no larger."""
     if not len(line.iters):
         return math.nan
     span = line.iters[-1] - line.iters[0]
@@ -192,7 +192,7 @@ def _usual_top(line):
 def thinned(values: np.ndarray, limit: int = 1000) -> np.ndarray:
     """Indices of about `limit` of the values, which draw the same curve as all of them.
 
-    Of each stretch they keep the smallest and the largest, and one that is NaN, if there is one: a gap stays a gap.
+    Each stretch keeps its smallest and largest value, and a NaN if it has one, so that a gap stays a gap.
     """
     if len(values) <= limit:
         return np.arange(len(values))

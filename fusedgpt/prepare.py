@@ -1,4 +1,4 @@
-"""What every data/*/prepare.py shares: its command line, the way from text to bins, and writing bins and meta.json."""
+"""What all data/*/prepare.py share: the command line, tokenizing a text, and writing the bins and meta.json."""
 
 import argparse
 import contextlib
@@ -23,8 +23,8 @@ TINY_SHAKESPEARE = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
     "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",  # its SHA-256
 )
-FEWEST_VALIDATION_TOKENS = 4096  # or a tenth of a text that has fewer than ten times as many
-FEWEST_TOKENS = 2  # of a split: one to predict the other from
+FEWEST_VALIDATION_TOKENS = 4096  # or a tenth of the text, if that is fewer
+FEWEST_TOKENS = 2  # a split needs one to predict another from
 
 
 def parser(script: str, description: str) -> argparse.ArgumentParser:
@@ -32,14 +32,14 @@ def parser(script: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     take = {"type": _path, "metavar": "PATH"}
     parser.add_argument("--input", action="extend", nargs="+", default=[], **take, help="local text to use")
-    parser.add_argument("input", action="extend", nargs="*", **take, help="more of --input")
+    parser.add_argument("input", action="extend", nargs="*", **take, help="the same as --input")
     here = pathlib.Path(script).resolve().parent
     parser.add_argument("--out_dir", type=_path, metavar="DIR", default=here, help="default: %(default)s")
     return parser
 
 
 def _path(text):
-    if not text:  # a variable of the shell that is not set; pathlib takes it for the current folder
+    if not text:  # a shell variable that is not set; pathlib would take it for the current folder
         raise argparse.ArgumentTypeError("no path was given")
     return pathlib.Path(text)
 
@@ -92,7 +92,7 @@ def _download(url, sha256):
 
 
 def work_folder(out_dir: pathlib.Path) -> pathlib.Path:
-    """Where an interrupted preparation of `out_dir` leaves what it has."""
+    """The folder in which an interrupted preparation of `out_dir` leaves its work."""
     return out_dir / ".prepare"
 
 
@@ -112,9 +112,9 @@ def prepare(
 ) -> None:
     """Tokenize `corpus` and write its bins and meta.json to `out_dir`; an interrupted run is continued.
 
-    `tokenizer` is a name that vocabularies.of knows. `split` maps where documents end (in ids) to the (start, stop) of
-    'train' and 'val'. Documents are followed by an end-of-text id if `ended`, but not a single one of bytes or
-    characters. Stops after the document with which there are `max_tokens`. Raises UserError if the text is too short.
+    `tokenizer` is a name that vocabularies.of knows. `split` maps the ends of the documents (in ids) to the (start,
+    stop) of 'train' and 'val'. If `ended`, an end-of-text id follows each document, except a single one of bytes or
+    characters. Stops after the document that reaches `max_tokens`. Raises UserError if the text is too short.
     """
     work = work_folder(out_dir)
     job = [corpus.source, corpus.key, tokenizer, vocabularies.stamp(tokenizer), ended]
@@ -122,7 +122,7 @@ def prepare(
         encoded = Encoded(work, job)
         if encoded.meta is None:
             meta = vocabularies.of(tokenizer, corpus)
-            next(corpus.fragments(), None)  # a wrong column is refused before what another run left is dropped
+            next(corpus.fragments(), None)  # refuse a wrong column before dropping what another run left
             encoded.begin(meta if ended else {name: meta[name] for name in meta if name != "end_of_text"})
         encoded.fill(corpus, max_tokens)
         meta, ends = encoded.meta, encoded.ends(max_tokens)
@@ -142,16 +142,16 @@ def prepare(
 
 
 def draw(ends: np.ndarray, fraction: float, shuffled: bool = False) -> dict[str, np.ndarray]:
-    """Whole documents for validation, `fraction` of them, drawn by a fixed seed; all others for training.
+    """Draw `fraction` of the documents for validation, by a fixed seed; all others are for training.
 
-    Documents end after `ends` ids. Returns arrays of (start, stop). If the documents that were drawn have less than
-    half or more than twice of what validation should have, or leave training less than half of its own (they are few,
-    or of very different lengths), the end of all ids is taken instead. `shuffled` leaves the documents in the order of
-    the draw, as nanoGPT has OpenWebText.
+    Documents end after `ends` ids. Returns arrays of (start, stop). If documents are few, or of very different lengths,
+    the draw may give validation less than half or more than twice its share of the ids, or training less than half of
+    its own. Then validation gets the end of all ids instead. `shuffled` keeps the order of the draw, as nanoGPT does
+    with OpenWebText.
     """
     total = int(ends[-1])
     share = max(fraction, min(0.1, FEWEST_VALIDATION_TOKENS / total))
-    order = np.random.default_rng(2357).permutation(len(ends))  # the one of datasets' train_test_split(seed=2357)
+    order = np.random.default_rng(2357).permutation(len(ends))  # as datasets' train_test_split(seed=2357) draws
     held_out = max(1, round(fraction * len(ends)))
     drawn, rest = order[:held_out], order[held_out:]
     drawn_share = np.diff(ends, prepend=0)[drawn].sum() / total
@@ -165,7 +165,7 @@ def draw(ends: np.ndarray, fraction: float, shuffled: bool = False) -> dict[str,
 
 
 def _ranges(ends, documents):
-    """The (start, stop) of documents, given by number; those that follow each other are one range: fewer reads."""
+    """The (start, stop) of documents, given by number; neighbours are one range, which saves reads."""
     firsts = np.flatnonzero(np.diff(documents, prepend=-2) != 1)
     lasts = np.append(firsts[1:], len(documents)) - 1
     edges = np.append(0, ends)  # document n is from edges[n] to edges[n + 1]
@@ -180,25 +180,25 @@ def write(
     vocab_size: int,
     **extra,
 ) -> None:
-    """Write train.bin, val.bin and meta.json to `folder`. Memory: one array at a time.
+    """Write train.bin, val.bin and meta.json to `folder`, with one array in memory at a time.
 
     `splits` maps 'train' and 'val' to arrays of ids. `tokenizer` and `extra` (end_of_text, itos, …) are as Tokenizer
-    reads them from meta.json. If it is killed, there are the files of before, or all new ones, or a meta.json that says
-    that some are new, which no run takes. Raises UserError if a split is empty, or the disk is full before any file of
-    before is replaced.
+    reads them from meta.json. A kill leaves all old files, or all new ones, or a meta.json that says that they are
+    mixed, which every run refuses. Raises UserError if a split is empty, or if the disk is full before any old file is
+    replaced.
     """
     dtype = dtype_of(vocab_size)
     meta = {
         "tokenizer": tokenizer,
         "vocab_size": vocab_size,
         "dtype": dtype,
-        "source": source.encode("utf-8", "replace").decode(),  # a file's name may be no UTF-8
+        "source": source.encode("utf-8", "replace").decode(),  # a file's name may not be UTF-8
         "tokens": {},
         "sha256": {},
     }
     folder = pathlib.Path(folder)
     described = folder / "meta.json"
-    # meta.json, the first to be opened, gets its name last
+    # meta.json is opened first, so it gets its name last
     with atomic(described, "w") as new, atomic(folder / "train.bin") as train, atomic(folder / "val.bin") as val:
         for split, file in (("train", train), ("val", val)):
             digest, count = hashlib.sha256(), 0
@@ -211,7 +211,7 @@ def write(
                 raise UserError(f"{source} is too short: its {split} split is empty")
             meta["tokens"][split], meta["sha256"][split] = count, digest.hexdigest()
         json.dump(meta | extra, new, indent=1, ensure_ascii=False)
-        for file in (new, train, val):  # so that none takes the place of an old one before all are on the disk
+        for file in (new, train, val):  # no file may replace an old one before all are on the disk
             file.flush()
             os.fsync(file.fileno())
         with atomic(described, "w", aside=".unfinished") as file:

@@ -20,7 +20,7 @@ from fusedgpt.optimizer import learning_rate
 from fusedgpt.saver import Saver
 from fusedgpt.settings import Settings
 
-LONGEST_SILENCE_S = 2.0  # on a CPU a slow run moves its bar more often than it has lines
+LONGEST_SILENCE_S = 2.0  # on a CPU, the bar of a slow run moves about this often, with or without a line
 STEPS_OF_AN_ESTIMATE = 6  # steps after which the run says how long it will take
 
 
@@ -63,7 +63,7 @@ def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen
 def dry_run(state: Any, s: Settings, step: Callable, losses: Callable, loader: DataLoader, say: Callable) -> None:
     """Make a few steps and a part of an evaluation; say what they take, and how long the whole run would.
 
-    With eval_only, which makes no steps, it is the evaluation alone.
+    With eval_only it makes no steps, only the evaluation.
     state: train.py's TrainState; step() makes a step; losses(windows) evaluates.
     """
     start = state.iteration
@@ -89,9 +89,9 @@ def dry_run(state: Any, s: Settings, step: Callable, losses: Callable, loader: D
 
 
 def is_reported(done: int, s: Settings, silent_s: float) -> bool:
-    """Whether to report once `done` steps are done: after one that has a line, and before what needs the results.
+    """Whether to report after `done` steps: after a step that has a line, and before what needs the results.
 
-    silent_s: seconds since the last report, if a report waits for nothing because each step does, as on a CPU.
+    silent_s: seconds since the last report on a single CPU process, where a report waits for nothing; otherwise 0.
     """
     needed = (done % s.check_interval, done % s.eval_interval, done % (s.sample_interval or done + 1))
     return silent_s > LONGEST_SILENCE_S or (done - 1) % s.log_interval == 0 or 0 in needed or done == s.max_iters
@@ -103,7 +103,7 @@ def report(
     """Log the steps since the last report. Nothing else in the loop waits for the device.
 
     state: train.py's TrainState. Returns whether the time is up, and whether a signal ends the run, as any rank saw it.
-    explain: nonfinite.explain as (iteration, steps done since) -> a sentence; None, if not all ranks are there for it.
+    explain: nonfinite.explain as (iteration, steps done since) -> a sentence; None if not all ranks take part.
     Raises UserError after more than max_bad_steps steps in a row without a finite gradient.
     """
     times = state.clock.read()
@@ -133,13 +133,13 @@ def report(
 
 
 def estimate(step_ms: list[float], done: int, evaluation_s: float, s: Settings) -> str:
-    """How long the run will take from here, after `done` steps of which the last took `step_ms`, in a line.
+    """One line that says how long the run still takes after `done` steps, the last of which took `step_ms`.
 
-    evaluation_s: seconds of an evaluation, 0 if there was none yet; then they are not counted.
+    evaluation_s: seconds of an evaluation; 0 if there was none yet, and then evaluations are not counted.
     """
     step_s = statistics.median(step_ms[len(step_ms) // 2 :]) / 1e3  # the first ones are slower
     steps = s.max_iters - done
-    evaluations = s.max_iters // s.eval_interval - (done - 1) // s.eval_interval  # that of `done` is still to come
+    evaluations = s.max_iters // s.eval_interval - (done - 1) // s.eval_interval  # the one at `done` is still to come
     evaluations += s.max_iters % s.eval_interval > 0  # at the end there is one in any case
     seconds = steps * step_s + evaluations * evaluation_s
     when = datetime.datetime.now() + datetime.timedelta(seconds=seconds)

@@ -1,4 +1,4 @@
-"""How a run goes on: whether there is one to resume, with which settings, and what of its state is put back."""
+"""How a run resumes: whether there is one, with which settings, and how its state is restored."""
 
 import dataclasses
 from typing import Any
@@ -16,7 +16,7 @@ OF_ONE_START = ("init_from", "out_dir", "eval_only", "dry_run", "profile")
 
 
 def where_to_start(s: Settings) -> Settings:
-    """`s` with init_from resolved: 'auto', and a process that torchrun has restarted, which resumes its own run."""
+    """`s` with init_from resolved. 'auto' resumes a run that is there; so does a process that torchrun restarted."""
     there = bool(run_folder.checkpoints(s.out_dir))
     own = run_folder.is_this_launch(s.out_dir, distributed.launch(), distributed.restarted())
     if there and (own or s.init_from == "auto"):
@@ -25,9 +25,9 @@ def where_to_start(s: Settings) -> Settings:
 
 
 def earlier_config(s: Settings) -> tuple[dict[str, Any], str] | None:
-    """What the run that `s` resumes was set to, of what holds for all its starts, and the file that says so.
+    """The settings of the run that `s` resumes, without those OF_ONE_START, and the file that has them.
 
-    None if `s` starts a new one. Raises UserError if `s` is invalid, or no checkpoint can be read.
+    None if `s` starts a new run. Raises UserError if `s` is invalid, or no checkpoint can be read.
     """
     validate(s)
     if where_to_start(s).init_from != "resume":
@@ -37,14 +37,14 @@ def earlier_config(s: Settings) -> tuple[dict[str, Any], str] | None:
 
 
 def check_ids(s: Settings, meta: dict, saved: dict | None, ranks: distributed.Ranks, say: Say) -> None:
-    """Raise UserError if the weights were trained on other ids than those of the data; say why if that is not known.
+    """Raise UserError if the weights were trained on other ids than the data's; if that is not known, say why.
 
-    If it is another text, only that is said.
+    Another text with the same ids is only reported.
 
     saved: the checkpoint with the weights, None if they are new or those of the model that init_from names.
     """
     refusal = None
-    if ranks.main and s.init_from != "scratch":  # not all ranks may see tiktoken's files
+    if ranks.main and s.init_from != "scratch":  # the other ranks may not see tiktoken's files
         try:
             trained_on = _trained_on(s, saved, say)
             dataset.check_same_ids(meta, trained_on, say)
@@ -65,14 +65,14 @@ def _trained_on(s, saved, say):
             return meta
     except UserError as error:  # a tokenizer that no meta describes, such as WordPiece
         why = str(error)
-    say(f"whether the weights of {s.init_from} were trained on the data's ids is not known: {why}")
+    say(f"cannot tell whether the weights of {s.init_from} were trained on the data's ids: {why}")
     return dataset.UNKNOWN
 
 
 def restore(saved: dict, s: Settings, optimizer: Optimizer, scaler: GradScaler, model: Any, say: Say) -> None:
     """Restore optimizer and scaler from `saved`, and weights if ranks share them, and say which settings changed.
 
-    Raises UserError if they misfit.
+    Raises UserError if they do not fit.
     """
     if saved["model"]:
         checkpoint.restore_optimizer(saved, optimizer, model)

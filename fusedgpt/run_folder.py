@@ -54,8 +54,8 @@ def load_latest(out_dir: str | os.PathLike, say: Say = print, **how: bool) -> tu
 def load_best(out_dir: str | os.PathLike, say: Say = print) -> tuple[dict, pathlib.Path]:
     """The best checkpoint of a run, or its latest if there is no best yet, and its path. Raises UserError if none is.
 
-    A latest that is the best counts, even if its run was killed before it had the name best.pt too. Of shards, those of
-    the optimizer are not read.
+    If the latest is the best, it is taken even if a kill kept it from getting the name best.pt too. The optimizer's
+    shards are not read.
     """
     latest, best = (pathlib.Path(out_dir) / name for name in (LATEST, BEST))
     with contextlib.suppress(UserError):
@@ -70,9 +70,9 @@ def is_best(saved: dict) -> bool:
 
 
 def remove_unused_shards(out_dir: pathlib.Path) -> None:
-    """Remove the folders of shards that no checkpoint in a folder names: of one no longer kept, or of a killed save.
+    """Remove the folders of shards that no checkpoint in a folder names: theirs is not kept, or its save was killed.
 
-    None is removed while a checkpoint cannot be read, which might name it.
+    While a checkpoint cannot be read, none is removed, because that checkpoint might name it.
     """
     with contextlib.suppress(UserError, OSError):
         used = _shards_of(out_dir.glob("*.pt"))  # copies that somebody made too
@@ -117,26 +117,26 @@ def is_this_launch(out_dir: str | os.PathLike, launch: dict | None, restarted: b
     try:
         began = json.loads((pathlib.Path(out_dir) / "run.json").read_text())["launch"]
         same = began["id"] == launch["id"]
-        # an id may be used for two launches, or be torchrun's default; but then torchrun is another process
+        # two launches may have one id, such as torchrun's default, but then torchrun is another process
         return same and (began["torchrun"] == launch["torchrun"] or (restarted and launch["id"] != "none"))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 
 def set_aside(out_dir: str | os.PathLike, say: Say) -> None:
-    """Move an earlier run, if it has a checkpoint, to a folder previous-N of its own. Raises UserError."""
+    """Move an earlier run, if it has a checkpoint, to a folder previous-N of its own. Raises UserError if it cannot."""
     out_dir = pathlib.Path(out_dir)
     if saved := checkpoints(out_dir):
         others = [path for path in (out_dir / name for name in NOT_CHECKPOINTS) if path.exists()]
-        # ckpt.pt, the first, leaves last: until then the run can be resumed in its old place
+        # ckpt.pt leaves last: until then the run can be resumed in its old place
         aside = _move(out_dir, others + saved[::-1], [path for path in map(out_dir.joinpath, FOLDERS) if path.is_dir()])
         say(f"an earlier run in {out_dir} was moved to {aside}")
 
 
 def set_aside_later_ones(out_dir: str | os.PathLike, iteration: int, say: Say) -> None:
-    """Move checkpoints of later iterations to a folder previous-N: the run goes on from `iteration` another way.
+    """Move checkpoints of later iterations to a folder previous-N: the run goes on from `iteration` without them.
 
-    Such are left if someone puts an older checkpoint in the place of ckpt.pt. Raises UserError.
+    Such checkpoints exist if someone has put an older one in the place of ckpt.pt. Raises UserError if they cannot be moved.
     """
     later = [path for number, path in earlier_ones(out_dir).items() if number > iteration]
     if later:
@@ -147,8 +147,8 @@ def set_aside_later_ones(out_dir: str | os.PathLike, iteration: int, say: Say) -
 def _move(out_dir, files, folders=()):
     """Move `files` and `folders` to the next free previous-N in `out_dir`, and return that.
 
-    All files are in one of the two places at every instant: first the new folder gets links to them, then its name, and
-    only then they leave the old place. Folders, which can have no links, are renamed before they do.
+    At every instant, all files are in one of the two places: the new folder first gets links to them, then its name,
+    and only then do they leave the old place. Folders, which cannot be linked, are renamed before the files leave.
     """
     numbers = [path.name.removeprefix("previous-") for path in out_dir.glob("previous-*")]
     aside = out_dir / f"previous-{1 + max((int(n) for n in numbers if n.isdecimal()), default=0)}"
@@ -162,7 +162,7 @@ def _move(out_dir, files, folders=()):
             shutil.copytree(folder, unfinished / folder.name, copy_function=link)
         unfinished.rename(aside)
         for folder in folders:
-            if folder.is_symlink():  # which may be relative
+            if folder.is_symlink():  # a relative link would lead elsewhere from `aside`
                 (aside / folder.name).symlink_to(folder.resolve(), target_is_directory=True)
                 folder.unlink()
             else:

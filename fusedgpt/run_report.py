@@ -1,4 +1,4 @@
-"""report.html in a run's folder: its curves, samples, kernel receipt and settings on a page that needs nothing else."""
+"""report.html in a run's folder: its curves, samples, kernel receipt and settings on a page without other files."""
 
 import dataclasses
 import html
@@ -26,10 +26,11 @@ DAY = 86400.0  # seconds
 def write(out_dir: str | pathlib.Path, running: bool = False, parent: int | None = None) -> pathlib.Path:
     """Write report.html in the folder of a run, from its metrics.jsonl and run.json; its path.
 
-    running: the run goes on, so the page loads itself again every 30 seconds. run.json cannot tell: it has the times of
-    an earlier start if a run was resumed, and none if a run was killed.
-    parent: the id of the run's process, if this is a child of it: if that has been killed, nothing is written, because
-    the run may go on in another, which has its page; nor if the folder is gone meanwhile, which would come back.
+    running: the run goes on, so the page reloads itself every 30 seconds. run.json cannot tell: a resumed run has the
+    times of an earlier start in it, and a killed run has none.
+    parent: the id of the run's process, if this is a child of it. If the parent was killed, nothing is written, because
+    another process may have resumed the run and write its page. If the folder is gone, nothing is written either,
+    because writing would bring it back.
     What is damaged in those files is left out. Raises UserError if there is no metrics.jsonl, or the disk refuses.
     """
     run = Run(out_dir)
@@ -65,7 +66,7 @@ def _page(run, running):
 
 
 def _samples(samples):
-    """Those of iterations evenly over the run, about SAMPLES in all, with every prompt at each."""
+    """About SAMPLES of the samples, from iterations evenly over the run, with every prompt at each."""
     its = sorted({sample["iter"] for sample in samples})
     count = max(2, SAMPLES * len(its) // max(1, len(samples)))
     kept = {its[n] for n in np.linspace(0, len(its) - 1, count).astype(int)} if len(its) > count else {*its}
@@ -79,9 +80,9 @@ def _since(run):
 
 
 def _patience(run, since):
-    """Seconds after which a page that is still the newest tells of a run that was killed.
+    """Seconds after which a page that is still the newest means that the run was killed.
 
-    since: the seconds that this page took to come; the evaluation and the checkpoint are in them.
+    since: seconds from the page before to this one, with the evaluation and the checkpoint between.
     """
     if len(run.eval["iter"]) < 2:
         return DAY  # nobody knows yet how long the steps between two evaluations take
@@ -166,7 +167,7 @@ def _receipt(record):
 
 
 def _trials(record):
-    """How long each kernel took that auto tried, or why it was refused."""
+    """How long each kernel that auto tried took, or why it was refused."""
     trials = {n: trial for n, trial in section(record, "attention_trials").items() if isinstance(trial, dict)}
     rows = [(number(trial.get("p10_ms")), name, trial.get("refused")) for name, trial in trials.items()]
     rows.sort(key=lambda row: (math.isnan(row[0]), row[0]))
@@ -194,7 +195,7 @@ def _text(value):
     return text if len(text) <= 1000 else f"{text[:1000]}…"
 
 
-if __name__ == "__main__":  # as the logger of a long run starts it: OUT_DIR, whether it goes on, its process id
+if __name__ == "__main__":  # a long run's logger gives OUT_DIR, whether the run goes on, and its process id
     with one_sentence():
         out_dir, running, parent = sys.argv[1:]
         write(out_dir, running == "True", int(parent))

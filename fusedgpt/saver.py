@@ -19,10 +19,10 @@ class Saver:
     """Writes the checkpoints of a run to `out_dir`: the latest, `keep` - 1 before it, and the best.
 
     `save` returns as soon as the state is copied to memory; a thread writes the copy. A disk that refuses does not end
-    the run: what failed is said, and the next save tries again. No checkpoint is written without the folder's `lock`,
-    which only the main rank has; it is kept until the last write has ended. If the folder has become another's, the
-    next call raises UserError. If `ranks` share the model, each writes its own tensors, and all have to call `save` and
-    `wait` together.
+    the run: the saver says what failed, and the next save tries again. Only the main rank has the folder's `lock`: it
+    writes no checkpoint without it, and keeps it until the last write has ended. If another process took the folder,
+    the next call raises UserError. If `ranks` share the model, each writes its own tensors, and all have to call `save`
+    and `wait` together.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Saver:
         self.saved_at = 0  # iteration of the last save
         self.latest: int | None = None  # iteration of ckpt.pt
         self.best = float("inf"), None  # lowest validation loss, and its iteration, of what is on the disk
-        self.kept: list[int] = []  # iterations of the checkpoints before it that this run wrote, oldest first
+        self.kept: list[int] = []  # iterations of this run's earlier checkpoints, oldest first
         self.failed: UserError | None = None  # why the last save failed, if it did
         self.thread = concurrent.futures.ThreadPoolExecutor(max_workers=1)
         self.writing = None
@@ -48,18 +48,18 @@ class Saver:
             return
         self.lock.check()
         set_aside_later_ones(self.out_dir, saved["iter_num"], self.say)
-        remove_unused_shards(self.out_dir)  # of a save that was killed
+        remove_unused_shards(self.out_dir)  # left by a save that was killed
         if path.name == LATEST:
             self.latest = saved["iter_num"]
-            if is_best(saved):  # its run may have been killed before it had the second name
+            if is_best(saved):  # a kill may have kept it from getting its second name
                 link(path, self.out_dir / BEST)
-        elif path.name == before(saved["iter_num"]):  # ckpt.pt is damaged, and no more to be kept than replaced
+        elif path.name == before(saved["iter_num"]):  # ckpt.pt is damaged: `latest` stays None, so it is not kept
             self.kept = [*self.kept, saved["iter_num"]]
 
     def save(self, state: dict) -> None:
-        """Write a checkpoint of `state`, once the one before is written. Its tensors may change afterwards.
+        """Write a checkpoint of `state`, once the one before is written. The caller may change the tensors afterwards.
 
-        Raises whatever the write before raised, other than that the disk refused.
+        Raises what the write before raised, except if the disk refused.
         """
         self.saved_at = state["iter_num"]
         if self.together:
@@ -73,7 +73,7 @@ class Saver:
         from fusedgpt import shards  # takes a second to import
 
         if self.lock:
-            self.lock.check()  # each rank would make the folder anew
+            self.lock.check()  # if it is gone, each rank would make it anew
         state, tensors = shards.split(_copied(state, {}))
         name = self.ranks.broadcast(shards.free_name(self.out_dir, state["iter_num"]))
 
@@ -104,7 +104,7 @@ class Saver:
         return advice
 
     def wait(self) -> None:
-        """Wait until nothing is being written. Raises whatever the write raised, other than that the disk refused."""
+        """Wait until nothing is being written. Raises what the write raised, except if the disk refused."""
         if self.writing and self.together:
             writing, self.writing = self.writing, None
             with others_needed("saving"):
@@ -147,7 +147,7 @@ class Saver:
             if not name.exists() or name.samefile(latest):  # another file of that name is not ours to replace
                 link(latest, name)
                 self.kept = [*(n for n in self.kept if n != self.latest), self.latest]
-        # this replacement decides at once what is the latest, what is the best and which earlier ones are ours
+        # this one replacement decides what is the latest, what is the best and which earlier ones are ours
         checkpoint.save(latest, {**state, "kept": list(self.kept)})
         self.latest = state["iter_num"]
 

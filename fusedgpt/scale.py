@@ -2,7 +2,7 @@
 
 Symbols: N parameters, L layers, C channels, nh heads, V vocabulary with its padding, B sequences and T tokens of each
 in a micro-batch, M = B T, e bytes of the dtype of matrix products. A `config` is a GPTConfig. Sizes are bytes, times
-seconds. docs/scale.md says how far off all this is.
+seconds. docs/scale.md says how far off these estimates are.
 """
 
 import math
@@ -11,13 +11,13 @@ from typing import Any, Self
 
 from fusedgpt.gpus import GPU, Network
 
-PRODUCTS = 0.81  # of what the largest products reach: 640 of 794 TFLOP/s for products over 768 channels on an H200
-# shares of a data sheet that are reached
-FLASH = 0.3  # of FLOP/s, in a fused attention kernel with heads of 64: FlashAttention-3, arXiv:2407.08608, figures 5, 6
-TRAFFIC = 0.9  # of the memory's bytes/s: 4.3 of 4.8 TB/s on an H200
-LINK = 0.8  # of a link's bytes/s: NCCL's authors reckon with 370 of an H100's 450 GB/s (NVIDIA/nccl-tests#212)
-REST = 0.17  # seconds that no formula counts, for each of computation that one does: fitted, as docs/scale.md says
-# seconds measured for each that was estimated, and bytes beyond weights and moments: all cases of tests/plan_errors.py
+PRODUCTS = 0.81  # share of what the largest products reach: 640 of 794 TFLOP/s for products over 768 channels on an H200
+# the shares of a data sheet's figures that kernels reach
+FLASH = 0.3  # FLOP/s of a fused attention kernel with heads of 64: FlashAttention-3, arXiv:2407.08608, figures 5, 6
+TRAFFIC = 0.9  # bytes/s of the memory: 4.3 of 4.8 TB/s on an H200
+LINK = 0.8  # bytes/s of a link: NCCL's authors reckon with 370 of an H100's 450 GB/s (NVIDIA/nccl-tests#212)
+REST = 0.17  # uncounted seconds for each counted second of computation: fitted, as docs/scale.md says
+# measured over estimated: seconds, and bytes beyond weights and moments, in all cases of tests/plan_errors.py
 TIME_RANGE, MEMORY_RANGE = (0.75, 1.5), (0.8, 1.2)
 
 BUCKET = 100 * 2**20  # bytes of gradients in a message of DDP: distributed.BUCKET_MB
@@ -43,7 +43,7 @@ class Run:
 
     @classmethod
     def of(cls, s: Any, **resolved) -> Self:
-        """What the settings `s` say, and `resolved`, which they may have as "auto" or not at all."""
+        """A Run of the settings `s`; `resolved` gives the values that `s` has as "auto" or not at all."""
         shared = {field.name: getattr(s, field.name) for field in fields(cls) if hasattr(s, field.name)}
         return cls(**shared | resolved)
 
@@ -59,7 +59,7 @@ class Run:
 
     @property
     def itemsize(self) -> int:
-        """e."""
+        """e: bytes of the dtype of matrix products."""
         return 4 if self.dtype == "float32" else 2
 
 
@@ -70,9 +70,9 @@ class Memory:
     weights: float  # in float32
     gradients: float
     optimizer: float
-    activations: float  # what the backward needs, and what it makes of that
+    activations: float  # what the backward needs, and what it computes on the way
     logits: float  # and their gradients
-    copies: float  # of weights: cast to the dtype of the products, or gathered from other GPUs
+    copies: float  # weights that are cast to the dtype of the products, or gathered from other GPUs
 
     @property
     def total(self) -> float:
@@ -89,7 +89,7 @@ class Memory:
 def least_memory(config: Any, batch_size: int, itemsize: int, backward: bool, muon: bool, shards: int = 1) -> int:
     """Bytes below which no GPU can train: float32 weights, and the logits of a micro-batch.
 
-    With `backward` gradients and AdamW's moments too, of which `muon` needs one for a hidden matrix.
+    With `backward`, gradients and AdamW's moments too; `muon` needs only one moment for a hidden matrix.
     """
     held = 16 * config.num_params - 4 * hidden(config) * muon if backward else 4 * config.num_params
     return held // shards + batch_size * config.block_size * config.padded_vocab_size * itemsize // config.chunks
@@ -101,10 +101,10 @@ def hidden(config: Any) -> int:
 
 
 def memory(config: Any, run: Run) -> Memory:
-    """Bytes of a GPU's tensors at the fullest moment of a step: without CUDA's and NCCL's own.
+    """Bytes of a GPU's tensors at the fullest moment of a step, without CUDA's and NCCL's own memory.
 
     Weights, gradients and AdamW's moments are 16 bytes a parameter, divided over the shards (ZeRO, arXiv:1910.02054,
-    section 3.1). Gradients of earlier micro-batches stay, and FSDP does not divide them; so do DDP's buckets.
+    section 3.1). Gradients of earlier micro-batches stay, and FSDP does not shard them. DDP's buckets stay too.
     """
     N, adamw = config.num_params, 8 * config.num_params - 4 * hidden(config) * (run.optimizer == "muon")
     earlier = 4 * N if run.micro_steps > 1 or (run.shards == 1 and run.gpus > 1) else 0
@@ -117,9 +117,9 @@ def memory(config: Any, run: Run) -> Memory:
 def _moments(config, run, earlier):
     """(gradients, activations, logits, copies) at each moment that can be the fullest.
 
-    The loss, where all activations and logits exist; the backward of the last block, which may compute activations
-    again; that of the first, where all gradients exist; that of the tied embedding, whose two gradients, one of each
-    use, are added up. FSDP keeps embeddings and LayerNorms gathered, and has two blocks gathered or in reduction.
+    The moments are the loss, with all activations and logits; the backward of the last block, which may recompute
+    activations; the backward of the first block, with all gradients; and that of the tied embedding, which adds up the
+    gradients of its two uses. FSDP keeps embeddings and LayerNorms gathered, and two blocks gathered or in reduction.
     """
     N, e, L = config.num_params, run.itemsize, config.n_layer
     block, embedding, low = hidden(config) // L, config.padded_vocab_size * config.n_embd, e < 4
@@ -134,7 +134,7 @@ def _moments(config, run, earlier):
     else:
         root, gathered, gradients, reduced = 0, 0, 4 * N, 0
         copies = [low * e * (hidden(config) + embedding)] * 2
-        if run.recompute == "block":  # the casts of a block are made again with it
+        if run.recompute == "block":  # a recomputed block casts its weights again
             copies[1] = low * e * (block + embedding)
     twice = 4 * embedding * (1 if low else 2)  # in float32 the sum is a third tensor
     return (
@@ -146,32 +146,32 @@ def _moments(config, run, earlier):
 
 
 def _tokens(config, run):
-    """M."""
+    """M: tokens of a micro-batch."""
     return run.batch_size * config.block_size
 
 
 def _block(config, run):
     """Bytes that the backward of a block needs: "Reducing Activation Recomputation", arXiv:2205.05198, section 4.1.
 
-    There the residual stream has 16 bits. Here it is float32, and autocast keeps both its LayerNorms' inputs (8 C) and
-    what its products read: normalised inputs (e C each), q, k, v (3 e C), attention's output (e C), the wide layer
-    before and after GELU (8 e C).
+    There the residual stream has 16 bits. Here it is float32, and autocast keeps the inputs of both LayerNorms (8 C)
+    and what the products read: normalised inputs (e C each), q, k, v (3 e C), attention's output (e C), and the wide
+    layer before and after GELU (8 e C).
     """
     linear = _tokens(config, run) * config.n_embd * (8 + 14 * run.itemsize)
     return linear + 2 * _mask(config, run, run.itemsize) + _inner(config, run)
 
 
 def _kept(config, run):
-    """Bytes of a block that are kept until its backward, such as its input; the rest is computed again."""
+    """Bytes of a block that are kept until its backward, such as its input; the rest is recomputed."""
     inner = _inner(config, run) if run.recompute == "attention" else 0
     return 4 * _tokens(config, run) * config.n_embd if run.recompute == "block" else _block(config, run) - inner
 
 
 def _working(config, run):
-    """Bytes that the backward of a block holds beside what was kept for it, at its most.
+    """Peak bytes that the backward of a block holds beside what was kept for it.
 
-    In the MLP, gradients of the residual stream, of a branch and of the wide layer; in attention, whose backward finds
-    what the MLP kept freed, two tables of scores.
+    In the MLP: gradients of the residual stream, of a branch and of the wide layer. In attention: two tables of scores,
+    less what the MLP kept, which is freed by then.
     """
     e, channels, T = run.itemsize, _tokens(config, run) * config.n_embd, config.block_size
     rows = {"blocked": min(BLOCK, T)}.get(run.attention, T if _scores(config, run) else 0)
@@ -182,8 +182,8 @@ def _working(config, run):
 def _inner(config, run):
     """Bytes that attention keeps beside q, k, v and its output.
 
-    A fused kernel: a float32 for each query and head (FlashAttention, arXiv:2205.14135). Otherwise the softmax of every
-    score, a cast of it for the product, and with dropout its mask and a copy.
+    A fused kernel keeps a float32 for each query and head (FlashAttention, arXiv:2205.14135). Other kernels keep the
+    softmax of every score, a cast of it for the product, and with dropout its mask and a copy.
     """
     if not (scores := _scores(config, run)):
         return 4 * _tokens(config, run) * config.n_head
@@ -193,12 +193,12 @@ def _inner(config, run):
 
 
 def _score_bytes(run):
-    """Bytes of a score in the softmax. Autocast takes it in float32, on a CPU for SDPA's own alone."""
+    """Bytes of a score in the softmax. On a GPU autocast computes it in float32; on a CPU only SDPA's own is."""
     return run.itemsize if run.cpu and run.attention in (*UNFUSED, "blocked") else 4
 
 
 def _scores(config, run):
-    """Scores that a layer's attention keeps, of a micro-batch: all, those that blocks of queries see, or none."""
+    """Scores that a layer's attention keeps for a micro-batch: all, those that blocks of queries see, or none."""
     T = config.block_size
     # on a CPU no fused kernel has dropout
     whole = run.attention in UNFUSED or (run.cpu and config.dropout and run.attention != "blocked")
@@ -208,15 +208,16 @@ def _scores(config, run):
 
 
 def _mask(config, run, itemsize):
-    """Bytes of a dropout mask of the residual stream; on a CPU it has the dtype of what it masks, of `itemsize`."""
+    """Bytes of a dropout mask of the residual stream; on a CPU it has the `itemsize` of what it masks."""
     return _tokens(config, run) * config.n_embd * (itemsize if run.cpu else 1) if config.dropout else 0
 
 
 def _logits(config, run):
-    """Bytes of logits at their most.
+    """Peak bytes of the logits and their gradients.
 
-    Eager, the cross-entropy's gradient takes three float32 numbers for each. Compiled, it takes the logits' place, and
-    the output layer's gradient, not yet float32, is there too. Chunks take a part at a time, and add that gradient up.
+    If eager, the cross-entropy's gradient takes three float32 numbers for each logit. If compiled, it takes the logits'
+    place, and the output layer's gradient, not yet float32, is there too. Chunks take a part at a time, and add up that
+    gradient.
     """
     e, V = run.itemsize, config.padded_vocab_size
     if config.chunks > 1:
@@ -230,7 +231,7 @@ class Machine:
 
     peak: float  # FLOP/s that MFU is a share of
     products: float  # FLOP/s of matrix products
-    flash: float  # FLOP/s of a fused attention kernel, on those that it does
+    flash: float  # FLOP/s of a fused attention kernel, of the FLOPs that it does
     traffic: float  # bytes/s of memory
     link: float = math.inf  # bytes/s to the other GPUs of the node
     hop: float = 0.0
@@ -240,7 +241,7 @@ class Machine:
 
     @classmethod
     def of(cls, gpu: GPU, network: Network) -> Self:
-        """What is assumed to be reached of data sheets."""
+        """What a GPU and a network are assumed to reach of their data sheets."""
         products, traffic = PRODUCTS * gpu.reached * gpu.peak, TRAFFIC * gpu.bandwidth
         links = LINK * gpu.link, gpu.hop, LINK * network.rate, network.hop
         return cls(gpu.peak, products, FLASH * gpu.peak, traffic, *links, gpu.per_node)
@@ -254,9 +255,9 @@ class Step:
     attention: float
     traffic: float  # element-wise work, which waits for memory
     optimizer: float
-    rest: float  # of computation, what is not counted
+    rest: float  # computation that no formula counts
     communication: float  # in all
-    exposed: float  # of that, what no computation hides
+    exposed: float  # communication that no computation hides
     sent: float  # bytes that a GPU sends
 
     @property
@@ -278,7 +279,7 @@ class Step:
 
 
 def flops_per_token(config: Any) -> int:
-    """6 N + 12 L C T (PaLM, arXiv:2204.02311, appendix B), N without positions; recomputing is no progress."""
+    """6 N + 12 L C T (PaLM, arXiv:2204.02311, appendix B), N without positions; recomputing does not count."""
     T, C = config.block_size, config.n_embd
     return 6 * (config.num_params - T * C) + 12 * config.n_layer * C * T
 
@@ -286,8 +287,8 @@ def flops_per_token(config: Any) -> int:
 def step(config: Any, run: Run, machine: Machine) -> Step:
     """Seconds of a step, compiled and in 16 bits.
 
-    Weights are gathered beside the forward or backward of a micro-batch, gradients reduced beside the last backward.
-    Nothing hides the first gather of a forward and the last reduction.
+    Weights are gathered during the forward or backward of a micro-batch, gradients reduced during the last backward.
+    Nothing hides the first gather of a forward or the last reduction.
     """
     forward, backward = _computation(config, run, machine)
     c, m = _communication(config, run, machine), run.micro_steps
@@ -301,9 +302,9 @@ def step(config: Any, run: Run, machine: Machine) -> Step:
 def _optimizer(config, run, machine):
     """Seconds of the optimizer's step.
 
-    AdamW reads a weight, its gradient and two moments and writes all but the gradient; clipping reads that once more:
-    32 bytes. Muon's kernels are not fused: those of optimizer.py move about 106. Its five steps of Newton-Schulz cost
-    10 r² (2 c + r) FLOPs for a matrix of r x c, r the smaller: 280 C³ for the four of a layer.
+    AdamW reads a weight, its gradient and two moments, and writes all but the gradient; clipping reads the gradient
+    once more: 32 bytes. Muon's kernels are not fused: those of optimizer.py move about 106. Its five steps of
+    Newton-Schulz cost 10 r² (2 c + r) FLOPs for a matrix of r x c, r the smaller: 280 C³ for the four of a layer.
     """
     matrices = hidden(config) if run.optimizer == "muon" else 0
     traffic = 32 * (config.num_params - matrices) / run.shards + 106 * matrices
@@ -313,20 +314,20 @@ def _optimizer(config, run, machine):
 def _computation(config, run, machine):
     """Seconds of products, attention and traffic in the forward of a micro-batch, and in its backward.
 
-    A weight costs a token 2 FLOPs forward and 4 backward. A fused kernel does about half of the 4 C T and 8 C T that
-    are counted for a layer's scores, because they are causal, and one product of five again in its backward. Unfused
-    attention does all of them as products, and moves each score 4 and 7 times in 16 bits.
-    Element-wise kernels, once compiled, move 40 bytes of a block's channel forward and 90 backward: the float32
-    residual stream through each LayerNorm, 16-bit inputs and outputs of products, GELU's wide layer. Logits are moved
-    twice each way. A weight is cast once (6 bytes), and its gradient added up in float32 (10). What is not kept is
-    computed again in the backward: logits in chunks, and of attention or a block all up to the last product, which
-    only the forward needs; of a block that is a third of its weights.
+    A token costs 2 FLOPs per weight forward and 4 backward. The scores of a layer count as 4 C T forward and 8 C T
+    backward. A fused kernel does about half of them, because scores are causal, and its backward repeats one product of
+    five. Unfused attention does all of them as products, and moves each score 4 and 7 times in 16 bits.
+    Compiled element-wise kernels move 40 bytes for each channel of a block forward and 90 backward: the float32
+    residual stream through each LayerNorm, 16-bit inputs and outputs of products, and GELU's wide layer. Logits are
+    moved twice each way. A weight is cast once (6 bytes), and its gradient added up in float32 (10).
+    What is not kept is recomputed in the backward: logits in chunks, and attention or a block up to its last product,
+    which only the forward needs. In a block that product has a third of the weights.
     """
     L, C, T, N, V = config.n_layer, config.n_embd, config.block_size, config.num_params, config.padded_vocab_size
     tokens, multiplied = _tokens(config, run), config.num_params - config.block_size * config.n_embd
     scores = L * C * T * tokens  # 2 FLOPs are a multiplication and an addition
     tables = 2 * L * _scores(config, run)  # bytes
-    share = _scores(config, run) / (tokens * config.n_head * T)  # of the scores that an unfused kernel computes
+    share = _scores(config, run) / (tokens * config.n_head * T)  # share of the scores that an unfused kernel computes
     again, logits_again = run.recompute == "block", config.chunks > 1
 
     def attention(passes, moves, fused):
@@ -354,8 +355,8 @@ class _Communication:
 
     root: float  # gathering embeddings and LayerNorms, for each micro-batch
     blocks: float  # gathering all blocks, for each forward and each backward
-    reduction: float  # of the gradients, once a step
-    messages: int  # that the reduction consists of
+    reduction: float  # reducing the gradients, once a step
+    messages: int  # how many the reduction takes
     sent: float  # bytes in a step
 
 
@@ -374,8 +375,8 @@ def _communication(config, run, machine):
 class _Ring:
     """`ranks` GPUs in a ring, each `stride` GPUs from the next.
 
-    Each sends (n - 1) / n of what is gathered or reduced, and twice that to do both, the least that is possible
-    (Patarasuk and Yuan, 2009). A ring that visits several GPUs of a node leaves it over the network of all of them.
+    Each sends (n - 1) / n of what is gathered or reduced, and twice that to do both, which is the minimum (Patarasuk
+    and Yuan, 2009). If a ring visits several GPUs of a node, it leaves the node over the network of all of them.
     """
 
     ranks: int
@@ -384,13 +385,13 @@ class _Ring:
 
     @property
     def share(self) -> float:
-        """Of what is gathered or reduced, that each sends."""
+        """The share of what is gathered or reduced that each GPU sends."""
         return (self.ranks - 1) / self.ranks
 
     def seconds(self, size: float, messages: int, both: bool = False) -> float:
         """Seconds to gather or reduce `size` bytes in `messages` parts, or to do `both`.
 
-        Latencies are NCCL's own model (src/graph/tuning.cc): n - 1 hops, or a tree's depth if that is less for `both`.
+        Latencies are NCCL's own model (src/graph/tuning.cc): n - 1 hops, or for `both` a tree's depth if that is less.
         """
         m = self.machine
         in_node = max(1, min(self.ranks, m.per_node // self.stride))

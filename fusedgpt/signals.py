@@ -6,9 +6,9 @@ import signal
 
 
 def catch_signals(main: bool) -> list[int]:
-    """A list that gets the number of the first SIGTERM, SIGHUP or Ctrl-C. A second Ctrl-C ends the program at once.
+    """A list that gets the number of each SIGTERM, SIGHUP or Ctrl-C. A second Ctrl-C ends the program at once.
 
-    The `main` rank says on stderr that the signal has come, at once: the step that it waits for may take long.
+    The `main` rank says on stderr at once that a signal has come, because the current step may still take long.
     """
     caught = []
 

@@ -1,8 +1,8 @@
 """Milliseconds as the device spends them: every reading of the clock waits for the device first.
 
-`samples` is what a user waits for; `device_samples` is the device's own share of it, whatever Python takes to launch.
-Of Triton's two, do_bench times the gaps between launches if launching takes longer than running, and
-do_bench_cudagraph leaves the inputs in the L2 cache and gives no samples.
+`samples` times what a user waits for. `device_samples` times only the device, however long Python takes to launch.
+Neither of Triton's timers does that: do_bench times the gaps between launches if launching takes longer than running,
+and do_bench_cudagraph leaves the inputs in the L2 cache and gives no samples.
 """
 
 import functools
@@ -23,9 +23,9 @@ def now(device: torch.device) -> float:
 
 
 class StepClock:
-    """The time of each step on `device`, read later: a step does not wait for the device to be timed.
+    """The time of each step on `device`, read later, so that no step waits for the device to be timed.
 
-    On CUDA by events that the device itself stamps. Elsewhere by the host's clock; MPS is waited for.
+    On CUDA, the device itself stamps events. Elsewhere the host's clock is read; on MPS, after waiting for the device.
     """
 
     def __init__(self, device: torch.device):
@@ -82,8 +82,8 @@ def device_samples(
     """Milliseconds that the device takes for a call of `step`: `count` samples, and how they were taken.
 
     On a GPU `step` is captured in a CUDA graph, after `warmup` calls and one more, and a sample is a replay from a cold
-    L2 cache: "graph replay, cold L2". If it cannot be captured, because it waits for the device, and on other devices,
-    the samples are those of `samples`: "calls".
+    L2 cache: "graph replay, cold L2". If `step` waits for the device, it cannot be captured; then, and on other
+    devices, the samples are those of `samples`: "calls".
     """
     if device.type == "cuda":
         try:
@@ -102,7 +102,7 @@ def _side_stream(device):
 def _captured(step, device, warmup):
     graph, side = torch.cuda.CUDAGraph(), _side_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))  # for the inputs
-    with torch.cuda.stream(side):  # outside the capture too, which leaves its stream current if it fails
+    with torch.cuda.stream(side):  # restores the stream, which a failed capture leaves current
         for _ in range(warmup):
             step()
         _without_waiting(step)  # a capture that fails would leave the GPU's random numbers unusable
@@ -129,7 +129,7 @@ def _replayed(graph, device, count):
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
     graph.replay()  # the first uploads the graph
     for start, end in events:
-        other.zero_()  # takes the L2 cache, and so long that the replay is launched meanwhile
+        other.zero_()  # fills the L2 cache, and takes so long that the replay is launched meanwhile
         start.record()
         graph.replay()
         end.record()
@@ -141,7 +141,7 @@ def _replayed(graph, device, count):
 def reference(device: torch.device) -> float:
     """Milliseconds a call of a fixed matrix product: 40 ms in all on a CPU, 350 on a GPU, if nothing else uses it.
 
-    It always takes the same time on an idle device, so a longer one tells of a device that is shared or throttled. It
+    On an idle device it always takes the same time, so a longer time means that the device is shared or throttled. It
     is a mean, because a process that is suspended every few milliseconds still has a fast call, and even a fast median.
     """
     on_cpu = device.type == "cpu"

@@ -14,14 +14,14 @@ from fusedgpt.errors import UserError, first_line, is_panic, shown
 GPT2 = {"tokenizer": "gpt2", "vocab_size": 50257}  # the meta of data in GPT-2's BPE
 KINDS = ("gpt2", "char", "byte", "json")  # and tiktoken's other encodings, by name
 END_OF_TEXT = "<|endoftext|>"  # how a prompt writes the id that ends a document
-LARGEST_VOCABULARY = 2**24  # far above any in use; a damaged meta that has more would fill the memory
+LARGEST_VOCABULARY = 2**24  # far above any in use; a damaged meta with more would fill the memory
 BYTE_LEVEL = (
     " Take one whose pre-tokenizer is ByteLevel, as GPT-2, Llama 3 and Qwen have it, or train one:"
     " data/text/prepare.py --tokenizer=train:8192"
 )
-# Patterns of tiktoken's, and others that find the same words 1.7 times as fast. Its engine tries alternatives that look
-# ahead, or give nothing back (`++`), one by one, but a group without such parts in one pass. Here nothing would be
-# given back anyway: what follows in the same alternative is of other characters.
+# tiktoken's patterns, and others that find the same words 1.7 times as fast. Its engine tries alternatives one by one
+# if they look ahead or are possessive (`++`), but a group without such parts in one pass. Here possessive or not is the
+# same: what follows in an alternative matches none of the characters before it.
 FASTER_PATTERNS = {
     # gpt2, r50k_base, p50k_base, p50k_edit
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s": (
@@ -47,7 +47,7 @@ def require_known(name: Any) -> None:
 
 @functools.lru_cache(maxsize=1)
 def tiktoken_bpe(name: str):
-    """A byte-pair encoding of tiktoken's. Raises UserError if its files cannot be had."""
+    """A byte-pair encoding of tiktoken's. Raises UserError if its files cannot be loaded."""
     import tiktoken
 
     try:
@@ -60,7 +60,7 @@ def tiktoken_bpe(name: str):
 
 
 class _OfThread(threading.local):
-    """A copy of one of tiktoken's BPEs for each thread: all but the first to use it wait for a lock at each word."""
+    """A tiktoken BPE for each thread: if threads share one, all but the first wait for a lock at each word."""
 
     def __init__(self, name):
         self.name = name
@@ -80,9 +80,9 @@ class _OfThread(threading.local):
 
 @contextlib.contextmanager
 def fails_as(sentence: str) -> Iterator[None]:
-    """A context that calls the package tokenizers: whatever it raises becomes a UserError, `sentence` and the reason.
+    """A context for calls of the package tokenizers: what they raise becomes a UserError, `sentence` and the reason.
 
-    It has no exception of its own, and a hostile file may make its Rust panic.
+    The package has no exception of its own, and a hostile file may make its Rust code panic.
     """
     try:
         yield
@@ -97,7 +97,7 @@ def fails_as(sentence: str) -> Iterator[None]:
 def read_json(text: str, name: str) -> Any:
     """The tokenizers.Tokenizer that the tokenizer.json `text` describes.
 
-    Raises UserError, which calls it `name`, if there is none, or if its ids cannot be those of a model.
+    Raises UserError if it describes none, or if its ids cannot be those of a model; the error calls it `name`.
     """
     from tokenizers import Tokenizer
 
@@ -109,12 +109,12 @@ def read_json(text: str, name: str) -> Any:
         raise UserError(f"{name} must have ids from 0 to {LARGEST_VOCABULARY - 1} at most, got {largest}")
     tokens = {}
     for token, id in ids.items():
-        is_added = id in added and added[id].content == token  # it may have another name in the vocabulary
+        is_added = id in added and added[id].content == token  # an added token may have another name in the vocabulary
         if not is_added and tokens.setdefault(id, token) != token:
             raise UserError(f"{name} has two tokens of the id {id}, {shown(tokens[id])} and {shown(token)}: mend it")
     for each in json.loads(text).get("added_tokens") or []:
         token, id = each["content"], each["id"]
-        if ids.get(token) != id:  # the library goes on counting where the vocabulary ends
+        if ids.get(token) != id:  # the library ignores it, and counts on from the end of the vocabulary
             raise UserError(
                 f"{name} gives {shown(token)} the id {id}, which `tokenizers` reads as {ids.get(token)}: mend its"
                 " added_tokens"
@@ -123,7 +123,7 @@ def read_json(text: str, name: str) -> Any:
 
 
 def vocabulary(meta: Any) -> int:
-    """The number of ids in `meta`. Raises UserError if `meta` is no dict, or the number is none that data can have."""
+    """The number of ids in `meta`. Raises UserError if `meta` is not a dict, or the number is out of range."""
     if not isinstance(meta, dict):
         raise UserError(f"meta is a {type(meta).__name__}: it must be an object with tokenizer and vocab_size")
     size = meta.get("vocab_size")
@@ -135,7 +135,7 @@ def vocabulary(meta: Any) -> int:
 def byte_characters() -> list[str]:
     """The character that stands for each byte in the vocabulary of a byte-level BPE (GPT-2's bytes_to_unicode).
 
-    Bytes that print as a character of Latin-1 stand for themselves, all others for those from U+0100 on.
+    Bytes that Latin-1 prints are written as its characters, all others as the characters from U+0100 on.
     """
     shown_as_they_are = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = (chr(code) for code in range(256, 512))
@@ -169,7 +169,7 @@ class Tokenizer:
         byte      256 ids, and one more if documents have an end
         char      meta["itos"] has the characters, None for an id without one
         json      meta["tokenizer_json"] is a tokenizer.json of Hugging Face's `tokenizers`, of a byte-level BPE
-        unknown   a nanoGPT meta.pkl that holds only the vocabulary's size: can be trained on, but not used here
+        unknown   a nanoGPT meta.pkl with only the vocabulary's size, which is enough to train, but not to encode
 
     meta["end_of_text"] is the id that ends a document, if there is one; that of GPT-2 is known.
     Raises UserError for any other, and for a meta that is damaged.
@@ -218,7 +218,7 @@ class Tokenizer:
         return [found[id] for id in range(self.vocab_size)]
 
     def byte_lengths(self) -> np.ndarray:
-        """The number of UTF-8 bytes of each id, int64: 0 for the end of a text, which is in no text.
+        """The number of UTF-8 bytes of each id, int64: 0 for the id that ends a text, which no text contains.
 
         Raises UserError if the tokenizer cannot be loaded.
         """
@@ -230,7 +230,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt, in which <|endoftext|> is the id that ends a document, if there is one.
 
-        Raises UserError as encode_text does, and for a character that is none of UTF-8.
+        Raises UserError as encode_text does, and for a character that UTF-8 does not have.
         """
         if not _is_utf8(text):
             raise UserError(f"the prompt {shown(text)} cannot be written in UTF-8: change it")
@@ -241,9 +241,9 @@ class Tokenizer:
         return ids
 
     def encode_text(self, text: str) -> np.ndarray:
-        """Ids of a text of UTF-8 as an array; what looks like a special token in it is text like any other.
+        """Ids of a UTF-8 text as an array; what looks like a special token in it is ordinary text.
 
-        Raises UserError for a character that is unknown, and for what tiktoken gives up on.
+        Raises UserError for an unknown character, and for a text that tiktoken gives up on.
         """
         if self.kind == "byte":
             return np.frombuffer(text.encode(), np.uint8)
@@ -251,25 +251,25 @@ class Tokenizer:
             return self._encode_characters(text)
         if self.kind == "json":
             with fails_as(f"tokenizer_json cannot tokenize {shown(text)}; change the text, or take another tokenizer"):
-                # `encode` holds Python's lock
+                # unlike `encode`, this releases Python's lock
                 (encoded,) = self._json.encode_batch_fast([text], add_special_tokens=False)
             return np.array(encoded.ids, np.uint32)
-        bpe = self._bpe  # raises UserError, which is a ValueError too
+        bpe = self._bpe  # outside of `try`: a UserError is a ValueError too
         try:
             return bpe.encode_to_numpy(text, disallowed_special=())
-        except ValueError as error:  # a million blanks in a row
+        except ValueError as error:  # such as for a million blanks in a row
             raise UserError(f"tiktoken cannot tokenize the text ({first_line(error)}): shorten it") from error
 
     def encode_texts(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of encode_text for each text, one after another, and after how many of them each text ends.
+        """The ids of encode_text for each text, one after another, and the number of ids after which each text ends.
 
-        For threads: as much as possible is done in one call without Python's lock. Raises UserError for a character
-        that is unknown.
+        For use in threads: one call without Python's lock does as much as possible. Raises UserError for an unknown
+        character.
         """
         encode = self.encode_text
         if self.kind not in ("byte", "char", "json"):
             bpe, joined = self._of_thread.bpe, END_OF_TEXT.join([*texts, ""])
-            if joined.count(END_OF_TEXT) == len(texts):  # it stands in no text: there it would be text
+            if joined.count(END_OF_TEXT) == len(texts):  # no text contains the mark itself
                 ids = bpe.encode_to_numpy(joined, allowed_special={END_OF_TEXT}, disallowed_special=())
                 is_end = ids == bpe.eot_token
                 return ids[~is_end], np.flatnonzero(is_end) - np.arange(len(texts))
@@ -297,7 +297,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _ids_of_codes(self):
-        """The id of each code point, -1 if it has none; the last entry, -1, is that of all beyond."""
+        """The id of each code point, -1 if it has none; the last entry, -1, is for all code points beyond."""
         codes = {ord(c): id for id, c in enumerate(self.itos) if c is not None and len(c) == 1}
         ids = np.full(max(codes, default=-1) + 2, -1)
         ids[list(codes)] = list(codes.values())
@@ -312,7 +312,7 @@ class Tokenizer:
         loaded = read_json(json.dumps(self.meta["tokenizer_json"]), "tokenizer_json")
         if (size := 1 + max(loaded.get_vocab().values())) > self.vocab_size:
             raise UserError(f"tokenizer_json has {size} ids, and vocab_size is {self.vocab_size}")
-        loaded.encode_special_tokens = True  # in a text, what looks like one is text
+        loaded.encode_special_tokens = True  # what looks like one in a text is text
         loaded.no_truncation()
         loaded.no_padding()
         return loaded

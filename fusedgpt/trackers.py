@@ -41,7 +41,7 @@ def names(metrics: dict) -> dict[str, float]:
 def start(s: dict, record: dict, out_dir: pathlib.Path, iteration: int, wandb_id: str | None) -> list[Tracker]:
     """The trackers that the settings `s` ask for, of a run that begins at `iteration`.
 
-    wandb_id: that of the run that is resumed, whose curves go on; a new one is put into `record`. Raises UserError if a
+    wandb_id: the id of the resumed run, whose curves go on. `record` gets the id, or a new one. Raises UserError if a
     package is missing or refuses.
     """
     trackers = []
@@ -85,7 +85,7 @@ class WeightsAndBiases:
 
 
 class TensorBoard:
-    """Event files in `folder`, from `iteration` on: what an interrupted run logged after it no longer counts.
+    """Event files in `folder`, from `iteration` on: what an interrupted run logged after that is dropped.
 
     Raises UserError if the package is missing.
     """

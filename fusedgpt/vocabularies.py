@@ -1,4 +1,4 @@
-"""The tokenizer that a prepare script is asked for, as the meta of a data set; some are made of the text."""
+"""The tokenizer that a prepare script was asked for, as the meta of a data set; some are made from the text."""
 
 import json
 import pathlib
@@ -11,19 +11,19 @@ from fusedgpt.tokenizer import END_OF_TEXT, LARGEST_VOCABULARY, Tokenizer, fails
 
 TRAINED = "train:"  # followed by the size of the vocabulary
 BYTES_AND_END = 257  # the smallest vocabulary that can be trained
-SAMPLE = 64  # batches at most, of a million characters each, that a BPE is trained on
-# Every byte that UTF-8 has, letters of both cases, and all blanks; composed, as the normalizers of some models leave it
+SAMPLE = 64  # batches at most, of a million characters each, to train a BPE on
+# Every byte of UTF-8, letters of both cases, and all blanks; in NFC, because the normalizers of some models compose
 EVERY_BYTE = unicodedata.normalize(
     "NFC", "".join(map(chr, (*range(0x800), *range(0x800, 0xD800, 0x800), *range(0xE000, 0x110000, 0x1000))))
 )
-ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")  # how tokenizer.json files call the end of a document
+ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")  # the names of the end of a document in tokenizer.json files
 
 
 def of(name: str, corpus) -> dict:
     """The meta of the tokenizer `name`: byte, char, train:SIZE, the path of a tokenizer.json, or one of tiktoken's.
 
     Its `end_of_text` is the id that ends a document; a tokenizer.json may have none. Raises UserError if there is no
-    such tokenizer, or if it is of no use here.
+    such tokenizer, or if it cannot be used here.
     """
     if name == "byte":
         return {"tokenizer": "byte", "vocab_size": 257, "end_of_text": 256}
@@ -47,7 +47,7 @@ def stamp(name: str) -> list:
 
 
 def without_end(meta: dict) -> dict:
-    """The meta of bytes or characters without the last id, which ends documents: a single one needs none."""
+    """The meta of bytes or characters without the last id, which ends documents: a single document needs none."""
     meta = {name: value for name, value in meta.items() if name != "end_of_text"}
     return meta | {"vocab_size": meta["vocab_size"] - 1} | ({"itos": meta["itos"][:-1]} if "itos" in meta else {})
 
@@ -97,7 +97,7 @@ def _trained(size, corpus):
 
 
 def _sample(corpus):
-    """Every n-th batch of the text, with the smallest power of two n for which they are SAMPLE at most; and n."""
+    """Every n-th batch of the text, and n: the smallest power of two that gives SAMPLE batches at most."""
     sample, step = [], 1
     for number, batch in enumerate(watched(batches(pieces(corpus.fragments())), corpus, "reading a sample")):
         if number % step:
@@ -112,7 +112,7 @@ def _sample(corpus):
 def _of_file(path):
     with fails_as(f"--tokenizer={path} cannot be read or used"):
         meta = _of_json(read_json(path.read_text(encoding="utf-8"), f"--tokenizer={path}"))
-    if "end_of_text" not in meta:  # an id of ours would be one more than its model has
+    if "end_of_text" not in meta:  # an id that we added would be beyond its model's
         print(f"{path} has no {' or '.join(ENDS)}: no id ends a document")
     return meta
 
@@ -129,7 +129,7 @@ def _of_json(bpe):
     apart = [*tokenizer.encode_text("a\n"), *tokenizer.encode_text("b")]
     if apart != tokenizer.encode_text("a\nb").tolist():
         raise UserError("the tokenizer.json adds to the beginning of a text: set add_prefix_space to false in it")
-    added = [each["content"] for each in meta["tokenizer_json"]["added_tokens"]]  # one may take the blanks around it
+    added = [each["content"] for each in meta["tokenizer_json"]["added_tokens"]]  # one may drop the blanks around it
     for text in (EVERY_BYTE, *(f"a {each} b" for each in added)):
         if tokenizer.decode(tokenizer.encode_text(text).tolist()) != text.encode():
             lost = (c for c in text if tokenizer.decode(tokenizer.encode_text(c).tolist()) != c.encode())
@@ -145,10 +145,10 @@ def _of_json(bpe):
 
 
 def _cut(tokens):
-    """The texts of `tokens` in two, wherever a text that is tokenized would be cut into pieces within one."""
+    """Each text of `tokens` in two parts, at each place in it where `pieces` could cut a text."""
     for token in tokens:
         text = (token or b"").decode(errors="ignore")
-        text = "." + text if text.startswith("\n") else text  # a line is cut after only if it holds something
+        text = "." + text if text.startswith("\n") else text  # only a line with text in it is cut at its end
         for place in PLACE_TO_CUT.finditer(text):
             if 0 < place.end() < len(text):
                 yield text[: place.end()], text[place.end() :]

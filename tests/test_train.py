@@ -347,7 +347,7 @@ def test_a_lost_run_ends(tmp_path, data, monkeypatch):
         (dict(init_from="resume"), "ckpt.pt does not exist: train first"),
         (dict(block_size=5000), "Lower --block_size"),
         (dict(vocab_size=50), "has 65 ids, the model 50: set --vocab_size=65, or leave it out"),
-        (dict(dataset="nowhere"), "dataset='nowhere' is no folder of data/"),
+        (dict(dataset="nowhere"), "dataset='nowhere' is no folder: name one of data/"),
         (dict(device="cuda:99"), "device='cuda:99' is not here|there is no cuda:99"),
         (dict(device="gpu"), "device='gpu' is no device"),
     ],

@@ -1,6 +1,6 @@
 """FineWeb's sample of 10 billion tokens in GPT-2's BPE, an end-of-text id after each document; 0.05 % for validation.
 
-It is streamed: no copy of the text is kept. --max_tokens takes its first documents; --input takes local texts instead.
+The text is streamed, and no copy is kept. --max_tokens takes its first documents; --input takes local texts instead.
 """
 
 import pathlib

@@ -1,8 +1,8 @@
 """OpenWebText in GPT-2's BPE, an end-of-text id after each document; 0.05 % of them, drawn by seed, for validation.
 
-Needs some 54 GB in the cache of Hugging Face's `datasets` and 36 GB for the bins while they are written, 18 GB then. It
-counts 9,035,582,198 and 4,434,897 tokens in nanoGPT's preparation of it. --input takes the files and folders that
-data/text does; the paragraphs of a .txt are documents.
+It needs some 54 GB in the cache of Hugging Face's `datasets`, and 36 GB for the bins while they are written, then 18.
+In nanoGPT's preparation the splits have 9,035,582,198 and 4,434,897 tokens. --input takes the same files and folders as
+data/text; each paragraph of a .txt is a document.
 """
 
 import pathlib
@@ -14,7 +14,7 @@ from fusedgpt import prepare
 from fusedgpt.corpus import Files, Hub
 from fusedgpt.errors import one_sentence
 
-# the Parquet files by name at one commit: the loading script beside them, which `datasets` refuses, is never looked at
+# names the Parquet files of one commit, because `datasets` refuses the loading script beside them
 PARQUET = "hf://datasets/Skylion007/openwebtext@7577b918bd30b25df0b88bb718dc8a6c80cb619b/data/train-*.parquet"
 
 

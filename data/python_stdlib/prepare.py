@@ -1,4 +1,4 @@
-"""The source of Python's own standard library, which is on every machine that runs this, as bytes; split by file.
+"""The source of Python's standard library as bytes, split by file: every machine that runs this has it.
 
 --input takes a file, whose last tenth is for validation, or a folder of Python files, split by file. Folders of tests
 and of installed packages are left out.
@@ -23,7 +23,7 @@ LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idle_test", "__p
 
 
 def main():
-    """Write the bins of the standard library's source, or of the folder --input, as bytes."""
+    """Write the bins of the standard library's source, or of --input, as bytes."""
     args = prepare.parser(__file__, __doc__).parse_args()
     root = prepare.one_input(args) or pathlib.Path(sysconfig.get_path("stdlib"))
     if root.is_file():
@@ -34,7 +34,7 @@ def main():
         found = (f for f in root.rglob("*.py") if not LEFT_OUT.intersection(f.relative_to(root).parts))
         files = sorted(f for f in found if f.is_file())
         splits = {"train": [], "val": []}
-        for file in files:  # by a checksum of its name, so that a file stays on its side when others come or go
+        for file in files:  # split by a checksum of the name: a file keeps its split if others come or go
             tenth = zlib.crc32(os.fsencode(file.relative_to(root).as_posix())) % 10 == 0
             splits["val" if tenth else "train"].append(file.read_bytes() + b"\n")
         if not files:
@@ -42,7 +42,7 @@ def main():
         if not all(splits.values()):
             empty = "train" if splits["val"] else "val"
             raise UserError(
-                f"{root} has {len(files)} .py files, and none fell to {empty}: give more, or a single one, which is cut"
+                f"{root} has {len(files)} .py files, and none is in {empty}: give more, or a single one, which is cut"
             )
         name = name_of(root) if args.input else f"standard library of {platform.python_implementation()}"
         source = f"{name} {'' if args.input else platform.python_version() + ' '}({len(files)} files)"

@@ -1,7 +1,7 @@
 """Any text: .txt, .md, .csv, .json, .jsonl and .parquet, also with .gz or .zst, and folders of any mixture of them.
 
-A row of a table is a document, as is any other file. Whole documents are drawn for validation; of a single one it is
-the end. Without --input the file input.txt beside this script is read.
+Each row of a table is a document; any other file is one. Whole documents are drawn for validation; from a single one,
+the end is taken. Without --input, the file input.txt beside this script is read.
 """
 
 import pathlib
@@ -17,11 +17,11 @@ from fusedgpt.errors import UserError, one_sentence
 def main():
     """Write the bins of --input."""
     parser = prepare.parser(__file__, __doc__)
-    parser.add_argument("--text_column", default="text", metavar="NAME", help="of a table; default: %(default)s")
+    parser.add_argument("--text_column", default="text", metavar="NAME", help="column of a table; default: %(default)s")
     tokenizers = "byte, char, gpt2 or another of tiktoken's, a tokenizer.json, train:SIZE; default: %(default)s"
     parser.add_argument("--tokenizer", default="gpt2", metavar="NAME", help=tokenizers)
     parser.add_argument("--val_fraction", type=prepare.fraction, default=0.1, help="default: %(default)s")
-    parser.add_argument("--documents", choices=["file", "paragraph"], default="file", help="in .txt and .md files")
+    parser.add_argument("--documents", choices=["file", "paragraph"], default="file", help="a document in .txt and .md")
     args = parser.parse_args()
     paths = args.input or [prepare.beside(__file__)]
     if paths == [None]:

@@ -378,10 +378,10 @@ def test_pretrained_weights_go_on_with_their_own_ids_only(tmp_path, data, capsys
     (tmp_path / "hf" / "meta.json").unlink()  # as transformers leaves the model if it saves it again
     capsys.readouterr()
     run(tmp_path / "tuned", tmp_path / "other", **tuned)
-    assert "were trained on the data's ids is not known: tokenizer_json is not byte-level" in capsys.readouterr().out
+    assert "were trained on the data's ids: tokenizer_json is not byte-level" in capsys.readouterr().out
     (tmp_path / "hf" / "tokenizer.json").unlink()
     run(tmp_path / "tuned", tmp_path / "other", **tuned)
-    assert "ids is not known: it has no tokenizer.json and no meta.json" in capsys.readouterr().out
+    assert "the data's ids: it has no tokenizer.json and no meta.json" in capsys.readouterr().out
 
 
 def test_ids_of_files_that_cannot_be_downloaded_are_taken_to_be_the_same(monkeypatch):
@@ -389,7 +389,7 @@ def test_ids_of_files_that_cannot_be_downloaded_are_taken_to_be_the_same(monkeyp
     monkeypatch.setattr(tokenizer, "tiktoken_bpe", lambda name: (_ for _ in ()).throw(UserError("no network")))
     said = []
     check_same_ids(GPT2, {"tokenizer": "byte", "vocab_size": 256}, said.append)
-    assert said == ["whether the weights were trained on the data's ids is not known: no network"]
+    assert said == ["cannot tell whether the weights were trained on the data's ids: no network"]
     with pytest.raises(UserError, match=r"no tokenizer\.json of `tokenizers`"):
         check_same_ids({"tokenizer": "json", "vocab_size": 9, "tokenizer_json": {}}, GPT2, said.append)
 
