@@ -66,8 +66,7 @@ class DataLoader:
 
         The windows are the same for every world size; a short split gives as many as it has. With `windows` 0, every
         token but the first is a target, once. Every batch is (B, T), filled up with targets of -1, which do not count.
-        All ranks get the same number of batches, some perhaps without a target: ranks that share a model compute each
-        batch together.
+        Ranks that share a model compute each batch together, so all ranks get as many, some perhaps without a target.
         """
         starts = self._evaluation_starts(split, windows)
         for first in range(0, self._batches_a_rank(split, windows) * self.batch_size, self.batch_size):

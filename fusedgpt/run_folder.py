@@ -136,7 +136,7 @@ def set_aside(out_dir: str | os.PathLike, say: Say) -> None:
 def set_aside_later_ones(out_dir: str | os.PathLike, iteration: int, say: Say) -> None:
     """Move checkpoints of later iterations to a folder previous-N: the run goes on from `iteration` without them.
 
-    Such checkpoints exist if someone has put an older one in the place of ckpt.pt. Raises UserError if they cannot be moved.
+    Such checkpoints exist if someone has put an older one in ckpt.pt's place. Raises UserError if it cannot move them.
     """
     later = [path for number, path in earlier_ones(out_dir).items() if number > iteration]
     if later:

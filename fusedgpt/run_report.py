@@ -28,9 +28,8 @@ def write(out_dir: str | pathlib.Path, running: bool = False, parent: int | None
 
     running: the run goes on, so the page reloads itself every 30 seconds. run.json cannot tell: a resumed run has the
     times of an earlier start in it, and a killed run has none.
-    parent: the id of the run's process, if this is a child of it. If the parent was killed, nothing is written, because
-    another process may have resumed the run and write its page. If the folder is gone, nothing is written either,
-    because writing would bring it back.
+    parent: the id of the run's process, if this is a child of it. Nothing is written if the parent was killed, because
+    the run may go on in another process with its own page, or if the folder is gone: writing would bring it back.
     What is damaged in those files is left out. Raises UserError if there is no metrics.jsonl, or the disk refuses.
     """
     run = Run(out_dir)

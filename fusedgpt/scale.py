@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from fusedgpt.gpus import GPU, Network
 
-PRODUCTS = 0.81  # share of what the largest products reach: 640 of 794 TFLOP/s for products over 768 channels on an H200
+PRODUCTS = 0.81  # share of the largest products' rate: 640 of 794 TFLOP/s for products over 768 channels on an H200
 # the shares of a data sheet's figures that kernels reach
 FLASH = 0.3  # FLOP/s of a fused attention kernel with heads of 64: FlashAttention-3, arXiv:2407.08608, figures 5, 6
 TRAFFIC = 0.9  # bytes/s of the memory: 4.3 of 4.8 TB/s on an H200
@@ -216,8 +216,7 @@ def _logits(config, run):
     """Peak bytes of the logits and their gradients.
 
     If eager, the cross-entropy's gradient takes three float32 numbers for each logit. If compiled, it takes the logits'
-    place, and the output layer's gradient, not yet float32, is there too. Chunks take a part at a time, and add up that
-    gradient.
+    place, and the output layer's gradient, not yet float32, is there too. Chunks take parts, and add that gradient up.
     """
     e, V = run.itemsize, config.padded_vocab_size
     if config.chunks > 1:
