@@ -2,7 +2,7 @@
 
 Symbols: N parameters, L layers, C channels, nh heads, V vocabulary with its padding, B sequences and T tokens of each
 in a micro-batch, M = B T, e bytes of the dtype of matrix products. A `config` is a GPTConfig. Sizes are bytes, times
-seconds. docs/scale.md says how far off these estimates are.
+seconds. docs/many-gpus.md says how far off these estimates are.
 """
 
 import math
@@ -16,7 +16,7 @@ PRODUCTS = 0.81  # share of the largest products' rate: 640 of 794 TFLOP/s for p
 FLASH = 0.3  # FLOP/s of a fused attention kernel with heads of 64: FlashAttention-3, arXiv:2407.08608, figures 5, 6
 TRAFFIC = 0.9  # bytes/s of the memory: 4.3 of 4.8 TB/s on an H200
 LINK = 0.8  # bytes/s of a link: NCCL's authors reckon with 370 of an H100's 450 GB/s (NVIDIA/nccl-tests#212)
-REST = 0.17  # uncounted seconds for each counted second of computation: fitted, as docs/scale.md says
+REST = 0.17  # uncounted seconds for each counted second of computation: fitted, as docs/many-gpus.md says
 # measured over estimated: seconds, and bytes beyond weights and moments, in all cases of tests/plan_errors.py
 TIME_RANGE, MEMORY_RANGE = (0.75, 1.5), (0.8, 1.2)
 

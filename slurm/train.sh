@@ -1,5 +1,5 @@
 #!/bin/bash
-# Train on several nodes under SLURM; docs/several-nodes.md has the details.
+# Train on several nodes under SLURM; docs/many-gpus.md has the details.
 #
 #     sbatch slurm/train.sh config/train_gpt2.py --out_dir=/shared/out
 #

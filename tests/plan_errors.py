@@ -1,4 +1,4 @@
-"""How far off fusedgpt/scale.py is: prints its estimates beside measurements, as the tables of docs/scale.md.
+"""How far off fusedgpt/scale.py is: prints its estimates beside measurements, as the tables of docs/many-gpus.md.
 
     python tests/plan_errors.py
 
@@ -153,7 +153,7 @@ PUBLISHED = [
 ]
 # {GPUs: GiB reserved}, from the same table for H100s; the blocks were compiled, the loss was not
 RESERVED = {8: 77.0, 128: 62.0}
-# the CPU of docs/performance.md, with the middle of 810 to 855 GFLOP/s and of 41 to 73 GB/s
+# 2 cores of an AMD EPYC with AVX-512-BF16, as they were measured: the middle of 810 to 855 GFLOP/s and of 41 to 73 GB/s
 EPYC = Machine(peak=832e9, products=832e9, flash=832e9 * FLASH / 0.65, traffic=57e9)
 RUNGS = ("manual", "flash", "flash + padded vocabulary", "auto + padded vocabulary", "manual, again")  # compiled
 

@@ -1,7 +1,7 @@
 """What training would take on GPUs that are not here: memory, time, and what bounds the speed. Computed, not measured.
 
-The formulas are in fusedgpt/scale.py, their assumptions and errors in docs/scale.md. Unlike the other kinds, plan has
-no rows.jsonl: the same command computes the same in a second.
+The formulas are in fusedgpt/scale.py, their assumptions and errors in docs/many-gpus.md. Unlike the other kinds, plan
+has no rows.jsonl: the same command computes the same in a second.
 """
 
 import dataclasses
@@ -299,7 +299,7 @@ def write(results: str, name: str, command: str, text: list[str], drawn: Iterato
     reached = ", ".join(f"{100 * share:g} % of {what}" for what, share in shares.items())
     low, high = scale.TIME_RANGE
     how = f"Computed, not measured. Assumed: {reached}, and {100 * scale.REST:g} % more for what is not counted. Steps"
-    how += f" that were measured took {low:g} to {high:g} times their estimate (docs/scale.md)"
+    how += f" that were measured took {low:g} to {high:g} times their estimate (docs/many-gpus.md)"
     paths = drawing.save(drawn, folder, how)
     lines = [f"# {name}", "", f"`{command}`", "", f"{how}.", "", *text, ""]
     lines += [line for path in paths for line in (f"![{path.stem}]({path.name})", "")]

@@ -45,7 +45,7 @@ class Machine:
         subprocess.run([*self.enter, "ip", *args], check=True)
 
     def start(self, rendezvous, settings):
-        """One node of the run, with what docs/several-nodes.md says to set."""
+        """One node of the run, with what docs/many-gpus.md says to set."""
         nodes = ["--nnodes=2", "--nproc_per_node=1", "--max_restarts=5", f"--local_addr={self.address}"]
         meet = ["--rdzv_backend=c10d", "--rdzv_id=1", f"--rdzv_endpoint={rendezvous.address}:29500"]
         # all machines of this test have one name, so that torchrun has to be told which of them is meant

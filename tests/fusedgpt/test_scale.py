@@ -87,7 +87,7 @@ def test_no_product_is_planned_faster_than_the_fastest_that_was_measured():
 
 
 def test_the_page_has_the_errors_of_today():
-    page = (ROOT / "docs" / "scale.md").read_text()
+    page = (ROOT / "docs" / "many-gpus.md").read_text()
     for line in (*plan_errors.time_table(), *plan_errors.reserved_table(), *plan_errors.process_table()):
         assert line in page, line
 
