@@ -70,7 +70,7 @@ def test_a_text_that_a_character_model_cannot_read_is_one_sentence(small_run, tm
     saved["meta"]["itos"][0] = "\n"  # it has no 'b'
     torch.save(saved, tmp_path / "ckpt.pt")
     export.main(tmp_path, tmp_path / "hf")
-    with pytest.raises(UserError, match="a character model has no id for another: take a task whose text"):
+    with pytest.raises(UserError, match="a character model has no id for them: take a task whose text"):
         harness.main(str(tmp_path / "hf"), str(tmp_path / "scores.json"), "sonnets")
     assert not (tmp_path / "scores.json").exists()
 
