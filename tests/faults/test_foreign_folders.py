@@ -90,7 +90,7 @@ REFUSED = {
     # were left out: a model of one of two layers
     "fewer layers": (lambda f: change(f, n_layer=1), "they have transformer.h.1.attn.c_attn.weight too"),
     "an extra": (lambda f: reweigh(f, lambda w: w | {"lora": torch.ones(9)}), "they have lora too"),
-    "int8": (lambda f: reweigh(f, lambda w: {n: w[n].char() for n in w}), r"weights, and its .* have 3\d,\d+ bytes"),
+    "int8": (lambda f: reweigh(f, lambda w: {n: w[n].char() for n in w}), r"weights, but its .* have 3\d,\d+ bytes"),
     "NaN": (lambda f: reweigh(f, lambda w: w | {ONE: w[ONE].log()}), f"weights that are not finite: {ONE}"),
     "a pickle": (lambda f: replace(f, pickle.dumps(["x" * 10**5, Evil()])), "Weights only load failed"),
     "torch's pickle": (lambda f: torch.save(["x" * 10**5, Evil()], pickled(f)), "Weights only load failed"),
