@@ -152,7 +152,7 @@ def rehearse(state: TrainState, cast, trace: pathlib.Path | None) -> tuple[dict,
     """
 
     def forward_backward():
-        with distributed.gradient_sync(state.parallel, enabled=True):  # else FSDP keeps it for the first step
+        with distributed.gradient_sync(state.parallel, enabled=True):  # or FSDP keeps the gradient for the first step
             with cast:
                 _, loss = state.parallel(*state.batch, logits=False)
             loss.backward()
@@ -218,7 +218,7 @@ def train_step(state: TrainState, s: Settings, micro_steps: range, cast) -> tupl
         group["lr"] = learning_rate(state.iteration, s)
     loss_sum = torch.zeros((), device=state.clock.device)
     for micro_step in micro_steps:
-        if s.dropout:  # the mask follows from step and micro-step alone, not from the rank or from what ran before
+        if s.dropout:  # the mask follows from seed, step and micro-step, not from the rank or from what ran before
             determinism.seed(s.seed, "dropout", state.iteration, micro_step)
         with distributed.gradient_sync(state.parallel, enabled=micro_step == micro_steps[-1]):
             with cast:

@@ -23,7 +23,7 @@ if lowered and "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
 def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
     """The device that a setting names; 'auto' takes a GPU if there is one. Raises UserError if it is not here.
 
-    Under torchrun each rank takes the GPU of its `local_rank`, even if the setting names one: ranks must not share.
+    Under torchrun each rank takes the GPU of its `local_rank`, even if the setting names one: no two share one.
     """
     accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -78,7 +78,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def cpu_multiplies_bfloat16() -> bool:
-    """Whether PyTorch multiplies bfloat16 by the CPU's instructions. Without them, products take many times as long."""
+    """Whether PyTorch multiplies bfloat16 with instructions for it. Without them, products take many times as long."""
     has = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.11 does not have it yet
     can = has.get("avx512_bf16") or has.get("amx_tile") or has.get("bf16")  # the last is Arm's name
     # oneDNN makes these products, and ONEDNN_MAX_CPU_ISA=AVX2 keeps it from instructions that the CPU has

@@ -198,7 +198,8 @@ def read_jsonl(path: str | os.PathLike, having: str = "") -> list[dict]:
 class Lines:
     """A file that grows by whole lines. Lines that cannot be written stay in memory and are tried again with the next.
 
-    If the file vanishes while it is open, it is restored: the open file still has its content.
+    If the file vanishes while it is open, it is restored: the open file still has its content. If its folder vanishes,
+    that is not made anew, and lines stay in memory.
     """
 
     def __init__(self, path: str | os.PathLike):

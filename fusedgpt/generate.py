@@ -75,7 +75,8 @@ def sample(
     logits = logits.float()
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
-    # subtract the maximum, so that a tiny temperature cannot overflow; clamp it, because 0 or inf in float32 makes NaN
+    # subtract the maximum, so that a tiny temperature cannot overflow. A temperature that is 0 or inf in float32 would
+    # make NaN, so clamp it
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / min(max(temperature, FLOAT32.tiny), FLOAT32.max)
     ids = None
     if top_k and top_k < logits.size(-1):

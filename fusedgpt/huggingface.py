@@ -20,7 +20,7 @@ def tokenizer(meta: dict, max_length: int) -> Any:
     """The tokenizer that `meta` describes, as a PreTrainedTokenizerFast for contexts of `max_length` tokens.
 
     Its ids are those of Tokenizer.encode: of the special tokens only the one that ends a text becomes an id, all others
-    are text. Its name is <|endoftext|>, unless a tokenizer.json from elsewhere names it otherwise. A character that a
+    are text. That one is named <|endoftext|>, unless a tokenizer.json from elsewhere has another. A character that a
     `char` tokenizer does not know is an error in transformers too, because no id can stand for it. Raises UserError if
     the tokenizer is unknown, or cannot be loaded.
     """

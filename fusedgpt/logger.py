@@ -95,7 +95,7 @@ class Logger:
                 self._write_report_apart(running)
                 return
             run_report.write(self.out_dir, running)
-        except (OSError, UserError) as error:  # a full disk, or no more processes: saving reports it too
+        except (OSError, UserError) as error:  # a full disk, which saving reports too, or no more processes
             self.say(f"NOT WRITTEN: report.html: {error}")
         except Exception as error:  # anybody may have changed the files that it reads, and training must go on
             self.say(f"NOT WRITTEN: report.html: {type(error).__name__}: {first_line(error)}")

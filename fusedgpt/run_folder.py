@@ -70,9 +70,10 @@ def is_best(saved: dict) -> bool:
 
 
 def remove_unused_shards(out_dir: pathlib.Path) -> None:
-    """Remove the folders of shards that no checkpoint in a folder names: theirs is not kept, or its save was killed.
+    """Remove the folders of shards that no checkpoint in `out_dir` names.
 
-    While a checkpoint cannot be read, none is removed, because that checkpoint might name it.
+    Their checkpoint is no longer kept, or a kill ended its save. While a checkpoint cannot be read, none is removed,
+    because that checkpoint might name it.
     """
     with contextlib.suppress(UserError, OSError):
         used = _shards_of(out_dir.glob("*.pt"))  # copies that somebody made too

@@ -53,7 +53,7 @@ class Saver:
             self.latest = saved["iter_num"]
             if is_best(saved):  # a kill may have kept it from getting its second name
                 link(path, self.out_dir / BEST)
-        elif path.name == before(saved["iter_num"]):  # ckpt.pt is damaged: `latest` stays None, so it is not kept
+        elif path.name == before(saved["iter_num"]):  # ckpt.pt is damaged: with `latest` None, no save keeps it
             self.kept = [*self.kept, saved["iter_num"]]
 
     def save(self, state: dict) -> None:

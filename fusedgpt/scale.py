@@ -193,7 +193,12 @@ def _inner(config, run):
 
 
 def _score_bytes(run):
-    """Bytes of a score in the softmax. On a GPU autocast computes it in float32; on a CPU only SDPA's own is."""
+    """Bytes of a score in the softmax.
+
+    On a GPU it counts as float32, in which autocast computes the softmax. On a CPU it has the dtype of the products,
+    also in the named `math` (attention.only). Only `sdpa` and `masked` compute in float32 there, if dropout leaves
+    PyTorch no kernel but math.
+    """
     return run.itemsize if run.cpu and run.attention in (*UNFUSED, "blocked") else 4
 
 

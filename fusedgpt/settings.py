@@ -27,8 +27,8 @@ class Settings:
     eval_only: bool = False  # evaluate once and do not train
     dry_run: bool = False  # make a few steps to say what a step and the whole run take; nothing is written
     profile: bool = False  # write a profile of one forward and backward to out_dir/trace.json, for ui.perfetto.dev
-    # iterations between lines on the console; metrics.jsonl has every iteration. Only at a line, an evaluation or a
-    # check (check_interval) does a run wait for the GPU and, with several processes, see a signal
+    # iterations between lines on the console; metrics.jsonl has every iteration. Only at a line, an evaluation, a
+    # sample or a check (check_interval) does a run wait for the GPU and, with several processes, see a signal
     log_interval: int = 10
     always_save_checkpoint: bool = True  # False: save a checkpoint only if the validation loss improved, and at the end
     keep_checkpoints: int = 2  # number of latest checkpoints to keep; the best one is always kept

@@ -61,7 +61,7 @@ def settle(
         seconds = min(calls * ms[dtype] / 1e3 / share, s.max_seconds or float("inf"))
         if may_compile and seconds > COMPILING_PAYS_AFTER:
             compiled, why_eager = resolve_compile(True, device)
-            if s.attention == "auto":  # choose again, now among compiled kernels
+            if s.attention == "auto":  # choose again: the kernel must pass parity compiled too
                 picks[dtype] = kernels.choose("auto", replace(case, dtype=dtype), compiled=compiled)
         elif may_compile:
             why_eager = f"compiling pays after {COMPILING_PAYS_AFTER / 60:.0f} minutes, and this run takes"

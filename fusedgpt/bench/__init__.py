@@ -14,6 +14,7 @@ A kind is a module with
     claims        (rows) -> their claims, each a check.Claim: bench.py check compares them with another machine's
     figures       (rows, s) -> (name, title, what was measured, figure), drawn from rows alone; s: the header's settings
 
-What `peak_memory` in a row means depends on the kind. For a run of train.py and in prefill, it is all that the process
-held (on a GPU, PyTorch). In sweep, numerics and anatomy, it is only what one call held beyond its inputs.
+What `peak_memory` in a row means depends on the kind. For a run of train.py, in prefill and in peers, it is all that
+the process held (on a GPU, PyTorch). For attention alone in sweep, in numerics and in anatomy, it is only what one call
+held beyond its inputs.
 """

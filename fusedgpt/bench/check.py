@@ -142,7 +142,7 @@ def outlook(claims: list[Claim], todo: list[dict]) -> str:
         return f"{len(claims)} claims; none can be measured here"
     seconds = sum(sum(row.get("samples_ms", [])) for row in todo) / 1e3
     return (
-        f"{len(claims)} claims need {len(todo)} rows; their samples alone took {seconds:.3g} s there."
+        f"{len(claims)} claims; {len(todo)} rows are measured for them. Their samples alone took {seconds:.3g} s there."
         " --only= checks some claims, --max_seconds= ends early, and the same command continues"
     )
 

@@ -75,7 +75,7 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
     compiled = s.compile is True or (s.compile == "auto" and device.type == "cuda")
     left_out = ["ours, compiled" if compiled else "ours, eager"]  # `ours` is the same
     if not multiplies_bfloat16(device):
-        # a CPU without instructions for bfloat16 takes 46 s for what takes the others 10 s
+        # on a CPU without instructions for bfloat16, these take 46 s for what takes others 10 s
         left_out += [peer for peer in contenders.GENERATION if peer.startswith("Hugging Face") and "16" in peer]
     parts = {name: [peer for peer in peers if peer not in left_out] for name, peers in contenders.PARTS.items()}
     parts["recipe"] = RECIPE

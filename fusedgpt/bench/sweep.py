@@ -131,8 +131,9 @@ def _training(spec, s, device, folder):
 def crossovers(rows: list[dict]) -> dict[tuple[str, str], tuple[float, float]]:
     """{(slower, faster): (perhaps, surely)}: the length from which on one kernel is faster, in rows of one part.
 
-    From `surely` on, its p90 is below the other's p10 at every measured length. From `perhaps` on, the other's p90 is
-    not below its p10. 0 means every length, infinite means none. Disturbed rows do not count.
+    From `surely` on, at every measured length, the faster one has a p90 below the p10 of the slower. From `perhaps` on,
+    the p90 of the slower is not below the p10 of the faster. 0 means every length, infinite means none. Disturbed rows
+    do not count.
     """
     by_kernel, found = {}, {}
     for row in rows:
@@ -148,7 +149,7 @@ def crossovers(rows: list[dict]) -> dict[tuple[str, str], tuple[float, float]]:
 
 
 def _from_on(ahead):
-    """The first length from which on `ahead`, {length: bool}, stays true; 0 if it always is, infinite if never."""
+    """The first length from which on `ahead`, {length: bool}, is true; 0 if always, infinite if not at the last."""
     behind = [length for length in ahead if not ahead[length]]
     return min((length for length in ahead if length > max(behind)), default=math.inf) if behind else 0
 
