@@ -45,7 +45,7 @@ from fusedgpt.bench import (
     sweep,
     training,
 )
-from fusedgpt.bench.settings import admitted
+from fusedgpt.bench.settings import EARLIER, admitted
 from fusedgpt.device import resolve_device
 from fusedgpt.environment import environment, machine_state
 from fusedgpt.errors import UserError, one_sentence
@@ -54,8 +54,6 @@ ROOT = pathlib.Path(__file__).resolve().parent
 KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
 KINDS |= {"peers": peers, "anatomy": anatomy}
 TAKE_SETTINGS = KINDS | {"plan": plan}
-# Settings that headers of earlier versions lack, and their values then. Any other that is missing has today's default
-EARLIER = {"rounds": 1, "freed_memory": "returned"}
 NOT_IDENTITY = ("results", "only", "profile", "max_seconds")  # settings that do not change what a row measures
 
 
@@ -227,9 +225,11 @@ def check_folder(args: list[str]) -> None:
         report.write(folder, KINDS[name])
         here = report.rows_in(report.read(folder)[1])
     verdicts = check.compare(claims, KINDS[name].claims(here), here, obstacles)
-    machine = report.machine(*report.read(folder)) if here else environment(resolve_device("auto"))["device"]
+    this_one = environment(resolve_device("auto"))["device"]
+    machine = report.machine(*report.read(folder), KINDS[name]) if here else this_one
     print(*check.columns(verdicts), check.summary(verdicts), sep="\n")
-    print(f"wrote {check.write(folder, folders[0], verdicts, report.machine(header, lines), machine, assumed)}")
+    there_on = report.machine(header, lines, KINDS[name])
+    print(f"wrote {check.write(folder, folders[0], verdicts, there_on, machine, assumed)}")
 
 
 def published_settings(header: dict, there: list[dict]) -> tuple:

@@ -12,12 +12,12 @@ from fusedgpt.errors import UserError, first_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-lowered = os.environ.get("ATEN_CPU_CAPABILITY")
-if lowered and "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+_lowered = os.environ.get("ATEN_CPU_CAPABILITY")
+if _lowered and "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
     # PyTorch 2.13 reuses cached graphs whatever instructions they were made for, and the wrong ones corrupt the heap
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes a second to import, so only here
 
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{default_cache_dir()}_{lowered}"
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{default_cache_dir()}_{_lowered}"
 
 
 def resolve_device(name: str, local_rank: int | None = None) -> torch.device:

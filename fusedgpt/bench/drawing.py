@@ -35,7 +35,7 @@ def save(figures: Iterable[tuple], folder: pathlib.Path, machine: str) -> list[p
     paths = []
     with matplotlib.rc_context(STYLE):  # a generator draws while it is asked for the next figure
         for name, title, subject, figure in figures:
-            _head(figure, title, [line for text in (subject, machine) for line in textwrap.wrap(text, 104)])
+            _head(figure, title, [line for text in (subject, machine) for line in textwrap.wrap(text, 100)])
             paths.append(folder / f"{name}.png")
             figure.savefig(paths[-1], dpi=130)
     return paths

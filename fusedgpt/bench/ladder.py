@@ -74,7 +74,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     proven = prove_kernel(s.attention, case) if s.attention in ATTENTION else {}
     out_dir = folder / "runs" / slug(spec["rung"])
     record, metrics = training.run(training.settings(s, Settings), out_dir, trace=trace_path(folder, spec))
-    if record["attention_trials"]:  # auto compared every kernel that it tried with float64
+    if record["attention_trials"]:  # auto compared the fastest with float64, and the next if it failed
         proven = {"errors": record["attention_trials"][record["attention"]]["errors"], "parity": "passed, by auto"}
     return proven | training.measured(record, metrics)
 
@@ -206,8 +206,9 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     if comparable(base):
         axes.axvline(base["median_ms"], color="0.2", linewidth=0.8, linestyle="--", zorder=0)
     axes.grid(visible=False, axis="y")
-    subject = f"Training {training.subject(s)}; in brackets how much faster than {BASELINE} (dashed): mean and range"
-    subject += " of the measurements"
+    repeated = base and (len(base.get("rounds", ())) > 1 or "again_ms" in base)
+    spread = "mean and range of the measurements" if repeated else "median, and p10 to p90 of the steps"
+    subject = f"Training {training.subject(s)}; in brackets how much faster than {BASELINE} (dashed): {spread}"
     yield "ladder", "A training step, rung by rung: each changes one thing", subject, figure
 
 

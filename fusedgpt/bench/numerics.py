@@ -193,7 +193,8 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     kinds = list(dict.fromkeys(row["inputs"] for row in rows))
     if not any(row["status"] == "measured" for row in rows):
         return
-    paths = list(dict.fromkeys(row["path"] for row in rows))
+    there = dict.fromkeys(row["path"] for row in rows)
+    paths = [path for path in dict.fromkeys((*PATHS, *there)) if path in there]
     figure, grid = drawing.new(0.21 * len(paths) + 1.15, ncols=len(kinds), squeeze=False, sharey=True, sharex=True)
     for axes, inputs in zip(grid.flat, kinds):
         group = [row for row in rows if row["inputs"] == inputs]
@@ -202,6 +203,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
             of_path = [row for row in group if row["path"] == path]
             if of_path and all(row["status"] != "measured" for row in of_path):
                 style = dict(transform=axes.get_yaxis_transform(), va="center", fontsize=7, color="0.4")
+                style["bbox"] = dict(facecolor="white", edgecolor="none", pad=0.5)  # no grid line through the words
                 axes.text(0.02, n, drawing.reason(of_path[0]["reason"], 45), **style).set_in_layout(False)
         axes.set(title=f"{inputs} inputs (q and k: normal × {INPUTS[inputs]:g})", xscale="log")
     grid[0, 0].set_yticks(range(len(paths)), paths)

@@ -194,7 +194,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
                     style = dict(textcoords="offset points", ha="center", fontsize=7.5, color=drawing.color(kind))
                     axes.annotate(f"{times[0]:.2f}×", below, (0, -13), **style)
         axes.set_title(f"{model} ({_size(group[0])})")
-        axes.margins(x=0.12, y=0.15)
+        axes.margins(x=0.12, y=0.25)
     drawing.doubling("x", *grid.flat, ticks=sorted({row["T"] for row in rows}))
     drawing.doubling("y", *grid.flat)
     for axes in grid[-1]:

@@ -6,6 +6,7 @@ import types
 from collections.abc import Iterable
 
 from fusedgpt.bench import drawing, rows
+from fusedgpt.bench.settings import EARLIER
 from fusedgpt.errors import UserError
 from fusedgpt.files import atomic
 
@@ -38,7 +39,7 @@ def write(folder: pathlib.Path, kind: types.ModuleType) -> list[pathlib.Path]:
     header, lines = read(folder)
     found = rows_in(lines)
     try:
-        drawn = drawing.save(kind.figures(found, header["settings"]), folder, machine(header, lines))
+        drawn = drawing.save(kind.figures(found, header["settings"]), folder, machine(header, lines, kind))
         text = [*_heading(header, lines, kind), *kind.table(found), ""]
         text += [line for figure in drawn for line in (f"![{figure.stem}]({figure.name})", "")]
         text += [*_disturbances(found), *_failures(found)]
@@ -63,18 +64,21 @@ def _environment(header, lines):
     return environment
 
 
-def machine(header: dict, lines: list[dict]) -> str:
-    """The machine, the versions, the commit and the day of a benchmark, in a line.
+def machine(header: dict, lines: list[dict], kind: types.ModuleType) -> str:
+    """The machine, the versions, the commit and the day of a benchmark of this `kind`, in a line.
 
-    It also says if freed memory was returned to the system: its figures look like those with memory kept.
+    It also says if a CPU returned freed memory to the system: its figures look like those with memory kept.
     """
     found = _environment(header, lines)
-    threads = [f"{found['threads']} threads"] if "threads" in found and "cuda" not in found else []
+    on_cpu = "threads" in found and "cuda" not in found
+    threads = [f"{found['threads']} threads"] if on_cpu else []
     versions = [
         f"{name} {found[name]}" for name in ("torch", "cuda", "cudnn", "transformers", "commit") if name in found
     ]
     device, date = found.get("device", "an unknown device"), found.get("date", "no date recorded")
-    returned = ["freed memory returned"] if header["settings"].get("freed_memory") == "returned" else []
+    times_calls = on_cpu and any(field.name == "freed_memory" for field in dataclasses.fields(kind.Settings))
+    freed = header["settings"].get("freed_memory", EARLIER["freed_memory"]) if times_calls else "kept"
+    returned = ["freed memory returned"] if freed == "returned" else []
     return ", ".join([device, *threads, *returned, *versions, date])
 
 

@@ -7,6 +7,9 @@ from typing import Literal
 
 from fusedgpt.errors import UserError
 
+# Settings that headers of earlier versions lack, and their values then. Any other that is missing has today's default
+EARLIER = {"rounds": 1, "freed_memory": "returned"}
+
 
 @dataclass
 class Common:

@@ -228,8 +228,8 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     Disturbed times are left out.
     """
     rows = [row for row in rows if row["status"] == "measured"]
-    alone, whole = ([row for row in rows if row["part"] == part] for part in ("attention", "training"))
-    whole = list(filter(comparable, whole))
+    alone, trained = ([row for row in rows if row["part"] == part] for part in ("attention", "training"))
+    whole = list(filter(comparable, trained))
     if alone:
         dtypes = ", ".join(dict.fromkeys(row["dtype"] for row in alone))
         subject = f"Causal attention alone, batch 1, {dtypes}; manual is the hand-written masked softmax"
@@ -249,6 +249,8 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
         axes.legend(frameon=False, labelcolor="linecolor")
         ran = ", ".join(dict.fromkeys(f"{r['ran']['dtype']}, {_how(r)}" for r in whole))
         subject = f"Training {training.subject(s | {'block_size': 'T'})} ({ran})"
+        if left_out := len(trained) - len(whole):
+            subject += f"; without {left_out} disturbed time(s)"
         yield "training", "Training end to end, by the length of a sequence", subject, figure
 
 
@@ -274,7 +276,7 @@ def _rates(row):
 
 def _panels(rows, label, value):
     """A figure with a panel for each shape and direction, all with the same axes; value: as in _lines."""
-    groups = list(dict.fromkeys((row["heads"], row["pass"]) for row in rows))
+    groups = sorted({(row["heads"], row["pass"]) for row in rows})
     across = min(2, len(groups))
     down = -(-len(groups) // across)
     figure, grid = drawing.new(2.0 * down + 0.3, nrows=down, ncols=across, squeeze=False, sharex=True, sharey=True)

@@ -258,4 +258,4 @@ def test_damaged_rows_are_one_sentence(tmp_path, header, line, message):
         report.read(tmp_path)
     (tmp_path / "rows.jsonl").write_text(f'{json.dumps(whole)}\n{{"kind": "row", "ru')  # as a kill leaves it
     assert report.read(tmp_path) == (whole, [])
-    assert report.machine(whole, []) == "an unknown device, no date recorded"
+    assert report.machine(whole, [], ladder) == "an unknown device, no date recorded"
