@@ -284,11 +284,10 @@ def gradient_norm(model: torch.nn.Module) -> Tensor:
         # row by row: on a CPU, PyTorch's norm of the 38 million weights of GPT-2's wte is 0.26 % too small. A vector is
         # short; and ranks that share it would send its norm by itself, in place of one message for all
         grads = [torch.linalg.vector_norm(g, dim=-1) if g.dim() > 1 else g for g in grads]
-    norm = torch.nn.utils.get_total_norm(grads)
-    if is_shared(model):
-        with others_needed("adding up the gradient's norm"):
-            norm = norm.full_tensor()
-    return norm
+    if not is_shared(model):
+        return torch.nn.utils.get_total_norm(grads)
+    with others_needed("adding up the gradient's norm"):
+        return torch.nn.utils.get_total_norm(grads).full_tensor()
 
 
 def is_shared(model: torch.nn.Module) -> bool:

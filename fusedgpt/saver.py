@@ -31,7 +31,8 @@ class Saver:
         self.out_dir, self.keep, self.lock, self.say = pathlib.Path(out_dir), keep, lock, say
         self.ranks, self.together = ranks, ranks.shards > 1
         limit = datetime.timedelta(seconds=ranks.timeout)
-        self.group = torch.distributed.new_group(backend="gloo", timeout=limit) if self.together else None
+        with others_needed("getting ready to save"):
+            self.group = torch.distributed.new_group(backend="gloo", timeout=limit) if self.together else None
         self.saved_at = 0  # iteration of the last save
         self.latest: int | None = None  # iteration of ckpt.pt
         self.best = float("inf"), None  # lowest validation loss, and its iteration, of what is on the disk
