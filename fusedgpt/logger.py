@@ -157,7 +157,7 @@ class Logger:
         """Print a line above the progress bar. If nobody reads it any more (`| head`), that counts as a hang-up."""
         if self.main:
             try:
-                tqdm.write(line)
+                tqdm.write(line + "\n", end="")  # at once: another thread may speak between a line and its end
                 sys.stdout.flush()
             except BrokenPipeError:
                 nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pathlib
-import re
 import shutil
 import signal
 import subprocess
@@ -179,7 +178,7 @@ def sentence(child):
     """The one that a run ends with, soon."""
     child.wait(timeout=30)
     out = child.unread()
-    errors = re.findall("error: .+", out)  # it may follow on what the writing thread says at the same moment
+    errors = [line for line in out.splitlines() if line.startswith("error: ")]
     assert child.returncode == 1 and len(errors) == 1 and "Traceback" not in out, out[-3000:]
     return errors[0]
 
