@@ -22,8 +22,9 @@ from safetensors import SafetensorError
 from fusedgpt import checkpoint, dataset, huggingface, run_folder
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.files import lock
+from fusedgpt.gpt2 import to_transformers
 from fusedgpt.metrics import losses_at, record_of, section
-from model import GPT, to_transformers
+from model import GPT
 
 ROOT = pathlib.Path(__file__).resolve().parent
 TAGS = "tags: [gpt2, fusedgpt]"  # marks a folder as an earlier export

@@ -4,11 +4,9 @@ B batch, T tokens, Tk keys (T + cached), C = n_embd channels, nh heads, hs = C /
 Source: "Language Models are Unsupervised Multitask Learners" (GPT-2); module names are those of its release.
 """
 
-import functools
 import math
 import os
-import pathlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -16,73 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fusedgpt import generate
+from fusedgpt import generate, gpt2, loss
 from fusedgpt.attention import ATTENTION, make_ready
-from fusedgpt.errors import UserError, first_line, out_of_memory
-
-# F.gelu's name for each activation, and transformers' names; to_transformers writes the first of these
-ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}
-TRANSFORMERS_ACTIVATIONS = {"gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"), "gelu": ("gelu",)}
-LOSSES = ("whole", "chunked")
-RECOMPUTE = ("none", "attention", "block")
-OVERRIDES = ("dropout", "attention", "activation", "loss", "recompute", "vocab_multiple")  # weights do not decide these
-LARGEST_CONFIG = 2**20  # bytes; a larger config.json is refused
-MASKS = (".attn.bias", ".attn.masked_bias")  # causal masks that older files store beside the weights
-CHUNKS = 8  # loss=chunked splits a micro-batch into this many: more save memory but slow the matrix products
-# linear layers that transformers' GPT-2 stores transposed, because OpenAI's code had them as 1-D convolutions
-CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
-
-
-@dataclass
-class GPTConfig:
-    """The dimensions of a GPT. `vocab_size` ids can occur; the embedding has `padded_vocab_size` rows.
-
-    Raises UserError (a ValueError) if a size is below 1, n_head does not divide n_embd, or a name is unknown.
-    """
-
-    block_size: int = 1024
-    vocab_size: int = 50304
-    n_layer: int = 12
-    n_head: int = 12
-    n_embd: int = 768
-    dropout: float = 0.0
-    bias: bool = True  # in every LayerNorm and every linear layer but the output, as in GPT-2; False is a bit faster
-    vocab_multiple: int = 1  # pad the embedding to a multiple of this many rows: 64 turns 50257 into 50304
-    attention: str = "sdpa"  # a name from ATTENTION; changes no weight
-    activation: str = "gelu_tanh"  # GPT-2's tanh form of GELU; gelu is the exact form, nanoGPT's since May 2023
-    loss: str = "whole"  # chunked: if logits=False, compute an eighth of the logits at a time; changes no weight
-    # activation checkpointing (arXiv:1604.06174); changes no result. attention: the backward computes attention's inner
-    # tensors again; block: it computes all of a block again from the block's input
-    recompute: str = "none"
-
-    def __post_init__(self):
-        for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "vocab_multiple"):
-            if not getattr(self, name) >= 1:
-                raise UserError(f"{name}={getattr(self, name)} must be 1 or more")
-        if self.n_embd % self.n_head:
-            raise UserError(f"n_embd={self.n_embd} cannot be split over n_head={self.n_head}: make it a multiple")
-        names = {"attention": ATTENTION, "activation": ACTIVATIONS, "loss": LOSSES, "recompute": RECOMPUTE}
-        for name, allowed in names.items():
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{name}={getattr(self, name)!r} is unknown: it can be {', '.join(allowed)}")
-
-    @property
-    def padded_vocab_size(self) -> int:
-        """V: `vocab_size`, rounded up to a multiple of `vocab_multiple`."""
-        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
-
-    @property
-    def chunks(self) -> int:
-        """The number of parts in which the logits of a micro-batch are computed, one at a time."""
-        return CHUNKS if self.loss == "chunked" else 1
-
-    @property
-    def num_params(self) -> int:
-        """Parameters of a GPT of this config, positions and padding included, without building it."""
-        C, biases = self.n_embd, self.bias * self.n_embd
-        layer_norm = C + biases
-        block = 12 * C * C + 9 * biases + 2 * layer_norm  # C to 3 C, C to C, C to 4 C, 4 C to C
-        return (self.padded_vocab_size + self.block_size) * C + self.n_layer * block + layer_norm
+from fusedgpt.dimensions import ACTIVATIONS, COUNTED, GPTConfig, require_known
+from fusedgpt.errors import UserError, out_of_memory
 
 
 def _again(function, *args):
@@ -102,13 +37,17 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x, cache=None):
         B, T, C = x.shape
-        q, k, v = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)  # (B, nh, T, hs)
+        # each token has a query, which looks for keys, and a key and a value, which answer. One product makes all three
+        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)  # (B, T, 3, nh, hs)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, nh, T, hs) each: heads attend apart, like sequences
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, nh, Tk, hs): earlier keys first, in the cache's dtype
-        # SDPA applies the dropout that it is given even in evaluation, unlike nn.Dropout
+        # softmax(q kᵀ / √hs) v, over the keys up to each query's own position. Unlike nn.Dropout, SDPA applies the
+        # dropout that it is given even in evaluation
         inputs = q.to(k.dtype), k, v, self.dropout if self.training else 0.0
-        y = (_again(self.attend, *inputs) if self.recompute else self.attend(*inputs)).to(q.dtype)  # (B, nh, T, hs)
-        return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)))  # (B, T, C)
+        y = _again(self.attend, *inputs) if self.recompute else self.attend(*inputs)  # (B, nh, T, hs)
+        y = y.to(q.dtype).transpose(1, 2).reshape(B, T, C)  # the heads' channels side by side
+        return self.resid_dropout(self.c_proj(y))  # (B, T, C), which the block adds to x
 
 
 def _gelu(x, form):
@@ -153,33 +92,6 @@ def _without_padding(z, vocab_size):
     return z
 
 
-def _loss(z, targets, vocab_size, reduction="mean"):
-    """The loss of `targets` (B, T) or (N,) under the first `vocab_size` of the logits z, (B, T, V) or (N, V).
-
-    Compiled, this makes no pass over the padding. Adding -inf to the padding instead takes a tenth longer: 317 ms
-    in place of 289 for the output layer of 124M, forward and backward over 1024 tokens on a CPU.
-    """
-    z = z[..., :vocab_size]
-    return F.cross_entropy(z.flatten(0, -2), targets.flatten(), ignore_index=-1, reduction=reduction)
-
-
-def _chunked_loss(x, targets, weight, vocab_size):
-    """The mean loss of `targets` (B, T) after x (B, T, C). Computes the logits of one chunk of tokens at a time.
-
-    A chunk's logits are freed after its forward and computed again in its backward. PyTorch 2.13's linear_cross_entropy
-    is no substitute: it rounds the loss to bfloat16, and on a CPU it takes more time and memory than all logits do.
-    """
-
-    def summed(x, y, weight):
-        return _loss(F.linear(x, weight), y, vocab_size, reduction="sum")
-
-    if torch.is_autocast_enabled(x.device.type):  # cast once: autocast would do it again in each chunk's backward
-        weight = weight.to(torch.get_autocast_dtype(x.device.type))
-    chunks = zip(x.flatten(0, 1).chunk(CHUNKS), targets.flatten().chunk(CHUNKS))
-    once_more = functools.partial(checkpoint, summed, use_reentrant=False, preserve_rng_state=False)
-    return sum(once_more(x, y, weight) for x, y in chunks) / (targets >= 0).sum()
-
-
 class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -201,7 +113,12 @@ class GPT(nn.Module):
         self.lm_head.weight = self.transformer.wte.weight  # tie weights (arXiv:1608.05859) after to_empty, which unties
         self.init_weights()
         # not compiled: a compiler would reorder the chunks and then hold more memory than all logits take
-        self.chunked_loss = torch.compiler.disable(_chunked_loss) if config.loss == "chunked" else None
+        self.chunked_loss = torch.compiler.disable(loss.chunked) if config.loss == "chunked" else None
+        if config.num_params != (built := self.get_num_params(non_embedding=False)):
+            raise UserError(
+                f"GPTConfig.num_params counts {config.num_params:,} parameters, but this model has {built:,}: mend the"
+                " formula in fusedgpt/dimensions.py, because estimates of memory and time rest on it"
+            )
 
     @torch.no_grad()
     def init_weights(self, part: nn.Module | None = None) -> None:
@@ -249,9 +166,9 @@ class GPT(nn.Module):
             return _without_padding(self.lm_head(x[:, -1:]), self.config.vocab_size), None
         if self.chunked_loss and not logits:
             return None, self.chunked_loss(x, targets, self.lm_head.weight, self.config.vocab_size)
-        z = self.lm_head(x)
-        loss = _loss(z, targets, self.config.vocab_size)
-        return (_without_padding(z, self.config.vocab_size) if logits else None), loss
+        z = self.lm_head(x)  # (B, T, V)
+        mean = loss.whole(z, targets, self.config.vocab_size)
+        return (_without_padding(z, self.config.vocab_size) if logits else None), mean
 
     def use_attention(self, name: str) -> None:
         """Compute attention by another function of ATTENTION from here on. No weight changes."""
@@ -272,6 +189,7 @@ class GPT(nn.Module):
         input and of itself. Attention is counted as if it were not causal, as nanoGPT and the PaLM paper do.
         """
         c = self.config
+        require_known(c, "GPT.flops_per_token (model.py)", COUNTED)
         return 6 * self.get_num_params() + 12 * c.n_layer * c.n_embd * c.block_size
 
     def estimate_mfu(self, fwdbwd_per_iter: int, dt: float) -> float:
@@ -332,117 +250,12 @@ class GPT(nn.Module):
     def from_pretrained(cls, model_type: str | os.PathLike, override_args: dict | None = None) -> Self:
         """A model with the weights of a GPT-2: its id on the hub, such as gpt2 or gpt2-xl, or a folder in that format.
 
-        `override_args` may set what is in OVERRIDES. Raises UserError if it sets more, if the folder holds another
-        architecture, or if the weights cannot be loaded.
+        `override_args` may set what is in dimensions.OVERRIDES. Raises UserError as gpt2.load does.
         """
-        override_args = override_args or {}
-        if unknown := override_args.keys() - set(OVERRIDES):
-            raise UserError(
-                f"override_args={override_args} may set {', '.join(OVERRIDES)}, not"
-                f" {', '.join(sorted(unknown))}: the weights decide that (model.crop_block_size shortens block_size)"
-            )
-        theirs = load_transformers(model_type)
-        config = GPTConfig(**_config_of(theirs.config, model_type) | override_args)
-        model, state = cls(config), theirs.state_dict()
-        if bad := [name for name, w in state.items() if not w.sum().isfinite()]:
-            raise UserError(f"init_from={str(model_type)!r} has weights that are not finite: {bad[0]}. Name another")
+        config, weights = gpt2.load(model_type, override_args or {})
+        model = cls(config)
         with torch.no_grad():
             for name, p in model.named_parameters():
-                w = state[name].t() if name.endswith(CONV1D) else state[name]
                 # rows beyond vocab_size are padding and stay 0
-                p[: config.vocab_size if name == "transformer.wte.weight" else None] = w
+                p[: config.vocab_size if name == "transformer.wte.weight" else None] = weights[name]
         return model
-
-
-def load_transformers(model_type: str | os.PathLike):
-    """A GPT2LMHeadModel in float32, by hub id or from a local folder; no code of that folder runs.
-
-    Raises UserError if it cannot be loaded, or is no GPT-2, or if its weights are not those that its config asks for.
-    """
-    from transformers import GPT2Config, GPT2LMHeadModel, logging
-    from transformers.utils import cached_file
-
-    logging.disable_progress_bar()  # one progress bar per rank would garble the log
-    # a config could name an implementation of attention on the hub, which would be downloaded and run
-    how = dict(dtype=torch.float32, attn_implementation="eager", trust_remote_code=False, output_loading_info=True)
-    try:
-        if not (file := cached_file(model_type, "config.json")):
-            raise ValueError("it has no config.json")
-        if (size := os.path.getsize(file)) > LARGEST_CONFIG:
-            raise ValueError(f"its config.json has {size:,} bytes, but a GPT-2's has about a thousand")
-        theirs = GPT2Config.from_pretrained(model_type)
-        _require_room(GPTConfig(**_config_of(theirs, model_type)), model_type)
-        model, found = GPT2LMHeadModel.from_pretrained(model_type, config=theirs, **how)
-        lacking = sorted(found["missing_keys"])
-        foreign = sorted(name for name in found["unexpected_keys"] if not name.endswith(MASKS))
-        if lacking or foreign:  # transformers would draw or drop them in silence
-            what = f"lack {lacking[0]}" if lacking else f"have {foreign[0]} too"
-            raise ValueError(f"its weights are not those of its config: they {what}")
-    except UserError:
-        raise
-    except Exception as error:  # a missing, damaged or foreign file can raise anything
-        why = first_line(error)
-        why = "its weights have other shapes than its config asks for" if "mismatched" in why else why
-        raise UserError(
-            f"init_from={str(model_type)!r} is no GPT-2 that can be loaded, from the hub or a folder: {why:.300}."
-            " Without a network, name a folder"
-        ) from error
-    return model
-
-
-def _require_room(config, model_type):
-    """Raise ValueError if a folder's files are too small for the weights of `config`, at 2 bytes or more each.
-
-    transformers builds whatever a config asks for, and fills what the files lack.
-    """
-    folder, count = pathlib.Path(model_type), config.num_params
-    files = [file for kind in ("*.safetensors", "*.bin") for file in folder.glob(kind) if file.is_file()]
-    held = sum(file.stat().st_size for file in files)
-    if folder.is_dir() and held < 2 * count:
-        raise ValueError(f"its config means {count:,} weights, but its .safetensors and .bin have {held:,} bytes")
-
-
-def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
-    """A GPT2LMHeadModel that computes what a GPT of `config` and `state` does, with `changes` to its GPT2Config.
-
-    Vocabulary padding is stripped, and biases that the GPT does not have are zeros.
-    """
-    from transformers import GPT2Config, GPT2LMHeadModel, logging
-
-    logging.disable_progress_bar()
-    own = dict(
-        vocab_size=config.vocab_size,
-        n_positions=config.block_size,
-        n_layer=config.n_layer,
-        n_head=config.n_head,
-        n_embd=config.n_embd,
-        activation_function=TRANSFORMERS_ACTIVATIONS[config.activation][0],
-        bos_token_id=None,  # GPT-2's, by default
-        eos_token_id=None,
-        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout),
-    )
-    theirs = GPT2LMHeadModel(GPT2Config(**own | changes))
-    with torch.no_grad():
-        for name, p in theirs.named_parameters():
-            w = state.get(name, torch.zeros_like(p))
-            w = w[: config.vocab_size] if name == "transformer.wte.weight" else w
-            p.copy_(w.t() if name.endswith(CONV1D) else w)
-    return theirs
-
-
-def _config_of(c, model_type):
-    """The fields of GPTConfig for `c`, the GPT2Config of transformers. Raises UserError if it is no OpenAI GPT-2."""
-    named = {name: ours for ours, names in TRANSFORMERS_ACTIVATIONS.items() for name in names}
-    openais = {"model_type": "gpt2", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
-    openais |= {"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True}
-    found = {name: getattr(c, name) for name in openais} | {"n_inner": c.n_inner or 4 * c.n_embd}
-    openais["n_inner"] = 4 * c.n_embd
-    other = [f"{name}={found[name]} and not {value}" for name, value in openais.items() if found[name] != value]
-    if getattr(c, "quantization_config", None):
-        other.append("quantized weights")
-    if c.activation_function not in named:
-        other.append(f"activation_function={c.activation_function} and not {', '.join(named)}")
-    if other:
-        raise UserError(f"{model_type} is no GPT-2 as OpenAI built it: it has {'; '.join(other)}. Name another model")
-    dimensions = dict(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd, block_size=c.n_positions)
-    return {**dimensions, "vocab_size": c.vocab_size, "activation": named[c.activation_function]}

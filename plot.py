@@ -120,7 +120,7 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
             axes.plot(at, line.values, label=name, **look)
     axes.set_xlabel(f"training time ({unit})" if x == "time" else unit, fontsize=8)
     axes.set_ylim(view(shown, y))
-    axes.set_title(MEANING[y], fontsize=9, loc="left")
+    axes.set_title(MEANING.get(y, y), fontsize=9, loc="left")
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
     if x == "tokens":
@@ -132,7 +132,7 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
 
 
 def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "iterations") -> None:
-    """Draw `y` of the `runs` to the file `path`. `y` is a key of MEANING, or None for all panels.
+    """Draw `y` of the `runs` to the file `path`. `y` is a key of MEANING, one of a run's `others`, or None for all.
 
     A value that was not finite (null in metrics.jsonl) is a gap. Raises UserError if tokenizers differ and a run has no
     bits per byte.
@@ -145,10 +145,11 @@ def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "it
     if y == "bits_per_byte":
         require_bits_per_byte(runs, "--y=bits_per_byte needs evaluations in bits per byte")
     main = losses_in(runs) if y in (None, "loss") else y
-    small = () if y else ("lr", "grad_norm", "tokens_per_s", "memory")
-    rows = [[main, main], *(list(small[n : n + 2]) for n in range(0, len(small), 2))]
+    others = sorted({name for run in runs for name in run.others})
+    small = () if y else ("lr", "grad_norm", "tokens_per_s", "memory", *others)
+    rows = [[main, main], *([*small[n : n + 2], "."][:2] for n in range(0, len(small), 2))]
     heights = [1.9] + [1] * (len(rows) - 1)
-    size = (6.4, 4 if y else 7.2)  # inches: 832 pixels wide, the column of a README
+    size = (6.4, 4 if y else 3.5 + 1.85 * (len(rows) - 1))  # inches: 832 pixels wide, the column of a README
     figure, panels = plt.subplot_mosaic(rows, figsize=size, height_ratios=heights, layout="constrained")
     for name, axes in panels.items():
         draw_panel(axes, runs, name, x)
@@ -178,8 +179,8 @@ def targets(runs: list[Run], y: str | None, out: str | None) -> dict[pathlib.Pat
 
 def arguments(args: list[str]) -> tuple[list[Run], dict[str, str]]:
     """The runs and the options on the command line. Raises UserError if one is invalid."""
-    allowed = {"y": tuple(MEANING), "x": AXES, "out": None}
-    folders, options = [arg for arg in args if not arg.startswith("-")], {}
+    runs, options = [Run(arg) for arg in args if not arg.startswith("-")], {}
+    allowed = {"y": (*MEANING, *(name for run in runs for name in run.others)), "x": AXES, "out": None}
     for arg in args:
         if arg.startswith("-"):
             name, _, value = arg.removeprefix("--").partition("=")
@@ -190,9 +191,9 @@ def arguments(args: list[str]) -> tuple[list[Run], dict[str, str]]:
             options[name] = value
     if "out" in options and pathlib.Path(options["out"]).suffix not in SUFFIXES:
         raise UserError(f"--out={options['out']} must end in {', '.join(SUFFIXES)}")
-    if not folders:
+    if not runs:
         raise UserError("name the folder of a run: python plot.py RUN [RUN ...]")
-    return [Run(folder) for folder in folders], options
+    return runs, options
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ if __name__ == "__main__":
 
 import torch
 
-from fusedgpt import checkpoint, dataset, decode, generate, huggingface, kernels, memory, metrics, run_folder
+from fusedgpt import checkpoint, dataset, decode, fits, generate, huggingface, kernels, memory, metrics, run_folder
 from fusedgpt.case import Case
 from fusedgpt.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
 from fusedgpt.errors import UserError, one_sentence, out_of_memory
@@ -256,7 +256,7 @@ def main(s: Settings) -> None:
     else:
         prompt = read_prompt(s.start, tokenizer, vocab_size)
         length = len(prompt[1])
-    memory.check_sampling(model.config, s.num_samples, length + s.max_new_tokens, device, dtype)
+    fits.check_sampling(model.config, s.num_samples, length + s.max_new_tokens, device, dtype)
     engine = prepare(s, model, length, device)
     del model  # frees its weights, if the engine has copies
     if device.type == "cpu":  # only now, because weights that are no longer needed should not be kept

@@ -6,6 +6,10 @@ query sees every key. Each computes softmax(q kᵀ / √hs) v, equation 1 of "At
 """
 
 import functools
+import importlib.util
+import pathlib
+import re
+import sys
 from collections.abc import Callable
 
 import torch
@@ -15,6 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from fusedgpt import flash_impl
+from fusedgpt.errors import UserError, first_line
+from fusedgpt.kernel_table import KERNELS, check_name
 
 BLOCK = 256  # queries in a block of `blocked`
 
@@ -145,17 +151,45 @@ SDPA = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-ATTENTION = {
-    "manual": manual,
-    "blocked": blocked,
-    **{name: only(backend) for name, backend in SDPA.items()},
-    **{name: only(SDPBackend.FLASH_ATTENTION, version=version) for name, version in flash_impl.VERSIONS.items()},
-    "flex": flex,
-    "sdpa": sdpa,
-    "masked": masked,
-}
 
-KERNELS = [name for name in ATTENTION if name not in ("sdpa", "masked")]  # those two run one of the others
+
+class Functions(dict):
+    """Name to function. The function of a user's own kernel is loaded from its file when it is first asked for."""
+
+    def __missing__(self, name: str) -> Callable[..., Tensor]:
+        check_name(name)
+        self[name] = load(name)
+        return self[name]
+
+
+def load(name: str) -> Callable[..., Tensor]:
+    """The function `name`, path/to/file.py:function. Raises UserError if the file fails or has no such function."""
+    path, _, function = name.rpartition(":")
+    if not pathlib.Path(path).is_file():
+        raise UserError(f"attention={name}: there is no file {path}")
+    # torch.compile looks modules up by name
+    spec = importlib.util.spec_from_file_location("own_" + re.sub(r"\W", "_", path), path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"attention={name}: {path} fails: {type(error).__name__}: {first_line(error)}") from error
+    if not callable(found := getattr(module, function, None)):
+        there = sorted(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
+        raise UserError(f"attention={name}: {path} has no function {function}: it has {', '.join(there) or 'none'}")
+    return found
+
+
+_FUNCTIONS = {
+    **{function.__name__: function for function in (manual, blocked, flex, sdpa, masked)},
+    **{name: only(backend) for name, backend in SDPA.items()},
+    **{
+        name: only(SDPBackend.FLASH_ATTENTION, version=kernel.version)
+        for name, kernel in KERNELS.items()
+        if kernel.version
+    },
+}
+ATTENTION = Functions((name, _FUNCTIONS[name]) for name in KERNELS)
 
 MASKED = {f"{name}, masked": only(backend, _with_mask) for name, backend in SDPA.items()}  # what a mask costs each
 
@@ -165,4 +199,4 @@ def make_ready(name: str) -> None:
 
     Its graph does not switch the kernel: flash_impl.use runs only while it is traced. Raises what that raises.
     """
-    flash_impl.use(flash_impl.VERSIONS.get(name))
+    flash_impl.use((name in KERNELS and KERNELS[name].version) or None)

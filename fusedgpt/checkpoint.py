@@ -16,10 +16,12 @@ import zipfile
 import torch
 from torch.optim import Optimizer
 
+from fusedgpt.dimensions import OF_KERNELS
 from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.files import atomic
 
 NO_DAMAGE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EACCES, errno.EPERM)  # the machine's errors
+NANOGPTS = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "bias")  # fields of its GPTConfig
 NANOGPTS_ACTIVATION = (
     "a checkpoint of nanoGPT's does not name its activation: taking the exact GELU, nanoGPT's since May 2023."
     " For an older one, set --activation=gelu_tanh"
@@ -181,6 +183,12 @@ def _own(value, p):
 
 def _form(value):
     return (str(value.dtype), tuple(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def model_args(config: dict) -> dict[str, dict]:
+    """What a checkpoint says of a model's `config`, a GPTConfig as a dict: nanoGPT's fields, and ours beside them."""
+    ours = {name: value for name, value in config.items() if name not in (*NANOGPTS, *OF_KERNELS)}
+    return {"model_args": {name: config[name] for name in NANOGPTS}, "extra_model_args": ours}
 
 
 def is_nanogpts(state: dict) -> bool:

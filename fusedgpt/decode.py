@@ -16,13 +16,13 @@ from torch.nn import functional as F
 from fusedgpt import timing
 from fusedgpt.device import dtype_name, resolve_dtype
 from fusedgpt.generate import LayerCache, empty, new_cache
+from fusedgpt.kernel_table import KERNELS
 
 PRECISE_FIRST = (torch.float32, torch.float16, torch.bfloat16)
 WORTH = 0.9  # a coarser dtype must take at most this share of the time, so that noise does not change what a seed draws
 ENOUGH_WEIGHTS = 2**25  # weights to time decode with: 64 MiB in 16 bits, more than the caches of most CPUs hold
 ROWS = 64  # tokens to time prefill with: more would not change which dtype wins, and float16 may be slow
 HOPELESS_MS = 200  # a dtype whose first call takes longer is timed once: more would cost more than the choice wins
-MASKABLE = ("sdpa", "masked")  # kernels that take a mask of what is filled in a buffer
 
 
 class Engine:
@@ -57,7 +57,7 @@ def prepare(
 
     dtype 'auto' times both phases in each dtype on a CPU, for `batch_size` prompts of `prompt_length`; on other devices
     resolve_dtype decides. Any other name holds for both phases. compiled: torch.compile the decode step, which becomes
-    one CUDA graph on a GPU if the model's attention is one of MASKABLE.
+    one CUDA graph on a GPU if the model's attention takes a mask.
     """
     chosen = ""
     if dtype == "auto" and device.type == "cpu":
@@ -67,7 +67,8 @@ def prepare(
     first = converted(model, device, prefill).eval()
     second = first if prefill == decode else converted(model, device, decode).eval()
     engine = Engine(first, second, (prefill, decode), chosen)
-    if compiled and device.type == "cuda" and model.config.attention in MASKABLE:
+    attention = KERNELS.get(model.config.attention)  # None: a user's own
+    if compiled and device.type == "cuda" and attention and attention.takes_mask:
         engine.decode = GraphedStep(second)
     elif compiled:
         # dynamic, because the cache grows by one token each step. On 2 CPU cores a step of GPT-2 124M took 9.1 ms eager
@@ -94,18 +95,24 @@ def converted(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn
 
 def _fastest_dtypes(model, B, T):
     """The dtypes of prefill and decode that are fastest on this CPU, and the times in words."""
-    blocks = model.transformer.h
-    size = sum(p.numel() for p in blocks[0].parameters())
-    several = blocks[: max(1, ENOUGH_WEIGHTS // size)]
-    decode = {d: _milliseconds(several, (B, 1), d) for d in PRECISE_FIRST}
-    rows = min(T, max(1, ROWS // B))
-    prefill = {d: _milliseconds(blocks[:1], (B, rows), d) for d in PRECISE_FIRST} if rows > 1 else decode
+    layers = model.transformer.h
+    several = min(len(layers), max(1, ENOUGH_WEIGHTS // sum(p.numel() for p in layers[0].parameters())))
+    decode = {d: _milliseconds(_shortened(model, several), (B, 1), d) for d in PRECISE_FIRST}
+    rows = min(T, model.config.block_size, max(1, ROWS // B))
+    prefill = {d: _milliseconds(_shortened(model, 1), (B, rows), d) for d in PRECISE_FIRST} if rows > 1 else decode
     fastest = [_first_worth_it(times) for times in (prefill, decode)]
     said = [", ".join(f"{dtype_name(d)} {ms:.2f}" for d, ms in times.items()) for times in (prefill, decode)]
     first, one = map(dtype_name, fastest)
-    of_prompt = f"prompt in {first} (ms of a layer for {B} x {rows} tokens: {said[0]})"
-    of_tokens = f"tokens after it in {one} (ms of {len(several)} for {B} x 1: {said[1]})"
+    of_prompt = f"prompt in {first} (ms of 1 of {len(layers)} layers for {B} x {rows} tokens: {said[0]})"
+    of_tokens = f"tokens after it in {one} (ms of {several} layers for {B} x 1: {said[1]})"
     return *fastest, f"{of_prompt}; {of_tokens}"
+
+
+def _shortened(model, layers):
+    """`model` with its first `layers` layers only. The weights are the same."""
+    short = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    short.transformer.h = short.transformer.h[:layers]
+    return short
 
 
 def _first_worth_it(times):
@@ -115,19 +122,16 @@ def _first_worth_it(times):
     return best
 
 
-def _milliseconds(blocks, shape, dtype):
-    """Milliseconds of `blocks` on (B, T) tokens: the least of five calls, because other load only adds.
+def _milliseconds(model, shape, dtype):
+    """Milliseconds of `model` on (B, T) tokens: the least of five calls, because other load only adds.
 
     A CPU without instructions for a dtype may take many times as long as in float32: then one call is enough.
     """
     cpu = torch.device("cpu")
-    blocks = converted(blocks, cpu, dtype).eval()
-    x = torch.ones(*shape, blocks[0].ln_1.weight.numel(), dtype=dtype)
+    model, idx = converted(model, cpu, dtype).eval(), torch.zeros(shape, dtype=torch.long)
 
     def step():
-        y = x
-        for block in blocks:
-            y = block(y, LayerCache(shape[1]))
+        model(idx, cache=new_cache(model.config))
 
     (first,) = timing.samples(step, cpu, count=1, warmup=0)
     return first if first > HOPELESS_MS else min(timing.samples(step, cpu, count=5, warmup=0))

@@ -6,8 +6,7 @@ import warnings
 import torch
 from torch.nn import attention
 
-PACKAGES = {"flash3": "flash-attn-3", "flash4": "flash-attn-4"}
-VERSIONS = {"flash3": "FA3", "flash4": "FA4"}  # as PyTorch calls them
+from fusedgpt.kernel_table import KERNELS
 
 
 def use(version: str | None) -> None:
@@ -32,8 +31,9 @@ use._dynamo_marked_constant = True
 
 def explained(name: str, error: Exception, reason: str) -> str:
     """The reason why attention `name` raised `error`: `reason`, plus what is known about its package."""
-    if name in PACKAGES and isinstance(error, ImportError):
-        return f"the package {PACKAGES[name]} cannot be imported: {reason}"
+    package = name in KERNELS and KERNELS[name].package
+    if package and isinstance(error, ImportError):
+        return f"the package {package} cannot be imported: {reason}"
     if name == "flash4" and "values to unpack" in reason:
         return (
             f"flash-attn-4 {_installed('flash-attn-4')} does not fit PyTorch {torch.__version__}: {reason}. PyTorch was"

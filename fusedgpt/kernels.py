@@ -12,16 +12,16 @@ from dataclasses import replace
 import torch
 
 from fusedgpt import flash_impl, parity, timing
-from fusedgpt.attention import ATTENTION, KERNELS
+from fusedgpt.attention import ATTENTION
 from fusedgpt.case import Attend, Case
 from fusedgpt.device import autocast, dtype_name
 from fusedgpt.errors import UserError, first_line, out_of_memory
+from fusedgpt.kernel_table import KERNELS, NAMED, is_own
 from fusedgpt.receipt import contradiction, observe
 
 ROUNDS = (4, 2, 1.5)  # round i times only kernels that take at most ROUNDS[i] times as long as the fastest
 PROVEN = 2048  # tokens of the longest comparison with float64: the scores of two heads then take 0.3 GB
 QUICK_MS, QUICK_SCORES = 20, 2**22  # budget of a trial on a CPU: milliseconds in a round, scores of all heads together
-GPU_ONLY = {"efficient", "cudnn", *flash_impl.PACKAGES}
 
 
 def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = False) -> tuple[str, dict]:
@@ -40,14 +40,33 @@ def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = 
 
 
 def require(name: str, case: Case, compiled: bool = False) -> None:
-    """Raise UserError, with the reason and what would run instead, unless the kernel `name` can run `case` here."""
-    if reason := refusal(name, case, compiled):
+    """Raise UserError, with the reason and what would run instead, unless the kernel `name` can run `case` here.
+
+    It must also equal float64, ours on one head, a user's own as before it is timed: otherwise it would train another
+    model, in silence.
+    """
+    if reason := refusal(name, case, compiled) or _error(name, case):
         others = [other for other in ATTENTION if not refusal(other, case, compiled)]
         doing = "train" if case.backward else "run"
         raise UserError(
             f"attention='{name}' cannot {doing} on {case.device.type} in {dtype_name(case.dtype)}"
             f" with dropout {case.dropout:g}: {reason}. Here --attention can be {', '.join(others)} or auto."
         )
+
+
+def _error(name, case):
+    if case.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+        return None  # products of float32 are rounded then, for every kernel alike
+    attend, whole = as_run(name, case), _shortened(_all_heads(case))
+    one_head = replace(whole, shape=(1, 1, *whole.shape[2:]))
+    checks = parity.checks(attend, whole) if is_own(name) else [("on one head", parity.compare(attend, one_head))]
+    for where, errors in checks:
+        if not parity.passes(errors, case.dtype):
+            return (
+                f"it is not causal attention: {where} its errors against float64 are {errors}. What changes the"
+                " function, such as a window, belongs to the model (Dimensions), which saves it with the weights"
+            )
+    return None
 
 
 def _refusal_of_any(name, cases, compiled):
@@ -69,7 +88,7 @@ def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
         return "PyTorch computes it wrongly for heads of 8 and 16 on a CPU with AVX2 only"  # 8, 24, 40, … keys; 2.13
     if name == "flex" and case.dropout > 0:
         return "FlexAttention has no dropout"
-    if name in GPU_ONLY and case.device.type == "cpu":
+    if name in KERNELS and KERNELS[name].gpu_only and case.device.type == "cpu":
         return "PyTorch has this kernel on GPUs only"
     probe = replace(case, shape=(1, 1, *case.shape[2:]))
     attend, inputs, results = as_run(name, probe), probe.inputs(), []
@@ -123,7 +142,7 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
     it is also timed compiled (on a CPU compiling takes seconds). Raises UserError if none is left.
     """
     case = _quick(cases[0])
-    trials = [_Trial(name, case, _all_heads(cases[0]), _refusal_of_any(name, cases, compiled)) for name in KERNELS]
+    trials = [_Trial(name, case, _all_heads(cases[0]), _refusal_of_any(name, cases, compiled)) for name in NAMED]
     for trial in trials:
         trial.time(count=1, warmup=1)
     on_cpu = case.device.type == "cpu"

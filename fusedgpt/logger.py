@@ -15,7 +15,7 @@ from tqdm import tqdm
 from fusedgpt import run_folder, run_report, trackers
 from fusedgpt.errors import UserError, first_line
 from fusedgpt.files import Lines, Lock, atomic, json_line
-from fusedgpt.metrics import read_metrics
+from fusedgpt.metrics import TRAIN, read_metrics
 
 REDRAWN_AFTER = 0.1  # seconds between two texts of the bar
 SHOWN = 100  # characters of a sample on the console
@@ -175,7 +175,8 @@ class Logger:
         if to_console:
             m = metrics
             step = f"iter {m['iter']}: loss {m['loss']:.4f}, time {m['ms']:.2f}ms"
-            self.say(f"{step}, mfu {100 * m['mfu']:.2f}%, {m['tokens_per_s']:,.0f} tok/s")
+            others = "".join(f", {name} {value:.4g}" for name, value in m.items() if name not in ("iter", *TRAIN))
+            self.say(f"{step}, mfu {100 * m['mfu']:.2f}%, {m['tokens_per_s']:,.0f} tok/s{others}")
 
     def evaluation(self, metrics: dict, in_full: bool = False) -> None:
         """Log the losses of an evaluation. in_full: also say perplexities and bits per byte."""

@@ -97,7 +97,10 @@ class Run:
     def __init__(self, out_dir: str | pathlib.Path):
         self.folder = pathlib.Path(out_dir)
         rows = read_metrics(out_dir)
-        self.train, self.eval = _columns(rows, "train", TRAIN), _columns(rows, "eval", EVAL)
+        seen = {name for row in rows if row["kind"] == "train" for name in row}
+        others = sorted(seen.difference(TRAIN, ("kind", "iter")))  # what a changed train_step returns too
+        self.train, self.eval = _columns(rows, "train", (*TRAIN, *others)), _columns(rows, "eval", EVAL)
+        self.others = [name for name in others if np.isfinite(self.train[name]).any()]
         self.samples = sorted((row for row in rows if row["kind"] == "sample"), key=lambda row: row["iter"])
         self.record = record_of(out_dir)
 
@@ -120,10 +123,11 @@ class Run:
         return float(np.median(ratios)) if len(ratios) else math.nan
 
     def lines(self, y: str) -> list[Line]:
-        """What to draw for `y`, a key of MEANING: training, and validation for losses."""
+        """What to draw for `y`, a key of MEANING or one of `others`: training, and validation for losses."""
         column = {"bits_per_byte": "loss", "memory": "peak_memory"}.get(y, y)
         scale = {"bits_per_byte": self.bits_per_byte_of_a_nat, "memory": 2**-30}.get(y, 1.0)
-        lines = [Line("training", self.train["iter"], scale * self.train[column])]
+        values = self.train.get(column, np.full(len(self.train["iter"]), np.nan))  # another run's `others`
+        lines = [Line("training", self.train["iter"], scale * values)]
         validation = {"loss": "val_loss", "bits_per_byte": "val_bits_per_byte"}.get(y)
         return lines + ([Line("validation", self.eval["iter"], self.eval[validation])] if validation else [])
 

@@ -4,11 +4,11 @@ import pathlib
 from collections.abc import Callable
 
 from fusedgpt.case import Case
+from fusedgpt.kernel_table import KERNELS
 from fusedgpt.profiler import profile
 
-_FUSED = ("flash", "efficient", "cudnn", "flex")
-# FlashAttention-3 has operators of its own, FlashAttention-4 device kernels that are named after its module
-_PACKAGED = {"flash3": "flash_attn_3::", "flash4": "flash_attncute"}
+_SIGNS = {name: kernel.sign for name, kernel in KERNELS.items() if kernel.sign and not kernel.package}
+_PACKAGED = {name: kernel.sign for name, kernel in KERNELS.items() if kernel.package}
 _ENTRANCE = "aten::_scaled_dot_product_flash_attention"  # all three versions are entered through it
 _UNFUSED = ["unfused"]
 
@@ -35,7 +35,7 @@ def observe(step: Callable[[], object], trace: pathlib.Path | None = None) -> di
     # FlexAttention has no operator of its own, only Triton kernels with "flex" in their names
     named = [op for op in ops if op.startswith("aten::") or "flex" in op]
     named = [op for op in named if not (op.startswith(_ENTRANCE) and ("backward" in op) in replaced)]
-    fused = packaged | {(name, "backward" in op) for op in named for name in _FUSED if name in op}
+    fused = packaged | {(name, "backward" in op) for op in named for name, sign in _SIGNS.items() if sign in op}
     forward = sorted(name for name, backward in fused if not backward)
     if not forward:
         forward = ["math"] if any("_attention_math" in op for op in ops) else _UNFUSED
@@ -51,17 +51,12 @@ def _is_attention(op):
 
 def contradiction(name: str, receipt: dict[str, list[str]], case: Case) -> str | None:
     """Why `receipt` shows a kernel other than the one called `name`, in one phrase; None if it agrees."""
-    if name in ("sdpa", "masked", "auto"):  # no kernel was named
+    if name not in KERNELS or not KERNELS[name].seen:  # PyTorch picked it, or it is a user's own
         return None
     # on a CPU, flex's C++ kernels have no name that the profiler sees
-    if name in ("manual", "blocked") or (name == "flex" and case.device.type == "cpu"):
-        allowed = {"forward": [_UNFUSED], "backward": [_UNFUSED]}
-    elif name == "math":  # once compiled, it is matrix products and a softmax
-        allowed = {"forward": [["math"], _UNFUSED], "backward": [_UNFUSED]}
-    else:
-        allowed = {"forward": [[name]], "backward": [[name]]}
+    seen = _UNFUSED if name == "flex" and case.device.type == "cpu" else KERNELS[name].seen
     for direction in ("forward", "backward") if case.backward else ("forward",):
-        if receipt[direction] not in allowed[direction]:
-            seen = " and ".join(receipt[direction])
-            return f"attention='{name}' was asked for, but the profiler saw {seen} in the {direction} pass"
+        if receipt[direction] not in [[each] for each in seen]:
+            ran = " and ".join(receipt[direction])
+            return f"attention='{name}' was asked for, but the profiler saw {ran} in the {direction} pass"
     return None

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from fusedgpt import distributed, flops, memory, timing, tuning
-from fusedgpt.dataloader import DataLoader
 from fusedgpt.device import dtype_name
 from fusedgpt.environment import environment
 from fusedgpt.errors import UserError
@@ -60,12 +59,13 @@ def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen
     }
 
 
-def dry_run(state: Any, s: Settings, step: Callable, losses: Callable, loader: DataLoader, say: Callable) -> None:
-    """Make a few steps and a part of an evaluation; say what they take, and how long the whole run would.
+def dry_run(run: Any, step: Callable) -> None:
+    """Make a few steps and a part of an evaluation; say what they take, and how long the whole `run` would.
 
     With eval_only it makes no steps, only the evaluation.
-    state: train.py's TrainState; step() makes a step; losses(windows) evaluates.
+    run: a Run of fusedgpt/run.py; step() makes a step.
     """
+    s, state, loader, say = run.s, run.state, run.loader, run.logger.say
     start = state.iteration
     for _ in range(0 if s.eval_only else STEPS_OF_AN_ESTIMATE):
         state.clock.start()
@@ -73,9 +73,9 @@ def dry_run(state: Any, s: Settings, step: Callable, losses: Callable, loader: D
         state.clock.stop()
         state.iteration += 1
     if s.eval_only:
-        losses(s.batch_size)  # the first call loads kernels
+        run.losses(s.batch_size)  # the first call loads kernels
     step_ms, began = state.clock.read(), time.perf_counter()
-    losses(s.batch_size)
+    run.losses(s.batch_size)
     per_batch = (time.perf_counter() - began) / max(1, loader.evaluation_batches(s.batch_size))
     evaluation_s = per_batch * loader.evaluation_batches(s.eval_iters * s.batch_size)
     held = [*state.model.parameters(), *(t for each in state.optimizer.state.values() for t in each.values())]
@@ -102,23 +102,22 @@ def report(
 ) -> tuple[bool, bool]:
     """Log the steps since the last report. Nothing else in the loop waits for the device.
 
-    state: train.py's TrainState. Returns whether the time is up, and whether a signal ends the run, as any rank saw it.
+    state: the run's TrainState. Returns whether the time is up, and whether a signal ends the run, as any rank saw it.
     explain: nonfinite.explain as (iteration, steps done since) -> a sentence; None if not all ranks take part.
     Raises UserError after more than max_bad_steps steps in a row without a finite gradient.
     """
     times = state.clock.read()
-    rows = torch.stack(state.unread).tolist() if state.unread else []
-    state.unread.clear()
+    steps, raised = state.results.read()
     state.step_ms += times
-    first = state.iteration - len(rows)
+    first = state.iteration - len(steps)
     peak, mfu = memory.peak_memory(state.clock.device), record["mfu"]
-    for it, ms, (loss_sum, norm, *_) in zip(range(first, state.iteration), times, rows):
+    for it, ms, results in zip(range(first, state.iteration), times, steps):
         tokens_per_s = 1e3 * record["tokens_per_step"] / ms
         metrics = {
             "iter": it,
-            "loss": loss_sum / s.gradient_accumulation_steps,
+            "loss": results["loss"],
             "lr": learning_rate(it, s),
-            "grad_norm": norm / record["world_size"],  # the same on all ranks, unless it is bad on one
+            **results,
             "ms": ms,
             "tokens_per_s": tokens_per_s,
             "mfu": mfu["flops_per_token"] * tokens_per_s / (mfu["peak_flops"] * record["world_size"]),
@@ -126,10 +125,10 @@ def report(
         }
         logger.iteration(metrics, to_console=it % s.log_interval == 0)
         _count_bad_step(state, metrics, s, saver, explain, logger.say)
-    if rows and not state.estimated and len(state.step_ms) >= STEPS_OF_AN_ESTIMATE:
+    if steps and not state.estimated and len(state.step_ms) >= STEPS_OF_AN_ESTIMATE:
         state.estimated = True
         logger.say(estimate(state.step_ms, state.iteration, state.evaluation_s, s))
-    return any(row[2] for row in rows), any(row[3] for row in rows)
+    return "time is up" in raised, "stopped" in raised
 
 
 def estimate(step_ms: list[float], done: int, evaluation_s: float, s: Settings) -> str:

@@ -69,6 +69,14 @@ def _trained_on(s, saved, say):
     return dataset.UNKNOWN
 
 
+def meant_by_auto(saved: dict | None) -> dict[str, Any] | None:
+    """What 'auto' meant in the run of the checkpoint `saved`: attention, dtype, compile; None for a new run."""
+    if not saved:
+        return None
+    names = ("attention", "dtype", "compile")
+    return {name: saved[name] for name in names if name in saved and saved["config"].get(name) == "auto"}
+
+
 def restore(saved: dict, s: Settings, optimizer: Optimizer, scaler: GradScaler, model: Any, say: Say) -> None:
     """Restore optimizer and scaler from `saved`, and weights if ranks share them, and say which settings changed.
 

@@ -58,7 +58,7 @@ def _page(run, running):
         "planned": None if math.isnan(planned) else planned,
         "left": f"about {_duration(left)} of training left" if running and left > 0 else "",
         "tiles": _tiles(run),
-        "charts": [chart for y in MEANING if (chart := _chart(run, y))],
+        "charts": [chart for y in (*MEANING, *run.others) if (chart := _chart(run, y))],
         "samples": _samples(run.samples),
         "tables": [table for table in _tables(run) if table["rows"]],
     }
@@ -98,7 +98,7 @@ def _chart(run, y):
         kept = thinned(line.values)
         values = [float(f"{value:.6g}") if math.isfinite(value) else None for value in line.values[kept].tolist()]
         drawn.append({"name": line.name, "x": line.iters[kept].astype(int).tolist(), "y": values})
-    return {"title": MEANING[y], "wide": y == "loss", "range": view(lines, y), "lines": drawn}
+    return {"title": MEANING.get(y, y), "wide": y == "loss", "range": view(lines, y), "lines": drawn}
 
 
 def _tiles(run):

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from fusedgpt import generate
-from fusedgpt.distributed import is_shared, others_needed
+from fusedgpt.distributed import Ranks, is_shared, others_needed
 from fusedgpt.errors import UserError, shown
-from fusedgpt.logger import Logger
 from fusedgpt.tokenizer import Tokenizer
 
 NEW_TOKENS, TEMPERATURE, TOP_K = 200, 0.8, 200  # the last two are sample.py's defaults
@@ -73,17 +72,8 @@ class Prompts:
         return text
 
 
-def log(prompts: Prompts | None, state: Any, seed: int, cast: Any, logger: Logger, stopped_by: Sequence[int]) -> None:
-    """Log a sample after each of the `prompts`. Only the main rank has them, or all ranks that share the model.
-
-    state: train.py's TrainState.
-    """
-    logger.status("sampling")
-    if is_shared(state.model):
-        stopped_by = ()  # the other ranks need this one until they have the last sample too
-    draw = (state.model, cast, state.clock.device, seed, stopped_by)
-    try:
-        for prompt, text in prompts.sample(*draw) if prompts else ():
-            logger.sample(state.iteration, prompt, text)
-    except UserError as error:  # weights that have diverged; the training loop decides if the run goes on
-        logger.say(f"step {state.iteration}: no sample: {error}")
+def prompts(s: Any, meta: dict, ranks: Ranks) -> Prompts | None:
+    """The prompts of the settings `s`; None if the run draws no samples, or only another rank does."""
+    draws = s.sample_interval and not s.eval_only
+    found = Prompts(s.sample_prompts, meta) if draws and ranks.main else None
+    return ranks.broadcast(found) if ranks.shards > 1 else found  # ranks that share the model draw together

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from fusedgpt.gpus import GPU, Network
+from fusedgpt.kernel_table import scores_held
 
 PRODUCTS = 0.81  # share of the largest products' rate: 640 of 794 TFLOP/s for products over 768 channels on an H200
 # the shares of a data sheet's figures that kernels reach
@@ -21,7 +22,6 @@ REST = 0.17  # uncounted seconds for each counted second of computation: fitted,
 TIME_RANGE, MEMORY_RANGE = (0.75, 1.5), (0.8, 1.2)
 
 BUCKET = 100 * 2**20  # bytes of gradients in a message of DDP: distributed.BUCKET_MB
-UNFUSED = ("manual", "math")  # attention that keeps every score
 BLOCK = 256  # queries in a block of attention=blocked
 
 
@@ -174,7 +174,8 @@ def _working(config, run):
     less what the MLP kept, which is freed by then.
     """
     e, channels, T = run.itemsize, _tokens(config, run) * config.n_embd, config.block_size
-    rows = {"blocked": min(BLOCK, T)}.get(run.attention, T if _scores(config, run) else 0)
+    blocked = scores_held(run.attention) == "a block"
+    rows = min(BLOCK, T) if blocked else T if _scores(config, run) else 0
     tables = 2 * _score_bytes(run) * run.batch_size * config.n_head * rows * T
     return max((4 + 4 * e + (e < 4) * e) * channels, tables - 9 * e * channels)
 
@@ -199,15 +200,15 @@ def _score_bytes(run):
     also in the named `math` (attention.only). Only `sdpa` and `masked` compute in float32 there, if dropout leaves
     PyTorch no kernel but math.
     """
-    return run.itemsize if run.cpu and run.attention in (*UNFUSED, "blocked") else 4
+    return run.itemsize if run.cpu and scores_held(run.attention) != "none" else 4
 
 
 def _scores(config, run):
     """Scores that a layer's attention keeps for a micro-batch: all, those that blocks of queries see, or none."""
     T = config.block_size
-    # on a CPU no fused kernel has dropout
-    whole = run.attention in UNFUSED or (run.cpu and config.dropout and run.attention != "blocked")
-    starts = range(0, T, BLOCK) if run.attention == "blocked" else ()
+    held = scores_held(run.attention)
+    whole = held == "all" or (run.cpu and config.dropout and held == "none")  # on a CPU no fused kernel has dropout
+    starts = range(0, T, BLOCK) if held == "a block" else ()
     seen = sum(min(BLOCK, T - start) * min(start + BLOCK, T) for start in starts)
     return run.batch_size * config.n_head * (T * T if whole else seen)
 

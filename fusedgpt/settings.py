@@ -5,17 +5,17 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
+from fusedgpt import dimensions
+from fusedgpt.dimensions import Dimensions
 from fusedgpt.errors import UserError
+from fusedgpt.kernel_table import KERNELS, check_name
 
-# the names in fusedgpt/attention.py, which imports PyTorch: --help should not wait for that
-ATTENTION_NAMES = ("manual", "blocked", "math", "efficient", "flash", "cudnn", "flash3", "flash4", "flex")
-ATTENTION_NAMES += ("sdpa", "masked")
-Attention = Literal[*ATTENTION_NAMES, "auto"]
+Attention = Literal[*KERNELS, "auto"]
 PRETRAINED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # weights on the Hugging Face hub
 
 
 @dataclasses.dataclass
-class Settings:
+class Settings(Dimensions):
     # files
     out_dir: str = "out"  # folder for checkpoints, metrics.jsonl and run.json
     # source of the weights: scratch, resume (the run in out_dir, with its settings), auto (resume if there is a run,
@@ -43,21 +43,12 @@ class Settings:
     dataset: str = "openwebtext"  # folder of data/, or a path, with train.bin and val.bin
     gradient_accumulation_steps: int = 40  # micro-batches in a step, summed over all processes
     batch_size: int = 12  # sequences in a micro-batch
-    block_size: int = 1024  # context length in tokens
-    # model
-    n_layer: int = 12  # layers
-    n_head: int = 12  # attention heads
-    n_embd: int = 768  # channels, the width of the model
-    dropout: float = 0.0  # dropout probability; 0 is good for pretraining, 0.1 and more for fine-tuning
-    bias: bool = False  # biases in linear layers and LayerNorms
-    vocab_size: int | None = None  # number of token ids; None: that of the data's tokenizer
-    vocab_multiple: int = 64  # pad the vocabulary to a multiple of this: 64 turns 50257 ids into 50304, 1 does not pad
-    # form of GELU; gelu_tanh: GPT-2's; gelu: exact, nanoGPT's; None: that of the weights, gelu_tanh from scratch
-    activation: Literal["gelu_tanh", "gelu"] | None = None
+    # kernels
     # attention kernel; manual: hand-written; blocked: the same in blocks of queries; math, efficient, flash, cudnn:
     # that SDPA kernel and no other; flash3, flash4: FlashAttention-3 or -4, from a package; flex: FlexAttention; sdpa:
-    # PyTorch picks one; masked: sdpa with a mask; auto: the fastest one here that passes parity
-    attention: Attention = "auto"
+    # PyTorch picks one; masked: sdpa with a mask; auto: the fastest one here that passes parity; any other value: your
+    # own function of (q, k, v, dropout_p), as path/to/file.py:function
+    attention: Attention | str = "auto"
     # chunked: compute an eighth of the logits at a time, and again in the backward; saves memory if not compiled
     loss: Literal["whole", "chunked"] = "whole"
     # optimizer
@@ -118,6 +109,7 @@ def validate(s: Settings) -> None:
         raise UserError("optimizer=muon needs whole matrices, but with parallel=fsdp no process has one: take adamw")
     if s.vocab_multiple > 2**20:
         raise UserError(f"vocab_multiple={s.vocab_multiple} must be at most 2**20")
+    check_name(s.attention, "auto")
     if not s.out_dir:
         raise UserError("out_dir is empty: name a folder for the run")
     if not 0 <= s.seed < 2**63:
@@ -128,8 +120,7 @@ def validate(s: Settings) -> None:
 
 def as_built(s: Settings, config: Any, say: Callable[[str], None]) -> Settings:
     """`s` with the dimensions in `config`, a GPTConfig: loaded weights decide them, whatever was set."""
-    names = ("n_layer", "n_head", "n_embd", "bias", "block_size", "vocab_size", "vocab_multiple", "activation")
-    built = {name: getattr(config, name) for name in names}
+    built = {name: getattr(config, name) for name in dimensions.NAMES if name != "dropout"}
     for name, value in built.items():
         if getattr(s, name) not in (value, None):
             say(f"{name}={value}, as in the weights of init_from={s.init_from}")

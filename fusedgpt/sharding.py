@@ -30,15 +30,16 @@ def shard(
     new, t = model.lm_head.weight.is_meta, model.transformer
     if new:
         determinism.seed(seed, "init")
-        for part in (t.wte, t.wpe, t.ln_f):
-            _draw(model, part)
-        model.lm_head.weight = t.wte.weight  # to_empty has untied them
-    for block in t.h:
-        if new:
-            _draw(model, block)
-        if compiled:
-            block.compile()  # in parts: FSDP cuts the graph where it gathers the weights of attn and mlp
-        fully_shard([block.attn, block.mlp], mesh=mesh, mp_policy=matrices)
+    for part in t.children():  # in the order in which GPT(config) draws them
+        for module in part if part is t.h else [part]:
+            if new:
+                _draw(model, module)
+            if part is not t.h:
+                continue
+            if compiled:
+                module.compile()  # in parts: FSDP cuts the graph where it gathers the weights of attn and mlp
+            fully_shard([module.attn, module.mlp], mesh=mesh, mp_policy=matrices)
+    model.lm_head.weight = t.wte.weight  # to_empty unties them
     fully_shard(model, mesh=mesh)  # what is left: embeddings and LayerNorms
 
 

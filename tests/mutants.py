@@ -142,10 +142,14 @@ MUTANTS = [
         "model.py",
         "test_model.py::test_padding_starts_equal_and_stays_out",
         ("the first padded id can be sampled", "device=z.device) >= vocab_size", "device=z.device) > vocab_size"),
+    ),
+    *mutants(
+        "fusedgpt/loss.py",
+        "test_model.py::test_padding_starts_equal_and_stays_out",
         ("padding takes part in the loss", "z = z[..., :vocab_size]", "z = z[..., :]"),
     ),
     *mutants(
-        "model.py",
+        "fusedgpt/loss.py",
         "test_model.py::test_each_loss_equals_float64",
         (
             "targets of -1 count",
@@ -261,16 +265,16 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "model.py",
+        "fusedgpt/gpt2.py",
         "test_export.py::test_export_has_the_same_logits_without_padding",
         (
             "the projection of attention is exported untransposed",
-            "p.copy_(w.t() if name.endswith(CONV1D) else w)",
-            'p.copy_(w.t() if name.endswith(CONV1D) and "attn.c_proj" not in name else w)',
+            "w = w.t() if name.endswith(CONV1D) else w\n",
+            'w = w.t() if name.endswith(CONV1D) and "attn.c_proj" not in name else w\n',
         ),
     ),
     *mutants(
-        "train.py",
+        "fusedgpt/run.py",
         "test_resume.py::test_best_and_latest_are_separate",
         (
             "the worst evaluation is kept as the best",

@@ -18,6 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import train
 from configurator import configure
+from fusedgpt.run import Run
 from fusedgpt.saver import Saver
 
 STEPS = 60  # a checkpoint every fifth
@@ -26,7 +27,7 @@ STEPS = 60  # a checkpoint every fifth
 def main(s: train.Settings) -> None:
     """Print what saves cost a run of `s`."""
     stood_still, writing, busy = [], [], []
-    save, step, write = train.save, train.train_step, Saver._write
+    save, step, write = Run.save, train.train_step, Saver._write
 
     def timed_save(*args):
         began = time.perf_counter()
@@ -44,7 +45,7 @@ def main(s: train.Settings) -> None:
         busy.append((began, time.perf_counter()))
         return result
 
-    train.save, train.train_step, Saver._write = timed_save, timed_step, timed_write
+    Run.save, train.train_step, Saver._write = timed_save, timed_step, timed_write
     train.main(s)
     print(json.dumps(cost(stood_still[1:-1], writing, busy[5:]) | {"saves": len(stood_still)}))
 

@@ -10,7 +10,7 @@ import torch
 
 import bench
 from fusedgpt import files
-from fusedgpt.bench import ladder, report, rows, sweep, training
+from fusedgpt.bench import kinds, ladder, report, rows, sweep, training
 from fusedgpt.errors import UserError
 from tests.conftest import ROOT, fails, script
 from tests.fusedgpt.bench.small import rows_of, run, settings
@@ -20,7 +20,7 @@ pytest.importorskip("tyro")  # reads the command line
 
 def test_presets_are_the_articles_on_a_gpu_and_small_on_a_cpu():
     gpu, cpu = (
-        {name: bench.settings_class(kind)(**kind.defaults(gpu)) for name, kind in bench.KINDS.items()}
+        {name: kinds.settings_class(kind)(**kind.defaults(gpu)) for name, kind in kinds.KINDS.items()}
         for gpu in (True, False)
     )
     blog = gpu["ladder"]
@@ -31,7 +31,7 @@ def test_presets_are_the_articles_on_a_gpu_and_small_on_a_cpu():
 
 
 def read(kind, *args):
-    return bench.read_settings(kind, [*args, "--device=cpu"])[0]
+    return kinds.read_settings(kind, [*args, "--device=cpu"])[0]
 
 
 def test_the_articles_setting_by_config_file():
@@ -56,7 +56,10 @@ def test_amds_setting_by_config_file():
         (["numerics", "--models=nonsense"], "--models has no effect here: bench.py numerics does not use it"),
         (["numerics", "--n_layer=7"], "--n_layer has no effect here: bench.py numerics does not use it"),
         (["prefill", "--heads=2x16"], "--heads has no effect here: bench.py prefill does not use it"),
-        (["ladder", "--attention=flash"], "--attention has no effect here: each rung of the ladder sets it"),
+        (
+            ["ladder", "--attention=flash"],
+            "--attention has no effect here: each row names its kernel; to measure one of your own too",
+        ),
         (["sweep", "--block_size=64"], "--block_size has no effect here: each row of the sweep sets it"),
         (["max_batch", "--init_from=gpt2"], "--init_from has no effect here: every run of a benchmark starts from"),
         (["ladder", "--max_iters=9"], "--max_iters has no effect here: --steps says how many"),
@@ -107,10 +110,10 @@ def test_a_training_runs_config_file_is_accepted(tmp_path):
         read("ladder", str(file))
 
 
-@pytest.mark.parametrize("kind", bench.KINDS)
+@pytest.mark.parametrize("kind", kinds.KINDS)
 def test_help_shows_a_kinds_own_settings_with_the_defaults_of_this_machine(kind):
     text = " ".join(script("bench.py", kind, "--help", "--device=cpu", COLUMNS="200").stdout.split())
-    s, unused = read(kind), bench.unused_settings(kind)
+    s, unused = read(kind), kinds.unused_settings(kind)
     for field in dataclasses.fields(s):
         if field.name in unused:
             assert f"--{field.name} " not in text
@@ -129,7 +132,7 @@ def test_the_header_names_what_identifies_the_rows(tmp_path, data):
     lines = (tmp_path / "results" / "numerics" / "rows.jsonl").read_text()
     assert lines.startswith('{"kind": "header", "benchmark": "numerics"')
     s = read("ladder", "--batch_size=3")
-    got = bench.header("ladder", ["--batch_size=3"], s, {"device": "x"})
+    got = kinds.header("ladder", ["--batch_size=3"], s, {"device": "x"})
     assert got["settings"]["batch_size"] == 3 and "batch_size" in got["set"] and "seed" not in got["set"]
     assert not got["settings"].keys() & {"results", "only", "profile", "max_seconds", "attention", "out_dir"}
 
@@ -184,7 +187,7 @@ def test_a_budget_that_is_over_at_once_is_an_error(tmp_path, data):
 def test_the_budget_is_not_that_of_a_training_run(tmp_path, data, kind):
     # max_seconds is a setting of train.py too: each run of it would have ended there
     s = settings(kind, tmp_path, data, max_seconds=60)
-    passed = training.settings(s, bench.KINDS[kind].Settings)
+    passed = training.settings(s, kinds.KINDS[kind].Settings)
     assert not passed.keys() & {"max_seconds", "train_seconds"} and passed["max_iters"] == s.steps
 
 
@@ -268,7 +271,7 @@ def test_a_folder_that_is_moved_is_not_made_anew(tmp_path, data, monkeypatch):
 def test_what_older_headers_do_not_name_is_as_it_was_then(kind):
     # rows of before there were rounds, and of before benchmarks kept freed memory, would be checked as other ones
     header, lines = report.read(ROOT / "results" / "cpu_amx" / kind)
-    s, _, assumed = bench.published_settings(header, report.rows_in(lines))
+    s, _, assumed = kinds.published_settings(header, report.rows_in(lines))
     name, was = {"ladder": ("rounds", 1), "sweep": ("freed_memory", "returned")}[kind]
     assert getattr(s, name) == assumed[name] == was
     if kind == "ladder":
@@ -289,6 +292,6 @@ def test_data_that_cannot_be_prepared_is_one_sentence(tmp_path, monkeypatch):
     script = tmp_path / "data" / "python_stdlib" / "prepare.py"
     script.parent.mkdir(parents=True)
     script.write_text("raise SystemExit('error: Read-only file system')")
-    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    monkeypatch.setattr(kinds, "ROOT", tmp_path)
     with pytest.raises(UserError, match=rf"{script} failed, see above: run it with --out_dir=FOLDER, and give"):
         bench.main("ladder", ["--dataset=python_stdlib", "--device=cpu", f"--results={tmp_path}"])

@@ -182,9 +182,9 @@ def test_a_whole_number_in_a_file_is_a_number_too(tmp_path):
 @pytest.mark.parametrize("file", sorted((ROOT / "config").glob("*.py")), ids=lambda f: f.name)
 def test_every_config_file_loads(file):
     if file.name.startswith("bench_"):
-        bench = importlib.import_module("bench")
+        kinds = importlib.import_module("fusedgpt.bench.kinds")
         kind = file.read_text().partition("python bench.py ")[2].split()[0]  # as its first lines say
-        assert bench.read_settings(kind, [str(file)])[0] != bench.read_settings(kind, [])[0]
+        assert kinds.read_settings(kind, [str(file)])[0] != kinds.read_settings(kind, [])[0]
     else:
         settings = configure(train.Settings(), [str(file)], "")
         assert settings != train.Settings()

@@ -16,9 +16,11 @@ from fusedgpt import kernels
 from fusedgpt.attention import ATTENTION
 from fusedgpt.case import Case
 from fusedgpt.device import why_no_compiler
+from fusedgpt.dimensions import ACTIVATIONS, LOSSES, RECOMPUTE
 from fusedgpt.errors import UserError
+from fusedgpt.gpt2 import to_transformers
 from fusedgpt.memory import peak_bytes
-from model import ACTIVATIONS, GPT, LOSSES, RECOMPUTE, GPTConfig, _gelu, to_transformers
+from model import GPT, GPTConfig, _gelu
 from tests.conftest import ON_GPU_TOO, hugging_face
 
 TINY = dict(block_size=32, vocab_size=101, n_layer=3, n_head=4, n_embd=64)

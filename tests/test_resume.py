@@ -147,9 +147,9 @@ def test_a_checkpoint_is_saved_before_the_evaluation(tmp_path, data, monkeypatch
 
 
 def test_a_run_resumed_with_auto_keeps_its_kernel(tmp_path, data, monkeypatch):
-    monkeypatch.setattr(train.tuning.kernels, "fastest", lambda *_, **__: ("manual", {}))
+    monkeypatch.setattr(train.tuning.choose, "fastest", lambda *_, **__: ("manual", {}))
     run(tmp_path, data, attention="auto")
-    monkeypatch.setattr(train.tuning.kernels, "fastest", lambda *_, **__: ("math", {}))
+    monkeypatch.setattr(train.tuning.choose, "fastest", lambda *_, **__: ("math", {}))
     run(tmp_path, data, attention="auto", max_iters=15, init_from="resume")
     assert json.loads((tmp_path / "run.json").read_text())["attention"] == "manual"
 

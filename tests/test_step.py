@@ -12,12 +12,16 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+import plot
 import train
 from fusedgpt import distributed, memory, reporting, timing
 from fusedgpt.device import autocast
+from fusedgpt.distributed import Ranks
 from fusedgpt.optimizer import build_optimizer
+from fusedgpt.step_results import StepResults
 from model import GPT, GPTConfig
-from tests.conftest import rows, run
+from tests.conftest import rows, run, weights
+from tests.fusedgpt.test_run_report import page_of
 
 
 def test_ms_is_of_the_step_alone(tmp_path, data, monkeypatch):
@@ -56,13 +60,14 @@ def test_a_step_reads_nothing_from_the_device(dropout, optimizer):
         model.lm_head.weight = model.transformer.wte.weight
         optimizer = build_optimizer(model, s, "cpu")
         batch = (torch.zeros(2, 16, dtype=torch.long), torch.zeros(2, 16, dtype=torch.long))
-        loop = (model, itertools.repeat(batch), batch, timing.StepClock(torch.device("cpu")))
+        clock = timing.StepClock(torch.device("cpu"))
+        loop = (model, contextlib.nullcontext(), itertools.repeat(batch), batch, clock)
         scaler = torch.amp.GradScaler("cpu", enabled=False)
-        state = train.TrainState(model, optimizer, scaler, 0, math.inf, None, *loop)
+        state = train.TrainState(model, optimizer, scaler, 0, math.inf, None, *loop, StepResults(Ranks()))
         for _ in range(2):
-            results = train.train_step(state, s, range(2), contextlib.nullcontext())
+            results = train.train_step(state, s, range(2))
         with pytest.raises(DataDependentOutputException):
-            results[1].item()  # so this would have been seen
+            results["grad_norm"].item()  # so this would have been seen
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -79,14 +84,17 @@ def test_nothing_waits_for_the_device_between_reported_steps(tmp_path, data, mon
 
         return called
 
-    def watched(state, *args, report_now, **calls):
+    def watched(run):
         def noted(**options):
-            reports.append(state.iteration)
-            return report_now(**options)
+            reports.append(run.state.iteration)
+            return report(**options)
 
-        calls = {name: outside(call) if callable(call) else call for name, call in calls.items()}
+        report = run.report
+        run.report = outside(noted)
+        for name in ("evaluate_and_save", "save_whole_steps", "sample"):
+            setattr(run, name, outside(getattr(run, name)))
         with waits:
-            loop(state, *args, report_now=outside(noted), **calls)
+            loop(run)
 
     monkeypatch.setattr(train, "training_loop", watched)
     run(tmp_path / "rare", data, max_iters=20, log_interval=7, eval_interval=10, dtype=dtype)
@@ -108,13 +116,13 @@ def test_a_step_on_a_gpu_does_not_wait_and_skips_on_the_device(monkeypatch, dtyp
     optimizer = build_optimizer(model, s, "cuda")
     scaler = torch.amp.GradScaler("cuda", enabled=dtype == "float16")
     batch = 2 * (torch.randint(0, 65, (2, 32), device=device),)
-    loop = (model, itertools.repeat(batch), batch, timing.StepClock(device))
-    state = train.TrainState(model, optimizer, scaler, 0, math.inf, None, *loop)
     cast = autocast(device, getattr(torch, dtype))
+    loop = (model, cast, itertools.repeat(batch), batch, timing.StepClock(device))
+    state = train.TrainState(model, optimizer, scaler, 0, math.inf, None, *loop, StepResults(Ranks()))
 
     def step():
         state.clock.start()
-        results = train.train_step(state, s, range(2), cast)
+        results = train.train_step(state, s, range(2))
         state.clock.stop()
         return results
 
@@ -125,7 +133,7 @@ def test_a_step_on_a_gpu_does_not_wait_and_skips_on_the_device(monkeypatch, dtyp
         step()
         monkeypatch.setattr(distributed, "gradient_norm", lambda model: torch.full((), torch.nan, device=device))
         before = [p.detach().clone() for p in model.parameters()]
-        _, norm = step()
+        norm = step()["grad_norm"]
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert norm.isnan() and all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
@@ -173,3 +181,21 @@ def test_one_graph_trains_and_one_evaluates(tmp_path, data, monkeypatch):
     run(tmp_path, data, max_iters=9, eval_interval=2, gradient_accumulation_steps=2)  # five evaluations
     assert made.frame_count == 2
     assert json.loads((tmp_path / "run.json").read_text())["graphs"] == 1
+
+
+def test_another_number_that_a_step_returns_is_logged_and_drawn_by_its_name(tmp_path, data, monkeypatch, capsys):
+    # flags used to be read by their position: one more number ended a run of 20 iterations after the first, in silence
+    step = train.train_step
+
+    def with_weight_norm(state, *args):
+        return step(state, *args) | {"weight_norm": state.model.lm_head.weight.norm()}
+
+    monkeypatch.setattr(train, "train_step", with_weight_norm)
+    run(tmp_path, data, max_iters=20, log_interval=1)
+    found = [row["weight_norm"] for row in rows(tmp_path)]
+    assert len(found) == 20 and found[-1] == pytest.approx(weights(tmp_path)["lm_head.weight"].norm().item())
+    assert f"tok/s, weight_norm {found[0]:.4g}\n" in capsys.readouterr().out
+    assert "weight_norm" in {chart["title"] for chart in page_of(tmp_path / "report.html")["charts"]}
+    runs, options = plot.arguments([str(tmp_path), "--y=weight_norm"])
+    plot.draw(runs, tmp_path / "weight_norm.png", options["y"])
+    plot.draw(runs, tmp_path / "all.png")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import train
-from fusedgpt import dataset, determinism, distributed, kernels
+from fusedgpt import dataset, determinism, distributed, kernels, nonfinite
 from fusedgpt.case import Case
 from fusedgpt.dataloader import DataLoader
 from fusedgpt.device import why_no_compiler
@@ -268,7 +268,7 @@ def test_another_process_gone_saves_whatever_the_unread_steps_were(tmp_path, dat
         raise UserError("so is the explanation")
 
     monkeypatch.setattr(train, "train_step", dies)
-    monkeypatch.setattr(train.nonfinite, "explain", explain)
+    monkeypatch.setattr(nonfinite, "explain", explain)
     monkeypatch.setattr(
         distributed, "gradient_norm", lambda model: norm(model) * (torch.nan if next(calls) == 3 else 1)
     )

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusedgpt import decode, determinism, distributed, generate, kernels
+from fusedgpt import checkpoint, decode, determinism, distributed, generate, kernels
 from fusedgpt.case import Case
 from fusedgpt.device import multiplies_bfloat16, resolve_compile, resolve_dtype
 from fusedgpt.errors import UserError, first_line, out_of_memory
+from fusedgpt.gpt2 import to_transformers
 from fusedgpt.optimizer import update_weights
-from model import GPT, GPTConfig, to_transformers
+from model import GPT, GPTConfig
 
 # as nanoGPT: no autocast, no padding, AdamW fused on CUDA only. Its train.py also lets CUDA multiply in TF32
 NANOGPTS = {"dtype": "float32", "compile": False, "vocab_multiple": 1, "fused": False, "tf32": True}
@@ -66,7 +67,7 @@ def settings(part: str, peer: str, s: dict[str, Any]) -> types.SimpleNamespace:
 def initial_weights(s: types.SimpleNamespace) -> dict[str, Tensor]:
     """The weights that all contenders start from: float32 on the CPU, with GPT-2's names and without padding."""
     determinism.seed(s.seed, "init")
-    model = GPT(GPTConfig(**_dimensions(s), vocab_size=s.vocab_size))
+    model = GPT(GPTConfig.of(s, vocab_multiple=1, activation="gelu_tanh", dropout=0.0))
     with torch.no_grad():
         for p in model.transformer.h.parameters():
             p *= LOUDER if p.dim() == 2 else 1
@@ -80,12 +81,9 @@ def build(peer: str, state: dict[str, Tensor], s: types.SimpleNamespace) -> Any:
 
 def reference(contender: Any, state: dict[str, Tensor], s: types.SimpleNamespace) -> GPT:
     """Our GPT, with hand-written attention, that computes what `contender` should: float32 on the CPU."""
-    config = GPTConfig(**_dimensions(s), vocab_size=contender.ids, attention="manual", activation=contender.activation)
+    same = dict(vocab_size=contender.ids, vocab_multiple=1, activation=contender.activation, dropout=0.0)
+    config = GPTConfig.of(s, attention="manual", **same)
     return _loaded(GPT(config), _padded(state, contender.ids))
-
-
-def _dimensions(s):
-    return {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "bias")}
 
 
 def _padded(state, V):
@@ -127,9 +125,7 @@ class Ours:
     """Our GPT as train.py runs it, or with the settings `NANOGPTS`."""
 
     def __init__(self, state: dict[str, Tensor], s: types.SimpleNamespace):
-        config = GPTConfig(
-            **_dimensions(s), vocab_size=s.vocab_size, vocab_multiple=s.vocab_multiple, activation=s.activation
-        )
+        config = GPTConfig.of(s, dropout=0.0)
         self.model, self.ids, self.activation = GPT(config), s.vocab_size, s.activation
         _loaded(self.model, _padded(state, config.padded_vocab_size))
 
@@ -173,7 +169,7 @@ class HuggingFace:
     activation = "gelu_tanh"
 
     def __init__(self, state: dict[str, Tensor], s: types.SimpleNamespace):
-        config = GPTConfig(**_dimensions(s), vocab_size=s.vocab_size, activation=self.activation)
+        config = GPTConfig.of(s, vocab_multiple=1, activation=self.activation, dropout=0.0)
         self.model = to_transformers(config, state, attn_implementation="sdpa")
         self.ids, self.options = s.vocab_size, {}
 
@@ -215,7 +211,8 @@ class NanoGPT:
         self.ids = -(-s.vocab_size // s.vocab_multiple) * s.vocab_multiple  # to nanoGPT, padding is ids like all others
         try:
             module = _imported(pathlib.Path(s.nanogpt, "model.py"))
-            self.model = module.GPT(module.GPTConfig(**_dimensions(s), vocab_size=self.ids, dropout=0.0))
+            shape = {name: getattr(s, name) for name in checkpoint.NANOGPTS} | dict(vocab_size=self.ids, dropout=0.0)
+            self.model = module.GPT(module.GPTConfig(**shape))
         except Exception as error:  # code of another project can raise anything
             if out_of_memory(error):
                 raise

@@ -9,13 +9,10 @@ from collections.abc import Iterable
 from math import inf
 
 from fusedgpt.bench.disturbance import comparable
+from fusedgpt.kernel_table import KERNELS
 
 WIDTH = 6.4  # inches: 832 pixels, the column of a README
-MARKS = {"manual": "o", "math": "s", "efficient": "^", "flash": "D", "cudnn": "v", "flex": "P", "eager": "o"}
-MARKS |= {"blocked": "p", "masked": "X", "flash3": "<", "flash4": ">", "flash_attention_2": "<"}
-COLORS = {"manual": "0.2", "math": "#e69f00", "efficient": "#56b4e9", "flash": "#0072b2", "cudnn": "#009e73"}
-COLORS |= {"flex": "#d55e00", "eager": "0.2", "blocked": "0.6", "masked": "#cc79a7", "flash3": "#7a4fa3"}
-COLORS |= {"flash4": "#8c564b", "flash_attention_2": "#7a4fa3"}
+DRAWN_AS = {"eager": "manual", "flash_attention_2": "flash3"}  # transformers' names for a kernel
 REASON = 60  # characters of a reason that stands in place of a bar; the report has all of it
 HATCHES = ("", "///", "...", "xx", "\\\\", "")
 GREYS = ("0.35", "0.75", "0.55", "0.9", "0.65", "1.0")
@@ -126,9 +123,13 @@ def doubling(axis: str, *all_axes, ticks: Iterable[float] | None = None) -> None
 
 def color(attention: str) -> str:
     """The colour of an attention kernel."""
-    return COLORS.get(attention, "0.5")
+    return _kernel(attention).color
 
 
 def mark(attention: str) -> str:
     """The mark of an attention kernel's line."""
-    return MARKS.get(attention, "x")
+    return _kernel(attention).mark
+
+
+def _kernel(attention):
+    return KERNELS.get(DRAWN_AS.get(attention, attention), KERNELS["sdpa"])

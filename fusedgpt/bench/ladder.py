@@ -47,7 +47,8 @@ GROUP = ("round",)
 TRAINS = True
 UNUSED = {
     **training.UNUSED,
-    **dict.fromkeys(("attention", "vocab_multiple"), "each rung of the ladder sets it"),
+    "attention": settings.EACH_ROW_NAMES_IT,
+    "vocab_multiple": "each rung of the ladder sets it",
     "eval_iters": "a rung only makes --steps steps",
 }
 
@@ -63,13 +64,15 @@ def defaults(gpu: bool) -> dict:
 
 
 def plan(s: Settings, device: torch.device) -> list[dict]:
-    """The rungs, from the bottom up, round after round."""
-    return [{"rung": name} | rounds.named(n, s.rounds) for n in range(1, s.rounds + 1) for name in RUNGS]
+    """The rungs, from the bottom up, round after round; a kernel of the user's own is the last."""
+    names = (*RUNGS, *settings.own_kernel(s.attention))
+    return [{"rung": name} | rounds.named(n, s.rounds) for n in range(1, s.rounds + 1) for name in names]
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
     """A rung's row: first its kernel's parity with float64, then the steps of train.py."""
-    s = dataclasses.replace(s, **RUNGS[spec["rung"]])
+    own = {"attention": spec["rung"], "vocab_multiple": 64}
+    s = dataclasses.replace(s, **RUNGS.get(spec["rung"], own))
     case = Case.of_model(s, s.batch_size, device, resolve_dtype(s.dtype, device), dropout=s.dropout)
     proven = prove_kernel(s.attention, case) if s.attention in ATTENTION else {}
     out_dir = folder / "runs" / slug(spec["rung"])

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from fusedgpt import memory
-from fusedgpt.attention import KERNELS
 from fusedgpt.bench import check, drawing, report, settings, training
 from fusedgpt.bench.disturbance import comparable
 from fusedgpt.bench.proof import prove_kernel
@@ -30,6 +29,7 @@ from fusedgpt.case import Case
 from fusedgpt.device import autocast, resolve_compile, resolve_dtype
 from fusedgpt.errors import UserError, first_line
 from fusedgpt.files import read_jsonl
+from fusedgpt.kernel_table import NAMED
 from model import GPT, GPTConfig
 
 TRIAL_STEPS = 3  # AdamW allocates its state in the first step; from the second on, memory holds everything
@@ -59,7 +59,7 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
     """One row per kernel. Raises UserError on a device whose memory limit is unknown."""
     if device.type not in ("cuda", "cpu"):
         raise UserError(f"max_batch knows no limit of memory on {device.type}: set --device=cpu")
-    return [{"attention": name} for name in KERNELS]
+    return [{"attention": name} for name in NAMED]
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
@@ -186,10 +186,8 @@ def estimate(s: Settings, device: torch.device, dtype: torch.dtype) -> tuple[int
 
     The small steps are compiled if the run will be.
     """
-    dimensions = {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "dropout", "bias")}
-    vocabulary = {"vocab_size": s.vocab_size or 256, "vocab_multiple": s.vocab_multiple}
     with torch.device(device):
-        model = GPT(GPTConfig(attention=s.attention, **dimensions, **vocabulary))
+        model = GPT(GPTConfig.of(s, vocab_size=s.vocab_size or 256, attention=s.attention))
     if resolve_compile(s.compile, device)[0]:
         torch.compiler.reset()  # graphs of another kernel hold memory, and PyTorch counts recompilations
         model.compile(dynamic=False)

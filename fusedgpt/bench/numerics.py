@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from fusedgpt import kernels, parity
-from fusedgpt.attention import ATTENTION, KERNELS, MASKED
+from fusedgpt.attention import ATTENTION, MASKED
 from fusedgpt.bench import check, drawing, report, settings
 from fusedgpt.bench.proof import refusals, tflops, timed, verdict
 from fusedgpt.bench.rows import trace_path
 from fusedgpt.case import Case
 from fusedgpt.device import DTYPES
 from fusedgpt.errors import UserError
+from fusedgpt.kernel_table import NAMED
 from fusedgpt.receipt import observe
 
 SHAPE = (1, 12, 256, 64)  # (B, nh, T, hs): GPT-2's heads
@@ -43,7 +44,7 @@ BEFORE = "`scaled before` is hand-written attention with q and k each times √s
 BEFORE += " `manual` scales q kᵀ, as in nanoGPT."
 
 TRAINS = False
-UNUSED = {}
+UNUSED = {"attention": settings.EACH_ROW_NAMES_IT}
 GROUP = ("inputs", "dtype")
 
 
@@ -55,13 +56,14 @@ def scaled_before(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Te
     return scores.masked_fill(hidden, float("-inf")).softmax(dim=-1) @ v
 
 
-PATHS = {"scaled before": scaled_before, **{name: ATTENTION[name] for name in KERNELS}, **MASKED}
+PATHS = {"scaled before": scaled_before, **{name: ATTENTION[name] for name in NAMED}, **MASKED}
 PAIRED = {**PATHS, "masked": ATTENTION["masked"]}
 
 
 @dataclasses.dataclass
 class Settings(settings.Timed):
     repeats: int = 20  # timed calls of each row
+    attention: str = "auto"  # path/to/file.py:function: measure this kernel of your own too
 
 
 def defaults(gpu: bool) -> dict:
@@ -71,8 +73,9 @@ def defaults(gpu: bool) -> dict:
 
 def plan(s: Settings, device: torch.device) -> list[dict]:
     """Every path in every dtype on both inputs, then the article's pairs."""
+    paths = (*PATHS, *settings.own_kernel(s.attention))
     errors = [
-        {"inputs": inputs, "dtype": dtype, "path": path} for inputs in INPUTS for dtype in DTYPES for path in PATHS
+        {"inputs": inputs, "dtype": dtype, "path": path} for inputs in INPUTS for dtype in DTYPES for path in paths
     ]
     return errors + [{"pair": f"{a} = {b}", "dtype": dtype} for dtype in DTYPES for a, b in PAIRS]
 
@@ -82,7 +85,8 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     case = Case(SHAPE, device, DTYPES[spec["dtype"]])
     if "pair" in spec:
         return _pair(*spec["pair"].split(" = "), case)
-    attend, scale = PATHS[spec["path"]], INPUTS[spec["inputs"]]
+    path, scale = spec["path"], INPUTS[spec["inputs"]]
+    attend = PATHS[path] if path in PATHS else ATTENTION[path]
     case = dataclasses.replace(case, backward=_has_backward(spec["path"], case))
     with refusals():  # some kernels take no mask
         errors = parity.compare(attend, case, case.inputs(scale))

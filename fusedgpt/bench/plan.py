@@ -10,12 +10,13 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from fusedgpt import scale, settings
+from fusedgpt import dimensions, scale, settings
 from fusedgpt.bench import drawing, report
 from fusedgpt.distributed import Ranks
 from fusedgpt.errors import UserError
 from fusedgpt.files import atomic
 from fusedgpt.gpus import GPUS, NETWORKS
+from fusedgpt.kernel_table import scores_held
 from fusedgpt.scale import Run
 from model import GPTConfig
 
@@ -29,7 +30,7 @@ TIME |= {"rest": "not counted", "exposed": "waiting for communication"}
 
 TRAINS = True
 DEFAULTS = {"vocab_size": 50257}
-OF_A_MODEL = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "vocab_multiple", "bias", "dropout", "loss")
+OF_A_MODEL = (*dimensions.NAMES, "loss")
 OF_A_RUN = (
     "batch_size",
     "gradient_accumulation_steps",
@@ -83,7 +84,9 @@ def config_of(s) -> GPTConfig:
         )
     if s.vocab_size is None:
         raise UserError("vocab_size=None: a plan reads no data; give its number of ids, such as --vocab_size=50257")
-    return GPTConfig(**{name: getattr(s, name) for name in OF_A_MODEL})
+    config = GPTConfig.of(s, loss=s.loss)
+    dimensions.require_known(config, "bench.py plan (fusedgpt/scale.py)")
+    return config
 
 
 def run_of(s) -> Run:
@@ -136,7 +139,7 @@ def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
 
 def saving(run: Run) -> list[str]:
     """Values of recompute that are worth trying: "attention" saves next to nothing if the kernel is fused."""
-    fused = run.attention not in (*scale.UNFUSED, "blocked")
+    fused = scores_held(run.attention) == "none"
     return [name for name in RECOMPUTE if name != "attention" or not fused]
 
 

@@ -5,10 +5,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from fusedgpt.attention import load
 from fusedgpt.errors import UserError
+from fusedgpt.kernel_table import OWN, is_own
 
 # Settings that headers of earlier versions lack, and their values then. Any other that is missing has today's default
 EARLIER = {"rounds": 1, "freed_memory": "returned"}
+# why ladder, sweep and numerics take no --attention, unless it names a kernel of the user's own
+EACH_ROW_NAMES_IT = f"each row names its kernel; to measure one of your own too, give --attention={OWN}"
 
 
 @dataclass
@@ -38,6 +42,17 @@ class Trained(Common):
     """Settings of the kinds that train."""
 
     steps: int = 25  # training steps of each run; the first 5 are not counted
+
+
+def own_kernel(attention: str) -> tuple[str, ...]:
+    """The setting `attention` in a tuple if it names a kernel of the user's own, otherwise ().
+
+    Raises UserError if that cannot be loaded.
+    """
+    if not is_own(attention):
+        return ()
+    load(attention)
+    return (attention,)
 
 
 def lengths(text: str) -> list[int]:

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 
 from fusedgpt import kernels, parity
-from fusedgpt.attention import ATTENTION, KERNELS
+from fusedgpt.attention import ATTENTION
 from fusedgpt.bench import check, drawing, report, settings, training
 from fusedgpt.bench.disturbance import comparable, speedup
 from fusedgpt.bench.proof import prove, prove_kernel, refusals, tflops, timed
@@ -24,6 +24,7 @@ from fusedgpt.bench.rows import slug, trace_path
 from fusedgpt.case import Case
 from fusedgpt.device import dtype_name, resolve_dtype
 from fusedgpt.errors import UserError
+from fusedgpt.kernel_table import NAMED
 from fusedgpt.receipt import contradiction
 
 FIRST = (1024, 4096, 256, 2048, 512, 8192, 16384)  # the lengths to measure first, in this order
@@ -33,7 +34,8 @@ LONGEST_TRAINED = 4096
 TRAINS = True
 UNUSED = {
     **training.UNUSED,
-    **dict.fromkeys(("attention", "block_size"), "each row of the sweep sets it"),
+    "attention": settings.EACH_ROW_NAMES_IT,
+    "block_size": "each row of the sweep sets it",
     "eval_iters": "a row only makes --steps steps",
 }
 GROUP = ("part", "heads", "pass", "T")
@@ -59,19 +61,20 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
     """Attention alone at powers of two, then training there, then attention alone at the other lengths.
 
     At one length, all heads x head sizes, directions and kernels are measured before the next length. Raises UserError
-    if --heads or --lengths cannot be read.
+    if --heads or --lengths cannot be read. A kernel of the user's own stands beside ours.
     """
+    own = settings.own_kernel(s.attention)
     lengths = coarse_to_fine(settings.lengths(s.lengths))
     alone = [
         {"part": "attention", "heads": f"{nh}x{hs}", "pass": direction, "T": T, "attention": name}
         for T in lengths
         for nh, hs in settings.heads(s.heads)
         for direction in ("forward", "forward + backward")
-        for name in (*KERNELS, "masked")
+        for name in (*NAMED, "masked", *own)
         if name != "flex" or T in COMPILED_AT
     ]
     trained = [T for T in lengths if _power_of_two(T) and T <= LONGEST_TRAINED]
-    whole = [{"part": "training", "T": T, "attention": name} for T in trained for name in KERNELS]
+    whole = [{"part": "training", "T": T, "attention": name} for T in trained for name in (*NAMED, *own)]
     coarse = [spec for spec in alone if _power_of_two(spec["T"])]
     return coarse + whole + [spec for spec in alone if not _power_of_two(spec["T"])]
 

@@ -17,12 +17,12 @@ import pytest
 import torch
 from hypothesis import strategies
 
-import bench
 import configurator
 import sample
 import train
 from configurator import configure
-from fusedgpt import dataset, memory
+from fusedgpt import dataset, fits
+from fusedgpt.bench import kinds
 from fusedgpt.errors import UserError
 from fusedgpt.tokenizer import KINDS, Tokenizer, vocabulary
 from model import GPTConfig
@@ -57,25 +57,25 @@ def training(args):
     train.validate(s)
     shape = {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "bias", "vocab_multiple")}
     config = GPTConfig(vocab_size=s.vocab_size or 50257, **shape)
-    memory.check_training(config, s.batch_size, CPU, torch.float32)
+    fits.check_training(config, s.batch_size, CPU, torch.float32)
     return s
 
 
 def sampling(args):
     s = configure(sample.Settings(), args, "", sample.ONLY_TRAINING)
     sample.validate(s)
-    memory.check_sampling(GPTConfig(), s.num_samples, s.max_new_tokens, CPU, torch.float32)
+    fits.check_sampling(GPTConfig(), s.num_samples, s.max_new_tokens, CPU, torch.float32)
     return s
 
 
 def benchmarking(args, kind):
-    s, _ = bench.read_settings(kind, args)
-    bench.validate(bench.KINDS[kind], s)
+    s, _ = kinds.read_settings(kind, args)
+    kinds.validate(kinds.KINDS[kind], s)
     return s
 
 
 SCRIPTS = [(training, train.Settings)] * 4 + [(sampling, sample.Settings)] * 3
-SCRIPTS += [(functools.partial(benchmarking, kind=k), bench.settings_class(bench.KINDS[k])) for k in bench.KINDS]
+SCRIPTS += [(functools.partial(benchmarking, kind=k), kinds.settings_class(kinds.KINDS[k])) for k in kinds.KINDS]
 FIELDS = [field for _, settings in SCRIPTS for field in dataclasses.fields(settings)]
 NAMES = sorted({field.name for field in FIELDS})
 CHOICES = sorted({str(c) for f in FIELDS for t in (f.type, *typing.get_args(f.type)) for c in typing.get_args(t)})

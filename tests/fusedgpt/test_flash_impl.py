@@ -1,5 +1,6 @@
 """FlashAttention-3 and -4 in place of PyTorch's own, with packages that stand in for theirs on a CPU."""
 
+import dataclasses
 import importlib.util
 
 import pytest
@@ -9,17 +10,19 @@ from torch.nn import attention
 
 from fusedgpt import flash_impl, kernels, parity
 from fusedgpt.attention import ATTENTION
-from fusedgpt.bench import sweep
+from fusedgpt.bench import kinds, sweep
 from fusedgpt.case import Case
 from fusedgpt.device import why_no_compiler
 from fusedgpt.errors import UserError
+from fusedgpt.kernel_table import KERNELS
 from model import GPT, GPTConfig
 from tests.fusedgpt.test_receipt import watch
 
-CPU = torch.device("cpu")
+CPU, SETTINGS = torch.device("cpu"), kinds.settings_class(sweep)
 TRAINING = Case((2, 2, 64, 32), CPU, torch.float32)
 VERSIONS = {"flash3": "FA3", "flash4": "FA4"}
-TINY = sweep.Settings(heads="2x32", lengths="64")
+EVERYWHERE = {name: dataclasses.replace(kernel, gpu_only=False) for name, kernel in KERNELS.items()}
+TINY = SETTINGS(heads="2x32", lengths="64")
 OPERATOR = "_scaled_dot_product_flash_attention_for_cpu"
 
 
@@ -77,7 +80,7 @@ def provide(monkeypatch, operators):
 
     Without functions it computes with its own operators. Afterwards PyTorch's own packages are back.
     """
-    monkeypatch.setattr(kernels, "GPU_ONLY", kernels.GPU_ONLY - VERSIONS.keys())
+    monkeypatch.setattr(kernels, "KERNELS", EVERYWHERE)
     monkeypatch.setattr(attention._registry, "_FLASH_ATTENTION_IMPLS", {})
 
     def provide(name, fwd=None, bwd=None):
@@ -140,7 +143,7 @@ def test_a_compiled_model_follows_use_attention_back_and_forth(provide):
 def test_auto_and_the_sweep_try_them_one_after_another(provide, monkeypatch):
     provide("flash3")
     provide("flash4")
-    monkeypatch.setattr(kernels, "KERNELS", ["flash3", "flash", "flash4"])
+    monkeypatch.setattr(kernels, "NAMED", ["flash3", "flash", "flash4"])
     _, trials = kernels.fastest(TRAINING)
     assert all("median_ms" in trial for trial in trials.values()), trials
     assert {"flash3", "flash4"} <= {spec["attention"] for spec in sweep.plan(TINY, CPU)}
@@ -152,8 +155,8 @@ def test_without_the_package_the_reason_names_it(monkeypatch, name, module):
         kernels.require(name, TRAINING)
     if importlib.util.find_spec(module):
         pytest.skip(f"{module} is installed")
-    monkeypatch.setattr(kernels, "GPU_ONLY", set())
-    package = flash_impl.PACKAGES[name]
+    monkeypatch.setattr(kernels, "KERNELS", EVERYWHERE)
+    package = KERNELS[name].package
     assert kernels.refusal(name, TRAINING) == f"the package {package} cannot be imported: No module named '{module}'"
     assert watch("flash")["forward"] == ["flash"]  # a failed activation leaves it alone
 

@@ -88,7 +88,7 @@ def test_auto_takes_the_fastest_that_passes_parity(monkeypatch):
     right, wrong = ATTENTION["math"], lambda q, k, v, dropout_p=0.0: q + k + v
     kinds = {"manual": taking(3.0, right), "math": taking(2.0, right), "flash": taking(1.0, wrong)}
     monkeypatch.setattr(kernels, "ATTENTION", kinds)
-    monkeypatch.setattr(kernels, "KERNELS", list(kinds))
+    monkeypatch.setattr(kernels, "NAMED", list(kinds))
     monkeypatch.setattr(kernels, "contradiction", lambda *_: None)
     monkeypatch.setattr(kernels.timing, "now", lambda device: told[0])
     name, rows = kernels.fastest(Case((1, 2, 128, 32), CPU, torch.float32))
@@ -104,7 +104,7 @@ def test_auto_leaves_out_a_kernel_that_needs_too_much_memory(monkeypatch):
         return ATTENTION["manual"](q, k, v)
 
     monkeypatch.setattr(kernels, "ATTENTION", {"manual": greedy, "math": ATTENTION["math"]})
-    monkeypatch.setattr(kernels, "KERNELS", ["manual", "math"])
+    monkeypatch.setattr(kernels, "NAMED", ["manual", "math"])
     name, rows = kernels.fastest(TRAINING)
     assert name == "math" and rows["manual"]["refused"] == "out of memory at this shape"
 
@@ -130,7 +130,7 @@ def test_what_a_kernel_raises_is_its_refusal(raised, phrase, monkeypatch):
 
     smallest = [1]
     monkeypatch.setattr(kernels, "ATTENTION", {"flash": ATTENTION["flash"], "manual": broken})
-    monkeypatch.setattr(kernels, "KERNELS", ["flash", "manual"])
+    monkeypatch.setattr(kernels, "NAMED", ["flash", "manual"])
     assert kernels.refusal("manual", TRAINING) == phrase
     assert kernels.fastest(TRAINING)[1]["manual"]["refused"] == phrase
     smallest = [2]  # permitted on one sequence, but not at full size
@@ -156,7 +156,7 @@ def test_auto_without_any_kernel_left_is_one_sentence(monkeypatch):
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(kernels, "ATTENTION", {"manual": greedy})
-    monkeypatch.setattr(kernels, "KERNELS", ["manual"])
+    monkeypatch.setattr(kernels, "NAMED", ["manual"])
     with pytest.raises(UserError, match=r"attention='auto' found no kernel that can run here: manual: .*no room"):
         kernels.choose("auto", Case(SHAPE, CPU, torch.float32))
 
@@ -169,7 +169,7 @@ def test_auto_takes_no_kernel_that_another_case_refuses(monkeypatch):
         return ATTENTION["math"](q, k, v)
 
     monkeypatch.setattr(kernels, "ATTENTION", {"flash": ATTENTION["flash"], "math": no_lone_query})
-    monkeypatch.setattr(kernels, "KERNELS", ["flash", "math"])
+    monkeypatch.setattr(kernels, "NAMED", ["flash", "math"])
     prompt = Case(SHAPE, CPU, torch.float32, backward=False)
     name, trials = kernels.choose("auto", prompt, prompt.one_query())
     assert name == "flash" and trials["math"]["refused"] == "not one query"
@@ -192,7 +192,7 @@ def told(monkeypatch):
         return kernel
 
     watched = []
-    monkeypatch.setattr(kernels, "KERNELS", ["manual", "math", "flash"])
+    monkeypatch.setattr(kernels, "NAMED", ["manual", "math", "flash"])
     monkeypatch.setattr(kernels, "ATTENTION", {name: watching(name) for name in ("manual", "math", "flash")})
     monkeypatch.setattr(kernels.timing, "device_samples", device_samples)
     return ms
@@ -240,7 +240,7 @@ def test_on_a_gpu_auto_times_what_will_run(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(torch, "compile", compile)
-    monkeypatch.setattr(kernels, "KERNELS", ["math", "flash"])
+    monkeypatch.setattr(kernels, "NAMED", ["math", "flash"])
     _, trials = kernels.fastest(Case(SHAPE, torch.device("cuda"), torch.bfloat16), compiled=True)
     assert made and set(made) == set(timed)
     assert any(trial["timed"] == "graph replay, cold L2" for trial in trials.values())

@@ -68,7 +68,7 @@ def test_the_page_of_a_long_run_is_made_by_another_process(tmp_path, data, monke
     # to read 50,000 iterations took memory that the run then kept
     monkeypatch.setattr(logger, "READ_HERE", 0)
     monkeypatch.setattr(logger, "SHARE_OF_REPORTS", 1.0)
-    monkeypatch.setattr(logger.run_report, "write", lambda *_: pytest.fail("here"))
+    monkeypatch.setattr(logger.report_page, "write", lambda *_: pytest.fail("here"))
     run(tmp_path, data)
     page = (tmp_path / "report.html").read_text()
     assert logger.run_report.RELOAD not in page and '"done": 10' in page
@@ -138,7 +138,7 @@ def test_a_machine_without_more_processes_trains_on(tmp_path, monkeypatch, capsy
 
 def test_a_page_that_cannot_be_made_ends_no_run(tmp_path, data, monkeypatch, capsys):
     # what somebody had put into metrics.jsonl ended it, before the state was saved
-    monkeypatch.setattr(logger.run_report, "write", lambda *_: {}["page"])
+    monkeypatch.setattr(logger.report_page, "write", lambda *_: {}["page"])
     run(tmp_path, data)
     assert "NOT WRITTEN: report.html: KeyError: 'page'" in capsys.readouterr().out
     assert len(rows(tmp_path)) == 10 and weights(tmp_path)

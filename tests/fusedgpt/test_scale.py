@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusedgpt import distributed, memory, scale
+from fusedgpt import distributed, fits, scale
 from fusedgpt.gpus import GPUS, NETWORKS
 from fusedgpt.optimizer import orthogonalised
 from fusedgpt.scale import Machine, Run
@@ -274,8 +274,8 @@ def test_it_starts_without_pytorch():
 def test_an_estimate_in_words():
     found = scale.Memory(2**30, 0, 2 * 2**30, 2**29, 0, 0)
     line = "memory: about 3.50 GiB of tensors in each of 8 processes: weights 1.00, optimizer 2.00, activations 0.50"
-    assert memory.in_words(found, 8) == line
+    assert fits.in_words(found, 8) == line
     # a small model's line said "gradients 0": what rounds to nothing is not named
-    small = memory.in_words(scale.Memory(2**20, 2**10, 2**20, 0, 0, 0), 1)
+    small = fits.in_words(scale.Memory(2**20, 2**10, 2**20, 0, 0, 0), 1)
     assert small == "memory: about 2 MiB of tensors: weights 1, optimizer 1"
-    assert memory.in_words(scale.Memory(2**10, 0, 0, 0, 0, 0), 1) == "memory: about 0 MiB of tensors"
+    assert fits.in_words(scale.Memory(2**10, 0, 0, 0, 0, 0), 1) == "memory: about 0 MiB of tensors"

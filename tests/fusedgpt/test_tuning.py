@@ -105,7 +105,7 @@ def test_a_kernel_is_compared_compiled_if_the_run_is_compiled(model, monkeypatch
     def choose(name, case, before=None, compiled=False):
         return asked.append(compiled) or (("flash", "math")[compiled], {})
 
-    monkeypatch.setattr(tuning.kernels, "choose", choose)
+    monkeypatch.setattr(tuning.choose, "choose", choose)
     chosen = settle(model, calls=9999, dtype="bfloat16", attention="auto", compile="auto")
     assert (chosen.attention, chosen.compiled, asked) == ("math", True, [False, True])
 
@@ -114,7 +114,7 @@ def test_attention_is_chosen_for_each_dtype(model, monkeypatch):
     # flash is the fastest in float32 and the slowest in bfloat16 on short sequences of a CPU
     taking(monkeypatch, bfloat16=2.0, float32=1.0)
     picks = {torch.bfloat16: ("manual", {}), torch.float32: ("flash", {"flash": {}})}
-    monkeypatch.setattr(tuning.kernels, "choose", lambda name, case, **_: picks[case.dtype])
+    monkeypatch.setattr(tuning.choose, "choose", lambda name, case, **_: picks[case.dtype])
     chosen = settle(model, attention="auto")
     assert (chosen.attention, chosen.attention_trials) == ("flash", {"flash": {}})
 
@@ -130,7 +130,7 @@ def test_a_kernel_that_was_named_must_run_compiled_if_the_run_is_compiled(model,
     # flex cannot on a CPU, which only `auto` was told
     asked = []
     monkeypatch.setattr(
-        tuning.kernels, "choose", lambda *_, compiled=False, **__: asked.append(compiled) or ("math", {})
+        tuning.choose, "choose", lambda *_, compiled=False, **__: asked.append(compiled) or ("math", {})
     )
     monkeypatch.setattr(tuning, "resolve_compile", lambda wish, device: (wish is True, ""))
     settle(model, attention="math", dtype="bfloat16", compile=True)

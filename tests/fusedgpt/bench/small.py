@@ -5,7 +5,7 @@ from unittest import mock
 
 import bench
 from fusedgpt import timing
-from fusedgpt.bench import disturbance
+from fusedgpt.bench import disturbance, kinds
 from fusedgpt.files import read_jsonl
 from tests.conftest import flags, small
 
@@ -15,14 +15,14 @@ TINY |= dict(lengths="32,64", heads="2x16", memory_gb=0.5, rounds=1)
 
 def settings(kind, tmp_path, data, **changes):
     """Settings of a kind of benchmark, with a tiny model if it trains."""
-    chosen = bench.settings_class(bench.KINDS[kind])
+    chosen = kinds.settings_class(kinds.KINDS[kind])
     given = {**vars(small(tmp_path / "out", data)), **TINY, **changes}
     return chosen(**{field.name: given[field.name] for field in dataclasses.fields(chosen) if field.name in given})
 
 
 def run(kind, tmp_path, data, **changes):
     """Run a kind of benchmark from its command line, as on a machine that nothing else uses; its rows."""
-    unused = bench.unused_settings(kind)
+    unused = kinds.unused_settings(kind)
     asked = flags(settings(kind, tmp_path, data, **changes, results=str(tmp_path / "results")))
     idle = mock.patch.object(timing, "reference", lambda device: 1.0)
     wide = mock.patch.object(disturbance, "WIDE", float("inf"))  # samples of tiny models lie far apart

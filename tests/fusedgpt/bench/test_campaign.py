@@ -13,7 +13,7 @@ import torch
 
 import bench
 from fusedgpt import timing
-from fusedgpt.bench import campaign, disturbance, rows
+from fusedgpt.bench import campaign, disturbance, kinds, rows
 from fusedgpt.errors import UserError
 from tests.conftest import ROOT
 
@@ -179,7 +179,7 @@ def test_make_gpu_rehearsed(tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "reference", lambda device: 1.0)  # a disturbed row is measured three times
     monkeypatch.setattr(disturbance, "_usage", lambda: (0, 0.0))
     settings = campaign.Settings(rehearse=True, results=str(folder))
-    whole = campaign.run(settings, CPU, bench.left)
+    whole = campaign.run(settings, CPU, kinds.left)
     assert whole.endswith("; nothing is missing"), whole
     for kind in campaign.KINDS:
         assert (folder / kind / "report.md").exists() and list((folder / kind).glob("*.png")), kind

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bench
-from fusedgpt.bench import check, ladder, numerics, report, sweep
+from fusedgpt.bench import check, kinds, ladder, numerics, report, sweep
 from fusedgpt.errors import UserError
 from tests.conftest import ROOT
 from tests.fusedgpt.bench.small import run
@@ -153,7 +153,7 @@ def test_only_names_what_a_claim_is_about():
 @pytest.mark.parametrize("folder", ["ladder", "ladder_124M", "sweep", "prefill", "numerics", "max_batch"])
 def test_claims_of_published_rows_are_what_their_samples_say_and_hold_against_themselves(folder):
     header, lines = report.read(ROOT / "results" / "cpu_amx" / folder)
-    kind, rows = bench.kind_of(header), report.rows_in(lines)
+    kind, rows = kinds.kind_of(header), report.rows_in(lines)
     claims = check.published(kind, rows, "")
     assert claims and len({claim.name for claim in claims}) == len(claims)
     for claim in claims:
@@ -163,7 +163,7 @@ def test_claims_of_published_rows_are_what_their_samples_say_and_hold_against_th
             spread = base[1] / row[1], base[0] / row[2], base[2] / row[0]
             assert (claim.value, claim.low, claim.high) == pytest.approx(spread)
     assert {verdict for *_, verdict in check.compare(claims, kind.claims(rows), rows, {})} == {"holds"}
-    s, device, assumed = bench.published_settings(header, rows)
+    s, device, assumed = kinds.published_settings(header, rows)
     assert device.type == "cpu" and s.max_seconds is None and "max_iters" not in assumed
     assert getattr(s, "dtype", "bfloat16") == "bfloat16"  # what auto was there
 

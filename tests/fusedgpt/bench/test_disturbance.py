@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-import bench
-from fusedgpt.bench import disturbance, ladder, max_batch, numerics, prefill, report, sweep
+from fusedgpt.bench import disturbance, kinds, ladder, max_batch, numerics, prefill, report, sweep
 from fusedgpt.files import read_jsonl
 from tests.conftest import ROOT
 
@@ -96,7 +95,7 @@ PUBLISHED = sorted(path.parent for path in (ROOT / "results").rglob("rows.jsonl"
 def test_the_published_reports_are_those_of_their_rows(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)  # the report only names it
     (tmp_path / "rows.jsonl").write_bytes((folder / "rows.jsonl").read_bytes())
-    report.write(tmp_path, bench.kind_of(report.read(folder)[0]))
+    report.write(tmp_path, kinds.kind_of(report.read(folder)[0]))
     assert (tmp_path / "report.md").read_bytes() == (folder / "report.md").read_bytes()
 
 

@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-import bench
-from fusedgpt.bench import disturbance, drawing, ladder, max_batch, numerics, peers, report, sweep
+from fusedgpt.bench import disturbance, drawing, kinds, ladder, max_batch, numerics, peers, report, sweep
 from fusedgpt.files import read_jsonl
 from tests.conftest import ROOT
 
@@ -39,7 +38,7 @@ def test_a_figure_says_what_was_measured_where_and_when(kind, tmp_path, saved):
         head, day = header | {"environment": environment | date}, date.get("date", "no date recorded")
         head |= {"settings": header["settings"] | freed}
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [head, *lines]))
-        report.write(tmp_path, bench.KINDS[kind])
+        report.write(tmp_path, kinds.KINDS[kind])
         for name, figure in saved.items():
             title, subtitle = (text.get_text() for text in figure.texts[-2:])
             assert title and figure.get_figwidth() == drawing.WIDTH

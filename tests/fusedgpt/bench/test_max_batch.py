@@ -5,7 +5,7 @@ import types
 import pytest
 import torch
 
-from fusedgpt import memory
+from fusedgpt import fits, memory
 from fusedgpt.bench import max_batch, training
 from fusedgpt.device import why_no_compiler
 from fusedgpt.errors import UserError
@@ -218,7 +218,7 @@ def test_logits_of_more_than_2_to_the_31_elements_are_tried(tmp_path, data, stan
     monkeypatch.setattr(max_batch, "estimate", lambda *_: (0, 2**30))
     monkeypatch.setattr(memory, "total_memory", lambda device: 140 * 2**30)
     stand_in.end = lambda asked: (
-        memory.check_training(GPTConfig(vocab_size=50257, vocab_multiple=64), asked["batch_size"], CPU, torch.bfloat16)
+        fits.check_training(GPTConfig(vocab_size=50257, vocab_multiple=64), asked["batch_size"], CPU, torch.bfloat16)
         or up_to(90)(asked)
     )
     s = settings("max_batch", tmp_path, data, block_size=1024, vocab_size=50257, memory_gb=80.0)

@@ -11,7 +11,7 @@ import pytest
 import bench
 from configurator import configure
 from fusedgpt import scale
-from fusedgpt.bench import plan, plan_sweep
+from fusedgpt.bench import kinds, plan, plan_sweep
 from fusedgpt.errors import UserError
 from fusedgpt.gpus import GPUS
 from fusedgpt.settings import validate
@@ -23,8 +23,8 @@ XL = ["--n_layer=48", "--n_head=25", "--n_embd=1600"]
 
 
 def settings(*args):
-    defaults = bench.settings_class(plan)(**plan.DEFAULTS)
-    return configure(defaults, list(args), "", bench.unused_settings("plan"))
+    defaults = kinds.settings_class(plan)(**plan.DEFAULTS)
+    return configure(defaults, list(args), "", kinds.unused_settings("plan"))
 
 
 def planned(tmp_path, *args):

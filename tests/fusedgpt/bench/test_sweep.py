@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from fusedgpt import kernels
-from fusedgpt.attention import ATTENTION, KERNELS
-from fusedgpt.bench import report, sweep, training
+from fusedgpt.attention import ATTENTION
+from fusedgpt.bench import kinds, report, sweep, training
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
 from fusedgpt.files import read_jsonl
+from fusedgpt.kernel_table import NAMED
 from tests.conftest import ROOT
 from tests.fusedgpt.bench.small import run, settings
 
-CPU = torch.device("cpu")
+CPU, SETTINGS = torch.device("cpu"), kinds.settings_class(sweep)
 KEYS = ("part", "heads", "pass", "T", "attention")  # what identifies a row
 REPLAYED = "graph replay, cold L2"
 
@@ -117,7 +118,7 @@ def test_memory_is_drawn_where_the_baseline_ran_out_of_it():
 
 def test_flex_is_swept_at_few_lengths():
     # it compiles anew for each length, and PyTorch stops at the eighth
-    s = sweep.Settings(heads="2x16", lengths="256-512-64")
+    s = SETTINGS(heads="2x16", lengths="256-512-64")
     lengths = {spec["T"] for spec in sweep.plan(s, CPU) if spec["attention"] == "flex"}
     assert lengths == {256, 512}
 
@@ -141,7 +142,7 @@ def test_lengths_are_measured_from_coarse_to_fine():
 
 
 def test_the_plan_has_a_figure_of_all_kernels_at_any_moment():
-    plan = sweep.plan(sweep.Settings(), CPU)
+    plan = sweep.plan(SETTINGS(), CPU)
     assert len(plan) == len({tuple(spec.items()) for spec in plan})
     at = {}
     for n, spec in enumerate(plan):
@@ -149,9 +150,9 @@ def test_the_plan_has_a_figure_of_all_kernels_at_any_moment():
     for rows in at.values():
         assert rows == list(range(rows[0], rows[-1] + 1))  # drift of the machine meets all kernels at a length
     lengths = [*range(256, 4097, 64), 8192, 16384]
-    kernels = len(KERNELS)
-    wanted = {("attention", T): 4 * (kernels + 1 - (T not in sweep.FIRST)) for T in lengths}  # flex is at few lengths
-    wanted |= {("training", T): kernels for T in (256, 512, 1024, 2048, 4096)}
+    count = len(NAMED)
+    wanted = {("attention", T): 4 * (count + 1 - (T not in sweep.FIRST)) for T in lengths}  # flex is at few lengths
+    wanted |= {("training", T): count for T in (256, 512, 1024, 2048, 4096)}
     assert {key: len(rows) for key, rows in at.items()} == wanted
     order = list(at)
     assert order[:7] == [("attention", T) for T in sweep.FIRST]
@@ -162,7 +163,7 @@ def test_the_plan_has_a_figure_of_all_kernels_at_any_moment():
 def test_a_report_and_figures_can_be_drawn_at_any_moment(tmp_path):
     header, *lines = read_jsonl(ROOT / "results" / "cpu_amx" / "sweep" / "rows.jsonl")
     rows = {tuple(line.get(key) for key in KEYS): line for line in lines if line["kind"] == "row"}
-    plan = sweep.plan(sweep.Settings(heads="8x128,12x64", lengths="256,512,1024,2048"), CPU)
+    plan = sweep.plan(SETTINGS(heads="8x128,12x64", lengths="256,512,1024,2048"), CPU)
     rows = [rows[key] for spec in plan if (key := tuple(spec.get(key) for key in KEYS)) in rows]
     refused = [row for row in rows if row["status"] != "measured"][:3]
     for number in (0, 1, 2, 5, 24, 26, 47, 96, 97, 103, len(rows)):
@@ -183,7 +184,7 @@ def test_a_report_and_figures_can_be_drawn_at_any_moment(tmp_path):
 def test_heads_are_pairs():
     for wrong in ("12", "2x", "0x16", "2x16x2"):
         with pytest.raises(UserError, match="must be like 32x128,12x64"):
-            sweep.plan(sweep.Settings(heads=wrong, lengths="32"), CPU)
+            sweep.plan(SETTINGS(heads=wrong, lengths="32"), CPU)
 
 
 def test_redrawn_from_rows_alone(tmp_path, data):

@@ -1,0 +1,144 @@
+"""The kinds of benchmark by name: how each gets its settings, and how its rows are measured."""
+
+import dataclasses
+import datetime
+import functools
+import math
+import pathlib
+import statistics
+import subprocess
+import sys
+
+from configurator import adopt, configure, subclass
+from fusedgpt import files, memory, settings, timing
+from fusedgpt.bench import anatomy, check, ladder, max_batch, numerics, peers, plan, prefill, rows, sweep, training
+from fusedgpt.bench.settings import EARLIER, admitted
+from fusedgpt.device import resolve_device
+from fusedgpt.environment import environment, machine_state
+from fusedgpt.errors import UserError
+from fusedgpt.kernel_table import is_own
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
+KINDS |= {"peers": peers, "anatomy": anatomy}
+TAKE_SETTINGS = KINDS | {"plan": plan}
+NOT_IDENTITY = ("results", "only", "profile", "max_seconds")  # settings that do not change what a row measures
+
+
+def settings_class(kind) -> type:
+    """The dataclass of a kind's settings; it has those of train.py too if the kind's rows run train.py."""
+    return subclass([], kind.Settings, settings.Settings) if kind.TRAINS else kind.Settings
+
+
+def unused_settings(name: str) -> dict[str, str]:
+    """{setting: why} for each setting of train.py or another kind that the kind `name` does not use."""
+    own = {field.name for field in dataclasses.fields(settings_class(TAKE_SETTINGS[name]))}
+    every = {f.name for kind in TAKE_SETTINGS.values() for f in dataclasses.fields(kind.Settings)}
+    every |= {field.name for field in dataclasses.fields(settings.Settings)}
+    unused = {setting: f"bench.py {name} does not use it" for setting in every - own}
+    unused["real_data"] = "a benchmark trains on the tokens of --dataset, and peers' steps on random ids"  # nanoGPT's
+    return unused | TAKE_SETTINGS[name].UNUSED
+
+
+def read_settings(name: str, args: list[str], description: str = ""):
+    """(settings, device) of the kind `name`: defaults that suit this machine, then config files, then flags."""
+    kind, unused = KINDS[name], unused_settings(name)
+    if any(arg.startswith("--attention=") and is_own(arg) for arg in args):
+        unused.pop("attention", None)
+    asked = [arg for arg in args if arg not in ("-h", "--help")]
+    device = resolve_device(configure(settings_class(kind)(), asked, description, unused).device)
+    defaults = settings_class(kind)(**kind.defaults(device.type == "cuda"))
+    return configure(defaults, args, description, unused), device
+
+
+def validate(kind, s) -> None:
+    """Raise UserError for a number that is out of range, before anything is measured."""
+    for setting in ("max_seconds", "train_seconds"):
+        if (seconds := getattr(s, setting, None)) is not None and not 0 < seconds < math.inf:
+            raise UserError(f"{setting}={seconds} must be more than 0, and finite")
+    if kind.TRAINS:
+        settings.validate(s)
+    least_of = {"repeats": 1, "warmup": 0, "rounds": 1, "new_tokens": 1, "batch_size": 1}
+    least_of |= dict.fromkeys(("steps", "iterations"), training.WARM_UP + 1)
+    for setting, least in least_of.items():
+        if getattr(s, setting, least) < least:
+            raise UserError(f"{setting}={getattr(s, setting)} must be {least} or more")
+    if not 0 < getattr(s, "memory_gb", 1) < math.inf:
+        raise UserError(f"memory_gb={s.memory_gb} must be more than 0, and finite")
+
+
+def planned(name: str, s, device) -> list[dict]:
+    """The rows of the kind `name` that --only selects. Raises UserError if --only has a name that no row has."""
+    return admitted(KINDS[name].plan(s, device), s.only)
+
+
+def measure(name: str, args: list[str], s, device, plan: list[dict], folder: pathlib.Path) -> None:
+    """Measure the rows of `plan` that `folder` lacks. name: their kind; args: bench.py's arguments, for the header."""
+    kind = KINDS[name]
+    if kind.TRAINS and s.dataset == "python_stdlib" and not (ROOT / "data" / s.dataset / "meta.json").exists():
+        prepare = ROOT / "data" / s.dataset / "prepare.py"
+        if subprocess.run([sys.executable, prepare], check=False).returncode:  # such as in a read-only checkout
+            raise UserError(f"{prepare} failed, see above: run it with --out_dir=FOLDER, and give --dataset=FOLDER")
+    machine = environment(device) | {"date": datetime.date.today().isoformat()}
+    own = {key: value for key, value in machine.items() if key not in rows.COMPARED}  # may differ between calls
+    if device.type == "cpu" and getattr(s, "freed_memory", "kept") == "kept":
+        memory.keep_freed_memory(keep=True)  # as train.py does
+    run = functools.partial(
+        rows.run,
+        plan,
+        functools.partial(kind.measure, s=s, device=device, folder=folder),
+        folder / "rows.jsonl",
+        header(name, args, s, machine),
+        reference=functools.partial(timing.reference, device),
+        state=lambda: machine_state(device) | {"commit": machine["commit"], "machine": own},
+        say=print,
+        group=kind.GROUP,
+        profile=s.profile,
+        max_seconds=s.max_seconds,
+    )
+    with files.lock(folder) as lock:  # two calls would overwrite each other's rows
+        run(still_ours=functools.partial(lock.check, "the same command and that --results"))
+
+
+def left(name: str, args: list[str]) -> tuple[int, int, int]:
+    """(missing, disturbed, all): how many such rows the kind `name` has if it is run with `args`."""
+    s, device = read_settings(name, args)
+    plan = planned(name, s, device)
+    path = pathlib.Path(s.results) / name / "rows.jsonl"
+    return *rows.left(plan, path, header(name, [name, *args], s, environment(device))), len(plan)
+
+
+def header(name: str, args: list[str], s, machine: dict) -> dict:
+    """The header that identifies a benchmark's rows: the settings that it uses, and the machine."""
+    used = {field.name: getattr(s, field.name) for field in dataclasses.fields(s)}
+    used = {setting: value for setting, value in used.items() if setting not in {*NOT_IDENTITY, *KINDS[name].UNUSED}}
+    defaults = type(s)()
+    changed = [setting for setting, value in used.items() if value != getattr(defaults, setting)]
+    command = " ".join(["python bench.py", *args])
+    return {"benchmark": name, "command": command, "settings": used, "set": changed, "environment": machine}
+
+
+def published_settings(header: dict, there: list[dict]) -> tuple:
+    """(settings that published rows were measured with, device for them here, {name: value} that their header lacks).
+
+    A device or dtype "auto" becomes what it was there. A setting that the header lacks has EARLIER's value, or today's
+    default. Raises UserError if this machine lacks the device, or a setting is no longer allowed.
+    """
+    kind, gpu = kind_of(header), "cuda" in header["environment"]
+    defaults = settings_class(kind)(**kind.defaults(gpu))
+    used = [f.name for f in dataclasses.fields(defaults) if f.name not in {*NOT_IDENTITY, *kind.UNUSED}]
+    named = {name: header["settings"][name] for name in used if name in header["settings"]}
+    s = adopt(defaults, {name: EARLIER[name] for name in used if name in EARLIER} | named, "the header")
+    if s.device == "auto":
+        s = dataclasses.replace(s, device="cuda" if gpu else "cpu")
+    if getattr(s, "dtype", None) == "auto" and (dtypes := [d for row in there if (d := check.dtype_of(row))]):
+        s = dataclasses.replace(s, dtype=statistics.mode(dtypes))
+    validate(kind, s)
+    return s, resolve_device(s.device), {name: getattr(s, name) for name in used if name not in named}
+
+
+def kind_of(header: dict):
+    """The module of a header's kind of benchmark. Raises UserError if this version has no such kind."""
+    if header["benchmark"] not in KINDS:
+        raise UserError(f"this version has no benchmark {header['benchmark']!r}, only {', '.join(KINDS)}")
+    return KINDS[header["benchmark"]]

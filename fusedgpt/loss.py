@@ -1,0 +1,38 @@
+"""The loss of a model with a padded vocabulary, from all logits at once or from a chunk of them at a time."""
+
+import functools
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from fusedgpt.dimensions import CHUNKS
+
+
+def whole(z: Tensor, targets: Tensor, vocab_size: int, reduction: str = "mean") -> Tensor:
+    """The loss of `targets` (B, T) or (N,) under the first `vocab_size` of the logits z, (B, T, V) or (N, V).
+
+    A target of -1 does not count. Compiled, this makes no pass over the padding. Adding -inf to the padding instead
+    takes a tenth longer: 317 ms in place of 289 for the output layer of 124M, forward and backward over 1024 tokens on
+    a CPU.
+    """
+    z = z[..., :vocab_size]
+    return F.cross_entropy(z.flatten(0, -2), targets.flatten(), ignore_index=-1, reduction=reduction)
+
+
+def chunked(x: Tensor, targets: Tensor, weight: Tensor, vocab_size: int) -> Tensor:
+    """The mean loss of `targets` (B, T) after x (B, T, C), which `weight` (V, C) turns into logits.
+
+    A chunk's logits are freed after its forward and computed again in its backward. PyTorch 2.13's linear_cross_entropy
+    is no substitute: it rounds the loss to bfloat16, and on a CPU it takes more time and memory than all logits do.
+    """
+
+    def summed(x, y, weight):
+        return whole(F.linear(x, weight), y, vocab_size, reduction="sum")
+
+    if torch.is_autocast_enabled(x.device.type):  # cast once: autocast would do it again in each chunk's backward
+        weight = weight.to(torch.get_autocast_dtype(x.device.type))
+    chunks = zip(x.flatten(0, 1).chunk(CHUNKS), targets.flatten().chunk(CHUNKS))
+    once_more = functools.partial(checkpoint, summed, use_reentrant=False, preserve_rng_state=False)
+    return sum(once_more(x, y, weight) for x, y in chunks) / (targets >= 0).sum()

@@ -1,0 +1,147 @@
+"""Changes that people make to a GPT: each works in every script, or is refused in one sentence that names the place.
+
+Each once went wrong in silence: a log that ended the run, a model exported as another, a window that sampling forgot.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT, rows
+from tests.hacks import changes
+
+TEXT = "The house in which a change works or fails aloud. " * 400
+TINY = ["--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16", "--batch_size=4", "--dropout=0.0"]
+MACHINE = ["--device=cpu", "--dtype=float32", "--compile=False", "--gradient_accumulation_steps=1"]
+SHORT = ["--eval_interval=10", "--eval_iters=2", "--log_interval=1", "--warmup_iters=2", "--learning_rate=1e-2"]
+
+
+class Project:
+    """A copy of the project with a change, and its scripts."""
+
+    def __init__(self, folder, change, flags=()):
+        self.folder, self.flags = folder, [*flags]
+        for path in ("fusedgpt", "config", "data/text"):
+            shutil.copytree(ROOT / path, folder / path, ignore=shutil.ignore_patterns("__pycache__", "*.bin"))
+        for file in ROOT.glob("*.py"):
+            shutil.copy(file, folder)
+        for file, pairs in change.items():
+            text = (folder / file).read_text() if (folder / file).exists() else ""
+            for old, new in pairs:
+                assert text.count(old) == 1, f"{file} has no longer: {old}"
+                text = text.replace(old, new)
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(text)
+        (folder / "text.txt").write_text(TEXT)
+        self.says("data/text/prepare.py", "--input=text.txt", "--tokenizer=char", "--out_dir=bins")
+
+    def run(self, *command):
+        return subprocess.run([sys.executable, *command], cwd=self.folder, capture_output=True, text=True, check=False)
+
+    def says(self, *command):
+        """What a script that works prints."""
+        done = self.run(*command)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+        return done.stdout
+
+    def refuses(self, *command):
+        """The one sentence of a script that refuses."""
+        done = self.run(*command)
+        assert done.returncode == 1 and "Traceback" not in done.stderr, (done.stdout + done.stderr)[-3000:]
+        return done.stderr
+
+    def training(self, *flags):
+        where = ["--dataset=bins", "--out_dir=out", "--max_iters=20", "--lr_decay_iters=20"]
+        return ["train.py", *where, *TINY, *MACHINE, *SHORT, *self.flags, *flags]
+
+    def sampling(self, start="The"):
+        drawn = ["--num_samples=1", "--max_new_tokens=30", f"--start={start}", "--seed=1"]
+        return ["sample.py", "--out_dir=out", *drawn]
+
+    def planning(self):
+        return ["bench.py", "plan", *TINY, "--vocab_size=65", *self.flags]
+
+    def measuring(self):
+        small = [*TINY, *MACHINE[:1], "--dataset=bins", "--vocab_size=65", "--steps=7", "--rounds=1", "--only=flash"]
+        return ["bench.py", "ladder", *small, "--results=measured", *self.flags]
+
+    def trains_resumes_and_samples(self):
+        """Check that this works, and that what is sampled is what was trained."""
+        self.says(*self.training("--max_iters=10"))
+        self.says(*self.training("--init_from=resume"))
+        found = rows(self.folder / "out")
+        assert [row["iter"] for row in found] == [*range(20)]
+        assert found[-1]["loss"] < found[0]["loss"] - 0.5
+        text = self.says(*self.sampling())
+        assert re.search("The.{20}", text, re.DOTALL)
+
+
+def test_another_number_that_is_logged(tmp_path):
+    project = Project(tmp_path, changes.WEIGHT_NORM)
+    project.trains_resumes_and_samples()
+    assert all(row["weight_norm"] > 0 for row in rows(tmp_path / "out"))
+    project.says("export.py", "out", "hf")
+    project.says(*project.planning())
+    project.says(*project.measuring())
+
+
+def test_rope_and_rmsnorm(tmp_path):
+    forgotten = Project(tmp_path / "forgotten", {"model.py": changes.ROPE_AND_RMSNORM["model.py"]})
+    assert "mend the formula in fusedgpt/dimensions.py" in forgotten.refuses(*forgotten.training())
+    project = Project(tmp_path / "counted", changes.AND_ITS_COUNT)
+    project.trains_resumes_and_samples()
+    assert "the model is no GPT-2, and cannot be one of transformers'" in project.refuses("export.py", "out", "hf")
+    assert not (project.folder / "hf").exists()
+    project.says(*project.planning())
+    project.says(*project.measuring())
+
+
+def test_grouped_queries(tmp_path):
+    project = Project(tmp_path, changes.GROUPED_QUERIES, ["--n_kv_head=1"])
+    project.trains_resumes_and_samples()
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["model"]["n_kv_head"] == 1
+    assert "to_transformers (fusedgpt/gpt2.py), which makes a GPT-2, does not know n_kv_head=1" in project.refuses(
+        "export.py", "out", "hf"
+    )
+    plan = "bench.py plan (fusedgpt/scale.py) does not know n_kv_head=1"
+    assert plan in project.refuses(*project.planning())
+    (tmp_path / "mine.py").write_text("n_kv_head = 1\n")  # a plan used to ignore it in a file, and refuse it as a flag
+    assert plan in project.refuses("bench.py", "plan", "mine.py", "--vocab_size=65")
+    project.says(*project.measuring())
+
+
+def test_a_window_as_a_kernel_is_refused_and_as_part_of_the_model_kept(tmp_path):
+    kernel = Project(tmp_path / "kernel", changes.WINDOW_AS_A_KERNEL, ["--attention=window"])
+    assert "it is not causal attention" in kernel.refuses(*kernel.training())
+    project = Project(tmp_path / "field", changes.WINDOW_IN_THE_MODEL, ["--window=4"])
+    project.trains_resumes_and_samples()
+    assert json.loads((project.folder / "out" / "run.json").read_text())["model"]["window"] == 4
+    assert "does not know window=4" in project.refuses("export.py", "out", "hf")
+    assert "does not know window=4" in project.refuses(*project.planning())
+    loaded = "import torch; from model import GPT; from fusedgpt import checkpoint; import pathlib\n"
+    loaded += "print(GPT.from_checkpoint(checkpoint.load(pathlib.Path('out/ckpt.pt'))).config.window)"
+    assert project.says("-c", loaded) == "4\n"
+
+
+def test_a_schedule(tmp_path):
+    project = Project(tmp_path, changes.SCHEDULE, ["--schedule=sqrt"])
+    project.trains_resumes_and_samples()
+    rates = [row["lr"] for row in rows(tmp_path / "out")]
+    assert rates[8] == pytest.approx(rates[2] / 2)
+    project.says("export.py", "out", "hf")
+
+
+def test_a_data_set(tmp_path):
+    project = Project(tmp_path, {"data/mine/prepare.py": [("", changes.DATA_SET)]})
+    (tmp_path / "lines.txt").write_text("\n\n".join(f"{i} times {i} is {i * i}." for i in range(1, 200)))
+    project.says("data/mine/prepare.py", "--input=lines.txt")
+    project.says(*project.training("--dataset=mine"))
+    assert set(project.says(*project.sampling("1 times")).partition("1 times")[2].partition("---")[0]) <= set(
+        "0123456789 times.\n"
+    )
+    project.says("export.py", "out", "hf")
+    assert (tmp_path / "hf" / "tokenizer.json").exists()
