@@ -26,9 +26,9 @@ if __name__ == "__main__" and sys.argv[1:2] in (["-h"], ["--help"]):
 from configurator import configure
 from fusedgpt import settings
 from fusedgpt.bench import campaign, check, kinds, plan, plan_sweep, report, rows
-from fusedgpt.device import resolve_device
-from fusedgpt.environment import environment
 from fusedgpt.errors import UserError, one_sentence
+from fusedgpt.machine.device import resolve_device
+from fusedgpt.machine.environment import environment
 
 
 def main(name: str, args: list[str]) -> None:

@@ -14,8 +14,10 @@ import sys
 if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):
     sys.exit(print(__doc__))  # before PyTorch, which takes seconds to import
 
-from fusedgpt import checkpoint, files, run_folder, shards
 from fusedgpt.errors import UserError, one_sentence
+from fusedgpt.machine import files
+from fusedgpt.parallel import shard_files
+from fusedgpt.runs import checkpoint, run_folder
 
 FORMS = ("file", "shards")
 
@@ -33,9 +35,9 @@ def main(out_dir: str | os.PathLike, form: str) -> None:
             saved.pop("shards", None)
             lock.check()  # loading takes long, and the folder may have been moved
             if form == "shards":
-                saved, tensors = shards.split(saved)
-                name = shards.free_name(folder, saved["iter_num"])
-                saved["shards"] = {"folder": name, "files": shards.write(folder / name, tensors)}
+                saved, tensors = shard_files.split(saved)
+                name = shard_files.free_name(folder, saved["iter_num"])
+                saved["shards"] = {"folder": name, "files": shard_files.write(folder / name, tensors)}
                 lock.check()
             checkpoint.save(same[0], saved)
             for name in same[1:]:

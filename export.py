@@ -19,11 +19,13 @@ if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):
 
 from safetensors import SafetensorError
 
-from fusedgpt import checkpoint, dataset, huggingface, run_folder
+from fusedgpt.data import dataset
 from fusedgpt.errors import UserError, one_sentence
-from fusedgpt.files import lock
-from fusedgpt.gpt2 import to_transformers
-from fusedgpt.metrics import losses_at, record_of, section
+from fusedgpt.interchange import tokenizer_json
+from fusedgpt.interchange.gpt2 import to_transformers
+from fusedgpt.machine.files import lock
+from fusedgpt.runs import checkpoint, run_folder
+from fusedgpt.runs.metrics import losses_at, record_of, section
 from model import GPT
 
 ROOT = pathlib.Path(__file__).resolve().parent
@@ -92,7 +94,7 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike) -> None:
     meta = tokenizer = end = None
     try:
         meta = dataset.meta_of_checkpoint(ROOT, saved)
-        tokenizer = huggingface.tokenizer(meta, model.config.block_size)
+        tokenizer = tokenizer_json.tokenizer(meta, model.config.block_size)
         end = tokenizer.eos_token_id
     except UserError as error:  # nanoGPT's checkpoints only name their data, which may not be here
         print(f"no tokenizer is written: {error}")

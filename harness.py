@@ -14,11 +14,11 @@ from typing import Any
 if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):
     sys.exit(print(__doc__))  # before PyTorch, which takes seconds to import
 
-from fusedgpt import huggingface
-from fusedgpt.device import resolve_device
+from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError, one_sentence
-from fusedgpt.files import atomic
-from fusedgpt.tokenizer import Tokenizer
+from fusedgpt.interchange import tokenizer_json
+from fusedgpt.machine.device import resolve_device
+from fusedgpt.machine.files import atomic
 
 TASKS = pathlib.Path(__file__).resolve().parent / "eval"
 
@@ -39,7 +39,7 @@ def evaluate(folder: str, tasks: list[str]) -> dict[str, Any]:
         known = TaskManager(include_path=str(TASKS))  # reading lm_eval's thousands of tasks takes a while
     if unknown := set(tasks) - set(known.all_tasks):
         raise UserError(f"lm_eval has no task {', '.join(sorted(unknown))}: python -m lm_eval ls tasks lists them")
-    tokenizer = Tokenizer(huggingface.read_meta(folder))
+    tokenizer = Tokenizer(tokenizer_json.read_meta(folder))
     try:
         # lm_eval predicts a text's first id from this one: the end of a text, or a new line if the tokenizer has none
         before = tokenizer.encode("\n")[0] if tokenizer.end_of_text is None else tokenizer.end_of_text

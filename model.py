@@ -1,4 +1,4 @@
-"""GPT-2. Its attention is one function of (q, k, v), chosen by name from fusedgpt/attention.py.
+"""GPT-2. Its attention is one function of (q, k, v), chosen by name from fusedgpt/attention/functions.py.
 
 B batch, T tokens, Tk keys (T + cached), C = n_embd channels, nh heads, hs = C / nh head size, V padded vocabulary.
 Source: "Language Models are Unsupervised Multitask Learners" (GPT-2); module names are those of its release.
@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fusedgpt import generate, gpt2, loss
-from fusedgpt.attention import ATTENTION, make_ready
+from fusedgpt import loss
+from fusedgpt.attention.functions import ATTENTION, make_ready
 from fusedgpt.dimensions import ACTIVATIONS, COUNTED, GPTConfig, require_known
 from fusedgpt.errors import UserError, out_of_memory
+from fusedgpt.generation import generate
+from fusedgpt.interchange import gpt2
 
 
 def _again(function, *args):
@@ -219,7 +221,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
-        """`idx` (B, T) with `max_new_tokens` ids appended, drawn as fusedgpt/generate.py says."""
+        """`idx` (B, T) with `max_new_tokens` ids appended, drawn as fusedgpt/generation/generate.py says."""
         return torch.cat([idx, *generate.new_tokens(self, idx, max_new_tokens, temperature, top_k)], dim=1)
 
     @classmethod

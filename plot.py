@@ -21,7 +21,7 @@ import sys
 import time
 
 from fusedgpt.errors import UserError, one_sentence
-from fusedgpt.metrics import MEANING, Run, number, section, view
+from fusedgpt.runs.metrics import MEANING, Run, number, section, view
 
 AXES = ("iterations", "tokens", "time")
 SUFFIXES = (".png", ".pdf", ".svg")

@@ -68,11 +68,17 @@ if __name__ == "__main__":
 
 import torch
 
-from fusedgpt import checkpoint, dataset, decode, fits, generate, huggingface, kernels, memory, metrics, run_folder
-from fusedgpt.case import Case
-from fusedgpt.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
+from fusedgpt.attention import choose
+from fusedgpt.attention.case import Case
+from fusedgpt.data import dataset
+from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError, one_sentence, out_of_memory
-from fusedgpt.tokenizer import Tokenizer
+from fusedgpt.estimates import fits
+from fusedgpt.generation import engines, generate
+from fusedgpt.interchange import tokenizer_json
+from fusedgpt.machine import memory
+from fusedgpt.machine.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
+from fusedgpt.runs import checkpoint, metrics, run_folder
 from model import GPT
 
 
@@ -92,7 +98,7 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
     """The model and its tokenizer. Raises UserError if either is missing, or if they do not fit each other."""
     changes = {"activation": s.activation} if s.activation else {}
     if s.init_from != "resume":
-        model, meta = GPT.from_pretrained(s.init_from, changes), huggingface.read_meta(s.init_from)
+        model, meta = GPT.from_pretrained(s.init_from, changes), tokenizer_json.read_meta(s.init_from)
         print(f"sampling from {s.init_from}")
     else:
         saved, path = run_folder.load_best(s.out_dir)
@@ -154,7 +160,7 @@ class Sample:
         return self.text[start : self.shown]
 
 
-def prepare(s: Settings, model: GPT, prompt_length: int, device: torch.device) -> decode.Engine:
+def prepare(s: Settings, model: GPT, prompt_length: int, device: torch.device) -> engines.Engine:
     """`model`, ready to generate on the device, with its attention kernel, dtypes and compiler chosen.
 
     Raises UserError if the kernel cannot run here, or cannot be compiled.
@@ -163,15 +169,15 @@ def prepare(s: Settings, model: GPT, prompt_length: int, device: torch.device) -
     prompt = Case.of_model(model.config, s.num_samples, device, dtype, backward=False)
     # a kernel may take a whole prompt but refuse one token after many
     compiled, why_eager = resolve_compile(s.compile, device)
-    attention, _ = kernels.choose(s.attention, prompt, prompt.one_query(), compiled=compiled)
+    attention, _ = choose.choose(s.attention, prompt, prompt.one_query(), compiled=compiled)
     model.use_attention(attention)
-    engine = decode.prepare(model, device, s.dtype, s.num_samples, prompt_length, compiled)
+    engine = engines.prepare(model, device, s.dtype, s.num_samples, prompt_length, compiled)
     for line in filter(None, (why_eager, engine.chosen)):
         print(line, file=sys.stderr)
     return engine
 
 
-def report(engine: decode.Engine, s: Settings, drawn: int, first: float, rest: float, device: torch.device) -> str:
+def report(engine: engines.Engine, s: Settings, drawn: int, first: float, rest: float, device: torch.device) -> str:
     """What is printed at the end: the rate, the first token's time, the bandwidth, the kernel and the dtypes."""
     total = s.num_samples * drawn
     prefill, one = map(dtype_name, engine.dtypes)
@@ -194,7 +200,7 @@ def report(engine: decode.Engine, s: Settings, drawn: int, first: float, rest: f
 
 
 def draw(
-    engine: decode.Engine, s: Settings, prompt: tuple[str, list[int]], tokenizer: Tokenizer, generator: torch.Generator
+    engine: engines.Engine, s: Settings, prompt: tuple[str, list[int]], tokenizer: Tokenizer, generator: torch.Generator
 ) -> list[float]:
     """Print the samples after a prompt, the first as it is drawn. Returns the times at which each draw was done."""
     text, ids = prompt
@@ -230,7 +236,7 @@ def prompts() -> Iterator[str]:
 
 
 def converse(
-    engine: decode.Engine, s: Settings, tokenizer: Tokenizer, vocab_size: int, generator: torch.Generator
+    engine: engines.Engine, s: Settings, tokenizer: Tokenizer, vocab_size: int, generator: torch.Generator
 ) -> None:
     """Continue one prompt after another. Ctrl-C ends a text. After a prompt that is refused, the next is asked for."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:

@@ -30,33 +30,24 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-from fusedgpt import (
-    checkpoint,
-    dataset,
-    determinism,
-    distributed,
-    evaluation,
-    files,
-    fits,
-    memory,
-    resume,
-    run_folder,
-    samples,
-    timing,
-    tuning,
-)
-from fusedgpt.case import Case
-from fusedgpt.dataloader import DataLoader
-from fusedgpt.device import autocast, graphs_compiled, resolve_device, resolve_dtype
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.receipt import contradiction, observe
+from fusedgpt.data import dataset
+from fusedgpt.data.dataloader import DataLoader
 from fusedgpt.errors import TRAIN_WITH_LESS, UserError, one_sentence
-from fusedgpt.logger import Logger
-from fusedgpt.optimizer import build_optimizer, learning_rate, update_weights
-from fusedgpt.receipt import contradiction, observe
-from fusedgpt.reporting import dry_run, is_reported, run_record, settings_line
-from fusedgpt.run import Run, TrainState
-from fusedgpt.saver import Saver
-from fusedgpt.signals import catch_signals
-from fusedgpt.step_results import StepResults
+from fusedgpt.estimates import fits
+from fusedgpt.machine import determinism, files, memory, timing
+from fusedgpt.machine.device import autocast, graphs_compiled, resolve_device, resolve_dtype
+from fusedgpt.machine.signals import catch_signals
+from fusedgpt.parallel import distributed
+from fusedgpt.runs import checkpoint, resume, run_folder
+from fusedgpt.runs.logger import Logger
+from fusedgpt.runs.progress import dry_run, is_reported, run_record, settings_line
+from fusedgpt.runs.run import Run, TrainState
+from fusedgpt.runs.saver import Saver
+from fusedgpt.training import evaluation, samples, tuning
+from fusedgpt.training.optimizer import build_optimizer, learning_rate, update_weights
+from fusedgpt.training.step_results import StepResults
 from model import GPT, GPTConfig
 
 Say = Callable[[str], None]  # prints a line

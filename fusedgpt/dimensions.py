@@ -7,8 +7,8 @@ with these fields (counts, estimates, export) names those that it knows, and ref
 import dataclasses
 from typing import Any, Literal, Self
 
+from fusedgpt.attention.table import check_name
 from fusedgpt.errors import UserError
-from fusedgpt.kernel_table import check_name
 
 ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}  # F.gelu's name for each
 LOSSES = ("whole", "chunked")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from fusedgpt import dimensions
+from fusedgpt.attention.table import KERNELS, check_name
 from fusedgpt.dimensions import Dimensions
 from fusedgpt.errors import UserError
-from fusedgpt.kernel_table import KERNELS, check_name
 
 Attention = Literal[*KERNELS, "auto"]
 PRETRAINED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # weights on the Hugging Face hub

@@ -25,7 +25,7 @@ from typeguard import install_import_hook
 
 # Check annotations when tests call functions in this process. Exceptions: what torch.compile traces (model.py too),
 # which stays as users run it, and `profiler`, which is given made-up profiles
-UNCHECKED = ("attention", "decode", "generate", "loss", "profiler")
+UNCHECKED = ("functions", "engines", "generate", "loss", "profiler")
 SCRIPTS = ("bench", "configurator", "convert", "export", "harness", "plot", "sample", "train")
 FILES = [file.relative_to(ROOT).with_suffix("") for file in ROOT.glob("fusedgpt/**/*.py") if file.stem not in UNCHECKED]
 install_import_hook([*(".".join(file.parts) for file in FILES), *SCRIPTS])
@@ -35,8 +35,10 @@ import pytest
 import torch
 
 import train
-from fusedgpt import flops, memory, prepare, reporting, tokenizer
+from fusedgpt.data import prepare, tokenizer
 from fusedgpt.errors import UserError
+from fusedgpt.machine import flops, memory
+from fusedgpt.runs import progress
 from tests import forks
 
 OFFLINE_BPE = ROOT.parent / "shared" / "data" / "tiktoken_cache"  # if it exists, tests of GPT-2's BPE need no network
@@ -67,7 +69,7 @@ def _as_it_was(monkeypatch):
     """No test leaves a setting of PyTorch or a signal handler behind for the next."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(flops, "peak_flops", MEASURED_ONCE)
-    monkeypatch.setattr(reporting, "LONGEST_SILENCE_S", math.inf)  # when steps are read must not depend on the machine
+    monkeypatch.setattr(progress, "LONGEST_SILENCE_S", math.inf)  # when steps are read must not depend on the machine
     monkeypatch.setattr(memory, "keep_freed_memory", lambda keep: None)  # it cannot be undone in this process
     signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     yield

@@ -57,8 +57,8 @@ def mutants(file: str, test: str, *changes: tuple[str, str, str]) -> list[Mutant
 # the first 8 lived until attention's tests and the gate were made to notice them
 MUTANTS = [
     *mutants(
-        "fusedgpt/attention.py",
-        "fusedgpt/test_parity.py::test_the_gate_lets_attention_pass[blocked-torch.float32-64]",
+        "fusedgpt/attention/functions.py",
+        "fusedgpt/attention/test_parity.py::test_the_gate_lets_attention_pass[blocked-torch.float32-64]",
         (
             "a last block that is not full sees one key less",
             "seen = Tk - T + stop",
@@ -66,8 +66,8 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "fusedgpt/attention.py",
-        "fusedgpt/test_attention.py::test_dropout_drops_single_weights_and_scales_the_rest[manual-cpu]",
+        "fusedgpt/attention/functions.py",
+        "fusedgpt/attention/test_functions.py::test_dropout_drops_single_weights_and_scales_the_rest[manual-cpu]",
         ("dropout at p/2", "F.dropout(weights, dropout_p) @ v", "F.dropout(weights, dropout_p / 2) @ v"),
         (
             "dropout of the values in place of the weights",
@@ -76,15 +76,15 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "fusedgpt/attention.py",
-        "fusedgpt/test_parity.py::test_the_gate_lets_attention_pass[manual-torch.float32-64]",
+        "fusedgpt/attention/functions.py",
+        "fusedgpt/attention/test_parity.py::test_the_gate_lets_attention_pass[manual-torch.float32-64]",
         ("scores clamped at 60", "weights = scores.masked_fill", "weights = scores.clamp(max=60).masked_fill"),
         ("scores clamped at 8", "weights = scores.masked_fill", "weights = scores.clamp(max=8).masked_fill"),
         ("scores are not scaled", "(q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5", "(q @ k.transpose(-2, -1))"),
     ),
     *mutants(
-        "fusedgpt/attention.py",
-        "fusedgpt/test_parity.py::test_the_gate_lets_attention_pass[manual-torch.bfloat16-64]",
+        "fusedgpt/attention/functions.py",
+        "fusedgpt/attention/test_parity.py::test_the_gate_lets_attention_pass[manual-torch.bfloat16-64]",
         (
             "dk 2 % off in bfloat16",
             "    return _weighted((q @ k.transpose",
@@ -92,13 +92,13 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "fusedgpt/parity.py",
-        "fusedgpt/test_parity.py::test_the_gate_sees_what_is_wrong",
+        "fusedgpt/attention/parity.py",
+        "fusedgpt/attention/test_parity.py::test_the_gate_sees_what_is_wrong",
         ("the gate compares at round lengths only", "ODD_LENGTHS = (127, 300)", "ODD_LENGTHS = (128, 256)"),
     ),
     *mutants(
-        "fusedgpt/kernels.py",
-        "fusedgpt/test_parity.py::test_auto_has_the_same_gate",
+        "fusedgpt/attention/choose.py",
+        "fusedgpt/attention/test_parity.py::test_auto_has_the_same_gate",
         (
             "auto compares two heads at the model's own length",
             "yield from parity.checks(as_run(self.name, self.case), _shortened(self.proven))",
@@ -106,13 +106,13 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "fusedgpt/attention.py",
-        "fusedgpt/test_attention.py::test_future_tokens_move_no_earlier_output[manual-cpu]",
+        "fusedgpt/attention/functions.py",
+        "fusedgpt/attention/test_functions.py::test_future_tokens_move_no_earlier_output[manual-cpu]",
         ("queries see the next key", ".tril(Tk - T)", ".tril(Tk - T + 1)"),
     ),
     *mutants(
-        "fusedgpt/attention.py",
-        "fusedgpt/test_attention.py::test_fewer_queries_than_keys_see_what_came_before[5-sdpa-cpu]",
+        "fusedgpt/attention/functions.py",
+        "fusedgpt/attention/test_functions.py::test_fewer_queries_than_keys_see_what_came_before[5-sdpa-cpu]",
         (
             "the mask of cached queries is aligned to the top left",
             "mask = None if T == 1 else _lower_right(T, Tk)",
@@ -120,13 +120,13 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "fusedgpt/parity.py",
-        "fusedgpt/test_parity.py::test_parity_refuses_a_wrong_kernel",
+        "fusedgpt/attention/parity.py",
+        "fusedgpt/attention/test_parity.py::test_parity_refuses_a_wrong_kernel",
         ("not-a-number counts as exact", "nan_to_num(nan=torch.inf)", "nan_to_num(nan=0.0)"),
     ),
     *mutants(
-        "fusedgpt/receipt.py",
-        "fusedgpt/test_receipt.py::test_contradiction_is_found",
+        "fusedgpt/attention/receipt.py",
+        "fusedgpt/attention/test_receipt.py::test_contradiction_is_found",
         (
             "a receipt is read forward only",
             'for direction in ("forward", "backward") if case.backward else ("forward",):',
@@ -191,7 +191,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "fusedgpt/optimizer.py",
+        "fusedgpt/training/optimizer.py",
         "test_train.py::test_one_step_is_adamw_on_the_clipped_mean_gradient",
         (
             "gradients are clipped by the square of their norm",
@@ -201,8 +201,8 @@ MUTANTS = [
         ("beta1 and beta2 are swapped", "(s.beta1, s.beta2)", "(s.beta2, s.beta1)"),
     ),
     *mutants(
-        "fusedgpt/optimizer.py",
-        "fusedgpt/test_optimizer.py::test_a_step_that_is_not_finite_changes_nothing_to_the_bit",
+        "fusedgpt/training/optimizer.py",
+        "fusedgpt/training/test_optimizer.py::test_a_step_that_is_not_finite_changes_nothing_to_the_bit",
         (
             "a step without a finite gradient changes weights",
             "optimizer.found_inf = 1 - norm.isfinite().float()",
@@ -210,7 +210,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "fusedgpt/optimizer.py",
+        "fusedgpt/training/optimizer.py",
         "test_train.py::test_learning_rate_warms_up_and_decays",
         ("warm-up starts at a learning rate of 0", "* (it + 1) / (s.warmup_iters + 1)", "* it / s.warmup_iters"),
         ("the cosine is a step ahead", "done = (it - s.warmup_iters) /", "done = (it + 1 - s.warmup_iters) /"),
@@ -221,8 +221,8 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "fusedgpt/dataloader.py",
-        "fusedgpt/test_dataloader.py::test_every_sample_has_its_own_place_however_the_step_is_split",
+        "fusedgpt/data/dataloader.py",
+        "fusedgpt/data/test_dataloader.py::test_every_sample_has_its_own_place_however_the_step_is_split",
         (
             "batches depend on the rank",
             "first = micro_step * self.batch_size",
@@ -230,13 +230,13 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "fusedgpt/dataloader.py",
-        "fusedgpt/test_dataloader.py::test_seeds_iterations_and_micro_steps_differ",
+        "fusedgpt/data/dataloader.py",
+        "fusedgpt/data/test_dataloader.py::test_seeds_iterations_and_micro_steps_differ",
         ("each iteration draws the same windows", "counter=[0, 0, 0, iteration]", "counter=[0, 0, 0, 0]"),
     ),
     *mutants(
-        "fusedgpt/dataloader.py",
-        "fusedgpt/test_dataloader.py::test_evaluation_is_fixed_windows_shared_by_the_ranks",
+        "fusedgpt/data/dataloader.py",
+        "fusedgpt/data/test_dataloader.py::test_evaluation_is_fixed_windows_shared_by_the_ranks",
         (
             "evaluation leaves out the last window",
             "starts = np.arange(chosen) * fit",
@@ -245,18 +245,18 @@ MUTANTS = [
         ("evaluation windows overlap", "// chosen * self.block_size", "// chosen * (self.block_size - 1)"),
     ),
     *mutants(
-        "fusedgpt/evaluation.py",
-        "fusedgpt/test_evaluation.py::test_all_of_a_split_against_a_sum_in_float64",
+        "fusedgpt/training/evaluation.py",
+        "fusedgpt/training/test_evaluation.py::test_all_of_a_split_against_a_sum_in_float64",
         ("evaluation in training mode", "    model.eval()\n", "    model.train()\n"),
     ),
     *mutants(
-        "fusedgpt/timing.py",
-        "fusedgpt/test_timing.py::test_samples_leave_warm_up_out",
+        "fusedgpt/machine/timing.py",
+        "fusedgpt/machine/test_timing.py::test_samples_leave_warm_up_out",
         ("the 95th percentile is called p90", "[10, 50, 90]", "[10, 50, 95]"),
         ("the mean is called median", '{"median_ms": median', '{"median_ms": float(np.mean(ms))'),
     ),
     *mutants(
-        "fusedgpt/reporting.py",
+        "fusedgpt/runs/progress.py",
         "test_step.py::test_times_are_true_of_steps_that_are_read_later",
         (
             "tokens per second leave out the micro-steps",
@@ -265,7 +265,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "fusedgpt/gpt2.py",
+        "fusedgpt/interchange/gpt2.py",
         "test_export.py::test_export_has_the_same_logits_without_padding",
         (
             "the projection of attention is exported untransposed",
@@ -274,7 +274,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "fusedgpt/run.py",
+        "fusedgpt/runs/run.py",
         "test_resume.py::test_best_and_latest_are_separate",
         (
             "the worst evaluation is kept as the best",
@@ -283,7 +283,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "fusedgpt/resume.py",
+        "fusedgpt/runs/resume.py",
         "test_resume.py::test_ten_steps_saved_and_ten_more_are_twenty",
         (
             "a resumed run forgets the optimizer's state",
@@ -292,13 +292,13 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "fusedgpt/saver.py",
-        "fusedgpt/test_saver.py::test_it_saves_what_the_state_was_and_not_what_it_became",
+        "fusedgpt/runs/saver.py",
+        "fusedgpt/runs/test_saver.py::test_it_saves_what_the_state_was_and_not_what_it_became",
         ("a checkpoint is what the weights become while it is written", 'to("cpu", copy=True)', 'to("cpu")'),
     ),
     *mutants(
-        "fusedgpt/generate.py",
-        "fusedgpt/test_generate.py::test_cached_equals_uncached",
+        "fusedgpt/generation/generate.py",
+        "fusedgpt/generation/test_generate.py::test_cached_equals_uncached",
         (
             "cached positions are off by one",
             "torch.arange(self.length, self.length + T, device=device)",
@@ -306,8 +306,8 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "fusedgpt/generate.py",
-        "fusedgpt/test_generate.py::test_draws_follow_the_distribution",
+        "fusedgpt/generation/generate.py",
+        "fusedgpt/generation/test_generate.py::test_draws_follow_the_distribution",
         ("top_k admits one id more", "logits.topk(top_k)", "logits.topk(top_k + 1)"),
         ("the temperature is ignored", "/ min(max(temperature, FLOAT32.tiny), FLOAT32.max)", "/ 1.0"),
     ),

@@ -1,4 +1,4 @@
-"""How far off fusedgpt/scale.py is: prints its estimates beside measurements, as the tables of docs/many-gpus.md.
+"""How far off fusedgpt/estimates/scale.py is: prints its estimates beside measurements, as in docs/many-gpus.md.
 
     python tests/plan_errors.py
 
@@ -26,13 +26,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from fusedgpt import scale
 from fusedgpt.bench.report import markdown
-from fusedgpt.device import DTYPES, autocast
-from fusedgpt.files import read_jsonl
-from fusedgpt.gpus import GPUS, NETWORKS, Network
-from fusedgpt.memory import peak_bytes
-from fusedgpt.scale import FLASH, Machine, Run
+from fusedgpt.estimates import scale
+from fusedgpt.estimates.scale import FLASH, Machine, Run
+from fusedgpt.machine.device import DTYPES, autocast
+from fusedgpt.machine.files import read_jsonl
+from fusedgpt.machine.gpus import GPUS, NETWORKS, Network
+from fusedgpt.machine.memory import peak_bytes
 from model import GPT, GPTConfig
 from tests import limited_memory
 

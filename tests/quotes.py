@@ -46,7 +46,7 @@ from fusedgpt.bench import ladder, peers, report
 from fusedgpt.bench.disturbance import comparable, speedup
 from fusedgpt.bench.rows import spec_of
 from fusedgpt.errors import UserError
-from fusedgpt.files import read_jsonl
+from fusedgpt.machine.files import read_jsonl
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")]
 PAGES += sorted((ROOT / "docs").glob("*.md"))

@@ -18,8 +18,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import train
 from configurator import configure
-from fusedgpt.run import Run
-from fusedgpt.saver import Saver
+from fusedgpt.runs.run import Run
+from fusedgpt.runs.saver import Saver
 
 STEPS = 60  # a checkpoint every fifth
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import bench
-from fusedgpt import files
-from fusedgpt.bench import kinds, ladder, report, rows, sweep, training
+from fusedgpt.bench import child, kinds, ladder, report, rows, sweep
 from fusedgpt.errors import UserError
+from fusedgpt.machine import files
 from tests.conftest import ROOT, fails, script
 from tests.fusedgpt.bench.small import rows_of, run, settings
 
@@ -187,7 +187,7 @@ def test_a_budget_that_is_over_at_once_is_an_error(tmp_path, data):
 def test_the_budget_is_not_that_of_a_training_run(tmp_path, data, kind):
     # max_seconds is a setting of train.py too: each run of it would have ended there
     s = settings(kind, tmp_path, data, max_seconds=60)
-    passed = training.settings(s, kinds.KINDS[kind].Settings)
+    passed = child.settings(s, kinds.KINDS[kind].Settings)
     assert not passed.keys() & {"max_seconds", "train_seconds"} and passed["max_iters"] == s.steps
 
 

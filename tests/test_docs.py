@@ -15,7 +15,7 @@ import sys
 import numpy as np
 import pytest
 
-from fusedgpt import prepare, tokenizer
+from fusedgpt.data import prepare, tokenizer
 from tests.conftest import ROOT, hugging_face, script, why_no_bpe
 
 PAGES = [ROOT / "README.md", ROOT / "results" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -52,9 +52,9 @@ OTHERS = {  # what is not run, and why
     "sbatch": "tests/test_slurm.py runs the script",
     "ssh": "it needs another machine",
     "TIKTOKEN_CACHE_DIR=": "it downloads GPT-2's BPE",
-    "python tests/save_cost.py": "tests/fusedgpt/test_saver.py runs it",
-    "python tests/limited_memory.py": "tests/fusedgpt/test_sharding.py runs it",
-    "python tests/plan_errors.py": "tests/fusedgpt/test_scale.py has it",
+    "python tests/save_cost.py": "tests/fusedgpt/runs/test_saver.py runs it",
+    "python tests/limited_memory.py": "tests/fusedgpt/parallel/test_fsdp.py runs it",
+    "python tests/plan_errors.py": "tests/fusedgpt/estimates/test_scale.py has it",
     "python tests/prepare_speed.py": "tests/data/test_prepare_scripts.py runs it",
 }
 
@@ -113,7 +113,7 @@ def run(command, cwd, **options):
 DRIVER = """
 import contextlib, functools, io, json, runpy, sys, traceback
 sys.path.insert(0, "")
-from fusedgpt import flops, timing
+from fusedgpt.machine import flops, timing
 from fusedgpt.bench import disturbance
 timing.reference, disturbance._usage = lambda device: 1.0, lambda: (0, 0.0)  # disturbed rows are measured thrice
 flops.peak_flops = functools.cache(flops.peak_flops)
@@ -152,6 +152,8 @@ def copy(tmp_path_factory):
     for name in ("book.txt", "prompt.txt", "data/shakespeare_char/input.txt", "data/shakespeare/input.txt"):
         (root / name).write_text(text)
     (root / "corpus" / "a.txt").write_text("\n\n".join([text] * 4))
+    own_kernel = re.search(r"```python\n(.*?)```", (ROOT / "docs/attention.md").read_text(), re.S)
+    (root / "my_kernel.py").write_text(own_kernel[1])
     (root / "project").mkdir()
     for n in range(40):
         (root / "project" / f"m{n}.py").write_text("x = 1\n" * 50)

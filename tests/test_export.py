@@ -12,13 +12,15 @@ import pytest
 import torch
 
 import export
-from fusedgpt import huggingface, prepare, run_folder
-from fusedgpt.dataset import read_meta
+from fusedgpt.data import prepare
+from fusedgpt.data.dataset import read_meta
+from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError
-from fusedgpt.tokenizer import Tokenizer
+from fusedgpt.interchange import tokenizer_json
+from fusedgpt.runs import run_folder
 from model import GPT
 from tests.conftest import as_nanogpt_wrote, assert_same_bytes, fails, hugging_face, run, script
-from tests.fusedgpt.test_tokenizer import TEXT, meta_of
+from tests.fusedgpt.data.test_tokenizer import TEXT, meta_of
 from tests.kill_points import killed_before
 
 
@@ -230,8 +232,8 @@ def test_an_outside_model_comes_back_with_the_same_bytes_and_ids(tmp_path):
     vocab_size = len(meta["tokenizer_json"]["model"]["vocab"])
     shape = dict(n_layer=2, n_head=2, n_embd=32, n_positions=16, vocab_size=vocab_size)
     theirs = hugging_face(outside, **shape, activation_function="gelu")
-    huggingface.tokenizer(meta, 16).save_pretrained(outside)
-    known = huggingface.read_meta(str(outside))
+    tokenizer_json.tokenizer(meta, 16).save_pretrained(outside)
+    known = tokenizer_json.read_meta(str(outside))
     sampled = script("sample.py", f"--init_from={outside}", "--device=cpu", "--num_samples=1", "--max_new_tokens=3")
     assert sampled.stdout.startswith(f"sampling from {outside}\n")
     standing_still = dict(init_from=str(outside), max_iters=1, learning_rate=0.0, min_lr=0.0)

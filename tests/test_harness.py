@@ -11,8 +11,9 @@ import torch
 
 import export
 import harness
-from fusedgpt import prepare, run_folder
+from fusedgpt.data import prepare
 from fusedgpt.errors import UserError
+from fusedgpt.runs import run_folder
 from model import GPT
 from tests.conftest import ROOT, fails, run
 

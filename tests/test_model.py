@@ -12,14 +12,14 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.utils import run_fw_bw_and_get_code
 from torch.nn import functional as F
 
-from fusedgpt import kernels
-from fusedgpt.attention import ATTENTION
-from fusedgpt.case import Case
-from fusedgpt.device import why_no_compiler
+from fusedgpt.attention import choose
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.dimensions import ACTIVATIONS, LOSSES, RECOMPUTE
 from fusedgpt.errors import UserError
-from fusedgpt.gpt2 import to_transformers
-from fusedgpt.memory import peak_bytes
+from fusedgpt.interchange.gpt2 import to_transformers
+from fusedgpt.machine.device import why_no_compiler
+from fusedgpt.machine.memory import peak_bytes
 from model import GPT, GPTConfig, _gelu
 from tests.conftest import ON_GPU_TOO, hugging_face
 
@@ -415,7 +415,7 @@ def test_bad_shapes_are_named():
 @pytest.mark.parametrize("attention", ["manual", "blocked", "math", "efficient", "flash", "cudnn", "flex"])
 def test_compiled_equals_eager_on_a_gpu(attention):
     case = Case((2, 2, 192, 64), torch.device("cuda"), torch.bfloat16)
-    if attention == "cudnn" and (reason := kernels.refusal(attention, case)):  # ROCm has none
+    if attention == "cudnn" and (reason := choose.refusal(attention, case)):  # ROCm has none
         pytest.skip(reason)
     torch.manual_seed(0)
     model = GPT(GPTConfig(block_size=192, vocab_size=101, n_layer=2, n_head=2, n_embd=128, attention=attention)).cuda()

@@ -10,7 +10,7 @@ import pathlib
 import pytest
 import torch
 
-from fusedgpt import checkpoint
+from fusedgpt.runs import checkpoint
 from model import GPT
 from tests.conftest import rows, run
 

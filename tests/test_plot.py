@@ -11,7 +11,7 @@ import pytest
 import plot
 from fusedgpt.errors import UserError
 from tests.conftest import fails, rows, script
-from tests.fusedgpt.test_metrics import evaluation, run_of, step
+from tests.fusedgpt.runs.test_metrics import evaluation, run_of, step
 
 PNG = b"\x89PNG"
 

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 import train
-from fusedgpt import checkpoint, evaluation, prepare
+from fusedgpt.data import prepare
 from fusedgpt.errors import UserError
+from fusedgpt.runs import checkpoint
+from fusedgpt.training import evaluation
 from tests.conftest import (
     ON_GPU_TOO,
     ROOT,

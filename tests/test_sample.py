@@ -18,10 +18,10 @@ import torch
 import sample
 import train
 from configurator import configure
-from fusedgpt import checkpoint, run_folder
-from fusedgpt.device import why_no_compiler
+from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError
-from fusedgpt.tokenizer import Tokenizer
+from fusedgpt.machine.device import why_no_compiler
+from fusedgpt.runs import checkpoint, run_folder
 from model import GPT
 from tests.conftest import ROOT, as_nanogpt_wrote, fails, hugging_face, rows, script, small, why_no_bpe
 

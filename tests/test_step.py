@@ -14,21 +14,23 @@ from torch.overrides import TorchFunctionMode
 
 import plot
 import train
-from fusedgpt import distributed, memory, reporting, timing
-from fusedgpt.device import autocast
-from fusedgpt.distributed import Ranks
-from fusedgpt.optimizer import build_optimizer
-from fusedgpt.step_results import StepResults
+from fusedgpt.machine import memory, timing
+from fusedgpt.machine.device import autocast
+from fusedgpt.parallel import distributed
+from fusedgpt.parallel.distributed import Ranks
+from fusedgpt.runs import progress
+from fusedgpt.training.optimizer import build_optimizer
+from fusedgpt.training.step_results import StepResults
 from model import GPT, GPTConfig
 from tests.conftest import rows, run, weights
-from tests.fusedgpt.test_run_report import page_of
+from tests.fusedgpt.runs.test_report_page import page_of
 
 
 def test_ms_is_of_the_step_alone(tmp_path, data, monkeypatch):
     # T10: nanoGPT's time holds evaluations; and this one must not begin with the program
     told = iter(range(1000))
     monkeypatch.setattr(train.timing, "now", lambda device: 0.001 * next(told))
-    monkeypatch.setattr(reporting.flops, "peak_flops", lambda *_: (1e12, "of this test"))
+    monkeypatch.setattr(progress.flops, "peak_flops", lambda *_: (1e12, "of this test"))
     run(tmp_path, data, max_iters=4)
     assert [row["ms"] for row in rows(tmp_path)] == pytest.approx([1.0] * 4)
 
@@ -145,7 +147,7 @@ def test_a_step_on_a_gpu_does_not_wait_and_skips_on_the_device(monkeypatch, dtyp
 def test_times_are_true_of_steps_that_are_read_later(tmp_path, data, monkeypatch):
     told = iter(n * (n + 1) / 2000 for n in itertools.count())  # between readings pass 1 ms, 2 ms, 3 ms, …
     monkeypatch.setattr(train.timing, "now", lambda device: next(told))
-    monkeypatch.setattr(reporting.flops, "peak_flops", lambda *_: (1e12, "of this test"))
+    monkeypatch.setattr(progress.flops, "peak_flops", lambda *_: (1e12, "of this test"))
     run(tmp_path, data, max_iters=6, log_interval=4, eval_interval=100, gradient_accumulation_steps=2)
     assert [row["ms"] for row in rows(tmp_path)] == pytest.approx([1, 3, 5, 7, 9, 11])
     flops = json.loads((tmp_path / "run.json").read_text())["mfu"]["flops_per_token"]

@@ -10,11 +10,15 @@ import pytest
 import torch
 
 import train
-from fusedgpt import dataset, determinism, distributed, kernels, nonfinite
-from fusedgpt.case import Case
-from fusedgpt.dataloader import DataLoader
-from fusedgpt.device import why_no_compiler
+from fusedgpt.attention import choose
+from fusedgpt.attention.case import Case
+from fusedgpt.data import dataset
+from fusedgpt.data.dataloader import DataLoader
 from fusedgpt.errors import UserError
+from fusedgpt.machine import determinism
+from fusedgpt.machine.device import why_no_compiler
+from fusedgpt.parallel import distributed
+from fusedgpt.training import nonfinite
 from model import GPT, GPTConfig
 from tests.conftest import (
     assert_same_bytes,
@@ -295,7 +299,7 @@ def test_more_than_max_bad_steps_in_a_row_end_the_run(tmp_path, data, monkeypatc
 def test_a_run_whose_kernel_is_another_ends(tmp_path, data, monkeypatch):
     # K1, K5: the receipt is not just printed
     flash = {"forward": ["flash"], "backward": ["flash"], "ops": []}
-    monkeypatch.setattr(kernels, "require", lambda *_: None)
+    monkeypatch.setattr(choose, "require", lambda *_: None)
     monkeypatch.setattr(train, "observe", lambda *_: flash)
     with pytest.raises(UserError, match="attention='manual' was asked for, but the profiler saw flash"):
         run(tmp_path, data, attention="manual")
@@ -402,7 +406,7 @@ def test_train_starts_without_what_it_does_not_use():
 @pytest.mark.parametrize("attention", ["manual", "blocked", "math", "efficient", "flash", "cudnn", "flex", "auto"])
 def test_every_kernel_trains_on_a_gpu(tmp_path, data, attention, compile):
     case = Case((4, 1, 64, 64), torch.device("cuda"), torch.bfloat16)
-    if attention == "cudnn" and (reason := kernels.refusal(attention, case)):  # ROCm has none
+    if attention == "cudnn" and (reason := choose.refusal(attention, case)):  # ROCm has none
         pytest.skip(reason)
     options = dict(n_head=1, n_embd=64, block_size=64, device="cuda", dtype="bfloat16", max_iters=30)
     reference = rows(run(tmp_path / "reference", data, attention="math", **options))[-1]["loss"]

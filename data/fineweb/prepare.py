@@ -8,8 +8,8 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from fusedgpt import prepare
-from fusedgpt.corpus import Files, Hub
+from fusedgpt.data import prepare
+from fusedgpt.data.corpus import Files, Hub
 from fusedgpt.errors import UserError, one_sentence
 
 REVISION = "9bb295ddab0e05d785b879661af7260fed5140fc"  # v1.4.0: a preparation that is continued must find the same text

@@ -10,8 +10,8 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from fusedgpt import prepare
-from fusedgpt.corpus import Files, Hub
+from fusedgpt.data import prepare
+from fusedgpt.data.corpus import Files, Hub
 from fusedgpt.errors import one_sentence
 
 # names the Parquet files of one commit, because `datasets` refuses the loading script beside them

@@ -15,8 +15,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from fusedgpt import prepare
-from fusedgpt.corpus import name_of
+from fusedgpt.data import prepare
+from fusedgpt.data.corpus import name_of
 from fusedgpt.errors import UserError, one_sentence
 
 LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idle_test", "__pycache__"}

@@ -7,8 +7,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from fusedgpt import prepare
-from fusedgpt.corpus import Halves
+from fusedgpt.data import prepare
+from fusedgpt.data.corpus import Halves
 from fusedgpt.errors import one_sentence
 
 

@@ -5,7 +5,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from fusedgpt import prepare
+from fusedgpt.data import prepare
 from fusedgpt.errors import one_sentence
 
 

@@ -9,8 +9,8 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from fusedgpt import prepare
-from fusedgpt.corpus import Files
+from fusedgpt.data import prepare
+from fusedgpt.data.corpus import Files
 from fusedgpt.errors import UserError, one_sentence
 
 

@@ -1,7 +1,7 @@
 """The kinds of benchmark, one file each, and beside them what they share.
 
 A kind is a module with
-    Settings      its own settings, a dataclass that inherits from settings.Common
+    Settings      its own settings, a dataclass that inherits from options.Common
     TRAINS        whether its rows run train.py; if so, `s` in plan and measure has train.py's settings too
     UNUSED        {name: why} of train.py's settings that it does not use
     GROUP         the fields whose values rows of a group share; times are compared in a group (disturbance.py)

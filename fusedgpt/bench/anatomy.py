@@ -20,18 +20,18 @@ from torch import Tensor
 from torch.autograd import DeviceType
 from torch.nn import functional as F
 
-from fusedgpt import determinism, memory, timing
-from fusedgpt.bench import check, drawing, report, settings
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.receipt import observe
+from fusedgpt.bench import check, drawing, options, report
 from fusedgpt.bench.disturbance import comparable, speedup
 from fusedgpt.bench.proof import counting_faults, prove_kernel, verdict
 from fusedgpt.bench.rows import trace_path
-from fusedgpt.case import Case
-from fusedgpt.device import DTYPES, autocast, dtype_name, resolve_dtype
-from fusedgpt.distributed import gradient_norm
 from fusedgpt.errors import UserError
-from fusedgpt.optimizer import update_weights
-from fusedgpt.profiler import busy_ms, profile
-from fusedgpt.receipt import observe
+from fusedgpt.machine import determinism, memory, timing
+from fusedgpt.machine.device import DTYPES, autocast, dtype_name, resolve_dtype
+from fusedgpt.machine.profiler import busy_ms, profile
+from fusedgpt.parallel.distributed import gradient_norm
+from fusedgpt.training.optimizer import update_weights
 from model import GPT, GPTConfig
 
 MULTIPLE = 64  # the article's padding: 50257 -> 50304
@@ -59,7 +59,7 @@ GROUP = ("part", "dtype", "pass")
 
 
 @dataclasses.dataclass
-class Settings(settings.Timed):
+class Settings(options.Timed):
     repeats: int = 20  # timed calls, or profiled steps, of each row
     n_layer: int = 12  # layers of the GPT that makes the step
     n_head: int = 12  # heads in a layer
@@ -143,7 +143,7 @@ def products(x: Tensor, w: Tensor, dz: Tensor | None = None) -> tuple[Tensor, ..
 def compare(x: Tensor, w: Tensor, dz: Tensor | None) -> dict[str, float]:
     """The largest errors of `products` against float64, in COMPARED rows of each: 'z', and with `dz` 'dx' and 'dw'.
 
-    An error is a fraction of the largest number in its row, as in fusedgpt/parity.py.
+    An error is a fraction of the largest number in its row, as in fusedgpt/attention/parity.py.
     """
     got = products(x, w, dz)
     tokens, ids = (torch.linspace(0, n - 1, min(n, COMPARED), device=x.device).long() for n in (len(x), len(w)))

@@ -21,16 +21,16 @@ from xml.etree import ElementTree
 
 import torch
 
-from fusedgpt.environment import environment
 from fusedgpt.errors import UserError
-from fusedgpt.files import atomic
+from fusedgpt.machine.environment import environment
+from fusedgpt.machine.files import atomic
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT = 540.0  # seconds after which a step is killed
 LAST_ROW = 120.0  # seconds of LIMIT kept for a row that still runs when time is up, and for the report
 
 # the test files that need a GPU; each relies on what those before it test
-TESTS = ["attention", "flash_impl", "receipt", "timing", "kernels", "memory", "profiler", "model", "generate", "decode"]
+TESTS = ["functions", "flash_impl", "receipt", "timing", "choose", "memory", "profiler", "model", "generate", "engines"]
 TESTS += ["optimizer", "step", "train", "resume", "bench", "prefill", "max_batch", "peers"]
 KINDS = ["ladder", "numerics", "anatomy", "prefill", "sweep", "max_batch", "peers"]
 # what a kind measures first, in a step of its own: the article's last rungs with their traces, and its figure 3

@@ -14,11 +14,12 @@ import gc
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fusedgpt import determinism, parity
-from fusedgpt.attention import ATTENTION
-from fusedgpt.case import Case
+from fusedgpt.attention import parity
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.errors import UserError, first_line, out_of_memory
-from fusedgpt.generate import cache_dtype
+from fusedgpt.generation.generate import cache_dtype
+from fusedgpt.machine import determinism
 from model import GPT, GPTConfig
 
 _LLAMA = dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32)

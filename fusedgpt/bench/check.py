@@ -13,12 +13,12 @@ from collections.abc import Iterable
 import torch
 
 from fusedgpt.bench.disturbance import speedup
+from fusedgpt.bench.options import admitted
 from fusedgpt.bench.report import markdown
 from fusedgpt.bench.rows import key_of, spec_of
-from fusedgpt.bench.settings import admitted
-from fusedgpt.device import cpu_multiplies_bfloat16
 from fusedgpt.errors import UserError
-from fusedgpt.files import atomic
+from fusedgpt.machine.device import cpu_multiplies_bfloat16
+from fusedgpt.machine.files import atomic
 
 RATIO = 1.1  # factor by which two ratios of times may differ
 ERROR = 4.0  # factor by which two errors may differ: each is the largest of many

@@ -16,12 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusedgpt import checkpoint, decode, determinism, distributed, generate, kernels
-from fusedgpt.case import Case
-from fusedgpt.device import multiplies_bfloat16, resolve_compile, resolve_dtype
+from fusedgpt.attention import choose
+from fusedgpt.attention.case import Case
 from fusedgpt.errors import UserError, first_line, out_of_memory
-from fusedgpt.gpt2 import to_transformers
-from fusedgpt.optimizer import update_weights
+from fusedgpt.generation import engines, generate
+from fusedgpt.interchange.gpt2 import to_transformers
+from fusedgpt.machine import determinism
+from fusedgpt.machine.device import multiplies_bfloat16, resolve_compile, resolve_dtype
+from fusedgpt.parallel import distributed
+from fusedgpt.runs import checkpoint
+from fusedgpt.training.optimizer import update_weights
 from model import GPT, GPTConfig
 
 # as nanoGPT: no autocast, no padding, AdamW fused on CUDA only. Its train.py also lets CUDA multiply in TF32
@@ -134,10 +138,10 @@ class Ours:
         B = s.batch_size if backward else 1
         case = Case.of_model(s, B, device, resolve_dtype(s.dtype, device), backward=backward)
         cases = (case,) if backward else (case, case.one_query())
-        name, _ = kernels.choose(s.attention, *cases, compiled=backward and resolve_compile(s.compile, device)[0])
+        name, _ = choose.choose(s.attention, *cases, compiled=backward and resolve_compile(s.compile, device)[0])
         self.model.use_attention(name)
         if not backward:
-            self.engine = decode.prepare(self.model, device, s.dtype, prompt_length=s.prompt_tokens)
+            self.engine = engines.prepare(self.model, device, s.dtype, prompt_length=s.prompt_tokens)
             self.model, self.dtypes = self.engine.prefill, self.engine.dtypes
         return name
 

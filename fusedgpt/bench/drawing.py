@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Iterable
 from math import inf
 
+from fusedgpt.attention.table import KERNELS
 from fusedgpt.bench.disturbance import comparable
-from fusedgpt.kernel_table import KERNELS
 
 WIDTH = 6.4  # inches: 832 pixels, the column of a README
 DRAWN_AS = {"eager": "manual", "flash_attention_2": "flash3"}  # transformers' names for a kernel

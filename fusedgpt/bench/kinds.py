@@ -10,13 +10,14 @@ import subprocess
 import sys
 
 from configurator import adopt, configure, subclass
-from fusedgpt import files, memory, settings, timing
-from fusedgpt.bench import anatomy, check, ladder, max_batch, numerics, peers, plan, prefill, rows, sweep, training
-from fusedgpt.bench.settings import EARLIER, admitted
-from fusedgpt.device import resolve_device
-from fusedgpt.environment import environment, machine_state
+from fusedgpt import settings
+from fusedgpt.attention.table import is_own
+from fusedgpt.bench import anatomy, check, child, ladder, max_batch, numerics, peers, plan, prefill, rows, sweep
+from fusedgpt.bench.options import EARLIER, admitted
 from fusedgpt.errors import UserError
-from fusedgpt.kernel_table import is_own
+from fusedgpt.machine import files, memory, timing
+from fusedgpt.machine.device import resolve_device
+from fusedgpt.machine.environment import environment, machine_state
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
@@ -59,7 +60,7 @@ def validate(kind, s) -> None:
     if kind.TRAINS:
         settings.validate(s)
     least_of = {"repeats": 1, "warmup": 0, "rounds": 1, "new_tokens": 1, "batch_size": 1}
-    least_of |= dict.fromkeys(("steps", "iterations"), training.WARM_UP + 1)
+    least_of |= dict.fromkeys(("steps", "iterations"), child.WARM_UP + 1)
     for setting, least in least_of.items():
         if getattr(s, setting, least) < least:
             raise UserError(f"{setting}={getattr(s, setting)} must be {least} or more")

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 
 import torch
 
-from fusedgpt import parity
-from fusedgpt.attention import ATTENTION
-from fusedgpt.bench import check, drawing, report, rounds, settings, training
+from fusedgpt.attention import parity
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.functions import ATTENTION
+from fusedgpt.bench import check, child, drawing, options, report, rounds
 from fusedgpt.bench.disturbance import comparable, speedup
 from fusedgpt.bench.proof import prove_kernel
 from fusedgpt.bench.rows import slug, trace_path
-from fusedgpt.case import Case
-from fusedgpt.device import resolve_dtype
+from fusedgpt.machine.device import resolve_dtype
 
 BASELINE, PADDED = "manual", "flash + padded vocabulary"
 # ms per batch on 8 A100, as the article gives them
@@ -46,26 +46,26 @@ GROUP = ("round",)
 
 TRAINS = True
 UNUSED = {
-    **training.UNUSED,
-    "attention": settings.EACH_ROW_NAMES_IT,
+    **child.UNUSED,
+    "attention": options.EACH_ROW_NAMES_IT,
     "vocab_multiple": "each rung of the ladder sets it",
     "eval_iters": "a rung only makes --steps steps",
 }
 
 
 @dataclasses.dataclass
-class Settings(settings.Trained):
+class Settings(options.Trained):
     rounds: int = 3  # times that each rung is measured
 
 
 def defaults(gpu: bool) -> dict:
     """GPT-2 124M at 12 x 1024 on a GPU; four small layers on a CPU."""
-    return training.DEFAULTS | {"compile": True} | ({"steps": 55} if gpu else training.ON_A_CPU)
+    return child.DEFAULTS | {"compile": True} | ({"steps": 55} if gpu else child.ON_A_CPU)
 
 
 def plan(s: Settings, device: torch.device) -> list[dict]:
     """The rungs, from the bottom up, round after round; a kernel of the user's own is the last."""
-    names = (*RUNGS, *settings.own_kernel(s.attention))
+    names = (*RUNGS, *options.own_kernel(s.attention))
     return [{"rung": name} | rounds.named(n, s.rounds) for n in range(1, s.rounds + 1) for name in names]
 
 
@@ -76,10 +76,10 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     case = Case.of_model(s, s.batch_size, device, resolve_dtype(s.dtype, device), dropout=s.dropout)
     proven = prove_kernel(s.attention, case) if s.attention in ATTENTION else {}
     out_dir = folder / "runs" / slug(spec["rung"])
-    record, metrics = training.run(training.settings(s, Settings), out_dir, trace=trace_path(folder, spec))
+    record, metrics = child.run(child.settings(s, Settings), out_dir, trace=trace_path(folder, spec))
     if record["attention_trials"]:  # auto compared the fastest with float64, and the next if it failed
         proven = {"errors": record["attention_trials"][record["attention"]]["errors"], "parity": "passed, by auto"}
-    return proven | training.measured(record, metrics)
+    return proven | child.measured(record, metrics)
 
 
 def faster(baseline_ms: float, ms: float) -> float:
@@ -211,7 +211,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     axes.grid(visible=False, axis="y")
     repeated = base and (len(base.get("rounds", ())) > 1 or "again_ms" in base)
     spread = "mean and range of the measurements" if repeated else "median, and p10 to p90 of the steps"
-    subject = f"Training {training.subject(s)}; in brackets how much faster than {BASELINE} (dashed): {spread}"
+    subject = f"Training {child.subject(s)}; in brackets how much faster than {BASELINE} (dashed): {spread}"
     yield "ladder", "A training step, rung by rung: each changes one thing", subject, figure
 
 

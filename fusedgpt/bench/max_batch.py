@@ -20,16 +20,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from fusedgpt import memory
-from fusedgpt.bench import check, drawing, report, settings, training
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.table import NAMED
+from fusedgpt.bench import check, child, drawing, options, report
 from fusedgpt.bench.disturbance import comparable
 from fusedgpt.bench.proof import prove_kernel
 from fusedgpt.bench.rows import OutOfTime, time_is_up, trace_path
-from fusedgpt.case import Case
-from fusedgpt.device import autocast, resolve_compile, resolve_dtype
 from fusedgpt.errors import UserError, first_line
-from fusedgpt.files import read_jsonl
-from fusedgpt.kernel_table import NAMED
+from fusedgpt.machine import memory
+from fusedgpt.machine.device import autocast, resolve_compile, resolve_dtype
+from fusedgpt.machine.files import read_jsonl
 from model import GPT, GPTConfig
 
 TRIAL_STEPS = 3  # AdamW allocates its state in the first step; from the second on, memory holds everything
@@ -37,12 +37,12 @@ EVALUATIONS = 12  # in a timed run
 ARTICLE = {"manual": 24, "flash": 39}  # the largest batch in the article's figure 3, on 8 A100 of 80 GB
 
 TRAINS = True
-UNUSED = {**training.UNUSED, "attention": "each row sets it"}
+UNUSED = {**child.UNUSED, "attention": "each row sets it"}
 GROUP = ()
 
 
 @dataclasses.dataclass
-class Settings(settings.Trained):
+class Settings(options.Trained):
     memory_gb: float = 1.0  # GiB that a run may hold on a CPU, beyond PyTorch itself
     train_seconds: float | None = None  # seconds of training at the largest batch; None: --steps steps
 
@@ -50,9 +50,9 @@ class Settings(settings.Trained):
 def defaults(gpu: bool) -> dict:
     """GPT-2 124M in all of a GPU's memory; four small layers in 1 GiB on a CPU."""
     if gpu:
-        return training.DEFAULTS | dict(compile=True, eval_iters=100)
+        return child.DEFAULTS | dict(compile=True, eval_iters=100)
     small = dict(vocab_size=None, block_size=512, eval_iters=12, batch_size=4)
-    return training.DEFAULTS | training.ON_A_CPU | small
+    return child.DEFAULTS | child.ON_A_CPU | small
 
 
 def plan(s: Settings, device: torch.device) -> list[dict]:
@@ -69,7 +69,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     """
     s, dtype = dataclasses.replace(s, **spec), resolve_dtype(s.dtype, device)
     row = prove_kernel(s.attention, Case.of_model(s, 1, device, dtype, dropout=s.dropout))
-    data, resident = training.held_by_pytorch() if device.type == "cpu" else (0, 0)
+    data, resident = child.held_by_pytorch() if device.type == "cpu" else (0, 0)
     fixed, each = estimate(s, device, dtype)
     free = _free(s, device)
     guess = max(0, (free - fixed) // each)
@@ -79,9 +79,9 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     def train(batch_size, trace=None, seconds=None, **changes):
         if time_is_up(s.max_seconds):
             raise OutOfTime
-        changed = training.settings(dataclasses.replace(s, batch_size=batch_size, **changes), Settings)
+        changed = child.settings(dataclasses.replace(s, batch_size=batch_size, **changes), Settings)
         limit = data + free if device.type == "cpu" else None
-        return training.run(changed | {"max_seconds": seconds}, folder / "runs" / s.attention, limit, trace)
+        return child.run(changed | {"max_seconds": seconds}, folder / "runs" / s.attention, limit, trace)
 
     earlier, trials = _earlier_trials(folder / "rows.jsonl", spec, free), []
 
@@ -100,7 +100,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     for size in range(found, 0, -1):  # a longer run may need a little more than its trial did
         with contextlib.suppress(MemoryError):
             record, metrics = train(size, trace_path(folder, spec), s.train_seconds, **_timed(s, size, trials))
-            return row | {"largest": size, "curve": curve(metrics)} | training.measured(record, metrics)
+            return row | {"largest": size, "curve": curve(metrics)} | child.measured(record, metrics)
     if reason := _other_limit(trials, 0):
         raise RuntimeError(f"not even one sequence runs: {reason}")
     raise MemoryError("not even one sequence fits")
@@ -295,7 +295,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     axes.legend(frameon=False)
     room = f"{rows[0]['memory'] / report.GIB:.3g} GiB beside what PyTorch itself holds"
     dtypes = ", ".join(dict.fromkeys(row["ran"]["dtype"] for row in rows))
-    model = training.subject(s | {"batch_size": "n"}) + f" ({dtypes})"
+    model = child.subject(s | {"batch_size": "n"}) + f" ({dtypes})"
     yield "largest", "The largest micro-batch of each attention kernel", f"In {room}: {model}", figure
     curves = [row for row in rows if row.get("curve") and comparable(row)]
     if curves:

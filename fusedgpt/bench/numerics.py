@@ -13,16 +13,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fusedgpt import kernels, parity
-from fusedgpt.attention import ATTENTION, MASKED
-from fusedgpt.bench import check, drawing, report, settings
+from fusedgpt.attention import choose, parity
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.functions import ATTENTION, MASKED
+from fusedgpt.attention.receipt import observe
+from fusedgpt.attention.table import NAMED
+from fusedgpt.bench import check, drawing, options, report
 from fusedgpt.bench.proof import refusals, tflops, timed, verdict
 from fusedgpt.bench.rows import trace_path
-from fusedgpt.case import Case
-from fusedgpt.device import DTYPES
 from fusedgpt.errors import UserError
-from fusedgpt.kernel_table import NAMED
-from fusedgpt.receipt import observe
+from fusedgpt.machine.device import DTYPES
 
 SHAPE = (1, 12, 256, 64)  # (B, nh, T, hs): GPT-2's heads
 # with a mask and large inputs, cuDNN's dq held NaN if T % 128 == 64 (pytorch#196678)
@@ -44,7 +44,7 @@ BEFORE = "`scaled before` is hand-written attention with q and k each times √s
 BEFORE += " `manual` scales q kᵀ, as in nanoGPT."
 
 TRAINS = False
-UNUSED = {"attention": settings.EACH_ROW_NAMES_IT}
+UNUSED = {"attention": options.EACH_ROW_NAMES_IT}
 GROUP = ("inputs", "dtype")
 
 
@@ -61,7 +61,7 @@ PAIRED = {**PATHS, "masked": ATTENTION["masked"]}
 
 
 @dataclasses.dataclass
-class Settings(settings.Timed):
+class Settings(options.Timed):
     repeats: int = 20  # timed calls of each row
     attention: str = "auto"  # path/to/file.py:function: measure this kernel of your own too
 
@@ -73,7 +73,7 @@ def defaults(gpu: bool) -> dict:
 
 def plan(s: Settings, device: torch.device) -> list[dict]:
     """Every path in every dtype on both inputs, then the article's pairs."""
-    paths = (*PATHS, *settings.own_kernel(s.attention))
+    paths = (*PATHS, *options.own_kernel(s.attention))
     errors = [
         {"inputs": inputs, "dtype": dtype, "path": path} for inputs in INPUTS for dtype in DTYPES for path in paths
     ]
@@ -106,9 +106,9 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
 def _has_backward(path, case):
     """Whether `path` has a backward here. Raises UserError if it does not run at all."""
     kernel = path.removesuffix(", masked")
-    if path == "scaled before" or not kernels.refusal(kernel, case):
+    if path == "scaled before" or not choose.refusal(kernel, case):
         return True
-    if reason := kernels.refusal(kernel, dataclasses.replace(case, backward=False)):
+    if reason := choose.refusal(kernel, dataclasses.replace(case, backward=False)):
         raise UserError(reason)
     return False
 

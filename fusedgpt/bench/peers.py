@@ -12,15 +12,15 @@ from collections.abc import Iterator
 
 import torch
 
-from fusedgpt.bench import check, contenders, drawing, recipe, report, rounds, settings, training, visit
+from fusedgpt.bench import check, child, contenders, drawing, options, recipe, report, rounds, visit
 from fusedgpt.bench.disturbance import comparable, speedup
-from fusedgpt.device import multiplies_bfloat16
 from fusedgpt.errors import UserError
-from fusedgpt.timing import summary
+from fusedgpt.machine.device import multiplies_bfloat16
+from fusedgpt.machine.timing import summary
 
 TRAINS = True
 UNUSED = {
-    **training.UNUSED,
+    **child.UNUSED,
     "profile": "it writes no trace: bench.py ladder does",
     "gradient_accumulation_steps": "a step is one micro-batch",
     "activation": "each contender has the form of GELU of its project",
@@ -44,7 +44,7 @@ TITLES = {
 
 
 @dataclasses.dataclass
-class Settings(settings.Trained):
+class Settings(options.Trained):
     nanogpt: str = ""  # folder of a clone of nanoGPT, to measure its model.py and train.py too; empty: without it
     rounds: int = 3  # visits to each contender
     prompt_tokens: int = 32  # tokens of the prompt, in generation
@@ -258,7 +258,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
         axes.set_title(textwrap.fill(finding(part, peers), 62), loc="left")
         axes.set_xlabel(textwrap.fill(f"{TITLES[part][1]}{_case(part, s)}: median, p10 to p90 (less is better)", 75))
         axes.grid(visible=False, axis="y")
-    yield "peers", "Our GPT beside others, in turn", f"Training of {training.subject(s)}", figure
+    yield "peers", "Our GPT beside others, in turn", f"Training of {child.subject(s)}", figure
 
 
 def _label(peer, row):

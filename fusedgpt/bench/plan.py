@@ -1,7 +1,7 @@
 """What training would take on GPUs that are not here: memory, time, and what bounds the speed. Computed, not measured.
 
-The formulas are in fusedgpt/scale.py, their assumptions and errors in docs/many-gpus.md. Unlike the other kinds, plan
-has no rows.jsonl: the same command computes the same in a second.
+The formulas are in fusedgpt/estimates/scale.py, their assumptions and errors in docs/many-gpus.md. Unlike the other
+kinds, plan has no rows.jsonl: the same command computes the same in a second.
 """
 
 import dataclasses
@@ -10,14 +10,15 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from fusedgpt import dimensions, scale, settings
+from fusedgpt import dimensions, settings
+from fusedgpt.attention.table import scores_held
 from fusedgpt.bench import drawing, report
-from fusedgpt.distributed import Ranks
 from fusedgpt.errors import UserError
-from fusedgpt.files import atomic
-from fusedgpt.gpus import GPUS, NETWORKS
-from fusedgpt.kernel_table import scores_held
-from fusedgpt.scale import Run
+from fusedgpt.estimates import scale
+from fusedgpt.estimates.scale import Run
+from fusedgpt.machine.files import atomic
+from fusedgpt.machine.gpus import GPUS, NETWORKS
+from fusedgpt.parallel.distributed import Ranks
 from model import GPTConfig
 
 CHINCHILLA = 20  # tokens per parameter that make the most of a compute budget: arXiv:2203.15556
@@ -85,7 +86,7 @@ def config_of(s) -> GPTConfig:
     if s.vocab_size is None:
         raise UserError("vocab_size=None: a plan reads no data; give its number of ids, such as --vocab_size=50257")
     config = GPTConfig.of(s, loss=s.loss)
-    dimensions.require_known(config, "bench.py plan (fusedgpt/scale.py)")
+    dimensions.require_known(config, "bench.py plan (fusedgpt/estimates/scale.py)")
     return config
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 from fusedgpt import settings
 from fusedgpt.bench import drawing, plan, report
-from fusedgpt.gpus import GPUS
-from fusedgpt.scale import Run
+from fusedgpt.estimates.scale import Run
+from fusedgpt.machine.gpus import GPUS
 from model import GPTConfig
 
 # layers, heads, channels, and tokens of a step. GPT-3 (arXiv:2005.14165, table 2.1) takes 0.5, 1 and 2M tokens for the

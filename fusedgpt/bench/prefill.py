@@ -14,16 +14,16 @@ from typing import Literal
 
 import torch
 
-from fusedgpt import memory, timing
-from fusedgpt.bench import causal_models, check, drawing, report, settings
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.receipt import contradiction, observe
+from fusedgpt.bench import causal_models, check, drawing, options, report
 from fusedgpt.bench.disturbance import comparable, speedup
 from fusedgpt.bench.proof import counting_faults, refusals, verdict
 from fusedgpt.bench.rows import trace_path
-from fusedgpt.case import Case
-from fusedgpt.device import dtype_name, resolve_dtype
 from fusedgpt.errors import UserError, out_of_memory
-from fusedgpt.profiler import busy_ms, profile
-from fusedgpt.receipt import contradiction, observe
+from fusedgpt.machine import memory, timing
+from fusedgpt.machine.device import dtype_name, resolve_dtype
+from fusedgpt.machine.profiler import busy_ms, profile
 
 TRAINS = False
 UNUSED = {}
@@ -31,7 +31,7 @@ GROUP = ("model", "T")
 
 
 @dataclasses.dataclass
-class Settings(settings.Timed):
+class Settings(options.Timed):
     lengths: str = "512,1024,2048"  # numbers of prompt tokens, as first-last-step or one by one
     # mistral-7b, llama-3-8b, phi-2, gpt2, gpt2-medium, gpt2-large, gpt2-xl; mistral-small, llama-small, phi-small; or
     # local folders and names of the Hugging Face hub
@@ -51,7 +51,7 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
     return [
         {"model": name, "attention": attention, "T": T}
         for name in map(str.strip, s.models.split(","))
-        for T in settings.lengths(s.lengths)
+        for T in options.lengths(s.lengths)
         for attention in ("eager", "flash", *(package if name not in causal_models.GPT2 else []))
     ]
 

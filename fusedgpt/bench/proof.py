@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from fusedgpt import kernels, memory, parity, timing
-from fusedgpt.bench.settings import Timed
-from fusedgpt.case import Attend, Case
+from fusedgpt.attention import choose, parity
+from fusedgpt.attention.case import Attend, Case
+from fusedgpt.attention.receipt import observe
+from fusedgpt.bench.options import Timed
 from fusedgpt.errors import UserError, out_of_memory
-from fusedgpt.receipt import observe
+from fusedgpt.machine import memory, timing
 
 
 class ParityError(Exception):
@@ -22,9 +23,9 @@ class ParityError(Exception):
 
 def prove_kernel(name: str, case: Case) -> dict:
     """`prove` for the kernel `name` as scripts run it. Raises UserError if it cannot run `case` here."""
-    if reason := kernels.refusal(name, case):
+    if reason := choose.refusal(name, case):
         raise UserError(reason)
-    return prove(kernels.as_run(name, case), case)
+    return prove(choose.as_run(name, case), case)
 
 
 def prove(attend: Attend, case: Case) -> dict:
@@ -57,7 +58,7 @@ def refusals() -> Iterator[None]:
         except (RuntimeError, ValueError, AssertionError) as error:  # any other type is a bug of this project
             if out_of_memory(error) or isinstance(error, (torch.AcceleratorError, UserError)):
                 raise
-            raise UserError(kernels.reasons(caught, error)) from error
+            raise UserError(choose.reasons(caught, error)) from error
 
 
 def timed(step: Callable[[], object], s: Timed, device: torch.device, trace: pathlib.Path) -> dict:

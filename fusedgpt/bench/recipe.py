@@ -11,11 +11,11 @@ import sys
 import tempfile
 import time
 
-from fusedgpt import dataset
-from fusedgpt.bench import training
-from fusedgpt.environment import commit
+from fusedgpt.bench import child
+from fusedgpt.data import dataset
 from fusedgpt.errors import UserError
-from fusedgpt.timing import summary
+from fusedgpt.machine.environment import commit
+from fusedgpt.machine.timing import summary
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # config/train_shakespeare_char.py with the flags of nanoGPT's README, where it runs for 2000 iterations
@@ -37,7 +37,7 @@ def run(peer: str, s, folder: pathlib.Path) -> dict:
     flags["eval_interval"] = min(RECIPE["eval_interval"], s.iterations)
     began = time.perf_counter()
     found = _ours(flags, folder / "recipe-ours") if peer == "ours" else _theirs(flags, meta, s.nanogpt)
-    ms = found["samples_ms"][training.WARM_UP :]
+    ms = found["samples_ms"][child.WARM_UP :]
     whole = {"seconds": time.perf_counter() - began, "vocab_size": meta["vocab_size"]}
     return {**summary(ms), **found, "samples_ms": ms, "tokens": 12 * 64, **whole}
 
@@ -55,7 +55,7 @@ def _data(name):
 
 def _ours(flags, out_dir):
     # nanoGPT's model has the exact GELU, which costs more or less than the tanh form, depending on the processor
-    record, metrics = training.run(flags | {"profile": False, "activation": "gelu"}, out_dir)
+    record, metrics = child.run(flags | {"profile": False, "activation": "gelu"}, out_dir)
     steps = [m for m in metrics if m["kind"] == "train"]
     # nanoGPT's evaluations only: ours adds one at the end
     losses = [m["val_loss"] for m in metrics if m["kind"] == "eval" and m["iter"] % flags["eval_interval"] == 0]
@@ -87,9 +87,9 @@ def _theirs(flags, meta, clone):
         # nanoGPT reads configurator.py from the current folder; it writes to out_dir only
         done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise training.error_of(done, "nanoGPT's train.py")
+        raise child.error_of(done, "nanoGPT's train.py")
     steps, losses = ITERATION.findall(done.stdout), EVALUATION.findall(done.stdout)
-    if len(steps) <= training.WARM_UP or not losses:
+    if len(steps) <= child.WARM_UP or not losses:
         raise UserError(f"{clone / 'train.py'} printed {len(steps)} lines like 'iter 0: loss 4.17, time 36.00ms'")
     return {
         "samples_ms": [float(ms) for _, ms in steps],

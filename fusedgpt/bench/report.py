@@ -6,9 +6,9 @@ import types
 from collections.abc import Iterable
 
 from fusedgpt.bench import drawing, rows
-from fusedgpt.bench.settings import EARLIER
+from fusedgpt.bench.options import EARLIER
 from fusedgpt.errors import UserError
-from fusedgpt.files import atomic
+from fusedgpt.machine.files import atomic
 
 GIB = 2**30
 

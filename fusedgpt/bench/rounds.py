@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 
 from fusedgpt.bench.disturbance import comparable
-from fusedgpt.timing import summary
+from fusedgpt.machine.timing import summary
 
 RATES = ("tokens_per_s", "mfu")  # fields of a row that scale with its median
 LOSSES = ("final_loss", "last_loss", "val_loss")

@@ -25,7 +25,7 @@ import torch
 from fusedgpt.bench import disturbance
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError, first_line, out_of_memory, shown
-from fusedgpt.files import atomic, read_jsonl
+from fusedgpt.machine.files import atomic, read_jsonl
 
 FINAL = ("measured", "refused", "parity failed", "out of memory")  # "failed" is not final: such a row is tried again
 AGAIN = 2  # times that a disturbed row is measured again

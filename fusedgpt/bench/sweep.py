@@ -15,17 +15,17 @@ from typing import Literal
 
 import torch
 
-from fusedgpt import kernels, parity
-from fusedgpt.attention import ATTENTION
-from fusedgpt.bench import check, drawing, report, settings, training
+from fusedgpt.attention import choose, parity
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.functions import ATTENTION
+from fusedgpt.attention.receipt import contradiction
+from fusedgpt.attention.table import NAMED
+from fusedgpt.bench import check, child, drawing, options, report
 from fusedgpt.bench.disturbance import comparable, speedup
 from fusedgpt.bench.proof import prove, prove_kernel, refusals, tflops, timed
 from fusedgpt.bench.rows import slug, trace_path
-from fusedgpt.case import Case
-from fusedgpt.device import dtype_name, resolve_dtype
 from fusedgpt.errors import UserError
-from fusedgpt.kernel_table import NAMED
-from fusedgpt.receipt import contradiction
+from fusedgpt.machine.device import dtype_name, resolve_dtype
 
 FIRST = (1024, 4096, 256, 2048, 512, 8192, 16384)  # the lengths to measure first, in this order
 COMPILED_AT = FIRST  # flex is compiled for each length, so it is measured at these only
@@ -33,8 +33,8 @@ LONGEST_TRAINED = 4096
 
 TRAINS = True
 UNUSED = {
-    **training.UNUSED,
-    "attention": settings.EACH_ROW_NAMES_IT,
+    **child.UNUSED,
+    "attention": options.EACH_ROW_NAMES_IT,
     "block_size": "each row of the sweep sets it",
     "eval_iters": "a row only makes --steps steps",
 }
@@ -42,7 +42,7 @@ GROUP = ("part", "heads", "pass", "T")
 
 
 @dataclasses.dataclass
-class Settings(settings.Trained, settings.Timed):
+class Settings(options.Trained, options.Timed):
     heads: str = "32x128,12x64"  # heads x head size of attention alone, comma-separated
     lengths: str = "256-4096-64,8192,16384"  # numbers of tokens, as first-last-step or one by one
     # dtype of attention alone; the rows that train take auto
@@ -52,9 +52,9 @@ class Settings(settings.Trained, settings.Timed):
 def defaults(gpu: bool) -> dict:
     """AMD's lengths in float16 on a GPU; four lengths on a CPU."""
     if gpu:
-        return training.DEFAULTS | dict(steps=55, compile=True, dtype="float16", batch_size=4)
+        return child.DEFAULTS | dict(steps=55, compile=True, dtype="float16", batch_size=4)
     small = dict(vocab_size=None, repeats=20, lengths="256,512,1024,2048", heads="8x128,12x64")
-    return training.DEFAULTS | training.ON_A_CPU | small
+    return child.DEFAULTS | child.ON_A_CPU | small
 
 
 def plan(s: Settings, device: torch.device) -> list[dict]:
@@ -63,12 +63,12 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
     At one length, all heads x head sizes, directions and kernels are measured before the next length. Raises UserError
     if --heads or --lengths cannot be read. A kernel of the user's own stands beside ours.
     """
-    own = settings.own_kernel(s.attention)
-    lengths = coarse_to_fine(settings.lengths(s.lengths))
+    own = options.own_kernel(s.attention)
+    lengths = coarse_to_fine(options.lengths(s.lengths))
     alone = [
         {"part": "attention", "heads": f"{nh}x{hs}", "pass": direction, "T": T, "attention": name}
         for T in lengths
-        for nh, hs in settings.heads(s.heads)
+        for nh, hs in options.heads(s.heads)
         for direction in ("forward", "forward + backward")
         for name in (*NAMED, "masked", *own)
         if name != "flex" or T in COMPILED_AT
@@ -119,7 +119,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
 
 
 _inputs = functools.lru_cache(maxsize=1)(Case.inputs)  # kernels share them, because drawing them takes longer
-_refusal = functools.lru_cache(kernels.refusal)  # at one length; a kernel that refuses another length raises there
+_refusal = functools.lru_cache(choose.refusal)  # at one length; a kernel that refuses another length raises there
 
 
 def _training(spec, s, device, folder):
@@ -127,8 +127,8 @@ def _training(spec, s, device, folder):
     case = Case.of_model(s, s.batch_size, device, resolve_dtype(s.dtype, device), dropout=s.dropout)
     row = prove_kernel(s.attention, case)
     out_dir = folder / "runs" / slug(f"{spec['attention']} {spec['T']}")
-    run = training.run(training.settings(s, Settings), out_dir, trace=trace_path(folder, spec))
-    return row | training.measured(*run)
+    run = child.run(child.settings(s, Settings), out_dir, trace=trace_path(folder, spec))
+    return row | child.measured(*run)
 
 
 def crossovers(rows: list[dict]) -> dict[tuple[str, str], tuple[float, float]]:
@@ -251,7 +251,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
         axes.set(xlabel="tokens in a sequence", ylabel="tokens/s: median, p10 to p90", ylim=(0, None))
         axes.legend(frameon=False, labelcolor="linecolor")
         ran = ", ".join(dict.fromkeys(f"{r['ran']['dtype']}, {_how(r)}" for r in whole))
-        subject = f"Training {training.subject(s | {'block_size': 'T'})} ({ran})"
+        subject = f"Training {child.subject(s | {'block_size': 'T'})} ({ran})"
         if left_out := len(trained) - len(whole):
             subject += f"; without {left_out} disturbed time(s)"
         yield "training", "Training end to end, by the length of a sequence", subject, figure

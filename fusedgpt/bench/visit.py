@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from fusedgpt import memory, timing
-from fusedgpt.bench import contenders, training
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.receipt import contradiction, observe
+from fusedgpt.bench import child, contenders
 from fusedgpt.bench.proof import ParityError
-from fusedgpt.case import Case
-from fusedgpt.device import autocast, dtype_name, resolve_compile, resolve_device, resolve_dtype
-from fusedgpt.environment import commit
 from fusedgpt.errors import UserError, one_sentence
-from fusedgpt.receipt import contradiction, observe
+from fusedgpt.machine import memory, timing
+from fusedgpt.machine.device import autocast, dtype_name, resolve_compile, resolve_device, resolve_dtype
+from fusedgpt.machine.environment import commit
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # how much a loss may differ, as a share, from ours in float32. For GPT-2 124M the difference is 2e-7 in float32, 1e-4
@@ -49,7 +49,7 @@ def run(part: str, peer: str, s: Any, device: torch.device) -> dict:
         check=False,
     )
     if done.returncode:
-        raise training.error_of(done, peer)
+        raise child.error_of(done, peer)
     answer = json.loads(done.stdout.splitlines()[-1])
     if "parity failed" in answer:
         raise ParityError(answer["parity failed"])
@@ -116,7 +116,7 @@ def _train(contender, state, s, device):
         contender.update(optimizer, s)
         optimizer.zero_grad(set_to_none=True)
         clock.stop()
-    ms, peak, losses = clock.read()[training.WARM_UP :], memory.peak_memory(device), torch.stack(losses).tolist()
+    ms, peak, losses = clock.read()[child.WARM_UP :], memory.peak_memory(device), torch.stack(losses).tolist()
     rounded = torch.bfloat16 if s.tf32 and device.type == "cuda" else dtype
     errors["first step"] = _same(losses[0], want, ALLOWED[rounded], f"at the first step in {dtype_name(dtype)}")
     ran = {

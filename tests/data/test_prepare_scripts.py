@@ -12,10 +12,10 @@ import sys
 import numpy as np
 import pytest
 
-from fusedgpt import prepare
-from fusedgpt.corpus import Files
-from fusedgpt.encoding import Encoded
-from fusedgpt.tokenizer import Tokenizer
+from fusedgpt.data import prepare
+from fusedgpt.data.corpus import Files
+from fusedgpt.data.encoding import Encoded
+from fusedgpt.data.tokenizer import Tokenizer
 from tests.conftest import ROOT, fails, script, wait_for_lines, why_no_bpe
 
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt"

@@ -22,7 +22,7 @@ MIB = 2**20
 READ = """
 import pathlib, sys
 import pyarrow.parquet, zstandard
-from fusedgpt.corpus import Files
+from fusedgpt.data.corpus import Files
 from fusedgpt.errors import one_sentence
 try:
     with one_sentence():

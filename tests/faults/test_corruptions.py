@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import plot
-from fusedgpt import checkpoint
 from fusedgpt.errors import UserError
-from fusedgpt.files import lock
-from fusedgpt.logger import Logger, read_record
-from fusedgpt.metrics import Run, read_metrics
-from fusedgpt.run_folder import load_best, load_latest
+from fusedgpt.machine.files import lock
+from fusedgpt.runs import checkpoint
+from fusedgpt.runs.logger import Logger, read_record
+from fusedgpt.runs.metrics import Run, read_metrics
+from fusedgpt.runs.run_folder import load_best, load_latest
 from tests.conftest import assert_same_bytes, run, small, weights
 from tests.faults.processes import finish, rng, start
 

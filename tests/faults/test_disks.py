@@ -13,7 +13,7 @@ import time
 import pytest
 import torch
 
-from fusedgpt.run_folder import load_latest
+from fusedgpt.runs.run_folder import load_latest
 from tests.conftest import ROOT, fails, flags, rows, script, small, wait_for
 from tests.faults.processes import rng, start
 

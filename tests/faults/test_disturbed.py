@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
-from fusedgpt import timing
 from fusedgpt.bench import disturbance
+from fusedgpt.machine import timing
 
 pytestmark = pytest.mark.faults
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fusedgpt import checkpoint
+from fusedgpt.runs import checkpoint
 from tests.conftest import assert_same_bytes, flags, rows, small, torchrun
 from tests.faults.processes import rng
 from tests.faults.torchrun import Torchrun

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fusedgpt import huggingface
 from fusedgpt.errors import UserError
+from fusedgpt.interchange import tokenizer_json
 from model import GPT
 from tests.conftest import ROOT, Evil, assert_same_bytes, fails, flags, hugging_face, small
 
@@ -110,7 +110,7 @@ def test_a_trap_is_refused(trap, name):
     spring(trap)
     with pytest.raises(UserError, match=said) as refused:
         GPT.from_pretrained(str(trap))
-        huggingface.read_meta(str(trap))
+        tokenizer_json.read_meta(str(trap))
     assert len(str(refused.value)) < 600
     assert not os.path.exists("pwned")
 
@@ -139,7 +139,7 @@ TAKEN = {
 def test_what_is_harmless_is_loaded_and_runs_no_code(trap, good, name):
     TAKEN[name](trap)
     found = GPT.from_pretrained(str(trap)).state_dict()
-    huggingface.read_meta(str(trap))
+    tokenizer_json.read_meta(str(trap))
     assert_same_bytes(found, GPT.from_pretrained(str(good)).state_dict())
     assert not os.path.exists("pwned")
 

@@ -21,10 +21,11 @@ import configurator
 import sample
 import train
 from configurator import configure
-from fusedgpt import dataset, fits
 from fusedgpt.bench import kinds
+from fusedgpt.data import dataset
+from fusedgpt.data.tokenizer import KINDS, Tokenizer, vocabulary
 from fusedgpt.errors import UserError
-from fusedgpt.tokenizer import KINDS, Tokenizer, vocabulary
+from fusedgpt.estimates import fits
 from model import GPTConfig
 from tests.conftest import ROOT
 from tests.faults.processes import SEED

@@ -9,8 +9,9 @@ import time
 import pytest
 import torch
 
-from fusedgpt import checkpoint, dataset, prepare
+from fusedgpt.data import dataset, prepare
 from fusedgpt.errors import UserError
+from fusedgpt.runs import checkpoint
 from tests.conftest import assert_same_bytes, rows, small, wait_for
 from tests.faults.processes import SETTINGS, finish, rng, start
 from tests.forks import FORKS

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fusedgpt import prepare
+from fusedgpt.data import prepare
 from tests.conftest import rows, run, small
 from tests.faults.processes import start
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import train
-from fusedgpt import checkpoint, evaluation, saver
 from fusedgpt.errors import TRAIN_WITH_LESS, one_sentence
+from fusedgpt.runs import checkpoint, saver
+from fusedgpt.training import evaluation
 from tests.conftest import assert_same_bytes, run, small, weights
 from tests.faults.processes import rng
 from tests.forks import FORKS

@@ -10,7 +10,7 @@ import torch
 
 import convert
 import export
-from fusedgpt import checkpoint
+from fusedgpt.runs import checkpoint
 from tests.conftest import assert_same_bytes
 from tests.faults.processes import rng
 from tests.kill_points import killed_before

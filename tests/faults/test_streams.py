@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from fusedgpt import checkpoint
+from fusedgpt.runs import checkpoint
 from tests.conftest import assert_same_bytes, flags, rows, run, script, small, weights
-from tests.fusedgpt.test_tokenizer import TEXT, meta_of
+from tests.fusedgpt.data.test_tokenizer import TEXT, meta_of
 from tests.test_export import data_of
 
 pytestmark = pytest.mark.faults

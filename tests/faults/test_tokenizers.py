@@ -5,10 +5,11 @@ import json
 
 import pytest
 
-from fusedgpt import huggingface, vocabularies
+from fusedgpt.data import make_tokenizer
+from fusedgpt.interchange import tokenizer_json
 from tests.faults.processes import rng
 from tests.faults.test_inputs import tried
-from tests.fusedgpt.test_tokenizer import HOSTILE, trained_bpe, used
+from tests.fusedgpt.data.test_tokenizer import HOSTILE, trained_bpe, used
 
 pytestmark = pytest.mark.faults
 
@@ -57,10 +58,10 @@ def test_tokenizer_jsons(tmp_path, tell):
         (tmp_path / "tokenizer.json").write_text(text)
         meta = {"tokenizer": "json", "vocab_size": 300, "tokenizer_json": content, "end_of_text": 0}
         tried(used, meta, content)
-        tried(lambda meta: huggingface.tokenizer(meta, 16) and None, meta, content)
-        if read := tried(huggingface.own_meta, str(tmp_path), content):
+        tried(lambda meta: tokenizer_json.tokenizer(meta, 16) and None, meta, content)
+        if read := tried(tokenizer_json.own_meta, str(tmp_path), content):
             good += 1
             tried(used, read, content)
-        tried(lambda name: vocabularies.of(name, None), str(tmp_path / "tokenizer.json"), content)
+        tried(lambda name: make_tokenizer.of(name, None), str(tmp_path / "tokenizer.json"), content)
     tell(f"{CASES:,} tokenizer.json, {good:,} of them read")
     assert 0.02 * CASES < good < 0.98 * CASES

@@ -85,7 +85,7 @@ GROUPED_QUERIES = {
 
 # as a kernel: refused, because it computes another function
 WINDOW_AS_A_KERNEL = {
-    "fusedgpt/attention.py": [
+    "fusedgpt/attention/functions.py": [
         (
             "\n\ndef sdpa(",
             "\n\ndef window(q, k, v, dropout_p=0.0):\n"
@@ -96,7 +96,7 @@ WINDOW_AS_A_KERNEL = {
         ),
         ("(manual, blocked, flex, sdpa, masked)", "(manual, blocked, flex, sdpa, masked, window)"),
     ],
-    "fusedgpt/kernel_table.py": [
+    "fusedgpt/attention/table.py": [
         ('    "masked": Kernel', '    "window": Kernel((), "", "0.5", "*"),\n    "masked": Kernel')
     ],
 }
@@ -126,7 +126,7 @@ WINDOW_IN_THE_MODEL = {
 
 SCHEDULE = {
     "fusedgpt/settings.py": [('Literal["cosine", "wsd", "constant"]', 'Literal["cosine", "wsd", "constant", "sqrt"]')],
-    "fusedgpt/optimizer.py": [
+    "fusedgpt/training/optimizer.py": [
         (
             '    if s.schedule == "constant"',
             '    if s.schedule == "sqrt":\n'
@@ -142,8 +142,8 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from fusedgpt import prepare
-from fusedgpt.corpus import Files
+from fusedgpt.data import prepare
+from fusedgpt.data.corpus import Files
 from fusedgpt.errors import one_sentence
 
 

@@ -104,10 +104,11 @@ def test_grouped_queries(tmp_path):
     project = Project(tmp_path, changes.GROUPED_QUERIES, ["--n_kv_head=1"])
     project.trains_resumes_and_samples()
     assert json.loads((tmp_path / "out" / "run.json").read_text())["model"]["n_kv_head"] == 1
-    assert "to_transformers (fusedgpt/gpt2.py), which makes a GPT-2, does not know n_kv_head=1" in project.refuses(
-        "export.py", "out", "hf"
+    assert (
+        "to_transformers (fusedgpt/interchange/gpt2.py), which makes a GPT-2, does not know n_kv_head=1"
+        in project.refuses("export.py", "out", "hf")
     )
-    plan = "bench.py plan (fusedgpt/scale.py) does not know n_kv_head=1"
+    plan = "bench.py plan (fusedgpt/estimates/scale.py) does not know n_kv_head=1"
     assert plan in project.refuses(*project.planning())
     (tmp_path / "mine.py").write_text("n_kv_head = 1\n")  # a plan used to ignore it in a file, and refuse it as a flag
     assert plan in project.refuses("bench.py", "plan", "mine.py", "--vocab_size=65")
@@ -122,7 +123,7 @@ def test_a_window_as_a_kernel_is_refused_and_as_part_of_the_model_kept(tmp_path)
     assert json.loads((project.folder / "out" / "run.json").read_text())["model"]["window"] == 4
     assert "does not know window=4" in project.refuses("export.py", "out", "hf")
     assert "does not know window=4" in project.refuses(*project.planning())
-    loaded = "import torch; from model import GPT; from fusedgpt import checkpoint; import pathlib\n"
+    loaded = "import torch; from model import GPT; from fusedgpt.runs import checkpoint; import pathlib\n"
     loaded += "print(GPT.from_checkpoint(checkpoint.load(pathlib.Path('out/ckpt.pt'))).config.window)"
     assert project.says("-c", loaded) == "4\n"
 

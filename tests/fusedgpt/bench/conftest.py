@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from fusedgpt.bench import training
+from fusedgpt.bench import child
 from tests import forks
 from tests.conftest import ROOT
 
@@ -14,9 +14,9 @@ from tests.conftest import ROOT
 @pytest.fixture(autouse=True)
 def _forked(monkeypatch):
     def run(command, preexec_fn=None, check=False, **options):
-        if preexec_fn or command[1] != training.TRAIN:  # a limit of memory counts what a process imports
+        if preexec_fn or command[1] != child.TRAIN:  # a limit of memory counts what a process imports
             return subprocess.run(command, preexec_fn=preexec_fn, check=check, **options)
         return forks.run([str(word) for word in command[1:]], ROOT, dict(os.environ), timeout=300)
 
     completed = subprocess.CompletedProcess
-    monkeypatch.setattr(training, "subprocess", types.SimpleNamespace(run=run, CompletedProcess=completed))
+    monkeypatch.setattr(child, "subprocess", types.SimpleNamespace(run=run, CompletedProcess=completed))

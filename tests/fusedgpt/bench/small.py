@@ -4,9 +4,9 @@ import dataclasses
 from unittest import mock
 
 import bench
-from fusedgpt import timing
 from fusedgpt.bench import disturbance, kinds
-from fusedgpt.files import read_jsonl
+from fusedgpt.machine import timing
+from fusedgpt.machine.files import read_jsonl
 from tests.conftest import flags, small
 
 TINY = dict(steps=8, eval_interval=100, eval_iters=1, vocab_size=65, repeats=2, warmup=1)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fusedgpt.bench import anatomy
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
-from fusedgpt.profiler import profile
+from fusedgpt.machine.profiler import profile
 from tests.fusedgpt.bench.small import run, settings
 
 CPU = torch.device("cpu")

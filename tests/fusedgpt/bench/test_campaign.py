@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import bench
-from fusedgpt import timing
 from fusedgpt.bench import campaign, disturbance, kinds, rows
 from fusedgpt.errors import UserError
+from fusedgpt.machine import timing
 from tests.conftest import ROOT
 
 CPU = torch.device("cpu")
@@ -91,13 +91,13 @@ def test_the_most_useful_comes_first_and_the_next_call_goes_on(tmp_path, monkeyp
 def test_tests_that_do_not_pass_hold_no_measurement_up(tmp_path, monkeypatch):
     # they used to run first in each call, and a call with a budget came no further
     machine = Machine(monkeypatch, tmp_path, rows_a_step=5)
-    machine.failing, machine.hanging = ("test_model.py",), ("test_attention.py",)
+    machine.failing, machine.hanging = ("test_model.py",), ("test_functions.py",)
     said, ran = machine.run()
-    assert ran == [*TESTS, *ROWS] and "of which test_attention.py, test_model.py did not pass" in said
+    assert ran == [*TESTS, *ROWS] and "of which test_functions.py, test_model.py did not pass" in said
     machine.failing = machine.hanging = ()
     said, ran = machine.run()
     rest = [f"bench.py {kind}" for kind in campaign.KINDS if kind not in FIRST]
-    assert ran == [*rest, "test_attention.py", "test_model.py"] and "did not pass" not in said
+    assert ran == [*rest, "test_functions.py", "test_model.py"] and "did not pass" not in said
 
 
 def test_tests_run_again_if_the_code_is_another_and_not_for_a_commit(tmp_path, monkeypatch):
@@ -132,7 +132,7 @@ def test_the_largest_batch_trains_for_a_time_that_a_step_has(tmp_path, monkeypat
 def test_no_step_begins_once_the_time_is_up(tmp_path, monkeypatch):
     machine = Machine(monkeypatch, tmp_path, rows_a_step=10)
     said, ran = machine.run(max_seconds=campaign.LAST_ROW / 2)  # a row might take longer than is left
-    assert ran == [] and "missing: test_attention.py, " in said and "ladder (10 rows), numerics (10 rows)" in said
+    assert ran == [] and "missing: test_functions.py, " in said and "ladder (10 rows), numerics (10 rows)" in said
 
 
 def test_a_campaign_runs_every_test_that_needs_a_gpu():

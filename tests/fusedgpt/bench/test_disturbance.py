@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fusedgpt.bench import disturbance, kinds, ladder, max_batch, numerics, prefill, report, sweep
-from fusedgpt.files import read_jsonl
+from fusedgpt.machine.files import read_jsonl
 from tests.conftest import ROOT
 
 CPU = ROOT / "results" / "cpu_amx"

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from fusedgpt.bench import disturbance, drawing, kinds, ladder, max_batch, numerics, peers, report, sweep
-from fusedgpt.files import read_jsonl
+from fusedgpt.machine.files import read_jsonl
 from tests.conftest import ROOT
 
 CPU = ROOT / "results" / "cpu_amx"

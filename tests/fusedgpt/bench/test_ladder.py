@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from fusedgpt import kernels
-from fusedgpt.attention import ATTENTION
-from fusedgpt.bench import ladder, training
+from fusedgpt.attention import choose
+from fusedgpt.attention.functions import ATTENTION
+from fusedgpt.bench import child, ladder
 from fusedgpt.bench.proof import ParityError
-from fusedgpt.device import why_no_compiler
+from fusedgpt.machine.device import why_no_compiler
 from tests.fusedgpt.bench.small import rows_of, run, settings
 
 CPU = torch.device("cpu")
@@ -132,8 +132,8 @@ def test_parity_comes_before_the_run(tmp_path, data, monkeypatch):
     def wrong(q, k, v, dropout_p=0.0):
         return ATTENTION["manual"](q, k, v) * 1.5
 
-    monkeypatch.setattr(kernels, "ATTENTION", {**ATTENTION, "manual": wrong})
-    monkeypatch.setattr(training, "run", lambda *_, **__: pytest.fail("a kernel that fails parity was timed"))
+    monkeypatch.setattr(choose, "ATTENTION", {**ATTENTION, "manual": wrong})
+    monkeypatch.setattr(child, "run", lambda *_, **__: pytest.fail("a kernel that fails parity was timed"))
     with pytest.raises(ParityError):
         ladder.measure({"rung": "manual"}, settings("ladder", tmp_path, data), CPU, tmp_path)
 

@@ -5,11 +5,12 @@ import types
 import pytest
 import torch
 
-from fusedgpt import fits, memory
-from fusedgpt.bench import max_batch, training
-from fusedgpt.device import why_no_compiler
+from fusedgpt.bench import child, max_batch
 from fusedgpt.errors import UserError
-from fusedgpt.files import read_jsonl
+from fusedgpt.estimates import fits
+from fusedgpt.machine import memory
+from fusedgpt.machine.device import why_no_compiler
+from fusedgpt.machine.files import read_jsonl
 from model import GPTConfig
 from tests.fusedgpt.bench.small import rows_of, run, settings
 
@@ -56,13 +57,13 @@ def test_the_estimate_is_near_a_hand_count(tmp_path, data):
 def test_a_budget_ends_an_allocation_on_a_cpu(tmp_path, data):
     pytest.importorskip("tyro")  # which train.py reads its command line with
     s = settings("max_batch", tmp_path, data, batch_size=4096, block_size=64)
-    held, resident = training.held_by_pytorch()
+    held, resident = child.held_by_pytorch()
     assert resident > 0
-    asked = training.settings(s, max_batch.Settings)
+    asked = child.settings(s, max_batch.Settings)
     with pytest.raises(MemoryError):
-        training.run(asked, tmp_path / "run", held + 2**28)
+        child.run(asked, tmp_path / "run", held + 2**28)
     with pytest.raises(UserError, match="cannot be split over"):
-        training.run({**asked, "n_head": 3}, tmp_path / "run")
+        child.run({**asked, "n_head": 3}, tmp_path / "run")
 
 
 def test_the_estimate_is_of_compiled_steps_if_the_run_compiles(tmp_path, data, device):
@@ -93,8 +94,8 @@ def stand_in(monkeypatch):
         record = {"tokens_per_step": 64, "mfu": {"peak_flops": 1.0, "peak_source": ""}, "receipt": {}, **ran}
         return record, [*[STEP] * 6, {"kind": "eval", "val_loss": 2.5}]
 
-    monkeypatch.setattr(training, "run", run)
-    monkeypatch.setattr(training, "held_by_pytorch", lambda: (100, 50))
+    monkeypatch.setattr(child, "run", run)
+    monkeypatch.setattr(child, "held_by_pytorch", lambda: (100, 50))
     monkeypatch.setattr(max_batch, "estimate", lambda *_: (2**28, 2**28 // 6))  # 6 fit into TINY's half GiB
     return seen
 
@@ -232,4 +233,4 @@ def test_max_batch_on_a_gpu_stops_at_real_memory(tmp_path, data):
     changes = dict(device="cuda", dtype="bfloat16", n_embd=256, block_size=1024, batch_size=10**5)
     s = settings("max_batch", tmp_path, data, **changes)
     with pytest.raises(MemoryError):
-        training.run(training.settings(s, max_batch.Settings), tmp_path / "run")
+        child.run(child.settings(s, max_batch.Settings), tmp_path / "run")

@@ -5,10 +5,10 @@ import warnings
 import pytest
 import torch
 
-from fusedgpt import parity
-from fusedgpt.attention import ATTENTION
+from fusedgpt.attention import parity
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.bench import numerics
-from fusedgpt.case import Case
 from fusedgpt.errors import UserError
 from tests.fusedgpt.bench.small import run, settings
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import train
-from fusedgpt import distributed
-from fusedgpt.bench import contenders, peers, recipe, training, visit
+from fusedgpt.bench import child, contenders, peers, recipe, visit
 from fusedgpt.bench.disturbance import speedup
 from fusedgpt.bench.proof import ParityError
-from fusedgpt.device import resolve_dtype, why_no_compiler
 from fusedgpt.errors import UserError
+from fusedgpt.machine.device import resolve_dtype, why_no_compiler
+from fusedgpt.parallel import distributed
 from tests.fusedgpt.bench.small import rows_of, run, settings
 
 pytest.importorskip("transformers")
@@ -142,7 +142,7 @@ def test_all_train_alike_from_the_same_weights(tmp_path, data, clone):
     assert [row["last_loss"] for row in exact] == pytest.approx([want] * 3, abs=1e-4)
     assert [row["last_loss"] for row in got.values()] == pytest.approx([want] * len(got), abs=0.05)  # bfloat16, biases
     for peer, row in got.items():
-        assert row["samples"] == len(row["samples_ms"]) == s["steps"] - training.WARM_UP, peer
+        assert row["samples"] == len(row["samples_ms"]) == s["steps"] - child.WARM_UP, peer
         assert row["errors"]["float32"] < 1e-6 and row["tokens"] == 64 and row["peak_memory"] > 2**26, peer
     assert got["ours, float32, manual"]["kernel"]["forward"] == ["unfused"]
     assert {peer: row["ran"]["fused"] for peer, row in got.items()} == {peer: "float32" not in peer for peer in names}
@@ -385,7 +385,7 @@ def test_nanogpts_own_model(tmp_path, data, part, peer):
 def test_nanogpts_own_train_py(tmp_path, data):
     s = types.SimpleNamespace(dataset=str(data), iterations=8, nanogpt=NANOGPT)
     found = recipe.run("nanoGPT", s, tmp_path)
-    assert len(found["samples_ms"]) == 9 - training.WARM_UP and 3 < found["val_loss"] < 5
+    assert len(found["samples_ms"]) == 9 - child.WARM_UP and 3 < found["val_loss"] < 5
 
 
 @pytest.mark.gpu

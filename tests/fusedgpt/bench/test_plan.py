@@ -10,10 +10,10 @@ import pytest
 
 import bench
 from configurator import configure
-from fusedgpt import scale
 from fusedgpt.bench import kinds, plan, plan_sweep
 from fusedgpt.errors import UserError
-from fusedgpt.gpus import GPUS
+from fusedgpt.estimates import scale
+from fusedgpt.machine.gpus import GPUS
 from fusedgpt.settings import validate
 from model import GPTConfig
 from tests.conftest import ROOT, fails, script

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fusedgpt import determinism, parity
+from fusedgpt.attention import parity
 from fusedgpt.bench import causal_models, prefill
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
+from fusedgpt.machine import determinism
 from tests.conftest import ROOT
 
 CPU = torch.device("cpu")

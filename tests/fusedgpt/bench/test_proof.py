@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fusedgpt import parity
+from fusedgpt.attention import parity
+from fusedgpt.attention.case import Case
 from fusedgpt.bench import proof, rows
-from fusedgpt.case import Case
 from fusedgpt.errors import UserError
 
 

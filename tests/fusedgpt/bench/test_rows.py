@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from fusedgpt.attention import ATTENTION
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.bench import disturbance, rows
 from fusedgpt.bench.proof import prove
-from fusedgpt.case import Case
 from fusedgpt.errors import UserError
-from fusedgpt.files import read_jsonl
+from fusedgpt.machine.files import read_jsonl
 
 CPU = torch.device("cpu")
 HEADER = {"benchmark": "ladder", "settings": {"n_layer": 2}, "environment": {"device": "a"}, "command": "bench.py"}

@@ -10,13 +10,13 @@ import sys
 import pytest
 import torch
 
-from fusedgpt import kernels
-from fusedgpt.attention import ATTENTION
-from fusedgpt.bench import kinds, report, sweep, training
+from fusedgpt.attention import choose
+from fusedgpt.attention.functions import ATTENTION
+from fusedgpt.attention.table import NAMED
+from fusedgpt.bench import child, kinds, report, sweep
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
-from fusedgpt.files import read_jsonl
-from fusedgpt.kernel_table import NAMED
+from fusedgpt.machine.files import read_jsonl
 from tests.conftest import ROOT
 from tests.fusedgpt.bench.small import run, settings
 
@@ -54,9 +54,9 @@ def test_parity_comes_before_the_time(tmp_path, data, monkeypatch):
     def wrong(q, k, v, dropout_p=0.0):
         return ATTENTION["manual"](q, k, v) * 1.5
 
-    monkeypatch.setattr(kernels, "ATTENTION", {**ATTENTION, "manual": wrong})
+    monkeypatch.setattr(choose, "ATTENTION", {**ATTENTION, "manual": wrong})
     monkeypatch.setattr(sweep, "ATTENTION", {**ATTENTION, "manual": wrong})
-    for module, name in ((training, "run"), (sweep, "timed")):
+    for module, name in ((child, "run"), (sweep, "timed")):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("a kernel that fails parity was timed"))
     s = settings("sweep", tmp_path, data)
     for spec in ({"part": "attention", "heads": "2x16", "pass": "forward"}, {"part": "training"}):

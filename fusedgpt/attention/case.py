@@ -1,0 +1,79 @@
+"""One attention computation that is permitted, compared with float64, timed and reported; and how it is run.
+
+B batch, nh heads, T queries, Tk keys, hs head size.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+# (q, k, v, dropout_p) -> y, as in fusedgpt/attention/functions.py
+Attend = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Causal attention of `shape` (B, nh, T, hs) on `device` in `dtype`."""
+
+    shape: tuple[int, int, int, int]
+    device: torch.device
+    dtype: torch.dtype
+    dropout: float = 0.0
+    backward: bool = True  # training, which needs dq, dk and dv too
+    keys: int | None = None  # Tk; None: as many as queries
+
+    @classmethod
+    def of_model(cls, config: Any, batch_size: int, device: torch.device, dtype: torch.dtype, **rest) -> Self:
+        """The attention of a model's layer. `config` has n_head, n_embd and block_size: a GPTConfig or Settings."""
+        shape = (batch_size, config.n_head, config.block_size, config.n_embd // config.n_head)
+        return cls(shape, device, dtype, **rest)
+
+    def one_query(self) -> Self:
+        """The same attention for one new token after T - 1 cached ones, as generation computes it."""
+        B, nh, T, hs = self.shape
+        return replace(self, shape=(B, nh, 1, hs), keys=T)
+
+    def inputs(self, scale: float = 1.0) -> tuple[Tensor, ...]:
+        """q, k, v and dy, the gradient of y: normal, the same numbers on every device. q and k are times `scale`.
+
+        q and dy are (B, nh, T, hs), k and v (B, nh, Tk, hs).
+        """
+        q, k, v, dy = self._drawn()
+        return self._placed(q * scale, k * scale, v, dy)
+
+    def inputs_of_large_scores(self) -> tuple[Tensor, ...]:
+        """As `inputs`, but each score is 0 to 7 times one number between 16 and 32.
+
+        A query weighs the keys of the largest score that it sees equally, and others not at all. That holds in every
+        dtype: q is 0 but for one channel, so that a score is one product of few bits and equal scores round alike.
+        """
+        q, k, v, dy = self._drawn()
+        step = 2.0 ** math.ceil(math.log2(16 * q.size(-1) ** 0.5))
+        levels = (k[..., :1] * 100).int().remainder(8)  # 0 ... 7, about equally likely
+        return self._placed(F.one_hot(q.argmax(-1), q.size(-1)), (levels * step).expand_as(k), v, dy)
+
+    def _drawn(self):
+        return _drawn(self.shape, self.keys or self.shape[2])
+
+    def _placed(self, q, k, v, dy):
+        q, k, v, dy = (x.to(self.device, self.dtype, copy=True) for x in (q, k, v, dy))
+        return *(x.requires_grad_(self.backward) for x in (q, k, v)), dy
+
+    def run(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+        """(y,), or (y, dq, dk, dv) if `backward`: one forward and backward of `attend` on these inputs."""
+        y = attend(q, k, v, self.dropout)
+        return (y, *torch.autograd.grad(y, (q, k, v), dy)) if self.backward else (y,)
+
+
+@functools.lru_cache(maxsize=1)  # kernels take turns with the same numbers, and drawing them takes seconds if T is long
+def _drawn(shape, keys):
+    B, nh, _, hs = shape
+    past = (B, nh, keys, hs)
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(size, generator=generator) for size in (shape, past, past, shape))

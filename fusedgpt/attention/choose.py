@@ -1,0 +1,246 @@
+"""Which attention kernels this machine permits, and which of them is fastest.
+
+A named kernel runs, or the program ends with the reason; nothing falls back in silence.
+"""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+
+from fusedgpt.attention import flash_impl, parity
+from fusedgpt.attention.case import Attend, Case
+from fusedgpt.attention.functions import ATTENTION
+from fusedgpt.attention.receipt import contradiction, observe
+from fusedgpt.attention.table import KERNELS, NAMED, is_own
+from fusedgpt.errors import UserError, first_line, out_of_memory
+from fusedgpt.machine import timing
+from fusedgpt.machine.device import autocast, dtype_name
+
+ROUNDS = (4, 2, 1.5)  # round i times only kernels that take at most ROUNDS[i] times as long as the fastest
+PROVEN = 2048  # tokens of the longest comparison with float64: the scores of two heads then take 0.3 GB
+QUICK_MS, QUICK_SCORES = 20, 2**22  # budget of a trial on a CPU: milliseconds in a round, scores of all heads together
+
+
+def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = False) -> tuple[str, dict]:
+    """The kernel that the setting `name` means for `cases`, and for 'auto' the trial of each kernel.
+
+    'auto' takes the kernel that is fastest on the first case, among those that can run all cases. before: the kernel of
+    the run that is resumed; 'auto' keeps it if it still runs. compiled: whether the model will be compiled. Raises
+    UserError, with the reason and what would run instead, if the named kernel cannot run here.
+    """
+    if name == "auto":
+        kept = before and not _refusal_of_any(before, cases, compiled)
+        return (before, {}) if kept else fastest(*cases, compiled=compiled)
+    for case in cases:
+        require(name, case, compiled)
+    return name, {}
+
+
+def require(name: str, case: Case, compiled: bool = False) -> None:
+    """Raise UserError, with the reason and what would run instead, unless the kernel `name` can run `case` here.
+
+    It must also equal float64, ours on one head, a user's own as before it is timed: otherwise it would train another
+    model, in silence.
+    """
+    if reason := refusal(name, case, compiled) or _error(name, case):
+        others = [other for other in ATTENTION if not refusal(other, case, compiled)]
+        doing = "train" if case.backward else "run"
+        raise UserError(
+            f"attention='{name}' cannot {doing} on {case.device.type} in {dtype_name(case.dtype)}"
+            f" with dropout {case.dropout:g}: {reason}. Here --attention can be {', '.join(others)} or auto."
+        )
+
+
+def _error(name, case):
+    if case.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+        return None  # products of float32 are rounded then, for every kernel alike
+    attend, whole = as_run(name, case), _shortened(_all_heads(case))
+    one_head = replace(whole, shape=(1, 1, *whole.shape[2:]))
+    checks = parity.checks(attend, whole) if is_own(name) else [("on one head", parity.compare(attend, one_head))]
+    for where, errors in checks:
+        if not parity.passes(errors, case.dtype):
+            return (
+                f"it is not causal attention: {where} its errors against float64 are {errors}. What changes the"
+                " function, such as a window, belongs to the model (Dimensions), which saves it with the weights"
+            )
+    return None
+
+
+def _refusal_of_any(name, cases, compiled):
+    return next(filter(None, (refusal(name, case, compiled) for case in cases)), None)
+
+
+def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
+    """Why the kernel `name` cannot run `case` here, in a model that is `compiled` or not; None if it can.
+
+    The kernel is run once, on one head of one sequence, under the profiler. If deterministic algorithms are required,
+    it runs twice and the gradients must agree to the bit.
+    """
+    level = torch.backends.cpu.get_cpu_capability()
+    if name == "flex" and case.device.type == "cpu" and case.backward:
+        return "PyTorch has no backward of FlexAttention on a CPU"
+    if name == "flex" and case.device.type == "cpu" and compiled:
+        return "FlexAttention cannot run inside a compiled model on a CPU"
+    if name == "flex" and case.device.type == "cpu" and case.shape[-1] in (8, 16) and level == "AVX2":
+        return "PyTorch computes it wrongly for heads of 8 and 16 on a CPU with AVX2 only"  # 8, 24, 40, … keys; 2.13
+    if name == "flex" and case.dropout > 0:
+        return "FlexAttention has no dropout"
+    if name in KERNELS and KERNELS[name].gpu_only and case.device.type == "cpu":
+        return "PyTorch has this kernel on GPUs only"
+    probe = replace(case, shape=(1, 1, *case.shape[2:]))
+    attend, inputs, results = as_run(name, probe), probe.inputs(), []
+
+    def step():
+        torch.manual_seed(0)
+        results.append(probe.run(attend, *inputs))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            receipt = observe(step)
+            if torch.are_deterministic_algorithms_enabled():
+                step()
+        except torch.AcceleratorError:  # the GPU itself has crashed: nothing else would run on it either
+            raise
+        except Exception as error:  # a kernel, its compiler and its package each raise types of their own
+            reason = flash_impl.explained(name, error, reasons(caught, error))
+            only_forward = case.backward and not refusal(name, replace(case, backward=False))
+            return f"it runs forward, but not backward: {reason}" if only_forward else reason
+    if len(results) == 2 and not all(torch.equal(a, b) for a, b in zip(*results)):
+        return "it is not deterministic: two runs gave different gradients"
+    return contradiction(name, receipt, case)
+
+
+def as_run(name: str, case: Case) -> Attend:
+    """The attention function `name` as the scripts call it: training under autocast, generation without."""
+
+    def attend(q, k, v, dropout_p=0.0):
+        with autocast(case.device, case.dtype) if case.backward else contextlib.nullcontext():
+            return ATTENTION[name](q, k, v, dropout_p)
+
+    return attend
+
+
+def reasons(caught: Iterable[warnings.WarningMessage], error: Exception) -> str:
+    """Why a kernel raised `error`, in one phrase. PyTorch explains its refusals in warnings, which were `caught`."""
+    if not any(sign in str(error) for sign in ("No available kernel", "No viable backend")):
+        caught = ()  # another kind of error: the warnings are about something else
+    said = dict.fromkeys(str(w.message).split(" (Triggered internally")[0].rstrip(". ") for w in caught)
+    found = [r for r in said if "not used because" not in r and "runtime disabled" not in r]
+    return "; ".join(found) or first_line(error) or type(error).__name__  # an empty reason would mean permitted
+
+
+def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]:
+    """The fastest kernel for the first case, and the trial of each kernel: its time, or why it has none.
+
+    A kernel must be permitted in all cases. Kernels are timed in rounds, so that other load on the machine hits all of
+    them; a kernel that is far behind drops out. The 10th percentile of its times ranks a kernel. The fastest must pass
+    parity, or the next one is tried. If the model will be `compiled`, the kernel alone is compiled for parity; on a GPU
+    it is also timed compiled (on a CPU compiling takes seconds). Raises UserError if none is left.
+    """
+    case = _quick(cases[0])
+    trials = [_Trial(name, case, _all_heads(cases[0]), _refusal_of_any(name, cases, compiled)) for name in NAMED]
+    for trial in trials:
+        trial.time(count=1, warmup=1)
+    on_cpu = case.device.type == "cpu"
+    for times in ROUNDS if on_cpu else ROUNDS[:1]:
+        fastest_ms = min((trial.best for trial in trials if trial.ms), default=math.inf)
+        for trial in [trial for trial in trials if trial.ms and trial.best <= times * fastest_ms]:
+            if compiled and not on_cpu:
+                trial.compile()
+                trial.ms.clear()
+            trial.time(count=min(10, 1 + int(QUICK_MS / fastest_ms)) if on_cpu else 10, warmup=not on_cpu)
+    for trial in sorted((trial for trial in trials if trial.ms), key=lambda trial: trial.best):
+        if compiled and not trial.compiled:
+            trial.compile()
+        if trial.passes():
+            return trial.name, {trial.name: trial.record() for trial in trials}
+    refused = "; ".join(f"{trial.name}: {trial.refused}" for trial in trials)
+    advice = ". Lower --batch_size" if case.backward else ""
+    raise UserError(f"attention='auto' found no kernel that can run here: {refused}{advice}")
+
+
+def _quick(case):
+    """On a CPU, `case` with just enough heads to tell which kernel is fastest. A GPU tries all heads: do they fit?"""
+    if case.device.type != "cpu":
+        return case
+    B, nh, T, hs = case.shape
+    enough = max(QUICK_SCORES // T**2, 2 * torch.get_num_threads())  # every thread has some heads
+    return replace(case, shape=(min(B, -(-enough // nh)), min(nh, enough), T, hs))
+
+
+def _all_heads(case):
+    """`case` as kernels are compared with float64 on it: on a CPU, two sequences at most."""
+    return replace(case, shape=(min(case.shape[0], 2), *case.shape[1:])) if case.device.type == "cpu" else case
+
+
+def _shortened(case):
+    return replace(case, shape=(*case.shape[:2], min(case.shape[2], PROVEN), case.shape[3]))
+
+
+class _Trial:
+    """One kernel: its times on `case`, its errors on `proven`, and why it was `refused`, if it was."""
+
+    def __init__(self, name, case, proven, refused):
+        self.name, self.case, self.proven, self.refused = name, case, proven, refused
+        self.attend, self.compiled, self.ms, self.timed, self.errors = as_run(name, case), False, [], "", None
+
+    def compile(self):
+        torch.compiler.reset()  # PyTorch counts recompilations over all kernels together
+        self.attend, self.compiled = torch.compile(as_run(self.name, self.case), dynamic=False), True
+
+    def time(self, count, warmup):
+        """Add `count` samples, unless the kernel is refused."""
+
+        def samples(step):
+            ms, self.timed = timing.device_samples(step, self.case.device, count, warmup)
+            self.ms += ms
+
+        self._try(samples)
+
+    @property
+    def best(self):
+        return timing.summary(self.ms)["p10_ms"]
+
+    def passes(self):
+        """Whether it computes attention, and in the kernel that was asked for."""
+
+        def prove(step):
+            for where, errors in self._checks():
+                self.errors = errors
+                if not parity.passes(self.errors, self.case.dtype):
+                    self.refused = f"it fails parity with float64 {where}: {self.errors}"
+                    return
+            if self.compiled:  # the compiler may have replaced it
+                self.refused = contradiction(self.name, observe(step), self.case)
+
+        self._try(prove)
+        return not self.refused
+
+    def _checks(self):
+        yield from parity.checks(as_run(self.name, self.case), _shortened(self.proven))
+        if self.compiled:  # only at the compiled shape: every other shape would take seconds to compile
+            yield "compiled", parity.compare(self.attend, _shortened(self.case), heads=2)
+
+    def record(self):
+        """For run.json: the reason, the times, and the errors if it was compared."""
+        record = {"refused": self.refused}
+        if self.ms and not self.refused:
+            record |= {"timed": self.timed} | timing.summary(self.ms)
+        return record | ({"errors": self.errors} if self.errors else {})
+
+    def _try(self, do):
+        if self.refused:
+            return
+        try:
+            inputs = self.case.inputs()
+            do(lambda: self.case.run(self.attend, *inputs))
+        except torch.AcceleratorError:  # the GPU has crashed, for every other kernel too
+            raise
+        except Exception as error:
+            full = out_of_memory(error)
+            self.refused = f"{'out of memory' if full else reasons((), error)} at this shape"

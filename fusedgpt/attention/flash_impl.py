@@ -1,0 +1,49 @@
+"""Which FlashAttention is PyTorch's flash kernel: its own, which is version 2, or version 3 or 4 from a package."""
+
+import importlib.metadata
+import warnings
+
+import torch
+from torch.nn import attention
+
+from fusedgpt.attention.table import KERNELS
+
+
+def use(version: str | None) -> None:
+    """Make FlashAttention "FA3" or "FA4" the flash kernel of the whole process, or PyTorch's own again (None).
+
+    Raises what the package raises; ImportError if it is not installed.
+    """
+    if attention.current_flash_attention_impl() == version:
+        return
+    if not version:
+        attention.restore_flash_attention_impl()
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, but that is the purpose
+        attention.activate_flash_attention_impl(version)
+
+
+# With this mark, a compiled model calls `use` while it is traced. torch.compiler.assume_constant_result(use) does the
+# same, but it imports torch._dynamo, which would delay every start of every script by a second.
+use._dynamo_marked_constant = True
+
+
+def explained(name: str, error: Exception, reason: str) -> str:
+    """The reason why attention `name` raised `error`: `reason`, plus what is known about its package."""
+    package = name in KERNELS and KERNELS[name].package
+    if package and isinstance(error, ImportError):
+        return f"the package {package} cannot be imported: {reason}"
+    if name == "flash4" and "values to unpack" in reason:
+        return (
+            f"flash-attn-4 {_installed('flash-attn-4')} does not fit PyTorch {torch.__version__}: {reason}. PyTorch was"
+            " built against 4.0.0b17; from 4.0.0b19 on the kernels return more values (pytorch/pytorch#190212)"
+        )
+    return reason
+
+
+def _installed(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # it is on sys.path without having been installed
+        return "of unknown version"

@@ -1,0 +1,202 @@
+"""Causal self-attention, one function per name: `(q, k, v, dropout_p) -> y`.
+
+B batch, T queries, Tk keys (T, or more when earlier keys come from a cache), nh heads, hs head size.
+q is (B, nh, T, hs), k and v are (B, nh, Tk, hs), y is (B, nh, T, hs). Query i sees keys 0 ... Tk - T + i: the last
+query sees every key. Each computes softmax(q kᵀ / √hs) v, equation 1 of "Attention Is All You Need" (arXiv:1706.03762).
+"""
+
+import functools
+import importlib.util
+import pathlib
+import re
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from fusedgpt.attention import flash_impl
+from fusedgpt.attention.table import KERNELS, check_name
+from fusedgpt.errors import UserError, first_line
+
+BLOCK = 256  # queries in a block of `blocked`
+
+
+def manual(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
+    """Hand-written: holds every score in memory. Scales after the product, as the articles' baseline does."""
+    # a dot product of hs terms of variance 1 has variance hs: without the scale the softmax would saturate
+    return _weighted((q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5, v, dropout_p)
+
+
+def _weighted(scores, v, dropout_p):
+    """The mean of the values that each query sees, weighted by the softmax of its `scores`, (B, nh, T, Tk)."""
+    weights = scores.masked_fill(~_visible(*scores.shape[-2:], scores.device), float("-inf")).softmax(dim=-1)
+    # F.dropout does not know whether the model trains; outside training the caller gives 0
+    return F.dropout(weights, dropout_p) @ v  # (B, nh, T, Tk) @ (B, nh, Tk, hs) -> (B, nh, T, hs)
+
+
+def blocked(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
+    """`manual` for BLOCK queries at a time, each block on the keys that it sees: half of what makes flash fast.
+
+    Hardly any score above the diagonal is computed, and the scores of a block fit the cache of a CPU. The other half is
+    blocks of keys, too: a running softmax makes them possible, but it needs a kernel (arXiv:2205.14135).
+    """
+    T, Tk = q.size(-2), k.size(-2)
+    q, blocks = q * q.size(-1) ** -0.5, []  # scale hs numbers of each query, not its scores
+    for start in range(0, T, BLOCK):
+        stop = min(start + BLOCK, T)
+        seen = Tk - T + stop  # keys that the last query of the block sees
+        scores = q[..., start:stop, :] @ k[..., :seen, :].transpose(-2, -1)
+        blocks.append(_weighted(scores, v[..., :seen, :], dropout_p))
+    return torch.cat(blocks, dim=-2)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
+    """SDPA in whichever kernel PyTorch picks."""
+    return _picked(_with_flag, q, k, v, dropout_p)
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
+    """`sdpa` with a mask in place of the flag `is_causal`: fewer kernels take a mask, and none skips what it hides."""
+    return _picked(_with_mask, q, k, v, dropout_p)
+
+
+def _picked(attend, q, k, v, dropout_p):
+    flash_impl.use(None)
+    if q.is_cuda and q.size(-2) < k.size(-2):
+        # cuDNN, PyTorch's first choice on Hopper, would build a plan for every length of the cache
+        with sdpa_kernel(_ALL_BUT_CUDNN):
+            return attend(q, k, v, dropout_p)
+    return attend(q, k, v, dropout_p)
+
+
+_ALL_BUT_CUDNN = [kind for name, kind in SDPBackend.__members__.items() if name not in ("ERROR", "CUDNN_ATTENTION")]
+
+
+def _with_flag(q, k, v, dropout_p):
+    T, Tk = q.size(-2), k.size(-2)
+    if Tk == T:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
+    # is_causal aligns the mask to the top left: one query after a cache would see the first key only
+    mask = None if T == 1 else _lower_right(T, Tk)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p)
+
+
+def _lower_right(T, Tk):
+    from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo, which takes a second
+
+    return causal_lower_right(T, Tk)
+
+
+def _with_mask(q, k, v, dropout_p):
+    mask = _visible(q.size(-2), k.size(-2), q.device)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p)
+
+
+def _visible(T, Tk, device):
+    """(T, Tk), True where a query sees a key."""
+    return torch.ones(T, Tk, dtype=torch.bool, device=device).tril(Tk - T)
+
+
+def only(
+    backend: SDPBackend, attend: Callable[..., Tensor] = _with_flag, version: str | None = None
+) -> Callable[..., Tensor]:
+    """SDPA restricted to one kernel: it runs, or PyTorch raises, because no other is left to fall back to.
+
+    version: which FlashAttention, as flash_impl.use takes it.
+    """
+
+    def forced(q, k, v, dropout_p=0.0):
+        flash_impl.use(version)
+        # without this, PyTorch since 2.5 computes `math` in float32 whatever the dtype: another experiment
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+        try:
+            with sdpa_kernel(backend):
+                return attend(q, k, v, dropout_p)
+        finally:  # back to PyTorch's default, for sdpa if it picks math
+            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
+
+    return forced
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
+    """FlexAttention. It ignores `dropout_p`: kernels.refusal refuses flex before a model trains with dropout."""
+    T, Tk = q.size(-2), k.size(-2)
+    inside = torch.compiler.is_compiling()  # a model that is being compiled traces flex into its own graph
+    mask = None if T == 1 else (_block_mask if inside else _kept_block_mask)(T, Tk, q.device)
+    attend = flex_attention if inside else _compiled_flex(dynamic=not q.requires_grad)  # lengths vary in generation
+    return attend(q, k, v, block_mask=mask)
+
+
+def _block_mask(T, Tk, device):
+    return create_block_mask(lambda b, h, i, j: j <= i + (Tk - T), None, None, T, Tk, device=device)
+
+
+_kept_block_mask = functools.lru_cache(maxsize=64)(_block_mask)
+
+
+@functools.lru_cache(maxsize=2)
+def _compiled_flex(dynamic):
+    # beyond its recompilation limit PyTorch would run flex uncompiled, with every score in memory: raise instead
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    return torch.compile(flex_attention, dynamic=dynamic)
+
+
+SDPA = {
+    "math": SDPBackend.MATH,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+
+
+class Functions(dict):
+    """Name to function. The function of a user's own kernel is loaded from its file when it is first asked for."""
+
+    def __missing__(self, name: str) -> Callable[..., Tensor]:
+        check_name(name)
+        self[name] = load(name)
+        return self[name]
+
+
+def load(name: str) -> Callable[..., Tensor]:
+    """The function `name`, path/to/file.py:function. Raises UserError if the file fails or has no such function."""
+    path, _, function = name.rpartition(":")
+    if not pathlib.Path(path).is_file():
+        raise UserError(f"attention={name}: there is no file {path}")
+    # torch.compile looks modules up by name
+    spec = importlib.util.spec_from_file_location("own_" + re.sub(r"\W", "_", path), path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"attention={name}: {path} fails: {type(error).__name__}: {first_line(error)}") from error
+    if not callable(found := getattr(module, function, None)):
+        there = sorted(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
+        raise UserError(f"attention={name}: {path} has no function {function}: it has {', '.join(there) or 'none'}")
+    return found
+
+
+_FUNCTIONS = {
+    **{function.__name__: function for function in (manual, blocked, flex, sdpa, masked)},
+    **{name: only(backend) for name, backend in SDPA.items()},
+    **{
+        name: only(SDPBackend.FLASH_ATTENTION, version=kernel.version)
+        for name, kernel in KERNELS.items()
+        if kernel.version
+    },
+}
+ATTENTION = Functions((name, _FUNCTIONS[name]) for name in KERNELS)
+
+MASKED = {f"{name}, masked": only(backend, _with_mask) for name, backend in SDPA.items()}  # what a mask costs each
+
+
+def make_ready(name: str) -> None:
+    """Make PyTorch's flash kernel the one that `name` means, also for a model that is compiled already.
+
+    Its graph does not switch the kernel: flash_impl.use runs only while it is traced. Raises what that raises.
+    """
+    flash_impl.use((name in KERNELS and KERNELS[name].version) or None)

@@ -1,0 +1,121 @@
+"""Does an attention function compute attention? Its output and gradients against float64, written out in full."""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fusedgpt.attention.case import Attend, Case
+
+# the largest error allowed, as `compare` counts it: 450, 168, 10 and 5 times the epsilon of the dtype
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+FLOOR = 0.1  # the divisor of an error is at least this fraction of the largest number of all
+# The same for the root mean square of all errors: 113, 42, 2 and 1.5 times the epsilon. On CPUs, with and without
+# AVX-512, the kernels' own rounding reaches 1.9e-15, 7.7e-7, 6.0e-4 and 6.9e-3. A gradient that is 2 % too large fails
+# this limit in every dtype. The largest error cannot show that: rounding to bfloat16 alone makes it 3.6 %.
+RMS_TOLERANCE = {torch.float64: 2.5e-14, torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+# Kernels work on blocks of 64, 128 or 256 rows. They have been wrong in a last block that is not full, alone and after
+# full ones.
+ODD_LENGTHS = (127, 300)
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, dy: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Causal attention in float64: (y,), or (y, dq, dk, dv) by the chain rule, written out.
+
+    Shapes as in functions.py. It uses neither autograd nor a function that one of the kernels might use too.
+    """
+    q, k, v = map(_double, (q, k, v))
+    T, Tk, scale = q.size(-2), k.size(-2), q.size(-1) ** -0.5
+    hidden = torch.ones(T, Tk, dtype=torch.bool, device=q.device).triu(Tk - T + 1)
+    scores = (q @ k.mT * scale).masked_fill(hidden, float("-inf"))
+    p = (scores - scores.amax(-1, keepdim=True)).exp()
+    p = p / p.sum(-1, keepdim=True)  # (B, nh, T, Tk)
+    if dy is None:
+        return (p @ v,)
+    dy = _double(dy)
+    dp = dy @ v.mT
+    # backward of the softmax: each score moves its own weight up and all others of its row down
+    ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * scale
+    return p @ v, ds @ k, ds.mT @ q, p.mT @ dy
+
+
+def _double(x):
+    x = x.detach()
+    return (x.cpu() if x.device.type == "mps" else x).double()  # MPS has no float64
+
+
+def compare(
+    attend: Attend, case: Case, inputs: tuple[Tensor, ...] | None = None, heads: int | None = None
+) -> dict[str, float]:
+    """Errors of `attend`, without dropout, on `inputs` (q, k, v, dy), or on those of `case`.
+
+    Returns the largest error of the output and, if `case` has a backward, of each gradient: {'y': …, 'dq': …, 'dk': …,
+    'dv': …}. 'rms' is the root mean square of the errors of one of these, whichever has the largest. The reference
+    holds T² scores per head: `heads` compares only so many, the last heads of the last sequence.
+
+    An error is divided by the largest number in its own row: late rows average many values and are small, so that the
+    largest number of all would hide their errors. The divisor is at least FLOOR of the largest of all, because some
+    rows are 0 in theory (dq of the first token). 'rms' is divided by the root mean square of y, or for gradients by the
+    largest one of the three, because dq and dk are 0 in theory if there is one token. Not-a-number counts as infinite.
+    """
+    case = replace(case, dropout=0.0)
+    q, k, v, dy = inputs or case.inputs()
+    got = case.run(attend, q, k, v, dy)
+    some = (slice(None), slice(None)) if heads is None else (slice(-1, None), slice(-heads, None))
+    want = reference(*(x[some] for x in (q, k, v)), dy[some] if case.backward else None)
+    largest, typical = ({"y": size(want[:1]), "d": size(want[1:])} for size in (_largest, _rms))
+    found, rms = {}, []  # one divisor for y, and one for the three gradients together ("dq"[0] is "d")
+    for name, g, w in zip(("y", "dq", "dk", "dv"), got, want):
+        error = (_double(g[some]) - w).abs()
+        fraction = error / w.abs().amax(-1, keepdim=True).clamp(min=FLOOR * largest[name[0]])
+        found[name] = _finite(fraction.max())
+        rms.append(_finite(_rms([error]) / typical[name[0]]))
+    return found | {"rms": max(rms)}
+
+
+def _largest(tensors):
+    return max((x.abs().max() for x in tensors), default=None)
+
+
+def _rms(tensors):
+    return max((x.square().mean().sqrt() for x in tensors), default=None)
+
+
+def _finite(error):
+    return error.nan_to_num(nan=torch.inf).item()
+
+
+def checks(attend: Attend, case: Case) -> Iterator[tuple[str, dict[str, float]]]:
+    """The comparisons that `attend` must pass before it trains or is timed: where they are made, and the errors.
+
+    First all heads of two sequences at ODD_LENGTHS, then scores beyond 60, and last the shape of `case`: its last two
+    heads, or one if T is beyond 4096, because float64 holds T² scores of each.
+    """
+    _, nh, T, hs = case.shape
+    for length in ODD_LENGTHS:
+        yield f"at {length} tokens", _compared(attend, replace(case, shape=(2, nh, length, hs)))
+    yield "on large scores", _on_large_scores(attend, replace(case, shape=(2, nh, ODD_LENGTHS[0], hs)))
+    heads = min(nh, 2 if T <= 4096 else 1)
+    yield f"on {heads} of {nh} heads", compare(attend, case, heads=heads)
+
+
+_compared = functools.lru_cache(compare)  # a sweep asks for the same odd lengths at each of its lengths
+
+
+@functools.lru_cache
+def _on_large_scores(attend, case):
+    found = compare(attend, case, case.inputs_of_large_scores())
+    # there dq and dk are differences of numbers that are large and nearly equal
+    return {name: error for name, error in found.items() if name in ("y", "dv")}
+
+
+def largest(found: dict[str, float]) -> float:
+    """The largest error of `compare`, without the root mean square, whose divisor differs."""
+    return max(error for name, error in found.items() if name != "rms")
+
+
+def passes(found: dict[str, float], dtype: torch.dtype) -> bool:
+    """Whether every error of `compare` is within the tolerance for `dtype`."""
+    return all(error <= (RMS_TOLERANCE if name == "rms" else TOLERANCE)[dtype] for name, error in found.items())

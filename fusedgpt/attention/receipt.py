@@ -1,0 +1,62 @@
+"""The kernel receipt: which attention kernels the profiler saw, and whether they are the one that was asked for."""
+
+import pathlib
+from collections.abc import Callable
+
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.table import KERNELS
+from fusedgpt.machine.profiler import profile
+
+_SIGNS = {name: kernel.sign for name, kernel in KERNELS.items() if kernel.sign and not kernel.package}
+_PACKAGED = {name: kernel.sign for name, kernel in KERNELS.items() if kernel.package}
+_ENTRANCE = "aten::_scaled_dot_product_flash_attention"  # all three versions are entered through it
+_UNFUSED = ["unfused"]
+
+
+def observe(step: Callable[[], object], trace: pathlib.Path | None = None) -> dict[str, list[str]]:
+    """Run `step` (a forward, with or without its backward) under the profiler and name what computed attention.
+
+    Returns {'forward': [...], 'backward': [...], 'ops': [...]}. Names are those of ATTENTION. 'unfused' means that no
+    attention kernel was seen, only matrix products and a softmax: `manual` does that, and so does a compiled `math`.
+    'ops' are all operators and device kernels with attention in their names, as the profiler spells them. The whole
+    profile is written to the file `trace`, if given, for ui.perfetto.dev.
+
+    Evidence of 'flash3' is an operator of its package, flash_attn_3::…; of 'flash4' a device kernel named after its
+    module, …flash_attncute…. Both are entered through PyTorch's flash operator: alone, it means 'flash', version 2.
+    """
+    profiled = profile(step)
+    if trace:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        profiled.export_chrome_trace(str(trace))
+    ops = sorted({event.key for event in profiled.key_averages() if _is_attention(event.key)})
+    packaged = {(name, "bwd" in op) for op in ops for name, sign in _PACKAGED.items() if sign in op}
+    replaced = {backward for _, backward in packaged}
+    # judged by PyTorch's operators, not by device kernels: cuDNN's kernels have "flash" in their names.
+    # FlexAttention has no operator of its own, only Triton kernels with "flex" in their names
+    named = [op for op in ops if op.startswith("aten::") or "flex" in op]
+    named = [op for op in named if not (op.startswith(_ENTRANCE) and ("backward" in op) in replaced)]
+    fused = packaged | {(name, "backward" in op) for op in named for name, sign in _SIGNS.items() if sign in op}
+    forward = sorted(name for name, backward in fused if not backward)
+    if not forward:
+        forward = ["math"] if any("_attention_math" in op for op in ops) else _UNFUSED
+    return {"forward": forward, "backward": sorted(n for n, backward in fused if backward) or _UNFUSED, "ops": ops}
+
+
+def _is_attention(op):
+    # autograd's wrappers only repeat the operator's name
+    return not op.startswith("autograd::") and any(
+        word in op.lower() for word in ("_attention", "flash_attn", "flash_fwd", "flash_bwd", "fmha", "_sdpa")
+    )
+
+
+def contradiction(name: str, receipt: dict[str, list[str]], case: Case) -> str | None:
+    """Why `receipt` shows a kernel other than the one called `name`, in one phrase; None if it agrees."""
+    if name not in KERNELS or not KERNELS[name].seen:  # PyTorch picked it, or it is a user's own
+        return None
+    # on a CPU, flex's C++ kernels have no name that the profiler sees
+    seen = _UNFUSED if name == "flex" and case.device.type == "cpu" else KERNELS[name].seen
+    for direction in ("forward", "backward") if case.backward else ("forward",):
+        if receipt[direction] not in [[each] for each in seen]:
+            ran = " and ".join(receipt[direction])
+            return f"attention='{name}' was asked for, but the profiler saw {ran} in the {direction} pass"
+    return None

@@ -1,0 +1,57 @@
+"""What is known of each attention kernel but its code, in one place. It needs no PyTorch, so that --help is quick."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fusedgpt.errors import UserError
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A function of fusedgpt/attention/functions.py that has the same name."""
+
+    # what the receipt may name, forward and backward; empty: PyTorch picks one of the others
+    seen: tuple[str, ...]
+    sign: str  # in the names of its operators; empty: it has none of its own
+    color: str  # in every figure
+    mark: str
+    scores: Literal["all", "a block", "none"] = "none"  # how much of the T x Tk scores its forward holds
+    gpu_only: bool = False
+    takes_mask: bool = False  # can attend to a buffer that is filled in part
+    package: str = ""  # which it comes from, if that is not PyTorch
+    version: str = ""  # that PyTorch calls the package's FlashAttention by
+
+
+FA3 = {"package": "flash-attn-3", "version": "FA3"}
+FA4 = {"package": "flash-attn-4", "version": "FA4"}
+KERNELS = {
+    "manual": Kernel(("unfused",), "", "0.2", "o", scores="all"),
+    "blocked": Kernel(("unfused",), "", "0.6", "p", scores="a block"),
+    "math": Kernel(("math", "unfused"), "", "#e69f00", "s", scores="all"),  # compiled, it is products and a softmax
+    "efficient": Kernel(("efficient",), "efficient", "#56b4e9", "^", gpu_only=True),
+    "flash": Kernel(("flash",), "flash", "#0072b2", "D"),
+    "cudnn": Kernel(("cudnn",), "cudnn", "#009e73", "v", gpu_only=True),
+    "flash3": Kernel(("flash3",), "flash_attn_3::", "#7a4fa3", "<", gpu_only=True, **FA3),
+    "flash4": Kernel(("flash4",), "flash_attncute", "#8c564b", ">", gpu_only=True, **FA4),
+    "flex": Kernel(("flex",), "flex", "#d55e00", "P"),
+    "sdpa": Kernel((), "", "0.5", "x", takes_mask=True),
+    "masked": Kernel((), "", "#cc79a7", "X", takes_mask=True),
+}
+NAMED = tuple(name for name, kernel in KERNELS.items() if kernel.seen)  # those that are one kernel and no other
+OWN = "path/to/file.py:function"  # how a kernel of the user's own is named
+
+
+def is_own(name: str) -> bool:
+    """Whether `name` means a function in a file of the user's own."""
+    return ".py:" in name
+
+
+def check_name(name: str, *others: str) -> None:
+    """Raise UserError if `name` is no kernel of ours, none of the user's own, and none of `others`."""
+    if name not in (*KERNELS, *others) and not is_own(name):
+        raise UserError(f"attention={name!r} is unknown: it can be {', '.join((*KERNELS, *others))}, or {OWN}")
+
+
+def scores_held(name: str) -> str:
+    """How much of the scores the forward of the kernel `name` holds. Nothing is known of a user's own."""
+    return KERNELS[name].scores if name in KERNELS else "none"

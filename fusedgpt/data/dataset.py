@@ -1,0 +1,307 @@
+"""A data folder as prepare scripts leave it: `meta.json`, and bins that are read window by window.
+
+A bin is a sequence of little-endian token ids, uint16, or uint32 for vocabularies above 65,536 (nanoGPT's format).
+nanoGPT's own folders are read too: with a meta.pkl, or with neither, which means GPT-2's BPE.
+"""
+
+import bisect
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import pickle
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fusedgpt.data.tokenizer import GPT2, Tokenizer, vocabulary
+from fusedgpt.errors import UserError, first_line, shown
+
+SPLITS = ("train", "val")
+SAMPLES, SAMPLE = 16, 4096  # samples of a bin, and ids in each
+NANOGPT_VOCAB_SIZE = 50304  # what nanoGPT pads GPT-2's 50257 ids to, unless a meta.pkl says otherwise
+
+
+def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
+    """The folder that a `dataset` setting names: one of data/, or else a path. Raises UserError if there is neither."""
+    for folder in (root / "data" / str(dataset), pathlib.Path(str(dataset))):
+        if dataset and os.path.isdir(folder):
+            return folder
+    there = ", ".join(sorted(f.parent.name for f in (root / "data").glob("*/prepare.py")))
+    raise UserError(f"dataset={shown(str(dataset))} is no folder: name one of data/ ({there}), or the path of another")
+
+
+# the meta of a folder whose bins are being replaced: some may be new and some old
+UNFINISHED = {"unfinished": "these bins are of two preparations: prepare them again"}
+UNKNOWN = {"tokenizer": "unknown"}  # for a model or a checkpoint that does not say what its ids mean
+
+
+def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict:
+    """The meta of a data folder, as in meta.json. A nanoGPT meta.pkl is read too, without running code.
+
+    A folder with neither holds GPT-2's BPE, as in nanoGPT, in a vocabulary of `vocab_size` (None: 50257).
+    Raises UserError if either file is damaged, or if a preparation was killed while it replaced the bins.
+    """
+    folder = pathlib.Path(folder)
+    for name, read in (("meta.json", _read_meta_json), ("meta.pkl", _read_meta_pkl)):
+        if (path := folder / name).exists():
+            _require_file(path)
+            return read(path)
+    return GPT2 | ({"vocab_size": vocab_size} if vocab_size else {})
+
+
+def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
+    """The meta of the data that a checkpoint (checkpoint.load) was trained on. nanoGPT's only name the data set.
+
+    Raises UserError if that data set is not here, or if the checkpoint's meta is damaged.
+    """
+    if saved.get("meta") is None:
+        return read_meta(find_folder(root, saved["config"].get("dataset", "openwebtext")))
+    try:
+        return _checked(saved["meta"])
+    except UserError as error:
+        raise UserError(
+            f"the meta in the checkpoint is damaged ({error}): take another checkpoint, such as best.pt beside it"
+        ) from error
+
+
+def check_fit(meta: dict, vocab_size: int, whose: str, remedy: str) -> None:
+    """Raise UserError if `meta` has more ids than the `vocab_size` of a model. remedy: what to do about it."""
+    if meta["vocab_size"] > vocab_size:
+        raise UserError(f"{whose} has {meta['vocab_size']} ids, the model {vocab_size}: {remedy}")
+
+
+def check_same_ids(meta: dict, trained_on: dict, say: Callable[[str], None]) -> None:
+    """Raise UserError if an id of `meta`, the data's, is another text than in `trained_on`, the meta of the weights.
+
+    What is not known is taken to be the same: nanoGPT's data without itos; and, with a warning through `say`, a
+    tokenizer of tiktoken's whose files are not here.
+    """
+    same = all(meta.get(name) == trained_on.get(name) for name in ("tokenizer", "itos", "tokenizer_json"))
+    kinds = [each.get("tokenizer") for each in (meta, trained_on)]
+    if same or "unknown" in kinds:
+        return
+    try:
+        tokens, before = _tokens(meta), _tokens(trained_on)  # two forms of one tokenizer have the same tokens
+    except LookupError as error:
+        return say(f"cannot tell whether the weights were trained on the data's ids: {error}")
+    if tokens[: len(before)] != before[: len(tokens)]:
+        what = "each with other tokens" if kinds[0] == kinds[1] else f"now {kinds[0]}, then {kinds[1]}"
+        raise UserError(
+            f"the data's ids stand for other texts than those that the weights were trained on ({what}): prepare the"
+            " data with their tokenizer, name their own --dataset, or begin anew with --init_from=scratch"
+        )
+
+
+def say_other_text(meta: dict, trained_on: dict, say: Callable[[str], None]) -> None:
+    """Say so if the bins of `meta` are not those that `trained_on`, the meta of a checkpoint, describes.
+
+    If one of them has no SHA-256, as metas of nanoGPT's, nothing is said.
+    """
+    for split in SPLITS:
+        now, was = (_sha256(each, split) for each in (meta, trained_on))
+        if now and was and now != was:
+            what = f"resuming with another {split}.bin, of SHA-256 {now!s:.12}…; it was {was!s:.12}…"
+            say(what + (": validation losses from here on cannot be compared with those before" * (split == "val")))
+
+
+def _sha256(meta, split):
+    digests = meta.get("sha256")
+    return digests.get(split) if isinstance(digests, dict) else None
+
+
+def require_same_data(files: Mapping[str, "TokenFile"], meta: dict, gather: Callable[[Any], list]) -> None:
+    """Raise UserError if ranks have other bins than rank 0, or bins whose ids mean something else.
+
+    gather(value): the value of each rank. Ranks compare their metas, with the SHA-256 of the bins if there are any, and
+    a sample of each bin: only that tells bins of nanoGPT's, which have no SHA-256, from others of the same size.
+    """
+    described = {name: value for name, value in meta.items() if name not in ("source", "tokens", "sha256")}
+    mine, damage = {}, None
+    try:
+        mine = {f"{split}.bin": [_sha256(meta, split), *file.sample()] for split, file in files.items()}
+    except UserError as error:  # perhaps on this rank only: raise after `gather`, which the others call
+        damage = str(error)
+    mine["what the ids mean"] = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    each, damages = zip(*gather((mine, damage)))
+    if said := next(filter(None, damages), None):
+        raise UserError(said)
+    if others := [rank for rank, theirs in enumerate(each) if theirs != each[0]]:
+        differ = [name for name in mine if any(each[rank][name] != each[0][name] for rank in others)]
+        raise UserError(
+            f"rank(s) {', '.join(map(str, others))} of {len(each)} have other data than rank 0 ({', '.join(differ)}):"
+            f" copy {files['train'].paths[0].parent} from the node of rank 0 to the others, or let them share it"
+        )
+
+
+def _tokens(meta):
+    """The text of each id. Raises LookupError if tiktoken would have to download it, and cannot."""
+    tokenizer = Tokenizer(meta)
+    try:
+        return tokenizer.tokens
+    except UserError as error:
+        if meta["tokenizer"] in ("byte", "char", "json"):
+            raise
+        raise LookupError(str(error)) from error
+
+
+def _how_to_prepare(folder):
+    script = folder / "prepare.py"
+    return f"run python {script}" if script.exists() else "prepare it again, with --out_dir if it has no prepare.py"
+
+
+def _require_file(path):
+    """Raise UserError unless `path` is a regular file: to open or read a FIFO or a device may never end."""
+    if not path.is_file():
+        raise UserError(f"{path} is no regular file, but a folder, a pipe or a device: {_how_to_prepare(path.parent)}")
+
+
+def _checked(meta):
+    """`meta`, if every field that is read has the right form. Raises UserError otherwise."""
+    vocabulary(meta)
+    if meta.get("tokenizer") != "unknown":  # unknown ids can be trained on
+        Tokenizer(meta)
+    tokens, dtype = meta.get("tokens", {}), meta.get("dtype", "uint16")
+    if not isinstance(tokens, dict) or not all(type(count) is int for count in tokens.values()):
+        raise UserError(f"tokens={shown(tokens)} must be the number of tokens of each split")
+    if not isinstance(dtype, str) or dtype not in ("uint16", "uint32"):
+        raise UserError(f"dtype={shown(dtype)} must be uint16 or uint32")
+    return meta
+
+
+def _read_meta_json(path):
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        if meta != UNFINISHED:
+            return _checked(meta)
+    except (OSError, ValueError, RecursionError) as error:  # UserErrors and JSONDecodeErrors are ValueErrors
+        raise UserError(f"{path} is damaged ({first_line(error)}): {_how_to_prepare(path.parent)}") from error
+    raise UserError(
+        f"{path.parent} holds parts of two preparations, because one was interrupted while it replaced the files of the"
+        f" other: {_how_to_prepare(path.parent)}"
+    )
+
+
+def _read_meta_pkl(path):
+    """The meta of a meta.pkl. nanoGPT trains with vocab_size alone; without stoi and itos, only sampling is limited."""
+    try:
+        with open(path, "rb") as file:
+            meta = _PlainUnpickler(file).load()
+        itos = meta.get("itos") or {i: c for c, i in meta.get("stoi", {}).items()}
+        itos = {int(i): c for i, c in (itos.items() if isinstance(itos, dict) else enumerate(itos))}
+        size = vocabulary({"vocab_size": int(meta["vocab_size"]) if "vocab_size" in meta else max(itos) + 1})
+        if not itos:
+            return {"tokenizer": "unknown", "vocab_size": size}
+        return _checked({"tokenizer": "char", "vocab_size": size, "itos": [itos.get(i) for i in range(size)]})
+    except Exception as error:  # a damaged pickle can raise anything
+        raise UserError(f"{path} is no nanoGPT meta.pkl: {first_line(error)}") from error
+
+
+class _PlainUnpickler(pickle._Unpickler):  # not the one in C, which one damaged byte can make fill gigabytes
+    """Admits numbers, text and containers. A pickle that names any other class or function could run code."""
+
+    def find_class(self, module, name):
+        if (module, name) == ("numpy", "dtype"):
+            return _IntegerType
+        if module in ("numpy._core.multiarray", "numpy.core.multiarray") and name == "scalar":
+            return _IntegerType.number
+        raise pickle.UnpicklingError(f"it asks to load {module}.{name}, which is code")
+
+
+class _IntegerType:
+    """Stands in for numpy.dtype while unpickling: a vocabulary's size may be a numpy integer, but no other object."""
+
+    def __init__(self, code, *_):
+        self.dtype = np.dtype(code)
+        if self.dtype.kind not in "iu":
+            raise pickle.UnpicklingError(f"it holds a numpy {self.dtype}, which is no whole number")
+
+    def __setstate__(self, state):
+        self.dtype = self.dtype.newbyteorder(state[1])
+
+    def number(self, raw):
+        return int(np.frombuffer(raw, self.dtype)[0])
+
+
+class TokenFile:
+    """The ids of `<split>.bin`, or of its shards `<split>_0000.bin …`, as one sequence that is read window by window.
+
+    Files are read, not mapped: a memory map keeps every page that it touched in the process's memory (nanoGPT#287).
+    Raises UserError if the files are missing, are no regular files, or do not have the size that `meta` says.
+    """
+
+    def __init__(self, folder: str | pathlib.Path, split: str, meta: dict):
+        folder = pathlib.Path(folder)
+        whole, shards = folder / f"{split}.bin", sorted(folder.glob(f"{split}_[0-9][0-9][0-9][0-9].bin"))
+        if not whole.exists() and not shards:
+            raise UserError(f"{whole} does not exist: {_how_to_prepare(folder)}")
+        if whole.exists() and shards:
+            raise UserError(
+                f"{folder} has {whole.name} and {shards[0].name}: which one counts? Remove one or the other"
+            )
+        self.paths = shards or [whole]
+        for path in self.paths:
+            _require_file(path)
+        self.dtype = np.dtype(meta.get("dtype", "uint16")).newbyteorder("<")
+        self.vocab_size, self.assumed = meta["vocab_size"], "tokens" not in meta
+        sizes = [path.stat().st_size for path in self.paths]
+        self.starts = [0, *itertools.accumulate(size // self.dtype.itemsize for size in sizes)]
+        expected = meta.get("tokens", {}).get(split, len(self))
+        if any(size % self.dtype.itemsize for size in sizes) or len(self) != expected:
+            raise UserError(
+                f"{self.paths[0]} is truncated or not what meta.json describes: {sum(sizes):,} bytes are"
+                f" {sum(sizes) / self.dtype.itemsize:,} {self.dtype.name} tokens, not {expected:,}."
+                f" To mend it, {_how_to_prepare(folder)}"
+            )
+        self.files = [open(path, "rb") for path in self.paths]  # noqa: SIM115 (open as long as the run)
+
+    def __del__(self):
+        for file in getattr(self, "files", []):  # none, if __init__ raised
+            file.close()
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def window(self, start: int, length: int) -> np.ndarray:
+        """`length` ids from position `start`, int64.
+
+        Raises UserError if an id is beyond the vocabulary, or if the file has become shorter.
+        """
+        ids = np.empty(length, np.int64)
+        done = 0
+        while done < length:
+            shard = bisect.bisect_right(self.starts, start + done) - 1
+            self.files[shard].seek((start + done - self.starts[shard]) * self.dtype.itemsize)
+            count = min(length - done, self.starts[shard + 1] - start - done)
+            read = np.fromfile(self.files[shard], self.dtype, count)
+            if len(read) < count:
+                path = self.paths[shard]
+                raise UserError(f"{path} has become shorter while it was read: {_how_to_prepare(path.parent)}")
+            ids[done : done + count] = read
+            done += count
+        if ids.max() >= self.vocab_size:
+            raise UserError(
+                f"{self.paths[0]} holds the id {ids.max()}, but the vocabulary has {self.vocab_size}:"
+                f" {self._advice(ids)}"
+            )
+        return ids
+
+    def sample(self) -> tuple[int, int]:
+        """The number of ids, and a checksum of at most SAMPLES x SAMPLE of them: two texts hardly ever share both.
+
+        Raises UserError as `window` does.
+        """
+        length = min(SAMPLE, len(self))
+        starts = np.linspace(0, len(self) - length, SAMPLES).astype(int).tolist()
+        return len(self), zlib.crc32(b"".join(self.window(start, length).tobytes() for start in starts))
+
+    def _advice(self, ids):
+        if self.assumed and self.vocab_size == GPT2["vocab_size"] and ids.max() < NANOGPT_VOCAB_SIZE:
+            return (
+                "there is no meta.json, so GPT-2's ids were assumed. nanoGPT pads them to 50304 by default: set"
+                f" --vocab_size={NANOGPT_VOCAB_SIZE}"
+            )
+        return "it was made with another tokenizer. Prepare it again, or set --vocab_size"

@@ -1,0 +1,166 @@
+"""The tokenizer that a prepare script was asked for, as the meta of a data set; some are made from the text."""
+
+import json
+import pathlib
+import re
+import unicodedata
+
+from fusedgpt.data.encoding import PLACE_TO_CUT, batches, pieces, watched
+from fusedgpt.data.tokenizer import END_OF_TEXT, LARGEST_VOCABULARY, Tokenizer, fails_as, read_json, tiktoken_bpe
+from fusedgpt.errors import UserError, shown
+
+TRAINED = "train:"  # followed by the size of the vocabulary
+BYTES_AND_END = 257  # the smallest vocabulary that can be trained
+SAMPLE = 64  # batches at most, of a million characters each, to train a BPE on
+# Every byte of UTF-8, letters of both cases, and all blanks; in NFC, because the normalizers of some models compose
+EVERY_BYTE = unicodedata.normalize(
+    "NFC", "".join(map(chr, (*range(0x800), *range(0x800, 0xD800, 0x800), *range(0xE000, 0x110000, 0x1000))))
+)
+ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")  # the names of the end of a document in tokenizer.json files
+
+
+def of(name: str, corpus) -> dict:
+    """The meta of the tokenizer `name`: byte, char, train:SIZE, the path of a tokenizer.json, or one of tiktoken's.
+
+    Its `end_of_text` is the id that ends a document; a tokenizer.json may have none. Raises UserError if there is no
+    such tokenizer, or if it cannot be used here.
+    """
+    if name == "byte":
+        return {"tokenizer": "byte", "vocab_size": 257, "end_of_text": 256}
+    if name == "char":
+        return _characters(corpus)
+    if name.startswith(TRAINED):
+        return _trained(_size(name), corpus)
+    if _is_path(name):
+        return _of_file(pathlib.Path(name))
+    return _of_tiktoken(name)
+
+
+def stamp(name: str) -> list:
+    """What changes if the file of a tokenizer does. Raises UserError if there is no such file."""
+    if not _is_path(name):
+        return []
+    path = pathlib.Path(name)
+    if not path.is_file():
+        raise UserError(f"--tokenizer={name} is no file: name a tokenizer.json")
+    return [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns]
+
+
+def without_end(meta: dict) -> dict:
+    """The meta of bytes or characters without the last id, which ends documents: a single document needs none."""
+    meta = {name: value for name, value in meta.items() if name != "end_of_text"}
+    return meta | {"vocab_size": meta["vocab_size"] - 1} | ({"itos": meta["itos"][:-1]} if "itos" in meta else {})
+
+
+def _is_path(name):
+    return name.endswith(".json") or "/" in name
+
+
+def _characters(corpus):
+    found = set()
+    for text, _ in watched(pieces(corpus.fragments()), corpus, "finding the characters"):
+        found.update(text)
+    itos = [*sorted(found), END_OF_TEXT]
+    return {"tokenizer": "char", "vocab_size": len(itos), "itos": itos, "end_of_text": len(itos) - 1}
+
+
+def _size(name):
+    size = name.removeprefix(TRAINED)
+    if not re.fullmatch("[0-9]{1,8}", size) or not BYTES_AND_END <= int(size) <= LARGEST_VOCABULARY:
+        raise UserError(
+            f"--tokenizer={shown(name)} must be train:SIZE, as in train:8192, and SIZE from {BYTES_AND_END} to"
+            f" {LARGEST_VOCABULARY}"
+        )
+    return int(size)
+
+
+def _trained(size, corpus):
+    """A byte-level BPE with GPT-2's pattern, trained on the text."""
+    from tokenizers import Tokenizer as Bpe
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    bpe = Bpe(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+    )
+    sample, step = _sample(corpus)
+    characters = sum(len(text) for batch in sample for text, _ in batch)
+    part = f", every {step}th million of the text" if step > 1 else ""
+    print(f"training a BPE on {characters:,} characters{part}")
+    bpe.train_from_iterator((text for batch in sample for text, _ in batch), trainer)
+    if bpe.get_vocab_size() < size:
+        print(f"the text gives {bpe.get_vocab_size():,} tokens, not {size:,}: it has no more pairs to join")
+    return _of_json(bpe)
+
+
+def _sample(corpus):
+    """Every n-th batch of the text, and n: the smallest power of two that gives SAMPLE batches at most."""
+    sample, step = [], 1
+    for number, batch in enumerate(watched(batches(pieces(corpus.fragments())), corpus, "reading a sample")):
+        if number % step:
+            continue
+        if len(sample) == SAMPLE:
+            sample, step = sample[::2], 2 * step
+        if number % step == 0:
+            sample.append(batch)
+    return sample, step
+
+
+def _of_file(path):
+    with fails_as(f"--tokenizer={path} cannot be read or used"):
+        meta = _of_json(read_json(path.read_text(encoding="utf-8"), f"--tokenizer={path}"))
+    if "end_of_text" not in meta:  # an id that we added would be beyond its model's
+        print(f"{path} has no {' or '.join(ENDS)}: no id ends a document")
+    return meta
+
+
+def _of_json(bpe):
+    vocabulary = bpe.get_vocab()
+    meta = {"tokenizer": "json", "vocab_size": max(vocabulary.values()) + 1}
+    if end := next((each for each in ENDS if each in vocabulary), None):
+        bpe.add_special_tokens([end])
+        meta["end_of_text"] = vocabulary[end]
+    meta["tokenizer_json"] = json.loads(bpe.to_str())
+    tokenizer = Tokenizer(meta)
+    tokenizer.byte_lengths()  # raises UserError if it is not byte-level
+    apart = [*tokenizer.encode_text("a\n"), *tokenizer.encode_text("b")]
+    if apart != tokenizer.encode_text("a\nb").tolist():
+        raise UserError("the tokenizer.json adds to the beginning of a text: set add_prefix_space to false in it")
+    added = [each["content"] for each in meta["tokenizer_json"]["added_tokens"]]  # one may drop the blanks around it
+    for text in (EVERY_BYTE, *(f"a {each} b" for each in added)):
+        if tokenizer.decode(tokenizer.encode_text(text).tolist()) != text.encode():
+            lost = (c for c in text if tokenizer.decode(tokenizer.encode_text(c).tolist()) != c.encode())
+            raise UserError(
+                f"the tokenizer.json does not give back every text: it changes {next(lost, text[:40])!r}. Take a"
+                " byte-level one, whose vocabulary has all 256 bytes, and that neither changes letters nor drops blanks"
+            )
+    for first, then in _cut(tokenizer.tokens):
+        apart = [*tokenizer.encode_text(first), *tokenizer.encode_text(then)]
+        if apart != tokenizer.encode_text(first + then).tolist():
+            raise UserError(f"the tokenizer.json joins {first!r} and {then!r}: take one that splits a text into words")
+    return meta
+
+
+def _cut(tokens):
+    """Each text of `tokens` in two parts, at each place in it where `pieces` could cut a text."""
+    for token in tokens:
+        text = (token or b"").decode(errors="ignore")
+        text = "." + text if text.startswith("\n") else text  # only a line with text in it is cut at its end
+        for place in PLACE_TO_CUT.finditer(text):
+            if 0 < place.end() < len(text):
+                yield text[: place.end()], text[place.end() :]
+
+
+def _of_tiktoken(name):
+    import tiktoken
+
+    if name not in (known := tiktoken.list_encoding_names()):
+        raise UserError(
+            f"--tokenizer={shown(name)} is unknown: it can be byte, char, train:SIZE, the path of a tokenizer.json, or"
+            f" {', '.join(known)}"
+        )
+    bpe = tiktoken_bpe(name)
+    return {"tokenizer": name, "vocab_size": bpe.n_vocab, "end_of_text": bpe.eot_token}

@@ -1,0 +1,220 @@
+"""What all data/*/prepare.py share: the command line, tokenizing a text, and writing the bins and meta.json."""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import urllib.request
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from fusedgpt.data import make_tokenizer
+from fusedgpt.data.corpus import Corpus, Files, require_readable
+from fusedgpt.data.dataset import UNFINISHED
+from fusedgpt.data.encoding import Encoded, dtype_of
+from fusedgpt.errors import UserError
+from fusedgpt.machine.files import atomic, lock
+
+TINY_SHAKESPEARE = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",  # its SHA-256
+)
+FEWEST_VALIDATION_TOKENS = 4096  # or a tenth of the text, if that is fewer
+FEWEST_TOKENS = 2  # a split needs one to predict another from
+
+
+def parser(script: str, description: str) -> argparse.ArgumentParser:
+    """The command line of a prepare script: `.input`, a list of paths; `.out_dir`, by default the script's folder."""
+    parser = argparse.ArgumentParser(description=description)
+    take = {"type": _path, "metavar": "PATH"}
+    parser.add_argument("--input", action="extend", nargs="+", default=[], **take, help="local text to use")
+    parser.add_argument("input", action="extend", nargs="*", **take, help="the same as --input")
+    here = pathlib.Path(script).resolve().parent
+    parser.add_argument("--out_dir", type=_path, metavar="DIR", default=here, help="default: %(default)s")
+    return parser
+
+
+def _path(text):
+    if not text:  # a shell variable that is not set; pathlib would take it for the current folder
+        raise argparse.ArgumentTypeError("no path was given")
+    return pathlib.Path(text)
+
+
+def one_input(args: argparse.Namespace) -> pathlib.Path | None:
+    """The path of --input, or None. Raises UserError if there are several, or if it cannot be read."""
+    if len(args.input) > 1:
+        raise UserError(f"--input got {len(args.input)} paths: this corpus is one text. data/text takes several")
+    for path in args.input:
+        require_readable(path)
+    return args.input[0] if args.input else None
+
+
+def beside(script: str) -> pathlib.Path | None:
+    """The input.txt beside a script, if there is one: nanoGPT's users put their text there."""
+    path = pathlib.Path(script).resolve().with_name("input.txt")
+    if not path.is_file():
+        return None
+    print(f"reading {path}, which is beside this script; --input=PATH takes another text")
+    return path
+
+
+def one_text(script: str, args: argparse.Namespace, url: str, sha256: str) -> Files:
+    """The text to prepare: `--input`, else input.txt beside the script, else what `url` serves.
+
+    Raises UserError if --input is a folder, or if the download fails or has changed.
+    """
+    path = one_input(args)
+    if path and path.is_dir():
+        raise UserError(f"--input={path} is a folder: this corpus is one text, name a file. data/text takes folders")
+    if path := path or beside(script):
+        return Files([path])
+    downloaded = work_folder(args.out_dir) / "download.txt"
+    with atomic(downloaded) as file:
+        file.write(_download(url, sha256))
+    text = Files([downloaded])
+    text.source = url
+    return text
+
+
+def _download(url, sha256):
+    try:
+        with urllib.request.urlopen(url, timeout=60) as page:
+            raw = page.read()
+    except OSError as error:
+        raise UserError(f"cannot download {url}: {error}. Give a local copy: --input=PATH") from error
+    if hashlib.sha256(raw).hexdigest() != sha256:
+        raise UserError(f"{url} no longer serves the corpus it did. Give a local copy: --input=PATH")
+    return raw
+
+
+def work_folder(out_dir: pathlib.Path) -> pathlib.Path:
+    """The folder in which an interrupted preparation of `out_dir` leaves its work."""
+    return out_dir / ".prepare"
+
+
+def fraction(text: str) -> float:
+    """The value of --val_fraction. Raises argparse.ArgumentTypeError unless it is between 0 and 1."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+
+
+Split = Callable[[np.ndarray], dict[str, np.ndarray]]
+
+
+def prepare(
+    corpus: Corpus, tokenizer: str, out_dir: pathlib.Path, split: Split, ended=True, max_tokens: int | None = None
+) -> None:
+    """Tokenize `corpus` and write its bins and meta.json to `out_dir`; an interrupted run is continued.
+
+    `tokenizer` is a name that vocabularies.of knows. `split` maps the ends of the documents (in ids) to the (start,
+    stop) of 'train' and 'val'. If `ended`, an end-of-text id follows each document, except a single one of bytes or
+    characters. Stops after the document that reaches `max_tokens`. Raises UserError if the text is too short.
+    """
+    work = work_folder(out_dir)
+    job = [corpus.source, corpus.key, tokenizer, make_tokenizer.stamp(tokenizer), ended]
+    with lock(work):
+        encoded = Encoded(work, job)
+        if encoded.meta is None:
+            meta = make_tokenizer.of(tokenizer, corpus)
+            next(corpus.fragments(), None)  # refuse a wrong column before dropping what another run left
+            encoded.begin(meta if ended else {name: meta[name] for name in meta if name != "end_of_text"})
+        encoded.fill(corpus, max_tokens)
+        meta, ends = encoded.meta, encoded.ends(max_tokens)
+        if len(ends) == 1 and ended and meta["tokenizer"] in ("byte", "char"):
+            meta, ends = make_tokenizer.without_end(meta), ends - 1
+        if not len(ends) or ends[-1] == len(ends) * ("end_of_text" in meta):
+            raise UserError(f"{corpus.source} holds no text: name a file or folder that does")
+        ranges = split(ends)
+        for name, parts in ranges.items():
+            if (count := np.diff(parts).sum()) < FEWEST_TOKENS:
+                raise UserError(
+                    f"{corpus.source} is too short: of its {ends[-1]:,} tokens, {count:,} would be in the {name} split,"
+                    f" which needs {FEWEST_TOKENS}. Give more text"
+                )
+        write(out_dir, {name: encoded.read(parts) for name, parts in ranges.items()}, corpus.source, **meta)
+    shutil.rmtree(work)
+
+
+def draw(ends: np.ndarray, fraction: float, shuffled: bool = False) -> dict[str, np.ndarray]:
+    """Draw `fraction` of the documents for validation, by a fixed seed; all others are for training.
+
+    Documents end after `ends` ids. Returns arrays of (start, stop). If documents are few, or of very different lengths,
+    the draw may give validation less than half or more than twice its share of the ids, or training less than half of
+    its own. Then validation gets the end of all ids instead. `shuffled` keeps the order of the draw, as nanoGPT does
+    with OpenWebText.
+    """
+    total = int(ends[-1])
+    share = max(fraction, min(0.1, FEWEST_VALIDATION_TOKENS / total))
+    order = np.random.default_rng(2357).permutation(len(ends))  # as datasets' train_test_split(seed=2357) draws
+    held_out = max(1, round(fraction * len(ends)))
+    drawn, rest = order[:held_out], order[held_out:]
+    drawn_share = np.diff(ends, prepend=0)[drawn].sum() / total
+    if not share / 2 <= drawn_share <= min(2 * share, (1 + share) / 2):
+        cut = int((1 - share) * total)
+        return {"train": np.array([[0, cut]]), "val": np.array([[cut, total]])}
+    if not shuffled:
+        drawn.sort()
+        rest.sort()
+    return {"train": _ranges(ends, rest), "val": _ranges(ends, drawn)}
+
+
+def _ranges(ends, documents):
+    """The (start, stop) of documents, given by number; neighbours are one range, which saves reads."""
+    firsts = np.flatnonzero(np.diff(documents, prepend=-2) != 1)
+    lasts = np.append(firsts[1:], len(documents)) - 1
+    edges = np.append(0, ends)  # document n is from edges[n] to edges[n + 1]
+    return np.stack([edges[documents[firsts]], edges[documents[lasts] + 1]], axis=1)
+
+
+def write(
+    folder: str | pathlib.Path,
+    splits: dict[str, Iterable[np.ndarray]],
+    source: str,
+    tokenizer: str,
+    vocab_size: int,
+    **extra,
+) -> None:
+    """Write train.bin, val.bin and meta.json to `folder`, with one array in memory at a time.
+
+    `splits` maps 'train' and 'val' to arrays of ids. `tokenizer` and `extra` (end_of_text, itos, …) are as Tokenizer
+    reads them from meta.json. A kill leaves all old files, or all new ones, or a meta.json that says that they are
+    mixed, which every run refuses. Raises UserError if a split is empty, or if the disk is full before any old file is
+    replaced.
+    """
+    dtype = dtype_of(vocab_size)
+    meta = {
+        "tokenizer": tokenizer,
+        "vocab_size": vocab_size,
+        "dtype": dtype,
+        "source": source.encode("utf-8", "replace").decode(),  # a file's name may not be UTF-8
+        "tokens": {},
+        "sha256": {},
+    }
+    folder = pathlib.Path(folder)
+    described = folder / "meta.json"
+    # meta.json is opened first, so it gets its name last
+    with atomic(described, "w") as new, atomic(folder / "train.bin") as train, atomic(folder / "val.bin") as val:
+        for split, file in (("train", train), ("val", val)):
+            digest, count = hashlib.sha256(), 0
+            for ids in splits[split]:
+                raw = np.asarray(ids).astype(np.dtype(dtype).newbyteorder("<")).tobytes()
+                file.write(raw)
+                digest.update(raw)
+                count += len(ids)
+            if not count:
+                raise UserError(f"{source} is too short: its {split} split is empty")
+            meta["tokens"][split], meta["sha256"][split] = count, digest.hexdigest()
+        json.dump(meta | extra, new, indent=1, ensure_ascii=False)
+        for file in (new, train, val):  # no file may replace an old one before all are on the disk
+            file.flush()
+            os.fsync(file.fileno())
+        with atomic(described, "w", aside=".unfinished") as file:
+            json.dump(UNFINISHED, file)
+    for split, count in meta["tokens"].items():
+        print(f"{folder / split}.bin: {count:,} tokens")

@@ -1,0 +1,93 @@
+"""Whether a run or its samples fit into memory, from formulas, before anything is built."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fusedgpt import dimensions
+from fusedgpt.errors import UserError
+from fusedgpt.estimates import scale
+from fusedgpt.generation.generate import cache_dtype
+from fusedgpt.machine import memory
+from fusedgpt.machine.device import dtype_name
+
+LAYER = 20_000  # bytes of Python objects in a layer; PyTorch 2.13 on Python 3.11 takes 29,000 to 33,000
+
+
+def check_run(
+    s: Any,
+    processes: int,
+    say: Callable[[str], None],
+    config: Any,
+    batch_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    backward: bool,
+) -> None:
+    """Say what a model of `config` (a GPTConfig) will take if it is trained with the settings `s`; nothing is built.
+
+    Raises UserError if it certainly cannot be trained so.
+    """
+    compiled = s.compile is True or (s.compile == "auto" and device.type == "cuda")
+    resolved = dict(dtype=dtype_name(dtype), compile=compiled, gpus=processes, cpu=device.type == "cpu")
+    run = scale.Run.of(s, **resolved)
+    if backward:
+        why = dimensions.unknown(config, "the estimate of memory (fusedgpt/estimates/scale.py)")
+        say(f"memory: not estimated: {why}" if why else in_words(scale.memory(config, run), processes))
+    check_training(config, batch_size, device, dtype, backward, s.optimizer == "muon", run.shards)
+
+
+def in_words(estimate: scale.Memory, processes: int) -> str:
+    """An estimate in a line, by part."""
+    unit, size = ("GiB", 2**30) if estimate.total >= 2**30 else ("MiB", 2**20)
+    digits = 2 if unit == "GiB" else 0
+    shown = {name: round(each / size, digits) for name, each in dataclasses.asdict(estimate).items()}
+    parts = [f"{name} {each:,.{digits}f}" for name, each in shown.items() if each]
+    whose = f" in each of {processes} processes" if processes > 1 else ""
+    of = f": {', '.join(parts)}" if parts else ""  # in a tiny model each is 0
+    return f"memory: about {estimate.total / size:,.{digits}f} {unit} of tensors{whose}{of}"
+
+
+def check_training(
+    config: Any,
+    batch_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    backward: bool = True,
+    muon: bool = False,
+    shards: int = 1,
+) -> None:
+    """Raise UserError if a model of `config` (a GPTConfig) certainly cannot be trained on `device`; nothing is built.
+
+    It counts what scale.least_memory counts, so what passes may still not fit. The weights start in the machine's
+    memory, whatever the device, unless each process holds only one of several `shards`.
+    """
+    model = f"a model of {config.num_params:,} parameters"
+    shrink = "lower --n_layer, --n_embd, --block_size or --vocab_size"
+    weights = 4 * config.num_params if shards == 1 else 0
+    _require(weights + LAYER * config.n_layer, torch.device("cpu"), model, shrink)
+    needed = scale.least_memory(config, batch_size, dtype.itemsize, backward, muon, shards)
+    what = f"{model} with the logits of {batch_size} x {config.block_size} tokens"
+    _require(needed, device, what, f"lower --batch_size, or {shrink.removeprefix('lower ')}")
+
+
+def check_sampling(config: Any, samples: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise UserError if `samples` of `length` tokens certainly cannot be drawn together on `device`.
+
+    It counts the keys and values of a model of `config` (a GPTConfig) in `dtype`, as the cache keeps them, and the
+    logits of one position.
+    """
+    kept = cache_dtype(device, dtype).itemsize
+    cached = 2 * config.n_layer * config.n_embd * min(length, config.block_size) * kept
+    needed = samples * (cached + config.padded_vocab_size * dtype.itemsize)
+    _require(needed, device, f"a batch of {samples} samples of {length} tokens", "lower --num_samples")
+
+
+def _require(needed, device, what, advice):
+    there = memory.total_memory(device)
+    if needed > there:
+        gpu = f"{device}" if device.type == "cuda" else "this machine"
+        needed, there = (f"{n // 2**20 / 2**10:,.1f} GiB" for n in (needed, there))
+        raise UserError(f"{what} needs {needed} of memory or more, and {gpu} has {there}: {advice}")

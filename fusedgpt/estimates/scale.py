@@ -1,0 +1,408 @@
+"""What a training run takes: memory of each GPU, seconds of a step, and what bounds them. Formulas alone, no PyTorch.
+
+Symbols: N parameters, L layers, C channels, nh heads, V vocabulary with its padding, B sequences and T tokens of each
+in a micro-batch, M = B T, e bytes of the dtype of matrix products. A `config` is a GPTConfig. Sizes are bytes, times
+seconds. docs/many-gpus.md says how far off these estimates are.
+"""
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from fusedgpt.attention.table import scores_held
+from fusedgpt.machine.gpus import GPU, Network
+
+PRODUCTS = 0.81  # share of the largest products' rate: 640 of 794 TFLOP/s for products over 768 channels on an H200
+# the shares of a data sheet's figures that kernels reach
+FLASH = 0.3  # FLOP/s of a fused attention kernel with heads of 64: FlashAttention-3, arXiv:2407.08608, figures 5, 6
+TRAFFIC = 0.9  # bytes/s of the memory: 4.3 of 4.8 TB/s on an H200
+LINK = 0.8  # bytes/s of a link: NCCL's authors reckon with 370 of an H100's 450 GB/s (NVIDIA/nccl-tests#212)
+REST = 0.17  # uncounted seconds for each counted second of computation: fitted, as docs/many-gpus.md says
+# measured over estimated: seconds, and bytes beyond weights and moments, in all cases of tests/plan_errors.py
+TIME_RANGE, MEMORY_RANGE = (0.75, 1.5), (0.8, 1.2)
+
+BUCKET = 100 * 2**20  # bytes of gradients in a message of DDP: distributed.BUCKET_MB
+BLOCK = 256  # queries in a block of attention=blocked
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a model is trained, as far as memory and time depend on it; names and values are those of Settings."""
+
+    batch_size: int
+    gradient_accumulation_steps: int = 1  # over all GPUs
+    attention: str = "auto"
+    optimizer: str = "adamw"
+    parallel: str = "ddp"
+    shard_size: int | None = None
+    recompute: str = "none"
+    dtype: str = "bfloat16"
+    compile: bool = True
+    gpus: int = 1
+    cpu: bool = False  # the `gpus` are processes on a CPU, where autocast and dropout keep other dtypes
+
+    @classmethod
+    def of(cls, s: Any, **resolved) -> Self:
+        """A Run of the settings `s`; `resolved` gives the values that `s` has as "auto" or not at all."""
+        shared = {field.name: getattr(s, field.name) for field in fields(cls) if hasattr(s, field.name)}
+        return cls(**shared | resolved)
+
+    @property
+    def shards(self) -> int:
+        """GPUs that hold a copy of the model together; one alone holds all of it, whatever shard_size says."""
+        return (self.shard_size or self.gpus) if self.parallel == "fsdp" and self.gpus > 1 else 1
+
+    @property
+    def micro_steps(self) -> int:
+        """Micro-batches of a step on each GPU."""
+        return max(1, self.gradient_accumulation_steps // self.gpus)
+
+    @property
+    def itemsize(self) -> int:
+        """e: bytes of the dtype of matrix products."""
+        return 4 if self.dtype == "float32" else 2
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a GPU at one moment, by what they hold."""
+
+    weights: float  # in float32
+    gradients: float
+    optimizer: float
+    activations: float  # what the backward needs, and what it computes on the way
+    logits: float  # and their gradients
+    copies: float  # weights that are cast to the dtype of the products, or gathered from other GPUs
+
+    @property
+    def total(self) -> float:
+        """Bytes in all."""
+        return sum(asdict(self).values())
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The fewest and the most bytes that are to be expected; weights and moments are certain."""
+        certain = self.weights + self.optimizer
+        return tuple(certain + share * (self.total - certain) for share in MEMORY_RANGE)
+
+
+def least_memory(config: Any, batch_size: int, itemsize: int, backward: bool, muon: bool, shards: int = 1) -> int:
+    """Bytes below which no GPU can train: float32 weights, and the logits of a micro-batch.
+
+    With `backward`, gradients and AdamW's moments too; `muon` needs only one moment for a hidden matrix.
+    """
+    held = 16 * config.num_params - 4 * hidden(config) * muon if backward else 4 * config.num_params
+    return held // shards + batch_size * config.block_size * config.padded_vocab_size * itemsize // config.chunks
+
+
+def hidden(config: Any) -> int:
+    """Parameters of the blocks' matrices: 12 L C²."""
+    return 12 * config.n_layer * config.n_embd**2
+
+
+def memory(config: Any, run: Run) -> Memory:
+    """Bytes of a GPU's tensors at the fullest moment of a step, without CUDA's and NCCL's own memory.
+
+    Weights, gradients and AdamW's moments are 16 bytes a parameter, divided over the shards (ZeRO, arXiv:1910.02054,
+    section 3.1). Gradients of earlier micro-batches stay, and FSDP does not shard them. DDP's buckets stay too.
+    """
+    N, adamw = config.num_params, 8 * config.num_params - 4 * hidden(config) * (run.optimizer == "muon")
+    earlier = 4 * N if run.micro_steps > 1 or (run.shards == 1 and run.gpus > 1) else 0
+    held = 4 * N / run.shards, adamw / run.shards
+    moments = _moments(config, run, earlier)
+    found = (Memory(held[0], gradients, held[1], *rest) for gradients, *rest in moments)
+    return max(found, key=lambda moment: moment.total)
+
+
+def _moments(config, run, earlier):
+    """(gradients, activations, logits, copies) at each moment that can be the fullest.
+
+    The moments are the loss, with all activations and logits; the backward of the last block, which may recompute
+    activations; the backward of the first block, with all gradients; and that of the tied embedding, which adds up the
+    gradients of its two uses. FSDP keeps embeddings and LayerNorms gathered, and two blocks gathered or in reduction.
+    """
+    N, e, L = config.num_params, run.itemsize, config.n_layer
+    block, embedding, low = hidden(config) // L, config.padded_vocab_size * config.n_embd, e < 4
+    whole, kept, working = _block(config, run), _kept(config, run), _working(config, run)
+    activations = L * kept + _tokens(config, run) * config.n_embd * (4 + e) + _mask(config, run, 4)
+    again = whole - kept  # 0 if all is kept
+    if run.shards > 1:
+        root, gathered = 4 * (N - hidden(config)), 2 * e * block
+        gradients = earlier + 4 * (N - min(2, L) * block) / run.shards + (0 if earlier else root)
+        reduced = (4 + 2 * e) * block  # a block's gradient, its float32 copy, and the gradient of the next
+        copies = [root + gathered + low * e * embedding] * 2
+    else:
+        root, gathered, gradients, reduced = 0, 0, 4 * N, 0
+        copies = [low * e * (hidden(config) + embedding)] * 2
+        if run.recompute == "block":  # a recomputed block casts its weights again
+            copies[1] = low * e * (block + embedding)
+    twice = 4 * embedding * (1 if low else 2)  # in float32 the sum is a third tensor
+    return (
+        (earlier, activations, _logits(config, run), copies[0]),
+        (earlier + 4 * embedding, activations + again + working, 0, copies[1]),
+        (gradients + reduced, whole + working, 0, root + gathered),
+        (gradients + twice, 0, 0, root),
+    )
+
+
+def _tokens(config, run):
+    """M: tokens of a micro-batch."""
+    return run.batch_size * config.block_size
+
+
+def _block(config, run):
+    """Bytes that the backward of a block needs: "Reducing Activation Recomputation", arXiv:2205.05198, section 4.1.
+
+    There the residual stream has 16 bits. Here it is float32, and autocast keeps the inputs of both LayerNorms (8 C)
+    and what the products read: normalised inputs (e C each), q, k, v (3 e C), attention's output (e C), and the wide
+    layer before and after GELU (8 e C).
+    """
+    linear = _tokens(config, run) * config.n_embd * (8 + 14 * run.itemsize)
+    return linear + 2 * _mask(config, run, run.itemsize) + _inner(config, run)
+
+
+def _kept(config, run):
+    """Bytes of a block that are kept until its backward, such as its input; the rest is recomputed."""
+    inner = _inner(config, run) if run.recompute == "attention" else 0
+    return 4 * _tokens(config, run) * config.n_embd if run.recompute == "block" else _block(config, run) - inner
+
+
+def _working(config, run):
+    """Peak bytes that the backward of a block holds beside what was kept for it.
+
+    In the MLP: gradients of the residual stream, of a branch and of the wide layer. In attention: two tables of scores,
+    less what the MLP kept, which is freed by then.
+    """
+    e, channels, T = run.itemsize, _tokens(config, run) * config.n_embd, config.block_size
+    blocked = scores_held(run.attention) == "a block"
+    rows = min(BLOCK, T) if blocked else T if _scores(config, run) else 0
+    tables = 2 * _score_bytes(run) * run.batch_size * config.n_head * rows * T
+    return max((4 + 4 * e + (e < 4) * e) * channels, tables - 9 * e * channels)
+
+
+def _inner(config, run):
+    """Bytes that attention keeps beside q, k, v and its output.
+
+    A fused kernel keeps a float32 for each query and head (FlashAttention, arXiv:2205.14135). Other kernels keep the
+    softmax of every score, a cast of it for the product, and with dropout its mask and a copy.
+    """
+    if not (scores := _scores(config, run)):
+        return 4 * _tokens(config, run) * config.n_head
+    softmax, e, dropout = _score_bytes(run), run.itemsize, config.dropout > 0
+    each = 3 * softmax if run.cpu and dropout else softmax + (e if dropout or e < softmax else 0) + dropout
+    return each * scores + scores // (run.batch_size * config.n_head)  # the causal mask serves all heads
+
+
+def _score_bytes(run):
+    """Bytes of a score in the softmax.
+
+    On a GPU it counts as float32, in which autocast computes the softmax. On a CPU it has the dtype of the products,
+    also in the named `math` (attention.only). Only `sdpa` and `masked` compute in float32 there, if dropout leaves
+    PyTorch no kernel but math.
+    """
+    return run.itemsize if run.cpu and scores_held(run.attention) != "none" else 4
+
+
+def _scores(config, run):
+    """Scores that a layer's attention keeps for a micro-batch: all, those that blocks of queries see, or none."""
+    T = config.block_size
+    held = scores_held(run.attention)
+    whole = held == "all" or (run.cpu and config.dropout and held == "none")  # on a CPU no fused kernel has dropout
+    starts = range(0, T, BLOCK) if held == "a block" else ()
+    seen = sum(min(BLOCK, T - start) * min(start + BLOCK, T) for start in starts)
+    return run.batch_size * config.n_head * (T * T if whole else seen)
+
+
+def _mask(config, run, itemsize):
+    """Bytes of a dropout mask of the residual stream; on a CPU it has the `itemsize` of what it masks."""
+    return _tokens(config, run) * config.n_embd * (itemsize if run.cpu else 1) if config.dropout else 0
+
+
+def _logits(config, run):
+    """Peak bytes of the logits and their gradients.
+
+    If eager, the cross-entropy's gradient takes three float32 numbers for each logit. If compiled, it takes the logits'
+    place, and the output layer's gradient, not yet float32, is there too. Chunks take parts, and add that gradient up.
+    """
+    e, V = run.itemsize, config.padded_vocab_size
+    if config.chunks > 1:
+        return 12 * _tokens(config, run) * V // config.chunks + 2 * e * V * config.n_embd
+    return (e * (_tokens(config, run) + config.n_embd) if run.compile else 12 * _tokens(config, run)) * V
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a GPU and its links really do: FLOP/s, bytes/s, and seconds of a hop."""
+
+    peak: float  # FLOP/s that MFU is a share of
+    products: float  # FLOP/s of matrix products
+    flash: float  # FLOP/s of a fused attention kernel, of the FLOPs that it does
+    traffic: float  # bytes/s of memory
+    link: float = math.inf  # bytes/s to the other GPUs of the node
+    hop: float = 0.0
+    network: float = math.inf  # bytes/s of a GPU to other nodes
+    network_hop: float = 0.0
+    per_node: int = 1
+
+    @classmethod
+    def of(cls, gpu: GPU, network: Network) -> Self:
+        """What a GPU and a network are assumed to reach of their data sheets."""
+        products, traffic = PRODUCTS * gpu.reached * gpu.peak, TRAFFIC * gpu.bandwidth
+        links = LINK * gpu.link, gpu.hop, LINK * network.rate, network.hop
+        return cls(gpu.peak, products, FLASH * gpu.peak, traffic, *links, gpu.per_node)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of a training step."""
+
+    products: float  # matrix products
+    attention: float
+    traffic: float  # element-wise work, which waits for memory
+    optimizer: float
+    rest: float  # computation that no formula counts
+    communication: float  # in all
+    exposed: float  # communication that no computation hides
+    sent: float  # bytes that a GPU sends
+
+    @property
+    def computation(self) -> float:
+        """Seconds without any communication."""
+        return self.products + self.attention + self.traffic + self.optimizer + self.rest
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return self.computation + self.exposed
+
+    @property
+    def bound(self) -> str:
+        """What takes most of the step."""
+        parts = {"matrix products": self.products, "attention": self.attention, "memory traffic": self.traffic}
+        parts |= {"optimizer": self.optimizer, "communication": self.exposed}
+        return max(parts, key=parts.get)
+
+
+def flops_per_token(config: Any) -> int:
+    """6 N + 12 L C T (PaLM, arXiv:2204.02311, appendix B), N without positions; recomputing does not count."""
+    T, C = config.block_size, config.n_embd
+    return 6 * (config.num_params - T * C) + 12 * config.n_layer * C * T
+
+
+def step(config: Any, run: Run, machine: Machine) -> Step:
+    """Seconds of a step, compiled and in 16 bits.
+
+    Weights are gathered during the forward or backward of a micro-batch, gradients reduced during the last backward.
+    Nothing hides the first gather of a forward or the last reduction.
+    """
+    forward, backward = _computation(config, run, machine)
+    c, m = _communication(config, run, machine), run.micro_steps
+    before, beside = ((1 + REST) * sum(parts) for parts in (forward, backward))
+    waiting = m * max(c.root + c.blocks / config.n_layer, c.root + c.blocks - before)
+    waiting += (m - 1) * max(0, c.blocks - beside) + max(c.reduction / c.messages, c.blocks + c.reduction - beside)
+    counted = [*(m * (one + other) for one, other in zip(forward, backward)), _optimizer(config, run, machine)]
+    return Step(*counted, REST * sum(counted), m * (c.root + 2 * c.blocks) + c.reduction, waiting, c.sent)
+
+
+def _optimizer(config, run, machine):
+    """Seconds of the optimizer's step.
+
+    AdamW reads a weight, its gradient and two moments, and writes all but the gradient; clipping reads the gradient
+    once more: 32 bytes. Muon's kernels are not fused: those of optimizer.py move about 106. Its five steps of
+    Newton-Schulz cost 10 r² (2 c + r) FLOPs for a matrix of r x c, r the smaller: 280 C³ for the four of a layer.
+    """
+    matrices = hidden(config) if run.optimizer == "muon" else 0
+    traffic = 32 * (config.num_params - matrices) / run.shards + 106 * matrices
+    return traffic / machine.traffic + 70 / 3 * config.n_embd * matrices / machine.products
+
+
+def _computation(config, run, machine):
+    """Seconds of products, attention and traffic in the forward of a micro-batch, and in its backward.
+
+    A token costs 2 FLOPs per weight forward and 4 backward. The scores of a layer count as 4 C T forward and 8 C T
+    backward. A fused kernel does about half of them, because scores are causal, and its backward repeats one product of
+    five. Unfused attention does all of them as products, and moves each score 4 and 7 times in 16 bits.
+    Compiled element-wise kernels move 40 bytes for each channel of a block forward and 90 backward: the float32
+    residual stream through each LayerNorm, 16-bit inputs and outputs of products, and GELU's wide layer. Logits are
+    moved twice each way. A weight is cast once (6 bytes), and its gradient added up in float32 (10).
+    What is not kept is recomputed in the backward: logits in chunks, and attention or a block up to its last product,
+    which only the forward needs. In a block that product has a third of the weights.
+    """
+    L, C, T, N, V = config.n_layer, config.n_embd, config.block_size, config.num_params, config.padded_vocab_size
+    tokens, multiplied = _tokens(config, run), config.num_params - config.block_size * config.n_embd
+    scores = L * C * T * tokens  # 2 FLOPs are a multiplication and an addition
+    tables = 2 * L * _scores(config, run)  # bytes
+    share = _scores(config, run) / (tokens * config.n_head * T)  # share of the scores that an unfused kernel computes
+    again, logits_again = run.recompute == "block", config.chunks > 1
+
+    def attention(passes, moves, fused):
+        if not share:
+            return fused * scores / machine.flash
+        return passes * share * scores / machine.products + moves * tables / machine.traffic
+
+    one = (
+        2 * multiplied * tokens / machine.products,
+        attention(4, 4, 2),
+        (tokens * (40 * L * C + 4 * V) + 6 * N) / machine.traffic,
+    )
+    attention_again = {"none": 0, "attention": attention(2, 3, 2), "block": one[1]}[run.recompute]
+    other = (
+        (4 * multiplied + 4 / 3 * hidden(config) * again + 2 * V * C * logits_again) * tokens / machine.products,
+        attention(8, 7, 5) + attention_again,
+        (tokens * ((90 + 40 * again) * L * C + 4 * V * (1 + logits_again)) + 10 * N) / machine.traffic,
+    )
+    return one, other
+
+
+@dataclass(frozen=True)
+class _Communication:
+    """Seconds of what a GPU sends and receives, and its bytes."""
+
+    root: float  # gathering embeddings and LayerNorms, for each micro-batch
+    blocks: float  # gathering all blocks, for each forward and each backward
+    reduction: float  # reducing the gradients, once a step
+    messages: int  # how many the reduction takes
+    sent: float  # bytes in a step
+
+
+def _communication(config, run, machine):
+    """What ddp, fsdp or both (groups that share a copy, and replicas of it) send: arXiv:1910.02054, section 7."""
+    N, L, replicas = config.num_params, config.n_layer, run.gpus // run.shards
+    weights, root, blocks = 4 * N, 4 * (N - hidden(config)), run.itemsize * hidden(config)
+    messages = L + 1 if run.shards > 1 else math.ceil(weights / BUCKET)
+    within, across = _Ring(run.shards, 1, machine), _Ring(replicas, run.shards, machine)
+    reduction = within.seconds(weights, messages) + across.seconds(weights / run.shards, messages, both=True)
+    sent = within.share * (run.micro_steps * (root + 2 * blocks) + weights) + across.share * 2 * weights / run.shards
+    return _Communication(within.seconds(root, 1), within.seconds(blocks, L), reduction, messages, sent)
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """`ranks` GPUs in a ring, each `stride` GPUs from the next.
+
+    Each sends (n - 1) / n of what is gathered or reduced, and twice that to do both, which is the minimum (Patarasuk
+    and Yuan, 2009). If a ring visits several GPUs of a node, it leaves the node over the network of all of them.
+    """
+
+    ranks: int
+    stride: int
+    machine: Machine
+
+    @property
+    def share(self) -> float:
+        """The share of what is gathered or reduced that each GPU sends."""
+        return (self.ranks - 1) / self.ranks
+
+    def seconds(self, size: float, messages: int, both: bool = False) -> float:
+        """Seconds to gather or reduce `size` bytes in `messages` parts, or to do `both`.
+
+        Latencies are NCCL's own model (src/graph/tuning.cc): n - 1 hops, or for `both` a tree's depth if that is less.
+        """
+        m = self.machine
+        in_node = max(1, min(self.ranks, m.per_node // self.stride))
+        nodes = math.ceil(self.ranks / in_node)
+        rate = m.link if nodes == 1 else min(m.link, in_node * m.network)
+        hops = (self.ranks - nodes) * m.hop + (nodes - 1) * m.network_hop
+        tree = (in_node - 1) * m.hop + math.log2(nodes) * m.network_hop
+        latency = 2 * min(hops, tree) if both else hops
+        return (1 + both) * self.share * size / rate + messages * latency

@@ -1,0 +1,218 @@
+"""A model made ready to generate on this machine: a dtype for each phase, and a decode step that may be compiled.
+
+Prefill reads a whole prompt and is bound by compute; decode reads every weight for each token and is bound by memory.
+So the dtype that is fastest for one may be slow for the other: on 2 cores of an AMD EPYC (PyTorch 2.13, GPT-2 124M) a
+prompt of 32 tokens took 0.07 s in float32, 0.02 s in bfloat16 and 0.14 s in float16; a token took 33, 14 and 9 ms.
+
+B samples, T prompt ids, S = block_size, nh heads, hs head size.
+"""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusedgpt.attention.table import KERNELS
+from fusedgpt.generation.generate import LayerCache, empty, new_cache
+from fusedgpt.machine import timing
+from fusedgpt.machine.device import dtype_name, resolve_dtype
+
+PRECISE_FIRST = (torch.float32, torch.float16, torch.bfloat16)
+WORTH = 0.9  # a coarser dtype must take at most this share of the time, so that noise does not change what a seed draws
+ENOUGH_WEIGHTS = 2**25  # weights to time decode with: 64 MiB in 16 bits, more than the caches of most CPUs hold
+ROWS = 64  # tokens to time prefill with: more would not change which dtype wins, and float16 may be slow
+HOPELESS_MS = 200  # a dtype whose first call takes longer is timed once: more would cost more than the choice wins
+
+
+class Engine:
+    """A model for generate.new_tokens that runs in one dtype on several ids and in another on a single id.
+
+    `dtypes` are those of prefill and decode; `chosen` gives the reason in one line, empty if nothing was measured.
+    `cache` is the one to give to every call of new_tokens: a CUDA graph is bound to its buffers.
+    """
+
+    def __init__(self, prefill: nn.Module, decode: nn.Module, dtypes: tuple[torch.dtype, torch.dtype], chosen: str):
+        self.prefill, self.decode, self.dtypes, self.chosen = prefill, decode, dtypes, chosen
+        self.config, self.cache = prefill.config, new_cache(prefill.config)
+        # a step reads all weights, but only one row of the positions
+        self.bytes_per_step = decode.get_num_params() * dtypes[1].itemsize
+
+    def __call__(self, idx: Tensor, cache: list[LayerCache]) -> tuple[Tensor, None]:
+        """Logits (B, 1, V) after `idx` (B, T), as the model's forward."""
+        one = idx.size(1) == 1 and cache[0].length > 0
+        return (self.decode if one else self.prefill)(idx, cache=cache)
+
+
+@torch.no_grad()
+def prepare(
+    model: nn.Module,
+    device: torch.device,
+    dtype: str = "auto",
+    batch_size: int = 1,
+    prompt_length: int = 32,
+    compiled: bool = False,
+) -> Engine:
+    """`model` (a GPT) ready to generate on `device`. `model` itself is not changed, and may be freed afterwards.
+
+    dtype 'auto' times both phases in each dtype on a CPU, for `batch_size` prompts of `prompt_length`; on other devices
+    resolve_dtype decides. Any other name holds for both phases. compiled: torch.compile the decode step, which becomes
+    one CUDA graph on a GPU if the model's attention takes a mask.
+    """
+    chosen = ""
+    if dtype == "auto" and device.type == "cpu":
+        prefill, decode, chosen = _fastest_dtypes(model, batch_size, prompt_length)
+    else:
+        prefill = decode = resolve_dtype(dtype, device)
+    first = converted(model, device, prefill).eval()
+    second = first if prefill == decode else converted(model, device, decode).eval()
+    engine = Engine(first, second, (prefill, decode), chosen)
+    attention = KERNELS.get(model.config.attention)  # None: a user's own
+    if compiled and device.type == "cuda" and attention and attention.takes_mask:
+        engine.decode = GraphedStep(second)
+    elif compiled:
+        # dynamic, because the cache grows by one token each step. On 2 CPU cores a step of GPT-2 124M took 9.1 ms eager
+        # and 7.7 compiled, or 8.7 with a wrapper in Python; on a busy machine, timed in turn, 9.0 and 8.8
+        options = {"cpp_wrapper": True} if device.type == "cpu" else None
+        engine.decode = torch.compile(second, dynamic=True, options=options)
+    if compiled:  # now, so that no token waits for it: the first ones and the last of a window have graphs of their own
+        idx, S = torch.zeros(batch_size, 1, dtype=torch.long, device=device), model.config.block_size
+        for length in sorted({0, 1, 2, S - 1} & set(range(S))):
+            for layer in engine.cache:
+                layer.length = length
+            engine(idx, engine.cache)
+        empty(engine.cache)
+    return engine
+
+
+def converted(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """A copy of `module` with weights on `device` in `dtype`. It shares weights that are so already; ties hold."""
+    # keep requires_grad: without it F.linear sends a slice through bmm, which copies the head's 77 MB
+    # (0.1 s, PyTorch 2.13)
+    weights = {id(p): nn.Parameter(p.detach().to(device, dtype)) for p in module.parameters()}
+    return copy.deepcopy(module, weights)  # deepcopy takes these from its memo, and does not copy them
+
+
+def _fastest_dtypes(model, B, T):
+    """The dtypes of prefill and decode that are fastest on this CPU, and the times in words."""
+    layers = model.transformer.h
+    several = min(len(layers), max(1, ENOUGH_WEIGHTS // sum(p.numel() for p in layers[0].parameters())))
+    decode = {d: _milliseconds(_shortened(model, several), (B, 1), d) for d in PRECISE_FIRST}
+    rows = min(T, model.config.block_size, max(1, ROWS // B))
+    prefill = {d: _milliseconds(_shortened(model, 1), (B, rows), d) for d in PRECISE_FIRST} if rows > 1 else decode
+    fastest = [_first_worth_it(times) for times in (prefill, decode)]
+    said = [", ".join(f"{dtype_name(d)} {ms:.2f}" for d, ms in times.items()) for times in (prefill, decode)]
+    first, one = map(dtype_name, fastest)
+    of_prompt = f"prompt in {first} (ms of 1 of {len(layers)} layers for {B} x {rows} tokens: {said[0]})"
+    of_tokens = f"tokens after it in {one} (ms of {several} layers for {B} x 1: {said[1]})"
+    return *fastest, f"{of_prompt}; {of_tokens}"
+
+
+def _shortened(model, layers):
+    """`model` with its first `layers` layers only. The weights are the same."""
+    short = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    short.transformer.h = short.transformer.h[:layers]
+    return short
+
+
+def _first_worth_it(times):
+    best = next(iter(times))
+    for dtype, ms in times.items():
+        best = dtype if ms < WORTH * times[best] else best
+    return best
+
+
+def _milliseconds(model, shape, dtype):
+    """Milliseconds of `model` on (B, T) tokens: the least of five calls, because other load only adds.
+
+    A CPU without instructions for a dtype may take many times as long as in float32: then one call is enough.
+    """
+    cpu = torch.device("cpu")
+    model, idx = converted(model, cpu, dtype).eval(), torch.zeros(shape, dtype=torch.long)
+
+    def step():
+        model(idx, cache=new_cache(model.config))
+
+    (first,) = timing.samples(step, cpu, count=1, warmup=0)
+    return first if first > HOPELESS_MS else min(timing.samples(step, cpu, count=5, warmup=0))
+
+
+class StaticLayer:
+    """A view of a LayerCache whose shapes never change: a tensor holds the position of the next key."""
+
+    def __init__(self, layer: LayerCache, position: Tensor):
+        self.k, self.v, self.position, self.length = layer.k, layer.v, position, 0
+
+    def positions(self, T: int, device: torch.device) -> Tensor:
+        """The position (1,) of the next id. T is 1."""
+        return self.position
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write k and v (B, nh, 1, hs); return the whole buffers, (B, nh, S, hs), filled or not."""
+        self.k.index_copy_(2, self.position, k.to(self.k.dtype))
+        self.v.index_copy_(2, self.position, v.to(self.v.dtype))
+        return self.k, self.v
+
+
+class StaticStep:
+    """A decode step of static shapes: attention over the whole buffers, with a mask that hides what is not filled.
+
+    `captured` returns the function that runs each time. That function reads and writes tensors in place.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # the same weights
+        for block in self.model.transformer.h:
+            block.attn.attend = self._attend
+        self.buffers = None
+
+    def __call__(self, idx: Tensor, cache: list[LayerCache]) -> tuple[Tensor, None]:
+        """Logits (B, 1, V) after one more id each, `idx` (B, 1)."""
+        if self.buffers is not cache[0].k:  # another cache has other addresses
+            self._bind(idx, cache)
+        self.idx.copy_(idx)
+        self.position.fill_(cache[0].length)
+        for layer in cache:
+            layer.length += 1
+        return self.run(), None
+
+    def _bind(self, idx, cache):
+        # zeros, because what is masked has weight 0, and 0 x NaN would be NaN
+        for layer in cache:
+            layer.k[:, :, layer.length :], layer.v[:, :, layer.length :] = 0, 0
+        self.buffers, self.idx = cache[0].k, idx.clone()
+        self.position = torch.tensor([cache[0].length], device=idx.device)
+        self.static = [StaticLayer(layer, self.position) for layer in cache]
+        self.every = torch.arange(cache[0].capacity, device=idx.device)
+        self.run = self.captured()
+
+    def captured(self):
+        """The function to call for each token: here the step itself."""
+        return self._logits
+
+    def _logits(self):
+        return self.model(self.idx, cache=self.static)[0]
+
+    def _attend(self, q, k, v, dropout_p):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=(self.every <= self.position)[None])
+
+
+class GraphedStep(StaticStep):
+    """A StaticStep, compiled and replayed as one CUDA graph: a GPU waits for Python once a token, not 200 times."""
+
+    def captured(self):
+        """The function that replays the graph. Warm-up and capture write only keys that the first replay overwrites."""
+        step, graph, side = torch.compile(self._logits, dynamic=False), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph):
+            logits = step()
+
+        def run():
+            graph.replay()
+            return logits
+
+        return run

@@ -1,0 +1,133 @@
+"""GPT-2 of transformers: its weights as ours, and ours as its model. Nothing here is needed to train."""
+
+import dataclasses
+import os
+import pathlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedgpt.dimensions import OVERRIDES, GPTConfig, require_known
+from fusedgpt.errors import UserError, first_line
+
+# transformers' names for each activation; to_transformers writes the first
+ACTIVATIONS = {"gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"), "gelu": ("gelu",)}
+LARGEST_CONFIG = 2**20  # bytes; a larger config.json is refused
+MASKS = (".attn.bias", ".attn.masked_bias")  # causal masks that older files store beside the weights
+# linear layers that transformers' GPT-2 stores transposed, because OpenAI's code had them as 1-D convolutions
+CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+
+
+def load(model_type: str | os.PathLike, changes: dict[str, Any]) -> tuple[GPTConfig, dict[str, Tensor]]:
+    """The config, with `changes` to it, and the float32 weights of a GPT-2, by hub id or from a local folder.
+
+    Weights have the names of model.py. No code of the folder runs. Raises UserError if `changes` holds more than
+    OVERRIDES, if the GPT-2 cannot be loaded, if it is another architecture, or if its weights are not those that its
+    config asks for.
+    """
+    if unknown := changes.keys() - set(OVERRIDES):
+        raise UserError(
+            f"override_args={changes} may set {', '.join(OVERRIDES)}, not {', '.join(sorted(unknown))}: the weights"
+            " decide that (model.crop_block_size shortens block_size)"
+        )
+    from transformers import GPT2Config, GPT2LMHeadModel, logging
+    from transformers.utils import cached_file
+
+    logging.disable_progress_bar()  # one progress bar per rank would garble the log
+    # a config could name an implementation of attention on the hub, which would be downloaded and run
+    how = dict(dtype=torch.float32, attn_implementation="eager", trust_remote_code=False, output_loading_info=True)
+    try:
+        if not (file := cached_file(model_type, "config.json")):
+            raise ValueError("it has no config.json")
+        if (size := os.path.getsize(file)) > LARGEST_CONFIG:
+            raise ValueError(f"its config.json has {size:,} bytes, but a GPT-2's has about a thousand")
+        theirs = GPT2Config.from_pretrained(model_type)
+        config = GPTConfig(**_fields(theirs, model_type))
+        _require_room(config.num_params, pathlib.Path(model_type))
+        model, found = GPT2LMHeadModel.from_pretrained(model_type, config=theirs, **how)
+        lacking = sorted(found["missing_keys"])
+        foreign = sorted(name for name in found["unexpected_keys"] if not name.endswith(MASKS))
+        if lacking or foreign:  # transformers would draw or drop them in silence
+            what = f"lack {lacking[0]}" if lacking else f"have {foreign[0]} too"
+            raise ValueError(f"its weights are not those of its config: they {what}")
+    except UserError:
+        raise
+    except Exception as error:  # a missing, damaged or foreign file can raise anything
+        why = first_line(error)
+        why = "its weights have other shapes than its config asks for" if "mismatched" in why else why
+        raise UserError(
+            f"init_from={str(model_type)!r} is no GPT-2 that can be loaded, from the hub or a folder: {why:.300}."
+            " Without a network, name a folder"
+        ) from error
+    weights = {name: w.t() if name.endswith(CONV1D) else w for name, w in model.state_dict().items()}
+    if bad := [name for name, w in weights.items() if not w.sum().isfinite()]:
+        raise UserError(f"init_from={str(model_type)!r} has weights that are not finite: {bad[0]}. Name another")
+    return dataclasses.replace(config, **changes), weights
+
+
+def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
+    """A GPT2LMHeadModel that computes what a GPT of `config` and `state` does, with `changes` to its GPT2Config.
+
+    Vocabulary padding is stripped, and biases that the GPT does not have are zeros. Raises UserError if the GPT
+    computes something that GPT-2 does not.
+    """
+    require_known(config, "to_transformers (fusedgpt/interchange/gpt2.py), which makes a GPT-2,")
+    from transformers import GPT2Config, GPT2LMHeadModel, logging
+
+    logging.disable_progress_bar()
+    own = dict(
+        vocab_size=config.vocab_size,
+        n_positions=config.block_size,
+        n_layer=config.n_layer,
+        n_head=config.n_head,
+        n_embd=config.n_embd,
+        activation_function=ACTIVATIONS[config.activation][0],
+        bos_token_id=None,  # GPT-2's, by default
+        eos_token_id=None,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout),
+    )
+    theirs = GPT2LMHeadModel(GPT2Config(**own | changes))
+    params = dict(theirs.named_parameters())
+    of_gpt2 = {name for name in params if config.bias or not name.endswith("bias")}
+    if other := sorted(of_gpt2 ^ (state.keys() - {"lm_head.weight"})):  # which is tied to wte
+        raise UserError(f"the model is no GPT-2, and cannot be one of transformers': {other[0]} is in only one of both")
+    with torch.no_grad():
+        for name, p in params.items():
+            w = state[name] if name in of_gpt2 else torch.zeros_like(p)
+            w = w[: config.vocab_size] if name == "transformer.wte.weight" else w
+            w = w.t() if name.endswith(CONV1D) else w
+            if w.shape != p.shape:
+                shapes = f"{tuple(w.shape)}, and in a GPT-2 {tuple(p.shape)}"
+                raise UserError(f"the model is no GPT-2, and cannot be one of transformers': {name} is {shapes}")
+            p.copy_(w)
+    return theirs
+
+
+def _require_room(num_params, folder):
+    """Raise ValueError if the files of a local `folder` are too small for `num_params` weights of 2 bytes or more.
+
+    transformers builds whatever a config asks for, and fills what the files lack.
+    """
+    files = [file for kind in ("*.safetensors", "*.bin") for file in folder.glob(kind) if file.is_file()]
+    held = sum(file.stat().st_size for file in files)
+    if folder.is_dir() and held < 2 * num_params:
+        raise ValueError(f"its config means {num_params:,} weights, but its .safetensors and .bin have {held:,} bytes")
+
+
+def _fields(c, model_type):
+    """The fields of GPTConfig for `c`, the GPT2Config of transformers. Raises UserError if it is no OpenAI GPT-2."""
+    named = {name: ours for ours, names in ACTIVATIONS.items() for name in names}
+    openais = {"model_type": "gpt2", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
+    openais |= {"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True}
+    found = {name: getattr(c, name) for name in openais} | {"n_inner": c.n_inner or 4 * c.n_embd}
+    openais["n_inner"] = 4 * c.n_embd
+    other = [f"{name}={found[name]} and not {value}" for name, value in openais.items() if found[name] != value]
+    if getattr(c, "quantization_config", None):
+        other.append("quantized weights")
+    if c.activation_function not in named:
+        other.append(f"activation_function={c.activation_function} and not {', '.join(named)}")
+    if other:
+        raise UserError(f"{model_type} is no GPT-2 as OpenAI built it: it has {'; '.join(other)}. Name another model")
+    dimensions = dict(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd, block_size=c.n_positions)
+    return {**dimensions, "vocab_size": c.vocab_size, "activation": named[c.activation_function]}

@@ -1,0 +1,152 @@
+"""Tokenizers in Hugging Face's format: the one that a data set's meta describes, and a model's as a meta."""
+
+import json
+import math
+import os
+import pathlib
+import re
+from typing import Any
+
+from fusedgpt.data import dataset
+from fusedgpt.data.tokenizer import END_OF_TEXT, GPT2, Tokenizer, byte_characters, fails_as, read_json, tiktoken_bpe
+from fusedgpt.errors import UserError
+from fusedgpt.settings import PRETRAINED
+
+BYTES = byte_characters()
+ONE_CHARACTER = r"[\s\S]"  # a dot would leave out line ends
+
+
+def tokenizer(meta: dict, max_length: int) -> Any:
+    """The tokenizer that `meta` describes, as a PreTrainedTokenizerFast for contexts of `max_length` tokens.
+
+    Its ids are those of Tokenizer.encode: of the special tokens only the one that ends a text becomes an id, all others
+    are text. That one is named <|endoftext|>, unless a tokenizer.json from elsewhere has another. A character that a
+    `char` tokenizer does not know is an error in transformers too, because no id can stand for it. Raises UserError if
+    the tokenizer is unknown, or cannot be loaded.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    ours = Tokenizer(meta)
+    with fails_as(f"the tokenizer {ours.kind!r} cannot be written for transformers"):
+        built = {"byte": _of_bytes, "char": _of_characters, "json": _of_json}.get(ours.kind, _of_tiktoken)(ours)
+        # without such an id a model must not stop at another: by default transformers takes GPT-2's
+        end = None if ours.end_of_text is None else built.id_to_token(ours.end_of_text)
+        return PreTrainedTokenizerFast(
+            tokenizer_object=built,
+            bos_token=end,
+            eos_token=end,
+            model_max_length=max_length,
+            clean_up_tokenization_spaces=False,  # True would remove spaces before punctuation
+        )
+
+
+def _of_bytes(ours):
+    return _byte_level(ours)
+
+
+def _of_tiktoken(ours):
+    from tokenizers import Regex, pre_tokenizers
+
+    bpe = tiktoken_bpe(ours.kind)
+    special = {bpe.encode_single_token(text) for text in bpe.special_tokens_set}
+    ranks = {token: id for id, token in enumerate(ours.tokens) if token is not None and id not in special}
+    # {1,3}+ is possessive in tiktoken's regular expressions, but repeats {1,3} in those of `tokenizers`. In cl100k_base
+    # it ends an alternative, where possessive or not is the same
+    pattern = re.sub(r"(\{\d+,\d+\})\+", r"\1", bpe._pat_str)
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    return _byte_level(ours, [_last_merge(token, ranks) for token in ranks if len(token) > 1], [split])
+
+
+def _last_merge(token, ranks):
+    """The two tokens that a BPE merges last into `token`. It always merges the pair of the lowest rank first."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while len(parts) > 2:
+        at = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], math.inf))
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts
+
+
+def _byte_level(ours, merges=(), splits=()):
+    """A byte-level BPE of the tokens of `ours`. One of them ends a text; those that no merge makes are in no text."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    ids = {_name(token): id for id, token in enumerate(ours.tokens) if token is not None}
+    # ignore_merges: a word that is a token is that token, as in tiktoken, even if no merge leads there
+    built = tokenizers.Tokenizer(models.BPE(ids, [tuple(map(_name, pair)) for pair in merges], ignore_merges=True))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    built.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    built.decoder = decoders.ByteLevel()
+    if ours.end_of_text is not None:
+        built.add_special_tokens([tokenizers.AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    return built
+
+
+def _name(token):
+    """The bytes of a token as a byte-level BPE writes them."""
+    return "".join(BYTES[byte] for byte in token)
+
+
+def _of_characters(ours):
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    ids = {c: id for id, c in enumerate(ours.itos) if c is not None}
+    built = tokenizers.Tokenizer(models.WordLevel(ids))  # its unknown token has no id, hence the error
+    built.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(ONE_CHARACTER), "isolated")
+    built.decoder = decoders.Fuse()
+    return built
+
+
+def _of_json(ours):
+    """The tokenizer.json without what Tokenizer.encode leaves out: truncation, padding, and ids put around a text.
+
+    Special tokens that do not end a text keep their ids but become tokens that no text has.
+    """
+    import tokenizers
+
+    ours.encode_text("")  # raises UserError if it is damaged
+    content = ours.meta["tokenizer_json"] | dict.fromkeys(("truncation", "padding", "post_processor"))
+    added, model = content.get("added_tokens") or [], content["model"]
+    if isinstance(model["vocab"], dict):
+        kept = [each for each in added if not each["special"] or each["id"] == ours.end_of_text]
+        names = {each["id"]: each["content"] if each in kept else _name(each["content"].encode()) for each in added}
+        others = {name: id for name, id in model["vocab"].items() if id not in names}
+        content |= {"added_tokens": kept, "model": model | {"vocab": others | {names[id]: id for id in names}}}
+    return tokenizers.Tokenizer.from_str(json.dumps(content))
+
+
+def read_meta(name: str) -> dict:
+    """The meta of a model's tokenizer as own_meta has it. A model without one is taken to have GPT-2's BPE."""
+    return own_meta(name) or GPT2
+
+
+def own_meta(name: str) -> dict | None:
+    """The meta of a model's tokenizer, as in a data set's meta.json; None without one. name: hub id or folder.
+
+    An export of export.py has a meta.json. Of any other model, tokenizer.json is read, which must be byte-level. Raises
+    UserError if the file is damaged, or not byte-level.
+    """
+    if name in PRETRAINED:
+        return GPT2
+    if pathlib.Path(name, "meta.json").exists():
+        return dataset.read_meta(name)
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import cached_file
+
+    try:
+        file = pathlib.Path(cached_file(name, "tokenizer.json"))
+    except OSError as error:  # there is none
+        if os.path.lexists(pathlib.Path(name, "tokenizer.json")):
+            raise UserError(f"{name}/tokenizer.json is a link that leads nowhere: put the file there") from error
+        return None
+    with fails_as(f"cannot read the tokenizer.json of {name}"):  # a damaged file can raise anything
+        read_json(file.read_text(encoding="utf-8"), str(file))
+        theirs = PreTrainedTokenizerFast.from_pretrained(name)
+        content = json.loads(theirs.backend_tokenizer.to_str())
+        ids = theirs.get_vocab()
+        end = ids.get(END_OF_TEXT) if theirs.eos_token_id is None else theirs.eos_token_id
+        meta = {"tokenizer": "json", "vocab_size": 1 + max(ids.values()), "tokenizer_json": content}
+    meta |= {} if end is None else {"end_of_text": end}
+    Tokenizer(meta).byte_lengths()  # raises UserError if it is not byte-level
+    return meta

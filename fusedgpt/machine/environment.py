@@ -1,0 +1,73 @@
+"""What a measurement depends on: hardware, versions, commit, and the state of the machine."""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+
+import torch
+
+from fusedgpt.machine.device import cpu_multiplies_bfloat16
+
+# what nvidia-smi is asked for
+GPU_STATE = ("driver_version", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "power.limit")
+
+
+def environment(device: torch.device) -> dict:
+    """What a figure that is measured on `device` depends on: the same for every row of a benchmark."""
+    found = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "commit": commit(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
+    }
+    if device.type == "cuda":
+        found |= {"cuda": torch.version.cuda or f"ROCm {torch.version.hip}", "cudnn": torch.backends.cudnn.version()}
+        found |= {"memory": torch.cuda.get_device_properties(device).total_memory}
+    elif hasattr(os, "sysconf"):
+        found |= {"memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
+    for package in ("triton", "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def machine_state(device: torch.device) -> dict:
+    """What changes a figure from one minute to the next: clocks, temperature, power, load, if they can be read."""
+    if device.type == "cuda" and torch.version.cuda:
+        query = ["nvidia-smi", f"--query-gpu={','.join(GPU_STATE)}", "--format=csv,noheader", f"--id={device.index}"]
+        try:
+            answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            return {}
+        return dict(zip(GPU_STATE, (word.strip() for word in answer.split(","))))
+    found = {"load": os.getloadavg()[0]} if hasattr(os, "getloadavg") else {}
+    if sys.platform == "linux":
+        mhz = [float(value) for value in _cpuinfo("cpu MHz")]
+        return found | {"clock": f"{max(mhz):.0f} MHz"} if mhz else found
+    return found
+
+
+def _cpu_name():
+    """The CPU's name and instructions: several generations may share a name, and differ many times over in speed."""
+    names = _cpuinfo("model name") if sys.platform == "linux" else []
+    instructions = torch.backends.cpu.get_cpu_capability() + ("+bfloat16" if cpu_multiplies_bfloat16() else "")
+    return f"{names[0] if names else platform.processor()}, {instructions}"
+
+
+def _cpuinfo(name):
+    with open("/proc/cpuinfo") as file:
+        return [line.split(":")[1].strip() for line in file if line.startswith(name)]
+
+
+def commit(folder: str | os.PathLike) -> str | None:
+    """The commit of the clone in `folder`, marked if files of it were changed since; None if it is not a clone."""
+    git = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

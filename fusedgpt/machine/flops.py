@@ -1,0 +1,29 @@
+"""The peak FLOP/s of a device. MFU is the share of it that a run reaches."""
+
+import re
+
+import torch
+from torch.nn import functional as F
+
+from fusedgpt.machine import timing
+from fusedgpt.machine.gpus import PEAK_TFLOPS
+
+# words of a name that do not change the peak: maker, line, socket, memory. Any other word does, such as Laptop, Ti, D,
+# MIG, or the 64GB of an A100 that was built for one machine
+_NO_DIFFERENCE = re.compile(r"NVIDIA|AMD|TESLA|INSTINCT|GEFORCE|SXM\d?|HBM3E?|(16|32|40|80|120|480)GB|144G")
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
+    """FLOP/s of `device` in `dtype`, and the source of the figure: the maker's data sheet, or a product timed here."""
+    if device.type == "cuda" and dtype != torch.float32:
+        words = re.split(r"[\s-]+", torch.cuda.get_device_name(device).upper())
+        model = " ".join(word for word in words if not _NO_DIFFERENCE.fullmatch(word))
+        if model in PEAK_TFLOPS:
+            return PEAK_TFLOPS[model] * 1e12, f"data sheet of {model}"
+    n, ms, best = 128, 0.0, 0.0
+    while ms < 20 and n < 16384:  # larger products come closer to the peak
+        n *= 2
+        a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+        ms = min(timing.samples(lambda a=a, b=b: F.linear(a, b), device, count=5, warmup=1))
+        best = max(best, 2 * n**3 / (ms / 1e3))
+    return best, f"measured: products of up to {n} x {n}"

@@ -1,0 +1,300 @@
+"""The ranks of a run: one process, or as many as torchrun started; and what they do together."""
+
+import atexit
+import contextlib
+import datetime
+import hashlib
+import os
+import re
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from fusedgpt.errors import UserError, first_line
+
+ON_THIS_MACHINE = ("localhost", "127.0.0.1")  # values of MASTER_ADDR; torchrun sets one of them if it has no other node
+# MiB of gradients in one message. torch.compile cuts the model at each bucket: the 498 MB of GPT-2 124M make 5 graphs
+# with this size, 14 with PyTorch's 25
+BUCKET_MB = 100
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among the `world` processes of a run."""
+
+    rank: int = 0
+    local_rank: int | None = None  # None: not started by torchrun
+    world: int = 1
+    shards: int = 1  # ranks that hold a copy of the model together; with more than 1, a forward needs all of them
+    timeout: float = 300.0  # seconds after which a rank that waits for another gives up
+
+    @property
+    def main(self) -> bool:
+        """Whether this rank is the one that prints and writes files."""
+        return self.rank == 0
+
+    def micro_steps(self, gradient_accumulation_steps: int) -> range:
+        """This rank's share of the micro-steps of all ranks. Raises UserError if they cannot be shared evenly."""
+        if gradient_accumulation_steps % self.world:
+            raise UserError(
+                f"gradient_accumulation_steps={gradient_accumulation_steps} cannot be shared by {self.world} processes:"
+                " it counts micro-batches over the whole world, so make it a multiple"
+            )
+        return range(self.rank, gradient_accumulation_steps, self.world)
+
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """Each of `values` added up over the ranks, in float64. On GPUs over nccl, it does not wait for the device."""
+        if self.world > 1:
+            values = values.double()
+            with others_needed("adding up over the processes"):
+                distributed.all_reduce(values)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's `value`, on every rank."""
+        box = [value]
+        if self.world > 1:
+            with others_needed("hearing what rank 0 chose"):
+                distributed.broadcast_object_list(box)
+        return box[0]
+
+    def gather(self, value: Any) -> list:
+        """The `value` of each rank, on every rank."""
+        values = [value] * self.world
+        if self.world > 1:
+            with others_needed("comparing what each process has"):
+                distributed.all_gather_object(values, value)
+        return values
+
+
+def ranks(parallel: str = "ddp", shard_size: int | None = None, timeout: float = 300.0) -> Ranks:
+    """This process's place, from the environment variables that torchrun sets, and from three settings.
+
+    Raises UserError if those variables name no place, or if the processes cannot be divided into groups of
+    `shard_size`.
+    """
+    if "RANK" not in os.environ:
+        return Ranks()
+    rank, local_rank, world = _place()
+    shards = (shard_size or world) if parallel == "fsdp" and world > 1 else 1
+    if world % shards:
+        raise UserError(
+            f"shard_size={shards} does not divide {world} processes: give a divisor, such as the GPUs of a node, or"
+            " --shard_size=None, to share each weight among all"
+        )
+    return Ranks(rank, local_rank, world, shards, timeout)
+
+
+def _place():
+    """RANK, LOCAL_RANK and WORLD_SIZE. Raises UserError if one is missing, or if they do not go together."""
+    found = {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+
+    def number(name):
+        return int(found[name]) if re.fullmatch("[0-9]{1,9}", found[name] or "") else -1
+
+    rank, local_rank, world = map(number, ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    others_known = world == 1 or (found["MASTER_ADDR"] and 0 < number("MASTER_PORT") < 2**16)
+    if not (0 <= rank < world and local_rank >= 0 and others_known):
+        there = ", ".join(f"no {name}" if text is None else f"{name}={text:.99}" for name, text in found.items())
+        raise UserError(
+            f"the environment has {there}, which is no place among the processes of a run: it needs a RANK from 0 to"
+            " below WORLD_SIZE, a LOCAL_RANK, and, if WORLD_SIZE is above 1, MASTER_ADDR and MASTER_PORT. Let torchrun"
+            " set them, or unset RANK to train with this process alone"
+        )
+    return rank, local_rank, world
+
+
+def launch() -> dict | None:
+    """What identifies one call of torchrun, with all its restarts: its id and its process on this node.
+
+    None if torchrun did not start this process.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    torchrun = f"{socket.gethostname()}:{os.getppid()}"
+    with contextlib.suppress(OSError), open(f"/proc/{os.getppid()}/stat") as file:
+        torchrun += f":{file.read().rsplit(')', 1)[1].split()[19]}"  # its start time: containers reuse process ids
+    return {"id": os.environ["TORCHELASTIC_RUN_ID"], "torchrun": torchrun}
+
+
+def restarted() -> bool:
+    """Whether torchrun has started this process again, after a process of the run had failed."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+@contextlib.contextmanager
+def others_needed(doing: str) -> Iterator[None]:
+    """A context that needs all ranks. If one is gone, raises UserError: one sentence, not PyTorch's traceback."""
+    try:
+        yield
+    except RuntimeError as error:
+        # gloo raises plain RuntimeErrors; the path of the line that raised them says gloo
+        if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
+            raise
+        # skip the interpreter's shutdown: it ends gloo's threads with "terminate called without an active exception"
+        atexit.register(os._exit, 1)
+        reason = re.sub(r"\[\S*gloo\S*\] ", "", first_line(error)).split(". ")[0]
+        raise UserError(
+            f"rank {os.environ['RANK']} failed at {doing}, because another process has ended or cannot be reached"
+            f" ({reason}): restart all of them with --init_from=resume, or let torchrun do so with --max_restarts"
+        ) from error
+
+
+def _roll_call(store: distributed.Store, ranks: Ranks, timeout: float) -> str:
+    """A name that only the processes of this start agree on.
+
+    torchrun keeps one store for all its restarts, and PyTorch writes the same keys into it each time. A process that
+    starts a little before the others would read the addresses of dead processes and find nobody there. So each process
+    draws a ticket, and the name is made of all tickets: no earlier start can have had it. The number of the restart
+    would not do, because it differs from node to node. A rank may see the old ticket of a late one; nobody else agrees
+    on the name that this gives, and the rank looks again.
+    """
+    store.set(f"ticket of {ranks.rank}", uuid.uuid4().hex)
+    names, deadline, name = [f"ticket of {rank}" for rank in range(ranks.world)], time.monotonic() + timeout, None
+    while time.monotonic() < deadline:
+        seen = hashlib.sha256(b"".join(store.multi_get(names))).hexdigest()
+        if store.add(seen, int(seen != name)) == ranks.world:
+            return seen
+        name = seen
+        time.sleep(0.05)
+    raise distributed.DistStoreError(f"not all of {ranks.world} processes were there within {timeout:.0f} s")
+
+
+def _store(ranks: Ranks, limit: datetime.timedelta) -> distributed.Store:
+    """The store in which the ranks meet: torchrun's, or one that rank 0 opens.
+
+    If all ranks are on this machine, they listen on this machine only, because what they send each other are pickles.
+    PyTorch would listen on all interfaces, or on the one of the host's name. torchrun's own store does so anyway.
+    """
+    if os.environ.get("MASTER_ADDR") in ON_THIS_MACHINE:
+        for name in {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        if ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            address = "127.0.0.1", int(os.environ["MASTER_PORT"])
+            listener = socket.create_server(address, backlog=ranks.world).detach()  # closed by the store
+            return distributed.TCPStore(*address, ranks.world, True, limit, master_listen_fd=listener)
+    return next(distributed.rendezvous("env://", ranks.rank, ranks.world, timeout=limit))[0]
+
+
+def join(ranks: Ranks, backend: str, device: torch.device, timeout: float = 300) -> None:
+    """Connect to the other ranks: over `backend` on GPUs, otherwise over gloo, because nccl needs GPUs.
+
+    timeout: seconds after which a rank that waits for another gives up. If a machine loses its network, nothing else
+    tells the others. PyTorch's own limit is 30 minutes for gloo. Raises UserError if a rank does not come.
+    """
+    if ranks.world == 1:
+        return
+    limit = datetime.timedelta(seconds=timeout)
+    with others_needed("connecting to the other processes"):
+        store = _store(ranks, limit)
+        store.set_timeout(limit)
+        store = distributed.PrefixStore(_roll_call(store, ranks, timeout), store)
+        backend = backend if device.type == "cuda" else "gloo"
+        # given the device, nccl connects here, and no collective guesses which GPU this rank has
+        place = dict(rank=ranks.rank, world_size=ranks.world, device_id=device if backend == "nccl" else None)
+        distributed.init_process_group(backend, store=store, timeout=limit, **place)
+
+
+def require_same_weights(model: torch.nn.Module, ranks: Ranks, iteration: int) -> None:
+    """Raise UserError if the ranks do not hold the same weights, which they must after every step.
+
+    Compares the sum of the bits of each weight, read as integers. A divided model compares copies of the same part.
+    """
+    if ranks.world == ranks.shards:
+        return
+    sums = [local(p.detach()).view(torch.int32).sum() for p in model.parameters()]
+    each = ranks.gather(torch.stack(sums).tolist())
+    different = [rank for rank, sums in enumerate(each) if sums != each[rank % ranks.shards]]
+    if different:
+        bad, good = different[0], different[0] % ranks.shards
+        names = [name for n, (name, _) in enumerate(model.named_parameters()) if each[bad][n] != each[good][n]]
+        raise UserError(
+            f"after {iteration} steps, rank {bad} no longer has the weights of rank {good} ({len(names)} differ,"
+            f" such as {names[0]}): a device or its memory computes wrongly. Remove that machine and resume from the"
+            " last checkpoint"
+        )
+
+
+def leave(ranks: Ranks) -> None:
+    """Disconnect from the other ranks, at the end of a run that went well."""
+    if ranks.world > 1:
+        with others_needed("the end of the run"):
+            distributed.barrier()  # ending the group with a message still under way can hang gloo's thread
+        distributed.destroy_process_group()
+
+
+def parallelize(
+    model: Any, ranks: Ranks, device: torch.device, dtype: torch.dtype, compiled: bool, seed: int
+) -> torch.nn.Module:
+    """A GPT, `compiled` or not, whose backward averages gradients over the ranks.
+
+    Every rank has a copy of the model (DDP), or a part of it (FSDP) if `ranks.shards` is more than 1; `dtype` and
+    `seed` as sharding.shard takes them.
+    """
+    if ranks.shards > 1:
+        from fusedgpt.parallel import fsdp  # takes a second to import
+
+        with others_needed("dividing the model"):
+            fsdp.shard(model, ranks.shards, ranks.world // ranks.shards, device, dtype, compiled, seed)
+        return model
+    if compiled:
+        model.compile()  # compiles at the first call: DDP's gradient buckets cut the graph
+    if ranks.world == 1:
+        return model
+    devices = [device.index] if device.type == "cuda" else None
+    # bucket views: gradients live in the buffers that are sent, so that there is no second copy of them
+    with others_needed("comparing the weights"):
+        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB)
+
+
+def gradient_sync(model: torch.nn.Module, enabled: bool) -> contextlib.AbstractContextManager:
+    """A context in which backward averages gradients over the ranks only if `enabled`.
+
+    Only the last micro-step of a step has to: the gradients of the earlier ones add up on their own rank.
+    """
+    if is_shared(model):
+        model.set_requires_gradient_sync(enabled)
+        return others_needed("gathering weights and averaging gradients")
+    if not isinstance(model, DistributedDataParallel):
+        return contextlib.nullcontext()
+    return others_needed("averaging the gradients") if enabled else model.no_sync()
+
+
+def finite_weights(model: torch.nn.Module) -> bool:
+    """Whether all weights are finite, those that other ranks hold included."""
+    sums = torch.stack([local(p.detach()).sum() for p in model.parameters()])
+    bad = (~sums.isfinite()).any().float()
+    if is_shared(model):
+        with others_needed("looking at the weights"):
+            distributed.all_reduce(bad)
+    return not bad
+
+
+def gradient_norm(model: torch.nn.Module) -> Tensor:
+    """The norm of the gradient of all parameters, on the device. In a divided model it covers all parts."""
+    grads = [p.grad for p in model.parameters()]
+    if all(g.is_cpu for g in grads):
+        # row by row: on a CPU, PyTorch's norm of the 38 million weights of GPT-2's wte is 0.26 % too small. A vector is
+        # short; and ranks that share it would send its norm by itself, in place of one message for all
+        grads = [torch.linalg.vector_norm(g, dim=-1) if g.dim() > 1 else g for g in grads]
+    if not is_shared(model):
+        return torch.nn.utils.get_total_norm(grads)
+    with others_needed("adding up the gradient's norm"):
+        return torch.nn.utils.get_total_norm(grads).full_tensor()
+
+
+def is_shared(model: torch.nn.Module) -> bool:
+    """Whether ranks share `model`, so that a forward needs all of them."""
+    return hasattr(model, "set_requires_gradient_sync")  # an attribute of FSDPModule, which takes a second to import
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that may be divided."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,0 +1,48 @@
+"""A model divided among ranks: each holds a part of every weight, of its gradient and of its optimizer state (FSDP2).
+
+A block's matrices are gathered from the other ranks just before they compute, forward and backward, and freed again.
+The arithmetic is that of parallel=ddp: matrices are gathered in the dtype that autocast would cast them to, embeddings
+and LayerNorms in float32, and gradients are averaged in float32. Sources: ZeRO, arXiv:1910.02054; PyTorch FSDP,
+arXiv:2304.11277.
+"""
+
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from fusedgpt.machine import determinism
+
+
+def shard(
+    model: Any, shards: int, copies: int, device: torch.device, dtype: torch.dtype, compiled: bool, seed: int
+) -> None:
+    """Divide a GPT among `shards` ranks. There are `copies` such groups of ranks, each with a whole copy of it.
+
+    Weights on PyTorch's meta device, which has no storage, are drawn here as GPT(config) draws them, block by block, so
+    that no rank ever holds more than its part, the embeddings and a block. dtype: that of the matrix products.
+    """
+    shape, names = ((shards,), ("shard",)) if copies == 1 else ((copies, shards), ("copy", "shard"))
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    low = None if dtype == torch.float32 else dtype
+    matrices = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    new, t = model.lm_head.weight.is_meta, model.transformer
+    if new:
+        determinism.seed(seed, "init")
+    for part in t.children():  # in the order in which GPT(config) draws them
+        for module in part if part is t.h else [part]:
+            if new:
+                _draw(model, module)
+            if part is not t.h:
+                continue
+            if compiled:
+                module.compile()  # in parts: FSDP cuts the graph where it gathers the weights of attn and mlp
+            fully_shard([module.attn, module.mlp], mesh=mesh, mp_policy=matrices)
+    model.lm_head.weight = t.wte.weight  # to_empty unties them
+    fully_shard(model, mesh=mesh)  # what is left: embeddings and LayerNorms
+
+
+def _draw(model, part):
+    part.to_empty(device="cpu")  # every run draws its random numbers on the CPU
+    model.init_weights(part)

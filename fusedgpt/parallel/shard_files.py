@@ -1,0 +1,185 @@
+"""The tensors of a checkpoint that ranks share: a folder with a file of each rank (torch.distributed.checkpoint).
+
+The checkpoint itself, such as ckpt.pt, is then a small file that names the folder and has a checksum of each file in
+it. It is replaced once the folder is complete, and counts from then on. Reading runs no code.
+"""
+
+import contextlib
+import pathlib
+import pickle
+import warnings
+import zlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+
+from fusedgpt.errors import UserError, first_line
+from fusedgpt.machine.files import FULL
+from fusedgpt.parallel.distributed import others_needed
+
+METADATA = ".metadata"
+_RECORDS = "Metadata TensorStorageMetadata BytesStorageMetadata TensorProperties ChunkStorageMetadata MetadataIndex"
+# the classes in PyTorch's metadata. All others are refused, such as os.system through a module that imports os
+_CLASSES = {
+    "torch.distributed.checkpoint.metadata": {*_RECORDS.split(), "StorageMeta", "_MEM_FORMAT_ENCODING"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch": {"Size", "float32", "strided"},
+    "torch.serialization": {"_get_layout"},
+    "torch._utils": {"_get_layout"},
+    "collections": {"OrderedDict"},
+    "pathlib": {"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"},
+}
+
+
+def split(state: dict) -> tuple[dict, dict[str, Tensor]]:
+    """A checkpoint without its tensors, and those tensors by name: 'model/NAME', 'optimizer/NUMBER/KEY'."""
+    tensors = {f"model/{name}": w for name, w in state["model"].items() if name != "lm_head.weight"}  # tied to wte
+    for number, each in state["optimizer"]["state"].items():
+        tensors |= {f"optimizer/{number}/{key}": value for key, value in each.items()}
+    groups = state["optimizer"]["param_groups"]
+    return {**state, "model": {}, "optimizer": {"state": {}, "param_groups": groups}}, tensors
+
+
+def free_name(out_dir: pathlib.Path, iteration: int) -> str:
+    """A folder name that is not taken yet."""
+    names = (f"shards-{iteration}{f'-{n}' if n else ''}" for n in range(10_000))
+    return next(name for name in names if not (out_dir / name).exists())
+
+
+def write_together(folder: pathlib.Path, tensors: dict[str, Tensor], group: distributed.ProcessGroup) -> dict[str, int]:
+    """Write `tensors`, of which each rank of `group` (gloo) has its part on the CPU; return each file's checksum.
+
+    Raises UserError on every rank if one cannot write, or if rank 0 does not see what the others wrote.
+    """
+    try:
+        dcp.save(tensors, storage_writer=_writer(folder), process_group=group)
+    except CheckpointException as error:
+        rank, (reason, _) = next(iter(error.failures.items()))
+        # PyTorch's writer says where in it, but not why; from PyTorch 2.15 on the disk's own error may come through
+        full = "inline_container" in str(reason) or getattr(reason, "errno", None) in FULL
+        why = "no space left, or the disk refuses" if full else first_line(reason)
+        raise UserError(f"rank {rank} cannot write {folder}: {why}") from None
+    rank = distributed.get_rank(group)
+    mine, wrong = {}, ""
+    try:
+        files = [*folder.glob(f"__{rank}_*.distcp"), *([folder / METADATA] if rank == 0 else [])]
+        mine = {file.name: _checksum(file) for file in files}
+    except OSError as error:
+        wrong = f"rank {rank} cannot read what it wrote to {folder}: {error.strerror or error}"
+    files = {name: checksum for each in _from_all(mine, group) for name, checksum in each.items()}
+    if rank == 0 and (unseen := [name for name in files if not (folder / name).exists()]):
+        wrong = f"rank 0 does not see {folder / unseen[0]}: all nodes have to share out_dir"
+    if reasons := [reason for reason in _from_all(wrong, group) if reason]:
+        raise UserError(reasons[0])
+    return files
+
+
+def _from_all(value, group=None):
+    values = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(values, value, group=group)
+    return values
+
+
+def _writer(folder):
+    # copying ahead is for tensors on a GPU
+    writer = dcp.FileSystemWriter(folder, per_thread_copy_ahead=0)
+    # PyTorch's mkdir also makes parents: it would bring back a run's folder that was moved meanwhile
+    writer.fs.mkdir = lambda path: pathlib.Path(path).mkdir(exist_ok=True)
+    return writer
+
+
+def write(folder: pathlib.Path, tensors: dict[str, Tensor]) -> dict[str, int]:
+    """Write `tensors`, of which this process has all, and return the checksum of each file."""
+    with warnings.catch_warnings():  # there are no other ranks on purpose
+        warnings.simplefilter("ignore")
+        dcp.save(tensors, storage_writer=_writer(folder), no_dist=True)
+    return {file.name: _checksum(file) for file in folder.iterdir()}
+
+
+def verify(folder: pathlib.Path, files: Mapping[str, int]) -> None:
+    """Raise UserError unless every file has its checksum. If ranks read together, each checks some of the files."""
+    together = distributed.is_initialized()
+    rank, world = (distributed.get_rank(), distributed.get_world_size()) if together else (0, 1)
+    bad = [name for name in sorted(files)[rank::world] if not _is_whole(folder / name, files[name])]
+    if together:
+        with others_needed("comparing the shards of a checkpoint"):
+            bad = [name for names in _from_all(bad) for name in names]
+    if bad:
+        raise UserError(f"{folder / bad[0]} is damaged, or not there")
+
+
+def read(folder: pathlib.Path, tensors: dict[str, Tensor]) -> None:
+    """Fill `tensors` from a folder; a divided one (DTensor) with this rank's part. Raises UserError if one misfits."""
+    with _damage_said(folder), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # each rank reads alone on purpose: it knows its part
+        dcp.load(tensors, storage_reader=_Reader(folder), no_dist=True)
+
+
+def read_whole(folder: pathlib.Path, optimizer: bool) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
+    """The model's and, if asked for, the optimizer's tensors in a folder, each in one piece. Raises UserError."""
+    with _damage_said(folder):
+        there = _Reader(folder).read_metadata().state_dict_metadata
+        wanted = {name: kind for name, kind in there.items() if optimizer or name.startswith("model/")}
+        tensors = {name: torch.empty(kind.size, dtype=kind.properties.dtype) for name, kind in wanted.items()}
+        read(folder, tensors)
+        model, state = {}, {}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition("/")
+            if part == "model":
+                model[rest] = tensor
+            else:
+                number, _, key = rest.partition("/")
+                state.setdefault(int(number), {})[key] = tensor
+        return {**model, "lm_head.weight": model["transformer.wte.weight"]}, state
+
+
+@contextlib.contextmanager
+def _damage_said(folder):
+    """Raise UserError for whatever a damaged or foreign folder raises, also for sizes beyond all memory."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (CheckpointException, Exception) as error:  # CheckpointException is no Exception
+        reason = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+        why = f"{type(reason).__name__}: {first_line(reason):.150}"
+        raise UserError(
+            f"cannot read {folder}: it is damaged, of another model, or too large for this machine's memory ({why})"
+        ) from error
+
+
+def _checksum(file):
+    total = 0
+    with open(file, "rb") as content:
+        while chunk := content.read(2**22):
+            total = zlib.crc32(chunk, total)
+    return total
+
+
+def _is_whole(file, checksum):
+    with contextlib.suppress(OSError):
+        return _checksum(file) == checksum
+    return False
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module, name):
+        module = "pathlib" if module == "pathlib._local" else module  # only Python 3.13 names it so
+        if name not in _CLASSES.get(module, ()):
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a checkpoint")
+        return super().find_class(module, name)
+
+
+class _Reader(dcp.FileSystemReader):
+    """PyTorch's reader, but with an unpickler that runs no code: PyTorch's would run what a foreign file names."""
+
+    def read_metadata(self, *args, **kwargs) -> Metadata:
+        with open(self.path / METADATA, "rb") as file:
+            metadata = _Unpickler(file).load()
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata

@@ -1,0 +1,196 @@
+"""The whole state of a run in one file.
+
+A checkpoint is nanoGPT's dict (model, optimizer, model_args, iter_num, best_val_loss, config) and more: the scaler's
+state, `extra_model_args` (fields of GPTConfig that nanoGPT does not have), the meta of the data, the attention,
+dtype and compile that ran, `best_iter` (the iteration of best_val_loss) and `kept` (the iterations of the checkpoints
+before it). It holds no random state, because batches and dropout follow from (seed, iteration). Loading runs no code.
+
+If ranks share the model, the tensors are in a folder beside the file (shards.py), and `shards` says which.
+"""
+
+import errno
+import os
+import pathlib
+import zipfile
+
+import torch
+from torch.optim import Optimizer
+
+from fusedgpt.dimensions import OF_KERNELS
+from fusedgpt.errors import UserError, first_line, out_of_memory
+from fusedgpt.machine.files import atomic
+
+NO_DAMAGE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EACCES, errno.EPERM)  # the machine's errors
+NANOGPTS = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "bias")  # fields of its GPTConfig
+NANOGPTS_ACTIVATION = (
+    "a checkpoint of nanoGPT's does not name its activation: taking the exact GELU, nanoGPT's since May 2023."
+    " For an older one, set --activation=gelu_tanh"
+)
+
+
+def save(path: str | os.PathLike, state: dict) -> None:
+    """Write `state`, whole or not at all. Raises UserError if the disk is full or cannot be written."""
+    with atomic(path) as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:  # torch.save's exception for a write that failed
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            if "writ" not in str(error):
+                raise
+            raise OSError(errno.ENOSPC, "no space left, or the disk refuses") from error
+
+
+def load(path: str | os.PathLike, verify: bool = True, whole: bool = True, optimizer: bool = True) -> dict:
+    """The state in `path`, on the CPU. Raises UserError if it is missing, damaged, or no checkpoint of a GPT.
+
+    Tensors are mapped from the file and read when they are used: copy those that must outlive it. (PyTorch cannot map a
+    file whose name is not UTF-8; its tensors are read into memory.) `verify` compares the checksums, which reads the
+    whole file; without it, do not use tensors. With `whole` too, the tensors in a folder of shards are read, each in
+    one piece, the optimizer's only with `optimizer`. Otherwise `read_shards` reads them.
+    """
+    if not os.path.isfile(path):
+        there = "is no file" if os.path.exists(path) else "does not exist"
+        raise UserError(f"{path} {there}: train first, or name the folder of another run")
+    try:
+        # PyTorch writes checksums but does not compare them. The older format, which is no zip file, has none
+        zipped = zipfile.is_zipfile(path)
+        if zipped and verify and (torn := zipfile.ZipFile(path).testzip()):
+            raise ValueError(f"the checksum of {torn} is wrong")
+        mapped = zipped and _is_utf8(path)  # PyTorch can map no other file, and reads it whole
+        state = _checked(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped))
+    except Exception as error:  # a damaged file can raise anything
+        if out_of_memory(error) or getattr(error, "errno", None) in NO_DAMAGE or "mmap" in str(error):
+            raise
+        raise UserError(
+            f"{path} is damaged or no checkpoint of a GPT ({type(error).__name__}: {first_line(error)[:120]})"
+        ) from error
+    if "shards" in state:
+        from fusedgpt.parallel import shard_files  # PyTorch's reader takes a second to import
+
+        folder = pathlib.Path(path).parent / state["shards"]["folder"]
+        if verify:
+            shard_files.verify(folder, state["shards"]["files"])
+        if verify and whole:
+            state["model"], state["optimizer"]["state"] = shard_files.read_whole(folder, optimizer)
+        state["shards"] = {**state["shards"], "path": str(folder)}
+    return state
+
+
+def _is_utf8(path):
+    """Whether a path can be written in UTF-8: not if it is in another encoding, or if the locale has only ASCII."""
+    try:
+        return bool(os.fspath(path).encode())
+    except UnicodeEncodeError:  # Python puts a lone surrogate in place of each foreign byte
+        return False
+
+
+def read_shards(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> None:
+    """Fill a sharded model and its optimizer from the folder that `saved` names. UserError if they do not fit."""
+    from fusedgpt.parallel import shard_files
+
+    params = [p for group in optimizer.param_groups for p in group["params"]] if saved["iter_num"] else []
+    zeros = torch.zeros_like
+    state = {n: {"step": torch.zeros(()), "exp_avg": zeros(p), "exp_avg_sq": zeros(p)} for n, p in enumerate(params)}
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    _, tensors = shard_files.split({"model": weights, "optimizer": {"state": state, "param_groups": []}})
+    shard_files.read(pathlib.Path(saved["shards"]["path"]), tensors)
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _checked(state):
+    """`state` with what nanoGPT leaves out. Raises ValueError, or what a wrong type raises, if it is no checkpoint."""
+    model = {name.removeprefix("_orig_mod."): w for name, w in state["model"].items()}
+    # nanoGPT's older checkpoints hold the causal mask of each layer as if it were a weight
+    model = {name: w for name, w in model.items() if not name.endswith((".attn.bias", ".attn.masked_bias"))}
+    for name, w in model.items():
+        _require(isinstance(w, torch.Tensor) and w.dtype == torch.float32, f"the weight {name} is not float32")
+    state = {"config": {}, "best_iter": None, "kept": [], "scaler": {}, **state, "model": model}
+    state["best_val_loss"] = float(state["best_val_loss"])
+    state["model_args"] = dict(state["model_args"])
+    # our own checkpoints of before `activation` was saved had GPT-2's
+    activation = "gelu" if is_nanogpts(state) else "gelu_tanh"
+    state["extra_model_args"] = {"activation": activation, **state.get("extra_model_args", {})}
+    numbers = [state["iter_num"], 0 if state["best_iter"] is None else state["best_iter"], *state["kept"]]
+    _require(all(type(n) is int and 0 <= n < 2**63 for n in numbers), "its iterations are no whole numbers from 0 on")
+    _require(isinstance(state["config"], dict) and all(isinstance(k, str) for k in state["config"]), "bad config")
+    _require(
+        all(isinstance(state.get(name, ""), str) for name in ("attention", "dtype")),
+        "its attention or dtype is no name",
+    )
+    _require(isinstance(state.get("compile", False), bool), "whether it was compiled is neither True nor False")
+    there = state.get("shards", {"folder": "", "files": {}})
+    _require(there["folder"] == os.path.basename(there["folder"]) != "..", "its shards are not beside it")
+    _require(all(name == os.path.basename(name) for name in there["files"]), "a file of its shards is not among them")
+    scaler = state["scaler"] or {}
+    _require(all(type(value) in (int, float) for value in scaler.values()), "its scaler is not made of numbers")
+    return state
+
+
+def _require(condition, why):
+    if not condition:
+        raise ValueError(why)
+
+
+def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> None:
+    """Give an optimizer of the parameters of `model` its state in the checkpoint `saved`.
+
+    Raises UserError if another kind of optimizer wrote it, or if a parameter lacks a tensor of its shape and dtype:
+    AdamW's fused kernel does not check, and would read and write beyond a tensor that is too short.
+    """
+    groups = optimizer.state_dict()["param_groups"]  # weight decay and betas are settings of this run, not state
+    names = {p: name for name, p in model.named_parameters()}
+    muons = [("momentum" in group, p) for group in optimizer.param_groups for p in group["params"]]
+    was, now = saved["config"].get("optimizer", "adamw"), "muon" if any(muon for muon, _ in muons) else "adamw"
+    if was != now:
+        raise UserError(
+            f"optimizer={now} cannot go on with the state of {was}: resume with --optimizer={was}, or start anew with"
+            " --init_from=scratch"
+        )
+    try:
+        state = saved["optimizer"]["state"]
+        if not saved["iter_num"] and not state:
+            return  # before the first step there is none
+        sizes = [len(group["params"]) for group in saved["optimizer"]["param_groups"]]
+        _require(sizes == [len(group["params"]) for group in groups], f"it has groups of {sizes} parameters")
+        _require(state.keys() == set(range(len(muons))), f"it has state of {len(state)} parameters, not {len(muons)}")
+        for number, (muon, p) in enumerate(muons):
+            like = {"momentum_buffer": p} if muon else {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p}
+            found = {key: _form(value) for key, value in state[number].items()}
+            wanted = {key: _form(value) for key, value in like.items()}
+            _require(found == wanted, f"for {names[p]} it has {found}, not {wanted}")
+        # copy: the loaded tensors are mapped from the file
+        copies = {n: {key: _own(value, p) for key, value in state[n].items()} for n, (_, p) in enumerate(muons)}
+        optimizer.load_state_dict({"state": copies, "param_groups": groups})
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        if out_of_memory(error):
+            raise
+        raise UserError(
+            f"the optimizer's state in the checkpoint does not fit the model: {error}. Take another checkpoint, such as"
+            " best.pt beside it"
+        ) from error
+
+
+def _own(value, p):
+    """A copy of `value`, sharded as `p` is if they have the same shape."""
+    value = value.clone(memory_format=torch.contiguous_format)
+    if hasattr(p, "device_mesh") and value.shape == p.shape:
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(value, p.device_mesh, p.placements, src_data_rank=None)  # None: nothing is sent
+    return value
+
+
+def _form(value):
+    return (str(value.dtype), tuple(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def model_args(config: dict) -> dict[str, dict]:
+    """What a checkpoint says of a model's `config`, a GPTConfig as a dict: nanoGPT's fields, and ours beside them."""
+    ours = {name: value for name, value in config.items() if name not in (*NANOGPTS, *OF_KERNELS)}
+    return {"model_args": {name: config[name] for name in NANOGPTS}, "extra_model_args": ours}
+
+
+def is_nanogpts(state: dict) -> bool:
+    """Whether a checkpoint was written by nanoGPT, which does not say its attention or activation."""
+    return "attention" not in state

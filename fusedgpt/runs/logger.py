@@ -1,0 +1,254 @@
+"""What a run says: lines on the console, a progress bar, metrics.jsonl, run.json, report.html, and its trackers."""
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+from tqdm import tqdm
+
+from fusedgpt.errors import UserError, first_line
+from fusedgpt.machine.files import Lines, Lock, atomic, json_line
+from fusedgpt.runs import report_page, run_folder, trackers
+from fusedgpt.runs.metrics import TRAIN, read_metrics
+
+REDRAWN_AFTER = 0.1  # seconds between two texts of the bar
+SHOWN = 100  # characters of a sample on the console
+READ_HERE = 2**20  # up to so many bytes of metrics.jsonl, some 5,000 iterations, this process makes report.html
+SHARE_OF_REPORTS = 0.01  # largest share of the run's time for report.html, which takes longer as the run grows
+
+
+def read_record(out_dir: str | pathlib.Path) -> dict:
+    """A run's run.json."""
+    return json.loads((pathlib.Path(out_dir) / "run.json").read_text())
+
+
+class Logger:
+    """Prints lines and, once `open`, writes the metrics of each iteration and evaluation; only on the `main` rank.
+
+    A line of metrics.jsonl is {"kind": "train" | "eval", "iter": …, …}. Lines that the disk refuses stay in memory and
+    are tried again with each line that follows. If the folder is no longer the run's, logging raises UserError.
+    """
+
+    def __init__(self, main: bool):
+        self.main = main
+        self.lines, self.trackers = None, []
+        self.prompts = {}  # the number of each prompt that had a sample
+        self.refused = ""  # why the last line of metrics.jsonl could not be written, if it could not
+        self.quiet = not main or not sys.stderr.isatty()  # no bar
+        self.bar = tqdm(disable=self.quiet, leave=False, bar_format="{desc}")
+        self.drawn = 0.0  # when the bar got its text
+        self.report_due = 0.0  # when report.html may be written again
+        self.reporter, self.reporter_began = None, 0.0  # the process that writes report.html of a long run
+
+    def open(self, out_dir: pathlib.Path, start: int, record: dict, lock: Lock) -> None:
+        """Open metrics.jsonl, run.json, trackers and the bar at iteration `start`. `lock` is that of `out_dir`.
+
+        A resumed run drops the metrics of the iterations that it will repeat; a new run sets an old one aside. Raises
+        UserError if a tracker fails, or if the folder cannot be written.
+        """
+        lock.check()
+        self.out_dir, self.record, self.lock, s, before = out_dir, record, lock, record["settings"], {}
+        path, kept = out_dir / "metrics.jsonl", []
+        if s["init_from"] == "resume":
+            kept = self._metrics_before(start) if path.exists() else []
+            with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):  # absent, or damaged
+                before = dict(read_record(out_dir))
+            # a finished run that is resumed makes no step, so it keeps its times
+            record.setdefault("time", before.get("time"))
+        else:
+            run_folder.set_aside(out_dir, self.say)
+        self.trackers = trackers.start(s, record, out_dir, start, before.get("wandb_id"))
+        with atomic(path, "w") as file:
+            file.writelines(kept)
+        self.lines = Lines(path)
+        self._write_record()
+        self.bar.close()
+        self.bar = tqdm(total=s["max_iters"], initial=start, disable=self.quiet, leave=False, dynamic_ncols=True)
+
+    def _metrics_before(self, start):
+        rows = read_metrics(self.out_dir)
+        with open(self.out_dir / "metrics.jsonl", "rb") as file:
+            damaged = sum(1 for _ in file) - len(rows)
+        if damaged > 1:  # a kill damages one line at most
+            self.say(f"{damaged} lines of {self.out_dir / 'metrics.jsonl'} are damaged and were left out")
+        kept = []
+        for row in rows:
+            with contextlib.suppress(RecursionError):  # hundreds of nested lists, in a field that is not ours
+                kept += [json_line(row)] if row["iter"] < start else []
+        return kept
+
+    def _write_record(self):
+        """Write run.json: settings as resolved, machine, receipt, and at the end the times."""
+        with atomic(self.out_dir / "run.json", "w") as file:
+            json.dump(self.record, file, indent=1)
+
+    def _write_report(self, running):
+        began = time.monotonic()
+        try:
+            if self.lines.path.exists() and self.lines.path.stat().st_size > READ_HERE:
+                self._write_report_apart(running)
+                return
+            report_page.write(self.out_dir, running)
+        except (OSError, UserError) as error:  # a full disk, which saving reports too, or no more processes
+            self.say(f"NOT WRITTEN: report.html: {error}")
+        except Exception as error:  # anybody may have changed the files that it reads, and training must go on
+            self.say(f"NOT WRITTEN: report.html: {type(error).__name__}: {first_line(error)}")
+        self._report_ended(began)
+
+    def _report_ended(self, began):
+        self.report_due = began + (time.monotonic() - began) / SHARE_OF_REPORTS
+
+    def _write_report_apart(self, running):
+        """Write report.html in another process: this one would keep the memory that reading a long run takes."""
+        if self.reporter:  # the run ends while an earlier report is being written
+            self.reporter.wait()
+        command = [
+            sys.executable,
+            "-m",
+            "fusedgpt.runs.report_page",
+            self.out_dir.resolve(),
+            str(running),
+            str(os.getpid()),
+        ]
+        path = [str(report_page.TEMPLATE.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+        self.reporter_began, self.report_due = time.monotonic(), math.inf  # no other until it has ended
+        # close_fds=False spawns and opens no pipe; a fork would copy a large process. Python's files are not inherited
+        self.reporter = subprocess.Popen(command, env=environment, close_fds=False)
+        if not running:
+            self.reporter.wait()
+
+    def _look_after_reporter(self):
+        if self.reporter and self.reporter.poll() is not None:
+            self._report_ended(self.reporter_began)
+            self.reporter = None
+
+    def announce(self, record: dict, why_eager: str) -> None:
+        """Say what is about to run. why_eager: why the model is not compiled, if there is a reason to give."""
+        r, s = record, record["settings"]
+        batch = f"{s['gradient_accumulation_steps']} micro-batches x {s['batch_size']} x {s['block_size']}"
+        self.say(f"tokens per iteration: {r['tokens_per_step']:,} = {batch}, on {r['world_size']} process(es)")
+        if s["parallel"] == "fsdp" and r["world_size"] == 1:
+            self.say("parallel=fsdp shares nothing on one process: it holds the whole model")
+        elif s["parallel"] == "fsdp":
+            self.say(f"parallel: fsdp, one copy of the model per {s['shard_size'] or r['world_size']} processes")
+        ids, rows = r["model"]["vocab_size"], r["padded_vocab_size"]
+        vocab = f"vocabulary {ids}, {f'padded to {rows}' if rows > ids else 'not padded'}"
+        without = f"{r['parameters_without_positions']:,} without positions"
+        self.say(f"model: {r['parameters']:,} parameters, {without}; {vocab}")
+        graphs = f" ({r['graphs']} graph{'s' if r['graphs'] != 1 else ''})" if r["graphs"] else ""
+        mode = f"compiled{graphs}" if r["compile"] else f"eager ({why_eager})" if why_eager else "eager"
+        self.say(f"machine: {r['device']} ({r['environment']['device']}), {r['dtype']}, {mode}")
+        for name, ms in r["dtype_trials"].items():
+            self.say(f"  {name}: {ms:.1f} ms forward and backward")
+        for name, trial in r["attention_trials"].items():
+            passed = ", parity passed" if "errors" in trial else ""
+            self.say(f"  {name}: {trial['refused'] or format(trial['p10_ms'], '.3f') + ' ms' + passed}")
+        directions = ("forward", "backward") if r["receipt"] else ()
+        seen = "".join(f"; {direction} seen: {' + '.join(r['receipt'][direction])}" for direction in directions)
+        self.say(f"attention: {r['attention']}{' (the pick of auto)' if r['attention_trials'] else ''}{seen}")
+
+    def status(self, doing: str) -> None:
+        """Show on a terminal what the run is busy with, beside the bar."""
+        if not self.quiet and time.monotonic() - self.drawn > REDRAWN_AFTER:
+            self.bar.set_description_str(doing)
+            self.drawn = time.monotonic()
+
+    def say(self, line: str) -> None:
+        """Print a line above the progress bar. If nobody reads it any more (`| head`), that counts as a hang-up."""
+        if self.main:
+            try:
+                tqdm.write(line + "\n", end="")  # at once: another thread may speak between a line and its end
+                sys.stdout.flush()
+            except BrokenPipeError:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, sys.stdout.fileno())
+                os.close(nowhere)
+                signal.raise_signal(getattr(signal, "SIGHUP", signal.SIGTERM))
+            except OSError:  # a log file on a full disk, or a terminal that is gone: training does not depend on it
+                pass
+
+    def iteration(self, metrics: dict, to_console: bool) -> None:
+        """Log the metrics of a training step."""
+        self._write("train", metrics)
+        self.status("training")
+        self.bar.update()
+        if to_console:
+            m = metrics
+            step = f"iter {m['iter']}: loss {m['loss']:.4f}, time {m['ms']:.2f}ms"
+            others = "".join(f", {name} {value:.4g}" for name, value in m.items() if name not in ("iter", *TRAIN))
+            self.say(f"{step}, mfu {100 * m['mfu']:.2f}%, {m['tokens_per_s']:,.0f} tok/s{others}")
+
+    def evaluation(self, metrics: dict, in_full: bool = False) -> None:
+        """Log the losses of an evaluation. in_full: also say perplexities and bits per byte."""
+        self._write("eval", metrics)
+        self.bar.set_postfix_str(f"val {metrics['val_loss']:.4f}")
+        self.say(f"step {metrics['iter']}: train loss {metrics['train_loss']:.4f}, val loss {metrics['val_loss']:.4f}")
+        for split in ("train", "val") if in_full else ():
+            line = f"{split}: perplexity {math.exp(min(metrics[f'{split}_loss'], 700)):.3f} a token"
+            bits = metrics.get(f"{split}_bits_per_byte")
+            self.say(line + (f", {bits:.4f} bits per byte of text" if bits else ""))
+        if self.lines and time.monotonic() >= self.report_due:
+            self._write_report(running=True)
+
+    def sample(self, iteration: int, prompt: str, text: str) -> None:
+        """Log a sample, and say how it begins."""
+        self._write("sample", {"iter": iteration, "prompt": prompt, "text": text})
+        number = self.prompts.setdefault(prompt, 1 + len(self.prompts))  # a prompt may be no name, such as a line end
+        self._tell("text", f"sample/{number}", prompt + text, iteration)
+        self.say(f"step {iteration}: sample {(prompt + text)[:SHOWN]!r}")
+
+    def times(self, times: dict[str, float]) -> None:
+        """Add the summary of the step times to run.json, and say it."""
+        self.record["time"] = times
+        self.say("ms per iteration: median {median_ms:.2f}, p10 {p10_ms:.2f}, p90 {p90_ms:.2f}".format(**times))
+
+    def _write(self, kind, metrics):
+        if not self.lines:
+            return
+        self.lock.check()
+        self._look_after_reporter()
+        before = self.refused
+        try:
+            self.lines.add(json_line({"kind": kind, **metrics}))
+            self.refused = ""
+        except (OSError, UserError) as error:
+            self.refused = str(error)
+        if self.refused and (kind == "eval" or not before):
+            waiting = f"{self.lines.unwritten} line(s) wait in memory"
+            self.say(f"NOT WRITTEN: {self.lines.path}: {self.refused}; {waiting}, training goes on and tries again")
+        elif before and not self.refused:
+            self.say(f"{self.lines.path} can be written again: nothing is missing")
+        if kind != "sample":
+            self._tell("log", trackers.names(metrics), metrics["iter"])
+
+    def _tell(self, method, *args):
+        """Call a method of each tracker. One that fails is dropped: training does not depend on it."""
+        for tracker in [*self.trackers]:
+            try:
+                getattr(tracker, method)(*args)
+            except Exception as error:  # wandb and TensorBoard raise whatever ended their writing thread
+                self.trackers.remove(tracker)
+                why = f"{type(error).__name__}: {first_line(error)}"
+                self.say(f"NOT LOGGED to {type(tracker).__name__}: {why}; the run goes on without it")
+
+    def close(self) -> None:
+        """Close whatever was opened. Raises UserError if the last lines of metrics.jsonl, or run.json, are lost."""
+        self.bar.close()
+        if self.lines:
+            try:
+                self.lock.check()
+                self.lines.flush()
+                self._write_record()
+                self._write_report(running=False)
+            except OSError as error:
+                raise UserError(f"the last lines of {self.lines.path} are lost: {error}") from error
+            finally:
+                self.lines.close()
+                self._tell("close")  # last: it may wait for a network

@@ -1,0 +1,213 @@
+"""What a run left, read for figures: the columns of metrics.jsonl, run.json, and what follows from both."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from fusedgpt.errors import UserError
+from fusedgpt.machine.files import read_jsonl
+
+# fields of each kind of line in metrics.jsonl beside `iter`: those it must have, and those it may have
+REQUIRED = {"train": ("loss",), "eval": ("train_loss", "val_loss"), "sample": ()}
+TRAIN = ("loss", "lr", "grad_norm", "ms", "tokens_per_s", "mfu", "peak_memory")
+EVAL = ("train_loss", "val_loss", "train_bits_per_byte", "val_bits_per_byte")
+MEANING = {  # what can be drawn, and what its axis says
+    "loss": "loss (nats per token)",
+    "bits_per_byte": "bits per byte",
+    "lr": "learning rate",
+    "grad_norm": "gradient norm",
+    "tokens_per_s": "tokens per second",
+    "memory": "peak memory (GiB)",
+}
+LARGEST = 1e300  # an axis cannot number larger values, which only a run that diverged, or a damaged file, has
+FROM_ZERO = ("tokens_per_s", "memory")  # axes that start at zero, because ratios count
+
+
+def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[dict]:
+    """A run's metrics.jsonl: all of it, or one `kind`, 'train', 'eval' or 'sample'. Raises UserError if there is none.
+
+    A number that was not finite is None. Lines that are damaged are left out.
+    """
+    path = pathlib.Path(out_dir) / "metrics.jsonl"
+    if not path.exists():
+        raise UserError(f"{path} does not exist: name the folder of a run")
+    rows = read_jsonl(path, having=f'"{kind}"' if kind else "")
+    return [row for row in rows if _is_metrics(row) and kind in (None, row["kind"])]
+
+
+def losses_at(out_dir: str | pathlib.Path, iteration: int) -> dict[str, str]:
+    """The validation losses at an iteration of a run: {what: four decimals}. What metrics.jsonl lacks is left out."""
+    rows = []
+    with contextlib.suppress(UserError):  # there is no metrics.jsonl
+        rows = [row for row in read_metrics(out_dir, "eval") if row["iter"] == iteration]
+    names = {"validation loss": "val_loss", "validation bits per byte": "val_bits_per_byte"}
+    found = {what: number(row.get(name)) for row in rows for what, name in names.items()}
+    return {what: f"{loss:.4f}" for what, loss in found.items() if not math.isnan(loss)}
+
+
+def record_of(out_dir: str | pathlib.Path) -> dict:
+    """A run's run.json; {} if it is absent or damaged."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        record = json.loads((pathlib.Path(out_dir) / "run.json").read_text(encoding="utf-8", errors="replace"))
+        return record if isinstance(record, dict) else {}
+    return {}
+
+
+def _is_metrics(row):
+    """Whether an object read from metrics.jsonl is a line that can be used."""
+    kind, it = row.get("kind"), row.get("iter")
+    if not isinstance(kind, str) or kind not in REQUIRED or type(it) is not int or not 0 <= it < 2**53:
+        return False
+    if kind == "sample":
+        return isinstance(row.get("prompt"), str) and isinstance(row.get("text"), str)
+    return all(isinstance(row.get(name, ""), (float, type(None))) for name in REQUIRED[kind])
+
+
+def number(value: Any) -> float:
+    """`value` of a JSON file as a float: NaN if it is no number, or not finite."""
+    if type(value) in (int, float):
+        with contextlib.suppress(OverflowError):  # a whole number of 400 digits
+            return float(value) if math.isfinite(value) else math.nan
+    return math.nan
+
+
+def section(record: dict, name: str) -> dict:
+    """The object `name` of a run.json; {} if it is absent, or no object."""
+    return record[name] if isinstance(record.get(name), dict) else {}
+
+
+@dataclasses.dataclass
+class Line:
+    """A line of a figure: its values at iterations, float64; a value that was not finite is NaN."""
+
+    name: str  # "training" (each step) or "validation" (each evaluation)
+    iters: np.ndarray
+    values: np.ndarray
+
+
+class Run:
+    """The run in a folder. Raises UserError if it has no metrics.jsonl; an absent or damaged run.json is {}."""
+
+    def __init__(self, out_dir: str | pathlib.Path):
+        self.folder = pathlib.Path(out_dir)
+        rows = read_metrics(out_dir)
+        seen = {name for row in rows if row["kind"] == "train" for name in row}
+        others = sorted(seen.difference(TRAIN, ("kind", "iter")))  # what a changed train_step returns too
+        self.train, self.eval = _columns(rows, "train", (*TRAIN, *others)), _columns(rows, "eval", EVAL)
+        self.others = [name for name in others if np.isfinite(self.train[name]).any()]
+        self.samples = sorted((row for row in rows if row["kind"] == "sample"), key=lambda row: row["iter"])
+        self.record = record_of(out_dir)
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.folder.resolve().name
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of a step, NaN if run.json does not say."""
+        return number(self.record.get("tokens_per_step"))
+
+    @functools.cached_property
+    def bits_per_byte_of_a_nat(self) -> float:
+        """Bits per byte of a training loss of 1, which depend on the tokenizer; NaN if no evaluation says."""
+        with np.errstate(all="ignore"):
+            ratios = self.eval["train_bits_per_byte"] / self.eval["train_loss"]
+        ratios = ratios[np.isfinite(ratios) & (ratios > 0)]
+        return float(np.median(ratios)) if len(ratios) else math.nan
+
+    def lines(self, y: str) -> list[Line]:
+        """What to draw for `y`, a key of MEANING or one of `others`: training, and validation for losses."""
+        column = {"bits_per_byte": "loss", "memory": "peak_memory"}.get(y, y)
+        scale = {"bits_per_byte": self.bits_per_byte_of_a_nat, "memory": 2**-30}.get(y, 1.0)
+        values = self.train.get(column, np.full(len(self.train["iter"]), np.nan))  # another run's `others`
+        lines = [Line("training", self.train["iter"], scale * values)]
+        validation = {"loss": "val_loss", "bits_per_byte": "val_bits_per_byte"}.get(y)
+        return lines + ([Line("validation", self.eval["iter"], self.eval[validation])] if validation else [])
+
+    def position(self, iters: np.ndarray, axis: str) -> np.ndarray:
+        """Where the state after `iters` steps lies on an axis: iterations, tokens, or time.
+
+        tokens: those trained on until then. time: seconds of the training steps until then, without evaluations.
+        Raises UserError if run.json does not say how many tokens a step has.
+        """
+        if axis == "iterations":
+            return iters
+        if axis == "tokens":
+            if math.isnan(self.tokens_per_step):
+                raise UserError(f"{self.folder / 'run.json'} has no tokens_per_step: take --x=iterations or --x=time")
+            return iters * self.tokens_per_step
+        seconds = np.cumsum(np.nan_to_num(self.train["ms"])) / 1e3
+        return np.interp(iters, np.append(0, self.train["iter"] + 1), np.append(0, seconds))
+
+
+def _columns(rows, kind, names):
+    """{name: its values in the lines of one `kind`, in the order of the iterations}, with `iter`."""
+    rows = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["iter"])
+    return {name: _floats([row.get(name) for row in rows]) for name in ("iter", *names)}
+
+
+def _floats(values):
+    """`values` of JSON as float64, one number each: NaN for what is no number, or not finite."""
+    floats = None
+    if {*map(type, values)} <= {int, float, type(None)}:  # numpy would make a table of lists
+        with contextlib.suppress(OverflowError):
+            floats = np.array(values, np.float64)  # None becomes NaN; ten times as fast as one by one
+    if floats is None:
+        floats = np.array([number(value) for value in values])
+    return np.where(np.isfinite(floats), floats, np.nan)
+
+
+def view(lines: list[Line], y: str) -> tuple[float, float]:
+    """The part of the y-axis that shows `lines` of `y` well.
+
+    A loss falls from 10.8 to 6 within its first steps, and from 3.4 to 3.3 in its last thousands; a gradient may
+    explode once. So peaks in the first tenth of a run, and in 1 training step of 200, may leave the figure. A run of
+    fewer than 20 steps is shown whole.
+    """
+    finite = [line.values[np.abs(line.values) < LARGEST] for line in lines]  # NaN is not
+    if not any(map(len, finite)):
+        return 0.0, 1.0
+    low, high = min(v.min() for v in finite if len(v)), max(v.max() for v in finite if len(v))
+    if y in FROM_ZERO:
+        return 0.0, float(1.08 * high) or 1.0
+    if y != "lr":
+        high = max([low, *(top for line in lines if abs(top := _usual_top(line)) < LARGEST)])
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
+    return float(low - margin), float(high + margin)
+
+
+def _usual_top(line):
+    """The largest value of a line after its first tenth; of 200 or more, all but 1 in 200 are no larger."""
+    if not len(line.iters):
+        return math.nan
+    span = line.iters[-1] - line.iters[0]
+    late = line.iters >= line.iters[0] + (0.1 * span if span >= 20 else 0)
+    values = line.values[late & np.isfinite(line.values)]
+    return np.percentile(values, 99.5, method="lower" if len(values) >= 200 else "higher") if len(values) else math.nan
+
+
+def thinned(values: np.ndarray, limit: int = 1000) -> np.ndarray:
+    """Indices of about `limit` of the values, which draw the same curve as all of them.
+
+    Each stretch keeps its smallest and largest value, and a NaN if it has one, so that a gap stays a gap.
+    """
+    if len(values) <= limit:
+        return np.arange(len(values))
+    length = math.ceil(2 * len(values) / limit)
+    starts = np.arange(0, len(values), length)
+    padded = np.append(values, np.full(-len(values) % length, values[-1])).reshape(len(starts), length)
+    bad = np.isnan(padded)
+    kept = [
+        [0, len(values) - 1],
+        starts + np.where(bad, np.inf, padded).argmin(axis=1),
+        starts + np.where(bad, -np.inf, padded).argmax(axis=1),
+        (starts + bad.argmax(axis=1))[bad.any(axis=1)],
+    ]
+    return np.unique(np.minimum(np.concatenate(kept), len(values) - 1))

@@ -1,0 +1,165 @@
+"""What a run says: about itself before it starts, and about its steps once they are read from the device."""
+
+import dataclasses
+import datetime
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fusedgpt.errors import UserError
+from fusedgpt.machine import flops, memory, timing
+from fusedgpt.machine.device import dtype_name
+from fusedgpt.machine.environment import environment
+from fusedgpt.parallel import distributed
+from fusedgpt.runs.logger import Logger
+from fusedgpt.runs.saver import Saver
+from fusedgpt.settings import Settings
+from fusedgpt.training import tuning
+from fusedgpt.training.optimizer import learning_rate
+
+LONGEST_SILENCE_S = 2.0  # on a CPU, the bar of a slow run moves about this often, with or without a line
+STEPS_OF_AN_ESTIMATE = 6  # steps after which the run says how long it will take
+
+
+def settings_line(s: Settings) -> str:
+    """The settings that differ from their defaults, in a line."""
+    default, names = Settings(), [field.name for field in dataclasses.fields(s)]
+    changed = [f"{name}={getattr(s, name)}" for name in names if getattr(s, name) != getattr(default, name)]
+    return f"settings other than the defaults: {', '.join(changed) or 'none'}"
+
+
+def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen: tuning.Settled, **seen) -> dict:
+    """What run.json says: settings as resolved, the model, the machine, and what was `chosen` and `seen` to run."""
+    peak, peak_source = flops.peak_flops(device, chosen.dtype)
+    return {
+        "settings": dataclasses.asdict(s),
+        "model": dataclasses.asdict(model.config),
+        "device": str(device),
+        "dtype": dtype_name(chosen.dtype),
+        "dtype_trials": chosen.dtype_trials,
+        "compile": chosen.compiled,
+        "attention": chosen.attention,
+        "attention_trials": chosen.attention_trials,
+        **seen,
+        "world_size": ranks.world,
+        "launch": distributed.launch(),
+        "tokens_per_step": s.gradient_accumulation_steps * s.batch_size * s.block_size,
+        "parameters": model.get_num_params(non_embedding=False),
+        "parameters_without_positions": model.get_num_params(),
+        "padded_vocab_size": model.config.padded_vocab_size,
+        "mfu": {
+            "counts": "6 N + 12 L C T a token",
+            "flops_per_token": model.flops_per_token(),
+            "peak_flops": peak,
+            "peak_source": peak_source,
+        },
+        "environment": environment(device),
+    }
+
+
+def dry_run(run: Any, step: Callable) -> None:
+    """Make a few steps and a part of an evaluation; say what they take, and how long the whole `run` would.
+
+    With eval_only it makes no steps, only the evaluation.
+    run: a Run of fusedgpt/runs/run.py; step() makes a step.
+    """
+    s, state, loader, say = run.s, run.state, run.loader, run.logger.say
+    start = state.iteration
+    for _ in range(0 if s.eval_only else STEPS_OF_AN_ESTIMATE):
+        state.clock.start()
+        step()
+        state.clock.stop()
+        state.iteration += 1
+    if s.eval_only:
+        run.losses(s.batch_size)  # the first call loads kernels
+    step_ms, began = state.clock.read(), time.perf_counter()
+    run.losses(s.batch_size)
+    per_batch = (time.perf_counter() - began) / max(1, loader.evaluation_batches(s.batch_size))
+    evaluation_s = per_batch * loader.evaluation_batches(s.eval_iters * s.batch_size)
+    held = [*state.model.parameters(), *(t for each in state.optimizer.state.values() for t in each.values())]
+    checkpoint = sum(t.nbytes for t in held if isinstance(t, torch.Tensor))
+    peak = memory.peak_memory(state.clock.device)
+    size = "" if s.eval_only else f"; a checkpoint takes {checkpoint / 1e6:,.0f} MB"
+    say(f"memory: {peak / 2**30:.2f} GiB at the peak{size}")
+    evaluation = f"estimate: {timing.in_words(evaluation_s)} to evaluate"
+    say(evaluation if s.eval_only else estimate(step_ms, start, evaluation_s, s))
+    say("this was a dry run: nothing was written")
+
+
+def is_reported(done: int, s: Settings, silent_s: float) -> bool:
+    """Whether to report after `done` steps: after a step that has a line, and before what needs the results.
+
+    silent_s: seconds since the last report on a single CPU process, where a report waits for nothing; otherwise 0.
+    """
+    needed = (done % s.check_interval, done % s.eval_interval, done % (s.sample_interval or done + 1))
+    return silent_s > LONGEST_SILENCE_S or (done - 1) % s.log_interval == 0 or 0 in needed or done == s.max_iters
+
+
+def report(
+    state: Any, s: Settings, record: dict, logger: Logger, saver: Saver, explain: Callable | None
+) -> tuple[bool, bool]:
+    """Log the steps since the last report. Nothing else in the loop waits for the device.
+
+    state: the run's TrainState. Returns whether the time is up, and whether a signal ends the run, as any rank saw it.
+    explain: nonfinite.explain as (iteration, steps done since) -> a sentence; None if not all ranks take part.
+    Raises UserError after more than max_bad_steps steps in a row without a finite gradient.
+    """
+    times = state.clock.read()
+    steps, raised = state.results.read()
+    state.step_ms += times
+    first = state.iteration - len(steps)
+    peak, mfu = memory.peak_memory(state.clock.device), record["mfu"]
+    for it, ms, results in zip(range(first, state.iteration), times, steps):
+        tokens_per_s = 1e3 * record["tokens_per_step"] / ms
+        metrics = {
+            "iter": it,
+            "loss": results["loss"],
+            "lr": learning_rate(it, s),
+            **results,
+            "ms": ms,
+            "tokens_per_s": tokens_per_s,
+            "mfu": mfu["flops_per_token"] * tokens_per_s / (mfu["peak_flops"] * record["world_size"]),
+            "peak_memory": peak,
+        }
+        logger.iteration(metrics, to_console=it % s.log_interval == 0)
+        _count_bad_step(state, metrics, s, saver, explain, logger.say)
+    if steps and not state.estimated and len(state.step_ms) >= STEPS_OF_AN_ESTIMATE:
+        state.estimated = True
+        logger.say(estimate(state.step_ms, state.iteration, state.evaluation_s, s))
+    return "time is up" in raised, "stopped" in raised
+
+
+def estimate(step_ms: list[float], done: int, evaluation_s: float, s: Settings) -> str:
+    """One line that says how long the run still takes after `done` steps, the last of which took `step_ms`.
+
+    evaluation_s: seconds of an evaluation; 0 if there was none yet, and then evaluations are not counted.
+    """
+    step_s = statistics.median(step_ms[len(step_ms) // 2 :]) / 1e3  # the first ones are slower
+    steps = s.max_iters - done
+    evaluations = s.max_iters // s.eval_interval - (done - 1) // s.eval_interval  # the one at `done` is still to come
+    evaluations += s.max_iters % s.eval_interval > 0  # at the end there is one in any case
+    seconds = steps * step_s + evaluations * evaluation_s
+    when = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
+    until = f"{when:%a %H:%M}" if seconds < 86400 else f"{when:%a %Y-%m-%d %H:%M}"
+    line = f"estimate: {timing.in_words(seconds)}, until {until}: {steps} steps of {timing.in_words(step_s)},"
+    known = f"times {timing.in_words(evaluation_s)} to evaluate" if evaluation_s else "evaluations on top"
+    line += f" and {evaluations} {known}"
+    return line + (f"; max_seconds={s.max_seconds:g} may end it before" if s.max_seconds else "")
+
+
+def _count_bad_step(state, metrics, s, saver, explain, say):
+    it, state.loss = metrics["iter"], metrics["loss"]
+    state.bad_steps = 0 if math.isfinite(metrics["grad_norm"]) else state.bad_steps + 1
+    if state.bad_steps:
+        say(f"iter {it}: loss {state.loss}, gradient norm {metrics['grad_norm']}: step skipped, weights kept")
+    if state.bad_steps == 1 and explain:
+        say(f"iter {it}: {explain(it, state.iteration - 1 - it)}")
+    if state.bad_steps > s.max_bad_steps:
+        advice = saver.last_good()
+        raise UserError(
+            f"{state.bad_steps} steps in a row had no finite gradient, the last at iteration {it}: {advice}"
+        )

@@ -1,0 +1,200 @@
+"""report.html in a run's folder: its curves, samples, kernel receipt and settings on a page without other files."""
+
+import dataclasses
+import html
+import json
+import math
+import os
+import pathlib
+import re
+import sys
+import time
+
+import numpy as np
+
+from fusedgpt.errors import one_sentence, shown
+from fusedgpt.machine.files import atomic
+from fusedgpt.runs.metrics import MEANING, Run, number, section, thinned, view
+from fusedgpt.settings import Settings
+
+TEMPLATE = pathlib.Path(__file__).with_suffix(".html")  # how the page looks; this file says what is on it
+RELOAD = '<meta http-equiv="refresh" content="30">'
+SAMPLES = 100  # on the page, evenly over the run
+DAY = 86400.0  # seconds
+
+
+def write(out_dir: str | pathlib.Path, running: bool = False, parent: int | None = None) -> pathlib.Path:
+    """Write report.html in the folder of a run, from its metrics.jsonl and run.json; its path.
+
+    running: the run goes on, so the page reloads itself every 30 seconds. run.json cannot tell: a resumed run has the
+    times of an earlier start in it, and a killed run has none.
+    parent: the id of the run's process, if this is a child of it. Nothing is written if the parent was killed, because
+    the run may go on in another process with its own page, or if the folder is gone: writing would bring it back.
+    What is damaged in those files is left out. Raises UserError if there is no metrics.jsonl, or the disk refuses.
+    """
+    run = Run(out_dir)
+    page = json.dumps(_page(run, running), allow_nan=False).replace("<", "\\u003c")  # no sample can end the script
+    parts = {"title": html.escape(run.name), "refresh": RELOAD if running else "", "page": page}
+    text = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], TEMPLATE.read_text(encoding="utf-8"))
+    path = run.folder / "report.html"
+    if parent is not None and (os.getppid() != parent or not run.folder.is_dir()):
+        return path
+    with atomic(path, aside="" if parent is None else ".child") as file:
+        file.write(text.encode("utf-8", "replace"))  # a folder's name may be no UTF-8
+    return path
+
+
+def _page(run, running):
+    """What the template's script draws: texts, and numbers of curves that are all finite or null."""
+    steps, planned = run.train["iter"], number(section(run.record, "settings").get("max_iters"))
+    done = int(max((it[-1] + step for it, step in ((steps, 1), (run.eval["iter"], 0)) if len(it)), default=0))
+    left = _median(run.train["ms"][-100:]) / 1e3 * (planned - done)
+    return {
+        "name": run.name,
+        "running": running,
+        "written": time.time(),
+        "patience": _patience(run, _since(run)),
+        "done": done,
+        "planned": None if math.isnan(planned) else planned,
+        "left": f"about {_duration(left)} of training left" if running and left > 0 else "",
+        "tiles": _tiles(run),
+        "charts": [chart for y in (*MEANING, *run.others) if (chart := _chart(run, y))],
+        "samples": _samples(run.samples),
+        "tables": [table for table in _tables(run) if table["rows"]],
+    }
+
+
+def _samples(samples):
+    """About SAMPLES of the samples, from iterations evenly over the run, with every prompt at each."""
+    its = sorted({sample["iter"] for sample in samples})
+    count = max(2, SAMPLES * len(its) // max(1, len(samples)))
+    kept = {its[n] for n in np.linspace(0, len(its) - 1, count).astype(int)} if len(its) > count else {*its}
+    return [sample for sample in samples if sample["iter"] in kept]
+
+
+def _since(run):
+    """Seconds since the page before this one, or since this start of the run, whose first file is run.json."""
+    written = [path.stat().st_mtime for name in ("report.html", "run.json") if (path := run.folder / name).exists()]
+    return max(0.0, time.time() - max(written)) if written else 0.0
+
+
+def _patience(run, since):
+    """Seconds after which a page that is still the newest means that the run was killed.
+
+    since: seconds from the page before to this one, with the evaluation and the checkpoint between.
+    """
+    if len(run.eval["iter"]) < 2:
+        return DAY  # nobody knows yet how long the steps between two evaluations take
+    before, last = run.position(run.eval["iter"][-2:], "time").tolist()
+    return max(120.0, 5 * since, 5 * (last - before))
+
+
+def _chart(run, y):
+    lines = run.lines(y)
+    if not any(np.isfinite(line.values).any() for line in lines) and y != "loss":
+        return None
+    drawn = []
+    for line in lines:
+        kept = thinned(line.values)
+        values = [float(f"{value:.6g}") if math.isfinite(value) else None for value in line.values[kept].tolist()]
+        drawn.append({"name": line.name, "x": line.iters[kept].astype(int).tolist(), "y": values})
+    return {"title": MEANING.get(y, y), "wide": y == "loss", "range": view(lines, y), "lines": drawn}
+
+
+def _tiles(run):
+    """The figures at the top of the page: [what, value, remark]."""
+    tiles = []
+    for column, what in (("val_loss", "validation loss"), ("val_bits_per_byte", "bits per byte")):
+        values, iters = run.eval[column], run.eval["iter"]
+        if np.isfinite(values).any():
+            best = int(np.nanargmin(values))
+            last = f"{values[-1]:.4f}" if math.isfinite(values[-1]) else "not finite"
+            lowest = f"lowest {values[best]:.4f} at {iters[best]:,.0f}"
+            tiles.append([what, last, "the lowest" if best == len(values) - 1 else lowest])
+        elif len(values) and column == "val_loss":
+            tiles.append([what, "not finite", "in every evaluation"])
+    speed, mfu, memory = (_median(run.train[name]) for name in ("tokens_per_s", "mfu", "peak_memory"))
+    ms = run.train["ms"]
+    if math.isfinite(speed):
+        tiles.append(["tokens per second", f"{speed:,.0f}", f"median; {_median(ms):,.4g} ms a step"])
+    if math.isfinite(mfu):
+        tiles.append(["MFU", f"{100 * mfu:.1f} %", section(run.record, "mfu").get("peak_source", "")])
+    if math.isfinite(memory):
+        tiles.append(["peak memory", f"{np.nanmax(run.train['peak_memory']) / 2**30:.2f} GiB", "of a process"])
+    if np.nansum(ms) > 0:
+        tiles.append(["training time", _duration(float(np.nansum(ms)) / 1e3), "of the steps alone"])
+    return [[_text(each) for each in tile] for tile in tiles]
+
+
+def _tables(run):
+    """Tables of texts: title, whether it is open, the heads of its columns, its rows."""
+    record, settings = run.record, section(run.record, "settings")
+    defaults, environment = dataclasses.asdict(Settings()), section(record, "environment")
+    changed = [[n, v, defaults[n]] for n, v in settings.items() if n in defaults and v != defaults[n]]
+    memory = number(environment.get("memory"))
+    machine = {"device": record.get("device"), "dtype": record.get("dtype"), "compiled": record.get("compile")}
+    machine |= {"processes": record.get("world_size"), "hardware": environment.get("device")}
+    machine |= {n: v for n, v in environment.items() if n not in ("device", "memory")}
+    machine |= {"memory": f"{memory / 2**30:.0f} GiB" if memory > 0 else None}
+    model = section(record, "model") | {
+        n.replace("_", " "): f"{number(record.get(n)):,.0f}"
+        for n in ("parameters", "parameters_without_positions", "tokens_per_step")
+        if number(record.get(n)) >= 0
+    }
+    times = {n: f"{number(v):,.4g}" for n, v in section(record, "time").items()}
+    return [
+        _table("Attention", _receipt(record), open=True),
+        _table("What auto timed", _trials(record), ["kernel", "ms, 10th percentile", "refused"]),
+        _table("Settings that are not the default", changed, ["setting", "value", "default"], open=True),
+        _table("All settings", settings.items(), ["setting", "value"]),
+        _table("Model", model.items()),
+        _table("Machine", ((n, v) for n, v in machine.items() if v is not None)),
+        _table("Times of the steps", times.items()),
+    ]
+
+
+def _table(title, rows, head=(), open=False):
+    return {"title": title, "open": open, "head": list(head), "rows": [[_text(each) for each in row] for row in rows]}
+
+
+def _receipt(record):
+    """What was asked for, what ran, and what the profiler saw."""
+    receipt, asked = section(record, "receipt"), section(record, "settings").get("attention")
+    rows = [["asked for", asked], ["ran", record.get("attention")]]
+    rows += [[f"{direction} seen", receipt.get(direction)] for direction in ("forward", "backward", "ops")]
+    return [[what.replace("ops seen", "operators seen"), value] for what, value in rows if value]
+
+
+def _trials(record):
+    """How long each kernel that auto tried took, or why it was refused."""
+    trials = {n: trial for n, trial in section(record, "attention_trials").items() if isinstance(trial, dict)}
+    rows = [(number(trial.get("p10_ms")), name, trial.get("refused")) for name, trial in trials.items()]
+    rows.sort(key=lambda row: (math.isnan(row[0]), row[0]))
+    return [[name, "" if math.isnan(ms) else f"{ms:.3f}", refused or ""] for ms, name, refused in rows]
+
+
+def _median(values):
+    """The median of the finite values, NaN if there is none."""
+    values = values[np.isfinite(values)]
+    return float(np.median(values)) if len(values) else math.nan
+
+
+def _duration(seconds):
+    """'2 h 5 min' for 7500."""
+    for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit} {seconds % size // part:.0f} {smaller}"
+    return f"{seconds:.1f} s"
+
+
+def _text(value):
+    """A value of run.json as the page shows it, of at most some 1,000 characters."""
+    values = value if isinstance(value, list) else [value]
+    text = ", ".join(each if isinstance(each, str) else shown(each) for each in values)
+    return text if len(text) <= 1000 else f"{text[:1000]}…"
+
+
+if __name__ == "__main__":  # a long run's logger gives OUT_DIR, whether the run goes on, and its process id
+    with one_sentence():
+        out_dir, running, parent = sys.argv[1:]
+        write(out_dir, running == "True", int(parent))

@@ -1,0 +1,103 @@
+"""How a run resumes: whether there is one, with which settings, and how its state is restored."""
+
+import dataclasses
+from typing import Any
+
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from fusedgpt.data import dataset
+from fusedgpt.errors import UserError
+from fusedgpt.interchange import tokenizer_json
+from fusedgpt.parallel import distributed
+from fusedgpt.runs import checkpoint, run_folder
+from fusedgpt.runs.run_folder import Say
+from fusedgpt.settings import Settings, validate
+
+# settings that a resumed run does not take over
+OF_ONE_START = ("init_from", "out_dir", "eval_only", "dry_run", "profile")
+
+
+def where_to_start(s: Settings) -> Settings:
+    """`s` with init_from resolved. 'auto' resumes a run that is there; so does a process that torchrun restarted."""
+    there = bool(run_folder.checkpoints(s.out_dir))
+    own = run_folder.is_this_launch(s.out_dir, distributed.launch(), distributed.restarted())
+    if there and (own or s.init_from == "auto"):
+        return dataclasses.replace(s, init_from="resume")
+    return dataclasses.replace(s, init_from="scratch") if s.init_from == "auto" else s
+
+
+def earlier_config(s: Settings) -> tuple[dict[str, Any], str] | None:
+    """The settings of the run that `s` resumes, without those OF_ONE_START, and the file that has them.
+
+    None if `s` starts a new run. Raises UserError if `s` is invalid, or no checkpoint can be read.
+    """
+    validate(s)
+    if where_to_start(s).init_from != "resume":
+        return None
+    saved, path = run_folder.load_latest(s.out_dir, say=lambda line: None, verify=False)
+    return {name: value for name, value in saved["config"].items() if name not in OF_ONE_START}, str(path)
+
+
+def check_ids(s: Settings, meta: dict, saved: dict | None, ranks: distributed.Ranks, say: Say) -> None:
+    """Raise UserError if the weights were trained on other ids than the data's; if that is not known, say why.
+
+    Another text with the same ids is only reported.
+
+    saved: the checkpoint with the weights, None if they are new or those of the model that init_from names.
+    """
+    refusal = None
+    if ranks.main and s.init_from != "scratch":  # the other ranks may not see tiktoken's files
+        try:
+            trained_on = _trained_on(s, saved, say)
+            dataset.check_same_ids(meta, trained_on, say)
+            dataset.say_other_text(meta, trained_on, say)
+        except UserError as error:
+            refusal = error
+    if refusal := ranks.broadcast(refusal):
+        raise refusal
+
+
+def _trained_on(s, saved, say):
+    """The meta of what the weights were trained on, as far as it is known."""
+    if saved:
+        return saved.get("meta") or dataset.UNKNOWN
+    why = "it has no tokenizer.json and no meta.json"
+    try:
+        if meta := tokenizer_json.own_meta(s.init_from):
+            return meta
+    except UserError as error:  # a tokenizer that no meta describes, such as WordPiece
+        why = str(error)
+    say(f"cannot tell whether the weights of {s.init_from} were trained on the data's ids: {why}")
+    return dataset.UNKNOWN
+
+
+def meant_by_auto(saved: dict | None) -> dict[str, Any] | None:
+    """What 'auto' meant in the run of the checkpoint `saved`: attention, dtype, compile; None for a new run."""
+    if not saved:
+        return None
+    names = ("attention", "dtype", "compile")
+    return {name: saved[name] for name in names if name in saved and saved["config"].get(name) == "auto"}
+
+
+def restore(saved: dict, s: Settings, optimizer: Optimizer, scaler: GradScaler, model: Any, say: Say) -> None:
+    """Restore optimizer and scaler from `saved`, and weights if ranks share them, and say which settings changed.
+
+    Raises UserError if they do not fit.
+    """
+    if saved["model"]:
+        checkpoint.restore_optimizer(saved, optimizer, model)
+    else:
+        checkpoint.read_shards(saved, optimizer, model)
+    if saved["scaler"]:
+        try:
+            scaler.load_state_dict(saved["scaler"])
+        except KeyError as error:
+            raise UserError(
+                f"the scaler in the checkpoint of {s.out_dir} has no {error}: take another, such as best.pt beside it"
+            ) from error
+    if saved["iter_num"] >= s.max_iters and not s.eval_only:
+        say(f"all {saved['iter_num']} iterations are done: raise --max_iters above that to train on")
+    for name, was in saved["config"].items():
+        if name not in OF_ONE_START and getattr(s, name, was) != was:
+            say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}")

@@ -1,0 +1,183 @@
+"""A training run between its steps: it evaluates, samples, reports, saves and ends."""
+
+import dataclasses
+import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from fusedgpt.data.dataloader import Batch, DataLoader
+from fusedgpt.errors import UserError
+from fusedgpt.machine import timing
+from fusedgpt.parallel import distributed
+from fusedgpt.runs import checkpoint, progress
+from fusedgpt.runs.logger import Logger
+from fusedgpt.runs.saver import Saver
+from fusedgpt.settings import Settings
+from fusedgpt.training import evaluation, nonfinite, samples
+from fusedgpt.training.step_results import StepResults
+
+WARM_UP = 5  # the summary of times leaves out this many first steps: they still fill caches
+
+
+@dataclasses.dataclass
+class TrainState:
+    """What steps read and change. The first six fields are what a checkpoint has to hold."""
+
+    model: Any  # a GPT
+    optimizer: Optimizer
+    scaler: GradScaler
+    iteration: int  # steps done
+    best_val_loss: float
+    best_iter: int | None  # iteration of best_val_loss
+    parallel: torch.nn.Module | None  # `model`, but backward averages gradients over the ranks
+    cast: AbstractContextManager  # autocast in the dtype of the matrix products
+    batches: Iterator[Batch]  # the training batches from here on
+    batch: Batch  # the next batch, read ahead
+    clock: timing.StepClock
+    results: StepResults  # what the steps since the last report returned
+    loss: float = 0.0  # loss of the last reported step
+    bad_steps: int = 0  # reported steps in a row without a finite gradient
+    step_ms: list[float] = dataclasses.field(default_factory=list)
+    evaluation_s: float = 0.0  # seconds of the last evaluation, 0 before the first
+    estimated: bool = False  # whether the run has said how long it will take
+
+    @property
+    def sound(self) -> bool:
+        """Whether this state is worth saving: its last step had a finite loss and gradient.
+
+        In float16, a bad gradient is forgiven while the loss scale is above 1: the scale may be what overflowed.
+        """
+        return math.isfinite(self.loss) and (self.bad_steps == 0 or self.scaler.get_scale() > 1)
+
+
+@dataclasses.dataclass
+class Run:
+    """What the training loop owns."""
+
+    s: Settings
+    state: TrainState
+    ranks: distributed.Ranks
+    micro_steps: range  # of this rank, in each step
+    loader: DataLoader
+    meta: dict  # of the data
+    prompts: samples.Prompts | None  # of the samples; None if this rank draws none
+    saver: Saver
+    logger: Logger
+    record: dict = dataclasses.field(default_factory=dict)  # what run.json says
+    token_bytes: torch.Tensor | None = None  # bytes of each id, for bits per byte
+    stopped_by: list[int] = dataclasses.field(default_factory=list)  # signals that have come
+    deadline: float = math.inf  # of time.perf_counter
+
+    def losses(self, windows: int) -> dict[str, float] | None:
+        """The losses of both splits over `windows` windows of each (0: all), None if a signal ended the evaluation."""
+        state, tell = self.state, (self.stopped_by, self.logger.status)
+        return evaluation.evaluate(state.model, self.loader, state.cast, self.ranks, self.token_bytes, *tell, windows)
+
+    def evaluate_and_save(self) -> bool:
+        """Evaluate, log the losses, and save if it is time to. Returns False if a signal ended the evaluation."""
+        s, state, saver = self.s, self.state, self.saver
+        unsaved, began = state.iteration > saver.saved_at and not s.eval_only, time.perf_counter()
+        try:
+            losses = self.losses(s.eval_iters * s.batch_size)
+        except BaseException:
+            if unsaved and not saver.together:
+                self.save()  # a failing evaluation must not lose the steps before it
+            raise
+        if losses is None:
+            return False
+        state.evaluation_s = time.perf_counter() - began
+        self.logger.evaluation({"iter": state.iteration, **losses}, in_full=s.eval_only)
+        saver.wait()
+        if saver.failed:  # the best since the last save was never written
+            state.best_val_loss, state.best_iter = saver.best
+        improved = state.iteration > 0 and losses["val_loss"] < state.best_val_loss and not s.eval_only
+        if improved and state.sound:
+            state.best_val_loss, state.best_iter = losses["val_loss"], state.iteration
+        if improved or (unsaved and s.always_save_checkpoint):
+            self.save()
+        return True
+
+    def save(self) -> None:
+        """Save the whole state, unless the run has diverged. Raises UserError if a weight is not finite."""
+        state, record = self.state, self.record
+        advice = self.saver.last_good()
+        if not state.sound:
+            self.logger.say(f"iteration {state.iteration} is not saved, because the run has diverged: {advice}")
+            return
+        if not distributed.finite_weights(state.model):
+            raise UserError(f"the weights are not finite after {state.iteration} steps and were not saved: {advice}")
+        content = {"model": state.model.state_dict(), **checkpoint.model_args(record["model"])}
+        content |= {"optimizer": state.optimizer.state_dict(), "scaler": state.scaler.state_dict()}
+        content |= {"iter_num": state.iteration, "best_val_loss": state.best_val_loss, "best_iter": state.best_iter}
+        content |= {"config": record["settings"], "meta": self.meta, "attention": record["attention"]}
+        content |= {"dtype": record["dtype"], "compile": record["compile"]}  # auto keeps these when the run is resumed
+        self.saver.save(content)
+
+    def save_whole_steps(self) -> None:
+        """Report and save what was done before a step failed, because another process or the data is gone."""
+        self.report(explains=False)
+        if self.state.iteration > self.saver.saved_at and not self.saver.together:
+            self.save()
+
+    def report(self, explains: bool = True) -> tuple[bool, bool]:
+        """Log the steps since the last report; see reporting.report. explains: whether all ranks take part."""
+        explain = self._explain if explains else None
+        return progress.report(self.state, self.s, self.record, self.logger, self.saver, explain)
+
+    def _explain(self, iteration, later):
+        state, micro_steps = self.state, self.micro_steps
+        how = (state.model, self.loader, self.s.seed, micro_steps, state.cast, state.scaler, self.ranks)
+        return nonfinite.explain(*how, iteration, later)
+
+    def sample(self) -> None:
+        """Log a sample after each prompt. Only the main rank has prompts, or all ranks that share the model."""
+        state = self.state
+        self.logger.status("sampling")
+        # ranks that share the model need this one until all have the last sample
+        stopped_by = () if distributed.is_shared(state.model) else self.stopped_by
+        draw = (state.model, state.cast, state.clock.device, self.s.seed, stopped_by)
+        try:
+            for prompt, text in self.prompts.sample(*draw) if self.prompts else ():
+                self.logger.sample(state.iteration, prompt, text)
+        except UserError as error:  # weights that have diverged; the training loop decides if the run goes on
+            self.logger.say(f"step {state.iteration}: no sample: {error}")
+
+    def leave(self) -> None:
+        """Disconnect from the other ranks and close the logger. Raises UserError if one of the two fails."""
+        # frees DDP: as last holder of the process group it would end the group itself, and may hang
+        self.state.parallel = None
+        distributed.leave(self.ranks)
+        self.logger.close()
+
+    def finish(self) -> None:
+        """Save, disconnect from the other ranks, and wait for the disk. After a signal, exit with 128 + its number.
+
+        Raises UserError if the last state could not be saved.
+        """
+        state, saver = self.state, self.saver
+        saver.wait()
+        unsaved = state.iteration > saver.saved_at and not self.s.eval_only
+        if (unsaved and state.sound) or saver.failed:
+            self.save()
+        if saver.together:
+            saver.wait()  # before the ranks disconnect, because each writes its own tensors
+        if len(state.step_ms) > WARM_UP and self.ranks.main:
+            self.logger.times(timing.summary(state.step_ms[WARM_UP:]))
+        try:
+            self.leave()
+        finally:
+            saver.close()
+        if unsaved and not state.sound:
+            raise UserError(f"the run has diverged and ends after {state.iteration} steps: {saver.last_good()}")
+        if self.stopped_by:
+            saved = "saved: go on with the same command and --init_from=resume"
+            how = saved if saver.saved_at else "with nothing to save"
+            self.logger.say(f"stopped after {state.iteration} iterations, {how}")
+            sys.exit(128 + self.stopped_by[0])

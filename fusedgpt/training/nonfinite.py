@@ -1,0 +1,89 @@
+"""Where a number that is not finite comes from: the first tensors of a forward and backward that have one."""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+
+from fusedgpt.data.dataloader import DataLoader
+from fusedgpt.errors import out_of_memory
+from fusedgpt.machine import determinism
+from fusedgpt.parallel.distributed import Ranks
+
+MOST = 3  # tensors to name: later ones only inherit from the first
+
+
+def explain(
+    model: nn.Module,
+    loader: DataLoader,
+    seed: int,
+    micro_steps: Iterable[int],
+    cast: AbstractContextManager,
+    scaler: GradScaler,
+    ranks: Ranks,
+    iteration: int,
+    later: int = 0,
+) -> str:
+    """Why the step of `iteration` had no finite gradient: the first tensors that are not finite, and their batch.
+
+    Repeats the micro-steps of each rank with the same batch and dropout, but with the weights of now, which are `later`
+    steps newer. All ranks have to call it.
+    """
+    if ranks.shards > 1:
+        return "with parallel=fsdp the first such tensor is not looked for: repeat the run with parallel=ddp"
+    scale = scaler.get_scale() / scaler.get_backoff_factor() if scaler.is_enabled() else 1.0  # undo the backoff since
+    found = None
+    for micro_step in micro_steps:
+        determinism.seed(seed, "dropout", iteration, micro_step)
+        try:
+            tensors = first_tensors(model, *loader.train(iteration, micro_step), cast, scale)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            found = "there is not enough memory to repeat the step and find the tensor"
+            break
+        if tensors:
+            starts = ", ".join(map(str, loader.starts(iteration, micro_step)))
+            found = f"first in {tensors}, in micro-step {micro_step}, whose windows begin at tokens {starts} of train"
+            break
+    found = next((each for each in ranks.gather(found) if each), None)
+    if not later:
+        return found or "not seen again when the step is repeated eagerly: suspect the compiled kernels, or the device"
+    again = f"repeated with weights that are {later} steps newer"
+    return f"{found or 'not seen again'}, {again}; --log_interval=1 repeats a step at once"
+
+
+def first_tensors(model: nn.Module, x: Tensor, y: Tensor, cast: AbstractContextManager, scale: float = 1) -> str | None:
+    """The first tensors that are not finite if `model` computes the loss of x and y (B, T) and its gradients, eagerly.
+
+    Weights come first, then the outputs of modules in the order of the forward, then gradients in the order of the
+    backward. None if all are finite. `scale`: what float16 multiplies the loss by. Changes no weight and no gradient.
+    """
+    if bad := [name for name, p in model.named_parameters() if not p.isfinite().all()]:
+        return f"weights: {', '.join(bad[:MOST])}"
+    bad = []
+
+    def look(name):
+        def hook(module, inputs, output):
+            if isinstance(output, Tensor) and not output.isfinite().all():
+                bad.append(name)
+
+        return hook
+
+    hooks = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
+    try:
+        with cast:
+            _, loss = model.forward(x, y, logits=False)  # not model(), which may be compiled and would run no hook
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if bad:
+        return f"outputs: {', '.join(bad[:MOST])}"
+    if not loss.isfinite():
+        return "the loss alone"
+    names, params = zip(*model.named_parameters())
+    gradients = torch.autograd.grad(loss * scale, params)
+    bad = [name for name, gradient in zip(names, gradients) if not gradient.isfinite().all()]
+    return f"gradients: {', '.join(bad[::-1][:MOST])}" if bad else None

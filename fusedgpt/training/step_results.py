@@ -1,0 +1,43 @@
+"""What training steps return, by name, kept on the device until a report reads it."""
+
+import torch
+from torch import Tensor
+
+from fusedgpt.errors import UserError
+from fusedgpt.parallel.distributed import Ranks
+
+
+class StepResults:
+    """The results of the steps since the last report: named numbers, and flags that end the run.
+
+    Reading a number waits for the device. So the loop only adds results here, and a report reads them all at once.
+    """
+
+    def __init__(self, ranks: Ranks):
+        self.ranks = ranks
+        self.steps: list[tuple[tuple[str, ...], tuple[str, ...], Tensor]] = []  # names of results and flags, the sums
+
+    def add(self, results: dict[str, Tensor], flags: dict[str, bool]) -> None:
+        """Add what a step returned, and the flags that this rank raises; one message sums both over the ranks.
+
+        Raises UserError if a result is no single number.
+        """
+        for name, value in results.items():
+            if value.numel() != 1:
+                raise UserError(
+                    f"train_step returned {name!r} of shape {tuple(value.shape)}: a result is a single number, such as"
+                    " a norm or a mean"
+                )
+        numbers = [value.detach().reshape(()).float() for value in results.values()]
+        numbers += [torch.full_like(numbers[0], flag) for flag in flags.values()]
+        self.steps.append((tuple(results), tuple(flags), self.ranks.all_reduce(torch.stack(numbers))))
+
+    def read(self) -> tuple[list[dict[str, float]], set[str]]:
+        """The results of each step, as means over the ranks, and the flags that any rank raised. Forgets them."""
+        steps, raised = [], set()
+        for results, flags, sums in self.steps:
+            numbers = sums.tolist()
+            steps.append({name: total / self.ranks.world for name, total in zip(results, numbers)})
+            raised |= {flag for flag, count in zip(flags, numbers[len(results) :]) if count}
+        self.steps.clear()
+        return steps, raised

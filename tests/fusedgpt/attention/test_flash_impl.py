@@ -1,0 +1,220 @@
+"""FlashAttention-3 and -4 in place of PyTorch's own, with packages that stand in for theirs on a CPU."""
+
+import dataclasses
+import importlib.util
+
+import pytest
+import torch
+from torch.library import Library
+from torch.nn import attention
+
+from fusedgpt.attention import choose, flash_impl, parity
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.functions import ATTENTION
+from fusedgpt.attention.table import KERNELS
+from fusedgpt.bench import kinds, sweep
+from fusedgpt.errors import UserError
+from fusedgpt.machine.device import why_no_compiler
+from model import GPT, GPTConfig
+from tests.fusedgpt.attention.test_receipt import watch
+
+CPU, SETTINGS = torch.device("cpu"), kinds.settings_class(sweep)
+TRAINING = Case((2, 2, 64, 32), CPU, torch.float32)
+VERSIONS = {"flash3": "FA3", "flash4": "FA4"}
+EVERYWHERE = {name: dataclasses.replace(kernel, gpu_only=False) for name, kernel in KERNELS.items()}
+TINY = SETTINGS(heads="2x32", lengths="64")
+OPERATOR = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+def weights(q, k):
+    T, Tk = q.size(-2), k.size(-2)
+    scores = (q @ k.mT * q.size(-1) ** -0.5).masked_fill(torch.ones(T, Tk).triu(Tk - T + 1) > 0, -torch.inf)
+    return scores.softmax(-1), scores.logsumexp(-1)
+
+
+def laid_out(x):
+    """`x` with the strides that PyTorch's own kernel returns, which compiled code checks."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def forward(q, k, v):
+    p, logsumexp = weights(q, k)
+    return torch.empty_like(q).copy_(p @ v), laid_out(logsumexp)
+
+
+def backward(dy, q, k, v):
+    p, _ = weights(q, k)
+    dp = dy @ v.mT
+    ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * q.size(-1) ** -0.5
+    return tuple(map(laid_out, (ds @ k, ds.mT @ q, p.mT @ dy)))
+
+
+@pytest.fixture(scope="module")
+def operators():
+    """For each version two operators, named as the profiler sees the real one's: {'flash3': (fwd, bwd), …}."""
+    made = {}
+    for name, space, fwd, bwd in (
+        ("flash3", "flash_attn_3", "fwd", "bwd"),
+        ("flash4", "kernel_cutlass", "kernel_flash_attncuteflash_fwd_sm90", "kernel_flash_attncuteflash_bwd_sm90"),
+    ):
+        library = Library(space, "DEF")
+        library.define(f"{fwd}(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)")
+        library.define(f"{bwd}(Tensor dy, Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor, Tensor)")
+        library.impl(fwd, forward, "CPU")
+        library.impl(bwd, backward, "CPU")
+        made[name] = (getattr(getattr(torch.ops, space), fwd), getattr(getattr(torch.ops, space), bwd), library)
+    return made
+
+
+class Handle:
+    def __init__(self, library):
+        self.library = library
+
+    def remove(self):
+        self.library = None
+
+
+@pytest.fixture
+def provide(monkeypatch, operators):
+    """A function of (name, forward, backward) that registers a package under `name`, 'flash3' or 'flash4'.
+
+    Without functions it computes with its own operators. Afterwards PyTorch's own packages are back.
+    """
+    monkeypatch.setattr(choose, "KERNELS", EVERYWHERE)
+    monkeypatch.setattr(attention._registry, "_FLASH_ATTENTION_IMPLS", {})
+
+    def provide(name, fwd=None, bwd=None):
+        fwd, bwd = fwd or operators[name][0], bwd or operators[name][1]
+
+        def register():
+            library = Library("aten", "IMPL", "CPU")
+            library.impl(OPERATOR, lambda q, k, v, *_, **__: fwd(q, k, v))
+            library.impl(f"{OPERATOR}_backward", lambda dy, q, k, v, *_, **__: bwd(dy, q, k, v))
+            return Handle(library)
+
+        attention.register_flash_attention_impl(VERSIONS[name], register_fn=register)
+
+    yield provide
+    flash_impl.use(None)
+
+
+def test_each_name_runs_its_own_version_whatever_ran_before(provide):
+    # the version is the process's: `flash` after `flash3` used to be FlashAttention-3
+    provide("flash3")
+    provide("flash4")
+    for name in ("flash", "flash3", "flash", "flash4", "flash3", "sdpa", "flash4", "masked", "flash3", "flash"):
+        saw = watch(name)
+        want = "flash" if name in ("sdpa", "masked") else name
+        assert (saw["forward"], saw["backward"]) == ([want], [want]), name
+        assert choose.refusal(name, TRAINING) is None
+        assert parity.passes(parity.compare(ATTENTION[name], TRAINING), torch.float32)
+
+
+@pytest.mark.parametrize("before", ["flash", "flash3", "flash4"])
+@pytest.mark.parametrize("name", ["flash", "flash3", "flash4", "sdpa"])
+def test_a_compiled_model_runs_the_version_that_it_was_traced_with(provide, name, before):
+    if reason := why_no_compiler(CPU):
+        pytest.skip(reason)
+    provide("flash3")
+    provide("flash4")
+    watch(before)
+    assert watch(name, compiled=True)["forward"] == [{"sdpa": "flash"}.get(name, name)]
+
+
+def test_a_compiled_model_follows_use_attention_back_and_forth(provide):
+    # the graph of `flash` is found again, and nothing is traced: it used to run FlashAttention-3 from then on
+    called = []
+
+    def noted(q, k, v):
+        called.append("flash3")
+        return forward(q, k, v)
+
+    provide("flash3", noted)
+    model = GPT(GPTConfig(block_size=16, vocab_size=65, n_layer=1, n_head=2, n_embd=32)).eval()
+    model.compile(backend="aot_eager")
+    with torch.no_grad():
+        for name, want in (("flash", []), ("flash3", ["flash3"]), ("flash", []), ("flash3", ["flash3"])):
+            model.use_attention(name)
+            called.clear()
+            model(torch.zeros(1, 16, dtype=torch.long))
+            assert called[-1:] == want, name
+
+
+def test_auto_and_the_sweep_try_them_one_after_another(provide, monkeypatch):
+    provide("flash3")
+    provide("flash4")
+    monkeypatch.setattr(choose, "NAMED", ["flash3", "flash", "flash4"])
+    _, trials = choose.fastest(TRAINING)
+    assert all("median_ms" in trial for trial in trials.values()), trials
+    assert {"flash3", "flash4"} <= {spec["attention"] for spec in sweep.plan(TINY, CPU)}
+
+
+@pytest.mark.parametrize(("name", "module"), [("flash3", "flash_attn_interface"), ("flash4", "flash_attn")])
+def test_without_the_package_the_reason_names_it(monkeypatch, name, module):
+    with pytest.raises(UserError, match="on GPUs only"):
+        choose.require(name, TRAINING)
+    if importlib.util.find_spec(module):
+        pytest.skip(f"{module} is installed")
+    monkeypatch.setattr(choose, "KERNELS", EVERYWHERE)
+    package = KERNELS[name].package
+    assert choose.refusal(name, TRAINING) == f"the package {package} cannot be imported: No module named '{module}'"
+    assert watch("flash")["forward"] == ["flash"]  # a failed activation leaves it alone
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no sm90"), ValueError("odd"), TypeError("odd"), AttributeError("odd")])
+def test_a_package_that_fails_is_refused_with_its_reason(provide, error):
+    def broken(*_):
+        raise error
+
+    provide("flash3", fwd=broken)
+    assert choose.refusal("flash3", TRAINING) == str(error)
+    attention.register_flash_attention_impl("FA4", register_fn=broken)
+    assert choose.refusal("flash4", TRAINING) == str(error)
+    assert choose.refusal("flash", TRAINING) is None
+
+
+def test_a_package_that_returns_more_than_pytorch_expects_is_refused_with_both_versions(provide, monkeypatch):
+    # pytorch#190212: flash-attn-4 from 4.0.0b19 on returns four values where PyTorch unpacks two
+    def four(q, k, v):
+        y, logsumexp = (*forward(q, k, v), None, None)
+        return y, logsumexp
+
+    provide("flash4", fwd=four)
+    monkeypatch.setattr(flash_impl.importlib.metadata, "version", lambda package: "4.0.0b36")
+    reason = choose.refusal("flash4", TRAINING)
+    assert f"flash-attn-4 4.0.0b36 does not fit PyTorch {torch.__version__}: too many values to unpack" in reason
+    assert "4.0.0b17" in reason
+
+
+def test_a_package_without_a_backward_samples_and_does_not_train(provide):
+    def missing(*_):
+        raise RuntimeError("This flash attention build does not support backward.")
+
+    provide("flash3", bwd=missing)
+    reason = choose.refusal("flash3", TRAINING)
+    assert reason == "it runs forward, but not backward: This flash attention build does not support backward"
+    assert choose.refusal("flash3", Case((2, 2, 64, 32), CPU, torch.float32, backward=False)) is None
+
+
+def test_a_package_that_changes_nothing_is_not_taken_for_its_version(provide):
+    # seen alone, PyTorch's operator is FlashAttention-2 as far as a receipt can know
+    provide("flash3", fwd=forward, bwd=backward)
+    assert "the profiler saw flash in the forward pass" in choose.refusal("flash3", TRAINING)
+
+
+def test_a_package_that_is_wrong_fails_parity(provide):
+    provide("flash3", fwd=lambda q, k, v: torch.ops.flash_attn_3.fwd(q, k, 1.5 * v))
+    assert choose.refusal("flash3", TRAINING) is None
+    assert not parity.passes(parity.compare(ATTENTION["flash3"], TRAINING), torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", VERSIONS)
+def test_on_a_gpu(name):
+    case = Case((2, 2, 256, 64), torch.device("cuda"), torch.bfloat16)
+    if reason := choose.refusal(name, case):
+        pytest.skip(reason)
+    for attention_name in (name, "flash", name):
+        saw = watch(attention_name, case)
+        assert (saw["forward"], saw["backward"]) == ([attention_name], [attention_name]), saw
+        assert parity.passes(parity.compare(ATTENTION[attention_name], case), torch.bfloat16)

@@ -1,0 +1,124 @@
+"""The judge of every kernel: its reference is right, and it passes nothing that is wrong."""
+
+import pytest
+import torch
+
+from fusedgpt.attention import choose, parity
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.functions import ATTENTION
+from fusedgpt.bench import proof
+from fusedgpt.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+def test_reference_agrees_with_autograd():
+    # the reference writes the chain rule out: a slip there would bend every parity test
+    q, k, v, dy = Case((2, 3, 9, 8), CPU, torch.float64).inputs()
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) / 8**0.5
+    y = (scores + torch.full((9, 9), -torch.inf).triu(1).double()).softmax(-1) @ v
+    want = (y, *torch.autograd.grad(y, (q, k, v), dy))
+    for got, expected in zip(parity.reference(q, k, v, dy), want):
+        torch.testing.assert_close(got, expected.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_parity_refuses_a_wrong_kernel():
+    # a comparison that cannot fail proves nothing
+    def unmasked(q, k, v, dropout_p=0.0):
+        return (q @ k.mT * q.size(-1) ** -0.5).softmax(-1) @ v
+
+    def not_a_number(q, k, v, dropout_p=0.0):
+        return ATTENTION["manual"](q, k, v) * torch.nan
+
+    for wrong in (unmasked, not_a_number):
+        found = parity.compare(wrong, Case((1, 2, 64, 32), CPU, torch.float32))
+        assert not parity.passes(found, torch.float32)
+
+
+def test_parity_sees_late_rows():
+    # they are small: as a share of the largest of all, rows of zeros at the end passed in bfloat16
+    def forgets(q, k, v, dropout_p=0.0):
+        y = ATTENTION["manual"](q, k, v)
+        return torch.cat((y[:, :, :-1], 0 * y[:, :, -1:]), dim=2)
+
+    found = parity.compare(forgets, Case((1, 1, 4096, 16), CPU, torch.bfloat16, backward=False))
+    assert found["y"] > 3 * parity.TOLERANCE[torch.bfloat16]
+
+
+def of_rows(wrong):
+    """Attention whose rows are halved where `wrong`(shape of q) is true."""
+
+    def attend(q, k, v, dropout_p=0.0):
+        return ATTENTION["manual"](q, k, v) * (1 - 0.5 * wrong(q.shape).to(q))
+
+    return attend
+
+
+def of_scores(largest):
+    """Attention whose scores are clamped at `largest`."""
+
+    def attend(q, k, v, dropout_p=0.0):
+        scores = (q @ k.mT * q.size(-1) ** -0.5).clamp(max=largest)
+        return scores.masked_fill(~torch.ones(scores.shape[-2:]).bool().tril(), -torch.inf).softmax(-1) @ v
+
+    return attend
+
+
+def gradient_off(dtype):
+    """Attention whose dk is 2 % too large in `dtype`."""
+
+    def attend(q, k, v, dropout_p=0.0):
+        more = 0.02 if k.dtype == dtype else 0.0
+        return ATTENTION["manual"](q, k + more * (k - k.detach()), v)
+
+    return attend
+
+
+def rows_of(shape):
+    return torch.arange(shape[2])[:, None]
+
+
+WRONG = {
+    "partial first block": of_rows(lambda shape: (rows_of(shape) >= 64) & torch.tensor(shape[2] == 127)),
+    "partial later block": of_rows(lambda shape: rows_of(shape) >= max(256, shape[2] // 256 * 256)),
+    "third head": of_rows(lambda shape: (torch.arange(shape[1]) >= 2)[:, None, None]),
+    "second sequence": of_rows(lambda shape: (torch.arange(shape[0]) >= 1)[:, None, None, None]),
+    "last sequence of more": of_rows(lambda shape: (torch.arange(shape[0]) >= 2)[:, None, None, None]),
+    "the whole length": of_rows(lambda shape: rows_of(shape) >= 320),
+    "clamped at 60": of_scores(60.0),
+    "clamped at 8": of_scores(8.0),
+    "dk in bfloat16": gradient_off(torch.bfloat16),
+    "dk in float16": gradient_off(torch.float16),
+    "dk in float32": gradient_off(torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_gate_sees_what_is_wrong(name):
+    # F15: six of these passed: a later block, two of the sequences, both clamps, and dk in bfloat16
+    dtype = getattr(torch, name.removeprefix("dk in ") if name.startswith("dk") else "float32")
+    case = Case((3, 4, 512 if "length" in name or "more" in name else 64, 16), CPU, dtype)
+    with pytest.raises(proof.ParityError):
+        proof.prove(WRONG[name], case)
+
+
+@pytest.mark.parametrize("name", [name for name in WRONG if name != "last sequence of more"])
+def test_auto_has_the_same_gate(name, monkeypatch):
+    # it compared two heads of the first sequence at the model's own length
+    # and let seven of these pass
+    monkeypatch.setattr(choose, "ATTENTION", {"manual": WRONG[name]})
+    monkeypatch.setattr(choose, "NAMED", ["manual"])
+    dtype = getattr(torch, name.removeprefix("dk in ") if name.startswith("dk") else "float32")
+    case = Case((2, 4, 512 if "length" in name else 64, 16), CPU, dtype)
+    with pytest.raises(UserError, match="manual: it fails parity with float64"):
+        choose.fastest(case)
+
+
+@pytest.mark.parametrize("T", [1, 2, 64])
+@pytest.mark.parametrize("dtype", parity.TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", ["manual", "blocked", "math", "flash"])
+def test_the_gate_lets_attention_pass(name, dtype, T):
+    # a bound that rounding reaches would leave `auto` without a kernel: the shortest sequences come closest
+    case = Case((2, 3, T, 8), CPU, dtype)
+    for where, errors in parity.checks(ATTENTION[name], case):
+        assert parity.passes(errors, dtype), (where, errors)

@@ -1,0 +1,124 @@
+"""Which kernel ran: what the profiler saw, and whether that is what was asked for."""
+
+import contextlib
+import types
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fusedgpt.attention import choose, receipt
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.functions import ATTENTION
+from fusedgpt.machine.device import why_no_compiler
+
+CPU = torch.device("cpu")
+SHAPE = (2, 2, 64, 32)
+TRAINING = Case(SHAPE, CPU, torch.float32)
+FORWARD = replace(TRAINING, backward=False)
+
+
+def watch(name, case=TRAINING, compiled=False):
+    inputs = case.inputs()
+
+    def step(attend=ATTENTION[name]):
+        return case.run(attend, *inputs)
+
+    if compiled:
+        torch.compiler.reset()
+        attend = torch.compile(lambda q, k, v, p: ATTENTION[name](q * 1.0, k, v, p) * 1.0)
+        step(attend)
+        return receipt.observe(lambda: step(attend))
+    return receipt.observe(step)
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [("manual", "unfused"), ("math", "math"), ("flash", "flash"), ("sdpa", "flash"), ("masked", "flash")],
+)
+def test_receipt_names_the_kernel_that_ran(name, seen):
+    # K1: a silent fall-back to math
+    saw = watch(name)
+    assert saw["forward"] == [seen]
+    assert saw["backward"] == [seen if seen == "flash" else "unfused"]
+    assert receipt.contradiction(name, saw, TRAINING) is None
+
+
+def test_receipt_shows_that_sdpa_takes_math_with_dropout_on_a_cpu():
+    # K8: on a CPU the flash kernel takes no dropout
+    assert watch("sdpa", Case(SHAPE, CPU, torch.float32, dropout=0.1))["forward"] == ["math"]
+
+
+@pytest.mark.parametrize("name", ["manual", "flash"])
+def test_compiling_changes_no_kernel(name):
+    # K5: Inductor may rewrite hand-written attention into SDPA
+    if reason := why_no_compiler(CPU):
+        pytest.skip(reason)
+    saw = watch(name, compiled=True)
+    assert receipt.contradiction(name, saw, TRAINING) is None
+    assert saw["forward"] == ["unfused" if name == "manual" else "flash"]
+
+
+SDPA = "aten::_scaled_dot_product"
+CUDNN = "cudnn_generated_fort_native_sdpa_sm90_flash"
+CUTE = "kernel_cutlass_kernel_flash_attncuteflash"
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "backward"),
+    [
+        ("cudnn", [f"{SDPA}_cudnn_attention", f"{CUDNN}_fprop_wgmma"], [f"{CUDNN}_bprop"]),  # not flash
+        ("flash", [f"{SDPA}_flash_attention", "aten::_flash_attention_forward"], ["aten::_flash_attention_backward"]),
+        ("flash3", [f"{SDPA}_flash_attention", "flash_attn_3::fwd"], ["flash_attn_3::bwd"]),
+        ("flash4", [f"{SDPA}_flash_attention", f"{CUTE}_fwd_sm90Flash"], [f"{CUTE}_bwd_sm90Flash"]),
+        # as flash-attention#2564 renames them
+        ("flash4", [f"{SDPA}_flash_attention", f"flash_fwd_sm90_{CUTE}_fwd"], [f"flash_bwd_sm90_{CUTE}_bwd"]),
+    ],
+)
+def test_names_seen_on_a_gpu_are_told_apart(monkeypatch, name, forward, backward):
+    seen = [*forward, f"{forward[0]}_backward", *backward]
+
+    class Profile(contextlib.nullcontext):
+        def __enter__(self):
+            return self
+
+        def key_averages(self):
+            return [types.SimpleNamespace(key=key) for key in seen]
+
+    monkeypatch.setattr(torch.profiler, "profile", lambda activities: Profile())
+    assert receipt.observe(lambda: None) == {"forward": [name], "backward": [name], "ops": sorted(seen)}
+    seen.append("aten::_flash_attention_forward")  # a layer that ran PyTorch's own flash is not hidden
+    assert "flash" in receipt.observe(lambda: None)["forward"]
+
+
+def test_contradiction_is_found():
+    flash = {"forward": ["flash"], "backward": ["flash"]}
+    mixed = {"forward": ["flash"], "backward": ["unfused"]}
+    unfused = {"forward": ["unfused"], "backward": ["unfused"]}
+    assert "saw flash" in receipt.contradiction("manual", flash, TRAINING)
+    assert "saw unfused" in receipt.contradiction("flash", unfused, TRAINING)
+    assert "backward" in receipt.contradiction("flash", mixed, TRAINING)
+    assert receipt.contradiction("flash", mixed, FORWARD) is None
+    assert "saw flash" in receipt.contradiction("math", flash, TRAINING)
+    assert receipt.contradiction("sdpa", mixed, TRAINING) is None
+    assert receipt.contradiction("masked", unfused, TRAINING) is None
+
+
+def test_a_gpu_must_show_flex():
+    unfused = {"forward": ["unfused"], "backward": ["unfused"], "ops": []}
+    assert "saw unfused" in receipt.contradiction("flex", unfused, replace(TRAINING, device=torch.device("cuda")))
+    assert receipt.contradiction("flex", unfused, FORWARD) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["manual", "blocked", "math", "efficient", "flash", "cudnn", "flex"])
+def test_receipt_on_a_gpu(name, dtype):
+    # K3: on Hopper PyTorch's own pick is cuDNN, not flash
+    case = Case(SHAPE, torch.device("cuda"), dtype)
+    reason = choose.refusal(name, case)
+    if reason and name in ("cudnn", "flex"):  # the others run on every GPU
+        pytest.skip(reason)
+    for compiled in (False, True):
+        saw = watch(name, case, compiled)
+        assert receipt.contradiction(name, saw, case) is None, saw

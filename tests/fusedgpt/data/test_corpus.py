@@ -1,0 +1,274 @@
+"""Texts as documents: every kind of file, compressed or not, and what is wrong with a file in one sentence."""
+
+import csv
+import errno
+import gzip
+import json
+import os
+import pathlib
+import random
+import struct
+import sys
+
+import pyarrow
+import pytest
+import zstandard
+from pyarrow import parquet
+
+from fusedgpt.data import corpus
+from fusedgpt.data.corpus import Files
+from fusedgpt.errors import UserError
+from tests.conftest import script
+
+TEXTS = ["one\nline more", 'with "quotes", commas', "", "äöü 漢字", "007", "NA", "2020-01-01", "null"]
+
+SKIPPED = struct.pack("<II", 0x184D2A50, 4) + b"size"  # pzstd writes such a frame before each of its own
+
+
+def documents(paths, **options):
+    """The documents of a corpus, joined from their fragments."""
+    found, text = [], ""
+    for fragment, last in Files(paths, **options).fragments():
+        text += fragment
+        if last:
+            found.append(text)
+            text = ""
+    assert not text
+    return found
+
+
+def table(path):
+    """A file of TEXTS, one a row, in the format that its name says, written by another library."""
+    rows = [{"id": n, "text": text} for n, text in enumerate(TEXTS)]
+    kind = path.suffixes[0]
+    if kind == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=3)
+    elif kind == ".csv":
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, ["id", "text"])
+            writer.writeheader()
+            writer.writerows(rows)
+    elif kind == ".json":
+        path.write_text(json.dumps(rows, indent=2, ensure_ascii=False), encoding="utf-8")
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pack(path)
+    return path
+
+
+def pack(path):
+    raw = path.read_bytes()
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(raw))
+    elif path.suffix == ".zst":  # a frame for each byte: whatever a parallel compressor may split is split
+        frames = (zstandard.compress(raw[at : at + 1]) for at in range(len(raw)))
+        path.write_bytes(SKIPPED.join([b"", *frames, b""]))
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("kind", [".csv", ".json", ".jsonl", ".parquet"])
+def test_a_row_is_a_document_and_its_text_stays_as_it_is(tmp_path, kind, packed):
+    # `datasets` made 7.0 of a column of 007, None of NA, and a datetime of 2020-01-01
+    assert documents([table(tmp_path / f"table{kind}{packed}")]) == TEXTS
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("chunk", [1, 2, 7, 2**20])
+def test_text_is_that_of_text_mode_without_its_bom(tmp_path, monkeypatch, packed, chunk):
+    monkeypatch.setattr(corpus, "CHUNK", 512 * chunk if packed == ".zst" else chunk)
+    file = tmp_path / f"a.txt{packed}"
+    file.write_bytes("\ufeffone\r\ntwo\rthree\n\r\n\r\rfour é 漢字\r".encode())
+    want = file.read_text(encoding="utf-8-sig")
+    pack(file)
+    assert documents([file]) == [want] and "\r" not in want
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 2**20])
+def test_paragraphs(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(corpus, "CHUNK", chunk)
+    (tmp_path / "a.txt").write_bytes(b"\n\none\ntwo\r\n\r\n\nthree\n\n\n\nfour\n \nfive\n\n")
+    assert documents([tmp_path / "a.txt"], paragraphs=True) == ["one\ntwo", "three", "four\n \nfive"]
+
+
+@pytest.mark.parametrize("kind", [".json", ".jsonl", ".csv"])
+def test_rows_are_the_same_whatever_the_chunks(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(corpus, "CHUNK", 5)
+    assert documents([table(tmp_path / f"table{kind}")]) == TEXTS
+
+
+def test_files_and_folders_keep_their_order(tmp_path, capsys):
+    for name in ("b/2.txt", "b/1.md", "a.txt", "b/.git/3.txt", "b/4.pdf", "b/c/0.TXT", "b/5.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("" if "5" in name else name)
+    assert documents([tmp_path / "b", tmp_path / "a.txt"]) == ["b/1.md", "b/2.txt", "b/c/0.TXT", "a.txt"]
+    said = capsys.readouterr().out
+    assert "left out: 1 files that are not" in said and "left out: 1 empty files" in said
+
+
+def test_folders_that_are_links_are_read_once(tmp_path, capsys):
+    # what lay behind a link was left out without a word
+    for name in ("apart/1.txt", "apart/.hidden.txt", "in/2.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "in" / "a").symlink_to(tmp_path / "apart")
+    (tmp_path / "in" / "b").symlink_to(tmp_path / "apart")
+    (tmp_path / "apart" / "up").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "gone").symlink_to(tmp_path / "nowhere")
+    assert documents([tmp_path / "in"]) == ["in/2.txt", "apart/1.txt"]
+    assert "left out: 1 files that are not" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "a.txt").write_text("a")
+    scandir = os.scandir
+
+    def refusing(path):
+        if os.fspath(path).endswith("secret"):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(UserError, match=r"cannot read the folder .*secret: Permission denied"):
+        Files([tmp_path])
+
+
+@pytest.mark.parametrize("name", ["books.tar", "books.tar.gz", "books.tar.zst"])
+def test_an_archive_is_no_text(tmp_path, name):
+    # its headers are UTF-8
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(UserError, match="is an archive: unpack it and name the folder"):
+        Files([tmp_path / name])
+
+
+def test_the_position_goes_from_nothing_to_the_size(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("x" * 3 * corpus.CHUNK)
+    text = Files([tmp_path])
+    positions = [text.position for _ in text.fragments()]
+    assert positions == sorted(positions) and 0 < positions[0] < positions[-1] <= text.size == 6 * corpus.CHUNK
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "sentence"),
+    [
+        ("a.txt", b"x" * 3_000_000 + b"\xff", "not UTF-8 text: invalid start byte at byte 3,000,000"),
+        ("a.txt", "\ufeffé".encode() + b"\xe9", "not UTF-8 text: unexpected end of data at byte 5"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": null}', "row 2 of .* has None in 'text'"),
+        ("a.jsonl", b'{"text": 5}', "row 1 of .* has 5 in 'text'"),
+        ("a.jsonl", b'{"text": "a"}\n"b"', "row 2 of .* is 'b': it must be an object"),
+        ("a.jsonl", b'{"text": "\\ud800"}', "row 1 of .* has half of a surrogate pair"),
+        ("a.jsonl", b'{"text": "a"', r"cannot read /.*JSONDecodeError: Expecting ',' delimiter\)"),
+        ("a.json", b'[{"text": "a"}, {"te', "cannot read after row 1 of .*JSONDecodeError"),
+        ("a.json", b'[{"text": "a"}, ', "cannot read after row 1 of .*EOFError: the file ends within an array"),
+        ("a.json", b'[{"text": "a"}]\n' * 200_000 + b"[", "the file ends within an array"),
+        ("a.jsonl", b'{"text": "a"}\n' * 200_000 + b"{", r"after row 200,000 of .*property name.*double quotes\)"),
+        ("a.csv", b"id,words\n1,two", "row 1 of .* has no 'text', but 'id', 'words'"),
+        ("a.csv", b"id,text\n1,two\n3", "row 2 of .* has None in 'text'"),
+        ("a.csv", b"id,text\n1,one, two", "row 1 of .* has more cells than the first line"),  # it was "one"
+        ("a.csv", b'text\none\n"two\nthree\nfour\n', "cannot read after row 1 of .*unexpected end of data"),
+        ("a.csv", b'text\none\n"two\nthree "quoted" word\n', "cannot read after row 1 of .*expected after"),
+        ("a.parquet", b"PAR1", "cannot read .*ArrowInvalid"),
+        ("a.txt.gz", gzip.compress(b"text" * 1000, mtime=0)[:-20], "cannot read .*EOFError"),
+        ("a.txt.gz", b"text", "cannot read .*Not a gzipped file"),
+        ("a.txt.zst", zstandard.compress(bytes(range(256)) * 100)[:-9], "cannot read .*EOFError"),
+        ("a.txt.zst", b"text", "cannot read .*ZstdError"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, name, raw, sentence):
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(UserError, match=sentence):
+        documents([tmp_path / name])
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
+def test_a_file_that_the_system_does_not_give_is_not_called_damaged(tmp_path, monkeypatch, code):
+    def refused(path, mode):
+        raise OSError(code, os.strerror(code), str(path))
+
+    (tmp_path / "a.txt").write_text("text")
+    monkeypatch.setattr(corpus, "open", refused, raising=False)
+    with pytest.raises(UserError, match=f"cannot read .*a.txt: {os.strerror(code)}$"):
+        documents([tmp_path / "a.txt"])
+
+
+@pytest.mark.parametrize(("name", "package"), [("a.parquet", "pyarrow"), ("a.jsonl.zst", "zstandard")])
+def test_a_file_whose_package_is_missing_is_not_called_damaged(tmp_path, monkeypatch, name, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=f"cannot read .*{name} without the package {package}: pip install {package}"):
+        documents([table(tmp_path / name)])
+
+
+def test_zstandard_with_the_longest_window(tmp_path):
+    # `zstd --long=31` writes such a header; it used to be a damaged file
+    header = struct.pack("<IBB", 0xFD2FB528, 0, (31 - 10) << 3)  # its number, no flags, 2**31 bytes of window
+    raw_block = (1 | len(b"text") << 3).to_bytes(3, "little") + b"text"  # the last one, not compressed
+    (tmp_path / "a.txt.zst").write_bytes(header + raw_block)
+    assert documents([tmp_path / "a.txt.zst"]) == ["text"]
+
+
+def test_a_comma_at_the_end_of_a_row_loses_nothing(tmp_path):
+    (tmp_path / "a.csv").write_text("id,text\n1,one,\n")
+    assert documents([tmp_path / "a.csv"]) == ["one"]
+
+
+def test_what_the_preparation_wrote_itself_is_left_out_however_the_folder_is_written(tmp_path, monkeypatch):
+    # data/text/prepare.py --input=data/text used to read its own meta.json the second time
+    (tmp_path / "folder").mkdir()
+    for name in ("a.txt", "meta.json"):
+        (tmp_path / "folder" / name).write_text("text")
+    monkeypatch.chdir(tmp_path)
+    for path in ("folder", "folder/../folder", tmp_path / "folder"):
+        files = Files([pathlib.Path(path)], besides=tmp_path / "folder" / "meta.json")
+        assert [file.name for file in files.files] == ["a.txt"] and files.source == "folder"
+    monkeypatch.chdir(tmp_path / "folder")
+    assert Files([pathlib.Path(".")]).source == "folder"  # it used to be empty
+
+
+def test_other_content_has_another_key(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    before = Files([tmp_path]).key
+    assert Files([tmp_path]).key == before != Files([tmp_path], paragraphs=True).key
+    (tmp_path / "b.txt").write_text("two")
+    assert Files([tmp_path]).key != before
+
+
+def test_halves_are_cut_by_characters(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "CHUNK", 4)
+    text = "äbcdéfghij" * 5
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    for share in (0.9, 0.5, 0.31, 0.2, 0.6):  # with 0.2 and 0.6 a fragment ends at the cut
+        parts = ["", ""]
+        at = 0
+        for fragment, last in corpus.Halves(Files([tmp_path]), share).fragments():
+            parts[at] += fragment
+            at += last
+        assert parts == [text[: int(share * 50)], text[int(share * 50) :]]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_parquet_file_of_one_row_group_is_not_read_ahead(tmp_path):
+    # the default of pyarrow held the whole row group, which can be the whole file
+    peaks = []
+    for thousands in (10, 60):
+        texts = [random.Random(n).randbytes(500).hex() for n in range(1000 * thousands)]
+        parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=10**6)
+        code = "import re; from pathlib import Path; from fusedgpt.data.corpus import Files;"
+        code += f"print(sum(1 for _ in Files([Path({str(tmp_path / 'a.parquet')!r})]).fragments()));"
+        code += "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"  # KiB, at the peak
+        rows, peak = map(int, script("-c", code).stdout.split())
+        assert rows == 1000 * thousands
+        peaks.append(peak)
+    assert peaks[1] - peaks[0] < 25 * 1024  # of 50 MB more
+
+
+def test_a_data_set_of_the_hub_is_its_column_text(tmp_path):
+    table(tmp_path / "a.parquet")
+    for streaming in (False, True):
+        options = dict(path="parquet", data_files=str(tmp_path / "a.parquet"), cache_dir=str(tmp_path / "cache"))
+        hub = corpus.Hub("x", streaming, **options)
+        for _ in range(2):
+            assert list(hub.fragments()) == [(text, True) for text in TEXTS]
+            assert hub.position == len("".join(TEXTS).encode())  # it used to stay 0, for hours
+    with pytest.raises(UserError, match="cannot read x"):
+        list(corpus.Hub("x", True, path="parquet", data_files=str(tmp_path / "none.parquet")).fragments())

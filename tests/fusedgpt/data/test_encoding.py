@@ -1,0 +1,224 @@
+"""Text in pieces has the tokens of the whole, and a run that stops anywhere goes on to the same ids."""
+
+import json
+import os
+import pathlib
+import sysconfig
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from fusedgpt.data import encoding
+from fusedgpt.data.corpus import Files
+from fusedgpt.data.encoding import Encoded, batches, on_all_cores, pieces
+from fusedgpt.data.tokenizer import GPT2, Tokenizer
+from tests.conftest import ROOT, why_no_bpe
+
+SHAKESPEARE = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt"
+BYTES = {"tokenizer": "byte", "vocab_size": 257, "end_of_text": 256}
+needs_bpe = pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are not here (set TIKTOKEN_CACHE_DIR)")
+
+
+def real_texts():
+    """Modules of the standard library in which line ends meet all that there is, and a play."""
+    library = pathlib.Path(sysconfig.get_path("stdlib"))
+    for name in ("argparse.py", "turtle.py", "typing.py"):
+        yield (library / name).read_text(encoding="utf-8")[:200_000]
+    if SHAKESPEARE.exists():
+        yield SHAKESPEARE.read_text()[:200_000]
+    yield "An article. It has paragraphs, and between any two an empty line.\n\n" * 500
+    yield "　　段落的第一行，没有空格。\n" * 500  # lines that begin with an ideographic space
+    some = [*"aZs1½字é'\u0301_ \t\n\r\u3000.,!/、。，🙂", " a", "'s ", "\na", " 字"]
+    yield "".join(np.random.default_rng(0).choice(some, 20_000))
+    yield "line\r end \n\n  x\n漢字\nçà!\n/etc\n'tis\n\t5\n½\n_a\n" * 500
+
+
+@needs_bpe
+def test_pieces_have_the_tokens_of_the_whole(monkeypatch):
+    import tiktoken
+
+    monkeypatch.setattr(encoding, "PIECE", 300)
+    encode = tiktoken.get_encoding("gpt2").encode_ordinary
+    for text in real_texts():
+        cut = [piece for piece, _ in pieces([(text, True)])]
+        assert len(cut) > 3 and "".join(cut) == text
+        assert [id for piece in cut for id in encode(piece)] == encode(text)
+
+
+@needs_bpe
+@pytest.mark.parametrize("run", [" ", "\n", "x", "!", "字", "9"])
+def test_a_run_of_a_million_characters_can_be_encoded(run):
+    # tiktoken: "Max stack size exceeded for backtracking", a traceback, after a million blanks and a letter
+    text = "a\n" + run * 1_020_000 + "a"
+    tokenizer = Tokenizer(GPT2)
+    ids, _ = tokenizer.encode_texts([piece for piece, _ in pieces([(text, True)])])
+    assert tokenizer.decode(ids.tolist()).decode() == text
+
+
+@pytest.mark.parametrize("name", ["r50k_base", "cl100k_base", "o200k_base"])
+def test_no_pattern_of_tiktokens_joins_what_is_cut(monkeypatch, name):
+    import regex
+    from tiktoken_ext import openai_public
+
+    monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: {})  # the patterns need no download
+    pattern = regex.compile(getattr(openai_public, name)()["pat_str"])
+    monkeypatch.setattr(encoding, "PIECE", 1)  # wherever it can be cut
+    for text in real_texts():
+        cut = [piece for piece, _ in pieces([(text, True)])]
+        assert len(cut) > 3
+        assert [word for piece in cut for word in pattern.findall(piece)] == pattern.findall(text)
+
+
+def test_pieces_do_not_depend_on_the_fragments_and_have_a_largest_length(monkeypatch):
+    monkeypatch.setattr(encoding, "PIECE", 100)
+    monkeypatch.setattr(encoding, "LONGEST_PIECE", 1000)
+    text = "a line of words\n" * 60 + "x" * 5000 + "\nend"
+    whole = list(pieces([(text, True), ("b", True)]))
+    assert max(len(piece) for piece, _ in whole) == 1000
+    assert [last for _, last in whole].count(True) == 2 and whole[-1] == ("b", True)
+    for size in (1, 7, 999, 1001):
+        fragments = [(text[at : at + size], False) for at in range(0, len(text), size)]
+        assert list(pieces([*fragments, ("", True), ("b", True)])) == whole
+
+
+@pytest.fixture
+def two_cores(monkeypatch):
+    """What is taken ahead depends on the machine's cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+
+
+def test_results_keep_their_order_and_items_are_taken_only_a_few_ahead(two_cores):
+    # a pool's own map would read the whole text before the first result
+    taken, release = [], threading.Event()
+
+    def wait_for_later_ones(n):
+        release.wait(10)
+        return n
+
+    results = on_all_cores(wait_for_later_ones, (taken.append(n) or n for n in range(1000)))
+    threading.Timer(0.1, release.set).start()
+    assert next(results) == 0
+    assert len(taken) <= 2 * 2 + 1
+    assert list(results) == list(range(1, 1000))
+
+
+class Stopped(Exception):
+    pass
+
+
+class Interrupted(Files):
+    """A corpus that is cut off after some fragments."""
+
+    after = 0
+
+    def fragments(self):
+        for n, fragment in enumerate(super().fragments()):
+            if n == self.after:
+                raise Stopped
+            yield fragment
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """A file of 300 documents, and their ids."""
+    texts = [f"document {n}\n" * (n % 7) for n in range(300)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return file, [id for text in texts for id in (*text.encode(), 256)]
+
+
+def filled(folder, corpus, job=("a job",)):
+    folder.mkdir(exist_ok=True)
+    encoded = Encoded(folder, list(job))
+    if encoded.meta is None:
+        encoded.begin(BYTES)
+    encoded.fill(corpus)
+    return encoded
+
+
+def ids_of(encoded, max_tokens=None):
+    return np.concatenate([*encoded.read(np.array([[0, encoded.ends(max_tokens)[-1]]]))]).tolist()
+
+
+@pytest.mark.parametrize("tear", ["nothing", "ids", "ends", "steps.jsonl", "lost ids"])
+def test_a_run_that_stops_anywhere_goes_on_to_the_same_ids(tmp_path, monkeypatch, capsys, rows, two_cores, tear):
+    monkeypatch.setattr(encoding, "BATCH", 500)
+    file, want = rows
+    folder = tmp_path / "work"
+    for after in (0, 90, 200):
+        corpus = Interrupted([file])
+        corpus.after = after
+        with pytest.raises(Stopped):
+            filled(folder, corpus)
+        if tear == "lost ids":  # a power cut: the step is there, and its ids are not
+            with open(folder / "ids", "ab") as torn:
+                torn.truncate(10)
+        elif tear != "nothing":  # killed while it was writing
+            with open(folder / tear, "ab") as torn:
+                torn.write(b'{"batches": 999')
+    capsys.readouterr()
+    encoded = filled(folder, Files([file]))
+    assert ids_of(encoded) == want and len(encoded.ends()) == 300
+    assert ("continuing after" in capsys.readouterr().out) == (tear != "lost ids")
+
+
+@pytest.mark.parametrize(("name", "value"), [("BATCH", 700), ("PIECE", 20), ("LONGEST_PIECE", 30)])
+def test_a_run_that_cut_in_another_way_is_not_continued(tmp_path, monkeypatch, capsys, rows, two_cores, name, value):
+    # what is done is counted in batches: of another length they are of another text, part of which was lost
+    monkeypatch.setattr(encoding, "BATCH", 500)
+    file, want = rows
+    corpus = Interrupted([file])
+    corpus.after = 200
+    with pytest.raises(Stopped):
+        filled(tmp_path / "work", corpus)
+    done = json.loads((tmp_path / "work" / "steps.jsonl").read_text().splitlines()[-1])["tokens"]
+    monkeypatch.setattr(encoding, name, value)
+    assert ids_of(filled(tmp_path / "work", Files([file]))) == want
+    said = capsys.readouterr().out
+    assert done > 0 and f"starting anew: {done:,} tokens of an interrupted run" in said
+
+
+def test_reading_needs_memory_for_one_range_at_a_time(tmp_path, rows):
+    # a list of OpenWebText's 8 million documents took more than 1 GB
+    encoded = filled(tmp_path / "work", Files([rows[0]]))
+    ranges = np.arange(200_000).reshape(-1, 2) * 0 + [1000, 1000]
+    tracemalloc.start()
+    assert list(encoded.read(ranges)) == []
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1e6
+
+
+def test_a_complete_job_is_not_read_again_and_another_job_starts_anew(tmp_path, rows):
+    file, want = rows
+    filled(tmp_path / "work", Files([file]))
+    nothing = Interrupted([file])
+    assert ids_of(filled(tmp_path / "work", nothing)) == want
+    with pytest.raises(Stopped):
+        filled(tmp_path / "work", nothing, job=["another"])
+
+
+def test_max_tokens_ends_with_a_document(tmp_path, monkeypatch, rows, capsys):
+    monkeypatch.setattr(encoding, "BATCH", 500)
+    file, want = rows
+    encoded = Encoded(tmp_path, ["a job"])
+    encoded.begin(BYTES)
+    nothing = Interrupted([file])
+    for corpus, max_tokens in ((Files([file]), 5000), (nothing, 5000), (nothing, 2000), (Files([file]), 8000)):
+        encoded = Encoded(tmp_path, ["a job"])  # an interrupted run is continued whatever its --max_tokens was
+        encoded.fill(corpus, max_tokens)
+        ids = ids_of(encoded, max_tokens)
+        assert max_tokens <= len(ids) < max_tokens + 100 and ids == want[: len(ids)] and ids[-1] == 256
+        assert 256 not in ids[max_tokens - 1 : -1]
+    encoded.fill(Files([file]))
+    assert ids_of(encoded) == want
+    assert capsys.readouterr().out.count("continuing after") == 2
+
+
+def test_batches_have_all_pieces_in_order(monkeypatch):
+    monkeypatch.setattr(encoding, "BATCH", 10)
+    some = [("x" * (n % 13), n % 3 == 0) for n in range(100)]
+    made = list(batches(some))
+    assert [piece for batch in made for piece in batch] == some and len(made) > 20

@@ -1,0 +1,164 @@
+"""The tokenizers that a prepare script can be asked for, beside the libraries that they come from."""
+
+import json
+import unicodedata
+
+import pytest
+
+from fusedgpt.data import encoding, make_tokenizer
+from fusedgpt.data.corpus import Files
+from fusedgpt.data.tokenizer import Tokenizer
+from fusedgpt.errors import UserError
+from tests.fusedgpt.data.test_tokenizer import meta_of
+
+WORDS = "the quick brown fox jumps over the lazy dog, isn't it? 漢字 <|endoftext|>\n"
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text.txt").write_text(WORDS * 200, encoding="utf-8")
+    return Files([tmp_path / "text.txt"])
+
+
+def bpe(**options):
+    """A byte-level BPE of the library's own."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    trained = ByteLevelBPETokenizer(**options)
+    trained.train_from_iterator([WORDS] * 200, vocab_size=300, special_tokens=["</s>"], show_progress=False)
+    return trained
+
+
+def test_a_bpe_is_trained_as_the_library_trains_gpt2s(text, capsys):
+    meta = make_tokenizer.of("train:300", text)
+    ours, theirs = Tokenizer(meta), bpe()
+    assert meta["vocab_size"] == 300 and ours.tokens[meta["end_of_text"]] == b"<|endoftext|>"
+    plain = WORDS.replace("<|endoftext|>", "")
+    assert ours.decode(ours.encode_text(WORDS).tolist()).decode() == WORDS
+    assert [ours.tokens[id].decode() for id in ours.encode_text(plain[:40])] == [
+        theirs.decode([id]) for id in theirs.encode(plain[:40]).ids
+    ]
+    assert make_tokenizer.of("train:300", text) == meta  # the same text gives the same tokenizer
+
+
+def test_a_text_too_small_for_the_vocabulary_says_so(text, capsys):
+    meta = make_tokenizer.of("train:5000", text)
+    assert 257 < meta["vocab_size"] < 5000
+    assert "it has no more pairs to join" in capsys.readouterr().out
+
+
+def test_a_sample_is_spread_over_the_text(text, monkeypatch):
+    monkeypatch.setattr(encoding, "PIECE", 100)
+    monkeypatch.setattr(encoding, "BATCH", 100)
+    monkeypatch.setattr(make_tokenizer, "SAMPLE", 8)
+    everything = list(encoding.batches(encoding.pieces(text.fragments())))
+    sample, step = make_tokenizer._sample(text)
+    assert sample == everything[::step] and 4 <= len(sample) <= 8 and step > 1
+
+
+@pytest.mark.parametrize("end", ["</s>", None])
+def test_a_tokenizer_json_keeps_its_ids_and_its_end(tmp_path, text, end, capsys):
+    # one without an end was given one more id, which its model does not have
+    theirs = bpe()
+    if not end:
+        theirs = type(theirs)()
+        theirs.train_from_iterator([WORDS] * 200, vocab_size=300, show_progress=False)
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    meta = make_tokenizer.of(str(tmp_path / "tokenizer.json"), text)
+    plain = WORDS.replace("<|endoftext|>", "")
+    assert Tokenizer(meta).encode_text(plain).tolist() == theirs.encode(plain).ids
+    assert meta["vocab_size"] == 300
+    if end:
+        assert Tokenizer(meta).tokens[meta["end_of_text"]].decode() == end
+    else:
+        assert "end_of_text" not in meta and "no id ends a document" in capsys.readouterr().out
+
+
+def test_a_tokenizer_json_that_does_not_fit_is_refused(tmp_path, text):
+    from tokenizers import Tokenizer as Bpe
+    from tokenizers import models, pre_tokenizers, trainers
+
+    bpe(add_prefix_space=True).save(str(tmp_path / "prefix.json"))
+    with pytest.raises(UserError, match="adds to the beginning of a text"):
+        make_tokenizer.of(str(tmp_path / "prefix.json"), text)
+    joined = Bpe(models.BPE())
+    joined.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    joined.train_from_iterator(["a b"] * 50, trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    joined.save(str(tmp_path / "joined.json"))
+    with pytest.raises(UserError, match="joins 'a' and ' b': take one"):
+        make_tokenizer.of(str(tmp_path / "joined.json"), text)
+    unsplit = Bpe(models.BPE())  # without "a b", which was all that was tried
+    unsplit.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    unsplit.train_from_iterator(["and the"] * 50, trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    unsplit.save(str(tmp_path / "unsplit.json"))
+    with pytest.raises(UserError, match=r"joins '.*' and ' t.*': take one"):
+        make_tokenizer.of(str(tmp_path / "unsplit.json"), text)
+    words = json.loads(json.dumps({"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel"}}))
+    words["model"] |= {"vocab": {"wörd": 0, "[UNK]": 1, "漢": 2}, "unk_token": "[UNK]"}
+    (tmp_path / "words.json").write_text(json.dumps(words))
+    with pytest.raises(UserError, match="not byte-level"):
+        make_tokenizer.of(str(tmp_path / "words.json"), text)
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(UserError, match=r"is no tokenizer\.json"):
+        make_tokenizer.of(str(tmp_path / "bad.json"), text)
+    with pytest.raises(UserError, match="is no file"):
+        make_tokenizer.stamp(str(tmp_path / "none.json"))
+
+
+@pytest.mark.parametrize("fault", ["no pre-tokenizer of bytes", "no alphabet", "lower case"])
+def test_a_tokenizer_json_that_loses_text_is_refused(tmp_path, text, fault):
+    # line ends, "é" and capitals were gone from the bins without a word
+    from tokenizers import Tokenizer as Bpe
+    from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+    lossy, plain = Bpe(models.BPE(unk_token="[UNK]")), "The quick brown fox\n" * 50
+    lossy.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if fault == "no pre-tokenizer of bytes":
+        lossy.pre_tokenizer, alphabet = pre_tokenizers.Whitespace(), []
+    elif fault == "no alphabet":
+        alphabet = []
+    else:
+        lossy.normalizer = normalizers.Lowercase()
+    trainer = trainers.BpeTrainer(special_tokens=["[UNK]"], initial_alphabet=alphabet, show_progress=False)
+    lossy.train_from_iterator([plain], trainer)
+    lossy.save(str(tmp_path / "lossy.json"))
+    lost = r"does not give back every text: it changes '.*'\. Take a byte-level one"
+    with pytest.raises(UserError, match="is not byte-level: it does not turn" if "bytes" in fault else lost):
+        make_tokenizer.of(str(tmp_path / "lossy.json"), text)
+
+
+def test_an_added_token_that_takes_the_blanks_around_it_is_refused(tmp_path, text):
+    # 773 of 60,032 bytes were gone
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as Bpe
+
+    bpe = Bpe.from_str(json.dumps(meta_of("json")["tokenizer_json"]))
+    bpe.add_tokens([AddedToken("the", single_word=True, lstrip=True, rstrip=True)])
+    bpe.save(str(tmp_path / "added.json"))
+    with pytest.raises(UserError, match="does not give back every text: it changes 'a the b'"):
+        make_tokenizer.of(str(tmp_path / "added.json"), text)
+
+
+def test_every_byte_is_tried_and_normalizers_of_byte_level_models_change_none():
+    # Qwen's composes characters
+    assert {*make_tokenizer.EVERY_BYTE.encode()} == {*range(256)} - {0xC0, 0xC1, *range(0xF5, 0x100)}
+    assert unicodedata.is_normalized("NFC", make_tokenizer.EVERY_BYTE)
+
+
+UNKNOWN = ["gpt3", "json", "train", "train:", "train:1", "train:x", "train:3000000000", "train:" + "9" * 5000, ""]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_unknown_tokenizer_is_one_sentence(name, text):
+    with pytest.raises(UserError, match="--tokenizer="):
+        make_tokenizer.of(name, text)
+
+
+def test_characters_and_bytes_have_an_end_that_a_single_document_does_not_need(text):
+    meta = make_tokenizer.of("char", text)
+    assert meta["itos"] == [*sorted(set(WORDS)), "<|endoftext|>"]
+    alone = make_tokenizer.without_end(meta)
+    assert alone == {"tokenizer": "char", "vocab_size": len(set(WORDS)), "itos": sorted(set(WORDS))}
+    assert make_tokenizer.without_end(make_tokenizer.of("byte", text)) == {"tokenizer": "byte", "vocab_size": 256}

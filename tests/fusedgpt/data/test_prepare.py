@@ -1,0 +1,206 @@
+"""What the prepare scripts share: how documents are split, and bins that are written whole or not at all."""
+
+import argparse
+import functools
+import itertools
+import json
+import os
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from fusedgpt.data import encoding, prepare
+from fusedgpt.data.corpus import Files
+from fusedgpt.data.dataset import TokenFile, read_meta
+from fusedgpt.errors import UserError
+from tests.forks import FORKS
+
+
+def test_a_failed_preparation_keeps_the_old_one(tmp_path):
+    def broken():
+        yield [1, 2, 3]
+        raise RuntimeError("cut off")
+
+    options = dict(source="x", tokenizer="byte", vocab_size=256)
+    prepare.write(tmp_path, {"train": [[1, 2]], "val": [[3]]}, **options)
+    before = {f.name: f.read_bytes() for f in tmp_path.iterdir()}
+    with pytest.raises(RuntimeError, match="cut off"):
+        prepare.write(tmp_path, {"train": [[9, 9]], "val": broken()}, **options)
+    with pytest.raises(UserError, match="val split is empty"):
+        prepare.write(tmp_path, {"train": [[9, 9]], "val": []}, **options)
+    assert before == {f.name: f.read_bytes() for f in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 4])
+def test_a_disk_that_fails_at_the_end_keeps_both_bins(tmp_path, monkeypatch, last):
+    # val.bin had taken its place before train.bin was on the disk
+    options = dict(source="x", tokenizer="byte", vocab_size=256)
+    prepare.write(tmp_path, {"train": [[1, 2]], "val": [[3]]}, **options)
+    before, synced = {f.name: f.read_bytes() for f in tmp_path.iterdir()}, itertools.count(1)
+
+    def fsync(file):
+        if next(synced) >= last:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(UserError, match="Input/output"):
+        prepare.write(tmp_path, {"train": [[9, 9]], "val": [[9]]}, **options)
+    assert before == {f.name: f.read_bytes() for f in tmp_path.iterdir()}
+
+
+CHANGES = ("fsync", "replace", "rename", "unlink")
+
+
+def killed_at(count, folder, splits):
+    """Prepare `splits` in a process of its own, which dies before its `count`-th change of the disk."""
+    calls = itertools.count(1)
+
+    def dying(call):
+        def counted(*args, **kwargs):
+            if next(calls) == count:
+                os._exit(9)
+            return call(*args, **kwargs)
+
+        return counted
+
+    for name in CHANGES:
+        setattr(os, name, dying(getattr(os, name)))
+    prepare.write(folder, splits, source="x", tokenizer="byte", vocab_size=256)
+    os._exit(0)
+
+
+def bins_of(folder):
+    """What a run that starts now trains on: the bins, if they are taken, and the meta that says so."""
+    meta = read_meta(folder)
+    found = {split: TokenFile(folder, split, meta).window(0, 2).tolist() for split in ("train", "val")}
+    return found, meta.get("tokenizer"), meta.get("sha256")
+
+
+@pytest.mark.parametrize("before", ["ours", "nanoGPT's", "nothing"])
+def test_bins_of_two_preparations_are_never_taken_together(tmp_path, before):
+    # killed between its renames, new bins of the same size lay under the old meta.json, and were trained on
+    old, new = ({"train": [[n, n]], "val": [[n, n + 1]]} for n in (1, 5))
+    found = {}
+    for count in range(1, 100):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        if before != "nothing":
+            prepare.write(folder, old, source="x", tokenizer="byte", vocab_size=256)
+        if before == "nanoGPT's":  # which means GPT-2's ids
+            (folder / "meta.json").unlink()
+        allowed = [bins_of(folder)] if before != "nothing" else []
+        child = FORKS.Process(target=killed_at, args=(count, folder, new))
+        child.start()
+        child.join(60)
+        try:
+            found[count] = bins_of(folder)
+        except UserError as error:
+            found[count] = str(error)
+        prepare.write(folder, new, source="x", tokenizer="byte", vocab_size=256)
+        allowed.append(bins_of(folder))
+        refused = isinstance(found[count], str) and ("interrupted" in found[count] or before == "nothing")
+        assert found[count] in allowed or refused, f"stopped at change {count}: {found[count]}"
+        assert sorted(os.listdir(folder)) == ["meta.json", "train.bin", "val.bin"]
+        if child.exitcode == 0:
+            break
+    assert count > 6 and found[1] != found[count] and any("interrupted" in each for each in found.values())
+
+
+def test_a_source_whose_name_is_no_utf8_is_written(tmp_path):
+    # it was a traceback, after the bins were replaced
+    splits = {"train": [[1, 2]], "val": [[3]]}
+    prepare.write(tmp_path, splits, source=os.fsdecode(b"b\xffok.txt"), tokenizer="byte", vocab_size=256)
+    assert json.loads((tmp_path / "meta.json").read_text(encoding="utf-8"))["source"] == "b?ok.txt"
+
+
+def tokens(split):
+    return {name: int(np.diff(ranges).sum()) for name, ranges in split.items()}
+
+
+def test_a_single_document_is_split_as_nanogpt_does():
+    for n in (100, 1_115_394, 12_345_677):
+        assert prepare.draw(np.array([n]), 0.1)["val"].tolist() == [[int(0.9 * n), n]]
+
+
+def test_whole_documents_are_drawn_and_their_order_is_kept():
+    lengths = np.random.default_rng(0).integers(1, 1000, 5000)
+    split = prepare.draw(np.cumsum(lengths), 0.1)
+    edges = {0, *np.cumsum(lengths).tolist()}
+    covered = sorted(tuple(r) for ranges in split.values() for r in ranges.tolist())
+    assert covered[0][0] == 0 and covered[-1][1] == lengths.sum()
+    assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(covered))
+    assert {edge for r in covered for edge in r} <= edges
+    assert all(np.array_equal(ranges, np.sort(ranges, axis=0)) for ranges in split.values())
+    assert 0.08 < tokens(split)["val"] / lengths.sum() < 0.12
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_documents_that_follow_each_other_are_one_range(shuffled):
+    ends = np.cumsum([3, 0, 5, 2, 4, 1, 6, 2, 2, 5])
+    documents = np.stack([np.append(0, ends[:-1]), ends], axis=1)
+    order = np.random.default_rng(2357).permutation(10)  # held out: the first three
+    for name, part in (("val", order[:3]), ("train", order[3:])):
+        found = prepare.draw(ends, 0.3, shuffled)[name]
+        ids = np.concatenate([np.arange(*each) for each in documents[part if shuffled else np.sort(part)]])
+        assert np.array_equal(np.concatenate([np.arange(*each) for each in found]), ids)
+        assert all(stop != start for (_, stop), (start, _) in itertools.pairwise(found.tolist()))
+
+
+@pytest.mark.parametrize(("shuffled", "size"), [(False, 34), (True, 80)])
+def test_a_draw_takes_little_memory_for_a_document(shuffled, size):
+    # it took 58 bytes in order: 1 GB of rows of 60 bytes took more than 1 GB
+    ends = np.arange(1, 10**6) * 60
+    tracemalloc.start()
+    try:
+        prepare.draw(ends, 0.1, shuffled)
+        assert tracemalloc.get_traced_memory()[1] < size * len(ends)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("fraction", [0.0005, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("lengths", [[300_000], [300_000, 10, 10], [10] * 5 + [300_000], [20_000] * 15, [50] * 7])
+def test_validation_can_always_be_evaluated(lengths, fraction):
+    # 1.1 MB of text in a folder once had 48 tokens for validation, and a draw can hit the one large document
+    split = tokens(prepare.draw(np.cumsum(lengths), fraction))
+    share = max(fraction, min(0.1, 4096 / sum(lengths)))
+    assert split["train"] + split["val"] == sum(lengths)
+    assert share / 2.01 <= split["val"] / sum(lengths) <= 2.01 * share
+    assert split["train"] / sum(lengths) >= (1 - share) / 2.01
+
+
+@pytest.mark.parametrize("text", ["0", "1", "-0.1", "nan", "a tenth"])
+def test_a_fraction_is_between_0_and_1(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not between 0 and 1"):
+        prepare.fraction(text)
+
+
+def test_what_an_interrupted_run_has_counts_with_another_max_tokens(tmp_path, monkeypatch):
+    # hours of FineWeb were deleted when the same command came with --max_tokens
+    monkeypatch.setattr(encoding, "BATCH", 500)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    rows = [json.dumps({"text": f"document {n}"}) for n in range(600)]
+    (tmp_path / "rows.jsonl").write_text("\n".join([*rows, "{"]))  # interrupted at its end
+
+    def prepared(**options):
+        split = functools.partial(prepare.draw, fraction=0.1)
+        prepare.prepare(Files([tmp_path / "rows.jsonl"]), "byte", tmp_path / "out", split, **options)
+
+    with pytest.raises(UserError, match="cannot read after row 600"):
+        prepared()
+    monkeypatch.setattr(Files, "fragments", lambda corpus: pytest.fail("it has 1000 tokens already"))
+    prepared(max_tokens=1000)
+    assert 1000 <= sum(json.loads((tmp_path / "out" / "meta.json").read_text())["tokens"].values()) < 1020
+
+
+def test_a_full_disk_keeps_what_is_there(tmp_path):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    (tmp_path / "text.txt").write_text("To be, or not to be.\n" * 100)
+    (tmp_path / "out" / ".prepare").mkdir(parents=True)
+    (tmp_path / "out" / "train.bin").write_text("old")
+    (tmp_path / "out" / ".train.bin.tmp").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"cannot write .*train\.bin.*No space left"):
+        prepare.prepare(Files([tmp_path / "text.txt"]), "byte", tmp_path / "out", lambda ends: prepare.draw(ends, 0.1))
+    assert (tmp_path / "out" / "train.bin").read_text() == "old"

@@ -1,0 +1,80 @@
+"""What certainly does not fit is refused before it is built."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from fusedgpt.errors import UserError
+from fusedgpt.estimates.fits import check_sampling, check_training
+from fusedgpt.machine import memory
+from model import GPTConfig
+
+CPU, GIB = torch.device("cpu"), 1 << 30
+
+
+@pytest.mark.parametrize("shape", [dict(n_layer=10**7), dict(block_size=99_999_999), dict(vocab_size=10**9)], ids=str)
+def test_a_model_that_cannot_fit_is_refused_at_once(shape, monkeypatch):
+    # these used to be built until the memory was full
+    monkeypatch.setattr(memory, "total_memory", lambda device: 24 * GIB)
+    with pytest.raises(UserError, match=r"parameters.* needs [\d,.]+ GiB of memory or more, and this machine has 24.0"):
+        check_training(GPTConfig(**shape), 1, CPU, torch.float32)
+
+
+def test_layers_without_weights_to_speak_of_cannot_fit_either(monkeypatch):
+    monkeypatch.setattr(memory, "total_memory", lambda device: 24 * GIB)
+    with pytest.raises(UserError, match="lower --n_layer"):
+        check_training(GPTConfig(8, 8, n_layer=10**7, n_head=1, n_embd=1), 1, CPU, torch.float32)
+
+
+def test_only_what_certainly_cannot_fit_is_refused(monkeypatch):
+    config = GPTConfig(block_size=1024, vocab_size=50304, n_layer=1, n_head=1, n_embd=64)
+    weights, logits = config.num_params, 3 * 1024 * 50304
+    for options, needed in (
+        (dict(dtype=torch.float32), 16 * weights + 4 * logits),
+        (dict(dtype=torch.bfloat16), 16 * weights + 2 * logits),
+        (dict(dtype=torch.float32, backward=False), 4 * weights + 4 * logits),
+        (dict(dtype=torch.float32, muon=True), 16 * weights - 4 * 12 * 64 * 64 + 4 * logits),
+    ):
+        monkeypatch.setattr(memory, "total_memory", lambda device, n=needed: n)
+        check_training(config, 3, CPU, **options)
+        monkeypatch.setattr(memory, "total_memory", lambda device, n=needed: n - 1)
+        with pytest.raises(UserError, match=r"the logits of 3 x 1024 tokens .*lower --batch_size"):
+            check_training(config, 3, CPU, **options)
+
+
+def test_a_chunked_loss_needs_less(monkeypatch):
+    config = GPTConfig(block_size=1024, vocab_size=50304, n_layer=1, n_head=1, n_embd=64, loss="chunked")
+    needed = 16 * config.num_params + 4 * 1024 * 50304 // 8
+    monkeypatch.setattr(memory, "total_memory", lambda device: needed)
+    check_training(config, 1, CPU, torch.float32)
+    with pytest.raises(UserError, match="the logits of 1 x 1024"):
+        check_training(dataclasses.replace(config, loss="whole"), 1, CPU, torch.float32)
+
+
+def test_a_gpus_memory_is_its_own_and_the_weights_start_in_the_machines(monkeypatch):
+    gpu, config = torch.device("cuda", 0), GPTConfig()
+    there = {"cpu": 10 * GIB, "cuda": GIB}
+    monkeypatch.setattr(memory, "total_memory", lambda device: there[device.type])
+    with pytest.raises(UserError, match=r"cuda:0 has 1.0 GiB"):
+        check_training(config, 1, gpu, torch.bfloat16)
+    there.update(cpu=GIB // 4, cuda=100 * GIB)
+    with pytest.raises(UserError, match=r"this machine has 0.2 GiB"):
+        check_training(config, 1, gpu, torch.bfloat16)
+
+
+def test_more_samples_than_fit_are_refused():
+    with pytest.raises(UserError, match=r"a batch of 10+ samples of 500 tokens .*lower --num_samples"):
+        check_sampling(GPTConfig(), 10**12, 500, CPU, torch.float32)
+    check_sampling(GPTConfig(), 1, 10**18, CPU, torch.float32)  # the cache holds block_size of them
+
+
+def test_ranks_that_share_a_model_need_their_part_only(monkeypatch):
+    # the whole model used to be asked of each, which refused those that sharing is for
+    monkeypatch.setattr(memory, "total_memory", lambda device: 22 * GIB)
+    xl = GPTConfig(1024, 50304, 48, 25, 1600)
+    with pytest.raises(UserError, match=r"needs 2[0-9]\.\d GiB of memory or more"):
+        check_training(xl, 4, CPU, torch.bfloat16)
+    check_training(xl, 4, CPU, torch.bfloat16, shards=8)
+    with pytest.raises(UserError, match="needs"):
+        check_training(GPTConfig(1024, 50304, 96, 96, 12288), 1, CPU, torch.bfloat16, shards=8)

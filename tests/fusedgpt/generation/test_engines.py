@@ -1,0 +1,184 @@
+"""Two dtypes, static shapes and CUDA graphs against plain float32 generation, on a model that has learnt something."""
+
+import copy
+
+import pytest
+import torch
+
+from fusedgpt.errors import UserError
+from fusedgpt.generation import engines, generate
+from model import GPT, GPTConfig
+from tests.conftest import GPU
+
+CPU = torch.device("cpu")
+S = 64
+TEXT = "the cat sat on the mat; the dog lay on the log; a fox ran to the box and the hen hid in the den. "
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A model that has read TEXT, with words in another order each time: its logits are neither flat nor certain."""
+    torch.manual_seed(0)
+    net = GPT(GPTConfig(block_size=S, vocab_size=128, n_layer=2, n_head=4, n_embd=64))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
+    words = TEXT.split()
+    for _ in range(80):
+        order = torch.randint(len(words) - 3, (8, 12))
+        lines = [" ".join(" ".join(words[i : i + 3]) for i in row) for row in order.tolist()]
+        ids = torch.tensor([list(line.encode()[: S + 1]) for line in lines])
+        loss = net(ids[:, :-1], ids[:, 1:])[1]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 1.5  # untrained it is 4.9
+    return net.eval()
+
+
+def prompts(B=1, T=20):
+    return torch.tensor([list(TEXT.encode()[7 * b : 7 * b + T]) for b in range(B)])
+
+
+def greedy(engine, idx, new, **kwargs):
+    return torch.cat(list(generate.new_tokens(engine, idx, new, temperature=0, **kwargs)), dim=1)
+
+
+def engine_of(net, prefill, one):
+    return engines.Engine(engines.converted(net, CPU, prefill), engines.converted(net, CPU, one), (prefill, one), "")
+
+
+@pytest.mark.parametrize("one", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("attention", ["manual", "blocked", "math", "flash", "sdpa", "masked"])
+@torch.no_grad()
+def test_two_dtypes_say_what_float32_says(trained, attention, one):
+    # a cache in the wrong dtype, a key at the wrong position or a prefill read by the wrong copy changes the text
+    trained.use_attention("manual")
+    want = greedy(trained, prompts(), 200)
+    trained.use_attention(attention)
+    got = greedy(engine_of(trained, torch.bfloat16, one), prompts(), 200)
+    for at in (got != want)[0].nonzero().flatten().tolist()[:1]:
+        # the first difference has to be a tie but for rounding; the window is the one that new_tokens reads
+        window = prompts()
+        for position in range(at):
+            window = torch.cat((window, want[:, position : position + 1]), dim=1)
+            window = window[:, -S // 2 :] if window.size(1) > S else window
+        logits = trained(window)[0][0, -1]
+        gap = (logits[want[0, at]] - logits[got[0, at]]).abs()
+        assert gap < 2 * torch.finfo(torch.bfloat16).eps * logits.abs().max(), f"token {at}: {gap}"
+
+
+@torch.no_grad()
+def test_one_dtype_for_both_is_the_model_itself(trained):
+    trained.use_attention("sdpa")
+    engine = engines.prepare(trained, CPU, "float32", batch_size=3)
+    assert engine.dtypes == (torch.float32, torch.float32) and engine.prefill is engine.decode
+    assert torch.equal(greedy(engine, prompts(3), 100), greedy(trained, prompts(3), 100))
+    assert engine.bytes_per_step == 4 * sum(p.numel() for p in trained.parameters()) - 4 * S * 64
+
+
+@torch.no_grad()
+def test_static_shapes_compute_what_growing_ones_do(trained):
+    # an unmasked or misplaced position; a cache that is used again, by another number of samples too
+    trained.use_attention("sdpa")
+    engine = engines.prepare(trained, CPU, "float32")
+    engine.decode = engines.StaticStep(engine.prefill)
+    for B in (1, 3, 3, 1):
+        want = greedy(trained, prompts(B), 2 * S)
+        assert torch.equal(greedy(engine, prompts(B), 2 * S, cache=engine.cache), want)
+    cache, static = generate.new_cache(trained.config), engine.cache
+    generate.empty(static)
+    for step in range(S):
+        idx = prompts(1, S)[:, step : step + 1]
+        want, _ = trained(idx, cache=cache)
+        torch.testing.assert_close(engine(idx, cache=static)[0], want, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_the_cache_is_float32_on_a_cpu_and_used_by_both(trained):
+    engine = engine_of(trained, torch.bfloat16, torch.float16)
+    greedy(engine, prompts(), 3, cache=engine.cache)
+    assert {layer.k.dtype for layer in engine.cache} == {layer.v.dtype for layer in engine.cache} == {torch.float32}
+    assert engine.cache[0].length == 20 + 2
+    reference = generate.new_cache(trained.config)
+    trained(prompts(), cache=reference)
+    for ours, want in zip(engine.cache, reference):
+        torch.testing.assert_close(ours.k[:, :, :20], want.k[:, :, :20], rtol=0.05, atol=0.05)
+
+
+def test_a_copy_keeps_ties_and_leaves_the_model_alone(trained):
+    half = engines.converted(trained, CPU, torch.float16)
+    assert half.lm_head.weight is half.transformer.wte.weight and half.lm_head.weight.dtype == torch.float16
+    assert {p.dtype for p in trained.parameters()} == {torch.float32}
+    for p, q in zip(trained.parameters(), half.parameters()):
+        assert torch.equal(p.half(), q)
+    same = engines.converted(trained, CPU, torch.float32)  # a model that is so already is not held twice
+    assert same.lm_head.weight.data_ptr() == trained.lm_head.weight.data_ptr()
+
+
+def times(prefill, one):
+    """A stand-in for the clock: milliseconds in float32, float16 and bfloat16."""
+    table = {rows: dict(zip(engines.PRECISE_FIRST, ms, strict=True)) for rows, ms in (("many", prefill), ("one", one))}
+    return lambda blocks, shape, dtype: table["one" if shape[1] == 1 else "many"][dtype]
+
+
+@pytest.mark.parametrize(
+    ("prefill", "one", "dtypes"),
+    [
+        ((5, 10, 1), (7, 2, 3), ("bfloat16", "float16")),
+        ((5, 10, 1), (7, 2, 1.9), ("bfloat16", "float16")),  # 5 % are noise
+        ((5, 10, 4.9), (7, 6.9, 6.8), ("float32", "float32")),
+        ((5, 1, 3), (7, 9, 3), ("float16", "bfloat16")),
+    ],
+)
+def test_auto_takes_what_is_fastest_and_says_so(trained, monkeypatch, prefill, one, dtypes):
+    monkeypatch.setattr(engines, "_milliseconds", times(prefill, one))
+    engine = engines.prepare(trained, CPU)
+    assert engine.dtypes == tuple(getattr(torch, name) for name in dtypes)
+    assert next(engine.prefill.parameters()).dtype == engine.dtypes[0]
+    assert next(engine.decode.parameters()).dtype == engine.dtypes[1]
+    assert f"float16 {prefill[1]:.2f}" in engine.chosen and f"bfloat16 {one[2]:.2f}" in engine.chosen
+
+
+def test_nobody_waits_for_the_compiler_after_the_first_token(trained, monkeypatch):
+    # it used to count as decoding: 12 tokens/s on a GPU
+    calls = []
+    monkeypatch.setattr(torch, "compile", lambda model, **_: lambda *a, **k: calls.append(1) or model(*a, **k))
+    engine = engines.prepare(trained, CPU, "float32", batch_size=3, compiled=True)
+    assert len(calls) == 3 and engine.cache[0].length == 0 and engine.cache[0].k.size(0) == 3
+    want = greedy(trained, prompts(3), 100)
+    assert torch.equal(greedy(engine, prompts(3), 100, cache=engine.cache), want)
+
+
+def test_a_named_dtype_is_not_measured(trained, monkeypatch):
+    monkeypatch.setattr(engines, "_milliseconds", lambda *_: pytest.fail("measured"))
+    for name in ("float32", "bfloat16", "float16"):
+        engine = engines.prepare(trained, CPU, name)
+        assert engine.dtypes == (getattr(torch, name),) * 2 and engine.chosen == ""
+
+
+def test_auto_measures_every_dtype(trained):
+    for length in (1, 500):  # a prompt of one id, and one beyond the window
+        chosen = engines.prepare(trained, CPU, batch_size=2, prompt_length=length).chosen
+        assert all(chosen.count(f"{name} ") >= 2 for name in ("float32", "float16", "bfloat16")), chosen
+
+
+def test_an_overflow_in_the_dtype_of_decode_is_one_sentence(trained):
+    # bfloat16 has the range of float32: the logits after the prompt are finite, the next ones are not
+    net = copy.deepcopy(trained)
+    with torch.no_grad():
+        net.transformer.ln_f.weight *= 1e5
+    with pytest.raises(UserError, match="not finite: its weights have diverged, or overflow in this dtype"):
+        greedy(engine_of(net, torch.bfloat16, torch.float16), prompts(), 2)
+
+
+@pytest.mark.parametrize("device", [GPU])
+@torch.no_grad()
+def test_a_cuda_graph_decodes_what_the_model_does(trained, device):
+    trained.use_attention("sdpa")
+    plain = engines.prepare(trained, torch.device(device), "float32")
+    engine = engines.prepare(trained, torch.device(device), "float32", compiled=True)
+    assert isinstance(engine.decode, engines.GraphedStep)
+    for B in (1, 3):
+        idx = prompts(B).to(device)
+        want = greedy(plain, idx, 2 * S)
+        for _ in range(2):  # captured, and replayed alone
+            assert torch.equal(greedy(engine, idx, 2 * S, cache=engine.cache), want)

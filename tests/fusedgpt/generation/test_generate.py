@@ -1,0 +1,154 @@
+"""Cached generation against uncached, and the drawing of ids."""
+
+import pytest
+import torch
+
+from fusedgpt.attention.functions import ATTENTION
+from fusedgpt.errors import UserError
+from fusedgpt.generation import generate
+from model import GPT, GPTConfig
+from tests.conftest import GPU
+
+S = 32
+NOT_IN_FLOAT32 = ("flash", "flash3", "flash4", "cudnn")  # on a GPU
+
+
+def model(attention="sdpa", device="cpu", **config):
+    torch.manual_seed(0)
+    # heads of 32, because FlexAttention computes some of 16 wrongly (kernels.refusal)
+    shape = dict(block_size=S, vocab_size=101, n_layer=3, n_head=2, n_embd=64)
+    model = GPT(GPTConfig(**{**shape, **config}, attention=attention)).to(device).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p *= 5 if p.dim() > 1 else 1  # far from uniform: near ties would hide or feign errors
+    return model
+
+
+def uncached(model, idx, new):
+    """Greedy, with the whole window computed for every id."""
+    for _ in range(new):
+        logits = model(idx)[0][:, -1]
+        idx = torch.cat((idx, logits.argmax(-1, keepdim=True)), dim=1)
+    return idx
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, S - 1, S])
+@pytest.mark.parametrize(
+    ("attention", "device"),
+    [
+        *((name, "cpu") for name in ("manual", "blocked", "math", "flash", "sdpa", "masked", "flex")),
+        *(pytest.param(name, *GPU.values, marks=GPU.marks) for name in ATTENTION if name not in NOT_IN_FLOAT32),
+    ],
+)
+@torch.no_grad()
+def test_cached_equals_uncached(attention, device, length):
+    # T16: a cache that admits cached != uncached
+    if attention == "flex" and length != 7:
+        pytest.skip("flex compiles for a while: one length will do")
+    net, reference = model(attention, device), model("manual", device)
+    idx = torch.randint(0, 101, (3, length), generator=torch.Generator().manual_seed(1)).to(device)
+    new = S - length + 1  # the last id is drawn with the window full
+    assert torch.equal(net.generate(idx, new, temperature=0), uncached(reference, idx, new))
+
+
+@torch.no_grad()
+def test_prefill_in_chunks_equals_prefill_at_once():
+    # T17: a chunk after a cache has fewer queries than keys
+    for attention in ("manual", "blocked", "math", "flash", "sdpa", "masked"):
+        net = model(attention)
+        idx = torch.randint(0, 101, (2, S), generator=torch.Generator().manual_seed(1))
+        at_once, _ = net(idx)
+        cache = generate.new_cache(net.config)
+        for chunk in idx.split((1, 9, 21, 1), dim=1):
+            logits, _ = net(chunk, cache=cache)
+        torch.testing.assert_close(logits, at_once, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_past_block_size_the_older_half_is_dropped():
+    net = model()
+    idx = torch.randint(0, 101, (2, 5), generator=torch.Generator().manual_seed(1))
+    got = net.generate(idx, 3 * S, temperature=0)
+    assert got.shape == (2, 5 + 3 * S)
+    window = idx
+    for position in range(5, 5 + 3 * S):  # the same rule, written out without a cache
+        window = window[:, -S // 2 :] if window.size(1) > S else window
+        window = uncached(net, window, 1)
+        assert torch.equal(got[:, position], window[:, -1])
+
+
+@torch.no_grad()
+def test_a_prompt_longer_than_block_size_keeps_its_end():
+    net = model()
+    long = torch.randint(0, 101, (1, 3 * S))
+    short = net.generate(long[:, -S:], 4, temperature=0)
+    assert torch.equal(net.generate(long, 4, temperature=0)[:, -4:], short[:, -4:])
+
+
+def test_padded_ids_are_never_drawn():
+    # T15: an id beyond the tokenizer's makes it panic
+    net = model(vocab_multiple=64)
+    assert net.lm_head.weight.shape[0] == 128
+    assert net.generate(torch.zeros(8, 1, dtype=torch.long), 24, temperature=100.0).max() < 101
+    nanogpt = model()  # nanoGPT's own padding is not marked as such: the tokenizer's size is the bound
+    drawn = torch.cat(
+        list(generate.new_tokens(nanogpt, torch.zeros(8, 1, dtype=torch.long), 24, 100.0, vocab_size=65)), dim=1
+    )
+    assert drawn.max() < 65
+
+
+def drawn(logits, **options):
+    generator = torch.Generator().manual_seed(0)
+    many = torch.tensor([logits]).repeat(4000, 1)
+    return generate.sample(many, generator=generator, **options)[:, 0].bincount(minlength=len(logits)) / 4000
+
+
+def test_draws_follow_the_distribution():
+    logits = [2.0, 1.0, 0.0, -1.0]
+    p = torch.tensor(logits).softmax(0)
+    torch.testing.assert_close(drawn(logits), p, atol=0.03, rtol=0)
+    torch.testing.assert_close(drawn(logits, temperature=2.0), (torch.tensor(logits) / 2).softmax(0), atol=0.03, rtol=0)
+    for none in (0, None, 4, 1000):
+        torch.testing.assert_close(drawn(logits, top_k=none), p, atol=0.03, rtol=0)
+    assert (drawn(logits, top_k=2)[2:] == 0).all() and (drawn(logits, top_k=2)[:2] > 0).all()
+
+
+def test_top_p_keeps_the_fewest_that_reach_it():
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().tolist()
+    for top_p, kept in ((0.4, 1), (0.5, 1), (0.6, 2), (0.79, 2), (0.9, 3), (0.99, 4), (1.0, 4), (0.0, 4), (1e-9, 1)):
+        assert (drawn(logits, top_p=top_p) > 0).sum() == kept, top_p
+
+
+def test_temperature_0_takes_the_likeliest():
+    # T15: it used to divide by it
+    assert generate.sample(torch.tensor([[0.0, 3.0, 1.0]]), temperature=0).tolist() == [[1]]
+
+
+@pytest.mark.parametrize("options", [dict(temperature=1e-320), dict(temperature=1e-40), dict(top_p=1e-320)], ids=str)
+def test_what_is_0_in_float32_draws_the_likeliest(options):
+    # it used to make NaN of every probability
+    logits = [0.5, 2.0, 1.0, -float("inf")]
+    assert drawn(logits, **options).tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("temperature", [1e300, float("inf"), 10**400], ids=["1e300", "inf", "10**400"])
+def test_what_is_infinite_in_float32_draws_all_alike_but_no_padding(temperature):
+    p = drawn([5.0, 2.0, -float("inf")], temperature=temperature, top_k=10**30)
+    torch.testing.assert_close(p, torch.tensor([0.5, 0.5, 0.0]), atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "options", [dict(temperature=-1.0), dict(temperature=float("nan")), dict(top_k=-1), dict(top_p=1.1)], ids=str
+)
+def test_what_means_nothing_is_refused(options):
+    with pytest.raises(UserError, match="must be 0 or more, and top_p at most 1"):
+        drawn([1.0, 2.0], **options)
+
+
+def test_weights_that_have_diverged_are_one_sentence():
+    # it used to be a RuntimeError of torch.multinomial's
+    net = model()
+    with torch.no_grad():
+        net.transformer.ln_f.weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="the model's logits are not finite"):
+        net.generate(torch.zeros(1, 3, dtype=torch.long), 2)

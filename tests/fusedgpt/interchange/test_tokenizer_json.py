@@ -1,0 +1,189 @@
+"""Tokenizers in Hugging Face's format, against tiktoken, `tokenizers` and our own."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fusedgpt.data import tokenizer
+from fusedgpt.data.tokenizer import KINDS, Tokenizer
+from fusedgpt.errors import UserError
+from fusedgpt.interchange import tokenizer_json
+from tests.conftest import hugging_face, why_no_bpe
+from tests.fusedgpt.data.test_tokenizer import TEXT, meta_of
+
+ORDINARY = "I'll say  it's 10 o'clock,\n\n\n   don't\tyou? x = 1  # naïve 漢字 🙂 ñ\r\n\u3000end \n "
+
+
+def loaded(meta, folder):
+    """The tokenizer as AutoTokenizer finds it in a folder."""
+    from transformers import AutoTokenizer
+
+    hugging_face(folder, n_layer=1, n_head=1, n_embd=8, n_positions=8, vocab_size=8)  # of a config.json of GPT-2
+    tokenizer_json.tokenizer(meta, max_length=8).save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def random_texts(count):
+    """Texts of all of Unicode, with what the patterns of BPEs look for strewn in."""
+    rng = np.random.default_rng(0)
+    points = np.r_[0:0xD800, 0xE000:0x30000]
+    ascii_too = [*"  \n\t\r\x0b\x1c\x85\xa0'stdlvre019.;(", "'ll", " don't", "123", "\r\n\n"]
+    for _ in range(count):
+        parts = [chr(c) for c in rng.choice(points, 20)] + list(rng.choice(ascii_too, 60))
+        rng.shuffle(parts)
+        yield "".join(parts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_ours_and_text_comes_back(kind, tmp_path):
+    # AutoTokenizer used to find nothing, and to turn any text into no ids in silence
+    meta = meta_of(kind)
+    ours, theirs = Tokenizer(meta), loaded(meta, tmp_path)
+    for text in (TEXT, TEXT * 3, *([] if kind == "char" else [ORDINARY, *random_texts(50)])):
+        ids = theirs(text).input_ids
+        assert ids == ours.encode_text(text).tolist()
+        assert theirs.decode(ids) == text
+    assert theirs(f"{TEXT}<|endoftext|>").input_ids == ours.encode(f"{TEXT}<|endoftext|>")
+    assert theirs.eos_token_id == theirs.bos_token_id == ours.end_of_text == meta.get("end_of_text", 50256)
+    assert theirs.decode(ours.encode(f"{TEXT}<|endoftext|>"), skip_special_tokens=True) == TEXT
+
+
+@pytest.mark.parametrize("kind", ["byte", "char", "json"])
+def test_without_an_end_of_text_there_is_no_token_that_ends_one(kind, tmp_path):
+    # a character model used to stop at its 65th character, 'z'
+    meta = {name: value for name, value in meta_of(kind).items() if name != "end_of_text"}
+    if kind == "byte":
+        meta["vocab_size"] = 256
+    theirs = loaded(meta, tmp_path)
+    assert theirs.eos_token_id is None and theirs.bos_token_id is None
+    assert theirs(TEXT).input_ids == Tokenizer(meta).encode_text(TEXT).tolist()
+
+
+def test_a_byte_is_the_id_of_its_value(tmp_path):
+    theirs = loaded(meta_of("byte"), tmp_path)
+    assert theirs(ORDINARY).input_ids == list(ORDINARY.encode())
+    assert theirs.convert_tokens_to_ids(tokenizer.byte_characters()) == list(range(256))
+
+
+def test_an_unknown_character_is_an_error_and_not_left_out(tmp_path):
+    with pytest.raises(Exception, match=r"Missing \[UNK\] token from the vocabulary"):
+        loaded(meta_of("char"), tmp_path)("Q")
+
+
+@pytest.mark.parametrize("name", ["r50k_base", "p50k_base", "cl100k_base", "o200k_base"])
+def test_other_encodings_keep_their_pattern_and_the_ids_of_their_special_tokens(name, tmp_path, monkeypatch):
+    # their own pattern and special tokens, over the ranks of GPT-2: those of the others are not here. Between ranks and
+    # special tokens there are gaps, which transformers' own conversion closes
+    if reason := why_no_bpe():
+        pytest.skip(reason)
+    import tiktoken
+    from tiktoken_ext import openai_public
+
+    ranks = tokenizer.tiktoken_bpe("gpt2")._mergeable_ranks
+    monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *args, **kwargs: ranks)
+    arguments = {**getattr(openai_public, name)(), "explicit_n_vocab": None}
+    bpe = tiktoken.Encoding(**arguments)
+    monkeypatch.setattr(tokenizer, "tiktoken_bpe", lambda name: bpe)
+    monkeypatch.setattr(tokenizer_json, "tiktoken_bpe", lambda name: bpe)
+    end = bpe._special_tokens["<|endoftext|>"]
+    meta = {"tokenizer": name, "vocab_size": bpe.n_vocab, "end_of_text": end}
+    theirs = loaded(meta, tmp_path)
+    for text in (ORDINARY, *random_texts(50)):
+        ids = bpe.encode(text, disallowed_special=())
+        assert theirs(text).input_ids == ids and theirs.decode(ids) == text
+    assert theirs.eos_token_id == end
+    assert theirs.convert_tokens_to_ids(list(bpe._special_tokens)) == list(bpe._special_tokens.values())
+    # a special token that ends no text used to be an id here, and text to a prompt
+    for text in ("".join(f"{token}a {token}" for token in bpe._special_tokens), *bpe._special_tokens):
+        assert theirs(text).input_ids == Tokenizer(meta).encode(text)
+
+
+def test_gpt2_has_the_50000_merges_of_its_release():
+    if reason := why_no_bpe():
+        pytest.skip(reason)
+    content = json.loads(tokenizer_json.tokenizer(tokenizer.GPT2, 1024).backend_tokenizer.to_str())
+    assert len(content["model"]["vocab"]) == 50257 and len(content["model"]["merges"]) == 50000
+    assert content["model"]["merges"][:3] == [["Ġ", "t"], ["Ġ", "a"], ["h", "e"]]
+
+
+def test_what_surrounds_a_text_is_left_out(tmp_path):
+    # a tokenizer.json may put a token before each text, cut it off, or pad it; training does none of it
+    from tokenizers import Tokenizer as Theirs
+
+    changed = Theirs.from_str(json.dumps(meta_of("json")["tokenizer_json"]))
+    changed.enable_truncation(3)
+    changed.enable_padding(length=9)
+    meta = meta_of("json") | {"tokenizer_json": json.loads(changed.to_str())}
+    assert loaded(meta, tmp_path)(TEXT).input_ids == Tokenizer(meta).encode_text(TEXT).tolist()
+
+
+def test_special_tokens_of_a_tokenizer_json_are_text_but_for_the_end(tmp_path):
+    # as in Qwen's: <|im_start|> was an id here, and text to a prompt. Their ids follow those of the vocabulary
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as Theirs
+
+    content = json.loads(json.dumps(meta_of("json")["tokenizer_json"]))
+    vocab = content["model"]["vocab"]
+    end = len(vocab) - 1
+    content["model"]["vocab"] = {token: id - 1 for token, id in vocab.items() if id}  # without the end, which is 0
+    changed = Theirs.from_str(json.dumps(content | {"added_tokens": []}))
+    changed.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|fin｜>", "<|im_end|>"])
+    changed.add_tokens([AddedToken("<tool>", normalized=False)])  # it is an id to both
+    content = json.loads(changed.to_str())
+    size = changed.get_vocab_size()
+    meta = {"tokenizer": "json", "vocab_size": size, "tokenizer_json": content, "end_of_text": end}
+    ours, theirs = Tokenizer(meta), loaded(meta, tmp_path)
+    for text in ("<|im_start|>def<|im_end|>", "<tool>x<|endoftext|><|fin｜>", TEXT):
+        ids = theirs(text).input_ids
+        assert ids == ours.encode(text) and theirs.decode(ids) == text
+    assert [theirs.decode([id]) for id in range(size)] == [
+        ours.decode([id]).decode(errors="replace") for id in range(size)
+    ]
+    assert (theirs.eos_token, theirs.eos_token_id, len(theirs)) == ("<|endoftext|>", end, size)
+    again = json.loads(theirs.backend_tokenizer.to_str())  # data can be prepared with what is written
+    assert Tokenizer(meta | {"tokenizer_json": again}).tokens == ours.tokens
+
+
+def test_a_tokenizer_json_from_outside_becomes_a_meta(tmp_path):
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    (tmp_path / "tokenizer.json").write_text(json.dumps(meta_of("json")["tokenizer_json"]))
+    named = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), eos_token="<|endoftext|>")
+    assert tokenizer_json.read_meta(str(tmp_path))["end_of_text"] == 0  # by its name alone
+    named.save_pretrained(tmp_path)
+    meta = tokenizer_json.read_meta(str(tmp_path))
+    assert (meta["tokenizer"], meta["vocab_size"], meta["end_of_text"]) == ("json", len(named), 0)
+    hugging_face(tmp_path, n_layer=1, n_head=1, n_embd=8, n_positions=8, vocab_size=8)
+    assert Tokenizer(meta).encode_text(TEXT).tolist() == AutoTokenizer.from_pretrained(tmp_path)(TEXT).input_ids
+
+
+def test_a_folder_without_a_tokenizer_has_gpt2s(tmp_path):
+    assert tokenizer_json.read_meta(str(tmp_path)) == tokenizer_json.read_meta("gpt2-xl") == tokenizer.GPT2
+    assert tokenizer_json.own_meta(str(tmp_path)) is None and tokenizer_json.own_meta("gpt2") == tokenizer.GPT2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "tokenizer.json is no tokenizer.json of `tokenizers`: EOF"),
+        ('{"model": 5}', "is no tokenizer.json of `tokenizers`: data did not match"),
+        (["▁the", "▁cat"], "is not byte-level"),
+        (["the", "##cat"], "is not byte-level"),  # its texts came back without blanks: "deadthisdead"
+    ],
+)
+def test_a_tokenizer_json_that_cannot_be_used_is_one_sentence(tmp_path, content, message):
+    from tokenizers import Tokenizer as Theirs
+    from tokenizers import models
+
+    if isinstance(content, list):
+        words = {word: id for id, word in enumerate(content)}
+        content = Theirs(models.WordLevel(words, unk_token=content[0])).to_str()
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(UserError, match=message):
+        tokenizer_json.read_meta(str(tmp_path))
+
+
+def test_an_unknown_tokenizer_is_one_sentence():
+    with pytest.raises(UserError, match="has no itos"):
+        tokenizer_json.tokenizer({"tokenizer": "unknown", "vocab_size": 5}, 8)

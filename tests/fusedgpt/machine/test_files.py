@@ -1,0 +1,155 @@
+"""Files that are whole or not there."""
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+
+import pytest
+
+from fusedgpt.errors import UserError
+from fusedgpt.machine.files import Lines, atomic, json_line, link, read_jsonl
+from tests.conftest import script
+
+
+def test_a_file_appears_whole_with_ordinary_rights(tmp_path):
+    with atomic(tmp_path / "new" / "a", "w") as file:
+        file.write("hello")
+        assert not (tmp_path / "new" / "a").exists()
+    assert (tmp_path / "new" / "a").read_text() == "hello"
+    (tmp_path / "plain").write_text("")
+    assert (tmp_path / "new" / "a").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert os.listdir(tmp_path / "new") == ["a"]
+
+
+def test_what_was_there_survives_a_failure(tmp_path):
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(RuntimeError, match="oh"), atomic(tmp_path / "a", "w") as file:
+        file.write("half")
+        raise RuntimeError("oh")
+    assert (tmp_path / "a").read_text() == "old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_link_is_not_touched_by_the_next_write(tmp_path, monkeypatch):
+    for link_fails in (False, True):
+        if link_fails:  # a disk without hard links
+            monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no links")))
+        for content in ("old", "new"):
+            with atomic(tmp_path / "a", "w") as file:
+                file.write(content)
+            if content == "old":
+                link(tmp_path / "a", tmp_path / "b")
+        assert (tmp_path / "a").read_text() == "new" and (tmp_path / "b").read_text() == "old"
+        link(tmp_path / "a", tmp_path / "b")
+        link(tmp_path / "a", tmp_path / "b")  # of one file already: POSIX renames nothing
+        assert (tmp_path / "b").read_text() == "new" and sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_json_stays_strict():
+    # rows after a divergence held a bare NaN, which no other language reads
+    line = json_line({"loss": float("nan"), "more": [float("inf"), {"x": -float("inf")}, 1.5, "é"]})
+    assert json.loads(line, parse_constant=pytest.fail) == {"loss": None, "more": [None, {"x": None}, 1.5, "é"]}
+    assert line.endswith("\n") and line.count("\n") == 1
+
+
+def test_damaged_lines_are_left_out(tmp_path):
+    (tmp_path / "a").write_bytes(b'{"a": 1}\n[1]\n\xff\n' + b"[" * 10_000 + b'\n3\n{"a": 2}\n{"a"')
+    assert read_jsonl(tmp_path / "a") == [{"a": 1}, {"a": 2}]
+
+
+class Small:
+    """A file on a disk that has room for a few bytes more."""
+
+    def __init__(self, file, room):
+        self.file, self.room = file, room
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self.file.write(data[: self.room])
+        self.room -= written
+        return written
+
+    def close(self):
+        self.file.close()
+
+
+def test_lines_wait_for_room_and_none_is_torn(tmp_path):
+    lines = Lines(tmp_path / "a")
+    lines.add("one\n")
+    lines.file = Small(lines.file, room=5)
+    for line in ("two\n", "three\n", "four\n"):
+        with contextlib.suppress(OSError):
+            lines.add(line)
+    assert (tmp_path / "a").read_text() == "one\ntwo\nt" and lines.unwritten == 2
+    lines.file.room = 100
+    lines.add("five\n")
+    assert (tmp_path / "a").read_text() == "one\ntwo\nthree\nfour\nfive\n" and lines.unwritten == 0
+    lines.close()
+
+
+def test_lines_come_back_with_all_their_content_if_the_file_vanishes(tmp_path):
+    (tmp_path / "folder").mkdir()
+    lines = Lines(tmp_path / "folder" / "a")
+    lines.add("one\n")
+    (tmp_path / "folder" / "a").unlink()
+    lines.add("two\n")
+    assert (tmp_path / "folder" / "a").read_text() == "one\ntwo\n"
+    shutil.rmtree(tmp_path / "folder")
+    with pytest.raises(UserError):  # it used to bring back a folder that was moved away
+        lines.add("three\n")
+    assert not (tmp_path / "folder").exists() and lines.unwritten == 1
+    lines.close()
+
+
+def test_what_a_kill_left_behind_is_replaced(tmp_path):
+    (tmp_path / ".a.tmp").write_text("half of an earlier write")
+    with atomic(tmp_path / "a", "w") as file:
+        file.write("new")
+    assert os.listdir(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "new"
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path):
+    (tmp_path / "a").write_text("old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # no file may grow past this, as on a full disk
+    try:
+        with (
+            pytest.raises(UserError, match=r"cannot write .*a: .*what it held before is kept"),
+            atomic(tmp_path / "a") as f,
+        ):
+            f.write(b"x" * 100_000)
+            f.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert (tmp_path / "a").read_text() == "old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_lock_that_is_left_to_the_end_warns_of_nothing(tmp_path):
+    # python -X dev: "Exception ignored", after the sentence of any run that ended with one
+    code = """
+import sys
+from fusedgpt.errors import UserError, one_sentence
+from fusedgpt.machine.files import lock
+def main():
+    held = lock(sys.argv[1])
+    raise UserError("no")
+with one_sentence():
+    main()
+"""
+    done = script("-X", "dev", "-c", code, tmp_path, check=False)
+    assert done.stderr == "error: no\n"
+
+
+def test_a_name_that_is_not_utf8_is_written_as_escapes(tmp_path):
+    # in the report of a benchmark, which has the command, it was a traceback
+    with atomic(tmp_path / "a", "w") as file:
+        file.write(os.fsdecode(b"ok \xff"))
+    assert (tmp_path / "a").read_bytes() == rb"ok \udcff"

@@ -1,0 +1,205 @@
+"""Times are of the calls that count, and their summary is right."""
+
+import contextlib
+import itertools
+import time
+import types
+
+import pytest
+import torch
+
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.functions import ATTENTION
+from fusedgpt.machine import timing
+
+CPU = torch.device("cpu")
+
+
+def test_the_reference_is_a_mean_of_milliseconds_a_call(monkeypatch):
+    # a process that is suspended now and then still has a fast call, and even a fast median
+    told, costs = [0.0], itertools.cycle([0.001, 0.001, 0.007])  # seconds a call
+
+    def now(device):
+        told[0] += next(costs)
+        return told[0]
+
+    monkeypatch.setattr(timing, "now", now)
+    assert timing.reference(CPU) == pytest.approx(3.0, abs=1.6)
+    monkeypatch.undo()
+    assert 0 < timing.reference(CPU) < 1e4
+
+
+def test_samples_leave_warm_up_out(monkeypatch):
+    told = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: told[0])
+    costs = iter([9.0, 9.0, 0.001, 0.002, 0.003])  # seconds; the first two are warm-up
+
+    def step():
+        told[0] += next(costs)
+
+    assert timing.samples(step, CPU, count=3, warmup=2) == pytest.approx([1.0, 2.0, 3.0])
+    # of samples as skewed as times are: of 1, 2, 3 the mean is the median too
+    found = timing.summary([2.0, 1.0, 9.0])
+    assert found == pytest.approx({"median_ms": 2.0, "p10_ms": 1.2, "p90_ms": 7.6, "samples": 3})
+
+
+def test_steps_on_a_gpu_are_timed_by_its_own_events(monkeypatch):
+    # a stand-in for the device: its events are stamped as they are recorded, and may be read once it was waited for
+    clock, waits = itertools.count(), []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = next(clock) ** 2
+
+        def elapsed_time(self, other):
+            assert waits
+            return other.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(None))
+    steps = timing.StepClock(torch.device("cuda"))
+    for _ in range(3):
+        steps.start()
+        steps.stop()
+    assert not waits
+    assert steps.read() == [1, 5, 9] and len(waits) == 1
+    assert steps.read() == []
+
+
+class StandIns:
+    """What PyTorch has for CUDA graphs, without a GPU: `did` is what was asked of the device, in order."""
+
+    def __init__(self, monkeypatch, why_not=None):
+        self.did, self.stream = [], "main"
+        stream = types.SimpleNamespace(wait_stream=lambda other: None)
+        for name, stand_in in {
+            "Stream": lambda device: stream,
+            "current_stream": lambda device: stream,
+            "stream": self.on_side,
+            "CUDAGraph": lambda: types.SimpleNamespace(replay=self.note("replay"), reset=self.note("reset")),
+            "graph": self.capture,
+            "Event": self.event,
+            "set_sync_debug_mode": self.did.append,
+            "synchronize": lambda *device: self.did.append("wait"),
+            "get_device_properties": lambda device: types.SimpleNamespace(L2_cache_size=200 << 20),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+        monkeypatch.setattr(torch, "empty", self.buffer)
+        self.why_not = why_not
+
+    def note(self, what):
+        return lambda: self.did.append(what)
+
+    @contextlib.contextmanager
+    def on_side(self, stream):
+        self.stream = "side"
+        try:
+            yield
+        finally:
+            self.stream = "main"
+
+    @contextlib.contextmanager
+    def capture(self, graph, stream):
+        self.did.append("capture")
+        if self.why_not:
+            raise self.why_not
+        yield
+        self.did.append("captured")
+
+    def event(self, enable_timing):
+        assert enable_timing
+        return types.SimpleNamespace(record=self.note("event"), elapsed_time=lambda end: 0.25)
+
+    def buffer(self, n, dtype, device):
+        assert n == 400 << 20  # twice the cache: less would leave some of the inputs in it
+        return types.SimpleNamespace(zero_=self.note("flush"))
+
+    def step(self):
+        self.did.append(f"step on {self.stream}")
+
+
+GPU_7 = torch.device("cuda", 7)  # no test on a GPU has this one
+
+
+def test_a_gpu_is_timed_by_replays_from_a_cold_cache(monkeypatch):
+    # a kernel of 20 us took as long as Python needs to launch it
+    device = StandIns(monkeypatch)
+    found = timing.device_samples(device.step, GPU_7, count=3, warmup=2)
+    assert found == ([0.25] * 3, "graph replay, cold L2")
+    captured = [*["step on side"] * 2, "error", "step on side", "default", "capture", "step on side", "captured"]
+    assert device.did == [*captured, "replay", *["flush", "event", "replay", "event"] * 3, "wait", "reset"]
+    assert device.stream == "main"
+
+
+def test_something_runs_before_it_is_captured(monkeypatch):
+    device = StandIns(monkeypatch)
+    timing.device_samples(device.step, GPU_7, count=1, warmup=0)
+    assert device.did[:4] == ["error", "step on side", "default", "capture"]  # a first call may wait for the GPU
+
+
+def test_a_call_that_cannot_be_captured_is_timed_as_a_call_and_says_so(monkeypatch):
+    device = StandIns(monkeypatch, why_not=RuntimeError("operation not permitted when stream is capturing"))
+    monkeypatch.setattr(timing, "samples", lambda step, device, count, warmup: [7.0] * count)
+    assert timing.device_samples(device.step, GPU_7, count=2, warmup=1) == ([7.0, 7.0], "calls")
+    assert "replay" not in device.did
+
+
+def test_a_call_that_waits_for_the_gpu_is_never_captured(monkeypatch):
+    # a capture that fails leaves the random numbers of the GPU unusable: dropout after auto would end the run
+    def waits():
+        device.did.append("step")
+        if device.did[-2:] == ["error", "step"]:
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    device = StandIns(monkeypatch)
+    monkeypatch.setattr(timing, "samples", lambda step, device, count, warmup: [7.0] * count)
+    assert timing.device_samples(waits, GPU_7, count=1, warmup=1) == ([7.0], "calls")
+    assert device.did == ["step", "error", "step", "default"] and device.stream == "main"
+
+
+def test_a_cpu_is_timed_by_calls():
+    ms, how = timing.device_samples(lambda: torch.ones(4) + 1, CPU, count=3, warmup=1)
+    assert how == "calls" and len(ms) == 3 and all(0 < each < 100 for each in ms)
+
+
+@pytest.mark.gpu
+def test_replays_leave_the_launch_out_and_agree_on_long_kernels():
+    gpu = torch.device("cuda", torch.cuda.current_device())
+    small, large = torch.ones(16, device=gpu), torch.ones(8192, 8192, device=gpu, dtype=torch.bfloat16)
+
+    def short():  # many launches, which Python makes more slowly than the GPU runs them
+        x = small
+        for _ in range(20):
+            x = x + 1
+        return x
+
+    def median(ms):
+        return timing.summary(ms)["median_ms"]
+
+    held = torch.cuda.memory_allocated(gpu)
+    for step, same in ((short, False), (lambda: large @ large, True)):
+        ms, how = timing.device_samples(step, gpu, count=20, warmup=3)
+        calls = median(timing.samples(step, gpu, count=20, warmup=3))
+        assert how == "graph replay, cold L2"
+        assert median(ms) == pytest.approx(calls, rel=0.1) if same else median(ms) < calls
+    assert torch.cuda.memory_allocated(gpu) <= held + 2**26  # cuBLAS keeps a workspace
+
+
+@pytest.mark.gpu
+def test_a_call_that_waits_for_the_gpu_is_timed_by_calls():
+    x = torch.ones(4, device="cuda")
+    ms, how = timing.device_samples(lambda: x.sum().item(), torch.device("cuda"), count=3, warmup=1)
+    assert how == "calls" and len(ms) == 3
+    assert (torch.rand(4, device="cuda") < 1).all()  # and the GPU still works
+
+
+@pytest.mark.gpu
+def test_a_forward_and_backward_is_captured():
+    case = Case((1, 2, 64, 32), torch.device("cuda"), torch.bfloat16)
+    inputs = case.inputs()
+    for name in ("manual", "math", "efficient", "flash"):
+        _, how = timing.device_samples(lambda n=name: case.run(ATTENTION[n], *inputs), case.device, count=2, warmup=2)
+        assert how == "graph replay, cold L2", name

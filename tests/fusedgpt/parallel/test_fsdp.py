@@ -1,0 +1,177 @@
+"""parallel=fsdp beside parallel=ddp: the same batches, losses, gradients and weights; and its checkpoints."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from fusedgpt.runs import checkpoint
+from tests import limited_memory
+from tests.conftest import assert_same_bytes, fails, flags, rows, run, script, small, torchrun, wait_for
+from tests.faults.processes import start
+
+# dropout, accumulation on each rank and clipping; 2 x 4 windows an evaluation leave ranks of 4 with none at the end
+SETTINGS = dict(max_iters=20, dropout=0.1, gradient_accumulation_steps=8, batch_size=2, grad_clip=0.5, eval_iters=3)
+SETTINGS |= dict(attention="manual", learning_rate=1e-3)  # AdamW's first steps make much of rounding: small ones
+WHOLE, SHARED = dict(parallel="ddp"), dict(parallel="fsdp")
+SPLIT = [(2, SHARED), (4, SHARED), (4, dict(parallel="fsdp", shard_size=2))]
+
+
+def trained(out_dir, data, world, **settings):
+    """The folder of a run of `world` processes."""
+    args = flags(small(out_dir, data, **{**SETTINGS, **settings}))
+    return out_dir, torchrun(world, "train.py", *args) if world > 1 else script("train.py", *args)
+
+
+def state(out_dir, name="ckpt.pt"):
+    """All tensors of a checkpoint, each in one piece."""
+    saved = checkpoint.load(out_dir / name)
+    moments = {f"{n} {key}": t for n, each in saved["optimizer"]["state"].items() for key, t in each.items()}
+    return saved["model"] | moments
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory, data):
+    """A run of two ranks that hold a whole copy each."""
+    return trained(tmp_path_factory.mktemp("ddp"), data, 2, **WHOLE)[0]
+
+
+@pytest.fixture(scope="module")
+def fsdp(tmp_path_factory, data):
+    """A run of two ranks that share the model."""
+    return trained(tmp_path_factory.mktemp("fsdp"), data, 2, **SHARED)[0]
+
+
+@pytest.mark.parametrize(("world", "settings"), SPLIT, ids=["two", "four", "two copies of two"])
+def test_sharing_a_model_changes_no_result(tmp_path, data, ddp, fsdp, world, settings):
+    # the sum of gradients is another order of additions; a wrong mean, seed or batch is off by far more than rounding
+    out = fsdp if world == 2 else trained(tmp_path, data, world, **settings)[0]
+    for kind, names in (("train", ("loss", "grad_norm", "lr")), ("eval", ("train_loss", "val_loss"))):
+        for ours, theirs in zip(rows(out, kind), rows(ddp, kind), strict=True):
+            assert [ours[n] for n in names] == pytest.approx([theirs[n] for n in names], rel=5e-5)
+    ours, theirs = state(out), state(ddp)
+    assert ours.keys() == theirs.keys()
+    for name, w in theirs.items():
+        torch.testing.assert_close(ours[name], w, rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+    start = {row["grad_norm"] for row in rows(ddp)}
+    assert max(start) > SETTINGS["grad_clip"]  # or clipping would not have been tried
+
+
+def test_a_shared_run_resumes_to_the_bit(tmp_path, data, fsdp):
+    half, _ = trained(tmp_path, data, 2, **SHARED, max_iters=10)
+    done = torchrun(2, "train.py", "--init_from=resume", f"--out_dir={half}", "--max_iters=20")
+    assert "resuming with max_iters=20; it was 10" in done.stdout and done.stdout.count("resuming with") == 1
+    assert_same_bytes(state(half), state(fsdp))
+    assert_same_bytes(state(half, "best.pt"), state(fsdp, "best.pt"))
+    assert [row["loss"] for row in rows(half)] == [row["loss"] for row in rows(fsdp)]
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, data, fsdp):
+    # 2 → 1 → 4: shards to one file and back; on one process a run that was shared goes on as a plain one
+    out, _ = trained(tmp_path, data, 2, **SHARED, max_iters=5)
+    assert list(out.glob("shards-*"))
+    done = script("train.py", "--init_from=resume", f"--out_dir={out}", "--max_iters=10")
+    assert "parallel=fsdp shares nothing on one process" in done.stdout
+    assert torch.load(out / "ckpt.pt", weights_only=True)["model"]  # in one file, as any other run's
+    torchrun(4, "train.py", "--init_from=resume", f"--out_dir={out}", "--max_iters=20")
+    assert [row["loss"] for row in rows(out)] == pytest.approx([row["loss"] for row in rows(fsdp)], rel=2e-5)
+    for name, w in state(fsdp).items():
+        torch.testing.assert_close(state(out)[name], w, rtol=1e-4, atol=2e-5)
+
+
+def test_a_rank_holds_its_part_only(tmp_path, data, fsdp):
+    # a file of each rank, about half as large as the state: weights and two moments of float32
+    bytes_of_state = sum(t.nbytes for n, t in state(fsdp).items() if n != "lm_head.weight")
+    parts = [file.stat().st_size for file in (fsdp / "shards-20").glob("__?_0.distcp")]
+    assert len(parts) == 2 and all(0.4 * bytes_of_state < part for part in parts)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_in_low_precision_sharing_changes_no_bit(tmp_path, data, dtype):
+    # what is gathered is what autocast would cast, gradients are averaged in float32, and the scaler finds infinities
+    # on any rank. Not clipped: all that is added up in another order is the float32 norm. If gradients were scaled by
+    # it, its last bit would move weights, and one that then rounds to another bfloat16 moves the next norm by 4e-5,
+    # which no tolerance tells from gradients averaged in bfloat16 (1e-5)
+    settings = dict(max_iters=4, eval_interval=4, dropout=0.1, grad_clip=0.0, dtype=dtype)
+    whole, _ = trained(tmp_path / "whole", data, 2, **WHOLE, **settings)
+    out, _ = trained(tmp_path / "out", data, 2, **SHARED, **settings)
+    for ours, theirs in zip(rows(out), rows(whole), strict=True):
+        assert ours["loss"] == theirs["loss"]
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-6)
+    assert_same_bytes(state(out), state(whole))
+
+
+VARIANTS = {
+    "recomputed and in chunks": (dict(recompute="block", loss="chunked"), dict(loss="chunked"), 1e-5),
+    "compiled": (dict(recompute="block", compile=True), {}, 1e-3),
+}
+
+
+@pytest.mark.parametrize(("settings", "plain", "rel"), VARIANTS.values(), ids=VARIANTS)
+def test_sharing_goes_with_all_else(tmp_path, data, settings, plain, rel):
+    # what a compiled block draws for dropout is not what an eager one does
+    short = dict(max_iters=4, eval_interval=4, dropout=0.0 if "compile" in settings else 0.1)
+    whole, _ = trained(tmp_path / "whole", data, 2, **WHOLE, **plain, **short)
+    out, _ = trained(tmp_path / "out", data, 2, **SHARED, **settings, **short)
+    for ours, theirs in zip(rows(out), rows(whole), strict=True):
+        names = ("loss", "grad_norm")
+        assert [ours[n] for n in names] == pytest.approx([theirs[n] for n in names], rel=rel)
+    assert bool(json.loads((out / "run.json").read_text())["graphs"]) == ("compile" in settings)
+
+
+def test_a_signal_to_one_rank_ends_all_with_everything_saved(tmp_path, data):
+    # the others need the rank that heard it until the step, the evaluation and the samples are done
+    draws = dict(max_iters=10**5, sample_interval=7, sample_prompts="a")
+    settings = small(tmp_path / "out", data, **{**SETTINGS, **SHARED, **draws})
+    processes = start(settings, tmp_path / "log", world=2)
+    wait_for(tmp_path / "out" / "ckpt.pt", seconds=60)
+    os.kill(processes[1].pid, signal.SIGTERM)
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 128 + signal.SIGTERM], (tmp_path / "log").read_text()
+    assert checkpoint.load(tmp_path / "out" / "ckpt.pt")["iter_num"] == len(rows(tmp_path / "out"))
+
+
+def test_samples_are_drawn_by_all_and_said_once(tmp_path, data):
+    # with the model shared, a rank that samples alone waits for the others for ever
+    draws = dict(max_iters=2, eval_interval=2, sample_interval=2, sample_prompts="a")
+    out, done = trained(tmp_path, data, 2, **SHARED, **draws)
+    assert [row["iter"] for row in rows(out, "sample")] == [0, 2] and done.stdout.count("step 2: sample") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["--optimizer=muon"], "optimizer=muon needs whole matrices"),
+        (["--parallel=ddp", "--shard_size=2"], "shard_size=2 is for --parallel=fsdp: give --shard_size=None"),
+        (["--shard_size=0"], "shard_size=0 must be 1 or more"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(tmp_path, data, args, reason):
+    assert reason in fails("train.py", *flags(small(tmp_path, data, **SHARED)), *args)
+
+
+def test_groups_have_to_divide_the_processes(tmp_path, data):
+    args = flags(small(tmp_path, data, **SETTINGS, **SHARED, shard_size=3))
+    done = torchrun(2, "train.py", *args, check=False)
+    assert done.returncode and "shard_size=3 does not divide 2 processes" in done.stderr
+
+
+def test_a_pretrained_model_is_shared_too(tmp_path, data):
+    whole = run(tmp_path / "whole", data, max_iters=2)
+    script("export.py", whole, tmp_path / "hf")
+    first = {}
+    for name, settings in (("ddp", WHOLE), ("fsdp", SHARED)):
+        out, _ = trained(tmp_path / name, data, 2, **settings, init_from=str(tmp_path / "hf"), max_iters=1, n_layer=2)
+        first[name] = rows(out, "eval")[-1]["val_loss"]
+    assert first["fsdp"] == pytest.approx(first["ddp"], rel=1e-5)
+
+
+def test_what_fits_a_limit_is_measured(tmp_path, data, monkeypatch):
+    monkeypatch.setattr(limited_memory, "MODEL", dict(n_layer=1, n_embd=32, block_size=16, n_head=2, dataset=data))
+    shared = limited_memory.row(2, SHARED, 20_000, 2, tmp_path / "out")
+    assert shared["trained"] and shared["val_loss"] < 5 and 50 < shared["peak_mb"] < 2000
+    refused = limited_memory.row(1, WHOLE, 60, 2, tmp_path / "none")  # not even PyTorch fits
+    assert not refused["trained"] and refused["why_not"]

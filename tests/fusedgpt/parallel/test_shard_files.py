@@ -1,0 +1,194 @@
+"""Checkpoints in shards: read whole, damaged, hostile, converted, kept and removed."""
+
+import io
+import os
+import pathlib
+import pickle
+import random
+import re
+import shlex
+import shutil
+import sys
+
+import pytest
+import torch
+
+import convert
+from fusedgpt.errors import UserError
+from fusedgpt.parallel import shard_files
+from fusedgpt.runs import checkpoint, run_folder
+from tests.conftest import assert_same_bytes, fails, flags, rows, run, script, small, torchrun
+
+
+@pytest.fixture
+def folder(small_run, tmp_path):
+    """A finished run in shards: ckpt.pt of iteration 10, which is best.pt too, and ckpt-5.pt."""
+    shutil.copytree(small_run, tmp_path / "run")
+    os.replace(tmp_path / "run" / "ckpt.pt", tmp_path / "run" / "best.pt")  # a copy has lost the second name
+    os.link(tmp_path / "run" / "best.pt", tmp_path / "run" / "ckpt.pt")
+    convert.main(tmp_path / "run", "shards")
+    return tmp_path / "run"
+
+
+def tensors(saved):
+    moments = {f"{n} {key}": t for n, each in saved["optimizer"]["state"].items() for key, t in each.items()}
+    return saved["model"] | moments
+
+
+def flip(path):
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+def test_there_and_back_is_the_same(folder, small_run):
+    assert not torch.load(folder / "ckpt.pt", weights_only=True)["model"]  # the tensors are elsewhere
+    assert sorted(path.name for path in folder.glob("shards-*")) == ["shards-10", "shards-5"]
+    assert (folder / "ckpt.pt").samefile(folder / "best.pt")
+    for form in ("shards", "file"):
+        convert.main(folder, form)
+        for name in ("ckpt.pt", "ckpt-5.pt", "best.pt"):
+            saved, before = checkpoint.load(folder / name), checkpoint.load(small_run / name)
+            assert_same_bytes(tensors(saved), tensors(before))
+            same = before.keys() - {"model", "optimizer"}
+            assert {key: saved[key] for key in same} == {key: before[key] for key in same}
+            assert saved["optimizer"]["param_groups"] == before["optimizer"]["param_groups"]
+    assert not list(folder.glob("shards-*"))
+
+
+def test_what_reads_a_run_reads_shards(folder, small_run, tmp_path, data):
+    draws = ("--num_samples=1", "--start=a", "--max_new_tokens=20")
+    text = [script("sample.py", f"--out_dir={out}", *draws).stdout.split("\n", 1)[1] for out in (folder, small_run)]
+    assert text[0] == text[1]  # after the line that names the checkpoint
+    for out, name in ((folder, "a"), (small_run, "b")):
+        script("export.py", out, tmp_path / name)
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+    run(folder, data, init_from="resume", max_iters=12)
+    assert [row["iter"] for row in rows(folder)] == list(range(12))
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
+def test_damaged_shards_fall_back_to_the_checkpoint_before(folder, name, capsys):
+    flip(folder / "shards-10" / name)
+    saved, path = run_folder.load_latest(folder)
+    assert path.name == "ckpt-5.pt" and saved["iter_num"] == 5
+    assert f"{name} is damaged, or not there" in capsys.readouterr().out
+    shutil.rmtree(folder / "shards-5")
+    with pytest.raises(UserError, match="is damaged, or not there"):
+        run_folder.load_latest(folder)
+
+
+def test_metadata_that_would_run_code_is_refused(folder, tmp_path):
+    # PyTorch's reader unpickles it, and an unpickled object may be a call of any function
+    class Call:
+        def __reduce__(self):
+            return pathlib.Path.touch, (tmp_path / "it ran",)
+
+    # a dotted name leads from PyTorch's own module to os, which that imports: protocol 4's way to name a function
+    module = b"torch.distributed.checkpoint.metadata"
+    command = f"touch '{tmp_path / 'it ran'}'".encode()
+    names = b"".join(b"\x8c" + bytes([len(name)]) + name for name in (module, b"os.system"))
+    through_os = b"\x80\x04" + names + b"\x93\x8c" + bytes([len(command)]) + command + b"\x85R."
+    metadata = folder / "shards-10" / ".metadata"
+    saved = torch.load(folder / "ckpt.pt", weights_only=True)
+    for hostile in (pickle.dumps(Call()), through_os):
+        metadata.write_bytes(hostile)
+        saved["shards"]["files"][".metadata"] = shard_files._checksum(metadata)  # as who means harm would write it
+        torch.save(saved, folder / "ckpt.pt")
+        with pytest.raises(UserError, match=r"cannot read .*which is no part of a checkpoint"):
+            checkpoint.load(folder / "ckpt.pt")
+        assert not (tmp_path / "it ran").exists()
+    pickle.loads(through_os)
+    assert (tmp_path / "it ran").exists()  # it would have
+    for outside in ("../elsewhere", "/etc"):
+        saved["shards"]["folder"] = outside
+        torch.save(saved, folder / "ckpt.pt")
+        with pytest.raises(UserError, match="its shards are not beside it"):
+            checkpoint.load(folder / "ckpt.pt")
+
+
+def test_whatever_is_wrong_with_metadata_is_one_sentence(folder):
+    path, chance = folder / "shards-10", random.Random(0)
+    raw, refused = (path / ".metadata").read_bytes(), []
+    for _ in range(200):
+        damaged = bytearray(raw)
+        for _ in range(chance.choice((1, 20))):
+            damaged[chance.randrange(len(raw))] = chance.randrange(256)
+        (path / ".metadata").write_bytes(damaged[: chance.choice((len(raw), chance.randrange(len(raw))))])
+        try:
+            shard_files.read_whole(path, optimizer=True)
+        except UserError as error:
+            refused.append(str(error))
+    assert len(refused) > 180  # the checksum, which read_whole does not look at, sees the others too
+    assert all(said.startswith(f"cannot read {path}: it is damaged") and "\n" not in said for said in refused)
+
+
+def test_shards_that_nothing_names_are_removed_and_those_of_a_run_set_aside_go_with_it(folder):
+    (folder / "shards-7").mkdir()  # of a save that was killed
+    whole = (folder / "best.pt").read_bytes()
+    os.unlink(folder / "best.pt")
+    (folder / "best.pt").write_bytes(b"damaged")  # whose shards may be any
+    run_folder.remove_unused_shards(folder)
+    assert (folder / "shards-7").exists()
+    (folder / "best.pt").write_bytes(whole)
+    shutil.copy(folder / "ckpt-5.pt", folder / "before the change.pt")
+    os.unlink(folder / "ckpt-5.pt")
+    run_folder.remove_unused_shards(folder)
+    assert sorted(path.name for path in folder.glob("shards-*")) == ["shards-10", "shards-5"]  # a copy counts
+    os.replace(folder / "before the change.pt", folder / "ckpt-5.pt")
+    before = tensors(checkpoint.load(folder / "ckpt.pt"))
+    run_folder.set_aside(folder, print)
+    assert not list(folder.glob("shards-*")) and not run_folder.checkpoints(folder)
+    assert_same_bytes(tensors(checkpoint.load(folder / "previous-1" / "ckpt.pt")), before)
+
+
+def test_shards_that_do_not_fit_the_model_are_refused(folder):
+    with pytest.raises(UserError, match=r"cannot read .*: it is damaged, of another model"):
+        shard_files.read(folder / "shards-10", {"model/transformer.wte.weight": torch.zeros(3, 3)})
+    with pytest.raises(UserError, match=r"cannot read .*: it is damaged, of another model"):
+        shard_files.read(folder / "shards-10", {"model/nothing": torch.zeros(3, 3)})
+
+
+def test_a_rank_whose_disk_is_full_loses_nothing(tmp_path, data):
+    # no rank may take a folder for complete that another could not write, and training goes on
+    together = dict(parallel="fsdp", gradient_accumulation_steps=2, eval_interval=5, max_iters=10)
+    out = tmp_path / "out"
+    torchrun(2, "train.py", *flags(small(out, data, **together)))
+    before = tensors(checkpoint.load(out / "ckpt.pt"))
+    limited = f"ulimit -f 40; exec {sys.executable} -m torch.distributed.run --standalone --nproc_per_node=2 train.py "
+    args = flags(small(out, data, **together | dict(max_iters=20), init_from="resume"))
+    done = script("-c", limited + shlex.join(args), prefix=["bash"], check=False)
+    assert done.returncode and "NOT SAVED at iteration 15: rank" in done.stdout and "iter 19:" in done.stdout
+    assert re.search(r"^error: rank . cannot write .*: no space left, or the disk refuses", done.stderr, re.MULTILINE)
+    assert_same_bytes(tensors(checkpoint.load(out / "ckpt.pt")), before)
+    assert sorted(path.name for path in out.glob("shards-*")) == ["shards-10", "shards-5"]
+
+
+BAD = [(["zip"], "it can be file or shards"), ([], "name a run and a form"), (["file"], "has no checkpoint")]
+
+
+@pytest.mark.parametrize(("args", "reason"), BAD)
+def test_bad_conversions_are_one_sentence(tmp_path, args, reason):
+    assert reason in fails("convert.py", tmp_path, *args)
+
+
+@pytest.mark.parametrize(("module", "call"), [(checkpoint, "load"), (shard_files, "write")])
+def test_a_conversion_stops_if_its_folder_is_moved(small_run, tmp_path, monkeypatch, module, call):
+    # it made the folder anew, with one checkpoint of several
+    folder, done = shutil.copytree(small_run, tmp_path / "run"), getattr(module, call)
+
+    def moved(*args, **kwargs):
+        found = done(*args, **kwargs)
+        folder.rename(tmp_path / "moved")
+        return found
+
+    monkeypatch.setattr(module, call, moved)
+    with pytest.raises(UserError, match=r"run was moved to .*moved while this process used it"):
+        convert.main(folder, "shards")
+    assert os.listdir(tmp_path) == ["moved"]
+
+
+def test_shards_that_python_3_13_wrote_are_read_by_any():
+    # there alone, a path is pickled as of the module pathlib._local: no shard could be read
+    written = b"cpathlib._local\nPosixPath\n(Vfolder\ntR."
+    assert shard_files._Unpickler(io.BytesIO(written)).load() == pathlib.PosixPath("folder")

@@ -1,0 +1,148 @@
+"""Checkpoints: whole, safe to load, and readable by others."""
+
+import gc
+import os
+import pathlib
+import pickle
+import shutil
+
+import pytest
+import torch
+
+from fusedgpt.errors import UserError
+from fusedgpt.runs import checkpoint
+from model import GPT
+from tests.conftest import Evil, as_nanogpt_wrote, as_we_wrote_before_activation, assert_same_bytes
+
+
+def test_it_is_nanogpts_dict(small_run):
+    saved = torch.load(small_run / "ckpt.pt", weights_only=True)
+    assert {"model", "optimizer", "model_args", "iter_num", "best_val_loss", "config"} <= saved.keys()
+    # nanoGPT's GPTConfig takes no other argument than these
+    wanted = {"n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "dropout"}
+    assert saved["model_args"].keys() == wanted
+    assert saved["extra_model_args"] == {"vocab_multiple": 64, "activation": "gelu_tanh"}
+    model = GPT.from_checkpoint(checkpoint.load(small_run / "ckpt.pt"))
+    assert all(torch.equal(w, saved["model"][name]) for name, w in model.state_dict().items())
+    assert saved["iter_num"] == 10 and saved["config"]["batch_size"] == 4
+
+
+def test_cut_short_anywhere_it_is_named(small_run, tmp_path):
+    whole = (small_run / "ckpt.pt").read_bytes()
+    for length in (0, 1, 100, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "ckpt.pt").write_bytes(whole[:length])
+        with pytest.raises(UserError, match="is damaged or no checkpoint of a GPT"):
+            checkpoint.load(tmp_path / "ckpt.pt")
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    (tmp_path / "ckpt.pt").write_bytes(flipped)
+    with pytest.raises(UserError, match="checksum"):
+        checkpoint.load(tmp_path / "ckpt.pt")
+    torch.save({"something": "else"}, tmp_path / "ckpt.pt")
+    with pytest.raises(UserError, match="is damaged or no checkpoint"):
+        checkpoint.load(tmp_path / "ckpt.pt")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"iter_num": -1}, "iterations are no whole numbers"),
+        ({"iter_num": 2**70}, "iterations are no whole numbers"),
+        ({"best_iter": "x"}, "iterations are no whole numbers"),
+        ({"kept": [0.5]}, "iterations are no whole numbers"),
+        ({"config": [1]}, "bad config"),
+        ({"config": {1: 2}}, "bad config"),
+        ({"best_val_loss": "low"}, "could not convert"),
+        ({"attention": 3}, "attention or dtype is no name"),
+        ({"scaler": {"scale": "big"}}, "scaler is not made of numbers"),
+        ({"model": {"w": torch.zeros(2, dtype=torch.float64)}}, "weight w is not float32"),
+        ({"model": {"w": "text"}}, "weight w is not float32"),
+        ({"model_args": 3}, "is damaged or no checkpoint"),
+    ],
+)
+def test_content_that_no_run_writes_is_one_sentence(small_run, tmp_path, change, message):
+    torch.save(torch.load(small_run / "ckpt.pt", weights_only=True) | change, tmp_path / "ckpt.pt")
+    with pytest.raises(UserError, match=message):
+        checkpoint.load(tmp_path / "ckpt.pt")
+
+
+def test_a_fifo_is_no_checkpoint(tmp_path):
+    os.mkfifo(tmp_path / "ckpt.pt")  # opening it would wait for ever
+    with pytest.raises(UserError, match="is no file"):
+        checkpoint.load(tmp_path / "ckpt.pt")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda o: o["state"][0].update(exp_avg=torch.zeros(3)), r"for transformer.wte.weight it has .*\(3,\)"),
+        (lambda o: o["state"][0].update(exp_avg="text"), "'exp_avg': 'str'"),
+        (lambda o: o["state"][1].update(exp_avg_sq=o["state"][1]["exp_avg_sq"].double()), "float64"),
+        (lambda o: o["state"][2].pop("step"), "for transformer.h.0"),
+        (lambda o: o["state"].pop(4), "has state of 14 parameters, not 15"),
+        (lambda o: o["state"].update({99: o["state"][0]}), "has state of 16 parameters, not 15"),
+        (lambda o: o["state"].clear(), "has state of 0 parameters"),
+        (lambda o: o["param_groups"].pop(), "has groups of"),
+        (lambda o: o.update(state=[1, 2]), "does not fit"),
+    ],
+)
+def test_optimizer_state_that_does_not_fit_is_refused_before_it_is_used(small_run, spoil, message):
+    # F5: an exp_avg of three numbers ended in SIGSEGV in AdamW's fused kernel
+    saved = checkpoint.load(small_run / "ckpt.pt")
+    model = GPT.from_checkpoint(saved)
+    optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
+    spoil(saved["optimizer"])
+    with pytest.raises(UserError, match=message):
+        checkpoint.restore_optimizer(saved, optimizer, model)
+    assert not optimizer.state
+
+
+def test_what_was_loaded_outlives_its_file(small_run, tmp_path):
+    # tensors are mapped from the file
+    shutil.copyfile(small_run / "ckpt.pt", tmp_path / "ckpt.pt")
+    saved = checkpoint.load(tmp_path / "ckpt.pt")
+    model = GPT.from_checkpoint(saved)
+    optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
+    checkpoint.restore_optimizer(saved, optimizer, model)
+    del saved
+    gc.collect()
+    maps = pathlib.Path("/proc/self/maps")
+    assert not maps.exists() or str(tmp_path) not in maps.read_text()
+
+
+def test_it_runs_no_code(tmp_path, monkeypatch):
+    # T14
+    monkeypatch.chdir(tmp_path)
+    with open("ckpt.pt", "wb") as file:
+        pickle.dump({"model": Evil()}, file, protocol=2)
+    with pytest.raises(UserError, match="damaged"):
+        checkpoint.load("ckpt.pt")
+    torch.save({"model": Evil()}, "ckpt.pt")
+    with pytest.raises(UserError, match="damaged"):
+        checkpoint.load("ckpt.pt")
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_checkpoint_that_does_not_name_its_activation_has_its_writers(small_run, tmp_path):
+    # nanoGPT has had the exact GELU since May 2023; its checkpoints used to get GPT-2's tanh form in silence
+    saved = torch.load(small_run / "ckpt.pt", weights_only=True)
+    for write, activation in ((as_nanogpt_wrote, "gelu"), (as_we_wrote_before_activation, "gelu_tanh")):
+        torch.save(write(saved), tmp_path / "ckpt.pt")
+        found = checkpoint.load(tmp_path / "ckpt.pt")
+        assert GPT.from_checkpoint(found).config.activation == activation
+        assert checkpoint.is_nanogpts(found) == (activation == "gelu")
+        assert GPT.from_checkpoint(found, activation="gelu_tanh").config.activation == "gelu_tanh"
+
+
+def test_weights_and_dimensions_that_do_not_fit_are_one_sentence(small_run):
+    saved = checkpoint.load(small_run / "ckpt.pt")
+    for wrong in ({"n_embd": 64}, {"n_head": 5}, {"n_layers": 2}):
+        with pytest.raises(UserError, match="do not fit each other"):
+            GPT.from_checkpoint({**saved, "model_args": saved["model_args"] | wrong})
+
+
+def test_a_name_that_is_not_utf8(small_run, tmp_path):
+    # PyTorch maps no such file, so a run in a folder of that name was saved and could not be resumed: "damaged"
+    path = tmp_path / os.fsdecode(b"\xff.pt")
+    shutil.copy(small_run / "ckpt.pt", path)
+    assert_same_bytes(checkpoint.load(path)["model"], checkpoint.load(small_run / "ckpt.pt")["model"])

@@ -1,0 +1,195 @@
+"""What wandb and a terminal are told, and that no by-product of a run can end it."""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import termios
+import types
+
+import pytest
+
+from fusedgpt.machine.files import lock
+from fusedgpt.runs import logger
+from fusedgpt.settings import Settings
+from tests.conftest import ROOT, flags, rows, run, script, small, weights
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    """A stand-in for the package: what its functions were called with."""
+    said = types.SimpleNamespace(settings=None, logged=[], finished=0)
+
+    def finish():
+        said.finished += 1
+
+    module = types.SimpleNamespace(
+        init=lambda **settings: setattr(said, "settings", settings),
+        log=lambda metrics, step: said.logged.append((step, metrics)),
+        finish=finish,
+        errors=types.SimpleNamespace(Error=OSError),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return said
+
+
+def test_wandb_gets_nanogpts_names_and_our_own_for_the_rest(tmp_path, data, wandb):
+    # nanoGPT's dashboards plot train/loss, val/loss, lr and mfu in per cent: our own names left them empty
+    names = dict(wandb_project="walks", wandb_run_name="first")
+    run(tmp_path, data, max_iters=4, eval_interval=2, wandb_log=True, **names)
+    want = [
+        (
+            m["iter"],
+            {"iter": m["iter"]}
+            | {f"{split}/loss": m[f"{split}_loss"] for split in ("train", "val")}
+            | {f"{split}/bits_per_byte": m[f"{split}_bits_per_byte"] for split in ("train", "val")},
+        )
+        for m in rows(tmp_path, "eval")
+    ]
+    assert [(step, logged) for step, logged in wandb.logged if "val/loss" in logged] == want
+    want = []
+    for m in rows(tmp_path):
+        logged = {"iter": m["iter"], "lr": m["lr"], "mfu": 100 * m["mfu"]}
+        own = ("loss", "grad_norm", "ms", "tokens_per_s", "peak_memory")
+        want.append((m["iter"], logged | {f"step/{name}": m[name] for name in own}))
+    assert [(step, logged) for step, logged in wandb.logged if "val/loss" not in logged] == want
+    steps = [step for step, _ in wandb.logged]
+    assert steps == sorted(steps) == [0, 0, 1, 2, 2, 3, 4]  # wandb drops what is logged for an earlier step
+    assert (wandb.settings["project"], wandb.settings["name"], wandb.finished) == ("walks", "first", 1)
+    assert wandb.settings["config"]["settings"]["max_iters"] == 4
+
+
+def test_the_page_of_a_long_run_is_made_by_another_process(tmp_path, data, monkeypatch):
+    # to read 50,000 iterations took memory that the run then kept
+    monkeypatch.setattr(logger, "READ_HERE", 0)
+    monkeypatch.setattr(logger, "SHARE_OF_REPORTS", 1.0)
+    monkeypatch.setattr(logger.report_page, "write", lambda *_: pytest.fail("here"))
+    run(tmp_path, data)
+    page = (tmp_path / "report.html").read_text()
+    assert logger.report_page.RELOAD not in page and '"done": 10' in page
+
+
+def opened(out_dir):
+    """A logger with the folder of a new run."""
+    out_dir.mkdir(exist_ok=True)
+    log = logger.Logger(main=True)
+    log.open(out_dir, 0, {"settings": dataclasses.asdict(Settings())}, lock(out_dir))
+    return log
+
+
+LOSSES = {"iter": 0, "train_loss": 1.0, "val_loss": 1.0}
+
+
+class Tracker:
+    """A tracker that fails when it is asked to log for the second time, as TensorBoard's does if its disk is full."""
+
+    def __init__(self):
+        self.logged, self.closed = 0, 0
+
+    def log(self, metrics, step):
+        self.logged += 1
+        if self.logged == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(self):
+        self.closed += 1
+
+
+def test_a_tracker_that_fails_is_dropped_and_said(tmp_path, data, monkeypatch, capsys):
+    # TensorBoard's writer raises what ended its thread: it ended the run, before the evaluated state was saved
+    tracker = Tracker()
+    monkeypatch.setattr(logger.trackers, "start", lambda *_: [tracker])
+    run(tmp_path, data)
+    said = capsys.readouterr().out
+    assert said.count("NOT LOGGED to Tracker: OSError: [Errno 28] No space left on device; the run goes on") == 1
+    assert (tracker.logged, tracker.closed) == (2, 0)
+    assert len(rows(tmp_path)) == 10 and weights(tmp_path)
+
+
+def test_trackers_are_closed_when_all_lines_are_written(tmp_path):
+    # wandb may wait for a network meanwhile
+    log, found = opened(tmp_path), []
+    closes = types.SimpleNamespace(log=lambda *_: None)
+    closes.close = lambda: found.append((rows(tmp_path, "eval"), json.loads((tmp_path / "run.json").read_text())))
+    log.trackers = [closes]
+    log.lines.pending += b'{"kind": "eval", "iter": 7}\n'  # which the disk refused
+    log.times({"median_ms": 1.0, "p10_ms": 1.0, "p90_ms": 1.0})
+    log.close()
+    assert found[0][0] == [{"kind": "eval", "iter": 7}] and "time" in found[0][1]
+
+
+def test_a_machine_without_more_processes_trains_on(tmp_path, monkeypatch, capsys):
+    def refused(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(logger, "READ_HERE", 0)
+    monkeypatch.setattr(logger.subprocess, "Popen", refused)
+    log = opened(tmp_path)
+    log.evaluation(LOSSES)
+    assert math.isfinite(log.report_due)
+    log.close()
+    assert capsys.readouterr().out.count(f"NOT WRITTEN: report.html: [Errno {errno.EAGAIN}] Resource") == 2
+
+
+def test_a_page_that_cannot_be_made_ends_no_run(tmp_path, data, monkeypatch, capsys):
+    # what somebody had put into metrics.jsonl ended it, before the state was saved
+    monkeypatch.setattr(logger.report_page, "write", lambda *_: {}["page"])
+    run(tmp_path, data)
+    assert "NOT WRITTEN: report.html: KeyError: 'page'" in capsys.readouterr().out
+    assert len(rows(tmp_path)) == 10 and weights(tmp_path)
+
+
+def test_the_process_for_the_page_takes_its_share_of_the_time(tmp_path, monkeypatch):
+    # the time to start it was counted, not its own: on a long run one followed the other without end
+    clock, began, paths = [0.0], [], []
+
+    class Child:
+        def __init__(self, command, env, close_fds):
+            began.append(clock[0])
+            paths.append(env["PYTHONPATH"])
+
+        def poll(self):
+            return 0 if clock[0] >= began[-1] + 5 else None  # it takes 5 seconds
+
+        def wait(self):
+            pass
+
+    monkeypatch.setattr(logger, "READ_HERE", 0)
+    monkeypatch.setattr(logger.subprocess, "Popen", Child)
+    monkeypatch.setattr(logger, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setenv("PYTHONPATH", "/of/the/user")
+    log = opened(tmp_path)
+    for clock[0] in range(2000):
+        log.evaluation(LOSSES)
+    assert began == [0, 500, 1000, 1500]  # with 5 seconds each: a hundredth
+    assert paths[0] == f"{ROOT}{os.pathsep}/of/the/user"
+
+
+def test_a_terminal_shows_a_bar_and_a_pipe_plain_lines(tmp_path, data):
+    done = script("train.py", *flags(small(tmp_path, data)))
+    assert "\r" not in done.stdout + done.stderr and "it/s" not in done.stderr
+    main, child_end = os.openpty()
+    termios.tcsetwinsize(child_end, (24, 100))
+    command = [
+        sys.executable,
+        "train.py",
+        *flags(small(tmp_path, data, max_iters=300, eval_interval=300, eval_iters=0)),
+    ]
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=child_end)
+    os.close(child_end)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal says that its other end is closed
+        while chunk := os.read(main, 10_000):
+            shown += chunk
+    os.close(main)
+    assert child.wait(timeout=60) == 0
+    text = shown.decode()
+    assert "300/300" in text and "val " in text
+    # what it is doing, evaluations too; each line once, and no bar is left below the last
+    assert "training:" in text and re.search(r"evaluating, batch \d+ of \d+", text)
+    assert text.replace("\x1b[A", "").rpartition("\r")[2].strip() == ""

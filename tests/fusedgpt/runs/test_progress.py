@@ -1,0 +1,91 @@
+"""What a run says about itself, and how long it will take."""
+
+import datetime
+import re
+
+import pytest
+
+import train
+from fusedgpt.machine.device import graphs_compiled
+from fusedgpt.runs import progress
+from fusedgpt.training import evaluation
+from tests.conftest import flags, run, script, small
+
+
+def test_the_settings_line_has_what_differs(tmp_path, data):
+    line = progress.settings_line(small(tmp_path, data))
+    assert "n_embd=32" in line and "learning_rate=0.01" in line and "beta1" not in line
+
+
+def test_the_estimate_counts_the_steps_and_evaluations_that_are_left(tmp_path, data):
+    s = small(tmp_path, data, max_iters=100, eval_interval=30)
+    line = progress.estimate([9e4] * 3 + [2e3] * 3, 10, 60.0, s)  # evaluations at 30, 60, 90, 100
+    assert line.startswith("estimate: 7 min, until ")
+    assert line.endswith("90 steps of 2 s, and 4 times 60 s to evaluate")
+    assert "and 4 times" in progress.estimate([2e3] * 6, 30, 60.0, s)  # that of 30 comes after the step before it
+    assert "and 5 times" in progress.estimate([2e3] * 6, 0, 60.0, s)
+    # a resumed run said "3 times 0 s to evaluate" before its first evaluation
+    assert progress.estimate([2e3] * 6, 0, 0.0, s).endswith("100 steps of 2 s, and 5 evaluations on top")
+    s = small(tmp_path, data, max_iters=90, eval_interval=30, max_seconds=100)
+    assert "and 3 times" in (line := progress.estimate([2e3] * 6, 10, 60.0, s))
+    assert line.endswith("; max_seconds=100 may end it before")
+
+
+def test_the_end_of_a_run_of_days_has_its_date(tmp_path, data, monkeypatch):
+    # "until Tue 14:03" did not say of which of three weeks
+    s = small(tmp_path, data, max_iters=100, eval_interval=1000)
+    for step_ms, form in ((8e5, "%a %H:%M"), (9e5, "%a %Y-%m-%d %H:%M")):  # 22 hours, 25 hours
+        before = datetime.datetime.now()
+        line = progress.estimate([step_ms] * 6, 0, 0.0, s)
+        now = {before, datetime.datetime.now()}  # a minute may end meanwhile
+        ends = {f"until {each + datetime.timedelta(seconds=step_ms / 10):{form}}:" for each in now}
+        assert any(end in line for end in ends)
+
+
+@pytest.mark.parametrize(("done", "silent_s", "reported"), [(4, 0.0, False), (4, 9.0, True), (8, 0.0, True)])
+def test_a_step_is_reported_for_a_sample_or_after_a_silence(tmp_path, data, monkeypatch, done, silent_s, reported):
+    # with log_interval=50, a slow CPU used to say nothing for minutes
+    monkeypatch.setattr(progress, "LONGEST_SILENCE_S", 2.0)
+    s = small(tmp_path, data, max_iters=100, eval_interval=50, log_interval=50, sample_interval=8)
+    assert progress.is_reported(done, s, silent_s) == reported
+
+
+def test_a_dry_run_says_what_a_run_takes_and_writes_nothing(tmp_path, data):
+    out_dir = tmp_path / "out"
+    said = script("train.py", *flags(small(out_dir, data, max_iters=2000, dry_run=True))).stdout
+    assert "tokens per iteration: 64" in said and "parameters" in said
+    assert "GiB at the peak; a checkpoint takes " in said
+    assert "estimate: " in said and "2000 steps of " in said and ", and 401 times " in said
+    assert "iter 0" not in said and not out_dir.exists()
+
+
+def test_a_dry_run_of_an_evaluation_makes_no_steps(tmp_path, data, monkeypatch, capsys):
+    # it made six, and spoke of the time of 600,000
+    monkeypatch.setattr(train, "train_step", lambda *_: pytest.fail("a step"))
+    run(tmp_path, data, dry_run=True, eval_only=True, sample_interval=1, sample_prompts="!")
+    said = capsys.readouterr().out
+    assert re.search(r"estimate: \S+ s to evaluate\n", said) and "steps of" not in said and "a checkpoint" not in said
+    run(tmp_path, data, eval_only=True, sample_interval=1, sample_prompts="!")  # it drew a sample, too
+    assert ": sample " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("dry_run", "windows"), [(False, [4, 16, 16, 16]), (True, [4, 4])])
+def test_the_time_of_no_evaluation_has_the_compilers(tmp_path, data, monkeypatch, dry_run, windows):
+    # the estimate of a compiled run counted the compiler's seconds, those of one batch, for each batch that is left
+    evaluate, calls = evaluation.evaluate, []
+
+    def watched(*args):
+        before = graphs_compiled()
+        losses = evaluate(*args)
+        calls.append((args[-1], graphs_compiled() > before))
+        return losses
+
+    monkeypatch.setattr(evaluation, "evaluate", watched)
+    run(tmp_path, data, compile=True, dry_run=dry_run)
+    assert calls == [(windows[0], True), *((each, False) for each in windows[1:])]
+
+
+def test_a_run_says_how_long_it_will_take_without_a_terminal(tmp_path, data):
+    said = script("train.py", *flags(small(tmp_path, data, max_iters=20, log_interval=100))).stdout.splitlines()
+    assert said[0].startswith("settings other than the defaults: ")
+    assert sum("estimate: " in line for line in said) == 1  # after a few steps, though no step has a line

@@ -1,0 +1,320 @@
+"""The folder of a run: the lock, earlier checkpoints, earlier runs."""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import train
+from fusedgpt.errors import UserError
+from fusedgpt.machine.files import atomic, lock
+from fusedgpt.runs import run_folder
+from fusedgpt.runs.run_folder import is_this_launch, load_best, load_latest, set_aside
+from tests.conftest import ROOT, assert_same_bytes, rows, run, wait_for, weights
+
+
+@pytest.fixture
+def folder(small_run, tmp_path):
+    """A copy of a finished run: ckpt.pt of iteration 10, ckpt-5.pt, and best.pt."""
+    shutil.copytree(small_run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def damage(path):
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+def test_the_second_process_is_refused_and_a_dead_one_is_no_obstacle(tmp_path):
+    holds = "import sys, time; from fusedgpt.machine.files import lock; held = lock(sys.argv[1]); print(1, flush=True)"
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"{holds}; time.sleep(60)", tmp_path], cwd=ROOT, stdout=subprocess.PIPE
+    )
+    child.stdout.readline()
+    with pytest.raises(
+        UserError, match=rf"in use by another run: process {child.pid} on .*, started 20\d\d-.* name another folder"
+    ):
+        lock(tmp_path)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    with lock(tmp_path):
+        assert f"process {os.getpid()} " in (tmp_path / ".lock").read_text()
+
+
+def at_step_7(monkeypatch, out_dir, do):
+    """Call `do` before that step of a run, once its first checkpoint is written; the iterations that it begins."""
+    begun, step = [], train.train_step
+
+    def watched(state, *args):
+        begun.append(state.iteration)
+        if state.iteration == 7:
+            wait_for(out_dir / "best.pt")
+            do()
+        return step(state, *args)
+
+    monkeypatch.setattr(train, "train_step", watched)
+    return begun
+
+
+def bytes_in(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+
+
+def test_a_run_whose_folder_was_moved_ends_and_says_where_it_is(tmp_path, data, monkeypatch):
+    # F25: it made the folder anew, without the lock, where a second run was then let in
+    out, moved = tmp_path / "out", tmp_path / "moved"
+    begun = at_step_7(monkeypatch, out, lambda: out.rename(moved))
+    with pytest.raises(UserError, match=rf"{out} was moved to {moved} .* with --init_from=auto and that --out_dir"):
+        run(out, data, max_iters=40)
+    assert begun[-1] == 7 and not out.exists()
+    assert torch.load(moved / "ckpt.pt", weights_only=True)["iter_num"] == 5
+    monkeypatch.undo()
+    run(moved, data, max_iters=40, init_from="auto")  # the advice works, and nothing is missing
+    whole = run(tmp_path / "whole", data, max_iters=40)
+    assert [row["iter"] for row in rows(moved)] == list(range(40))
+    assert_same_bytes(weights(moved), weights(whole))
+
+
+def test_a_run_whose_folder_was_removed_does_not_make_it_anew(tmp_path, data, monkeypatch):
+    begun = at_step_7(monkeypatch, tmp_path / "out", lambda: shutil.rmtree(tmp_path / "out"))
+    with pytest.raises(UserError, match=r"out was removed, or moved to another disk, while .* --init_from=auto"):
+        run(tmp_path / "out", data, max_iters=40)
+    assert begun[-1] == 7 and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["the lock was removed", "the folder was replaced"])
+def test_a_run_touches_nothing_that_another_may_have(tmp_path, data, small_run, monkeypatch, keep):
+    # F25: both wrote, and the first one's last checkpoint was that of the second
+    out, before = tmp_path / "out", {}
+
+    def change():
+        if not keep:
+            out.rename(tmp_path / "moved")
+            shutil.copytree(small_run, out)
+        (out / ".lock").unlink()
+        lock(out)  # another run begins; in one process, no lock refuses it
+        before.update(bytes_in(out))
+
+    begun = at_step_7(monkeypatch, out, change)
+    with pytest.raises(
+        UserError, match=r"out was moved to .*moved" if not keep else r"\.lock, .*, was removed or replaced"
+    ):
+        run(out, data, max_iters=40)
+    assert begun[-1] == 7 and bytes_in(out) == before and "ckpt.pt" in before
+
+
+def test_a_checkpoint_under_way_does_not_land_in_the_folder_of_another_run(tmp_path):
+    # a large one is written for a minute, in which the folder can be moved: its last rename took the other's file
+    held = lock(tmp_path / "out")
+    with pytest.raises(UserError, match=r"cannot write .*ckpt\.pt"), atomic(tmp_path / "out" / "ckpt.pt") as file:
+        file.write(b"of the first run")
+        (tmp_path / "out").rename(tmp_path / "moved")
+        lock(tmp_path / "out")
+        (tmp_path / "out" / ".ckpt.pt.tmp").write_bytes(b"half of the second")
+    assert bytes_in(tmp_path / "out") == {".ckpt.pt.tmp": b"half of the second"}
+    with pytest.raises(UserError, match="was moved to"):
+        held.check()
+
+
+def test_a_lock_that_cannot_be_compared_refuses_nothing(tmp_path, monkeypatch):
+    # a disk that does not answer for a moment, as over a network, is not a folder that was moved
+    held = lock(tmp_path)
+    monkeypatch.setattr(os, "stat", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EIO, "no answer")))
+    held.check()
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
+    with lock(tmp_path / "windows") as held:
+        held.check()
+
+
+def test_a_disk_without_locks_lets_a_run_in(tmp_path, monkeypatch):
+    import fcntl
+
+    monkeypatch.setattr(fcntl, "lockf", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
+    with lock(tmp_path / "out") as held:
+        held.check()
+        (tmp_path / "out").rename(tmp_path / "moved")
+        with pytest.raises(UserError, match="was moved to"):
+            held.check()
+
+
+def test_a_damaged_latest_falls_back_to_the_one_before(folder, capsys):
+    # best.pt was often the same file as ckpt.pt: one bad sector took both
+    assert load_latest(folder)[0]["iter_num"] == 10 and capsys.readouterr().out == ""
+    damage(folder / "ckpt.pt")
+    shutil.copyfile(folder / "ckpt.pt", folder / "best.pt")  # in a run they are one file
+    saved, path = load_latest(folder)
+    assert saved["iter_num"] == 5 and path == folder / "ckpt-5.pt"
+    said = capsys.readouterr().out
+    assert "ckpt.pt is damaged" in said and f"Taking {path}, of iteration 5, instead" in said
+    (folder / "ckpt.pt").unlink()
+    assert load_latest(folder)[0]["iter_num"] == 5
+    assert "ckpt.pt does not exist" in capsys.readouterr().out
+    damage(folder / "ckpt-5.pt")
+    with pytest.raises(UserError, match=r"ckpt\.pt does not exist"):
+        load_latest(folder)
+
+
+def test_a_run_that_fell_back_ends_as_if_nothing_had_been(folder, tmp_path, data):
+    run(tmp_path / "whole", data, max_iters=20)
+    damage(folder / "ckpt.pt")
+    run(folder, data, max_iters=20, init_from="resume")
+    assert sorted(os.listdir(folder)) == sorted(os.listdir(tmp_path / "whole"))
+    for name in ("ckpt.pt", "ckpt-15.pt", "best.pt"):
+        saved, whole = (torch.load(each / name, weights_only=True) for each in (folder, tmp_path / "whole"))
+        assert all(torch.equal(w, whole["model"][key]) for key, w in saved["model"].items())
+
+
+@pytest.mark.parametrize(("keep", "there"), [(1, []), (2, [15]), (4, [5, 10, 15])])
+def test_keep_checkpoints(tmp_path, data, keep, there):
+    run(tmp_path, data, max_iters=20, keep_checkpoints=keep)
+    assert sorted(int(path.stem[5:]) for path in tmp_path.glob("ckpt-*.pt")) == there
+    for iteration in there:
+        assert torch.load(tmp_path / f"ckpt-{iteration}.pt", weights_only=True)["iter_num"] == iteration
+
+
+def test_a_copy_that_the_user_made_is_never_deleted(tmp_path, data):
+    run(tmp_path, data)
+    for name in ("ckpt-10.pt", "ckpt-3.pt"):
+        shutil.copyfile(tmp_path / "ckpt.pt", tmp_path / name)
+    run(tmp_path, data, max_iters=30, init_from="resume")
+    assert {"ckpt-10.pt", "ckpt-3.pt"} <= set(os.listdir(tmp_path))
+
+
+def test_the_fallback_is_the_latest_by_its_content_and_not_by_its_name(folder):
+    os.rename(folder / "ckpt-5.pt", folder / "ckpt-7.pt")  # a copy that someone made
+    damage_later = torch.load(folder / "best.pt", weights_only=True) | {"iter_num": 9}
+    (folder / "best.pt").unlink()
+    torch.save(damage_later, folder / "best.pt")
+    damage(folder / "ckpt.pt")
+    assert load_latest(folder)[0]["iter_num"] == 9
+
+
+def test_what_is_later_than_an_older_checkpoint_put_back_is_set_aside(tmp_path, data, capsys):
+    # its checkpoints used to be taken for those before the latest, though they are of another course
+    run(tmp_path, data, max_iters=20, eval_interval=4)
+    shutil.copyfile(tmp_path / "ckpt-16.pt", tmp_path / "new")
+    os.replace(tmp_path / "new", tmp_path / "ckpt.pt")
+    shutil.copyfile(tmp_path / "ckpt.pt", tmp_path / "ckpt-18.pt")
+    run(tmp_path, data, max_iters=18, init_from="resume", learning_rate=1e-4)
+    assert "checkpoints after iteration 16 in" in capsys.readouterr().out
+    assert os.listdir(tmp_path / "previous-1") == ["ckpt-18.pt"]
+
+
+def test_the_best_is_the_latest_if_a_kill_left_best_pt_behind(folder):
+    saved = torch.load(folder / "ckpt.pt", weights_only=True)
+    assert saved["best_iter"] == saved["iter_num"] == 10
+    shutil.copyfile(folder / "ckpt-5.pt", folder / "best.pt.new")
+    os.replace(folder / "best.pt.new", folder / "best.pt")
+    assert load_best(folder)[0]["iter_num"] == 10
+    torch.save(saved | {"best_iter": 5}, folder / "ckpt.pt")
+    assert load_best(folder)[0]["iter_num"] == 5
+    (folder / "best.pt").unlink()
+    assert load_best(folder)[0]["iter_num"] == 10
+
+
+def test_what_is_set_aside_is_whole_at_every_instant(folder, monkeypatch):
+    # a kill between the renames of single files used to lose a checkpoint
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+    calls = []
+
+    def stopping(real, count):
+        def call(*args, **kwargs):
+            calls.append(args)
+            if len(calls) == count:
+                raise KeyboardInterrupt
+            return real(*args, **kwargs)
+
+        return call
+
+    for count in range(1, 100):
+        calls.clear()
+        with monkeypatch.context() as patch:
+            for name in ("link", "replace", "rename", "unlink", "rmdir"):
+                patch.setattr(os, name, stopping(getattr(os, name), count))
+            try:
+                set_aside(folder, print)
+                done = True
+            except KeyboardInterrupt:
+                done = False
+        places = [folder, *folder.glob("previous-*")]
+        held = [{path.name: path.read_bytes() for path in place.iterdir() if path.is_file()} for place in places]
+        assert any(files.items() <= each.items() for each in held), f"stopped at call {count}: {calls[-1]}"
+        if done:
+            break
+    assert len(calls) > 10 and not (folder / "ckpt.pt").exists()
+
+
+def test_what_a_relative_link_names_is_set_aside(folder, tmp_path):
+    # the link itself was moved: from previous-1 it named a file that is not there
+    (tmp_path / "store").mkdir()
+    for name in ("ckpt.pt", "metrics.jsonl", "tensorboard"):
+        if name == "tensorboard":
+            (folder / name).mkdir()
+            (folder / name / "events.out").write_text("curves")
+        (folder / name).rename(tmp_path / "store" / name)
+        (folder / name).symlink_to(f"../store/{name}")
+    before = (tmp_path / "store" / "ckpt.pt").read_bytes()
+    set_aside(folder, print)
+    aside = folder / "previous-1"
+    assert load_latest(aside)[0]["iter_num"] == 10 and len(rows(aside)) == 10
+    assert (aside / "tensorboard" / "events.out").read_text() == "curves"
+    with atomic(folder / "ckpt.pt") as file:
+        file.write(b"of the next run")
+    assert (aside / "ckpt.pt").read_bytes() == (tmp_path / "store" / "ckpt.pt").read_bytes() == before
+    assert not (folder / "tensorboard").exists() and not (folder / "metrics.jsonl").exists()
+
+
+def test_only_what_has_a_checkpoint_is_set_aside_under_the_next_number(folder, capsys):
+    # F2: two mistaken starts used to delete a finished run
+    before = (folder / "ckpt.pt").read_bytes()
+    set_aside(folder, print)
+    assert f"moved to {folder / 'previous-1'}" in capsys.readouterr().out
+    (folder / "metrics.jsonl").write_text("")
+    (folder / "notes.txt").write_text("mine")
+    set_aside(folder, print)
+    assert sorted(os.listdir(folder)) == [".lock", "metrics.jsonl", "notes.txt", "previous-1"]
+    (folder / "ckpt.pt").write_bytes(b"")
+    set_aside(folder, print)
+    assert sorted(os.listdir(folder)) == [".lock", "notes.txt", "previous-1", "previous-2"]
+    assert (folder / "previous-1" / "ckpt.pt").read_bytes() == before
+
+
+def test_curves_export_and_scores_leave_with_their_run(folder):
+    # a new run in the folder lost the earlier one's curves in TensorBoard, and seemed to have its scores
+    for name in ("tensorboard/events.out", "hf/config.json", "lm_eval.json", "mine/notes.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(name)
+    set_aside(folder, print)
+    assert sorted(os.listdir(folder)) == [".lock", "mine", "previous-1"]
+    for name in ("tensorboard/events.out", "hf/config.json", "lm_eval.json"):
+        assert (folder / "previous-1" / name).read_text() == name
+
+
+def test_a_missing_checkpoint_names_the_earlier_run(folder):
+    set_aside(folder, print)
+    with pytest.raises(UserError, match=r"does not exist.* An earlier run is in .*previous-1: name that folder"):
+        load_latest(folder)
+
+
+def test_a_restarted_process_knows_its_own_run(tmp_path):
+    def launch(id, torchrun):
+        return {"id": id, "torchrun": torchrun}
+
+    (tmp_path / "run.json").write_text('{"launch": {"id": "a", "torchrun": "host:1"}}')
+    assert is_this_launch(tmp_path, launch("a", "host:1"), restarted=False)
+    assert is_this_launch(tmp_path, launch("a", "other:2"), restarted=True)  # rank 0 moved to another node
+    assert not is_this_launch(tmp_path, launch("a", "other:2"), restarted=False)  # an id that is used again
+    assert not is_this_launch(tmp_path, launch("b", "host:1"), restarted=True)
+    assert not is_this_launch(tmp_path, None, restarted=False)
+    for damaged in ("", "[]", '{"launch": null}', '{"launch": 3}', "[" * 100_000):
+        (tmp_path / "run.json").write_text(damaged)
+        assert not is_this_launch(tmp_path, launch("a", "host:1"), restarted=True)
+    assert not is_this_launch(tmp_path / "nowhere", launch("a", "host:1"), restarted=True)
+    assert run_folder.checkpoints(tmp_path / "nowhere") == []

@@ -1,0 +1,74 @@
+"""TensorBoard's and wandb's own files, read by their own readers."""
+
+import glob
+import json
+import pathlib
+import struct
+import sys
+
+import pytest
+
+from fusedgpt.errors import UserError
+from fusedgpt.runs import trackers
+from tests.conftest import flags, rows, run, script, small
+
+
+def test_tensorboard_reads_what_was_logged(tmp_path, data):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    settings = dict(tensorboard_log=True, sample_interval=5, sample_prompts="!")
+    run(tmp_path, data, **settings)
+    run(tmp_path, data, **settings, max_iters=15, init_from="resume")
+    read = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    for name, kind, key in (("val/loss", "eval", "val_loss"), ("step/loss", "train", "loss"), ("lr", "train", "lr")):
+        found = [(event.step, event.value) for event in read.Scalars(name)]
+        assert found == [(row["iter"], pytest.approx(row[key], rel=1e-6)) for row in rows(tmp_path, kind)]
+    assert {"val/bits_per_byte", "mfu", "step/grad_norm"} <= set(read.Tags()["scalars"])
+    # where a run was resumed, TensorBoard drops the numbers of before, and keeps both texts
+    assert [event.step for event in read.Tensors("sample/1/text_summary")] == [0, 5, 10, 10, 15]
+
+
+def test_wandb_keeps_its_run_when_it_is_resumed(tmp_path, data):
+    # a resumed run used to become a second one, and its curve to start in the middle
+    pytest.importorskip("wandb")
+    offline = dict(WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true")
+    for more in ({}, dict(max_iters=15, init_from="resume")):
+        script("train.py", *flags(small(tmp_path / "out", data, wandb_log=True, **more)), **offline)
+    own = json.loads((tmp_path / "out" / "run.json").read_text())["wandb_id"]
+    written = glob.glob(f"{tmp_path}/wandb/offline-run-*/run-*.wandb")
+    assert len(written) == 2 and all(path.endswith(f"run-{own}.wandb") for path in written)
+    logged = [values for path in sorted(written) for values in in_wandbs_file(path)]
+    for name, kind, key in (("val/loss", "eval", "val_loss"), ("step/loss", "train", "loss"), ("lr", "train", "lr")):
+        found = {values["iter"]: values[name] for values in logged if name in values}
+        assert found == {row["iter"]: pytest.approx(row[key]) for row in rows(tmp_path / "out", kind)}
+
+
+def in_wandbs_file(path):
+    """What was logged to an offline file of wandb's, a dict for each call: it has no reader of its own in Python.
+
+    After 7 bytes come LevelDB's blocks of 32 KiB: checksum, length and kind of a part (1 whole, 2 first, 3, 4 last).
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    raw, at, message, found = pathlib.Path(path).read_bytes(), 7, b"", []
+    while at < len(raw):
+        if (left := 2**15 - at % 2**15) < 7:
+            at += left
+            continue
+        _, length, part = struct.unpack_from("<IHB", raw, at)
+        message += raw[at + 7 : at + 7 + length]
+        at += 7 + length
+        if part in (1, 4):
+            items = Record.FromString(message).history.item
+            message = b""
+            found.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
+    return found
+
+
+@pytest.mark.parametrize(("setting", "package"), [("wandb_log", "wandb"), ("tensorboard_log", "tensorboard")])
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch, setting, package):
+    # wandb's absence was a traceback
+    for name in (package, "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    s = dict(wandb_log=False, tensorboard_log=False, wandb_project="", wandb_run_name="") | {setting: True}
+    with pytest.raises(UserError, match=f"{setting}=True needs the package {package}: pip install {package}"):
+        trackers.start(s, {}, tmp_path, 0, None)

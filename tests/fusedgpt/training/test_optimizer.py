@@ -1,0 +1,163 @@
+"""Learning rates, Muon's step against float64, and steps that are skipped or clipped on the device."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from fusedgpt.settings import Settings
+from fusedgpt.training import optimizer as optimizer_module
+from fusedgpt.training.optimizer import COOLDOWN, MuonAndAdamW, build_optimizer, learning_rate, update_weights
+from model import GPT, GPTConfig
+
+SHAPE = dict(block_size=16, vocab_size=65, n_layer=2, n_head=2, n_embd=32, vocab_multiple=64)
+
+
+def built(device="cpu", **settings):
+    """A small GPT and its optimizer."""
+    torch.manual_seed(0)
+    s = Settings(**{"optimizer": "muon", "learning_rate": 0.1, **settings})
+    model = GPT(GPTConfig(**SHAPE)).to(device)
+    return model, build_optimizer(model, s, torch.device(device).type)
+
+
+def with_gradients(model, seed, scale=1.0):
+    """Random gradients for every weight, and their norm."""
+    random = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        p.grad = scale * torch.randn(p.shape, generator=random).to(p.device)
+    return torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+
+
+def orthogonalised(m):
+    """Muon's five Newton-Schulz steps on `m`, in float64. Source: K. Jordan, "Muon", 2024."""
+    x = m.T if m.size(0) > m.size(1) else m
+    x = x / x.norm()
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x.T if m.size(0) > m.size(1) else x
+
+
+def test_learning_rate_is_stable_then_falls_in_a_line():
+    s = Settings(learning_rate=1.0, min_lr=0.1, warmup_iters=9, lr_decay_iters=100, schedule="wsd")
+    begin = round(100 * (1 - COOLDOWN))
+    assert learning_rate(0, s) == pytest.approx(0.1) and learning_rate(8, s) == pytest.approx(0.9)
+    assert learning_rate(9, s) == learning_rate(begin, s) == 1.0
+    assert learning_rate((begin + 100) // 2, s) == pytest.approx(0.55)
+    assert learning_rate(99, s) == pytest.approx(0.1 + 0.9 / (100 - begin))
+    assert learning_rate(100, s) == learning_rate(5000, s) == 0.1
+    # a longer run has the same stable phase: what was trained there can go on
+    longer = Settings(**{**vars(s), "lr_decay_iters": 1000})
+    assert all(learning_rate(it, longer) == learning_rate(it, s) for it in range(begin))
+
+
+def test_muon_has_the_matrices_of_the_layers_and_adamw_all_else():
+    # embeddings are 2-D as well: orthogonalised, rare tokens would move as far as frequent ones
+    model, optimizer = built(weight_decay=0.3)
+    names = {p: name for name, p in model.named_parameters()}
+    decayed, others, hidden = ([names[p] for p in group["params"]] for group in optimizer.param_groups)
+    assert decayed == ["transformer.wte.weight", "transformer.wpe.weight"]
+    assert all("ln_" in name or name.endswith("bias") for name in others)
+    ends = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+    assert hidden == [f"transformer.h.{n}.{end}" for n in range(2) for end in ends]
+    assert sorted(decayed + others + hidden) == sorted(names.values())
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0, 0.3]
+
+
+@pytest.mark.parametrize("limit", [0.0, 1.0])
+def test_two_steps_of_muon_are_those_of_its_formula(limit):
+    # in float64; clipping matters from the second step on, because the running mean weighs large gradients more
+    model, optimizer = built(weight_decay=0.2)
+    p = model.transformer.h[0].mlp.c_fc.weight
+    want, mean = p.detach().double(), torch.zeros_like(p, dtype=torch.float64)
+    for seed, scale in ((1, 1.0), (2, 50.0)):
+        norm = with_gradients(model, seed, scale)
+        gradient = p.grad.double() / (max(1.0, norm.item() / limit) if limit else 1.0)
+        mean = 0.95 * mean + 0.05 * gradient
+        step = orthogonalised(0.05 * gradient + 0.95 * mean)
+        want = want * (1 - 0.1 * 0.2) - 0.1 * 0.2 * math.sqrt(128) * step
+        update_weights(optimizer, norm, limit)
+        torch.testing.assert_close(p.detach().double(), want, rtol=0, atol=0.02 * step.abs().max().item())
+        torch.testing.assert_close(optimizer.state[p]["momentum_buffer"].double(), mean)
+
+
+def test_muon_is_pytorchs_to_the_bit(monkeypatch):
+    monkeypatch.setattr(optimizer_module, "multiplies_bfloat16", lambda device: True)
+    model, optimizer = built(weight_decay=0.2)
+    other, _ = built()
+    pairs = [(p, q) for p, q in zip(model.transformer.h.parameters(), other.transformer.h.parameters()) if p.dim() == 2]
+    theirs = torch.optim.Muon([q for _, q in pairs], 0.1, 0.2, adjust_lr_fn="match_rms_adamw")
+    for seed in range(3):
+        update_weights(optimizer, with_gradients(model, seed), 0.0)
+        with_gradients(other, seed)
+        theirs.step()
+        assert all(torch.equal(p, q) for p, q in pairs)
+
+
+def test_a_cpu_without_bfloat16_orthogonalises_in_float32(monkeypatch):
+    # there PyTorch's Muon took seconds a step for the quick start's model, and hours for its run
+    asked = []
+    real = optimizer_module.orthogonalised
+    monkeypatch.setattr(optimizer_module, "orthogonalised", lambda m, dtype: real(m, asked.append(dtype) or dtype))
+    for multiplies in (False, True):
+        monkeypatch.setattr(optimizer_module, "multiplies_bfloat16", lambda device, does=multiplies: does)
+        model, optimizer = built()
+        update_weights(optimizer, with_gradients(model, 0), 0.0)
+    assert asked == [torch.float32] * 8 + [torch.bfloat16] * 8
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_step_that_is_not_finite_changes_nothing_to_the_bit(bad, device):
+    # a gradient of 0 in its place would still decay weights and mean, and the mean would move the weights
+    model, optimizer = built(device)
+    other, same = built(device)
+    for seed in range(4):
+        before = [p.detach().clone() for p in model.parameters()]
+        norm = with_gradients(model, seed)
+        if seed in (0, 2):  # the first step too, before there is any state
+            model.transformer.h[0].attn.c_attn.weight.grad[3, 5] = bad
+            update_weights(optimizer, torch.full_like(norm, bad), 1.0)
+            assert all(torch.equal(p, was) for p, was in zip(model.parameters(), before))
+        else:
+            update_weights(optimizer, norm, 1.0)
+            update_weights(same, with_gradients(other, seed), 1.0)
+    for p, q in zip(model.parameters(), other.parameters()):
+        assert torch.equal(p, q)
+        for key, value in optimizer.state[p].items():
+            assert torch.equal(value, same.state[q][key]), key
+
+
+def test_restored_state_is_what_both_parts_go_on_with():
+    # load_state_dict makes new groups and state: Muon and AdamW used to keep the ones of before
+    model, optimizer = built()
+    update_weights(optimizer, with_gradients(model, 0), 1.0)
+    again, restored = built()
+    again.load_state_dict(model.state_dict())
+    restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for group in (*optimizer.param_groups, *restored.param_groups):
+        group["lr"] = 0.03
+    for net, its in ((model, optimizer), (again, restored)):
+        update_weights(its, with_gradients(net, 1), 1.0)
+    assert isinstance(restored, MuonAndAdamW)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters()))
+
+
+@pytest.mark.parametrize("limit", [0.0, 1.0, 100.0])
+def test_an_optimizer_that_is_not_fused_makes_the_same_step(limit):
+    # MPS has none that is: there the host reads the norm
+    torch.manual_seed(0)
+    start, gradients = torch.randn(50), [10 * torch.randn(50) for _ in range(4)]
+    gradients[1][7] = torch.nan
+    ended = []
+    for fused in (True, False):
+        p = torch.nn.Parameter(start.clone())
+        optimizer = torch.optim.AdamW([p], lr=0.1, fused=fused)
+        for gradient in gradients:
+            p.grad, before = gradient.clone(), p.detach().clone()
+            update_weights(optimizer, torch.nn.utils.get_total_norm([p.grad]), limit)
+            assert torch.equal(p, before) == bool(gradient.isnan().any())
+        assert optimizer.state[p]["step"] == 3
+        ended.append(p.detach())
+    torch.testing.assert_close(*ended)

@@ -1,0 +1,59 @@
+"""Samples of a run while it trains."""
+
+import signal
+
+import pytest
+
+from fusedgpt.errors import UserError
+from fusedgpt.generation import generate
+from fusedgpt.training.samples import Prompts
+from tests.conftest import assert_same_bytes, rows, run, weights
+
+META = {"tokenizer": "char", "vocab_size": 65, "itos": [chr(33 + i) for i in range(65)]}
+
+
+def test_samples_are_logged_and_change_nothing_else(tmp_path, data):
+    # a sample that drew from the stream of dropout would change every step after it
+    settings = dict(max_iters=10, eval_interval=5, dropout=0.2)
+    run(tmp_path / "without", data, **settings)
+    (tmp_path / "prompts.txt").write_text("!!\n#$%\n")
+    run(tmp_path / "with", data, **settings, sample_interval=4, sample_prompts=f"FILE:{tmp_path / 'prompts.txt'}")
+    found = rows(tmp_path / "with", "sample")
+    assert [(row["iter"], row["prompt"]) for row in found] == [(n, p) for n in (0, 4, 8, 10) for p in ("!!", "#$%")]
+    assert all(len(row["text"]) == 200 for row in found)
+    assert found[0]["text"] != found[-2]["text"]
+    assert_same_bytes(weights(tmp_path / "with"), weights(tmp_path / "without"))
+
+
+def test_a_resumed_run_has_each_sample_once(tmp_path, data):
+    run(tmp_path, data, max_iters=8, sample_interval=4, sample_prompts="!")
+    run(tmp_path, data, max_iters=12, sample_interval=4, sample_prompts="!", init_from="resume")
+    assert [row["iter"] for row in rows(tmp_path, "sample")] == [0, 4, 8, 12]
+
+
+def test_a_signal_is_seen_after_each_prompt(tmp_path, data, monkeypatch):
+    # with 50 prompts a run that was to stop went on for minutes, longer than a scheduler waits
+    new_tokens = generate.new_tokens
+
+    def stopped(*args):
+        signal.raise_signal(signal.SIGTERM)
+        return new_tokens(*args)
+
+    monkeypatch.setattr(generate, "new_tokens", stopped)
+    (tmp_path / "prompts.txt").write_text("!!\n#$%\n&\n")
+    with pytest.raises(SystemExit, match="143"):
+        run(tmp_path / "out", data, sample_interval=4, sample_prompts=f"FILE:{tmp_path / 'prompts.txt'}")
+    assert [row["prompt"] for row in rows(tmp_path / "out", "sample")] == ["!!"]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ("", "has no prompt"),
+        ("FILE:/no/such", "cannot read sample_prompts"),
+        ("ä", "--sample_prompts='ä' cannot be used: the training text has no 'ä'"),  # who gave none has the default
+    ],
+)
+def test_prompts_that_cannot_be_used_are_one_sentence(prompts, message):
+    with pytest.raises(UserError, match=message):
+        Prompts(prompts, META)

@@ -1,0 +1,137 @@
+"""What auto means for a run."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fusedgpt.attention.case import Case
+from fusedgpt.training import tuning
+from model import GPT, GPTConfig
+
+CPU = torch.device("cpu")
+CASE = Case((4, 2, 16, 16), CPU, torch.bfloat16)
+
+
+@pytest.fixture
+def model():
+    return GPT(GPTConfig(block_size=16, vocab_size=65, n_layer=1, n_head=2, n_embd=32))
+
+
+@pytest.fixture(autouse=True)
+def _a_cpu_with_bfloat16(monkeypatch):
+    monkeypatch.setattr(tuning, "resolve_dtype", lambda name, device: getattr(torch, name.replace("auto", "bfloat16")))
+
+
+def settle(model, calls=10, before=None, case=CASE, **settings):
+    batch = (torch.zeros(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.long))
+    rest = dict(max_seconds=None, deterministic=False)
+    s = SimpleNamespace(**{**rest, **dict(attention="manual", dtype="auto", compile=False), **settings})
+    return tuning.settle(s, model, case, batch, calls, before)
+
+
+def taking(monkeypatch, **ms):
+    """Let a step take `ms` by the dtype of its products. Returns the dtypes of the steps that are made."""
+    steps = []
+
+    def autocast(device, dtype):
+        steps.append(dtype)
+        return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+    def samples(step, device, count, warmup):
+        step()
+        return [ms[str(steps[-1]).removeprefix("torch.")]] * count
+
+    monkeypatch.setattr(tuning, "autocast", autocast)
+    monkeypatch.setattr(tuning.timing, "samples", samples)
+    return steps
+
+
+@pytest.mark.parametrize("quick", ["bfloat16", "float32"])
+def test_the_dtype_is_the_one_whose_step_is_quicker(model, monkeypatch, quick):
+    # bfloat16 was taken if the CPU multiplies it: on one kind of CPU a small model then trained no faster than nanoGPT
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    steps = taking(monkeypatch, **{"bfloat16": 2.0, "float32": 2.0, quick: 1.0})
+    chosen = settle(model)
+    assert chosen.dtype == getattr(torch, quick) and chosen.dtype_trials[quick] == 1.0
+    assert steps[:4] == [torch.bfloat16, torch.float32] * 2  # in turn
+    assert all(p.grad is None and torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_a_step_is_timed_on_as_much_of_the_batch_as_takes_little(model, monkeypatch):
+    # a step of GPT-2 124M takes seconds in float32
+    taking(monkeypatch, bfloat16=1.0, float32=2.0)
+    monkeypatch.setattr(tuning, "LEAST_TOKENS", 1)
+    shapes = []
+    model.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape))
+    for flops in (1e15, 3 * 16 * model.flops_per_token(), 5 * model.flops_per_token()):
+        monkeypatch.setattr(tuning, "ENOUGH_FLOPS", flops)
+        settle(model)
+    assert [*dict.fromkeys(map(tuple, shapes))] == [(4, 16), (3, 16), (1, 5)]
+
+
+FORWARD = Case((4, 2, 16, 16), CPU, torch.bfloat16, backward=False)
+
+
+@pytest.mark.parametrize("settings", [dict(dtype="float32"), dict(before={}), dict(case=FORWARD)])
+def test_what_is_named_resumed_or_only_evaluated_is_not_timed(model, monkeypatch, settings):
+    monkeypatch.delattr(tuning.timing, "samples")
+    chosen = settle(model, **settings)
+    assert chosen.dtype_trials == {} and not chosen.compiled
+    assert chosen.dtype == getattr(torch, settings.get("dtype", "bfloat16"))
+
+
+def test_a_resumed_run_keeps_what_it_had(model, monkeypatch):
+    monkeypatch.delattr(tuning.timing, "samples")
+    before = {"attention": "math", "dtype": "float32", "compile": False}
+    chosen = settle(model, calls=10**9, before=before, attention="auto", compile="auto")
+    assert (chosen.attention, chosen.dtype, chosen.compiled) == ("math", torch.float32, False)
+
+
+@pytest.mark.parametrize(("calls", "max_seconds", "compiled"), [(9, None, False), (9999, None, True), (9999, 9, False)])
+def test_a_cpu_compiles_if_the_run_is_long(model, monkeypatch, calls, max_seconds, compiled):
+    taking(monkeypatch, bfloat16=1e3)
+    monkeypatch.setattr(tuning, "resolve_compile", lambda wish, device: (wish is True, ""))
+    chosen = settle(model, calls=calls, dtype="bfloat16", compile="auto", max_seconds=max_seconds)
+    assert chosen.compiled is compiled and bool(chosen.why_eager) is not compiled
+
+
+def test_a_kernel_is_compared_compiled_if_the_run_is_compiled(model, monkeypatch):
+    # that is known only after the kernels were timed, and the one that was taken had been compared eager
+    taking(monkeypatch, bfloat16=1e3)
+    asked = []
+    monkeypatch.setattr(tuning, "resolve_compile", lambda wish, device: (wish is True, ""))
+
+    def choose(name, case, before=None, compiled=False):
+        return asked.append(compiled) or (("flash", "math")[compiled], {})
+
+    monkeypatch.setattr(tuning.choose, "choose", choose)
+    chosen = settle(model, calls=9999, dtype="bfloat16", attention="auto", compile="auto")
+    assert (chosen.attention, chosen.compiled, asked) == ("math", True, [False, True])
+
+
+def test_attention_is_chosen_for_each_dtype(model, monkeypatch):
+    # flash is the fastest in float32 and the slowest in bfloat16 on short sequences of a CPU
+    taking(monkeypatch, bfloat16=2.0, float32=1.0)
+    picks = {torch.bfloat16: ("manual", {}), torch.float32: ("flash", {"flash": {}})}
+    monkeypatch.setattr(tuning.choose, "choose", lambda name, case, **_: picks[case.dtype])
+    chosen = settle(model, attention="auto")
+    assert (chosen.attention, chosen.attention_trials) == ("flash", {"flash": {}})
+
+
+def test_a_deterministic_run_is_settled_by_rules(model, monkeypatch):
+    # two runs of one command are to give the same bytes: what is timed may come out otherwise in the second
+    monkeypatch.delattr(tuning.timing, "samples")
+    chosen = settle(model, attention="auto", compile="auto", calls=10**9, deterministic=True)
+    assert (chosen.attention, chosen.dtype, chosen.compiled) == ("sdpa", torch.bfloat16, False)
+
+
+def test_a_kernel_that_was_named_must_run_compiled_if_the_run_is_compiled(model, monkeypatch):
+    # flex cannot on a CPU, which only `auto` was told
+    asked = []
+    monkeypatch.setattr(
+        tuning.choose, "choose", lambda *_, compiled=False, **__: asked.append(compiled) or ("math", {})
+    )
+    monkeypatch.setattr(tuning, "resolve_compile", lambda wish, device: (wish is True, ""))
+    settle(model, attention="math", dtype="bfloat16", compile=True)
+    assert asked == [True]
