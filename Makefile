@@ -39,7 +39,7 @@ test: setup
 # as on a CPU with AVX2 only, which adds up in another order and has no instructions for bfloat16: each file that imports
 # torch, so a new one too, but for those that measure time and memory or end processes. On such a CPU, make test is all
 # of it
-SAME_ON_AVX2 := test_(campaign|distributed|max_batch|memory|sample|scale|shards|signals|sweep)[.]py
+SAME_ON_AVX2 := test_(campaign|distributed|fits|max_batch|memory|sample|scale|shard_files|signals|sweep)[.]py
 test-avx2: export ATEN_CPU_CAPABILITY := avx2
 test-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
 test-avx2: setup

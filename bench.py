@@ -91,28 +91,30 @@ def check_folder(args: list[str]) -> None:
     folder = pathlib.Path(asked.results) / folders[0].resolve().name
     if folder.resolve() == folders[0].resolve():
         raise UserError(f"{folder} is the published folder itself: name another for the new rows with --results")
-    name, there = header["benchmark"], report.rows_in(lines)
-    claims = check.published(kinds.kind_of(header), there, asked.only)
+    kind, name, there = kinds.kind_of(header), header["benchmark"], report.rows_in(lines)
+    claims = check.published(kind, there, asked.only)
     wanted = {rows.key_of(row): row for claim in claims for row in claim.rows}
     try:
         s, device, assumed = kinds.published_settings(header, there)
-        obstacles = check.obstacles(wanted, s, device, kinds.KINDS[name].plan(s, device))
+        obstacles = check.obstacles(wanted, s, device, kind.plan(s, device))
     except UserError as error:  # such as a GPU that is not here, or a setting that is no longer allowed
         assumed, obstacles = {}, dict.fromkeys(wanted, str(error))
     todo = check.measurable(claims, obstacles)
     print(check.outlook(claims, todo))
-    here = []
+    here, machine = [], environment(resolve_device("auto"))["device"]
     if todo:
         s = dataclasses.replace(s, max_seconds=asked.max_seconds)
         kinds.measure(name, ["check", *args], s, device, list(map(rows.spec_of, todo)), folder)
-        report.write(folder, kinds.KINDS[name])
-        here = report.rows_in(report.read(folder)[1])
-    verdicts = check.compare(claims, kinds.KINDS[name].claims(here), here, obstacles)
-    this_one = environment(resolve_device("auto"))["device"]
-    machine = report.machine(*report.read(folder), kinds.KINDS[name]) if here else this_one
+        report.write(folder, kind)
+        found = report.read(folder)
+        here, machine = report.rows_in(found[1]), report.machine(*found, kind)
+    verdicts = check.compare(claims, kind.claims(here), here, obstacles)
     print(*check.columns(verdicts), check.summary(verdicts), sep="\n")
-    there_on = report.machine(header, lines, kinds.KINDS[name])
+    there_on = report.machine(header, lines, kind)
     print(f"wrote {check.write(folder, folders[0], verdicts, there_on, machine, assumed)}")
+
+
+COMMANDS = {"report": write_reports, "check": check_folder, "gpu": run_campaign, "plan": write_plan}
 
 
 def parse(args: list[str]) -> tuple[str, list[str]]:
@@ -120,7 +122,7 @@ def parse(args: list[str]) -> tuple[str, list[str]]:
 
     Raises UserError if the first argument is no kind, flag or config file.
     """
-    names = [*kinds.KINDS, "report", "check", "gpu", "plan"]
+    names = [*kinds.KINDS, *COMMANDS]
     if args and args[0] in names:
         return args[0], args[1:]
     if not args or args[0].startswith("-") or args[0].endswith(".py") or os.path.exists(args[0]):
@@ -135,13 +137,7 @@ if __name__ == "__main__":
         name, args = parse(sys.argv[1:])
         if name == "report" and {"-h", "--help"} & set(args):
             sys.exit(print(__doc__))
-        if name == "report":
-            write_reports(args)
-        elif name == "check":
-            check_folder(args)
-        elif name == "gpu":
-            run_campaign(args)
-        elif name == "plan":
-            write_plan(args)
+        if name in COMMANDS:
+            COMMANDS[name](args)
         else:
             main(name, args)

@@ -23,7 +23,7 @@ from fusedgpt.interchange import gpt2
 
 
 def _again(function, *args):
-    """Call function(*args), but keep only `args`: the backward computes the rest again, with the same dropout."""
+    """Activation checkpointing: keep only `args`; the backward runs `function` again, with the same dropout."""
     return checkpoint(function, *args, use_reentrant=False) if torch.is_grad_enabled() else function(*args)
 
 
@@ -34,19 +34,19 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head, self.dropout = config.n_head, config.dropout
-        self.attend = ATTENTION[config.attention]
+        self.attend = ATTENTION[config.attention]  # train.py and sample.py set theirs by GPT.use_attention
         self.recompute = config.recompute == "attention"
 
     def forward(self, x, cache=None):
         B, T, C = x.shape
-        # each token has a query, which looks for keys, and a key and a value, which answer. One product makes all three
+        # each token has a query, a key that queries are compared with, and a value that they fetch: one product for all
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)  # (B, T, 3, nh, hs)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, nh, T, hs) each: heads attend apart, like sequences
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, nh, Tk, hs): earlier keys first, in the cache's dtype
-        # softmax(q kᵀ / √hs) v, over the keys up to each query's own position. Unlike nn.Dropout, SDPA applies the
-        # dropout that it is given even in evaluation
-        inputs = q.to(k.dtype), k, v, self.dropout if self.training else 0.0
+        # softmax(q kᵀ / √hs) v, over the keys up to each query's own position, in the dtype that the cache has
+        dropout = self.dropout if self.training else 0.0  # unlike nn.Dropout, SDPA would apply it in evaluation too
+        inputs = q.to(k.dtype), k, v, dropout
         y = _again(self.attend, *inputs) if self.recompute else self.attend(*inputs)  # (B, nh, T, hs)
         y = y.to(q.dtype).transpose(1, 2).reshape(B, T, C)  # the heads' channels side by side
         return self.resid_dropout(self.c_proj(y))  # (B, T, C), which the block adds to x
@@ -80,7 +80,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x, cache=None):
-        # "pre-norm": each branch normalises its input, and the residual stream runs from embedding to ln_f untouched
+        # "pre-norm": each branch normalises its input, and what they add up to is normalised once, in ln_f
         x = x + self.attn(self.ln_1(x), cache)  # (B, T, C)
         return x + self.mlp(self.ln_2(x))  # (B, T, C)
 
@@ -226,9 +226,9 @@ class GPT(nn.Module):
 
     @classmethod
     def from_checkpoint(cls, saved: dict, **changes) -> Self:
-        """The model in a checkpoint, `saved` (checkpoint.load), with `changes` to its config, such as dropout.
+        """The model in a checkpoint, `saved` (runs/checkpoint.py), with `changes` to its config, such as dropout.
 
-        On PyTorch's meta device, weights that `saved` lacks have no storage.
+        If ranks read the weights later, saved["model"] is empty, and the model stays on PyTorch's meta device.
         Raises UserError if its weights and its config do not fit each other.
         """
         try:

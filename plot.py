@@ -18,6 +18,7 @@ import math
 import os
 import pathlib
 import sys
+import textwrap
 import time
 
 from fusedgpt.errors import UserError, one_sentence
@@ -39,7 +40,7 @@ def losses_in(runs: list[Run]) -> str:
     """
     ratios = [run.bits_per_byte_of_a_nat for run in runs]
     known = [ratio for ratio in ratios if math.isfinite(ratio)]
-    sizes = {size for run in runs if (size := section(run.record, "model").get("vocab_size"))}
+    sizes = {section(run.record, "model").get("vocab_size") for run in runs} - {None}
     # sizes are the second choice, because nanoGPT pads the vocabulary of the same tokens. Ratios may differ by 1 %:
     # evaluations of fewer windows see other text, in which a token has slightly more or fewer bytes
     if (len(known) == len(runs) or len(sizes) < 2) and max(known, default=1) <= 1.01 * min(known, default=1):
@@ -59,18 +60,25 @@ def about(run: Run) -> str:
     record, settings = run.record, section(run.record, "settings")
     environment, model = section(record, "environment"), section(record, "model")
     size, tokens = number(record.get("parameters")), run.tokens_per_step
-    said = [
-        f"{record.get('device')} ({environment.get('device')})" if environment else None,
-        record.get("dtype"),
-        f"attention {record.get('attention')}" if record else None,
-        f"{model.get('n_layer')} layers × {model.get('n_embd')}" if model else None,
-        f"{size / 1e6:.3g}M parameters" if size >= 1e5 else f"{size:,.0f} parameters" if size >= 0 else None,
-        f"{tokens:,.0f} tokens a step" if tokens >= 0 else None,
-        f"optimizer {settings.get('optimizer')}" if settings else None,
-        f"torch {environment.get('torch')}" if environment else None,
-        f"commit {environment.get('commit')}" if environment.get("commit") else None,
-        time.strftime("%Y-%m-%d", time.localtime((run.folder / "metrics.jsonl").stat().st_mtime)),
-    ]
+    said = []
+    if environment:
+        said.append(f"{record.get('device')} ({environment.get('device')})")
+    if record:
+        said += [record.get("dtype"), f"attention {record.get('attention')}"]
+    if model:
+        said.append(f"{model.get('n_layer')} layers × {model.get('n_embd')}")
+    if size >= 1e5:
+        said.append(f"{size / 1e6:.3g}M parameters")
+    elif size >= 0:
+        said.append(f"{size:,.0f} parameters")
+    if tokens >= 0:
+        said.append(f"{tokens:,.0f} tokens a step")
+    if settings:
+        said.append(f"optimizer {settings.get('optimizer')}")
+    for name in ("torch", "commit"):
+        if environment.get(name):
+            said.append(f"{name} {environment[name]}")
+    said.append(time.strftime("%Y-%m-%d", time.localtime((run.folder / "metrics.jsonl").stat().st_mtime)))
     return ", ".join(str(each) for each in said if each)
 
 
@@ -84,8 +92,6 @@ def labels(runs: list[Run]) -> list[str]:
 
 def captions(runs: list[Run]) -> str:
     """`about` each run, wrapped to the width of the figure; one text if it is the same for all."""
-    import textwrap
-
     texts = [about(run) for run in runs]
     if len(set(texts)) > 1:
         texts = [f"{label}: {text}" for label, text in zip(labels(runs), texts)]

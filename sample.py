@@ -47,7 +47,8 @@ class Settings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # torch.compile of the decode step, which pays off for long samples; auto: on GPUs
     compile: bool | Literal["auto"] = False
-    attention: settings.Attention = "sdpa"  # attention kernel, as in train.py; auto times a prompt of block_size tokens
+    # attention kernel, as in train.py, or your own; auto times a prompt of block_size tokens
+    attention: settings.Attention | str = "sdpa"
     # form of GELU; gelu_tanh: GPT-2's; gelu: exact, nanoGPT's; None: that of the weights
     activation: Literal["gelu_tanh", "gelu"] | None = None
 
@@ -70,6 +71,7 @@ import torch
 
 from fusedgpt.attention import choose
 from fusedgpt.attention.case import Case
+from fusedgpt.attention.table import check_name
 from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError, one_sentence, out_of_memory
@@ -92,6 +94,7 @@ def validate(s: Settings) -> None:
         raise UserError(f"top_p={s.top_p} must be from 0 to 1")
     if not 0 <= s.seed < 2**63:
         raise UserError(f"seed={s.seed} must be from 0 to 2**63 - 1")
+    check_name(s.attention, "auto")
 
 
 def load(s: Settings) -> tuple[GPT, Tokenizer]:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 
 from configurator import adopt, answer_help, configure
+from fusedgpt.attention.table import located
 from fusedgpt.settings import Settings, as_built, validate
 
 if __name__ == "__main__":
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
+from fusedgpt.attention import functions
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.receipt import contradiction, observe
 from fusedgpt.data import dataset
@@ -64,17 +66,18 @@ def read_settings(args: list[str]) -> Settings:
         found = resume.earlier_config(s)
         return dataclasses.replace(adopt(Settings(), *found), out_dir=s.out_dir) if found else None
 
-    return resume.where_to_start(configure(Settings(), args, __doc__, earlier=earlier))
+    s = configure(Settings(), args, __doc__, earlier=earlier)
+    return resume.where_to_start(dataclasses.replace(s, attention=located(s.attention)))
 
 
 def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torch.device, say: Say):
     """The model: new, from the checkpoint `saved`, or pretrained; and `s` with what the weights decide.
 
-    It is on `device`, unless ranks will share it: then it is on the CPU, or, if it is new, on the meta device, without
-    storage. Raises UserError if it cannot load, cannot fit, or has other ids than the data.
+    It is on `device`, unless ranks will share it: then it is on the CPU if its weights are loaded already, otherwise on
+    the meta device, without storage. Raises UserError if it cannot load, cannot fit, or has other ids than the data.
     """
     fit = dict(batch_size=s.batch_size, device=device, dtype=resolve_dtype(s.dtype, device), backward=not s.eval_only)
-    check_memory = functools.partial(fits.check_run, s, ranks.world, say, **fit)
+    estimate_memory = functools.partial(fits.check_run, s, ranks.world, say, **fit)
     changes = {"dropout": s.dropout, "loss": s.loss, "recompute": s.recompute}
     changes |= {"activation": s.activation} if s.activation else {}
     if not saved:
@@ -82,7 +85,7 @@ def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torc
     if s.init_from == "scratch":
         determinism.seed(s.seed, "init")
         config = GPTConfig.of(s, vocab_size=s.vocab_size or meta["vocab_size"], **changes)
-        check_memory(config)
+        estimate_memory(config)
         with torch.device("meta" if ranks.shards > 1 else "cpu"):
             model = GPT(config)
     elif saved:
@@ -95,24 +98,29 @@ def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torc
         if s.block_size != model.config.block_size:
             model.crop_block_size(s.block_size)
     if s.init_from != "scratch":
-        check_memory(model.config)
+        estimate_memory(model.config)
     if ranks.shards == 1:
         model.to(device)
     s = as_built(s, model.config, say)
-    remedy = "prepare the data with the tokenizer of the weights"
-    remedy = f"set --vocab_size={meta['vocab_size']}, or leave it out" if s.init_from == "scratch" else remedy
+    if s.init_from == "scratch":
+        remedy = f"set --vocab_size={meta['vocab_size']}, or leave it out"
+    else:
+        remedy = "prepare the data with the tokenizer of the weights"
     dataset.check_fit(meta, s.vocab_size, f"dataset={s.dataset}", remedy)
     return model, s
 
 
 def rehearse(state: TrainState, trace: pathlib.Path | None) -> tuple[dict, int]:
-    """The kernel receipt of a training step and the number of its graphs, from two dry runs. The second is profiled.
+    """The kernel receipt of a training step and the number of its graphs, from two forward and backward passes.
 
-    Weights and random streams are unaffected. The profile is written to `trace`, if given.
+    The second is profiled, and the profile written to `trace`, if given. No weight changes. Random numbers are drawn,
+    but each micro-step of training seeds its own.
     """
 
     def forward_backward():
-        with distributed.gradient_sync(state.parallel, enabled=True):  # or FSDP keeps the gradient for the first step
+        with distributed.gradient_sync(
+            state.parallel, enabled=True
+        ):  # else FSDP would add this gradient to the first step's
             with state.cast:
                 _, loss = state.parallel(*state.batch, logits=False)
             loss.backward()
@@ -126,7 +134,7 @@ def rehearse(state: TrainState, trace: pathlib.Path | None) -> tuple[dict, int]:
 
 
 def train_step(state: TrainState, s: Settings, micro_steps: range) -> dict[str, Tensor]:
-    """One step on the clipped mean gradient of all micro-batches of all ranks. Does not wait for the device.
+    """One step on the clipped mean gradient of all micro-batches of all ranks. On CUDA it does not wait for the device.
 
     Returns numbers by name, on the device: the mean of this rank's losses and the norm of the gradient. Any other
     single number that is added here reaches the console, metrics.jsonl and the figures, as its mean over the ranks. If
@@ -147,7 +155,7 @@ def train_step(state: TrainState, s: Settings, micro_steps: range) -> dict[str, 
         loss_sum += loss.detach()
     state.scaler.unscale_(state.optimizer)  # unscale before clipping: the limit holds for unscaled gradients
     norm = distributed.gradient_norm(state.model)
-    update_weights(state.optimizer, norm, s.grad_clip)
+    update_weights(state.optimizer, norm, s.grad_clip)  # clips, and steps if the norm is finite, as scaler.step would
     state.scaler.update()  # in float16, lowers the scale if a gradient overflowed
     state.optimizer.zero_grad(set_to_none=True)
     return {"loss": loss_sum / len(micro_steps), "grad_norm": norm}
@@ -156,17 +164,17 @@ def train_step(state: TrainState, s: Settings, micro_steps: range) -> dict[str, 
 def training_loop(run: Run) -> None:
     """Step until max_iters, the run's deadline or a signal; evaluate, report and save on the way."""
     s, state, ranks = run.s, run.state, run.ranks
-    time_is_up, alone, reported = False, ranks.world == 1, time.perf_counter()
+    time_is_up, alone, reported_at = False, ranks.world == 1, time.perf_counter()
     while True:
-        stopped = False
+        cut_short = False  # whether a signal ended the evaluation
         last = state.iteration >= s.max_iters or time_is_up or s.eval_only
         if state.iteration % s.check_interval == 0 or state.iteration % s.eval_interval == 0 or last:
             distributed.require_same_weights(state.model, ranks, state.iteration)
         if state.iteration % s.eval_interval == 0 or last:
-            stopped = not run.evaluate_and_save()
-            last |= stopped
+            cut_short = not run.evaluate_and_save()
+            last |= cut_short
         # if ranks share the model, all draw or none does, so a signal to one of them skips no sample
-        draws = not (stopped or (run.stopped_by and ranks.shards == 1))
+        draws = not (cut_short or (run.stopped_by and ranks.shards == 1))
         if s.sample_interval and (state.iteration % s.sample_interval == 0 or last) and draws:
             run.sample()
         if last:
@@ -183,18 +191,18 @@ def training_loop(run: Run) -> None:
         state.results.add(results, flags)
         state.clock.stop()
         state.iteration += 1
-        silent_s = time.perf_counter() - reported if alone and state.clock.device.type == "cpu" else 0.0
+        silent_s = time.perf_counter() - reported_at if alone and state.clock.device.type == "cpu" else 0.0
         if is_reported(state.iteration, s, silent_s) or (alone and any(flags.values())):
-            reported = time.perf_counter()
-            time_is_up, stop = run.report()
-            if stop:
+            reported_at = time.perf_counter()
+            time_is_up, signalled = run.report()  # if the time is up, the next round evaluates and is the last
+            if signalled:
                 return
 
 
 def join(s: Settings) -> tuple[Settings, distributed.Ranks, torch.device]:
     """This process's place among the others and its device; and `s` as all of them see it.
 
-    Raises UserError if this cannot be.
+    Raises UserError if a setting is invalid, the device is absent, or another process does not come.
     """
     validate(s)
     ranks = distributed.ranks(s.parallel, s.shard_size, s.timeout)
@@ -203,29 +211,31 @@ def join(s: Settings) -> tuple[Settings, distributed.Ranks, torch.device]:
     distributed.join(ranks, s.backend, device, s.timeout)
     if device.type == "cpu":
         memory.keep_freed_memory(ranks.shards == 1)
-    s = ranks.broadcast(resume.where_to_start(s))  # nodes may see different files
+    s = ranks.broadcast(resume.where_to_start(s))  # rank 0 decides, because nodes may see different files
     if s.deterministic:
         determinism.require_deterministic()
     return s, ranks, device
 
 
 def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: Logger) -> Run:
-    """The run that `s` describes, ready to step, with its record. Raises UserError for bad input."""
+    """The run that `s` describes, ready to step. Raises UserError for bad input."""
     out_dir, writes = pathlib.Path(s.out_dir), not (s.eval_only or s.dry_run)
     micro_steps = ranks.micro_steps(s.gradient_accumulation_steps)
 
     # data and weights
+    functions.require_same_file(s.attention, ranks.gather)
     folder = dataset.find_folder(ROOT, s.dataset)
     meta = dataset.read_meta(folder, s.vocab_size)
     prompts = samples.prompts(s, meta, ranks)
     lock = files.lock(out_dir) if ranks.main and writes else None
-    how = {"whole": ranks.shards == 1}
-    saved, path = run_folder.load_latest(out_dir, logger.say, **how) if s.init_from == "resume" else (None, None)
+    saved = path = None
+    if s.init_from == "resume":
+        saved, path = run_folder.load_latest(out_dir, logger.say, whole=ranks.shards == 1)
     model, s = build_model(s, meta, saved, ranks, device, logger.say)
     resume.check_ids(s, meta, saved, ranks, logger.say)
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
     dataset.require_same_data(loader.files, meta, ranks.gather)
-    start, best = (saved["iter_num"], (saved["best_val_loss"], saved["best_iter"])) if saved else (0, (math.inf, None))
+    start = saved["iter_num"] if saved else 0
     batches = loader.batches(start, micro_steps)
     batch = next(batches)
 
@@ -236,8 +246,8 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     calls = (s.max_iters - start) * len(micro_steps)
     decide = functools.partial(tuning.settle, s, model, case, batch, calls, resume.meant_by_auto(saved))
     # ranks that time on their own could disagree about what is fastest
-    timed = "auto" in (s.attention, s.dtype, s.compile)
-    chosen = ranks.broadcast(decide() if ranks.main else None) if timed else decide()
+    any_auto = "auto" in (s.attention, s.dtype, s.compile)
+    chosen = ranks.broadcast(decide() if ranks.main else None) if any_auto else decide()
     model.use_attention(chosen.attention)
 
     # what a step changes, and what keeps it
@@ -245,22 +255,35 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     optimizer = build_optimizer(model, s, device.type)
     # float16 rounds gradients below 3e-8 to 0, so the loss is scaled up for backward; bfloat16 has float32's range
     scaler = GradScaler(device.type, enabled=chosen.dtype == torch.float16)
+    state = TrainState(
+        model=model,
+        optimizer=optimizer,
+        scaler=scaler,
+        iteration=start,
+        parallel=parallel,
+        cast=autocast(device, chosen.dtype),
+        batches=batches,
+        batch=batch,
+        clock=timing.StepClock(device),
+        results=StepResults(ranks),
+    )
     saver = Saver(out_dir, s.keep_checkpoints, lock, logger.say, ranks)
     if saved:
-        resume.restore(saved, s, optimizer, scaler, model, logger.say)
+        resume.restore(saved, s, state, logger.say)
         saver.resume(saved, path)
         saved = None  # drop its tensors: they are mapped from a file that may be replaced
     if len(starts := set(ranks.gather(start))) > 1:
         raise UserError(f"nodes have different checkpoints in {out_dir}, of iterations {starts}: let them share it")
-    steps = autocast(device, chosen.dtype), batches, batch, timing.StepClock(device), StepResults(ranks)
-    state = TrainState(model, optimizer, scaler, start, *best, parallel, *steps)
     run = Run(s, state, ranks, micro_steps, loader, meta, prompts, saver, logger)
-    announce(run, chosen, case)
+    take_receipt(run, chosen, case)
     return run
 
 
-def announce(run: Run, chosen: tuning.Settled, case: Case) -> None:
-    """Take the receipt; print and write down what is about to run. Raises UserError if another kernel was seen."""
+def take_receipt(run: Run, chosen: tuning.Settled, case: Case) -> None:
+    """Rehearse a step to see its kernel, then print what is about to run and open its log.
+
+    Raises UserError if another kernel was seen than the one that was asked for.
+    """
     s, state, ranks, logger = run.s, run.state, run.ranks, run.logger
     out_dir, writes = run.saver.out_dir, ranks.main and not (s.eval_only or s.dry_run)
     logger.status("compiling" if chosen.compiled else "looking at the kernels")

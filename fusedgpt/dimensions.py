@@ -1,4 +1,4 @@
-"""What defines a GPT beside its weights: the fields that training's settings and the model's config share, and both.
+"""What defines a GPT besides its weights: `Dimensions`, the fields that Settings and GPTConfig share, and `GPTConfig`.
 
 A field that is added here is a flag of train.py, reaches GPTConfig, and is saved with the weights. Whatever computes
 with these fields (counts, estimates, export) names those that it knows, and refuses others: see `require_known`.
@@ -12,13 +12,13 @@ from fusedgpt.errors import UserError
 
 ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}  # F.gelu's name for each
 LOSSES = ("whole", "chunked")
-CHUNKS = 8  # of a micro-batch, if the loss is chunked: more save memory but slow the matrix products
+CHUNKS = 8  # a chunked loss splits a micro-batch into so many; more save memory but slow the matrix products
 RECOMPUTE = ("none", "attention", "block")
 OVERRIDES = ("dropout", "attention", "activation", "loss", "recompute", "vocab_multiple")  # weights do not decide these
 COUNTED: tuple[str, ...] = ()  # fields beyond GPT-2's that num_params and GPT.flops_per_token know
 # the fields of GPT-2, which everything here knows
 GPT2 = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "bias", "vocab_multiple", "activation")
-OF_KERNELS = ("attention", "loss", "recompute")  # fields of GPTConfig that change how a result is computed, not which
+OF_KERNELS = ("attention", "loss", "recompute")  # these change how a result is computed, but not the result
 
 
 @dataclasses.dataclass

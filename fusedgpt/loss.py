@@ -22,7 +22,7 @@ def whole(z: Tensor, targets: Tensor, vocab_size: int, reduction: str = "mean") 
 
 
 def chunked(x: Tensor, targets: Tensor, weight: Tensor, vocab_size: int) -> Tensor:
-    """The mean loss of `targets` (B, T) after x (B, T, C), which `weight` (V, C) turns into logits.
+    """The mean loss of `targets` (B, T) given hidden states x (B, T, C), which `weight` (V, C) turns into logits.
 
     A chunk's logits are freed after its forward and computed again in its backward. PyTorch 2.13's linear_cross_entropy
     is no substitute: it rounds the loss to bfloat16, and on a CPU it takes more time and memory than all logits do.
@@ -34,5 +34,5 @@ def chunked(x: Tensor, targets: Tensor, weight: Tensor, vocab_size: int) -> Tens
     if torch.is_autocast_enabled(x.device.type):  # cast once: autocast would do it again in each chunk's backward
         weight = weight.to(torch.get_autocast_dtype(x.device.type))
     chunks = zip(x.flatten(0, 1).chunk(CHUNKS), targets.flatten().chunk(CHUNKS))
-    once_more = functools.partial(checkpoint, summed, use_reentrant=False, preserve_rng_state=False)
-    return sum(once_more(x, y, weight) for x, y in chunks) / (targets >= 0).sum()
+    checkpointed = functools.partial(checkpoint, summed, use_reentrant=False, preserve_rng_state=False)
+    return sum(checkpointed(x, y, weight) for x, y in chunks) / (targets >= 0).sum()

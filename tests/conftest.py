@@ -38,6 +38,7 @@ import train
 from fusedgpt.data import prepare, tokenizer
 from fusedgpt.errors import UserError
 from fusedgpt.machine import flops, memory
+from fusedgpt.machine.device import why_no_compiler
 from fusedgpt.runs import progress
 from tests import forks
 
@@ -47,6 +48,7 @@ if OFFLINE_BPE.exists():
 
 NEEDED_BY = {"train.py": ["tyro"], "sample.py": ["tyro"], "bench.py": ["tyro"], "tests/save_cost.py": ["tyro"]}
 MEASURED_ONCE = functools.cache(flops.peak_flops)  # it takes a quarter of a second, as long as the rest of a small run
+TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, batch_size=4)
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 ON_GPU_TOO = [("cpu", "float32"), *(pytest.param(*GPU.values, d, marks=GPU.marks) for d in ("bfloat16", "float16"))]
 
@@ -62,6 +64,14 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(params=["cpu", GPU])
 def device(request):
     return torch.device(request.param)
+
+
+@pytest.fixture
+def compiler():
+    """Skip the test if torch.compile cannot work on this machine's CPU."""
+    reason = why_no_compiler(torch.device("cpu"))
+    if reason:
+        pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)
@@ -99,8 +109,8 @@ def small_run(tmp_path_factory, data):
 
 def small(out_dir, data, **settings):
     """Settings of a run of a tiny model that takes a second on a CPU."""
-    tiny = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, batch_size=4, gradient_accumulation_steps=1)
     quick = dict(
+        gradient_accumulation_steps=1,
         max_iters=10,
         log_interval=1,
         eval_interval=5,
@@ -111,7 +121,7 @@ def small(out_dir, data, **settings):
     )
     machine = dict(device="cpu", dtype="float32", compile=False, attention="sdpa")
     files = dict(out_dir=str(out_dir), dataset=str(data))
-    return train.Settings(**{**tiny, **quick, **machine, **files, **settings})
+    return train.Settings(**{**TINY, **quick, **machine, **files, **settings})
 
 
 def run(out_dir, data, **settings):
@@ -153,9 +163,13 @@ def fails(*args, **env):
     """Run a script with bad input; the one sentence that it ends with, with status 1 and no traceback."""
     done = script(*args, check=False, **env)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, done.stderr
+    return sentence(done.stderr)
+
+
+def sentence(said):
+    """The one sentence with which a script that said `said` ended, without a traceback."""
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "Traceback" not in said, said[-3000:]
     return errors[0]
 
 
@@ -184,9 +198,20 @@ def wait_for_lines(child, path, lines):
     raise AssertionError(f"{path} never had {lines} lines")
 
 
+def checkpoint_of(out_dir, file="ckpt.pt"):
+    """What a run's checkpoint in one file holds."""
+    return torch.load(pathlib.Path(out_dir) / file, weights_only=True)
+
+
 def weights(out_dir, file="ckpt.pt"):
     """The state dict in a run's checkpoint."""
-    return torch.load(pathlib.Path(out_dir) / file, weights_only=True)["model"]
+    return checkpoint_of(out_dir, file)["model"]
+
+
+def tensors(checkpoint):
+    """The weights of a loaded checkpoint, and AdamW's moments by the number of the parameter."""
+    states = checkpoint["optimizer"]["state"].items()
+    return checkpoint["model"] | {f"{n} {key}": value for n, state in states for key, value in state.items()}
 
 
 def assert_same_bytes(a, b):
@@ -198,7 +223,7 @@ def assert_same_bytes(a, b):
 
 def optimizer_state(out_dir):
     """AdamW's state in a run's checkpoint, by the number of the parameter."""
-    return torch.load(pathlib.Path(out_dir) / "ckpt.pt", weights_only=True)["optimizer"]["state"]
+    return checkpoint_of(out_dir)["optimizer"]["state"]
 
 
 def as_nanogpt_wrote(saved):

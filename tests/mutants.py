@@ -287,7 +287,7 @@ MUTANTS = [
         "test_resume.py::test_ten_steps_saved_and_ten_more_are_twenty",
         (
             "a resumed run forgets the optimizer's state",
-            "        checkpoint.restore_optimizer(saved, optimizer, model)",
+            "        checkpoint.restore_optimizer(saved, state.optimizer, state.model)",
             "        pass",
         ),
     ),
@@ -323,17 +323,8 @@ def _run(folder, mutant):
         os.dup2(os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.path[:] = [path for path in sys.path if pathlib.Path(path).resolve() not in (ROOT, ROOT / "tests")]
     sys.dont_write_bytecode = True  # a cache goes by a file's size and second of writing, which a mutant can share
-    options = [
-        "-x",
-        "-q",
-        "--tb=line",
-        "-rfE",
-        "--disable-warnings",
-        "-p",
-        "no:cacheprovider",
-        f"--basetemp={folder / 'tmp'}",
-    ]
-    sys.exit(int(pytest.main([*options, *mutant.tests])))
+    options = ["-x", "-q", "--tb=line", "-rfE", "--disable-warnings", "-p", "no:cacheprovider"]
+    sys.exit(int(pytest.main([*options, f"--basetemp={folder / 'tmp'}", *mutant.tests])))
 
 
 def outcomes(mutants: Iterable[Mutant], root: pathlib.Path) -> Iterator[tuple[Mutant, int | None, str, float]]:

@@ -8,7 +8,6 @@ assumptions for all of them.
 """
 
 import dataclasses
-import functools
 import json
 import pathlib
 import statistics
@@ -22,9 +21,6 @@ sys.path.insert(0, str(ROOT))
 
 import torch
 from torch import distributed
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.utils.checkpoint import checkpoint
 
 from fusedgpt.bench.report import markdown
 from fusedgpt.estimates import scale
@@ -33,6 +29,7 @@ from fusedgpt.machine.device import DTYPES, autocast
 from fusedgpt.machine.files import read_jsonl
 from fusedgpt.machine.gpus import GPUS, NETWORKS, Network
 from fusedgpt.machine.memory import peak_bytes
+from fusedgpt.parallel import fsdp
 from model import GPT, GPTConfig
 from tests import limited_memory
 
@@ -40,9 +37,8 @@ CPU = torch.device("cpu")
 SMALL = dict(block_size=256, vocab_size=512, n_layer=4, n_head=4, n_embd=128, bias=False)
 WIDE = SMALL | dict(block_size=512, n_layer=3, n_embd=256)
 LONG = SMALL | dict(block_size=1024, n_layer=2)
-FEW_TOKENS = SMALL | dict(
-    block_size=64, n_layer=6, n_embd=256
-)  # with one sequence, gradients take more than activations
+# with one sequence, gradients take more than activations
+FEW_TOKENS = SMALL | dict(block_size=64, n_layer=6, n_embd=256)
 MANY_IDS = SMALL | dict(vocab_size=20000, n_layer=2)  # logits take more than all else
 # the model, and scale.Run's arguments for a process on a CPU; bfloat16 is slow on a CPU without instructions for it
 ALONE = [
@@ -98,6 +94,7 @@ LLAMA2_70B = LLAMA2 | dict(n_layer=75, n_head=68, n_embd=8704)
 # torchtitan's selective recomputation: every second layer, or every second product (37 % of a block's FLOPs, where
 # recompute=block has 67 and none 0). Both are estimated as the mean of block and none
 HALF = dict(recompute=("none", "block"))
+ONE_HALF = HALF | dict(batch_size=1)
 TITAN = dict(parallel="fsdp", gpus=64, batch_size=2)
 # models/1.4B/pythia-1.4b.yml: flash, every block recomputed, ZeRO-1, taken as ddp here. Its data lie on Amazon's FSx;
 # Amazon's nodes of eight A100 40GB have 400 Gbit/s. The second embedding is left out
@@ -135,20 +132,13 @@ PUBLISHED = [
     ("NeoX", "Pythia 1.4B, from memory", 2801, PYTHIA, BLOCK | dict(batch_size=16, gpus=64), "A100 40GB"),
     ("torchtitan", "torchtitan Llama 3.1 8B", 16384 / 6.667, LLAMA, TITAN | HALF | dict(gpus=8), "H100 96GB"),
     ("torchtitan", "torchtitan Llama 3.1 8B", 16384 / 6.514, LLAMA, TITAN | HALF | dict(gpus=128), "H100 96GB"),
-    ("torchtitan", "torchtitan Llama 3 8B, layers", 8192 / 2.904, LLAMA, TITAN | HALF | dict(batch_size=1), "A100"),
-    ("torchtitan", "torchtitan Llama 3 8B, products", 8192 / 2.973, LLAMA, TITAN | HALF | dict(batch_size=1), "A100"),
+    ("torchtitan", "torchtitan Llama 3 8B, layers", 8192 / 2.904, LLAMA, TITAN | ONE_HALF, "A100"),
+    ("torchtitan", "torchtitan Llama 3 8B, products", 8192 / 2.973, LLAMA, TITAN | ONE_HALF, "A100"),
     ("torchtitan", "torchtitan Llama 3 70B", 8192 / 0.331, LLAMA_70B, TITAN | BLOCK | dict(batch_size=1), "A100"),
     ("torchtitan", "torchtitan Llama 2 13B", 8192 / 2.162, LLAMA2, TITAN, "A100"),
     ("torchtitan", "torchtitan Llama 2 13B, layers", 8192 / 1.914, LLAMA2, TITAN | HALF, "A100"),
     ("torchtitan", "torchtitan Llama 2 13B, products", 8192 / 1.904, LLAMA2, TITAN | HALF, "A100"),
-    (
-        "torchtitan",
-        "torchtitan Llama 2 70B, products",
-        4096 / 0.355,
-        LLAMA2_70B,
-        TITAN | HALF | dict(batch_size=1),
-        "A100",
-    ),
+    ("torchtitan", "torchtitan Llama 2 70B, products", 4096 / 0.355, LLAMA2_70B, TITAN | ONE_HALF, "A100"),
     ("torchtitan", "torchtitan Llama 2 70B", 8192 / 0.353, LLAMA2_70B, TITAN | BLOCK, "A100"),
 ]
 # {GPUs: GiB reserved}, from the same table for H100s; the blocks were compiled, the loss was not
@@ -176,15 +166,6 @@ def step_of(model: GPT, run: Run):
     return step
 
 
-def recompute(model: GPT, what: str) -> None:
-    """Make the backward recompute the inside of attention, or of every block."""
-    for block in model.transformer.h:
-        if what == "attention":
-            block.attn.attend = functools.partial(checkpoint, block.attn.attend, use_reentrant=False)
-        elif what == "block":
-            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-
-
 def memory_error(shape: dict, how: dict, gpus: int = 1) -> dict:
     """A step's estimated and measured peak, both beyond weights and AdamW's moments, in bytes.
 
@@ -192,15 +173,9 @@ def memory_error(shape: dict, how: dict, gpus: int = 1) -> dict:
     """
     run = Run(**dict(compile=False, parallel="fsdp" if gpus > 1 else "ddp", gpus=gpus, cpu=True) | how)
     torch.manual_seed(0)
-    model = GPT(GPTConfig(**shape, attention=run.attention))
-    recompute(model, run.recompute)
+    model = GPT(GPTConfig(**shape, attention=run.attention, recompute=run.recompute))
     if gpus > 1:
-        mesh = init_device_mesh("cpu", (gpus,))
-        low = None if run.dtype == "float32" else DTYPES[run.dtype]
-        policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        for block in model.transformer.h:
-            fully_shard([block.attn, block.mlp], mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh)
+        fsdp.shard(model, gpus, 1, CPU, DTYPES[run.dtype], compiled=False, seed=0)
     if run.compile:
         model.compile()
     step = step_of(model, run)
@@ -347,22 +322,16 @@ def reserved_table() -> list[str]:
 
 def memory_table() -> list[str]:
     """The errors of memory; measures for a minute or more."""
-    errors = [memory_error(*case) for case in ALONE + COMPILED] + shared_errors()
+    alone = ALONE + COMPILED
+    errors = [memory_error(*case) for case in alone] + shared_errors()
+    processes = [1] * len(alone) + [2] * len(SHARED)
     cells = []
-    for n, ((shape, how), found) in enumerate(zip(ALONE + COMPILED + SHARED, errors)):
-        model = f"{shape['n_layer']} x {shape['n_embd']}, {how['batch_size']} x {shape['block_size']}"
-        shown = {name: value for name, value in how.items() if name not in ("batch_size", "attention", "dtype")}
-        shown = {name: value for name, value in shown.items() if value != "none"}
-        shown |= {name: shape[name] for name in ("dropout", "loss", "vocab_size") if shape.get(name, 512) != 512}
-        shown |= {"parallel": "fsdp", "processes": 2} if n >= len(ALONE + COMPILED) else {}
-        more = ", ".join(f"{name} {value}" for name, value in shown.items())
+    for (shape, how), number, found in zip(alone + SHARED, processes, errors):
+        settings = ", ".join(f"{name} {value}" for name, value in (shape | how).items())
         mib = [f"{found[name] / 2**20:.1f}" for name in ("measured", "estimate")]
         error = f"{100 * (found['estimate'] / found['measured'] - 1):+.1f} %"
-        cells.append([model, how["attention"], how.get("dtype", "bfloat16"), more, *mib, error])
-    return markdown(
-        ["layers x channels, micro-batch", "attention", "dtype", "settings", "measured, MiB", "estimated", "error"],
-        cells,
-    )
+        cells.append([settings, number, *mib, error])
+    return markdown(["settings", "processes", "measured, MiB", "estimated", "error"], cells)
 
 
 if __name__ == "__main__":

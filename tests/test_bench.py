@@ -19,15 +19,15 @@ pytest.importorskip("tyro")  # reads the command line
 
 
 def test_presets_are_the_articles_on_a_gpu_and_small_on_a_cpu():
-    gpu, cpu = (
-        {name: kinds.settings_class(kind)(**kind.defaults(gpu)) for name, kind in kinds.KINDS.items()}
-        for gpu in (True, False)
-    )
-    blog = gpu["ladder"]
+    def preset(name, gpu):
+        kind = kinds.KINDS[name]
+        return kinds.settings_class(kind)(**kind.defaults(gpu))
+
+    blog = preset("ladder", gpu=True)
     assert (blog.n_layer, blog.n_head, blog.n_embd, blog.batch_size, blog.block_size) == (12, 12, 768, 12, 1024)
-    assert gpu["prefill"].models.startswith("mistral-7b,llama-3-8b,phi-2")
-    assert gpu["sweep"].repeats == 256
-    assert {cpu[kind].n_layer for kind in ("ladder", "sweep", "max_batch")} == {4}
+    assert preset("prefill", gpu=True).models.startswith("mistral-7b,llama-3-8b,phi-2")
+    assert preset("sweep", gpu=True).repeats == 256
+    assert {preset(name, gpu=False).n_layer for name in ("ladder", "sweep", "max_batch")} == {4}
 
 
 def read(kind, *args):
@@ -54,39 +54,36 @@ def test_amds_setting_by_config_file():
     ("args", "message"),
     [
         (["numerics", "--models=nonsense"], "--models has no effect here: bench.py numerics does not use it"),
-        (["numerics", "--n_layer=7"], "--n_layer has no effect here: bench.py numerics does not use it"),
-        (["prefill", "--heads=2x16"], "--heads has no effect here: bench.py prefill does not use it"),
-        (
-            ["ladder", "--attention=flash"],
-            "--attention has no effect here: each row names its kernel; to measure one of your own too",
-        ),
+        (["ladder", "--attention=flash"], "--attention has no effect here: each row names its kernel"),
         (["sweep", "--block_size=64"], "--block_size has no effect here: each row of the sweep sets it"),
         (["max_batch", "--init_from=gpt2"], "--init_from has no effect here: every run of a benchmark starts from"),
         (["ladder", "--max_iters=9"], "--max_iters has no effect here: --steps says how many"),
         (["--real_data=False"], "--real_data has no effect here: a benchmark trains on the tokens of --dataset"),
         (["sweep", "--lengthz=1"], "there is no setting 'lengthz': did you mean lengths?"),
         (["sweep", "--heads=12"], "heads='12' must be like"),
-        (
-            ["numerics", "--only=flash,fly"],
-            "only='fly' names no row: it can be a pattern, such as 'flash*', or inputs: ordi",
-        ),
-        (["sweeep"], "there is no benchmark 'sweeep': did you mean sweep?"),
-        (
-            ["flops"],
-            "there is no benchmark 'flops': it can be ladder, sweep, prefill, numerics, max_batch, peers, anatomy",
-        ),
+        (["numerics", "--only=flash,fly"], "only='fly' names no row: it can be a pattern, such as 'flash*', or inputs"),
+        (["flops"], "there is no benchmark 'flops': it can be ladder, sweep, prefill, numerics, max_batch, peers"),
         (["report"], "name the folder of a benchmark"),
         (["report", "config"], "config/rows.jsonl does not exist, or is empty"),
         (["nowhere.py"], "config file nowhere.py does not exist"),
+        # each row used to fail on its own, with an internal exception
+        (["numerics", "--repeats=0"], "repeats=0 must be 1 or more"),
+        (["ladder", "--steps=5"], "steps=5 must be 6 or more"),
+        (["anatomy", "--batch_size=0"], "batch_size=0 must be 1 or more"),
+        (["anatomy", "--n_head=5"], "n_embd=768 cannot be split over n_head=5: make it a multiple"),
+        (["max_batch", "--memory_gb=inf"], "memory_gb=inf must be more than 0, and finite"),
+        (["numerics", "--max_seconds=nan"], "max_seconds=nan must be more than 0, and finite"),
     ],
     ids=" ".join,
 )
-def test_bad_input_ends_in_one_sentence(args, message, monkeypatch, tmp_path):
+def test_bad_input_ends_in_one_sentence_before_the_first_row(args, message, monkeypatch, tmp_path):
     # a flag that nothing reads used to be accepted without a word
     monkeypatch.chdir(ROOT)
     with pytest.raises(UserError) as raised:
         kind, rest = bench.parse(args)
-        bench.write_reports(rest) if kind == "report" else bench.main(kind, [*rest, f"--results={tmp_path}"])
+        bench.write_reports(rest) if kind == "report" else bench.main(
+            kind, [*rest, "--device=cpu", f"--results={tmp_path}"]
+        )
     assert message in str(raised.value)
     assert not list(tmp_path.iterdir())
 
@@ -177,9 +174,7 @@ def test_a_budget_ends_with_a_report_and_the_same_command_goes_on(tmp_path, data
 
 
 def test_a_budget_that_is_over_at_once_is_an_error(tmp_path, data):
-    with pytest.raises(
-        UserError, match="max_seconds=1e-09 was over before any row of numerics: give the same command again"
-    ):
+    with pytest.raises(UserError, match="max_seconds=1e-09 was over before any row of numerics: give the same"):
         run("numerics", tmp_path, data, max_seconds=1e-9)
 
 
@@ -218,31 +213,6 @@ def test_every_kind_on_a_gpu(tmp_path, data, kind, only):
         if name in sure:
             no_float32 = name == "flash" and row.get("dtype") == "float32"  # FlashAttention is for 16 bits
             assert row["status"] == ("refused" if no_float32 else "measured"), row
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["numerics", "--repeats=0"], "repeats=0 must be 1 or more"),
-        (["sweep", "--warmup=-1"], "warmup=-1 must be 0 or more"),
-        (["ladder", "--steps=5"], "steps=5 must be 6 or more"),
-        (["ladder", "--batch_size=0"], "batch_size=0 must be 1 or more"),
-        (["max_batch", "--memory_gb=0"], "memory_gb=0.0 must be more than 0"),
-        (["max_batch", "--memory_gb=inf"], "memory_gb=inf must be more than 0, and finite"),
-        (["ladder", "--max_seconds=0"], "max_seconds=0.0 must be more than 0, and finite"),
-        (["anatomy", "--batch_size=0"], "batch_size=0 must be 1 or more"),
-        (["anatomy", "--n_head=5"], "n_embd=768 cannot be split over n_head=5: make it a multiple"),
-        (["anatomy", "--dtype=float"], "dtype='float' is not allowed"),
-        (["numerics", "--max_seconds=nan"], "max_seconds=nan must be more than 0, and finite"),
-        (["max_batch", "--train_seconds=-1"], "train_seconds=-1.0 must be more than 0, and finite"),
-    ],
-    ids=" ".join,
-)
-def test_numbers_that_no_row_can_have_are_refused_before_the_first(args, message, tmp_path):
-    # each row used to fail on its own, with an internal exception
-    with pytest.raises(UserError, match=message):
-        bench.main(args[0], [*args[1:], "--device=cpu", f"--results={tmp_path}"])
-    assert not list(tmp_path.iterdir())
 
 
 def test_two_calls_do_not_share_a_folder(tmp_path, data):

@@ -32,12 +32,10 @@ def parse(*args):
 
 
 def test_order_is_defaults_files_flags(tmp_path):
-    (tmp_path / "a.py").write_text("rate = 0.5\nsteps = 3\nname = 'a'")
-    (tmp_path / "b.py").write_text(
-        "import time\nfrom math import sqrt\n_scratch = 7\nsteps = 2 * 2\nname = str(sqrt(4))"
-    )
+    (tmp_path / "a.py").write_text("rate = 5\nsteps = 3\nname = 'a'\nsize = None\ncompile = False")
+    (tmp_path / "b.py").write_text("import time\nfrom math import sqrt\n_scratch = sqrt(4)\nsteps = 2 * steps")
     got = parse(str(tmp_path / "a.py"), str(tmp_path / "b.py"), "--name=c")
-    assert got == Settings(rate=0.5, steps=4, name="c")
+    assert got == Settings(rate=5.0, steps=6, name="c", compile=False) and type(got.rate) is float
 
 
 @pytest.mark.parametrize(
@@ -45,7 +43,7 @@ def test_order_is_defaults_files_flags(tmp_path):
     [
         ("--rate=0", "rate", 0.0),  # T8: each of these ended nanoGPT with a bare AssertionError or ValueError
         ("--rate=1", "rate", 1.0),
-        ("--rate=6e-4", "rate", 6e-4),
+        ("--rate=1e308", "rate", 1e308),
         ("--name=5", "name", "5"),
         ("--name=a=b", "name", "a=b"),
         ("--name=", "name", ""),
@@ -53,6 +51,7 @@ def test_order_is_defaults_files_flags(tmp_path):
         ("--name=two words", "name", "two words"),
         ("--name=True", "name", "True"),
         ("--steps=2_000", "steps", 2000),
+        (f"--steps={2**63 - 1}", "steps", 2**63 - 1),
         ("--quick=True", "quick", True),
         ("--quick=False", "quick", False),
         ("--compile=True", "compile", True),
@@ -82,11 +81,8 @@ def test_flags_are_read(flag, name, value):
         ("config.py", "config file config.py does not exist"),
         ("steps=5", "config file steps=5 does not exist; flags are written --name=value"),
         ("/", "config file / is no regular file; flags are written --name=value"),
-        ("a\0b.py", "config file a\0b.py does not exist"),
         # these used to reach PyTorch and end in an OverflowError or a RuntimeError
         (f"--steps={2**63}", f"the command line: steps='{2**63}' is not allowed: it takes whole numbers below 2**63"),
-        (f"--size=-{2**63}", f"the command line: size='-{2**63}' is not allowed"),
-        (f"--steps=1{'0' * 5000}", "the command line: steps='1000"),
         ("--name=a\0b", r"the command line: name='a\x00b' is not allowed: it takes text without the character NUL"),
         ("--\udcff=1", r"the command line: there is no setting '\udcff'"),
     ],
@@ -103,24 +99,12 @@ def test_bad_flags_are_named(flag, message, capfd):
     [
         ("stepz = 5", "there is no setting 'stepz': did you mean steps?"),  # T8: used to be ignored in silence
         ("steps = '5'", "steps='5' is not allowed: it takes a whole number"),
-        ("steps = 5.5", "steps=5.5 is not allowed: it takes a whole number"),
         ("name = 5", "name=5 is not allowed: it takes text"),
-        ("quick = 1", "quick=1 is not allowed: it takes True or False"),
         ("kernel = 'flsh'", "kernel='flsh' is not allowed"),
         ("steps = 1 / 0", "fails: ZeroDivisionError"),
-        ("steps = ", "fails: SyntaxError"),
         # each of these used to be a traceback, or to end the script with status 0
-        ("exit()", "fails: SystemExit"),
-        ("raise BaseException('no')", "fails: BaseException: no"),
-        ("class E(Exception):\n    __str__ = None\nraise E", "fails: E: "),
         ("def f(): f()\nf()", "fails: RecursionError"),
-        ("rate = 1\0", "fails: "),
-        ("rate = '\udcff'", "fails: SyntaxError"),
-        ("steps = 10**5000", "steps=<int"),
         ("rate = 10**400", "is not allowed: it takes a number"),
-        ("steps = []\nfor _ in range(9999): steps = [steps]", "steps=[[[[...]]]] is not allowed"),
-        ("import numpy\nsteps = numpy.arange(3)", "steps=array([0, 1, 2]) is not allowed"),
-        ("globals()[''] = 1", "there is no setting ''"),
     ],
 )
 def test_files_pass_the_same_check(tmp_path, line, message):
@@ -143,15 +127,6 @@ def test_a_fifo_is_no_file(tmp_path):
         parse(str(tmp_path / "c.py"))
 
 
-def test_the_largest_numbers_are_read():
-    assert parse(f"--steps={2**63 - 1}", "--rate=1e308") == Settings(steps=2**63 - 1, rate=1e308)
-
-
-def test_a_file_may_read_the_settings_so_far(tmp_path):
-    (tmp_path / "c.py").write_text("steps = steps * 2\nrate = rate + steps")
-    assert parse(str(tmp_path / "c.py")) == Settings(steps=20, rate=20.1)
-
-
 UNUSED = {"quick": "it is of no use here", "epochs": "it is a setting of another script"}
 
 
@@ -172,11 +147,6 @@ def test_a_flag_without_effect_is_refused_and_not_in_the_help(capsys):
         configure(Settings(), ["--steps=7", "--help"], "", UNUSED)
     shown = capsys.readouterr().out
     assert "--quick" not in shown and "--epochs" not in shown and "(default: 7)" in shown
-
-
-def test_a_whole_number_in_a_file_is_a_number_too(tmp_path):
-    (tmp_path / "c.py").write_text("rate = 0\nsize = None\ncompile = False")
-    assert parse(str(tmp_path / "c.py")) == Settings(rate=0.0, compile=False)
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "config").glob("*.py")), ids=lambda f: f.name)
@@ -215,7 +185,6 @@ def test_help_shows_every_setting_with_its_default_and_meaning(name):
     for field in dataclasses.fields(settings):
         start = text.index(f"--{field.name} ")
         end = text.index("(default:", start)
-        assert "--" not in text[start + 2 : end].replace("--help", ""), (
-            field.name
-        )  # its own default, not the next one's
+        # its own default, not the next one's
+        assert "--" not in text[start + 2 : end].replace("--help", ""), field.name
         assert len(text[start:end].split()) >= 3, field.name

@@ -3,7 +3,6 @@
 The commands run one after another in one process, because importing PyTorch takes longer than most of them.
 """
 
-import csv
 import gzip
 import json
 import re
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 from fusedgpt.data import prepare, tokenizer
-from tests.conftest import ROOT, hugging_face, script, why_no_bpe
+from tests.conftest import ROOT, hugging_face, why_no_bpe
 
 PAGES = [ROOT / "README.md", ROOT / "results" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SMALL = dict(n_layer=1, n_head=2, n_embd=32, batch_size=2, compile=False, device="cpu")
@@ -240,21 +239,12 @@ def test_readmes_five_commands_lead_from_a_folder_of_anything_to_a_score(copy):
 
 
 def fill(folder):
-    """Put the pages of the project into a folder, in every format that can be prepared."""
-    import zstandard
-    from pyarrow import Table, parquet
-
+    """Put the pages of the project into a folder, plain, packed and as JSON (tests/fusedgpt/data has every format)."""
     pages = [page.read_text() for page in PAGES]
     (folder / "packed").mkdir(parents=True)
     (folder / "pages.md").write_text(pages[0])
     (folder / "packed" / "pages.txt.gz").write_bytes(gzip.compress(pages[1].encode()))
-    (folder / "packed" / "pages.txt.zst").write_bytes(zstandard.compress(pages[2].encode()))
-    table = [{"text": line} for line in pages[3].splitlines()]
-    (folder / "pages.json").write_text(json.dumps(table))
-    (folder / "pages.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
-    with open(folder / "pages.csv", "w", newline="") as file:
-        csv.writer(file).writerows([["text"], *([line] for line in pages[4].splitlines())])
-    parquet.write_table(Table.from_pylist(table), folder / "pages.parquet")
+    (folder / "pages.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in pages[3].splitlines()))
 
 
 def test_no_warning_is_ours(copy):
@@ -298,8 +288,3 @@ def test_links_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text().replace("\n", " ")):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page}: {target}"
-
-
-def test_help_is_there_without_arguments():
-    for name in ("export.py", "harness.py", "plot.py"):
-        assert name in script(name, "--help").stdout

@@ -2,10 +2,7 @@
 
 import hashlib
 import json
-import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -18,19 +15,18 @@ from fusedgpt.runs import checkpoint
 from fusedgpt.training import evaluation
 from tests.conftest import (
     ON_GPU_TOO,
-    ROOT,
     as_nanogpt_wrote,
     as_we_wrote_before_activation,
     assert_same_bytes,
+    checkpoint_of,
     flags,
     hugging_face,
-    optimizer_state,
     rows,
     run,
     script,
     small,
+    tensors,
     wait_for,
-    wait_for_lines,
     weights,
 )
 
@@ -47,43 +43,22 @@ def test_ten_steps_saved_and_ten_more_are_twenty(tmp_path, data, settings, devic
     whole = run(tmp_path / "whole", data, max_iters=20, **options)
     half = run(tmp_path / "half", data, max_iters=10, **options)
     run(half, data, max_iters=20, init_from="resume", **options)
-    assert_same_bytes(weights(half), weights(whole))
-    states = optimizer_state(half), optimizer_state(whole)
-    for n in states[0]:
-        assert_same_bytes(states[0][n], states[1][n])
+    assert_same_bytes(tensors(checkpoint_of(half)), tensors(checkpoint_of(whole)))
     assert [row["loss"] for row in rows(half)] == [row["loss"] for row in rows(whole)]
     assert rows(half, "eval") == rows(whole, "eval")
     assert_same_bytes(weights(half, "best.pt"), weights(whole, "best.pt"))
-
-
-def test_killed_at_any_instant_and_resumed_is_an_unbroken_run(tmp_path, data):
-    settings = dict(max_iters=300, eval_interval=7, dropout=0.1, eval_iters=1)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    script("train.py", *flags(small(whole, data, **settings)))
-    for start_from, lines in (("scratch", 40), ("resume", 130), ("resume", 210)):
-        command = [sys.executable, "train.py", *flags(small(broken, data, **settings, init_from=start_from))]
-        child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-        wait_for_lines(child, broken / "metrics.jsonl", lines)
-        child.kill()
-        child.wait()
-    script("train.py", *flags(small(broken, data, **settings, init_from="resume")))
-    assert [row["iter"] for row in rows(broken)] == list(range(300))
-    assert rows(broken, "eval") == rows(whole, "eval")
-    assert_same_bytes(weights(broken), weights(whole))
 
 
 def test_best_and_latest_are_separate(tmp_path, data):
     # T7: nanoGPT's one file is overwritten by a worse one
     run(tmp_path, data, max_iters=20)
     best = {row["iter"]: row["val_loss"] for row in rows(tmp_path, "eval")}
-    early = torch.load(tmp_path / "ckpt.pt", weights_only=True)
-    run(
-        tmp_path, data, max_iters=30, init_from="resume", learning_rate=30.0, min_lr=30.0, warmup_iters=0
-    )  # it gets worse
+    early = checkpoint_of(tmp_path)
+    run(tmp_path, data, max_iters=30, init_from="resume", learning_rate=30.0, min_lr=30.0, warmup_iters=0)  # worse
     assert rows(tmp_path, "eval")[-1]["val_loss"] > min(best.values())
-    kept = torch.load(tmp_path / "best.pt", weights_only=True)
+    kept = checkpoint_of(tmp_path, "best.pt")
     assert best[kept["iter_num"]] == min(best.values())
-    assert torch.load(tmp_path / "ckpt.pt", weights_only=True)["iter_num"] == 30
+    assert checkpoint_of(tmp_path)["iter_num"] == 30
     assert early["iter_num"] == 20
 
 
@@ -100,12 +75,8 @@ def test_a_new_run_sets_the_old_one_aside(tmp_path, data, capsys):
 def test_best_is_of_the_whole_run_across_a_resume(tmp_path, data):
     # a checkpoint written before its evaluation used to know of the evaluation before it only
     run(tmp_path, data, max_iters=7, eval_interval=5)
-    assert (
-        torch.load(tmp_path / "ckpt.pt", weights_only=True)["best_val_loss"] == rows(tmp_path, "eval")[-1]["val_loss"]
-    )
-    assert (
-        torch.load(tmp_path / "best.pt", weights_only=True)["best_val_loss"] == rows(tmp_path, "eval")[-1]["val_loss"]
-    )
+    for name in ("ckpt.pt", "best.pt"):
+        assert checkpoint_of(tmp_path, name)["best_val_loss"] == rows(tmp_path, "eval")[-1]["val_loss"]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +116,7 @@ def test_a_checkpoint_is_saved_before_the_evaluation(tmp_path, data, monkeypatch
     with pytest.raises(RuntimeError, match="evaluation"):
         run(tmp_path, data)
     wait_for(tmp_path / "ckpt.pt")  # a process would end only after its write
-    assert torch.load(tmp_path / "ckpt.pt", weights_only=True)["iter_num"] == 5
+    assert checkpoint_of(tmp_path)["iter_num"] == 5
 
 
 def test_a_run_resumed_with_auto_keeps_its_kernel(tmp_path, data, monkeypatch):
@@ -232,7 +203,7 @@ def test_what_is_damaged_beside_a_good_checkpoint_does_not_block_resuming(tmp_pa
         (tmp_path / name).write_bytes(damaged)
         run(tmp_path, data, init_from="resume", max_iters=12)
         assert [row["iter"] for row in rows(tmp_path)][-2:] == [10, 11] or name == "run.json"
-        torch.save(torch.load(tmp_path / "ckpt-10.pt", weights_only=True), tmp_path / "ckpt.pt")
+        torch.save(checkpoint_of(tmp_path, "ckpt-10.pt"), tmp_path / "ckpt.pt")
         (tmp_path / "ckpt-10.pt").unlink()
 
 
@@ -261,12 +232,12 @@ def test_max_seconds_ends_with_an_evaluation_and_a_checkpoint(tmp_path, data):
     steps = len(rows(tmp_path))
     assert 0 < steps < 10**6
     assert rows(tmp_path, "eval")[-1]["iter"] == steps
-    assert torch.load(tmp_path / "ckpt.pt", weights_only=True)["iter_num"] == steps
+    assert checkpoint_of(tmp_path)["iter_num"] == steps
 
 
 def test_a_nanogpt_checkpoint_resumes(tmp_path, data):
     run(tmp_path, data, max_iters=10)
-    saved = torch.load(tmp_path / "ckpt.pt", weights_only=True)
+    saved = checkpoint_of(tmp_path)
     theirs = as_nanogpt_wrote(saved)
     mask = torch.tril(torch.ones(16, 16)).view(1, 1, 16, 16)
     theirs["model"] |= {f"_orig_mod.transformer.h.{n}.attn.bias": mask for n in range(2)}
@@ -276,56 +247,26 @@ def test_a_nanogpt_checkpoint_resumes(tmp_path, data):
     assert rows(tmp_path, "eval")[-1]["val_loss"] < saved["best_val_loss"]
 
 
-def halfway(tmp_path, data, rewrite=None, **settings):
-    """A run of twenty steps; and one of ten, its checkpoint rewritten by `rewrite`, to resume."""
-    whole = run(tmp_path / "whole", data, max_iters=20, **settings)
-    half = run(tmp_path / "half", data, max_iters=10, **settings)
-    if rewrite:
-        torch.save(rewrite(torch.load(half / "ckpt.pt", weights_only=True)), half / "ckpt.pt")
-    return whole, half
-
-
-def activation_in(out_dir):
-    return torch.load(out_dir / "ckpt.pt", weights_only=True)["extra_model_args"]["activation"]
-
-
-def test_the_activation_is_saved_and_resumed(tmp_path, data, capsys):
-    whole, half = halfway(tmp_path, data, activation="gelu")
-    assert activation_in(half) == "gelu"
+@pytest.mark.parametrize(
+    ("activation", "rewrite", "asked", "says"),
+    [
+        ("gelu", dict, {}, 0),
+        ("gelu", as_nanogpt_wrote, {}, 1),  # it used to go on with GPT-2's tanh form in silence: another function
+        ("gelu_tanh", as_nanogpt_wrote, dict(activation="gelu_tanh"), 0),
+        ("gelu_tanh", as_we_wrote_before_activation, {}, 0),
+    ],
+)
+def test_a_run_goes_on_with_its_activation(tmp_path, data, capsys, activation, rewrite, asked, says):
+    options = dict(activation=activation, vocab_multiple=1)
+    whole = run(tmp_path / "whole", data, max_iters=20, **options)
+    half = run(tmp_path / "half", data, max_iters=10, **options)
+    torch.save(rewrite(checkpoint_of(half)), half / "ckpt.pt")
     capsys.readouterr()
-    run(half, data, max_iters=20, init_from="resume")
-    assert "activation" not in re.findall(r"\w+", capsys.readouterr().out)  # the memory line has "activations"
-    assert_same_bytes(weights(half), weights(whole))
-    assert activation_in(half) == "gelu"
-
-
-def test_a_nanogpt_run_goes_on_with_the_exact_gelu(tmp_path, data, capsys):
-    # it used to go on with GPT-2's tanh form in silence: another function of the same weights
-    whole, half = halfway(tmp_path, data, as_nanogpt_wrote, activation="gelu", vocab_multiple=1)
-    capsys.readouterr()
-    run(half, data, max_iters=15, init_from="resume")
-    assert capsys.readouterr().out.count(checkpoint.NANOGPTS_ACTIVATION) == 1
-    assert activation_in(half) == "gelu"
-    run(half, data, max_iters=20, init_from="resume")
-    assert checkpoint.NANOGPTS_ACTIVATION not in capsys.readouterr().out  # by now it is a checkpoint of ours
-    assert_same_bytes(weights(half), weights(whole))
-
-
-def test_an_older_nanogpt_run_goes_on_with_the_activation_that_was_asked_for(tmp_path, data, capsys):
-    whole, half = halfway(tmp_path, data, as_nanogpt_wrote, activation="gelu_tanh", vocab_multiple=1)
-    capsys.readouterr()
-    run(half, data, max_iters=20, init_from="resume", activation="gelu_tanh")
-    assert checkpoint.NANOGPTS_ACTIVATION not in capsys.readouterr().out
-    assert activation_in(half) == "gelu_tanh"
-    assert_same_bytes(weights(half), weights(whole))
-
-
-def test_our_own_run_from_before_the_activation_was_saved_goes_on(tmp_path, data, capsys):
-    whole, half = halfway(tmp_path, data, as_we_wrote_before_activation)
-    capsys.readouterr()
-    run(half, data, max_iters=20, init_from="resume")
-    assert "activation" not in re.findall(r"\w+", capsys.readouterr().out)  # the memory line has "activations"
-    assert activation_in(half) == "gelu_tanh"
+    for max_iters in (15, 20):  # from 15 on it is a checkpoint of ours
+        run(half, data, max_iters=max_iters, init_from="resume", **asked)
+    said = capsys.readouterr().out
+    assert said.count(checkpoint.NANOGPTS_ACTIVATION) == says and "resuming with activation" not in said
+    assert checkpoint_of(half)["extra_model_args"]["activation"] == activation
     assert_same_bytes(weights(half), weights(whole))
 
 
@@ -333,7 +274,7 @@ def test_a_resumed_run_takes_its_own_weight_decay_and_betas(tmp_path, data, caps
     # the optimizer's saved state holds them too, and used to win in silence
     run(tmp_path, data)
     run(tmp_path, data, max_iters=12, init_from="resume", weight_decay=0.3, beta2=0.9)
-    decayed, others = torch.load(tmp_path / "ckpt.pt", weights_only=True)["optimizer"]["param_groups"]
+    decayed, others = checkpoint_of(tmp_path)["optimizer"]["param_groups"]
     assert (decayed["weight_decay"], others["weight_decay"], decayed["betas"]) == (0.3, 0.0, (0.9, 0.9))
     assert "resuming with weight_decay=0.3; it was 0.1" in capsys.readouterr().out
 
@@ -368,12 +309,12 @@ def test_a_run_that_goes_on_with_another_text_says_so(tmp_path, data, capsys):
 def test_a_resumed_run_takes_up_the_scaler_and_the_best_loss(tmp_path, data):
     # T7: neither used to be restored
     run(tmp_path, data, dtype="float16")
-    saved = torch.load(tmp_path / "ckpt.pt", weights_only=True)
+    saved = checkpoint_of(tmp_path)
     saved["scaler"]["scale"], saved["best_val_loss"], saved["best_iter"] = 1234.0, 0.0, 5
     torch.save(saved, tmp_path / "ckpt.pt")
     (tmp_path / "best.pt").unlink()
     run(tmp_path, data, max_iters=15, init_from="resume", dtype="float16")
-    assert torch.load(tmp_path / "ckpt.pt", weights_only=True)["scaler"]["scale"] == 1234.0
+    assert checkpoint_of(tmp_path)["scaler"]["scale"] == 1234.0
     assert not (tmp_path / "best.pt").exists()  # no loss is below 0
 
 
@@ -397,7 +338,7 @@ def test_finetuning_starts_from_hugging_face_weights(tmp_path, data, capsys):
     run(tmp_path / "out", data, init_from=str(tmp_path / "hf"), max_iters=10, learning_rate=1e-3)
     out = capsys.readouterr().out
     assert "n_layer=1, as in the weights of init_from=" in out
-    saved = torch.load(tmp_path / "out" / "ckpt.pt", weights_only=True)
+    saved = checkpoint_of(tmp_path / "out")
     assert saved["model_args"]["block_size"] == 16  # cropped
     assert saved["model"]["transformer.wte.weight"].shape == (128, 64)
     assert (saved["model"]["transformer.wte.weight"][101:] == 0).all()

@@ -7,12 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 import train
-from tests.conftest import ROOT, flags, rows, small
+from tests.conftest import ROOT, flags, rows, small, wait_for_lines
 
 SCRIPT = ROOT / "slurm" / "train.sh"
 COMMANDS = {  # of SLURM's, on one node
@@ -48,11 +47,7 @@ def test_a_job_that_runs_to_its_end_is_not_queued_again(tmp_path, data, job):
 def test_a_job_whose_time_is_up_saves_and_is_queued_again(tmp_path, data, job):
     endless = dict(max_iters=100_000, eval_interval=100_000, gradient_accumulation_steps=2, init_from="auto")
     script = start(job, small(tmp_path / "out", data, **endless))
-    metrics = tmp_path / "out" / "metrics.jsonl"
-    end = time.monotonic() + 60
-    while not metrics.exists() or metrics.read_text().count("\n") < 10:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_for_lines(script, tmp_path / "out" / "metrics.jsonl", 10)
     script.send_signal(signal.SIGTERM)  # to the script alone, as --signal=B:TERM does
     output, _ = script.communicate(timeout=60)
     assert script.returncode != 0 and "saved: go on" in output, output

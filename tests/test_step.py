@@ -1,9 +1,7 @@
 """A training step: it waits for nothing, skips and clips on the device, and its time is its own."""
 
-import contextlib
 import itertools
 import json
-import math
 import time
 
 import pytest
@@ -26,15 +24,6 @@ from tests.conftest import rows, run, weights
 from tests.fusedgpt.runs.test_report_page import page_of
 
 
-def test_ms_is_of_the_step_alone(tmp_path, data, monkeypatch):
-    # T10: nanoGPT's time holds evaluations; and this one must not begin with the program
-    told = iter(range(1000))
-    monkeypatch.setattr(train.timing, "now", lambda device: 0.001 * next(told))
-    monkeypatch.setattr(progress.flops, "peak_flops", lambda *_: (1e12, "of this test"))
-    run(tmp_path, data, max_iters=4)
-    assert [row["ms"] for row in rows(tmp_path)] == pytest.approx([1.0] * 4)
-
-
 class Waits(TorchFunctionMode):
     """Counts each time that Python reads a number from a tensor, for which it would have to wait for a GPU."""
 
@@ -49,6 +38,15 @@ class Waits(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+def state_of(model, s, device, dtype):
+    """The state of a run of `model` whose micro-batches are all the same."""
+    optimizer = build_optimizer(model, s, device.type)
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+    batch = 2 * (torch.zeros(2, s.block_size, dtype=torch.long, device=device),)
+    loop = (model, autocast(device, dtype), itertools.repeat(batch), batch, timing.StepClock(device))
+    return train.TrainState(model, optimizer, scaler, 0, *loop, StepResults(Ranks()))
+
+
 @pytest.mark.parametrize(("dropout", "optimizer"), [(0.0, "adamw"), (0.1, "adamw"), (0.0, "muon")])
 def test_a_step_reads_nothing_from_the_device(dropout, optimizer):
     # a step used to wait for the norm of the gradient in its middle. Fake tensors have no values: whatever reads raises
@@ -60,12 +58,7 @@ def test_a_step_reads_nothing_from_the_device(dropout, optimizer):
             for name, p in module._parameters.items():
                 module._parameters[name] = p if p is None else torch.nn.Parameter(torch.empty(p.shape))
         model.lm_head.weight = model.transformer.wte.weight
-        optimizer = build_optimizer(model, s, "cpu")
-        batch = (torch.zeros(2, 16, dtype=torch.long), torch.zeros(2, 16, dtype=torch.long))
-        clock = timing.StepClock(torch.device("cpu"))
-        loop = (model, contextlib.nullcontext(), itertools.repeat(batch), batch, clock)
-        scaler = torch.amp.GradScaler("cpu", enabled=False)
-        state = train.TrainState(model, optimizer, scaler, 0, math.inf, None, *loop, StepResults(Ranks()))
+        state = state_of(model, s, torch.device("cpu"), torch.float32)
         for _ in range(2):
             results = train.train_step(state, s, range(2))
         with pytest.raises(DataDependentOutputException):
@@ -115,12 +108,7 @@ def test_a_step_on_a_gpu_does_not_wait_and_skips_on_the_device(monkeypatch, dtyp
     shape = dict(n_layer=1, n_head=2, n_embd=64, block_size=32)
     s = train.Settings(**shape, batch_size=2, warmup_iters=0, optimizer=optimizer)
     model = GPT(GPTConfig(block_size=32, vocab_size=65, n_layer=1, n_head=2, n_embd=64)).to(device)
-    optimizer = build_optimizer(model, s, "cuda")
-    scaler = torch.amp.GradScaler("cuda", enabled=dtype == "float16")
-    batch = 2 * (torch.randint(0, 65, (2, 32), device=device),)
-    cast = autocast(device, getattr(torch, dtype))
-    loop = (model, cast, itertools.repeat(batch), batch, timing.StepClock(device))
-    state = train.TrainState(model, optimizer, scaler, 0, math.inf, None, *loop, StepResults(Ranks()))
+    state = state_of(model, s, device, getattr(torch, dtype))
 
     def step():
         state.clock.start()
@@ -139,16 +127,17 @@ def test_a_step_on_a_gpu_does_not_wait_and_skips_on_the_device(monkeypatch, dtyp
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert norm.isnan() and all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
-    assert {state["step"].item() for state in optimizer.state.values() if "step" in state} == {3}
+    assert {each["step"].item() for each in state.optimizer.state.values() if "step" in each} == {3}
     times = state.clock.read()
     assert len(times) == 4 and min(times) > 0
 
 
 def test_times_are_true_of_steps_that_are_read_later(tmp_path, data, monkeypatch):
+    # T10: nanoGPT's time holds evaluations; and this one must not begin with the program
     told = iter(n * (n + 1) / 2000 for n in itertools.count())  # between readings pass 1 ms, 2 ms, 3 ms, …
     monkeypatch.setattr(train.timing, "now", lambda device: next(told))
     monkeypatch.setattr(progress.flops, "peak_flops", lambda *_: (1e12, "of this test"))
-    run(tmp_path, data, max_iters=6, log_interval=4, eval_interval=100, gradient_accumulation_steps=2)
+    run(tmp_path, data, max_iters=6, log_interval=4, eval_interval=3, gradient_accumulation_steps=2)
     assert [row["ms"] for row in rows(tmp_path)] == pytest.approx([1, 3, 5, 7, 9, 11])
     flops = json.loads((tmp_path / "run.json").read_text())["mfu"]["flops_per_token"]
     for row in rows(tmp_path):  # of both micro-batches, 4 x 16 tokens each

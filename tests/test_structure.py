@@ -2,7 +2,6 @@
 
 import ast
 import graphlib
-import pathlib
 import tomllib
 
 import pytest
@@ -104,11 +103,6 @@ def test_a_dependency_has_one_bound():
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = [dependency.split(">=")[0] for dependency in dependencies]
     assert len(names) == len(set(names)) > 10
-
-
-def test_no_file_is_a_leftover():
-    for file in FILES:
-        assert not {"utils", "misc", "helpers", "common", "parts"} & {*pathlib.Path(file).with_suffix("").parts[-2:]}
 
 
 def test_every_mutant_can_be_planted():

@@ -44,8 +44,10 @@ def main():
             raise UserError(
                 f"{root} has {len(files)} .py files, and none is in {empty}: give more, or a single one, which is cut"
             )
-        name = name_of(root) if args.input else f"standard library of {platform.python_implementation()}"
-        source = f"{name} {'' if args.input else platform.python_version() + ' '}({len(files)} files)"
+        name = f"standard library of {platform.python_implementation()} {platform.python_version()}"
+        if args.input:
+            name = name_of(root)
+        source = f"{name} ({len(files)} files)"
     ids = {split: (np.frombuffer(raw, np.uint8) for raw in raws) for split, raws in splits.items()}
     prepare.write(args.out_dir, ids, source, tokenizer="byte", vocab_size=256)
 

@@ -43,11 +43,11 @@ def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = 
 def require(name: str, case: Case, compiled: bool = False) -> None:
     """Raise UserError, with the reason and what would run instead, unless the kernel `name` can run `case` here.
 
-    It must also equal float64, ours on one head, a user's own as before it is timed: otherwise it would train another
-    model, in silence.
+    Its results must also agree with float64, or it would silently train another model. A kernel of ours is compared on
+    one head; a user's own must pass parity.checks.
     """
-    if reason := refusal(name, case, compiled) or _error(name, case):
-        others = [other for other in ATTENTION if not refusal(other, case, compiled)]
+    if reason := refusal(name, case, compiled) or _wrong(name, case, compiled):
+        others = [other for other in KERNELS if other != name and not refusal(other, case, compiled)]
         doing = "train" if case.backward else "run"
         raise UserError(
             f"attention='{name}' cannot {doing} on {case.device.type} in {dtype_name(case.dtype)}"
@@ -55,19 +55,50 @@ def require(name: str, case: Case, compiled: bool = False) -> None:
         )
 
 
-def _error(name, case):
-    if case.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
-        return None  # products of float32 are rounded then, for every kernel alike
-    attend, whole = as_run(name, case), _shortened(_all_heads(case))
-    one_head = replace(whole, shape=(1, 1, *whole.shape[2:]))
-    checks = parity.checks(attend, whole) if is_own(name) else [("on one head", parity.compare(attend, one_head))]
-    for where, errors in checks:
-        if not parity.passes(errors, case.dtype):
-            return (
-                f"it is not causal attention: {where} its errors against float64 are {errors}. What changes the"
-                " function, such as a window, belongs to the model (Dimensions), which saves it with the weights"
-            )
+def _wrong(name, case, compiled):
+    """Why the kernel `name` does not compute causal attention with `case`'s dropout, or None if it does."""
+    # TF32 would round float32 in every kernel
+    tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
+    try:
+        for where, errors in _proofs(name, case, compiled):
+            if not parity.passes(errors, case.dtype):
+                return (
+                    f"it is not causal attention: {where} its errors against float64 are {errors}. What changes the"
+                    " function, such as a window, belongs to the model (Dimensions), which saves it with the weights"
+                )
+        if is_own(name) and case.dropout and not _drops(name, case):
+            return "it ignores dropout_p: two runs with different random numbers give the same"
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:  # a user's own kernel may raise anything at a shape that it was not written for
+        return f"it fails beside float64: {reasons((), error)}"
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = tf32
     return None
+
+
+def _proofs(name, case, compiled):
+    """(where, errors) of the comparisons with float64: one head for a kernel of ours, all of them for a user's own."""
+    attend, whole = as_run(name, case), _shortened(replace(case, shape=(min(case.shape[0], 2), *case.shape[1:])))
+    if not is_own(name):
+        yield "on one head", parity.compare(attend, replace(whole, shape=(1, 1, *whole.shape[2:])))
+        return
+    yield from parity.checks(attend, whole)
+    if case.shape[2] > PROVEN:  # a window could be longer than what was compared
+        last = replace(case, shape=(1, 1, 64, case.shape[3]), keys=case.shape[2], backward=False)
+        yield f"for the last 64 of {case.shape[2]} tokens", parity.compare(as_run(name, last), last)
+    if compiled:
+        torch.compiler.reset()
+        yield "compiled", parity.compare(torch.compile(attend, dynamic=False), whole, heads=2)
+
+
+def _drops(name, case):
+    probe = replace(case, shape=(1, 1, *case.shape[2:]), backward=False)
+    attend, inputs = as_run(name, case), probe.inputs()
+    torch.manual_seed(0)
+    (first,) = probe.run(attend, *inputs)
+    (second,) = probe.run(attend, *inputs)
+    return not torch.equal(first, second)
 
 
 def _refusal_of_any(name, cases, compiled):

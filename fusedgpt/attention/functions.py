@@ -6,11 +6,13 @@ query sees every key. Each computes softmax(q kᵀ / √hs) v, equation 1 of "At
 """
 
 import functools
+import hashlib
 import importlib.util
 import pathlib
 import re
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from fusedgpt.attention import flash_impl
-from fusedgpt.attention.table import KERNELS, check_name
+from fusedgpt.attention.table import KERNELS, check_name, is_own
 from fusedgpt.errors import UserError, first_line
 
 BLOCK = 256  # queries in a block of `blocked`
@@ -123,7 +125,7 @@ def only(
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
-    """FlexAttention. It ignores `dropout_p`: kernels.refusal refuses flex before a model trains with dropout."""
+    """FlexAttention. It ignores `dropout_p`: choose.refusal refuses flex before a model trains with dropout."""
     T, Tk = q.size(-2), k.size(-2)
     inside = torch.compiler.is_compiling()  # a model that is being compiled traces flex into its own graph
     mask = None if T == 1 else (_block_mask if inside else _kept_block_mask)(T, Tk, q.device)
@@ -160,6 +162,18 @@ class Functions(dict):
         check_name(name)
         self[name] = load(name)
         return self[name]
+
+
+def digest(name: str) -> str | None:
+    """The SHA-256 of the file of a user's own kernel `name`; None if there is none."""
+    path = pathlib.Path(name.rpartition(":")[0])
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def require_same_file(name: str, gather: Callable[[Any], list]) -> None:
+    """Raise UserError on every rank if a user's own kernel `name` is not the same file on all nodes."""
+    if is_own(name) and len(set(gather(digest(name)))) > 1:
+        raise UserError(f"attention={name} is not the same file on all nodes: copy one to all")
 
 
 def load(name: str) -> Callable[..., Tensor]:

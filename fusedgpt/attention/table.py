@@ -1,5 +1,6 @@
 """What is known of each attention kernel but its code, in one place. It needs no PyTorch, so that --help is quick."""
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,7 +9,7 @@ from fusedgpt.errors import UserError
 
 @dataclass(frozen=True)
 class Kernel:
-    """A function of fusedgpt/attention/functions.py that has the same name."""
+    """What is known of one kernel. ATTENTION in functions.py has its function under the same name."""
 
     # what the receipt may name, forward and backward; empty: PyTorch picks one of the others
     seen: tuple[str, ...]
@@ -37,13 +38,20 @@ KERNELS = {
     "sdpa": Kernel((), "", "0.5", "x", takes_mask=True),
     "masked": Kernel((), "", "#cc79a7", "X", takes_mask=True),
 }
-NAMED = tuple(name for name, kernel in KERNELS.items() if kernel.seen)  # those that are one kernel and no other
+# each of these is one kernel; for sdpa and masked, PyTorch picks one
+NAMED = tuple(name for name, kernel in KERNELS.items() if kernel.seen)
 OWN = "path/to/file.py:function"  # how a kernel of the user's own is named
 
 
 def is_own(name: str) -> bool:
     """Whether `name` means a function in a file of the user's own."""
     return ".py:" in name
+
+
+def located(name: str) -> str:
+    """`name`, but a user's own kernel by the whole path of its file: a resumed run may start in another folder."""
+    path, _, function = name.rpartition(":")
+    return f"{os.path.abspath(path)}:{function}" if is_own(name) else name
 
 
 def check_name(name: str, *others: str) -> None:
@@ -53,5 +61,5 @@ def check_name(name: str, *others: str) -> None:
 
 
 def scores_held(name: str) -> str:
-    """How much of the scores the forward of the kernel `name` holds. Nothing is known of a user's own."""
+    """How much of the scores the forward of the kernel `name` holds. A user's own is assumed to hold none."""
     return KERNELS[name].scores if name in KERNELS else "none"

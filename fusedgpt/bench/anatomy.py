@@ -24,10 +24,10 @@ from fusedgpt.attention.case import Case
 from fusedgpt.attention.receipt import observe
 from fusedgpt.bench import check, drawing, options, report
 from fusedgpt.bench.disturbance import comparable, speedup
-from fusedgpt.bench.proof import counting_faults, prove_kernel, verdict
-from fusedgpt.bench.rows import trace_path
+from fusedgpt.bench.proof import cost, prove_kernel, verdict
+from fusedgpt.bench.rows import name_of, trace_path
 from fusedgpt.errors import UserError
-from fusedgpt.machine import determinism, memory, timing
+from fusedgpt.machine import determinism, timing
 from fusedgpt.machine.device import DTYPES, autocast, dtype_name, resolve_dtype
 from fusedgpt.machine.profiler import busy_ms, profile
 from fusedgpt.parallel.distributed import gradient_norm
@@ -110,11 +110,7 @@ def _output_layer(spec, s, device):
         unpadded = w[: s.vocab_size].clone()
         errors["beside unpadded"] = _error(products(x, w)[0][:, : s.vocab_size], products(x, unpadded)[0])
     row = {"errors": errors, "parity": verdict(errors, dtype, f"in {COMPARED} rows of each result")}
-    peak = memory.peak_bytes(lambda: products(x, w, dz), device)
-    counted, faults = counting_faults(lambda: products(x, w, dz))
-    samples_ms, how = timing.device_samples(counted, device, s.repeats, s.warmup)
-    row |= {"peak_memory": peak, "timed": how, "page_faults": faults(), "samples_ms": samples_ms}
-    row |= timing.summary(samples_ms)
+    row |= cost(lambda: products(x, w, dz), s, device)
     flops = 2 * x.size(0) * w.numel() * (3 if backward else 1)
     return row | {"tflops": flops / (row["median_ms"] * 1e9)}
 
@@ -306,10 +302,10 @@ def claims(rows: list[dict]) -> list[check.Claim]:
     found, output = [], [row for row in rows if row["part"] == "output layer"]
     for row in output:
         base = _unpadded(row, output)
-        found += check.ratio(f"{check.name_of(row)}: speed over {base and base['V']} rows", row, base)
+        found += check.ratio(f"{name_of(row)}: speed over {base and base['V']} rows", row, base)
     for row in rows:
         if row["part"] == "step" and comparable(row):
-            name = f"{check.name_of(row)}: time of {PRODUCTS} over all else in forward and backward"
+            name = f"{name_of(row)}: time of {PRODUCTS} over all else in forward and backward"
             found.append(check.Claim(name, [row], *(share / (1 - share) for share in _products(row))))
     return found + check.refusals(rows)
 
@@ -342,13 +338,11 @@ def _divided(rows):
     ends = np.zeros(len(rows))
     for n, category in enumerate(CATEGORIES):
         ms = np.array([statistics.median(row["ms"][category]) for row in rows])
-        axes.barh(range(len(rows)), ms, left=ends, height=0.6, label=category, **drawing.bar_style(n))
-        for at, row in enumerate(rows):
-            share = shares(row, (category,))[0]
-            if share > 0.06:
-                box = dict(boxstyle="square,pad=0.1", facecolor="white", edgecolor="none")
-                where = (ends[at] + ms[at] / 2, at)
-                axes.text(*where, f"{100 * share:.0f} %", ha="center", va="center", fontsize=8, bbox=box)
+        bars = axes.barh(range(len(rows)), ms, left=ends, height=0.6, label=category, **drawing.bar_style(n))
+        parts = [shares(row, (category,))[0] for row in rows]
+        said = [f"{100 * part:.0f} %" if part > 0.06 else "" for part in parts]
+        box = dict(boxstyle="square,pad=0.1", facecolor="white", edgecolor="none")
+        axes.bar_label(bars, said, label_type="center", fontsize=8, bbox=box)
         ends += ms
     axes.set_yticks(range(len(rows)), [row["attention"] for row in rows])
     axes.invert_yaxis()

@@ -30,18 +30,18 @@ LIMIT = 540.0  # seconds after which a step is killed
 LAST_ROW = 120.0  # seconds of LIMIT kept for a row that still runs when time is up, and for the report
 
 # the test files that need a GPU; each relies on what those before it test
-TESTS = ["functions", "flash_impl", "receipt", "timing", "choose", "memory", "profiler", "model", "generate", "engines"]
-TESTS += ["optimizer", "step", "train", "resume", "bench", "prefill", "max_batch", "peers"]
+TESTS = ["functions", "flash_impl", "choose", "receipt", "timing", "memory", "profiler", "model", "generate"]
+TESTS += ["engines", "optimizer", "step", "train", "resume", "bench", "prefill", "max_batch", "peers"]
 KINDS = ["ladder", "numerics", "anatomy", "prefill", "sweep", "max_batch", "peers"]
-# what a kind measures first, in a step of its own: the article's last rungs with their traces, and its figure 3
-FIRST = {"ladder": ["--only=flash,flash +*,cudnn*", "--profile=True"], "max_batch": ["--only=manual,flash"]}
+# what a kind measures first, in steps of their own: the article's last rungs with their traces, and its figure 3
+FIRST = {"ladder": [["--only=flash,flash +*,cudnn*", "--profile=True"]], "max_batch": [["--only=manual,flash"]]}
 # seconds of training at the largest batch. The article trains for an hour. Here a step ends within LIMIT, and two
 # kernels, with the search for their batches, should fit into one hour on a lent machine
-TRAIN_SECONDS = {"max_batch": 180}
+TRAIN_SECONDS = 180
+WHOLE = {"max_batch": [f"--train_seconds={TRAIN_SECONDS}"]}
 
 # sizes at which every step takes seconds on a CPU
-_MODEL = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=128", "--batch_size=2"]
-_MODEL += ["--steps=6", "--compile=False"]
+_MODEL = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=128", "--batch_size=2", "--steps=6", "--compile=False"]
 TINY = {
     "ladder": [*_MODEL, "--block_size=32", "--only=math"],
     "numerics": ["--device=cpu", "--repeats=2", "--only=manual"],
@@ -92,12 +92,13 @@ def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tupl
     for name in TESTS:
         if name not in ran_before:
             _test(results, name, device, deadline)
-    whole = {kind: [f"--train_seconds={seconds}"] for kind, seconds in TRAIN_SECONDS.items()}
-    arguments = {kind: [f"--results={results}", *(TINY if s.rehearse else whole).get(kind, [])] for kind in KINDS}
-    for kind in KINDS:
-        first = [[*arguments[kind], *FIRST[kind]]] if kind in FIRST and not s.rehearse else []
-        last_row = LAST_ROW + (0 if s.rehearse else TRAIN_SECONDS.get(kind, 0))
-        for args in (*first, arguments[kind]):
+    arguments = {kind: [f"--results={results}", *(TINY if s.rehearse else WHOLE).get(kind, [])] for kind in KINDS}
+    for kind, whole in arguments.items():
+        steps, last_row = [whole], LAST_ROW
+        if not s.rehearse:
+            steps = [[*whole, *first] for first in FIRST.get(kind, [])] + steps
+            last_row += TRAIN_SECONDS * (kind == "max_batch")
+        for args in steps:
             seconds = min(LIMIT, deadline - time.monotonic())
             if seconds > last_row and left(kind, args)[0]:
                 _step(f"bench.py {kind}", ["bench.py", kind, *args, f"--max_seconds={seconds - last_row}"], seconds)
@@ -163,9 +164,14 @@ def summary(tests: dict[str, dict], rows: dict[str, tuple[int, int, int]], resul
     ran = sum(outcome.get("tests", 0) - outcome.get("skipped", 0) for outcome in tests.values())
     bad = [f"test_{name}.py" for name, outcome in tests.items() if not _passed(outcome)]
     failed = f", of which {', '.join(bad)} did not pass" if bad else ""
-    disturbed = {kind: f" ({n} disturbed)" if n else "" for kind, (_, n, _) in rows.items()}
-    done = [f"{kind} {total - missing} of {total}{disturbed[kind]}" for kind, (missing, _, total) in rows.items()]
-    absent = [f"test_{name}.py" for name in TESTS if name not in tests]
-    absent += [f"{kind} ({missing} rows)" for kind, (missing, _, _) in rows.items() if missing]
-    missing = f"missing: {', '.join(absent)}. The same command goes on" if absent else "nothing is missing"
-    return f"{results}: {ran} tests ran{failed}; rows: {', '.join(done)}; {missing}"
+    done, absent = [], [f"test_{name}.py" for name in TESTS if name not in tests]
+    for kind, (missing, disturbed, total) in rows.items():
+        done.append(f"{kind} {total - missing} of {total}")
+        if disturbed:
+            done[-1] += f" ({disturbed} disturbed)"
+        if missing:
+            absent.append(f"{kind} ({missing} rows)")
+    said = f"{results}: {ran} tests ran{failed}; rows: {', '.join(done)}"
+    if absent:
+        return f"{said}; missing: {', '.join(absent)}. The same command goes on"
+    return f"{said}; nothing is missing"

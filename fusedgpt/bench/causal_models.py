@@ -42,8 +42,6 @@ PUBLISHED = {
         model_type="llama",
         vocab_size=128256,
         max_position_embeddings=8192,
-        attention_bias=False,
-        mlp_bias=False,
         rope_parameters={"rope_type": "default", "rope_theta": 5e5},
     ),
     "phi-2": dict(
@@ -51,10 +49,6 @@ PUBLISHED = {
         model_type="phi",
         vocab_size=51200,
         max_position_embeddings=2048,
-        resid_pdrop=0.1,
-        embd_pdrop=0.0,
-        attention_dropout=0.0,
-        qk_layernorm=False,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.4},
     ),
 }
@@ -84,10 +78,8 @@ class OurGPT:
         with torch.device(device):
             self.model = GPT(GPTConfig(**dimensions)).to(dtype).eval()
         self.output, self.dtype, self.max_length = self.model.lm_head, dtype, self.model.config.block_size
-
-    def embedding_weights(self) -> list[torch.Tensor]:
-        """The weights that do not multiply every token: those of the embeddings and the output layer."""
-        return [self.model.transformer.wte.weight, self.model.transformer.wpe.weight, self.output.weight]
+        # the weights that do not multiply every token
+        self.embeddings = [self.model.transformer.wte.weight, self.model.transformer.wpe.weight, self.output.weight]
 
     def use(self, attention: str) -> None:
         """Compute attention by 'eager' or 'flash' from here on."""
@@ -126,10 +118,7 @@ class TransformersModel:
         limits = (getattr(c, "max_position_embeddings", None), getattr(c, "sliding_window", None))
         self.max_length = min(filter(None, limits), default=float("inf"))
         self.output, self.dtype = self.model.get_output_embeddings(), dtype
-
-    def embedding_weights(self) -> list[torch.Tensor]:
-        """The weights that do not multiply every token: those of the embedding and the output layer."""
-        return [self.model.get_input_embeddings().weight, self.output.weight]
+        self.embeddings = [self.model.get_input_embeddings().weight, self.output.weight]
 
     def use(self, attention: str) -> None:
         """Compute attention by 'eager', 'flash' or 'flash_attention_2' from here on. Raises UserError if it cannot."""

@@ -15,7 +15,7 @@ import torch
 from fusedgpt.bench.disturbance import speedup
 from fusedgpt.bench.options import admitted
 from fusedgpt.bench.report import markdown
-from fusedgpt.bench.rows import key_of, spec_of
+from fusedgpt.bench.rows import key_of, name_of, spec_of
 from fusedgpt.errors import UserError
 from fusedgpt.machine.device import cpu_multiplies_bfloat16
 from fusedgpt.machine.files import atomic
@@ -24,6 +24,9 @@ RATIO = 1.1  # factor by which two ratios of times may differ
 ERROR = 4.0  # factor by which two errors may differ: each is the largest of many
 REFUSED = "refused"
 NOWHERE = "at no length"  # no crossover, or none for sure
+HOW = f"A ratio holds if it differs by at most {100 * (RATIO - 1):.0f} %; an error, within a factor of {ERROR:g};"
+HOW += " anything else, if it is the same. Within noise: it differs by more, but the spreads (p10 to p90, or the range"
+HOW += " of the rounds) meet."
 # verdicts; a reason may follow after a colon
 HOLDS, NOISE, FAILS, DISTURBED = "holds", "within noise", "does not hold", "disturbed"
 CANNOT = "cannot be measured here"
@@ -53,18 +56,14 @@ class Claim:
     timed: bool = True  # whether a disturbed row says nothing about it
     whole: bool = False  # whether it is about all its rows, not only the last
 
-    @property
-    def within(self) -> float:
-        """The factor by which two values may differ."""
-        return ERROR if self.error else RATIO
-
     def __str__(self) -> str:
         """'1.75x (1.70-1.80)' for a ratio with its spread, '1.3e-02' for an error, or the word."""
         if isinstance(self.value, str):
             return self.value
         if self.error:
             return f"{self.value:.1e}"
-        return f"{self.value:.2f}x" + (f" ({self.low:.2f}-{self.high:.2f})" if self.low is not None else "")
+        spread = "" if self.low is None else f" ({self.low:.2f}-{self.high:.2f})"
+        return f"{self.value:.2f}x{spread}"
 
 
 def ratio(name: str, row: dict, base: dict | None) -> list[Claim]:
@@ -84,11 +83,6 @@ def same_loss(name: str, row: dict, base: dict | None) -> list[Claim]:
 def refusals(rows: Iterable[dict]) -> list[Claim]:
     """For each refused row, the claim that it is refused, named by the row's values."""
     return [Claim(name_of(row), [row], REFUSED, timed=False) for row in rows if row["status"] == REFUSED]
-
-
-def name_of(row: dict) -> str:
-    """What identifies a row, in words."""
-    return ", ".join(map(str, spec_of(row).values()))
 
 
 def dtype_of(row: dict) -> str | None:
@@ -120,8 +114,9 @@ def published(kind: types.ModuleType, rows: list[dict], only: str) -> list[Claim
 
 def obstacles(wanted: dict[tuple, dict], s, device: torch.device, plan: list[dict]) -> dict[tuple, str]:
     """{key of a row: why it cannot be measured here with the settings `s`}, for some of the `wanted` rows."""
-    found, slow = {}, device.type == "cpu" and not cpu_multiplies_bfloat16()
-    slow = slow and hasattr(s, "dtype")  # numerics has none: its rows name their dtypes, and are quick all the same
+    found = {}
+    # numerics has no such setting: its rows name their dtypes, and are quick all the same
+    slow = hasattr(s, "dtype") and device.type == "cpu" and not cpu_multiplies_bfloat16()
     for key, row in wanted.items():
         if spec_of(row) not in plan:
             found[key] = "this version has no such row on this machine"
@@ -162,14 +157,15 @@ def _judged(claim, found, here, obstacles):
     """(the value here, the verdict with its reason) for a claim."""
     calm = found is not None and not claim.whole  # some of its rounds were not disturbed
     hindrances = [_hindered(claim, row, here.get(key_of(row)), obstacles.get(key_of(row)), calm) for row in claim.rows]
-    if verdicts := list(filter(None, hindrances)):
-        return "", min(verdicts, key=lambda verdict: verdict == LATER)  # a reason says more than LATER does
+    hindrances = list(filter(None, hindrances))
+    if hindrances:
+        return "", min(hindrances, key=lambda verdict: verdict == LATER)  # a reason says more than LATER does
     if claim.value == REFUSED and found is None:
         return "runs", FAILS
     if found is None:  # no crossover, or a row that it rests on was disturbed, or its round was
         return (NOWHERE, FAILS) if claim.whole else ("", f"{DISTURBED}: no round here is whole")
-    if claim.value == REFUSED and (reason := found.rows[0]["reason"]) != claim.rows[0]["reason"]:
-        return str(found), f"{HOLDS}: refused here because {reason}"
+    if claim.value == REFUSED and found.rows[0]["reason"] != claim.rows[0]["reason"]:
+        return str(found), f"{HOLDS}: refused here because {found.rows[0]['reason']}"
     return str(found), _verdict(claim, found)
 
 
@@ -199,8 +195,8 @@ def _verdict(claim, found):
     verdict = NOISE if meet else FAILS
     if isinstance(claim.value, str) or isinstance(found.value, str) or not claim.value or not found.value:
         return verdict
-    times = found.value / claim.value
-    return HOLDS if 1 / claim.within <= times <= claim.within else f"{verdict}: {times:.2g} times the published value"
+    times, allowed = found.value / claim.value, ERROR if claim.error else RATIO
+    return HOLDS if 1 / allowed <= times <= allowed else f"{verdict}: {times:.2g} times the published value"
 
 
 def summary(verdicts: list[tuple]) -> str:
@@ -217,18 +213,11 @@ def write(
 
     assumed: the settings that the published header does not name.
     """
-    how = f"A ratio holds if it differs by at most {100 * (RATIO - 1):.0f} %; an error, within a factor of {ERROR:g};"
-    how += (
-        " anything else, if it is the same. Within noise: it differs by more, but the spreads (p10 to p90, or the range"
-    )
-    how += " of the rounds) meet."
     lines = [f"# check of {source}", "", f"- Published: {there}", f"- Here: {here}"]
     if assumed:
         values = ", ".join(f"{name} {value}" for name, value in assumed.items())
-        lines += [
-            f"- Settings that the published header does not name, as they were then or are by default today: {values}"
-        ]
-    lines += ["", f"**{summary(verdicts)}** {how}", ""]
+        lines.append(f"- Settings that the published header lacks, as they were then or are by default today: {values}")
+    lines += ["", f"**{summary(verdicts)}** {HOW}", ""]
     lines += markdown(["claim", "published", "here", "verdict"], verdicts)
     with atomic(folder / "check.md", "w") as file:
         file.write("\n".join(lines) + "\n")

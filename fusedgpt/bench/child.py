@@ -15,8 +15,7 @@ from fusedgpt.bench.options import Trained
 from fusedgpt.errors import UserError
 from fusedgpt.machine.device import dtype_name, resolve_device, resolve_dtype
 from fusedgpt.machine.timing import summary
-from fusedgpt.runs.logger import read_record
-from fusedgpt.runs.metrics import read_metrics
+from fusedgpt.runs.metrics import read_metrics, record_of
 
 TRAIN = pathlib.Path(__file__).resolve().parents[2] / "train.py"
 WARM_UP = 5  # steps that are not counted, as in train.py
@@ -89,7 +88,7 @@ def run(
     if settings["profile"] and trace:
         trace.parent.mkdir(parents=True, exist_ok=True)
         (out_dir / "trace.json").replace(trace)
-    return read_record(out_dir), read_metrics(out_dir)
+    return record_of(out_dir), read_metrics(out_dir)
 
 
 def error_of(done: subprocess.CompletedProcess, name: str, limited: bool = False) -> Exception:
@@ -98,15 +97,8 @@ def error_of(done: subprocess.CompletedProcess, name: str, limited: bool = False
     sentences = [line for line in lines if line.startswith("error: ")]
     exceptions = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]  # CUDA adds lines of advice
     said = (sentences or exceptions or lines)[-1].removeprefix("error: ")
-    full = [
-        "of memory or more, and",
-        "out of memory.",
-        "CUDA out of memory",
-        "CUDA error: out of memory",
-        "bad_alloc",
-        "Cannot allocate memory",
-    ]
-    full.append("STATUS_ALLOC_FAILED")
+    full = ["of memory or more, and", "out of memory.", "CUDA out of memory", "CUDA error: out of memory"]
+    full += ["bad_alloc", "Cannot allocate memory", "STATUS_ALLOC_FAILED"]
     if limited:
         full += ["could not create a primitive", "can't start new thread"]  # as oneDNN and Python say it
     if done.returncode == -signal.SIGKILL or any(words in done.stderr for words in full):

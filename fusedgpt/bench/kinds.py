@@ -11,9 +11,10 @@ import sys
 
 from configurator import adopt, configure, subclass
 from fusedgpt import settings
+from fusedgpt.attention.functions import digest
 from fusedgpt.attention.table import is_own
 from fusedgpt.bench import anatomy, check, child, ladder, max_batch, numerics, peers, plan, prefill, rows, sweep
-from fusedgpt.bench.options import EARLIER, admitted
+from fusedgpt.bench.options import EACH_ROW_NAMES_IT, EARLIER, admitted
 from fusedgpt.errors import UserError
 from fusedgpt.machine import files, memory, timing
 from fusedgpt.machine.device import resolve_device
@@ -31,12 +32,15 @@ def settings_class(kind) -> type:
     return subclass([], kind.Settings, settings.Settings) if kind.TRAINS else kind.Settings
 
 
+def _setting_names(kind):
+    return [field.name for field in dataclasses.fields(settings_class(kind))]
+
+
 def unused_settings(name: str) -> dict[str, str]:
     """{setting: why} for each setting of train.py or another kind that the kind `name` does not use."""
-    own = {field.name for field in dataclasses.fields(settings_class(TAKE_SETTINGS[name]))}
-    every = {f.name for kind in TAKE_SETTINGS.values() for f in dataclasses.fields(kind.Settings)}
-    every |= {field.name for field in dataclasses.fields(settings.Settings)}
-    unused = {setting: f"bench.py {name} does not use it" for setting in every - own}
+    every = set().union(*map(_setting_names, TAKE_SETTINGS.values()))
+    others = every.difference(_setting_names(TAKE_SETTINGS[name]))
+    unused = dict.fromkeys(others, f"bench.py {name} does not use it")
     unused["real_data"] = "a benchmark trains on the tokens of --dataset, and peers' steps on random ids"  # nanoGPT's
     return unused | TAKE_SETTINGS[name].UNUSED
 
@@ -44,8 +48,9 @@ def unused_settings(name: str) -> dict[str, str]:
 def read_settings(name: str, args: list[str], description: str = ""):
     """(settings, device) of the kind `name`: defaults that suit this machine, then config files, then flags."""
     kind, unused = KINDS[name], unused_settings(name)
-    if any(arg.startswith("--attention=") and is_own(arg) for arg in args):
-        unused.pop("attention", None)
+    own = any(arg.startswith("--attention=") and is_own(arg) for arg in args)
+    if own and unused.get("attention") == EACH_ROW_NAMES_IT:
+        del unused["attention"]
     asked = [arg for arg in args if arg not in ("-h", "--help")]
     device = resolve_device(configure(settings_class(kind)(), asked, description, unused).device)
     defaults = settings_class(kind)(**kind.defaults(device.type == "cuda"))
@@ -54,9 +59,10 @@ def read_settings(name: str, args: list[str], description: str = ""):
 
 def validate(kind, s) -> None:
     """Raise UserError for a number that is out of range, before anything is measured."""
-    for setting in ("max_seconds", "train_seconds"):
-        if (seconds := getattr(s, setting, None)) is not None and not 0 < seconds < math.inf:
-            raise UserError(f"{setting}={seconds} must be more than 0, and finite")
+    for setting in ("max_seconds", "train_seconds", "memory_gb"):
+        value = getattr(s, setting, None)
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"{setting}={value} must be more than 0, and finite")
     if kind.TRAINS:
         settings.validate(s)
     least_of = {"repeats": 1, "warmup": 0, "rounds": 1, "new_tokens": 1, "batch_size": 1}
@@ -64,8 +70,6 @@ def validate(kind, s) -> None:
     for setting, least in least_of.items():
         if getattr(s, setting, least) < least:
             raise UserError(f"{setting}={getattr(s, setting)} must be {least} or more")
-    if not 0 < getattr(s, "memory_gb", 1) < math.inf:
-        raise UserError(f"memory_gb={s.memory_gb} must be more than 0, and finite")
 
 
 def planned(name: str, s, device) -> list[dict]:
@@ -84,21 +88,20 @@ def measure(name: str, args: list[str], s, device, plan: list[dict], folder: pat
     own = {key: value for key, value in machine.items() if key not in rows.COMPARED}  # may differ between calls
     if device.type == "cpu" and getattr(s, "freed_memory", "kept") == "kept":
         memory.keep_freed_memory(keep=True)  # as train.py does
-    run = functools.partial(
-        rows.run,
-        plan,
-        functools.partial(kind.measure, s=s, device=device, folder=folder),
-        folder / "rows.jsonl",
-        header(name, args, s, machine),
-        reference=functools.partial(timing.reference, device),
-        state=lambda: machine_state(device) | {"commit": machine["commit"], "machine": own},
-        say=print,
-        group=kind.GROUP,
-        profile=s.profile,
-        max_seconds=s.max_seconds,
-    )
     with files.lock(folder) as lock:  # two calls would overwrite each other's rows
-        run(still_ours=functools.partial(lock.check, "the same command and that --results"))
+        rows.run(
+            plan,
+            functools.partial(kind.measure, s=s, device=device, folder=folder),
+            folder / "rows.jsonl",
+            header(name, args, s, machine),
+            reference=functools.partial(timing.reference, device),
+            state=lambda: machine_state(device) | {"commit": machine["commit"], "machine": own},
+            say=print,
+            still_ours=functools.partial(lock.check, "the same command and that --results"),
+            group=kind.GROUP,
+            profile=s.profile,
+            max_seconds=s.max_seconds,
+        )
 
 
 def left(name: str, args: list[str]) -> tuple[int, int, int]:
@@ -113,8 +116,10 @@ def header(name: str, args: list[str], s, machine: dict) -> dict:
     """The header that identifies a benchmark's rows: the settings that it uses, and the machine."""
     used = {field.name: getattr(s, field.name) for field in dataclasses.fields(s)}
     used = {setting: value for setting, value in used.items() if setting not in {*NOT_IDENTITY, *KINDS[name].UNUSED}}
+    if is_own(getattr(s, "attention", "")):
+        used["own_kernel"] = digest(s.attention)  # a row counts only for the version of the file that it measured
     defaults = type(s)()
-    changed = [setting for setting, value in used.items() if value != getattr(defaults, setting)]
+    changed = [setting for setting, value in used.items() if value != getattr(defaults, setting, value)]
     command = " ".join(["python bench.py", *args])
     return {"benchmark": name, "command": command, "settings": used, "set": changed, "environment": machine}
 
@@ -127,12 +132,13 @@ def published_settings(header: dict, there: list[dict]) -> tuple:
     """
     kind, gpu = kind_of(header), "cuda" in header["environment"]
     defaults = settings_class(kind)(**kind.defaults(gpu))
-    used = [f.name for f in dataclasses.fields(defaults) if f.name not in {*NOT_IDENTITY, *kind.UNUSED}]
+    used = [name for name in _setting_names(kind) if name not in {*NOT_IDENTITY, *kind.UNUSED}]
     named = {name: header["settings"][name] for name in used if name in header["settings"]}
     s = adopt(defaults, {name: EARLIER[name] for name in used if name in EARLIER} | named, "the header")
     if s.device == "auto":
         s = dataclasses.replace(s, device="cuda" if gpu else "cpu")
-    if getattr(s, "dtype", None) == "auto" and (dtypes := [d for row in there if (d := check.dtype_of(row))]):
+    dtypes = list(filter(None, map(check.dtype_of, there)))
+    if dtypes and getattr(s, "dtype", None) == "auto":
         s = dataclasses.replace(s, dtype=statistics.mode(dtypes))
     validate(kind, s)
     return s, resolve_device(s.device), {name: getattr(s, name) for name in used if name not in named}

@@ -16,7 +16,6 @@ import torch
 
 from fusedgpt.attention import parity
 from fusedgpt.attention.case import Case
-from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.bench import check, child, drawing, options, report, rounds
 from fusedgpt.bench.disturbance import comparable, speedup
 from fusedgpt.bench.proof import prove_kernel
@@ -28,16 +27,15 @@ BASELINE, PADDED = "manual", "flash + padded vocabulary"
 ARTICLE = {"manual": 143, "math": 134, "efficient": 119, "flash": 113, PADDED: 87}
 ARTICLE_FASTER = {"math": 6.71, "efficient": 20.16, "flash": 26.54, PADDED: 64.37}  # per cent, as it prints them
 
+NEWER = ("cudnn", "flash3", "flash4", "flex", "auto")  # kernels that the article does not have
+
 # what each rung sets; dtype and compile come from the settings if a rung does not set them
 RUNGS = {
     "manual, float32, eager": {"attention": "manual", "vocab_multiple": 1, "dtype": "float32", "compile": False},
     "manual, eager": {"attention": "manual", "vocab_multiple": 1, "compile": False},
     **{name: {"attention": name, "vocab_multiple": 1} for name in ("manual", "math", "efficient", "flash", "masked")},
     PADDED: {"attention": "flash", "vocab_multiple": 64},
-    **{
-        f"{n} + padded vocabulary": {"attention": n, "vocab_multiple": 64}
-        for n in ("cudnn", "flash3", "flash4", "flex", "auto")
-    },
+    **{f"{name} + padded vocabulary": {"attention": name, "vocab_multiple": 64} for name in NEWER},
     f"{PADDED}, eager": {"attention": "flash", "vocab_multiple": 64, "compile": False},
 }
 CLIMB = [BASELINE, "math", "efficient", "flash", PADDED, "auto + padded vocabulary"]  # each with the one before
@@ -66,7 +64,9 @@ def defaults(gpu: bool) -> dict:
 def plan(s: Settings, device: torch.device) -> list[dict]:
     """The rungs, from the bottom up, round after round; a kernel of the user's own is the last."""
     names = (*RUNGS, *options.own_kernel(s.attention))
-    return [{"rung": name} | rounds.named(n, s.rounds) for n in range(1, s.rounds + 1) for name in names]
+    if s.rounds == 1:  # as in rows from before there were rounds
+        return [{"rung": name} for name in names]
+    return [{"rung": name, "round": n} for n, name in itertools.product(range(1, s.rounds + 1), names)]
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
@@ -74,7 +74,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     own = {"attention": spec["rung"], "vocab_multiple": 64}
     s = dataclasses.replace(s, **RUNGS.get(spec["rung"], own))
     case = Case.of_model(s, s.batch_size, device, resolve_dtype(s.dtype, device), dropout=s.dropout)
-    proven = prove_kernel(s.attention, case) if s.attention in ATTENTION else {}
+    proven = prove_kernel(s.attention, case) if s.attention != "auto" else {}
     out_dir = folder / "runs" / slug(spec["rung"])
     record, metrics = child.run(child.settings(s, Settings), out_dir, trace=trace_path(folder, spec))
     if record["attention_trials"]:  # auto compared the fastest with float64, and the next if it failed
@@ -82,13 +82,8 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     return proven | child.measured(record, metrics)
 
 
-def faster(baseline_ms: float, ms: float) -> float:
-    """The per cent by which a rung is faster, as the article counts: `baseline / rung - 1`."""
-    return 100 * (baseline_ms / ms - 1)
-
-
 def pooled(rows: list[dict]) -> dict[str, dict]:
-    """{rung: one row for its rounds}, in the order of RUNGS (rounds.pooled).
+    """{rung: one row for its rounds}, in the order of RUNGS, a user's own kernel last (rounds.pooled).
 
     Rows from before there were rounds have the baseline twice; each rung is then compared with both.
     """
@@ -96,28 +91,27 @@ def pooled(rows: list[dict]) -> dict[str, dict]:
     again = found.pop(AGAIN, None)
     if comparable(again) and comparable(found.get(BASELINE)):
         found[BASELINE]["again_ms"] = again["median_ms"]
-    return {name: found[name] for name in RUNGS if name in found}
+    own = [name for name in found if name not in RUNGS]
+    return {name: found[name] for name in (*RUNGS, *own) if name in found}
 
 
 def faster_than(base: dict | None, row: dict) -> tuple[float, float, float] | None:
-    """The per cent by which a pooled row is faster than another, with the least and greatest of its rounds; or None."""
-    found = speedup(row, base) if row is not base else None
-    return found and tuple(100 * (times - 1) for times in found)
+    """The per cent by which a pooled row is faster than another, with the least and greatest of its rounds; or None.
+
+    As in the article, they are `baseline / rung - 1`.
+    """
+    found = speedup(row, base)
+    if row is base or found is None:
+        return None
+    return tuple(100 * (times - 1) for times in found)
 
 
 def table(rows: list[dict]) -> list[str]:
     """A line for each rung, with the article's figures beside ours, and notes."""
     rungs = pooled(rows)
-    names = [
-        "rung",
-        "ms per step, median (p10-p90)",
-        "median of each round",
-        "faster than manual, mean (range) of the rounds",
-        "the article, 8 x A100, 12 x 1024 tokens",
-        "tokens/s",
-        "MFU",
-    ]
-    names += ["peak memory", "final loss", "kernel seen forward / backward (as it ran)"]
+    names = ["rung", "ms per step, median (p10-p90)", "median of each round"]
+    names += ["faster than manual, mean (range) of the rounds", "the article, 8 x A100, 12 x 1024 tokens"]
+    names += ["tokens/s", "MFU", "peak memory", "final loss", "kernel seen forward / backward (as it ran)"]
     lines = report.markdown(names, [_cells(row, rungs) for row in rungs.values()])
     return [*lines, "", *(f"- {note}" for note in [*notes(rungs), *rounds.calls(rows)])]
 
@@ -133,7 +127,7 @@ def _cells(row, rungs):
     measured = [each for each in rungs.values() if each["status"] == "measured"]
     mfu = row["mfu"] * row["peak_flops"] / report.best_peaks(measured)[ran["dtype"]]
     share = f"{100 * mfu:.1f} %" if comparable(row) else ""
-    how = f"{ran['attention']}, {ran['dtype']}, {'compiled' if ran['compile'] else 'eager'}, {ran['padded_vocab_size']}"
+    how = f"{ran['attention']}, {ran['dtype']}, {report.compiled(row)}, {ran['padded_vocab_size']}"
     cells = [row["rung"], report.spread(row), rounds.medians(row), ours, theirs, f"{row['tokens_per_s']:,.0f}", share]
     memory = f"{row['peak_memory'] / report.GIB:.2f} GiB"
     return [*cells, memory, f"{row['final_loss']:.4f}", f"{report.kernel(row)} ({how})"]
@@ -152,19 +146,20 @@ def notes(rungs: dict[str, dict]) -> list[str]:
     found = [
         f"Losses after {base['steps']} steps lie within {difference:.4f} of each other:"
         f" {'they agree' if agree else '**they DISAGREE**'}.",
-        f"Parity with float64 was passed before each time; largest errors, as shares of a row's"
-        f" largest number: {worst}.",
+        "Parity with float64 was passed before each time; largest errors, as shares of a row's largest number:"
+        f" {worst}.",
         "Per cent are `baseline / rung - 1`, as the article counts, taken within each round.",
         report.mfu_convention(measured.values()),
     ]
-    if times := speedup(measured.get(PADDED), measured.get("manual, float32, eager")):
+    times = speedup(measured.get(PADDED), measured.get("manual, float32, eager"))
+    if times:
         found.append(f"`{PADDED}` is {times[0]:.2f} times as fast as `manual, float32, eager`.")
     return found + _not_told_apart(measured)
 
 
 def _not_told_apart(measured):
     """A sentence: how well ratios repeat, and which neighbouring rungs of the climb lie closer together than that."""
-    found = [times for row in measured.values() if (times := faster_than(measured[BASELINE], row))]
+    found = list(filter(None, (faster_than(measured[BASELINE], row) for row in measured.values())))
     if not found or (len(measured[BASELINE]["rounds"]) < 2 and "again_ms" not in measured[BASELINE]):
         return []
     noise = max((100 + high) / (100 + low) - 1 for _, low, high in found)
@@ -184,12 +179,10 @@ def claims(rows: list[dict]) -> list[check.Claim]:
     base, found = rungs.get(BASELINE), []
     for name, row in rungs.items():
         both = [each for rung in (BASELINE, name) for each in rows if each["rung"] == rung]
-        timed = [each for each in both if comparable(each)]
-        found += [
-            dataclasses.replace(claim, rows=timed) for claim in check.ratio(f"{name}: speed over {BASELINE}", row, base)
-        ]
-        losses = check.same_loss(f"{name}: last loss beside {BASELINE}", row, base)
-        found += [dataclasses.replace(claim, rows=[both[0], both[-1]]) for claim in losses]
+        for claim in check.ratio(f"{name}: speed over {BASELINE}", row, base):
+            found.append(dataclasses.replace(claim, rows=list(filter(comparable, both))))
+        for claim in check.same_loss(f"{name}: last loss beside {BASELINE}", row, base):
+            found.append(dataclasses.replace(claim, rows=[both[0], both[-1]]))
     return found + check.refusals(rungs.values())
 
 
@@ -203,9 +196,8 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     limit = 2 * statistics.median(row["median_ms"] for row in measured)
     base = rungs.get(BASELINE)
     said = [_said(row, base) for row in rungs.values()]
-    drawing.times(
-        axes, [_label(row) for row in rungs.values()], [*rungs.values()], said, ["#0072b2"] * len(rungs), limit
-    )
+    names, colors = map(_label, rungs.values()), ["#0072b2"] * len(rungs)
+    drawing.times(axes, list(names), list(rungs.values()), said, colors, limit)
     if comparable(base):
         axes.axvline(base["median_ms"], color="0.2", linewidth=0.8, linestyle="--", zorder=0)
     axes.grid(visible=False, axis="y")
@@ -219,8 +211,7 @@ def _label(row):
     """A rung's name, and what it ran as, if its name does not say that."""
     if "ran" not in row:
         return row["rung"]
-    as_it_ran = [row["ran"]["dtype"], "compiled" if row["ran"]["compile"] else "eager"]
-    more = [word for word in as_it_ran if word not in row["rung"]]
+    more = [word for word in (row["ran"]["dtype"], report.compiled(row)) if word not in row["rung"]]
     return f"{row['rung']}\n({', '.join(more)})" if more else row["rung"]
 
 
@@ -228,6 +219,7 @@ def _said(row, base):
     """The text behind a rung's bar."""
     if row["status"] != "measured":
         return f"{row['status']}: {row['reason']}"
-    if not (found := faster_than(base, row)):
+    found = faster_than(base, row)
+    if not found:
         return f"{row['median_ms']:.4g}"
     return f"{row['median_ms']:.4g} ({found[0]:+.0f} %: {found[1]:+.0f} to {found[2]:+.0f})"

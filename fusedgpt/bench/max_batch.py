@@ -86,13 +86,15 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     earlier, trials = _earlier_trials(folder / "rows.jsonl", spec, free), []
 
     def fits(batch_size):
-        trials.append(earlier.get(batch_size) or _trial(train, batch_size, _free(s, device)))
-        if batch_size not in earlier:
+        trial = earlier.get(batch_size)
+        if not trial:
+            trial = _trial(train, batch_size, _free(s, device))
             with open(folder / "rows.jsonl", "a") as file:
-                file.write(json.dumps({"kind": "trial", **spec, **trials[-1]}) + "\n")
-        outcome = "fits" if trials[-1]["fits"] else f"does not fit: {trials[-1].get('reason', 'out of memory')}"
+                file.write(json.dumps({"kind": "trial", **spec, **trial}) + "\n")
+        trials.append(trial)
+        outcome = "fits" if trial["fits"] else f"does not fit: {trial.get('reason', 'out of memory')}"
         print(f"  batch {batch_size} {outcome}")
-        return trials[-1]["fits"]
+        return trial["fits"]
 
     found = largest(fits, next(iter(earlier), guess))  # a search that continues starts where it started
     row |= {"trials": trials, "memory": free, "held_by_pytorch": resident}
@@ -286,8 +288,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     groups = {"measured": [r["largest"] for r in rows], "estimated": [r["estimate"]["largest"] for r in rows]}
     for n, (label, values) in enumerate(groups.items()):
         at = [i + (n - 0.5) * 0.38 for i in range(len(names))]
-        look = dict(color=("0.35", "0.75")[n], hatch=("", "///")[n], edgecolor="black", linewidth=0.6)
-        axes.bar_label(axes.bar(at, values, 0.38, label=label, **look), fontsize=8)
+        axes.bar_label(axes.bar(at, values, 0.38, label=label, **drawing.bar_style(n)), fontsize=8)
     axes.set_xticks(range(len(names)), names)
     axes.set(xlabel="attention", ylabel="largest micro-batch (sequences)")
     axes.grid(visible=False, axis="x")
@@ -308,12 +309,11 @@ def _curves(rows):
     figure, axes = drawing.new(2.6)
     until = common_end(rows)
     for row in rows:
-        label = f"{row['attention']}, batch {row['largest']}: {loss_at(row['curve'], until):.3f} after {until:.0f} s"
-        name = row["attention"]
-        style = dict(color=drawing.color(name), marker=drawing.mark(name), markersize=4.5, linewidth=1.3)
-        points = [point for point in row["curve"] if point[0] <= until]
-        end = [until, loss_at(row["curve"], until)]
-        axes.plot(*zip(*points, end), label=label, markevery=range(len(points)), **style)
+        end = loss_at(row["curve"], until)
+        points = [(*point, None, None) for point in row["curve"] if point[0] <= until]
+        label = f"{row['attention']}, batch {row['largest']}: {end:.3f} after {until:.0f} s"
+        evaluations = range(len(points))
+        drawing.line(axes, row["attention"], [*points, (until, end, None, None)], label=label, markevery=evaluations)
     if losses := [loss for row in rows for seconds, loss in row["curve"] if 0 < seconds <= until]:
         margin = 0.05 * (max(losses) - min(losses)) + 0.01
         axes.set(xlim=(0, 1.01 * until), ylim=(min(losses) - margin, max(losses) + margin))

@@ -7,6 +7,7 @@ product overflows. The scale is 1 / √hs.
 """
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Iterator
 
@@ -74,9 +75,8 @@ def defaults(gpu: bool) -> dict:
 def plan(s: Settings, device: torch.device) -> list[dict]:
     """Every path in every dtype on both inputs, then the article's pairs."""
     paths = (*PATHS, *options.own_kernel(s.attention))
-    errors = [
-        {"inputs": inputs, "dtype": dtype, "path": path} for inputs in INPUTS for dtype in DTYPES for path in paths
-    ]
+    each = itertools.product(INPUTS, DTYPES, paths)
+    errors = [{"inputs": inputs, "dtype": dtype, "path": path} for inputs, dtype, path in each]
     return errors + [{"pair": f"{a} = {b}", "dtype": dtype} for dtype in DTYPES for a, b in PAIRS]
 
 
@@ -138,27 +138,27 @@ def table(rows: list[dict]) -> list[str]:
     ]
     for inputs in dict.fromkeys(row["inputs"] for row in errors):
         group = [row for row in errors if row["inputs"] == inputs]
-        dtypes, paths = (list(dict.fromkeys(row[key] for row in group)) for key in ("dtype", "path"))
-        times = f"q and k are normal, times {INPUTS[inputs]:g}"
-        text += ["", f"## {inputs} inputs ({times})", ""]
-        cells = {(row["path"], row["dtype"]): _errors(row) for row in group}
-        text += report.markdown(["path", *dtypes], [[p, *(cells.get((p, d), "") for d in dtypes)] for p in paths])
+        dtypes, cells = dict.fromkeys(row["dtype"] for row in group), {}
+        text += ["", f"## {inputs} inputs (q and k are normal, times {INPUTS[inputs]:g})", ""]
+        for row in group:
+            cells.setdefault(row["path"], dict.fromkeys(dtypes, ""))[row["dtype"]] = _errors(row)
+        text += report.markdown(["path", *dtypes], [[path, *errors_in.values()] for path, errors_in in cells.items()])
     text += ["", "## time and memory, ordinary inputs", ""]
-    text += report.markdown(
-        ["path", "dtype", "ms, median (p10-p90)", "TFLOP/s, causal half", "peak MiB"],
-        [
-            [r["path"], r["dtype"], report.spread(r, 3), f"{r['tflops']:.3g}", f"{r['peak_memory'] / 2**20:.1f}"]
-            for r in errors
-            if "median_ms" in r
-        ],
-    )
-    if said := report.how_timed(errors):
+    names = ["path", "dtype", "ms, median (p10-p90)", "TFLOP/s, causal half", "peak MiB"]
+    text += report.markdown(names, [_time(row) for row in errors if "median_ms" in row])
+    said = report.how_timed(errors)
+    if said:
         text += ["", *said]
     text += ["", "## allclose, as the article's appendix A claims", ""]
+    names = ["pair", "dtype", "allclose", "the article", "reproduced", "largest difference", "kernels seen"]
     return text + report.markdown(
-        ["pair", "dtype", "allclose", "the article", "reproduced", "largest difference", "kernels seen"],
-        [_of_pair(row) for row in rows if "pair" in row and row["status"] == "measured"],
+        names, [_of_pair(row) for row in rows if "pair" in row and row["status"] == "measured"]
     )
+
+
+def _time(row):
+    peak = f"{row['peak_memory'] / 2**20:.1f}"
+    return [row["path"], row["dtype"], report.spread(row, 3), f"{row['tflops']:.3g}", peak]
 
 
 def _of_pair(row):
@@ -197,7 +197,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     kinds = list(dict.fromkeys(row["inputs"] for row in rows))
     if not any(row["status"] == "measured" for row in rows):
         return
-    there = dict.fromkeys(row["path"] for row in rows)
+    there = [row["path"] for row in rows]
     paths = [path for path in dict.fromkeys((*PATHS, *there)) if path in there]
     figure, grid = drawing.new(0.21 * len(paths) + 1.15, ncols=len(kinds), squeeze=False, sharey=True, sharex=True)
     for axes, inputs in zip(grid.flat, kinds):

@@ -30,16 +30,24 @@ UNUSED = {
     **dict.fromkeys(("dropout", "grad_clip"), "every contender trains without dropout and clips gradients to 1"),
     **dict.fromkeys(("eval_iters", "keep_checkpoints", "check_interval", "timeout"), "contenders only make steps"),
     **dict.fromkeys(("max_bad_steps", "deterministic"), "contenders only make steps"),
-    **dict.fromkeys(
-        ("decay_lr", "schedule", "warmup_iters", "lr_decay_iters", "min_lr"), "the learning rate is constant"
-    ),
+    **dict.fromkeys(("decay_lr", "schedule", "warmup_iters"), "the learning rate is constant"),
+    **dict.fromkeys(("lr_decay_iters", "min_lr"), "the learning rate is constant"),
 }
 GROUP = ("part", "round")
 RECIPE = ("ours", "nanoGPT")
+# of each part: its name in a sentence, what is timed, and of which model or of how many tokens
 TITLES = {
-    "training": ("A training step", "ms per training step"),
-    "generation": ("Generation", "ms per sample"),
-    "recipe": ("An iteration of nanoGPT's recipe", "ms per iteration"),
+    "training": ("A training step", "ms per training step", ""),
+    "generation": ("Generation", "ms per sample", " of {new_tokens} tokens after {prompt_tokens}"),
+    "recipe": ("An iteration of nanoGPT's recipe", "ms per iteration", recipe.CASE),
+}
+# the columns that not all parts have
+RAN = "kernel seen forward / backward (as it ran)"
+AT_FIRST = ("first token, ms", "share of the bandwidth", "first ids equal to ours in float32")
+COLUMNS = {
+    "training": ("peak memory", "loss at the first step", "after the last", RAN),
+    "generation": (*AT_FIRST, "peak memory", "as it ran"),
+    "recipe": ("validation loss", "whole run, s", "peak memory", "as it ran"),
 }
 
 
@@ -63,10 +71,9 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
 
     Raises UserError if --nanogpt names no clone, or if generation needs more than block_size tokens.
     """
-    if s.nanogpt:
-        for name in ("model.py", "train.py"):
-            if not pathlib.Path(s.nanogpt, name).is_file():
-                raise UserError(f"nanogpt={s.nanogpt!r} has no {name}: name the folder of a clone of nanoGPT")
+    for name in ("model.py", "train.py"):
+        if s.nanogpt and not pathlib.Path(s.nanogpt, name).is_file():
+            raise UserError(f"nanogpt={s.nanogpt!r} has no {name}: name the folder of a clone of nanoGPT")
     if min(s.prompt_tokens, s.new_tokens) < 2 or s.prompt_tokens + s.new_tokens > s.block_size:
         raise UserError(
             f"prompt_tokens={s.prompt_tokens} and new_tokens={s.new_tokens} must be 2 or more, and together at most"
@@ -129,28 +136,13 @@ def table(rows: list[dict]) -> list[str]:
     """A table for each part, with a line for each contender, and what was the same for all."""
     lines = []
     for part, peers in pooled(rows).items():
-        what = TITLES[part][1] + ", median (p10-p90)"
-        names = ["who", what, "median of each round", "time, ours = 1: mean (range) of the rounds", "tokens/s"]
-        names += _columns(part)
+        names = ["who", f"{TITLES[part][1]}, median (p10-p90)", "median of each round"]
+        names += ["time, ours = 1: mean (range) of the rounds", "tokens/s", *COLUMNS[part]]
         cells = [_cells(part, peer, row, peers.get("ours"), len(names)) for peer, row in peers.items()]
         lines += [f"## {part}", "", f"{finding(part, peers)}.", "", *report.markdown(names, cells), ""]
-        calls = rounds.calls(row for row in rows if row["part"] == part)
-        lines += [*(f"- {note}" for note in [*_notes(part, peers), *calls]), ""]
+        notes = [*_notes(part, peers), *rounds.calls(row for row in rows if row["part"] == part)]
+        lines += [*(f"- {note}" for note in notes), ""]
     return lines[:-1]
-
-
-def _columns(part):
-    if part == "training":
-        return ["peak memory", "loss at the first step", "after the last", "kernel seen forward / backward (as it ran)"]
-    if part == "generation":
-        return [
-            "first token, ms",
-            "share of the bandwidth",
-            "first ids equal to ours in float32",
-            "peak memory",
-            "as it ran",
-        ]
-    return ["validation loss", "whole run, s", "peak memory", "as it ran"]
 
 
 def _cells(part, peer, row, ours, columns):
@@ -159,8 +151,10 @@ def _cells(part, peer, row, ours, columns):
     times, ran = speedup(ours, row), row["ran"]
     memory = f"{row['peak_memory'] / report.GIB:.2f} GiB" if "peak_memory" in row else ""
     how = [ran["attention"], *_dtypes(row), "compiled" if ran["compile"] else "eager"]
-    how += [f"{ran['rows_of_embedding']} ids"] if "rows_of_embedding" in ran else []
-    how += [f"commit {ran['commit']}"] if ran.get("commit") else []
+    if "rows_of_embedding" in ran:
+        how.append(f"{ran['rows_of_embedding']} ids")
+    if ran.get("commit"):
+        how.append(f"commit {ran['commit']}")
     cells = [peer, report.spread(row), rounds.medians(row), _range(times) if times and row is not ours else ""]
     cells += [f"{1e3 * row['tokens'] / row['median_ms']:,.0f}"]
     if part == "training":
@@ -195,34 +189,32 @@ def _notes(part, peers):
         same = peers.get("ours", {}).get("ran", {}).get("activation") == "gelu"
         found = [f"Two programs, each as it is, with the same flags and data{' and the exact GELU' if same else ''}."]
         return [*found, "Validation losses are over different windows."]
+    found = []
+    if any(row["dropped"] for row in measured):
+        found.append("A round in brackets is dropped for all contenders: something in it was disturbed.")
     worst = max(row["errors"]["float32"] for row in measured)
-    dropped = any(row["dropped"] for row in measured)
-    found = ["A round in brackets is dropped for all contenders: something in it was disturbed."] if dropped else []
-    found += [
-        "All start from the same weights, and before its time each computed our loss in float32: largest difference"
-        f" {worst:.0e}.",
-    ]
+    proved = "before its time each computed our loss in float32: largest difference"
+    found.append(f"All start from the same weights, and {proved} {worst:.0e}.")
     if any(peer.startswith("Hugging Face") for peer in peers):
-        found.append(
-            "`Hugging Face` always has biases, which start at 0; the others have them with `--bias=True` only."
-        )
+        biases = "always has biases, which start at 0; the others have them with `--bias=True` only."
+        found.append(f"`Hugging Face` {biases}")
     if part == "generation":
+        if any(peer.endswith(", compiled") for peer in peers):
+            static = "has a cache of a fixed size and a compiled decode step, as it advises."
+            found.append(f"`Hugging Face, …, compiled` {static}")
         share = "A token reads every weight once: bytes of weights a second, after the first token, as a share of what"
         share += " PyTorch reads of memory a second, measured in the same process."
-        no_cache = " nanoGPT has no KV cache." if "nanoGPT, float32" in peers else ""
-        static = "`Hugging Face, …, compiled` has a cache of a fixed size and a compiled decode step, as it advises."
-        found += [static] if any(peer.endswith(", compiled") for peer in peers) else []
-        return [*found, f"Greedy, one sample.{no_cache}", share]
-    same = [row["last_loss"] for row in measured if row["ran"]["ids"] == min(row["ran"]["ids"] for row in measured)]
-    within = f"losses after the last lie within {max(same) - min(same):.4f} of each other"
-    found.append(f"Every step has the same batch; {within}, if their softmax goes over the same ids.")
-    found.append(
-        "`ours, float32` has nanoGPT's arithmetic: float32, exact GELU, no padding, no compilation, its AdamW."
-    )
-    found.append(
-        "The other rows of `ours` step as `train.py` does: the gradient is clipped within the fused AdamW, and on a CPU"
-        " its norm is added up in parts."
-    )
+        return [*found, "Greedy, one sample. nanoGPT has no KV cache.", share]
+    fewest = min(row["ran"]["ids"] for row in measured)
+    losses = [row["last_loss"] for row in measured if row["ran"]["ids"] == fewest]
+    within = f"losses after the last lie within {max(losses) - min(losses):.4f} of each other"
+    exact = "has nanoGPT's arithmetic: float32, exact GELU, no padding, no compilation, its AdamW."
+    others = "The other rows of `ours` step as `train.py` does: the gradient is clipped within the fused AdamW, and on"
+    found += [
+        f"Every step has the same batch; {within}, if their softmax goes over the same ids.",
+        f"`ours, float32` {exact}",
+        f"{others} a CPU its norm is added up in parts.",
+    ]
     if "nanoGPT, patched" in peers:
         patched = "autocast, padding, torch.compile and fused AdamW around its own model.py, unchanged"
         found.append(f"`nanoGPT, patched`: {patched}. To it, padding is ids like all others.")
@@ -256,7 +248,8 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
         said = [_said(row) for row in peers.values()]
         drawing.times(axes, [_label(*each) for each in peers.items()], list(peers.values()), said, colors)
         axes.set_title(textwrap.fill(finding(part, peers), 62), loc="left")
-        axes.set_xlabel(textwrap.fill(f"{TITLES[part][1]}{_case(part, s)}: median, p10 to p90 (less is better)", 75))
+        what = TITLES[part][1] + TITLES[part][2].format(**s)
+        axes.set_xlabel(textwrap.fill(f"{what}: median, p10 to p90 (less is better)", 75))
         axes.grid(visible=False, axis="y")
     yield "peers", "Our GPT beside others, in turn", f"Training of {child.subject(s)}", figure
 
@@ -266,16 +259,6 @@ def _label(peer, row):
     if row["status"] != "measured" or (dtypes := " / ".join(_dtypes(row))) in peer:
         return peer
     return f"{peer}, {dtypes}"
-
-
-def _case(part, s):
-    """What a part measures beyond what the figure's title says."""
-    if part == "generation":
-        return f" of {s['new_tokens']} tokens after {s['prompt_tokens']}"
-    if part == "recipe":
-        r = recipe.RECIPE
-        return f" of {r['n_layer']} layers, {r['n_embd']} channels, {r['batch_size']} × {r['block_size']} tokens"
-    return ""
 
 
 def _said(row):

@@ -10,9 +10,12 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Literal
 
+import numpy as np
+
 from fusedgpt import dimensions, settings
 from fusedgpt.attention.table import scores_held
 from fusedgpt.bench import drawing, report
+from fusedgpt.dimensions import RECOMPUTE
 from fusedgpt.errors import UserError
 from fusedgpt.estimates import scale
 from fusedgpt.estimates.scale import Run
@@ -23,26 +26,16 @@ from model import GPTConfig
 
 CHINCHILLA = 20  # tokens per parameter that make the most of a compute budget: arXiv:2203.15556
 MOST = 2**16  # most GPUs that a suggestion names
-RECOMPUTE = ("none", "attention", "block")
 # the parts of scale.Memory and of scale.Step, those of Step with words for them
-MEMORY = {name: name for name in ("weights", "gradients", "optimizer", "activations", "logits", "copies")}
+MEMORY = {field.name: field.name for field in dataclasses.fields(scale.Memory)}
 TIME = {"products": "products", "attention": "attention", "traffic": "memory traffic", "optimizer": "optimizer"}
 TIME |= {"rest": "not counted", "exposed": "waiting for communication"}
 
 TRAINS = True
 DEFAULTS = {"vocab_size": 50257}
-OF_A_MODEL = (*dimensions.NAMES, "loss")
-OF_A_RUN = (
-    "batch_size",
-    "gradient_accumulation_steps",
-    "attention",
-    "optimizer",
-    "parallel",
-    "shard_size",
-    "recompute",
-)
-UNUSED = {f.name: "a plan does not depend on it" for f in dataclasses.fields(settings.Settings)}
-UNUSED = {name: why for name, why in UNUSED.items() if name not in ("init_from", *OF_A_MODEL, *OF_A_RUN)}
+OF_A_RUN = [field.name for field in dataclasses.fields(Run)]
+USED = {"init_from", "loss", *dimensions.NAMES, *OF_A_RUN}
+UNUSED = {f.name: "a plan does not depend on it" for f in dataclasses.fields(settings.Settings) if f.name not in USED}
 UNUSED |= dict.fromkeys(("dtype", "compile"), "a plan is for compiled steps in 16 bits")
 
 
@@ -54,10 +47,6 @@ class Settings:
     # network between nodes: InfiniBand of 400 (ndr) or 200 Gbit/s (hdr) per GPU, or 100 Gbit/s per node (ethernet)
     interconnect: Literal[*NETWORKS] = "ndr"
     sweep: bool = False  # instead of one run, models of 124M to 70B on 8 to 1024 of this GPU
-    parallel: Literal["ddp", "fsdp"] = "ddp"  # ddp: each GPU holds the whole model; fsdp: GPUs share it
-    shard_size: int | None = None  # with fsdp, GPUs that share one copy of the model, such as one node's; None: all
-    # what the backward computes again instead of keeping it: the inside of attention, or of every block
-    recompute: Literal["none", "attention", "block"] = "none"
 
 
 def answer(s, command: str, say: Callable[[str], None]) -> list[pathlib.Path]:
@@ -111,7 +100,7 @@ def refuse(config: GPTConfig, run: Run, gpu: str) -> None:
     if other is None:
         advice = "take a smaller model or --block_size, or another --gpu"
         raise UserError(f"{what}: {max(MOST, run.gpus)} of them are not enough; {advice}")
-    names = [name for name in (*OF_A_RUN, "gpus") if getattr(other, name) != getattr(run, name)]
+    names = [name for name in OF_A_RUN if getattr(other, name) != getattr(run, name)]
     raise UserError(f"{what}: what fits is {' '.join(f'--{name}={getattr(other, name)}' for name in names)}")
 
 
@@ -124,7 +113,8 @@ def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
     sequences = run.batch_size * run.gradient_accumulation_steps
     gpus = [run.gpus, *(run.gpus * 2**n for n in range(1, MOST.bit_length()) if run.gpus * 2**n <= MOST)]
     sharing = [("ddp", None), ("fsdp", None)] if run.parallel == "ddp" else [("fsdp", run.shard_size), ("fsdp", None)]
-    again = [run.recompute, *(name for name in saving(run) if RECOMPUTE.index(name) > RECOMPUTE.index(run.recompute))]
+    more = RECOMPUTE[RECOMPUTE.index(run.recompute) + 1 :]
+    again = [run.recompute, *(name for name in more if name in saving(run))]
     of_a_sequence = config.block_size * config.padded_vocab_size * run.itemsize / config.chunks  # bytes of logits
     batches = range(min(run.batch_size, int(room / of_a_sequence)), 0, -1)
     for n, (parallel, shard_size), recompute, batch in itertools.product(gpus, sharing, again, batches):
@@ -157,7 +147,8 @@ def compute(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> dict:
         "micro_steps": run.micro_steps,
         "status": "computed" if memory.total <= GPUS[gpu].memory else "does not fit",
         "memory": dataclasses.asdict(memory) | {"total": memory.total, "range": memory.range},
-        "seconds": dataclasses.asdict(step) | {"computation": step.computation, "total": step.total},
+        "seconds": dataclasses.asdict(step)
+        | {"computation": step.computation, "total": step.total, "range": step.range},
         "tokens_per_s": tokens_per_s,
         "mfu": scale.flops_per_token(config) * tokens_per_s / (run.gpus * machine.peak),
         "bound": step.bound,
@@ -209,7 +200,7 @@ def in_gb(memory: dict) -> str:
 
 def in_ms(seconds: dict) -> str:
     """'142.7 (107 to 214)': time of a row's step in ms, and its expected range."""
-    low, high = (1e3 * share * seconds["total"] for share in scale.TIME_RANGE)
+    low, high = (1e3 * end for end in seconds["range"])
     return f"{rounded(1e3 * seconds['total'], 4)} ({rounded(low)} to {rounded(high)})"
 
 
@@ -252,13 +243,9 @@ def _cells(row):
 def figures(config: GPTConfig, rows: list[dict], gpu: str) -> Iterator[tuple]:
     """plan.png: for each row, a GPU's memory and a step's time, by part."""
     figure, (left, right) = drawing.new(0.33 * len(rows) + 1.2, ncols=2, sharey=True)
-    _stack(left, MEMORY, [{part: row["memory"][part] / 1e9 for part in MEMORY} for row in rows])
-    times = [row["seconds"] if row["status"] == "computed" else dict.fromkeys(TIME, 0) for row in rows]
-    _stack(right, TIME, [{part: 1e3 * seconds[part] for part in TIME} for seconds in times])
-    ends = [(row["memory"]["total"] / 1e9, [end / 1e9 for end in row["memory"]["range"]]) for row in rows]
-    _ranges(left, ends)
-    totals = [1e3 * row["seconds"]["total"] * (row["status"] == "computed") for row in rows]
-    _ranges(right, [(total, [share * total for share in scale.TIME_RANGE]) for total in totals])
+    _bars(left, MEMORY, [row["memory"] for row in rows], 1e9)
+    nothing = dict.fromkeys(TIME, 0) | {"total": 0, "range": (0, 0)}
+    _bars(right, TIME, [row["seconds"] if row["status"] == "computed" else nothing for row in rows], 1e-3)
     for axes, where in ((left, "outside lower left"), (right, "outside lower right")):
         figure.legend(*axes.get_legend_handles_labels(), loc=where, ncols=2, frameon=False, fontsize=7)
         axes.grid(visible=False, axis="y")
@@ -279,19 +266,15 @@ def figures(config: GPTConfig, rows: list[dict], gpu: str) -> Iterator[tuple]:
     yield "plan", "What a run would take, and the ways to share it", subject, figure
 
 
-def _stack(axes, parts, rows):
-    """A horizontal bar for each of `rows`, {part: value}, with a piece for each part."""
-    ends = [0.0] * len(rows)
+def _bars(axes, parts, rows, unit):
+    """A horizontal bar for each of `rows`, with a piece for each part, and a line over its range at the end."""
+    left, at = np.zeros(len(rows)), range(len(rows))
     for n, (part, label) in enumerate(parts.items()):
-        widths = [row[part] for row in rows]
-        axes.barh(range(len(rows)), widths, left=ends, height=0.62, label=label, **drawing.bar_style(n))
-        ends = [end + width for end, width in zip(ends, widths)]
-
-
-def _ranges(axes, rows):
-    """A line over the end of each bar, from the least to the most expected; rows: (end, (least, most))."""
-    errors = [[end - low for end, (low, _) in rows], [high - end for end, (_, high) in rows]]
-    axes.errorbar([end for end, _ in rows], range(len(rows)), xerr=errors, fmt="none", ecolor="black", lw=1, capsize=2)
+        widths = np.array([row[part] for row in rows]) / unit
+        axes.barh(at, widths, left=left, height=0.62, label=label, **drawing.bar_style(n))
+        left += widths
+    ends, (low, high) = (np.array([row[name] for row in rows]).T / unit for name in ("total", "range"))
+    axes.errorbar(ends, at, xerr=[ends - low, high - ends], fmt="none", ecolor="black", lw=1, capsize=2)
 
 
 def write(results: str, name: str, command: str, text: list[str], drawn: Iterator[tuple]) -> list[pathlib.Path]:

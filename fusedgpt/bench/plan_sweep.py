@@ -15,21 +15,22 @@ from fusedgpt.estimates.scale import Run
 from fusedgpt.machine.gpus import GPUS
 from model import GPTConfig
 
-# layers, heads, channels, and tokens of a step. GPT-3 (arXiv:2005.14165, table 2.1) takes 0.5, 1 and 2M tokens for the
-# first three sizes, Llama 2 (arXiv:2307.09288) 4M. Ours are powers of two, so that any number of GPUs can share them
+GPT2 = GPTConfig(vocab_size=50257, vocab_multiple=64, bias=False)
+# models, and tokens of a step. GPT-3 (arXiv:2005.14165, table 2.1) takes 0.5, 1 and 2M tokens for the first three
+# sizes, Llama 2 (arXiv:2307.09288) 4M. Ours are powers of two, so that any number of GPUs can share them
 MODELS = {
-    "124M": (12, 12, 768, 2**19),
-    "XL": (48, 25, 1600, 2**20),
-    "7B": (34, 32, 4096, 2**21),
-    "70B": (86, 64, 8192, 2**22),
+    "124M": (GPT2, 2**19),
+    "XL": (dataclasses.replace(GPT2, n_layer=48, n_head=25, n_embd=1600), 2**20),
+    "7B": (dataclasses.replace(GPT2, n_layer=34, n_head=32, n_embd=4096), 2**21),
+    "70B": (dataclasses.replace(GPT2, n_layer=86, n_head=64, n_embd=8192), 2**22),
 }
 USED = ("results", "gpu", "interconnect", "sweep")
 UNUSED = {f.name for kind in (settings.Settings, plan.Settings) for f in dataclasses.fields(kind)} - set(USED)
 UNUSED = dict.fromkeys(UNUSED, "--sweep=True has models and runs of its own")
 NUMBERS = [2**n for n in range(3, 11)]
 BATCHES = [2**n for n in range(10)]
-SHARING = ("ddp", "fsdp", "hybrid")  # hybrid: fsdp within groups of whole nodes
-LOOKS = {"ddp": ("o", "0.1", "-"), "fsdp": ("s", "0.45", "--"), "hybrid": ("^", "0.65", "-.")}
+# ways to share the work, with their looks; hybrid: fsdp within groups of whole nodes
+SHARING = {"ddp": ("o", "0.1", "-"), "fsdp": ("s", "0.45", "--"), "hybrid": ("^", "0.65", "-.")}
 
 
 def answer(s, command: str, say: Callable[[str], None]) -> list[pathlib.Path]:
@@ -44,8 +45,7 @@ def answer(s, command: str, say: Callable[[str], None]) -> list[pathlib.Path]:
 def sweep(gpu: str, interconnect: str) -> list[dict]:
     """The fastest row that fits for each model, number of GPUs and way to share the work, or one "does not fit"."""
     rows = []
-    for (model, (L, nh, C, tokens)), gpus, sharing in itertools.product(MODELS.items(), NUMBERS, SHARING):
-        config = GPTConfig(1024, 50257, L, nh, C, bias=False, vocab_multiple=64)
+    for (model, (config, tokens)), gpus, sharing in itertools.product(MODELS.items(), NUMBERS, SHARING):
         sequences = tokens // config.block_size
         if gpus <= sequences and (sharing != "hybrid" or gpus > GPUS[gpu].per_node):
             found = fastest(config, sequences, gpus, sharing, gpu, interconnect) or {"status": "does not fit"}
@@ -84,12 +84,18 @@ def crossings(rows: list[dict]) -> list[str]:
     """For each model and way to share it: the number of GPUs from which it fits, and communication overtakes."""
     cells = []
     for model, sharing in itertools.product(MODELS, SHARING):
-        tried = [row for row in rows if (row["model"], row["sharing"]) == (model, sharing)]
-        fits = [row for row in tried if row["status"] == "computed"]
+        fits = _fitting(rows, model, sharing)
+        if not fits:
+            cells.append([model, sharing, "on none", ""])
+            continue
         over = [f"from {row['gpus']} GPUs on" for row in fits if ratio(row) > 1]
-        over.append(f"not up to {tried[-1]['gpus']}" if fits else "")
-        cells.append([model, sharing, f"from {fits[0]['gpus']} GPUs on" if fits else "on none", over[0]])
+        over.append(f"not up to {fits[-1]['gpus']}")
+        cells.append([model, sharing, f"from {fits[0]['gpus']} GPUs on", over[0]])
     return report.markdown(["model", "parallel", "fits", "communication overtakes computation"], cells)
+
+
+def _fitting(rows, model, sharing):
+    return [row for row in rows if (row["model"], row["sharing"], row["status"]) == (model, sharing, "computed")]
 
 
 def table(rows: list[dict]) -> list[str]:
@@ -112,16 +118,16 @@ def table(rows: list[dict]) -> list[str]:
 def figures(rows: list[dict], gpu: str, interconnect: str) -> Iterator[tuple]:
     """sweep.png: a panel for each model, with communication as a multiple of computation over the number of GPUs."""
     figure, grid = drawing.new(4.3, nrows=2, ncols=2, sharex=True, sharey=True)
-    for axes, (model, (L, _, C, tokens)) in zip(grid.flat, MODELS.items()):
+    for axes, (model, (config, tokens)) in zip(grid.flat, MODELS.items()):
         nowhere = []
-        for sharing, (mark, color, line) in LOOKS.items():
-            of_it = [row for row in rows if (row["model"], row["sharing"]) == (model, sharing)]
-            points = [(row["gpus"], ratio(row)) for row in of_it if row["status"] == "computed"]
-            nowhere += [] if points else [sharing]
+        for sharing, (mark, color, line) in SHARING.items():
+            fits = _fitting(rows, model, sharing)
+            if not fits:
+                nowhere.append(sharing)
             style = dict(marker=mark, color=color, linestyle=line, markersize=4.5, linewidth=1.3, label=sharing)
-            axes.plot(*zip(*points) if points else ([], []), **style)
+            axes.plot([row["gpus"] for row in fits], list(map(ratio, fits)), **style)
         axes.axhline(1, color="black", linewidth=0.8)
-        axes.set_title(f"{model}: {L} layers x {C}, {tokens / 2**20:g}M tokens a step")
+        axes.set_title(f"{model}: {config.n_layer} layers x {config.n_embd}, {tokens / 2**20:g}M tokens a step")
         if nowhere:
             at = dict(transform=axes.transAxes, fontsize=7.5, va="top")
             axes.text(0.03, 0.93, f"{', '.join(nowhere)}: does not fit", **at)

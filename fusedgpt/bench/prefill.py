@@ -75,7 +75,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     with refusals():
         errors = subject.compare(idx)
         trace = trace_path(folder, spec) if s.profile else None
-        receipt = observe(lambda: seen.append(last_logits(subject, idx)), trace)
+        receipt = observe(lambda: seen.append(_last_logits(subject, idx)), trace)
     if reason := _contradiction(attention, receipt, Case((1, 1, T, 1), device, dtype, backward=False)):
         raise UserError(reason)
     passed = verdict(errors, dtype, f"of {attention} attention as the model calls it, 2 heads")
@@ -86,7 +86,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     generate, faults = counting_faults(lambda: subject.generate(idx))
     samples_ms = timing.samples(generate, device, s.repeats, s.warmup)
     times, parameters = timing.summary(samples_ms), sum(p.numel() for p in subject.model.parameters())
-    body = parameters - sum({id(w): w.numel() for w in subject.embedding_weights()}.values())
+    body = parameters - sum({id(w): w.numel() for w in subject.embeddings}.values())
     return {
         "parameters": parameters,
         "dtype": dtype_name(dtype),
@@ -104,9 +104,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     }
 
 
-def last_logits(
-    subject: causal_models.OurGPT | causal_models.TransformersModel, idx: torch.Tensor
-) -> tuple[torch.Tensor, int]:
+def _last_logits(subject, idx):
     """Run the timed call once: the last logits (V,), and the number of positions that had logits."""
     seen = []
     hook = subject.output.register_forward_hook(lambda module, args, y: seen.append((y[0, -1].float(), y.size(1))))
@@ -121,7 +119,7 @@ def _difference(got, subject, idx):
     """Largest difference of the last logits from eager's, as a share of its largest; None if eager has no memory."""
     try:
         subject.use("eager")
-        want, _ = last_logits(subject, idx)
+        want, _ = _last_logits(subject, idx)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
@@ -138,7 +136,7 @@ def _contradiction(attention, receipt, case):
 
 def table(rows: list[dict]) -> list[str]:
     """A line for each model, length and attention."""
-    eager = {(row["model"], row["T"]): row for row in rows if row["attention"] == "eager" and comparable(row)}
+    eager = {(row["model"], row["T"]): row for row in rows if row["attention"] == "eager"}
     names = ["model", "tokens", "attention", "ms to the first token, median (p10-p90)", "device busy, ms"]
     names += ["speedup over eager", "TFLOP/s", "peak memory"]
     names += ["kernel seen", "logits for", "logits differ from eager's by"]
@@ -175,17 +173,14 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     if not models:
         return
     down = -(-len(models) // 2)
-    figure, grid = drawing.new(
-        2.1 * down, nrows=down, ncols=min(2, len(models)), squeeze=False, sharex=True, sharey=True
-    )
+    shape = dict(nrows=down, ncols=min(2, len(models)), squeeze=False, sharex=True, sharey=True)
+    figure, grid = drawing.new(2.1 * down, **shape)
     for axes, model in zip(grid.flat, models):
         group = [row for row in rows if row["model"] == model]
         eager = {row["T"]: row for row in group if row["attention"] == "eager"}
         for kind in dict.fromkeys(row["attention"] for row in group):
             line = sorted((row for row in group if row["attention"] == kind), key=lambda row: row["T"])
-            calm = [
-                (row["T"], *(row[key] for key in ("median_ms", "p10_ms", "p90_ms"))) for row in line if comparable(row)
-            ]
+            calm = [(row["T"], row["median_ms"], row["p10_ms"], row["p90_ms"]) for row in line if comparable(row)]
             if calm:
                 drawing.line(axes, kind, calm)
             for row in line if kind == "flash" else []:

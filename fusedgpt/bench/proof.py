@@ -62,17 +62,20 @@ def refusals() -> Iterator[None]:
 
 
 def timed(step: Callable[[], object], s: Timed, device: torch.device, trace: pathlib.Path) -> dict:
-    """The kernel that the profiler saw in `step`, its peak memory in bytes, and s.repeats times in ms.
+    """The kernel that the profiler saw in `step`, and its `cost`. If s.profile is set, the profile goes to `trace`."""
+    return {"kernel": observe(step, trace if s.profile else None)} | cost(step, s, device)
+
+
+def cost(step: Callable[[], object], s: Timed, device: torch.device) -> dict:
+    """The peak memory of `step` in bytes, and s.repeats times in ms.
 
     Times are the device's (timing.device_samples); 'timed' says how they were taken. 'page_faults' counts those of the
-    median call. It is 0 if freed memory is kept; otherwise the times include the allocator's work. If s.profile is set,
-    the profile goes to `trace`.
+    median call. It is 0 if freed memory is kept; otherwise the times include the allocator's work.
     """
-    kernel = observe(step, trace if s.profile else None)
     peak = memory.peak_bytes(step, device)
     counted, faults = counting_faults(step)
     samples_ms, how = timing.device_samples(counted, device, s.repeats, s.warmup)
-    found = {"kernel": kernel, "peak_memory": peak, "timed": how, "page_faults": faults(), "samples_ms": samples_ms}
+    found = {"peak_memory": peak, "timed": how, "page_faults": faults(), "samples_ms": samples_ms}
     return found | timing.summary(samples_ms)
 
 

@@ -23,6 +23,7 @@ RECIPE = dict(device="cpu", compile=False, gradient_accumulation_steps=1, batch_
 RECIPE |= dict(n_layer=4, n_head=4, n_embd=128, dropout=0.0, learning_rate=0.001, min_lr=0.0001, beta2=0.99)
 RECIPE |= dict(warmup_iters=100, lr_decay_iters=2000, eval_interval=250, eval_iters=20, log_interval=1)
 RECIPE |= dict(always_save_checkpoint=False)
+CASE = " of {n_layer} layers, {n_embd} channels, {batch_size} × {block_size} tokens".format(**RECIPE)
 ITERATION = re.compile(r"^iter \d+: loss ([\d.]+), time ([\d.]+)ms", re.M)
 EVALUATION = re.compile(r"^step \d+: train loss [\d.]+, val loss ([\d.]+)", re.M)
 

@@ -41,7 +41,8 @@ def write(folder: pathlib.Path, kind: types.ModuleType) -> list[pathlib.Path]:
     try:
         drawn = drawing.save(kind.figures(found, header["settings"]), folder, machine(header, lines, kind))
         text = [*_heading(header, lines, kind), *kind.table(found), ""]
-        text += [line for figure in drawn for line in (f"![{figure.stem}]({figure.name})", "")]
+        for figure in drawn:
+            text += [f"![{figure.stem}]({figure.name})", ""]
         text += [*_disturbances(found), *_failures(found)]
     except (AttributeError, KeyError, TypeError) as error:
         raise UserError(
@@ -71,23 +72,17 @@ def machine(header: dict, lines: list[dict], kind: types.ModuleType) -> str:
     """
     found = _environment(header, lines)
     on_cpu = "threads" in found and "cuda" not in found
-    threads = [f"{found['threads']} threads"] if on_cpu else []
-    versions = [
-        f"{name} {found[name]}" for name in ("torch", "cuda", "cudnn", "transformers", "commit") if name in found
-    ]
-    device, date = found.get("device", "an unknown device"), found.get("date", "no date recorded")
+    said = [found.get("device", "an unknown device")]
+    if on_cpu:
+        said.append(f"{found['threads']} threads")
     times_calls = on_cpu and any(field.name == "freed_memory" for field in dataclasses.fields(kind.Settings))
-    freed = header["settings"].get("freed_memory", EARLIER["freed_memory"]) if times_calls else "kept"
-    returned = ["freed memory returned"] if freed == "returned" else []
-    return ", ".join([device, *threads, *returned, *versions, date])
+    if times_calls and header["settings"].get("freed_memory", EARLIER["freed_memory"]) == "returned":
+        said.append("freed memory returned")
+    versions = [name for name in ("torch", "cuda", "cudnn", "transformers", "commit") if name in found]
+    return ", ".join([*said, *(f"{name} {found[name]}" for name in versions), found.get("date", "no date recorded")])
 
 
 _OF_A_CALL = ("kind", "machine", "commit", "call", "command")  # in a line "before", what is not the machine's state
-
-
-def _commands(header, lines):
-    """The commands of all calls that measured rows; earlier versions kept only the last."""
-    return list(dict.fromkeys([*(line["command"] for line in lines if "command" in line), header["command"]]))
 
 
 def _heading(header, lines, kind):
@@ -98,6 +93,8 @@ def _heading(header, lines, kind):
             state = {name: value for name, value in states[-1].items() if name not in _OF_A_CALL}
             state = {name: f"{value:.2f}" if isinstance(value, float) else value for name, value in state.items()}
             environment[f"{when} the rows"] = ", ".join(f"{name} {value}" for name, value in state.items())
+    # of all calls that measured rows; earlier versions kept only the last
+    commands = dict.fromkeys([*(line["command"] for line in lines if "command" in line), header["command"]])
     own = {field.name for field in dataclasses.fields(kind.Settings)}
     used = [name for name in header["set"] if name in own or (kind.TRAINS and name not in kind.UNUSED)]
     settings = ", ".join(f"{name} {s[name]}" for name in used)  # headers of earlier versions have all kinds' settings
@@ -106,35 +103,37 @@ def _heading(header, lines, kind):
         "",
         kind.__doc__.partition("\n\n")[0].replace("\n", " "),
         "",
-        *(line for command in _commands(header, lines) for line in (f"`{command}`", "")),
+        "\n\n".join(f"`{command}`" for command in commands),
+        "",
         *markdown(["", ""], [*environment.items(), ("settings other than the defaults", settings)]),
         "",
     ]
 
 
-def _disturbances(rows):
+def _disturbances(found):
     """The disturbed rows with their reasons, and what follows from them."""
-    disturbed = [f"- {_named(row)}: disturbed: {row['reason']}" for row in rows if row.get("disturbed")]
+    text, again = [], []
+    for row in found:
+        if row.get("disturbed"):
+            text.append(f"- {rows.name_of(row)}: disturbed: {row['reason']}")
+        for each in row.get("tries", []):
+            again.append(f"- {rows.name_of(row)}: {spread(each, 4)} ms: {each['reason']}")
     why = "Something else used the device while the rows marked *disturbed* were measured: no ratio is drawn from them."
-    text = [f"{why} The same command measures them again.", "", *disturbed, ""] if disturbed else []
-    dropped = [(row, each) for row in rows for each in row.get("tries", [])]
-    again = [f"- {_named(row)}: {spread(each, 4)} ms: {each['reason']}" for row, each in dropped]
-    return [*text, "Disturbed, dropped and measured again at once:", "", *again, ""] if again else text
+    if text:
+        text = [f"{why} The same command measures them again.", "", *text, ""]
+    if again:
+        text += ["Disturbed, dropped and measured again at once:", "", *again, ""]
+    return text
 
 
-def _named(row):
-    """What identifies a row, in words."""
-    return ", ".join(str(value) for value in rows.spec_of(row).values())
-
-
-def _failures(rows):
+def _failures(found):
     """The rows without a measurement, grouped by reason."""
     reasons = {}
-    for row in rows:
+    for row in found:
         if row["status"] != "measured":
-            named = next((row[key] for key in ("rung", "peer", "path", "pair", "attention") if key in row), _named(row))
-            if row["status"] != "refused" and "T" in row:
-                named = _named(row)
+            named = rows.name_of(row)
+            if row["status"] == "refused" or "T" not in row:  # a refusal is one of a kernel, at any length
+                named = next((row[key] for key in ("rung", "peer", "path", "pair", "attention") if key in row), named)
             reasons.setdefault((row["status"], row["reason"]), {})[named] = None
     return [f"- {'; '.join(names)}: {status}: {reason}" for (status, reason), names in reasons.items()]
 
@@ -151,6 +150,11 @@ def spread(row: dict, digits: int = 1) -> str:
     return f"{row['median_ms']:.{digits}f} ({row['p10_ms']:.{digits}f}-{row['p90_ms']:.{digits}f}){mark(row)}"
 
 
+def compiled(row: dict) -> str:
+    """How a run's model ran: 'compiled' or 'eager'."""
+    return "compiled" if row["ran"]["compile"] else "eager"
+
+
 def mark(row: dict) -> str:
     """The mark behind the time of a row; empty if the row was not disturbed."""
     return ", *disturbed*" if row.get("disturbed") else ""
@@ -158,8 +162,8 @@ def mark(row: dict) -> str:
 
 def kernel(row: dict, backward: bool = True) -> str:
     """The kernels that the profiler saw in a row: 'flash / flash', forward and backward."""
-    seen = [row["kernel"][direction] for direction in (("forward", "backward") if backward else ("forward",))]
-    return " / ".join("+".join(names) for names in seen)
+    directions = ["forward", "backward"] if backward else ["forward"]
+    return " / ".join("+".join(row["kernel"][direction]) for direction in directions)
 
 
 def how_timed(rows: list[dict]) -> list[str]:

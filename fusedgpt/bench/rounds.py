@@ -12,12 +12,7 @@ from fusedgpt.bench.disturbance import comparable
 from fusedgpt.machine.timing import summary
 
 RATES = ("tokens_per_s", "mfu")  # fields of a row that scale with its median
-LOSSES = ("final_loss", "last_loss", "val_loss")
-
-
-def named(n: int, rounds: int) -> dict[str, int]:
-    """The part of a row's spec that names its round; empty if there is only one round."""
-    return {"round": n} if rounds > 1 else {}
+LARGEST = ("final_loss", "last_loss", "val_loss", "peak_memory")  # fields of which the largest counts
 
 
 def whole(rows: Iterable[dict], by: str) -> set[int]:
@@ -58,16 +53,15 @@ def _together(group, kept):
     if wrong or not measured:
         return (wrong or group)[-1]
     chosen = [row for row in measured if number(row) in kept] or measured
-    medians = {number(row): row["median_ms"] for row in measured if "median_ms" in row}
-    found = {"rounds": {n: ms for n, ms in medians.items() if n in kept}}
-    found["dropped"] = {n: ms for n, ms in medians.items() if n not in kept}
-    if peaks := [row["peak_memory"] for row in chosen if "peak_memory" in row]:
-        found["peak_memory"] = max(peaks)
+    found = {"rounds": {}, "dropped": {}}
+    for row in measured:
+        found["rounds" if number(row) in kept else "dropped"][number(row)] = row["median_ms"]
     if "errors" in chosen[0]:
         found["errors"] = {name: max(row["errors"][name] for row in chosen) for name in chosen[0]["errors"]}
-    for name in LOSSES:
-        if losses := [row[name] for row in chosen if name in row]:
-            found[name] = next((loss for loss in losses if not math.isfinite(loss)), max(losses))
+    for name in LARGEST:
+        values = [row[name] for row in chosen if name in row]
+        if values:
+            found[name] = next((value for value in values if not math.isfinite(value)), max(values))
     for name in ("samples_ms", "first_token_ms"):
         if name in chosen[0]:
             found[name] = [ms for row in chosen for ms in row[name]]

@@ -93,7 +93,7 @@ def run(
         done = [line for line in done if "kernel" not in line or not _is_of(line, untraced)]  # others have no profile
     # measured again, a row without a time would only end the same way, whatever was disturbed
     done += [line for line in earlier if _is_final(line) and line["status"] != "measured" and line not in done]
-    todo = [spec for spec in plan if not any(_is_of(line, [spec]) for line in done)]
+    todo = _missing(plan, done)
     seen = [line for line in earlier if not _is_of(line, todo)]  # they tell how fast the reference can be
     if len(todo) < len(plan):
         say(f"{len(plan) - len(todo)} of {len(plan)} rows are there already")
@@ -112,23 +112,22 @@ def run(
             file.write(json.dumps({"kind": "row", **row, "call": call}) + "\n")
             seconds.setdefault(spec.get("part"), []).append(time.perf_counter() - began)
             left = _seconds_left(seconds, todo[n:])
-            say(f"[{n}/{len(todo)}] {_name(spec)}: {_outcome(row)}; about {_duration(left)} left")
+            say(f"[{n}/{len(todo)}] {name_of(spec)}: {_outcome(row)}; about {_duration(left)} left")
     still_ours()
     lines = disturbance.judged(latest(read(path)), group)  # judged again, because only now is the best reference known
     _write(path, [*lines, *([{"kind": "after", **state()}] if todo else [])])
-    if disturbed := [line for line in lines if line.get("disturbed")]:
-        say(f"disturbed rows: {len(disturbed)}. The same command measures them again")
-    if missing := [spec for spec in todo if not any(_is_of(line, [spec]) for line in lines)]:
-        over = f"max_seconds={max_seconds:g} is over"
-        say(f"{over}: {len(missing)} of {len(plan)} rows are missing. The same command goes on")
+    disturbed, missing = sum(1 for line in lines if line.get("disturbed")), len(_missing(todo, lines))
+    if disturbed:
+        say(f"disturbed rows: {disturbed}. The same command measures them again")
+    if missing:
+        say(f"max_seconds={max_seconds:g} is over: {missing} of {len(plan)} rows are missing. The same command goes on")
 
 
 def left(plan: list[dict], path: pathlib.Path, header: dict) -> tuple[int, int]:
     """(rows of `plan` that are missing in `path`, rows that are there but disturbed), as counts."""
     lines = read(path) if path.exists() else []
     there = list(filter(_is_final, latest(lines))) if lines and _same(lines[0], header) else []
-    missing = [spec for spec in plan if not any(_is_of(line, [spec]) for line in there)]
-    return len(missing), sum(1 for line in there if line.get("disturbed") and _is_of(line, plan))
+    return len(_missing(plan, there)), sum(1 for line in there if line.get("disturbed") and _is_of(line, plan))
 
 
 def _measured_in_peace(measure, spec, reference, seen, group, say, max_seconds):
@@ -142,7 +141,7 @@ def _measured_in_peace(measure, spec, reference, seen, group, say, max_seconds):
         if not left or not row.get("disturbed") or time_is_up(max_seconds):
             return row | ({"tries": tries} if tries else {})
         tries.append({name: row[name] for name in ("median_ms", "p10_ms", "p90_ms", "reason")})
-        say(f"{_name(spec)}: {_outcome(row)}; it is measured again")
+        say(f"{name_of(spec)}: {_outcome(row)}; it is measured again")
         time.sleep(PAUSE)
 
 
@@ -156,10 +155,9 @@ def read(path: pathlib.Path) -> list[dict]:
     objects = sum(1 for line in ended if line.strip())
     with contextlib.suppress(ValueError, RecursionError):  # a line that a kill cut short
         objects += isinstance(json.loads(last), dict)
-    if (lost := objects - len(lines)) > 0:
-        raise UserError(
-            f"{path} is damaged: {lost} of its lines hold no JSON object. Take a whole copy, or measure again"
-        )
+    lost = objects - len(lines)
+    if lost > 0:
+        raise UserError(f"{path} is damaged: {lost} lines hold no JSON object. Take a whole copy, or measure again")
     for line in lines[1:]:
         if not _is_sound(line):
             remedy = "Take a whole copy, or delete the line: the same command measures its row again"
@@ -202,6 +200,11 @@ def spec_of(row: dict) -> dict:
     return {key: value for key, value in before if key != "kind"}
 
 
+def name_of(row: dict) -> str:
+    """What identifies a row, in words."""
+    return ", ".join(map(str, spec_of(row).values()))
+
+
 def key_of(row: dict) -> tuple:
     """What identifies a row, as a key for look-up."""
     return tuple(spec_of(row).items())
@@ -219,7 +222,8 @@ def _rows_that_count(path, header, say):
     old = read(path)
     if old and _same(old[0], header):
         return [line for line in old[1:] if line["kind"] != "row" or _is_final(line)]
-    aside = next(name for n in itertools.count(1) if not (name := path.with_name(f"rows.previous-{n}.jsonl")).exists())
+    names = (path.with_name(f"rows.previous-{n}.jsonl") for n in itertools.count(1))
+    aside = next(name for name in names if not name.exists())
     path.replace(aside)
     say(f"{path} has other settings, or is of another kind of machine: moved to {aside}")
     return []
@@ -235,6 +239,11 @@ def _is_of(line, specs):
     return line["kind"] == "row" and any(spec.items() <= line.items() for spec in specs)
 
 
+def _missing(specs, lines):
+    """Those of `specs` whose row is not in `lines`."""
+    return [spec for spec in specs if not any(_is_of(line, [spec]) for line in lines)]
+
+
 def _same(one, other):
     """Whether two headers have the same settings and agree in the parts of the environment that a figure depends on."""
     then, now = one.get("environment", {}), other["environment"]
@@ -244,7 +253,7 @@ def _same(one, other):
 
 def trace_path(folder: pathlib.Path, spec: dict) -> pathlib.Path:
     """Where the profile of the row `spec` goes."""
-    return folder / "traces" / f"{slug(_name(spec))}.json"
+    return folder / "traces" / f"{slug(name_of(spec))}.json"
 
 
 def slug(text: str) -> str:
@@ -256,10 +265,6 @@ def _seconds_left(seconds, todo):
     overall = statistics.mean(itertools.chain(*seconds.values()))
     means = {part: statistics.mean(each) for part, each in seconds.items()}
     return sum(means.get(spec.get("part"), overall) for spec in todo)
-
-
-def _name(spec):
-    return ", ".join(str(value) for value in spec.values())
 
 
 def _outcome(row):

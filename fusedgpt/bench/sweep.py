@@ -28,7 +28,6 @@ from fusedgpt.errors import UserError
 from fusedgpt.machine.device import dtype_name, resolve_dtype
 
 FIRST = (1024, 4096, 256, 2048, 512, 8192, 16384)  # the lengths to measure first, in this order
-COMPILED_AT = FIRST  # flex is compiled for each length, so it is measured at these only
 LONGEST_TRAINED = 4096
 
 TRAINS = True
@@ -71,7 +70,7 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
         for nh, hs in options.heads(s.heads)
         for direction in ("forward", "forward + backward")
         for name in (*NAMED, "masked", *own)
-        if name != "flex" or T in COMPILED_AT
+        if name != "flex" or T in FIRST  # flex is compiled for each length
     ]
     trained = [T for T in lengths if _power_of_two(T) and T <= LONGEST_TRAINED]
     whole = [{"part": "training", "T": T, "attention": name} for T in trained for name in (*NAMED, *own)]
@@ -103,13 +102,12 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
         torch.compiler.reset()  # PyTorch counts recompilations over a whole process, and stops at the eighth
     if spec["part"] == "training":
         return _training(spec, s, device, folder)
-    nh, hs = map(int, spec["heads"].split("x"))
+    ((nh, hs),) = options.heads(spec["heads"])
     name, dtype = spec["attention"], resolve_dtype(s.dtype, device)
     case = Case((1, nh, spec["T"], hs), device, dtype, backward=spec["pass"] != "forward")
-    attend = ATTENTION[name]
     if reason := _refusal(name, dataclasses.replace(case, shape=(1, 1, 256, hs))):
         raise UserError(reason)
-    inputs = _inputs(case)
+    attend, inputs = ATTENTION[name], _inputs(case)
     with refusals():
         row = prove(attend, case)
         row |= timed(lambda: case.run(attend, *inputs), s, device, trace_path(folder, spec))
@@ -126,9 +124,8 @@ def _training(spec, s, device, folder):
     s = dataclasses.replace(s, block_size=spec["T"], attention=spec["attention"], dtype="auto")
     case = Case.of_model(s, s.batch_size, device, resolve_dtype(s.dtype, device), dropout=s.dropout)
     row = prove_kernel(s.attention, case)
-    out_dir = folder / "runs" / slug(f"{spec['attention']} {spec['T']}")
-    run = child.run(child.settings(s, Settings), out_dir, trace=trace_path(folder, spec))
-    return row | child.measured(*run)
+    out_dir = folder / "runs" / slug(f"{s.attention} {s.block_size}")
+    return row | child.measured(*child.run(child.settings(s, Settings), out_dir, trace=trace_path(folder, spec)))
 
 
 def crossovers(rows: list[dict]) -> dict[tuple[str, str], tuple[float, float]]:
@@ -159,26 +156,17 @@ def _from_on(ahead):
 
 def table(rows: list[dict]) -> list[str]:
     """For each part, shape and direction: a line for each length, a column for each kernel, and the crossovers."""
-    text, groups = [], {}
-    for row in rows:
-        groups.setdefault((row["part"], row.get("heads"), row.get("pass")), []).append(row)
-    for (part, heads, direction), group in groups.items():
-        alone = part == "attention"
-        text += ["", f"## {f'attention alone, {heads}, {direction}' if alone else 'training, end to end'}", ""]
-        shown = list(dict.fromkeys(row["attention"] for row in group if row["status"] == "measured"))
-        cells = {(row["T"], row["attention"]): row for row in group}
-        lengths = sorted({row["T"] for row in group})
-        lengths = list(filter(_power_of_two, lengths)) or lengths  # the figures show all lengths
-        unit = "ms (TFLOP/s)" if alone else "ms (tokens/s)"
-        text += report.markdown(
-            ["tokens", *(f"{name}, {unit}, speedup over manual" for name in shown)],
-            [[T, *(_cell(cells.get((T, name)), cells.get((T, "manual"))) for name in shown)] for T in lengths],
-        )
-        found = {pair: _where(surely) for pair, (_, surely) in crossovers(group).items() if surely < math.inf}
+    text = []
+    for (part, heads, direction), group in _groups(rows).items():
+        if part == "attention":
+            text += ["", f"## attention alone, {heads}, {direction}", "", *_times(group, "ms (TFLOP/s)")]
+        else:
+            text += ["", "## training, end to end", "", *_times(group, "ms (tokens/s)")]
+        found = {pair: surely for pair, (_, surely) in crossovers(group).items() if surely < math.inf}
         if found:
-            text += ["", *(f"- `{b}` is faster than `{a}` {where}." for (a, b), where in found.items())]
+            text += ["", *(f"- `{b}` is faster than `{a}` {_where(length)}." for (a, b), length in found.items())]
     measured = [row for row in rows if row["status"] == "measured"]
-    seen = {f"{r['attention']}: {report.kernel(r, r.get('pass') != 'forward')}" for r in measured}
+    seen = {f"{row['attention']}: {report.kernel(row, row.get('pass') != 'forward')}" for row in measured}
     worst = max((parity.largest(row["errors"]) for row in rows if "errors" in row), default=0)
     return [
         *text,
@@ -190,11 +178,37 @@ def table(rows: list[dict]) -> list[str]:
     ]
 
 
+def _groups(rows):
+    """{(part, heads, pass): its rows}; training has neither heads nor pass."""
+    found = {}
+    for row in rows:
+        found.setdefault((row["part"], row.get("heads"), row.get("pass")), []).append(row)
+    return found
+
+
+def _manual(rows):
+    """The rows of manual by length."""
+    return {row["T"]: row for row in rows if row["attention"] == "manual"}
+
+
+def _times(rows, unit):
+    """A table of the times of a group, in `unit`."""
+    shown = list(dict.fromkeys(row["attention"] for row in rows if row["status"] == "measured"))
+    cells, manual = {(row["T"], row["attention"]): row for row in rows}, _manual(rows)
+    lines = []
+    for T in _ticks(rows):  # the figures show all lengths
+        lines.append([T, *(_cell(cells.get((T, name)), manual.get(T)) for name in shown)])
+    return report.markdown(["tokens", *(f"{name}, {unit}, speedup over manual" for name in shown)], lines)
+
+
 def _cell(row, manual):
-    if row is None or row["status"] != "measured":
-        return row["status"] if row else ""
+    if row is None:
+        return ""
+    if row["status"] != "measured":
+        return row["status"]
     rate = f"{row['tflops']:.2f}" if "tflops" in row else f"{row['tokens_per_s']:,.0f}"
-    times = f", {found[0]:.2f}x" if (found := speedup(row, manual)) else ""
+    found = speedup(row, manual)
+    times = f", {found[0]:.2f}x" if found else ""
     return f"{row['median_ms']:.2f} ({rate}){times}{report.mark(row)}"
 
 
@@ -206,12 +220,9 @@ def _where(length):
 
 def claims(rows: list[dict]) -> list[check.Claim]:
     """Speedups over manual, lengths at which a kernel overtakes manual or is overtaken, losses and refusals."""
-    found, groups = [], {}
-    for row in rows:
-        groups.setdefault((row["part"], row.get("heads"), row.get("pass")), []).append(row)
-    for where, group in groups.items():
-        where = ", ".join(filter(None, where))
-        manual = {row["T"]: row for row in group if row["attention"] == "manual"}
+    found = []
+    for where, group in _groups(rows).items():
+        where, manual = ", ".join(filter(None, where)), _manual(group)
         for row in group:
             name = f"{where}, T = {row['T']}, {row['attention']}"
             found += check.ratio(f"{name}: speed over manual", row, manual.get(row["T"]))
@@ -232,33 +243,25 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     """
     rows = [row for row in rows if row["status"] == "measured"]
     alone, trained = ([row for row in rows if row["part"] == part] for part in ("attention", "training"))
-    whole = list(filter(comparable, trained))
     if alone:
         dtypes = ", ".join(dict.fromkeys(row["dtype"] for row in alone))
         subject = f"Causal attention alone, batch 1, {dtypes}; manual is the hand-written masked softmax"
         figure = _panels(alone, "times as fast as manual, p10 to p90", _over_manual)
         yield "speedup", "How many times as fast as hand-written attention", subject, figure
-        yield (
-            "memory",
-            "What attention holds above its inputs",
-            subject,
-            _panels(alone, "MiB above the inputs", _memory),
-        )
+        figure = _panels(alone, "MiB above the inputs", _memory)
+        yield "memory", "What attention holds above its inputs", subject, figure
+    whole = list(filter(comparable, trained))
     if whole:
         figure, axes = drawing.new(2.5)
-        _lines(axes, whole, lambda row, _: _rates(row), {})
+        _lines(axes, whole, _rates)
         drawing.doubling("x", axes, ticks=_ticks(whole))
         axes.set(xlabel="tokens in a sequence", ylabel="tokens/s: median, p10 to p90", ylim=(0, None))
         axes.legend(frameon=False, labelcolor="linecolor")
-        ran = ", ".join(dict.fromkeys(f"{r['ran']['dtype']}, {_how(r)}" for r in whole))
+        ran = ", ".join(dict.fromkeys(f"{row['ran']['dtype']}, {report.compiled(row)}" for row in whole))
         subject = f"Training {child.subject(s | {'block_size': 'T'})} ({ran})"
-        if left_out := len(trained) - len(whole):
-            subject += f"; without {left_out} disturbed time(s)"
+        if len(whole) < len(trained):
+            subject += f"; without {len(trained) - len(whole)} disturbed time(s)"
         yield "training", "Training end to end, by the length of a sequence", subject, figure
-
-
-def _how(row):
-    return "compiled" if row["ran"]["compile"] else "eager"
 
 
 def _over_manual(row, manual):
@@ -271,7 +274,7 @@ def _memory(row, manual):
     return (row["peak_memory"] / 2**20, None, None) if row["peak_memory"] else None
 
 
-def _rates(row):
+def _rates(row, manual):
     """Tokens/s, and its least and greatest, from the p90 and p10 of the times."""
     tokens = row["tokens_per_s"] * row["median_ms"]
     return row["tokens_per_s"], tokens / row["p90_ms"], tokens / row["p10_ms"]
@@ -279,15 +282,13 @@ def _rates(row):
 
 def _panels(rows, label, value):
     """A figure with a panel for each shape and direction, all with the same axes; value: as in _lines."""
-    groups = sorted({(row["heads"], row["pass"]) for row in rows})
+    groups = _groups(rows)
     across = min(2, len(groups))
     down = -(-len(groups) // across)
     figure, grid = drawing.new(2.0 * down + 0.3, nrows=down, ncols=across, squeeze=False, sharex=True, sharey=True)
     names = {}
-    for axes, (heads, direction) in zip(grid.flat, groups):
-        group = [row for row in rows if (row["heads"], row["pass"]) == (heads, direction)]
-        manual = {row["T"]: row for row in group if row["attention"] == "manual"}
-        _lines(axes, group, value, manual)
+    for axes, (_, heads, direction) in zip(grid.flat, sorted(groups)):
+        _lines(axes, groups["attention", heads, direction], value)
         axes.set_title(f"{heads.replace('x', ' heads × ')}, {direction}")
         names |= {line.get_label(): line for line in axes.lines}
     drawing.doubling("x", *grid.flat, ticks=_ticks(rows))
@@ -300,14 +301,17 @@ def _panels(rows, label, value):
     return figure
 
 
-def _lines(axes, rows, value, manual):
+def _lines(axes, rows, value):
     """A line for each kernel. value: (row, manual's row at that length) -> (y, low, high), or None to leave it out."""
+    manual = _manual(rows)
     for name in dict.fromkeys(row["attention"] for row in rows):
         found = {row["T"]: value(row, manual.get(row["T"])) for row in rows if row["attention"] == name}
-        if points := [(T, *found[T]) for T in sorted(found) if found[T]]:
+        points = [(T, *found[T]) for T in sorted(found) if found[T]]
+        if points:
             drawing.line(axes, name, points)
 
 
 def _ticks(rows):
+    """The lengths of `rows` that are powers of two, or all if none is."""
     lengths = sorted({row["T"] for row in rows})
     return list(filter(_power_of_two, lengths)) or lengths

@@ -3,7 +3,6 @@
 Contenders are visited in turn (A B C, A B C), so that a machine that slows down does so for all of them.
 """
 
-import contextlib
 import dataclasses
 import gc
 import json
@@ -16,6 +15,7 @@ import torch
 
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.receipt import contradiction, observe
+from fusedgpt.attention.table import located
 from fusedgpt.bench import child, contenders
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError, one_sentence
@@ -36,21 +36,14 @@ def run(part: str, peer: str, s: Any, device: torch.device) -> dict:
     Raises ParityError if it does not compute the same as ours, UserError if it cannot run here, MemoryError if memory
     runs out, RuntimeError for any other end.
     """
-    asked = dataclasses.asdict(s) | {
-        "device": str(device),
-        "nanogpt": s.nanogpt and str(pathlib.Path(s.nanogpt).resolve()),
-    }
-    done = subprocess.run(
-        [sys.executable, "-B", "-m", __spec__.name],  # -B: nothing is written into nanoGPT's folder
-        input=json.dumps({"part": part, "peer": peer, "settings": asked}),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    asked = dataclasses.asdict(s) | {"device": str(device), "attention": located(s.attention)}
+    asked["nanogpt"] = str(pathlib.Path(s.nanogpt).resolve())
+    # -B: nothing is written into nanoGPT's folder
+    command = [sys.executable, "-B", "-m", __spec__.name, json.dumps([part, peer, asked])]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise child.error_of(done, peer)
-    answer = json.loads(done.stdout.splitlines()[-1])
+    answer = json.loads(done.stdout.splitlines()[-1])  # nanoGPT prints lines before it
     if "parity failed" in answer:
         raise ParityError(answer["parity failed"])
     return answer
@@ -63,33 +56,46 @@ def visit(part: str, peer: str, asked: dict) -> dict:
         memory.keep_freed_memory(keep=True)  # for every contender, though only train.py does so by itself
     state = contenders.initial_weights(s)
     contender = contenders.build(peer, state, s)
-    measure = {"training": _train, "generation": _generate}[part]
-    found = measure(contender, state, s, device)
-    embedding = contender.model.get_parameter("transformer.wte.weight")
-    ran = {"device": str(device), "ids": contender.ids, "rows_of_embedding": len(embedding)}
-    ran |= {"parameters": sum(p.numel() for p in contender.model.parameters())}
-    ran |= {"positions": contender.model.get_parameter("transformer.wpe.weight").numel()}
+    contender.model.to(device)
+    reference = contenders.reference(contender, state, s).to(device)
+    shape = {"training": (s.batch_size, s.block_size + 1), "generation": (1, s.prompt_tokens)}[part]
+    idx = torch.randint(s.vocab_size, shape, generator=torch.Generator().manual_seed(s.seed)).to(device)
+    x, y = idx[:, :-1].contiguous(), idx[:, 1:].contiguous()
+    with torch.no_grad():
+        loss = reference(x, y, logits=False)[1].item()
+        error = _same(contender.loss(x, y).item(), loss, ALLOWED[torch.float32], "in float32")
+        ids = None if part == "training" else reference.generate(idx, s.new_tokens, temperature=0)
+    del reference, state
+    gc.collect()
+    attention = contender.prepare(s, device, backward=part == "training")
+    torch.backends.cuda.matmul.allow_tf32 = s.tf32
+    if part == "training":
+        found = _train(contender, x, y, loss, attention, s, device)
+    else:
+        found = _generate(contender, idx, ids, s, device)
+    model = contender.model  # from here on: to generate, ours is another than it was
+    found["errors"]["float32"] = error
+    found["ran"] |= {
+        "attention": attention,
+        "device": str(device),
+        "ids": contender.ids,
+        "rows_of_embedding": len(model.get_parameter("transformer.wte.weight")),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "positions": model.get_parameter("transformer.wpe.weight").numel(),
+    }
     if isinstance(contender, contenders.NanoGPT):
-        ran["commit"] = commit(s.nanogpt)
-    return {**timing.summary(found["samples_ms"]), **found, "ran": found["ran"] | ran}
+        found["ran"]["commit"] = commit(s.nanogpt)
+    return timing.summary(found["samples_ms"]) | found
 
 
-def _train(contender, state, s, device):
-    """Steps of AdamW on one batch of random ids, the same for every contender."""
+def _train(contender, x, y, want, attention, s, device):
+    """Steps of AdamW on one batch of random ids, the same for every contender. want: our first loss."""
     dtype = resolve_dtype(s.dtype, device)
     if dtype not in ALLOWED:
         raise UserError(f"dtype={dtype_name(dtype)!r} would need a scaler of gradients: take bfloat16 or float32")
-    idx = _random_ids(s, (s.batch_size, s.block_size + 1), device)
-    x, y = idx[:, :-1].contiguous(), idx[:, 1:].contiguous()
-    contender.model.to(device)
-    reference = contenders.reference(contender, state, s).to(device)
-    want, errors = _prove(contender, reference, x, y)
-    del reference
-    attention = contender.prepare(s, device, backward=True)
     compiled, why_eager = resolve_compile(s.compile, device)
     if s.compile is True and not compiled:
         raise UserError(why_eager)
-    torch.backends.cuda.matmul.allow_tf32 = s.tf32
     if compiled:
         contender.model.compile()
     optimizer, cast = contender.optimizer(s, device), autocast(device, dtype)
@@ -105,7 +111,6 @@ def _train(contender, state, s, device):
     if reason := contradiction(attention, receipt, Case.of_model(s, s.batch_size, device, dtype)):
         raise UserError(reason)
     optimizer.zero_grad(set_to_none=True)
-    state.clear()
     gc.collect()
     gc.freeze()
     memory.reset_peak_memory(device)
@@ -117,32 +122,26 @@ def _train(contender, state, s, device):
         optimizer.zero_grad(set_to_none=True)
         clock.stop()
     ms, peak, losses = clock.read()[child.WARM_UP :], memory.peak_memory(device), torch.stack(losses).tolist()
-    rounded = torch.bfloat16 if s.tf32 and device.type == "cuda" else dtype
-    errors["first step"] = _same(losses[0], want, ALLOWED[rounded], f"at the first step in {dtype_name(dtype)}")
-    ran = {
-        "attention": attention,
-        "dtype": dtype_name(dtype),
-        "compile": compiled,
-        "fused": bool(optimizer.defaults["fused"]),
+    name, allowed = dtype_name(dtype), ALLOWED[torch.bfloat16 if _multiplies_tf32(s, device) else dtype]
+    return {
+        "samples_ms": ms,
+        "tokens": s.batch_size * s.block_size,
+        "peak_memory": peak,
+        "kernel": receipt,
+        "first_loss": losses[0],
+        "our_loss": want,
+        "last_loss": losses[-1],
+        "errors": {"first step": _same(losses[0], want, allowed, f"at the first step in {name}")},
+        "ran": {"dtype": name, "compile": compiled, "fused": bool(optimizer.defaults["fused"])},
     }
-    found = {"samples_ms": ms, "tokens": s.batch_size * s.block_size, "peak_memory": peak, "kernel": receipt}
-    found |= {"first_loss": losses[0], "our_loss": want, "last_loss": losses[-1], "errors": errors}
-    return found | {"ran": ran}
 
 
-def _random_ids(s, shape, device):
-    return torch.randint(s.vocab_size, shape, generator=torch.Generator().manual_seed(s.seed)).to(device)
-
-
-@torch.no_grad()
-def _prove(contender, reference, x, y):
-    """Our loss, and its difference from `contender`'s, both in float32. Raises ParityError if it differs too much."""
-    want = reference(x, y, logits=False)[1].item()
-    error = _same(contender.loss(x, y).item(), want, ALLOWED[torch.float32], "in float32")
-    return want, {"float32": error}
+def _multiplies_tf32(s, device):
+    return s.tf32 and device.type == "cuda"
 
 
 def _same(got, want, allowed, where):
+    """How much a loss differs from ours, as a share. Raises ParityError if it is more than `allowed`."""
     error = abs(got / want - 1)
     if not error <= allowed:  # `not <=` catches NaN too
         raise ParityError(
@@ -152,18 +151,9 @@ def _same(got, want, allowed, where):
     return error
 
 
-def _generate(contender, state, s, device):
-    """The likeliest ids after a random prompt, one sample."""
-    idx = _random_ids(s, (1, s.prompt_tokens), device)
-    contender.model.to(device).eval()
-    reference = contenders.reference(contender, state, s).to(device).eval()
-    _, errors = _prove(contender, reference, idx[:, :-1], idx[:, 1:])
-    want = reference.generate(idx, s.new_tokens, temperature=0)
-    del reference
-    state.clear()
-    gc.collect()
-    attention = contender.prepare(s, device, backward=False)
-    torch.backends.cuda.matmul.allow_tf32 = s.tf32
+def _generate(contender, idx, want, s, device):
+    """The likeliest ids after a random prompt, one sample. want: ours in float32."""
+    contender.model.eval()
     got = contender.generate(idx, s.new_tokens)  # warms up, too
     if got.shape != want.shape:
         raise ParityError(f"it made {got.size(1) - s.prompt_tokens} new tokens, and {s.new_tokens} were asked for")
@@ -171,22 +161,26 @@ def _generate(contender, state, s, device):
     first = timing.samples(lambda: contender.generate(idx, 1), device, s.repeats, warmup=1)
     ms = timing.samples(lambda: contender.generate(idx, s.new_tokens), device, s.repeats, warmup=0)
     equal = (got == want)[0, s.prompt_tokens :].long().cumprod(dim=0).sum().item()
-    exact = contender.dtypes == (torch.float32,) * 2 and not (s.tf32 and device.type == "cuda")
+    exact = contender.dtypes == (torch.float32,) * 2 and not _multiplies_tf32(s, device)
     if exact and equal < min(SAME_IDS, s.new_tokens):  # the proof before this was of a prompt, without a cache
         raise ParityError(f"in float32 it generates {equal} ids that are ours, and then others")
-    found = {"samples_ms": ms, "tokens": s.new_tokens, "first_token_ms": first, "equal_ids": equal, "errors": errors}
-    found |= {"peak_memory": memory.peak_memory(device), "bandwidth": memory.bandwidth(device)}
-    prefill, one = map(dtype_name, contender.dtypes)
-    ran = {"attention": attention, "compile": s.compile is True, "dtype": prefill, "decodes_in": one}
-    return found | {"ran": ran}
+    prefill, decode = map(dtype_name, contender.dtypes)
+    return {
+        "samples_ms": ms,
+        "tokens": s.new_tokens,
+        "first_token_ms": first,
+        "equal_ids": equal,
+        "peak_memory": memory.peak_memory(device),
+        "bandwidth": memory.bandwidth(device),
+        "errors": {},
+        "ran": {"compile": s.compile is True, "dtype": prefill, "decodes_in": decode},
+    }
 
 
 if __name__ == "__main__":
     with one_sentence():
-        task = json.load(sys.stdin)
-        with contextlib.redirect_stdout(sys.stderr):  # nanoGPT prints
-            try:
-                answer = visit(task["part"], task["peer"], task["settings"])
-            except ParityError as error:
-                answer = {"parity failed": str(error)}
+        try:
+            answer = visit(*json.loads(sys.argv[1]))
+        except ParityError as error:
+            answer = {"parity failed": str(error)}
         print(json.dumps(answer))

@@ -47,13 +47,13 @@ def _same(path, other):
 
 
 def _inside(folder):
-    """All files in and below a folder, sorted, without hidden ones; none if `folder` is a file."""
+    """All files in and below a folder, sorted, without hidden ones."""
 
     def refuse(error):
         raise UserError(f"--input: cannot read the folder {error.filename}: {error.strerror}") from error
 
     files, been = [], set()
-    for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True) if folder.is_dir() else ():
+    for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         if (real := os.path.realpath(root)) in been:  # a link to a folder that was read already or is above this one
             folders.clear()
             continue
@@ -97,15 +97,19 @@ class Files:
 
     def __init__(self, paths: list[pathlib.Path], column="text", paragraphs=False, besides: pathlib.Path | None = None):
         self.column, self.paragraphs = column, paragraphs
-        first = name_of(paths[0])
-        self.source = first if len(paths) == 1 else f"{first} and {len(paths) - 1} more"
+        self.source = name_of(paths[0])
+        if len(paths) > 1:
+            self.source += f" and {len(paths) - 1} more"
         files, left_out = [], 0
         for path in paths:
             require_readable(path)
+            if path.is_file():
+                files.append(path)
+                continue
             inside = [f for f in _inside(path) if not _same(f, besides)]
             taken = [f for f in inside if f.is_file() and kind(f)]
             left_out += len(inside) - len(taken)
-            files += taken if path.is_dir() else [path]
+            files += taken
         if left_out:
             print(f"left out: {left_out:,} files that are not {', '.join(KINDS)}, or one of these with .gz or .zst")
         self.files = [f for f in files if f.stat().st_size]
@@ -113,13 +117,9 @@ class Files:
             print(f"left out: {empty:,} empty files")
         if not self.files:
             raise UserError(f"--input={' '.join(map(str, paths))} holds no text: name a file or folder that does")
-        stats = [f.stat() for f in self.files]
-        self.key = [
-            column,
-            paragraphs,
-            *([str(f.absolute()), s.st_size, s.st_mtime_ns] for f, s in zip(self.files, stats)),
-        ]
-        self.size = sum(s.st_size for s in stats)
+        stamps = [[str(f.absolute()), f.stat().st_size, f.stat().st_mtime_ns] for f in self.files]
+        self.key = [column, paragraphs, *stamps]
+        self.size = sum(size for _, size, _ in stamps)
         self._done, self._file = 0, None  # bytes of the files before, and the one that is open
         self._row = 0  # number of the last row read from the open file
 

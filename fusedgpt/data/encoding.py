@@ -144,7 +144,7 @@ class Encoded:
             what = "tokens of an interrupted run, with other text or options, are dropped"
             print(f"starting anew: {self.others:,} {what}")
         for name in ("ids", "ends", "steps.jsonl"):
-            (self.folder / name).unlink(missing_ok=True)
+            (self.folder / name).write_bytes(b"")
         start = {"job": self.job, "meta": meta, "batches": 0, "tokens": 0, "documents": 0, "complete": False}
         self._set(meta, start)
         self._write_step(start)
@@ -172,26 +172,22 @@ class Encoded:
         self._add(np.array([], self.dtype), np.array([], np.int64), complete=True)
 
     def _add(self, ids, ends, complete=False):
-        state = self.state
-        self._append("ids", state["tokens"], ids)
-        self._append("ends", state["documents"], state["tokens"] + ends)
+        batches, tokens, documents = (self.state[name] for name in ("batches", "tokens", "documents"))
+        for name, count, array in (("ids", tokens, ids), ("ends", documents, tokens + ends)):
+            try:
+                path = self.folder / name
+                with open(path, "r+b" if path.exists() else "wb") as file:  # a killed run may have left none
+                    file.seek(count * array.itemsize)  # write over what a killed run may have left there
+                    file.write(array.tobytes())
+            except OSError as error:
+                raise cannot_write(self.folder / name, error) from error
         self.state = {
-            "batches": state["batches"] + 1,
-            "tokens": state["tokens"] + len(ids),
-            "documents": state["documents"] + len(ends),
+            "batches": batches + 1,
+            "tokens": tokens + len(ids),
+            "documents": documents + len(ends),
             "complete": complete,
         }
         self._write_step(self.state)
-
-    def _append(self, name, count, array):
-        """Write `array` to a file after its first `count` entries, over what a killed run may have left there."""
-        path = self.folder / name
-        try:
-            with open(path, "r+b" if path.exists() else "wb") as file:
-                file.seek(count * array.itemsize)
-                file.write(array.tobytes())
-        except OSError as error:
-            raise cannot_write(path, error) from error
 
     def _write_step(self, step):
         try:

@@ -48,8 +48,11 @@ def stamp(name: str) -> list:
 
 def without_end(meta: dict) -> dict:
     """The meta of bytes or characters without the last id, which ends documents: a single document needs none."""
-    meta = {name: value for name, value in meta.items() if name != "end_of_text"}
-    return meta | {"vocab_size": meta["vocab_size"] - 1} | ({"itos": meta["itos"][:-1]} if "itos" in meta else {})
+    alone = meta | {"vocab_size": meta["vocab_size"] - 1}
+    del alone["end_of_text"]
+    if "itos" in meta:
+        alone["itos"] = meta["itos"][:-1]
+    return alone
 
 
 def _is_path(name):
@@ -126,9 +129,13 @@ def _of_json(bpe):
     meta["tokenizer_json"] = json.loads(bpe.to_str())
     tokenizer = Tokenizer(meta)
     tokenizer.byte_lengths()  # raises UserError if it is not byte-level
-    apart = [*tokenizer.encode_text("a\n"), *tokenizer.encode_text("b")]
-    if apart != tokenizer.encode_text("a\nb").tolist():
-        raise UserError("the tokenizer.json adds to the beginning of a text: set add_prefix_space to false in it")
+    for first, then in (("a\n", "b"), *_cut(tokenizer.tokens)):
+        apart = [*tokenizer.encode_text(first), *tokenizer.encode_text(then)]
+        if apart != tokenizer.encode_text(first + then).tolist():
+            raise UserError(
+                f"the tokenizer.json has other ids for {first!r} and {then!r} than for both together: set"
+                " add_prefix_space to false in it, or take one that splits a text into words"
+            )
     added = [each["content"] for each in meta["tokenizer_json"]["added_tokens"]]  # one may drop the blanks around it
     for text in (EVERY_BYTE, *(f"a {each} b" for each in added)):
         if tokenizer.decode(tokenizer.encode_text(text).tolist()) != text.encode():
@@ -137,10 +144,6 @@ def _of_json(bpe):
                 f"the tokenizer.json does not give back every text: it changes {next(lost, text[:40])!r}. Take a"
                 " byte-level one, whose vocabulary has all 256 bytes, and that neither changes letters nor drops blanks"
             )
-    for first, then in _cut(tokenizer.tokens):
-        apart = [*tokenizer.encode_text(first), *tokenizer.encode_text(then)]
-        if apart != tokenizer.encode_text(first + then).tolist():
-            raise UserError(f"the tokenizer.json joins {first!r} and {then!r}: take one that splits a text into words")
     return meta
 
 

@@ -19,6 +19,7 @@ BYTE_LEVEL = (
     " Take one whose pre-tokenizer is ByteLevel, as GPT-2, Llama 3 and Qwen have it, or train one:"
     " data/text/prepare.py --tokenizer=train:8192"
 )
+OF_THREAD = threading.local()  # the BPEs that a thread has for itself, by name
 # tiktoken's patterns, and others that find the same words 1.7 times as fast. Its engine tries alternatives one by one
 # if they look ahead or are possessive (`++`), but a group without such parts in one pass. Here possessive or not is the
 # same: what follows in an alternative matches none of the characters before it.
@@ -36,15 +37,6 @@ FASTER_PATTERNS = {
 }
 
 
-def require_known(name: Any) -> None:
-    """Raise UserError if `name` is neither in KINDS nor an encoding of tiktoken's."""
-    import tiktoken
-
-    known = dict.fromkeys((*KINDS, *tiktoken.list_encoding_names()))
-    if not isinstance(name, str) or name not in known:
-        raise UserError(f"tokenizer {shown(name)} is unknown: it can be {', '.join(map(repr, known))}")
-
-
 @functools.lru_cache(maxsize=1)
 def tiktoken_bpe(name: str):
     """A byte-pair encoding of tiktoken's. Raises UserError if its files cannot be loaded."""
@@ -59,23 +51,17 @@ def tiktoken_bpe(name: str):
         ) from error
 
 
-class _OfThread(threading.local):
-    """A tiktoken BPE for each thread: if threads share one, all but the first wait for a lock at each word."""
+def _bpe_of_thread(name):
+    """tiktoken's BPE for this thread alone: if threads share one, all but the first wait for a lock at each word."""
+    import tiktoken
 
-    def __init__(self, name):
-        self.name = name
-
-    def __reduce__(self):  # a tokenizer may be sent to another process, which makes its own copies
-        return _OfThread, (self.name,)
-
-    @functools.cached_property
-    def bpe(self):
-        import tiktoken
-
-        bpe = tiktoken_bpe(self.name)
+    copies = vars(OF_THREAD)
+    if name not in copies:
+        bpe = tiktoken_bpe(name)
         parts = {"mergeable_ranks": bpe._mergeable_ranks, "special_tokens": bpe._special_tokens}
         pattern = FASTER_PATTERNS.get(bpe._pat_str, bpe._pat_str)
-        return tiktoken.Encoding(bpe.name, pat_str=pattern, **parts)  # tiktoken's README makes encodings like this
+        copies[name] = tiktoken.Encoding(bpe.name, pat_str=pattern, **parts)  # as tiktoken's README makes encodings
+    return copies[name]
 
 
 @contextlib.contextmanager
@@ -178,7 +164,6 @@ class Tokenizer:
     def __init__(self, meta: Any):
         self.vocab_size = vocabulary(meta)
         self.kind, self.meta = meta.get("tokenizer"), meta
-        self._of_thread = _OfThread(self.kind)
         self.end_of_text = meta.get("end_of_text", 50256 if self.kind == "gpt2" else None)
         if self.kind == "gpt2":
             self.vocab_size = GPT2["vocab_size"]  # a data set may be padded beyond; those ids have no text
@@ -195,7 +180,11 @@ class Tokenizer:
                 " needs itos. Write it with meta.pkl's vocab_size, itos and stoi, as data/shakespeare_char does"
             )
         else:
-            require_known(self.kind)
+            import tiktoken
+
+            known = ("byte", "char", "json", *tiktoken.list_encoding_names())
+            if self.kind not in known:
+                raise UserError(f"tokenizer {shown(self.kind)} is unknown: it can be {', '.join(map(repr, known))}")
         if self.end_of_text is not None and not (
             type(self.end_of_text) is int and 0 <= self.end_of_text < self.vocab_size
         ):
@@ -210,12 +199,10 @@ class Tokenizer:
             return [None if c is None else c.encode() for c in self.itos]
         if self.kind == "json":
             return _bytes_of_ids(self._json, self.vocab_size, self.meta["tokenizer_json"])
-        found = dict.fromkeys(range(self.vocab_size))
-        for token in self._bpe.token_byte_values():
-            found[self._bpe.encode_single_token(token)] = token
-        for token in self._bpe.special_tokens_set:
-            found[self._bpe.encode_single_token(token)] = token.encode()
-        return [found[id] for id in range(self.vocab_size)]
+        bpe, found = tiktoken_bpe(self.kind), {}
+        for token in (*bpe.token_byte_values(), *(name.encode() for name in bpe.special_tokens_set)):
+            found[bpe.encode_single_token(token)] = token
+        return [found.get(id) for id in range(self.vocab_size)]
 
     def byte_lengths(self) -> np.ndarray:
         """The number of UTF-8 bytes of each id, int64: 0 for the id that ends a text, which no text contains.
@@ -254,7 +241,7 @@ class Tokenizer:
                 # unlike `encode`, this releases Python's lock
                 (encoded,) = self._json.encode_batch_fast([text], add_special_tokens=False)
             return np.array(encoded.ids, np.uint32)
-        bpe = self._bpe  # outside of `try`: a UserError is a ValueError too
+        bpe = tiktoken_bpe(self.kind)  # outside of `try`: a UserError is a ValueError too
         try:
             return bpe.encode_to_numpy(text, disallowed_special=())
         except ValueError as error:  # such as for a million blanks in a row
@@ -268,7 +255,7 @@ class Tokenizer:
         """
         encode = self.encode_text
         if self.kind not in ("byte", "char", "json"):
-            bpe, joined = self._of_thread.bpe, END_OF_TEXT.join([*texts, ""])
+            bpe, joined = _bpe_of_thread(self.kind), END_OF_TEXT.join([*texts, ""])
             if joined.count(END_OF_TEXT) == len(texts):  # no text contains the mark itself
                 ids = bpe.encode_to_numpy(joined, allowed_special={END_OF_TEXT}, disallowed_special=())
                 is_end = ids == bpe.eot_token
@@ -302,10 +289,6 @@ class Tokenizer:
         ids = np.full(max(codes, default=-1) + 2, -1)
         ids[list(codes)] = list(codes.values())
         return ids
-
-    @functools.cached_property
-    def _bpe(self):
-        return tiktoken_bpe(self.kind)
 
     @functools.cached_property
     def _json(self):

@@ -41,8 +41,7 @@ def check_run(
 
 def in_words(estimate: scale.Memory, processes: int) -> str:
     """An estimate in a line, by part."""
-    unit, size = ("GiB", 2**30) if estimate.total >= 2**30 else ("MiB", 2**20)
-    digits = 2 if unit == "GiB" else 0
+    unit, size, digits = ("GiB", 2**30, 2) if estimate.total >= 2**30 else ("MiB", 2**20, 0)
     shown = {name: round(each / size, digits) for name, each in dataclasses.asdict(estimate).items()}
     parts = [f"{name} {each:,.{digits}f}" for name, each in shown.items() if each]
     whose = f" in each of {processes} processes" if processes > 1 else ""

@@ -5,6 +5,7 @@ in a micro-batch, M = B T, e bytes of the dtype of matrix products. A `config` i
 seconds. docs/many-gpus.md says how far off these estimates are.
 """
 
+import functools
 import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
@@ -91,7 +92,7 @@ def least_memory(config: Any, batch_size: int, itemsize: int, backward: bool, mu
 
     With `backward`, gradients and AdamW's moments too; `muon` needs only one moment for a hidden matrix.
     """
-    held = 16 * config.num_params - 4 * hidden(config) * muon if backward else 4 * config.num_params
+    held = 8 * config.num_params + _optimizer_state(config, muon) if backward else 4 * config.num_params
     return held // shards + batch_size * config.block_size * config.padded_vocab_size * itemsize // config.chunks
 
 
@@ -100,17 +101,21 @@ def hidden(config: Any) -> int:
     return 12 * config.n_layer * config.n_embd**2
 
 
+def _optimizer_state(config, muon):
+    """Bytes of AdamW's two moments; Muon has one for a hidden matrix."""
+    return 8 * config.num_params - 4 * hidden(config) * muon
+
+
 def memory(config: Any, run: Run) -> Memory:
     """Bytes of a GPU's tensors at the fullest moment of a step, without CUDA's and NCCL's own memory.
 
     Weights, gradients and AdamW's moments are 16 bytes a parameter, divided over the shards (ZeRO, arXiv:1910.02054,
     section 3.1). Gradients of earlier micro-batches stay, and FSDP does not shard them. DDP's buckets stay too.
     """
-    N, adamw = config.num_params, 8 * config.num_params - 4 * hidden(config) * (run.optimizer == "muon")
+    N, state = config.num_params, _optimizer_state(config, run.optimizer == "muon")
     earlier = 4 * N if run.micro_steps > 1 or (run.shards == 1 and run.gpus > 1) else 0
-    held = 4 * N / run.shards, adamw / run.shards
     moments = _moments(config, run, earlier)
-    found = (Memory(held[0], gradients, held[1], *rest) for gradients, *rest in moments)
+    found = (Memory(4 * N / run.shards, gradients, state / run.shards, *rest) for gradients, *rest in moments)
     return max(found, key=lambda moment: moment.total)
 
 
@@ -276,6 +281,11 @@ class Step:
         return self.computation + self.exposed
 
     @property
+    def range(self) -> tuple[float, float]:
+        """The fewest and the most seconds that are to be expected."""
+        return tuple(share * self.total for share in TIME_RANGE)
+
+    @property
     def bound(self) -> str:
         """What takes most of the step."""
         parts = {"matrix products": self.products, "attention": self.attention, "memory traffic": self.traffic}
@@ -285,8 +295,12 @@ class Step:
 
 def flops_per_token(config: Any) -> int:
     """6 N + 12 L C T (PaLM, arXiv:2204.02311, appendix B), N without positions; recomputing does not count."""
-    T, C = config.block_size, config.n_embd
-    return 6 * (config.num_params - T * C) + 12 * config.n_layer * C * T
+    return 6 * _multiplied(config) + 12 * config.n_layer * config.n_embd * config.block_size
+
+
+def _multiplied(config):
+    """Parameters that each token is multiplied with: all but positions."""
+    return config.num_params - config.block_size * config.n_embd
 
 
 def step(config: Any, run: Run, machine: Machine) -> Step:
@@ -296,12 +310,12 @@ def step(config: Any, run: Run, machine: Machine) -> Step:
     Nothing hides the first gather of a forward or the last reduction.
     """
     forward, backward = _computation(config, run, machine)
-    c, m = _communication(config, run, machine), run.micro_steps
-    before, beside = ((1 + REST) * sum(parts) for parts in (forward, backward))
-    waiting = m * max(c.root + c.blocks / config.n_layer, c.root + c.blocks - before)
-    waiting += (m - 1) * max(0, c.blocks - beside) + max(c.reduction / c.messages, c.blocks + c.reduction - beside)
+    root, blocks, reduction, last, sent = _communication(config, run, machine)
+    m, before, beside = run.micro_steps, (1 + REST) * sum(forward), (1 + REST) * sum(backward)
+    waiting = m * max(root + blocks / config.n_layer, root + blocks - before)
+    waiting += (m - 1) * max(0, blocks - beside) + max(last, blocks + reduction - beside)
     counted = [*(m * (one + other) for one, other in zip(forward, backward)), _optimizer(config, run, machine)]
-    return Step(*counted, REST * sum(counted), m * (c.root + 2 * c.blocks) + c.reduction, waiting, c.sent)
+    return Step(*counted, REST * sum(counted), m * (root + 2 * blocks) + reduction, waiting, sent)
 
 
 def _optimizer(config, run, machine):
@@ -329,7 +343,7 @@ def _computation(config, run, machine):
     which only the forward needs. In a block that product has a third of the weights.
     """
     L, C, T, N, V = config.n_layer, config.n_embd, config.block_size, config.num_params, config.padded_vocab_size
-    tokens, multiplied = _tokens(config, run), config.num_params - config.block_size * config.n_embd
+    tokens, multiplied = _tokens(config, run), _multiplied(config)
     scores = L * C * T * tokens  # 2 FLOPs are a multiplication and an addition
     tables = 2 * L * _scores(config, run)  # bytes
     share = _scores(config, run) / (tokens * config.n_head * T)  # share of the scores that an unfused kernel computes
@@ -354,55 +368,37 @@ def _computation(config, run, machine):
     return one, other
 
 
-@dataclass(frozen=True)
-class _Communication:
-    """Seconds of what a GPU sends and receives, and its bytes."""
-
-    root: float  # gathering embeddings and LayerNorms, for each micro-batch
-    blocks: float  # gathering all blocks, for each forward and each backward
-    reduction: float  # reducing the gradients, once a step
-    messages: int  # how many the reduction takes
-    sent: float  # bytes in a step
-
-
 def _communication(config, run, machine):
-    """What ddp, fsdp or both (groups that share a copy, and replicas of it) send: arXiv:1910.02054, section 7."""
-    N, L, replicas = config.num_params, config.n_layer, run.gpus // run.shards
-    weights, root, blocks = 4 * N, 4 * (N - hidden(config)), run.itemsize * hidden(config)
-    messages = L + 1 if run.shards > 1 else math.ceil(weights / BUCKET)
-    within, across = _Ring(run.shards, 1, machine), _Ring(replicas, run.shards, machine)
-    reduction = within.seconds(weights, messages) + across.seconds(weights / run.shards, messages, both=True)
-    sent = within.share * (run.micro_steps * (root + 2 * blocks) + weights) + across.share * 2 * weights / run.shards
-    return _Communication(within.seconds(root, 1), within.seconds(blocks, L), reduction, messages, sent)
+    """Seconds of communication, and the bytes that a GPU sends in a step: arXiv:1910.02054, section 7.
 
-
-@dataclass(frozen=True)
-class _Ring:
-    """`ranks` GPUs in a ring, each `stride` GPUs from the next.
-
-    Each sends (n - 1) / n of what is gathered or reduced, and twice that to do both, which is the minimum (Patarasuk
-    and Yuan, 2009). If a ring visits several GPUs of a node, it leaves the node over the network of all of them.
+    Seconds are those of gathering embeddings and LayerNorms (the root) for a micro-batch, of gathering all blocks for a
+    forward or a backward, of reducing the gradients once a step, and of the part of that reduction that comes last.
+    Groups of GPUs share a copy, and replicas of it are apart by as many GPUs.
     """
+    N, L, shards, replicas = config.num_params, config.n_layer, run.shards, run.gpus // run.shards
+    weights, root, blocks = 4 * N, 4 * (N - hidden(config)), run.itemsize * hidden(config)
+    messages = L + 1 if shards > 1 else math.ceil(weights / BUCKET)
+    within, across = functools.partial(_ring, machine, shards, 1), functools.partial(_ring, machine, replicas, shards)
+    reduction = within(weights, messages) + across(weights / shards, messages, both=True)
+    sent = _share(shards) * (run.micro_steps * (root + 2 * blocks) + weights) + _share(replicas) * 2 * weights / shards
+    return within(root, 1), within(blocks, L), reduction, reduction / messages, sent
 
-    ranks: int
-    stride: int
-    machine: Machine
 
-    @property
-    def share(self) -> float:
-        """The share of what is gathered or reduced that each GPU sends."""
-        return (self.ranks - 1) / self.ranks
+def _share(ranks):
+    """The share of what is gathered or reduced that each GPU of a ring sends: the least (Patarasuk and Yuan, 2009)."""
+    return (ranks - 1) / ranks
 
-    def seconds(self, size: float, messages: int, both: bool = False) -> float:
-        """Seconds to gather or reduce `size` bytes in `messages` parts, or to do `both`.
 
-        Latencies are NCCL's own model (src/graph/tuning.cc): n - 1 hops, or for `both` a tree's depth if that is less.
-        """
-        m = self.machine
-        in_node = max(1, min(self.ranks, m.per_node // self.stride))
-        nodes = math.ceil(self.ranks / in_node)
-        rate = m.link if nodes == 1 else min(m.link, in_node * m.network)
-        hops = (self.ranks - nodes) * m.hop + (nodes - 1) * m.network_hop
-        tree = (in_node - 1) * m.hop + math.log2(nodes) * m.network_hop
-        latency = 2 * min(hops, tree) if both else hops
-        return (1 + both) * self.share * size / rate + messages * latency
+def _ring(machine, ranks, stride, size, messages, both=False):
+    """Seconds in which `ranks` GPUs, each `stride` from the next, gather or reduce `size` bytes, or do `both`.
+
+    If a ring visits several GPUs of a node, it leaves the node over the network of all of them. Latencies are NCCL's
+    own model (src/graph/tuning.cc): n - 1 hops for each message, or for `both` a tree's depth if that is less.
+    """
+    in_node = max(1, min(ranks, machine.per_node // stride))
+    nodes = math.ceil(ranks / in_node)
+    rate = machine.link if nodes == 1 else min(machine.link, in_node * machine.network)
+    hops = (ranks - nodes) * machine.hop + (nodes - 1) * machine.network_hop
+    tree = (in_node - 1) * machine.hop + math.log2(nodes) * machine.network_hop
+    latency = 2 * min(hops, tree) if both else hops
+    return (1 + both) * _share(ranks) * size / rate + messages * latency

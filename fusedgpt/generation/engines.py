@@ -97,28 +97,33 @@ def _fastest_dtypes(model, B, T):
     """The dtypes of prefill and decode that are fastest on this CPU, and the times in words."""
     layers = model.transformer.h
     several = min(len(layers), max(1, ENOUGH_WEIGHTS // sum(p.numel() for p in layers[0].parameters())))
-    decode = {d: _milliseconds(_shortened(model, several), (B, 1), d) for d in PRECISE_FIRST}
+    decode = prefill = {d: _milliseconds(_shortened(model, several), (B, 1), d) for d in PRECISE_FIRST}
     rows = min(T, model.config.block_size, max(1, ROWS // B))
-    prefill = {d: _milliseconds(_shortened(model, 1), (B, rows), d) for d in PRECISE_FIRST} if rows > 1 else decode
-    fastest = [_first_worth_it(times) for times in (prefill, decode)]
-    said = [", ".join(f"{dtype_name(d)} {ms:.2f}" for d, ms in times.items()) for times in (prefill, decode)]
-    first, one = map(dtype_name, fastest)
-    of_prompt = f"prompt in {first} (ms of 1 of {len(layers)} layers for {B} x {rows} tokens: {said[0]})"
-    of_tokens = f"tokens after it in {one} (ms of {several} layers for {B} x 1: {said[1]})"
-    return *fastest, f"{of_prompt}; {of_tokens}"
+    if rows > 1:
+        prefill = {d: _milliseconds(_shortened(model, 1), (B, rows), d) for d in PRECISE_FIRST}
+    first, one = _first_worth_it(prefill), _first_worth_it(decode)
+    of_prompt = f"ms of 1 of {len(layers)} layers for {B} x {rows} tokens: {_in_words(prefill)}"
+    of_tokens = f"ms of {several} layers for {B} x 1: {_in_words(decode)}"
+    chosen = f"prompt in {dtype_name(first)} ({of_prompt}); tokens after it in {dtype_name(one)} ({of_tokens})"
+    return first, one, chosen
+
+
+def _in_words(times):
+    return ", ".join(f"{dtype_name(dtype)} {ms:.2f}" for dtype, ms in times.items())
 
 
 def _shortened(model, layers):
-    """`model` with its first `layers` layers only. The weights are the same."""
+    """`model` with its first `layers` layers only, and without the output layer. The weights are the same."""
     short = copy.deepcopy(model, {id(p): p for p in model.parameters()})
-    short.transformer.h = short.transformer.h[:layers]
+    short.transformer.h, short.lm_head = short.transformer.h[:layers], nn.Identity()
     return short
 
 
 def _first_worth_it(times):
     best = next(iter(times))
     for dtype, ms in times.items():
-        best = dtype if ms < WORTH * times[best] else best
+        if ms < WORTH * times[best]:
+            best = dtype
     return best
 
 
@@ -131,7 +136,7 @@ def _milliseconds(model, shape, dtype):
     model, idx = converted(model, cpu, dtype).eval(), torch.zeros(shape, dtype=torch.long)
 
     def step():
-        model(idx, cache=new_cache(model.config))
+        model(idx, cache=[LayerCache(shape[1]) for _ in model.transformer.h])
 
     (first,) = timing.samples(step, cpu, count=1, warmup=0)
     return first if first > HOPELESS_MS else min(timing.samples(step, cpu, count=5, warmup=0))

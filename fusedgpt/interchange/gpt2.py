@@ -48,7 +48,7 @@ def load(model_type: str | os.PathLike, changes: dict[str, Any]) -> tuple[GPTCon
         model, found = GPT2LMHeadModel.from_pretrained(model_type, config=theirs, **how)
         lacking = sorted(found["missing_keys"])
         foreign = sorted(name for name in found["unexpected_keys"] if not name.endswith(MASKS))
-        if lacking or foreign:  # transformers would draw or drop them in silence
+        if lacking or foreign:  # transformers would silently initialise or drop them
             what = f"lack {lacking[0]}" if lacking else f"have {foreign[0]} too"
             raise ValueError(f"its weights are not those of its config: they {what}")
     except UserError:
@@ -90,7 +90,7 @@ def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
     theirs = GPT2LMHeadModel(GPT2Config(**own | changes))
     params = dict(theirs.named_parameters())
     of_gpt2 = {name for name in params if config.bias or not name.endswith("bias")}
-    if other := sorted(of_gpt2 ^ (state.keys() - {"lm_head.weight"})):  # which is tied to wte
+    if other := sorted(of_gpt2 ^ (state.keys() - {"lm_head.weight"})):  # lm_head.weight is tied to wte
         raise UserError(f"the model is no GPT-2, and cannot be one of transformers': {other[0]} is in only one of both")
     with torch.no_grad():
         for name, p in params.items():

@@ -28,7 +28,7 @@ def tokenizer(meta: dict, max_length: int) -> Any:
 
     ours = Tokenizer(meta)
     with fails_as(f"the tokenizer {ours.kind!r} cannot be written for transformers"):
-        built = {"byte": _of_bytes, "char": _of_characters, "json": _of_json}.get(ours.kind, _of_tiktoken)(ours)
+        built = {"byte": _byte_level, "char": _of_characters, "json": _of_json}.get(ours.kind, _of_tiktoken)(ours)
         # without such an id a model must not stop at another: by default transformers takes GPT-2's
         end = None if ours.end_of_text is None else built.id_to_token(ours.end_of_text)
         return PreTrainedTokenizerFast(
@@ -38,10 +38,6 @@ def tokenizer(meta: dict, max_length: int) -> Any:
             model_max_length=max_length,
             clean_up_tokenization_spaces=False,  # True would remove spaces before punctuation
         )
-
-
-def _of_bytes(ours):
-    return _byte_level(ours)
 
 
 def _of_tiktoken(ours):

@@ -20,19 +20,18 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "", make_folder: bool = True) -> Iterator[IO]:
+def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterator[IO]:
     """Open a file for writing that gets its name `path` only once it is complete and on the disk.
 
-    If the process is killed, `path` keeps its old content; the next write replaces the temporary file that was left.
+    Its folder is made if it is missing. If the process is killed, `path` keeps its old content; the next write replaces
+    the temporary file that was left.
     aside: part of the temporary file's name, so that two processes that write the same `path` do not share it.
-    make_folder: make the folder if it is missing.
     Raises UserError if the disk is full or cannot be written.
     """
     path = pathlib.Path(path)
     temporary, opened = path.with_name(f".{path.name}{aside}.tmp"), None
     try:
-        if make_folder:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         # a name that is not UTF-8, such as a folder's, is written as escapes
         how = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace"}
         with open(temporary, mode, **how) as file:
@@ -214,7 +213,8 @@ class Lines:
     def flush(self) -> None:
         """Write what is pending. Raises OSError or UserError if the disk refuses."""
         if not self.path.exists():
-            with atomic(self.path, make_folder=False) as new:  # a folder that was moved away stays away
+            self.path.parent.stat()  # raises if the folder was moved away: `atomic` would make it anew
+            with atomic(self.path) as new:
                 self.file.seek(0)
                 shutil.copyfileobj(self.file, new)
             self.file.close()

@@ -236,7 +236,7 @@ def parallelize(
     """A GPT, `compiled` or not, whose backward averages gradients over the ranks.
 
     Every rank has a copy of the model (DDP), or a part of it (FSDP) if `ranks.shards` is more than 1; `dtype` and
-    `seed` as sharding.shard takes them.
+    `seed` as fsdp.shard takes them.
     """
     if ranks.shards > 1:
         from fusedgpt.parallel import fsdp  # takes a second to import

@@ -5,7 +5,7 @@ state, `extra_model_args` (fields of GPTConfig that nanoGPT does not have), the 
 dtype and compile that ran, `best_iter` (the iteration of best_val_loss) and `kept` (the iterations of the checkpoints
 before it). It holds no random state, because batches and dropout follow from (seed, iteration). Loading runs no code.
 
-If ranks share the model, the tensors are in a folder beside the file (shards.py), and `shards` says which.
+If ranks share the model, the tensors are in a folder beside the file (shard_files.py), and `shards` says which.
 """
 
 import errno
@@ -100,30 +100,32 @@ def read_shards(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> No
 
 def _checked(state):
     """`state` with what nanoGPT leaves out. Raises ValueError, or what a wrong type raises, if it is no checkpoint."""
-    model = {name.removeprefix("_orig_mod."): w for name, w in state["model"].items()}
-    # nanoGPT's older checkpoints hold the causal mask of each layer as if it were a weight
-    model = {name: w for name, w in model.items() if not name.endswith((".attn.bias", ".attn.masked_bias"))}
-    for name, w in model.items():
-        _require(isinstance(w, torch.Tensor) and w.dtype == torch.float32, f"the weight {name} is not float32")
-    state = {"config": {}, "best_iter": None, "kept": [], "scaler": {}, **state, "model": model}
-    state["best_val_loss"] = float(state["best_val_loss"])
-    state["model_args"] = dict(state["model_args"])
     # our own checkpoints of before `activation` was saved had GPT-2's
     activation = "gelu" if is_nanogpts(state) else "gelu_tanh"
-    state["extra_model_args"] = {"activation": activation, **state.get("extra_model_args", {})}
-    numbers = [state["iter_num"], 0 if state["best_iter"] is None else state["best_iter"], *state["kept"]]
-    _require(all(type(n) is int and 0 <= n < 2**63 for n in numbers), "its iterations are no whole numbers from 0 on")
-    _require(isinstance(state["config"], dict) and all(isinstance(k, str) for k in state["config"]), "bad config")
-    _require(
-        all(isinstance(state.get(name, ""), str) for name in ("attention", "dtype")),
-        "its attention or dtype is no name",
-    )
+    state = {"config": {}, "best_iter": None, "kept": [], "scaler": {}, "extra_model_args": {}, **state}
+    state["extra_model_args"] = {"activation": activation, **state["extra_model_args"]}
+    state["model_args"] = dict(state["model_args"])
+    state["best_val_loss"] = float(state["best_val_loss"])
+    model = {name.removeprefix("_orig_mod."): w for name, w in state["model"].items()}
+    # nanoGPT's older checkpoints hold the causal mask of each layer as if it were a weight
+    state["model"] = {name: w for name, w in model.items() if not name.endswith((".attn.bias", ".attn.masked_bias"))}
+    for name, w in state["model"].items():
+        _require(isinstance(w, torch.Tensor) and w.dtype == torch.float32, f"the weight {name} is not float32")
+    numbers = [state["iter_num"], *state["kept"]]
+    if state["best_iter"] is not None:
+        numbers.append(state["best_iter"])
+    for n in numbers:
+        _require(type(n) is int and 0 <= n < 2**63, "its iterations are no whole numbers from 0 on")
+    for name in (*state["config"].keys(), state.get("attention", ""), state.get("dtype", "")):
+        _require(isinstance(name, str), "a setting, its attention or its dtype is no name")
     _require(isinstance(state.get("compile", False), bool), "whether it was compiled is neither True nor False")
-    there = state.get("shards", {"folder": "", "files": {}})
-    _require(there["folder"] == os.path.basename(there["folder"]) != "..", "its shards are not beside it")
-    _require(all(name == os.path.basename(name) for name in there["files"]), "a file of its shards is not among them")
-    scaler = state["scaler"] or {}
-    _require(all(type(value) in (int, float) for value in scaler.values()), "its scaler is not made of numbers")
+    for value in (state["scaler"] or {}).values():
+        _require(type(value) in (int, float), "its scaler is not made of numbers")
+    if "shards" in state:
+        folder = state["shards"]["folder"]
+        _require(folder == os.path.basename(folder) != "..", "its shards are not beside it")
+        for name in state["shards"]["files"]:
+            _require(name == os.path.basename(name), "a file of its shards is not among them")
     return state
 
 

@@ -15,17 +15,12 @@ from tqdm import tqdm
 from fusedgpt.errors import UserError, first_line
 from fusedgpt.machine.files import Lines, Lock, atomic, json_line
 from fusedgpt.runs import report_page, run_folder, trackers
-from fusedgpt.runs.metrics import TRAIN, read_metrics
+from fusedgpt.runs.metrics import TRAIN, read_metrics, record_of
 
 REDRAWN_AFTER = 0.1  # seconds between two texts of the bar
 SHOWN = 100  # characters of a sample on the console
 READ_HERE = 2**20  # up to so many bytes of metrics.jsonl, some 5,000 iterations, this process makes report.html
 SHARE_OF_REPORTS = 0.01  # largest share of the run's time for report.html, which takes longer as the run grows
-
-
-def read_record(out_dir: str | pathlib.Path) -> dict:
-    """A run's run.json."""
-    return json.loads((pathlib.Path(out_dir) / "run.json").read_text())
 
 
 class Logger:
@@ -57,8 +52,7 @@ class Logger:
         path, kept = out_dir / "metrics.jsonl", []
         if s["init_from"] == "resume":
             kept = self._metrics_before(start) if path.exists() else []
-            with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):  # absent, or damaged
-                before = dict(read_record(out_dir))
+            before = record_of(out_dir)
             # a finished run that is resumed makes no step, so it keeps its times
             record.setdefault("time", before.get("time"))
         else:
@@ -99,23 +93,14 @@ class Logger:
             self.say(f"NOT WRITTEN: report.html: {error}")
         except Exception as error:  # anybody may have changed the files that it reads, and training must go on
             self.say(f"NOT WRITTEN: report.html: {type(error).__name__}: {first_line(error)}")
-        self._report_ended(began)
-
-    def _report_ended(self, began):
         self.report_due = began + (time.monotonic() - began) / SHARE_OF_REPORTS
 
     def _write_report_apart(self, running):
         """Write report.html in another process: this one would keep the memory that reading a long run takes."""
         if self.reporter:  # the run ends while an earlier report is being written
             self.reporter.wait()
-        command = [
-            sys.executable,
-            "-m",
-            "fusedgpt.runs.report_page",
-            self.out_dir.resolve(),
-            str(running),
-            str(os.getpid()),
-        ]
+        arguments = [self.out_dir.resolve(), str(running), str(os.getpid())]
+        command = [sys.executable, "-m", "fusedgpt.runs.report_page", *arguments]
         path = [str(report_page.TEMPLATE.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
         self.reporter_began, self.report_due = time.monotonic(), math.inf  # no other until it has ended
@@ -123,11 +108,6 @@ class Logger:
         self.reporter = subprocess.Popen(command, env=environment, close_fds=False)
         if not running:
             self.reporter.wait()
-
-    def _look_after_reporter(self):
-        if self.reporter and self.reporter.poll() is not None:
-            self._report_ended(self.reporter_began)
-            self.reporter = None
 
     def announce(self, record: dict, why_eager: str) -> None:
         """Say what is about to run. why_eager: why the model is not compiled, if there is a reason to give."""
@@ -138,21 +118,32 @@ class Logger:
             self.say("parallel=fsdp shares nothing on one process: it holds the whole model")
         elif s["parallel"] == "fsdp":
             self.say(f"parallel: fsdp, one copy of the model per {s['shard_size'] or r['world_size']} processes")
-        ids, rows = r["model"]["vocab_size"], r["padded_vocab_size"]
-        vocab = f"vocabulary {ids}, {f'padded to {rows}' if rows > ids else 'not padded'}"
+        ids, rows, padding = r["model"]["vocab_size"], r["padded_vocab_size"], "not padded"
+        if rows > ids:
+            padding = f"padded to {rows}"
         without = f"{r['parameters_without_positions']:,} without positions"
-        self.say(f"model: {r['parameters']:,} parameters, {without}; {vocab}")
-        graphs = f" ({r['graphs']} graph{'s' if r['graphs'] != 1 else ''})" if r["graphs"] else ""
-        mode = f"compiled{graphs}" if r["compile"] else f"eager ({why_eager})" if why_eager else "eager"
+        self.say(f"model: {r['parameters']:,} parameters, {without}; vocabulary {ids}, {padding}")
+        mode, remark = "eager", why_eager
+        if r["compile"]:
+            mode, remark = "compiled", {None: "", 0: "", 1: "1 graph"}.get(r["graphs"], f"{r['graphs']} graphs")
+        if remark:
+            mode += f" ({remark})"
         self.say(f"machine: {r['device']} ({r['environment']['device']}), {r['dtype']}, {mode}")
         for name, ms in r["dtype_trials"].items():
             self.say(f"  {name}: {ms:.1f} ms forward and backward")
-        for name, trial in r["attention_trials"].items():
+        self._announce_attention(r["attention"], r["attention_trials"], r["receipt"])
+
+    def _announce_attention(self, ran, trials, receipt):
+        for name, trial in trials.items():
             passed = ", parity passed" if "errors" in trial else ""
             self.say(f"  {name}: {trial['refused'] or format(trial['p10_ms'], '.3f') + ' ms' + passed}")
-        directions = ("forward", "backward") if r["receipt"] else ()
-        seen = "".join(f"; {direction} seen: {' + '.join(r['receipt'][direction])}" for direction in directions)
-        self.say(f"attention: {r['attention']}{' (the pick of auto)' if r['attention_trials'] else ''}{seen}")
+        line = f"attention: {ran}"
+        if trials:
+            line += " (the pick of auto)"
+        if receipt:
+            for direction in ("forward", "backward"):
+                line += f"; {direction} seen: {' + '.join(receipt[direction])}"
+        self.say(line)
 
     def status(self, doing: str) -> None:
         """Show on a terminal what the run is busy with, beside the bar."""
@@ -213,7 +204,9 @@ class Logger:
         if not self.lines:
             return
         self.lock.check()
-        self._look_after_reporter()
+        if self.reporter and self.reporter.poll() is not None:
+            began, self.reporter = self.reporter_began, None
+            self.report_due = began + (time.monotonic() - began) / SHARE_OF_REPORTS
         before = self.refused
         try:
             self.lines.add(json_line({"kind": kind, **metrics}))

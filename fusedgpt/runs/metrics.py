@@ -103,16 +103,8 @@ class Run:
         self.others = [name for name in others if np.isfinite(self.train[name]).any()]
         self.samples = sorted((row for row in rows if row["kind"] == "sample"), key=lambda row: row["iter"])
         self.record = record_of(out_dir)
-
-    @property
-    def name(self) -> str:
-        """The name of its folder."""
-        return self.folder.resolve().name
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens of a step, NaN if run.json does not say."""
-        return number(self.record.get("tokens_per_step"))
+        self.name = self.folder.resolve().name
+        self.tokens_per_step = number(self.record.get("tokens_per_step"))  # NaN if run.json does not say
 
     @functools.cached_property
     def bits_per_byte_of_a_nat(self) -> float:

@@ -102,7 +102,7 @@ def is_reported(done: int, s: Settings, silent_s: float) -> bool:
 def report(
     state: Any, s: Settings, record: dict, logger: Logger, saver: Saver, explain: Callable | None
 ) -> tuple[bool, bool]:
-    """Log the steps since the last report. Nothing else in the loop waits for the device.
+    """Log the steps since the last report. A report waits for the device; on CUDA, a step does not.
 
     state: the run's TrainState. Returns whether the time is up, and whether a signal ends the run, as any rank saw it.
     explain: nonfinite.explain as (iteration, steps done since) -> a sentence; None if not all ranks take part.
@@ -134,9 +134,10 @@ def report(
 
 
 def estimate(step_ms: list[float], done: int, evaluation_s: float, s: Settings) -> str:
-    """One line that says how long the run still takes after `done` steps, the last of which took `step_ms`.
+    """One line that says how long the run still takes after `done` steps.
 
-    evaluation_s: seconds of an evaluation; 0 if there was none yet, and then evaluations are not counted.
+    step_ms: milliseconds of the steps that were timed, in order. evaluation_s: seconds of an evaluation; 0 if there was
+    none yet, and then evaluations are not counted.
     """
     step_s = statistics.median(step_ms[len(step_ms) // 2 :]) / 1e3  # the first ones are slower
     steps = s.max_iters - done

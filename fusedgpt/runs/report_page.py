@@ -47,7 +47,7 @@ def write(out_dir: str | pathlib.Path, running: bool = False, parent: int | None
 def _page(run, running):
     """What the template's script draws: texts, and numbers of curves that are all finite or null."""
     steps, planned = run.train["iter"], number(section(run.record, "settings").get("max_iters"))
-    done = int(max((it[-1] + step for it, step in ((steps, 1), (run.eval["iter"], 0)) if len(it)), default=0))
+    done = int(max([0, *(steps[-1:] + 1), *run.eval["iter"][-1:]]))
     left = _median(run.train["ms"][-100:]) / 1e3 * (planned - done)
     return {
         "name": run.name,
@@ -158,15 +158,14 @@ def _table(title, rows, head=(), open=False):
 
 
 def _receipt(record):
-    """What was asked for, what ran, and what the profiler saw."""
     receipt, asked = section(record, "receipt"), section(record, "settings").get("attention")
-    rows = [["asked for", asked], ["ran", record.get("attention")]]
-    rows += [[f"{direction} seen", receipt.get(direction)] for direction in ("forward", "backward", "ops")]
-    return [[what.replace("ops seen", "operators seen"), value] for what, value in rows if value]
+    rows = {"asked for": asked, "ran": record.get("attention")}
+    rows |= {"forward seen": receipt.get("forward"), "backward seen": receipt.get("backward")}
+    rows["operators seen"] = receipt.get("ops")
+    return [[what, value] for what, value in rows.items() if value]
 
 
 def _trials(record):
-    """How long each kernel that auto tried took, or why it was refused."""
     trials = {n: trial for n, trial in section(record, "attention_trials").items() if isinstance(trial, dict)}
     rows = [(number(trial.get("p10_ms")), name, trial.get("refused")) for name, trial in trials.items()]
     rows.sort(key=lambda row: (math.isnan(row[0]), row[0]))

@@ -3,9 +3,6 @@
 import dataclasses
 from typing import Any
 
-from torch.amp import GradScaler
-from torch.optim import Optimizer
-
 from fusedgpt.data import dataset
 from fusedgpt.errors import UserError
 from fusedgpt.interchange import tokenizer_json
@@ -80,18 +77,19 @@ def meant_by_auto(saved: dict | None) -> dict[str, Any] | None:
     return {name: saved[name] for name in names if name in saved and saved["config"].get(name) == "auto"}
 
 
-def restore(saved: dict, s: Settings, optimizer: Optimizer, scaler: GradScaler, model: Any, say: Say) -> None:
-    """Restore optimizer and scaler from `saved`, and weights if ranks share them, and say which settings changed.
+def restore(saved: dict, s: Settings, state: Any, say: Say) -> None:
+    """Restore what `state`, a TrainState, lacks of `saved`, and say which settings changed.
 
-    Raises UserError if they do not fit.
+    The model has its weights already, unless ranks share them. Raises UserError if they do not fit.
     """
     if saved["model"]:
-        checkpoint.restore_optimizer(saved, optimizer, model)
+        checkpoint.restore_optimizer(saved, state.optimizer, state.model)
     else:
-        checkpoint.read_shards(saved, optimizer, model)
+        checkpoint.read_shards(saved, state.optimizer, state.model)
+    state.best_val_loss, state.best_iter = saved["best_val_loss"], saved["best_iter"]
     if saved["scaler"]:
         try:
-            scaler.load_state_dict(saved["scaler"])
+            state.scaler.load_state_dict(saved["scaler"])
         except KeyError as error:
             raise UserError(
                 f"the scaler in the checkpoint of {s.out_dir} has no {error}: take another, such as best.pt beside it"

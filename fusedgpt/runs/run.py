@@ -28,20 +28,20 @@ WARM_UP = 5  # the summary of times leaves out this many first steps: they still
 
 @dataclasses.dataclass
 class TrainState:
-    """What steps read and change. The first six fields are what a checkpoint has to hold."""
+    """What steps read and change. A checkpoint holds model, optimizer, scaler, iteration and the best."""
 
     model: Any  # a GPT
     optimizer: Optimizer
     scaler: GradScaler
     iteration: int  # steps done
-    best_val_loss: float
-    best_iter: int | None  # iteration of best_val_loss
-    parallel: torch.nn.Module | None  # `model`, but backward averages gradients over the ranks
+    parallel: torch.nn.Module | None  # what a step calls: `model`, or DDP around it, whose backward averages gradients
     cast: AbstractContextManager  # autocast in the dtype of the matrix products
     batches: Iterator[Batch]  # the training batches from here on
     batch: Batch  # the next batch, read ahead
     clock: timing.StepClock
     results: StepResults  # what the steps since the last report returned
+    best_val_loss: float = math.inf
+    best_iter: int | None = None  # iteration of best_val_loss
     loss: float = 0.0  # loss of the last reported step
     bad_steps: int = 0  # reported steps in a row without a finite gradient
     step_ms: list[float] = dataclasses.field(default_factory=list)
@@ -64,16 +64,16 @@ class Run:
     s: Settings
     state: TrainState
     ranks: distributed.Ranks
-    micro_steps: range  # of this rank, in each step
+    micro_steps: range  # that this rank makes in each step
     loader: DataLoader
-    meta: dict  # of the data
-    prompts: samples.Prompts | None  # of the samples; None if this rank draws none
+    meta: dict  # meta.json of the data
+    prompts: samples.Prompts | None  # to sample from; None if this rank draws no sample
     saver: Saver
     logger: Logger
     record: dict = dataclasses.field(default_factory=dict)  # what run.json says
     token_bytes: torch.Tensor | None = None  # bytes of each id, for bits per byte
     stopped_by: list[int] = dataclasses.field(default_factory=list)  # signals that have come
-    deadline: float = math.inf  # of time.perf_counter
+    deadline: float = math.inf  # time.perf_counter() at which the run ends
 
     def losses(self, windows: int) -> dict[str, float] | None:
         """The losses of both splits over `windows` windows of each (0: all), None if a signal ended the evaluation."""
@@ -121,13 +121,13 @@ class Run:
         self.saver.save(content)
 
     def save_whole_steps(self) -> None:
-        """Report and save what was done before a step failed, because another process or the data is gone."""
+        """Report and save the steps before one that failed. A step fails if another process or the data is gone."""
         self.report(explains=False)
         if self.state.iteration > self.saver.saved_at and not self.saver.together:
             self.save()
 
     def report(self, explains: bool = True) -> tuple[bool, bool]:
-        """Log the steps since the last report; see reporting.report. explains: whether all ranks take part."""
+        """Log the steps since the last report; see progress.report. explains: whether all ranks take part."""
         explain = self._explain if explains else None
         return progress.report(self.state, self.s, self.record, self.logger, self.saver, explain)
 

@@ -5,7 +5,6 @@
 """
 
 import contextlib
-import json
 import os
 import pathlib
 import re
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import link
 from fusedgpt.runs import checkpoint
-from fusedgpt.runs.metrics import MEANING
+from fusedgpt.runs.metrics import MEANING, record_of, section
 
 LATEST, BEST = "ckpt.pt", "best.pt"
 # what else a run leaves, and its figures
@@ -76,16 +75,14 @@ def remove_unused_shards(out_dir: pathlib.Path) -> None:
     because that checkpoint might name it.
     """
     with contextlib.suppress(UserError, OSError):
-        used = _shards_of(out_dir.glob("*.pt"))  # copies that somebody made too
+        used = set()
+        for path in out_dir.glob("*.pt"):  # copies that somebody made too
+            saved = checkpoint.load(path, verify=False)
+            if "shards" in saved:
+                used.add(out_dir / saved["shards"]["folder"])
         for folder in out_dir.glob("shards-*"):
             if folder not in used and re.fullmatch(r"shards-\d+(-\d+)?", folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _shards_of(paths):
-    """The folders of shards that checkpoints name. Raises UserError if one is damaged."""
-    saved = [(path.parent, checkpoint.load(path, verify=False)) for path in paths]
-    return {folder / each["shards"]["folder"] for folder, each in saved if "shards" in each}
 
 
 def _first_whole(out_dir, path, say, **how):
@@ -107,21 +104,18 @@ def _first_whole(out_dir, path, say, **how):
 
 def _iteration(path):
     """The iteration that a checkpoint holds, whatever its name; -1 if that cannot be read."""
-    try:
+    with contextlib.suppress(UserError):
         return checkpoint.load(path, verify=False)["iter_num"]
-    except UserError:
-        return -1
+    return -1
 
 
 def is_this_launch(out_dir: str | os.PathLike, launch: dict | None, restarted: bool) -> bool:
     """Whether the run in a folder was begun by the `launch` (distributed.launch) that this process is part of."""
-    try:
-        began = json.loads((pathlib.Path(out_dir) / "run.json").read_text())["launch"]
-        same = began["id"] == launch["id"]
-        # two launches may have one id, such as torchrun's default, but then torchrun is another process
-        return same and (began["torchrun"] == launch["torchrun"] or (restarted and launch["id"] != "none"))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    began = section(record_of(out_dir), "launch")
+    if not launch or began.get("id") != launch["id"]:
         return False
+    # two launches may have one id, such as torchrun's default, but then torchrun is another process
+    return began.get("torchrun") == launch["torchrun"] or (restarted and launch["id"] != "none")
 
 
 def set_aside(out_dir: str | os.PathLike, say: Say) -> None:

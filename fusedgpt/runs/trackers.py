@@ -3,24 +3,10 @@
 import html
 import pathlib
 import uuid
-from typing import Protocol
 
 from fusedgpt.errors import UserError, first_line
 
 NANOGPTS = {"train_loss": "train/loss", "val_loss": "val/loss", "lr": "lr", "mfu": "mfu"}  # nanoGPT's names
-
-
-class Tracker(Protocol):
-    """A place that numbers and texts of an iteration are logged to."""
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        """Log numbers by name."""
-
-    def text(self, name: str, text: str, step: int) -> None:
-        """Log a text."""
-
-    def close(self) -> None:
-        """Hand over what is not written yet."""
 
 
 def names(metrics: dict) -> dict[str, float]:
@@ -38,8 +24,8 @@ def names(metrics: dict) -> dict[str, float]:
     return found
 
 
-def start(s: dict, record: dict, out_dir: pathlib.Path, iteration: int, wandb_id: str | None) -> list[Tracker]:
-    """The trackers that the settings `s` ask for, of a run that begins at `iteration`.
+def start(s: dict, record: dict, out_dir: pathlib.Path, iteration: int, wandb_id: str | None) -> list:
+    """A WeightsAndBiases and a TensorBoard, as far as the settings `s` ask for them, of a run from `iteration` on.
 
     wandb_id: the id of the resumed run, whose curves go on. `record` gets the id, or a new one. Raises UserError if a
     package is missing or refuses.
@@ -85,7 +71,7 @@ class WeightsAndBiases:
 
 
 class TensorBoard:
-    """Event files in `folder`, from `iteration` on: what an interrupted run logged after that is dropped.
+    """As WeightsAndBiases, but in event files in `folder`. What an interrupted run logged after `iteration` is dropped.
 
     Raises UserError if the package is missing.
     """
@@ -98,14 +84,11 @@ class TensorBoard:
         self.writer = SummaryWriter(folder, purge_step=iteration)
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Log numbers by name."""
         for name, value in metrics.items():
             self.writer.add_scalar(name, value, step)
 
     def text(self, name: str, text: str, step: int) -> None:
-        """Log a text."""
         self.writer.add_text(name, f"<pre>{html.escape(text)}</pre>", step)
 
     def close(self) -> None:
-        """Hand over what is not written yet."""
         self.writer.close()

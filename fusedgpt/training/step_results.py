@@ -6,6 +6,8 @@ from torch import Tensor
 from fusedgpt.errors import UserError
 from fusedgpt.parallel.distributed import Ranks
 
+RESERVED = ("kind", "iter", "lr", "ms", "tokens_per_s", "mfu", "peak_memory")  # what a line of a step has anyway
+
 
 class StepResults:
     """The results of the steps since the last report: named numbers, and flags that end the run.
@@ -17,18 +19,25 @@ class StepResults:
         self.ranks = ranks
         self.steps: list[tuple[tuple[str, ...], tuple[str, ...], Tensor]] = []  # names of results and flags, the sums
 
-    def add(self, results: dict[str, Tensor], flags: dict[str, bool]) -> None:
-        """Add what a step returned, and the flags that this rank raises; one message sums both over the ranks.
+    def add(self, results: dict[str, Tensor | float], flags: dict[str, bool]) -> None:
+        """Add what a step returned, and the flags that this rank raises; one all-reduce sums both over the ranks.
 
-        Raises UserError if a result is no single number.
+        Raises UserError if a result is no single number, or has a name of RESERVED.
         """
+        if taken := sorted({*results} & {*RESERVED}):
+            raise UserError(f"train_step returned {taken[0]!r}, a name that each line has already: take another")
+        device = next((value.device for value in results.values() if isinstance(value, Tensor)), None)
+        numbers = []
         for name, value in results.items():
+            if hasattr(value, "full_tensor"):  # a DTensor, because ranks share the model
+                value = value.full_tensor()
+            value = torch.as_tensor(value, device=device).detach()
             if value.numel() != 1:
                 raise UserError(
                     f"train_step returned {name!r} of shape {tuple(value.shape)}: a result is a single number, such as"
                     " a norm or a mean"
                 )
-        numbers = [value.detach().reshape(()).float() for value in results.values()]
+            numbers.append(value.reshape(()).float())
         numbers += [torch.full_like(numbers[0], flag) for flag in flags.values()]
         self.steps.append((tuple(results), tuple(flags), self.ranks.all_reduce(torch.stack(numbers))))
 

@@ -24,7 +24,7 @@ class Settled:
     """What a run computes with, and why."""
 
     attention: str
-    attention_trials: dict[str, dict]  # trials of auto; see kernels.fastest
+    attention_trials: dict[str, dict]  # trials of auto; see choose.fastest
     dtype: torch.dtype
     dtype_trials: dict[str, float]  # ms of a forward and backward by dtype, if it was timed
     compiled: bool

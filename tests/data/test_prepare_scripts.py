@@ -10,7 +10,9 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from fusedgpt.data import prepare
 from fusedgpt.data.corpus import Files
@@ -46,26 +48,16 @@ def test_python_stdlib_of_a_folder_is_split_by_file(tmp_path):
         (tmp_path / f"m{n}.py").write_text(f"module_{n} = {n}\n" * 3)
     meta, train, val = prepared("python_stdlib", tmp_path / "out", f"--input={tmp_path}")
     text = [Tokenizer(meta).decode(ids.tolist()).decode() for ids in (train, val)]
-    modules = [{line.split()[0] for line in t.splitlines() if line} for t in text]
+    modules = [set(re.findall(r"module_\d+", each)) for each in text]
     assert modules[0] | modules[1] == {f"module_{n}" for n in range(40)}
     assert modules[1] and not modules[0] & modules[1]
+    assert meta["source"] == f"{tmp_path.name} (40 files)"
 
 
 def test_python_stdlib_of_a_few_files_says_what_is_missing(tmp_path):
     (tmp_path / "a.py").write_text("a = 1\n")
     sentence = fails("data/python_stdlib/prepare.py", f"--input={tmp_path}", f"--out_dir={tmp_path / 'out'}")
     assert "has 1 .py files, and none is in val: give more, or a single one, which is cut" in sentence
-
-
-def test_the_current_folder_has_a_name(tmp_path, monkeypatch):
-    # with --input=. the source began with its number of files
-    (tmp_path / "mine").mkdir()
-    for n in range(40):
-        (tmp_path / "mine" / f"m{n}.py").write_text(f"module_{n} = {n}\n")
-    monkeypatch.chdir(tmp_path / "mine")
-    monkeypatch.setattr(sys, "argv", ["prepare.py", "--input=.", f"--out_dir={tmp_path}"])
-    runpy.run_path(str(ROOT / "data" / "python_stdlib" / "prepare.py"))["main"]()
-    assert json.loads((tmp_path / "meta.json").read_text())["source"] == "mine (40 files)"
 
 
 def test_shakespeare_char(tmp_path):
@@ -76,38 +68,25 @@ def test_shakespeare_char(tmp_path):
 
 
 @needs_shakespeare
-def test_shakespeare_char_counts_are_nanogpts(tmp_path):
-    meta, train, val = prepared("shakespeare_char", tmp_path, f"--input={SHAKESPEARE}")
-    assert (len(train), len(val), meta["vocab_size"]) == (1_003_854, 111_540, 65)
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("shakespeare_char", (1_003_854, 111_540, 65)),
+        pytest.param("shakespeare", (301_966, 36_059, 50_257), marks=needs_bpe),
+    ],
+)
+def test_shakespeares_counts_are_nanogpts(tmp_path, name, counts):
+    meta, train, val = prepared(name, tmp_path, f"--input={SHAKESPEARE}")
+    assert (len(train), len(val), meta["vocab_size"]) == counts
 
 
 @needs_bpe
-@needs_shakespeare
-def test_shakespeare_counts_are_nanogpts(tmp_path):
-    meta, train, val = prepared("shakespeare", tmp_path, f"--input={SHAKESPEARE}")
-    assert (len(train), len(val), meta["vocab_size"]) == (301_966, 36_059, 50_257)
-
-
-def written(file, documents):
-    """`file`, with a document a paragraph or a row."""
-    if file.suffix == ".txt":
-        file.write_text("\n\n".join(documents))
-    elif file.suffix == ".jsonl":
-        file.write_text("".join(json.dumps({"text": d, "url": "x"}) + "\n" for d in documents))
-    else:
-        import datasets
-
-        datasets.Dataset.from_dict({"text": documents}).to_parquet(file)
-    return file
-
-
-@needs_bpe
-@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
-def test_openwebtext_is_split_and_ordered_as_datasets_does(tmp_path, suffix):
+def test_openwebtext_is_split_and_ordered_as_datasets_does(tmp_path):
     import datasets
 
     documents = [f"document number {n}: " + "word " * 5000 for n in range(60)]
-    meta, train, val = prepared("openwebtext", tmp_path, f"--input={written(tmp_path / f'text{suffix}', documents)}")
+    (tmp_path / "text.txt").write_text("\n\n".join(documents))
+    meta, train, val = prepared("openwebtext", tmp_path, f"--input={tmp_path / 'text.txt'}")
     split = datasets.Dataset.from_dict({"text": documents}).train_test_split(test_size=1, seed=2357, shuffle=True)
     decode = Tokenizer(meta).decode
     for ids, name in ((train, "train"), (val, "test")):
@@ -119,7 +98,8 @@ def test_openwebtext_is_split_and_ordered_as_datasets_does(tmp_path, suffix):
 @needs_bpe
 def test_fineweb_of_local_parquet_stops_at_max_tokens(tmp_path):
     documents = [f"document number {n} of many" for n in range(3000)]
-    file = written(tmp_path / "text.parquet", documents)
+    file = tmp_path / "text.parquet"
+    parquet.write_table(pyarrow.table({"text": documents}), file)
     meta, train, val = prepared("fineweb", tmp_path / "all", f"--input={file}")
     assert meta["end_of_text"] == 50256 and 0.05 < len(val) / len(train) < 0.2  # 0.05 % of so few tokens tell nothing
     meta, train, val = prepared("fineweb", tmp_path / "some", f"--input={file}", "--max_tokens=100")
@@ -129,7 +109,11 @@ def test_fineweb_of_local_parquet_stops_at_max_tokens(tmp_path):
     assert 100 <= len(train) + len(val) < 110
 
 
-def test_fineweb_of_no_tokens_is_refused(tmp_path):
+def test_text_without_an_input_is_refused():
+    assert "give files or folders with --input=PATH" in fails("data/text/prepare.py")
+
+
+def test_fineweb_of_no_tokens_is_refused():
     assert "--max_tokens=0 must be 1 or more" in fails("data/fineweb/prepare.py", "--max_tokens=0")
 
 
@@ -148,46 +132,21 @@ def test_a_missing_input_is_named(name):
     assert "--input=/no/such/file does not exist" in fails(f"data/{name}/prepare.py", "--input=/no/such/file")
 
 
-@needs_bpe
-def test_openwebtext_takes_several_paths_in_the_form_that_text_does(tmp_path):
-    # `--input=a b` ended in argparse's "unrecognized arguments"
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text(f"the text of {name} " * 20)
-    prepared("openwebtext", tmp_path / "out", f"--input={tmp_path / 'a.txt'}", tmp_path / "b.txt")
-    end = "<|endoftext|>"
-    text = "".join(f"the text of {name} " * 20 + end for name in ("a.txt", "b.txt"))
-    assert text_of(tmp_path / "out") == (text, "a.txt and 1 more")
-
-
 def test_text_that_is_too_short_or_no_text_is_named(tmp_path):
     out = f"--out_dir={tmp_path / 'out'}"
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "bom.txt").write_bytes(b"\xef\xbb\xbf")
-    (tmp_path / "row.json").write_text('{"text": ""}')
-    for name in ("empty.txt", "bom.txt", "row.json"):
+    for name in ("empty.txt", "bom.txt"):
         assert "holds no text" in fails("data/shakespeare_char/prepare.py", f"--input={tmp_path / name}", out)
     (tmp_path / "rows.jsonl").write_text('{"text": ""}\n' * 99)  # made bins of ends of text alone
-    text = ("data/text/prepare.py", "--tokenizer=byte")
-    assert "holds no text" in fails(*text, f"--input={tmp_path / 'rows.jsonl'}", out)
+    rows = f"--input={tmp_path / 'rows.jsonl'}"
+    assert "holds no text" in fails("data/text/prepare.py", "--tokenizer=byte", rows, out)
     (tmp_path / "short.txt").write_text("To be")
     sentence = fails("data/shakespeare_char/prepare.py", f"--input={tmp_path / 'short.txt'}", out)
     assert "short.txt is too short: of its 5 tokens, 1 would be in the val split" in sentence
-    (tmp_path / "binary.txt").write_bytes(b"abc\xff\xfe")
-    sentence = fails("data/shakespeare_char/prepare.py", f"--input={tmp_path / 'binary.txt'}", out)
-    assert "not UTF-8 text" in sentence and "byte 3" in sentence
-    (tmp_path / "bad.jsonl").write_text("{not json")
-    assert "cannot read" in fails(*text, f"--input={tmp_path / 'bad.jsonl'}", out)
     assert "is a folder" in fails("data/shakespeare_char/prepare.py", f"--input={tmp_path}", out)
     assert "got 2 paths" in fails("data/python_stdlib/prepare.py", "--input", tmp_path, tmp_path, out)
     assert not (tmp_path / "out" / "meta.json").exists()
-
-
-def test_a_document_that_is_no_text_is_one_sentence(tmp_path):
-    # one null among the texts used to be forty lines of RemoteTraceback
-    file = tmp_path / "text.jsonl"
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", None, "three")))
-    sentence = fails("data/text/prepare.py", "--tokenizer=byte", f"--input={file}", f"--out_dir={tmp_path}")
-    assert f"row 2 of {file} has None in 'text'" in sentence
 
 
 @pytest.mark.parametrize("typo", ["--tokenizer=gtp2", "--text_column=txet"])
@@ -226,64 +185,36 @@ def test_a_fifo_is_no_text(tmp_path):
     assert "holds no .py files" in fails("data/python_stdlib/prepare.py", f"--input={tmp_path}")
 
 
-# a copy of a script in a new folder of data/, with a text of one's own beside it, as nanoGPT's users do
-
-
-def copied(name, tmp_path, raw):
-    """data/mine in a copy of the project: a copy of data/`name`/prepare.py, and an input.txt of the bytes `raw`."""
-    mine = tmp_path / "project" / "data" / "mine"
-    mine.mkdir(parents=True)
-    shutil.copy(ROOT / "data" / name / "prepare.py", mine)
-    shutil.copytree(ROOT / "fusedgpt", mine.parents[1] / "fusedgpt", ignore=shutil.ignore_patterns("__pycache__"))
-    (mine / "input.txt").write_bytes(raw)
-    return mine
-
-
 def text_of(folder):
     meta = json.loads((folder / "meta.json").read_text())
     ids = np.concatenate([np.fromfile(folder / f"{split}.bin", "<u2") for split in ("train", "val")])
     return Tokenizer(meta).decode(ids.tolist()).decode(), meta["source"]
 
 
-@pytest.mark.parametrize("name", ["shakespeare_char", pytest.param("shakespeare", marks=needs_bpe)])
-def test_input_txt_beside_a_copied_script_is_used_and_said(name, tmp_path):
-    # --input alone: a copied script used to download Shakespeare and leave the text beside it unread
-    mine = copied(name, tmp_path, b"to be or not to be\n" * 20)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("shakespeare_char", []),
+        pytest.param("shakespeare", [], marks=needs_bpe),
+        ("text", ["--tokenizer=byte"]),
+    ],
+)
+def test_input_txt_beside_a_copied_script_is_used_unless_input_names_another(name, options, tmp_path):
+    # as nanoGPT's users do; a copied script used to download Shakespeare and leave the text beside it unread
+    mine = tmp_path / "project" / "data" / "mine"
+    mine.mkdir(parents=True)
+    shutil.copy(ROOT / "data" / name / "prepare.py", mine)
+    shutil.copytree(ROOT / "fusedgpt", mine.parents[1] / "fusedgpt", ignore=shutil.ignore_patterns("__pycache__"))
+    (mine / "input.txt").write_text("to be or not to be\n" * 20)
     before = {f: f.read_bytes() for f in (ROOT / "data").rglob("*") if f.is_file() and f.suffix != ".pyc"}
-    done = script(str(mine / "prepare.py"))
+    done = script(str(mine / "prepare.py"), *options)
     assert f"reading {mine / 'input.txt'}, which is beside this script" in done.stdout
     assert text_of(mine) == ("to be or not to be\n" * 20, "input.txt")
     assert before == {f: f.read_bytes() for f in (ROOT / "data").rglob("*") if f.is_file() and f.suffix != ".pyc"}
-
-
-@pytest.mark.parametrize("name", ["shakespeare_char", pytest.param("shakespeare", marks=needs_bpe)])
-def test_input_wins_over_input_txt(name, tmp_path):
-    mine = copied(name, tmp_path, b"the text beside the script " * 20)
     (tmp_path / "other.txt").write_text("the other text " * 20)
-    done = script(str(mine / "prepare.py"), f"--input={tmp_path / 'other.txt'}")
+    done = script(str(mine / "prepare.py"), f"--input={tmp_path / 'other.txt'}", *options)
     assert "input.txt" not in done.stdout
     assert text_of(mine) == ("the other text " * 20, "other.txt")
-
-
-@pytest.mark.parametrize("name", ["shakespeare_char", pytest.param("shakespeare", marks=needs_bpe)])
-def test_line_ends_are_those_of_text_mode(name, tmp_path):
-    # nanoGPT opens its text in text mode: \r\n kept as two characters gave other ids and another vocabulary
-    raw = "one\r\ntwo\rthree\n\r\n\r\rfour é\n".encode() * 20
-    mine = copied(name, tmp_path, raw)
-    want = (mine / "input.txt").read_text(encoding="utf-8")
-    assert "\r" not in want
-    script(str(mine / "prepare.py"))
-    assert text_of(mine)[0] == want
-    script(str(mine / "prepare.py"), f"--input={mine / 'input.txt'}", f"--out_dir={tmp_path / 'out'}")
-    assert text_of(tmp_path / "out")[0] == want
-
-
-def test_a_copy_of_text_reads_input_txt_too(tmp_path):
-    mine = copied("text", tmp_path, b"to be or not to be\n" * 20)
-    script(str(mine / "prepare.py"), "--tokenizer=byte")
-    assert text_of(mine) == ("to be or not to be\n" * 20, "input.txt")
-    (mine / "input.txt").unlink()
-    assert "give files or folders with --input=PATH" in fails(str(mine / "prepare.py"))
 
 
 def test_text_takes_files_and_folders_in_their_order_with_an_end_after_each(tmp_path):
@@ -321,19 +252,12 @@ def test_a_killed_preparation_goes_on_and_leaves_the_same_bytes(tmp_path):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_the_cost_of_a_preparation_is_measured():
-    done = script("tests/prepare_speed.py", 1, "byte", 0)
-    measured = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [row["text"] for row in measured] == ["rows.jsonl", "one.txt"]
-    assert all(20 < row["peak_mb"] < 1000 and row["tokens_per_s"][0] > 1000 for row in measured)
-
-
 @pytest.mark.skipif(not shutil.which("taskset"), reason="needs a command that limits the cores")
 def test_the_memory_of_a_preparation_does_not_grow_with_the_text():
     two_cores = ["taskset", "-c", ",".join(map(str, sorted(os.sched_getaffinity(0))[:2])), sys.executable]
-    small, large = (
-        script("tests/prepare_speed.py", megabytes, "byte", 0, prefix=two_cores).stdout for megabytes in (20, 120)
-    )
+    peaks = []
+    for megabytes in (20, 120):
+        said = script("tests/prepare_speed.py", megabytes, "byte", 0, prefix=two_cores).stdout
+        peaks.append([json.loads(line)["peak_mb"] for line in said.splitlines()])
     # 200 MB of characters once took 3.6 GB
-    less, more = ([json.loads(line)["peak_mb"] for line in lines.splitlines()] for lines in (small, large))
-    assert len(less) == 2 and all(after - before < 30 for before, after in zip(less, more, strict=True))  # of 100 more
+    assert len(peaks[0]) == 2 and all(more - less < 30 for less, more in zip(*peaks, strict=True))  # of 100 more

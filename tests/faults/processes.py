@@ -7,11 +7,12 @@ import pathlib
 import random
 import socket
 import sys
+from collections.abc import Callable
 
 import torch
 
 import train
-from fusedgpt.errors import one_sentence
+from fusedgpt.errors import TRAIN_WITH_LESS, one_sentence
 from tests.forks import FORKS
 
 SEED = int(os.environ.get("FAULTS_SEED", "8"))
@@ -25,8 +26,13 @@ def rng(name: str) -> random.Random:
     return random.Random(f"{SEED} {name}")
 
 
-def start(settings: train.Settings, log: pathlib.Path, world: int = 1) -> list[multiprocessing.Process]:
-    """A run of `settings` in as many processes as `world`, as torchrun would start them."""
+def start(
+    settings: train.Settings, log: pathlib.Path, world: int = 1, before: Callable[[], object] = int
+) -> list[multiprocessing.Process]:
+    """A run of `settings` in as many processes as `world`, as torchrun would start them.
+
+    before: what each process calls before it trains.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -36,19 +42,20 @@ def start(settings: train.Settings, log: pathlib.Path, world: int = 1) -> list[m
         if world > 1:
             env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        processes.append(FORKS.Process(target=_main, args=(dataclasses.asdict(settings), env, log)))
+        processes.append(FORKS.Process(target=_main, args=(dataclasses.asdict(settings), env, log, before)))
         processes[-1].start()
     return processes
 
 
-def _main(settings, env, log):
+def _main(settings, env, log, before):
     with open(log, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ.update(env)
     sys.stdin.close()
     torch.set_num_threads(1)
-    with one_sentence():
+    before()
+    with one_sentence(TRAIN_WITH_LESS):
         train.main(train.Settings(**settings))
 
 

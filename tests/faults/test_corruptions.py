@@ -10,10 +10,10 @@ import plot
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import lock
 from fusedgpt.runs import checkpoint
-from fusedgpt.runs.logger import Logger, read_record
-from fusedgpt.runs.metrics import Run, read_metrics
+from fusedgpt.runs.logger import Logger
+from fusedgpt.runs.metrics import Run, read_metrics, record_of
 from fusedgpt.runs.run_folder import load_best, load_latest
-from tests.conftest import assert_same_bytes, run, small, weights
+from tests.conftest import assert_same_bytes, run, small, tensors, weights
 from tests.faults.processes import finish, rng, start
 
 pytestmark = pytest.mark.faults
@@ -52,11 +52,9 @@ def corrupt(raw, chance):
 
 def content(saved):
     """All that a checkpoint says, as text and tensors that can be compared."""
-    tensors = {name: w.clone() for name, w in saved["model"].items()}  # not mapped from a file that changes
-    for n, state in saved["optimizer"]["state"].items():
-        tensors |= {f"{n} {key}": value.clone() for key, value in state.items()}
+    kept = {name: value.clone() for name, value in tensors(saved).items()}  # not mapped from a file that changes
     rest = {key: value for key, value in saved.items() if key not in ("model", "optimizer")}
-    return tensors, repr([sorted(rest.items()), saved["optimizer"]["param_groups"]])
+    return kept, repr([sorted(rest.items()), saved["optimizer"]["param_groups"]])
 
 
 @pytest.mark.parametrize(
@@ -83,9 +81,9 @@ def test_checkpoints(folder, tmp_path, tell, name, load, others):
             assert others is None  # nothing to fall back to
             ends["refused"] += 1
             continue
-        (tensors, rest), original = content(saved), originals[path.name]
+        (found, rest), original = content(saved), originals[path.name]
         assert rest == original[1]
-        assert_same_bytes(tensors, original[0])
+        assert_same_bytes(found, original[0])
         assert bool(said) == (others is None or path.name != name)  # never in silence
         ends["unharmed" if path.name == name else "fell back"] += 1
     assert ends["refused" if others is None else "fell back"] > 0.8 * CORRUPTIONS
@@ -95,7 +93,7 @@ def test_checkpoints(folder, tmp_path, tell, name, load, others):
 @pytest.mark.parametrize("name", ["metrics.jsonl", "run.json"])
 def test_what_stands_beside(folder, tmp_path, tell, name):
     chance, lines = rng(f"corrupt {name}"), []
-    raw, record = (folder / name).read_bytes(), read_record(folder)
+    raw, record = (folder / name).read_bytes(), record_of(folder)
     record["settings"]["init_from"] = "resume"
     for _ in range(CORRUPTIONS):
         broken = tmp_path / "out"
@@ -109,7 +107,7 @@ def test_what_stands_beside(folder, tmp_path, tell, name):
         strict = [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
         assert strict[-1] == {"kind": "train", "iter": 10, "loss": None}
         lines.append(len(read_metrics(broken)))
-        assert read_record(broken)["settings"] == record["settings"]
+        assert record_of(broken)["settings"] == record["settings"]
     assert min(lines) < max(lines) == len(read_metrics(folder)) or name == "run.json"
     plot.draw([Run(broken)], tmp_path / "loss.png", "loss")
     tell(f"{CORRUPTIONS} corruptions of {name}")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fusedgpt.runs.run_folder import load_latest
-from tests.conftest import ROOT, fails, flags, rows, script, small, wait_for
+from tests.conftest import ROOT, checkpoint_of, fails, flags, rows, script, sentence, small, wait_for
 from tests.faults.processes import rng, start
 
 pytestmark = pytest.mark.faults
@@ -57,6 +57,11 @@ class Run(subprocess.Popen):
 
         self.until(said, seconds)
         return next(line for line in found.splitlines() if words in line)
+
+    def sentence(self):
+        """The one that the run ends with, soon."""
+        assert self.wait(timeout=30) == 1
+        return sentence(self.unread())
 
     def stop(self):
         """End the run as a scheduler does; the rest of what it says, and its status."""
@@ -114,11 +119,11 @@ def test_a_disk_that_fills_up_and_empties(tmp_path, data):
         fill(child, out_dir)
         assert "No space left on device" in child.says("line(s) wait in memory")
         assert "No space left on device" in child.says("NOT SAVED")
-        whole = torch.load(out_dir / "ckpt.pt", weights_only=True)["iter_num"]
+        whole = checkpoint_of(out_dir)["iter_num"]
         child.says("NOT SAVED")  # at each interval
         (out_dir / "filler").unlink()
         child.says("metrics.jsonl can be written again: nothing is missing")
-        child.until(lambda: torch.load(out_dir / "ckpt.pt", weights_only=True)["iter_num"] > whole + 40)
+        child.until(lambda: checkpoint_of(out_dir)["iter_num"] > whole + 40)
         child.send_signal(signal.SIGSTOP)  # its disk goes with it
         train_rows = rows(out_dir)
         assert [row["iter"] for row in train_rows] == list(range(len(train_rows)))
@@ -133,12 +138,11 @@ def test_a_disk_that_stays_full_ends_with_an_error(tmp_path, data):
         child.until(has_saved(out_dir))
         fill(child, out_dir)
         child.says("NOT SAVED")
-        saved = torch.load(out_dir / "ckpt.pt", weights_only=True)["iter_num"]
+        saved = checkpoint_of(out_dir)["iter_num"]
         held = os.open(out_dir, os.O_RDONLY)  # keeps the disk when the run has ended
         out, status = child.stop()
-        errors = [text for text in out.splitlines() if text.startswith("error: ")]
-        assert status == 1 and len(errors) == 1 and "Traceback" not in out, out
-        assert "No space left on device; what it held before is kept. Make room" in errors[0]
+        assert status == 1
+        assert "No space left on device; what it held before is kept. Make room" in sentence(out)
         whole = pathlib.Path(f"/proc/self/fd/{held}/ckpt.pt")
         assert torch.load(whole, weights_only=True)["iter_num"] == saved
         os.close(held)
@@ -164,35 +168,13 @@ def test_a_disk_that_turns_read_only(tmp_path, data):
         child.says("NOT SAVED")  # a write that was under way sees another error
         assert "Read-only file system" in child.says("NOT SAVED")
         out, status = child.stop()
-        errors = [text for text in out.splitlines() if text.startswith("error: ")]
-        assert status == 1 and len(errors) == 1 and "Make the folder writable" in errors[0], out
-        assert torch.load(disk / "out" / "ckpt.pt", weights_only=True)["iter_num"] >= 20
+        assert status == 1 and "Make the folder writable" in sentence(out)
+        assert checkpoint_of(disk / "out")["iter_num"] >= 20
     finally:
         if child:
             child.kill()
             child.wait()
         subprocess.run(["umount", disk], check=True)
-
-
-def sentence(child):
-    """The one that a run ends with, soon."""
-    child.wait(timeout=30)
-    out = child.unread()
-    errors = [line for line in out.splitlines() if line.startswith("error: ")]
-    assert child.returncode == 1 and len(errors) == 1 and "Traceback" not in out, out[-3000:]
-    return errors[0]
-
-
-def test_a_folder_that_vanishes_stays_away(tmp_path, data):
-    # it used to come back, with all that was in memory, but without the lock: what had been moved, and not removed, was
-    # then written twice (F25)
-    out_dir = tmp_path / "out"
-    child = Run(out_dir, data)
-    child.until(has_saved(out_dir))
-    out_dir.rename(tmp_path / "gone")
-    shutil.rmtree(tmp_path / "gone")
-    assert "while this process used it, which has written nothing since" in sentence(child)
-    assert not out_dir.exists()
 
 
 def test_a_folder_that_is_moved_while_another_run_takes_its_place(tmp_path, data, tell):
@@ -204,22 +186,22 @@ def test_a_folder_that_is_moved_while_another_run_takes_its_place(tmp_path, data
         time.sleep(chance.uniform(0, 0.3))
         if n % 2:
             out_dir.rename(moved)
-            assert f"{out_dir} was moved to {moved}" in sentence(first)
+            assert f"{out_dir} was moved to {moved}" in first.sentence()
         else:
             (out_dir / ".lock").unlink()
         second = Run(out_dir, data, seed=2)
         if not n % 2:
-            assert ".lock, which keeps other processes out" in sentence(first)
+            assert ".lock, which keeps other processes out" in first.sentence()
             second.until((out_dir / "previous-1").exists)
         second.until(has_saved(out_dir))
         out, status = second.stop()
         assert status == 128 + signal.SIGTERM, out
         for path in out_dir.glob("*.pt"):  # nothing of the first is among them
             assert torch.load(path, weights_only=True)["config"]["seed"] == 2
-        steps = torch.load(out_dir / "ckpt.pt", weights_only=True)["iter_num"]
+        steps = checkpoint_of(out_dir)["iter_num"]
         assert [row["iter"] for row in rows(out_dir)] == list(range(steps))
         left = moved if n % 2 else out_dir / "previous-1"
-        assert torch.load(left / "ckpt.pt", weights_only=True)["config"]["seed"] == 1
+        assert checkpoint_of(left)["config"]["seed"] == 1
         script("train.py", f"--out_dir={left}", "--init_from=auto", f"--max_iters={len(rows(left)) + 20}")
     tell(f"{MOVES} runs lost their folder or its lock to another: each ended, and neither lost a checkpoint")
 
@@ -256,22 +238,5 @@ def test_two_runs_at_once(tmp_path, data):
     child.kill()  # a dead one's lock is no obstacle
     child.wait()
     script("train.py", f"--out_dir={out_dir}", "--init_from=auto", "--max_iters=100")
-    assert torch.load(out_dir / "ckpt.pt", weights_only=True)["iter_num"] >= 100
+    assert checkpoint_of(out_dir)["iter_num"] >= 100
     assert not list(out_dir.glob("previous*"))
-
-
-def test_three_mistaken_starts(tmp_path, data):
-    # F2: two of them used to delete a finished run
-    out_dir, chance = tmp_path / "out", rng("mistaken starts")
-    script("train.py", *flags(small(out_dir, data, max_iters=20)))
-    before = {path.name: path.read_bytes() for path in out_dir.iterdir() if path.name != ".lock"}
-    for _ in range(3):
-        child = Run(out_dir, data, seed=chance.randrange(100))
-        child.until((out_dir / "previous-1").exists)
-        if chance.random() < 0.7:
-            child.until(has_saved(out_dir))
-        child.kill()
-        child.wait()
-    assert {path.name: path.read_bytes() for path in (out_dir / "previous-1").iterdir()} == before
-    # only a run with a checkpoint is worth a folder
-    assert all((path / "ckpt.pt").exists() for path in out_dir.glob("previous-*"))

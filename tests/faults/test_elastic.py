@@ -57,7 +57,6 @@ def test_many_deaths_and_nothing_is_lost(tmp_path, data, tell, parallel):
 
 
 def wait_for_a_step(run, died_at, recovered):
-    run.wait_for("tokens per iteration", BOUND)  # said once by each start
-    run.wait_for("iter ", BOUND)
+    run.wait_for_a_step(BOUND)
     if died_at:
         recovered.append(time.monotonic() - died_at)

@@ -80,41 +80,11 @@ SCRIPTS += [(functools.partial(benchmarking, kind=k), kinds.settings_class(kinds
 FIELDS = [field for _, settings in SCRIPTS for field in dataclasses.fields(settings)]
 NAMES = sorted({field.name for field in FIELDS})
 CHOICES = sorted({str(c) for f in FIELDS for t in (f.type, *typing.get_args(f.type)) for c in typing.get_args(t)})
-NUMBERS = [
-    "0",
-    "-0",
-    "1",
-    "-1",
-    "2",
-    "7",
-    "64",
-    "1000",
-    "10_000",
-    "0.5",
-    "-1.5",
-    "1e-3",
-    "1e-320",
-    "1e400",
-    "nan",
-    "inf",
-]
+NUMBERS = ["0", "-0", "1", "-1", "10_000", "1e-3", "1e-320", "1e400", "nan", "inf"]
 NUMBERS += [str(n + d) for n in (2**31, 2**53, 2**63, -(2**63), 10**18, 10**30, 10**400) for d in (-1, 0, 1)]
 NUMBERS += ["9" * 5000, "1" * 4299, "-inf", "0x10", "1e5", "٣", "²", " 5 ", "1__0", "+3", "5L", "1j", "½"]
 TEXTS = ["", " ", "True", "False", "None", "auto", "cpu", "cuda:1", "cpu:0", "meta", "/", "/dev/null", ".", "..", "~"]
-TEXTS += [
-    "\0",
-    "a\0b",
-    "\udcff",
-    "\ud800\udc00",
-    "a\nb",
-    "\x1b[2J",
-    "漢",
-    "🙂",
-    "x" * 5000,
-    "../" * 2000,
-    "%s{0}",
-    "FILE:\0",
-]
+TEXTS += ["\0", "\udcff", "\ud800\udc00", "a\nb", "\x1b[2J", "🙂", "x" * 5000, "../" * 2000, "%s{0}", "FILE:\0"]
 TEXTS += ["=", "--", "-", "scratch", "resume", "gpt2", "gpt5", "char", "256-16-0", "32x128", "x", "'", '"', "\\", "[]"]
 
 
@@ -198,20 +168,11 @@ type('T', (), {'__eq__': lambda s, o: 1 / 0})() | type('T', (), {'__str__': lamb
 EXPRESSIONS = [expression.strip() for line in EXPRESSIONS.splitlines() for expression in line.split(" | ")]
 STATEMENTS = [
     "exit()",
-    "raise SystemExit",
-    "import sys; sys.exit(3)",
-    "quit('no')",
-    "raise BaseException('x')",
     "raise GeneratorExit",
     "raise Exception(b'\\xff')",
     "raise type('E', (BaseException,), {'__str__': None})",
-    "raise StopIteration",
-    "raise MemoryError",
     "raise ExceptionGroup('x', [ValueError(1)])",
     "def f(): return f()\nf()",
-    "1 / 0",
-    "import no_such_module",
-    "import a.b.c",
     "assert False, 'x\\ny'",
     "x = " + "(" * 300,
     "x = " + "-" * 20_000 + "1",
@@ -219,25 +180,18 @@ STATEMENTS = [
     "if True:\nx = 1",
     "\tx = 1\n  y = 2",
     "return",
-    "yield",
-    "await x",
     "# -*- coding: nonsense -*-",
     "\0",
     "\ufeff",
     "'\udcff'",
     "globals()[''] = 1",
     "globals()[5] = 1",
-    "globals()['a b'] = 1",
     "del batch_size",
     "del __name__, __file__",
     "globals().clear()",
     "__builtins__ = {}",
-    "__name__ = 5",
     "import train",
-    "from math import *",
     "class batch_size: pass",
-    "def seed(): pass",
-    "for device in 'ab': pass",
     "with open(__file__) as dataset: pass",
     "learning_rate *= 2; batch_size //= 2",
     "batch_size, block_size = 4, 64",
@@ -297,27 +251,14 @@ THINGS = strategies.recursive(
     ),
     max_leaves=6,
 )
-CHARACTERS = strategies.lists(strategies.text(strategies.characters(codec=None), max_size=2) | LEAVES, max_size=4)
-PLAUSIBLE = strategies.fixed_dictionaries(
-    {},
-    optional={
-        "tokenizer": strategies.sampled_from([*KINDS, "unknown"]) | THINGS,
-        "vocab_size": strategies.integers(1, 4) | strategies.sampled_from([256, 50257]) | THINGS,
-        "itos": CHARACTERS | strategies.dictionaries(strategies.integers(0, 4), strategies.text(max_size=1)) | THINGS,
-        "stoi": strategies.dictionaries(strategies.text(max_size=1), strategies.integers(0, 4)) | THINGS,
-        "tokens": strategies.fixed_dictionaries({"train": LEAVES, "val": LEAVES}) | THINGS,
-        "dtype": strategies.sampled_from(["uint16", "uint32", "float64"]) | THINGS,
-        "source": THINGS,
-    },
-)
 GOOD = strategies.builds(
     lambda itos: {"tokenizer": "char", "vocab_size": len(itos), "itos": itos, "dtype": "uint16", "tokens": {"val": 3}},
     strategies.lists(strategies.text(min_size=1, max_size=1) | strategies.none(), min_size=1, max_size=4),
-) | strategies.sampled_from([{"tokenizer": "byte", "vocab_size": 256}, {"tokenizer": "unknown", "vocab_size": 7}])
+) | strategies.sampled_from([{"tokenizer": kind, "vocab_size": 256} for kind in (*KINDS, "unknown")])
 ONE_WRONG = strategies.builds(
     lambda meta, name, thing: meta | {name: thing},
     GOOD,
-    strategies.sampled_from(["tokenizer", "vocab_size", "itos", "dtype", "tokens", "source"]),
+    strategies.sampled_from(["tokenizer", "vocab_size", "itos", "stoi", "dtype", "tokens", "source"]),
     THINGS,
 )
 DAMAGE = strategies.lists(strategies.tuples(strategies.integers(0, 400), strategies.binary(max_size=2)), max_size=3)
@@ -369,7 +310,7 @@ def test_metas(tell, tmp_path):
     )
     @hypothesis.given(
         strategies.sampled_from(["checkpoint", "meta.json", "meta.pkl"]),
-        GOOD | ONE_WRONG | PLAUSIBLE | THINGS,
+        GOOD | ONE_WRONG | THINGS,
         DAMAGE | strategies.just([]),
     )
     def many(route, meta, damage):

@@ -12,7 +12,7 @@ import torch
 from fusedgpt.data import dataset, prepare
 from fusedgpt.errors import UserError
 from fusedgpt.runs import checkpoint
-from tests.conftest import assert_same_bytes, rows, small, wait_for
+from tests.conftest import assert_same_bytes, rows, small, tensors, wait_for
 from tests.faults.processes import SETTINGS, finish, rng, start
 from tests.forks import FORKS
 
@@ -26,10 +26,8 @@ def what_is_left(out_dir):
     checkpoints = {}
     for path in sorted(out_dir.glob("*.pt")):
         saved = checkpoint.load(path)
-        checkpoints[path.name] = tensors = dict(saved["model"])
-        for n, state in saved["optimizer"]["state"].items():
-            tensors |= {f"optimizer {n} {key}": value for key, value in state.items()}
-        tensors |= {key: torch.tensor(saved[key]) for key in ("iter_num", "best_iter", "best_val_loss")}
+        numbers = {key: torch.tensor(saved[key]) for key in ("iter_num", "best_iter", "best_val_loss")}
+        checkpoints[path.name] = tensors(saved) | numbers
     metrics = [
         {name: m[name] for name in m if name not in TIMES} for kind in ("train", "eval") for m in rows(out_dir, kind)
     ]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fusedgpt.runs import checkpoint
-from tests.conftest import assert_same_bytes, flags, rows, run, script, small, weights
+from tests.conftest import TINY, assert_same_bytes, flags, rows, run, script, small, weights
 from tests.fusedgpt.data.test_tokenizer import TEXT, meta_of
 from tests.test_export import data_of
 
@@ -47,8 +47,8 @@ def scripts(folder, of_bytes):
     yield out / "loss.png", ["plot.py", out]
     yield out / "shards-10" / ".metadata", ["convert.py", out, "shards"]
     yield folder / "lm_eval.json", ["harness.py", folder / "hf", folder / "lm_eval.json", "sonnets"]
-    sizes = ["--n_layer=2", "--n_head=2", "--n_embd=32", "--gpus=1", "--gradient_accumulation_steps=1"]
-    yield folder / "plan" / "plan" / "plan.md", ["bench.py", "plan", *sizes, f"--results={folder / 'plan'}"]
+    sizes = [f"--{name}={value}" for name, value in TINY.items()]
+    yield folder / "plan" / "plan" / "plan.md", ["bench.py", "plan", *sizes, "--gpus=1", f"--results={folder / 'plan'}"]
     for name in ("text", "shakespeare_char", "shakespeare", "fineweb", "openwebtext", "python_stdlib"):
         yield folder / "data" / "meta.json", [f"data/{name}/prepare.py", *text]
 

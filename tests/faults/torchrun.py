@@ -45,6 +45,11 @@ class Torchrun:
             if line.startswith(start):
                 return line
 
+    def wait_for_a_step(self, seconds):
+        """Wait until a start of a run has done a step."""
+        self.wait_for("tokens per iteration", seconds)  # said once by each start
+        self.wait_for("iter ", seconds)
+
     def forget(self):
         """Skip the lines that have come by now."""
         while not self._lines.empty():

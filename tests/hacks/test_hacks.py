@@ -11,13 +11,12 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT, rows
+from tests.conftest import ROOT, TINY, rows, small
+from tests.conftest import flags as flags_of
 from tests.hacks import changes
 
 TEXT = "The house in which a change works or fails aloud. " * 400
-TINY = ["--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16", "--batch_size=4", "--dropout=0.0"]
-MACHINE = ["--device=cpu", "--dtype=float32", "--compile=False", "--gradient_accumulation_steps=1"]
-SHORT = ["--eval_interval=10", "--eval_iters=2", "--log_interval=1", "--warmup_iters=2", "--learning_rate=1e-2"]
+SIZES = [f"--{name}={value}" for name, value in TINY.items()]
 
 
 class Project:
@@ -55,19 +54,19 @@ class Project:
         return done.stderr
 
     def training(self, *flags):
-        where = ["--dataset=bins", "--out_dir=out", "--max_iters=20", "--lr_decay_iters=20"]
-        return ["train.py", *where, *TINY, *MACHINE, *SHORT, *self.flags, *flags]
+        settings = small("out", "bins", max_iters=20, lr_decay_iters=20, eval_interval=10)
+        return ["train.py", *flags_of(settings), *self.flags, *flags]
 
     def sampling(self, start="The"):
         drawn = ["--num_samples=1", "--max_new_tokens=30", f"--start={start}", "--seed=1"]
         return ["sample.py", "--out_dir=out", *drawn]
 
     def planning(self):
-        return ["bench.py", "plan", *TINY, "--vocab_size=65", *self.flags]
+        return ["bench.py", "plan", *SIZES, "--vocab_size=65", *self.flags]
 
     def measuring(self):
-        small = [*TINY, *MACHINE[:1], "--dataset=bins", "--vocab_size=65", "--steps=7", "--rounds=1", "--only=flash"]
-        return ["bench.py", "ladder", *small, "--results=measured", *self.flags]
+        quick = ["--device=cpu", "--dataset=bins", "--vocab_size=65", "--steps=7", "--rounds=1", "--only=flash"]
+        return ["bench.py", "ladder", *SIZES, *quick, "--results=measured", *self.flags]
 
     def trains_resumes_and_samples(self):
         """Check that this works, and that what is sampled is what was trained."""

@@ -7,7 +7,6 @@ from fusedgpt.attention import choose, parity
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.errors import UserError
-from fusedgpt.machine.device import why_no_compiler
 
 CPU = torch.device("cpu")
 SHAPE = (2, 2, 64, 32)
@@ -246,9 +245,8 @@ def test_on_a_gpu_auto_times_what_will_run(monkeypatch):
     assert any(trial["timed"] == "graph replay, cold L2" for trial in trials.values())
 
 
+@pytest.mark.usefixtures("compiler")
 def test_auto_compiles_on_a_cpu():
-    if reason := why_no_compiler(CPU):
-        pytest.skip(reason)
     _, trials = choose.fastest(TRAINING, compiled=True)
     assert all(trials[each]["median_ms"] > 0 for each in ("manual", "math", "flash")), trials
     assert "flex" in trials and trials["flex"]["refused"]

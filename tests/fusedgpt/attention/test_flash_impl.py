@@ -14,7 +14,6 @@ from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.attention.table import KERNELS
 from fusedgpt.bench import kinds, sweep
 from fusedgpt.errors import UserError
-from fusedgpt.machine.device import why_no_compiler
 from model import GPT, GPTConfig
 from tests.fusedgpt.attention.test_receipt import watch
 
@@ -22,7 +21,6 @@ CPU, SETTINGS = torch.device("cpu"), kinds.settings_class(sweep)
 TRAINING = Case((2, 2, 64, 32), CPU, torch.float32)
 VERSIONS = {"flash3": "FA3", "flash4": "FA4"}
 EVERYWHERE = {name: dataclasses.replace(kernel, gpu_only=False) for name, kernel in KERNELS.items()}
-TINY = SETTINGS(heads="2x32", lengths="64")
 OPERATOR = "_scaled_dot_product_flash_attention_for_cpu"
 
 
@@ -110,11 +108,10 @@ def test_each_name_runs_its_own_version_whatever_ran_before(provide):
         assert parity.passes(parity.compare(ATTENTION[name], TRAINING), torch.float32)
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("before", ["flash", "flash3", "flash4"])
 @pytest.mark.parametrize("name", ["flash", "flash3", "flash4", "sdpa"])
 def test_a_compiled_model_runs_the_version_that_it_was_traced_with(provide, name, before):
-    if reason := why_no_compiler(CPU):
-        pytest.skip(reason)
     provide("flash3")
     provide("flash4")
     watch(before)
@@ -146,7 +143,7 @@ def test_auto_and_the_sweep_try_them_one_after_another(provide, monkeypatch):
     monkeypatch.setattr(choose, "NAMED", ["flash3", "flash", "flash4"])
     _, trials = choose.fastest(TRAINING)
     assert all("median_ms" in trial for trial in trials.values()), trials
-    assert {"flash3", "flash4"} <= {spec["attention"] for spec in sweep.plan(TINY, CPU)}
+    assert {"flash3", "flash4"} <= {spec["attention"] for spec in sweep.plan(SETTINGS(heads="2x32", lengths="64"), CPU)}
 
 
 @pytest.mark.parametrize(("name", "module"), [("flash3", "flash_attn_interface"), ("flash4", "flash_attn")])

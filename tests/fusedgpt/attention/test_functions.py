@@ -23,10 +23,10 @@ EVERYWHERE = [
 ]
 
 
-def skip_refused(name, device, dtype, T=64, hs=64):
-    reason = choose.refusal(name, Case((1, 1, T, hs), torch.device(device), dtype))
+def skip_refused(name, case):
+    reason = choose.refusal(name, case)
     if reason and name not in ("manual", "blocked", "math", "sdpa", "masked"):  # those run everywhere
-        pytest.skip(f"{name} on {device}, {dtype}: {reason}")
+        pytest.skip(f"{name} on {case.device}, {case.dtype}: {reason}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -36,7 +36,7 @@ def test_output_and_gradients_equal_float64(name, device, dtype):
     # `blocked` that was wrong if it was not full passed, as long as no length was beyond 256 and no multiple of it.
     for hs in HEAD_SIZES if name != "flex" else (64,):  # which is compiled for each length and size
         torch.compiler.reset()
-        skip_refused(name, device, dtype, hs=hs)
+        skip_refused(name, Case((1, 1, 64, hs), torch.device(device), dtype))
         for T in LENGTHS:
             case = Case((2, 4, T, hs) if T <= 300 else (1, 2, T, hs), torch.device(device), dtype)
             if name == "cudnn" and choose.refusal(name, case):  # which lengths it takes depends on its version
@@ -46,8 +46,7 @@ def test_output_and_gradients_equal_float64(name, device, dtype):
 
 
 def test_flex_without_backward_equals_float64_on_cpu():
-    if reason := choose.refusal("flex", Case((1, 1, 64, 64), CPU, torch.float32, backward=False)):
-        pytest.skip(f"flex on this CPU: {reason}")
+    skip_refused("flex", Case((1, 1, 64, 64), CPU, torch.float32, backward=False))
     for T in LENGTHS:
         found = parity.compare(ATTENTION["flex"], Case((1, 2, T, 64), CPU, torch.float32, backward=False))
         assert parity.passes(found, torch.float32), (T, found)
@@ -57,8 +56,7 @@ def test_flex_without_backward_equals_float64_on_cpu():
 def test_future_tokens_move_no_earlier_output(name, device):
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     backward = (name, device) != ("flex", "cpu")
-    if reason := choose.refusal(name, Case((1, 1, 64, 32), torch.device(device), dtype, backward=backward)):
-        pytest.skip(reason)
+    skip_refused(name, Case((1, 1, 64, 32), torch.device(device), dtype, backward=backward))
     q, k, v, _ = Case((2, 2, 96, 32), torch.device(device), dtype, backward=False).inputs()
     y = ATTENTION[name](q, k, v)
     for changed in (1, 50, 95):
@@ -75,8 +73,7 @@ def test_future_tokens_move_no_earlier_output(name, device):
 def test_fewer_queries_than_keys_see_what_came_before(name, device, T):
     # T17: is_causal is aligned to the top left, where a lone query after a cache sees the first key only
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    if reason := choose.refusal(name, Case((1, 1, T, 32), torch.device(device), dtype, backward=False, keys=70)):
-        pytest.skip(reason)
+    skip_refused(name, Case((1, 1, T, 32), torch.device(device), dtype, backward=False, keys=70))
     q, k, v, _ = Case((2, 2, 70, 32), torch.device(device), dtype, backward=False).inputs()
     y = ATTENTION[name](q[:, :, -T:], k, v)
     (want,) = parity.reference(q[:, :, -T:], k, v)
@@ -90,8 +87,8 @@ def test_fewer_queries_than_keys_see_what_came_before(name, device, T):
 @pytest.mark.parametrize(("name", "device"), EVERYWHERE)
 def test_large_scores_differ_in_every_dtype(name, device, dtype):
     # F15: with scores clamped at 60, or at 8, everything passed: those of ordinary inputs stay below 6
-    skip_refused(name, device, dtype)
     case = Case((2, 4, 127, 64), torch.device(device), dtype)
+    skip_refused(name, case)
     q, k, *_ = case.inputs_of_large_scores()
     scores = q.detach().double() @ k.detach().double().mT / 8
     assert scores.unique().tolist() == [16 * level for level in range(8)]
@@ -105,8 +102,7 @@ def test_dropout_drops_single_weights_and_scales_the_rest(name, device):
     p, T, hs = 0.3, 64, 128
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     case = Case((8, 4, T, hs), torch.device(device), dtype, dropout=p)
-    if reason := choose.refusal(name, case):
-        pytest.skip(reason)
+    skip_refused(name, case)
     torch.manual_seed(0)
     q, k, _, dy = case.inputs(scale=0.5)
     eye = torch.eye(T, device=device, dtype=dtype).repeat(1, 2).expand(8, 4, T, hs).clone().requires_grad_()

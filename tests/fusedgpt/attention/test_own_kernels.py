@@ -10,7 +10,8 @@ from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.bench import kinds, ladder, numerics, sweep
 from fusedgpt.errors import UserError
-from tests.conftest import rows, run
+from tests.conftest import rows, run, script
+from tests.fusedgpt.bench import small
 from tests.fusedgpt.bench.small import settings
 
 CPU = torch.device("cpu")
@@ -79,7 +80,8 @@ def test_what_is_no_causal_attention_is_refused_and_told_where_it_belongs(tmp_pa
     ],
 )
 def test_a_mistake_is_named(tmp_path, file, name, why):
-    (broken := tmp_path / "broken.py").write_text("1 / 0")
+    broken = tmp_path / "broken.py"
+    broken.write_text("1 / 0")
     with pytest.raises(UserError, match=why):
         choose.require(name.format(file=file, broken=broken), Case((1, 2, 16, 8), CPU, torch.float32))
 
@@ -95,6 +97,43 @@ def test_benchmarks_measure_it_beside_ours(tmp_path, data, file):
     for kind, specs in ((sweep, in_sweep[:1]), (ladder, [{"rung": own}])):
         row = kind.measure(specs[0], s[kind.__name__.rpartition(".")[2]], CPU, tmp_path)
         assert "passed" in row["parity"] and row["median_ms"] > 0
+
+
+def test_it_samples_too(tmp_path, data, file):
+    # sample.py took none, and compared one query with fewer keys than the odd lengths have queries
+    run(tmp_path, data, attention="manual")
+    drawn = [
+        f"--out_dir={tmp_path}",
+        "--device=cpu",
+        "--dtype=float32",
+        "--num_samples=1",
+        "--max_new_tokens=8",
+        "--start=!",
+    ]
+    texts = {name: script("sample.py", *drawn, f"--attention={name}").stdout for name in (f"{file}:whole", "sdpa")}
+    assert len(set(texts.values())) == 1
+    found = script("sample.py", *drawn, f"--attention={file}:window", check=False)
+    assert found.returncode == 1 and "it is not causal attention" in found.stderr
+
+
+def test_one_that_ignores_dropout_does_not_train_with_it(tmp_path, data, file):
+    with pytest.raises(UserError, match="it ignores dropout_p"):
+        run(tmp_path / "run", data, attention=f"{file}:whole", dropout=0.1)
+
+
+def test_one_that_fails_at_odd_lengths_is_one_sentence(file):
+    file.write_text(
+        FILE + "\n\ndef even(q, k, v, p=0.0):\n    assert q.size(2) % 2 == 0, 'odd'\n    return whole(q, k, v)\n"
+    )
+    with pytest.raises(UserError, match="it fails beside float64: odd") as refusal:
+        choose.require(f"{file}:even", Case((1, 2, 16, 8), CPU, torch.float32))
+    assert "even or auto" not in str(refusal.value)  # it recommended the kernel that it refused
+
+
+def test_a_ladder_shows_it(tmp_path, data, file):
+    # its rung was measured without parity, and left out of the report
+    (row,) = small.run("ladder", tmp_path, data, attention=f"{file}:whole", only=f"{file}:whole")
+    assert "passed" in row["parity"] and f"{file}:whole" in (tmp_path / "results/ladder/report.md").read_text()
 
 
 @pytest.mark.parametrize("kind", ["ladder", "sweep", "numerics"])

@@ -9,16 +9,15 @@ import pytest
 from fusedgpt.bench import disturbance, kinds, ladder, max_batch, numerics, prefill, report, sweep
 from fusedgpt.machine.files import read_jsonl
 from tests.conftest import ROOT
-
-CPU = ROOT / "results" / "cpu_amx"
+from tests.fusedgpt.bench.small import CPU_RESULTS, published
 
 
 def rows_of(kind):
     """The rows of a benchmark in results/."""
-    return [line for line in read_jsonl(CPU / kind / "rows.jsonl") if line["kind"] == "row"]
+    return published(kind)[1]
 
 
-SETTINGS = read_jsonl(CPU / "ladder" / "rows.jsonl")[0]["settings"]
+SETTINGS = published("ladder")[0]
 
 
 def mark(row):
@@ -31,42 +30,39 @@ def row(before=1.0, after=1.0, preempted=0, cpu_s=1.0, p90=1.0, **more):
     return {"status": "measured", "median_ms": 1.0, "p10_ms": 1.0, "p90_ms": p90, "reference": around, **more}
 
 
+def rounds(ms):
+    """A round, and a second one in which the reference takes `ms`."""
+    return [row(round=1), row(round=2, before=ms, after=ms), row(round=2, before=ms, after=ms)]
+
+
 @pytest.mark.parametrize(
-    ("slow", "yes"), [(dict(before=1.2), True), (dict(after=1.2), True), (dict(after=1.08), False)]
+    ("rows", "keys", "reasons"),
+    [
+        # a gate of 25 % could not see what an effect of 20 % is worth
+        ([row(), row(before=1.2)], (), ["", "a fixed product took 1.2 ms before"]),
+        ([row(), row(after=1.2)], (), ["", "1.2 ms after it"]),
+        ([row(), row(after=1.08)], (), ["", ""]),
+        # the clock of a machine rose for minutes: every row before counted as disturbed, though each was compared with
+        # rows of the same minute
+        (rounds(1.2), ("round",), ["", "", ""]),
+        (rounds(1.3), ("round",), ["", "at best beside all rows", "at best beside all rows"]),
+        # a row of ours was kept with 1397 to 2023 ms, one of another's dropped with 1495 to 1576
+        ([row(p90=1.2), row(p90=1.45)], (), ["", "its samples lie far apart, 1 to 1.45 ms from p10 to p90"]),
+        # a load that begins after the first reference and ends before the second, or lasts for the whole benchmark
+        ([row(preempted=50), row(preempted=500, cpu_s=2.0)], (), ["", "it lost the CPU 500 times in 2 s of CPU time"]),
+    ],
 )
-def test_a_reference_slower_than_the_best_disturbs(slow, yes):
-    # a gate of 25 % could not see what an effect of 20 % is worth
-    first, second = disturbance.judged([row(), row(**slow)])
-    assert disturbance.comparable(first) and disturbance.comparable(second) is not yes
-
-
-@pytest.mark.parametrize(("after", "yes"), [(1.2, False), (1.3, True)])
-def test_between_groups_more_is_allowed_than_within_one(after, yes):
-    # the clock of a machine rose for minutes: every row before counted as disturbed, though each was compared with
-    # rows of the same minute
-    rows = [row(round=1), row(round=2, before=after, after=after), row(round=2, before=after, after=after)]
-    found = disturbance.judged(rows, ("round",))
-    assert [not disturbance.comparable(each) for each in found] == [False, yes, yes]
-
-
-def test_samples_that_lie_far_apart_are_disturbed():
-    # a row of ours was kept with 1397 to 2023 ms, one of another's dropped with 1495 to 1576
-    calm, wide = disturbance.judged([row(p90=1.2), row(p90=1.45)])
-    assert disturbance.comparable(calm)
-    assert wide["reason"] == "its samples lie far apart, 1 to 1.45 ms from p10 to p90"
+def test_each_sign_disturbs_a_row(rows, keys, reasons, monkeypatch):
+    monkeypatch.setattr(disturbance, "PREEMPTED", 100)
+    for found, reason in zip(disturbance.judged(rows, keys), reasons, strict=True):
+        assert disturbance.comparable(found) is not bool(reason)
+        assert reason in found.get("reason", "")
 
 
 def test_a_row_is_judged_anew_once_its_group_was_measured_again():
     first = disturbance.judged([row(), row(after=2.0)])[1]
     (second,) = disturbance.judged([first | {"reference": row()["reference"]}])
     assert first["disturbed"] and "disturbed" not in second and "reason" not in second
-
-
-def test_a_row_that_lost_the_cpu_is_disturbed_although_the_reference_was_not(monkeypatch):
-    # a load that begins after the first reference and ends before the second, or lasts for the whole benchmark
-    monkeypatch.setattr(disturbance, "PREEMPTED", 100)
-    calm, lost = disturbance.judged([row(preempted=50), row(preempted=500, cpu_s=2.0)])
-    assert disturbance.comparable(calm) and lost["reason"] == "it lost the CPU 500 times in 2 s of CPU time"
 
 
 def test_rows_without_a_reference_are_left_as_they_are():
@@ -100,7 +96,7 @@ def test_the_published_reports_are_those_of_their_rows(folder, tmp_path, monkeyp
 
 
 def test_a_report_says_which_rows_were_disturbed_and_why(tmp_path):
-    lines = read_jsonl(CPU / "ladder" / "rows.jsonl")
+    lines = read_jsonl(CPU_RESULTS / "ladder" / "rows.jsonl")
     mark(next(line for line in lines if line.get("rung") == "flash"))
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     report.write(tmp_path, ladder)
@@ -163,18 +159,6 @@ def test_no_speedup_of_the_sweep_comes_from_a_disturbed_row(attention):
         assert line.count("x") == (0 if attention == "manual" else whole.count("x") - 1)
     everywhere = [{**row, "disturbed": True} for row in rows]
     assert sweep.crossovers(everywhere) == {} and drawn(sweep, everywhere).keys() == {"speedup", "memory"}
-
-
-def test_a_crossover_needs_undisturbed_times():
-    times = {"manual": (1, 4), "flash": (2, 3)}
-    rows = [
-        {"attention": name, "T": T, "median_ms": ms, "p10_ms": ms, "p90_ms": ms, "status": "measured"}
-        for name, each in times.items()
-        for T, ms in enumerate(each)
-    ]
-    assert sweep.crossovers(rows) == {("manual", "flash"): (1, 1)}
-    mark(rows[-1])
-    assert sweep.crossovers(rows) == {}
 
 
 @pytest.mark.parametrize("attention", ["eager", "flash"])

@@ -7,15 +7,7 @@ import pytest
 
 from fusedgpt.bench import disturbance, drawing, kinds, ladder, max_batch, numerics, peers, report, sweep
 from fusedgpt.machine.files import read_jsonl
-from tests.conftest import ROOT
-
-CPU = ROOT / "results" / "cpu_amx"
-
-
-def rows_of(folder):
-    """(the settings, the rows) of a benchmark in results/."""
-    header, *lines = read_jsonl(CPU / folder / "rows.jsonl")
-    return header["settings"], [line for line in lines if line["kind"] == "row"]
+from tests.fusedgpt.bench.small import CPU_RESULTS, published
 
 
 @pytest.fixture
@@ -29,7 +21,7 @@ def saved(monkeypatch):
 @pytest.mark.parametrize("kind", ["ladder", "sweep", "prefill", "numerics", "max_batch", "peers"])
 def test_a_figure_says_what_was_measured_where_and_when(kind, tmp_path, saved):
     # a figure that was forwarded named nothing but its axes
-    header, *lines = read_jsonl(CPU / kind / "rows.jsonl")
+    header, *lines = read_jsonl(CPU_RESULTS / kind / "rows.jsonl")
     environment = {name: value for name, value in header["environment"].items() if name != "date"}
     timed = kind in ("sweep", "prefill", "numerics")
     header["settings"].pop("freed_memory", None)  # as in rows from before it was a setting: it was returned
@@ -53,7 +45,7 @@ def test_a_figure_says_what_was_measured_where_and_when(kind, tmp_path, saved):
 
 def test_each_bar_of_peers_has_its_dtype_and_each_panel_what_it_measures():
     # "ours" had no dtype, and the third panel another model than the title of the figure says
-    settings, rows = rows_of("peers")
+    settings, rows = published("peers")
     ((*_, figure),) = peers.figures(rows, settings)
     training, generation, recipe = figure.axes
     for axes in figure.axes:
@@ -67,7 +59,7 @@ def test_each_bar_of_peers_has_its_dtype_and_each_panel_what_it_measures():
 
 def test_the_ladder_cuts_a_bar_that_would_squash_the_others_and_has_the_rungs_that_were_refused():
     # one rung in float32 took four times as long as all others, whose differences could not be seen
-    settings, rows = rows_of("../cpu_avx512_bf16_older/ladder_124M")
+    settings, rows = published("../cpu_avx512_bf16_older/ladder_124M")
     ((*_, figure),) = ladder.figures(rows, settings)
     (axes,) = figure.axes
     widths = [bar.get_width() for bar in axes.patches if bar.get_width()]
@@ -84,17 +76,14 @@ def boxes(figure):
     """Of a figure as it is saved: the box of its first axes, the right edges of all, and those of the texts in them."""
     figure.canvas.draw()
     edges = [axes.get_window_extent().x1 for axes in figure.axes]
-    return (
-        figure.axes[0].get_position().bounds,
-        edges,
-        [[t.get_window_extent().x1 for t in a.texts] for a in figure.axes],
-    )
+    ends = [[text.get_window_extent().x1 for text in axes.texts] for axes in figure.axes]
+    return figure.axes[0].get_position().bounds, edges, ends
 
 
 @pytest.mark.parametrize(("kind", "key"), [(ladder, "rung"), (numerics, "path")])
 def test_a_long_reason_takes_no_room_from_the_bars_and_stays_in_the_figure(kind, key):
     # one of 200 characters squashed the bars to a third of their length, and was cut off at the edge
-    settings, rows = rows_of(kind.__name__.rpartition(".")[2])
+    settings, rows = published(kind.__name__.rpartition(".")[2])
     refused = [row for row in rows if row["status"] == "refused" and key in row]
     assert {row[key] for row in refused} >= {"efficient"}
     before = boxes(next(kind.figures(rows, settings))[-1])
@@ -111,7 +100,7 @@ def test_a_long_reason_takes_no_room_from_the_bars_and_stays_in_the_figure(kind,
 
 def test_speedups_share_their_axes_and_have_a_spread():
     # four panels, each with an axis of its own
-    settings, rows = rows_of("sweep")
+    settings, rows = published("sweep")
     figure = {name: figure for name, _, _, figure in sweep.figures(rows, settings)}["speedup"]
     assert len({axes.get_ylim() for axes in figure.axes}) == len({axes.get_xlim() for axes in figure.axes}) == 1
     assert {axes.get_yscale() for axes in figure.axes} == {"log"}
@@ -124,7 +113,7 @@ def test_speedups_share_their_axes_and_have_a_spread():
 
 def test_losses_are_compared_after_the_same_time():
     # one run ended after 42 seconds, the other after 45
-    settings, rows = rows_of("max_batch")
+    settings, rows = published("max_batch")
     assert max_batch.common_end(rows) == pytest.approx(41.88, abs=0.01)
     assert max_batch.loss_at([[0, 4.0], [10, 3.0], [20, 2.0]], 15) == 2.5
     figure = {name: figure for name, _, _, figure in max_batch.figures(rows, settings)}["curves"]
@@ -137,7 +126,7 @@ def test_losses_are_compared_after_the_same_time():
 
 
 def test_a_run_that_was_too_short_for_an_evaluation_can_be_drawn():
-    settings, rows = rows_of("max_batch")
+    settings, rows = published("max_batch")
     short = [{**row, "curve": row["curve"][:1]} for row in rows]
     figures = {name: figure for name, _, _, figure in max_batch.figures(short, settings)}
     drawn = [set(line.get_ydata()) for line in figures["curves"].axes[0].lines]

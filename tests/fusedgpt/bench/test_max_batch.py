@@ -7,11 +7,7 @@ import torch
 
 from fusedgpt.bench import child, max_batch
 from fusedgpt.errors import UserError
-from fusedgpt.estimates import fits
-from fusedgpt.machine import memory
 from fusedgpt.machine.device import why_no_compiler
-from fusedgpt.machine.files import read_jsonl
-from model import GPTConfig
 from tests.fusedgpt.bench.small import rows_of, run, settings
 
 CPU = torch.device("cpu")
@@ -80,11 +76,12 @@ def test_the_estimate_is_of_compiled_steps_if_the_run_compiles(tmp_path, data, d
 
 
 STEP = {"kind": "train", "ms": 100.0, "peak_memory": 7, "loss": 1.0, "mfu": 0.5, "tokens_per_s": 10.0}
+ONE_ROW = dict(only="flash", block_size=16)
 
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """A stand-in for training.run: the settings of its calls, and `end(settings)`, which a test may replace."""
+    """A stand-in for child.run: the settings of its calls, and `end(settings)`, which a test may replace."""
     seen = types.SimpleNamespace(calls=[], end=lambda settings: None)
 
     def run(settings, out_dir, memory=None, trace=None):
@@ -100,12 +97,15 @@ def stand_in(monkeypatch):
     return seen
 
 
-def sizes(calls):
-    return [settings["batch_size"] for settings in calls]
+def sizes(stand_in):
+    """The batch sizes of the calls since the last look."""
+    found = [settings["batch_size"] for settings in stand_in.calls]
+    stand_in.calls.clear()
+    return found
 
 
 def up_to(most, reason=None):
-    """An `end` of training.run for batches beyond `most`: out of memory, or for another `reason`."""
+    """An `end` of child.run for batches beyond `most`: out of memory, or for another `reason`."""
 
     def end(settings):
         if settings["batch_size"] > most:
@@ -115,17 +115,13 @@ def up_to(most, reason=None):
 
 
 def test_max_batch_searches_then_trains_for_its_time(tmp_path, data, stand_in):
-    def end(settings):
-        if settings["batch_size"] > 5 or (settings["batch_size"] == 5 and settings["max_seconds"]):
-            raise MemoryError("full")
-
-    stand_in.end = end
+    stand_in.end = lambda settings: up_to(4 if settings["max_seconds"] else 5)(settings)
     s = settings("max_batch", tmp_path, data, train_seconds=60, max_seconds=1e9, eval_iters=10)
     row = max_batch.measure({"attention": "manual"}, s, CPU, tmp_path)
-    assert sizes(stand_in.calls) == [6, 5, 5, 4]  # from the estimate; and the longer run had no room at 5
     assert [call["max_seconds"] for call in stand_in.calls] == [None, None, 60, 60]  # the budget is not a run's
-    assert row["largest"] == 4 and row["curve"] == [[pytest.approx(0.6), 2.5]]
     assert stand_in.calls[-1]["eval_interval"] == 50 and stand_in.calls[-1]["eval_iters"] == 10
+    assert sizes(stand_in) == [6, 5, 5, 4]  # from the estimate; and the longer run had no room at 5
+    assert row["largest"] == 4 and row["curve"] == [[pytest.approx(0.6), 2.5]]
     assert row["estimate"]["largest"] == 6 and [t["fits"] for t in row["trials"]] == [False, True]
 
 
@@ -138,7 +134,6 @@ def test_the_articles_largest_batches_stand_beside_ours(tmp_path, data, stand_in
     column = next(n for n, name in enumerate(head) if name.startswith("the article"))
     assert {line[0]: line[column] for line in lines} == {"manual": "24", "math": "", "flash": "39"}
     assert all(len(line) == len(head) for line in lines)
-    assert "lower with flash after an hour" in text
 
 
 def test_trials_of_a_row_that_was_interrupted_are_not_made_again(tmp_path, data, stand_in):
@@ -149,26 +144,18 @@ def test_trials_of_a_row_that_was_interrupted_are_not_made_again(tmp_path, data,
 
     stand_in.end = end
     with pytest.raises(KeyboardInterrupt):
-        run("max_batch", tmp_path, data, only="flash", block_size=16)
-    lines = read_jsonl(tmp_path / "results" / "max_batch" / "rows.jsonl")
-    assert [line["batch_size"] for line in lines if line["kind"] == "trial"] == [6, 5, 3]
+        run("max_batch", tmp_path, data, **ONE_ROW)
+    assert sizes(stand_in) == [6, 5, 3, 4]
     stand_in.end = up_to(3)
-    (row,) = run("max_batch", tmp_path, data, only="flash", block_size=16)
-    assert sizes(stand_in.calls) == [6, 5, 3, 4, 4, 3]  # 4 again, and the timed run
-    assert row["largest"] == 3 and [t["batch_size"] for t in row["trials"]] == [6, 5, 3, 4]
-    assert [t["fits"] for t in row["trials"]] == [False, False, True, False]
-    before = len(stand_in.calls)
+    (row,) = run("max_batch", tmp_path, data, **ONE_ROW)
+    assert sizes(stand_in) == [4, 3]  # 4 again, and the timed run
+    assert [(t["batch_size"], t["fits"]) for t in row["trials"]] == [(6, False), (5, False), (3, True), (4, False)]
+    assert row["largest"] == 3
+    # a row that is measured again, here for its profile, takes up its trials too
+    run("max_batch", tmp_path, data, **ONE_ROW, profile=True)
+    assert sizes(stand_in) == [3]
     run("max_batch", tmp_path, data, only="manual", block_size=16)
-    assert sizes(stand_in.calls[before:]) == [6, 5, 3, 4, 3]  # trials are one kernel's
-
-
-def test_a_row_measured_again_takes_up_its_trials(tmp_path, data, stand_in):
-    # with --profile, or because its times were disturbed: neither changes what fits
-    stand_in.end = up_to(5)
-    run("max_batch", tmp_path, data, only="flash", block_size=16)
-    before = len(stand_in.calls)
-    run("max_batch", tmp_path, data, only="flash", block_size=16, profile=True)
-    assert sizes(stand_in.calls[before:]) == [5]
+    assert sizes(stand_in) == [6, 5, 3, 4, 3]  # trials are one kernel's
 
 
 def test_trials_count_if_as_much_memory_is_free(tmp_path, data, stand_in, monkeypatch):
@@ -176,22 +163,20 @@ def test_trials_count_if_as_much_memory_is_free(tmp_path, data, stand_in, monkey
     stand_in.end = up_to(5)
     s, spec = settings("max_batch", tmp_path, data), {"attention": "manual"}
     for free, made in ((2**29, [6, 5, 5]), (2**28, [1, 2, 4, 8, 6, 5, 5]), (2**29 + 2**20, [5])):
-        stand_in.calls.clear()
         monkeypatch.setattr(max_batch, "_free", lambda *_, free=free: free)
         assert max_batch.measure(spec, s, CPU, tmp_path)["largest"] == 5
-        assert sizes(stand_in.calls) == made
+        assert sizes(stand_in) == made
 
 
 def test_the_budget_is_looked_at_before_each_trial(tmp_path, data, stand_in, monkeypatch, capsys):
-    stand_in.end, calls = up_to(3), [0]
-    monkeypatch.setattr(max_batch, "time_is_up", lambda max_seconds: len(stand_in.calls) == calls[0])
-    for calls[0] in range(1, 5):  # there is time for one trial in each
+    stand_in.end = up_to(3)
+    monkeypatch.setattr(max_batch, "time_is_up", lambda max_seconds: len(stand_in.calls) == 1)  # time for one in each
+    for size in (6, 5, 3, 4):
         with pytest.raises(UserError, match="was over before any row of max_batch: give the same command again"):
-            run("max_batch", tmp_path, data, only="flash", block_size=16, max_seconds=1e9)
-        assert "1 of 1 rows are missing" in capsys.readouterr().out
-    calls[0] = 5
-    assert run("max_batch", tmp_path, data, only="flash", block_size=16, max_seconds=1e9)[0]["largest"] == 3
-    assert sizes(stand_in.calls) == [6, 5, 3, 4, 3]
+            run("max_batch", tmp_path, data, **ONE_ROW, max_seconds=1e9)
+        assert "1 of 1 rows are missing" in capsys.readouterr().out and sizes(stand_in) == [size]
+    assert run("max_batch", tmp_path, data, **ONE_ROW, max_seconds=1e9)[0]["largest"] == 3
+    assert sizes(stand_in) == [3]
 
 
 @pytest.mark.parametrize(
@@ -200,31 +185,18 @@ def test_the_budget_is_looked_at_before_each_trial(tmp_path, data, stand_in, mon
 def test_a_trial_that_fails_otherwise_does_not_fit_and_says_why(tmp_path, data, stand_in, said):
     # a batch that a kernel cannot index ended the row, and its smaller batches were never tried
     stand_in.end = up_to(3, said)
-    (row,) = run("max_batch", tmp_path / "three", data, only="flash", block_size=16)
+    (row,) = run("max_batch", tmp_path / "three", data, **ONE_ROW)
     assert row["largest"] == 3 and [t.get("reason") for t in row["trials"]] == [said, said, None, said]
     report = (tmp_path / "three" / "results" / "max_batch" / "report.md").read_text()
     assert f"Not memory ended a batch of 4 with `flash`: {said}." in report
     stand_in.end = up_to(0, said)
     with pytest.raises(UserError, match="no row of max_batch could be measured"):
-        run("max_batch", tmp_path, data, only="manual", block_size=16)
+        run("max_batch", tmp_path, data, **ONE_ROW)
     assert rows_of("max_batch", tmp_path)[-1]["status"] == "failed"
     stand_in.end = up_to(3)  # a failure may have been a machine's: like a failed row, it is tried again
-    before = len(stand_in.calls)
-    run("max_batch", tmp_path, data, only="manual", block_size=16)
-    assert sizes(stand_in.calls[before:]) == [6, 5, 3, 4, 3]
-
-
-def test_logits_of_more_than_2_to_the_31_elements_are_tried(tmp_path, data, stand_in, monkeypatch):
-    # 42 sequences of 1024 tokens and 50,304 ids are more: a count of 32 bits ends there
-    monkeypatch.setattr(max_batch, "estimate", lambda *_: (0, 2**30))
-    monkeypatch.setattr(memory, "total_memory", lambda device: 140 * 2**30)
-    stand_in.end = lambda asked: (
-        fits.check_training(GPTConfig(vocab_size=50257, vocab_multiple=64), asked["batch_size"], CPU, torch.bfloat16)
-        or up_to(90)(asked)
-    )
-    s = settings("max_batch", tmp_path, data, block_size=1024, vocab_size=50257, memory_gb=80.0)
-    row = max_batch.measure({"attention": "flash"}, s, CPU, tmp_path)
-    assert row["largest"] == 90 and max(sizes(stand_in.calls)) * 1024 * 50304 > 2**31
+    sizes(stand_in)
+    run("max_batch", tmp_path, data, **ONE_ROW)
+    assert sizes(stand_in) == [6, 5, 3, 4, 3]
 
 
 @pytest.mark.gpu

@@ -24,11 +24,9 @@ def test_scaled_before_is_attention(dtype):
 def test_float16_overflows_where_the_scale_comes_after_the_product(tmp_path, data):
     # K12
     s, spec = settings("numerics", tmp_path, data), {"inputs": "large", "dtype": "float16"}
-    found = {
-        path: numerics.measure({**spec, "path": path}, s, CPU, tmp_path)["overflows"]
-        for path in ("manual", "scaled before", "math", "flash")
-    }
-    assert found == {"manual": True, "scaled before": False, "math": False, "flash": False}
+    for path in ("manual", "scaled before", "math", "flash"):
+        row = numerics.measure({**spec, "path": path}, s, CPU, tmp_path)
+        assert row["overflows"] is (path == "manual"), path
 
 
 def test_the_articles_appendix(tmp_path, data):
@@ -45,11 +43,6 @@ def test_a_pair_of_which_the_article_says_nothing_claims_nothing(tmp_path, data)
     rows = run("numerics", tmp_path, data, only="scaled before = flash,masked = math, masked")
     assert {row["pair"] for row in rows} == {"scaled before = flash", "masked = math, masked"}
     assert {(row["claimed"], row["reproduced"]) for row in rows} == {(None, None)}
-    text = (tmp_path / "results" / "numerics" / "report.md").read_text()
-    for row in rows:
-        seen = " = ".join(row["seen"])
-        close = "yes" if row["allclose"] else "no"
-        assert f"| {row['pair']} | {row['dtype']} | {close} |  |  | {row['largest_difference']:.1e} | {seen} |" in text
     claims = {claim.name: claim.value for claim in numerics.claims(rows)}
     assert claims["masked = math, masked, float32: allclose"] in ("yes", "no")
 

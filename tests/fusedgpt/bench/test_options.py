@@ -15,6 +15,9 @@ def test_lengths_are_ranges_or_single():
 
 def test_heads_are_numbers_of_heads_and_their_size():
     assert heads("32x128,12x64") == [(32, 128), (12, 64)]
+    for wrong in ("12", "2x", "0x16", "2x16x2"):
+        with pytest.raises(UserError, match="must be like 32x128,12x64"):
+            heads(wrong)
 
 
 PLAN = [{"rung": name} for name in ("manual", "manual, again", "flash", "flash + padded vocabulary", "flash3")]

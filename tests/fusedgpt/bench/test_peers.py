@@ -10,7 +10,6 @@ import torch
 
 import train
 from fusedgpt.bench import child, contenders, peers, recipe, visit
-from fusedgpt.bench.disturbance import speedup
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
 from fusedgpt.machine.device import resolve_dtype, why_no_compiler
@@ -20,13 +19,14 @@ from tests.fusedgpt.bench.small import rows_of, run, settings
 pytest.importorskip("transformers")
 CPU = torch.device("cpu")
 NANOGPT = os.environ.get("NANOGPT")
+needs_nanogpt = pytest.mark.skipif(not NANOGPT, reason="NANOGPT names no clone of nanoGPT")
 SIZES = dict(block_size=32, batch_size=2, prompt_tokens=8, new_tokens=8, rounds=1, iterations=8, dtype="auto")
 
-# a nanoGPT as small as it can be: what peers.py takes of one, with the names of GPT-2's modules
+# what peers.py takes of nanoGPT, around our own model; the tests that need NANOGPT have the real one
 MODEL = """
 import dataclasses
 import torch
-from torch import nn
+import model
 from torch.nn import functional as F
 
 @dataclasses.dataclass
@@ -39,60 +39,25 @@ class GPTConfig:
     dropout: float
     bias: bool
 
-class Attention(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.c_attn = nn.Linear(c.n_embd, 3 * c.n_embd, bias=c.bias)
-        self.c_proj = nn.Linear(c.n_embd, c.n_embd, bias=c.bias)
-        self.n_head = c.n_head
+def attend(q, k, v, dropout_p):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    def forward(self, x):
-        q, k, v = (h.unflatten(2, (self.n_head, -1)).transpose(1, 2) for h in self.c_attn(x).chunk(3, dim=2))
-        return self.c_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-
-class MLP(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.c_fc = nn.Linear(c.n_embd, 4 * c.n_embd, bias=c.bias)
-        self.c_proj = nn.Linear(4 * c.n_embd, c.n_embd, bias=c.bias)
-
-    def forward(self, x):
-        return self.c_proj(F.gelu(self.c_fc(x)))
-
-class Block(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.ln_1, self.attn = nn.LayerNorm(c.n_embd, bias=c.bias), Attention(c)
-        self.ln_2, self.mlp = nn.LayerNorm(c.n_embd, bias=c.bias), MLP(c)
-
-    def forward(self, x):
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
-
-class GPT(nn.Module):
-    def __init__(self, c):
-        super().__init__()
+class GPT(model.GPT):
+    def __init__(self, config):
         print("a line that is no row")
-        parts = {"wte": nn.Embedding(c.vocab_size, c.n_embd), "wpe": nn.Embedding(c.block_size, c.n_embd)}
-        parts |= {"h": nn.ModuleList(Block(c) for _ in range(c.n_layer)), "ln_f": nn.LayerNorm(c.n_embd, bias=c.bias)}
-        self.transformer = nn.ModuleDict(parts)
-        self.lm_head = nn.Linear(c.n_embd, c.vocab_size, bias=False)
-        self.lm_head.weight = self.transformer.wte.weight
+        super().__init__(model.GPTConfig(**vars(config), vocab_multiple=1, activation="gelu"))
+        for block in self.transformer.h:
+            block.attn.attend = attend
 
     def forward(self, idx, targets=None):
-        t = self.transformer
-        x = t.wte(idx) + t.wpe(torch.arange(idx.size(1)))
-        for block in t.h:
-            x = block(x)
-        logits = self.lm_head(t.ln_f(x))
-        return logits, None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        logits, loss = super().forward(idx, targets)
+        return logits, loss
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        groups = [{"params": [p for p in self.parameters() if p.dim() > 1], "weight_decay": weight_decay}]
-        groups += [{"params": [p for p in self.parameters() if p.dim() == 1], "weight_decay": 0.0}]
+        groups = super().configure_optimizers(weight_decay, learning_rate, betas, device_type).param_groups
+        groups = [{name: group[name] for name in ("params", "weight_decay")} for group in groups]
         return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=device_type == "cuda")
 
-    @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None):
         assert top_k == 1
         for _ in range(max_new_tokens):
@@ -101,7 +66,6 @@ class GPT(nn.Module):
 """
 TRAIN = """
 import pathlib, pickle, sys
-import model
 flags = dict(arg.removeprefix("--").split("=") for arg in sys.argv[1:])
 data = pathlib.Path("data", flags["dataset"])
 assert pickle.loads((data / "meta.pkl").read_bytes())["vocab_size"] == 65
@@ -131,11 +95,14 @@ def eager(part, without="nanoGPT"):
     return [peer for peer, own in found if without not in peer and own.get("compile", "auto") is not True]
 
 
-def test_all_train_alike_from_the_same_weights(tmp_path, data, clone):
+def test_all_train_alike_from_the_same_weights(tmp_path, data, clone, monkeypatch):
     # a contender with other weights, another batch or another AdamW would have another last loss
+    kept = []
+    monkeypatch.setattr(visit.memory, "keep_freed_memory", lambda **given: kept.append(given))
     s = asked(tmp_path, data, nanogpt=str(clone), learning_rate=1e-2)
     names = [*eager("training"), "nanoGPT, float32"]
     got = {peer: visit.visit("training", peer, s) for peer in names}
+    assert kept == [{"keep": True}] * len(names)  # ours kept what it freed, others paid for new pages in every step
     exact = [got[peer] for peer in ("ours, float32, sdpa", "ours, float32, manual", "nanoGPT, float32")]
     want = exact[0]["last_loss"]
     assert want < exact[0]["first_loss"] - 0.5  # it has learned something
@@ -162,36 +129,15 @@ def test_the_first_loss_is_that_of_a_model_written_out_in_float64(tmp_path, data
     assert theirs.loss(x, y).item() == pytest.approx(want.item(), rel=1e-6)  # all T targets, and none shifted twice
 
 
-def test_every_contender_keeps_the_memory_that_it_frees(tmp_path, data, monkeypatch):
-    # ours did, and the others paid for new pages in every step
-    kept = []
-    monkeypatch.setattr(visit.memory, "keep_freed_memory", lambda **given: kept.append(given))
-    for part, peer in (
-        ("training", "Hugging Face, eager"),
-        ("training", "ours, float32, sdpa"),
-        ("generation", "ours"),
-    ):
-        visit.visit(part, peer, asked(tmp_path, data))
-    assert kept == [{"keep": True}] * 3
-
-
-def test_the_recipe_computes_the_same_function_in_both_programs(tmp_path, data, monkeypatch):
-    # nanoGPT's GELU is exact, and ours was the tanh form by default, which took longer
-    given = []
-    monkeypatch.setattr(recipe.training, "run", lambda flags, out_dir: given.append(flags) or pytest.skip("seen"))
-    with pytest.raises(pytest.skip.Exception):
-        recipe.run("ours", types.SimpleNamespace(dataset=str(data), iterations=8, nanogpt=""), tmp_path)
-    assert given[0]["activation"] == "gelu"
-
-
 @pytest.mark.parametrize("peer", [*eager("generation"), "Hugging Face, float32, compiled", "nanoGPT, float32"])
 def test_generation_is_greedy_and_counts_the_ids_that_agree(tmp_path, data, clone, peer):
     if "compiled" in peer and (reason := why_no_compiler(CPU)):
         pytest.skip(reason)
     row = visit.visit("generation", peer, asked(tmp_path, data, nanogpt=str(clone)))
-    assert row["equal_ids"] == 8 if "float32" in peer else row["equal_ids"] <= 8
+    assert row["equal_ids"] <= 8
+    if "float32" in peer:
+        assert row["equal_ids"] == 8 and row["ran"]["dtype"] == "float32"
     assert row["tokens"] == 8 and len(row["samples_ms"]) == len(row["first_token_ms"]) == 2
-    assert row["ran"]["dtype"] == ("float32" if "float32" in peer else row["ran"]["dtype"])
     assert row["ran"]["compile"] is ("compiled" in peer)
 
 
@@ -199,15 +145,14 @@ def test_generation_is_greedy_and_counts_the_ids_that_agree(tmp_path, data, clon
     ("right", "wrong"),
     [
         ("is_causal=True", "is_causal=False"),
-        ("F.gelu(self.c_fc(x))", "F.gelu(self.c_fc(x), approximate='tanh') * 1.01"),
+        ("super().forward(idx, targets)", "super().forward(idx, targets.flip(1))"),
+        ("return logits, loss", "return logits, loss and loss * float('nan')"),
     ],
 )
 def test_a_model_that_computes_something_else_gets_no_time(tmp_path, data, clone, right, wrong):
     (tmp_path / "model.py").write_text(MODEL.replace(right, wrong))
     for part in ("training", "generation"):
-        with pytest.raises(
-            ParityError, match=r"its loss in float32 is .*, ours with the same weights and batch .* allowed"
-        ):
+        with pytest.raises(ParityError, match=r"its loss in float32 is .*, ours with the same weights and batch"):
             visit.visit(part, "nanoGPT, float32", asked(tmp_path, data, nanogpt=str(tmp_path)))
 
 
@@ -224,12 +169,9 @@ def test_a_cache_that_is_wrong_gets_no_time(tmp_path, data, monkeypatch):
         visit.visit("generation", "ours, float32", asked(tmp_path, data))
 
 
-def test_a_loss_that_is_no_number_is_not_the_same():
-    with pytest.raises(ParityError):
-        visit._same(float("nan"), 4.0, 1.0, "here")
-
-
-@pytest.mark.parametrize("source", ["", "import nowhere", MODEL.replace("c_fc", "fc"), MODEL.replace("bias: bool", "")])
+@pytest.mark.parametrize(
+    "source", ["", "import nowhere", MODEL.replace("=1,", "=64,"), MODEL.replace("bias: bool", "")]
+)
 def test_a_folder_with_another_model_is_refused(tmp_path, data, source):
     (tmp_path / "model.py").write_text(source)
     with pytest.raises(UserError, match=r"is no nanoGPT that this can build|does not take GPT-2's weights"):
@@ -266,30 +208,18 @@ def test_visits_go_round_and_each_is_a_contender_of_its_own(tmp_path, data, monk
     assert ("training", "ours, eager") in [(spec["part"], spec["peer"]) for spec in peers.plan(s, torch.device("cuda"))]
 
 
-def test_without_instructions_for_bfloat16_nobody_computes_in_it(tmp_path, data, monkeypatch):
-    # a step of transformers' GPT-2 would have taken 20 minutes, and a sample took 46 s
+def test_without_products_in_bfloat16_nobody_computes_in_it(tmp_path, data, monkeypatch):
+    # on a CPU a step of transformers' GPT-2 would have taken 20 minutes, and a sample took 46 s
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
     for spec in peers.plan(settings("peers", tmp_path, data, **SIZES), CPU):
-        s = contenders.settings(spec["part"], spec["peer"], asked(tmp_path, data, dtype="auto"))
+        s = contenders.settings(spec["part"], spec["peer"], asked(tmp_path, data))
         assert resolve_dtype(s.dtype, CPU) == torch.float32, spec
-
-
-def test_on_a_gpu_without_bfloat16_all_train_in_float32(tmp_path, data, monkeypatch):
-    # float16, which auto means there, would need a scaler: every contender was refused
-    monkeypatch.setattr(contenders, "multiplies_bfloat16", lambda device: False)
-    for part, dtype in (("training", "float32"), ("generation", "auto")):
-        assert contenders.settings(part, "ours", asked(tmp_path, data, dtype="auto")).dtype == dtype
+        if spec["part"] == "training":  # on a GPU auto means float16 then, which would need a scaler
+            assert s.dtype == "float32"
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"nanogpt": "nowhere"}, "nanogpt='nowhere' has no model.py: name the folder of a clone of nanoGPT"),
-        (
-            {"new_tokens": 25},
-            "prompt_tokens=8 and new_tokens=25 must be 2 or more, and together at most block_size=32",
-        ),
-    ],
+    ("changes", "message"), [({"nanogpt": "nowhere"}, "has no model.py"), ({"new_tokens": 25}, "must be 2 or more")]
 )
 def test_what_cannot_be_measured_is_one_sentence_before_the_first_row(tmp_path, data, changes, message):
     with pytest.raises(UserError, match=message):
@@ -298,8 +228,8 @@ def test_what_cannot_be_measured_is_one_sentence_before_the_first_row(tmp_path, 
 
 
 def test_nanogpts_train_py_runs_as_it_is_and_leaves_nothing_behind(tmp_path, data):
-    for name, source in (("model.py", MODEL), ("train.py", TRAIN)):
-        (tmp_path / name).write_text(source)
+    (tmp_path / "model.py").touch()
+    (tmp_path / "train.py").write_text(f"import model\n{TRAIN}")
     s = types.SimpleNamespace(dataset=str(data), iterations=8, nanogpt=str(tmp_path))
     theirs = recipe.run("nanoGPT", s, tmp_path)
     assert theirs["samples_ms"] == [5.25, 6.25, 7.25, 8.25] and theirs["median_ms"] == pytest.approx(6.75)
@@ -315,10 +245,9 @@ def test_from_the_command_line_and_again(tmp_path, data, clone, capsys):
     got = run("peers", tmp_path, data, **changes)
     assert [row["peer"] for row in got] == ["ours, float32, manual", "ours", "nanoGPT"]
     assert {row["status"] for row in got} == {"measured"}, got
-    folder = tmp_path / "results" / "peers"
-    text = (folder / "report.md").read_text()
+    assert got[1]["ran"]["activation"] == "gelu"  # nanoGPT's; ours was the tanh form, which took longer
+    text = (tmp_path / "results" / "peers" / "report.md").read_text()
     assert "## training" in text and "An iteration of nanoGPT's recipe takes nanoGPT" in text
-    assert (folder / "peers.png").stat().st_size < 300_000
     capsys.readouterr()
     assert run("peers", tmp_path, data, **changes) == got == rows_of("peers", tmp_path)
     assert "3 of 3 rows are there already" in capsys.readouterr().out
@@ -334,46 +263,37 @@ def row(peer, ms, n=1, **more):
 
 def test_a_round_counts_for_all_contenders_or_for_none():
     rows = [
-        row("ours", [10.0, 10.0, 10.0]),
-        row("Hugging Face, eager", [20.0, 20.0, 20.0]),
-        row("nanoGPT, float32", [5.0]),
-        row("ours", [2.0], n=2, peak_memory=2**31),
+        row("ours", [10.0]),
+        row("Hugging Face, eager", [20.0]),
+        row("nanoGPT, float32", [5.0], status="parity failed", reason="its loss"),
+        row("ours", [2.0], n=2),
         row("Hugging Face, eager", [90.0], n=2, disturbed=True, reason="loud"),
-        dict(part="training", peer="nanoGPT, float32", round=2, status="parity failed", reason="its loss"),
         row("ours", [20.0], n=3),
         row("Hugging Face, eager", [50.0], n=3),
-        dict(part="training", peer="nanoGPT, float32", round=3, status="parity failed", reason="its loss"),
     ]
-    rows[2]["status"] = "parity failed"
-    rows[2]["reason"] = "its loss"
     found = peers.pooled(rows)["training"]
     assert list(found) == list(peers.pooled(rows[::-1])["training"])  # rows measured again come last in the file
-    assert found["ours"]["rounds"] == {1: 10, 3: 20} and found["ours"]["dropped"] == {2: 2}
-    assert found["ours"]["samples"] == 4 and found["ours"]["peak_memory"] == 2**30
-    assert found["Hugging Face, eager"]["samples_ms"] == [20, 20, 20, 50]
-    assert found["nanoGPT, float32"]["status"] == "parity failed"
-    want = "A training step takes Hugging Face 2.25 (2.00 to 2.50) times as long as ours, at best"
-    assert peers.finding("training", found) == want
     text = "\n".join(peers.table(rows))
-    assert "| 20.0, (90.0), 50.0 | 2.25 (2.00 to 2.50) | 5,000 | 1.00 GiB |" in text
+    assert "A training step takes Hugging Face 2.25 (2.00 to 2.50) times as long as ours, at best." in text
+    assert "| 20.0, (90.0), 50.0 | 2.25 (2.00 to 2.50) | 2,857 | 1.00 GiB |" in text
     assert "| nanoGPT, float32 | parity failed: its loss |" in text
-    assert "A round in brackets is dropped for all contenders" in text
     (claim,) = (claim for claim in peers.claims(rows) if claim.timed)
     assert (claim.value, claim.low, claim.high) == pytest.approx((1 / 2.25, 0.4, 0.5), rel=0.02)
 
 
 def test_no_ratio_is_drawn_without_a_whole_round(tmp_path, data):
     rows = [row("ours", [10.0], disturbed=True, reason="loud"), row("Hugging Face, eager", [20.0])]
-    found = peers.pooled(rows)["training"]
-    assert speedup(found["ours"], found["Hugging Face, eager"]) is None
-    assert peers.finding("training", found) == "A training step"
+    assert peers.finding("training", peers.pooled(rows)["training"]) == "A training step"
     ((*_, figure),) = peers.figures(rows, asked(tmp_path, data))
     # its bar was hollow, and nothing said why
     assert [text.get_text() for text in figure.axes[0].texts] == ["10.0, disturbed", "20.0, disturbed"]
 
 
-@pytest.mark.skipif(not NANOGPT, reason="NANOGPT names no clone of nanoGPT")
-@pytest.mark.parametrize(("part", "peer"), [(p, c) for p, all in contenders.PARTS.items() for c in all if "nano" in c])
+@needs_nanogpt
+@pytest.mark.parametrize(
+    ("part", "peer"),
+    [("training", "nanoGPT, float32"), ("training", "nanoGPT, patched"), ("generation", "nanoGPT, float32")],
+)
 def test_nanogpts_own_model(tmp_path, data, part, peer):
     folder = str(pathlib.Path(NANOGPT).resolve())
     found = visit.visit(part, peer, asked(tmp_path, data, nanogpt=folder))
@@ -381,7 +301,7 @@ def test_nanogpts_own_model(tmp_path, data, part, peer):
     assert found.get("equal_ids", 8) == 8
 
 
-@pytest.mark.skipif(not NANOGPT, reason="NANOGPT names no clone of nanoGPT")
+@needs_nanogpt
 def test_nanogpts_own_train_py(tmp_path, data):
     s = types.SimpleNamespace(dataset=str(data), iterations=8, nanogpt=NANOGPT)
     found = recipe.run("nanoGPT", s, tmp_path)

@@ -56,7 +56,3 @@ def test_rounds_of_several_calls_are_named():
     rows = [row("ours", 1, 1.0, call=1), row("theirs", 1, 1.0, call=2), row("ours", 2, 1.0, call=2)]
     assert rounds.calls(rows) == ["Round 1 was measured in 2 calls, not in one."]
     assert rounds.calls([row("ours", 1, 1.0)]) == []
-
-
-def test_a_single_round_needs_no_name():
-    assert rounds.named(1, 1) == {} and rounds.named(2, 3) == {"round": 2}

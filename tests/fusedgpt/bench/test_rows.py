@@ -50,12 +50,8 @@ def test_no_failure_ends_the_others(tmp_path):
 
     got, said = run(tmp_path, measure)
     assert [row["status"] for row in got] == ["refused", "out of memory", "failed", "measured"]
-    assert [row.get("reason") for row in got[:3]] == [
-        "only on GPUs",
-        "OutOfMemoryError: CUDA out of memory",
-        "RuntimeError: something else",
-    ]
-    assert "median_ms" not in got[1]
+    reasons = ["only on GPUs", "OutOfMemoryError: CUDA out of memory", "RuntimeError: something else"]
+    assert [row["reason"] for row in got[:3]] == reasons and "median_ms" not in got[1]
     assert said[3].startswith("[4/4] d: median 2.000 ms (p10 1.900, p90 2.100); about ")
 
 
@@ -157,9 +153,12 @@ def test_no_row_is_begun_after_the_budget(tmp_path, monkeypatch):
 def test_a_disturbed_row_is_not_measured_again_after_the_budget(tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "time_is_up", lambda max_seconds: bool(measured))
     references, measured = iter([1.0, 4.0]), []
-    got, said = run(
-        tmp_path, lambda spec: measured.append(1) or TIME, reference=lambda: next(references), max_seconds=1
-    )
+
+    def measure(spec):
+        measured.append(1)
+        return TIME
+
+    got, said = run(tmp_path, measure, reference=lambda: next(references), max_seconds=1)
     assert [(row["rung"], row["disturbed"]) for row in got] == [("a", True)] and len(measured) == 1
     assert "disturbed rows: 1" in said[-2] and "3 of 4 rows are missing" in said[-1]
 
@@ -195,7 +194,7 @@ def test_a_profile_that_is_missing_is_made_by_measuring_again(tmp_path):
         trace.write_text("{}")
         return {"n": next(numbers), "kernel": {}}
 
-    numbers = iter(range(100))
+    numbers = iter(range(100))  # --profile=True on rows that were there already used to write no trace
     first, _ = run(tmp_path, measure)
     rows.trace_path(tmp_path, PLAN[2]).unlink()
     got, said = run(tmp_path, measure, profile=True)
@@ -244,10 +243,7 @@ def test_a_row_that_stays_disturbed_is_kept_with_a_mark_and_measured_by_the_next
     assert got[1]["status"] == "measured" and "9 ms after it, 1 ms at best " in got[1]["reason"]
     assert said[-1] == "disturbed rows: 1. The same command measures them again"
     got, said = run(tmp_path, lambda spec: TIME, plan=PLAN[:1])  # not asked for: it stays
-    assert len(got) == 4 and said == [
-        "1 of 1 rows are there already",
-        "disturbed rows: 1. The same command measures them again",
-    ]
+    assert len(got) == 4 and said[0] == "1 of 1 rows are there already" and said[1].startswith("disturbed rows: 1.")
     got, said = run(tmp_path, lambda spec: TIME)
     assert said[0] == "3 of 4 rows are there already" and len(got) == 4
     assert not any(row.get("disturbed") for row in got)
@@ -274,12 +270,8 @@ def test_a_disturbed_row_stays_until_it_is_measured_again(tmp_path, monkeypatch)
         run(tmp_path, measure)
     assert [row["n"] for row in rows.latest(read_jsonl(path)) if row["kind"] == "row"] == [1, 2]
     got, _ = run(tmp_path, lambda spec: TIME | {"n": 3})
-    assert [(row["rung"], row["n"], row.get("disturbed")) for row in got] == [
-        ("a", 1, None),
-        ("b", 2, None),
-        ("c", 3, None),
-        ("d", 3, None),
-    ]
+    assert [(row["rung"], row["n"]) for row in got] == [("a", 1), ("b", 2), ("c", 3), ("d", 3)]
+    assert not any("disturbed" in row for row in got)
 
 
 def test_rows_measured_under_load_are_found_once_the_best_is_known(tmp_path):
@@ -350,7 +342,3 @@ def test_a_damaged_line_is_one_sentence(tmp_path, line):
     path.write_text(before.decode().removesuffix(line + "\n") + '{"kind": "row", "rung": "b", "sta')
     got, _ = run(tmp_path, lambda spec: TIME)  # a kill cut it short: its row is measured again
     assert [row["rung"] for row in got] == list("abcd")
-
-
-def test_file_names():
-    assert rows.slug("flash + padded vocabulary, eager") == "flash-padded-vocabulary-eager"

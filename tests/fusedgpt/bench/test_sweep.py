@@ -15,10 +15,9 @@ from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.attention.table import NAMED
 from fusedgpt.bench import child, kinds, report, sweep
 from fusedgpt.bench.proof import ParityError
-from fusedgpt.errors import UserError
 from fusedgpt.machine.files import read_jsonl
 from tests.conftest import ROOT
-from tests.fusedgpt.bench.small import run, settings
+from tests.fusedgpt.bench.small import published, run, settings
 
 CPU, SETTINGS = torch.device("cpu"), kinds.settings_class(sweep)
 KEYS = ("part", "heads", "pass", "T", "attention")  # what identifies a row
@@ -86,6 +85,10 @@ def test_where_one_kernel_overtakes_another():
     assert found["math", "manual"] == (4, 4)  # it was ahead at 1 already, but not to stay
     assert found["math", "flash"] == (4, 4)
     assert sweep.crossovers(timed("manual", 2, 2) + timed("flash", 1, 1)) == {("manual", "flash"): (0, 0)}
+    rows = timed("manual", 1, 4) + timed("flash", 2, 3)
+    assert sweep.crossovers(rows) == {("manual", "flash"): (2, 2)}
+    rows[-1] |= {"disturbed": True, "reason": "it was slow"}
+    assert sweep.crossovers(rows) == {}
 
 
 def test_a_kernel_is_not_ahead_by_less_than_the_noise():
@@ -95,25 +98,20 @@ def test_a_kernel_is_not_ahead_by_less_than_the_noise():
     nearly = [dict(row, part="attention", dtype="float32", tflops=1.0, errors={"y": 0.0}) for row in manual + flash]
     text = "\n".join(sweep.table([dict(row, kernel={"forward": [], "backward": []}) for row in nearly]))
     assert "`flash` is faster than `manual` from T = 4 on." in text
-    assert sweep.crossovers(timed("manual", 9, 9, spread=1.1) + timed("flash", 9, 9)) == {
-        pair: (0, math.inf) for pair in (("manual", "flash"), ("flash", "manual"))
-    }
+    found = sweep.crossovers(timed("manual", 9, 9, spread=1.1) + timed("flash", 9, 9))
+    assert found == dict.fromkeys((("manual", "flash"), ("flash", "manual")), (0, math.inf))
 
 
 def test_memory_is_drawn_where_the_baseline_ran_out_of_it():
     # which is where the others' memory is of interest
-    header, *lines = read_jsonl(ROOT / "results" / "cpu_amx" / "sweep" / "rows.jsonl")
-    rows = [line for line in lines if line["kind"] == "row"]
+    given, rows = published("sweep")
     for row in rows:
         if row["attention"] == "manual" and row["T"] == 2048:
             row["status"] = "out of memory"
-    figures = {name: figure for name, *_, figure in sweep.figures(rows, header["settings"])}
-    longest = {
-        name: {line.get_label(): max(line.get_xdata()) for line in figures[name].axes[0].lines}
-        for name in ("memory", "speedup")
-    }
-    assert longest["memory"]["flash"] == 2048 and longest["memory"]["manual"] == 1024
-    assert set(longest["speedup"].values()) == {1024}
+    figures = {name: figure for name, *_, figure in sweep.figures(rows, given)}
+    held = {line.get_label(): max(line.get_xdata()) for line in figures["memory"].axes[0].lines}
+    assert (held["flash"], held["manual"]) == (2048, 1024)
+    assert {max(line.get_xdata()) for line in figures["speedup"].axes[0].lines} == {1024}
 
 
 def test_flex_is_swept_at_few_lengths():
@@ -166,7 +164,7 @@ def test_a_report_and_figures_can_be_drawn_at_any_moment(tmp_path):
     plan = sweep.plan(SETTINGS(heads="8x128,12x64", lengths="256,512,1024,2048"), CPU)
     rows = [rows[key] for spec in plan if (key := tuple(spec.get(key) for key in KEYS)) in rows]
     refused = [row for row in rows if row["status"] != "measured"][:3]
-    for number in (0, 1, 2, 5, 24, 26, 47, 96, 97, 103, len(rows)):
+    for number in (0, 1, 26, 97, len(rows)):
         some = rows[:number] if number else refused
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [header, *some]))
         drawn = {path.name for path in report.write(tmp_path, sweep)}
@@ -174,49 +172,33 @@ def test_a_report_and_figures_can_be_drawn_at_any_moment(tmp_path):
         wanted = {"attention": {"speedup.png", "memory.png"}, "training": {"training.png"}}
         assert drawn == {"report.md"}.union(*(wanted[part] for part in parts))
     rest = [row for row in rows if row["attention"] != "manual" and row["status"] == "measured"]
-    assert {name for name, *_ in sweep.figures(rest, header["settings"])} == {
-        "speedup",
-        "memory",
-        "training",
-    }  # nothing to compare with
+    drawn = {name for name, *_ in sweep.figures(rest, header["settings"])}
+    assert drawn == {"speedup", "memory", "training"}  # nothing to compare with
 
 
-def test_heads_are_pairs():
-    for wrong in ("12", "2x", "0x16", "2x16x2"):
-        with pytest.raises(UserError, match="must be like 32x128,12x64"):
-            sweep.plan(SETTINGS(heads=wrong, lengths="32"), CPU)
-
-
-def test_redrawn_from_rows_alone(tmp_path, data):
-    run("sweep", tmp_path, data, only="forward + backward")
-    folder = tmp_path / "results" / "sweep"
-    before = (folder / "report.md").read_text()
-    alone = tmp_path / "copied"
-    alone.mkdir()
-    (alone / "rows.jsonl").write_bytes((folder / "rows.jsonl").read_bytes())
-    report.write(alone, sweep)
-    assert (alone / "report.md").read_text() == before
-    assert (alone / "speedup.png").read_bytes() == (folder / "speedup.png").read_bytes()
+def page_faults(freed_memory, folder):
+    """{(attention, pass): new pages of the median call} of a sweep, in a process whose allocator is as asked."""
+    only = "manual,blocked,flash" if freed_memory == "kept" else "manual"
+    asked = ["--heads=9x64", "--lengths=1000", f"--only={only}", "--dtype=float32", "--repeats=4", "--device=cpu"]
+    command = [sys.executable, "bench.py", "sweep", *asked, f"--freed_memory={freed_memory}", f"--results={folder}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = (folder / "sweep" / "report.md").read_text()
+    assert "The median call of a row had at most " in report
+    assert ("freed_memory returned" in report) is (freed_memory != "kept")
+    rows = [line for line in read_jsonl(folder / "sweep" / "rows.jsonl") if line["kind"] == "row"]
+    return {(row["attention"], row["pass"]): row["page_faults"] for row in rows}
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt")
-@pytest.mark.parametrize("freed_memory", ["kept", "returned"])
-def test_what_is_timed_is_the_kernel_and_not_new_pages_of_memory(freed_memory, tmp_path):
+def test_what_is_timed_is_the_kernel_and_not_new_pages_of_memory(tmp_path):
     # glibc returned each large tensor, and each call of the hand-written kernel paid for clearing 49,000 new pages:
-    # "13 times as fast" was twice. In a process of its own, because the allocator cannot be set back
-    only = "manual,blocked,flash" if freed_memory == "kept" else "manual"
-    asked = ["--heads=9x64", "--lengths=1000", f"--only={only}", "--dtype=float32", "--repeats=4"]
-    command = [sys.executable, "bench.py", "sweep", *asked, f"--freed_memory={freed_memory}", f"--results={tmp_path}"]
-    done = subprocess.run([*command, "--device=cpu"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = [line for line in read_jsonl(tmp_path / "sweep" / "rows.jsonl") if line["kind"] == "row"]
-    faults = {(row["attention"], row["pass"]): row["page_faults"] for row in rows}
-    # one matrix of scores is 8,800 pages; a page or two comes of the interpreter, or of a machine short of memory
-    if freed_memory == "kept":
-        assert len(faults) == 6 and max(faults.values()) < 100, faults
-    else:
-        assert faults["manual", "forward"] > 8000 and faults["manual", "forward + backward"] > 8000, faults
-    report = (tmp_path / "sweep" / "report.md").read_text()
-    assert "The median call of a row had at most " in report and ("freed_memory returned" in report) is (
-        freed_memory != "kept"
-    )
+    # "13 times as fast" was twice. One matrix of scores is 8,800 pages
+    returned = page_faults("returned", tmp_path / "returned")
+    assert min(returned["manual", "forward"], returned["manual", "forward + backward"]) > 8000, returned
+    for attempt in range(3):  # on a busy machine, a thread that waits for malloc may take pages of its own
+        kept = page_faults("kept", tmp_path / str(attempt))
+        assert len(kept) == 6
+        if max(kept.values()) < 100:
+            return
+    pytest.fail(f"new pages of memory were timed: {kept}")

@@ -1,6 +1,5 @@
 """Data folders: bins and the metas that say what their ids mean, ours and nanoGPT's."""
 
-import hashlib
 import json
 import os
 import pickle
@@ -64,7 +63,6 @@ def test_bad_bins_are_named(tmp_path):
         TokenFile(tmp_path, "train", meta)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
 def compared(*folders):
     """What ranks say of these folders, one each, when they compare their data."""
     ranks = []
@@ -95,16 +93,9 @@ def test_ranks_with_other_data_are_named(tmp_path, data):
     settings = small(tmp_path / "out", "walk", gradient_accumulation_steps=2, max_iters=2)
     prefix = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command = ["sh", "-c", f'cd {tmp_path} && exec "$@"', "sh", *prefix]
-    started = dict(prefix=command, check=False, PYTHONPATH=str(ROOT))
-    done = script("run.py", vars(settings), **started)
-    assert done.returncode == 0, done.stderr
-    bin, meta = tmp_path / "node-1" / "walk" / "train.bin", tmp_path / "node-1" / "walk" / "meta.json"
-    ids = np.fromfile(bin, "<u2")[::-1]
-    ids.tofile(bin)
-    described = json.loads(meta.read_text())
-    described["sha256"]["train"] = hashlib.sha256(ids.tobytes()).hexdigest()
-    meta.write_text(json.dumps(described))
-    done = script("run.py", vars(settings), **started)
+    bin = tmp_path / "node-1" / "walk" / "train.bin"
+    np.fromfile(bin, "<u2")[::-1].tofile(bin)
+    done = script("run.py", vars(settings), prefix=command, check=False, PYTHONPATH=str(ROOT))
     assert done.returncode != 0  # torchrun's, with its traceback
     assert (
         "error: rank(s) 1 of 2 have other data than rank 0 (train.bin): copy walk from the node of rank 0"
@@ -140,6 +131,7 @@ def test_the_same_ids_with_other_characters_are_other_data(tmp_path, data):
         compared(data, other)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
 def test_what_is_no_regular_file_is_named(tmp_path):
     # opening a FIFO used to wait for ever, a folder to be a traceback
     os.mkfifo(tmp_path / "train.bin")
@@ -191,40 +183,23 @@ def test_other_ids_that_are_too_large_are_another_tokenizers(tmp_path, id, meta)
 # metas
 
 
-def test_nanogpts_meta_pkl_is_read(tmp_path):
-    itos = dict(enumerate("abc"))
-    meta = {"vocab_size": 3, "itos": itos, "stoi": {c: i for i, c in itos.items()}}
-    (tmp_path / "meta.pkl").write_bytes(pickle.dumps(meta))
-    assert Tokenizer(read_meta(tmp_path)).encode("cab") == [2, 0, 1]
-
-
-def test_a_meta_pkl_runs_no_code(tmp_path, monkeypatch):
-    # T14: a pickle can run anything
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"itos": {0: "a"}, "stoi": Evil()}))
-    with pytest.raises(UserError, match="which is code"):
-        read_meta(tmp_path)
-    assert not (tmp_path / "pwned").exists()
-    (tmp_path / "meta.pkl").write_bytes(b"garbage")
-    with pytest.raises(UserError, match=r"no nanoGPT meta\.pkl"):
-        read_meta(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
+        ({"itos": {0: "a"}, "stoi": Evil()}, "which is code"),  # T14: a pickle can run anything
         ({"vocab_size": np.float64(65)}, "it holds a numpy float64, which is no whole number"),
         ({"vocab_size": 65, "itos": np.arange(65)}, r"(_reconstruct|_frombuffer), which is code"),
         ({"vocab_size": np.int64, "itos": {0: "a"}}, "numpy.int64, which is code"),
         ({"vocab_size": Evil()}, "system, which is code"),
         ([65], "has no attribute 'get'"),  # this one and the next used to be a loop until the memory is full
         ({"vocab_size": 10**30, "itos": {0: "a"}}, "vocab_size=1000000000000000000000000000000 must be"),
-        ({"vocab_size": -1}, "vocab_size=-1 must be"),
         ({"itos": {0: "\ud800"}}, "itos must hold characters of UTF-8"),
     ],
-    ids=["a float", "an array", "a type", "a command", "a list", "huge", "negative", "half a character"],
+    ids=["code", "a float", "an array", "a type", "a command", "a list", "huge", "half a character"],
 )
-def test_numpys_integers_open_the_door_to_nothing_else(tmp_path, monkeypatch, content, reason):
+def test_a_meta_pkl_runs_no_code_and_numpys_integers_open_the_door_to_nothing_else(
+    tmp_path, monkeypatch, content, reason
+):
     # T14: admitting numpy's integers by the name of their module would admit its other functions too
     monkeypatch.chdir(tmp_path)
     (tmp_path / "meta.pkl").write_bytes(pickle.dumps(content))
@@ -242,17 +217,12 @@ def test_nine_damaged_bytes_do_not_fill_the_memory(tmp_path):
     assert memory.peak_memory(torch.device("cpu")) - before < 1 << 28
 
 
-def test_without_a_meta_it_is_gpt2s(tmp_path):
-    assert read_meta(tmp_path) == GPT2
-
-
 @pytest.mark.parametrize(
     "text",
     [
-        *("{", "[]", "{}", json.dumps({"tokenizer": "word", "vocab_size": 5})),
+        "{",
+        "[]",
         "[" * 100_000,  # a RecursionError, and so on: each used to be a traceback
-        '{"tokenizer": "char", "vocab_size": 1, "itos": ["\\ud800"]}',
-        '{"tokenizer": "char", "vocab_size": 1, "itos": [7]}',
         '{"tokenizer": "byte", "vocab_size": 256, "tokens": []}',
         '{"tokenizer": "byte", "vocab_size": 256, "dtype": []}',
         '{"tokenizer": "unknown", "vocab_size": 0}',
@@ -261,7 +231,7 @@ def test_without_a_meta_it_is_gpt2s(tmp_path):
 )
 def test_a_damaged_meta_is_named(tmp_path, text):
     (tmp_path / "meta.json").write_text(text)
-    with pytest.raises(UserError, match=r"meta\.json|'word'"):
+    with pytest.raises(UserError, match=r"meta\.json"):
         read_meta(tmp_path)
 
 
@@ -293,27 +263,27 @@ def nanogpts_folder(tmp_path, data, pickled):
 
 
 @pytest.mark.parametrize(
-    "pickled",
+    ("pickled", "characters"),
     [
-        pickle.dumps({"vocab_size": 65}),
-        pickle.dumps(NUMPYS),
-        pickle.dumps(NUMPYS, protocol=3).replace(b"numpy._core", b"numpy.core"),
-        pickle.dumps({"vocab_size": 65, "stoi": STOI}),
-        pickle.dumps({"vocab_size": 65, "itos": GAPS, "stoi": {c: i for i, c in GAPS.items()}}),
-        pickle.dumps({"itos": {np.uint16(i): c for i, c in ITOS.items()}}),
+        (pickle.dumps({"vocab_size": 65}), None),
+        (pickle.dumps(NUMPYS), ITOS),
+        (pickle.dumps(NUMPYS, protocol=3).replace(b"numpy._core", b"numpy.core"), ITOS),
+        (pickle.dumps({"vocab_size": 65, "stoi": STOI}), ITOS),
+        (pickle.dumps({"vocab_size": 65, "itos": GAPS, "stoi": {c: i for i, c in GAPS.items()}}), GAPS),
+        (pickle.dumps({"itos": {np.uint16(i): c for i, c in ITOS.items()}}), ITOS),
     ],
     ids=["vocab_size alone", "numpy's integer", "numpy 1's", "stoi without itos", "gaps", "ids that are numpy's"],
 )
-def test_what_nanogpt_trains_on_trains_here(tmp_path, data, pickled):
+def test_what_nanogpt_trains_on_is_read(tmp_path, pickled, characters):
     # nanoGPT's train.py reads vocab_size alone; each of these used to end the run
-    folder = nanogpts_folder(tmp_path, data, pickled)
-    meta = read_meta(folder)
+    (tmp_path / "meta.pkl").write_bytes(pickled)
+    meta = read_meta(tmp_path)
     assert meta["vocab_size"] == 65 and type(meta["vocab_size"]) is int
-    got, want = (rows(run(tmp_path / name, source, max_iters=2)) for name, source in (("a", folder), ("b", data)))
-    assert [row["loss"] for row in got] == [row["loss"] for row in want]
+    if characters:
+        assert Tokenizer(meta).tokens == [characters[i].encode() if i in characters else None for i in range(65)]
 
 
-def test_without_itos_sampling_says_what_is_missing(tmp_path, data):
+def test_without_itos_a_run_trains_and_sampling_says_what_is_missing(tmp_path, data):
     # it used to be "no nanoGPT meta.pkl: 'itos'"
     folder = nanogpts_folder(tmp_path, data, pickle.dumps({"vocab_size": 65}))
     with pytest.raises(UserError, match=r"meta.pkl has no itos .*sampling needs itos"):
@@ -331,12 +301,6 @@ def test_ids_without_a_character_are_counted_and_shown(tmp_path, data, capsys):
     assert set(text) - {"\n", "-"} <= {*GAPS.values(), "\ufffd"} and "\ufffd" in text
     with pytest.raises(UserError, match="the training text has no '\\$'"):  # id 3
         drawn(out_dir, start="$")
-
-
-def test_without_itos_stoi_will_do(tmp_path, data, capsys):
-    folder = nanogpts_folder(tmp_path, data, pickle.dumps({"vocab_size": 65, "stoi": STOI}))
-    drawn(run(tmp_path / "out", folder, max_iters=1), start="A")
-    assert "A" in capsys.readouterr().out and Tokenizer(read_meta(folder)).encode("!A") == [0, 32]
 
 
 def test_a_meta_json_without_characters_trains_and_says_what_sampling_needs(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from fusedgpt.data import encoding
 from fusedgpt.data.corpus import Files
-from fusedgpt.data.encoding import Encoded, batches, on_all_cores, pieces
+from fusedgpt.data.encoding import Encoded, on_all_cores, pieces
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
 from tests.conftest import ROOT, why_no_bpe
 
@@ -33,18 +33,6 @@ def real_texts():
     some = [*"aZs1½字é'\u0301_ \t\n\r\u3000.,!/、。，🙂", " a", "'s ", "\na", " 字"]
     yield "".join(np.random.default_rng(0).choice(some, 20_000))
     yield "line\r end \n\n  x\n漢字\nçà!\n/etc\n'tis\n\t5\n½\n_a\n" * 500
-
-
-@needs_bpe
-def test_pieces_have_the_tokens_of_the_whole(monkeypatch):
-    import tiktoken
-
-    monkeypatch.setattr(encoding, "PIECE", 300)
-    encode = tiktoken.get_encoding("gpt2").encode_ordinary
-    for text in real_texts():
-        cut = [piece for piece, _ in pieces([(text, True)])]
-        assert len(cut) > 3 and "".join(cut) == text
-        assert [id for piece in cut for id in encode(piece)] == encode(text)
 
 
 @needs_bpe
@@ -215,10 +203,3 @@ def test_max_tokens_ends_with_a_document(tmp_path, monkeypatch, rows, capsys):
     encoded.fill(Files([file]))
     assert ids_of(encoded) == want
     assert capsys.readouterr().out.count("continuing after") == 2
-
-
-def test_batches_have_all_pieces_in_order(monkeypatch):
-    monkeypatch.setattr(encoding, "BATCH", 10)
-    some = [("x" * (n % 13), n % 3 == 0) for n in range(100)]
-    made = list(batches(some))
-    assert [piece for batch in made for piece in batch] == some and len(made) > 20

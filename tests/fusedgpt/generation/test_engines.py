@@ -67,10 +67,12 @@ def test_two_dtypes_say_what_float32_says(trained, attention, one):
 
 
 @torch.no_grad()
-def test_one_dtype_for_both_is_the_model_itself(trained):
+def test_one_dtype_for_both_is_the_model_itself_and_not_measured(trained, monkeypatch):
+    monkeypatch.setattr(engines, "_milliseconds", lambda *_: pytest.fail("measured"))
     trained.use_attention("sdpa")
+    assert engines.prepare(trained, CPU, "float16").dtypes == (torch.float16, torch.float16)
     engine = engines.prepare(trained, CPU, "float32", batch_size=3)
-    assert engine.dtypes == (torch.float32, torch.float32) and engine.prefill is engine.decode
+    assert engine.dtypes == (torch.float32, torch.float32) and engine.prefill is engine.decode and not engine.chosen
     assert torch.equal(greedy(engine, prompts(3), 100), greedy(trained, prompts(3), 100))
     assert engine.bytes_per_step == 4 * sum(p.numel() for p in trained.parameters()) - 4 * S * 64
 
@@ -146,13 +148,6 @@ def test_nobody_waits_for_the_compiler_after_the_first_token(trained, monkeypatc
     assert len(calls) == 3 and engine.cache[0].length == 0 and engine.cache[0].k.size(0) == 3
     want = greedy(trained, prompts(3), 100)
     assert torch.equal(greedy(engine, prompts(3), 100, cache=engine.cache), want)
-
-
-def test_a_named_dtype_is_not_measured(trained, monkeypatch):
-    monkeypatch.setattr(engines, "_milliseconds", lambda *_: pytest.fail("measured"))
-    for name in ("float32", "bfloat16", "float16"):
-        engine = engines.prepare(trained, CPU, name)
-        assert engine.dtypes == (getattr(torch, name),) * 2 and engine.chosen == ""
 
 
 def test_auto_measures_every_dtype(trained):

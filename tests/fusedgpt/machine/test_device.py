@@ -9,7 +9,7 @@ import torch
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine import device
-from fusedgpt.machine.device import DTYPES, resolve_device, resolve_dtype, why_no_compiler
+from fusedgpt.machine.device import DTYPES, resolve_device, resolve_dtype
 from tests.conftest import ROOT
 
 CPU = torch.device("cpu")
@@ -65,10 +65,9 @@ print(torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"])
 """
 
 
+@pytest.mark.usefixtures("compiler")
 def test_a_graph_made_for_fewer_instructions_is_not_run_with_more(tmp_path):
     # make test-avx2 used to leave graphs with which a later make test lost its heap: "double free or corruption"
-    if reason := why_no_compiler(CPU):
-        pytest.skip(reason)
     environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
     environment |= {"TMPDIR": str(tmp_path)}
     environment.pop("ATEN_CPU_CAPABILITY", None)

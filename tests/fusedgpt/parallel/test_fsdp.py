@@ -9,7 +9,7 @@ import torch
 
 from fusedgpt.runs import checkpoint
 from tests import limited_memory
-from tests.conftest import assert_same_bytes, fails, flags, rows, run, script, small, torchrun, wait_for
+from tests.conftest import assert_same_bytes, fails, flags, rows, run, script, small, tensors, torchrun, wait_for
 from tests.faults.processes import start
 
 # dropout, accumulation on each rank and clipping; 2 x 4 windows an evaluation leave ranks of 4 with none at the end
@@ -27,9 +27,7 @@ def trained(out_dir, data, world, **settings):
 
 def state(out_dir, name="ckpt.pt"):
     """All tensors of a checkpoint, each in one piece."""
-    saved = checkpoint.load(out_dir / name)
-    moments = {f"{n} {key}": t for n, each in saved["optimizer"]["state"].items() for key, t in each.items()}
-    return saved["model"] | moments
+    return tensors(checkpoint.load(out_dir / name))
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import convert
 from fusedgpt.errors import UserError
 from fusedgpt.parallel import shard_files
 from fusedgpt.runs import checkpoint, run_folder
-from tests.conftest import assert_same_bytes, fails, flags, rows, run, script, small, torchrun
+from tests.conftest import assert_same_bytes, fails, flags, rows, run, script, small, tensors, torchrun
 
 
 @pytest.fixture
@@ -28,11 +28,6 @@ def folder(small_run, tmp_path):
     os.link(tmp_path / "run" / "best.pt", tmp_path / "run" / "ckpt.pt")
     convert.main(tmp_path / "run", "shards")
     return tmp_path / "run"
-
-
-def tensors(saved):
-    moments = {f"{n} {key}": t for n, each in saved["optimizer"]["state"].items() for key, t in each.items()}
-    return saved["model"] | moments
 
 
 def flip(path):

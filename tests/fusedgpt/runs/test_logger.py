@@ -1,4 +1,4 @@
-"""What wandb and a terminal are told, and that no by-product of a run can end it."""
+"""What a terminal is told, and that no by-product of a run can end it."""
 
 import contextlib
 import dataclasses
@@ -18,50 +18,6 @@ from fusedgpt.machine.files import lock
 from fusedgpt.runs import logger
 from fusedgpt.settings import Settings
 from tests.conftest import ROOT, flags, rows, run, script, small, weights
-
-
-@pytest.fixture
-def wandb(monkeypatch):
-    """A stand-in for the package: what its functions were called with."""
-    said = types.SimpleNamespace(settings=None, logged=[], finished=0)
-
-    def finish():
-        said.finished += 1
-
-    module = types.SimpleNamespace(
-        init=lambda **settings: setattr(said, "settings", settings),
-        log=lambda metrics, step: said.logged.append((step, metrics)),
-        finish=finish,
-        errors=types.SimpleNamespace(Error=OSError),
-    )
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    return said
-
-
-def test_wandb_gets_nanogpts_names_and_our_own_for_the_rest(tmp_path, data, wandb):
-    # nanoGPT's dashboards plot train/loss, val/loss, lr and mfu in per cent: our own names left them empty
-    names = dict(wandb_project="walks", wandb_run_name="first")
-    run(tmp_path, data, max_iters=4, eval_interval=2, wandb_log=True, **names)
-    want = [
-        (
-            m["iter"],
-            {"iter": m["iter"]}
-            | {f"{split}/loss": m[f"{split}_loss"] for split in ("train", "val")}
-            | {f"{split}/bits_per_byte": m[f"{split}_bits_per_byte"] for split in ("train", "val")},
-        )
-        for m in rows(tmp_path, "eval")
-    ]
-    assert [(step, logged) for step, logged in wandb.logged if "val/loss" in logged] == want
-    want = []
-    for m in rows(tmp_path):
-        logged = {"iter": m["iter"], "lr": m["lr"], "mfu": 100 * m["mfu"]}
-        own = ("loss", "grad_norm", "ms", "tokens_per_s", "peak_memory")
-        want.append((m["iter"], logged | {f"step/{name}": m[name] for name in own}))
-    assert [(step, logged) for step, logged in wandb.logged if "val/loss" not in logged] == want
-    steps = [step for step, _ in wandb.logged]
-    assert steps == sorted(steps) == [0, 0, 1, 2, 2, 3, 4]  # wandb drops what is logged for an earlier step
-    assert (wandb.settings["project"], wandb.settings["name"], wandb.finished) == ("walks", "first", 1)
-    assert wandb.settings["config"]["settings"]["max_iters"] == 4
 
 
 def test_the_page_of_a_long_run_is_made_by_another_process(tmp_path, data, monkeypatch):
@@ -100,12 +56,15 @@ class Tracker:
         self.closed += 1
 
 
-def test_a_tracker_that_fails_is_dropped_and_said(tmp_path, data, monkeypatch, capsys):
-    # TensorBoard's writer raises what ended its thread: it ended the run, before the evaluated state was saved
+def test_a_tracker_or_a_page_that_fails_ends_no_run_and_is_said(tmp_path, data, monkeypatch, capsys):
+    # TensorBoard's writer raises what ended its thread: it ended the run, before the evaluated state was saved. So did
+    # what somebody had put into metrics.jsonl, when the page was made
     tracker = Tracker()
     monkeypatch.setattr(logger.trackers, "start", lambda *_: [tracker])
+    monkeypatch.setattr(logger.report_page, "write", lambda *_: {}["page"])
     run(tmp_path, data)
     said = capsys.readouterr().out
+    assert "NOT WRITTEN: report.html: KeyError: 'page'" in said
     assert said.count("NOT LOGGED to Tracker: OSError: [Errno 28] No space left on device; the run goes on") == 1
     assert (tracker.logged, tracker.closed) == (2, 0)
     assert len(rows(tmp_path)) == 10 and weights(tmp_path)
@@ -134,14 +93,6 @@ def test_a_machine_without_more_processes_trains_on(tmp_path, monkeypatch, capsy
     assert math.isfinite(log.report_due)
     log.close()
     assert capsys.readouterr().out.count(f"NOT WRITTEN: report.html: [Errno {errno.EAGAIN}] Resource") == 2
-
-
-def test_a_page_that_cannot_be_made_ends_no_run(tmp_path, data, monkeypatch, capsys):
-    # what somebody had put into metrics.jsonl ended it, before the state was saved
-    monkeypatch.setattr(logger.report_page, "write", lambda *_: {}["page"])
-    run(tmp_path, data)
-    assert "NOT WRITTEN: report.html: KeyError: 'page'" in capsys.readouterr().out
-    assert len(rows(tmp_path)) == 10 and weights(tmp_path)
 
 
 def test_the_process_for_the_page_takes_its_share_of_the_time(tmp_path, monkeypatch):
@@ -175,11 +126,8 @@ def test_a_terminal_shows_a_bar_and_a_pipe_plain_lines(tmp_path, data):
     assert "\r" not in done.stdout + done.stderr and "it/s" not in done.stderr
     main, child_end = os.openpty()
     termios.tcsetwinsize(child_end, (24, 100))
-    command = [
-        sys.executable,
-        "train.py",
-        *flags(small(tmp_path, data, max_iters=300, eval_interval=300, eval_iters=0)),
-    ]
+    longer = small(tmp_path, data, max_iters=300, eval_interval=300, eval_iters=0)
+    command = [sys.executable, "train.py", *flags(longer)]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=child_end)
     os.close(child_end)
     shown = b""

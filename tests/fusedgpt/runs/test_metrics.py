@@ -46,28 +46,18 @@ def test_losses_are_those_of_the_iteration(tmp_path):
     assert losses_at(tmp_path, 7) == losses_at(tmp_path, 8) == losses_at(tmp_path / "nowhere", 5) == {}
 
 
-@pytest.mark.parametrize("value", [None, "x", 10**400, [], "missing"])
-def test_what_is_no_number_is_a_gap(value, tmp_path):
-    # 10**400 is a valid number of JSON, which float() refuses
-    line = step(1, lr=value) if value != "missing" else step(1)
-    lr = run_of(tmp_path, [step(0, lr=0.5), line, step(2, lr=1)]).train["lr"]
-    assert lr[[0, 2]].tolist() == [0.5, 1.0]
-    assert math.isnan(lr[1])
-
-
 ODD = [[], [1.0], [[1.0]], {}, {"a": 1}, "1.5", True, 10**400, -5, [1.0, "a"], None]
 
 
 @pytest.mark.parametrize("value", ODD, ids=str)
 def test_a_column_of_odd_values_is_a_gap(value, tmp_path):
     # lists of one length each became a table in place of a column, which ended training with a TypeError
-    lines = [step(n, lr=value, ms=value) for n in range(3)] + [evaluation(3, val_bits_per_byte=value)]
-    run = run_of(tmp_path, lines)
-    for column in (run.train["lr"], run.train["ms"]):
-        assert column.shape == (3,) and column.tolist() == (
-            [-5.0] * 3 if value == -5 else pytest.approx([math.nan] * 3, nan_ok=True)
-        )
-    assert run.eval["val_bits_per_byte"].shape == (1,)
+    lines = [step(0, lr=value, ms=0.5), step(1, lr=value, ms=value), step(2, lr=value, ms=1)]
+    run = run_of(tmp_path, [*lines, evaluation(3, val_bits_per_byte=value)])
+    known = -5.0 if value == -5 else math.nan
+    assert run.train["lr"] == pytest.approx([known] * 3, nan_ok=True)
+    assert run.train["ms"] == pytest.approx([0.5, known, 1.0], nan_ok=True)
+    assert run.eval["val_bits_per_byte"] == pytest.approx([known], nan_ok=True)
 
 
 def test_run_json_may_be_damaged(tmp_path):
@@ -127,7 +117,4 @@ def test_thinned_values_keep_the_extremes_and_a_gap_where_there_was_one(count):
     assert np.nanmin(values[kept]) == np.nanmin(values) and np.nanmax(values[kept]) == np.nanmax(values)
     if count > 1000:
         assert np.isnan(values[kept]).any() and count - 7 in kept
-
-
-def test_thinned_values_of_nothing_but_gaps():
-    assert len(thinned(np.full(5000, np.nan))) <= 1500
+    assert len(thinned(np.full(count, np.nan))) <= 1500

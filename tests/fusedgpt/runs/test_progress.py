@@ -27,8 +27,8 @@ def test_the_estimate_counts_the_steps_and_evaluations_that_are_left(tmp_path, d
     # a resumed run said "3 times 0 s to evaluate" before its first evaluation
     assert progress.estimate([2e3] * 6, 0, 0.0, s).endswith("100 steps of 2 s, and 5 evaluations on top")
     s = small(tmp_path, data, max_iters=90, eval_interval=30, max_seconds=100)
-    assert "and 3 times" in (line := progress.estimate([2e3] * 6, 10, 60.0, s))
-    assert line.endswith("; max_seconds=100 may end it before")
+    line = progress.estimate([2e3] * 6, 10, 60.0, s)
+    assert "and 3 times" in line and line.endswith("; max_seconds=100 may end it before")
 
 
 def test_the_end_of_a_run_of_days_has_its_date(tmp_path, data, monkeypatch):

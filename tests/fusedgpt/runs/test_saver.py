@@ -16,10 +16,20 @@ from fusedgpt.runs.saver import Saver
 from tests import save_cost
 from tests.conftest import script
 
+W = torch.zeros(3)
 
-def state(iteration, w=None, best_iter=None):
+
+def state(iteration, w=W, best_iter=None):
     content = {"iter_num": iteration, "best_iter": best_iter, "best_val_loss": 1 / (best_iter or 1)}
-    return content | {"model": {"w": torch.zeros(3) if w is None else w}}
+    return content | {"model": {"w": w}}
+
+
+def saver_of(out_dir, say=print):
+    return Saver(out_dir, 2, lock(out_dir), say, Ranks())
+
+
+def refused(*_):
+    raise UserError("cannot write ckpt.pt: no")
 
 
 def read(path):
@@ -35,7 +45,7 @@ def test_it_saves_what_the_state_was_and_not_what_it_became(tmp_path, monkeypatc
 
     monkeypatch.setattr(checkpoint, "save", late)
     w = torch.ones(3)
-    it = Saver(tmp_path, 2, lock(tmp_path), print, Ranks())
+    it = saver_of(tmp_path)
     it.save({**state(5, w), "tied": w.view(3)})
     w += 1  # training goes on
     assert not (tmp_path / "ckpt.pt").exists()
@@ -56,7 +66,7 @@ def test_writes_never_overlap(tmp_path, monkeypatch):
         running.pop()
 
     monkeypatch.setattr(checkpoint, "save", alone)
-    it = Saver(tmp_path, 2, lock(tmp_path), print, Ranks())
+    it = saver_of(tmp_path)
     for iteration in range(20):
         it.save(state(iteration))
     it.close()
@@ -66,13 +76,10 @@ def test_writes_never_overlap(tmp_path, monkeypatch):
 def test_a_disk_that_refuses_is_said_and_tried_again(tmp_path, monkeypatch):
     said, save = [], checkpoint.save
 
-    def refuse(*_):
-        raise UserError("cannot write ckpt.pt: no")
-
-    it = Saver(tmp_path, 2, lock(tmp_path), said.append, Ranks())
+    it = saver_of(tmp_path, said.append)
     it.save(state(5))
     it.wait()  # or the write may begin after the next line
-    monkeypatch.setattr(checkpoint, "save", refuse)
+    monkeypatch.setattr(checkpoint, "save", refused)
     it.save(state(10))
     it.save(state(15))
     with pytest.raises(UserError, match="cannot write"):
@@ -80,16 +87,12 @@ def test_a_disk_that_refuses_is_said_and_tried_again(tmp_path, monkeypatch):
     assert [line.split(":")[0] for line in said] == ["NOT SAVED at iteration 10", "NOT SAVED at iteration 15"]
     assert read(tmp_path / "ckpt.pt")["iter_num"] == 5
     monkeypatch.setattr(checkpoint, "save", save)
-    it = Saver(tmp_path, 2, lock(tmp_path), said.append, Ranks())
-    it.resume(checkpoint_of(tmp_path), tmp_path / "ckpt.pt")
+    it = saver_of(tmp_path, said.append)
+    it.resume(read(tmp_path / "ckpt.pt"), tmp_path / "ckpt.pt")
     it.save(state(20))
     it.close()
     assert it.failed is None and len(said) == 2
     assert read(tmp_path / "ckpt-5.pt")["iter_num"] == 5 and read(tmp_path / "ckpt.pt")["iter_num"] == 20
-
-
-def checkpoint_of(folder):
-    return read(folder / "ckpt.pt")
 
 
 def test_any_other_failure_of_a_write_ends_the_run(tmp_path, monkeypatch):
@@ -97,7 +100,7 @@ def test_any_other_failure_of_a_write_ends_the_run(tmp_path, monkeypatch):
         raise TypeError("a mistake of ours")
 
     monkeypatch.setattr(checkpoint, "save", fails)
-    it = Saver(tmp_path, 2, lock(tmp_path), print, Ranks())
+    it = saver_of(tmp_path)
     it.save(state(5))
     with pytest.raises(TypeError, match="ours"):
         it.save(state(10))
@@ -107,7 +110,7 @@ def test_the_best_is_written_once(tmp_path, monkeypatch):
     # an improving evaluation used to write twice
     written, save = [], checkpoint.save
     monkeypatch.setattr(checkpoint, "save", lambda *args: (written.append(args), save(*args)))
-    it = Saver(tmp_path, 2, lock(tmp_path), print, Ranks())
+    it = saver_of(tmp_path)
     it.save(state(5, best_iter=5))
     it.save(state(10, best_iter=5))
     it.close()
@@ -124,7 +127,7 @@ def test_only_the_main_rank_writes(tmp_path):
 
 
 def test_advice_names_a_checkpoint_that_works(tmp_path):
-    it = Saver(tmp_path, 2, lock(tmp_path), print, Ranks())
+    it = saver_of(tmp_path)
     assert it.last_good().startswith("there is no checkpoint yet, so start again with a lower learning_rate")
     it.save(state(15, best_iter=15))
     assert it.last_good().startswith(f"resume from {tmp_path / 'ckpt.pt'}, of iteration 15, with a lower")
@@ -135,13 +138,13 @@ def test_advice_names_a_checkpoint_that_works(tmp_path):
 
 def test_what_could_not_be_saved_is_neither_the_best_nor_the_advice(tmp_path, monkeypatch):
     # a best state whose write failed used to raise the bar, and no checkpoint had it
-    it = Saver(tmp_path, 2, lock(tmp_path), lambda line: None, Ranks())
+    it = saver_of(tmp_path)
     it.save(state(5, best_iter=5))
     it.wait()
     save, link = checkpoint.save, saver.link
     for module, name in ((checkpoint, "save"), (saver, "link")):
         with monkeypatch.context() as patch:
-            patch.setattr(module, name, lambda *_: (_ for _ in ()).throw(UserError("cannot write")))
+            patch.setattr(module, name, refused)
             it.save(state(10, best_iter=10))
             it.wait()
         assert it.failed and it.best == (1 / 5, 5)
@@ -151,7 +154,7 @@ def test_what_could_not_be_saved_is_neither_the_best_nor_the_advice(tmp_path, mo
 
 def test_a_failed_write_frees_the_copy(tmp_path, monkeypatch):
     # the exception that was kept held the frames of the write, and with them 1.5 GB
-    monkeypatch.setattr(checkpoint, "save", lambda *_: (_ for _ in ()).throw(UserError("cannot write")))
+    monkeypatch.setattr(checkpoint, "save", refused)
     copies, copied = [], saver._copied
 
     def watched(state, known):
@@ -161,7 +164,7 @@ def test_a_failed_write_frees_the_copy(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(saver, "_copied", watched)
-    it = Saver(tmp_path, 2, lock(tmp_path), lambda line: None, Ranks())
+    it = saver_of(tmp_path)
     it.save(state(5))
     it.wait()
     it.writing = None
@@ -186,11 +189,3 @@ def test_the_cost_of_a_save_is_what_its_steps_took_longer():
     assert save_cost.cost([2.0], **times) == dict(stood_still_ms=2.0, slowed_ms=None, step_ms=None, write_ms=9000.0)
     times["writing"] = [(9, 10)]
     assert save_cost.cost([2.0], **times) == dict(stood_still_ms=2.0, slowed_ms=None, step_ms=1500.0, write_ms=1000.0)
-
-
-def test_copies_share_nothing_with_what_they_were_made_of():
-    w = torch.ones(2)
-    nested = {"a": [w, {"b": w}], "n": 3}
-    copied = saver._copied(nested, {})
-    w.zero_()
-    assert copied["a"][0].tolist() == [1, 1] and copied["a"][1]["b"] is copied["a"][0] and copied["n"] == 3

@@ -28,22 +28,33 @@ def test_tensorboard_reads_what_was_logged(tmp_path, data):
 
 
 def test_wandb_keeps_its_run_when_it_is_resumed(tmp_path, data):
-    # a resumed run used to become a second one, and its curve to start in the middle
+    # a resumed run used to become a second one, and its curve to start in the middle; nanoGPT's dashboards were empty
     pytest.importorskip("wandb")
     offline = dict(WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true")
+    named = dict(wandb_log=True, wandb_project="walks", wandb_run_name="first")
     for more in ({}, dict(max_iters=15, init_from="resume")):
-        script("train.py", *flags(small(tmp_path / "out", data, wandb_log=True, **more)), **offline)
+        script("train.py", *flags(small(tmp_path / "out", data, **named, **more)), **offline)
     own = json.loads((tmp_path / "out" / "run.json").read_text())["wandb_id"]
     written = glob.glob(f"{tmp_path}/wandb/offline-run-*/run-*.wandb")
     assert len(written) == 2 and all(path.endswith(f"run-{own}.wandb") for path in written)
-    logged = [values for path in sorted(written) for values in in_wandbs_file(path)]
-    for name, kind, key in (("val/loss", "eval", "val_loss"), ("step/loss", "train", "loss"), ("lr", "train", "lr")):
-        found = {values["iter"]: values[name] for values in logged if name in values}
-        assert found == {row["iter"]: pytest.approx(row[key]) for row in rows(tmp_path / "out", kind)}
+    records = in_wandbs_file(min(written)) + in_wandbs_file(max(written))
+    begun = [record.run for record in records if record.HasField("run")]
+    assert {(run.project, run.display_name) for run in begun} == {("walks", "first")}
+    logged = [values_in(record.history) for record in records if record.HasField("history")]
+    evals = {"train/loss": "train_loss", "val/loss": "val_loss", "val/bits_per_byte": "val_bits_per_byte"}
+    for kind, names in (("eval", evals), ("train", {"step/loss": "loss", "lr": "lr", "step/grad_norm": "grad_norm"})):
+        for name, key in names.items():
+            found = {values["iter"]: values[name] for values in logged if name in values}
+            assert found == {row["iter"]: pytest.approx(row[key]) for row in rows(tmp_path / "out", kind)}
+    assert trackers.names({"iter": 3, "mfu": 0.5}) == {"mfu": 50.0}  # in per cent
+
+
+def values_in(history):
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in history.item}
 
 
 def in_wandbs_file(path):
-    """What was logged to an offline file of wandb's, a dict for each call: it has no reader of its own in Python.
+    """The records in an offline file of wandb's, which has no reader of its own in Python.
 
     After 7 bytes come LevelDB's blocks of 32 KiB: checksum, length and kind of a part (1 whole, 2 first, 3, 4 last).
     """
@@ -58,9 +69,8 @@ def in_wandbs_file(path):
         message += raw[at + 7 : at + 7 + length]
         at += 7 + length
         if part in (1, 4):
-            items = Record.FromString(message).history.item
+            found.append(Record.FromString(message))
             message = b""
-            found.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
     return found
 
 

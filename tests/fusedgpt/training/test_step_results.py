@@ -33,3 +33,11 @@ def test_a_flag_that_no_rank_raises_is_not_read_as_one():
 def test_a_result_that_is_no_single_number_is_named():
     with pytest.raises(UserError, match=r"returned 'norms' of shape \(3,\): a result is a single number"):
         StepResults(Ranks()).add({"norms": torch.ones(3)}, {})
+
+
+def test_a_plain_number_counts_too_and_a_name_that_a_line_has_is_refused():
+    results = StepResults(Ranks())
+    results.add({"loss": torch.tensor(2.0), "tokens": 7}, {})
+    assert results.read() == ([{"loss": 2.0, "tokens": 7.0}], set())
+    with pytest.raises(UserError, match="returned 'iter', a name that each line has already"):
+        results.add({"loss": torch.tensor(2.0), "iter": torch.tensor(1.0)}, {})

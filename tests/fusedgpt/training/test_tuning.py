@@ -73,19 +73,26 @@ def test_a_step_is_timed_on_as_much_of_the_batch_as_takes_little(model, monkeypa
 FORWARD = Case((4, 2, 16, 16), CPU, torch.bfloat16, backward=False)
 
 
-@pytest.mark.parametrize("settings", [dict(dtype="float32"), dict(before={}), dict(case=FORWARD)])
-def test_what_is_named_resumed_or_only_evaluated_is_not_timed(model, monkeypatch, settings):
+BEFORE = {"attention": "math", "dtype": "float32", "compile": False}
+OPEN = dict(attention="auto", compile="auto", calls=10**9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "attention", "dtype"),
+    [
+        (dict(dtype="float32"), "manual", torch.float32),
+        (dict(before={}), "manual", torch.bfloat16),
+        (dict(case=FORWARD), "manual", torch.bfloat16),
+        (dict(OPEN, before=BEFORE), "math", torch.float32),  # a resumed run keeps what it had
+        # two runs of one command are to give the same bytes: what is timed may come out otherwise in the second
+        (dict(OPEN, deterministic=True), "sdpa", torch.bfloat16),
+    ],
+)
+def test_what_is_named_resumed_evaluated_or_deterministic_is_not_timed(model, monkeypatch, settings, attention, dtype):
     monkeypatch.delattr(tuning.timing, "samples")
     chosen = settle(model, **settings)
-    assert chosen.dtype_trials == {} and not chosen.compiled
-    assert chosen.dtype == getattr(torch, settings.get("dtype", "bfloat16"))
-
-
-def test_a_resumed_run_keeps_what_it_had(model, monkeypatch):
-    monkeypatch.delattr(tuning.timing, "samples")
-    before = {"attention": "math", "dtype": "float32", "compile": False}
-    chosen = settle(model, calls=10**9, before=before, attention="auto", compile="auto")
-    assert (chosen.attention, chosen.dtype, chosen.compiled) == ("math", torch.float32, False)
+    assert (chosen.attention, chosen.dtype, chosen.compiled) == (attention, dtype, False)
+    assert chosen.dtype_trials == {}
 
 
 @pytest.mark.parametrize(("calls", "max_seconds", "compiled"), [(9, None, False), (9999, None, True), (9999, 9, False)])
@@ -117,13 +124,6 @@ def test_attention_is_chosen_for_each_dtype(model, monkeypatch):
     monkeypatch.setattr(tuning.choose, "choose", lambda name, case, **_: picks[case.dtype])
     chosen = settle(model, attention="auto")
     assert (chosen.attention, chosen.attention_trials) == ("flash", {"flash": {}})
-
-
-def test_a_deterministic_run_is_settled_by_rules(model, monkeypatch):
-    # two runs of one command are to give the same bytes: what is timed may come out otherwise in the second
-    monkeypatch.delattr(tuning.timing, "samples")
-    chosen = settle(model, attention="auto", compile="auto", calls=10**9, deterministic=True)
-    assert (chosen.attention, chosen.dtype, chosen.compiled) == ("sdpa", torch.bfloat16, False)
 
 
 def test_a_kernel_that_was_named_must_run_compiled_if_the_run_is_compiled(model, monkeypatch):
