@@ -38,6 +38,7 @@ class CausalSelfAttention(nn.Module):
         self.recompute = config.recompute == "attention"
 
     def forward(self, x, cache=None):
+        """What each token gathers from itself and those before it: (B, T, C) to (B, T, C). `cache` is extended."""
         B, T, C = x.shape
         # each token has a query, a key that queries are compared with, and a value that they fetch: one product for all
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)  # (B, T, 3, nh, hs)

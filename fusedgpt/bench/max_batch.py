@@ -86,6 +86,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     earlier, trials = _earlier_trials(folder / "rows.jsonl", spec, free), []
 
     def fits(batch_size):
+        """Whether a micro-batch of `batch_size` sequences trains here; each trial is measured once and written down."""
         trial = earlier.get(batch_size)
         if not trial:
             trial = _trial(train, batch_size, _free(s, device))
