@@ -20,19 +20,21 @@ import pathlib
 import shlex
 import sys
 
+from fusedgpt.errors import UserError, one_sentence
+
 if __name__ == "__main__" and sys.argv[1:2] in (["-h"], ["--help"]):
-    sys.exit(print(__doc__))  # before the slow import of PyTorch, which KIND --help needs for this machine's defaults
+    with one_sentence():
+        sys.exit(print(__doc__))  # before PyTorch, which takes seconds to import
 
 from configurator import configure
 from fusedgpt import settings
 from fusedgpt.bench import campaign, check, kinds, plan, plan_sweep, report, rows
-from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.machine.device import resolve_device
 from fusedgpt.machine.environment import environment
 
 
 def main(name: str, args: list[str]) -> None:
-    """Run the kind of benchmark `name` with `args`, its config files and flags.
+    """Run the kind of benchmark `name` with its config files and flags, `args`.
 
     Raises UserError for bad input, and at the end if no row could be measured.
     """
@@ -41,15 +43,15 @@ def main(name: str, args: list[str]) -> None:
     folder = pathlib.Path(s.results) / name
     kinds.measure(name, [name, *args], s, device, kinds.planned(name, s, device), folder)
     print(f"wrote {', '.join(map(str, report.write(folder, kind)))}")
-    measured = [line["status"] == "measured" for line in report.read(folder)[1] if line["kind"] == "row"]
-    if not measured:
-        raise UserError(f"max_seconds={s.max_seconds:g} was over before any row of {name}: give the same command again")
-    if not any(measured):
+    statuses = {line["status"] for line in report.read(folder)[1] if line["kind"] == "row"}
+    if not statuses:
+        raise UserError(f"max_seconds={s.max_seconds:g} was over before any row of {name}: give more seconds")
+    if "measured" not in statuses:
         raise UserError(f"no row of {name} could be measured: {folder / 'report.md'} gives the reason for each")
 
 
 def run_campaign(args: list[str]) -> None:
-    """Run what is missing of tests and rows; the last line says what still is. Raises UserError without a GPU."""
+    """Run missing tests and rows; the last line says what is still missing. Raises UserError if there is no GPU."""
     s = configure(campaign.Settings(), args, campaign.__doc__)
     print(campaign.run(s, resolve_device("cpu" if s.rehearse else "auto"), kinds.left))
 
@@ -57,7 +59,7 @@ def run_campaign(args: list[str]) -> None:
 def write_plan(args: list[str]) -> None:
     """Compute what a run takes, or the sweep if --sweep=True; print it, and write it to `results`/plan.
 
-    Raises UserError if a GPU's memory is too small for the run, with the nearest settings that fit.
+    Raises UserError if the run does not fit into a GPU's memory; the message names the nearest settings that fit.
     """
     defaults, unused = kinds.settings_class(plan)(**plan.DEFAULTS), kinds.unused_settings("plan")
     s = configure(defaults, args, __doc__, unused)
@@ -81,7 +83,7 @@ def write_reports(folders: list[str]) -> None:
 def check_folder(args: list[str]) -> None:
     """Measure the rows of a published folder again, with the settings of its header, and say which claims hold here.
 
-    Raises UserError if the folder has no rows of a benchmark, if --only names none, or if new rows would go into it.
+    Raises UserError if the folder has no rows, if --only selects no claim, or if the new rows would go into it.
     """
     asked = configure(check.Settings(), [arg for arg in args if arg.startswith("-")], check.__doc__)
     folders = [pathlib.Path(arg) for arg in args if not arg.startswith("-")]
@@ -97,7 +99,7 @@ def check_folder(args: list[str]) -> None:
     try:
         s, device, assumed = kinds.published_settings(header, there)
         obstacles = check.obstacles(wanted, s, device, kind.plan(s, device))
-    except UserError as error:  # such as a GPU that is not here, or a setting that is no longer allowed
+    except UserError as error:  # for example, this machine has no GPU, or a value is no longer allowed
         assumed, obstacles = {}, dict.fromkeys(wanted, str(error))
     todo = check.measurable(claims, obstacles)
     print(check.outlook(claims, todo))
@@ -118,9 +120,9 @@ COMMANDS = {"report": write_reports, "check": check_folder, "gpu": run_campaign,
 
 
 def parse(args: list[str]) -> tuple[str, list[str]]:
-    """(KIND, other arguments): the kind is ladder without arguments, or if the first is a flag or a config file.
+    """(kind or command, the other arguments). The kind is ladder if the first argument is a flag, a file or missing.
 
-    Raises UserError if the first argument is no kind, flag or config file.
+    Raises UserError if the first argument is no kind, command, flag or file.
     """
     names = [*kinds.KINDS, *COMMANDS]
     if args and args[0] in names:

@@ -2,8 +2,8 @@
 
     python train.py config/train_shakespeare_char.py --batch_size=32
 
-A config file is Python that assigns to names of settings. Files and flags pass the same check. Reading values and
-writing the help is tyro's work.
+A config file is Python code that assigns to settings. Files and flags pass the same checks. tyro reads the values and
+writes the help.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from typing import Any
 from fusedgpt.errors import UserError, first_line, one_sentence, shown
 
 COMMAND_LINE = "the command line"
-LARGEST = 2**63 - 1  # PyTorch's and numpy's whole numbers end there
+LARGEST = 2**63 - 1  # the largest whole number of PyTorch and numpy
 
 
 def configure(
@@ -31,13 +31,14 @@ def configure(
     unused: Mapping[str, str] = types.MappingProxyType({}),
     earlier: Callable[[Any], Any] = lambda settings: None,
 ):
-    """`defaults`, an instance of a dataclass of settings, as `args` change it: config files and `--name=value` flags.
+    """Return `defaults`, an instance of a dataclass of settings, as config files and `--name=value` flags change it.
 
-    `unused` maps each setting that this script does not use to the reason. A config file may set it, because the file
-    may be another script's; a flag may not, and `--help` does not show it. `--help` prints every other setting with its
-    value so far and exits. `earlier` is given these settings and may return those of an earlier run: files and flags
-    then change the earlier ones instead. Raises UserError for an unknown name, a value of the wrong type or choice, a
-    flag of `unused`, or a file that is missing or fails.
+    `--help` prints all settings that are not in `unused` with their values, and exits.
+    unused: the settings that this script does not use, each with the reason. A config file may set them, because it may
+    be written for another script. A flag may not.
+    earlier: called with the new settings. If it returns the settings of an earlier run, files and flags change those.
+    Raises UserError for an unknown name, a value of the wrong type or choice, a flag of `unused`, or a file that is
+    missing or fails.
     """
     files = [a for a in args if not a.startswith("-")]
     flags = [a for a in args if a.startswith("-") and a not in ("-h", "--help")]
@@ -64,16 +65,16 @@ def configure(
 
 
 def answer_help(defaults: Any, args: list[str], description: str, **how: Any) -> None:
-    """If `args` have --help, answer it as `configure` does, and exit."""
+    """Print the help as `configure` does and exit, if `args` have --help."""
     if {"-h", "--help"} & set(args):
         with one_sentence():
             configure(defaults, args, description, **how)
 
 
 def adopt(settings: Any, values: dict[str, Any], where: str) -> Any:
-    """`settings` with those of `values` that it has fields for. They are an earlier run's settings, read from `where`.
+    """Return `settings` with the `values` of an earlier run, which were read from the file `where`.
 
-    Raises UserError for a value of the wrong type or choice.
+    Values that `settings` has no field for are ignored. Raises UserError for a value of the wrong type or choice.
     """
     for field in dataclasses.fields(settings):
         if field.name in values and values[field.name] != getattr(settings, field.name):
@@ -82,7 +83,7 @@ def adopt(settings: Any, values: dict[str, Any], where: str) -> Any:
 
 
 def _assignments(file, settings):
-    """What a config file assigns. It may read the settings so far, and keep names of its own that begin with _."""
+    """The settings that a config file assigns. It may have functions, modules and _names of its own."""
     if not os.path.isfile(file):
         there = "is no regular file" if os.path.exists(file) else "does not exist"
         raise UserError(f"config file {file} {there}; flags are written --name=value")
@@ -91,7 +92,7 @@ def _assignments(file, settings):
         found = runpy.run_path(file, init_globals=so_far)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # exit() too, which would end the script as if all were well
+    except BaseException as error:  # also exit(), which would end the script with status 0
         raise UserError(f"config file {file} fails: {type(error).__name__}: {first_line(error)}") from error
     assigned = {k: v for k, v in found.items() if isinstance(k, str) and (k not in so_far or v is not so_far[k])}
     own = {k for k, v in assigned.items() if k.startswith("_") or callable(v) or isinstance(v, types.ModuleType)}
@@ -99,16 +100,16 @@ def _assignments(file, settings):
 
 
 def _set(settings, name, value, where):
-    """`settings` with the field `name` read from `value`: a flag's text, or a file's value, of the right type."""
+    """Return `settings` with the field `name` set to `value`: a flag's text, or a file's value of the right type."""
     field = _field(settings, name, where)
     refused = f"{where}: {name}={shown(value)} is not allowed: it takes"
     try:
         new = _read(str(value), field)
         if where != COMMAND_LINE and new != value:  # in a file, steps = "5" is a mistake
             raise ValueError
-    except ImportError:  # tyro is missing: no fault of the value
+    except ImportError:  # tyro is missing; the value may be fine
         raise
-    except (Exception, SystemExit) as error:  # a file's value may be of any class, whose methods may raise anything
+    except (Exception, SystemExit) as error:  # a file's value may have methods that raise anything
         raise UserError(f"{refused} {_allowed(field.type)}") from error
     if isinstance(new, int) and abs(new) > LARGEST:
         raise UserError(f"{refused} whole numbers below 2**63")
@@ -118,10 +119,10 @@ def _set(settings, name, value, where):
 
 
 def _read(text, field):
-    """`text` as tyro reads it for a field. Raises ValueError if it does not fit."""
+    """Let tyro read `text` as the value of a field. Raises ValueError if it does not fit."""
     import tyro
 
-    # a parser for all fields is slow to build, and tyro searches source files for help that is not given
+    # a parser of all fields is slow to build; without a help text, tyro would search source files for one
     annotation = typing.Annotated[field.type, tyro.conf.arg(help="-")]
     alone = dataclasses.make_dataclass("Alone", [(field.name, annotation)])
     try:
@@ -138,13 +139,13 @@ def _field(settings, name, where):
         near = difflib.get_close_matches(name, fields, n=1)
         hint = f"did you mean {near[0]}?" if near else "--help lists every setting"
         if where != COMMAND_LINE:
-            hint += " (a name of the file's own begins with _)"
+            hint += " (begin a name that is not a setting with _)"
         raise UserError(f"{where}: there is no setting {shown(name)}: {hint}")
     return fields[name]
 
 
 def _allowed(annotation):
-    """A type in words: `bool | Literal['auto']` is "True, False or 'auto'"."""
+    """Describe a type in words: `bool | Literal['auto']` is "True or False or 'auto'"."""
     if typing.get_origin(annotation) is typing.Literal:
         return " or ".join(map(repr, typing.get_args(annotation)))
     if typing.get_args(annotation):
@@ -166,13 +167,13 @@ def _without(settings, unused):
 
 
 def subclass(fields: list[tuple], *bases: type) -> type:
-    """A dataclass with the `fields` (as dataclasses.make_dataclass takes them) and those of `bases`.
+    """Make a dataclass with the `fields` (as dataclasses.make_dataclass takes them) and those of `bases`.
 
-    It has the name and module of the first base, because tyro reads help from the comments in a class's source.
+    It takes the name and module of the first base, because tyro reads help texts from the comments in its source.
     """
     made = dataclasses.make_dataclass(bases[0].__name__, fields, bases=bases)
-    made.__module__ = bases[0].__module__  # make_dataclass sets its own from Python 3.12 on
-    if hasattr(bases[0], "__firstlineno__"):  # Python finds the source by it, from 3.13 on
+    made.__module__ = bases[0].__module__  # make_dataclass sets another from Python 3.12 on
+    if hasattr(bases[0], "__firstlineno__"):  # from Python 3.13 on, the source is found by this line number
         made.__firstlineno__ = bases[0].__firstlineno__
     return made
 

@@ -1,10 +1,10 @@
-"""Convert the checkpoints of a run: each to one file, or to shards like those of ranks that share a model.
+"""Convert each checkpoint of a run to one file, or to shards as a run with --parallel=fsdp writes them.
 
     python convert.py OUT_DIR file
     python convert.py OUT_DIR shards
 
-Both forms can be resumed, sampled and exported. nanoGPT and torch.load read one file. To read shards, no process has to
-hold all of them. The conversion needs memory for the whole state of a checkpoint.
+Both forms can be resumed, sampled and exported. nanoGPT and torch.load need one file. Processes that read shards need
+not hold all of them in memory. The conversion itself holds one whole checkpoint in memory.
 """
 
 import os
@@ -25,7 +25,7 @@ FORMS = ("file", "shards")
 def main(out_dir: str | os.PathLike, form: str) -> None:
     """Convert every checkpoint in `out_dir` in place. Raises UserError if one is damaged, or a run is using them."""
     if form not in FORMS:
-        raise UserError(f"there is no form {form!r}: it can be {' or '.join(FORMS)}")
+        raise UserError(f"the form {form!r} is unknown: it can be {' or '.join(FORMS)}")
     folder = pathlib.Path(out_dir)
     if not (names := run_folder.checkpoints(folder)):
         raise UserError(f"{folder} has no checkpoint: name the folder of a run")
@@ -33,7 +33,7 @@ def main(out_dir: str | os.PathLike, form: str) -> None:
         for same in _by_file(names):
             saved = checkpoint.load(same[0])
             saved.pop("shards", None)
-            lock.check()  # loading takes long, and the folder may have been moved
+            lock.check()  # the folder may have been moved while the checkpoint was loaded
             if form == "shards":
                 saved, tensors = shard_files.split(saved)
                 name = shard_files.free_name(folder, saved["iter_num"])
@@ -47,7 +47,7 @@ def main(out_dir: str | os.PathLike, form: str) -> None:
 
 
 def _by_file(paths):
-    """The paths, grouped by the file that they name: ckpt.pt and best.pt may be one."""
+    """Group the paths by the file that they name. ckpt.pt and best.pt may be links to one file."""
     groups = {}
     for path in paths:
         groups.setdefault((path.stat().st_dev, path.stat().st_ino), []).append(path)
@@ -57,7 +57,5 @@ def _by_file(paths):
 if __name__ == "__main__":
     with one_sentence():
         if len(sys.argv) != 3 or any(arg.startswith("-") for arg in sys.argv):
-            raise UserError(
-                "name a run and a form: python convert.py OUT_DIR file, or python convert.py OUT_DIR shards"
-            )
+            raise UserError("name a run and a form: python convert.py OUT_DIR file, or ... OUT_DIR shards")
         main(*sys.argv[1:])

@@ -2,8 +2,8 @@
 
     python export.py OUT_DIR FOLDER
 
-AutoModelForCausalLM, AutoTokenizer and pipeline("text-generation") of transformers load the folder. Vocabulary padding
-is stripped, and biases that the run does not have become zeros; the logits stay the same.
+AutoModelForCausalLM, AutoTokenizer and pipeline("text-generation") of transformers load the folder. The export strips
+vocabulary padding and writes zeros for biases that the run does not have. The logits stay the same.
 """
 
 import contextlib
@@ -57,13 +57,13 @@ print(generate("The", do_sample=True, top_k=200)[0]["generated_text"])
 """
 
 NANOGPTS_ACTIVATION = (
-    "a checkpoint of nanoGPT's does not name its activation: it is exported with the exact GELU, nanoGPT's since May"
-    " 2023. For an older one, set activation_function to gelu_new in {folder}/config.json"
+    "a nanoGPT checkpoint does not name its activation: it is exported with the exact GELU, nanoGPT's since May 2023."
+    " For an older one, set activation_function to gelu_new in {folder}/config.json"
 )
 
 
 def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, theirs: Any) -> str:
-    """README.md of the model `theirs`, from the run in `out_dir`, the checkpoint `saved` and its `meta`."""
+    """README.md for `theirs`, made from the checkpoint `saved` of the run in `out_dir`. meta: its data's, if known."""
     environment, c = section(record_of(out_dir), "environment"), theirs.config
     shape = f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} channels, context of {c.n_positions} tokens"
     found = {
@@ -96,8 +96,10 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike) -> None:
         meta = dataset.meta_of_checkpoint(ROOT, saved)
         tokenizer = tokenizer_json.tokenizer(meta, model.config.block_size)
         end = tokenizer.eos_token_id
-    except UserError as error:  # nanoGPT's checkpoints only name their data, which may not be here
+    except UserError as error:  # a nanoGPT checkpoint only names its data, which may not be here
         print(f"no tokenizer is written: {error}")
+    if model.config.packed:
+        print("attention within documents is not exported: GPT-2 attends across documents, so give it one at a time")
     theirs = to_transformers(model.config, model.state_dict(), bos_token_id=end, eos_token_id=end)
     # by default transformers generates 256 more tokens, but the model has no positions beyond its context
     theirs.generation_config.max_length = model.config.block_size
@@ -106,16 +108,16 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike) -> None:
         try:
             for left in _in(work):  # left by an export that was killed
                 left.unlink()
-            with contextlib.chdir(work):  # `tokenizers` takes only paths in UTF-8
+            with contextlib.chdir(work):  # the package tokenizers takes only paths in UTF-8
                 theirs.save_pretrained(".")
                 if tokenizer is not None:
                     tokenizer.save_pretrained(".")
-            if meta is not None:  # what the ids mean, for sample.py
+            if meta is not None:  # for sample.py, which needs to know what the ids mean
                 (work / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
             card = model_card(pathlib.Path(out_dir), saved, meta, theirs)
             (work / CARD_FILE).write_text(card, encoding="utf-8", errors="backslashreplace")  # names may not be UTF-8
             _move(work, folder)
-        except SafetensorError as error:  # safetensors' exception for a write that failed
+        except SafetensorError as error:  # a write failed
             raise UserError(f"cannot write {folder}: {error}") from error
         finally:
             shutil.rmtree(work, ignore_errors=True)
@@ -125,8 +127,8 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike) -> None:
 def _move(work, folder):
     """Move all files in `work` to `folder`, in place of an earlier export.
 
-    A kill on the way leaves no weights, so that nothing loads a mixture of models, and leaves a card, by which the next
-    export recognises the files.
+    If the process is killed on the way, `folder` has no weights, so that nobody loads a mixture of two models. It does
+    have a card, which tells the next export that it may replace the files.
     """
     names = {file.name for file in _in(work)}
     for name in names:

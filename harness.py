@@ -2,7 +2,7 @@
 
     python harness.py FOLDER RESULTS.json TASK [TASK ...]
 
-A task is one of eval/, which needs no network, or any other of lm_eval's. Prints lm_eval's table of results.
+TASK is the name of a task in eval/, which needs no network, or of any task of lm_eval. Prints lm_eval's results.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ TASKS = pathlib.Path(__file__).resolve().parent / "eval"
 
 
 def evaluate(folder: str, tasks: list[str]) -> dict[str, Any]:
-    """lm_eval's results of the model in `folder`.
+    """Run lm_eval on the model in `folder` and return its results.
 
     Raises UserError if the model cannot be evaluated, a task is unknown, or lm_eval is missing.
     """
@@ -41,19 +41,19 @@ def evaluate(folder: str, tasks: list[str]) -> dict[str, Any]:
         raise UserError(f"lm_eval has no task {', '.join(sorted(unknown))}: python -m lm_eval ls tasks lists them")
     tokenizer = Tokenizer(tokenizer_json.read_meta(folder))
     try:
-        # lm_eval predicts a text's first id from this one: the end of a text, or a new line if the tokenizer has none
+        # lm_eval predicts the first id of a text from this id: end-of-text, or a new line if the tokenizer has none
         before = tokenizer.encode("\n")[0] if tokenizer.end_of_text is None else tokenizer.end_of_text
         model = {"pretrained": str(pathlib.Path(folder).resolve()), "dtype": "float32", "prefix_token_id": before}
         with contextlib.chdir(TASKS.parent):  # lm_eval reads the texts of eval/ from the current folder
             return lm_eval.simple_evaluate(
                 "hf", model, tasks=tasks, device=str(resolve_device("auto")), task_manager=known, log_samples=False
             )
-    except Exception as error:  # the library has no exception of its own for an unknown character
+    except Exception as error:  # tokenizers raises a bare Exception for an unknown character
         if tokenizer.kind != "char" or not ("Missing [UNK] token" in str(error) or isinstance(error, UserError)):
             raise
         raise UserError(
-            f"{', '.join(tasks)} has characters that {folder} does not know, and a character model has no id for them:"
-            " take a task whose text it knows, or train on bytes"
+            f"{', '.join(tasks)} has characters for which the character model in {folder} has no ids: take a task"
+            " without such characters, or train a model on bytes"
         ) from error
 
 

@@ -22,7 +22,7 @@ from fusedgpt.generation import generate
 from fusedgpt.interchange import gpt2
 
 
-def _again(function, *args):
+def _recomputed(function, *args):
     """Activation checkpointing: keep only `args`; the backward runs `function` again, with the same dropout."""
     return checkpoint(function, *args, use_reentrant=False) if torch.is_grad_enabled() else function(*args)
 
@@ -37,18 +37,21 @@ class CausalSelfAttention(nn.Module):
         self.attend = ATTENTION[config.attention]  # train.py and sample.py set theirs by GPT.use_attention
         self.recompute = config.recompute == "attention"
 
-    def forward(self, x, cache=None):
-        """What each token gathers from itself and those before it: (B, T, C) to (B, T, C). `cache` is extended."""
+    def forward(self, x, cache=None, documents=None):
+        """Each token gathers values from itself and earlier tokens: (B, T, C) to (B, T, C). Extends `cache`, if any.
+
+        documents, (B, Tk), if given: tokens see only those with the same number.
+        """
         B, T, C = x.shape
-        # each token has a query, a key that queries are compared with, and a value that they fetch: one product for all
+        # each token has a query, a key to compare queries with, and a value to fetch: one product computes all three
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)  # (B, T, 3, nh, hs)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, nh, T, hs) each: heads attend apart, like sequences
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, nh, T, hs) each: heads are as independent as sequences
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, nh, Tk, hs): earlier keys first, in the cache's dtype
-        # softmax(q kᵀ / √hs) v, over the keys up to each query's own position, in the dtype that the cache has
+        # softmax(q kᵀ / √hs) v, over the keys up to each query's own position, in the dtype of the keys
         dropout = self.dropout if self.training else 0.0  # unlike nn.Dropout, SDPA would apply it in evaluation too
-        inputs = q.to(k.dtype), k, v, dropout
-        y = _again(self.attend, *inputs) if self.recompute else self.attend(*inputs)  # (B, nh, T, hs)
+        inputs = q.to(k.dtype), k, v, dropout, *([] if documents is None else [documents])
+        y = _recomputed(self.attend, *inputs) if self.recompute else self.attend(*inputs)  # (B, nh, T, hs)
         y = y.to(q.dtype).transpose(1, 2).reshape(B, T, C)  # the heads' channels side by side
         return self.resid_dropout(self.c_proj(y))  # (B, T, C), which the block adds to x
 
@@ -80,14 +83,14 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
-    def forward(self, x, cache=None):
-        # "pre-norm": each branch normalises its input, and what they add up to is normalised once, in ln_f
-        x = x + self.attn(self.ln_1(x), cache)  # (B, T, C)
+    def forward(self, x, cache=None, documents=None):
+        # pre-norm: each branch normalises its input; ln_f normalises the sum of all branches once, at the end
+        x = x + self.attn(self.ln_1(x), cache, documents)  # (B, T, C)
         return x + self.mlp(self.ln_2(x))  # (B, T, C)
 
 
-def _without_padding(z, vocab_size):
-    """Logits z (..., V), with -inf added in place from `vocab_size` on."""
+def _mask_padding(z, vocab_size):
+    """Set the logits z (..., V) of ids from `vocab_size` on to -inf, in place, and return z."""
     V = z.size(-1)
     if vocab_size < V:
         padding = torch.arange(V, device=z.device) >= vocab_size
@@ -113,9 +116,9 @@ class GPT(nn.Module):
             )
             self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
         self.to_empty(device=torch.get_default_device())
-        self.lm_head.weight = self.transformer.wte.weight  # tie weights (arXiv:1608.05859) after to_empty, which unties
+        self.lm_head.weight = self.transformer.wte.weight  # tied (arXiv:1608.05859) after to_empty, which unties them
         self.init_weights()
-        # not compiled: a compiler would reorder the chunks and then hold more memory than all logits take
+        # not compiled: the compiler would reorder the chunks and then take more memory than all logits at once
         self.chunked_loss = torch.compiler.disable(loss.chunked) if config.loss == "chunked" else None
         if config.num_params != (built := self.get_num_params(non_embedding=False)):
             raise UserError(
@@ -125,10 +128,10 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, part: nn.Module | None = None) -> None:
-        """Initialise as GPT-2: normal with deviation 0.02, into the residual stream 0.02 / √(2 n_layer); biases 0.
+        """Initialise as GPT-2: normal, deviation 0.02, or 0.02 / √(2 n_layer) into the residual stream; biases 0.
 
-        Padding draws no random numbers, so every other weight is the same with and without it. `part` limits this to
-        one module: wte, wpe and the blocks, drawn one by one in this order, get the same numbers as all at once.
+        Padding draws no random numbers, so every other weight is the same with and without it. part: initialise only
+        this module. wte, wpe and the blocks get the same numbers one by one, in this order, as all in one call.
         """
         for name, p in (self if part is None else part).named_parameters():
             if p.dim() < 2:
@@ -137,7 +140,7 @@ class GPT(nn.Module):
                 nn.init.normal_(p[: self.config.vocab_size], std=0.02)
                 nn.init.zeros_(p[self.config.vocab_size :])
             else:
-                # 2 n_layer branches add up in the residual stream: their variances should sum to that of one
+                # 2 n_layer branches add up in the residual stream: shrunk, their variances sum to that of one branch
                 shrink = math.sqrt(2 * self.config.n_layer) if name.endswith("c_proj.weight") else 1.0
                 nn.init.normal_(p, std=0.02 / shrink)
 
@@ -148,33 +151,41 @@ class GPT(nn.Module):
         cache: list[generate.LayerCache] | None = None,
         logits: bool = True,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Logits (B, T, V) and the mean loss of `targets` (B, T), where -1 does not count.
+        """Returns logits (B, T, V) and the mean loss of `targets` (B, T); a target of -1 does not count.
 
         Without targets: logits of the last position only, (B, 1, V), and no loss. Ids that only pad the vocabulary have
-        logit -inf: they get probability 0, learn nothing and are never sampled. `cache` (generate.new_cache) holds the
-        keys and values of the tokens before `idx`. logits=False returns (None, loss): returned logits would stay in
-        memory, and a compiled backward would read a gradient of them. Raises UserError past block_size.
+        logit -inf: they get probability 0, learn nothing and are never sampled.
+
+        cache: from generate.new_cache; holds the keys and values of the tokens before `idx`.
+        logits: whether to return logits beside a loss. Training needs none: they would stay in memory, and a compiled
+        backward would read a gradient of them.
+        Raises UserError if the tokens, with those in the cache, are more than block_size.
         """
         T, past = idx.size(1), cache[0].length if cache else 0
         if past + T > self.config.block_size:
             raise UserError(f"{past + T} tokens are more than block_size={self.config.block_size}: crop the input")
         pos = cache[0].positions(T, idx.device) if cache else torch.arange(T, device=idx.device)
         x = self.transformer.drop(self.transformer.wte(idx) + self.transformer.wpe(pos))  # (B, T, C)
+        documents, start = None, self.config.document_start
+        if start is not None:
+            ids = cache[0].extend_ids(idx) if cache else idx
+            documents = (ids == start).cumsum(dim=-1)  # (B, Tk): the number of each token's document
+        recompute = self.config.recompute == "block" and not cache
         for layer, block in enumerate(self.transformer.h):
-            past_of_layer = cache[layer] if cache else None
-            x = _again(block, x) if self.config.recompute == "block" and not cache else block(x, past_of_layer)
+            inputs = x, cache[layer] if cache else None, documents
+            x = _recomputed(block, *inputs) if recompute else block(*inputs)
         x = self.transformer.ln_f(x)
         if targets is None:
             # generation needs only the last position, and lm_head is the widest matrix product
-            return _without_padding(self.lm_head(x[:, -1:]), self.config.vocab_size), None
+            return _mask_padding(self.lm_head(x[:, -1:]), self.config.vocab_size), None
         if self.chunked_loss and not logits:
             return None, self.chunked_loss(x, targets, self.lm_head.weight, self.config.vocab_size)
         z = self.lm_head(x)  # (B, T, V)
         mean = loss.whole(z, targets, self.config.vocab_size)
-        return (_without_padding(z, self.config.vocab_size) if logits else None), mean
+        return (_mask_padding(z, self.config.vocab_size) if logits else None), mean
 
     def use_attention(self, name: str) -> None:
-        """Compute attention by another function of ATTENTION from here on. No weight changes."""
+        """From now on, compute attention with ATTENTION[name]. No weight changes."""
         make_ready(name)
         self.config = replace(self.config, attention=name)
         for block in self.transformer.h:
@@ -217,8 +228,8 @@ class GPT(nn.Module):
             {"params": [p for p in params if p.dim() >= 2], "weight_decay": weight_decay},
             {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
         ]
-        # fused: one kernel updates all parameters, in place of several small ones for each
-        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=device_type in ("cuda", "cpu"))
+        # fused: one kernel updates all parameters, instead of several small kernels for each
+        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=device_type in ("cuda", "cpu", "mps"))
 
     @torch.no_grad()
     def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
@@ -251,9 +262,9 @@ class GPT(nn.Module):
 
     @classmethod
     def from_pretrained(cls, model_type: str | os.PathLike, override_args: dict | None = None) -> Self:
-        """A model with the weights of a GPT-2: its id on the hub, such as gpt2 or gpt2-xl, or a folder in that format.
+        """A GPT-2 with pretrained weights. model_type: an id on the hub, such as gpt2-xl, or a folder in that format.
 
-        `override_args` may set what is in dimensions.OVERRIDES. Raises UserError as gpt2.load does.
+        `override_args` may set the fields in dimensions.OVERRIDES. Raises UserError as gpt2.load does.
         """
         config, weights = gpt2.load(model_type, override_args or {})
         model = cls(config)

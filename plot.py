@@ -6,9 +6,9 @@ RUN is the folder of a run. Training is a pale line, validation has marks.
 
 --y=NAME    draw only this: loss, bits_per_byte, lr, grad_norm, tokens_per_s or memory
 --x=NAME    against iterations (the default), tokens, or time: the time of the training steps, without evaluations
---out=PATH  write the figure here, as PNG, PDF or SVG. By default one run gets RUN/NAME.png for --y=NAME, otherwise
-            RUN/curves.png with all panels and RUN/loss.png with the loss; several runs get one figure in the current
-            folder, named after them
+--out=PATH  write the figure here, as PNG, PDF or SVG. The default for one run is RUN/NAME.png with --y=NAME, otherwise
+            RUN/curves.png with all panels and RUN/loss.png with the loss. The default for several runs is one figure
+            in the current folder, named after the runs
 
 Runs with different tokenizers are drawn in bits per byte, because their losses per token cannot be compared.
 """
@@ -26,23 +26,24 @@ from fusedgpt.runs.metrics import MEANING, Run, number, section, view
 
 AXES = ("iterations", "tokens", "time")
 SUFFIXES = (".png", ".pdf", ".svg")
-LONGEST_NAME = 100  # characters of the runs' names in a figure's file name, of 255 that a file name may have
-# Okabe and Ito's colours, which the colour-blind can tell apart; neighbours differ in lightness, to work in grey too
+LONGEST_NAME = 100  # most characters for the runs in a figure's file name, which may have 255 in all
+# Okabe and Ito's colours, which the colour-blind can tell apart; neighbours differ in lightness, so grey works too
 COLOURS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#D55E00", "#56B4E9", "#009E73")
 MARKERS = "os^vDP*X"  # eight markers and seven colours give 56 runs a look of their own
 UNITS = (("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400))
 
 
 def losses_in(runs: list[Run]) -> str:
-    """'loss', or 'bits_per_byte' if the tokenizers of the `runs` differ; UserError if a run then has no bits per byte.
+    """The loss that compares the `runs`: 'loss', or 'bits_per_byte' if their tokenizers differ.
 
-    Tokenizers differ if a nat is another number of bits per byte. If a run does not say, vocabulary sizes are compared.
+    Tokenizers differ if a nat per token is a different number of bits per byte. If a run does not have this number,
+    vocabulary sizes are compared. Raises UserError if tokenizers differ and a run has no bits per byte.
     """
     ratios = [run.bits_per_byte_of_a_nat for run in runs]
     known = [ratio for ratio in ratios if math.isfinite(ratio)]
     sizes = {section(run.record, "model").get("vocab_size") for run in runs} - {None}
-    # sizes are the second choice, because nanoGPT pads the vocabulary of the same tokens. Ratios may differ by 1 %:
-    # evaluations of fewer windows see other text, in which a token has slightly more or fewer bytes
+    # sizes come second, because nanoGPT pads the vocabulary of the same tokenizer. Ratios may differ by 1 %, because
+    # evaluations over other windows see other text, whose tokens are slightly longer or shorter
     if (len(known) == len(runs) or len(sizes) < 2) and max(known, default=1) <= 1.01 * min(known, default=1):
         return "loss"
     require_bits_per_byte(runs, "the tokenizers of these runs differ, so only bits per byte compare them")
@@ -50,13 +51,13 @@ def losses_in(runs: list[Run]) -> str:
 
 
 def require_bits_per_byte(runs: list[Run], why: str) -> None:
-    """Raise UserError, which says `why`, if the evaluations of one of the `runs` have no bits per byte."""
+    """Raise UserError if the evaluations of a run have no bits per byte; `why` begins the message."""
     if without := [str(run.folder) for run in runs if math.isnan(run.bits_per_byte_of_a_nat)]:
         raise UserError(f"{why}, and metrics.jsonl of {', '.join(without)} has none: draw it alone, with --y=loss")
 
 
 def about(run: Run) -> str:
-    """What a reader needs to judge a figure: machine, model, batch, versions, date. What is unknown is left out."""
+    """What a reader needs to judge a figure: machine, model, batch, versions, date. Unknown parts are left out."""
     record, settings = run.record, section(run.record, "settings")
     environment, model = section(record, "environment"), section(record, "model")
     size, tokens = number(record.get("parameters")), run.tokens_per_step
@@ -83,7 +84,7 @@ def about(run: Run) -> str:
 
 
 def labels(runs: list[Run]) -> list[str]:
-    """What a figure calls the runs: the names of their folders, or their paths if two names are the same."""
+    """The names of the runs in a figure: those of their folders, or their paths if two folders have one name."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [os.path.relpath(run.folder) for run in runs]
@@ -99,7 +100,7 @@ def captions(runs: list[Run]) -> str:
 
 
 def time_unit(runs: list[Run]) -> tuple[str, int]:
-    """The largest unit that fits twice into the longest of the `runs`, and its seconds."""
+    """(name, seconds) of the largest unit of time that fits at least twice into the longest run."""
     longest = max(run.position(run.train["iter"][-1:] + 1, "time").max(initial=0) for run in runs)
     return max((unit for unit in UNITS if longest >= 2 * unit[1]), key=lambda unit: unit[1], default=UNITS[0])
 
@@ -115,7 +116,7 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
             shown.append(line)
             at = run.position(line.iters, x) / scale
             name = f"{label}: {line.name}" if len(runs) > 1 else line.name
-            name = "\u200b" + name if name.startswith("_") else name  # zero width: matplotlib's legend leaves out "_…"
+            name = "\u200b" + name if name.startswith("_") else name  # matplotlib's legend omits names with _ first
             look = dict(color=COLOURS[n % len(COLOURS)], linewidth=0.9)
             if line.name == "validation":
                 for last in line.values[-1:]:
@@ -168,17 +169,17 @@ def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "it
 
 
 def targets(runs: list[Run], y: str | None, out: str | None) -> dict[pathlib.Path, str | None]:
-    """The figures to write, and the `y` of each."""
+    """{file of a figure: its `y`}."""
     if out:
         return {pathlib.Path(out): y}
     if len(runs) == 1:
         folder = runs[0].folder
         return {folder / f"{y}.png": y} if y else {folder / "curves.png": None, folder / "loss.png": "loss"}
-    # their paths, not their names alone: two folders may have runs of the same name
+    # paths, because runs in two folders may have the same name
     names = [os.path.relpath(run.folder).replace("../", "").replace(os.sep, "-") for run in runs]
     name = "+".join(names)
     if len(name) > LONGEST_NAME:
-        others = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8]  # other runs get another file
+        others = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8]  # so that other runs get another file
         name = f"{names[0][:LONGEST_NAME]}+{len(names) - 1} more-{others}"
     return {pathlib.Path(f"{name}-{y or 'curves'}.png"): y}
 

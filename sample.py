@@ -22,38 +22,38 @@ from configurator import answer_help, configure
 from fusedgpt import settings
 
 ROOT = pathlib.Path(__file__).resolve().parent
-LINE = 32  # tokens of a prompt typed on the console: dtypes are timed for this many before there is one
+LINE = 32  # expected tokens of a typed prompt: dtypes are timed before the first prompt is there
 
 
 @dataclasses.dataclass
 class Settings:
-    # source of the weights: resume (the run in out_dir), or a GPT-2 in Hugging Face's format: a folder, or an id on the
-    # hub, such as gpt2, gpt2-medium, gpt2-large, gpt2-xl or owner/name
+    # source of the weights: resume (the run in out_dir), or a GPT-2 in Hugging Face's format, by its folder or by its
+    # id on the hub, such as gpt2, gpt2-medium, gpt2-large, gpt2-xl or owner/name
     init_from: str = "resume"
     out_dir: str = "out"  # folder of a run: best.pt is sampled, or ckpt.pt if there is no best.pt
     start: str = "\n"  # prompt, or FILE:path
-    # ask for prompts on the console in place of `start`, and draw one sample for each. Ctrl-C ends a text; Ctrl-D or an
-    # empty prompt ends the program
+    # ask for prompts on the console, ignore `start`, and draw one sample for each prompt. Ctrl-C ends a text; Ctrl-D or
+    # an empty prompt ends the program
     interactive: bool = False
     num_samples: int = 10  # number of samples, drawn together as one batch
     max_new_tokens: int = 500  # tokens in each sample
-    temperature: float = 0.8  # softmax temperature; below 1: closer to the likeliest id; 0: always the likeliest
-    top_k: int = 200  # number of likeliest ids to draw from; 0: all
+    temperature: float = 0.8  # softmax temperature; lower prefers likelier ids; 0 always takes the likeliest
+    top_k: int = 200  # draw from the k likeliest ids; 0: from all
     top_p: float = 0.0  # draw from the fewest likeliest ids that together reach this probability (nucleus); 0: all
     stop: str = ""  # text that ends a sample when it appears
     seed: int = 1337  # seed of the draws: the same seed gives the same samples
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
-    # dtype of weights and products; auto: the fastest one for the prompt, and the fastest one for each token
+    # dtype of weights and matrix products; auto: the fastest for the prompt, and the fastest for the tokens after it
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # torch.compile of the decode step, which pays off for long samples; auto: on GPUs
     compile: bool | Literal["auto"] = False
     # attention kernel, as in train.py, or your own; auto times a prompt of block_size tokens
     attention: settings.Attention | str = "sdpa"
-    # form of GELU; gelu_tanh: GPT-2's; gelu: exact, nanoGPT's; None: that of the weights
+    # form of GELU; gelu_tanh: GPT-2's; gelu: exact, nanoGPT's; None: the form that the weights were trained with
     activation: Literal["gelu_tanh", "gelu"] | None = None
 
 
-# a training run's config file may be given, because it names out_dir; settings that only training has are ignored
+# config files of train.py are taken, because they name out_dir; settings that only train.py has are ignored
 ONLY_TRAINING = {
     field.name: "it is a setting of train.py"
     for field in dataclasses.fields(settings.Settings)
@@ -63,9 +63,8 @@ ONLY_TRAINING = {
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job ignores Ctrl-C
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to save, so Ctrl-C ends the program at once
-    answer_help(
-        Settings(), sys.argv[1:], __doc__, unused=ONLY_TRAINING
-    )  # before PyTorch, which takes seconds to import
+    # before PyTorch, which takes seconds to import
+    answer_help(Settings(), sys.argv[1:], __doc__, unused=ONLY_TRAINING)
 
 import torch
 
@@ -119,9 +118,9 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
 
 
 def read_prompt(text: str, tokenizer: Tokenizer, vocab_size: int) -> tuple[str, list[int]]:
-    """The prompt as text and as ids. Raises UserError if it has no ids, or one that a model of `vocab_size` lacks.
+    """The prompt as text and as ids. text: the prompt, or FILE:path.
 
-    text: the prompt, or FILE:path.
+    Raises UserError if the file cannot be read, or if the prompt has no ids or an id of `vocab_size` or more.
     """
     if text.startswith("FILE:"):
         path = text.removeprefix("FILE:")
@@ -138,13 +137,13 @@ def read_prompt(text: str, tokenizer: Tokenizer, vocab_size: int) -> tuple[str, 
 
 
 class Sample:
-    """The text of one sample as its ids come in, up to the text `stop` or the id that ends a document."""
+    """The text of one sample, which grows id by id until the text `stop` or the end-of-text id comes."""
 
     def __init__(self, prompt: str, tokenizer: Tokenizer, stop: str):
         self.text, self.tokenizer, self.stop, self.ended = prompt, tokenizer, stop, False
         self.searched = len(prompt)  # `stop` in the prompt does not count
         self.shown = 0
-        self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")  # an id may be half a character
+        self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")  # an id may be part of a character
 
     def add(self, token: int) -> None:
         """Append the next id, unless the sample has ended."""
@@ -157,7 +156,7 @@ class Sample:
             self.text, self.ended = self.text[:at], True
 
     def unshown(self, complete: bool) -> str:
-        """The text not returned yet. Unless `complete`, withholds an end that may be the beginning of the stop text."""
+        """The text that was not returned yet. Unless `complete`, withholds an end that may begin the stop text."""
         withheld = 0 if complete or self.ended or not self.stop else len(self.stop) - 1
         start, self.shown = self.shown, max(self.shown, len(self.text) - withheld)
         return self.text[start : self.shown]
@@ -181,7 +180,7 @@ def prepare(s: Settings, model: GPT, prompt_length: int, device: torch.device) -
 
 
 def report(engine: engines.Engine, s: Settings, drawn: int, first: float, rest: float, device: torch.device) -> str:
-    """What is printed at the end: the rate, the first token's time, the bandwidth, the kernel and the dtypes."""
+    """The lines that end the output: tokens/s, time to the first token, bandwidth, attention kernel and dtypes."""
     total = s.num_samples * drawn
     prefill, one = map(dtype_name, engine.dtypes)
     lines = [
@@ -205,7 +204,7 @@ def report(engine: engines.Engine, s: Settings, drawn: int, first: float, rest: 
 def draw(
     engine: engines.Engine, s: Settings, prompt: tuple[str, list[int]], tokenizer: Tokenizer, generator: torch.Generator
 ) -> list[float]:
-    """Print the samples after a prompt, the first as it is drawn. Returns the times at which each draw was done."""
+    """Draw samples after a prompt and print them, the first as it is drawn. Returns the clock after each draw."""
     text, ids = prompt
     samples = [Sample(text, tokenizer, s.stop) for _ in range(s.num_samples)]
     idx = torch.tensor([ids], device=generator.device).repeat(s.num_samples, 1)
@@ -215,7 +214,7 @@ def draw(
         for sample, token in zip(samples, new[:, 0].tolist()):
             sample.add(token)
         times.append(time.perf_counter())  # tolist() has waited for the device
-        print(samples[0].unshown(complete=False), end="", flush=True)  # the others are shown once they are complete
+        print(samples[0].unshown(complete=False), end="", flush=True)  # the others are printed when complete
         if all(sample.ended for sample in samples):
             break
     for sample in samples:
@@ -234,14 +233,14 @@ def prompts() -> Iterator[str]:
             yield text
         except EOFError:
             return print()
-        except KeyboardInterrupt:  # drops the line that was being typed
+        except KeyboardInterrupt:  # drops the typed line
             print()
 
 
 def converse(
     engine: engines.Engine, s: Settings, tokenizer: Tokenizer, vocab_size: int, generator: torch.Generator
 ) -> None:
-    """Continue one prompt after another. Ctrl-C ends a text. After a prompt that is refused, the next is asked for."""
+    """Continue one prompt after another. Ctrl-C ends a text. If a prompt is refused, ask for the next."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for text in prompts():
@@ -267,8 +266,8 @@ def main(s: Settings) -> None:
         length = len(prompt[1])
     fits.check_sampling(model.config, s.num_samples, length + s.max_new_tokens, device, dtype)
     engine = prepare(s, model, length, device)
-    del model  # frees its weights, if the engine has copies
-    if device.type == "cpu":  # only now, because weights that are no longer needed should not be kept
+    del model  # frees the weights if the engine has copies
+    if device.type == "cpu":  # only now, so that the system gets the memory of those weights back
         memory.keep_freed_memory(keep=True)
     if s.interactive:
         return converse(engine, s, tokenizer, vocab_size, generator)

@@ -57,7 +57,7 @@ ROOT = pathlib.Path(__file__).resolve().parent
 
 
 def read_settings(args: list[str]) -> Settings:
-    """The settings of the command line. A resumed run starts from its own, which config files and flags change.
+    """The settings of the command line. A resumed run has its saved settings, changed by config files and flags.
 
     Raises UserError for bad input.
     """
@@ -71,14 +71,16 @@ def read_settings(args: list[str]) -> Settings:
 
 
 def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torch.device, say: Say):
-    """The model: new, from the checkpoint `saved`, or pretrained; and `s` with what the weights decide.
+    """Build a new model, or load the checkpoint `saved` or pretrained weights.
 
-    It is on `device`, unless ranks will share it: then it is on the CPU if its weights are loaded already, otherwise on
-    the meta device, without storage. Raises UserError if it cannot load, cannot fit, or has other ids than the data.
+    Returns the model, and `s` with the model's dimensions. The model is on `device`. If ranks will share it,
+    loaded weights stay on the CPU, and a model without weights is on the meta device, which has no storage. Raises
+    UserError if the model cannot be loaded, cannot fit into memory, or has fewer ids than the data.
     """
     fit = dict(batch_size=s.batch_size, device=device, dtype=resolve_dtype(s.dtype, device), backward=not s.eval_only)
     estimate_memory = functools.partial(fits.check_run, s, ranks.world, say, **fit)
     changes = {"dropout": s.dropout, "loss": s.loss, "recompute": s.recompute}
+    changes["document_start"] = dataset.separator(meta, s.dataset) if s.packed else None
     changes |= {"activation": s.activation} if s.activation else {}
     if not saved:
         changes["vocab_multiple"] = s.vocab_multiple
@@ -111,16 +113,15 @@ def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torc
 
 
 def rehearse(state: TrainState, trace: pathlib.Path | None) -> tuple[dict, int]:
-    """The kernel receipt of a training step and the number of its graphs, from two forward and backward passes.
+    """Make two forward and backward passes; return the kernel receipt of a step and its number of compiled graphs.
 
-    The second is profiled, and the profile written to `trace`, if given. No weight changes. Random numbers are drawn,
+    The second pass is profiled. trace: the file for that profile. No weight changes. The passes draw random numbers,
     but each micro-step of training seeds its own.
     """
 
     def forward_backward():
-        with distributed.gradient_sync(
-            state.parallel, enabled=True
-        ):  # else FSDP would add this gradient to the first step's
+        # without the sync, FSDP would add this gradient to the first step's
+        with distributed.gradient_sync(state.parallel, enabled=True):
             with state.cast:
                 _, loss = state.parallel(*state.batch, logits=False)
             loss.backward()
@@ -128,7 +129,7 @@ def rehearse(state: TrainState, trace: pathlib.Path | None) -> tuple[dict, int]:
     before = graphs_compiled()
     forward_backward()
     graphs = graphs_compiled() - before
-    receipt = observe(forward_backward, trace)
+    receipt = observe(forward_backward, trace, ids=state.model.config.padded_vocab_size)
     state.optimizer.zero_grad(set_to_none=True)
     return receipt, graphs
 
@@ -136,9 +137,9 @@ def rehearse(state: TrainState, trace: pathlib.Path | None) -> tuple[dict, int]:
 def train_step(state: TrainState, s: Settings, micro_steps: range) -> dict[str, Tensor]:
     """One step on the clipped mean gradient of all micro-batches of all ranks. On CUDA it does not wait for the device.
 
-    Returns numbers by name, on the device: the mean of this rank's losses and the norm of the gradient. Any other
-    single number that is added here reaches the console, metrics.jsonl and the figures, as its mean over the ranks. If
-    the norm is not finite, no weight changes.
+    Returns numbers by name, on the device: the mean of this rank's losses and the norm of the gradient. Any single
+    number that you add to them reaches the console, metrics.jsonl and the figures, as its mean over the ranks. If the
+    norm is not finite, no weight changes.
     """
     for group in state.optimizer.param_groups:
         group["lr"] = learning_rate(state.iteration, s)
@@ -153,7 +154,7 @@ def train_step(state: TrainState, s: Settings, micro_steps: range) -> dict[str, 
             # average over this rank's micro-steps here; DDP or FSDP averages over the ranks
             state.scaler.scale(loss / len(micro_steps)).backward()
         loss_sum += loss.detach()
-    state.scaler.unscale_(state.optimizer)  # unscale before clipping: the limit holds for unscaled gradients
+    state.scaler.unscale_(state.optimizer)  # before clipping: the limit is for unscaled gradients
     norm = distributed.gradient_norm(state.model)
     update_weights(state.optimizer, norm, s.grad_clip)  # clips, and steps if the norm is finite, as scaler.step would
     state.scaler.update()  # in float16, lowers the scale if a gradient overflowed
@@ -200,9 +201,9 @@ def training_loop(run: Run) -> None:
 
 
 def join(s: Settings) -> tuple[Settings, distributed.Ranks, torch.device]:
-    """This process's place among the others and its device; and `s` as all of them see it.
+    """Connect to the other processes. Returns the settings of all of them, this process's rank, and its device.
 
-    Raises UserError if a setting is invalid, the device is absent, or another process does not come.
+    Raises UserError if a setting is invalid, the device is absent, or another process does not connect.
     """
     validate(s)
     ranks = distributed.ranks(s.parallel, s.shard_size, s.timeout)
@@ -239,7 +240,7 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     batches = loader.batches(start, micro_steps)
     batch = next(batches)
 
-    # what auto means, settled by timing
+    # time what `auto` leaves open
     logger.status("timing attention, dtype and compile")
     dtype, dropout = resolve_dtype(s.dtype, device), 0.0 if s.eval_only else s.dropout
     case = Case.of_model(s, s.batch_size, device, dtype, dropout=dropout, backward=not s.eval_only)
@@ -247,10 +248,10 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     decide = functools.partial(tuning.settle, s, model, case, batch, calls, resume.meant_by_auto(saved))
     # ranks that time on their own could disagree about what is fastest
     any_auto = "auto" in (s.attention, s.dtype, s.compile)
-    chosen = ranks.broadcast(decide() if ranks.main else None) if any_auto else decide()
+    chosen = ranks.from_main(decide) if any_auto else decide()
     model.use_attention(chosen.attention)
 
-    # what a step changes, and what keeps it
+    # what a step changes, and what saves it
     parallel = distributed.parallelize(model, ranks, device, chosen.dtype, chosen.compiled, s.seed)
     optimizer = build_optimizer(model, s, device.type)
     # float16 rounds gradients below 3e-8 to 0, so the loss is scaled up for backward; bfloat16 has float32's range
@@ -273,7 +274,7 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
         saver.resume(saved, path)
         saved = None  # drop its tensors: they are mapped from a file that may be replaced
     if len(starts := set(ranks.gather(start))) > 1:
-        raise UserError(f"nodes have different checkpoints in {out_dir}, of iterations {starts}: let them share it")
+        raise UserError(f"nodes have different checkpoints in {out_dir}, of iterations {starts}: share that folder")
     run = Run(s, state, ranks, micro_steps, loader, meta, prompts, saver, logger)
     take_receipt(run, chosen, case)
     return run
@@ -282,7 +283,7 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
 def take_receipt(run: Run, chosen: tuning.Settled, case: Case) -> None:
     """Rehearse a step to see its kernel, then print what is about to run and open its log.
 
-    Raises UserError if another kernel was seen than the one that was asked for.
+    Raises UserError if the profiler saw another kernel than the one that was asked for.
     """
     s, state, ranks, logger = run.s, run.state, run.ranks, run.logger
     out_dir, writes = run.saver.out_dir, ranks.main and not (s.eval_only or s.dry_run)
@@ -300,7 +301,7 @@ def take_receipt(run: Run, chosen: tuning.Settled, case: Case) -> None:
 
 
 def main(s: Settings) -> None:
-    """Train as `s` says. Raises UserError for bad input. Signals end it with status 128 + their number."""
+    """Train as `s` says. Raises UserError for bad input. A signal ends the script with status 128 + its number."""
     began = time.perf_counter()
     s, ranks, device = join(s)
     logger = Logger(ranks.main)
@@ -311,7 +312,7 @@ def main(s: Settings) -> None:
         run.stopped_by = catch_signals(ranks.main)
     run.token_bytes = evaluation.token_bytes(run.meta, ranks, device, logger.status, logger.say)
     if run.record["compile"]:
-        run.losses(s.batch_size)  # compile the evaluation graph now, so that it falls into no evaluation's time
+        run.losses(s.batch_size)  # compile the evaluation graph now, so that no evaluation's time includes it
     memory.reset_peak_memory(device)  # compilation and the rehearsal are over
     gc.collect()
     gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step

@@ -1,4 +1,4 @@
-# GPT-2's largest on tiny Shakespeare: minutes on one large GPU
+# finetune GPT-2 XL on tiny Shakespeare: minutes on one large GPU
 # python data/shakespeare/prepare.py && python train.py config/finetune_shakespeare.py
 
 import time

@@ -1,4 +1,4 @@
-# the run of PyTorch's article "Accelerating Large Language Models with Accelerated Transformers": 124M, flash, padded
+# the run of PyTorch's article "Accelerating Large Language Models with Accelerated Transformers": GPT-2 124M
 # torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2_blog.py
 
 out_dir = "out-gpt2-blog"

@@ -1,7 +1,7 @@
-# GPT-2 XL (1.6B) on OpenWebText, shared by the 8 GPUs of a node: each holds 3.1 of 24.9 GB of weights, gradients and
-# AdamW's moments. Not yet measured on a GPU
+# GPT-2 XL (1.6B) on OpenWebText, sharded over the 8 GPUs of a node. Each GPU holds 3.1 of the 24.9 GB of weights,
+# gradients and AdamW's moments. Not yet measured on a GPU
 # python data/openwebtext/prepare.py && torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2_xl_fsdp.py
-# with a copy on each of several nodes:
+# on several nodes, with one copy of the model on each node:
 # sbatch slurm/train.sh config/train_gpt2_xl_fsdp.py --shard_size=8 --out_dir=/shared/out-gpt2-xl
 
 out_dir = "out-gpt2-xl"

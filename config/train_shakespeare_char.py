@@ -6,7 +6,7 @@ dataset = "shakespeare_char"
 wandb_project = "shakespeare-char"
 wandb_run_name = "mini-gpt"
 
-eval_interval = 250  # often, because it overfits soon
+eval_interval = 250  # often, because the model overfits soon
 eval_iters = 200
 log_interval = 10
 always_save_checkpoint = False  # keep the best only
@@ -25,4 +25,4 @@ min_lr = 1e-4
 warmup_iters = 100
 max_iters = 5000
 lr_decay_iters = 5000
-beta2 = 0.99  # a step has few tokens: average over more of them
+beta2 = 0.99  # a step has few tokens, so average over more steps

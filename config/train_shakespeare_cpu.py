@@ -11,7 +11,7 @@ eval_iters = 10  # 240 windows of each split, as many as the recipe's 20 batches
 log_interval = 50
 always_save_checkpoint = False
 
-batch_size = 24  # twice the recipe's: a step of Muon costs the same whatever the batch
+batch_size = 24  # twice the recipe's, because Muon's part of a step costs the same for any batch
 gradient_accumulation_steps = 1
 block_size = 64
 

@@ -1,4 +1,4 @@
-# your own text on a CPU: in minutes, samples that read like it
+# your own text on a CPU: samples resemble it after minutes
 # python data/text/prepare.py --input=book.txt --tokenizer=train:2048 && python train.py config/train_text_cpu.py
 
 out_dir = "out-text"
@@ -17,7 +17,7 @@ block_size = 128
 n_layer = 4
 n_head = 4
 n_embd = 256
-dropout = 0.1  # a book is read several times
+dropout = 0.1  # training reads a book several times
 activation = "gelu"  # exact, nanoGPT's: a CPU computes it 3 to 6 times as fast as GPT-2's tanh form
 
 optimizer = "muon"

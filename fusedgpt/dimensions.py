@@ -1,7 +1,7 @@
 """What defines a GPT besides its weights: `Dimensions`, the fields that Settings and GPTConfig share, and `GPTConfig`.
 
-A field that is added here is a flag of train.py, reaches GPTConfig, and is saved with the weights. Whatever computes
-with these fields (counts, estimates, export) names those that it knows, and refuses others: see `require_known`.
+A field that you add here becomes a flag of train.py, reaches GPTConfig, and is saved with the weights. Code that
+computes with these fields (counts, estimates, export) names those that it knows and refuses others (`require_known`).
 """
 
 import dataclasses
@@ -12,26 +12,27 @@ from fusedgpt.errors import UserError
 
 ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}  # F.gelu's name for each
 LOSSES = ("whole", "chunked")
-CHUNKS = 8  # a chunked loss splits a micro-batch into so many; more save memory but slow the matrix products
+CHUNKS = 8  # parts of a micro-batch in a chunked loss; more parts save memory but slow the matrix products
 RECOMPUTE = ("none", "attention", "block")
-OVERRIDES = ("dropout", "attention", "activation", "loss", "recompute", "vocab_multiple")  # weights do not decide these
-COUNTED: tuple[str, ...] = ()  # fields beyond GPT-2's that num_params and GPT.flops_per_token know
+# weights do not decide these
+OVERRIDES = ("dropout", "attention", "activation", "loss", "recompute", "vocab_multiple", "document_start")
+COUNTED = ("document_start",)  # fields beyond GPT-2's that num_params and GPT.flops_per_token know
 # the fields of GPT-2, which everything here knows
 GPT2 = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "bias", "vocab_multiple", "activation")
-OF_KERNELS = ("attention", "loss", "recompute")  # these change how a result is computed, but not the result
+IMPLEMENTATION = ("attention", "loss", "recompute")  # these change how a result is computed, but not the result
 
 
 @dataclasses.dataclass
 class Dimensions:
     block_size: int = 1024  # context length in tokens
-    vocab_size: int | None = None  # number of token ids; None: that of the data's tokenizer
+    vocab_size: int | None = None  # number of token ids; None: as many as the data's tokenizer has
     n_layer: int = 12  # layers
     n_head: int = 12  # attention heads
     n_embd: int = 768  # channels, the width of the model
     dropout: float = 0.0  # dropout probability; 0 is good for pretraining, 0.1 and more for fine-tuning
     bias: bool = False  # biases in linear layers and LayerNorms
     vocab_multiple: int = 64  # pad the vocabulary to a multiple of this: 64 turns 50257 ids into 50304, 1 does not pad
-    # form of GELU; gelu_tanh: GPT-2's; gelu: exact, nanoGPT's; None: that of the weights, gelu_tanh from scratch
+    # form of GELU; gelu_tanh: GPT-2's; gelu: exact, as in nanoGPT; None: as in the weights, gelu_tanh from scratch
     activation: Literal["gelu_tanh", "gelu"] | None = None
 
 
@@ -41,11 +42,11 @@ NAMES = tuple(field.name for field in dataclasses.fields(Dimensions))
 def unknown(config: Any, who: str, known: tuple[str, ...] = ()) -> str | None:
     """Why `who` cannot compute with `config`, a GPTConfig; None if it can.
 
-    `who`, a part of the project, knows the fields of GPT-2 and those in `known`; others must have their default.
+    `who` names a part of the project. It knows GPT-2's fields and those in `known`; others must have their default.
     """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if field.name not in (*GPT2, *OF_KERNELS, *known) and value != field.default:
+        if field.name not in (*GPT2, *IMPLEMENTATION, *known) and value != field.default:
             return (
                 f"{who} does not know {field.name}={value}: teach it the field, or leave {field.name}={field.default}"
             )
@@ -75,6 +76,8 @@ class GPTConfig(Dimensions):
     # activation checkpointing (arXiv:1604.06174); changes no result. attention: the backward computes attention's inner
     # tensors again; block: it computes all of a block again from the block's input
     recompute: str = "none"
+    # attention within documents: each of these ids begins a document, whose tokens see none before it; None: they do
+    document_start: int | None = None
 
     def __post_init__(self):
         for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "vocab_multiple"):
@@ -82,6 +85,8 @@ class GPTConfig(Dimensions):
                 raise UserError(f"{name}={getattr(self, name)} must be 1 or more")
         if self.n_embd % self.n_head:
             raise UserError(f"n_embd={self.n_embd} cannot be split over n_head={self.n_head}: make it a multiple")
+        if self.document_start is not None and not 0 <= self.document_start < self.vocab_size:
+            raise UserError(f"document_start={self.document_start} must be an id below vocab_size={self.vocab_size}")
         names = {"activation": ACTIVATIONS, "loss": LOSSES, "recompute": RECOMPUTE}
         for name, allowed in names.items():
             if getattr(self, name) not in allowed:
@@ -90,9 +95,14 @@ class GPTConfig(Dimensions):
 
     @classmethod
     def of(cls, s: Any, **changes: Any) -> Self:
-        """The config of a model with the dimensions in the settings `s`, but for `changes`. None is the default."""
+        """The config of a model with the dimensions in the settings `s`, except for `changes`. None: the default."""
         found = {name: getattr(s, name) for name in NAMES} | changes
         return cls(**{name: value for name, value in found.items() if value is not None})
+
+    @property
+    def packed(self) -> bool:
+        """Whether a sequence may hold several documents, and attention stays within each."""
+        return self.document_start is not None
 
     @property
     def padded_vocab_size(self) -> int:

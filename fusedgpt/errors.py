@@ -18,7 +18,7 @@ class UserError(ValueError):
 
 
 def shown(value: Any) -> str:
-    """`value` as a message shows it: its repr, or the name of its type if that fails; at most some 200 characters."""
+    """The repr of `value` for a message, at most some 200 characters; the name of its type if repr fails."""
     try:
         text = SHORT.repr(value)
     except (Exception, SystemExit):  # a whole number of 5,000 digits, an object with a faulty repr
@@ -34,21 +34,22 @@ def first_line(error: BaseException) -> str:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether an exception is a panic of a package in Rust, such as tokenizers: a BaseException, not an Exception."""
+    """Whether an exception is a panic in a Rust package, such as tokenizers. A panic is no Exception."""
     return type(error).__module__ == "pyo3_runtime"  # its class cannot be imported
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that the device's memory is full. On a CPU PyTorch raises a plain RuntimeError then.
+    """Whether an exception means that the device's memory is full.
 
-    It raises one too if a file cannot be mapped, and so does Python if a thread finds no room for its stack.
+    On a CPU, PyTorch raises a plain RuntimeError if memory is full or a file cannot be mapped. Python raises one if
+    there is no memory for the stack of a new thread.
     """
     full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's, without its import
-    said = ("DefaultCPUAllocator", "Cannot allocate memory", "can't start new thread")
-    return full or (isinstance(error, (RuntimeError, OSError)) and any(words in first_line(error) for words in said))
+    signs = ("DefaultCPUAllocator", "Cannot allocate memory", "can't start new thread")
+    return full or (isinstance(error, (RuntimeError, OSError)) and any(sign in first_line(error) for sign in signs))
 
 
-# what helps a script that trains, if memory runs out
+# advice for a script that trains, if memory runs out
 TRAIN_WITH_LESS = (
     " Halve --batch_size (and double --gradient_accumulation_steps: the step stays the same), take a fused --attention"
     " or --recompute=block, or share the model among processes with --parallel=fsdp."
@@ -71,10 +72,10 @@ def _open_closed_streams():
 def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
     """End the script with one sentence, status 1 and no traceback on a UserError, an OSError, or if memory runs out.
 
-    The same holds for a warning that `python -W error` raises, and for a name that the locale has no letters for.
-    if_memory_is_full: what helps if memory runs out. From here on, characters that the console cannot show, such as a
-    lone surrogate, are shown as escapes. Files and pipes get each line at once, so that both streams stay in order. A
-    stream that is closed, as a service may have it, is /dev/null.
+    The same holds for a warning that `python -W error` raises, and for a file name that the locale cannot encode.
+    if_memory_is_full: advice to print if memory runs out. From here on, characters that the console cannot show, such
+    as a lone surrogate, are shown as escapes. Files and pipes get each line at once, so that both streams stay in
+    order. Closed streams, which a service may have, become /dev/null.
     """
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -93,17 +94,17 @@ def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
         if sys.getfilesystemencoding() == "utf-8":
             raise
         sys.exit(  # PYTHONUTF8=0 in the locale C, or a locale of the last century
-            f"error: {shown(error.object)} cannot name a file here, where names are {error.encoding}: set PYTHONUTF8=1,"
-            " or name another"
+            f"error: {shown(error.object)} cannot be a file name here, because file names are {error.encoding}: set"
+            " PYTHONUTF8=1, or take another name"
         )
     except Warning as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         sys.exit(
-            f"error: python -W or PYTHONWARNINGS makes an error of a warning at line {place.lineno} of"
+            f"error: python -W or PYTHONWARNINGS turns a warning into an error, at line {place.lineno} of"
             f" {place.filename}: {type(error).__name__}: {first_line(error)}"
         )
     except BaseException as error:
-        if is_panic(error):  # if another package calls it, as lm_eval calls tokenizers
+        if is_panic(error):  # it came through another package, such as lm_eval
             sys.exit(f"error: a package failed, most likely at a damaged tokenizer.json: {first_line(error)}")
         if not out_of_memory(error):
             raise

@@ -25,22 +25,22 @@ class Settings(Dimensions):
     eval_interval: int = 2000  # iterations (optimizer steps) between evaluations; each also saves a checkpoint
     eval_iters: int = 200  # batches of each split that an evaluation reads, always the same ones; 0: all of both splits
     eval_only: bool = False  # evaluate once and do not train
-    dry_run: bool = False  # make a few steps to say what a step and the whole run take; nothing is written
+    dry_run: bool = False  # make a few steps, say what a step and the whole run take, and write nothing
     profile: bool = False  # write a profile of one forward and backward to out_dir/trace.json, for ui.perfetto.dev
-    # iterations between lines on the console; metrics.jsonl has every iteration. Only at a line, an evaluation, a
-    # sample or a check (check_interval) does a run wait for the GPU and, with several processes, see a signal
+    # iterations between lines on the console; metrics.jsonl has every iteration. A run waits for the GPU only at a
+    # line, an evaluation, a sample or a check (check_interval); with several processes, it sees a signal only there
     log_interval: int = 10
     always_save_checkpoint: bool = True  # False: save a checkpoint only if the validation loss improved, and at the end
     keep_checkpoints: int = 2  # number of latest checkpoints to keep; the best one is always kept
     sample_interval: int = 0  # iterations between samples, for metrics.jsonl, report.html and trackers; 0: none
-    sample_prompts: str = "\n"  # prompt of these samples, or FILE:path with one in each line
+    sample_prompts: str = "\n"  # prompt of these samples, or FILE:path with a prompt in each line
     # trackers
     tensorboard_log: bool = False  # log to TensorBoard too, in out_dir/tensorboard
     wandb_log: bool = False  # log to Weights & Biases too (WANDB_MODE=offline works)
     wandb_project: str = "owt"  # wandb project
     wandb_run_name: str = "gpt2"  # wandb run name
     # data
-    dataset: str = "openwebtext"  # folder of data/, or a path, with train.bin and val.bin
+    dataset: str = "openwebtext"  # folder with train.bin and val.bin: its name in data/, or a path
     gradient_accumulation_steps: int = 40  # micro-batches in a step, summed over all processes
     batch_size: int = 12  # sequences in a micro-batch
     # kernels
@@ -49,6 +49,8 @@ class Settings(Dimensions):
     # PyTorch picks one; masked: sdpa with a mask; auto: the fastest one here that passes parity; any other value: your
     # own function of (q, k, v, dropout_p), as path/to/file.py:function
     attention: Attention | str = "auto"
+    # which earlier tokens attention sees; causal: all in the window; document: only those of its own document
+    mask: Literal["causal", "document"] = "causal"
     # chunked: compute an eighth of the logits at a time, and again in the backward; saves memory if not compiled
     loss: Literal["whole", "chunked"] = "whole"
     # optimizer
@@ -72,19 +74,25 @@ class Settings(Dimensions):
     # machine
     backend: Literal["nccl", "gloo"] = "nccl"  # communication library of GPUs; CPUs always use gloo
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
-    # dtype of matrix products; weights are float32. auto: bfloat16, or else what the device has; on a CPU it is timed
+    # dtype of matrix products; weights are float32. auto: bfloat16 on a GPU that has it, or else float16; on a CPU the
+    # faster of bfloat16 and float32; on mps float32
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # torch.compile; auto: on GPUs of NVIDIA and AMD, and on a CPU if the run takes more than half an hour
     compile: bool | Literal["auto"] = "auto"
-    timeout: float = 300.0  # seconds that a process waits for another before it takes the other for gone and ends
+    timeout: float = 300.0  # seconds that a process waits for another before it gives up and ends
     seed: int = 1337  # seed of the weights, the batches and dropout; each has a random stream of its own
     # ddp: every process holds the whole model; fsdp: the processes share it, so that a larger one fits
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    shard_size: int | None = None  # processes that share one copy of the model with fsdp, such as a node's; None: all
-    # what the backward computes again and does not keep, to save memory: the inside of attention, or of every block
+    shard_size: int | None = None  # with fsdp, processes that share one copy of the model, such as a node's; None: all
+    # activation checkpointing saves memory: the backward recomputes the inside of attention, or of every block
     recompute: Literal["none", "attention", "block"] = "none"
     deterministic: bool = False  # use only deterministic kernels and operations
     check_interval: int = 100  # iterations between comparisons of the weights of all ranks
+
+    @property
+    def packed(self) -> bool:
+        """Whether a sequence may hold several documents, and attention stays within each."""
+        return self.mask == "document"
 
 
 def validate(s: Settings) -> None:
@@ -104,7 +112,7 @@ def validate(s: Settings) -> None:
     if not 0 < s.timeout <= 30 * 24 * 3600:
         raise UserError(f"timeout={s.timeout} must be seconds: more than 0, and at most 30 days")
     if s.shard_size and s.parallel != "fsdp":
-        raise UserError(f"shard_size={s.shard_size} is for --parallel=fsdp: give --shard_size=None")
+        raise UserError(f"shard_size={s.shard_size} needs --parallel=fsdp: give that, or --shard_size=None")
     if s.optimizer == "muon" and s.parallel == "fsdp":
         raise UserError("optimizer=muon needs whole matrices, but with parallel=fsdp no process has one: take adamw")
     if s.vocab_multiple > 2**20:

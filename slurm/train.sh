@@ -10,7 +10,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --time=24:00:00
-# one line in the log after another, also after a requeue
+# append to the log after a requeue
 #SBATCH --open-mode=append
 # if a node fails, SLURM starts the job again
 #SBATCH --requeue
@@ -19,9 +19,9 @@
 
 set -u
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-port=$((20000 + SLURM_JOB_ID % 10000)) # two jobs on one node do not meet
+port=$((20000 + SLURM_JOB_ID % 10000)) # jobs on one node should not share a port
 
-# a store of its own for each start: PyTorch's shared one keeps a node that comes back from joining
+# use a new store for each start: PyTorch's shared store would not let a node that comes back join
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 # torchrun kills processes that take longer than this to save after SIGTERM
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120
@@ -39,7 +39,7 @@ step=$!
 wait "$step"
 status=$?
 if [ -n "$stopped" ]; then
-    wait "$step" && exit 0 # the signal ended the first wait; all processes save now, unless training is done
+    wait "$step" && exit 0 # the signal ended the first wait; all processes save now, unless training has ended
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"

@@ -1,5 +1,6 @@
 """What the tests share: devices, a small data set, small settings, and runs of the scripts."""
 
+import contextlib
 import functools
 import json
 import math
@@ -21,14 +22,18 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 KEPT_GRAPHS = f"inductor_{os.environ.get('ATEN_CPU_CAPABILITY', 'all')}"
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / ".pytest_cache" / KEPT_GRAPHS))
 
-from typeguard import install_import_hook
+# before the first product, when cuBLAS reads it: a test that makes PyTorch deterministic would be refused after others
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 # Check annotations when tests call functions in this process. Exceptions: what torch.compile traces (model.py too),
 # which stays as users run it, and `profiler`, which is given made-up profiles
 UNCHECKED = ("functions", "engines", "generate", "loss", "profiler")
 SCRIPTS = ("bench", "configurator", "convert", "export", "harness", "plot", "sample", "train")
 FILES = [file.relative_to(ROOT).with_suffix("") for file in ROOT.glob("fusedgpt/**/*.py") if file.stem not in UNCHECKED]
-install_import_hook([*(".".join(file.parts) for file in FILES), *SCRIPTS])
+with contextlib.suppress(ImportError):  # a machine that is lent may lack typeguard
+    from typeguard import install_import_hook
+
+    install_import_hook([*(".".join(file.parts) for file in FILES), *SCRIPTS])
 
 import numpy as np
 import pytest

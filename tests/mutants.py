@@ -92,6 +92,44 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "fusedgpt/attention/functions.py",
+        "fusedgpt/attention/test_functions.py::test_within_documents_output_and_gradients_equal_float64"
+        "[blocked-cpu-torch.float32]",
+        (
+            "a token sees all earlier documents",
+            "documents[:, None, -T:, None] == documents",
+            "documents[:, None, -T:, None] >= documents",
+        ),
+        (
+            "a block of queries has the first keys' documents",
+            "documents[:, None, -T:, None]",
+            "documents[:, None, :T, None]",
+        ),
+    ),
+    *mutants(
+        "fusedgpt/attention/functions.py",
+        "fusedgpt/attention/test_functions.py::test_flex_within_documents_equals_float64_on_cpu",
+        ("flex sees all earlier documents", "(documents[b, i + past] == doc", "(documents[b, i + past] >= doc"),
+    ),
+    *mutants(
+        "model.py",
+        "test_model.py::test_each_document_is_computed_as_if_it_were_alone[manual]",
+        (
+            "a document begins after its first id",
+            "(ids == start).cumsum(dim=-1)",
+            "(ids == start).cumsum(dim=-1).roll(1, -1)",
+        ),
+    ),
+    *mutants(
+        "fusedgpt/generation/generate.py",
+        "fusedgpt/generation/test_generate.py::test_cached_equals_uncached_within_documents[manual]",
+        (
+            "a cache forgets where documents began",
+            "self.ids[:, self.length : stop] = idx",
+            "self.ids[:, : idx.size(1)] = idx",
+        ),
+    ),
+    *mutants(
         "fusedgpt/attention/parity.py",
         "fusedgpt/attention/test_parity.py::test_the_gate_sees_what_is_wrong",
         ("the gate compares at round lengths only", "ODD_LENGTHS = (127, 300)", "ODD_LENGTHS = (128, 256)"),
@@ -101,7 +139,7 @@ MUTANTS = [
         "fusedgpt/attention/test_parity.py::test_auto_has_the_same_gate",
         (
             "auto compares two heads at the model's own length",
-            "yield from parity.checks(as_run(self.name, self.case), _shortened(self.proven))",
+            "yield from parity.checks(as_run(self.name, self.case), _shortened(self.compared))",
             'yield "", parity.compare(self.attend, _shortened(self.case), heads=2)',
         ),
     ),
@@ -145,8 +183,13 @@ MUTANTS = [
     ),
     *mutants(
         "fusedgpt/loss.py",
+        "fusedgpt/test_loss.py::test_it_does_not_rely_on_autocast[dtype0]",
+        ("log-probabilities in bfloat16", "z.to(torch.promote_types(z.dtype, torch.float32))", "z"),
+    ),
+    *mutants(
+        "fusedgpt/loss.py",
         "test_model.py::test_padding_starts_equal_and_stays_out",
-        ("padding takes part in the loss", "z = z[..., :vocab_size]", "z = z[..., :]"),
+        ("padding takes part in the loss", "z[..., :vocab_size].flatten(0, -2)", "z.flatten(0, -2)"),
     ),
     *mutants(
         "fusedgpt/loss.py",
@@ -294,7 +337,11 @@ MUTANTS = [
     *mutants(
         "fusedgpt/runs/saver.py",
         "fusedgpt/runs/test_saver.py::test_it_saves_what_the_state_was_and_not_what_it_became",
-        ("a checkpoint is what the weights become while it is written", 'to("cpu", copy=True)', 'to("cpu")'),
+        (
+            "a checkpoint is what the weights become while it is written",
+            "copy=True, non_blocking",
+            "copy=False, non_blocking",
+        ),
     ),
     *mutants(
         "fusedgpt/generation/generate.py",

@@ -1,4 +1,4 @@
-"""How far off fusedgpt/estimates/scale.py is: prints its estimates beside measurements, as in docs/many-gpus.md.
+"""How far off fusedgpt/estimates/scale.py is: prints its estimates beside measurements, as in results/plan/README.md.
 
     python tests/plan_errors.py
 

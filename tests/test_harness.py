@@ -37,7 +37,7 @@ def of_bytes(tmp_path_factory):
 
 
 def nats(model, ids, before):
-    """The loss of `ids` after the id `before`, summed over windows of block_size, each after all that it can hold."""
+    """The summed loss of `ids` after the id `before`. Each window of block_size has as much context as it can hold."""
     S, total, read = model.config.block_size, 0.0, [before, *ids]
     for start in range(0, len(ids), S):
         end = min(start + S, len(ids))
@@ -71,13 +71,13 @@ def test_a_text_that_a_character_model_cannot_read_is_one_sentence(small_run, tm
     saved["meta"]["itos"][0] = "\n"  # it has no 'b'
     torch.save(saved, tmp_path / "ckpt.pt")
     export.main(tmp_path, tmp_path / "hf")
-    with pytest.raises(UserError, match="a character model has no id for them: take a task whose text"):
+    with pytest.raises(UserError, match=r"the character model in .* has no ids: take a task without"):
         harness.main(str(tmp_path / "hf"), str(tmp_path / "scores.json"), "sonnets")
     assert not (tmp_path / "scores.json").exists()
 
 
 def test_without_lm_eval_it_is_one_sentence(of_bytes, monkeypatch):
-    # a traceback, before the folder was looked at
+    # this used to be a traceback
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(UserError, match=r"harness.py needs the package lm_eval: pip install 'lm_eval\[hf\]'"):
         harness.main(str(of_bytes), "scores.json", "sonnets")

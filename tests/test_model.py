@@ -1,5 +1,7 @@
 """Our GPT against transformers' GPT-2, and what nanoGPT's users rely on."""
 
+import copy
+import dataclasses
 import math
 import re
 
@@ -45,6 +47,35 @@ def test_greedy_generation_equals_transformers(tmp_path):
     assert torch.equal(ours.generate(idx, 40, temperature=0), want)
 
 
+@pytest.mark.parametrize("attention", ["manual", "masked"])
+def test_each_document_is_computed_as_if_it_were_alone(attention):
+    shape = dict(TINY, bias=False, attention=attention)
+    torch.manual_seed(0)
+    packed = GPT(GPTConfig(**shape, document_start=7))
+    idx = torch.randint(8, 101, (2, 32), generator=torch.Generator().manual_seed(1))
+    idx[0, [5, 20]], idx[1, 31] = 7, 7  # the first sequence has 3 documents, the second ends with the start of one
+    targets = idx.roll(-1, dims=1)
+    alone = copy.deepcopy(packed)
+    alone.config = dataclasses.replace(alone.config, document_start=None)
+    logits, losses, models = [], [], []
+    for row, parts in ((0, (slice(0, 5), slice(5, 20), slice(20, 32))), (1, (slice(0, 31), slice(31, 32)))):
+        for part in parts:
+            at = copy.deepcopy(alone)  # each document keeps its positions
+            at.transformer.wpe.weight.data = alone.transformer.wpe.weight.data.roll(-part.start, dims=0)
+            z, loss = at(idx[row : row + 1, part], targets[row : row + 1, part])
+            logits.append(z[0])
+            losses.append(loss * z.size(1) / 64)
+            losses[-1].backward()
+            models.append(at)
+    z, loss = packed(idx, targets)
+    loss.backward()
+    torch.testing.assert_close(z.flatten(0, 1), torch.cat(logits), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loss, sum(losses))
+    for block, *each in zip(packed.transformer.h, *(at.transformer.h for at in models)):
+        for p, *theirs in zip(block.parameters(), *(other.parameters() for other in each)):
+            torch.testing.assert_close(p.grad, sum(q.grad for q in theirs), rtol=1e-4, atol=1e-7)
+
+
 def test_another_architecture_is_refused(tmp_path):
     hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=16, vocab_size=64, activation_function="relu")
     with pytest.raises(UserError, match=r"no GPT-2 as .* it has activation_function=relu and not gelu_new, .* Name"):
@@ -55,7 +86,7 @@ def test_another_architecture_is_refused(tmp_path):
     ("theirs", "ours"), [("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("gelu_pytorch_tanh", "gelu_tanh")]
 )
 def test_the_activation_is_that_of_the_weights_and_survives_an_export(tmp_path, theirs, ours):
-    # a GPT-2 with the exact GELU used to be refused, and nanoGPT's weights to be given GPT-2's tanh form
+    # a GPT-2 with the exact GELU used to be refused, and nanoGPT's weights used to get GPT-2's tanh form
     shape = dict(n_layer=3, n_head=4, n_embd=64, n_positions=32, vocab_size=101, activation_function=theirs)
     reference = hugging_face(tmp_path / "theirs", **shape)
     model = GPT.from_pretrained(tmp_path / "theirs").eval()
@@ -78,7 +109,7 @@ def test_the_activation_is_that_of_the_weights_and_survives_an_export(tmp_path, 
 def test_the_weights_decide_their_dimensions(tmp_path):
     # block_size in override_args used to be a bare TypeError
     hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=16, vocab_size=64)
-    may = "may set dropout, attention, activation, loss, recompute, vocab_multiple, not block_size"
+    may = "may set dropout, attention, activation, loss, recompute, vocab_multiple, document_start, not block_size"
     with pytest.raises(UserError, match=may):
         GPT.from_pretrained(tmp_path, {"block_size": 5})
     allowed = dict(dropout=0.5, attention="manual", activation="gelu", vocab_multiple=128)
@@ -115,7 +146,7 @@ def test_parameters_are_counted_without_a_model(shape, bias, multiple):
     "wrong", [dict(n_layer=10**7), dict(n_head=0), dict(vocab_multiple=0), dict(n_embd="x")], ids=str
 )
 def test_a_checkpoint_of_another_size_is_refused_before_a_model_is_built(monkeypatch, wrong):
-    # a damaged n_layer used to build layers until the memory was full, a 0 to end in a ZeroDivisionError
+    # a damaged n_layer used to build layers until the memory was full; a 0 ended in a ZeroDivisionError
     saved = {"model": GPT(GPTConfig(**TINY)).state_dict(), "model_args": TINY | wrong, "extra_model_args": {}}
     monkeypatch.setattr(GPT, "__init__", None)
     with pytest.raises(UserError, match="weights and model_args do not fit each other"):
@@ -190,8 +221,8 @@ def shapes(graph):
 
 
 def test_training_keeps_no_logits_and_copies_none():
-    # the loop used to hold the logits until the next forward, and the compiled backward to read a gradient of them;
-    # -inf that was written into the padding copied all logits forward (slice_scatter)
+    # the loop used to hold the logits until the next forward, and the compiled backward read a gradient of them;
+    # writing -inf into the padding copied all logits (slice_scatter)
     model = GPT(GPTConfig(**TINY, vocab_multiple=64))
     B, T, V = 2, 32, 128
     idx = torch.randint(0, 101, (B, T))
@@ -202,7 +233,7 @@ def test_training_keeps_no_logits_and_copies_none():
     assert not [name for name in called if "slice_scatter" in name or ".copy" in name]
     torch.compiler.reset()
     _, with_logits = recorded(model, idx, idx)
-    assert (B, T, V) in shapes(with_logits)  # so that this test would see it
+    assert (B, T, V) in shapes(with_logits)  # so this test would see them
 
 
 @pytest.mark.usefixtures("compiler")
@@ -219,7 +250,7 @@ def test_the_compiled_backward_of_a_padded_head_takes_no_memory_of_its_own():
     _, (forward, backward) = run_fw_bw_and_get_code(loss)
     shapes = [re.findall(r"empty_strided_cpu\(\(([^)]*)\)", code) for code in (forward, backward)]
     sizes = [[math.prod(map(int, re.findall(r"\d+", shape))) for shape in each] for each in shapes]
-    assert sizes[0].count(4 * 32 * 512) == 1  # so that it would be seen
+    assert sizes[0].count(4 * 32 * 512) == 1  # so a tensor of this size would be seen
     assert max(sizes[1]) < 4 * 32 * 501
 
 
@@ -227,7 +258,7 @@ def test_the_compiled_backward_of_a_padded_head_takes_no_memory_of_its_own():
 @pytest.mark.parametrize(("B", "T"), [(2, 32), (3, 7), (1, 2)])  # 2 tokens are fewer than there are chunks
 @pytest.mark.parametrize(("device", "dtype"), [*ON_GPU_TOO, ("cpu", "bfloat16")])
 def test_each_loss_equals_float64(loss, B, T, device, dtype):
-    # chunks of other lengths are no mean of means, and padded ids, or targets of -1, must not count in any
+    # chunks differ in length, so a mean of their means is wrong; padded ids and targets of -1 must not count in any
     torch.manual_seed(0)
     idx, targets = torch.randint(0, 101, (2, B, T), device=device)
     targets[0, :-1] = -1
@@ -266,7 +297,7 @@ def test_a_chunked_loss_holds_an_eighth_of_the_logits(device):
 
 
 def test_what_is_computed_again_is_the_same_to_the_bit_and_takes_less_memory(device):
-    # dropout has to be drawn again as it was: a backward through another mask would still train, but towards elsewhere
+    # dropout has to be drawn again as it was: with another mask, training would go on with wrong gradients
     idx = torch.randint(0, 65, (4, 256), generator=torch.Generator().manual_seed(0)).to(device)
     found, peaks = {}, {}
     for recompute in RECOMPUTE:
@@ -307,8 +338,8 @@ def test_a_compiled_gelu_is_the_same_function(activation):
 
 
 def test_a_chunked_loss_stays_out_of_the_compiled_graph():
-    # compiled, its chunks were held all at once: 8 x 1024 tokens took 2110 MiB in place of 1203
-    # the exact GELU: the other one's sigmoid would round to bfloat16 in a graph that runs operation by operation
+    # compiled, all chunks were held at once: 8 x 1024 tokens took 2110 MiB instead of 1203
+    # the exact GELU: the tanh form's sigmoid would round to bfloat16 in a graph that runs operation by operation
     model = GPT(GPTConfig(**TINY, vocab_multiple=64, activation="gelu", loss="chunked"))
     idx, graphs = torch.randint(0, 101, (2, 32)), []
     with torch.autocast("cpu", torch.bfloat16):
@@ -385,7 +416,7 @@ def test_bad_shapes_are_named():
     with pytest.raises(UserError, match="n_head=5"):
         GPTConfig(n_embd=64, n_head=5)
     with pytest.raises(UserError, match="n_head=-2 must be 1 or more"):
-        GPTConfig(n_embd=64, n_head=-2)  # which divides 64
+        GPTConfig(n_embd=64, n_head=-2)  # it divides 64
     with pytest.raises(UserError, match="flsh"):
         GPTConfig(attention="flsh")
     with pytest.raises(UserError, match="activation='relu' is unknown: it can be gelu_tanh, gelu"):

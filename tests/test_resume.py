@@ -1,4 +1,4 @@
-"""Stopped, killed, resumed: the run is as if it had not been; and what a checkpoint is made of."""
+"""A run that is stopped or killed and resumed is as if it had not been; and the content of checkpoints."""
 
 import hashlib
 import json
@@ -73,7 +73,7 @@ def test_a_new_run_sets_the_old_one_aside(tmp_path, data, capsys):
 
 
 def test_best_is_of_the_whole_run_across_a_resume(tmp_path, data):
-    # a checkpoint written before its evaluation used to know of the evaluation before it only
+    # a checkpoint written before its evaluation used to know only the previous evaluation
     run(tmp_path, data, max_iters=7, eval_interval=5)
     for name in ("ckpt.pt", "best.pt"):
         assert checkpoint_of(tmp_path, name)["best_val_loss"] == rows(tmp_path, "eval")[-1]["val_loss"]
@@ -103,7 +103,7 @@ def test_a_run_that_diverged_is_not_saved(tmp_path, data, monkeypatch, capsys, l
 
 
 def test_a_checkpoint_is_saved_before_the_evaluation(tmp_path, data, monkeypatch):
-    # T7: a failing evaluation used to lose all since the one before
+    # T7: a failing evaluation used to lose all steps since the previous one
     def fails(*_):
         raise RuntimeError("evaluation")
 
@@ -153,7 +153,7 @@ def test_auto_resumes_if_there_is_a_run(tmp_path, data):
 
 
 def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tmp_path, data):
-    # `--init_from=resume --out_dir=X` alone used to turn to OpenWebText and 600,000 iterations
+    # `--init_from=resume --out_dir=X` alone used to switch to OpenWebText and 600,000 iterations
     whole = run(tmp_path / "whole", data, max_iters=20, dropout=0.1, learning_rate=3e-3)
     half = run(tmp_path / "half", data, max_iters=10, dropout=0.1, learning_rate=3e-3)
     moved = half.rename(tmp_path / "moved")
@@ -167,7 +167,7 @@ def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tmp_path, data):
 
 
 def test_config_files_run_once_though_settings_come_from_a_checkpoint(tmp_path, data):
-    # run again on the checkpoint's settings, `learning_rate *= 2` would double it at every restart
+    # if `learning_rate *= 2` ran on the checkpoint's settings, every restart would double the learning rate
     (tmp_path / "config.py").write_text("learning_rate *= 2\nlr_decay_iters = max_iters + 7\n")
     begin = flags(small(tmp_path / "out", data, max_iters=10))
     kept = [flag for flag in begin if not flag.startswith(("--learning_rate", "--lr_decay_iters"))]
@@ -178,7 +178,7 @@ def test_config_files_run_once_though_settings_come_from_a_checkpoint(tmp_path, 
 
 
 def test_a_process_that_torchrun_restarted_resumes_its_own_run(tmp_path, data):
-    # F2: it used to start from scratch as told, and set its own run aside
+    # F2: the restarted process used to obey init_from=scratch and set its own run aside
     launch = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "0"}
     scratch = flags(small(tmp_path, data, init_from="scratch"))
     script("train.py", *scratch, **launch)
@@ -191,7 +191,8 @@ def test_a_process_that_torchrun_restarted_resumes_its_own_run(tmp_path, data):
 @pytest.mark.parametrize("name", ["metrics.jsonl", "run.json"])
 def test_what_is_damaged_beside_a_good_checkpoint_does_not_block_resuming(tmp_path, data, name):
     run(tmp_path, data)
-    deep = b'{"kind": "train", "iter": 1, "loss": 2.0, "lr": %s}\n' % (b"[" * 500 + b"]" * 500)  # read, but not written
+    # JSON that can be read, but not written
+    deep = b'{"kind": "train", "iter": 1, "loss": 2.0, "lr": %s}\n' % (b"[" * 500 + b"]" * 500)
     for damaged in (
         deep,
         b"",
@@ -251,7 +252,7 @@ def test_a_nanogpt_checkpoint_resumes(tmp_path, data):
     ("activation", "rewrite", "asked", "says"),
     [
         ("gelu", dict, {}, 0),
-        ("gelu", as_nanogpt_wrote, {}, 1),  # it used to go on with GPT-2's tanh form in silence: another function
+        ("gelu", as_nanogpt_wrote, {}, 1),  # it silently went on with GPT-2's tanh form, another function
         ("gelu_tanh", as_nanogpt_wrote, dict(activation="gelu_tanh"), 0),
         ("gelu_tanh", as_we_wrote_before_activation, {}, 0),
     ],
@@ -271,7 +272,7 @@ def test_a_run_goes_on_with_its_activation(tmp_path, data, capsys, activation, r
 
 
 def test_a_resumed_run_takes_its_own_weight_decay_and_betas(tmp_path, data, capsys):
-    # the optimizer's saved state holds them too, and used to win in silence
+    # the optimizer's saved state holds them too, and used to win silently
     run(tmp_path, data)
     run(tmp_path, data, max_iters=12, init_from="resume", weight_decay=0.3, beta2=0.9)
     decayed, others = checkpoint_of(tmp_path)["optimizer"]["param_groups"]
@@ -283,7 +284,7 @@ def test_a_resumed_run_takes_its_own_weight_decay_and_betas(tmp_path, data, caps
 def test_a_run_goes_on_with_its_own_optimizer_only(tmp_path, data, was, now):
     # a new running mean in the middle of a run would be neither the old run nor a new one
     run(tmp_path, data, max_iters=2, optimizer=was)
-    with pytest.raises(UserError, match=f"optimizer={now} cannot go on with the state of {was}: resume .*={was}"):
+    with pytest.raises(UserError, match=f"optimizer={now} cannot use the state of {was}: resume .*={was}"):
         run(tmp_path, data, max_iters=4, optimizer=now, init_from="resume")
     assert len(rows(tmp_path)) == 2
 
@@ -307,7 +308,7 @@ def test_a_run_that_goes_on_with_another_text_says_so(tmp_path, data, capsys):
 
 
 def test_a_resumed_run_takes_up_the_scaler_and_the_best_loss(tmp_path, data):
-    # T7: neither used to be restored
+    # T7: neither of them used to be restored
     run(tmp_path, data, dtype="float16")
     saved = checkpoint_of(tmp_path)
     saved["scaler"]["scale"], saved["best_val_loss"], saved["best_iter"] = 1234.0, 0.0, 5
@@ -319,7 +320,7 @@ def test_a_resumed_run_takes_up_the_scaler_and_the_best_loss(tmp_path, data):
 
 
 def test_a_complete_run_says_that_it_is(tmp_path, data, capsys):
-    # after seconds of timing kernels came the last line of the run before, as if it had trained
+    # it timed kernels for seconds, then printed the earlier run's last line, as if it had trained
     run(tmp_path, data)
     capsys.readouterr()
     run(tmp_path, data, init_from="resume")

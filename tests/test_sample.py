@@ -101,7 +101,7 @@ def test_temperature_0_and_top_k_1_are_greedy(run, capsys):
 
 
 def test_ids_without_a_text_are_never_drawn(run, capsys, tmp_path):
-    # T15: nanoGPT pads the vocabulary without a mark; its tokenizer then meets ids that it does not know
+    # T15: nanoGPT does not mark the padding of its vocabulary, so its tokenizer meets ids that it does not know
     saved = torch.load(run / "best.pt", weights_only=True)
     saved["model_args"]["vocab_size"], saved["extra_model_args"]["vocab_multiple"] = 128, 1
     torch.save(saved, tmp_path / "ckpt.pt")
@@ -120,7 +120,7 @@ def test_a_stop_text_ends_each_sample_before_it(run, capsys):
 
 
 def test_in_one_file_the_lines_have_the_order_of_a_terminal(run, tmp_path):
-    # it came between the text and its end, and where it samples from after the dtype: a file gets stdout in blocks
+    # lines used to be out of order, because stdout goes to a file in blocks
     pytest.importorskip("tyro")
     command = [sys.executable, "sample.py", f"--out_dir={run}", "--max_new_tokens=5", "--start=!", "--device=cpu"]
     buffered = os.environ | {"PYTHONUNBUFFERED": ""}
@@ -141,9 +141,9 @@ def test_compiled_draws_what_eager_does(run, capsys):
 @pytest.mark.parametrize(
     ("prompt", "stop", "ids", "shown", "ended"),
     [
-        ("é", "", "a漢b".encode(), ["éa", "", "", "漢", "b"], False),  # half a character waits for the other half
-        ("", "END", b"EN bEND c", ["", "", "E", "N", " ", "b", "", "", ""], True),  # what may begin the stop text waits
-        # the end of a document used to be written out, and the next document after it; in a prompt it is a beginning
+        ("é", "", "a漢b".encode(), ["éa", "", "", "漢", "b"], False),  # half of a character waits for the rest
+        ("", "END", b"EN bEND c", ["", "", "E", "N", " ", "b", "", "", ""], True),  # text that may begin `stop` waits
+        # the end of a document and the next document used to be printed; in a prompt, it does not end the sample
         ("<|endoftext|>a", "", (*b"bc", 256, *b"d"), ["<|endoftext|>ab", "c", "", ""], True),
     ],
 )
@@ -156,7 +156,7 @@ def test_what_is_certain_is_shown_at_once_and_nothing_after_the_end(prompt, stop
 
 
 def test_a_tokenizer_without_an_end_of_text_ends_no_sample():
-    # transformers would end at some id all the same
+    # transformers would still end at some id
     one = sample.Sample("", Tokenizer(BYTES), "")
     for id in range(128):
         one.add(id)
@@ -164,7 +164,7 @@ def test_a_tokenizer_without_an_end_of_text_ends_no_sample():
 
 
 def until(terminal, words, seconds=60):
-    """What a program writes to its terminal until `words` are there."""
+    """The output of a program on its terminal, up to `words`."""
     seen, deadline = b"", time.monotonic() + seconds
     while words.encode() not in seen:
         assert time.monotonic() < deadline and select.select([terminal], [], [], seconds)[0], seen
@@ -178,7 +178,7 @@ def test_a_conversation_on_a_terminal(run):
     flags = [f"--out_dir={run}", "--interactive=True", "--device=cpu", "--dtype=float32", "--max_new_tokens=100000"]
     mine, its = pty.openpty()
     program = [sys.executable, "sample.py", *flags]
-    # a session of its own, whose terminal this is: Ctrl-C there is a signal
+    # in its own session on this terminal, so that Ctrl-C becomes a signal
     own = {"start_new_session": True, "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)}
     child = subprocess.Popen(program, cwd=ROOT, stdin=its, stdout=its, stderr=its, **own)
     os.close(its)
@@ -191,10 +191,10 @@ def test_a_conversation_on_a_terminal(run):
         assert child.poll() is None and "---" not in first
         os.write(mine, b"\x03")  # Ctrl-C ends the text
         assert "Traceback" not in until(mine, "---------------\r\nprompt: ")
-        os.write(mine, b"z\n")  # it has no such character
+        os.write(mine, b"z\n")  # the tokenizer has no such character
         assert "error: the training text has no 'z'" in until(mine, "prompt: ")
-        time.sleep(0.5)  # a prompt is there before it is read, and a person types later
-        os.write(mine, b"half a line\x03")  # Ctrl-C at the prompt: asked again
+        time.sleep(0.5)  # the program shows a prompt before it reads, and a person types later
+        os.write(mine, b"half a line\x03")  # after Ctrl-C at the prompt, the program asks again
         until(mine, "\r\nprompt: ")
         os.write(mine, b"\x04")  # Ctrl-D
         assert child.wait(timeout=60) == 0
@@ -225,7 +225,7 @@ def test_ctrl_c_while_it_is_imported_is_no_traceback(run):
     "meta", [[1], {"tokenizer": "char", "vocab_size": 65}, {"tokenizer": "char", "vocab_size": 10**30}], ids=str
 )
 def test_a_damaged_meta_in_a_checkpoint_is_named(run, tmp_path, meta):
-    # it used to be a traceback, and the last a loop without end
+    # these used to be tracebacks, and the last one an endless loop
     saved = torch.load(run / "best.pt", weights_only=True)
     torch.save({**saved, "meta": meta}, tmp_path / "ckpt.pt")
     with pytest.raises(UserError, match=r"the meta in the checkpoint is damaged \("):
@@ -249,7 +249,7 @@ def test_a_nanogpt_checkpoint_is_sampled_with_the_exact_gelu(run, tmp_path, caps
     "file", sorted(f for f in (ROOT / "config").glob("*.py") if not f.name.startswith("bench_")), ids=lambda f: f.name
 )
 def test_a_training_config_is_taken(file):
-    # nanoGPT's sample.py takes one; ours used to end on the first setting that only training has
+    # as in nanoGPT's sample.py; ours used to refuse settings that only training has
     pytest.importorskip("tyro")
     assigned = runpy.run_path(str(file))
     defaults = vars(sample.Settings())

@@ -1,4 +1,4 @@
-"""slurm/train.sh with commands that stand for SLURM's: it trains, and asks to be queued again if its time is up."""
+"""slurm/train.sh, with stand-ins for SLURM's commands, trains, and requeues itself if its time is up."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ import train
 from tests.conftest import ROOT, flags, rows, small, wait_for_lines
 
 SCRIPT = ROOT / "slurm" / "train.sh"
-COMMANDS = {  # of SLURM's, on one node
+COMMANDS = {  # stand-ins for SLURM's, on one node
     "srun": 'shift\nexec "$@"',  # without its option
     "scontrol": 'echo "$@" >> "$CALLS"\n[ "$1" = show ] && echo localhost',
 }

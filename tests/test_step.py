@@ -1,4 +1,4 @@
-"""A training step: it waits for nothing, skips and clips on the device, and its time is its own."""
+"""A training step waits for nothing, skips and clips on the device, and is timed alone."""
 
 import itertools
 import json
@@ -49,7 +49,7 @@ def state_of(model, s, device, dtype):
 
 @pytest.mark.parametrize(("dropout", "optimizer"), [(0.0, "adamw"), (0.1, "adamw"), (0.0, "muon")])
 def test_a_step_reads_nothing_from_the_device(dropout, optimizer):
-    # a step used to wait for the norm of the gradient in its middle. Fake tensors have no values: whatever reads raises
+    # a step used to wait for the norm of the gradient. Fake tensors have no values: reading one raises
     shape = dict(n_layer=1, n_head=2, n_embd=32, block_size=16)
     s = train.Settings(**shape, batch_size=2, dropout=dropout, optimizer=optimizer)
     model = GPT(GPTConfig(block_size=16, vocab_size=65, n_layer=1, n_head=2, n_embd=32, dropout=dropout))
@@ -62,7 +62,7 @@ def test_a_step_reads_nothing_from_the_device(dropout, optimizer):
         for _ in range(2):
             results = train.train_step(state, s, range(2))
         with pytest.raises(DataDependentOutputException):
-            results["grad_norm"].item()  # so this would have been seen
+            results["grad_norm"].item()  # so a read would have been seen
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -133,14 +133,14 @@ def test_a_step_on_a_gpu_does_not_wait_and_skips_on_the_device(monkeypatch, dtyp
 
 
 def test_times_are_true_of_steps_that_are_read_later(tmp_path, data, monkeypatch):
-    # T10: nanoGPT's time holds evaluations; and this one must not begin with the program
+    # T10: nanoGPT's time includes evaluations; and no step's time may include the start of the program
     told = iter(n * (n + 1) / 2000 for n in itertools.count())  # between readings pass 1 ms, 2 ms, 3 ms, …
     monkeypatch.setattr(train.timing, "now", lambda device: next(told))
     monkeypatch.setattr(progress.flops, "peak_flops", lambda *_: (1e12, "of this test"))
     run(tmp_path, data, max_iters=6, log_interval=4, eval_interval=3, gradient_accumulation_steps=2)
     assert [row["ms"] for row in rows(tmp_path)] == pytest.approx([1, 3, 5, 7, 9, 11])
     flops = json.loads((tmp_path / "run.json").read_text())["mfu"]["flops_per_token"]
-    for row in rows(tmp_path):  # of both micro-batches, 4 x 16 tokens each
+    for row in rows(tmp_path):  # both micro-batches count, 4 x 16 tokens each
         assert row["tokens_per_s"] == pytest.approx(1e3 * 2 * 4 * 16 / row["ms"])
         assert row["mfu"] == pytest.approx(flops * row["tokens_per_s"] / 1e12)
 
@@ -155,7 +155,7 @@ def test_a_signal_or_the_time_limit_does_not_wait_for_a_line(tmp_path, data, mon
 
 
 def test_peak_memory_is_that_of_the_steps(tmp_path, data, monkeypatch):
-    # it used to hold compilation and the rehearsal, which took more than a step does
+    # it used to include compilation and the rehearsal, which took more than a step does
     order = []
     for module, name in ((train, "rehearse"), (memory, "reset_peak_memory"), (train, "train_step")):
         call = getattr(module, name)
@@ -175,7 +175,7 @@ def test_one_graph_trains_and_one_evaluates(tmp_path, data, monkeypatch):
 
 
 def test_another_number_that_a_step_returns_is_logged_and_drawn_by_its_name(tmp_path, data, monkeypatch, capsys):
-    # flags used to be read by their position: one more number ended a run of 20 iterations after the first, in silence
+    # flags used to be read by their position: one more number silently ended a run of 20 iterations after the first
     step = train.train_step
 
     def with_weight_norm(state, *args):

@@ -3,16 +3,18 @@
 import itertools
 import json
 import math
+import re
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 
 import train
 from fusedgpt.attention import choose
 from fusedgpt.attention.case import Case
-from fusedgpt.data import dataset
+from fusedgpt.data import dataset, prepare
 from fusedgpt.data.dataloader import DataLoader
 from fusedgpt.errors import UserError
 from fusedgpt.machine import determinism
@@ -88,14 +90,15 @@ def test_one_step_is_adamw_on_the_clipped_mean_gradient(tmp_path, data):
     assert rows(tmp_path)[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
     got, params = weights(tmp_path), dict(net.named_parameters())
     shares = {name: 0.1 * params[name].grad * min(1.0, 0.1 / (norm + 1e-6)) for name in params}  # 0.1 is 1 - beta1
-    means = [state["exp_avg"].double() for state in optimizer_state(tmp_path).values()]  # AdamW's steps hide a scale
+    # AdamW's running means too, because its steps do not depend on the scale of gradients
+    means = [state["exp_avg"].double() for state in optimizer_state(tmp_path).values()]
     for mean, share in zip(means, sorted(shares.values(), key=lambda p: p.dim() < 2)):
         torch.testing.assert_close(mean, share, rtol=1e-3, atol=1e-4 * share.abs().max().item())
     for name, p in params.items():
         grad = 10 * shares[name]
         decay = 0.2 if p.dim() >= 2 else 0.0
         want = p.detach() * (1 - 0.5 * decay) - 0.5 * grad / (grad.abs() + 1e-8)
-        clear = grad.abs() > 1e-5  # where the gradient is all rounding, its sign is too
+        clear = grad.abs() > 1e-5  # if the gradient is all rounding, its sign is too
         torch.testing.assert_close(got[name].double()[clear], want[clear], rtol=1e-3, atol=1e-3)
 
 
@@ -107,7 +110,7 @@ def test_bfloat16_and_float16_train_on_a_cpu(tmp_path, data):
         half = rows(run(tmp_path / dtype, data, **gently, dtype=dtype))
         assert half[-1]["loss"] == pytest.approx(full[-1]["loss"], rel=0.005)
         assert half[-1]["loss"] != full[-1]["loss"]
-        assert half[0]["grad_norm"] == pytest.approx(full[0]["grad_norm"], rel=0.01)  # of gradients without the scale
+        assert half[0]["grad_norm"] == pytest.approx(full[0]["grad_norm"], rel=0.01)  # of unscaled gradients
     saved = checkpoint_of(tmp_path / "float16")
     assert saved["scaler"]["scale"] > 1
     assert not checkpoint_of(tmp_path / "a")["scaler"]
@@ -148,6 +151,44 @@ def test_evaluation_kernel_and_padding_do_not_change_the_batches(tmp_path, data)
     assert [row["loss"] for row in rows(run(tmp_path / "s", data, seed=2))] != pytest.approx(base, rel=1e-3)
 
 
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory):
+    """A data folder of short documents: 65 ids, and one that ends each of them, after some ten tokens."""
+    folder, rng = tmp_path_factory.mktemp("stories"), np.random.default_rng(0)
+    ids = np.cumsum(rng.integers(-3, 4, 23_000)) % 65
+    ids[rng.random(23_000) < 0.1] = 65
+    meta = dict(tokenizer="char", vocab_size=66, itos=[*(chr(33 + i) for i in range(65)), None], end_of_text=65)
+    prepare.write(folder, {"train": [ids[:20_000]], "val": [ids[20_000:]]}, "stories", **meta)
+    return folder
+
+
+def test_every_kernel_trains_to_the_same_loss_within_documents(tmp_path, stories):
+    losses = {}
+    for name in ("manual", "blocked", "math", "flash", "masked", "compiled", "across"):
+        how = dict(compile=True, attention="masked") if name == "compiled" else dict(attention=name)
+        how |= dict(mask="document") if name != "across" else dict(attention="manual")
+        losses[name] = [row["loss"] for row in rows(run(tmp_path / name, stories, max_iters=20, **how))]
+    for name in losses.keys() - {"manual", "across"}:
+        assert losses[name] == pytest.approx(losses["manual"], rel=1e-4), name
+    assert losses["across"] != pytest.approx(losses["manual"], rel=1e-3)
+    saved = checkpoint_of(tmp_path / "masked")
+    assert saved["extra_model_args"]["document_start"] == 65
+    assert "document_start" not in checkpoint_of(tmp_path / "across")["extra_model_args"]
+
+
+def test_a_run_within_documents_goes_on_so_and_can_be_evaluated_otherwise(tmp_path, stories, capsys):
+    whole = run(tmp_path / "whole", stories, mask="document")
+    half = run(tmp_path / "half", stories, mask="document", max_iters=5)
+    script("train.py", *["--init_from=resume", f"--out_dir={half}", "--max_iters=10"])  # as a user would
+    assert_same_bytes(weights(half), weights(whole))
+    within = rows(whole, "eval")[-1]["val_loss"]
+    capsys.readouterr()
+    for mask, differs in (("document", False), ("causal", True)):
+        run(whole, stories, init_from="resume", eval_only=True, mask=mask)
+        found = float(re.search(r"val loss ([\d.]+)", capsys.readouterr().out)[1])
+        assert (abs(found - within) > 1e-3) == differs, mask
+
+
 def test_splits_of_a_step_give_the_same_loss_and_gradient(tmp_path, data):
     # T13: accumulation used to be divided by the GPUs of one machine
     whole = run(tmp_path / "1", data, max_iters=3, batch_size=8)
@@ -157,7 +198,7 @@ def test_splits_of_a_step_give_the_same_loss_and_gradient(tmp_path, data):
 
 
 def test_two_ranks_equal_one_and_resume_bitwise(tmp_path, data):
-    # T9, T10, T13; dropout is on: it follows the micro-batch, not the rank
+    # T9, T10, T13; dropout is on, because it follows the micro-batch, not the rank
     settings = dict(gradient_accumulation_steps=4, dropout=0.1, max_iters=6, eval_interval=3)
     one = run(tmp_path / "one", data, **settings)
     torchrun(2, "train.py", *flags(small(tmp_path / "two", data, **settings, log_interval=4)))
@@ -259,7 +300,7 @@ def test_a_bad_step_that_is_seen_later_is_explained_with_that_said(tmp_path, dat
 
 
 def test_another_process_gone_saves_whatever_the_unread_steps_were(tmp_path, data, capsys, monkeypatch):
-    # to explain a bad step needs the one that is gone, which used to end the run before it saved
+    # explaining a bad step needs the process that is gone, which used to end the run before it saved
     step, norm, calls = train.train_step, distributed.gradient_norm, itertools.count()
 
     def dies(state, *args):
@@ -299,7 +340,7 @@ def test_a_run_whose_kernel_is_another_ends(tmp_path, data, monkeypatch):
     # K1, K5: the receipt is not just printed
     flash = {"forward": ["flash"], "backward": ["flash"], "ops": []}
     monkeypatch.setattr(choose, "require", lambda *_: None)
-    monkeypatch.setattr(train, "observe", lambda *_: flash)
+    monkeypatch.setattr(train, "observe", lambda *_, **__: flash)
     with pytest.raises(UserError, match="attention='manual' was asked for, but the profiler saw flash"):
         run(tmp_path, data, attention="manual")
 
@@ -346,6 +387,7 @@ def test_a_lost_run_ends(tmp_path, data, monkeypatch):
         (dict(init_from="resume"), "ckpt.pt does not exist: train first"),
         (dict(block_size=5000), "Lower --block_size"),
         (dict(vocab_size=50), "has 65 ids, the model 50: set --vocab_size=65, or leave it out"),
+        (dict(mask="document"), "mask=document needs documents, but .* has no id that ends one: prepare your texts"),
         (dict(dataset="nowhere"), "dataset='nowhere' is no folder: name one of data/"),
     ],
     ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
@@ -378,10 +420,22 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, data):
 
 
 def test_train_starts_without_what_it_does_not_use():
-    # torch._dynamo, which came with a decorator and a mask, made every start a second longer
+    # a decorator and a mask imported torch._dynamo, which made every start a second longer
     heavy = ("wandb", "datasets", "transformers", "matplotlib", "torch._dynamo")
     code = f"import train, sys; print([m for m in {heavy} if m in sys.modules])"
     assert script("-c", code).stdout.strip() == "[]"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compile", [False, True])
+def test_flex_trains_within_documents_as_manual_does(tmp_path, stories, compile):
+    options = dict(n_head=1, n_embd=64, block_size=256, device="cuda", dtype="bfloat16", max_iters=30, mask="document")
+    losses = {}
+    for attention in ("manual", "flex"):
+        torch.compiler.reset()
+        losses[attention] = rows(run(tmp_path / attention, stories, attention=attention, compile=compile, **options))
+    assert losses["flex"][-1]["loss"] == pytest.approx(losses["manual"][-1]["loss"], rel=0.02)
+    assert losses["flex"][0]["loss"] == pytest.approx(losses["manual"][0]["loss"], rel=1e-3)
 
 
 @pytest.mark.gpu

@@ -1,6 +1,7 @@
-"""FineWeb's sample of 10 billion tokens in GPT-2's BPE, an end-of-text id after each document; 0.05 % for validation.
+"""FineWeb's sample of 10 billion tokens, in GPT-2's BPE, with an end-of-text id after each document.
 
-The text is streamed, and no copy is kept. --max_tokens takes its first documents; --input takes local texts instead.
+0.05 % of the documents are for validation. The text is streamed, and no copy is kept. --max_tokens takes only the first
+documents. --input takes local texts instead.
 """
 
 import pathlib

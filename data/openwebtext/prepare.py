@@ -1,8 +1,9 @@
-"""OpenWebText in GPT-2's BPE, an end-of-text id after each document; 0.05 % of them, drawn by seed, for validation.
+"""OpenWebText in GPT-2's BPE, with an end-of-text id after each document.
 
-It needs some 54 GB in the cache of Hugging Face's `datasets`, and 36 GB for the bins while they are written, then 18.
-In nanoGPT's preparation the splits have 9,035,582,198 and 4,434,897 tokens. --input takes the same files and folders as
-data/text; each paragraph of a .txt is a document.
+A fixed seed draws 0.05 % of the documents for validation. The preparation needs some 54 GB in the cache of Hugging
+Face's `datasets`, and 36 GB for the bins while they are written, then 18 GB. In nanoGPT's preparation the splits have
+9,035,582,198 and 4,434,897 tokens. --input takes the same files and folders as data/text instead; each paragraph of a
+.txt is a document.
 """
 
 import pathlib
@@ -14,12 +15,12 @@ from fusedgpt.data import prepare
 from fusedgpt.data.corpus import Files, Hub
 from fusedgpt.errors import one_sentence
 
-# names the Parquet files of one commit, because `datasets` refuses the loading script beside them
+# the Parquet files of one commit, by their paths, because `datasets` refuses the loading script beside them
 PARQUET = "hf://datasets/Skylion007/openwebtext@7577b918bd30b25df0b88bb718dc8a6c80cb619b/data/train-*.parquet"
 
 
 def main():
-    """Write the bins of OpenWebText, or of --input, in the order of nanoGPT's draw."""
+    """Write the bins of OpenWebText, or of --input, with documents in the same order as nanoGPT's."""
     args = prepare.parser(__file__, __doc__).parse_args()
     text = Hub("Skylion007/openwebtext", streaming=False, path="parquet", data_files=PARQUET)
     if args.input:

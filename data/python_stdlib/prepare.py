@@ -1,7 +1,7 @@
-"""The source of Python's standard library as bytes, split by file: every machine that runs this has it.
+"""The source of Python's standard library as bytes. Every machine that runs this script has it.
 
---input takes a file, whose last tenth is for validation, or a folder of Python files, split by file. Folders of tests
-and of installed packages are left out.
+About a tenth of the files are for validation. --input takes another folder of Python files, or one file, whose last
+tenth is for validation. Folders of tests and of installed packages are left out.
 """
 
 import os
@@ -34,7 +34,7 @@ def main():
         found = (f for f in root.rglob("*.py") if not LEFT_OUT.intersection(f.relative_to(root).parts))
         files = sorted(f for f in found if f.is_file())
         splits = {"train": [], "val": []}
-        for file in files:  # split by a checksum of the name: a file keeps its split if others come or go
+        for file in files:  # by a checksum of the name, so that a file keeps its split if others come or go
             tenth = zlib.crc32(os.fsencode(file.relative_to(root).as_posix())) % 10 == 0
             splits["val" if tenth else "train"].append(file.read_bytes() + b"\n")
         if not files:
@@ -42,7 +42,7 @@ def main():
         if not all(splits.values()):
             empty = "train" if splits["val"] else "val"
             raise UserError(
-                f"{root} has {len(files)} .py files, and none is in {empty}: give more, or a single one, which is cut"
+                f"{root} has {len(files)} .py files, none of them for {empty}: give more, or only one, which is cut"
             )
         name = f"standard library of {platform.python_implementation()} {platform.python_version()}"
         if args.input:

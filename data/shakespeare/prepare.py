@@ -13,12 +13,12 @@ from fusedgpt.errors import one_sentence
 
 
 def split(ends):
-    """The two parts of the text."""
+    """The ranges (start, stop) of the two parts."""
     return {"train": np.array([[0, ends[0]]]), "val": np.array([[ends[0], ends[-1]]])}
 
 
 def main():
-    """Write the bins of Shakespeare, or of --input, in GPT-2's BPE, split before it is tokenized, as in nanoGPT."""
+    """Write the bins of Shakespeare, or of --input. The text is split before it is tokenized, as in nanoGPT."""
     args = prepare.parser(__file__, __doc__).parse_args()
     text = prepare.one_text(__file__, args, *prepare.TINY_SHAKESPEARE)
     prepare.prepare(Halves(text, 0.9), "gpt2", args.out_dir, split, ended=False)

@@ -1,4 +1,4 @@
-"""Tiny Shakespeare, or any text, one id a character; the last tenth is for validation."""
+"""Tiny Shakespeare, or any text, with one id per character; the last tenth is for validation."""
 
 import pathlib
 import sys
@@ -10,7 +10,7 @@ from fusedgpt.errors import one_sentence
 
 
 def main():
-    """Write the bins of tiny Shakespeare, or of --input, by characters."""
+    """Write the bins of tiny Shakespeare, or of --input."""
     args = prepare.parser(__file__, __doc__).parse_args()
     text = prepare.one_text(__file__, args, *prepare.TINY_SHAKESPEARE)
     prepare.prepare(text, "char", args.out_dir, lambda ends: prepare.draw(ends, 0.1))

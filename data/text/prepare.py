@@ -1,7 +1,7 @@
-"""Any text: .txt, .md, .csv, .json, .jsonl and .parquet, also with .gz or .zst, and folders of any mixture of them.
+"""Any text: .txt, .md, .csv, .json, .jsonl and .parquet files, also with .gz or .zst, and folders of them.
 
-Each row of a table is a document; any other file is one. Whole documents are drawn for validation; from a single one,
-the end is taken. Without --input, the file input.txt beside this script is read.
+Each row of a table is a document, and each other file is one. Validation gets whole documents, or the end of the text
+if there is only one. Without --input, the script reads input.txt in its own folder.
 """
 
 import pathlib
@@ -17,11 +17,13 @@ from fusedgpt.errors import UserError, one_sentence
 def main():
     """Write the bins of --input."""
     parser = prepare.parser(__file__, __doc__)
-    parser.add_argument("--text_column", default="text", metavar="NAME", help="column of a table; default: %(default)s")
+    parser.add_argument("--text_column", default="text", metavar="NAME", help="column with text; default: %(default)s")
     tokenizers = "byte, char, gpt2 or another of tiktoken's, a tokenizer.json, train:SIZE; default: %(default)s"
     parser.add_argument("--tokenizer", default="gpt2", metavar="NAME", help=tokenizers)
-    parser.add_argument("--val_fraction", type=prepare.fraction, default=0.1, help="default: %(default)s")
-    parser.add_argument("--documents", choices=["file", "paragraph"], default="file", help="a document in .txt and .md")
+    share = "share of the text for validation; default: %(default)s"
+    parser.add_argument("--val_fraction", type=prepare.fraction, default=0.1, help=share)
+    documents = "what is a document in .txt and .md files; default: %(default)s"
+    parser.add_argument("--documents", choices=["file", "paragraph"], default="file", help=documents)
     args = parser.parse_args()
     paths = args.input or [prepare.beside(__file__)]
     if paths == [None]:

@@ -1,4 +1,4 @@
-"""One attention computation that is permitted, compared with float64, timed and reported; and how it is run.
+"""One attention computation, for which kernels are permitted, compared with float64, timed and reported.
 
 B batch, nh heads, T queries, Tk keys, hs head size.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# (q, k, v, dropout_p) -> y, as in fusedgpt/attention/functions.py
+# (q, k, v, dropout_p, documents) -> y, as in fusedgpt/attention/functions.py
 Attend = Callable[..., Tensor]
 
 
@@ -27,20 +27,26 @@ class Case:
     dropout: float = 0.0
     backward: bool = True  # training, which needs dq, dk and dv too
     keys: int | None = None  # Tk; None: as many as queries
+    packed: bool = False  # whether the tokens are of several documents, and attention stays within each
 
     @classmethod
     def of_model(cls, config: Any, batch_size: int, device: torch.device, dtype: torch.dtype, **rest) -> Self:
         """The attention of a model's layer. `config` has n_head, n_embd and block_size: a GPTConfig or Settings."""
         shape = (batch_size, config.n_head, config.block_size, config.n_embd // config.n_head)
-        return cls(shape, device, dtype, **rest)
+        return cls(shape, device, dtype, packed=getattr(config, "packed", False), **rest)
 
     def one_query(self) -> Self:
         """The same attention for one new token after T - 1 cached ones, as generation computes it."""
         B, nh, T, hs = self.shape
         return replace(self, shape=(B, nh, 1, hs), keys=T)
 
+    @property
+    def documents(self) -> Tensor | None:
+        """The document of each key, (B, Tk), if the case is `packed`: about three a sequence, cut elsewhere in each."""
+        return _documents(self.shape[0], self.keys or self.shape[2], self.device) if self.packed else None
+
     def inputs(self, scale: float = 1.0) -> tuple[Tensor, ...]:
-        """q, k, v and dy, the gradient of y: normal, the same numbers on every device. q and k are times `scale`.
+        """q, k, v and dy, the gradient of y: normal numbers, the same on every device. `scale` multiplies q and k.
 
         q and dy are (B, nh, T, hs), k and v (B, nh, Tk, hs).
         """
@@ -50,8 +56,8 @@ class Case:
     def inputs_of_large_scores(self) -> tuple[Tensor, ...]:
         """As `inputs`, but each score is 0 to 7 times one number between 16 and 32.
 
-        A query weighs the keys of the largest score that it sees equally, and others not at all. That holds in every
-        dtype: q is 0 but for one channel, so that a score is one product of few bits and equal scores round alike.
+        So a query gives equal weight to all keys with the largest score that it sees, and none to others, in every
+        dtype: q is 0 in all channels but one, so a score is one product of few bits, and equal scores round alike.
         """
         q, k, v, dy = self._drawn()
         step = 2.0 ** math.ceil(math.log2(16 * q.size(-1) ** 0.5))
@@ -66,9 +72,15 @@ class Case:
         return *(x.requires_grad_(self.backward) for x in (q, k, v)), dy
 
     def run(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
-        """(y,), or (y, dq, dk, dv) if `backward`: one forward and backward of `attend` on these inputs."""
-        y = attend(q, k, v, self.dropout)
+        """Run `attend` forward and, if `backward`, backward. Returns (y,) or (y, dq, dk, dv)."""
+        # a user's own kernel need not know of documents
+        y = attend(q, k, v, self.dropout, *([self.documents] if self.packed else []))
         return (y, *torch.autograd.grad(y, (q, k, v), dy)) if self.backward else (y,)
+
+
+@functools.lru_cache(maxsize=1)  # flex makes a mask for each tensor of documents that it has not seen last
+def _documents(B, Tk, device):
+    return (torch.arange(Tk) + 7 * torch.arange(B)[:, None]).div(Tk // 3 + 1, rounding_mode="floor").to(device)
 
 
 @functools.lru_cache(maxsize=1)  # kernels take turns with the same numbers, and drawing them takes seconds if T is long

@@ -18,10 +18,10 @@ from fusedgpt.attention.receipt import contradiction, observe
 from fusedgpt.attention.table import KERNELS, NAMED, is_own
 from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.machine import timing
-from fusedgpt.machine.device import autocast, dtype_name
+from fusedgpt.machine.device import autocast, dtype_name, tf32
 
-ROUNDS = (4, 2, 1.5)  # round i times only kernels that take at most ROUNDS[i] times as long as the fastest
-PROVEN = 2048  # tokens of the longest comparison with float64: the scores of two heads then take 0.3 GB
+CUTOFFS = (4, 2, 1.5)  # round i times only kernels that take at most CUTOFFS[i] times as long as the fastest
+MOST_COMPARED = 2048  # tokens of the longest comparison with float64: the scores of two heads then take 0.3 GB
 QUICK_MS, QUICK_SCORES = 20, 2**22  # budget of a trial on a CPU: milliseconds in a round, scores of all heads together
 
 
@@ -55,36 +55,33 @@ def require(name: str, case: Case, compiled: bool = False) -> None:
         )
 
 
+@tf32(allowed=False)  # it would round float32 in every kernel
 def _wrong(name, case, compiled):
     """Why the kernel `name` does not compute causal attention with `case`'s dropout, or None if it does."""
-    # TF32 would round float32 in every kernel
-    tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
     try:
-        for where, errors in _proofs(name, case, compiled):
+        for where, errors in _comparisons(name, case, compiled):
             if not parity.passes(errors, case.dtype):
                 return (
-                    f"it is not causal attention: {where} its errors against float64 are {errors}. What changes the"
+                    f"it is not causal attention: {where} its errors against float64 are {errors}. A change of the"
                     " function, such as a window, belongs to the model (Dimensions), which saves it with the weights"
                 )
         if is_own(name) and case.dropout and not _drops(name, case):
-            return "it ignores dropout_p: two runs with different random numbers give the same"
+            return "it ignores dropout_p: two runs with different random numbers give the same result"
     except torch.AcceleratorError:
         raise
     except Exception as error:  # a user's own kernel may raise anything at a shape that it was not written for
-        return f"it fails beside float64: {reasons((), error)}"
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = tf32
+        return f"it fails in the comparison with float64: {reasons((), error)}"
     return None
 
 
-def _proofs(name, case, compiled):
-    """(where, errors) of the comparisons with float64: one head for a kernel of ours, all of them for a user's own."""
-    attend, whole = as_run(name, case), _shortened(replace(case, shape=(min(case.shape[0], 2), *case.shape[1:])))
+def _comparisons(name, case, compiled):
+    """(where, errors) of the comparisons with float64: one head for a kernel of ours, all checks for a user's own."""
+    attend, whole = as_run(name, case), _shortened(_two_sequences(case))
     if not is_own(name):
         yield "on one head", parity.compare(attend, replace(whole, shape=(1, 1, *whole.shape[2:])))
         return
     yield from parity.checks(attend, whole)
-    if case.shape[2] > PROVEN:  # a window could be longer than what was compared
+    if case.shape[2] > MOST_COMPARED:  # a window could be longer
         last = replace(case, shape=(1, 1, 64, case.shape[3]), keys=case.shape[2], backward=False)
         yield f"for the last 64 of {case.shape[2]} tokens", parity.compare(as_run(name, last), last)
     if compiled:
@@ -111,6 +108,8 @@ def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
     The kernel is run once, on one head of one sequence, under the profiler. If deterministic algorithms are required,
     it runs twice and the gradients must agree to the bit.
     """
+    if name == "flex" and case.device.type == "cpu" and case.packed:
+        return "on a CPU PyTorch cannot compile FlexAttention within documents for lengths that vary"  # 2.13
     level = torch.backends.cpu.get_cpu_capability()
     if name == "flex" and case.device.type == "cpu" and case.backward:
         return "PyTorch has no backward of FlexAttention on a CPU"
@@ -149,9 +148,9 @@ def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
 def as_run(name: str, case: Case) -> Attend:
     """The attention function `name` as the scripts call it: training under autocast, generation without."""
 
-    def attend(q, k, v, dropout_p=0.0):
+    def attend(*inputs):
         with autocast(case.device, case.dtype) if case.backward else contextlib.nullcontext():
-            return ATTENTION[name](q, k, v, dropout_p)
+            return ATTENTION[name](*inputs)
 
     return attend
 
@@ -162,7 +161,7 @@ def reasons(caught: Iterable[warnings.WarningMessage], error: Exception) -> str:
         caught = ()  # another kind of error: the warnings are about something else
     said = dict.fromkeys(str(w.message).split(" (Triggered internally")[0].rstrip(". ") for w in caught)
     found = [r for r in said if "not used because" not in r and "runtime disabled" not in r]
-    return "; ".join(found) or first_line(error) or type(error).__name__  # an empty reason would mean permitted
+    return "; ".join(found) or first_line(error) or type(error).__name__  # never empty, which would mean permitted
 
 
 def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]:
@@ -174,13 +173,14 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
     it is also timed compiled (on a CPU compiling takes seconds). Raises UserError if none is left.
     """
     case = _quick(cases[0])
-    trials = [_Trial(name, case, _all_heads(cases[0]), _refusal_of_any(name, cases, compiled)) for name in NAMED]
+    compared = _two_sequences(cases[0]) if case.device.type == "cpu" else cases[0]  # all heads
+    trials = [_Trial(name, case, compared, _refusal_of_any(name, cases, compiled)) for name in NAMED]
     for trial in trials:
         trial.time(count=1, warmup=1)
     on_cpu = case.device.type == "cpu"
-    for times in ROUNDS if on_cpu else ROUNDS[:1]:
+    for cutoff in CUTOFFS if on_cpu else CUTOFFS[:1]:
         fastest_ms = min((trial.best for trial in trials if trial.ms), default=math.inf)
-        for trial in [trial for trial in trials if trial.ms and trial.best <= times * fastest_ms]:
+        for trial in [trial for trial in trials if trial.ms and trial.best <= cutoff * fastest_ms]:
             if compiled and not on_cpu:
                 trial.compile()
                 trial.ms.clear()
@@ -196,7 +196,7 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
 
 
 def _quick(case):
-    """On a CPU, `case` with just enough heads to tell which kernel is fastest. A GPU tries all heads: do they fit?"""
+    """On a CPU, `case` with just enough heads to tell which kernel is fastest. A GPU must show that all heads fit."""
     if case.device.type != "cpu":
         return case
     B, nh, T, hs = case.shape
@@ -204,20 +204,19 @@ def _quick(case):
     return replace(case, shape=(min(B, -(-enough // nh)), min(nh, enough), T, hs))
 
 
-def _all_heads(case):
-    """`case` as kernels are compared with float64 on it: on a CPU, two sequences at most."""
-    return replace(case, shape=(min(case.shape[0], 2), *case.shape[1:])) if case.device.type == "cpu" else case
+def _two_sequences(case):
+    return replace(case, shape=(min(case.shape[0], 2), *case.shape[1:]))
 
 
 def _shortened(case):
-    return replace(case, shape=(*case.shape[:2], min(case.shape[2], PROVEN), case.shape[3]))
+    return replace(case, shape=(*case.shape[:2], min(case.shape[2], MOST_COMPARED), case.shape[3]))
 
 
 class _Trial:
-    """One kernel: its times on `case`, its errors on `proven`, and why it was `refused`, if it was."""
+    """One kernel: its times on `case`, its errors on `compared`, and why it was `refused`, if it was."""
 
-    def __init__(self, name, case, proven, refused):
-        self.name, self.case, self.proven, self.refused = name, case, proven, refused
+    def __init__(self, name, case, compared, refused):
+        self.name, self.case, self.compared, self.refused = name, case, compared, refused
         self.attend, self.compiled, self.ms, self.timed, self.errors = as_run(name, case), False, [], "", None
 
     def compile(self):
@@ -238,9 +237,9 @@ class _Trial:
         return timing.summary(self.ms)["p10_ms"]
 
     def passes(self):
-        """Whether it computes attention, and in the kernel that was asked for."""
+        """Whether it passes parity and, if compiled, still runs the kernel that was asked for."""
 
-        def prove(step):
+        def compare(step):
             for where, errors in self._checks():
                 self.errors = errors
                 if not parity.passes(self.errors, self.case.dtype):
@@ -249,16 +248,16 @@ class _Trial:
             if self.compiled:  # the compiler may have replaced it
                 self.refused = contradiction(self.name, observe(step), self.case)
 
-        self._try(prove)
+        self._try(compare)
         return not self.refused
 
     def _checks(self):
-        yield from parity.checks(as_run(self.name, self.case), _shortened(self.proven))
+        yield from parity.checks(as_run(self.name, self.case), _shortened(self.compared))
         if self.compiled:  # only at the compiled shape: every other shape would take seconds to compile
             yield "compiled", parity.compare(self.attend, _shortened(self.case), heads=2)
 
     def record(self):
-        """For run.json: the reason, the times, and the errors if it was compared."""
+        """For run.json: why it was refused, its times, and its errors if it was compared."""
         record = {"refused": self.refused}
         if self.ms and not self.refused:
             record |= {"timed": self.timed} | timing.summary(self.ms)

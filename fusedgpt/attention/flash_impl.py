@@ -45,5 +45,5 @@ def explained(name: str, error: Exception, reason: str) -> str:
 def _installed(package):
     try:
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # it is on sys.path without having been installed
+    except importlib.metadata.PackageNotFoundError:  # it is on sys.path but not installed
         return "of unknown version"

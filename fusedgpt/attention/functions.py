@@ -1,8 +1,9 @@
-"""Causal self-attention, one function per name: `(q, k, v, dropout_p) -> y`.
+"""Causal self-attention, one function per name: `(q, k, v, dropout_p, documents) -> y`.
 
 B batch, T queries, Tk keys (T, or more when earlier keys come from a cache), nh heads, hs head size.
 q is (B, nh, T, hs), k and v are (B, nh, Tk, hs), y is (B, nh, T, hs). Query i sees keys 0 ... Tk - T + i: the last
 query sees every key. Each computes softmax(q kᵀ / √hs) v, equation 1 of "Attention Is All You Need" (arXiv:1706.03762).
+documents (B, Tk) numbers the document of each key: a query sees no key of another document. None: all are of one.
 """
 
 import functools
@@ -27,58 +28,62 @@ from fusedgpt.errors import UserError, first_line
 BLOCK = 256  # queries in a block of `blocked`
 
 
-def manual(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
-    """Hand-written: holds every score in memory. Scales after the product, as the articles' baseline does."""
+def manual(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None) -> Tensor:
+    """Hand-written: holds every score in memory. Scales after the product, like the baseline of bench.py's articles."""
     # a dot product of hs terms of variance 1 has variance hs: without the scale the softmax would saturate
-    return _weighted((q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5, v, dropout_p)
+    return _weighted((q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5, v, dropout_p, documents)
 
 
-def _weighted(scores, v, dropout_p):
+def _weighted(scores, v, dropout_p, documents):
     """The mean of the values that each query sees, weighted by the softmax of its `scores`, (B, nh, T, Tk)."""
-    weights = scores.masked_fill(~_visible(*scores.shape[-2:], scores.device), float("-inf")).softmax(dim=-1)
-    # F.dropout does not know whether the model trains; outside training the caller gives 0
+    hidden = ~_visible(*scores.shape[-2:], scores.device, documents)
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    # F.dropout does not know whether the model trains: if it does not, the caller gives 0
     return F.dropout(weights, dropout_p) @ v  # (B, nh, T, Tk) @ (B, nh, Tk, hs) -> (B, nh, T, hs)
 
 
-def blocked(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
+def blocked(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None) -> Tensor:
     """`manual` for BLOCK queries at a time, each block on the keys that it sees: half of what makes flash fast.
 
-    Hardly any score above the diagonal is computed, and the scores of a block fit the cache of a CPU. The other half is
-    blocks of keys, too: a running softmax makes them possible, but it needs a kernel (arXiv:2205.14135).
+    It computes hardly any score above the diagonal, and the scores of a block fit into a CPU's cache. The other half is
+    to split the keys into blocks too. Flash corrects its softmax after each of them, in one kernel (arXiv:2205.14135).
     """
     T, Tk = q.size(-2), k.size(-2)
-    q, blocks = q * q.size(-1) ** -0.5, []  # scale hs numbers of each query, not its scores
+    q, blocks = q * q.size(-1) ** -0.5, []  # scale a query's hs numbers, not its scores
     for start in range(0, T, BLOCK):
         stop = min(start + BLOCK, T)
         seen = Tk - T + stop  # keys that the last query of the block sees
         scores = q[..., start:stop, :] @ k[..., :seen, :].transpose(-2, -1)
-        blocks.append(_weighted(scores, v[..., :seen, :], dropout_p))
+        some = None if documents is None else documents[:, :seen]
+        blocks.append(_weighted(scores, v[..., :seen, :], dropout_p, some))
     return torch.cat(blocks, dim=-2)
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None) -> Tensor:
     """SDPA in whichever kernel PyTorch picks."""
-    return _picked(_with_flag, q, k, v, dropout_p)
+    return _picked(_with_flag, q, k, v, dropout_p, documents)
 
 
-def masked(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
+def masked(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None) -> Tensor:
     """`sdpa` with a mask in place of the flag `is_causal`: fewer kernels take a mask, and none skips what it hides."""
-    return _picked(_with_mask, q, k, v, dropout_p)
+    return _picked(_with_mask, q, k, v, dropout_p, documents)
 
 
-def _picked(attend, q, k, v, dropout_p):
+def _picked(attend, q, k, v, dropout_p, documents):
     flash_impl.use(None)
     if q.is_cuda and q.size(-2) < k.size(-2):
         # cuDNN, PyTorch's first choice on Hopper, would build a plan for every length of the cache
         with sdpa_kernel(_ALL_BUT_CUDNN):
-            return attend(q, k, v, dropout_p)
-    return attend(q, k, v, dropout_p)
+            return attend(q, k, v, dropout_p, documents)
+    return attend(q, k, v, dropout_p, documents)
 
 
 _ALL_BUT_CUDNN = [kind for name, kind in SDPBackend.__members__.items() if name not in ("ERROR", "CUDNN_ATTENTION")]
 
 
-def _with_flag(q, k, v, dropout_p):
+def _with_flag(q, k, v, dropout_p, documents=None):
+    if documents is not None:
+        return _with_mask(q, k, v, dropout_p, documents)
     T, Tk = q.size(-2), k.size(-2)
     if Tk == T:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
@@ -93,42 +98,48 @@ def _lower_right(T, Tk):
     return causal_lower_right(T, Tk)
 
 
-def _with_mask(q, k, v, dropout_p):
-    mask = _visible(q.size(-2), k.size(-2), q.device)
+def _with_mask(q, k, v, dropout_p, documents=None):
+    mask = _visible(q.size(-2), k.size(-2), q.device, documents)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p)
 
 
-def _visible(T, Tk, device):
-    """(T, Tk), True where a query sees a key."""
-    return torch.ones(T, Tk, dtype=torch.bool, device=device).tril(Tk - T)
+def _visible(T, Tk, device, documents=None):
+    """True if a query sees a key: (T, Tk), or (B, 1, T, Tk) with `documents`."""
+    earlier = torch.ones(T, Tk, dtype=torch.bool, device=device).tril(Tk - T)
+    if documents is None:
+        return earlier
+    return earlier & (documents[:, None, -T:, None] == documents[:, None, None, :])
 
 
 def only(
     backend: SDPBackend, attend: Callable[..., Tensor] = _with_flag, version: str | None = None
 ) -> Callable[..., Tensor]:
-    """SDPA restricted to one kernel: it runs, or PyTorch raises, because no other is left to fall back to.
+    """SDPA restricted to one kernel: if it cannot run, PyTorch raises, because there is no other to fall back to.
 
     version: which FlashAttention, as flash_impl.use takes it.
     """
 
-    def forced(q, k, v, dropout_p=0.0):
+    def forced(q, k, v, dropout_p=0.0, documents=None):
         flash_impl.use(version)
-        # without this, PyTorch since 2.5 computes `math` in float32 whatever the dtype: another experiment
+        # without this, PyTorch 2.5 and later compute `math` in float32 whatever the dtype: another experiment
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
         try:
             with sdpa_kernel(backend):
-                return attend(q, k, v, dropout_p)
+                return attend(q, k, v, dropout_p, documents)
         finally:  # back to PyTorch's default, for sdpa if it picks math
             torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
 
     return forced
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
+def flex(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None) -> Tensor:
     """FlexAttention. It ignores `dropout_p`: choose.refusal refuses flex before a model trains with dropout."""
-    T, Tk = q.size(-2), k.size(-2)
+    T, Tk, mask = q.size(-2), k.size(-2), None
     inside = torch.compiler.is_compiling()  # a model that is being compiled traces flex into its own graph
-    mask = None if T == 1 else (_block_mask if inside else _kept_block_mask)(T, Tk, q.device)
+    if documents is not None:
+        mask = (_document_mask if inside else _last_document_mask)(T, documents)
+    elif T > 1:
+        mask = (_block_mask if inside else _kept_block_mask)(T, Tk, q.device)
     attend = flex_attention if inside else _compiled_flex(dynamic=not q.requires_grad)  # lengths vary in generation
     return attend(q, k, v, block_mask=mask)
 
@@ -137,7 +148,18 @@ def _block_mask(T, Tk, device):
     return create_block_mask(lambda b, h, i, j: j <= i + (Tk - T), None, None, T, Tk, device=device)
 
 
+def _document_mask(T, documents):
+    B, Tk = documents.shape
+    past = Tk - T
+
+    def seen(b, h, i, j):
+        return (j <= i + past) & (documents[b, i + past] == documents[b, j])
+
+    return create_block_mask(seen, B, None, T, Tk, device=documents.device)
+
+
 _kept_block_mask = functools.lru_cache(maxsize=64)(_block_mask)
+_last_document_mask = functools.lru_cache(maxsize=1)(_document_mask)  # all layers get the same tensor of documents
 
 
 @functools.lru_cache(maxsize=2)
@@ -156,7 +178,7 @@ SDPA = {
 
 
 class Functions(dict):
-    """Name to function. The function of a user's own kernel is loaded from its file when it is first asked for."""
+    """Name to function. The first look-up of a user's own kernel loads it from its file."""
 
     def __missing__(self, name: str) -> Callable[..., Tensor]:
         check_name(name)
@@ -205,12 +227,12 @@ _FUNCTIONS = {
 }
 ATTENTION = Functions((name, _FUNCTIONS[name]) for name in KERNELS)
 
-MASKED = {f"{name}, masked": only(backend, _with_mask) for name, backend in SDPA.items()}  # what a mask costs each
+MASKED = {f"{name}, masked": only(backend, _with_mask) for name, backend in SDPA.items()}  # to measure a mask's cost
 
 
 def make_ready(name: str) -> None:
     """Make PyTorch's flash kernel the one that `name` means, also for a model that is compiled already.
 
-    Its graph does not switch the kernel: flash_impl.use runs only while it is traced. Raises what that raises.
+    A compiled graph does not switch the kernel: flash_impl.use runs only while tracing. Raises what that raises.
     """
     flash_impl.use((name in KERNELS and KERNELS[name].version) or None)

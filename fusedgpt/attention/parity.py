@@ -11,7 +11,7 @@ from fusedgpt.attention.case import Attend, Case
 
 # the largest error allowed, as `compare` counts it: 450, 168, 10 and 5 times the epsilon of the dtype
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-FLOOR = 0.1  # the divisor of an error is at least this fraction of the largest number of all
+FLOOR = 0.1  # the divisor of an error is at least this fraction of the largest number in all rows
 # The same for the root mean square of all errors: 113, 42, 2 and 1.5 times the epsilon. On CPUs, with and without
 # AVX-512, the kernels' own rounding reaches 1.9e-15, 7.7e-7, 6.0e-4 and 6.9e-3. A gradient that is 2 % too large fails
 # this limit in every dtype. The largest error cannot show that: rounding to bfloat16 alone makes it 3.6 %.
@@ -21,14 +21,20 @@ RMS_TOLERANCE = {torch.float64: 2.5e-14, torch.float32: 5e-6, torch.float16: 2e-
 ODD_LENGTHS = (127, 300)
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, dy: Tensor | None = None) -> tuple[Tensor, ...]:
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, dy: Tensor | None = None, documents: Tensor | None = None
+) -> tuple[Tensor, ...]:
     """Causal attention in float64: (y,), or (y, dq, dk, dv) by the chain rule, written out.
 
-    Shapes as in functions.py. It uses neither autograd nor a function that one of the kernels might use too.
+    Shapes and `documents` as in functions.py. It uses neither autograd nor a function that one of the kernels might
+    use too.
     """
     q, k, v = map(_double, (q, k, v))
     T, Tk, scale = q.size(-2), k.size(-2), q.size(-1) ** -0.5
     hidden = torch.ones(T, Tk, dtype=torch.bool, device=q.device).triu(Tk - T + 1)
+    if documents is not None:
+        numbers = documents.to(q.device, torch.float64)
+        hidden = hidden | ((numbers[:, None, Tk - T :, None] - numbers[:, None, None]) != 0)
     scores = (q @ k.mT * scale).masked_fill(hidden, float("-inf"))
     p = (scores - scores.amax(-1, keepdim=True)).exp()
     p = p / p.sum(-1, keepdim=True)  # (B, nh, T, Tk)
@@ -55,16 +61,17 @@ def compare(
     'dv': …}. 'rms' is the root mean square of the errors of one of these, whichever has the largest. The reference
     holds T² scores per head: `heads` compares only so many, the last heads of the last sequence.
 
-    An error is divided by the largest number in its own row: late rows average many values and are small, so that the
-    largest number of all would hide their errors. The divisor is at least FLOOR of the largest of all, because some
-    rows are 0 in theory (dq of the first token). 'rms' is divided by the root mean square of y, or for gradients by the
-    largest one of the three, because dq and dk are 0 in theory if there is one token. Not-a-number counts as infinite.
+    An error is divided by the largest number in its own row: late rows average many values and are small, so the
+    largest number in all rows would hide their errors. The divisor is at least FLOOR of that number, because some rows
+    are 0 in theory (dq of the first token). 'rms' is divided by the root mean square of y, or for gradients by the
+    largest of their three, because dq and dk are 0 in theory if there is one token. Not-a-number counts as infinite.
     """
     case = replace(case, dropout=0.0)
     q, k, v, dy = inputs or case.inputs()
     got = case.run(attend, q, k, v, dy)
     some = (slice(None), slice(None)) if heads is None else (slice(-1, None), slice(-heads, None))
-    want = reference(*(x[some] for x in (q, k, v)), dy[some] if case.backward else None)
+    documents = case.documents[some[0]] if case.packed else None
+    want = reference(*(x[some] for x in (q, k, v)), dy[some] if case.backward else None, documents)
     largest, typical = ({"y": size(want[:1]), "d": size(want[1:])} for size in (_largest, _rms))
     found, rms = {}, []  # one divisor for y, and one for the three gradients together ("dq"[0] is "d")
     for name, g, w in zip(("y", "dq", "dk", "dv"), got, want):
@@ -88,7 +95,7 @@ def _finite(error):
 
 
 def checks(attend: Attend, case: Case) -> Iterator[tuple[str, dict[str, float]]]:
-    """The comparisons that `attend` must pass before it trains or is timed: where they are made, and the errors.
+    """Yield (where, errors) of each comparison that `attend` must pass before it trains or is timed.
 
     First all heads of two sequences at ODD_LENGTHS, then scores beyond 60, and last the shape of `case`: its last two
     heads, or one if T is beyond 4096, because float64 holds T² scores of each.

@@ -5,26 +5,28 @@ from collections.abc import Callable
 
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.table import KERNELS
-from fusedgpt.machine.profiler import profile
+from fusedgpt.machine.profiler import factors, profile
 
 _SIGNS = {name: kernel.sign for name, kernel in KERNELS.items() if kernel.sign and not kernel.package}
 _PACKAGED = {name: kernel.sign for name, kernel in KERNELS.items() if kernel.package}
 _ENTRANCE = "aten::_scaled_dot_product_flash_attention"  # all three versions are entered through it
 _UNFUSED = ["unfused"]
+ALIGNMENT = 8  # Inductor pads the columns of a product to a multiple of this, or of 4 in float32
 
 
-def observe(step: Callable[[], object], trace: pathlib.Path | None = None) -> dict[str, list[str]]:
+def observe(step: Callable[[], object], trace: pathlib.Path | None = None, ids: int | None = None) -> dict[str, list]:
     """Run `step` (a forward, with or without its backward) under the profiler and name what computed attention.
 
     Returns {'forward': [...], 'backward': [...], 'ops': [...]}. Names are those of ATTENTION. 'unfused' means that no
     attention kernel was seen, only matrix products and a softmax: `manual` does that, and so does a compiled `math`.
     'ops' are all operators and device kernels with attention in their names, as the profiler spells them. The whole
-    profile is written to the file `trace`, if given, for ui.perfetto.dev.
+    profile is written to the file `trace`, if given, for ui.perfetto.dev. With `ids`, the columns of a model's logits,
+    there is also 'logits': [columns, stride of a row] of the logits in its matrix products, which a compiler may pad.
 
     Evidence of 'flash3' is an operator of its package, flash_attn_3::…; of 'flash4' a device kernel named after its
     module, …flash_attncute…. Both are entered through PyTorch's flash operator: alone, it means 'flash', version 2.
     """
-    profiled = profile(step)
+    profiled = profile(step, shapes=ids is not None)
     if trace:
         trace.parent.mkdir(parents=True, exist_ok=True)
         profiled.export_chrome_trace(str(trace))
@@ -39,7 +41,11 @@ def observe(step: Callable[[], object], trace: pathlib.Path | None = None) -> di
     forward = sorted(name for name, backward in fused if not backward)
     if not forward:
         forward = ["math"] if any("_attention_math" in op for op in ops) else _UNFUSED
-    return {"forward": forward, "backward": sorted(n for n, backward in fused if backward) or _UNFUSED, "ops": ops}
+    found = {"forward": forward, "backward": sorted(n for n, backward in fused if backward) or _UNFUSED, "ops": ops}
+    if ids is not None:
+        logits = [matrix for matrix in factors(profiled) if ids <= matrix[0] < ids + ALIGNMENT]
+        found["logits"] = sorted(map(list, logits))
+    return found
 
 
 def _is_attention(op):
@@ -49,7 +55,7 @@ def _is_attention(op):
     )
 
 
-def contradiction(name: str, receipt: dict[str, list[str]], case: Case) -> str | None:
+def contradiction(name: str, receipt: dict[str, list], case: Case) -> str | None:
     """Why `receipt` shows a kernel other than the one called `name`, in one phrase; None if it agrees."""
     if name not in KERNELS or not KERNELS[name].seen:  # PyTorch picked it, or it is a user's own
         return None

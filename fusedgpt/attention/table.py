@@ -1,4 +1,4 @@
-"""What is known of each attention kernel but its code, in one place. It needs no PyTorch, so that --help is quick."""
+"""All facts about each attention kernel, except its code. It needs no PyTorch, so that --help is quick."""
 
 import os
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from fusedgpt.errors import UserError
 
 @dataclass(frozen=True)
 class Kernel:
-    """What is known of one kernel. ATTENTION in functions.py has its function under the same name."""
+    """The facts about one kernel. ATTENTION in functions.py has its function under the same name."""
 
     # what the receipt may name, forward and backward; empty: PyTorch picks one of the others
     seen: tuple[str, ...]
-    sign: str  # in the names of its operators; empty: it has none of its own
+    sign: str  # a part of its operators' names; empty: it has no operators of its own
     color: str  # in every figure
     mark: str
     scores: Literal["all", "a block", "none"] = "none"  # how much of the T x Tk scores its forward holds
     gpu_only: bool = False
     takes_mask: bool = False  # can attend to a buffer that is filled in part
-    package: str = ""  # which it comes from, if that is not PyTorch
-    version: str = ""  # that PyTorch calls the package's FlashAttention by
+    package: str = ""  # the package that has it; empty: PyTorch
+    version: str = ""  # PyTorch's name for the package's FlashAttention
 
 
 FA3 = {"package": "flash-attn-3", "version": "FA3"}
@@ -38,7 +38,7 @@ KERNELS = {
     "sdpa": Kernel((), "", "0.5", "x", takes_mask=True),
     "masked": Kernel((), "", "#cc79a7", "X", takes_mask=True),
 }
-# each of these is one kernel; for sdpa and masked, PyTorch picks one
+# names that mean one kernel each; for sdpa and masked, PyTorch picks the kernel
 NAMED = tuple(name for name, kernel in KERNELS.items() if kernel.seen)
 OWN = "path/to/file.py:function"  # how a kernel of the user's own is named
 
@@ -49,7 +49,7 @@ def is_own(name: str) -> bool:
 
 
 def located(name: str) -> str:
-    """`name`, but a user's own kernel by the whole path of its file: a resumed run may start in another folder."""
+    """`name`, but a user's own kernel with the full path of its file: a resumed run may start in another folder."""
     path, _, function = name.rpartition(":")
     return f"{os.path.abspath(path)}:{function}" if is_own(name) else name
 

@@ -1,20 +1,20 @@
-"""The kinds of benchmark, one file each, and beside them what they share.
+"""The kinds of benchmark, one file each, and the files that they share.
 
 A kind is a module with
     Settings      its own settings, a dataclass that inherits from options.Common
     TRAINS        whether its rows run train.py; if so, `s` in plan and measure has train.py's settings too
     UNUSED        {name: why} of train.py's settings that it does not use
-    GROUP         the fields whose values rows of a group share; times are compared in a group (disturbance.py)
-    defaults      (gpu) -> the defaults that suit this machine: the articles' sizes on a GPU, minutes on a CPU
+    GROUP         fields of a row; rows with equal values of them form a group (disturbance.py)
+    defaults      (gpu) -> the defaults for this machine: the articles' sizes on a GPU, sizes for minutes on a CPU
     plan          (s, device) -> what identifies each row, in order
     measure       (spec, s, device, folder) -> what one row measured. It may raise UserError (refused), ParityError, or
                   an out-of-memory error: rows.attempt turns each into a status. rows.OutOfTime leaves the row for the
                   next call
     table         (rows) -> the lines of its report; it takes ratios only of rows that are disturbance.comparable
-    claims        (rows) -> their claims, each a check.Claim: bench.py check compares them with another machine's
+    claims        (rows) -> a list of check.Claim, which bench.py check compares with another machine's
     figures       (rows, s) -> (name, title, what was measured, figure), drawn from rows alone; s: the header's settings
 
-What `peak_memory` in a row means depends on the kind. For a run of train.py, in prefill and in peers, it is all that
-the process held (on a GPU, PyTorch). For attention alone in sweep, in numerics and in anatomy, it is only what one call
-held beyond its inputs.
+The meaning of `peak_memory` in a row depends on the kind. For a run of train.py, in prefill and in peers, it is all
+memory that the process held (on a GPU, that PyTorch held). For attention alone in sweep, in numerics and in anatomy, it
+is only what one call held beyond its inputs.
 """

@@ -35,7 +35,7 @@ from fusedgpt.training.optimizer import update_weights
 from model import GPT, GPTConfig
 
 MULTIPLE = 64  # the article's padding: 50257 -> 50304
-COMPARED = 16  # evenly spread tokens and ids whose logits and gradients are compared with float64
+COMPARED = 16  # evenly spaced tokens and ids whose logits and gradients are compared with float64
 FORWARD, BOTH = "forward", "forward + backward"
 PRODUCTS, ATTENTION, MEMORY, OPTIMIZER, OTHER = CATEGORIES = (
     "matrix products",
@@ -44,7 +44,7 @@ PRODUCTS, ATTENTION, MEMORY, OPTIMIZER, OTHER = CATEGORIES = (
     "gradient norm and AdamW",
     "other",
 )
-# PyTorch's operators, without the underscore of in-place ones; a backward counts in the category of its forward
+# PyTorch's operators, without the underscore of in-place ones; a backward has the category of its forward
 _OPERATORS = {
     PRODUCTS: "mm addmm bmm baddbmm",
     OPTIMIZER: "_fused_adamw linalg_vector_norm _foreach_norm",
@@ -101,7 +101,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
 
 
 def _output_layer(spec, s, device):
-    """The row of z = x Wᵀ, the logits, and if its pass has a backward, of dx = dz W and dW = dzᵀ x."""
+    """Time z = x Wᵀ, the logits, and if the pass has a backward also dx = dz W and dW = dzᵀ x."""
     dtype, backward = DTYPES[spec["dtype"]], spec["pass"] == BOTH
     x, w, dz = inputs(s, spec["V"], device, dtype)
     dz = dz if backward else None
@@ -157,7 +157,7 @@ def _error(got, want):
 
 
 def _step(attention, s, device, trace):
-    """The row of an eager training step by category: forward, backward, gradient norm and AdamW."""
+    """Time an eager training step (forward, backward, gradient norm and AdamW) by category."""
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"PyTorch's profiler has no times of operators on {device.type}: set --device=cpu")
     dtype, config = resolve_dtype(s.dtype, device), _config(s, attention)
@@ -241,37 +241,29 @@ def table(rows: list[dict]) -> list[str]:
     output, steps = ([row for row in rows if row["part"] == part] for part in ("output layer", "step"))
     text = ["## the output layer", ""] if output else []
     if output:
-        names = [
-            "dtype",
-            "pass",
-            "rows of W",
-            "ms, median (p10-p90)",
-            "TFLOP/s",
-            "peak MiB",
-            "timed",
-            "times as fast, padded",
-        ]
-        text += [*report.markdown(names, [_of_output(row, output) for row in output]), ""]
+        names = ["dtype", "pass", "rows of W", "ms, median (p10-p90)", "TFLOP/s", "peak MiB", "timed"]
+        names += ["times as fast, padded"]
+        text += [*report.markdown(names, [_output_cells(row, output) for row in output]), ""]
         text += ["The article: nearly 3 times as fast with 50304 rows in place of 50257, on an A100."]
         text += [*report.page_faults(output), ""]
     if steps:
         names = ["attention", "ms, median (p10-p90)", *CATEGORIES, f"{PRODUCTS} in forward and backward"]
-        text += ["## a training step", "", *report.markdown(names, map(_of_step, steps)), ""]
+        text += ["## a training step", "", *report.markdown(names, map(_step_cells, steps)), ""]
         text += [
-            "Milliseconds are those in operators alone; per cent are of them, and in the last column of forward and"
+            "Milliseconds are those in operators alone; per cent are of them, and in the last column of forward and",
+            "backward with the 10th and 90th percentile of the steps. BERT (arXiv:2007.00072): 61 %.",
         ]
-        text += ["backward with the 10th and 90th percentile of the steps. BERT (arXiv:2007.00072): 61 %."]
     return text
 
 
 def _unpadded(row, rows):
-    """The row of the same product without padding; None if `row` itself has none."""
+    """The row of the same product without padding; None if `row` itself is unpadded."""
     group = [r for r in rows if all(r[key] == row[key] for key in ("dtype", "pass"))]
     smallest = min(group, key=lambda r: r["V"])
     return None if smallest is row else smallest
 
 
-def _of_output(row, rows):
+def _output_cells(row, rows):
     if row["status"] != "measured":
         return [row["dtype"], row["pass"], row["V"], f"{row['status']}: {row['reason']}", *[""] * 4]
     found = speedup(row, _unpadded(row, rows))
@@ -280,7 +272,7 @@ def _of_output(row, rows):
     return [*cells, f"{row['peak_memory'] / 2**20:.1f}", row["timed"], ratio]
 
 
-def _of_step(row):
+def _step_cells(row):
     if row["status"] != "measured":
         return [row["attention"], f"{row['status']}: {row['reason']}", *[""] * (len(CATEGORIES) + 1)]
     cells = [f"{row['attention']} ({row['ran']['dtype']})", report.spread(row)]
@@ -298,7 +290,7 @@ def _products(row):
 
 
 def claims(rows: list[dict]) -> list[check.Claim]:
-    """How much padding speeds up the output layer, how long products take in a step, and what is refused."""
+    """How much padding speeds up the output layer, the time of products in a step, and refusals."""
     found, output = [], [row for row in rows if row["part"] == "output layer"]
     for row in output:
         base = _unpadded(row, output)
@@ -318,9 +310,8 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
         figure, axes = drawing.new(0.25 * len(output) + 0.6)
         said = [f"{row['median_ms']:.4g} ms" if "median_ms" in row else row["reason"] for row in output]
         names = [f"{row['dtype']}, {row['pass']}, {row['V']}" for row in output]
-        drawing.times(
-            axes, names, output, said, ["0.55" if _unpadded(row, output) is None else "#0072b2" for row in output]
-        )
+        colors = ["0.55" if _unpadded(row, output) is None else "#0072b2" for row in output]
+        drawing.times(axes, names, output, said, colors)
         axes.grid(visible=False, axis="y")
         subject = f"{model}, {s['n_embd']} channels times as many rows of W as each bar says; blue: padded"
         yield "output_layer", "The output layer alone, padded and not", subject, figure
@@ -333,7 +324,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
 
 
 def _divided(rows):
-    """A bar for each row, divided by category. Pieces that are wide enough show their per cent."""
+    """A bar for each row, divided by category. Wide pieces show their per cent."""
     figure, axes = drawing.new(0.5 * len(rows) + 1.0)
     ends = np.zeros(len(rows))
     for n, category in enumerate(CATEGORIES):

@@ -1,8 +1,9 @@
 """Measure everything that there is to measure on a GPU, the most useful results first.
 
-First come the tests that need a GPU, because a figure of a kernel that computes wrongly is worth nothing. Then come the
-kinds of benchmark. Each step is its own process and ends within LIMIT seconds. The same command continues with what is
-missing. Results go to results/<device>: rows, reports, figures and tests.json.
+A few rungs of the ladder come first, because each proves its kernel right before it times it. Numerics, a coarse sweep
+and prefill follow, then the tests that need a GPU, then the rest. Each step is its own process and ends within LIMIT
+seconds. The same command continues with what is missing. Results go to results/<device>: rows, reports, figures and
+tests.json. With --keep, a machine that is lent again elsewhere goes on with what an earlier one left.
 """
 
 import dataclasses
@@ -14,16 +15,17 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable
-from xml.etree import ElementTree
 
 import torch
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine.environment import environment
-from fusedgpt.machine.files import atomic
+from fusedgpt.machine.files import atomic, read_jsonl
+from fusedgpt.machine.timing import in_words
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT = 540.0  # seconds after which a step is killed
@@ -31,14 +33,39 @@ LAST_ROW = 120.0  # seconds of LIMIT kept for a row that still runs when time is
 
 # the test files that need a GPU; each relies on what those before it test
 TESTS = ["functions", "flash_impl", "choose", "receipt", "timing", "memory", "profiler", "model", "generate"]
-TESTS += ["engines", "optimizer", "step", "train", "resume", "bench", "prefill", "max_batch", "peers"]
-KINDS = ["ladder", "numerics", "anatomy", "prefill", "sweep", "max_batch", "peers"]
-# what a kind measures first, in steps of their own: the article's last rungs with their traces, and its figure 3
-FIRST = {"ladder": [["--only=flash,flash +*,cudnn*", "--profile=True"]], "max_batch": [["--only=manual,flash"]]}
+TESTS += ["engines", "optimizer", "step", "train", "resume", "bench", "prefill", "max_batch", "peers", "loss", "saver"]
+KINDS = ["ladder", "numerics", "sweep", "prefill", "anatomy", "peers", "max_batch"]
+# guesses for an H200 that has compiled nothing yet, to print beside the time that is left
+ROW_SECONDS = {"ladder": 40, "numerics": 3, "sweep": 2, "prefill": 5, "anatomy": 4, "peers": 30, "max_batch": 420}
+TEST_SECONDS = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A call of bench.py for a kind, or all test files if the kind is "tests"."""
+
+    kind: str
+    flags: tuple[str, ...] = ()
+    seconds: float = LIMIT  # after which it is killed
+
+
 # seconds of training at the largest batch. The article trains for an hour. Here a step ends within LIMIT, and two
 # kernels, with the search for their batches, should fit into one hour on a lent machine
 TRAIN_SECONDS = 180
-WHOLE = {"max_batch": [f"--train_seconds={TRAIN_SECONDS}"]}
+MAX_BATCH = ("--only=manual,flash", f"--train_seconds={TRAIN_SECONDS}")  # the kernels of the article's figure 3
+FIRST_RUNGS = "--only=manual,efficient,flash,flash + padded*,cudnn*"
+STEPS = [
+    Step("ladder", (FIRST_RUNGS, "--profile=True")),
+    Step("numerics"),
+    Step("sweep", seconds=LAST_ROW + 150),  # its rows go from coarse to fine
+    Step("prefill"),
+    Step("tests"),
+    Step("ladder"),
+    Step("anatomy"),
+    Step("peers"),
+    Step("max_batch", MAX_BATCH),
+    Step("sweep"),
+]
 
 # sizes at which every step takes seconds on a CPU
 _MODEL = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=128", "--batch_size=2", "--steps=6", "--compile=False"]
@@ -57,6 +84,7 @@ TINY = {
 class Settings:
     results: str = ""  # folder for results; empty: results/ and the name of the device, such as results/h200
     max_seconds: float | None = None  # begin no step after this many seconds; the same command continues
+    keep: str = ""  # folder for a copy of results and compiled graphs after each step, read back if they are gone
     rehearse: bool = False  # run each step at tiny sizes on the CPU, to see that it works; results go to out-rehearsal
 
 
@@ -80,71 +108,141 @@ def short_name(device: torch.device) -> str:
 def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tuple[int, int, int]]) -> str:
     """Run what is missing, step by step; returns a line that says what is measured and what is still missing.
 
-    left: (kind, its arguments) -> (missing, disturbed, all): how many such rows it has.
+    left: (kind, its arguments) -> the numbers of its missing, disturbed and planned rows.
     """
     results = folder(s, device)
-    results.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that no child is left behind
     if s.rehearse:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    kept = Kept(pathlib.Path(s.keep), results) if s.keep else None
+    results.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + (s.max_seconds or float("inf"))
-    ran_before = _tests(results, device)
-    for name in TESTS:
-        if name not in ran_before:
-            _test(results, name, device, deadline)
-    arguments = {kind: [f"--results={results}", *(TINY if s.rehearse else WHOLE).get(kind, [])] for kind in KINDS}
-    for kind, whole in arguments.items():
-        steps, last_row = [whole], LAST_ROW
-        if not s.rehearse:
-            steps = [[*whole, *first] for first in FIRST.get(kind, [])] + steps
-            last_row += TRAIN_SECONDS * (kind == "max_batch")
-        for args in steps:
-            seconds = min(LIMIT, deadline - time.monotonic())
-            if seconds > last_row and left(kind, args)[0]:
-                _step(f"bench.py {kind}", ["bench.py", kind, *args, f"--max_seconds={seconds - last_row}"], seconds)
+    of, ended = _of(device), {}
+    ran_before = _tests(results, of)
+    for step in STEPS:
+        if step.kind == "tests":
+            for name in TESTS:
+                if name not in ran_before:
+                    _test(results, name, of, deadline)
+                    _keep(kept)
+        else:
+            ended[step.kind] = _measure(step, _arguments(step, results, s.rehearse), deadline, left)
+            _keep(kept)
     for name in ran_before:  # tests that did not pass run again last, so that they hold nothing up
         if not _passed(ran_before[name]):
-            _test(results, name, device, deadline)
-    return summary(_tests(results, device), {kind: left(kind, arguments[kind]) for kind in KINDS}, results)
+            _test(results, name, of, deadline)
+            _keep(kept)
+    planned = {step.kind: _arguments(step, results, s.rehearse) for step in STEPS if step.kind != "tests"}
+    return summary(_tests(results, of), {kind: left(kind, args) for kind, args in planned.items()}, ended, results)
 
 
-def _step(name, command, seconds):
-    """Run Python on `command`; kill it with all its children after `seconds`."""
-    print(f"== {name}")
-    process = subprocess.Popen([sys.executable, *command], cwd=ROOT, start_new_session=True)
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        print(f"== {name} was ended after {seconds:.0f} s")
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+def _arguments(step, results, rehearse):
+    """bench.py's arguments for a step."""
+    return [f"--results={results}", *(TINY[step.kind] if rehearse else step.flags)]
 
 
-def _test(results, name, device, deadline):
-    """Run the test file called `name`, and write its outcome to tests.json."""
+def _measure(step, args, deadline, left):
+    """Run a step of a kind if rows are missing; returns how it ended, "" if well or not started."""
+    missing, seconds = left(step.kind, args)[0], min(step.seconds, deadline - time.monotonic())
+    last_row = LAST_ROW + (TRAIN_SECONDS if step.flags == MAX_BATCH else 0)
+    if not missing or seconds <= last_row:
+        return ""
+    command = ["bench.py", step.kind, *args, f"--max_seconds={seconds - last_row}"]
+    what = f"{step.kind}, {missing} rows"
+    status, took = _step(what, command, seconds, min(missing * ROW_SECONDS[step.kind], seconds), deadline)
+    return "" if status == 0 else _how(status, took)
+
+
+def _test(results, name, of, deadline):
+    """Run the test file called `name`, and write its outcome to tests.json. of: as `_of` returns it."""
     seconds = min(LIMIT, deadline - time.monotonic())
     if seconds <= LAST_ROW:
         return
     (file,) = (ROOT / "tests").rglob(f"test_{name}.py")
-    outcome = {"ended_after": seconds}
     with tempfile.TemporaryDirectory() as temporary:
-        xml = pathlib.Path(temporary, "junit.xml")
-        _step(f"test_{name}.py", ["-m", "pytest", "-m", "gpu", f"--junitxml={xml}", str(file)], seconds)
-        if xml.exists():
-            suite = ElementTree.parse(xml).find("testsuite")
-            outcome = {key: int(suite.get(key)) for key in ("tests", "failures", "errors", "skipped")}
-    found = {"of": _of(device), "files": _tests(results, device) | {name: outcome}}
+        path = pathlib.Path(temporary, "outcomes.jsonl")
+        path.touch()
+        command = ["-m", "pytest", "-m", "gpu", "-p", "tests.outcomes", f"--outcomes={path}", str(file)]
+        status, took = _step(f"test_{name}.py", command, seconds, TEST_SECONDS, deadline)
+        outcomes = {row["test"]: row["outcome"] for row in read_jsonl(path)}  # of a test, the last phase counts
+    failed, skipped = ([test for test, its in outcomes.items() if its == which] for which in ("failed", "skipped"))
+    outcome = {"status": status, "seconds": round(took, 1), "passed": len(outcomes) - len(failed) - len(skipped)}
+    outcome |= {"failed": failed, "skipped": skipped}
+    found = {"of": of, "files": _tests(results, of) | {name: outcome}}
     with atomic(results / "tests.json", "w") as file:
         json.dump(found, file, indent=1)
 
 
-def _tests(results, device):
-    """The outcome of each test file with this code, device and PyTorch."""
+def _step(name, command, limit, guess, deadline):
+    """Run Python on `command`; (its exit status, seconds). After `limit` seconds it is killed with all its children.
+
+    The status of a step that was killed at its limit is None.
+    """
+    left = deadline - time.monotonic()
+    of = f" of {in_words(left)} that are left" if left < float("inf") else ""
+    print(f"== {name}: about {in_words(guess)}{of}", flush=True)
+    began = time.monotonic()
+    process = subprocess.Popen([sys.executable, *command], cwd=ROOT, start_new_session=True)
+    status = None
+    try:
+        status = process.wait(limit)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    took = time.monotonic() - began
+    if status != 0:
+        print(f"== {name} {_how(status, took)}", flush=True)
+    return status, took
+
+
+def _how(status, seconds):
+    """How a step ended that did not end well."""
+    after = f"after {in_words(seconds)}"
+    return f"was killed at its limit {after}" if status is None else f"ended with status {status} {after}"
+
+
+class Kept:
+    """A copy of a campaign's results and of the graphs that Inductor compiled: one tar file in `folder`.
+
+    Another machine starts from the copy: it takes each file that it lacks, or has a smaller version of. Rows are only
+    ever added to a file, so the larger one has all.
+    """
+
+    def __init__(self, folder: pathlib.Path, results: pathlib.Path):
+        graphs = os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(pathlib.Path(tempfile.gettempdir(), "graphs")))
+        self.tar, self.parts = folder / f"{results.name}.tar.gz", {"results": results, "graphs": pathlib.Path(graphs)}
+        if self.tar.exists():
+            self._read()
+
+    def _read(self):
+        with tarfile.open(self.tar) as tar:
+            for member in tar:
+                part, _, name = member.name.partition("/")
+                here = self.parts[part] / name
+                if member.isfile() and (not here.exists() or here.stat().st_size < member.size):
+                    tar.extract(member.replace(name=name), self.parts[part], filter="data")
+
+    def write(self) -> None:
+        """Replace the copy by today's files. Raises UserError if the folder cannot be written."""
+        with atomic(self.tar) as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as tar:
+            for name, path in self.parts.items():
+                if path.exists():
+                    tar.add(path, name)
+
+
+def _keep(kept):
+    if kept:
+        kept.write()
+
+
+def _tests(results, of):
+    """The outcome of each test file with the code, device and PyTorch in `of`."""
     path = results / "tests.json"
     found = json.loads(path.read_text()) if path.exists() else {}
-    return found["files"] if found.get("of") == _of(device) else {}
+    return found["files"] if found.get("of") == of else {}
 
 
 def _of(device):
@@ -156,22 +254,39 @@ def _of(device):
 
 
 def _passed(outcome):
-    return "ended_after" not in outcome and not outcome["failures"] + outcome["errors"]
+    return outcome["status"] == 0 and not outcome["failed"]
 
 
-def summary(tests: dict[str, dict], rows: dict[str, tuple[int, int, int]], results: pathlib.Path) -> str:
-    """A line with what is measured and what is missing. tests: as _tests returns them; rows: {kind: its `left`}."""
-    ran = sum(outcome.get("tests", 0) - outcome.get("skipped", 0) for outcome in tests.values())
-    bad = [f"test_{name}.py" for name, outcome in tests.items() if not _passed(outcome)]
-    failed = f", of which {', '.join(bad)} did not pass" if bad else ""
-    done, absent = [], [f"test_{name}.py" for name in TESTS if name not in tests]
+def _completed(outcome):
+    return outcome["status"] in (0, 1)  # pytest's for tests that passed, and for some that failed
+
+
+def summary(
+    tests: dict[str, dict], rows: dict[str, tuple[int, int, int]], ended: dict[str, str], results: pathlib.Path
+) -> str:
+    """A line with what is measured and what is missing.
+
+    tests: as _tests returns them. rows: {kind: its `left`}. ended: {kind: how its last step ended, "" if well}.
+    """
+    ran = sum(outcome["passed"] + len(outcome["failed"]) for outcome in tests.values())
+    said = [f"test_{name}.py {_what_failed(outcome)}" for name, outcome in tests.items() if not _passed(outcome)]
+    if skipped := sum(len(outcome["skipped"]) for outcome in tests.values()):
+        said.append(f"{skipped} skipped")
+    done, absent = [], [f"test_{name}.py" for name in TESTS if name not in tests or not _completed(tests[name])]
     for kind, (missing, disturbed, total) in rows.items():
         done.append(f"{kind} {total - missing} of {total}")
         if disturbed:
             done[-1] += f" ({disturbed} disturbed)"
         if missing:
-            absent.append(f"{kind} ({missing} rows)")
-    said = f"{results}: {ran} tests ran{failed}; rows: {', '.join(done)}"
+            absent.append(f"{kind} ({missing} rows{', ' * bool(ended[kind])}{ended[kind]})")
+    besides = f" ({'; '.join(said)})" if said else ""
+    counted = f"{results}: {ran} tests ran{besides}; rows: {', '.join(done)}"
     if absent:
-        return f"{said}; missing: {', '.join(absent)}. The same command goes on"
-    return f"{said}; nothing is missing"
+        return f"{counted}; missing: {', '.join(absent)}. The same command goes on"
+    return f"{counted}; nothing is missing"
+
+
+def _what_failed(outcome):
+    if outcome["failed"]:
+        return f"failed {len(outcome['failed'])} of {outcome['passed'] + len(outcome['failed'])}"
+    return f"{_how(outcome['status'], outcome['seconds'])}, {outcome['passed']} passed"

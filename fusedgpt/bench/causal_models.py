@@ -1,8 +1,8 @@
 """The models of the prefill benchmark: one interface to our GPT and to causal models from transformers.
 
-Mistral-7B, Llama-3-8B and Phi-2 as published, built offline with random weights; stand-ins for them on a CPU, with an
-eighth of the width, heads and layers, so that head size and grouping stay; our own GPT in GPT-2's sizes; and any other
-causal model that transformers loads.
+There are Mistral-7B, Llama-3-8B and Phi-2 as published, built offline with random weights. Their stand-ins for a CPU
+have an eighth of the width, heads and layers, so that head size and grouping stay the same. Then there are our own GPT
+in GPT-2's sizes, and any other causal model that transformers loads.
 
 B = 1, T prompt tokens, nh heads, hs head size, V vocabulary.
 """
@@ -60,7 +60,7 @@ NAMED = {"eager": "manual"}  # our name for what transformers calls eager; flash
 
 
 def config(name: str):
-    """The config of a published model or its stand-in; new each time, because a model keeps the one it gets."""
+    """The config of a published model or its stand-in; a new one for each model, because models keep and change it."""
     from transformers import AutoConfig
 
     fields = copy.deepcopy(PUBLISHED[STAND_INS.get(name, name)])
@@ -78,7 +78,7 @@ class OurGPT:
         with torch.device(device):
             self.model = GPT(GPTConfig(**dimensions)).to(dtype).eval()
         self.output, self.dtype, self.max_length = self.model.lm_head, dtype, self.model.config.block_size
-        # the weights that do not multiply every token
+        # these weights do not multiply every token
         self.embeddings = [self.model.transformer.wte.weight, self.model.transformer.wpe.weight, self.output.weight]
 
     def use(self, attention: str) -> None:
@@ -98,7 +98,7 @@ class OurGPT:
 
 
 class TransformersModel:
-    """A causal model from transformers: published, a stand-in, or loaded by name."""
+    """A causal model from transformers: a published one, a stand-in, or one loaded by its name."""
 
     def __init__(self, name: str, device: torch.device, dtype: torch.dtype):
         from transformers import AutoModelForCausalLM
@@ -121,7 +121,7 @@ class TransformersModel:
         self.embeddings = [self.model.get_input_embeddings().weight, self.output.weight]
 
     def use(self, attention: str) -> None:
-        """Compute attention by 'eager', 'flash' or 'flash_attention_2' from here on. Raises UserError if it cannot."""
+        """Compute attention by 'eager', 'flash' or 'flash_attention_2' from here on; UserError if the model cannot."""
         implementation = "sdpa" if attention == "flash" else attention
         try:
             self.model.set_attn_implementation(implementation)
@@ -130,14 +130,14 @@ class TransformersModel:
         if self.model.config._attn_implementation != implementation:  # transformers may only warn
             raise UserError(f"{type(self.model).__name__} does not switch its attention to {implementation}")
 
-    def _held(self):
+    def _flash_only(self):
         """A context in which SDPA uses its flash kernel and no other, if the model calls SDPA."""
-        held = self.model.config._attn_implementation == "sdpa"
-        return sdpa_kernel(SDPBackend.FLASH_ATTENTION) if held else contextlib.nullcontext()
+        calls_sdpa = self.model.config._attn_implementation == "sdpa"
+        return sdpa_kernel(SDPBackend.FLASH_ATTENTION) if calls_sdpa else contextlib.nullcontext()
 
     def generate(self, idx: torch.Tensor) -> None:
         """The timed call: `generate` of one token, with the mask of ones that a tokenizer gives."""
-        with self._held():
+        with self._flash_only():
             self.model.generate(
                 idx, attention_mask=torch.ones_like(idx), max_new_tokens=1, do_sample=False, pad_token_id=0
             )
@@ -145,19 +145,19 @@ class TransformersModel:
     def compare(self, idx: torch.Tensor) -> dict[str, float]:
         """parity.compare of the current attention, called as the model itself calls it for `idx` (1, T).
 
-        The call has the model's mask and options, two heads of keys, and as many queries to each as in the model.
+        The call has the model's mask and options, two heads of keys, and as many heads of queries to each as the model.
         Raises UserError if the model does not call attention through transformers' AttentionInterface.
         """
         calls = []
         with _listening(calls):
             self.generate(idx)
         if not calls:
-            raise UserError(f"{type(self.model).__name__} has attention of its own, out of reach of a comparison")
+            raise UserError(f"{type(self.model).__name__} has attention of its own, which cannot be compared")
         attend, module, (nh, nh_k, hs), mask, options = calls[0]
         groups = nh // nh_k
 
         def grouped(q, k, v, dropout_p=0.0):
-            with self._held():
+            with self._flash_only():
                 y, _ = attend(module, q.repeat_interleave(groups, dim=1), k, v, mask, **options)  # (1, T, nh, hs)
             return y.transpose(1, 2).unflatten(1, (-1, groups))[0].transpose(0, 1)  # (groups, 2, T, hs), all alike
 
@@ -191,7 +191,7 @@ _loaded = {}  # at most one model: two at full size may not fit
 
 
 def load(name: str, seed: int, device: torch.device, dtype: torch.dtype) -> OurGPT | TransformersModel:
-    """The model `name`. It is kept until another is asked for; that one is built only once this one is freed."""
+    """The model `name`, kept until another one is asked for. The old model is freed before the new one is built."""
     key = (name, seed, device, dtype)
     if key not in _loaded:
         _loaded.clear()

@@ -1,7 +1,7 @@
 """bench.py check: what a published benchmark claims, and whether that holds on this machine.
 
-Each kind derives its claims from rows alone (`claims`). This module compares the claims of published rows, one by one,
-with those of rows measured here. A claim keeps the rows that it rests on: they say why it may have no counterpart.
+Each kind derives its claims from rows alone (`claims`). This module compares each claim of published rows with the same
+claim of rows measured here. A claim keeps the rows that it rests on, because they tell why it may be missing here.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from fusedgpt.machine.files import atomic
 RATIO = 1.1  # factor by which two ratios of times may differ
 ERROR = 4.0  # factor by which two errors may differ: each is the largest of many
 REFUSED = "refused"
-NOWHERE = "at no length"  # no crossover, or none for sure
+NOWHERE = "at no length"  # there is no crossover, or none that is sure
 HOW = f"A ratio holds if it differs by at most {100 * (RATIO - 1):.0f} %; an error, within a factor of {ERROR:g};"
 HOW += " anything else, if it is the same. Within noise: it differs by more, but the spreads (p10 to p90, or the range"
 HOW += " of the rounds) meet."
@@ -39,7 +39,7 @@ class Settings:
     """The settings of `bench.py check`."""
 
     results: str = "out-check"  # folder for the new rows; each published folder gets a folder of its name in it
-    only: str = ""  # comma-separated values, such as flash,math, or patterns: claims about rows with one; empty: all
+    only: str = ""  # check only claims about rows with one of these values or patterns, such as flash,math; empty: all
     max_seconds: float | None = None  # begin no row after this many seconds; the same command continues
 
 
@@ -48,13 +48,13 @@ class Claim:
     """What rows say: a number with its spread, or a word. Two words agree only if they are the same."""
 
     name: str  # the same on every machine
-    rows: list[dict]  # the rows that it rests on; it is about the last
+    rows: list[dict]  # the rows that the claim rests on; it is about the last one
     value: float | str
     low: float | None = None
     high: float | None = None
     error: bool = False  # whether the value is an error, not a ratio
-    timed: bool = True  # whether a disturbed row says nothing about it
-    whole: bool = False  # whether it is about all its rows, not only the last
+    timed: bool = True  # whether the claim is about times, which a disturbed row cannot show
+    whole: bool = False  # whether the claim is about all its rows, not only the last one
 
     def __str__(self) -> str:
         """'1.75x (1.70-1.80)' for a ratio with its spread, '1.3e-02' for an error, or the word."""
@@ -67,13 +67,13 @@ class Claim:
 
 
 def ratio(name: str, row: dict, base: dict | None) -> list[Claim]:
-    """How many times `row` is as fast as `base`, with the spread; no claim if one was disturbed or has no time."""
+    """The claim how many times as fast as `base` a row is; none if one of them was disturbed or has no time."""
     found = None if row is base else speedup(row, base)
     return [Claim(name, [base, row], *found)] if found else []
 
 
 def same_loss(name: str, row: dict, base: dict | None) -> list[Claim]:
-    """Whether a run's last loss is within one per cent of that of `base`. No claim if either was not measured."""
+    """The claim whether two runs' last losses are within one per cent; none if one of them was not measured."""
     if row is base or base is None or {row["status"], base["status"]} != {"measured"}:
         return []
     same = math.isclose(row["final_loss"], base["final_loss"], rel_tol=0.01)
@@ -81,41 +81,41 @@ def same_loss(name: str, row: dict, base: dict | None) -> list[Claim]:
 
 
 def refusals(rows: Iterable[dict]) -> list[Claim]:
-    """For each refused row, the claim that it is refused, named by the row's values."""
+    """The claim that a row is refused, for each refused row."""
     return [Claim(name_of(row), [row], REFUSED, timed=False) for row in rows if row["status"] == REFUSED]
 
 
 def dtype_of(row: dict) -> str | None:
-    """The dtype that a row ran in, if it says so."""
+    """The dtype that a row ran in; None if the row does not say."""
     return row.get("ran", row).get("dtype")
 
 
 def published(kind: types.ModuleType, rows: list[dict], only: str) -> list[Claim]:
-    """The claims of a kind's published rows that are about rows that `only` names; all if it is empty.
+    """The claims of published rows about those rows that `only` names; all claims if `only` is empty.
 
-    Raises UserError if there is none, or if the rows lack what a claim needs.
+    Raises UserError if there is no such claim, or if the rows lack what a claim needs.
     """
     try:
         claims = [claim for claim in kind.claims(rows) if claim.value != NOWHERE]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            "no claim can be drawn from these rows, which are damaged, or of another version:"
+            "no claim can be drawn from these rows, which are damaged or of another version:"
             f" {type(error).__name__}: {error}"
         ) from error
     if not claims:
-        raise UserError("these rows claim nothing: none was measured undisturbed beside its baseline, none was refused")
+        raise UserError("these rows make no claim: none is refused, none was measured undisturbed with its baseline")
     specs = [spec_of(row) for claim in claims for row in claim.rows]
     chosen = {tuple(spec.items()) for spec in admitted(specs, only)}
     about = [claim for claim in claims if {key_of(row) for row in claim.rows[0 if claim.whole else -1 :]} <= chosen]
     if not about:
-        raise UserError(f"only={only!r} names no row that a claim is about: baselines alone, or a part of a crossover")
+        raise UserError(f"only={only!r} names no row that a claim is about, only baselines or a part of a crossover")
     return about
 
 
 def obstacles(wanted: dict[tuple, dict], s, device: torch.device, plan: list[dict]) -> dict[tuple, str]:
-    """{key of a row: why it cannot be measured here with the settings `s`}, for some of the `wanted` rows."""
+    """{key of a row: why it cannot be measured here with the settings `s`}, for those `wanted` rows that cannot."""
     found = {}
-    # numerics has no such setting: its rows name their dtypes, and are quick all the same
+    # numerics has no setting `dtype`: its rows name their dtypes, and are quick even without such instructions
     slow = hasattr(s, "dtype") and device.type == "cpu" and not cpu_multiplies_bfloat16()
     for key, row in wanted.items():
         if spec_of(row) not in plan:
@@ -137,7 +137,7 @@ def outlook(claims: list[Claim], todo: list[dict]) -> str:
         return f"{len(claims)} claims; none can be measured here"
     seconds = sum(sum(row.get("samples_ms", [])) for row in todo) / 1e3
     return (
-        f"{len(claims)} claims; {len(todo)} rows are measured for them. Their samples alone took {seconds:.3g} s there."
+        f"{len(claims)} claims need {len(todo)} rows. Their samples alone took {seconds:.3g} s on the other machine."
         " --only= checks some claims, --max_seconds= ends early, and the same command continues"
     )
 
@@ -145,9 +145,9 @@ def outlook(claims: list[Claim], todo: list[dict]) -> str:
 def compare(
     published: list[Claim], found: list[Claim], here: list[dict], obstacles: dict[tuple, str]
 ) -> list[tuple[str, str, str, str]]:
-    """(claim, published, here, verdict) of each published claim.
+    """(name, published value, value here, verdict) of each published claim.
 
-    found: the claims of the rows `here`. obstacles: why a row cannot be measured here, by its key.
+    found: the claims of the rows `here`. obstacles: {key of a row: why it cannot be measured here}.
     """
     rows, counterparts = {key_of(row): row for row in here}, {claim.name: claim for claim in found}
     return [(c.name, str(c), *_judged(c, counterparts.get(c.name), rows, obstacles)) for c in published]
@@ -155,14 +155,14 @@ def compare(
 
 def _judged(claim, found, here, obstacles):
     """(the value here, the verdict with its reason) for a claim."""
-    calm = found is not None and not claim.whole  # some of its rounds were not disturbed
+    calm = found is not None and not claim.whole  # the claim could be drawn here, so not all rounds were disturbed
     hindrances = [_hindered(claim, row, here.get(key_of(row)), obstacles.get(key_of(row)), calm) for row in claim.rows]
     hindrances = list(filter(None, hindrances))
     if hindrances:
         return "", min(hindrances, key=lambda verdict: verdict == LATER)  # a reason says more than LATER does
     if claim.value == REFUSED and found is None:
         return "runs", FAILS
-    if found is None:  # no crossover, or a row that it rests on was disturbed, or its round was
+    if found is None:  # there is no crossover, or no round without a disturbed row
         return (NOWHERE, FAILS) if claim.whole else ("", f"{DISTURBED}: no round here is whole")
     if claim.value == REFUSED and found.rows[0]["reason"] != claim.rows[0]["reason"]:
         return str(found), f"{HOLDS}: refused here because {found.rows[0]['reason']}"
@@ -172,7 +172,7 @@ def _judged(claim, found, here, obstacles):
 def _hindered(claim, row, mine, obstacle, calm):
     """The verdict if `mine`, the row here, cannot be compared with the published `row` of a claim; otherwise None.
 
-    calm: whether the claim could be drawn here, which takes rows that were not disturbed.
+    calm: whether the claim could be drawn here from undisturbed rounds.
     """
     if mine is None:
         return f"{CANNOT}: {obstacle}" if obstacle else LATER
@@ -209,7 +209,7 @@ def summary(verdicts: list[tuple]) -> str:
 def write(
     folder: pathlib.Path, source: pathlib.Path, verdicts: list[tuple], there: str, here: str, assumed: dict
 ) -> pathlib.Path:
-    """Write check.md to `folder`; its path. source: the published folder; there, here: the two machines.
+    """Write check.md to `folder`; returns its path. source: the published folder; there, here: the two machines.
 
     assumed: the settings that the published header does not name.
     """

@@ -1,7 +1,8 @@
-"""train.py in a fresh process: what users run is timed, and no row leaves anything behind for the next."""
+"""Runs of train.py in fresh processes, so that benchmarks time what users run, and no row affects the next."""
 
 import dataclasses
 import gc
+import os
 import pathlib
 import re
 import shutil
@@ -18,18 +19,20 @@ from fusedgpt.machine.timing import summary
 from fusedgpt.runs.metrics import read_metrics, record_of
 
 TRAIN = pathlib.Path(__file__).resolve().parents[2] / "train.py"
-WARM_UP = 5  # steps that are not counted, as in train.py
+WARM_UP = 5  # first steps that do not count, as in train.py
 
-# defaults of train.py's settings for every kind that trains, if they differ from train.py's own
+# defaults of train.py's settings in benchmarks, if they differ from train.py's own
 DEFAULTS = dict(dataset="python_stdlib", vocab_size=50257, gradient_accumulation_steps=1, eval_iters=1)
 DEFAULTS |= dict(warmup_iters=100, lr_decay_iters=1000, eval_interval=10**9, log_interval=10**9)
 ON_A_CPU = dict(n_layer=4, n_head=4, n_embd=256, block_size=1024, batch_size=1)
+# what a row says of a run, from its run.json
+RAN = ("attention", "dtype", "tf32", "compile", "cuda_graphs", "padded_vocab_size", "device")
 # train.py's settings that no kind uses
 UNUSED = {
     "max_iters": "--steps says how many steps each run of a benchmark makes",
     "out_dir": "the runs of a benchmark go to a folder of their own in --results",
     "init_from": "every run of a benchmark starts from scratch",
-    **dict.fromkeys(("eval_only", "dry_run"), "a benchmark trains"),
+    **dict.fromkeys(("eval_only", "dry_run"), "every run of a benchmark trains"),
     **dict.fromkeys(("sample_interval", "sample_prompts"), "a benchmark draws no samples"),
     "always_save_checkpoint": "a benchmark deletes its checkpoints",
     **dict.fromkeys(("backend", "parallel", "shard_size"), "the runs of a benchmark have one process"),
@@ -38,19 +41,19 @@ UNUSED = {
 }
 
 
-def settings(s: Trained, own: type) -> dict:
-    """The settings of `s` that train.py has: all except those that the kind's Settings, `own`, adds.
+def settings(s: Trained, kind_settings: type) -> dict:
+    """The settings of `s` that train.py has: all except those of the kind's dataclass, `kind_settings`.
 
-    A dtype "auto" becomes the one in which the row is compared with float64: train.py would time which is faster.
+    A dtype "auto" becomes the dtype in which the row is compared with float64: train.py would take the faster one.
     """
-    added = {field.name for field in dataclasses.fields(own)}
+    added = {field.name for field in dataclasses.fields(kind_settings)}
     shared = {field.name: getattr(s, field.name) for field in dataclasses.fields(s) if field.name not in added}
     dtype = dtype_name(resolve_dtype(s.dtype, resolve_device(s.device)))
     return shared | {"max_iters": s.steps, "device": s.device, "profile": s.profile, "dtype": dtype}
 
 
 def subject(s: dict) -> str:
-    """What a run with a header's settings `s` trains, and its tokens per step, for the title of a figure."""
+    """The model and tokens per step of a run, for the title of a figure. s: the settings of a header."""
     model = f"{s['n_layer']} layers, {s['n_head']} heads, {s['n_embd']} channels"
     count = s.get("gradient_accumulation_steps", 1)  # peers has none
     micro_batches = f"{count} × " if count > 1 else ""
@@ -58,13 +61,17 @@ def subject(s: dict) -> str:
 
 
 def run(
-    settings: dict, out_dir: pathlib.Path, memory: int | None = None, trace: pathlib.Path | None = None
+    settings: dict,
+    out_dir: pathlib.Path,
+    memory: int | None = None,
+    trace: pathlib.Path | None = None,
+    variables: dict[str, str] | None = None,
 ) -> tuple[dict, list[dict]]:
-    """Run train.py with `settings`; its run.json and the lines of its metrics.jsonl. Checkpoints are deleted.
+    """Run train.py with `settings`; returns its run.json and the lines of its metrics.jsonl. Deletes its checkpoints.
 
-    memory: bytes of data (not code) that the process may hold; an allocation beyond that fails. trace: the file for the
-    profile, if settings["profile"] is set. Raises UserError with train.py's closing sentence, MemoryError if memory ran
-    out, RuntimeError for any other end.
+    memory: bytes of data (not code) that the process may hold; an allocation beyond this limit fails. trace: the file
+    for the profile, if settings["profile"] is set. variables: what the process finds in its environment besides ours.
+    Raises UserError with train.py's last sentence, MemoryError if memory ran out, RuntimeError if it ended otherwise.
     """
     flags = [f"--{name}={value}" for name, value in {**settings, "out_dir": out_dir}.items() if value is not None]
     limit = None
@@ -79,7 +86,12 @@ def run(
         gc.collect()
         torch.cuda.empty_cache()
     done = subprocess.run(
-        [sys.executable, TRAIN, *flags], capture_output=True, text=True, preexec_fn=limit, check=False
+        [sys.executable, TRAIN, *flags],
+        capture_output=True,
+        text=True,
+        preexec_fn=limit,
+        check=False,
+        env=os.environ | (variables or {}),
     )
     for name in ("ckpt.pt", "best.pt"):
         (out_dir / name).unlink(missing_ok=True)
@@ -92,16 +104,16 @@ def run(
 
 
 def error_of(done: subprocess.CompletedProcess, name: str, limited: bool = False) -> Exception:
-    """The exception for a process called `name` that failed. limited: whether its memory was limited."""
+    """The exception to raise for a failed process called `name`. limited: whether its memory was limited."""
     lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
     sentences = [line for line in lines if line.startswith("error: ")]
     exceptions = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]  # CUDA adds lines of advice
     said = (sentences or exceptions or lines)[-1].removeprefix("error: ")
-    full = ["of memory or more, and", "out of memory.", "CUDA out of memory", "CUDA error: out of memory"]
-    full += ["bad_alloc", "Cannot allocate memory", "STATUS_ALLOC_FAILED"]
+    signs = ["of memory or more, and", "out of memory.", "CUDA out of memory", "CUDA error: out of memory"]
+    signs += ["bad_alloc", "Cannot allocate memory", "STATUS_ALLOC_FAILED"]
     if limited:
-        full += ["could not create a primitive", "can't start new thread"]  # as oneDNN and Python say it
-    if done.returncode == -signal.SIGKILL or any(words in done.stderr for words in full):
+        signs += ["could not create a primitive", "can't start new thread"]  # from oneDNN and Python
+    if done.returncode == -signal.SIGKILL or any(words in done.stderr for words in signs):
         return MemoryError(said)
     if done.returncode == 1 and f"error: {said}" in lines:
         return UserError(said)
@@ -109,7 +121,7 @@ def error_of(done: subprocess.CompletedProcess, name: str, limited: bool = False
 
 
 def held_by_pytorch() -> tuple[int, int]:
-    """Bytes (data, resident) that a process holds once it has imported train.py, before it makes a model (Linux)."""
+    """Bytes (data, resident) that a process holds after it has imported train.py, before it makes a model (Linux)."""
     read = "import train; print(open('/proc/self/status').read())"
     done = subprocess.run([sys.executable, "-c", read], cwd=TRAIN.parent, capture_output=True, text=True, check=True)
     status = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
@@ -119,7 +131,7 @@ def held_by_pytorch() -> tuple[int, int]:
 def measured(record: dict, metrics: list[dict]) -> dict:
     """What a row keeps of a run: times of the steps after the first WARM_UP, memory, losses, and what ran.
 
-    Raises UserError if there are no such steps.
+    Raises UserError if the run made no more than WARM_UP steps.
     """
     steps = [m for m in metrics if m["kind"] == "train"]
     ms = [m["ms"] for m in steps[WARM_UP:]]
@@ -138,5 +150,5 @@ def measured(record: dict, metrics: list[dict]) -> dict:
         "final_loss": steps[-1]["loss"],
         "steps": len(steps),
         "kernel": record["receipt"],
-        "ran": {name: record[name] for name in ("attention", "dtype", "compile", "padded_vocab_size", "device")},
+        "ran": {name: record[name] for name in RAN},
     }

@@ -27,11 +27,11 @@ from fusedgpt.runs import checkpoint
 from fusedgpt.training.optimizer import update_weights
 from model import GPT, GPTConfig
 
-# as nanoGPT: no autocast, no padding, AdamW fused on CUDA only. Its train.py also lets CUDA multiply in TF32
+# as in nanoGPT: no autocast, no padding, AdamW fused on CUDA only. Its train.py also lets CUDA multiply in TF32
 NANOGPTS = {"dtype": "float32", "compile": False, "vocab_multiple": 1, "fused": False, "tf32": True}
 TRANSFORMERS = {"vocab_multiple": 1}
 EXACT = NANOGPTS | {"activation": "gelu"}  # our GPT with nanoGPT's arithmetic
-# what each contender sets; the settings decide all else. "auto" is bfloat16, if the hardware multiplies it
+# what each contender sets; all else comes from the settings. "auto" is bfloat16 if the hardware multiplies it
 TRAINING = {
     "ours": {},
     "ours, eager": {"compile": False},
@@ -56,12 +56,12 @@ GENERATION = {  # ours as in sample.py by default
 }
 PARTS = {"training": TRAINING, "generation": GENERATION}
 UNLESS_SET = {"activation": "gelu_tanh", "fused": True, "tf32": False}
-# factor on the blocks' initial matrices: without it, greedy ids soon repeat, in any dtype alike
+# factor on the blocks' initial matrices: without it greedy ids soon repeat, whatever the dtype
 LOUDER = 4
 
 
 def settings(part: str, peer: str, s: dict[str, Any]) -> types.SimpleNamespace:
-    """The settings of one contender: `s`, and over it what the contender sets."""
+    """The settings of one contender: `s`, with the contender's own values in place of those in `s`."""
     chosen = types.SimpleNamespace(**{**s, **UNLESS_SET, **PARTS[part][peer]})
     if part == "training" and chosen.dtype == "auto":  # float16 would need a gradient scaler
         chosen.dtype = "bfloat16" if multiplies_bfloat16(torch.device(chosen.device)) else "float32"
@@ -85,13 +85,13 @@ def build(peer: str, state: dict[str, Tensor], s: types.SimpleNamespace) -> "Con
 
 
 def reference(contender: "Contender", state: dict[str, Tensor], s: types.SimpleNamespace) -> GPT:
-    """Our GPT, with hand-written attention, that computes what `contender` should: float32 on the CPU."""
+    """Our GPT with hand-written attention, float32 on the CPU: it computes what `contender` should compute."""
     same = dict(vocab_size=contender.ids, vocab_multiple=1, activation=contender.activation, dropout=0.0)
     return _loaded(GPT(GPTConfig.of(s, attention="manual", **same)), state, contender.ids)
 
 
 def _loaded(model, state, V):
-    """`model` with the weights `state`, and rows of 0 for the ids from their vocabulary size up to V."""
+    """`model` with the weights `state`, whose embedding gets rows of 0 up to V ids."""
     embedding = state["lm_head.weight"]
     padded = F.pad(embedding, (0, 0, 0, V - len(embedding)))
     try:
@@ -102,9 +102,9 @@ def _loaded(model, state, V):
 
 
 class Contender:
-    """A `model`, the number of `ids` that its softmax covers, and the form of GELU, `activation`, that it computes.
+    """A `model`, the number of `ids` in its softmax, and its form of GELU, `activation`.
 
-    It is called as nanoGPT's model is, unless a contender says otherwise.
+    The methods call the model as nanoGPT's is called; subclasses override those that differ.
     """
 
     model: nn.Module  # float32 on the CPU, until it is moved
@@ -112,17 +112,18 @@ class Contender:
     activation: str
 
     def prepare(self, s: types.SimpleNamespace, device: torch.device, backward: bool) -> str:
-        """Get ready to train if `backward`, otherwise to generate; the name of the attention.
+        """Get ready to train if `backward`, otherwise to generate; returns the name of the attention.
 
-        `dtypes` are those of the prompt and of each token after it. Raises UserError if it cannot run here.
+        To generate, it sets `dtypes`: that of the prompt and that of the tokens after it. Raises UserError if the
+        contender cannot run here.
         """
         if not backward:
             self.dtypes = (resolve_dtype(s.dtype, device),) * 2
             self.model.to(self.dtypes[0])
-        return "sdpa"  # and PyTorch picks the kernel
+        return "sdpa"  # PyTorch picks the kernel
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """The mean loss of targets y after x, (B, T) both."""
+        """The mean loss of the targets y for x; both are (B, T)."""
         return self.model(x, y)[1]
 
     def optimizer(self, s: types.SimpleNamespace, device: torch.device) -> torch.optim.Optimizer:
@@ -135,7 +136,7 @@ class Contender:
         return torch.optim.AdamW(groups, lr=s.learning_rate, betas=(s.beta1, s.beta2), fused=fused)
 
     def update(self, optimizer: torch.optim.Optimizer, s: types.SimpleNamespace) -> None:
-        """Clip the gradient and step as a hand-written training loop does, such as nanoGPT's."""
+        """Clip the gradient, then step, as a hand-written training loop such as nanoGPT's does."""
         nn.utils.clip_grad_norm_(self.model.parameters(), s.grad_clip)
         optimizer.step()
 
@@ -145,7 +146,7 @@ class Contender:
 
 
 class Ours(Contender):
-    """Our GPT as train.py and sample.py run it, or with nanoGPT's arithmetic and its steps (EXACT)."""
+    """Our GPT as train.py and sample.py run it, or with nanoGPT's arithmetic and steps (EXACT)."""
 
     def __init__(self, state: dict[str, Tensor], s: types.SimpleNamespace):
         config = GPTConfig.of(s, dropout=0.0)
@@ -196,7 +197,7 @@ class HuggingFace(Contender):
             from transformers import CompileConfig
 
             how = CompileConfig(mode="reduce-overhead" if device.type == "cuda" else "default", fullgraph=False)
-            how._compile_all_devices = True  # unless told so, it compiles for GPUs only
+            how._compile_all_devices = True  # by default it compiles for GPUs only
             self.options = {"cache_implementation": "static", "compile_config": how}
         return self.model.config._attn_implementation
 
@@ -214,7 +215,7 @@ class NanoGPT(Contender):
     activation = "gelu"  # the exact form, since May 2023
 
     def __init__(self, state: dict[str, Tensor], s: types.SimpleNamespace):
-        self.ids = GPTConfig.of(s).padded_vocab_size  # to nanoGPT, padding is ids like all others
+        self.ids = GPTConfig.of(s).padded_vocab_size  # nanoGPT does not tell padding from other ids
         try:
             module = _imported(pathlib.Path(s.nanogpt, "model.py"))
             shape = {name: getattr(s, name) for name in checkpoint.NANOGPTS} | dict(vocab_size=self.ids, dropout=0.0)
@@ -227,13 +228,13 @@ class NanoGPT(Contender):
         _loaded(self.model, state, self.ids)
 
     def optimizer(self, s: types.SimpleNamespace, device: torch.device) -> torch.optim.Optimizer:
-        told = "cuda" if s.fused else device.type  # CPUs have a fused AdamW too, but nanoGPT does not know
-        return self.model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), told)
+        named = "cuda" if s.fused else device.type  # CPUs have a fused AdamW too, but nanoGPT asks for it on CUDA only
+        return self.model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), named)
 
 
 def _imported(path):
-    """The module in the file `path`, which may define dataclasses."""
     spec = importlib.util.spec_from_file_location("nanogpts_model", path)
+    # dataclasses look their module up in sys.modules
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,12 +1,12 @@
 """Whether something else disturbed the time of a row, and what may be concluded from it.
 
 There are three signs. A fixed product (timing.reference) is timed right before and after each row: if it took longer
-than the best one measured with these rows, the device was shared or throttled. The system counts how often it took the
-CPU away from the row, also in its middle. And the row's own samples may lie far apart. Samples that lie close together
-prove nothing: a steady load slows all of them alike.
+than at best beside these rows, the device was shared or throttled. The system counts how often it took the CPU away
+from the row, also in its middle. And the row's own samples may lie far apart. Samples that lie close together prove
+nothing: a steady load slows all of them alike.
 
 Rows whose times are compared with each other, such as those of a round, form a group. The limit within a group is
-stricter, and a group is measured again as a whole: otherwise the rows that happen to remain would favour somebody.
+stricter. A group is measured again as a whole: otherwise the rows that happen to remain would favour one contender.
 """
 
 import resource
@@ -14,15 +14,15 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
-SLOWER = 1.25  # times the best reference of all
-SLOWER_IN_GROUP = 1.1  # times the best reference of a row's group
-WIDE = 1.25  # a row's p90 over its p10
-# involuntary context switches in a second of CPU time; other systems count other things among them
+SLOWER = 1.25  # limit of a row's reference over the best of all rows
+SLOWER_IN_GROUP = 1.1  # limit of its reference over the best of its group
+WIDE = 1.25  # limit of its p90 over its p10
+# involuntary context switches per second of CPU time; other systems include other switches
 PREEMPTED = 100 if sys.platform == "linux" else float("inf")
 
 
 def bracketed(measure: Callable[[dict], dict], spec: dict, reference: Callable[[], float]) -> dict:
-    """measure(spec); if it has a time, with a "reference": the ms before and after, and the preemptions meanwhile."""
+    """The row of measure(spec). If it has a time, it gets a "reference": ms before and after, preemptions meanwhile."""
     before, (switches, cpu) = reference(), _usage()
     row = measure(spec)
     if "median_ms" not in row:
@@ -39,15 +39,15 @@ def _usage():
 
 
 def group_of(row: dict, keys: Sequence[str]) -> tuple:
-    """The group of a row: its values of `keys`, a kind's GROUP."""
+    """The group of a row: its values of `keys`, the kind's GROUP."""
     return tuple(row.get(key) for key in keys)
 
 
 def judged(rows: Iterable[dict], keys: Sequence[str] = ()) -> list[dict]:
-    """`rows`, each marked "disturbed", with a reason, if a sign says so. Its best_ms becomes the best of all rows.
+    """`rows`, each marked "disturbed" with a reason if there is a sign. Each best_ms becomes the best of all rows.
 
-    keys: the fields whose values the rows of a group share. A row without a reference stays as it is: it has no time,
-    or was measured before there were references.
+    keys: fields of a row; rows with equal values of them form a group. A row without a reference stays as it is: it has
+    no time, or was measured before there were references.
     """
     rows = list(rows)
     timed = [row for row in rows if "reference" in row]
@@ -62,7 +62,7 @@ def _judged(row, best, best_of_group):
     around = row["reference"] | {"best_ms": min(best, best_of_group)}
     before, after, rate = around["before_ms"], around["after_ms"], around["preempted"] / max(around["cpu_s"], 0.5)
     reasons = []
-    # before and after need no comparison: if they differ more than this, one of them is beyond the best too
+    # before and after need no comparison: the slower one is compared with the best, which is at most the faster one
     took = f"a fixed product took {before:.3g} ms before and {after:.3g} ms after it"
     if max(before, after) > SLOWER_IN_GROUP * best_of_group:
         reasons = [f"{took}, {best_of_group:.3g} ms at best beside the rows that it is compared with"]
@@ -77,7 +77,7 @@ def _judged(row, best, best_of_group):
 
 
 def comparable(row: dict | None) -> bool:
-    """Whether a ratio may use the time of a row: it was measured, and is not known to be disturbed."""
+    """Whether a ratio may use the time of a row: the row was measured and is not marked as disturbed."""
     return row is not None and row["status"] == "measured" and not row.get("disturbed")
 
 
@@ -85,8 +85,8 @@ def speedup(row: dict | None, base: dict | None) -> tuple[float, float, float] |
     """How many times as fast as `base` a row is, with the least and the greatest; None if a row is not comparable.
 
     For rows that stand for several rounds (rounds.pooled) these are the mean, the least and the greatest of the ratios
-    within each round. "again_ms" is a second median of `base`, from before there were rounds. For other rows, the least
-    and the greatest set the p10 of one row against the p90 of the other.
+    within each round. "again_ms" is a second median of `base`, in rows from before there were rounds. For other rows,
+    the least and the greatest divide the p10 of one row by the p90 of the other.
     """
     if not (comparable(row) and comparable(base)):
         return None

@@ -1,6 +1,7 @@
-"""How the figures of all kinds look: as wide as the column of a README, with a title that says what was measured, where
-and when. A kernel has the same colour and mark in every figure of kernels (numerics draws dtypes). Marks and hatches
-differ, so that figures can be read in grey.
+"""The look of all figures: as wide as the column of a README, titled with what was measured, where and when.
+
+A kernel has the same colour and mark in every figure of kernels (numerics draws dtypes). Marks and hatches differ, so
+that figures can be read in grey.
 """
 
 import pathlib
@@ -13,16 +14,16 @@ from fusedgpt.bench.disturbance import comparable
 
 WIDTH = 6.4  # inches: 832 pixels, the column of a README
 DRAWN_AS = {"eager": "manual", "flash_attention_2": "flash3"}  # transformers' names for a kernel
-REASON = 60  # characters of a reason that stands in place of a bar; the report has all of it
+REASON = 60  # most characters of a reason in place of a bar; the report has the whole reason
 HATCHES = ("", "///", "...", "xx", "\\\\", "")
 GREYS = ("0.35", "0.75", "0.55", "0.9", "0.65", "1.0")
 STYLE = {"font.size": 8.5, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False}
 STYLE |= {"axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3, "hatch.linewidth": 0.6}
-LINE = 0.135  # inches: a line of the subtitle
+LINE = 0.135  # inches: height of a line of the subtitle
 
 
 def save(figures: Iterable[tuple], folder: pathlib.Path, machine: str) -> list[pathlib.Path]:
-    """Save (name, title, subject, figure) as PNG files in `folder`; their paths.
+    """Save `figures`, each (name, title, subject, figure), as PNG files in `folder`; returns their paths.
 
     Above each figure stand its title, its subject (what was measured) and `machine` (where, with what and when).
     """
@@ -57,7 +58,7 @@ def bar_style(n: int) -> dict:
 def new(height: float, **options) -> tuple:
     """A new figure, `height` inches high without its title, and its axes as pyplot.subplots returns them.
 
-    All earlier figures are closed.
+    Closes all earlier figures.
     """
     from matplotlib import pyplot as plt
 
@@ -66,15 +67,15 @@ def new(height: float, **options) -> tuple:
 
 
 def reason(text: str, limit: int = REASON) -> str:
-    """The reason why a row has no measurement, cut between words to at most `limit` characters."""
+    """The reason why a row has no measurement, cut at a space to at most `limit` characters."""
     return textwrap.shorten(text, limit, placeholder=" …")
 
 
 def times(axes, names: list[str], rows: list[dict], said: list[str], colors: list[str], limit: float = inf) -> None:
-    """A horizontal bar for the median of each row, with its p10 to p90, and the text `said` behind it.
+    """A horizontal bar for the median of each row, with its p10 to p90, and its text of `said` to the right.
 
-    The bar of a disturbed row is hollow and says so. A row that was not measured has the beginning of its text in place
-    of a bar. A bar longer than `limit` is visibly cut; its text has the figure.
+    The bar of a disturbed row is hollow, and its text says so. A row that was not measured has the beginning of its
+    text in place of a bar. A bar longer than `limit` is visibly cut; its text has the number.
     """
     axes.set_yticks(range(len(rows)), names, fontsize=7.5)
     for n, (row, text, color) in enumerate(zip(rows, said, colors)):
@@ -93,16 +94,16 @@ def times(axes, names: list[str], rows: list[dict], said: list[str], colors: lis
                 around = [[row["median_ms"] - row["p10_ms"]], [row["p90_ms"] - row["median_ms"]]]
                 axes.errorbar(row["median_ms"], n, xerr=around, color="0.3", capsize=2, linewidth=1)
                 end = min(row["p90_ms"], limit)
-        behind = dict(boxstyle="square,pad=0.1", facecolor="white", edgecolor="none")
-        style = dict(textcoords="offset points", va="center", fontsize=8, bbox=behind)
+        box = dict(boxstyle="square,pad=0.1", facecolor="white", edgecolor="none")
+        style = dict(textcoords="offset points", va="center", fontsize=8, bbox=box)
         drawn = axes.annotate(text if end else reason(text), (end, n), (4, 0), **style)
-        drawn.set_in_layout(bool(end))  # however long a reason is, it takes no room from the bars
+        drawn.set_in_layout(bool(end))  # a long reason must not take room from the bars
     axes.invert_yaxis()
     axes.set(xlabel="ms: median, p10 to p90 (less is better)", xlim=(0, 1.22 * axes.dataLim.xmax))
 
 
 def line(axes, name: str, points: list[tuple], **options) -> None:
-    """The line of the kernel `name` through (x, y, low, high), in its usual look; low and high: its spread, or None."""
+    """Draw the line of the kernel `name` in its usual look. points: (x, y, low, high); low and high may be None."""
     x, y, low, high = zip(*points)
     every = max(1, len(points) // 12)
     look = dict(color=color(name), marker=mark(name), markersize=4.5, linewidth=1.3, markevery=every, label=name)
@@ -112,7 +113,7 @@ def line(axes, name: str, points: list[tuple], **options) -> None:
 
 
 def doubling(axis: str, *all_axes, ticks: Iterable[float] | None = None) -> None:
-    """Make x or y axes logarithmic, with ticks that double, written as plain numbers."""
+    """Make the x or y axes logarithmic, with ticks that double and are plain numbers."""
     for axes in all_axes:
         getattr(axes, f"set_{axis}scale")("log", base=2)
         which = getattr(axes, f"{axis}axis")

@@ -1,4 +1,4 @@
-"""The kinds of benchmark by name: how each gets its settings, and how its rows are measured."""
+"""The kinds of benchmark by name, their settings, and how their rows are measured."""
 
 import dataclasses
 import datetime
@@ -28,7 +28,7 @@ NOT_IDENTITY = ("results", "only", "profile", "max_seconds")  # settings that do
 
 
 def settings_class(kind) -> type:
-    """The dataclass of a kind's settings; it has those of train.py too if the kind's rows run train.py."""
+    """The dataclass of a kind's settings, which include train.py's if its rows run train.py."""
     return subclass([], kind.Settings, settings.Settings) if kind.TRAINS else kind.Settings
 
 
@@ -37,7 +37,7 @@ def _setting_names(kind):
 
 
 def unused_settings(name: str) -> dict[str, str]:
-    """{setting: why} for each setting of train.py or another kind that the kind `name` does not use."""
+    """{setting: why} for each setting of train.py or of another kind that the kind `name` does not use."""
     every = set().union(*map(_setting_names, TAKE_SETTINGS.values()))
     others = every.difference(_setting_names(TAKE_SETTINGS[name]))
     unused = dict.fromkeys(others, f"bench.py {name} does not use it")
@@ -46,10 +46,10 @@ def unused_settings(name: str) -> dict[str, str]:
 
 
 def read_settings(name: str, args: list[str], description: str = ""):
-    """(settings, device) of the kind `name`: defaults that suit this machine, then config files, then flags."""
+    """(settings, device) of the kind `name`: defaults for this machine, then config files, then flags."""
     kind, unused = KINDS[name], unused_settings(name)
-    own = any(arg.startswith("--attention=") and is_own(arg) for arg in args)
-    if own and unused.get("attention") == EACH_ROW_NAMES_IT:
+    names_own_kernel = any(arg.startswith("--attention=") and is_own(arg) for arg in args)
+    if names_own_kernel and unused.get("attention") == EACH_ROW_NAMES_IT:
         del unused["attention"]
     asked = [arg for arg in args if arg not in ("-h", "--help")]
     device = resolve_device(configure(settings_class(kind)(), asked, description, unused).device)
@@ -58,7 +58,7 @@ def read_settings(name: str, args: list[str], description: str = ""):
 
 
 def validate(kind, s) -> None:
-    """Raise UserError for a number that is out of range, before anything is measured."""
+    """Raise UserError if a number is out of range."""
     for setting in ("max_seconds", "train_seconds", "memory_gb"):
         value = getattr(s, setting, None)
         if value is not None and not 0 < value < math.inf:
@@ -73,19 +73,19 @@ def validate(kind, s) -> None:
 
 
 def planned(name: str, s, device) -> list[dict]:
-    """The rows of the kind `name` that --only selects. Raises UserError if --only has a name that no row has."""
+    """The rows of the kind `name` that --only selects. Raises UserError if a name in --only is in no row."""
     return admitted(KINDS[name].plan(s, device), s.only)
 
 
 def measure(name: str, args: list[str], s, device, plan: list[dict], folder: pathlib.Path) -> None:
-    """Measure the rows of `plan` that `folder` lacks. name: their kind; args: bench.py's arguments, for the header."""
+    """Measure those rows of `plan` that `folder` lacks. name: their kind; args: for the header's command."""
     kind = KINDS[name]
     if kind.TRAINS and s.dataset == "python_stdlib" and not (ROOT / "data" / s.dataset / "meta.json").exists():
         prepare = ROOT / "data" / s.dataset / "prepare.py"
-        if subprocess.run([sys.executable, prepare], check=False).returncode:  # such as in a read-only checkout
+        if subprocess.run([sys.executable, prepare], check=False).returncode:  # for example in a read-only checkout
             raise UserError(f"{prepare} failed, see above: run it with --out_dir=FOLDER, and give --dataset=FOLDER")
     machine = environment(device) | {"date": datetime.date.today().isoformat()}
-    own = {key: value for key, value in machine.items() if key not in rows.COMPARED}  # may differ between calls
+    of_this_call = {key: value for key, value in machine.items() if key not in rows.COMPARED}
     if device.type == "cpu" and getattr(s, "freed_memory", "kept") == "kept":
         memory.keep_freed_memory(keep=True)  # as train.py does
     with files.lock(folder) as lock:  # two calls would overwrite each other's rows
@@ -95,7 +95,7 @@ def measure(name: str, args: list[str], s, device, plan: list[dict], folder: pat
             folder / "rows.jsonl",
             header(name, args, s, machine),
             reference=functools.partial(timing.reference, device),
-            state=lambda: machine_state(device) | {"commit": machine["commit"], "machine": own},
+            state=lambda: machine_state(device) | {"commit": machine["commit"], "machine": of_this_call},
             say=print,
             still_ours=functools.partial(lock.check, "the same command and that --results"),
             group=kind.GROUP,
@@ -105,7 +105,7 @@ def measure(name: str, args: list[str], s, device, plan: list[dict], folder: pat
 
 
 def left(name: str, args: list[str]) -> tuple[int, int, int]:
-    """(missing, disturbed, all): how many such rows the kind `name` has if it is run with `args`."""
+    """The numbers of missing, disturbed and planned rows of the kind `name` if it is run with `args`."""
     s, device = read_settings(name, args)
     plan = planned(name, s, device)
     path = pathlib.Path(s.results) / name / "rows.jsonl"
@@ -113,27 +113,28 @@ def left(name: str, args: list[str]) -> tuple[int, int, int]:
 
 
 def header(name: str, args: list[str], s, machine: dict) -> dict:
-    """The header that identifies a benchmark's rows: the settings that it uses, and the machine."""
+    """The header of rows.jsonl, which identifies its rows by the settings that their kind uses and the machine."""
     used = {field.name: getattr(s, field.name) for field in dataclasses.fields(s)}
     used = {setting: value for setting, value in used.items() if setting not in {*NOT_IDENTITY, *KINDS[name].UNUSED}}
     if is_own(getattr(s, "attention", "")):
-        used["own_kernel"] = digest(s.attention)  # a row counts only for the version of the file that it measured
+        used["own_kernel"] = digest(s.attention)  # rows of another version of the file do not count
     defaults = type(s)()
     changed = [setting for setting, value in used.items() if value != getattr(defaults, setting, value)]
     command = " ".join(["python bench.py", *args])
     return {"benchmark": name, "command": command, "settings": used, "set": changed, "environment": machine}
 
 
-def published_settings(header: dict, there: list[dict]) -> tuple:
-    """(settings that published rows were measured with, device for them here, {name: value} that their header lacks).
+def published_settings(published: dict, there: list[dict]) -> tuple:
+    """(settings of published rows, the device for them here, {name: value} of settings that their header lacks).
 
-    A device or dtype "auto" becomes what it was there. A setting that the header lacks has EARLIER's value, or today's
-    default. Raises UserError if this machine lacks the device, or a setting is no longer allowed.
+    published: the header; there: the rows. A device or dtype "auto" becomes what it was there. A setting that the
+    header lacks has its value in EARLIER, or today's default. Raises UserError if this machine lacks the device, or a
+    setting is no longer allowed.
     """
-    kind, gpu = kind_of(header), "cuda" in header["environment"]
+    kind, gpu = kind_of(published), "cuda" in published["environment"]
     defaults = settings_class(kind)(**kind.defaults(gpu))
     used = [name for name in _setting_names(kind) if name not in {*NOT_IDENTITY, *kind.UNUSED}]
-    named = {name: header["settings"][name] for name in used if name in header["settings"]}
+    named = {name: published["settings"][name] for name in used if name in published["settings"]}
     s = adopt(defaults, {name: EARLIER[name] for name in used if name in EARLIER} | named, "the header")
     if s.device == "auto":
         s = dataclasses.replace(s, device="cuda" if gpu else "cpu")
@@ -144,8 +145,9 @@ def published_settings(header: dict, there: list[dict]) -> tuple:
     return s, resolve_device(s.device), {name: getattr(s, name) for name in used if name not in named}
 
 
-def kind_of(header: dict):
-    """The module of a header's kind of benchmark. Raises UserError if this version has no such kind."""
-    if header["benchmark"] not in KINDS:
-        raise UserError(f"this version has no benchmark {header['benchmark']!r}, only {', '.join(KINDS)}")
-    return KINDS[header["benchmark"]]
+def kind_of(published: dict):
+    """The module for the kind of benchmark in a header. Raises UserError if this version has no such kind."""
+    name = published["benchmark"]
+    if name not in KINDS:
+        raise UserError(f"this version has no benchmark {name!r}, only {', '.join(KINDS)}")
+    return KINDS[name]

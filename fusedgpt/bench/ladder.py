@@ -20,25 +20,48 @@ from fusedgpt.bench import check, child, drawing, options, report, rounds
 from fusedgpt.bench.disturbance import comparable, speedup
 from fusedgpt.bench.proof import prove_kernel
 from fusedgpt.bench.rows import slug, trace_path
-from fusedgpt.machine.device import resolve_dtype
+from fusedgpt.errors import UserError
+from fusedgpt.machine.device import resolve_dtype, tf32
 
 BASELINE, PADDED = "manual", "flash + padded vocabulary"
+EFFICIENT_PADDED = "efficient + padded vocabulary"  # where flash is refused: NVIDIA's before compute capability 8.0
+FLOAT32, TF32 = "manual, float32, eager", "manual, TF32, eager"
+UNPADDED, GRAPHED = "flash, no padding", f"{PADDED}, CUDA graphs"
 # ms per batch on 8 A100, as the article gives them
 ARTICLE = {"manual": 143, "math": 134, "efficient": 119, "flash": 113, PADDED: 87}
 ARTICLE_FASTER = {"math": 6.71, "efficient": 20.16, "flash": 26.54, PADDED: 64.37}  # per cent, as it prints them
 
-NEWER = ("cudnn", "flash3", "flash4", "flex", "auto")  # kernels that the article does not have
+NEWER = ("cudnn", "flash3", "flash4", "flex", "auto")  # kernels that are not in the article
 
-# what each rung sets; dtype and compile come from the settings if a rung does not set them
+# what each rung sets; otherwise dtype and compile come from the settings
 RUNGS = {
-    "manual, float32, eager": {"attention": "manual", "vocab_multiple": 1, "dtype": "float32", "compile": False},
+    FLOAT32: {"attention": "manual", "vocab_multiple": 1, "dtype": "float32", "compile": False},
+    TF32: {"attention": "manual", "vocab_multiple": 1, "dtype": "float32", "compile": False},
     "manual, eager": {"attention": "manual", "vocab_multiple": 1, "compile": False},
     **{name: {"attention": name, "vocab_multiple": 1} for name in ("manual", "math", "efficient", "flash", "masked")},
+    UNPADDED: {"attention": "flash", "vocab_multiple": 1},
     PADDED: {"attention": "flash", "vocab_multiple": 64},
-    **{f"{name} + padded vocabulary": {"attention": name, "vocab_multiple": 64} for name in NEWER},
+    **{f"{name} + padded vocabulary": {"attention": name, "vocab_multiple": 64} for name in ("efficient", *NEWER)},
+    GRAPHED: {"attention": "flash", "vocab_multiple": 64},
     f"{PADDED}, eager": {"attention": "flash", "vocab_multiple": 64, "compile": False},
 }
-CLIMB = [BASELINE, "math", "efficient", "flash", PADDED, "auto + padded vocabulary"]  # each with the one before
+# Variables of PyTorch's for every rung: no TF32, no CUDA graphs, and a compiler that may pad. A rung changes those that
+# it names. In a product with 50257 ids the compiler may pad the ids (SHAPE), and the memory between rows of logits
+# (COMPREHENSIVE)
+USUAL = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0", "TORCHINDUCTOR_CUDAGRAPHS": "0"}
+USUAL |= {"TORCHINDUCTOR_SHAPE_PADDING": "1", "TORCHINDUCTOR_COMPREHENSIVE_PADDING": "1"}
+VARIABLES = {
+    TF32: {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1", "HIPBLASLT_ALLOW_TF32": "1"},  # the second is ROCm's
+    UNPADDED: {"TORCHINDUCTOR_SHAPE_PADDING": "0", "TORCHINDUCTOR_COMPREHENSIVE_PADDING": "0"},
+    GRAPHED: {"TORCHINDUCTOR_CUDAGRAPHS": "1"},
+}
+# each is compared with the one before
+CLIMB = [BASELINE, "math", "efficient", "flash", PADDED, "auto + padded vocabulary"]
+# what the report adds to a ratio over this rung
+WHAT_IT_IS = {
+    TF32: ", which multiplies as nanoGPT does in float32",
+    UNPADDED: ": so much our padding gains where the compiler pads nothing",
+}
 AGAIN = "manual, again"  # the baseline's second measurement, in rows from before there were rounds
 GROUP = ("round",)
 
@@ -47,7 +70,7 @@ UNUSED = {
     **child.UNUSED,
     "attention": options.EACH_ROW_NAMES_IT,
     "vocab_multiple": "each rung of the ladder sets it",
-    "eval_iters": "a rung only makes --steps steps",
+    "eval_iters": "a rung makes --steps steps and no evaluation",
 }
 
 
@@ -62,7 +85,7 @@ def defaults(gpu: bool) -> dict:
 
 
 def plan(s: Settings, device: torch.device) -> list[dict]:
-    """The rungs, from the bottom up, round after round; a kernel of the user's own is the last."""
+    """The rungs from the bottom up, round after round; a kernel of the user's own is last."""
     names = (*RUNGS, *options.own_kernel(s.attention))
     if s.rounds == 1:  # as in rows from before there were rounds
         return [{"rung": name} for name in names]
@@ -70,20 +93,39 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
-    """A rung's row: first its kernel's parity with float64, then the steps of train.py."""
-    own = {"attention": spec["rung"], "vocab_multiple": 64}
-    s = dataclasses.replace(s, **RUNGS.get(spec["rung"], own))
+    """A rung's row: the parity of its kernel with float64, then the steps of train.py."""
+    rung = spec["rung"]
+    s = dataclasses.replace(s, **RUNGS.get(rung, {"attention": rung, "vocab_multiple": 64}))
+    if reason := _refusal(rung, s, device):
+        raise UserError(reason)
     case = Case.of_model(s, s.batch_size, device, resolve_dtype(s.dtype, device), dropout=s.dropout)
-    proven = prove_kernel(s.attention, case) if s.attention != "auto" else {}
-    out_dir = folder / "runs" / slug(spec["rung"])
-    record, metrics = child.run(child.settings(s, Settings), out_dir, trace=trace_path(folder, spec))
-    if record["attention_trials"]:  # auto compared the fastest with float64, and the next if it failed
+    with tf32(allowed=rung == TF32):
+        exact_as = torch.float16 if rung == TF32 else None  # TF32 has as many bits
+        proven = prove_kernel(s.attention, case, exact_as) if s.attention != "auto" else {}
+    out_dir, trace, variables = folder / "runs" / slug(rung), trace_path(folder, spec), USUAL | VARIABLES.get(rung, {})
+    record, metrics = child.run(child.settings(s, Settings), out_dir, trace=trace, variables=variables)
+    if record["tf32"] != (rung == TF32):
+        raise UserError(f"TF32 was {'on' if record['tf32'] else 'off'} in this run, though it was told otherwise")
+    if record["cuda_graphs"] != (rung == GRAPHED):
+        raise UserError(f"PyTorch {'replayed' if record['cuda_graphs'] else 'made no'} CUDA graphs in this run")
+    if record["attention_trials"]:  # auto took the fastest kernel that passed parity
         proven = {"errors": record["attention_trials"][record["attention"]]["errors"], "parity": "passed, by auto"}
     return proven | child.measured(record, metrics)
 
 
+def _refusal(rung, s, device):
+    """Why a rung with the settings `s` would show nothing here, or None if it would."""
+    if rung == TF32 and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
+        return "only GPUs multiply in TF32: NVIDIA's from compute capability 8.0 on, AMD's from gfx94 on"
+    if rung == UNPADDED and not (device.type == "cuda" and s.compile):
+        return "only a compiled model on a GPU is padded by PyTorch"
+    if rung == GRAPHED and not (device.type == "cuda" and s.compile):
+        return "only a compiled model on a GPU is replayed as CUDA graphs"
+    return None
+
+
 def pooled(rows: list[dict]) -> dict[str, dict]:
-    """{rung: one row for its rounds}, in the order of RUNGS, a user's own kernel last (rounds.pooled).
+    """{rung: one row for all its rounds}, in the order of RUNGS, a user's own kernel last (rounds.pooled).
 
     Rows from before there were rounds have the baseline twice; each rung is then compared with both.
     """
@@ -96,9 +138,9 @@ def pooled(rows: list[dict]) -> dict[str, dict]:
 
 
 def faster_than(base: dict | None, row: dict) -> tuple[float, float, float] | None:
-    """The per cent by which a pooled row is faster than another, with the least and greatest of its rounds; or None.
+    """By how many per cent a pooled row is faster than `base`: the mean, least and greatest of its rounds; or None.
 
-    As in the article, they are `baseline / rung - 1`.
+    They are counted as in the article: `baseline / rung - 1`.
     """
     found = speedup(row, base)
     if row is base or found is None:
@@ -125,16 +167,34 @@ def _cells(row, rungs):
     found = faster_than(base, row)
     ours = f"{found[0]:+.1f} % ({found[1]:+.1f} to {found[2]:+.1f})" if found else ""
     measured = [each for each in rungs.values() if each["status"] == "measured"]
-    mfu = row["mfu"] * row["peak_flops"] / report.best_peaks(measured)[ran["dtype"]]
+    mfu = row["mfu"] * row["peak_flops"] / report.best_peaks(measured)[report.precision(row)]
     share = f"{100 * mfu:.1f} %" if comparable(row) else ""
-    how = f"{ran['attention']}, {ran['dtype']}, {report.compiled(row)}, {ran['padded_vocab_size']}"
+    how = f"{ran['attention']}, {report.precision(row)}, {report.compiled(row)}, {_ids(row)}"
     cells = [row["rung"], report.spread(row), rounds.medians(row), ours, theirs, f"{row['tokens_per_s']:,.0f}", share]
     memory = f"{row['peak_memory'] / report.GIB:.2f} GiB"
     return [*cells, memory, f"{row['final_loss']:.4f}", f"{report.kernel(row)} ({how})"]
 
 
+def _ids(row):
+    """The number of ids in a rung's logits, and to what the compiler padded them, as the profiler saw it."""
+    ids = row["ran"]["padded_vocab_size"]
+    more = {n for matrix in row["kernel"].get("logits", []) for n in matrix if n > ids}  # earlier rows lack it
+    return f"{ids}, padded by the compiler to {' and '.join(map(str, sorted(more)))}" if more else str(ids)
+
+
+def _quoted(rungs):
+    """(rung, base) of the ratios that are quoted besides those over the baseline, where there are both.
+
+    If flash is refused, efficient on a padded vocabulary stands in its place.
+    """
+    padded = rungs.get(PADDED)
+    top = padded if comparable(padded) else rungs.get(EFFICIENT_PADDED)
+    pairs = ((top, rungs.get(FLOAT32)), (top, rungs.get(TF32)), (padded, rungs.get(UNPADDED)))
+    return [pair for pair in pairs if all(map(comparable, pair))]
+
+
 def notes(rungs: dict[str, dict]) -> list[str]:
-    """What the rungs show together: whether losses agree, parity, conventions, noise. rungs: from `pooled`."""
+    """What the rungs show together: agreement of losses, parity, conventions, noise. rungs: from `pooled`."""
     measured = {name: row for name, row in rungs.items() if row["status"] == "measured"}
     base = measured.get(BASELINE)
     if not base:
@@ -151,19 +211,21 @@ def notes(rungs: dict[str, dict]) -> list[str]:
         "Per cent are `baseline / rung - 1`, as the article counts, taken within each round.",
         report.mfu_convention(measured.values()),
     ]
-    times = speedup(measured.get(PADDED), measured.get("manual, float32, eager"))
-    if times:
-        found.append(f"`{PADDED}` is {times[0]:.2f} times as fast as `manual, float32, eager`.")
+    for row, other in _quoted(measured):
+        what = WHAT_IT_IS.get(other["rung"], "")
+        found.append(f"`{row['rung']}` is {speedup(row, other)[0]:.2f} times as fast as `{other['rung']}`{what}.")
     return found + _not_told_apart(measured)
 
 
 def _not_told_apart(measured):
-    """A sentence: how well ratios repeat, and which neighbouring rungs of the climb lie closer together than that."""
+    """A sentence that says how well ratios repeat, and which neighbours in the climb lie closer together than that."""
     found = list(filter(None, (faster_than(measured[BASELINE], row) for row in measured.values())))
     if not found or (len(measured[BASELINE]["rounds"]) < 2 and "again_ms" not in measured[BASELINE]):
         return []
     noise = max((100 + high) / (100 + low) - 1 for _, low, high in found)
-    climb = [measured[name] for name in CLIMB if name in measured]
+    padded = PADDED if PADDED in measured else EFFICIENT_PADDED
+    names = [padded if name == PADDED else name for name in CLIMB]
+    climb = [measured[name] for name in names if name in measured]
     close = []
     for lower, upper in itertools.pairwise(climb):
         times = speedup(upper, lower)
@@ -174,20 +236,30 @@ def _not_told_apart(measured):
 
 
 def claims(rows: list[dict]) -> list[check.Claim]:
-    """How many times as fast as the baseline each rung is, whether its last loss is the same, and what is refused."""
+    """For each rung, its speed over the baseline and whether its last loss is the same; refusals."""
     rungs = pooled(rows)
     base, found = rungs.get(BASELINE), []
     for name, row in rungs.items():
         both = [each for rung in (BASELINE, name) for each in rows if each["rung"] == rung]
-        for claim in check.ratio(f"{name}: speed over {BASELINE}", row, base):
-            found.append(dataclasses.replace(claim, rows=list(filter(comparable, both))))
+        found += _ratio(row, base, rows)
         for claim in check.same_loss(f"{name}: last loss beside {BASELINE}", row, base):
             found.append(dataclasses.replace(claim, rows=[both[0], both[-1]]))
+    for row, other in _quoted(rungs):
+        found += _ratio(row, other, rows)
     return found + check.refusals(rungs.values())
 
 
+def _ratio(row, base, rows):
+    """The claim how many times as fast as `base` a pooled row is, on all rows of both; none if there is no ratio."""
+    if base is None:
+        return []
+    both = [each for rung in (base["rung"], row["rung"]) for each in rows if each["rung"] == rung]
+    claims = check.ratio(f"{row['rung']}: speed over {base['rung']}", row, base)
+    return [dataclasses.replace(claim, rows=list(filter(comparable, both))) for claim in claims]
+
+
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
-    """ladder.png: a bar for each rung, cut at twice the median bar; if it was not measured, the reason instead."""
+    """ladder.png: a bar for each rung, cut at twice the median bar, or the reason why there is none."""
     rungs = pooled(rows)
     measured = [row for row in rungs.values() if row["status"] == "measured"]
     if not measured:
@@ -208,15 +280,15 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
 
 
 def _label(row):
-    """A rung's name, and what it ran as, if its name does not say that."""
+    """A rung's name, with its dtype and whether it was compiled, if the name does not say so."""
     if "ran" not in row:
         return row["rung"]
-    more = [word for word in (row["ran"]["dtype"], report.compiled(row)) if word not in row["rung"]]
+    more = [word for word in (report.precision(row), report.compiled(row)) if word not in row["rung"]]
     return f"{row['rung']}\n({', '.join(more)})" if more else row["rung"]
 
 
 def _said(row, base):
-    """The text behind a rung's bar."""
+    """The text to the right of a rung's bar."""
     if row["status"] != "measured":
         return f"{row['status']}: {row['reason']}"
     found = faster_than(base, row)

@@ -252,7 +252,7 @@ def _cells(row, peaks, until):
     guess = row["estimate"]["fixed"] + row["largest"] * row["estimate"]["each"]
     peak = row["peak_memory"] - row["held_by_pytorch"]
     last = f"{row['curve'][-1][1]:.4f} after {row['curve'][-1][0]:.0f} s" if row.get("curve") else ""
-    mfu = row["mfu"] * row["peak_flops"] / peaks[row["ran"]["dtype"]]
+    mfu = row["mfu"] * row["peak_flops"] / peaks[report.precision(row)]
     theirs = ARTICLE.get(row["attention"], "")
     cells = [row["attention"], row["largest"], theirs, row["estimate"]["largest"], f"{guess / report.GIB:.2f} GiB"]
     cells += [f"{peak / report.GIB:.2f} GiB", report.spread(row, 0), f"{row['tokens_per_s']:,.0f}"]

@@ -4,6 +4,8 @@ In appendix A of PyTorch's article, hand-written attention equals SDPA to `allcl
 (q·√scale) (k·√scale)ᵀ. If it scales after the product, (q kᵀ)·scale, as nanoGPT does, it does not. The article gives
 SDPA the causal mask as a tensor, so each SDPA kernel is measured with one too. In float16 the order decides whether the
 product overflows. The scale is 1 / √hs.
+
+The loss is compared too, in a row for each dtype (loss_parity.py).
 """
 
 import dataclasses
@@ -19,18 +21,19 @@ from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION, MASKED
 from fusedgpt.attention.receipt import observe
 from fusedgpt.attention.table import NAMED
-from fusedgpt.bench import check, drawing, options, report
+from fusedgpt.bench import check, drawing, loss_parity, options, report
 from fusedgpt.bench.proof import refusals, tflops, timed, verdict
-from fusedgpt.bench.rows import trace_path
+from fusedgpt.bench.rows import name_of, trace_path
 from fusedgpt.errors import UserError
 from fusedgpt.machine.device import DTYPES
 
 SHAPE = (1, 12, 256, 64)  # (B, nh, T, hs): GPT-2's heads
 # with a mask and large inputs, cuDNN's dq held NaN if T % 128 == 64 (pytorch#196678)
 ODD_SHAPE = (1, 2, 192, 64)
-INPUTS = {"ordinary": 1.0, "large": 64.0}  # factor of normal q and k; 64: q kᵀ passes 65504, its scaled value does not
-# whether the article says that two are `allclose`; None if it does not say. Its own call of SDPA has attn_mask, for
-# which PyTorch 2.0 had `math` alone; with the flag is_causal, `math` computes the same
+# factors on normal q and k; with 64, q kᵀ exceeds float16's largest number, 65504, and its scaled value does not
+INPUTS = {"ordinary": 1.0, "large": 64.0}
+# {pair: whether the article calls the two `allclose`, or None if it does not say}. The article calls SDPA with
+# attn_mask, for which PyTorch 2.0 had `math` alone; with the flag is_causal, `math` computes the same
 PAIRS = {
     ("scaled before", "math, masked"): True,
     ("manual", "math, masked"): False,
@@ -38,7 +41,7 @@ PAIRS = {
     ("manual", "math"): False,
     ("scaled before", "flash"): None,
     ("manual", "flash"): None,
-    ("masked", "math, masked"): None,  # the kernel that PyTorch picks now if there is a mask
+    ("masked", "math, masked"): None,  # `masked`: the kernel that PyTorch picks now if there is a mask
 }
 
 BEFORE = "`scaled before` is hand-written attention with q and k each times √scale before the product, as in SDPA;"
@@ -50,7 +53,7 @@ GROUP = ("inputs", "dtype")
 
 
 def scaled_before(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
-    """`manual` in another order: q and k are each multiplied by √scale before the product, as in SDPA's math."""
+    """`manual` in another order: it multiplies q and k by √scale before the product, as SDPA's math does."""
     T, root = q.size(-2), q.size(-1) ** -0.25
     scores = (q * root) @ (k * root).transpose(-2, -1)  # (B, nh, T, T)
     hidden = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
@@ -64,7 +67,7 @@ PAIRED = {**PATHS, "masked": ATTENTION["masked"]}
 @dataclasses.dataclass
 class Settings(options.Timed):
     repeats: int = 20  # timed calls of each row
-    attention: str = "auto"  # path/to/file.py:function: measure this kernel of your own too
+    attention: str = "auto"  # path/to/file.py:function, to measure this kernel of your own too
 
 
 def defaults(gpu: bool) -> dict:
@@ -73,15 +76,19 @@ def defaults(gpu: bool) -> dict:
 
 
 def plan(s: Settings, device: torch.device) -> list[dict]:
-    """Every path in every dtype on both inputs, then the article's pairs."""
+    """Every path in every dtype on both inputs, then the article's pairs, then the loss."""
     paths = (*PATHS, *options.own_kernel(s.attention))
     each = itertools.product(INPUTS, DTYPES, paths)
     errors = [{"inputs": inputs, "dtype": dtype, "path": path} for inputs, dtype, path in each]
-    return errors + [{"pair": f"{a} = {b}", "dtype": dtype} for dtype in DTYPES for a, b in PAIRS]
+    pairs = [{"pair": f"{a} = {b}", "dtype": dtype} for dtype in DTYPES for a, b in PAIRS]
+    return errors + pairs + [{"part": "loss", "dtype": dtype} for dtype in DTYPES]
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
-    """A row: the errors of a path, or whether a pair is `allclose` at PyTorch's default tolerance (1e-5, 1e-8)."""
+    """A row: errors of a path or of the loss, or whether a pair is `allclose` at PyTorch's tolerance (1e-5, 1e-8)."""
+    if "part" in spec:
+        with refusals():
+            return loss_parity.proven(device, DTYPES[spec["dtype"]])
     case = Case(SHAPE, device, DTYPES[spec["dtype"]])
     if "pair" in spec:
         return _pair(*spec["pair"].split(" = "), case)
@@ -95,7 +102,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
             odd = parity.compare(attend, odd, odd.inputs(scale))
             errors = {name: max(error, odd[name]) for name, error in errors.items()}
     row = {"errors": errors, "overflows": not all(e < float("inf") for e in errors.values())}
-    if spec["inputs"] == "large":  # the error is the finding here: the tolerance is for ordinary inputs only
+    if spec["inputs"] == "large":  # here the error is the result: the tolerance is for ordinary inputs only
         return row
     row["parity"] = verdict(errors, case.dtype, f"on all {SHAPE[1]} heads")
     inputs = case.inputs()
@@ -104,7 +111,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
 
 
 def _has_backward(path, case):
-    """Whether `path` has a backward here. Raises UserError if it does not run at all."""
+    """Whether `path` has a backward here. Raises UserError if not even its forward runs."""
     kernel = path.removesuffix(", masked")
     if path == "scaled before" or not choose.refusal(kernel, case):
         return True
@@ -130,7 +137,7 @@ def _pair(a, b, case):
 
 
 def table(rows: list[dict]) -> list[str]:
-    """Errors by path and dtype, times, and the article's pairs."""
+    """Errors by path and dtype, times, the article's pairs, and errors of the loss."""
     errors = [row for row in rows if "path" in row]
     text = [
         "Errors are against float64: of the output y, and behind the slash the largest of dq, dk and dv. An error is a",
@@ -145,26 +152,47 @@ def table(rows: list[dict]) -> list[str]:
         text += report.markdown(["path", *dtypes], [[path, *errors_in.values()] for path, errors_in in cells.items()])
     text += ["", "## time and memory, ordinary inputs", ""]
     names = ["path", "dtype", "ms, median (p10-p90)", "TFLOP/s, causal half", "peak MiB"]
-    text += report.markdown(names, [_time(row) for row in errors if "median_ms" in row])
+    text += report.markdown(names, [_time_cells(row) for row in errors if "median_ms" in row])
     said = report.how_timed(errors)
     if said:
         text += ["", *said]
     text += ["", "## allclose, as the article's appendix A claims", ""]
     names = ["pair", "dtype", "allclose", "the article", "reproduced", "largest difference", "kernels seen"]
-    return text + report.markdown(
-        names, [_of_pair(row) for row in rows if "pair" in row and row["status"] == "measured"]
-    )
+    pairs = [row for row in rows if "pair" in row and row["status"] == "measured"]
+    text += report.markdown(names, map(_pair_cells, pairs))
+    losses = [row for row in rows if "part" in row]
+    return text + (_of_the_loss(losses) if losses else [])  # rows of earlier versions have none
 
 
-def _time(row):
+def _of_the_loss(rows):
+    ids, padded = loss_parity.IDS, loss_parity.PADDED
+    text = [
+        "",
+        "## the loss",
+        "",
+        f"The loss of {loss_parity.TOKENS} tokens, from {padded} logits each, of which {ids}",
+    ]
+    text[-1] += " count, against float64 from the same logits. The error of a gradient is a share of the number itself."
+    names = ["dtype of the logits", "loss of a token, nats", "allowed", "gradient by the logits", "allowed"]
+    return [*text, "", *report.markdown(names, map(_loss_cells, rows))]
+
+
+def _loss_cells(row):
+    if row["status"] != "measured":
+        return [row["dtype"], row["status"], *[""] * 3]
+    pairs = [(row["errors"][name], row["allowed"][name]) for name in ("loss", "gradient")]
+    return [row["dtype"], *(f"{error:.1e}" for pair in pairs for error in pair)]
+
+
+def _time_cells(row):
     peak = f"{row['peak_memory'] / 2**20:.1f}"
     return [row["path"], row["dtype"], report.spread(row, 3), f"{row['tflops']:.3g}", peak]
 
 
-def _of_pair(row):
+def _pair_cells(row):
     yes = {True: "yes", False: "no", None: ""}
     said = [yes[row[column]] for column in ("allclose", "claimed", "reproduced")]
-    seen = " = ".join(row.get("seen", []))  # rows of earlier versions do not say it
+    seen = " = ".join(row.get("seen", []))  # rows of earlier versions lack it
     return [row["pair"], row["dtype"], *said, f"{row['largest_difference']:.1e}", seen]
 
 
@@ -178,21 +206,24 @@ def _errors(row):
 
 
 def claims(rows: list[dict]) -> list[check.Claim]:
-    """The largest error of each path, or that it overflows; whether each pair is `allclose`; what is refused."""
+    """Each path's largest error, or that it overflows; whether each pair is `allclose`; the loss's errors; refusals."""
     found = []
     for row in rows:
         if row["status"] == "measured" and "pair" in row:
             value = "yes" if row["allclose"] else "no"
-            found.append(check.Claim(f"{check.name_of(row)}: allclose", [row], value, timed=False))
+            found.append(check.Claim(f"{name_of(row)}: allclose", [row], value, timed=False))
+        elif row["status"] == "measured" and "part" in row:
+            for name, error in row["errors"].items():
+                found.append(check.Claim(f"{name_of(row)}: error of the {name}", [row], error, error=True, timed=False))
         elif row["status"] == "measured":
             value = "overflows" if row["overflows"] else parity.largest(row["errors"])
-            name = f"{check.name_of(row)}: largest error"
+            name = f"{name_of(row)}: largest error"
             found.append(check.Claim(name, [row], value, error=True, timed=False))
     return found + check.refusals(rows)
 
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
-    """errors.png: a panel for each kind of input, with a line for each path and on it the error in each dtype."""
+    """errors.png: a panel for each kind of input, with the errors of each path, one mark per dtype."""
     rows = [row for row in rows if "path" in row]
     kinds = list(dict.fromkeys(row["inputs"] for row in rows))
     if not any(row["status"] == "measured" for row in rows):
@@ -207,7 +238,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
             of_path = [row for row in group if row["path"] == path]
             if of_path and all(row["status"] != "measured" for row in of_path):
                 style = dict(transform=axes.get_yaxis_transform(), va="center", fontsize=7, color="0.4")
-                style["bbox"] = dict(facecolor="white", edgecolor="none", pad=0.5)  # no grid line through the words
+                style["bbox"] = dict(facecolor="white", edgecolor="none", pad=0.5)  # hides the grid
                 axes.text(0.02, n, drawing.reason(of_path[0]["reason"], 45), **style).set_in_layout(False)
         axes.set(title=f"{inputs} inputs (q and k: normal × {INPUTS[inputs]:g})", xscale="log")
     grid[0, 0].set_yticks(range(len(paths)), paths)

@@ -1,4 +1,4 @@
-"""Settings that several kinds of benchmark share, and functions that read lists in settings."""
+"""Settings that several kinds of benchmark share, and functions that read the lists in them."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from fusedgpt.attention.functions import load
 from fusedgpt.attention.table import OWN, is_own
 from fusedgpt.errors import UserError
 
-# Settings that headers of earlier versions lack, and their values then. Any other that is missing has today's default
+# settings that headers of earlier versions lack, with their values then; any other missing one has today's default
 EARLIER = {"rounds": 1, "freed_memory": "returned"}
 # why ladder, sweep and numerics take no --attention, unless it names a kernel of the user's own
 EACH_ROW_NAMES_IT = f"each row names its kernel; to measure one of your own too, give --attention={OWN}"
@@ -20,7 +20,7 @@ class Common:
     """Settings of every kind."""
 
     results: str = "out-bench"  # folder for results; each kind has its own folder there: rows.jsonl, report.md, figures
-    only: str = ""  # comma-separated values, such as flash,manual, or patterns: measure only rows with one; empty: all
+    only: str = ""  # measure only rows with one of these values or patterns, such as flash,manual; empty: all
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
     profile: bool = False  # write a profile of each row to traces/, for ui.perfetto.dev
     max_seconds: float | None = None  # begin no row after this many seconds; the same command continues
@@ -32,8 +32,8 @@ class Timed(Common):
 
     repeats: int = 256  # timed calls of each row
     warmup: int = 4  # untimed calls before the timed ones
-    # what becomes of memory that a call frees on a CPU: kept for the next call, as in training, or returned to the
-    # system, as glibc does by default; then every call of a kernel with large tensors pays for new pages
+    # memory that a call frees on a CPU: kept for the next call, as in training, or returned to the system, as glibc
+    # does by default, so that every call of a kernel with large tensors pays for new pages
     freed_memory: Literal["kept", "returned"] = "kept"
 
 
@@ -41,13 +41,13 @@ class Timed(Common):
 class Trained(Common):
     """Settings of the kinds that train."""
 
-    steps: int = 25  # training steps of each run; the first 5 are not counted
+    steps: int = 25  # training steps of each run; the first 5 do not count
 
 
 def own_kernel(attention: str) -> tuple[str, ...]:
     """The setting `attention` in a tuple if it names a kernel of the user's own, otherwise ().
 
-    Raises UserError if that cannot be loaded.
+    Raises UserError if the kernel cannot be loaded.
     """
     if not is_own(attention):
         return ()
@@ -101,7 +101,7 @@ def _has(spec, name):
 
 
 def _values(plan):
-    """All values of the rows of `plan`, by field; for numbers the range."""
+    """The values of each field in the rows of `plan`, as a text; of numbers only the range."""
     found = {}
     for spec in plan:
         for key, value in spec.items():

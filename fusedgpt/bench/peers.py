@@ -21,10 +21,11 @@ from fusedgpt.machine.timing import summary
 TRAINS = True
 UNUSED = {
     **child.UNUSED,
-    "profile": "it writes no trace: bench.py ladder does",
+    "profile": "peers writes no trace; bench.py ladder does",
     "gradient_accumulation_steps": "a step is one micro-batch",
     "activation": "each contender has the form of GELU of its project",
     "optimizer": "every contender trains with AdamW",
+    "mask": "every contender has attention over the whole window",
     "loss": "every contender computes all logits at once",
     "recompute": "every contender keeps all that its backward needs",
     **dict.fromkeys(("dropout", "grad_clip"), "every contender trains without dropout and clips gradients to 1"),
@@ -35,13 +36,13 @@ UNUSED = {
 }
 GROUP = ("part", "round")
 RECIPE = ("ours", "nanoGPT")
-# of each part: its name in a sentence, what is timed, and of which model or of how many tokens
+# {part: (its name in a sentence, what is timed, the number of tokens or the model)}
 TITLES = {
     "training": ("A training step", "ms per training step", ""),
     "generation": ("Generation", "ms per sample", " of {new_tokens} tokens after {prompt_tokens}"),
     "recipe": ("An iteration of nanoGPT's recipe", "ms per iteration", recipe.CASE),
 }
-# the columns that not all parts have
+# columns that only some parts have
 RAN = "kernel seen forward / backward (as it ran)"
 AT_FIRST = ("first token, ms", "share of the bandwidth", "first ids equal to ours in float32")
 COLUMNS = {
@@ -53,7 +54,7 @@ COLUMNS = {
 
 @dataclasses.dataclass
 class Settings(options.Trained):
-    nanogpt: str = ""  # folder of a clone of nanoGPT, to measure its model.py and train.py too; empty: without it
+    nanogpt: str = ""  # folder of a clone of nanoGPT, to measure its model.py and train.py too; empty: leave it out
     rounds: int = 3  # visits to each contender
     prompt_tokens: int = 32  # tokens of the prompt, in generation
     new_tokens: int = 128  # tokens generated after the prompt
@@ -82,7 +83,7 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
     compiled = s.compile is True or (s.compile == "auto" and device.type == "cuda")
     left_out = ["ours, compiled" if compiled else "ours, eager"]  # `ours` is the same
     if not multiplies_bfloat16(device):
-        # on a CPU without instructions for bfloat16, these take 46 s for what takes others 10 s
+        # on a CPU without instructions for bfloat16, these contenders take 46 s for what takes others 10 s
         left_out += [peer for peer in contenders.GENERATION if peer.startswith("Hugging Face") and "16" in peer]
     parts = {name: [peer for peer in peers if peer not in left_out] for name, peers in contenders.PARTS.items()}
     parts["recipe"] = RECIPE
@@ -96,7 +97,7 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
-    """The samples of one visit. It first compares its loss with ours, except in the recipe, which has two programs."""
+    """The samples of one visit. A visit first compares its loss with ours; the recipe, two programs, does not."""
     if spec["part"] == "recipe":
         return recipe.run(spec["peer"], s, folder / "runs")
     return visit.run(spec["part"], spec["peer"], s, device)
@@ -113,9 +114,9 @@ def pooled(rows: list[dict]) -> dict[str, dict[str, dict]]:
 
 
 def finding(part: str, peers: dict[str, dict]) -> str:
-    """A part's finding in a sentence: how many times as long as ours the fastest of each other project takes.
+    """A part's finding: how many times as long as ours the fastest contender of each other project takes.
 
-    The range of the rounds stands in brackets.
+    It is a sentence without a full stop, with the range of the rounds in brackets.
     """
     fastest = {}
     for peer, row in peers.items():
@@ -169,12 +170,12 @@ def _cells(part, peer, row, ours, columns):
 
 
 def _dtypes(row):
-    """The dtypes of a measured row: that of the prompt, and that of the tokens after it if it differs."""
+    """The dtypes of a measured row: the prompt's, and that of the tokens after it if it differs."""
     return list(dict.fromkeys((row["ran"]["dtype"], row["ran"].get("decodes_in", row["ran"]["dtype"]))))
 
 
 def _share(row, first):
-    """Bytes of weights read a second while tokens are decoded, as a share of the memory's bandwidth."""
+    """The share of the memory's bandwidth that reading the weights takes while tokens are decoded."""
     ran = row["ran"]
     read = (ran["parameters"] - ran["positions"]) * getattr(torch, ran["decodes_in"]).itemsize
     return read * (row["tokens"] - 1) / (row["median_ms"] - first) * 1e3 / row["bandwidth"]
@@ -222,7 +223,7 @@ def _notes(part, peers):
 
 
 def claims(rows: list[dict]) -> list[check.Claim]:
-    """How many times as fast as ours each contender is, and what is refused."""
+    """Each contender's speed over ours; refusals."""
     found = []
     for part, peers in pooled(rows).items():
         for peer, row in peers.items():
@@ -262,7 +263,7 @@ def _label(peer, row):
 
 
 def _said(row):
-    """The text behind a contender's bar."""
+    """The text to the right of a contender's bar."""
     if row["status"] != "measured":
         return f"{row['status']}: {row['reason']}"
     return f"{row['median_ms']:,.0f}" if row["median_ms"] >= 100 else f"{row['median_ms']:.1f}"

@@ -1,7 +1,7 @@
 """What training would take on GPUs that are not here: memory, time, and what bounds the speed. Computed, not measured.
 
-The formulas are in fusedgpt/estimates/scale.py, their assumptions and errors in docs/many-gpus.md. Unlike the other
-kinds, plan has no rows.jsonl: the same command computes the same in a second.
+The formulas are in fusedgpt/estimates/scale.py, their assumptions and errors in results/plan/README.md. Unlike the
+kinds of benchmark, plan has no rows.jsonl: the same command computes the same in a second.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from model import GPTConfig
 
 CHINCHILLA = 20  # tokens per parameter that make the most of a compute budget: arXiv:2203.15556
 MOST = 2**16  # most GPUs that a suggestion names
-# the parts of scale.Memory and of scale.Step, those of Step with words for them
+# the parts of scale.Memory and of scale.Step, with names for a report
 MEMORY = {field.name: field.name for field in dataclasses.fields(scale.Memory)}
 TIME = {"products": "products", "attention": "attention", "traffic": "memory traffic", "optimizer": "optimizer"}
 TIME |= {"rest": "not counted", "exposed": "waiting for communication"}
@@ -37,6 +37,7 @@ OF_A_RUN = [field.name for field in dataclasses.fields(Run)]
 USED = {"init_from", "loss", *dimensions.NAMES, *OF_A_RUN}
 UNUSED = {f.name: "a plan does not depend on it" for f in dataclasses.fields(settings.Settings) if f.name not in USED}
 UNUSED |= dict.fromkeys(("dtype", "compile"), "a plan is for compiled steps in 16 bits")
+UNUSED["mask"] = "a plan counts attention over the whole window"
 
 
 @dataclasses.dataclass
@@ -46,11 +47,11 @@ class Settings:
     gpus: int = 8  # GPUs in all
     # network between nodes: InfiniBand of 400 (ndr) or 200 Gbit/s (hdr) per GPU, or 100 Gbit/s per node (ethernet)
     interconnect: Literal[*NETWORKS] = "ndr"
-    sweep: bool = False  # instead of one run, models of 124M to 70B on 8 to 1024 of this GPU
+    sweep: bool = False  # instead of one run, compute models of 124M to 70B on 8 to 1024 of these GPUs
 
 
 def answer(s, command: str, say: Callable[[str], None]) -> list[pathlib.Path]:
-    """Compute what the run of the settings `s` takes, print it, and write it to `results`/plan; returns the paths.
+    """Compute what the run with settings `s` takes, say it, and write it to `results`/plan; returns the paths.
 
     Raises UserError if `s` does not define the model, if the GPUs cannot share the work as `s` says, or if they have
     too little memory; the message then names the nearest settings that fit.
@@ -66,7 +67,7 @@ def answer(s, command: str, say: Callable[[str], None]) -> list[pathlib.Path]:
 
 
 def config_of(s) -> GPTConfig:
-    """The model that the settings describe. Raises UserError if weights or data would have to define it."""
+    """The model that the settings describe. Raises UserError if they leave it to weights or data."""
     if s.init_from not in ("scratch", "auto"):
         raise UserError(
             f"init_from={s.init_from}: a plan reads no weights; give --init_from=scratch, with their --n_layer,"
@@ -105,10 +106,10 @@ def refuse(config: GPTConfig, run: Run, gpu: str) -> None:
 
 
 def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
-    """The nearest run that fits: with smaller micro-batches, recomputation, fsdp, more GPUs, tried in this order.
+    """The nearest run that fits, or None: smaller micro-batches, recomputation, fsdp, more GPUs, tried in this order.
 
-    A step keeps its number of sequences, or gets one per GPU if it has fewer. A shared model is trained with AdamW:
-    Muon needs whole matrices. room: bytes of a GPU. None if nothing fits.
+    A step keeps its number of sequences, or gets one per GPU if it has fewer. A shared model is trained with AdamW,
+    because Muon needs whole matrices. room: a GPU's memory in bytes.
     """
     sequences = run.batch_size * run.gradient_accumulation_steps
     gpus = [run.gpus, *(run.gpus * 2**n for n in range(1, MOST.bit_length()) if run.gpus * 2**n <= MOST)]
@@ -129,7 +130,7 @@ def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
 
 
 def saving(run: Run) -> list[str]:
-    """Values of recompute that are worth trying: "attention" saves next to nothing if the kernel is fused."""
+    """The values of recompute to try: "attention" saves next to nothing if the kernel is fused."""
     fused = scores_held(run.attention) == "none"
     return [name for name in RECOMPUTE if name != "attention" or not fused]
 

@@ -1,7 +1,7 @@
 """bench.py plan --sweep=True: 8 to 1024 GPUs for four models, and where communication overtakes computation.
 
-A step has the same tokens on any number of GPUs, like a run that gets more of them: each GPU computes less, and sends
-as much as before.
+A step has the same number of tokens on any number of GPUs. With more GPUs, each computes less, but sends as much as
+before.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from fusedgpt.machine.gpus import GPUS
 from model import GPTConfig
 
 GPT2 = GPTConfig(vocab_size=50257, vocab_multiple=64, bias=False)
-# models, and tokens of a step. GPT-3 (arXiv:2005.14165, table 2.1) takes 0.5, 1 and 2M tokens for the first three
-# sizes, Llama 2 (arXiv:2307.09288) 4M. Ours are powers of two, so that any number of GPUs can share them
+# {name: (model, tokens of a step)}. GPT-3 (arXiv:2005.14165, table 2.1) takes 0.5, 1 and 2M tokens for the first three
+# sizes, Llama 2 (arXiv:2307.09288) 4M. Ours are powers of two, so that these numbers of GPUs can share them
 MODELS = {
     "124M": (GPT2, 2**19),
     "XL": (dataclasses.replace(GPT2, n_layer=48, n_head=25, n_embd=1600), 2**20),
@@ -29,12 +29,12 @@ UNUSED = {f.name for kind in (settings.Settings, plan.Settings) for f in datacla
 UNUSED = dict.fromkeys(UNUSED, "--sweep=True has models and runs of its own")
 NUMBERS = [2**n for n in range(3, 11)]
 BATCHES = [2**n for n in range(10)]
-# ways to share the work, with their looks; hybrid: fsdp within groups of whole nodes
+# ways to share the work, and how they are drawn; hybrid: fsdp within groups of whole nodes
 SHARING = {"ddp": ("o", "0.1", "-"), "fsdp": ("s", "0.45", "--"), "hybrid": ("^", "0.65", "-.")}
 
 
 def answer(s, command: str, say: Callable[[str], None]) -> list[pathlib.Path]:
-    """Compute the sweep of the settings `s`, print its crossings, write it to `results`/plan; returns the paths."""
+    """Compute the sweep of the settings `s`, say its crossings, write it to `results`/plan; returns the paths."""
     rows = sweep(s.gpu, s.interconnect)
     said = crossings(rows)
     for line in said:
@@ -43,7 +43,7 @@ def answer(s, command: str, say: Callable[[str], None]) -> list[pathlib.Path]:
 
 
 def sweep(gpu: str, interconnect: str) -> list[dict]:
-    """The fastest row that fits for each model, number of GPUs and way to share the work, or one "does not fit"."""
+    """For each model, number of GPUs and way to share the work: the fastest row that fits, or a row "does not fit"."""
     rows = []
     for (model, (config, tokens)), gpus, sharing in itertools.product(MODELS.items(), NUMBERS, SHARING):
         sequences = tokens // config.block_size
@@ -56,7 +56,7 @@ def sweep(gpu: str, interconnect: str) -> list[dict]:
 def fastest(config: GPTConfig, sequences: int, gpus: int, sharing: str, gpu: str, interconnect: str) -> dict | None:
     """The row of the fastest way to make a step of `sequences`; None if no way fits.
 
-    It tries micro-batches of up to 512, recompute=none and block, and for hybrid, groups of 1, 2, 4 … nodes.
+    It tries micro-batches of up to 512, recompute=none and block, and in hybrid groups of 1, 2, 4 … nodes.
     """
     per_node, parallel = GPUS[gpu].per_node, "ddp" if sharing == "ddp" else "fsdp"
     groups = [per_node * 2**n for n in range(gpus.bit_length()) if per_node * 2**n < gpus]
@@ -71,7 +71,7 @@ def fastest(config: GPTConfig, sequences: int, gpus: int, sharing: str, gpu: str
 
 
 def _slowness(row):
-    """(seconds to four digits, seconds of computation): recomputation while a GPU would wait anyway gains nothing."""
+    """(seconds to four digits, seconds of computation): of two equally fast rows, the one that computes less wins."""
     return float(f"{row['seconds']['total']:.3e}"), row["seconds"]["computation"]
 
 
@@ -81,7 +81,7 @@ def ratio(row: dict) -> float:
 
 
 def crossings(rows: list[dict]) -> list[str]:
-    """For each model and way to share it: the number of GPUs from which it fits, and communication overtakes."""
+    """For each model and way to share it: from how many GPUs on it fits, and communication overtakes computation."""
     cells = []
     for model, sharing in itertools.product(MODELS, SHARING):
         fits = _fitting(rows, model, sharing)

@@ -59,10 +59,9 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
     """What was measured for a row of `plan`: times in ms, peak bytes, the receipt, and errors as shares.
 
-    Times are what a user waits, Python included. 'device_busy_ms' is the GPU's share of one more call (None on a CPU).
-
-    Raises UserError if the attention cannot run here or another kernel ran, ParityError if it differs from float64;
-    out-of-memory errors pass unchanged.
+    Times are what a user waits, Python included. 'device_busy_ms' is the time that the GPU is busy in one more call
+    (None on a CPU). Raises UserError if the attention cannot run here or another kernel ran, ParityError if it differs
+    from float64, and out-of-memory errors.
     """
     attention, T, dtype = spec["attention"], spec["T"], resolve_dtype(s.dtype, device)
     subject = causal_models.load(spec["model"], s.seed, device, dtype)
@@ -81,7 +80,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     passed = verdict(errors, dtype, f"of {attention} attention as the model calls it, 2 heads")
     last, positions = seen[0]
     difference = _difference(last, subject, idx)
-    subject.use(attention)  # again: _difference has switched the model to eager
+    subject.use(attention)  # _difference has switched the model to eager
     memory.reset_peak_memory(device)
     generate, faults = counting_faults(lambda: subject.generate(idx))
     samples_ms = timing.samples(generate, device, s.repeats, s.warmup)
@@ -105,7 +104,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
 
 
 def _last_logits(subject, idx):
-    """Run the timed call once: the last logits (V,), and the number of positions that had logits."""
+    """Run the timed call once; returns the last logits (V,) and the number of positions that had logits."""
     seen = []
     hook = subject.output.register_forward_hook(lambda module, args, y: seen.append((y[0, -1].float(), y.size(1))))
     try:
@@ -116,7 +115,7 @@ def _last_logits(subject, idx):
 
 
 def _difference(got, subject, idx):
-    """Largest difference of the last logits from eager's, as a share of its largest; None if eager has no memory."""
+    """Largest difference from eager's last logits, as a share of the largest; None if eager runs out of memory."""
     try:
         subject.use("eager")
         want, _ = _last_logits(subject, idx)
@@ -128,7 +127,7 @@ def _difference(got, subject, idx):
 
 
 def _contradiction(attention, receipt, case):
-    if attention == "flash_attention_2":  # the kernels of that package are no operators of PyTorch
+    if attention == "flash_attention_2":  # this package's kernels are not PyTorch's operators
         foreign = receipt["forward"] == ["unfused"] and receipt["ops"]
         return None if foreign else f"{attention} was asked for, but the profiler saw {receipt['forward'][0]}"
     return contradiction(causal_models.NAMED.get(attention, attention), receipt, case)
@@ -157,7 +156,7 @@ def _cells(row, eager):
 
 
 def claims(rows: list[dict]) -> list[check.Claim]:
-    """How many times as fast as eager each attention is, and what is refused."""
+    """Each attention's speed over eager; refusals."""
     eager = {(row["model"], row["T"]): row for row in rows if row["attention"] == "eager"}
     found = []
     for row in rows:
@@ -195,7 +194,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     for axes in grid[-1]:
         axes.set_xlabel("tokens of the prompt")
     figure.supylabel("ms to the first token: median, p10 to p90", fontsize="medium")
-    if grid[0, 0].lines:  # none, if every time was disturbed
+    if grid[0, 0].lines:  # there is none if every time was disturbed
         grid[0, 0].legend(frameon=False, labelcolor="linecolor")
     dtypes = ", ".join(dict.fromkeys(row["dtype"] for row in rows))
     subject = f"One prompt (batch 1), random weights in {dtypes}; × is how many times as fast as eager"

@@ -18,23 +18,24 @@ from fusedgpt.machine import memory, timing
 
 
 class ParityError(Exception):
-    """A kernel's result is not attention: it gets no time."""
+    """A kernel or model computes something else than it should, so it gets no time."""
 
 
-def prove_kernel(name: str, case: Case) -> dict:
+def prove_kernel(name: str, case: Case, exact_as: torch.dtype | None = None) -> dict:
     """`prove` for the kernel `name` as scripts run it. Raises UserError if it cannot run `case` here."""
     if reason := choose.refusal(name, case):
         raise UserError(reason)
-    return prove(choose.as_run(name, case), case)
+    return prove(choose.as_run(name, case), case, exact_as)
 
 
-def prove(attend: Attend, case: Case) -> dict:
-    """{'errors': …, 'parity': a sentence} if `attend` passes parity.checks. Raises ParityError if it does not.
+def prove(attend: Attend, case: Case, exact_as: torch.dtype | None = None) -> dict:
+    """{'errors': …, 'parity': a sentence} if `attend` passes parity.checks; otherwise it raises ParityError.
 
-    Both values are from the last check, at the shape of `case`.
+    Both values are from the last check, which has the shape of `case`. exact_as: the dtype whose tolerances count, if
+    not the case's own.
     """
     for where, errors in parity.checks(attend, case):
-        sentence = verdict(errors, case.dtype, where)
+        sentence = verdict(errors, exact_as or case.dtype, where)
     return {"errors": errors, "parity": sentence}
 
 
@@ -62,15 +63,15 @@ def refusals() -> Iterator[None]:
 
 
 def timed(step: Callable[[], object], s: Timed, device: torch.device, trace: pathlib.Path) -> dict:
-    """The kernel that the profiler saw in `step`, and its `cost`. If s.profile is set, the profile goes to `trace`."""
+    """The kernel that the profiler saw in `step`, and its `cost`. If s.profile is set, `trace` gets the profile."""
     return {"kernel": observe(step, trace if s.profile else None)} | cost(step, s, device)
 
 
 def cost(step: Callable[[], object], s: Timed, device: torch.device) -> dict:
     """The peak memory of `step` in bytes, and s.repeats times in ms.
 
-    Times are the device's (timing.device_samples); 'timed' says how they were taken. 'page_faults' counts those of the
-    median call. It is 0 if freed memory is kept; otherwise the times include the allocator's work.
+    Times are the device's (timing.device_samples); 'timed' says how they were taken. 'page_faults' is their number in
+    the median call: 0 if freed memory is kept; otherwise the times include the work of the allocator.
     """
     peak = memory.peak_bytes(step, device)
     counted, faults = counting_faults(step)
@@ -80,9 +81,9 @@ def cost(step: Callable[[], object], s: Timed, device: torch.device) -> dict:
 
 
 def counting_faults(step: Callable[[], object]) -> tuple[Callable[[], None], Callable[[], float]]:
-    """`step`, and a function that returns how many new pages of memory its median call got.
+    """`step`, and a function that returns how many new pages of memory the median call of `step` got.
 
-    It is the median because a process that keeps freed memory still grows now and then, if no free block fits.
+    The median is right because a process that keeps freed memory still grows now and then, if no free block fits.
     """
     seen = [memory.page_faults()]
 

@@ -1,6 +1,6 @@
-"""nanoGPT's recipe for cheap computers, run by two train.py's as they are: ours, and that of a clone of nanoGPT.
+"""nanoGPT's recipe for cheap computers, run by two programs: our train.py, and the unchanged one of a nanoGPT clone.
 
-The recipe is in nanoGPT's README: a small GPT on characters, on a CPU. Both read the same bins with the same flags.
+The recipe is in nanoGPT's README: a small GPT on characters, on a CPU. Both programs get the same bins and flags.
 """
 
 import pathlib
@@ -44,7 +44,7 @@ def run(peer: str, s, folder: pathlib.Path) -> dict:
 
 
 def _data(name):
-    """The data folder and its meta. Raises UserError if nanoGPT could not read the bins."""
+    """The data folder and its meta. Raises UserError if nanoGPT cannot read the bins."""
     folder = dataset.find_folder(ROOT, name).resolve()
     meta = dataset.read_meta(folder)
     if meta.get("dtype", "uint16") != "uint16":
@@ -55,10 +55,10 @@ def _data(name):
 
 
 def _ours(flags, out_dir):
-    # nanoGPT's model has the exact GELU, which costs more or less than the tanh form, depending on the processor
+    # nanoGPT's model has the exact GELU; whether this costs more than the tanh form depends on the processor
     record, metrics = child.run(flags | {"profile": False, "activation": "gelu"}, out_dir)
     steps = [m for m in metrics if m["kind"] == "train"]
-    # nanoGPT's evaluations only: ours adds one at the end
+    # only those evaluations that nanoGPT makes too: ours adds one at the end
     losses = [m["val_loss"] for m in metrics if m["kind"] == "eval" and m["iter"] % flags["eval_interval"] == 0]
     ran = {name: record[name] for name in ("attention", "dtype", "compile", "device")}
     ran |= {"rows_of_embedding": record["padded_vocab_size"], "parameters": record["parameters"]}
@@ -85,7 +85,7 @@ def _theirs(flags, meta, clone):
             pickle.dump({"vocab_size": meta["vocab_size"]}, file)
         given = flags | {"dataset": data, "out_dir": folder}  # nanoGPT looks for a relative path in its data/
         command = [sys.executable, "-B", "train.py", *(f"--{name}={value}" for name, value in given.items())]
-        # nanoGPT reads configurator.py from the current folder; it writes to out_dir only
+        # cwd, because nanoGPT reads configurator.py from the current folder; it writes to out_dir only
         done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=False)
     if done.returncode:
         raise child.error_of(done, "nanoGPT's train.py")

@@ -1,4 +1,4 @@
-"""report.md and the figures of a benchmark, drawn from its rows alone, and what the reports of all kinds share."""
+"""report.md and the figures of a benchmark, drawn from its rows alone, and the parts that all reports share."""
 
 import dataclasses
 import pathlib
@@ -14,7 +14,7 @@ GIB = 2**30
 
 
 def read(folder: pathlib.Path) -> tuple[dict, list[dict]]:
-    """The header and all other lines of the rows.jsonl in `folder`. Raises UserError if it is missing or damaged."""
+    """(header, all other lines) of rows.jsonl in `folder`. Raises UserError if the file is missing or damaged."""
     path = folder / "rows.jsonl"
     lines = rows.read(path) if path.exists() else []
     if not lines:
@@ -27,7 +27,7 @@ def read(folder: pathlib.Path) -> tuple[dict, list[dict]]:
 
 
 def rows_in(lines: list[dict]) -> list[dict]:
-    """The rows among the lines of rows.jsonl; of a row measured more than once, the latest."""
+    """The rows among the lines of rows.jsonl; if a row was measured more than once, the latest."""
     return [line for line in rows.latest(lines) if line["kind"] == "row"]
 
 
@@ -46,7 +46,7 @@ def write(folder: pathlib.Path, kind: types.ModuleType) -> list[pathlib.Path]:
         text += [*_disturbances(found), *_failures(found)]
     except (AttributeError, KeyError, TypeError) as error:
         raise UserError(
-            f"no report can be drawn from {folder / 'rows.jsonl'}, which is damaged, or of another version:"
+            f"no report can be drawn from {folder / 'rows.jsonl'}, which is damaged or of another version:"
             f" {type(error).__name__}: {error}. Take a whole copy, or measure again"
         ) from error
     with atomic(folder / "report.md", "w") as file:
@@ -55,7 +55,7 @@ def write(folder: pathlib.Path, kind: types.ModuleType) -> list[pathlib.Path]:
 
 
 def _environment(header, lines):
-    """{name: text} of what the rows were measured on. Rows may come from several calls on different machines."""
+    """{name: text} of the environment of the rows, which may come from several calls on different machines."""
     last = header["environment"]
     machines = [*(line["machine"] for line in lines if "machine" in line), last]
     environment = {}
@@ -66,9 +66,9 @@ def _environment(header, lines):
 
 
 def machine(header: dict, lines: list[dict], kind: types.ModuleType) -> str:
-    """The machine, the versions, the commit and the day of a benchmark of this `kind`, in a line.
+    """A line with the machine, the versions, the commit and the day of a benchmark of this `kind`.
 
-    It also says if a CPU returned freed memory to the system: its figures look like those with memory kept.
+    It also says if a CPU returned freed memory to the system, because the figures do not show it.
     """
     found = _environment(header, lines)
     on_cpu = "threads" in found and "cuda" not in found
@@ -82,7 +82,7 @@ def machine(header: dict, lines: list[dict], kind: types.ModuleType) -> str:
     return ", ".join([*said, *(f"{name} {found[name]}" for name in versions), found.get("date", "no date recorded")])
 
 
-_OF_A_CALL = ("kind", "machine", "commit", "call", "command")  # in a line "before", what is not the machine's state
+_OF_A_CALL = ("kind", "machine", "commit", "call", "command")  # fields of a line "before" beside the machine's state
 
 
 def _heading(header, lines, kind):
@@ -93,11 +93,11 @@ def _heading(header, lines, kind):
             state = {name: value for name, value in states[-1].items() if name not in _OF_A_CALL}
             state = {name: f"{value:.2f}" if isinstance(value, float) else value for name, value in state.items()}
             environment[f"{when} the rows"] = ", ".join(f"{name} {value}" for name, value in state.items())
-    # of all calls that measured rows; earlier versions kept only the last
+    # the commands of all calls that measured rows; files of earlier versions have only the last one
     commands = dict.fromkeys([*(line["command"] for line in lines if "command" in line), header["command"]])
     own = {field.name for field in dataclasses.fields(kind.Settings)}
     used = [name for name in header["set"] if name in own or (kind.TRAINS and name not in kind.UNUSED)]
-    settings = ", ".join(f"{name} {s[name]}" for name in used)  # headers of earlier versions have all kinds' settings
+    settings = ", ".join(f"{name} {s[name]}" for name in used)  # headers of earlier versions have settings of all kinds
     return [
         f"# {header['benchmark'].replace('_', ' ')}",
         "",
@@ -111,7 +111,7 @@ def _heading(header, lines, kind):
 
 
 def _disturbances(found):
-    """The disturbed rows with their reasons, and what follows from them."""
+    """The disturbed rows and the dropped measurements, with reasons."""
     text, again = [], []
     for row in found:
         if row.get("disturbed"):
@@ -132,7 +132,7 @@ def _failures(found):
     for row in found:
         if row["status"] != "measured":
             named = rows.name_of(row)
-            if row["status"] == "refused" or "T" not in row:  # a refusal is one of a kernel, at any length
+            if row["status"] == "refused" or "T" not in row:  # a refusal holds for a kernel at any length
                 named = next((row[key] for key in ("rung", "peer", "path", "pair", "attention") if key in row), named)
             reasons.setdefault((row["status"], row["reason"]), {})[named] = None
     return [f"- {'; '.join(names)}: {status}: {reason}" for (status, reason), names in reasons.items()]
@@ -155,8 +155,14 @@ def compiled(row: dict) -> str:
     return "compiled" if row["ran"]["compile"] else "eager"
 
 
+def precision(row: dict) -> str:
+    """The dtype in which a run multiplied, or TF32 if it rounded float32 to that."""
+    ran = row["ran"]
+    return "TF32" if ran.get("tf32") and ran["dtype"] == "float32" else ran["dtype"]  # earlier rows lack tf32
+
+
 def mark(row: dict) -> str:
-    """The mark behind the time of a row; empty if the row was not disturbed."""
+    """The mark after the time of a disturbed row; empty for other rows."""
     return ", *disturbed*" if row.get("disturbed") else ""
 
 
@@ -167,7 +173,7 @@ def kernel(row: dict, backward: bool = True) -> str:
 
 
 def how_timed(rows: list[dict]) -> list[str]:
-    """A sentence for each way in which attention alone was timed in `rows`; rows of earlier versions do not say it."""
+    """A sentence for each way in which attention alone was timed in `rows`, unless they are of earlier versions."""
     ways = {}
     for row in rows:
         if "timed" in row:
@@ -187,16 +193,15 @@ def page_faults(rows: Iterable[dict]) -> list[str]:
 
 
 def best_peaks(rows: Iterable[dict]) -> dict[str, float]:
-    """{dtype: peak FLOP/s}: the most that any of `rows` found, because a disturbed measurement finds less."""
+    """{precision: peak FLOP/s}: the largest in any of `rows`, because a disturbed measurement finds less."""
     best = {}
     for row in rows:
-        dtype = row["ran"]["dtype"]
-        best[dtype] = max(best.get(dtype, 0), row["peak_flops"])
+        best[precision(row)] = max(best.get(precision(row), 0), row["peak_flops"])
     return best
 
 
 def mfu_convention(rows: Iterable[dict]) -> str:
-    """How MFU is counted in `rows`, in a sentence."""
+    """A sentence that says how MFU is counted in `rows`."""
     rows = list(rows)
-    peaks = ", ".join(f"{peak / 1e12:.4g} TFLOP/s in {dtype}" for dtype, peak in best_peaks(rows).items())
+    peaks = ", ".join(f"{peak / 1e12:.4g} TFLOP/s in {name}" for name, peak in best_peaks(rows).items())
     return f"MFU counts 6 N + 12 L C T per token, against {peaks} ({rows[0]['peak_source']})."

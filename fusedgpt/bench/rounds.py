@@ -2,7 +2,7 @@
 
 A round counts for all contenders or for none. If only the disturbed rows were left out, the contender with the calmest
 remaining rounds would be favoured. Ratios are taken within rounds (disturbance.speedup), because a machine that slows
-down between two rounds does so for all contenders of the second.
+down between two rounds does so for all contenders in the second one.
 """
 
 import math
@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from fusedgpt.bench.disturbance import comparable
 from fusedgpt.machine.timing import summary
 
-RATES = ("tokens_per_s", "mfu")  # fields of a row that scale with its median
-LARGEST = ("final_loss", "last_loss", "val_loss", "peak_memory")  # fields of which the largest counts
+RATES = ("tokens_per_s", "mfu")  # fields that are inverse to a row's median
+LARGEST = ("final_loss", "last_loss", "val_loss", "peak_memory")  # fields whose largest value over the rounds counts
 
 
 def whole(rows: Iterable[dict], by: str) -> set[int]:
-    """The rounds with an undisturbed row of every contender that was measured in any round. by: their field in a row.
+    """The rounds with an undisturbed row of every contender that was measured in any round.
 
-    Rows of a benchmark without rounds count as round 1.
+    by: the field of a row that names its contender. Rows of a benchmark without rounds count as round 1.
     """
     measured = [row for row in rows if row["status"] == "measured"]
     everybody = {row[by] for row in measured}
@@ -37,8 +37,8 @@ def pooled(rows: Iterable[dict], by: str) -> dict[str, dict]:
     """{contender: one row for all its rounds}, in the order of first appearance, with the samples of whole rounds.
 
     "rounds" has the median of each whole round, "dropped" that of each other round. Errors and losses are the largest
-    of the whole rounds, so that a round that differs shows. If no round is whole, the row has all samples, and is
-    disturbed. A contender that failed parity in one round has no time.
+    of the whole rounds, so that a round that differs can be seen. If no round is whole, the row has all samples and is
+    marked as disturbed. A contender that failed parity in one round has no time.
     """
     rows, groups = list(rows), {}
     for row in rows:
@@ -81,9 +81,9 @@ def medians(row: dict) -> str:
 
 
 def calls(rows: Iterable[dict]) -> list[str]:
-    """A sentence for each round that was measured in more than one call of bench.py, so not in turn throughout.
+    """A sentence for each round that was not measured in turn throughout, but in more than one call of bench.py.
 
-    Rows of earlier versions do not say which call measured them.
+    Rows of earlier versions do not name their call.
     """
     found = {}
     for row in rows:

@@ -5,11 +5,11 @@ A row of rows.jsonl holds what identifies it (its spec), a status and, if the st
     {"rung": "flash", …, "status": "measured", "median_ms": 113.0, …}
     {"rung": "efficient", …, "status": "refused", "reason": "PyTorch has this kernel on GPUs only"}
 
-A measured row is also marked "disturbed" if something else on the machine disturbed it (disturbance.py); "tries" are
-measurements of it that were dropped for that reason. The first line is the header: the settings and the machine. A
-row's "call" is the number of the call of bench.py that measured it. Each such call has a line "before", with its
-command and the state of the machine (clocks, temperature), and a line "after". Rows may come from several machines of
-one kind: "machine" in "before" is the call's own. Lines "trial" are steps of a row that takes many (max_batch.py).
+A measured row is also marked "disturbed" if something else on the machine disturbed it (disturbance.py); its "tries"
+are measurements that were dropped for that reason. The first line is the header: the settings and the machine. A row's
+"call" is the number of the call of bench.py that measured it. Each such call has a line "before", with its command and
+the state of the machine (clocks, temperature), and a line "after". Rows may come from several machines of one kind:
+"machine" in "before" is the machine of this call. A line "trial" is a part of a row that takes long (max_batch.py).
 """
 
 import contextlib
@@ -29,15 +29,15 @@ from fusedgpt.machine.files import atomic, read_jsonl
 
 FINAL = ("measured", "refused", "parity failed", "out of memory")  # "failed" is not final: such a row is tried again
 AGAIN = 2  # times that a disturbed row is measured again
-PAUSE = 1.0  # seconds before each of these
-# the parts of the environment that a figure depends on; on a CPU also the threads
+PAUSE = 1.0  # seconds before it is measured again
+# the parts of the environment that measurements depend on; on a CPU also the threads
 COMPARED = ("device", "torch", "cuda", "cudnn", "transformers")
 AROUND = {"before_ms", "after_ms", "best_ms", "preempted", "cpu_s"}  # keys of a row's "reference" (disturbance.py)
-BEGAN = time.monotonic()  # bench.py has just started
+BEGAN = time.monotonic()  # about when bench.py started
 
 
 class OutOfTime(Exception):
-    """The time budget is over in the middle of a row; the row is left for the next call."""
+    """The time budget is over in the middle of a row, which is left for the next call."""
 
 
 def time_is_up(max_seconds: float | None) -> bool:
@@ -58,7 +58,7 @@ def attempt(measure: Callable[[dict], dict], spec: dict, reference: Callable[[],
         return {**spec, "status": "refused", "reason": str(error)}
     except ParityError as error:
         return {**spec, "status": "parity failed", "reason": str(error)}
-    except Exception as error:  # whatever it is, the row says so, and the next row runs
+    except Exception as error:  # whatever it is, the next row must run
         status = "out of memory" if out_of_memory(error) else "failed"
         return {**spec, "status": status, "reason": f"{type(error).__name__}: {first_line(error)}"}
 
@@ -80,9 +80,9 @@ def run(
 
     Rows in `path` count if its header has the same settings and kind of machine (COMPARED); otherwise the file is moved
     aside. A disturbed row is measured again with all rows of its group: those with the same values of the keys `group`.
-    With `profile`, measured rows without a trace are measured again too. reference() times the fixed computation that
-    shows disturbances, state() reads the machine's state. still_ours() is called before each write; it raises UserError
-    if the folder is no longer this call's. No row is begun after `max_seconds` (time_is_up). Raises UserError if
+    With `profile`, measured rows without a trace are measured again too. reference() times the fixed product that shows
+    disturbances, state() reads the machine's state. still_ours() is called before each write; it raises UserError if
+    the folder no longer belongs to this call. No row begins after `max_seconds` (time_is_up). Raises UserError if
     `path` is damaged.
     """
     earlier = disturbance.judged(latest(_rows_that_count(path, header, say)), group)
@@ -90,18 +90,19 @@ def run(
     done = [n for n in earlier if not n.get("disturbed") and disturbance.group_of(n, group) not in spoilt]
     if profile:
         untraced = [spec for spec in plan if not trace_path(path.parent, spec).exists()]
-        done = [line for line in done if "kernel" not in line or not _is_of(line, untraced)]  # others have no profile
-    # measured again, a row without a time would only end the same way, whatever was disturbed
+        # rows without "kernel" never have a trace
+        done = [line for line in done if "kernel" not in line or not _is_of(line, untraced)]
+    # a row that was not measured would end the same way again, even if its group was disturbed
     done += [line for line in earlier if _is_final(line) and line["status"] != "measured" and line not in done]
     todo = _missing(plan, done)
-    seen = [line for line in earlier if not _is_of(line, todo)]  # they tell how fast the reference can be
+    seen = [line for line in earlier if not _is_of(line, todo)]  # these tell how fast the reference can be
     if len(todo) < len(plan):
         say(f"{len(plan) - len(todo)} of {len(plan)} rows are there already")
     call = 1 + sum(line["kind"] == "before" for line in earlier)
-    if todo:  # otherwise the header keeps the date of a measurement
+    if todo:  # without a new measurement the header keeps its date
         before = {"kind": "before", "call": call, "command": header["command"], **state()}
         _write(path, [{"kind": "header", **header}, *earlier, before])
-    seconds = {}  # by part: rows of one part may take many times as long as those of another
+    seconds = {}  # {part: of each row}, because rows of one part may take many times as long as those of another
     with open(path, "a", buffering=1) as file, contextlib.suppress(OutOfTime):
         for n, spec in enumerate(todo, start=1):
             if time_is_up(max_seconds):
@@ -114,17 +115,18 @@ def run(
             left = _seconds_left(seconds, todo[n:])
             say(f"[{n}/{len(todo)}] {name_of(spec)}: {_outcome(row)}; about {_duration(left)} left")
     still_ours()
-    lines = disturbance.judged(latest(read(path)), group)  # judged again, because only now is the best reference known
+    lines = disturbance.judged(latest(read(path)), group)  # again: only now is the best reference known
     _write(path, [*lines, *([{"kind": "after", **state()}] if todo else [])])
     disturbed, missing = sum(1 for line in lines if line.get("disturbed")), len(_missing(todo, lines))
     if disturbed:
         say(f"disturbed rows: {disturbed}. The same command measures them again")
     if missing:
-        say(f"max_seconds={max_seconds:g} is over: {missing} of {len(plan)} rows are missing. The same command goes on")
+        remedy = ". The same command continues" * bool(seconds)  # it would end the same way if no row was measured
+        say(f"max_seconds={max_seconds:g} is over: {missing} of {len(plan)} rows are missing{remedy}")
 
 
 def left(plan: list[dict], path: pathlib.Path, header: dict) -> tuple[int, int]:
-    """(rows of `plan` that are missing in `path`, rows that are there but disturbed), as counts."""
+    """The numbers of rows of `plan` that are missing in `path`, and that are there but disturbed."""
     lines = read(path) if path.exists() else []
     there = list(filter(_is_final, latest(lines))) if lines and _same(lines[0], header) else []
     return len(_missing(plan, there)), sum(1 for line in there if line.get("disturbed") and _is_of(line, plan))
@@ -146,7 +148,7 @@ def _measured_in_peace(measure, spec, reference, seen, group, say, max_seconds):
 
 
 def read(path: pathlib.Path) -> list[dict]:
-    """The lines of the rows.jsonl at `path`: header, rows and lines of other kinds; none if the file is empty.
+    """The lines of the rows.jsonl at `path`: the header, rows and lines of other kinds; [] if the file is empty.
 
     A last line that a kill cut short is left out. Raises UserError if any other line is damaged.
     """
@@ -161,12 +163,12 @@ def read(path: pathlib.Path) -> list[dict]:
     for line in lines[1:]:
         if not _is_sound(line):
             remedy = "Take a whole copy, or delete the line: the same command measures its row again"
-            raise UserError(f"{path} is damaged: {shown(line)} is neither a row nor what stands beside rows. {remedy}")
+            raise UserError(f"{path} is damaged: bench.py writes no line like {shown(line)}. {remedy}")
     return lines
 
 
 def _is_sound(line):
-    """Whether a line is of another kind than "row", or a row with the fields that every row is read for."""
+    """Whether a line is a row with the fields that readers need, or of another kind."""
     if not isinstance(line.get("machine", {}), dict):
         return False
     if line.get("kind") != "row":
@@ -185,7 +187,7 @@ def _is_sound(line):
 
 
 def latest(lines: list[dict]) -> list[dict]:
-    """`lines` of rows.jsonl without rows that a later line has again."""
+    """`lines` of rows.jsonl without the rows that a later line replaces."""
     found = {}
     for n, line in enumerate(lines):
         key = key_of(line) if line["kind"] == "row" else n
@@ -195,18 +197,18 @@ def latest(lines: list[dict]) -> list[dict]:
 
 
 def spec_of(row: dict) -> dict:
-    """What identifies a row: all fields before its status."""
+    """The fields that identify a row: all before its status."""
     before = itertools.takewhile(lambda item: item[0] != "status", row.items())
     return {key: value for key, value in before if key != "kind"}
 
 
 def name_of(row: dict) -> str:
-    """What identifies a row, in words."""
+    """The values that identify a row, as text."""
     return ", ".join(map(str, spec_of(row).values()))
 
 
 def key_of(row: dict) -> tuple:
-    """What identifies a row, as a key for look-up."""
+    """The fields that identify a row, as a key of a dictionary."""
     return tuple(spec_of(row).items())
 
 
@@ -216,7 +218,7 @@ def _write(path, lines):
 
 
 def _rows_that_count(path, header, say):
-    """The lines of an earlier run that still count: all except its header and failed rows."""
+    """The lines of earlier calls that still count: all except the header and failed rows."""
     if not path.exists():
         return []
     old = read(path)
@@ -230,12 +232,12 @@ def _rows_that_count(path, header, say):
 
 
 def _is_final(line):
-    """Whether a line of rows.jsonl is a row that need not be tried again."""
+    """Whether a line is a row that need not be tried again."""
     return line["kind"] == "row" and line["status"] in FINAL
 
 
 def _is_of(line, specs):
-    """Whether a line of rows.jsonl is the row of one of `specs`."""
+    """Whether a line is the row of one of `specs`."""
     return line["kind"] == "row" and any(spec.items() <= line.items() for spec in specs)
 
 
@@ -245,14 +247,14 @@ def _missing(specs, lines):
 
 
 def _same(one, other):
-    """Whether two headers have the same settings and agree in the parts of the environment that a figure depends on."""
+    """Whether two headers have the same settings and the same values of COMPARED (on a CPU also of threads)."""
     then, now = one.get("environment", {}), other["environment"]
     compared = COMPARED if "cuda" in now else (*COMPARED, "threads")
     return one.get("settings") == other["settings"] and all(then.get(name) == now.get(name) for name in compared)
 
 
 def trace_path(folder: pathlib.Path, spec: dict) -> pathlib.Path:
-    """Where the profile of the row `spec` goes."""
+    """The file for the profile of the row `spec`."""
     return folder / "traces" / f"{slug(name_of(spec))}.json"
 
 

@@ -1,7 +1,7 @@
 """Attention alone over a range of lengths, and training end to end: from which length on one kernel overtakes another.
 
-As in AMD's article "Accelerating Large Language Models with Flash Attention on AMD GPUs": causal attention, batch 1,
-256 to 4096 tokens by 64, hand-written against fused. Kernels take turns at each length, so that drift of the machine
+AMD's article "Accelerating Large Language Models with Flash Attention on AMD GPUs" has causal attention, batch 1, 256
+to 4096 tokens by 64, hand-written against fused. Here kernels take turns at each length, so that drift of the machine
 affects them all. Lengths go from coarse to fine, so that a sweep that ends early has a figure of all kernels.
 """
 
@@ -35,7 +35,7 @@ UNUSED = {
     **child.UNUSED,
     "attention": options.EACH_ROW_NAMES_IT,
     "block_size": "each row of the sweep sets it",
-    "eval_iters": "a row only makes --steps steps",
+    "eval_iters": "a row makes --steps steps and no evaluation",
 }
 GROUP = ("part", "heads", "pass", "T")
 
@@ -44,7 +44,7 @@ GROUP = ("part", "heads", "pass", "T")
 class Settings(options.Trained, options.Timed):
     heads: str = "32x128,12x64"  # heads x head size of attention alone, comma-separated
     lengths: str = "256-4096-64,8192,16384"  # numbers of tokens, as first-last-step or one by one
-    # dtype of attention alone; the rows that train take auto
+    # dtype of attention alone; training has the dtype that auto means
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
 
@@ -59,8 +59,8 @@ def defaults(gpu: bool) -> dict:
 def plan(s: Settings, device: torch.device) -> list[dict]:
     """Attention alone at powers of two, then training there, then attention alone at the other lengths.
 
-    At one length, all heads x head sizes, directions and kernels are measured before the next length. Raises UserError
-    if --heads or --lengths cannot be read. A kernel of the user's own stands beside ours.
+    All shapes, directions and kernels, also the user's own, are measured at one length before the next. Raises
+    UserError if --heads or --lengths cannot be read.
     """
     own = options.own_kernel(s.attention)
     lengths = coarse_to_fine(options.lengths(s.lengths))
@@ -81,7 +81,7 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
 def coarse_to_fine(lengths: list[int]) -> list[int]:
     """`lengths` without repetitions: FIRST, then other powers of two, then the rest, so that the gaps close evenly.
 
-    After FIRST, each next length is the one farthest, as a ratio, from all lengths before it.
+    After FIRST, the next length is the one whose ratio to the nearest earlier length is largest.
     """
     order = [T for T in FIRST if T in lengths]
     left = sorted(set(lengths) - set(order))
@@ -97,7 +97,7 @@ def _power_of_two(T):
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
-    """A row: first parity with float64, then times; for attention alone also TFLOP/s, and memory beyond the inputs."""
+    """A row: parity with float64, then times; for attention alone also TFLOP/s and memory beyond the inputs."""
     if spec["attention"] == "flex":
         torch.compiler.reset()  # PyTorch counts recompilations over a whole process, and stops at the eighth
     if spec["part"] == "training":
@@ -116,8 +116,8 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     return row | {"dtype": dtype_name(dtype), "tflops": tflops(case, row["median_ms"])}
 
 
-_inputs = functools.lru_cache(maxsize=1)(Case.inputs)  # kernels share them, because drawing them takes longer
-_refusal = functools.lru_cache(choose.refusal)  # at one length; a kernel that refuses another length raises there
+_inputs = functools.lru_cache(maxsize=1)(Case.inputs)  # kernels share them, because drawing them is slow
+_refusal = functools.lru_cache(choose.refusal)  # asked for one length; a kernel that refuses another one raises later
 
 
 def _training(spec, s, device, folder):
@@ -129,11 +129,11 @@ def _training(spec, s, device, folder):
 
 
 def crossovers(rows: list[dict]) -> dict[tuple[str, str], tuple[float, float]]:
-    """{(slower, faster): (perhaps, surely)}: the length from which on one kernel is faster, in rows of one part.
+    """{(slower, faster): (perhaps, surely)}: the lengths from which on one kernel is faster, in rows of one part.
 
-    From `surely` on, at every measured length, the faster one has a p90 below the p10 of the slower. From `perhaps` on,
-    the p90 of the slower is not below the p10 of the faster. 0 means every length, infinite means none. Disturbed rows
-    do not count.
+    At every length from `surely` on, the p90 of the faster kernel is below the p10 of the slower one. From `perhaps`
+    on, the p90 of the slower is not below the p10 of the faster. 0 means at every length, infinity at none. Disturbed
+    rows do not count.
     """
     by_kernel, found = {}, {}
     for row in rows:
@@ -149,7 +149,7 @@ def crossovers(rows: list[dict]) -> dict[tuple[str, str], tuple[float, float]]:
 
 
 def _from_on(ahead):
-    """The first length from which on `ahead`, {length: bool}, is true; 0 if always, infinite if not at the last."""
+    """The first length from which on `ahead`, {length: bool}, is true; 0 if always, infinity if not at the last."""
     behind = [length for length in ahead if not ahead[length]]
     return min((length for length in ahead if length > max(behind)), default=math.inf) if behind else 0
 
@@ -179,7 +179,7 @@ def table(rows: list[dict]) -> list[str]:
 
 
 def _groups(rows):
-    """{(part, heads, pass): its rows}; training has neither heads nor pass."""
+    """{(part, heads, pass): its rows}; for training, heads and pass are None."""
     found = {}
     for row in rows:
         found.setdefault((row["part"], row.get("heads"), row.get("pass")), []).append(row)
@@ -187,7 +187,7 @@ def _groups(rows):
 
 
 def _manual(rows):
-    """The rows of manual by length."""
+    """{length: manual's row}."""
     return {row["T"]: row for row in rows if row["attention"] == "manual"}
 
 
@@ -219,7 +219,7 @@ def _where(length):
 
 
 def claims(rows: list[dict]) -> list[check.Claim]:
-    """Speedups over manual, lengths at which a kernel overtakes manual or is overtaken, losses and refusals."""
+    """Speedups over manual, lengths from which on a kernel is faster or slower than manual, losses and refusals."""
     found = []
     for where, group in _groups(rows).items():
         where, manual = ", ".join(filter(None, where)), _manual(group)
@@ -237,7 +237,7 @@ def claims(rows: list[dict]) -> list[check.Claim]:
 
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
-    """speedup.png and memory.png against manual, with a panel for each shape and direction; training.png in tokens/s.
+    """speedup.png and memory.png, with a panel for each shape and direction; training.png in tokens/s.
 
     Disturbed times are left out.
     """
@@ -296,7 +296,7 @@ def _panels(rows, label, value):
     for axes in grid[-1]:
         axes.set_xlabel("tokens")
     figure.supylabel(label, fontsize="medium")
-    if names:  # none, if every time was disturbed
+    if names:  # there is none if every time was disturbed
         figure.legend(names.values(), names.keys(), loc="outside lower center", ncols=len(names), frameon=False)
     return figure
 

@@ -1,4 +1,4 @@
-"""One visit to a contender, in a process of its own: proof that it computes the same as ours, then its samples.
+"""One visit to a contender, in a process of its own: a proof that it computes the same as ours, then its samples.
 
 Contenders are visited in turn (A B C, A B C), so that a machine that slows down does so for all of them.
 """
@@ -24,8 +24,8 @@ from fusedgpt.machine.device import autocast, dtype_name, resolve_compile, resol
 from fusedgpt.machine.environment import commit
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# how much a loss may differ, as a share, from ours in float32. For GPT-2 124M the difference is 2e-7 in float32, 1e-4
-# in bfloat16, and 6e-3 without a causal mask
+# the share by which a loss may differ from ours in float32. For GPT-2 124M the difference is 2e-7 in float32, 1e-4 in
+# bfloat16, and 6e-3 without a causal mask
 ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 3e-3}
 SAME_IDS = 4  # first ids that must equal ours if both run in float32; later ids may differ by rounding
 
@@ -33,12 +33,12 @@ SAME_IDS = 4  # first ids that must equal ours if both run in float32; later ids
 def run(part: str, peer: str, s: Any, device: torch.device) -> dict:
     """What a visit to `peer` measured. s: the settings of peers.py.
 
-    Raises ParityError if it does not compute the same as ours, UserError if it cannot run here, MemoryError if memory
-    runs out, RuntimeError for any other end.
+    Raises ParityError if `peer` does not compute the same as ours, UserError if it cannot run here, MemoryError if
+    memory runs out, RuntimeError if it ends otherwise.
     """
     asked = dataclasses.asdict(s) | {"device": str(device), "attention": located(s.attention)}
     asked["nanogpt"] = str(pathlib.Path(s.nanogpt).resolve())
-    # -B: nothing is written into nanoGPT's folder
+    # -B: write no bytecode into nanoGPT's folder
     command = [sys.executable, "-B", "-m", __spec__.name, json.dumps([part, peer, asked])]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -50,10 +50,10 @@ def run(part: str, peer: str, s: Any, device: torch.device) -> dict:
 
 
 def visit(part: str, peer: str, asked: dict) -> dict:
-    """The part of `run` that runs in the child process."""
+    """The part of `run` in the child process. asked: the settings."""
     s, device = contenders.settings(part, peer, asked), resolve_device(asked["device"])
     if device.type == "cpu":
-        memory.keep_freed_memory(keep=True)  # for every contender, though only train.py does so by itself
+        memory.keep_freed_memory(keep=True)  # for all contenders alike: only train.py does so by itself
     state = contenders.initial_weights(s)
     contender = contenders.build(peer, state, s)
     contender.model.to(device)
@@ -73,7 +73,7 @@ def visit(part: str, peer: str, asked: dict) -> dict:
         found = _train(contender, x, y, loss, attention, s, device)
     else:
         found = _generate(contender, idx, ids, s, device)
-    model = contender.model  # from here on: to generate, ours is another than it was
+    model = contender.model  # read only now, because prepare() replaces ours to generate
     found["errors"]["float32"] = error
     found["ran"] |= {
         "attention": attention,
@@ -89,7 +89,7 @@ def visit(part: str, peer: str, asked: dict) -> dict:
 
 
 def _train(contender, x, y, want, attention, s, device):
-    """Steps of AdamW on one batch of random ids, the same for every contender. want: our first loss."""
+    """Time steps of AdamW on one batch of random ids, the same for all contenders. want: our first loss."""
     dtype = resolve_dtype(s.dtype, device)
     if dtype not in ALLOWED:
         raise UserError(f"dtype={dtype_name(dtype)!r} would need a scaler of gradients: take bfloat16 or float32")
@@ -141,7 +141,7 @@ def _multiplies_tf32(s, device):
 
 
 def _same(got, want, allowed, where):
-    """How much a loss differs from ours, as a share. Raises ParityError if it is more than `allowed`."""
+    """The share by which a loss differs from ours. Raises ParityError if it is more than `allowed`."""
     error = abs(got / want - 1)
     if not error <= allowed:  # `not <=` catches NaN too
         raise ParityError(
@@ -152,18 +152,18 @@ def _same(got, want, allowed, where):
 
 
 def _generate(contender, idx, want, s, device):
-    """The likeliest ids after a random prompt, one sample. want: ours in float32."""
+    """Time greedy generation after a random prompt. want: our ids in float32."""
     contender.model.eval()
-    got = contender.generate(idx, s.new_tokens)  # warms up, too
+    got = contender.generate(idx, s.new_tokens)  # also warms up
     if got.shape != want.shape:
-        raise ParityError(f"it made {got.size(1) - s.prompt_tokens} new tokens, and {s.new_tokens} were asked for")
+        raise ParityError(f"it made {got.size(1) - s.prompt_tokens} new tokens, not {s.new_tokens}")
     memory.reset_peak_memory(device)
     first = timing.samples(lambda: contender.generate(idx, 1), device, s.repeats, warmup=1)
     ms = timing.samples(lambda: contender.generate(idx, s.new_tokens), device, s.repeats, warmup=0)
     equal = (got == want)[0, s.prompt_tokens :].long().cumprod(dim=0).sum().item()
     exact = contender.dtypes == (torch.float32,) * 2 and not _multiplies_tf32(s, device)
-    if exact and equal < min(SAME_IDS, s.new_tokens):  # the proof before this was of a prompt, without a cache
-        raise ParityError(f"in float32 it generates {equal} ids that are ours, and then others")
+    if exact and equal < min(SAME_IDS, s.new_tokens):  # the loss was compared without a cache
+        raise ParityError(f"in float32 only its first {equal} ids equal ours, not {min(SAME_IDS, s.new_tokens)}")
     prefill, decode = map(dtype_name, contender.dtypes)
     return {
         "samples_ms": ms,

@@ -1,4 +1,4 @@
-"""Texts as documents: local files, which need not fit into memory, and data sets of the Hub."""
+"""Read text as documents, from local files, which need not fit into memory, or from data sets of the Hub."""
 
 import codecs
 import contextlib
@@ -18,18 +18,18 @@ from fusedgpt.errors import UserError, first_line, out_of_memory, shown
 
 KINDS = (".txt", ".md", ".csv", ".json", ".jsonl", ".parquet")
 PACKED = (".gz", ".zst")
-CHUNK = 2**20  # bytes of a file that are read at a time
-# most characters of a JSON value or a CSV row, so that a broken one does not pull the whole file into memory, where a
-# character takes up to 4 bytes and {} takes 72
+CHUNK = 2**20  # bytes of a file to read at a time
+# Most characters of a JSON value or a CSV row, so that a broken one does not pull the whole file into memory. There a
+# character takes up to 4 bytes, and {} takes 72.
 LONGEST_VALUE = 2**26
 COLUMNS_SHOWN = 20
-# Parquet rows to read at once: the file may store a text once for thousands of rows, but in memory each row has a copy
+# Parquet rows to read at once. A file may store a text once for thousands of rows, but in memory each row has a copy.
 ROWS = 8
-SEPARATORS = re.compile(r"[\s,\[\]]*")  # what stands between the objects of a JSON array, or of JSON lines
+SEPARATORS = re.compile(r"[\s,\[\]]*")  # between the objects of a JSON array, or of JSON lines
 
 
 def kind(path: pathlib.Path) -> str | None:
-    """The one of KINDS that a file's name ends in, before .gz or .zst; None if it is none of them."""
+    """The suffix of a file's name, if it is in KINDS; otherwise None. A further suffix .gz or .zst does not count."""
     name = path.name.lower()
     for suffix in PACKED:
         name = name.removesuffix(suffix)
@@ -37,12 +37,11 @@ def kind(path: pathlib.Path) -> str | None:
 
 
 def name_of(path: pathlib.Path) -> str:
-    """The name of a file or folder: of a link, its own name; of ".", the name of the folder."""
+    """The name of a file or folder. A link has its own name; "." has the name of the current folder."""
     return os.path.basename(os.path.abspath(path))
 
 
 def _same(path, other):
-    """Whether two paths name one file, however they are written."""
     return other is not None and path.name == other.name and path.resolve() == other.resolve()
 
 
@@ -54,7 +53,7 @@ def _inside(folder):
 
     files, been = [], set()
     for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        if (real := os.path.realpath(root)) in been:  # a link to a folder that was read already or is above this one
+        if (real := os.path.realpath(root)) in been:  # by a link to a folder that was read already or is above
             folders.clear()
             continue
         been.add(real)
@@ -64,35 +63,35 @@ def _inside(folder):
 
 
 def require_readable(path: pathlib.Path) -> None:
-    """Raise UserError if `path` does not exist, or is an archive, or a pipe or device, which cannot be read twice."""
+    """Raise UserError if `path` is missing, is an archive, or is a pipe or device, which cannot be read twice."""
     if not path.exists():
         raise UserError(f"--input={path} does not exist: name a local file or folder")
     if not (path.is_file() or path.is_dir()):
         raise UserError(f"--input={path} is a pipe or a device: write its content to a file and name that")
-    if ".tar" in path.suffixes and path.is_file():  # its headers would pass for text
+    if ".tar" in path.suffixes and path.is_file():  # the headers in it would pass for text
         raise UserError(f"--input={path} is an archive: unpack it and name the folder")
 
 
 class Corpus(Protocol):
-    """Documents in an order."""
+    """A sequence of documents."""
 
-    source: str  # its name
-    key: list  # changes if the content does
-    size: int | None  # bytes to read, if known
-    position: int  # bytes read
+    source: str  # the name of the corpus
+    key: list  # changes if the content changes
+    size: int | None  # bytes to read; None if not known
+    position: int  # bytes read so far
 
     def fragments(self) -> Iterator[tuple[str, bool]]:
-        """The documents as pairs (text, last); `last` is True for a fragment that ends a document."""
+        """The documents in fragments (text, last). `last` is True for the fragment that ends a document."""
 
 
 class Files:
-    """Local files and folders of them as a corpus.
+    """Local files and folders as a corpus.
 
-    Each row of .csv, .json, .jsonl and .parquet is a document, whose text is in its `column`. Any other file is one
-    document or, with `paragraphs`, one for each paragraph; empty lines separate them. Links to folders are followed.
-    Hidden files and `besides` are left out of folders; so are other kinds of files, whose number is printed. Text is
-    UTF-8; a BOM is removed, and line ends become \\n. Raises UserError if there is nothing to read, or if a folder
-    cannot be read; `fragments` raises it if a file is damaged or holds no text.
+    Each row of .csv, .json, .jsonl and .parquet is a document, with its text in `column`. Any other file is one
+    document; with `paragraphs`, each paragraph is one, and empty lines separate them. Links to folders are followed. In
+    folders, hidden files and the file `besides` are left out. Files of other kinds are left out too, and their number
+    is printed. Text must be UTF-8. A BOM is removed, and line ends become \\n. Raises UserError if there is nothing to
+    read, or if a folder cannot be read. `fragments` raises it if a file is damaged or holds no text.
     """
 
     def __init__(self, paths: list[pathlib.Path], column="text", paragraphs=False, besides: pathlib.Path | None = None):
@@ -111,7 +110,7 @@ class Files:
             left_out += len(inside) - len(taken)
             files += taken
         if left_out:
-            print(f"left out: {left_out:,} files that are not {', '.join(KINDS)}, or one of these with .gz or .zst")
+            print(f"left out: {left_out:,} files that are not {', '.join(KINDS)}, or these with .gz or .zst")
         self.files = [f for f in files if f.stat().st_size]
         if empty := len(files) - len(self.files):
             print(f"left out: {empty:,} empty files")
@@ -120,7 +119,7 @@ class Files:
         stamps = [[str(f.absolute()), f.stat().st_size, f.stat().st_mtime_ns] for f in self.files]
         self.key = [column, paragraphs, *stamps]
         self.size = sum(size for _, size, _ in stamps)
-        self._done, self._file = 0, None  # bytes of the files before, and the one that is open
+        self._done, self._file = 0, None  # bytes of the files that were read, and the open file
         self._row = 0  # number of the last row read from the open file
 
     @property
@@ -138,7 +137,7 @@ class Files:
                     yield from self._read(path)
             except UserError:
                 raise
-            except Exception as error:  # zlib, zstandard, csv, json, pyarrow: each has types of its own
+            except Exception as error:  # zlib, zstandard, csv, json and pyarrow each have their own types
                 raise _unreadable(path, self._row, error) from error
             self._done += path.stat().st_size
 
@@ -167,7 +166,7 @@ class Files:
             raise UserError(f"{where} has no {self.column!r}, but {columns}: --text_column names the one with the text")
         text = row[self.column]
         if not isinstance(text, str):
-            raise UserError(f"{where} has {shown(text)} in {self.column!r}: it must be a text. Remove such rows")
+            raise UserError(f"{where} has {shown(text)} in {self.column!r}, which must be a text. Remove such rows")
         try:
             text.encode()
         except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
@@ -179,10 +178,10 @@ class Files:
 
         with contextlib.ExitStack() as opened:
             file = self._file
-            if path.suffix.lower() in PACKED:  # Parquet is read from its end, so unpack it first
+            if path.suffix.lower() in PACKED:  # unpack it first, because Parquet is read from its end
                 file = opened.enter_context(tempfile.TemporaryFile())
                 file.writelines(chunks)
-            # a row group can be the whole file, so read it as needed, not ahead
+            # do not read ahead: a row group can be the whole file
             parquet = pyarrow.parquet.ParquetFile(file, buffer_size=CHUNK, pre_buffer=False)
             columns = [self.column] if self.column in parquet.schema_arrow.names else None
             for batch in parquet.iter_batches(batch_size=ROWS, columns=columns):
@@ -195,18 +194,18 @@ def _unreadable(path, row, error):
         return UserError(f"cannot read {path} without the package {error.name}: pip install {error.name}")
     if isinstance(error, OSError) and error.strerror:  # gzip's own errors have none
         return UserError(f"cannot read {path}: {error.strerror}")
-    # leave out a JSON error's position: it counts from the value, not from the beginning of the file
+    # leave out the position in a JSON error, because it counts from the value, not from the beginning of the file
     why = error.msg if isinstance(error, json.JSONDecodeError) else first_line(error)
     place = f"after row {row:,} of {path}" if row else f"{path}"
     if out_of_memory(error):
         return UserError(f"cannot read {place}, because memory ran out: cut its long texts into shorter ones")
-    return UserError(f"cannot read {place} ({type(error).__name__}: {why}): it is damaged, or not what its name says")
+    return UserError(f"cannot read {place} ({type(error).__name__}: {why}): it is damaged, or its suffix is wrong")
 
 
 class Hub:
-    """A data set of Hugging Face's Hub as a corpus: what `datasets` loads with `options`.
+    """A data set of Hugging Face's Hub as a corpus. `options` are those of datasets.load_dataset.
 
-    With `streaming` it leaves no copy in the cache. `fragments` raises UserError if the data set cannot be read.
+    With `streaming`, no copy stays in the cache. `fragments` raises UserError if the data set cannot be read.
     """
 
     def __init__(self, source: str, streaming: bool, **options):
@@ -214,7 +213,7 @@ class Hub:
         self.streaming, self.options = streaming, options
 
     def fragments(self) -> Iterator[tuple[str, bool]]:
-        """The documents: the column `text`."""
+        """The documents, from the column `text`."""
         import datasets
 
         self.position = 0
@@ -224,16 +223,14 @@ class Hub:
                 for text in rows["text"]:
                     self.position += len(text.encode())
                     yield text, True
-        except Exception as error:  # `datasets` wraps a lost connection in types of its own
+        except Exception as error:  # `datasets` wraps a lost connection in its own types
             cause = error.__cause__ or error
             why = f"{type(cause).__name__}: {first_line(cause)}"
-            raise UserError(
-                f"cannot read {self.source} ({why}): run the command again, or give --input=PATH"
-            ) from error
+            raise UserError(f"cannot read {self.source} ({why}): run this again, or give --input=PATH") from error
 
 
 class Halves:
-    """The two parts of a corpus's text as two documents: the first `share` of its characters, and the rest."""
+    """The text of a corpus as two documents: the first `share` of its characters, and the rest."""
 
     def __init__(self, whole: Corpus, share: float):
         self.whole, self.share, self.source, self.key, self.size = whole, share, whole.source, whole.key, whole.size
@@ -244,7 +241,7 @@ class Halves:
         return self.whole.position
 
     def fragments(self) -> Iterator[tuple[str, bool]]:
-        """The first part, and the second."""
+        """The two documents, as in Corpus."""
         left = int(self.share * sum(len(text) for text, _ in self.whole.fragments()))
         for text, _ in self.whole.fragments():
             if 0 <= left <= len(text):
@@ -256,7 +253,7 @@ class Halves:
 
 
 def _unpacked(path, file):
-    """The bytes of a file, without its compression, in chunks."""
+    """The unpacked bytes of a file, in chunks."""
     suffix = path.suffix.lower()
     if suffix == ".zst":
         yield from _unpacked_zst(file)
@@ -267,11 +264,11 @@ def _unpacked(path, file):
 
 
 def _unpacked_zst(file):
-    """The bytes of a .zst, frame by frame: zstandard's own readers do not notice if a file was cut short."""
+    """The unpacked bytes of a .zst, frame by frame. zstandard's own readers do not notice a file that was cut short."""
     import zstandard
 
     frame = None
-    while chunk := file.read(CHUNK // 512):  # 4 bytes can become 2**17, so these become 64 MiB at most
+    while chunk := file.read(CHUNK // 512):  # 64 MiB at most, because 4 bytes can become 2**17
         while chunk:
             frame = frame or zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()  # zstd --long=31
             yield frame.decompress(chunk)
@@ -281,15 +278,14 @@ def _unpacked_zst(file):
 
 
 def _decoded(path, chunks):
-    """The text of chunks of UTF-8."""
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
     before = 0
-    for chunk in itertools.chain(chunks, [None]):  # not b"", which an empty frame gives too
+    for chunk in itertools.chain(chunks, [None]):  # the end is None, because b"" may come from an empty frame
         raw = chunk or b""
         try:
             yield decoder.decode(raw, final=chunk is None)
         except UnicodeDecodeError as error:
-            at = before + len(raw) - len(error.object) + error.start  # the decoder may have held bytes back
+            at = before + len(raw) - len(error.object) + error.start  # the decoder may hold bytes of earlier chunks
             raise UserError(f"{path} is not UTF-8 text: {error.reason} at byte {at:,}. Convert it to UTF-8") from error
         before += len(raw)
 
@@ -307,10 +303,10 @@ def _whole(blocks):
 
 def _paragraphs(blocks):
     """Each paragraph as a document."""
-    line_ends, within = "", False  # only the next block tells if a paragraph goes on after its line ends
+    line_ends, within = "", False  # a paragraph may go on in the next block, so keep its line ends until then
     for block in blocks:
         text = (line_ends + block).rstrip("\n")
-        line_ends = (line_ends + block)[len(text) :][:2]  # a third adds nothing, and there may be a billion
+        line_ends = (line_ends + block)[len(text) :][:2]  # two are enough, and there may be a billion
         *complete, rest = re.split("\n{2,}", text)
         for paragraph in complete:
             if paragraph or within:
@@ -324,13 +320,12 @@ def _paragraphs(blocks):
 
 
 def _csv_rows(blocks):
-    """The rows of a CSV file."""
     left = LONGEST_VALUE
 
     def lines():
         nonlocal left
         for line in _lines(blocks):
-            left -= len(line)  # quotes let a row go on in the next line
+            left -= len(line)  # a row may have several lines, in quotes
             if left < 0:
                 raise csv.Error(f"a row is longer than {LONGEST_VALUE:,} characters")
             yield line
@@ -342,7 +337,7 @@ def _csv_rows(blocks):
 
 
 def _lines(blocks):
-    """Lines with their ends; a line longer than LONGEST_VALUE comes in parts."""
+    """Lines with their line ends. A line longer than LONGEST_VALUE comes in parts."""
     rest = ""
     for block in blocks:
         *lines, rest = (rest + block).split("\n")
@@ -371,7 +366,7 @@ def _json_values(blocks):
             except json.JSONDecodeError:
                 if block is None or len(text) - at > LONGEST_VALUE:
                     raise
-                # the value may go on in the next block; doubling saves attempts
+                # the value may go on in the next block; wait until the text is twice as long, to save attempts
                 wanted = min(2 * (len(text) - at), LONGEST_VALUE + 1)
                 break
             wanted = 0

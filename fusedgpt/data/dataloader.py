@@ -1,7 +1,7 @@
-"""Bins to batches. What a step trains on is a pure function of (seed, iteration, sample), so it need not be saved.
+"""Read batches from bins. The text of a sample is a pure function of (seed, iteration, sample): nothing to save.
 
-B = batch_size windows of T = block_size tokens; y is x shifted by one token. The samples of an iteration are the
-gradient_accumulation_steps · B windows of that step, numbered over all ranks.
+A batch has B = batch_size windows of T = block_size tokens; y is x shifted by one token. The samples of an iteration
+are its gradient_accumulation_steps · B windows, numbered over all ranks.
 """
 
 import pathlib
@@ -17,7 +17,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class DataLoader:
-    """The two splits of a data folder as batches on `device`; `rank` of `world` takes its part of an evaluation.
+    """The two splits of a data folder as batches on `device`. An evaluation is shared by `world` ranks.
 
     Raises UserError if a split is missing, damaged, or not longer than block_size.
     """
@@ -42,20 +42,20 @@ class DataLoader:
         self.rank, self.world = rank, world
 
     def train(self, iteration: int, micro_step: int) -> Batch:
-        """Micro-batch `micro_step` (counted over the whole world) of `iteration`: x and y, (B, T)."""
+        """x and y, each (B, T), of one micro-batch of `iteration`. `micro_step` counts over all ranks."""
         return self._batch("train", self.starts(iteration, micro_step))
 
     def starts(self, iteration: int, micro_step: int) -> np.ndarray:
         """Where the windows of a micro-batch begin in the training split, in tokens: (B,)."""
         first = micro_step * self.batch_size
-        # one counter-based generator per iteration: its first n samples are the same, however many are drawn. The
-        # iteration is the highest word of the counter, so that the streams of two iterations never overlap
+        # Use a counter-based generator for each iteration: its first n samples are the same, however many are drawn.
+        # The iteration is the highest word of the counter, so that the streams of two iterations never overlap.
         generator = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 0, iteration]))
         positions = len(self.files["train"]) - self.block_size
         return generator.integers(0, positions, size=first + self.batch_size)[first:]
 
     def batches(self, iteration: int, micro_steps: Iterable[int]) -> Iterator[Batch]:
-        """Training batches from `iteration` on, without end; each iteration has those of the given micro-steps."""
+        """Training batches of the given micro-steps, for `iteration` and all after it, without end."""
         while True:
             for micro_step in micro_steps:
                 yield self.train(iteration, micro_step)
@@ -64,16 +64,16 @@ class DataLoader:
     def evaluation(self, split: str, windows: int) -> Iterator[Batch]:
         """Batches of this rank's part of `windows` fixed, non-overlapping windows, spread evenly over `split`.
 
-        The windows are the same for every world size; a short split gives as many as it has. With `windows` 0, every
-        token but the first is a target, once. Every batch is (B, T), filled up with targets of -1, which do not count.
-        Ranks that share a model compute each batch together, so all ranks get as many, some perhaps without a target.
+        The windows are the same for every world size. A short split may have fewer. With `windows` 0, every token but
+        the first is a target once. Every batch is (B, T), padded with targets of -1, which do not count. All ranks get
+        the same number of batches, because fsdp ranks compute each batch together; some may have no target.
         """
         starts = self._evaluation_starts(split, windows)
         for first in range(0, self._batches_a_rank(split, windows) * self.batch_size, self.batch_size):
             some = starts[first : first + self.batch_size]
             x, y = self._batch(split, some)
-            for row in np.flatnonzero(some % self.block_size):  # the last window, moved back to end with the split
-                y[row, : -some[row] % self.block_size] = -1  # these targets belong to the window before
+            for row in np.flatnonzero(some % self.block_size):  # the last window, which ends with the split
+                y[row, : -some[row] % self.block_size] = -1  # targets that the window before has already
             yield x, y
 
     def evaluation_batches(self, windows: int) -> int:
@@ -101,6 +101,6 @@ class DataLoader:
             missing = self.batch_size - len(starts)
             x = torch.cat((x, x.new_zeros(missing, T)))
             y = torch.cat((y, y.new_full((missing, T), -1)))
-        if self.device.type == "cuda":  # from pinned memory, the copy runs while Python goes on
+        if self.device.type == "cuda":  # Python need not wait for a copy from pinned memory
             x, y = x.pin_memory(), y.pin_memory()
         return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)

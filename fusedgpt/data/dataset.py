@@ -1,7 +1,7 @@
-"""A data folder as prepare scripts leave it: `meta.json`, and bins that are read window by window.
+"""Read a data folder as prepare scripts leave it: `meta.json`, and bins that are read window by window.
 
 A bin is a sequence of little-endian token ids, uint16, or uint32 for vocabularies above 65,536 (nanoGPT's format).
-nanoGPT's own folders are read too: with a meta.pkl, or with neither, which means GPT-2's BPE.
+nanoGPT's own folders are read too. They have a meta.pkl, or no meta at all, which means GPT-2's BPE.
 """
 
 import bisect
@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from fusedgpt.data.tokenizer import GPT2, Tokenizer, vocabulary
+from fusedgpt.data.tokenizer import GPT2, Tokenizer, end_of_text, vocabulary
 from fusedgpt.errors import UserError, first_line, shown
 
 SPLITS = ("train", "val")
-SAMPLES, SAMPLE = 16, 4096  # samples of a bin, and ids in each
-NANOGPT_VOCAB_SIZE = 50304  # what nanoGPT pads GPT-2's 50257 ids to, unless a meta.pkl says otherwise
+SAMPLES, SAMPLE = 16, 4096  # number of samples that ranks compare of a bin, and ids in each
+NANOGPT_VOCAB_SIZE = 50304  # nanoGPT pads GPT-2's 50257 ids to this, unless a meta.pkl says otherwise
 
 
 def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
-    """The folder that a `dataset` setting names: one of data/, or else a path. Raises UserError if there is neither."""
+    """The folder that the setting `dataset` names: one in data/, or a path. Raises UserError if there is neither."""
     for folder in (root / "data" / str(dataset), pathlib.Path(str(dataset))):
         if dataset and os.path.isdir(folder):
             return folder
@@ -54,9 +54,10 @@ def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict
 
 
 def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
-    """The meta of the data that a checkpoint (checkpoint.load) was trained on. nanoGPT's only name the data set.
+    """The meta of the data that a checkpoint (checkpoint.load) was trained on.
 
-    Raises UserError if that data set is not here, or if the checkpoint's meta is damaged.
+    nanoGPT's checkpoints only name the data set, whose folder is then read. Raises UserError if that folder is not
+    here, or if the checkpoint's meta is damaged.
     """
     if saved.get("meta") is None:
         return read_meta(find_folder(root, saved["config"].get("dataset", "openwebtext")))
@@ -68,38 +69,48 @@ def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
         ) from error
 
 
+def separator(meta: dict, dataset: str) -> int:
+    """The id between two documents of the data described by `meta`. Raises UserError if there is none."""
+    if (found := end_of_text(meta)) is None:
+        raise UserError(
+            f"mask=document needs documents, but dataset={dataset} has no id that ends one: prepare your texts with"
+            " data/text/prepare.py, or leave --mask=causal"
+        )
+    return found
+
+
 def check_fit(meta: dict, vocab_size: int, whose: str, remedy: str) -> None:
-    """Raise UserError if `meta` has more ids than the `vocab_size` of a model. remedy: what to do about it."""
+    """Raise UserError if `meta` has more ids than a model of `vocab_size`. The message gives its owner and a remedy."""
     if meta["vocab_size"] > vocab_size:
         raise UserError(f"{whose} has {meta['vocab_size']} ids, the model {vocab_size}: {remedy}")
 
 
 def check_same_ids(meta: dict, trained_on: dict, say: Callable[[str], None]) -> None:
-    """Raise UserError if an id of `meta`, the data's, is another text than in `trained_on`, the meta of the weights.
+    """Raise UserError if an id means another text in `meta`, of the data, than in `trained_on`, of the weights.
 
-    What is not known is taken to be the same: nanoGPT's data without itos; and, with a warning through `say`, a
-    tokenizer of tiktoken's whose files are not here.
+    Unknown ids are taken to be the same, as in nanoGPT's data without itos. So are the ids of a tiktoken tokenizer
+    whose files are not here, with a warning through `say`.
     """
     same = all(meta.get(name) == trained_on.get(name) for name in ("tokenizer", "itos", "tokenizer_json"))
     kinds = [each.get("tokenizer") for each in (meta, trained_on)]
     if same or "unknown" in kinds:
         return
     try:
-        tokens, before = _tokens(meta), _tokens(trained_on)  # two forms of one tokenizer have the same tokens
+        tokens, before = _tokens(meta), _tokens(trained_on)  # compare texts: a tokenizer can have several forms
     except LookupError as error:
         return say(f"cannot tell whether the weights were trained on the data's ids: {error}")
     if tokens[: len(before)] != before[: len(tokens)]:
         what = "each with other tokens" if kinds[0] == kinds[1] else f"now {kinds[0]}, then {kinds[1]}"
         raise UserError(
             f"the data's ids stand for other texts than those that the weights were trained on ({what}): prepare the"
-            " data with their tokenizer, name their own --dataset, or begin anew with --init_from=scratch"
+            " data with their tokenizer, set --dataset to their own data, or begin anew with --init_from=scratch"
         )
 
 
 def say_other_text(meta: dict, trained_on: dict, say: Callable[[str], None]) -> None:
-    """Say so if the bins of `meta` are not those that `trained_on`, the meta of a checkpoint, describes.
+    """Call `say` if the bins of `meta` are not those that `trained_on`, the meta of a checkpoint, describes.
 
-    If one of them has no SHA-256, as metas of nanoGPT's, nothing is said.
+    Bins without a SHA-256, such as nanoGPT's, are not compared.
     """
     for split in SPLITS:
         now, was = (_sha256(each, split) for each in (meta, trained_on))
@@ -116,14 +127,14 @@ def _sha256(meta, split):
 def require_same_data(files: Mapping[str, "TokenFile"], meta: dict, gather: Callable[[Any], list]) -> None:
     """Raise UserError if ranks have other bins than rank 0, or bins whose ids mean something else.
 
-    gather(value): the value of each rank. Ranks compare their metas, with the SHA-256 of the bins if there are any, and
-    a sample of each bin: only that tells bins of nanoGPT's, which have no SHA-256, from others of the same size.
+    gather: returns the values of all ranks. Ranks compare their metas, the SHA-256 of each bin if the meta has it, and
+    a sample of each bin. nanoGPT's bins have no SHA-256, so only the sample tells two of the same size apart.
     """
     described = {name: value for name, value in meta.items() if name not in ("source", "tokens", "sha256")}
     mine, damage = {}, None
     try:
         mine = {f"{split}.bin": [_sha256(meta, split), *file.sample()] for split, file in files.items()}
-    except UserError as error:  # perhaps on this rank only: raise after `gather`, which the others call
+    except UserError as error:  # perhaps on this rank only: raise after `gather`, where the others wait
         damage = str(error)
     mine["what the ids mean"] = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
     each, damages = zip(*gather((mine, damage)))
@@ -138,7 +149,7 @@ def require_same_data(files: Mapping[str, "TokenFile"], meta: dict, gather: Call
 
 
 def _tokens(meta):
-    """The text of each id. Raises LookupError if tiktoken would have to download it, and cannot."""
+    """The text of each id. Raises LookupError if tiktoken cannot download what it needs."""
     tokenizer = Tokenizer(meta)
     try:
         return tokenizer.tokens
@@ -150,17 +161,17 @@ def _tokens(meta):
 
 def _how_to_prepare(folder):
     script = folder / "prepare.py"
-    return f"run python {script}" if script.exists() else "prepare it again, with --out_dir if it has no prepare.py"
+    return f"run python {script}" if script.exists() else f"run a data/*/prepare.py with --out_dir={folder}"
 
 
 def _require_file(path):
-    """Raise UserError unless `path` is a regular file: to open or read a FIFO or a device may never end."""
+    """Raise UserError unless `path` is a regular file. Opening or reading a pipe or a device may never end."""
     if not path.is_file():
         raise UserError(f"{path} is no regular file, but a folder, a pipe or a device: {_how_to_prepare(path.parent)}")
 
 
 def _checked(meta):
-    """`meta`, if every field that is read has the right form. Raises UserError otherwise."""
+    """Return `meta` if every field that is read has the right form. Raises UserError otherwise."""
     vocabulary(meta)
     if meta.get("tokenizer") != "unknown":  # unknown ids can be trained on
         Tokenizer(meta)
@@ -186,7 +197,7 @@ def _read_meta_json(path):
 
 
 def _read_meta_pkl(path):
-    """The meta of a meta.pkl. nanoGPT trains with vocab_size alone; without stoi and itos, only sampling is limited."""
+    """The meta of a meta.pkl. Training needs only vocab_size, as in nanoGPT; sampling needs itos or stoi."""
     try:
         with open(path, "rb") as file:
             meta = _PlainUnpickler(file).load()
@@ -197,11 +208,12 @@ def _read_meta_pkl(path):
             return {"tokenizer": "unknown", "vocab_size": size}
         return _checked({"tokenizer": "char", "vocab_size": size, "itos": [itos.get(i) for i in range(size)]})
     except Exception as error:  # a damaged pickle can raise anything
-        raise UserError(f"{path} is no nanoGPT meta.pkl: {first_line(error)}") from error
+        why = first_line(error)
+        raise UserError(f"{path} is no nanoGPT meta.pkl ({why}): {_how_to_prepare(path.parent)}") from error
 
 
-class _PlainUnpickler(pickle._Unpickler):  # not the one in C, which one damaged byte can make fill gigabytes
-    """Admits numbers, text and containers. A pickle that names any other class or function could run code."""
+class _PlainUnpickler(pickle._Unpickler):  # in Python: one damaged byte can make the one in C fill gigabytes
+    """Admits only numbers, text and containers. A pickle that names another class or function could run code."""
 
     def find_class(self, module, name):
         if (module, name) == ("numpy", "dtype"):
@@ -212,7 +224,7 @@ class _PlainUnpickler(pickle._Unpickler):  # not the one in C, which one damaged
 
 
 class _IntegerType:
-    """Stands in for numpy.dtype while unpickling: a vocabulary's size may be a numpy integer, but no other object."""
+    """Stands in for numpy.dtype while unpickling. The size of a vocabulary may be a numpy integer."""
 
     def __init__(self, code, *_):
         self.dtype = np.dtype(code)
@@ -229,7 +241,7 @@ class _IntegerType:
 class TokenFile:
     """The ids of `<split>.bin`, or of its shards `<split>_0000.bin …`, as one sequence that is read window by window.
 
-    Files are read, not mapped: a memory map keeps every page that it touched in the process's memory (nanoGPT#287).
+    Files are not memory-mapped, because the process would keep every page that it reads in memory (nanoGPT#287).
     Raises UserError if the files are missing, are no regular files, or do not have the size that `meta` says.
     """
 
@@ -239,9 +251,7 @@ class TokenFile:
         if not whole.exists() and not shards:
             raise UserError(f"{whole} does not exist: {_how_to_prepare(folder)}")
         if whole.exists() and shards:
-            raise UserError(
-                f"{folder} has {whole.name} and {shards[0].name}: which one counts? Remove one or the other"
-            )
+            raise UserError(f"{folder} has {whole.name} and {shards[0].name}: which one counts? Remove the other")
         self.paths = shards or [whole]
         for path in self.paths:
             _require_file(path)
@@ -290,7 +300,7 @@ class TokenFile:
         return ids
 
     def sample(self) -> tuple[int, int]:
-        """The number of ids, and a checksum of at most SAMPLES x SAMPLE of them: two texts hardly ever share both.
+        """The number of ids, and a checksum of at most SAMPLES x SAMPLE of them. Two texts hardly ever share both.
 
         Raises UserError as `window` does.
         """

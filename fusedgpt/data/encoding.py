@@ -1,4 +1,4 @@
-"""A corpus as token ids on the disk: all cores, constant memory, and an interrupted run goes on where it stopped.
+"""Tokenize a corpus to the disk, on all cores and in constant memory. An interrupted run goes on where it stopped.
 
 Text is tokenized in pieces. tiktoken and `tokenizers` release Python's lock, so threads are enough if tiktoken gets a
 whole batch in one call and each thread has its own BPE.
@@ -24,10 +24,11 @@ from fusedgpt.machine.files import Lines, cannot_write, json_line, read_jsonl
 
 PIECE = 2**16  # characters to tokenize at once: `tokenizers` needs hundreds of bytes for each
 BATCH = 2**20  # characters that a core gets at a time
-LONGEST_PIECE = 2**18  # a text without a place to cut is cut here: tiktoken gives up on a million blanks in a row
+LONGEST_PIECE = 2**18  # cut a piece here at the latest: tiktoken gives up on a million blanks in a row
 COPIED = 2**16  # ids to copy at a time: with 2 MiB at a time, Linux wrote at a tenth of the speed
-# GPT-2's pattern and those of its successors begin a new token here: after a line end between a non-blank and a letter
-# or digit; and after a letter or digit that a space and another one, or a Chinese or Japanese mark, follows.
+# GPT-2's pattern and those of its successors begin a new token in two places. One is after a line end that has a
+# non-blank before it and a letter or digit after it. The other is after a letter or digit, if the next characters are a
+# space and a letter or digit, or if the next one is a Chinese or Japanese mark.
 PLACE_TO_CUT = re.compile(r"\n(?<=\S\n)(?=[^\W_])|(?<=[^\W_])(?= [^\W_]|[、。，])")
 SECONDS_BETWEEN_LINES = 30
 
@@ -40,7 +41,7 @@ def dtype_of(vocab_size: int) -> str:
 
 
 def pieces(fragments: Iterable[Piece]) -> Iterator[Piece]:
-    """The same documents in pieces of about PIECE characters. Only a cut at LONGEST_PIECE may change the tokens."""
+    """Cut documents into pieces of about PIECE characters. Only a cut at LONGEST_PIECE may change the tokens."""
     text = ""
     for fragment, last in fragments:
         text += fragment
@@ -61,7 +62,7 @@ def _place_to_cut(text, start):
 
 
 def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pieces in lists of BATCH characters or more."""
+    """Collect pieces into lists of BATCH characters or more."""
     batch, size = [], 0
     for piece in pieces:
         batch.append(piece)
@@ -74,7 +75,7 @@ def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def on_all_cores(function: Callable, items: Iterable) -> Iterator:
-    """`function` of each item, in order, computed in one thread per core; only a few items are taken ahead."""
+    """`function` of each item, in order, computed in one thread per core. Only a few items are taken ahead."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     pool = concurrent.futures.ThreadPoolExecutor(cores)
     waiting = collections.deque()
@@ -90,7 +91,7 @@ def on_all_cores(function: Callable, items: Iterable) -> Iterator:
 
 
 def watched(items: Iterable, corpus, doing: str) -> Iterator:
-    """The `items`, which are made from `corpus`; shows progress in a bar on a terminal, in lines elsewhere."""
+    """Pass on `items` that are made from `corpus`, and show progress: a bar on a terminal, lines elsewhere."""
     said = time.monotonic()
     with tqdm(total=corpus.size, desc=doing, unit="B", unit_scale=True, disable=None, leave=False) as bar:
         for item in items:
@@ -113,11 +114,11 @@ def _encode(tokenizer, end_of_text, dtype, batch):
 
 
 class Encoded:
-    """The ids of a corpus and where its documents end, in a folder that is removed once the bins are written.
+    """The ids of a corpus and the ends of its documents, in a folder that is removed once the bins are written.
 
-    `job` says what is tokenized and how. What an interrupted run of the same job left is continued if it cut the text
-    in the same way; `begin` removes what another job left. A step adds to the files `ids` and `ends`, then to
-    `steps.jsonl`, whose first line has the job and `meta`, the tokenizer's (None: not known yet).
+    `job` says what is tokenized and how. An interrupted run of the same job is continued if it cut the text in the same
+    way. `begin` removes what another job left. Each step appends to the files `ids` and `ends`, then to `steps.jsonl`,
+    whose first line has the job and `meta`, the meta of the tokenizer. `meta` is None until `begin`.
     """
 
     def __init__(self, folder: pathlib.Path, job: list):
@@ -139,7 +140,7 @@ class Encoded:
         return (self.folder / name).stat().st_size if (self.folder / name).is_file() else 0
 
     def begin(self, meta: dict) -> None:
-        """Take the tokenizer of `meta`; its end_of_text, if it has one, is put after each document."""
+        """Begin anew with the tokenizer of `meta`. Its end_of_text, if there is one, will follow each document."""
         if self.others:
             what = "tokens of an interrupted run, with other text or options, are dropped"
             print(f"starting anew: {self.others:,} {what}")
@@ -150,9 +151,9 @@ class Encoded:
         self._write_step(start)
 
     def fill(self, corpus, max_tokens: int | None = None) -> None:
-        """Tokenize what is missing of `corpus`; with `max_tokens`, up to the batch whose documents reach it.
+        """Tokenize what is missing of `corpus`. With `max_tokens`, stop after the batch whose documents reach it.
 
-        Raises UserError if the disk is full; what was written is kept.
+        Raises UserError if the disk is full, and keeps what was written.
         """
         enough = math.inf if max_tokens is None else max_tokens
         if self.state["complete"] or (self.state["documents"] and self.ends()[-1] >= enough):
@@ -176,8 +177,8 @@ class Encoded:
         for name, count, array in (("ids", tokens, ids), ("ends", documents, tokens + ends)):
             try:
                 path = self.folder / name
-                with open(path, "r+b" if path.exists() else "wb") as file:  # a killed run may have left none
-                    file.seek(count * array.itemsize)  # write over what a killed run may have left there
+                with open(path, "r+b" if path.exists() else "wb") as file:  # a killed run may have left no file
+                    file.seek(count * array.itemsize)  # overwrite what a killed run may have left behind its last step
                     file.write(array.tobytes())
             except OSError as error:
                 raise cannot_write(self.folder / name, error) from error

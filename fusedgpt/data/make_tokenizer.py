@@ -1,4 +1,4 @@
-"""The tokenizer that a prepare script was asked for, as the meta of a data set; some are made from the text."""
+"""Make the tokenizer that a prepare script was asked for, as the meta of a data set. Some are made from the text."""
 
 import json
 import pathlib
@@ -11,12 +11,12 @@ from fusedgpt.errors import UserError, shown
 
 TRAINED = "train:"  # followed by the size of the vocabulary
 BYTES_AND_END = 257  # the smallest vocabulary that can be trained
-SAMPLE = 64  # batches at most, of a million characters each, to train a BPE on
-# Every byte of UTF-8, letters of both cases, and all blanks; in NFC, because the normalizers of some models compose
+SAMPLE = 64  # train a BPE on this many batches at most, of a million characters each
+# a text with every byte of UTF-8, letters of both cases and all blanks; in NFC, because some models compose characters
 EVERY_BYTE = unicodedata.normalize(
     "NFC", "".join(map(chr, (*range(0x800), *range(0x800, 0xD800, 0x800), *range(0xE000, 0x110000, 0x1000))))
 )
-ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")  # the names of the end of a document in tokenizer.json files
+ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")  # names of the end-of-text token in tokenizer.json files
 
 
 def of(name: str, corpus) -> dict:
@@ -37,7 +37,7 @@ def of(name: str, corpus) -> dict:
 
 
 def stamp(name: str) -> list:
-    """What changes if the file of a tokenizer does. Raises UserError if there is no such file."""
+    """A value that changes if the file of the tokenizer changes. Raises UserError if there is no such file."""
     if not _is_path(name):
         return []
     path = pathlib.Path(name)
@@ -47,7 +47,7 @@ def stamp(name: str) -> list:
 
 
 def without_end(meta: dict) -> dict:
-    """The meta of bytes or characters without the last id, which ends documents: a single document needs none."""
+    """The meta of bytes or characters without its last id, end-of-text, which a single document does not need."""
     alone = meta | {"vocab_size": meta["vocab_size"] - 1}
     del alone["end_of_text"]
     if "itos" in meta:
@@ -78,7 +78,7 @@ def _size(name):
 
 
 def _trained(size, corpus):
-    """A byte-level BPE with GPT-2's pattern, trained on the text."""
+    """The meta of a byte-level BPE with GPT-2's pattern, trained on the text."""
     from tokenizers import Tokenizer as Bpe
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -91,7 +91,7 @@ def _trained(size, corpus):
     )
     sample, step = _sample(corpus)
     characters = sum(len(text) for batch in sample for text, _ in batch)
-    part = f", every {step}th million of the text" if step > 1 else ""
+    part = f", one million out of every {step} of the text" if step > 1 else ""
     print(f"training a BPE on {characters:,} characters{part}")
     bpe.train_from_iterator((text for batch in sample for text, _ in batch), trainer)
     if bpe.get_vocab_size() < size:
@@ -100,7 +100,7 @@ def _trained(size, corpus):
 
 
 def _sample(corpus):
-    """Every n-th batch of the text, and n: the smallest power of two that gives SAMPLE batches at most."""
+    """Every n-th batch of the text, and n, the smallest power of two that gives SAMPLE batches at most."""
     sample, step = [], 1
     for number, batch in enumerate(watched(batches(pieces(corpus.fragments())), corpus, "reading a sample")):
         if number % step:
@@ -115,8 +115,8 @@ def _sample(corpus):
 def _of_file(path):
     with fails_as(f"--tokenizer={path} cannot be read or used"):
         meta = _of_json(read_json(path.read_text(encoding="utf-8"), f"--tokenizer={path}"))
-    if "end_of_text" not in meta:  # an id that we added would be beyond its model's
-        print(f"{path} has no {' or '.join(ENDS)}: no id ends a document")
+    if "end_of_text" not in meta:  # do not add an id, which the model of this tokenizer would not have
+        print(f"{path} has no {' or '.join(ENDS)}, so no id ends a document")
     return meta
 
 
@@ -134,24 +134,24 @@ def _of_json(bpe):
         if apart != tokenizer.encode_text(first + then).tolist():
             raise UserError(
                 f"the tokenizer.json has other ids for {first!r} and {then!r} than for both together: set"
-                " add_prefix_space to false in it, or take one that splits a text into words"
+                " add_prefix_space to false in it, or take a tokenizer that splits text into words"
             )
-    added = [each["content"] for each in meta["tokenizer_json"]["added_tokens"]]  # one may drop the blanks around it
+    added = [each["content"] for each in meta["tokenizer_json"]["added_tokens"]]  # they may drop blanks around them
     for text in (EVERY_BYTE, *(f"a {each} b" for each in added)):
         if tokenizer.decode(tokenizer.encode_text(text).tolist()) != text.encode():
             lost = (c for c in text if tokenizer.decode(tokenizer.encode_text(c).tolist()) != c.encode())
             raise UserError(
                 f"the tokenizer.json does not give back every text: it changes {next(lost, text[:40])!r}. Take a"
-                " byte-level one, whose vocabulary has all 256 bytes, and that neither changes letters nor drops blanks"
+                " byte-level one whose vocabulary has all 256 bytes, and which neither changes letters nor drops blanks"
             )
     return meta
 
 
 def _cut(tokens):
-    """Each text of `tokens` in two parts, at each place in it where `pieces` could cut a text."""
+    """Split the text of each token in two, at each place where `pieces` could cut it."""
     for token in tokens:
         text = (token or b"").decode(errors="ignore")
-        text = "." + text if text.startswith("\n") else text  # only a line with text in it is cut at its end
+        text = "." + text if text.startswith("\n") else text  # `pieces` cuts no empty line at its end
         for place in PLACE_TO_CUT.finditer(text):
             if 0 < place.end() < len(text):
                 yield text[: place.end()], text[place.end() :]

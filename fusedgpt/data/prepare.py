@@ -1,4 +1,4 @@
-"""What all data/*/prepare.py share: the command line, tokenizing a text, and writing the bins and meta.json."""
+"""The code that all data/*/prepare.py share: read the command line, tokenize text, write the bins and meta.json."""
 
 import argparse
 import contextlib
@@ -28,7 +28,7 @@ FEWEST_TOKENS = 2  # a split needs one to predict another from
 
 
 def parser(script: str, description: str) -> argparse.ArgumentParser:
-    """The command line of a prepare script: `.input`, a list of paths; `.out_dir`, by default the script's folder."""
+    """The argument parser of a prepare script. `.input` is a list of paths; `.out_dir` defaults to its folder."""
     parser = argparse.ArgumentParser(description=description)
     take = {"type": _path, "metavar": "PATH"}
     parser.add_argument("--input", action="extend", nargs="+", default=[], **take, help="local text to use")
@@ -39,7 +39,7 @@ def parser(script: str, description: str) -> argparse.ArgumentParser:
 
 
 def _path(text):
-    if not text:  # a shell variable that is not set; pathlib would take it for the current folder
+    if not text:  # from a shell variable that is not set; pathlib would take the current folder
         raise argparse.ArgumentTypeError("no path was given")
     return pathlib.Path(text)
 
@@ -63,7 +63,7 @@ def beside(script: str) -> pathlib.Path | None:
 
 
 def one_text(script: str, args: argparse.Namespace, url: str, sha256: str) -> Files:
-    """The text to prepare: `--input`, else input.txt beside the script, else what `url` serves.
+    """The text to prepare: `--input`, else input.txt beside the script, else a download from `url`.
 
     Raises UserError if --input is a folder, or if the download fails or has changed.
     """
@@ -87,12 +87,12 @@ def _download(url, sha256):
     except OSError as error:
         raise UserError(f"cannot download {url}: {error}. Give a local copy: --input=PATH") from error
     if hashlib.sha256(raw).hexdigest() != sha256:
-        raise UserError(f"{url} no longer serves the corpus it did. Give a local copy: --input=PATH")
+        raise UserError(f"{url} serves another text than it used to. Give a local copy: --input=PATH")
     return raw
 
 
 def work_folder(out_dir: pathlib.Path) -> pathlib.Path:
-    """The folder in which an interrupted preparation of `out_dir` leaves its work."""
+    """The folder where an interrupted preparation of `out_dir` leaves its work."""
     return out_dir / ".prepare"
 
 
@@ -110,11 +110,13 @@ Split = Callable[[np.ndarray], dict[str, np.ndarray]]
 def prepare(
     corpus: Corpus, tokenizer: str, out_dir: pathlib.Path, split: Split, ended=True, max_tokens: int | None = None
 ) -> None:
-    """Tokenize `corpus` and write its bins and meta.json to `out_dir`; an interrupted run is continued.
+    """Tokenize `corpus` and write its bins and meta.json to `out_dir`. An interrupted run is continued.
 
-    `tokenizer` is a name that vocabularies.of knows. `split` maps the ends of the documents (in ids) to the (start,
-    stop) of 'train' and 'val'. If `ended`, an end-of-text id follows each document, except a single one of bytes or
-    characters. Stops after the document that reaches `max_tokens`. Raises UserError if the text is too short.
+    tokenizer: a name as in make_tokenizer.of.
+    split: maps the ends of the documents, in ids, to arrays of (start, stop) for 'train' and 'val'.
+    ended: put an end-of-text id after each document, except after a single one of bytes or characters.
+    max_tokens: stop after the document that reaches it.
+    Raises UserError if the text is too short.
     """
     work = work_folder(out_dir)
     job = [corpus.source, corpus.key, tokenizer, make_tokenizer.stamp(tokenizer), ended]
@@ -122,7 +124,7 @@ def prepare(
         encoded = Encoded(work, job)
         if encoded.meta is None:
             meta = make_tokenizer.of(tokenizer, corpus)
-            next(corpus.fragments(), None)  # refuse a wrong column before dropping what another run left
+            next(corpus.fragments(), None)  # raises for a wrong column, before the work of another run is dropped
             encoded.begin(meta if ended else {name: meta[name] for name in meta if name != "end_of_text"})
         encoded.fill(corpus, max_tokens)
         meta, ends = encoded.meta, encoded.ends(max_tokens)
@@ -142,12 +144,12 @@ def prepare(
 
 
 def draw(ends: np.ndarray, fraction: float, shuffled: bool = False) -> dict[str, np.ndarray]:
-    """Draw `fraction` of the documents for validation, by a fixed seed; all others are for training.
+    """Draw `fraction` of the documents for validation, with a fixed seed. All others are for training.
 
-    Documents end after `ends` ids. Returns arrays of (start, stop). If documents are few, or of very different lengths,
-    the draw may give validation less than half or more than twice its share of the ids, or training less than half of
-    its own. Then validation gets the end of all ids instead. `shuffled` keeps the order of the draw, as nanoGPT does
-    with OpenWebText.
+    Document n ends after ends[n] ids. Returns arrays of (start, stop). If documents are few, or of very different
+    lengths, the draw may give validation less than half or more than twice its share of the ids, or training less than
+    half of its share. Then validation gets the last ids instead. `shuffled` keeps the order of the draw, as nanoGPT
+    does with OpenWebText.
     """
     total = int(ends[-1])
     share = max(fraction, min(0.1, FEWEST_VALIDATION_TOKENS / total))
@@ -165,7 +167,7 @@ def draw(ends: np.ndarray, fraction: float, shuffled: bool = False) -> dict[str,
 
 
 def _ranges(ends, documents):
-    """The (start, stop) of documents, given by number; neighbours are one range, which saves reads."""
+    """The (start, stop) of documents, given by number. Neighbours become one range, which saves reads."""
     firsts = np.flatnonzero(np.diff(documents, prepend=-2) != 1)
     lasts = np.append(firsts[1:], len(documents)) - 1
     edges = np.append(0, ends)  # document n is from edges[n] to edges[n + 1]
@@ -183,9 +185,9 @@ def write(
     """Write train.bin, val.bin and meta.json to `folder`, with one array in memory at a time.
 
     `splits` maps 'train' and 'val' to arrays of ids. `tokenizer` and `extra` (end_of_text, itos, …) are as Tokenizer
-    reads them from meta.json. A kill leaves all old files, or all new ones, or a meta.json that says that they are
-    mixed, which every run refuses. Raises UserError if a split is empty, or if the disk is full before any old file is
-    replaced.
+    reads them from meta.json. If the process is killed, the folder has all old files, or all new ones, or a meta.json
+    that says that they are mixed, which every run refuses. Raises UserError if a split is empty, or if the disk is full
+    before any old file is replaced.
     """
     dtype = dtype_of(vocab_size)
     meta = {

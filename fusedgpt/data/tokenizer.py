@@ -1,4 +1,4 @@
-"""Text to ids and ids to text, as the meta of a data set says."""
+"""Convert text to ids and ids to text, as the meta of a data set says."""
 
 import contextlib
 import functools
@@ -19,10 +19,10 @@ BYTE_LEVEL = (
     " Take one whose pre-tokenizer is ByteLevel, as GPT-2, Llama 3 and Qwen have it, or train one:"
     " data/text/prepare.py --tokenizer=train:8192"
 )
-OF_THREAD = threading.local()  # the BPEs that a thread has for itself, by name
-# tiktoken's patterns, and others that find the same words 1.7 times as fast. Its engine tries alternatives one by one
-# if they look ahead or are possessive (`++`), but a group without such parts in one pass. Here possessive or not is the
-# same: what follows in an alternative matches none of the characters before it.
+OF_THREAD = threading.local()  # each thread's own BPEs, by name
+# tiktoken's patterns, and others that find the same words 1.7 times as fast. tiktoken's engine tries alternatives one
+# by one if they look ahead or are possessive (`++`). It matches a group of other alternatives in one pass. In these
+# patterns `++` and `+` match the same, because what follows in an alternative matches none of the repeated characters.
 FASTER_PATTERNS = {
     # gpt2, r50k_base, p50k_base, p50k_edit
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s": (
@@ -46,13 +46,13 @@ def tiktoken_bpe(name: str):
         return tiktoken.get_encoding(name)
     except Exception as error:  # tiktoken passes on whatever its download raises
         raise UserError(
-            f"cannot load the BPE files of {name} ({type(error).__name__}): tiktoken downloads them once; without a"
-            " network, set TIKTOKEN_CACHE_DIR to the folder into which it has done so on another machine"
+            f"cannot load the BPE files of {name} ({type(error).__name__}): tiktoken downloads them once. Without a"
+            " network, set TIKTOKEN_CACHE_DIR to a folder into which another machine has downloaded them"
         ) from error
 
 
 def _bpe_of_thread(name):
-    """tiktoken's BPE for this thread alone: if threads share one, all but the first wait for a lock at each word."""
+    """tiktoken's BPE for this thread alone. If threads share one, all but the first wait for a lock at each word."""
     import tiktoken
 
     copies = vars(OF_THREAD)
@@ -60,15 +60,15 @@ def _bpe_of_thread(name):
         bpe = tiktoken_bpe(name)
         parts = {"mergeable_ranks": bpe._mergeable_ranks, "special_tokens": bpe._special_tokens}
         pattern = FASTER_PATTERNS.get(bpe._pat_str, bpe._pat_str)
-        copies[name] = tiktoken.Encoding(bpe.name, pat_str=pattern, **parts)  # as tiktoken's README makes encodings
+        copies[name] = tiktoken.Encoding(bpe.name, pat_str=pattern, **parts)  # as tiktoken's README does
     return copies[name]
 
 
 @contextlib.contextmanager
 def fails_as(sentence: str) -> Iterator[None]:
-    """A context for calls of the package tokenizers: what they raise becomes a UserError, `sentence` and the reason.
+    """A context for calls of the package tokenizers. All errors become a UserError with `sentence` and the reason.
 
-    The package has no exception of its own, and a hostile file may make its Rust code panic.
+    The package has no exception type of its own, and a hostile file may make its Rust code panic.
     """
     try:
         yield
@@ -83,7 +83,7 @@ def fails_as(sentence: str) -> Iterator[None]:
 def read_json(text: str, name: str) -> Any:
     """The tokenizers.Tokenizer that the tokenizer.json `text` describes.
 
-    Raises UserError if it describes none, or if its ids cannot be those of a model; the error calls it `name`.
+    Raises UserError if it describes none, or if no model can have its ids. The error calls the text `name`.
     """
     from tokenizers import Tokenizer
 
@@ -92,15 +92,15 @@ def read_json(text: str, name: str) -> Any:
         ids, added = read.get_vocab(), read.get_added_tokens_decoder()
     if not ids or max(ids.values()) >= LARGEST_VOCABULARY:
         largest = max(ids.values(), default="none")
-        raise UserError(f"{name} must have ids from 0 to {LARGEST_VOCABULARY - 1} at most, got {largest}")
+        raise UserError(f"{name} must have ids from 0 to {LARGEST_VOCABULARY - 1}, got {largest}: name another")
     tokens = {}
     for token, id in ids.items():
         is_added = id in added and added[id].content == token  # an added token may have another name in the vocabulary
         if not is_added and tokens.setdefault(id, token) != token:
-            raise UserError(f"{name} has two tokens of the id {id}, {shown(tokens[id])} and {shown(token)}: mend it")
+            raise UserError(f"{name} has two tokens with the id {id}, {shown(tokens[id])} and {shown(token)}: mend it")
     for each in json.loads(text).get("added_tokens") or []:
         token, id = each["content"], each["id"]
-        if ids.get(token) != id:  # the library ignores it, and counts on from the end of the vocabulary
+        if ids.get(token) != id:  # the library ignores this id, and gives the token the next free one
             raise UserError(
                 f"{name} gives {shown(token)} the id {id}, which `tokenizers` reads as {ids.get(token)}: mend its"
                 " added_tokens"
@@ -116,6 +116,11 @@ def vocabulary(meta: Any) -> int:
     if type(size) is not int or not 1 <= size <= LARGEST_VOCABULARY:
         raise UserError(f"vocab_size={shown(size)} must be a whole number from 1 to {LARGEST_VOCABULARY}")
     return size
+
+
+def end_of_text(meta: dict) -> int | None:
+    """The id that ends a document in data with this `meta`, if there is one."""
+    return meta.get("end_of_text", 50256 if meta.get("tokenizer") == "gpt2" else None)
 
 
 def byte_characters() -> list[str]:
@@ -151,22 +156,22 @@ class Tokenizer:
 
     meta["tokenizer"] is one of these:
 
-        gpt2      GPT-2's BPE, or the name of another of tiktoken's: loaded when it is first needed
-        byte      256 ids, and one more if documents have an end
-        char      meta["itos"] has the characters, None for an id without one
-        json      meta["tokenizer_json"] is a tokenizer.json of Hugging Face's `tokenizers`, of a byte-level BPE
+        gpt2      GPT-2's BPE, or the name of another of tiktoken's; loaded when it is first needed
+        byte      256 ids, and one more if there is an end_of_text
+        char      meta["itos"] has the character of each id, or None
+        json      meta["tokenizer_json"] is the tokenizer.json of a byte-level BPE, as Hugging Face's `tokenizers` reads
         unknown   a nanoGPT meta.pkl with only the vocabulary's size, which is enough to train, but not to encode
 
-    meta["end_of_text"] is the id that ends a document, if there is one; that of GPT-2 is known.
-    Raises UserError for any other, and for a meta that is damaged.
+    meta["end_of_text"] is the id that ends a document, if there is one. For gpt2 it need not be given.
+    Raises UserError for 'unknown', for any other tokenizer, and for a meta that is damaged.
     """
 
     def __init__(self, meta: Any):
         self.vocab_size = vocabulary(meta)
         self.kind, self.meta = meta.get("tokenizer"), meta
-        self.end_of_text = meta.get("end_of_text", 50256 if self.kind == "gpt2" else None)
+        self.end_of_text = end_of_text(meta)
         if self.kind == "gpt2":
-            self.vocab_size = GPT2["vocab_size"]  # a data set may be padded beyond; those ids have no text
+            self.vocab_size = GPT2["vocab_size"]  # meta may have more: padding, whose ids have no text
         elif self.kind == "byte":
             self.vocab_size = 256 if self.end_of_text is None else 257
         elif self.kind == "char":
@@ -192,7 +197,7 @@ class Tokenizer:
 
     @functools.cached_property
     def tokens(self) -> list[bytes | None]:
-        """The UTF-8 bytes of each id, None if it has none. Raises UserError if the tokenizer cannot be loaded."""
+        """The UTF-8 bytes of each id, or None. Raises UserError if the tokenizer cannot be loaded."""
         if self.kind == "byte":
             return [bytes([byte]) for byte in range(256)] + [END_OF_TEXT.encode()] * (self.vocab_size - 256)
         if self.kind == "char":
@@ -205,7 +210,7 @@ class Tokenizer:
         return [found.get(id) for id in range(self.vocab_size)]
 
     def byte_lengths(self) -> np.ndarray:
-        """The number of UTF-8 bytes of each id, int64: 0 for the id that ends a text, which no text contains.
+        """The number of UTF-8 bytes of each id, int64. It is 0 for end_of_text, which no text contains.
 
         Raises UserError if the tokenizer cannot be loaded.
         """
@@ -215,7 +220,7 @@ class Tokenizer:
         return lengths
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a prompt, in which <|endoftext|> is the id that ends a document, if there is one.
+        """Ids of a prompt. <|endoftext|> in it becomes the id that ends a document, if there is one.
 
         Raises UserError as encode_text does, and for a character that UTF-8 does not have.
         """
@@ -228,7 +233,7 @@ class Tokenizer:
         return ids
 
     def encode_text(self, text: str) -> np.ndarray:
-        """Ids of a UTF-8 text as an array; what looks like a special token in it is ordinary text.
+        """Ids of a UTF-8 text as an array. A special token in the text is encoded as ordinary text.
 
         Raises UserError for an unknown character, and for a text that tiktoken gives up on.
         """
@@ -244,19 +249,19 @@ class Tokenizer:
         bpe = tiktoken_bpe(self.kind)  # outside of `try`: a UserError is a ValueError too
         try:
             return bpe.encode_to_numpy(text, disallowed_special=())
-        except ValueError as error:  # such as for a million blanks in a row
+        except ValueError as error:  # raised for a million blanks in a row
             raise UserError(f"tiktoken cannot tokenize the text ({first_line(error)}): shorten it") from error
 
     def encode_texts(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of encode_text for each text, one after another, and the number of ids after which each text ends.
+        """The ids of encode_text for all texts in one array, and the number of ids after which each text ends.
 
-        For use in threads: one call without Python's lock does as much as possible. Raises UserError for an unknown
-        character.
+        Made for threads: as much as possible happens in one call that releases Python's lock. Raises UserError for an
+        unknown character.
         """
         encode = self.encode_text
         if self.kind not in ("byte", "char", "json"):
             bpe, joined = _bpe_of_thread(self.kind), END_OF_TEXT.join([*texts, ""])
-            if joined.count(END_OF_TEXT) == len(texts):  # no text contains the mark itself
+            if joined.count(END_OF_TEXT) == len(texts):  # no text has <|endoftext|> in it
                 ids = bpe.encode_to_numpy(joined, allowed_special={END_OF_TEXT}, disallowed_special=())
                 is_end = ids == bpe.eot_token
                 return ids[~is_end], np.flatnonzero(is_end) - np.arange(len(texts))
@@ -265,12 +270,12 @@ class Tokenizer:
         return np.concatenate(each), np.cumsum([len(ids) for ids in each])
 
     def decode(self, ids: list[int]) -> bytes:
-        """UTF-8 bytes of `ids`; one id may be only part of a character. An id without text becomes U+FFFD."""
+        """UTF-8 bytes of `ids`. One id may be only part of a character. An id without text becomes U+FFFD."""
         tokens = self.tokens
         return b"".join("\N{REPLACEMENT CHARACTER}".encode() if tokens[id] is None else tokens[id] for id in ids)
 
     def ids_without_text(self) -> list[int]:
-        """The ids that have no character, because the meta of the data has gaps."""
+        """The ids for which the meta of a character tokenizer has no character."""
         return [i for i, c in enumerate(self.itos) if c is None] if self.kind == "char" else []
 
     def _encode_characters(self, text):
@@ -284,7 +289,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _ids_of_codes(self):
-        """The id of each code point, -1 if it has none; the last entry, -1, is for all code points beyond."""
+        """The id of each code point, or -1. The last entry, -1, stands for all larger code points."""
         codes = {ord(c): id for id, c in enumerate(self.itos) if c is not None and len(c) == 1}
         ids = np.full(max(codes, default=-1) + 2, -1)
         ids[list(codes)] = list(codes.values())
@@ -295,7 +300,7 @@ class Tokenizer:
         loaded = read_json(json.dumps(self.meta["tokenizer_json"]), "tokenizer_json")
         if (size := 1 + max(loaded.get_vocab().values())) > self.vocab_size:
             raise UserError(f"tokenizer_json has {size} ids, and vocab_size is {self.vocab_size}")
-        loaded.encode_special_tokens = True  # what looks like one in a text is text
+        loaded.encode_special_tokens = True  # as ordinary text
         loaded.no_truncation()
         loaded.no_padding()
         return loaded

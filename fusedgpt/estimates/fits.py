@@ -26,21 +26,22 @@ def check_run(
     dtype: torch.dtype,
     backward: bool,
 ) -> None:
-    """Say what a model of `config` (a GPTConfig) will take if it is trained with the settings `s`; nothing is built.
+    """Say how much memory it will take to train a model of `config` (a GPTConfig) with the settings `s`.
 
-    Raises UserError if it certainly cannot be trained so.
+    Builds nothing. Raises UserError if the model certainly does not fit.
     """
     compiled = s.compile is True or (s.compile == "auto" and device.type == "cuda")
     resolved = dict(dtype=dtype_name(dtype), compile=compiled, gpus=processes, cpu=device.type == "cpu")
     run = scale.Run.of(s, **resolved)
     if backward:
-        why = dimensions.unknown(config, "the estimate of memory (fusedgpt/estimates/scale.py)")
+        who = "the estimate of memory (fusedgpt/estimates/scale.py)"
+        why = dimensions.unknown(config, who, ("document_start",))
         say(f"memory: not estimated: {why}" if why else in_words(scale.memory(config, run), processes))
     check_training(config, batch_size, device, dtype, backward, s.optimizer == "muon", run.shards)
 
 
 def in_words(estimate: scale.Memory, processes: int) -> str:
-    """An estimate in a line, by part."""
+    """An estimate in one line: the total, and each part of it."""
     unit, size, digits = ("GiB", 2**30, 2) if estimate.total >= 2**30 else ("MiB", 2**20, 0)
     shown = {name: round(each / size, digits) for name, each in dataclasses.asdict(estimate).items()}
     parts = [f"{name} {each:,.{digits}f}" for name, each in shown.items() if each]
@@ -58,10 +59,10 @@ def check_training(
     muon: bool = False,
     shards: int = 1,
 ) -> None:
-    """Raise UserError if a model of `config` (a GPTConfig) certainly cannot be trained on `device`; nothing is built.
+    """Raise UserError if a model of `config` (a GPTConfig) certainly cannot be trained on `device`. Builds nothing.
 
-    It counts what scale.least_memory counts, so what passes may still not fit. The weights start in the machine's
-    memory, whatever the device, unless each process holds only one of several `shards`.
+    It counts what scale.least_memory counts, so a model that passes may still not fit. The weights start in the
+    machine's memory, whatever the device, unless each process holds only one of several `shards`.
     """
     model = f"a model of {config.num_params:,} parameters"
     shrink = "lower --n_layer, --n_embd, --block_size or --vocab_size"

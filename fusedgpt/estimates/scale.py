@@ -1,8 +1,8 @@
-"""What a training run takes: memory of each GPU, seconds of a step, and what bounds them. Formulas alone, no PyTorch.
+"""Estimates of a training run: memory of each GPU, seconds of a step, and its bottleneck. Formulas only, no PyTorch.
 
 Symbols: N parameters, L layers, C channels, nh heads, V vocabulary with its padding, B sequences and T tokens of each
 in a micro-batch, M = B T, e bytes of the dtype of matrix products. A `config` is a GPTConfig. Sizes are bytes, times
-seconds. docs/many-gpus.md says how far off these estimates are.
+seconds. results/plan/README.md says how far off these estimates are.
 """
 
 import functools
@@ -18,7 +18,7 @@ PRODUCTS = 0.81  # share of the largest products' rate: 640 of 794 TFLOP/s for p
 FLASH = 0.3  # FLOP/s of a fused attention kernel with heads of 64: FlashAttention-3, arXiv:2407.08608, figures 5, 6
 TRAFFIC = 0.9  # bytes/s of the memory: 4.3 of 4.8 TB/s on an H200
 LINK = 0.8  # bytes/s of a link: NCCL's authors reckon with 370 of an H100's 450 GB/s (NVIDIA/nccl-tests#212)
-REST = 0.17  # uncounted seconds for each counted second of computation: fitted, as docs/many-gpus.md says
+REST = 0.17  # uncounted seconds for each counted second of computation: fitted, as results/plan/README.md says
 # measured over estimated: seconds, and bytes beyond weights and moments, in all cases of tests/plan_errors.py
 TIME_RANGE, MEMORY_RANGE = (0.75, 1.5), (0.8, 1.2)
 
@@ -28,7 +28,7 @@ BLOCK = 256  # queries in a block of attention=blocked
 
 @dataclass(frozen=True)
 class Run:
-    """How a model is trained, as far as memory and time depend on it; names and values are those of Settings."""
+    """The settings of a training run on which memory and time depend; names and values as in Settings."""
 
     batch_size: int
     gradient_accumulation_steps: int = 1  # over all GPUs
@@ -44,7 +44,7 @@ class Run:
 
     @classmethod
     def of(cls, s: Any, **resolved) -> Self:
-        """A Run of the settings `s`; `resolved` gives the values that `s` has as "auto" or not at all."""
+        """A Run of the settings `s`; `resolved` gives values that `s` lacks, or has as "auto"."""
         shared = {field.name: getattr(s, field.name) for field in fields(cls) if hasattr(s, field.name)}
         return cls(**shared | resolved)
 
@@ -82,13 +82,13 @@ class Memory:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The fewest and the most bytes that are to be expected; weights and moments are certain."""
+        """The fewest and the most bytes to expect; weights and moments are certain."""
         certain = self.weights + self.optimizer
         return tuple(certain + share * (self.total - certain) for share in MEMORY_RANGE)
 
 
 def least_memory(config: Any, batch_size: int, itemsize: int, backward: bool, muon: bool, shards: int = 1) -> int:
-    """Bytes below which no GPU can train: float32 weights, and the logits of a micro-batch.
+    """Bytes that a GPU needs at least to train: float32 weights, and the logits of a micro-batch.
 
     With `backward`, gradients and AdamW's moments too; `muon` needs only one moment for a hidden matrix.
     """
@@ -123,7 +123,7 @@ def _moments(config, run, earlier):
     """(gradients, activations, logits, copies) at each moment that can be the fullest.
 
     The moments are the loss, with all activations and logits; the backward of the last block, which may recompute
-    activations; the backward of the first block, with all gradients; and that of the tied embedding, which adds up the
+    activations; the backward of the first block, with all gradients; and the tied embedding's, which adds up the
     gradients of its two uses. FSDP keeps embeddings and LayerNorms gathered, and two blocks gathered or in reduction.
     """
     N, e, L = config.num_params, run.itemsize, config.n_layer
@@ -189,13 +189,17 @@ def _inner(config, run):
     """Bytes that attention keeps beside q, k, v and its output.
 
     A fused kernel keeps a float32 for each query and head (FlashAttention, arXiv:2205.14135). Other kernels keep the
-    softmax of every score, a cast of it for the product, and with dropout its mask and a copy.
+    softmax of every score, a cast of it for the product, and with dropout its mask and a copy. Causal attention needs
+    one mask, if any; within documents each sequence has its own, which SDPA keeps in the dtype of the products.
     """
+    T, packed = config.block_size, config.packed
+    masks = run.batch_size if packed else 1
     if not (scores := _scores(config, run)):
-        return 4 * _tokens(config, run) * config.n_head
+        mask = run.itemsize * masks * T * T if packed and run.attention != "flex" else 0
+        return 4 * _tokens(config, run) * config.n_head + mask
     softmax, e, dropout = _score_bytes(run), run.itemsize, config.dropout > 0
     each = 3 * softmax if run.cpu and dropout else softmax + (e if dropout or e < softmax else 0) + dropout
-    return each * scores + scores // (run.batch_size * config.n_head)  # the causal mask serves all heads
+    return each * scores + masks * scores // (run.batch_size * config.n_head)  # a mask serves all heads
 
 
 def _score_bytes(run):
@@ -237,11 +241,11 @@ def _logits(config, run):
 
 @dataclass(frozen=True)
 class Machine:
-    """What a GPU and its links really do: FLOP/s, bytes/s, and seconds of a hop."""
+    """What a GPU and its links really reach: FLOP/s, bytes/s, and seconds of a hop."""
 
-    peak: float  # FLOP/s that MFU is a share of
+    peak: float  # FLOP/s of the data sheet, of which MFU is a share
     products: float  # FLOP/s of matrix products
-    flash: float  # FLOP/s of a fused attention kernel, of the FLOPs that it does
+    flash: float  # FLOP/s of a fused attention kernel, counting only the FLOPs that it does
     traffic: float  # bytes/s of memory
     link: float = math.inf  # bytes/s to the other GPUs of the node
     hop: float = 0.0
@@ -263,10 +267,10 @@ class Step:
 
     products: float  # matrix products
     attention: float
-    traffic: float  # element-wise work, which waits for memory
+    traffic: float  # element-wise work, bound by memory
     optimizer: float
     rest: float  # computation that no formula counts
-    communication: float  # in all
+    communication: float  # all of it, hidden or not
     exposed: float  # communication that no computation hides
     sent: float  # bytes that a GPU sends
 
@@ -282,7 +286,7 @@ class Step:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The fewest and the most seconds that are to be expected."""
+        """The fewest and the most seconds to expect."""
         return tuple(share * self.total for share in TIME_RANGE)
 
     @property
@@ -299,7 +303,7 @@ def flops_per_token(config: Any) -> int:
 
 
 def _multiplied(config):
-    """Parameters that each token is multiplied with: all but positions."""
+    """Parameters by which each token is multiplied: all but positions."""
     return config.num_params - config.block_size * config.n_embd
 
 
@@ -322,11 +326,11 @@ def _optimizer(config, run, machine):
     """Seconds of the optimizer's step.
 
     AdamW reads a weight, its gradient and two moments, and writes all but the gradient; clipping reads the gradient
-    once more: 32 bytes. Muon's kernels are not fused: those of optimizer.py move about 106. Its five steps of
+    once more: 32 bytes. Muon's kernels are not fused: those of optimizer.py move about 86. Its five steps of
     Newton-Schulz cost 10 r² (2 c + r) FLOPs for a matrix of r x c, r the smaller: 280 C³ for the four of a layer.
     """
     matrices = hidden(config) if run.optimizer == "muon" else 0
-    traffic = 32 * (config.num_params - matrices) / run.shards + 106 * matrices
+    traffic = 32 * (config.num_params - matrices) / run.shards + 86 * matrices
     return traffic / machine.traffic + 70 / 3 * config.n_embd * matrices / machine.products
 
 

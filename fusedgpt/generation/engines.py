@@ -1,8 +1,8 @@
-"""A model made ready to generate on this machine: a dtype for each phase, and a decode step that may be compiled.
+"""Prepare a model to generate on this machine, with a dtype for each phase and a decode step that may be compiled.
 
-Prefill reads a whole prompt and is bound by compute; decode reads every weight for each token and is bound by memory.
-So the dtype that is fastest for one may be slow for the other: on 2 cores of an AMD EPYC (PyTorch 2.13, GPT-2 124M) a
-prompt of 32 tokens took 0.07 s in float32, 0.02 s in bfloat16 and 0.14 s in float16; a token took 33, 14 and 9 ms.
+Prefill reads a whole prompt and is bound by compute. Decode reads every weight for each token and is bound by memory.
+So the fastest dtype for one may be slow for the other. On 2 cores of an AMD EPYC (PyTorch 2.13, GPT-2 124M) a prompt
+of 32 tokens took 0.07 s in float32, 0.02 s in bfloat16 and 0.14 s in float16; a token took 33, 14 and 9 ms.
 
 B samples, T prompt ids, S = block_size, nh heads, hs head size.
 """
@@ -19,17 +19,17 @@ from fusedgpt.machine import timing
 from fusedgpt.machine.device import dtype_name, resolve_dtype
 
 PRECISE_FIRST = (torch.float32, torch.float16, torch.bfloat16)
-WORTH = 0.9  # a coarser dtype must take at most this share of the time, so that noise does not change what a seed draws
+WORTH = 0.9  # take a coarser dtype only below this share of the time, so that noise does not change what a seed draws
 ENOUGH_WEIGHTS = 2**25  # weights to time decode with: 64 MiB in 16 bits, more than the caches of most CPUs hold
 ROWS = 64  # tokens to time prefill with: more would not change which dtype wins, and float16 may be slow
-HOPELESS_MS = 200  # a dtype whose first call takes longer is timed once: more would cost more than the choice wins
+HOPELESS_MS = 200  # time a dtype only once if its first call takes longer
 
 
 class Engine:
     """A model for generate.new_tokens that runs in one dtype on several ids and in another on a single id.
 
-    `dtypes` are those of prefill and decode; `chosen` gives the reason in one line, empty if nothing was measured.
-    `cache` is the one to give to every call of new_tokens: a CUDA graph is bound to its buffers.
+    `dtypes` are the dtypes of prefill and decode. `chosen` gives the reason in one line; it is empty if nothing was
+    measured. Pass `cache` to every call of new_tokens, because a CUDA graph is bound to its buffers.
     """
 
     def __init__(self, prefill: nn.Module, decode: nn.Module, dtypes: tuple[torch.dtype, torch.dtype], chosen: str):
@@ -39,7 +39,7 @@ class Engine:
         self.bytes_per_step = decode.get_num_params() * dtypes[1].itemsize
 
     def __call__(self, idx: Tensor, cache: list[LayerCache]) -> tuple[Tensor, None]:
-        """Logits (B, 1, V) after `idx` (B, T), as the model's forward."""
+        """Logits (B, 1, V) after `idx` (B, T), as from the model's forward."""
         one = idx.size(1) == 1 and cache[0].length > 0
         return (self.decode if one else self.prefill)(idx, cache=cache)
 
@@ -53,11 +53,11 @@ def prepare(
     prompt_length: int = 32,
     compiled: bool = False,
 ) -> Engine:
-    """`model` (a GPT) ready to generate on `device`. `model` itself is not changed, and may be freed afterwards.
+    """Make an Engine of `model` (a GPT) for `device`. `model` itself is not changed, and may be freed afterwards.
 
-    dtype 'auto' times both phases in each dtype on a CPU, for `batch_size` prompts of `prompt_length`; on other devices
-    resolve_dtype decides. Any other name holds for both phases. compiled: torch.compile the decode step, which becomes
-    one CUDA graph on a GPU if the model's attention takes a mask.
+    dtype: 'auto' times both phases in each dtype on a CPU, for `batch_size` prompts of `prompt_length`; on other
+    devices resolve_dtype decides. Any other name holds for both phases.
+    compiled: torch.compile the decode step. On a GPU it becomes one CUDA graph if the model's attention takes a mask.
     """
     chosen = ""
     if dtype == "auto" and device.type == "cpu":
@@ -71,11 +71,11 @@ def prepare(
     if compiled and device.type == "cuda" and attention and attention.takes_mask:
         engine.decode = GraphedStep(second)
     elif compiled:
-        # dynamic, because the cache grows by one token each step. On 2 CPU cores a step of GPT-2 124M took 9.1 ms eager
-        # and 7.7 compiled, or 8.7 with a wrapper in Python; on a busy machine, timed in turn, 9.0 and 8.8
+        # dynamic, because the cache grows by one token each step. On 2 CPU cores a step of GPT-2 124M took 9.1 ms
+        # eager, 7.7 compiled, and 8.7 compiled without cpp_wrapper; on a busy machine, in turn, 9.0 eager and 8.8
         options = {"cpp_wrapper": True} if device.type == "cpu" else None
         engine.decode = torch.compile(second, dynamic=True, options=options)
-    if compiled:  # now, so that no token waits for it: the first ones and the last of a window have graphs of their own
+    if compiled:  # compile now, so that no token waits; the first tokens and the last of a window have their own graphs
         idx, S = torch.zeros(batch_size, 1, dtype=torch.long, device=device), model.config.block_size
         for length in sorted({0, 1, 2, S - 1} & set(range(S))):
             for layer in engine.cache:
@@ -86,11 +86,10 @@ def prepare(
 
 
 def converted(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """A copy of `module` with weights on `device` in `dtype`. It shares weights that are so already; ties hold."""
-    # keep requires_grad: without it F.linear sends a slice through bmm, which copies the head's 77 MB
-    # (0.1 s, PyTorch 2.13)
+    """A copy of `module` with weights on `device` in `dtype`. It shares weights that need no change; ties stay."""
+    # keep requires_grad, or F.linear sends a slice through bmm, which copies the head's 77 MB (0.1 s, PyTorch 2.13)
     weights = {id(p): nn.Parameter(p.detach().to(device, dtype)) for p in module.parameters()}
-    return copy.deepcopy(module, weights)  # deepcopy takes these from its memo, and does not copy them
+    return copy.deepcopy(module, weights)  # `weights` is the memo: deepcopy takes these, and copies none
 
 
 def _fastest_dtypes(model, B, T):
@@ -113,7 +112,7 @@ def _in_words(times):
 
 
 def _shortened(model, layers):
-    """`model` with its first `layers` layers only, and without the output layer. The weights are the same."""
+    """`model` with only its first `layers` layers, and without the output layer. It shares the weights."""
     short = copy.deepcopy(model, {id(p): p for p in model.parameters()})
     short.transformer.h, short.lm_head = short.transformer.h[:layers], nn.Identity()
     return short
@@ -128,9 +127,9 @@ def _first_worth_it(times):
 
 
 def _milliseconds(model, shape, dtype):
-    """Milliseconds of `model` on (B, T) tokens: the least of five calls, because other load only adds.
+    """Milliseconds of `model` on (B, T) tokens: the least of five calls, because other load only adds time.
 
-    A CPU without instructions for a dtype may take many times as long as in float32: then one call is enough.
+    One call is enough if it is slow, as on a CPU without instructions for the dtype.
     """
     cpu = torch.device("cpu")
     model, idx = converted(model, cpu, dtype).eval(), torch.zeros(shape, dtype=torch.long)
@@ -146,7 +145,7 @@ class StaticLayer:
     """A view of a LayerCache whose shapes never change: a tensor holds the position of the next key."""
 
     def __init__(self, layer: LayerCache, position: Tensor):
-        self.k, self.v, self.position, self.length = layer.k, layer.v, position, 0
+        self.k, self.v, self.ids, self.position, self.length = layer.k, layer.v, layer.ids, position, 0
 
     def positions(self, T: int, device: torch.device) -> Tensor:
         """The position (1,) of the next id. T is 1."""
@@ -158,11 +157,15 @@ class StaticLayer:
         self.v.index_copy_(2, self.position, v.to(self.v.dtype))
         return self.k, self.v
 
+    def extend_ids(self, idx: Tensor) -> Tensor:
+        """Write idx (B, 1); return the whole buffer of ids, (B, S), filled or not."""
+        return self.ids.index_copy_(1, self.position, idx)
+
 
 class StaticStep:
-    """A decode step of static shapes: attention over the whole buffers, with a mask that hides what is not filled.
+    """A decode step with static shapes: attention over the whole buffers, with a mask over what is not filled.
 
-    `captured` returns the function that runs each time. That function reads and writes tensors in place.
+    `captured` returns the function to run for each token. It reads and writes tensors in place.
     """
 
     def __init__(self, model: nn.Module):
@@ -172,8 +175,8 @@ class StaticStep:
         self.buffers = None
 
     def __call__(self, idx: Tensor, cache: list[LayerCache]) -> tuple[Tensor, None]:
-        """Logits (B, 1, V) after one more id each, `idx` (B, 1)."""
-        if self.buffers is not cache[0].k:  # another cache has other addresses
+        """Logits (B, 1, V) after one more id of each sample, `idx` (B, 1)."""
+        if self.buffers is not cache[0].k:  # another cache, at other addresses
             self._bind(idx, cache)
         self.idx.copy_(idx)
         self.position.fill_(cache[0].length)
@@ -182,7 +185,7 @@ class StaticStep:
         return self.run(), None
 
     def _bind(self, idx, cache):
-        # zeros, because what is masked has weight 0, and 0 x NaN would be NaN
+        # masked positions have weight 0, but 0 x NaN would be NaN
         for layer in cache:
             layer.k[:, :, layer.length :], layer.v[:, :, layer.length :] = 0, 0
         self.buffers, self.idx = cache[0].k, idx.clone()
@@ -192,21 +195,24 @@ class StaticStep:
         self.run = self.captured()
 
     def captured(self):
-        """The function to call for each token: here the step itself."""
+        """The function to call for each token."""
         return self._logits
 
     def _logits(self):
         return self.model(self.idx, cache=self.static)[0]
 
-    def _attend(self, q, k, v, dropout_p):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=(self.every <= self.position)[None])
+    def _attend(self, q, k, v, dropout_p, documents=None):
+        seen = (self.every <= self.position)[None]
+        if documents is not None:
+            seen = (seen & (documents == documents[:, self.position]))[:, None, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 
 class GraphedStep(StaticStep):
-    """A StaticStep, compiled and replayed as one CUDA graph: a GPU waits for Python once a token, not 200 times."""
+    """A StaticStep, compiled and replayed as one CUDA graph. The GPU waits for Python once a token, not 200 times."""
 
     def captured(self):
-        """The function that replays the graph. Warm-up and capture write only keys that the first replay overwrites."""
+        """The function that replays the graph. Warm-up and capture only write keys that the first replay overwrites."""
         step, graph, side = torch.compile(self._logits, dynamic=False), torch.cuda.CUDAGraph(), torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

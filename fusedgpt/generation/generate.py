@@ -1,4 +1,4 @@
-"""Prompt ids to new ids: the KV cache, prefill, decode and sampling.
+"""Generate new ids after prompt ids: the KV cache, prefill, decode and sampling.
 
 B samples of one length, T prompt ids, S = block_size, nh heads, hs head size, V vocabulary. A model is a callable
 `(idx, cache=...) -> (logits of the last position (B, 1, V), None)` with `.config.block_size` and `.config.n_layer`.
@@ -16,9 +16,9 @@ FLOAT32 = torch.finfo(torch.float32)
 
 
 def cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of keys and values that a model of `dtype` keeps on `device`: float32 on a CPU, otherwise `dtype`.
+    """The dtype of the KV cache of a model in `dtype` on `device`: float32 on a CPU, otherwise `dtype`.
 
-    A CPU multiplies one query with float16 keys slowly. Twelve layers of GPT-2 with 1000 keys each took 2.7 ms from
+    A CPU multiplies one query with 16-bit keys slowly. Twelve layers of GPT-2 with 1000 keys each took 2.7 ms from
     float32, 7.4 ms from bfloat16 and 11.6 ms from float16 (2 cores, PyTorch 2.13).
     """
     return torch.float32 if device.type == "cpu" else dtype
@@ -28,7 +28,7 @@ class LayerCache:
     """The keys and values of one layer, each (B, nh, length, hs), in buffers that hold `capacity` positions."""
 
     def __init__(self, capacity: int):
-        self.capacity, self.length, self.k = capacity, 0, None
+        self.capacity, self.length, self.k, self.ids = capacity, 0, None, None
 
     def positions(self, T: int, device: torch.device) -> Tensor:
         """The positions (T,) of the next T ids."""
@@ -38,12 +38,20 @@ class LayerCache:
         """Append k and v (B, nh, T, hs); return all keys and values so far, (B, nh, length, hs)."""
         B, nh, _, hs = k.shape
         if self.k is None or self.k.size(0) != B:
-            # buffers for all positions, because torch.cat would copy the cache for each token
+            # allocate all positions, because torch.cat would copy the cache for each token
             dtype = cache_dtype(k.device, k.dtype)
             self.k, self.v = (k.new_empty(B, nh, self.capacity, hs, dtype=dtype) for _ in "kv")
         start, self.length = self.length, self.length + k.size(2)
         self.k[:, :, start : self.length], self.v[:, :, start : self.length] = k, v
         return self.k[:, :, : self.length], self.v[:, :, : self.length]
+
+    def extend_ids(self, idx: Tensor) -> Tensor:
+        """Append `idx` (B, T) before `extend` appends its keys; return all ids so far, (B, length + T)."""
+        stop = self.length + idx.size(1)
+        if self.ids is None or self.ids.size(0) != idx.size(0):
+            self.ids = idx.new_zeros(idx.size(0), self.capacity)
+        self.ids[:, self.length : stop] = idx
+        return self.ids[:, :stop]
 
 
 def new_cache(config: Any) -> list[LayerCache]:
@@ -52,7 +60,7 @@ def new_cache(config: Any) -> list[LayerCache]:
 
 
 def empty(cache: list[LayerCache]) -> list[LayerCache]:
-    """`cache` with nothing in it; its buffers stay where they are."""
+    """Empty `cache` and return it. Its buffers stay where they are."""
     for layer in cache:
         layer.length = 0
     return cache
@@ -65,18 +73,20 @@ def sample(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Ids (B, 1) drawn from logits (B, V). Temperature 0 takes the likeliest; top_k and top_p None or 0 admit all.
+    """Draw ids (B, 1) from logits (B, V). Temperature 0 takes the likeliest ids.
 
-    top_k admits the k likeliest ids; top_p the fewest likeliest that together reach that probability ("nucleus
-    sampling", arXiv:1904.09751). Raises UserError if one of the three is negative, or top_p above 1.
+    top_k: draw from the k likeliest ids; None or 0: from all.
+    top_p: draw from the fewest likeliest ids that together reach this probability ("nucleus sampling",
+    arXiv:1904.09751); None or 0: from all.
+    Raises UserError if one of the three is negative, or if top_p is above 1.
     """
     if not (temperature >= 0 and (top_k or 0) >= 0 and 0 <= (top_p or 0) <= 1):
         raise UserError(f"{temperature=}, {top_k=} and {top_p=} must be 0 or more, and top_p at most 1")
     logits = logits.float()
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
-    # subtract the maximum, so that a tiny temperature cannot overflow. A temperature that is 0 or inf in float32 would
-    # make NaN, so clamp it
+    # Subtract the maximum, so that a tiny temperature cannot overflow. Clamp the temperature, because one that is 0 or
+    # inf in float32 would make NaN.
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / min(max(temperature, FLOAT32.tiny), FLOAT32.max)
     ids = None
     if top_k and top_k < logits.size(-1):
@@ -84,7 +94,7 @@ def sample(
         logits, ids = logits.topk(top_k)
     if top_p:
         p, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
-        # drop an id if those before it already reach top_p; the first id always stays
+        # drop an id if the likelier ones already reach top_p; the likeliest always stays
         beyond = p.cumsum(dim=-1) - p >= max(top_p, FLOAT32.tiny)
         logits = logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
     drawn = torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
@@ -105,18 +115,19 @@ def new_tokens(
 ) -> Iterator[Tensor]:
     """Yield the next ids (B, 1) after `idx` (B, T), T >= 1, `max_new_tokens` times.
 
-    The first pass is the prefill: it reads the whole prompt. Each later pass decodes one token against the KV cache.
-    A prompt longer than S keeps its last S ids. When the window grows beyond S ids, only its newer half is kept: from
-    then on each id is drawn with between S / 2 and S ids before it. Ids from `vocab_size` on are never drawn (None: all
-    may be). `cache` is emptied and used; None: a new one.
-    Raises UserError if logits are not finite: on a CPU any logits, elsewhere those after the prompt.
+    The first pass is the prefill, which reads the whole prompt. Each later pass decodes one token against the KV cache.
+    Only the last S ids of a prompt are read. When the window grows beyond S ids, its newer half is kept: from then on,
+    each id is drawn with between S / 2 and S ids before it.
+    vocab_size: never draw ids from this one on; None: draw from all.
+    cache: emptied and used; None: a new one.
+    Raises UserError if logits are not finite. On a CPU all logits are checked, elsewhere only those after a prompt.
     """
     S = model.config.block_size
     unread = window = idx[:, -S:]
     cache = empty(cache or new_cache(model.config))
     for _ in range(max_new_tokens):
         logits, _ = model(unread, cache=cache)  # (B, 1, V)
-        # a check waits for the device, so a GPU's logits are checked after a prompt only
+        # on a GPU check only after a prompt, because a check waits for the device
         checked = unread is window or logits.device.type == "cpu"
         if checked and not logits[:, -1, :vocab_size].amax(dim=-1).isfinite().all():
             raise UserError(
@@ -126,6 +137,6 @@ def new_tokens(
         unread = sample(logits[:, -1, :vocab_size], temperature, top_k, top_p, generator)
         yield unread
         window = torch.cat((window, unread), dim=1)
-        if window.size(1) > S:  # GPT-2's positions are learned and cannot shift: read the kept half again
+        if window.size(1) > S:  # read the kept half again, because learned positions cannot shift
             unread = window = window[:, -max(1, S // 2) :]
             empty(cache)

@@ -1,4 +1,4 @@
-"""GPT-2 of transformers: its weights as ours, and ours as its model. Nothing here is needed to train."""
+"""Convert GPT-2s from and to transformers. Training from scratch does not need this module."""
 
 import dataclasses
 import os
@@ -13,18 +13,18 @@ from fusedgpt.errors import UserError, first_line
 
 # transformers' names for each activation; to_transformers writes the first
 ACTIVATIONS = {"gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"), "gelu": ("gelu",)}
-LARGEST_CONFIG = 2**20  # bytes; a larger config.json is refused
+LARGEST_CONFIG = 2**20  # bytes of a config.json that is not refused
 MASKS = (".attn.bias", ".attn.masked_bias")  # causal masks that older files store beside the weights
 # linear layers that transformers' GPT-2 stores transposed, because OpenAI's code had them as 1-D convolutions
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
 
 def load(model_type: str | os.PathLike, changes: dict[str, Any]) -> tuple[GPTConfig, dict[str, Tensor]]:
-    """The config, with `changes` to it, and the float32 weights of a GPT-2, by hub id or from a local folder.
+    """Load a GPT-2 by its hub id or from a local folder: its config with `changes`, and its float32 weights.
 
-    Weights have the names of model.py. No code of the folder runs. Raises UserError if `changes` holds more than
-    OVERRIDES, if the GPT-2 cannot be loaded, if it is another architecture, or if its weights are not those that its
-    config asks for.
+    Weights have the names of model.py. No code of the folder runs. Raises UserError if `changes` has settings that are
+    not in OVERRIDES, if the model cannot be loaded, if it has another architecture, or if its weights do not match its
+    config.
     """
     if unknown := changes.keys() - set(OVERRIDES):
         raise UserError(
@@ -35,7 +35,7 @@ def load(model_type: str | os.PathLike, changes: dict[str, Any]) -> tuple[GPTCon
     from transformers.utils import cached_file
 
     logging.disable_progress_bar()  # one progress bar per rank would garble the log
-    # a config could name an implementation of attention on the hub, which would be downloaded and run
+    # "eager", because a config could name an attention on the hub, which transformers would download and run
     how = dict(dtype=torch.float32, attn_implementation="eager", trust_remote_code=False, output_loading_info=True)
     try:
         if not (file := cached_file(model_type, "config.json")):
@@ -48,12 +48,12 @@ def load(model_type: str | os.PathLike, changes: dict[str, Any]) -> tuple[GPTCon
         model, found = GPT2LMHeadModel.from_pretrained(model_type, config=theirs, **how)
         lacking = sorted(found["missing_keys"])
         foreign = sorted(name for name in found["unexpected_keys"] if not name.endswith(MASKS))
-        if lacking or foreign:  # transformers would silently initialise or drop them
+        if lacking or foreign:  # transformers would initialise or drop them in silence
             what = f"lack {lacking[0]}" if lacking else f"have {foreign[0]} too"
             raise ValueError(f"its weights are not those of its config: they {what}")
     except UserError:
         raise
-    except Exception as error:  # a missing, damaged or foreign file can raise anything
+    except Exception as error:  # a damaged file can raise anything
         why = first_line(error)
         why = "its weights have other shapes than its config asks for" if "mismatched" in why else why
         raise UserError(
@@ -67,12 +67,13 @@ def load(model_type: str | os.PathLike, changes: dict[str, Any]) -> tuple[GPTCon
 
 
 def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
-    """A GPT2LMHeadModel that computes what a GPT of `config` and `state` does, with `changes` to its GPT2Config.
+    """A GPT2LMHeadModel that computes the same as a GPT with `config` and `state`. `changes` go to its GPT2Config.
 
-    Vocabulary padding is stripped, and biases that the GPT does not have are zeros. Raises UserError if the GPT
-    computes something that GPT-2 does not.
+    Vocabulary padding is stripped, and missing biases become zeros. The result attends across documents, so a text of
+    several is not computed as with `document_start`. Raises UserError if the GPT computes something
+    that GPT-2 does not.
     """
-    require_known(config, "to_transformers (fusedgpt/interchange/gpt2.py), which makes a GPT-2,")
+    require_known(config, "to_transformers (fusedgpt/interchange/gpt2.py), which makes a GPT-2,", ("document_start",))
     from transformers import GPT2Config, GPT2LMHeadModel, logging
 
     logging.disable_progress_bar()
@@ -83,7 +84,7 @@ def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
         n_head=config.n_head,
         n_embd=config.n_embd,
         activation_function=ACTIVATIONS[config.activation][0],
-        bos_token_id=None,  # GPT-2's, by default
+        bos_token_id=None,  # the default would be GPT-2's
         eos_token_id=None,
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout),
     )
@@ -91,7 +92,7 @@ def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
     params = dict(theirs.named_parameters())
     of_gpt2 = {name for name in params if config.bias or not name.endswith("bias")}
     if other := sorted(of_gpt2 ^ (state.keys() - {"lm_head.weight"})):  # lm_head.weight is tied to wte
-        raise UserError(f"the model is no GPT-2, and cannot be one of transformers': {other[0]} is in only one of both")
+        raise UserError(f"the model is no GPT-2 and cannot be written as one: {other[0]} is in only one of the two")
     with torch.no_grad():
         for name, p in params.items():
             w = state[name] if name in of_gpt2 else torch.zeros_like(p)
@@ -99,15 +100,15 @@ def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
             w = w.t() if name.endswith(CONV1D) else w
             if w.shape != p.shape:
                 shapes = f"{tuple(w.shape)}, and in a GPT-2 {tuple(p.shape)}"
-                raise UserError(f"the model is no GPT-2, and cannot be one of transformers': {name} is {shapes}")
+                raise UserError(f"the model is no GPT-2 and cannot be written as one: {name} is {shapes}")
             p.copy_(w)
     return theirs
 
 
 def _require_room(num_params, folder):
-    """Raise ValueError if the files of a local `folder` are too small for `num_params` weights of 2 bytes or more.
+    """Raise ValueError if the files of a local `folder` are too small for `num_params` weights of 2 bytes.
 
-    transformers builds whatever a config asks for, and fills what the files lack.
+    Otherwise transformers would build a model of any size that a config asks for.
     """
     files = [file for kind in ("*.safetensors", "*.bin") for file in folder.glob(kind) if file.is_file()]
     held = sum(file.stat().st_size for file in files)
@@ -116,7 +117,7 @@ def _require_room(num_params, folder):
 
 
 def _fields(c, model_type):
-    """The fields of GPTConfig for `c`, the GPT2Config of transformers. Raises UserError if it is no OpenAI GPT-2."""
+    """The fields of GPTConfig for `c`, a GPT2Config. Raises UserError if the model is not built as OpenAI's GPT-2."""
     named = {name: ours for ours, names in ACTIVATIONS.items() for name in names}
     openais = {"model_type": "gpt2", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
     openais |= {"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True}

@@ -1,4 +1,4 @@
-"""Tokenizers in Hugging Face's format: the one that a data set's meta describes, and a model's as a meta."""
+"""Convert between Hugging Face's tokenizers and the meta of a data set."""
 
 import json
 import math
@@ -13,23 +13,23 @@ from fusedgpt.errors import UserError
 from fusedgpt.settings import PRETRAINED
 
 BYTES = byte_characters()
-ONE_CHARACTER = r"[\s\S]"  # a dot would leave out line ends
+ONE_CHARACTER = r"[\s\S]"  # a dot does not match line ends
 
 
 def tokenizer(meta: dict, max_length: int) -> Any:
     """The tokenizer that `meta` describes, as a PreTrainedTokenizerFast for contexts of `max_length` tokens.
 
-    Its ids are those of Tokenizer.encode: of the special tokens only the one that ends a text becomes an id, all others
-    are text. That one is named <|endoftext|>, unless a tokenizer.json from elsewhere has another. A character that a
-    `char` tokenizer does not know is an error in transformers too, because no id can stand for it. Raises UserError if
-    the tokenizer is unknown, or cannot be loaded.
+    It gives the ids of Tokenizer.encode. The only special token is the end of a text; all others are ordinary text. Its
+    name is <|endoftext|>, unless a tokenizer.json from elsewhere has another name. A character that a `char` tokenizer
+    does not know is an error in transformers too, because no id can stand for it. Raises UserError if the tokenizer is
+    unknown, or cannot be loaded.
     """
     from transformers import PreTrainedTokenizerFast
 
     ours = Tokenizer(meta)
     with fails_as(f"the tokenizer {ours.kind!r} cannot be written for transformers"):
         built = {"byte": _byte_level, "char": _of_characters, "json": _of_json}.get(ours.kind, _of_tiktoken)(ours)
-        # without such an id a model must not stop at another: by default transformers takes GPT-2's
+        # None if no id ends a text: the model must not stop at GPT-2's id, which transformers takes by default
         end = None if ours.end_of_text is None else built.id_to_token(ours.end_of_text)
         return PreTrainedTokenizerFast(
             tokenizer_object=built,
@@ -46,15 +46,15 @@ def _of_tiktoken(ours):
     bpe = tiktoken_bpe(ours.kind)
     special = {bpe.encode_single_token(text) for text in bpe.special_tokens_set}
     ranks = {token: id for id, token in enumerate(ours.tokens) if token is not None and id not in special}
-    # {1,3}+ is possessive in tiktoken's regular expressions, but repeats {1,3} in those of `tokenizers`. In cl100k_base
-    # it ends an alternative, where possessive or not is the same
+    # {1,3}+ is possessive in tiktoken's regular expressions, but `tokenizers` would repeat {1,3}. In cl100k_base it
+    # ends an alternative, so {1,3} matches the same
     pattern = re.sub(r"(\{\d+,\d+\})\+", r"\1", bpe._pat_str)
     split = pre_tokenizers.Split(Regex(pattern), "isolated")
     return _byte_level(ours, [_last_merge(token, ranks) for token in ranks if len(token) > 1], [split])
 
 
 def _last_merge(token, ranks):
-    """The two tokens that a BPE merges last into `token`. It always merges the pair of the lowest rank first."""
+    """The two tokens whose merge makes `token`. A BPE always merges the pair of the lowest rank first."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         at = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], math.inf))
@@ -63,12 +63,12 @@ def _last_merge(token, ranks):
 
 
 def _byte_level(ours, merges=(), splits=()):
-    """A byte-level BPE of the tokens of `ours`. One of them ends a text; those that no merge makes are in no text."""
+    """A byte-level BPE with the tokens of `ours`. Of the special tokens, only the end of a text can be in a text."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
     ids = {_name(token): id for id, token in enumerate(ours.tokens) if token is not None}
-    # ignore_merges: a word that is a token is that token, as in tiktoken, even if no merge leads there
+    # ignore_merges: a word that is a token becomes that token, as in tiktoken, even if no merges make it
     built = tokenizers.Tokenizer(models.BPE(ids, [tuple(map(_name, pair)) for pair in merges], ignore_merges=True))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     built.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
@@ -79,7 +79,7 @@ def _byte_level(ours, merges=(), splits=()):
 
 
 def _name(token):
-    """The bytes of a token as a byte-level BPE writes them."""
+    """The name of a token, given as bytes, in the vocabulary of a byte-level BPE."""
     return "".join(BYTES[byte] for byte in token)
 
 
@@ -95,9 +95,9 @@ def _of_characters(ours):
 
 
 def _of_json(ours):
-    """The tokenizer.json without what Tokenizer.encode leaves out: truncation, padding, and ids put around a text.
+    """The tokenizer.json without truncation, padding and ids put around a text, which Tokenizer.encode leaves out.
 
-    Special tokens that do not end a text keep their ids but become tokens that no text has.
+    Special tokens that do not end a text keep their ids, but get names that no text can have.
     """
     import tokenizers
 
@@ -113,15 +113,15 @@ def _of_json(ours):
 
 
 def read_meta(name: str) -> dict:
-    """The meta of a model's tokenizer as own_meta has it. A model without one is taken to have GPT-2's BPE."""
+    """The meta of a model's tokenizer as in own_meta. A model without one is taken to have GPT-2's BPE."""
     return own_meta(name) or GPT2
 
 
 def own_meta(name: str) -> dict | None:
-    """The meta of a model's tokenizer, as in a data set's meta.json; None without one. name: hub id or folder.
+    """The meta of a model's tokenizer, as in a data set's meta.json, or None. name: hub id or folder of the model.
 
-    An export of export.py has a meta.json. Of any other model, tokenizer.json is read, which must be byte-level. Raises
-    UserError if the file is damaged, or not byte-level.
+    It comes from the meta.json that export.py writes, or else from tokenizer.json, which must be byte-level. Raises
+    UserError if the file is damaged, or if the tokenizer is not byte-level.
     """
     if name in PRETRAINED:
         return GPT2

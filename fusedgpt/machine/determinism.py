@@ -1,4 +1,4 @@
-"""What makes a run repeatable: a random stream of its own for each use, and operations that are deterministic."""
+"""Make runs repeatable: a separate random stream for each use, and deterministic operations."""
 
 import os
 
@@ -7,18 +7,18 @@ import torch
 
 
 def seed(*stream: int | str) -> None:
-    """Seed PyTorch on every device with the stream that a tuple names, such as (1337, 'dropout', iteration).
+    """Seed PyTorch on every device with a named stream, such as (1337, 'dropout', iteration).
 
-    Each use (weights, dropout of one micro-batch) has its own stream, so that none depends on what was drawn before.
+    Each use (weights, dropout of one micro-batch) has its own stream, so that it does not depend on earlier draws.
     """
     words = [int.from_bytes(word.encode()) if isinstance(word, str) else word for word in stream]
     torch.manual_seed(int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1))
 
 
 def require_deterministic() -> None:
-    """From here on, PyTorch raises an error for every operation that is not deterministic.
+    """Let PyTorch raise an error for every operation that is not deterministic, from here on.
 
-    Inductor then chooses no kernel by timing it, because a choice that varies changes the rounding.
+    Inductor then no longer chooses kernels by their time, because another choice would round differently.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
     torch.use_deterministic_algorithms(True)

@@ -1,20 +1,22 @@
-"""The settings device, dtype and compile, resolved against the machine."""
+"""Resolve the settings device, dtype and compile for this machine."""
 
 import contextlib
 import functools
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 
 import torch
 
 from fusedgpt.errors import UserError, first_line
 
+NAMES = "auto, cpu, cuda, cuda:1 or mps"  # of devices, for messages
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 _lowered = os.environ.get("ATEN_CPU_CAPABILITY")
 if _lowered and "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-    # PyTorch 2.13 reuses cached graphs whatever instructions they were made for, and the wrong ones corrupt the heap
+    # PyTorch 2.13 also reuses graphs that were compiled for other CPU instructions, and these can corrupt the heap
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes a second to import, so only here
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{default_cache_dir()}_{_lowered}"
@@ -23,15 +25,18 @@ if _lowered and "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
 def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
     """The device that a setting names; 'auto' takes a GPU if there is one. Raises UserError if it is not here.
 
-    Under torchrun each rank takes the GPU of its `local_rank`, even if the setting names one: no two share one.
+    Under torchrun each rank takes the GPU of its `local_rank`, even if the setting names another, so that no two ranks
+    share a GPU.
     """
     accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(accelerator if name == "auto" else name)
     except RuntimeError as error:
-        raise UserError(f"device={name!r} is no device of PyTorch's: try auto, cpu, cuda, cuda:1 or mps") from error
+        raise UserError(f"device={name!r} is unknown to PyTorch: try {NAMES}") from error
     if device.type not in ("cpu", accelerator):
-        raise UserError(f"device={name!r} is not here: PyTorch finds {accelerator} on this machine. Try --device=auto")
+        found = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+        why = "is not here" if device.type in ("cuda", "mps") else "is not supported"
+        raise UserError(f"device={name!r} {why}: PyTorch finds {found.type} on this machine. --device can be {NAMES}")
     if device.type == "cuda":
         index = (device.index or 0) if local_rank is None else local_rank
         if index >= torch.cuda.device_count():
@@ -42,27 +47,22 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products that a setting names; 'auto' takes bfloat16 if the hardware multiplies it.
+    """The dtype of matrix products that a setting names. 'auto' takes bfloat16 if the hardware multiplies it.
 
-    Raises UserError if a GPU only emulates it, and warns if a CPU does.
+    If the setting names bfloat16, raises UserError on a GPU that only emulates it, and warns on such a CPU.
     """
     if name != "auto":
         if name == "bfloat16" and device.type == "cpu" and not cpu_multiplies_bfloat16():
-            _warn_once(
-                "this CPU has no instructions for bfloat16 and takes many times as long as for float32:"
-                " give --dtype=float32"
-            )
+            _warn_once("this CPU only emulates bfloat16, and float32 is many times as fast: give --dtype=float32")
         if name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise UserError(
-                f"dtype='bfloat16' is not in the hardware of {torch.cuda.get_device_name(device)}: use float16"
-            )
+            raise UserError(f"{torch.cuda.get_device_name(device)} only emulates bfloat16: give --dtype=float16")
         return DTYPES[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     return torch.bfloat16 if device.type == "cpu" and cpu_multiplies_bfloat16() else torch.float32
 
 
-@functools.cache  # Python's own count restarts whenever warnings are caught
+@functools.cache  # Python itself would repeat the warning after each warnings.catch_warnings
 def _warn_once(sentence):
     warnings.warn(sentence, stacklevel=3)
 
@@ -78,11 +78,11 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def cpu_multiplies_bfloat16() -> bool:
-    """Whether PyTorch multiplies bfloat16 with instructions for it. Without them, products take many times as long."""
+    """Whether PyTorch has CPU instructions for products in bfloat16. Without them, products take many times as long."""
     has = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.11 does not have it yet
-    can = has.get("avx512_bf16") or has.get("amx_tile") or has.get("bf16")  # the last is Arm's name
-    # oneDNN makes these products, and ONEDNN_MAX_CPU_ISA=AVX2 keeps it from instructions that the CPU has
-    used = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)  # absent from a build without oneDNN
+    can = has.get("avx512_bf16") or has.get("amx_tile") or has.get("bf16")  # bf16 is Arm's name
+    # oneDNN computes these products, and ONEDNN_MAX_CPU_ISA=AVX2 forbids it to use newer instructions
+    used = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)  # missing if built without oneDNN
     return bool(can and used())
 
 
@@ -91,8 +91,26 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
     return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
+@contextlib.contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """A context in which CUDA may round the factors of float32 products to TF32, which has float16's 11 bits, or not.
+
+    PyTorch's default is that it may not, but an environment variable can change that, as NVIDIA's containers do.
+    """
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def multiplies_tf32(device: torch.device) -> bool:
+    """Whether products of float32 on `device` are in TF32 in this process."""
+    return device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+
+
 def resolve_compile(setting: bool | str, device: torch.device) -> tuple[bool, str]:
-    """Whether to compile, and if not, why. 'auto' compiles on a GPU; True compiles if this machine can."""
+    """Whether to compile, and why it is not possible if it was asked for. 'auto' asks for it on a GPU only."""
     if setting is False or (setting == "auto" and device.type != "cuda"):
         return False, ""
     reason = why_no_compiler(device)
@@ -103,12 +121,24 @@ def why_no_compiler(device: torch.device) -> str | None:
     """Why torch.compile fails on `device`, or None if it works. It needs Triton or a C++ compiler."""
     try:
         torch.compile(lambda x: x * 2 + 1)(torch.ones(8, device=device))
-    except Exception as error:  # each backend reports a missing compiler with an exception type of its own
+    except Exception as error:  # each backend has its own exception type for a missing compiler
         return f"{type(error).__name__}: {first_line(error)}"
     return None
 
 
 def graphs_compiled() -> int:
-    """How many graphs torch.compile has made in this process, forward and backward together counted as one."""
-    dynamo = sys.modules.get("torch._dynamo")  # a second to import, and not needed unless something is compiled
+    """How many graphs torch.compile has made in this process. A forward with its backward counts as one."""
+    dynamo = sys.modules.get("torch._dynamo")  # do not import it: that takes a second, and it is there after a compile
     return dynamo.utils.counters["aot_autograd"]["total"] if dynamo else 0
+
+
+def cuda_graphs(device: torch.device) -> bool:
+    """Whether all graphs that torch.compile has made for `device` are replayed as CUDA graphs.
+
+    TORCHINDUCTOR_CUDAGRAPHS=1 in the environment asks for them. PyTorch leaves out a graph that it cannot replay.
+    """
+    if device.type != "cuda" or not graphs_compiled():
+        return False
+    from torch._inductor import config
+
+    return config.triton.cudagraphs and not sys.modules["torch._dynamo"].utils.counters["inductor"]["cudagraph_skips"]

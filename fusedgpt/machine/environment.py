@@ -1,4 +1,4 @@
-"""What a measurement depends on: hardware, versions, commit, and the state of the machine."""
+"""Record what a measurement depends on: hardware, versions, commit, and the state of the machine."""
 
 import contextlib
 import importlib.metadata
@@ -11,19 +11,19 @@ import torch
 
 from fusedgpt.machine.device import cpu_multiplies_bfloat16
 
-# what nvidia-smi is asked for
+# columns to query from nvidia-smi
 GPU_STATE = ("driver_version", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "power.limit")
 
 
 def environment(device: torch.device) -> dict:
-    """What a figure that is measured on `device` depends on: the same for every row of a benchmark."""
+    """What a measurement on `device` depends on and what stays the same for all rows of a benchmark."""
     found = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
-        "commit": commit(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
+        "commit": commit(os.path.dirname(os.path.abspath(__file__))) or os.environ.get("FUSEDGPT_COMMIT"),
     }
     if device.type == "cuda":
         found |= {"cuda": torch.version.cuda or f"ROCm {torch.version.hip}", "cudnn": torch.backends.cudnn.version()}
@@ -37,7 +37,7 @@ def environment(device: torch.device) -> dict:
 
 
 def machine_state(device: torch.device) -> dict:
-    """What changes a figure from one minute to the next: clocks, temperature, power, load, if they can be read."""
+    """What may change a figure from one minute to the next: clocks, temperature, power or load, if they can be read."""
     if device.type == "cuda" and torch.version.cuda:
         query = ["nvidia-smi", f"--query-gpu={','.join(GPU_STATE)}", "--format=csv,noheader", f"--id={device.index}"]
         try:
@@ -53,7 +53,7 @@ def machine_state(device: torch.device) -> dict:
 
 
 def _cpu_name():
-    """The CPU's name and instructions: several generations may share a name, and differ many times over in speed."""
+    """The CPU's name and instructions. Generations of very different speed may share a name."""
     names = _cpuinfo("model name") if sys.platform == "linux" else []
     instructions = torch.backends.cpu.get_cpu_capability() + ("+bfloat16" if cpu_multiplies_bfloat16() else "")
     return f"{names[0] if names else platform.processor()}, {instructions}"
@@ -65,7 +65,7 @@ def _cpuinfo(name):
 
 
 def commit(folder: str | os.PathLike) -> str | None:
-    """The commit of the clone in `folder`, marked if files of it were changed since; None if it is not a clone."""
+    """The commit of the clone in `folder`, marked if its files were changed since; None if it is no clone."""
     git = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()

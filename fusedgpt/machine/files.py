@@ -1,4 +1,4 @@
-"""Files that are either complete or absent, a file that grows by lines, and a lock on a folder."""
+"""Write files that are either complete or absent, or that grow by lines, and lock a folder."""
 
 import contextlib
 import errno
@@ -21,10 +21,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterator[IO]:
-    """Open a file for writing that gets its name `path` only once it is complete and on the disk.
+    """Open a file for writing. It gets the name `path` only once it is complete and on the disk.
 
-    Its folder is made if it is missing. If the process is killed, `path` keeps its old content; the next write replaces
-    the temporary file that was left.
+    A missing folder is made. If the process is killed, `path` keeps its old content, and the next write replaces the
+    temporary file that was left.
     aside: part of the temporary file's name, so that two processes that write the same `path` do not share it.
     Raises UserError if the disk is full or cannot be written.
     """
@@ -32,14 +32,14 @@ def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterat
     temporary, opened = path.with_name(f".{path.name}{aside}.tmp"), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # a name that is not UTF-8, such as a folder's, is written as escapes
+        # write names of files and folders that are not UTF-8 as escapes
         how = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace"}
         with open(temporary, mode, **how) as file:
             opened = os.fstat(file.fileno())
             yield file
             file.flush()
             os.fsync(file.fileno())  # otherwise a power cut could leave the new name without content
-        if not _is_still(temporary, opened):  # writing a large file takes a minute
+        if not _is_still(temporary, opened):  # a lot can happen while a large file is written for a minute
             raise FileNotFoundError(errno.ENOENT, "the folder was moved, or another process has replaced the file")
         os.replace(temporary, path)
     except BaseException as error:
@@ -52,16 +52,16 @@ def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterat
 
 
 def cannot_write(path: pathlib.Path, error: OSError) -> UserError:
-    """What to say if the disk refuses to write the file `path`."""
+    """The UserError for a disk that refuses to write the file `path`."""
     kept = "what it held before is kept" if path.is_file() else "nothing was written"
     remedy = "Make room" if error.errno in FULL else "Make the folder writable"
     return UserError(f"cannot write {path}: {error.strerror or error}; {kept}. {remedy}, or name another folder")
 
 
 def _is_still(path, opened):
-    """Whether `path` still names the file that was `opened`, the answer of os.fstat for it.
+    """Whether `path` still names the file of `opened`, a result of os.fstat.
 
-    If the disk does not answer, assume that it does: the next write says what is wrong.
+    If the disk does not answer, assume that it does, because the next write will say what is wrong.
     """
     try:
         return os.path.samestat(os.stat(path), opened)
@@ -72,11 +72,11 @@ def _is_still(path, opened):
 
 
 class Lock:
-    """The lock of a folder, held by an open `file` in it until `close`, or until the end of a `with` statement."""
+    """The lock of a folder. An open `file` in the folder holds it until `close`, or until a `with` statement ends."""
 
     def __init__(self, file: IO):
         self.path, self.file, self.opened = pathlib.Path(file.name), file, os.fstat(file.fileno())
-        weakref.finalize(self, file.close)  # if a run ends with an error: Python warns of a file that nobody closes
+        weakref.finalize(self, file.close)  # after an error, Python would warn of a file that nobody closes
 
     def __enter__(self):
         return self
@@ -89,14 +89,14 @@ class Lock:
         self.file.close()
 
     def check(self, go_on: str = "--init_from=auto and that --out_dir") -> None:
-        """Raise UserError if the folder was moved or removed, or has another lock: what is there now is not ours.
+        """Raise UserError if the folder was moved or removed, or has another lock.
 
-        Call it before each write: a write would make the folder anew, or replace what another process has written.
-        go_on: the settings to go on with.
+        Call it before each write, which would make the folder anew, or replace what another process has written there.
+        go_on: the settings that the message tells the user to go on with.
         """
         if _is_still(self.path, self.opened):
             return
-        folder, since = self.path.parent, "while this process used it, which has written nothing since"
+        folder, since = self.path.parent, "while this process used it. The process has written nothing since"
         if now := self._moved_to():
             raise UserError(f"{folder} was moved to {now} {since}. What was saved is there: go on with {go_on}")
         if not folder.is_dir():
@@ -106,22 +106,22 @@ class Lock:
             )
         raise UserError(
             f"{self.path}, which keeps other processes out of {folder}, was removed or replaced {since}. What was saved"
-            " is still there, or in the last of its folders previous-N if another run has begun: make sure that no"
-            f" other uses it, and go on with {go_on}"
+            " is still in the folder or, if another run has begun there, in the last of its folders previous-N: make"
+            f" sure that no other run uses it, and go on with {go_on}"
         )
 
     def _moved_to(self):
-        """The folder in which the open file is now; None if the file was removed, or if the system does not say."""
+        """The folder where the open file is now; None if it was removed, or if the system does not say."""
         with contextlib.suppress(OSError):
-            now = pathlib.Path(os.readlink(f"/proc/self/fd/{self.file.fileno()}"))  # Linux follows an open file
+            now = pathlib.Path(os.readlink(f"/proc/self/fd/{self.file.fileno()}"))  # Linux knows its present path
             return now.parent if now.name == self.path.name and _is_still(now, self.opened) else None
 
 
 def lock(out_dir: str | os.PathLike) -> Lock:
-    """Take the folder for this process, until the lock that is returned is closed.
+    """Take the folder for this process, until the returned lock is closed.
 
-    The system releases the folder when the process ends, however it ends. Raises UserError if another process has it,
-    or if the folder cannot be written.
+    The system releases the folder when the process ends, however it ends. Raises UserError if another process has the
+    folder, or if it cannot be written.
     """
     path = pathlib.Path(out_dir) / ".lock"
     try:
@@ -148,17 +148,17 @@ def lock(out_dir: str | os.PathLike) -> Lock:
 
 
 def link(path: str | os.PathLike, name: str | os.PathLike) -> None:
-    """Give the file `path` a second name, replacing what had it: a hard link, or a copy on a disk without links.
+    """Give the file `path` a second `name`: a hard link, or a copy on a disk without links. Replaces an older `name`.
 
-    If a file is only replaced, as `atomic` does, and never written into, a link is as good as a copy. If `path` is a
-    symbolic link, the file that it names gets the second name. Raises UserError if the disk refuses.
+    A link is as good as a copy, because `atomic` replaces files and never writes into them. If `path` is a symbolic
+    link, the file that it names gets the second name. Raises UserError if the disk refuses.
     """
-    aside = pathlib.Path(name).with_name(".link.tmp")  # one name for all: the next link replaces what a kill left
+    aside = pathlib.Path(name).with_name(".link.tmp")  # always this name, so that the next link removes a leftover
     try:
         aside.unlink(missing_ok=True)
         os.link(os.path.realpath(path), aside)  # a relative symbolic link would name another file there
         os.replace(aside, name)
-        aside.unlink(missing_ok=True)  # POSIX renames nothing if both names are of one file already
+        aside.unlink(missing_ok=True)  # os.replace does nothing if both names are of one file already
     except OSError as error:
         if error.errno in NO_LINKS:
             with atomic(name) as copy, open(path, "rb") as file:
@@ -168,7 +168,7 @@ def link(path: str | os.PathLike, name: str | os.PathLike) -> None:
 
 
 def json_line(content: dict[str, Any]) -> str:
-    """`content` as a line of strict JSON, which has no NaN or infinity: they become null."""
+    """`content` as a line of strict JSON. NaN and infinity become null."""
     return json.dumps(_strict(content), allow_nan=False) + "\n"
 
 
@@ -181,9 +181,9 @@ def _strict(value):
 
 
 def read_jsonl(path: str | os.PathLike, having: str = "") -> list[dict]:
-    """The objects of a JSON lines file. A line that a kill cut short, or that is no object, is left out.
+    """The objects of a JSON lines file. Lines that are cut short or are no object are left out.
 
-    Lines without the text `having` are left out too: a long run has a million that need not be parsed.
+    Lines without the text `having` are not parsed, because a long run has a million lines.
     """
     rows = []
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -195,10 +195,10 @@ def read_jsonl(path: str | os.PathLike, having: str = "") -> list[dict]:
 
 
 class Lines:
-    """A file that grows by whole lines. Lines that cannot be written stay in memory and are tried again with the next.
+    """A file that grows by whole lines. Lines that cannot be written wait in memory until the next one is added.
 
-    If the file vanishes while it is open, it is restored: the open file still has its content. If its folder vanishes,
-    that is not made anew, and lines stay in memory.
+    If the file vanishes while it is open, it is restored from the open file. If its folder vanishes, the folder is not
+    made anew, and lines wait in memory.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -206,21 +206,21 @@ class Lines:
         self.file = open(path, "ab+", buffering=0)  # noqa: SIM115 (unbuffered: a kill loses no line)
 
     def add(self, line: str) -> None:
-        """Append a line and all that are pending. Raises OSError or UserError if the disk refuses; the line is kept."""
+        """Append the pending lines and this one. Raises OSError or UserError if the disk refuses; none is lost."""
         self.pending += line.encode()
         self.flush()
 
     def flush(self) -> None:
         """Write what is pending. Raises OSError or UserError if the disk refuses."""
         if not self.path.exists():
-            self.path.parent.stat()  # raises if the folder was moved away: `atomic` would make it anew
+            self.path.parent.stat()  # raises if the folder was moved away, because `atomic` would make it anew
             with atomic(self.path) as new:
                 self.file.seek(0)
                 shutil.copyfileobj(self.file, new)
             self.file.close()
             self.file = open(self.path, "ab+", buffering=0)  # noqa: SIM115
         while self.pending:
-            del self.pending[: self.file.write(self.pending)]  # a disk that fills up takes only a part
+            del self.pending[: self.file.write(self.pending)]  # a disk that fills up writes only a part
 
     @property
     def unwritten(self) -> int:
@@ -228,5 +228,5 @@ class Lines:
         return self.pending.count(b"\n")
 
     def close(self) -> None:
-        """Close the file. What is pending is lost."""
+        """Close the file. Pending lines are lost."""
         self.file.close()

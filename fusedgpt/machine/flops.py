@@ -1,4 +1,4 @@
-"""The peak FLOP/s of a device. MFU is the share of it that a run reaches."""
+"""The peak FLOP/s of a device. MFU is the share of this peak that a run reaches."""
 
 import re
 
@@ -8,13 +8,13 @@ from torch.nn import functional as F
 from fusedgpt.machine import timing
 from fusedgpt.machine.gpus import PEAK_TFLOPS
 
-# words of a name that do not change the peak: maker, line, socket, memory. Any other word does, such as Laptop, Ti, D,
-# MIG, or the 64GB of an A100 that was built for one machine
+# Words in a device's name that do not change the peak: maker, product line, socket, memory. Any other word may change
+# it, such as Laptop, Ti, D, MIG, or the 64GB of an A100 that was built for one machine.
 _NO_DIFFERENCE = re.compile(r"NVIDIA|AMD|TESLA|INSTINCT|GEFORCE|SXM\d?|HBM3E?|(16|32|40|80|120|480)GB|144G")
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """FLOP/s of `device` in `dtype`, and the source of the figure: the maker's data sheet, or a product timed here."""
+    """Peak FLOP/s of `device` in `dtype`, and the source: the maker's data sheet, or a matrix product timed here."""
     if device.type == "cuda" and dtype != torch.float32:
         words = re.split(r"[\s-]+", torch.cuda.get_device_name(device).upper())
         model = " ".join(word for word in words if not _NO_DIFFERENCE.fullmatch(word))

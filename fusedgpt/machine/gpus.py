@@ -1,9 +1,9 @@
-"""What GPUs can do, from the makers' data sheets. It does not import PyTorch."""
+"""What GPUs can do, from the makers' data sheets. This module does not import PyTorch."""
 
 from dataclasses import dataclass
 
-# dense 16-bit products with float32 accumulation, TFLOP/s, from the makers' data sheets; for RTX cards from NVIDIA's
-# white papers on Ampere, Ada and Blackwell. A device that is not here is measured
+# TFLOP/s of dense 16-bit products with float32 accumulation. From the makers' data sheets; for RTX cards, from NVIDIA's
+# white papers on Ampere, Ada and Blackwell. A device that is not in this table is measured.
 PEAK_TFLOPS = {
     "V100": 125,
     "V100 PCIE": 112,
@@ -50,31 +50,31 @@ PEAK_TFLOPS = {
 
 @dataclass(frozen=True)
 class GPU:
-    """A GPU and the links to its neighbours, as its data sheet has them."""
+    """A GPU and the links to its neighbours, from its data sheet."""
 
     peak: float  # FLOP/s, dense 16-bit products
-    memory: float  # bytes; a sheet's GB is 1e9 here and 2**30 on the chip: the 7 % between are left for CUDA and NCCL
+    memory: float  # bytes, with 1e9 for a sheet's GB. The chip has 2**30; the 7 % between are left for CUDA and NCCL
     bandwidth: float  # bytes/s of its memory
     link: float  # bytes/s in one direction to the other GPUs of its node
-    hop: float  # seconds that a message takes over that link
-    per_node: int  # GPUs of a node
-    reached: float = 0.8  # share of the peak in the fastest product that anyone measured; an H100's if unknown
+    hop: float  # seconds for a message over that link
+    per_node: int  # GPUs per node
+    reached: float = 0.8  # share of the peak in the fastest product that anyone measured; if unknown, an H100's
 
 
 @dataclass(frozen=True)
 class Network:
-    """What connects nodes."""
+    """The network between nodes."""
 
     rate: float  # bytes/s in one direction for each GPU
-    hop: float = 14.0e-6  # seconds that a message takes
+    hop: float = 14.0e-6  # seconds for a message
 
 
-# measured TFLOP/s over the peak: "Maximum Achievable Matmul FLOPS", stas00/ml-engineering, compute/accelerator
+# measured TFLOP/s over the peak, from "Maximum Achievable Matmul FLOPS" in stas00/ml-engineering, compute/accelerator
 _REACHED = {"A100": 267.9 / 312, "H100": 792.1 / 989, "H200": 794.5 / 989, "B200": 1745 / 2250, "MI300X": 781.9 / 1307}
-# latency of one step of a ring in NCCL's own model: ring, simple protocol, in its src/graph/tuning.cc
+# latency of one step of a ring with the simple protocol, from NCCL's own model in its src/graph/tuning.cc
 NVLINK_HOP, PCIE_HOP = 3.4e-6, 5.7e-6
-# GB and GB/s of memory, GB/s of the links in one direction (sheets add both), seconds of a hop, GPUs of a node. Links
-# are NVLink or Infinity Fabric if the card has it, otherwise PCIe x16. A card without a maker's server has a usual node
+# GB and GB/s of memory, GB/s of the links in one direction (sheets add both), seconds per hop, GPUs per node. Links are
+# NVLink or Infinity Fabric if the card has it, otherwise PCIe x16. If the maker sells no server, a usual node is taken
 _SHEETS = {
     "A100": (80, 2039, 300, NVLINK_HOP, 8),
     "A100 40GB": (40, 1555, 300, NVLINK_HOP, 8),
@@ -92,6 +92,6 @@ GPUS = {
     name: GPU(PEAK_TFLOPS[chip] * 1e12, gb * 1e9, memory * 1e9, link * 1e9, hop, per_node, _REACHED.get(chip, 0.8))
     for (name, chip), (gb, memory, link, hop, per_node) in zip(_CHIPS.items(), _SHEETS.values())
 }
-# InfiniBand NDR and HDR: 400 and 200 Gbit/s for each GPU, as in NVIDIA's DGX H100 and DGX A100; Ethernet: 100 Gbit/s
-# for a node of 8
+# InfiniBand NDR and HDR have 400 and 200 Gbit/s for each GPU, as in NVIDIA's DGX H100 and DGX A100. Ethernet has
+# 100 Gbit/s for a node of 8 GPUs.
 NETWORKS = {"ndr": Network(50e9), "hdr": Network(25e9), "ethernet": Network(12.5e9 / 8)}

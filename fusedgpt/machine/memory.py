@@ -1,4 +1,4 @@
-"""Bytes: what a process or a call holds at its peak, what a machine has and reads."""
+"""Measure memory: the peak of a process or a call, the size and the bandwidth."""
 
 import contextlib
 import ctypes
@@ -15,22 +15,22 @@ from fusedgpt.machine.profiler import profile
 
 
 def keep_freed_memory(keep: bool) -> None:
-    """Let the process keep the memory that it frees for its next allocation, or return it (glibc only).
+    """Let the process keep freed memory for its next allocation, or return it at once (glibc only).
 
-    By default glibc returns every large block to the kernel, and a training step on a CPU frees and allocates
-    gigabytes: the kernel has to clear each page again. A step of GPT-2 124M on 1 x 1024 tokens took 3.70 s of CPU time
-    that way and 3.03 with this call, for 11 % more memory (in float32 55 %); a compiled one, on another day, 1722 ms
-    and 1532. If ranks share the model, they are short of memory. A rank of two that train 99M parameters holds 1.5 GB
-    at its peak if freed memory is returned at once, and 2.9 GB by glibc's default.
+    By default glibc returns every large block to the kernel, which has to clear each page again. A training step on a
+    CPU frees and allocates gigabytes. A step of GPT-2 124M on 1 x 1024 tokens took 3.70 s of CPU time by default and
+    3.03 s with keep=True, for 11 % more memory (in float32 55 %). A compiled step, on another day, took 1722 ms and
+    1532 ms. fsdp ranks use keep=False, because they are short of memory: one of two ranks that train 99M parameters
+    holds 1.5 GB at its peak then, and 2.9 GB by default.
     """
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # a C library other than glibc
             mallopt = ctypes.CDLL(None).mallopt
             if keep:
-                mallopt(-4, 0)  # M_MMAP_MAX: never give a large allocation a mapping of its own
-                mallopt(-1, -1)  # M_TRIM_THRESHOLD: never shrink the heap
+                mallopt(-4, 0)  # M_MMAP_MAX: large allocations get no mapping of their own
+                mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
             else:
-                mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: give each allocation of 1 MiB or more its own mapping
+                mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: allocations of 1 MiB or more get their own mapping
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -43,10 +43,10 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes held at once: by PyTorch on a GPU, otherwise by this process."""
+    """Most bytes held at once, by PyTorch on a GPU, otherwise by this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if sys.platform == "linux":  # not getrusage, where a child starts with its parent's peak
+    if sys.platform == "linux":  # not by getrusage, because a child would start with its parent's peak
         with open("/proc/self/status") as file:
             return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
     import resource  # not on Windows
@@ -55,7 +55,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def page_faults() -> int:
-    """How often the system has given this process a page of memory, cleared or shared (0 if it does not say)."""
+    """How many pages of memory, cleared or shared, the system has given this process; 0 if it does not say."""
     try:
         import resource
     except ImportError:  # Windows
@@ -64,20 +64,20 @@ def page_faults() -> int:
 
 
 def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
-    """Most bytes that a call of `step` holds beyond what was held before: tensors and the kernels' scratch memory."""
+    """Most bytes of tensors and kernels' scratch memory that a call of `step` adds to what is held before it."""
     if device.type == "cuda":
         held = torch.cuda.memory_allocated(device)
         reset_peak_memory(device)
         step()
         return peak_memory(device) - held
-    # a CPU process keeps what it frees, so its size says little: add up the allocator's own events instead
+    # add up the allocator's events: a CPU process may keep what it frees, so its size says little
     events = [e for e in profile(step, memory=True).profiler.kineto_results.events() if e.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     return max(itertools.accumulate((event.nbytes() for event in events), initial=0))
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes of memory that `device` has in all: a GPU's own, otherwise the machine's."""
+    """Total bytes of memory of a GPU, or of the machine for another `device`."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,8 +1,8 @@
-"""Milliseconds as the device spends them: every reading of the clock waits for the device first.
+"""Time calls in milliseconds. Every reading of the clock waits for the device first.
 
 `samples` times what a user waits for. `device_samples` times only the device, however long Python takes to launch.
-Neither of Triton's timers does that: do_bench times the gaps between launches if launching takes longer than running,
-and do_bench_cudagraph leaves the inputs in the L2 cache and gives no samples.
+Triton has no such timer: its do_bench includes gaps between launches if launching takes longer than running, and its
+do_bench_cudagraph leaves the inputs in the L2 cache and gives no samples.
 """
 
 import functools
@@ -16,14 +16,14 @@ import torch
 
 
 def now(device: torch.device) -> float:
-    """Seconds, read once everything that was launched on `device` has finished."""
+    """The clock in seconds, read once everything that was launched on `device` has finished."""
     if device.type in ("cuda", "mps"):
         getattr(torch, device.type).synchronize()
     return time.perf_counter()
 
 
 class StepClock:
-    """The time of each step on `device`, read later, so that no step waits for the device to be timed.
+    """The times of steps on `device`. They are read later, so that timing a step does not make it wait for the device.
 
     On CUDA, the device itself stamps events. Elsewhere the host's clock is read; on MPS, after waiting for the device.
     """
@@ -32,15 +32,15 @@ class StepClock:
         self.device, self.starts, self.stops = device, [], []
 
     def start(self) -> None:
-        """A step begins here."""
+        """Begin a step."""
         self.starts.append(self._mark())
 
     def stop(self) -> None:
-        """The step that was started last ends here."""
+        """End the step that was started last."""
         self.stops.append(self._mark())
 
     def read(self) -> list[float]:
-        """Milliseconds of each step since the last reading. Waits for the device."""
+        """Milliseconds of each step since the last call. Waits for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             ms = [start.elapsed_time(stop) for start, stop in zip(self.starts, self.stops)]
@@ -58,10 +58,10 @@ class StepClock:
 
 
 def samples(step: Callable[[], object], device: torch.device, count: int, warmup: int) -> list[float]:
-    """Milliseconds a call of `step`: `count` samples, after `warmup` calls that are not counted.
+    """Milliseconds per call of `step`: `count` samples, after `warmup` calls that are not timed.
 
-    On a GPU, which works asynchronously, one sample is the mean of as many calls as take a millisecond: waiting for
-    the device takes longer than a short kernel does.
+    On a GPU, one sample is the mean of as many calls as take a millisecond, because waiting for the device takes longer
+    than a short kernel.
     """
     for _ in range(warmup):
         step()
@@ -79,33 +79,33 @@ def samples(step: Callable[[], object], device: torch.device, count: int, warmup
 def device_samples(
     step: Callable[[], object], device: torch.device, count: int, warmup: int
 ) -> tuple[list[float], str]:
-    """Milliseconds that the device takes for a call of `step`: `count` samples, and how they were taken.
+    """Milliseconds that the device takes per call of `step`: `count` samples, and how they were taken.
 
-    On a GPU `step` is captured in a CUDA graph, after `warmup` calls and one more, and a sample is a replay from a cold
-    L2 cache: "graph replay, cold L2". If `step` waits for the device, it cannot be captured; then, and on other
-    devices, the samples are those of `samples`: "calls".
+    On a GPU, `step` is captured in a CUDA graph after `warmup` calls and one more. A sample is a replay from a cold L2
+    cache: "graph replay, cold L2". A `step` that waits for the device cannot be captured. For such a step, and on other
+    devices, the samples come from `samples`: "calls".
     """
     if device.type == "cuda":
         try:
             graph = _captured(step, device, warmup)
-        except RuntimeError:  # an error that is not the capture's own comes again in `samples`
+        except RuntimeError:  # if capturing is not the cause, `samples` raises the error again
             return samples(step, device, count, warmup), "calls"
         return _replayed(graph, device, count), "graph replay, cold L2"
     return samples(step, device, count, warmup), "calls"
 
 
-@functools.cache  # one for all calls: cuBLAS keeps a workspace for each stream
+@functools.cache  # one stream for all calls, because cuBLAS keeps a workspace for each stream
 def _side_stream(device):
     return torch.cuda.Stream(device)
 
 
 def _captured(step, device, warmup):
     graph, side = torch.cuda.CUDAGraph(), _side_stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))  # for the inputs
-    with torch.cuda.stream(side):  # restores the stream, which a failed capture leaves current
+    side.wait_stream(torch.cuda.current_stream(device))  # which computes the inputs
+    with torch.cuda.stream(side):  # restores the current stream, which a failed capture would not
         for _ in range(warmup):
             step()
-        _without_waiting(step)  # a capture that fails would leave the GPU's random numbers unusable
+        _without_waiting(step)  # a failed capture would leave the GPU's random numbers unusable
         with torch.cuda.graph(graph, stream=side):
             step()
     torch.cuda.current_stream(device).wait_stream(side)
@@ -113,7 +113,7 @@ def _captured(step, device, warmup):
 
 
 def _without_waiting(step):
-    """Call `step`, which raises RuntimeError if it waits for the GPU."""
+    """Call `step`. Raises RuntimeError if it waits for the GPU."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch calls this mode a prototype
         torch.cuda.set_sync_debug_mode("error")
@@ -125,24 +125,27 @@ def _without_waiting(step):
 
 def _replayed(graph, device, count):
     cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
-    other = torch.empty(max(2 * cache, 2**28), dtype=torch.int8, device=device)
+    # an MI300X has 256 MiB more behind its L2 cache, its Infinity Cache, which PyTorch does not report
+    least = 2**29 if torch.version.hip else 2**28
+    other = torch.empty(max(2 * cache, least), dtype=torch.int8, device=device)
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
-    graph.replay()  # the first uploads the graph
+    graph.replay()  # the first replay uploads the graph
     for start, end in events:
-        other.zero_()  # fills the L2 cache, and takes so long that the replay is launched meanwhile
+        other.zero_()  # fills the L2 cache, and takes long enough to launch the replay meanwhile
         start.record()
         graph.replay()
         end.record()
     torch.cuda.synchronize(device)
-    graph.reset()  # gives its memory back
+    graph.reset()  # frees its memory
     return [start.elapsed_time(end) for start, end in events]
 
 
 def reference(device: torch.device) -> float:
-    """Milliseconds a call of a fixed matrix product: 40 ms in all on a CPU, 350 on a GPU, if nothing else uses it.
+    """Milliseconds per call of a fixed matrix product. The calls take 40 ms on an idle CPU, and 350 ms on an idle GPU.
 
-    On an idle device it always takes the same time, so a longer time means that the device is shared or throttled. It
-    is a mean, because a process that is suspended every few milliseconds still has a fast call, and even a fast median.
+    On an idle device the product always takes the same time, so a longer time means that the device is shared or
+    throttled. The result is a mean, because a process that is suspended every few milliseconds still has fast calls,
+    and even a fast median.
     """
     on_cpu = device.type == "cpu"
     n, calls = (512, 1) if on_cpu else (2048, 16)  # calls between two readings of the clock
@@ -156,12 +159,12 @@ def reference(device: torch.device) -> float:
             done, spent = done + calls, 1e3 * (now(device) - start)
         return spent / done
 
-    mean_ms(10.0 if on_cpu else 300.0)  # warm-up: threads wake up, the clocks of a GPU rise for 200 ms and more
+    mean_ms(10.0 if on_cpu else 300.0)  # warm up: threads wake up, and a GPU's clocks rise for 200 ms or more
     return mean_ms(30.0 if on_cpu else 50.0)
 
 
 def in_words(seconds: float) -> str:
-    """A duration as people say it: '40 s', '12 min', '3 h 20 min', '4.2 days'."""
+    """A duration in words: '40 s', '12 min', '3 h 20 min', '4.2 days'."""
     if seconds < 100:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
     minutes = round(seconds / 60)
@@ -171,6 +174,6 @@ def in_words(seconds: float) -> str:
 
 
 def summary(ms: list[float]) -> dict[str, float]:
-    """Median, 10th and 90th percentile of milliseconds, and how many there were."""
+    """Median, 10th and 90th percentile of samples in milliseconds, and their number."""
     p10, median, p90 = np.percentile(ms, [10, 50, 90]).tolist()
     return {"median_ms": median, "p10_ms": p10, "p90_ms": p90, "samples": len(ms)}

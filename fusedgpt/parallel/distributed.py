@@ -9,11 +9,15 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+# before there is a group: its functions would keep it as their default until the interpreter's shutdown, which can end
+# a thread of gloo with "terminate called without an active exception"
+import torch.distributed.nn.functional
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,6 +27,7 @@ ON_THIS_MACHINE = ("localhost", "127.0.0.1")  # values of MASTER_ADDR; torchrun 
 # MiB of gradients in one message. torch.compile cuts the model at each bucket: the 498 MB of GPT-2 124M make 5 graphs
 # with this size, 14 with PyTorch's 25
 BUCKET_MB = 100
+CHOOSING = 30 * 60.0  # seconds that rank 0 may take to choose for all: it may compile each kernel that it times
 
 
 @dataclass(frozen=True)
@@ -61,9 +66,27 @@ class Ranks:
         """Rank 0's `value`, on every rank."""
         box = [value]
         if self.world > 1:
-            with others_needed("hearing what rank 0 chose"):
+            with others_needed("receiving what rank 0 chose"):
                 distributed.broadcast_object_list(box)
         return box[0]
+
+    def from_main(self, choose: Callable[[], Any]) -> Any:
+        """What `choose` returns on rank 0, on every rank. It may take CHOOSING seconds, even if `timeout` is shorter.
+
+        A collective would give up after `timeout`, so the others look into the store until rank 0 has chosen or failed.
+        """
+        if self.world == 1:
+            return choose()
+        store, chosen = distributed.distributed_c10d._get_default_store(), None
+        with others_needed("waiting for what rank 0 chooses"):
+            if self.main:
+                try:
+                    chosen = choose()
+                finally:
+                    store.set("rank 0 has chosen", "")
+            else:
+                _await(store, "rank 0 has chosen", max(CHOOSING, self.timeout))
+        return self.broadcast(chosen)
 
     def gather(self, value: Any) -> list:
         """The `value` of each rank, on every rank."""
@@ -131,7 +154,7 @@ def restarted() -> bool:
 
 @contextlib.contextmanager
 def others_needed(doing: str) -> Iterator[None]:
-    """A context that needs all ranks. If one is gone, raises UserError: one sentence, not PyTorch's traceback."""
+    """A context that needs all ranks. If one is gone, raises UserError, not PyTorch's traceback."""
     try:
         yield
     except RuntimeError as error:
@@ -142,9 +165,18 @@ def others_needed(doing: str) -> Iterator[None]:
         atexit.register(os._exit, 1)
         reason = re.sub(r"\[\S*gloo\S*\] ", "", first_line(error)).split(". ")[0]
         raise UserError(
-            f"rank {os.environ['RANK']} failed at {doing}, because another process has ended or cannot be reached"
+            f"rank {os.environ['RANK']} failed while {doing}, because another process has ended or cannot be reached"
             f" ({reason}): restart all of them with --init_from=resume, or let torchrun do so with --max_restarts"
         ) from error
+
+
+def _await(store, key, seconds):
+    """Return once `store` has `key`. Looks now and then: a blocking wait would keep PyTorch's own threads waiting."""
+    deadline = time.monotonic() + seconds
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            raise distributed.DistStoreError(f"it did not answer within {seconds:.0f} s")
+        time.sleep(0.1)
 
 
 def _roll_call(store: distributed.Store, ranks: Ranks, timeout: float) -> str:
@@ -153,8 +185,8 @@ def _roll_call(store: distributed.Store, ranks: Ranks, timeout: float) -> str:
     torchrun keeps one store for all its restarts, and PyTorch writes the same keys into it each time. A process that
     starts a little before the others would read the addresses of dead processes and find nobody there. So each process
     draws a ticket, and the name is made of all tickets: no earlier start can have had it. The number of the restart
-    would not do, because it differs from node to node. A rank may see the old ticket of a late one; nobody else agrees
-    on the name that this gives, and the rank looks again.
+    would not do, because it differs from node to node. If a rank sees the old ticket of a late rank, nobody else agrees
+    on that name, and the rank looks again.
     """
     store.set(f"ticket of {ranks.rank}", uuid.uuid4().hex)
     names, deadline, name = [f"ticket of {rank}" for rank in range(ranks.world)], time.monotonic() + timeout, None
@@ -170,8 +202,8 @@ def _roll_call(store: distributed.Store, ranks: Ranks, timeout: float) -> str:
 def _store(ranks: Ranks, limit: datetime.timedelta) -> distributed.Store:
     """The store in which the ranks meet: torchrun's, or one that rank 0 opens.
 
-    If all ranks are on this machine, they listen on this machine only, because what they send each other are pickles.
-    PyTorch would listen on all interfaces, or on the one of the host's name. torchrun's own store does so anyway.
+    If all ranks are on this machine, they listen on this machine only, because they send each other pickles. PyTorch
+    would listen on all interfaces, or on the interface of the host's name. torchrun's own store does so anyway.
     """
     if os.environ.get("MASTER_ADDR") in ON_THIS_MACHINE:
         for name in {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}:
@@ -187,7 +219,7 @@ def join(ranks: Ranks, backend: str, device: torch.device, timeout: float = 300)
     """Connect to the other ranks: over `backend` on GPUs, otherwise over gloo, because nccl needs GPUs.
 
     timeout: seconds after which a rank that waits for another gives up. If a machine loses its network, nothing else
-    tells the others. PyTorch's own limit is 30 minutes for gloo. Raises UserError if a rank does not come.
+    tells the other ranks. PyTorch's own limit is 30 minutes for gloo. Raises UserError if a rank does not connect.
     """
     if ranks.world == 1:
         return
@@ -205,7 +237,7 @@ def join(ranks: Ranks, backend: str, device: torch.device, timeout: float = 300)
 def require_same_weights(model: torch.nn.Module, ranks: Ranks, iteration: int) -> None:
     """Raise UserError if the ranks do not hold the same weights, which they must after every step.
 
-    Compares the sum of the bits of each weight, read as integers. A divided model compares copies of the same part.
+    Compares the sum of the bits of each weight, read as integers. If ranks share the model, compares copies of a part.
     """
     if ranks.world == ranks.shards:
         return
@@ -225,7 +257,7 @@ def require_same_weights(model: torch.nn.Module, ranks: Ranks, iteration: int) -
 def leave(ranks: Ranks) -> None:
     """Disconnect from the other ranks, at the end of a run that went well."""
     if ranks.world > 1:
-        with others_needed("the end of the run"):
+        with others_needed("ending the run"):
             distributed.barrier()  # ending the group with a message still under way can hang gloo's thread
         distributed.destroy_process_group()
 
@@ -281,8 +313,8 @@ def gradient_norm(model: torch.nn.Module) -> Tensor:
     """The norm of the gradient of all parameters, on the device. In a divided model it covers all parts."""
     grads = [p.grad for p in model.parameters()]
     if all(g.is_cpu for g in grads):
-        # row by row: on a CPU, PyTorch's norm of the 38 million weights of GPT-2's wte is 0.26 % too small. A vector is
-        # short; and ranks that share it would send its norm by itself, in place of one message for all
+        # row by row: on a CPU, PyTorch's norm of the 38 million weights of GPT-2's wte is 0.26 % too small. Vectors are
+        # short, and if ranks share them, each norm by itself would be a message, instead of one message for all
         grads = [torch.linalg.vector_norm(g, dim=-1) if g.dim() > 1 else g for g in grads]
     if not is_shared(model):
         return torch.nn.utils.get_total_norm(grads)

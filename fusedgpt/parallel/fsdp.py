@@ -1,11 +1,14 @@
 """A model divided among ranks: each holds a part of every weight, of its gradient and of its optimizer state (FSDP2).
 
-A block's matrices are gathered from the other ranks just before they compute, forward and backward, and freed again.
+A block's matrices are gathered from the other ranks just before the forward and backward use them, then freed.
 The arithmetic is that of parallel=ddp: matrices are gathered in the dtype that autocast would cast them to, embeddings
 and LayerNorms in float32, and gradients are averaged in float32. Sources: ZeRO, arXiv:1910.02054; PyTorch FSDP,
 arXiv:2304.11277.
 """
 
+import atexit
+import contextlib
+import gc
 from typing import Any
 
 import torch
@@ -18,13 +21,14 @@ from fusedgpt.machine import determinism
 def shard(
     model: Any, shards: int, copies: int, device: torch.device, dtype: torch.dtype, compiled: bool, seed: int
 ) -> None:
-    """Divide a GPT among `shards` ranks. There are `copies` such groups of ranks, each with a whole copy of it.
+    """Divide a GPT among `shards` ranks. There are `copies` such groups of ranks, each with a whole model.
 
     Weights on PyTorch's meta device, which has no storage, are drawn here as GPT(config) draws them, block by block, so
     that no rank ever holds more than its part, the embeddings and a block. dtype: that of the matrix products.
     """
     shape, names = ((shards,), ("shard",)) if copies == 1 else ((copies, shards), ("copy", "shard"))
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    atexit.register(_forget_groups)
     low = None if dtype == torch.float32 else dtype
     matrices = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
     new, t = model.lm_head.weight.is_meta, model.transformer
@@ -41,6 +45,16 @@ def shard(
             fully_shard([module.attn, module.mlp], mesh=mesh, mp_policy=matrices)
     model.lm_head.weight = t.wte.weight  # to_empty unties them
     fully_shard(model, mesh=mesh)  # what is left: embeddings and LayerNorms
+
+
+def _forget_groups():
+    """Let go of process groups while Python still runs, which at its shutdown may end a thread of gloo with abort()."""
+    with contextlib.suppress(ImportError):  # the cache has held groups since PyTorch wrote it in C++
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
+    gc.unfreeze()  # modules and their states refer to each other
+    gc.collect()
 
 
 def _draw(model, part):

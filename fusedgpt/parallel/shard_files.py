@@ -59,7 +59,7 @@ def write_together(folder: pathlib.Path, tensors: dict[str, Tensor], group: dist
         dcp.save(tensors, storage_writer=_writer(folder), process_group=group)
     except CheckpointException as error:
         rank, (reason, _) = next(iter(error.failures.items()))
-        # PyTorch's writer says where in it, but not why; from PyTorch 2.15 on the disk's own error may come through
+        # PyTorch's writer names the place in its code, not the cause; PyTorch 2.15 and later may raise the disk's error
         full = "inline_container" in str(reason) or getattr(reason, "errno", None) in FULL
         why = "no space left, or the disk refuses" if full else first_line(reason)
         raise UserError(f"rank {rank} cannot write {folder}: {why}") from None
@@ -85,8 +85,7 @@ def _from_all(value, group=None):
 
 
 def _writer(folder):
-    # copying ahead is for tensors on a GPU
-    writer = dcp.FileSystemWriter(folder, per_thread_copy_ahead=0)
+    writer = dcp.FileSystemWriter(folder, per_thread_copy_ahead=0)  # copying ahead is for tensors on a GPU
     # PyTorch's mkdir also makes parents: it would bring back a run's folder that was moved meanwhile
     writer.fs.mkdir = lambda path: pathlib.Path(path).mkdir(exist_ok=True)
     return writer
@@ -113,7 +112,7 @@ def verify(folder: pathlib.Path, files: Mapping[str, int]) -> None:
 
 
 def read(folder: pathlib.Path, tensors: dict[str, Tensor]) -> None:
-    """Fill `tensors` from a folder; a divided one (DTensor) with this rank's part. Raises UserError if one misfits."""
+    """Fill `tensors` from a folder; a divided one (DTensor) with this rank's part. Raises UserError if it misfits."""
     with _damage_said(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # each rank reads alone on purpose: it knows its part
         dcp.load(tensors, storage_reader=_Reader(folder), no_dist=True)
@@ -139,7 +138,7 @@ def read_whole(folder: pathlib.Path, optimizer: bool) -> tuple[dict[str, Tensor]
 
 @contextlib.contextmanager
 def _damage_said(folder):
-    """Raise UserError for whatever a damaged or foreign folder raises, also for sizes beyond all memory."""
+    """Raise UserError for whatever a damaged or foreign folder raises, also if its sizes exceed all memory."""
     try:
         yield
     except UserError:
@@ -148,7 +147,7 @@ def _damage_said(folder):
         reason = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
         why = f"{type(reason).__name__}: {first_line(reason):.150}"
         raise UserError(
-            f"cannot read {folder}: it is damaged, of another model, or too large for this machine's memory ({why})"
+            f"cannot read {folder}: it is damaged, belongs to another model, or exceeds this machine's memory ({why})"
         ) from error
 
 
@@ -168,7 +167,7 @@ def _is_whole(file, checksum):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
-        module = "pathlib" if module == "pathlib._local" else module  # only Python 3.13 names it so
+        module = "pathlib" if module == "pathlib._local" else module  # Python 3.13's name for it
         if name not in _CLASSES.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a checkpoint")
         return super().find_class(module, name)

@@ -5,7 +5,7 @@ state, `extra_model_args` (fields of GPTConfig that nanoGPT does not have), the 
 dtype and compile that ran, `best_iter` (the iteration of best_val_loss) and `kept` (the iterations of the checkpoints
 before it). It holds no random state, because batches and dropout follow from (seed, iteration). Loading runs no code.
 
-If ranks share the model, the tensors are in a folder beside the file (shard_files.py), and `shards` says which.
+If ranks share the model, the tensors are in a folder beside the file (shard_files.py), and `shards` names that folder.
 """
 
 import errno
@@ -16,15 +16,15 @@ import zipfile
 import torch
 from torch.optim import Optimizer
 
-from fusedgpt.dimensions import OF_KERNELS
+from fusedgpt.dimensions import IMPLEMENTATION
 from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.machine.files import atomic
 
 NO_DAMAGE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EACCES, errno.EPERM)  # the machine's errors
 NANOGPTS = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "bias")  # fields of its GPTConfig
 NANOGPTS_ACTIVATION = (
-    "a checkpoint of nanoGPT's does not name its activation: taking the exact GELU, nanoGPT's since May 2023."
-    " For an older one, set --activation=gelu_tanh"
+    "nanoGPT's checkpoints do not name their activation: taking the exact GELU, which nanoGPT has had since May 2023."
+    " For an older checkpoint, set --activation=gelu_tanh"
 )
 
 
@@ -45,9 +45,11 @@ def load(path: str | os.PathLike, verify: bool = True, whole: bool = True, optim
     """The state in `path`, on the CPU. Raises UserError if it is missing, damaged, or no checkpoint of a GPT.
 
     Tensors are mapped from the file and read when they are used: copy those that must outlive it. (PyTorch cannot map a
-    file whose name is not UTF-8; its tensors are read into memory.) `verify` compares the checksums, which reads the
-    whole file; without it, do not use tensors. With `whole` too, the tensors in a folder of shards are read, each in
-    one piece, the optimizer's only with `optimizer`. Otherwise `read_shards` reads them.
+    file whose name is not UTF-8; its tensors are read into memory.)
+
+    verify: compare the checksums, which reads the whole file; otherwise do not use the tensors.
+    whole: if `verify` too, read each tensor in a folder of shards in one piece; otherwise `read_shards` reads them.
+    optimizer: whether that includes the optimizer's tensors.
     """
     if not os.path.isfile(path):
         there = "is no file" if os.path.exists(path) else "does not exist"
@@ -86,7 +88,7 @@ def _is_utf8(path):
 
 
 def read_shards(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> None:
-    """Fill a sharded model and its optimizer from the folder that `saved` names. UserError if they do not fit."""
+    """Fill a sharded model and its optimizer from the folder that `saved` names. Raises UserError if they misfit."""
     from fusedgpt.parallel import shard_files
 
     params = [p for group in optimizer.param_groups for p in group["params"]] if saved["iter_num"] else []
@@ -99,8 +101,8 @@ def read_shards(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> No
 
 
 def _checked(state):
-    """`state` with what nanoGPT leaves out. Raises ValueError, or what a wrong type raises, if it is no checkpoint."""
-    # our own checkpoints of before `activation` was saved had GPT-2's
+    """`state` and the fields that nanoGPT lacks. Raises ValueError, or what a wrong type raises, if it is damaged."""
+    # our own checkpoints from before `activation` was saved had GPT-2's
     activation = "gelu" if is_nanogpts(state) else "gelu_tanh"
     state = {"config": {}, "best_iter": None, "kept": [], "scaler": {}, "extra_model_args": {}, **state}
     state["extra_model_args"] = {"activation": activation, **state["extra_model_args"]}
@@ -115,9 +117,9 @@ def _checked(state):
     if state["best_iter"] is not None:
         numbers.append(state["best_iter"])
     for n in numbers:
-        _require(type(n) is int and 0 <= n < 2**63, "its iterations are no whole numbers from 0 on")
+        _require(type(n) is int and 0 <= n < 2**63, "its iterations are not whole numbers of 0 or more")
     for name in (*state["config"].keys(), state.get("attention", ""), state.get("dtype", "")):
-        _require(isinstance(name, str), "a setting, its attention or its dtype is no name")
+        _require(isinstance(name, str), "the name of a setting, its attention or its dtype is no text")
     _require(isinstance(state.get("compile", False), bool), "whether it was compiled is neither True nor False")
     for value in (state["scaler"] or {}).values():
         _require(type(value) in (int, float), "its scaler is not made of numbers")
@@ -125,7 +127,7 @@ def _checked(state):
         folder = state["shards"]["folder"]
         _require(folder == os.path.basename(folder) != "..", "its shards are not beside it")
         for name in state["shards"]["files"]:
-            _require(name == os.path.basename(name), "a file of its shards is not among them")
+            _require(name == os.path.basename(name), "a file of its shards is not in their folder")
     return state
 
 
@@ -135,7 +137,7 @@ def _require(condition, why):
 
 
 def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> None:
-    """Give an optimizer of the parameters of `model` its state in the checkpoint `saved`.
+    """Give `optimizer`, which holds the parameters of `model`, its state in the checkpoint `saved`.
 
     Raises UserError if another kind of optimizer wrote it, or if a parameter lacks a tensor of its shape and dtype:
     AdamW's fused kernel does not check, and would read and write beyond a tensor that is too short.
@@ -146,7 +148,7 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
     was, now = saved["config"].get("optimizer", "adamw"), "muon" if any(muon for muon, _ in muons) else "adamw"
     if was != now:
         raise UserError(
-            f"optimizer={now} cannot go on with the state of {was}: resume with --optimizer={was}, or start anew with"
+            f"optimizer={now} cannot use the state of {was}: resume with --optimizer={was}, or start anew with"
             " --init_from=scratch"
         )
     try:
@@ -162,7 +164,7 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
             wanted = {key: _form(value) for key, value in like.items()}
             _require(found == wanted, f"for {names[p]} it has {found}, not {wanted}")
         # copy: the loaded tensors are mapped from the file
-        copies = {n: {key: _own(value, p) for key, value in state[n].items()} for n, (_, p) in enumerate(muons)}
+        copies = {n: {key: _copy_like(value, p) for key, value in state[n].items()} for n, (_, p) in enumerate(muons)}
         optimizer.load_state_dict({"state": copies, "param_groups": groups})
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         if out_of_memory(error):
@@ -173,8 +175,8 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
         ) from error
 
 
-def _own(value, p):
-    """A copy of `value`, sharded as `p` is if they have the same shape."""
+def _copy_like(value, p):
+    """A copy of `value`, sharded like `p` if they have the same shape."""
     value = value.clone(memory_format=torch.contiguous_format)
     if hasattr(p, "device_mesh") and value.shape == p.shape:
         from torch.distributed.tensor import distribute_tensor
@@ -188,8 +190,9 @@ def _form(value):
 
 
 def model_args(config: dict) -> dict[str, dict]:
-    """What a checkpoint says of a model's `config`, a GPTConfig as a dict: nanoGPT's fields, and ours beside them."""
-    ours = {name: value for name, value in config.items() if name not in (*NANOGPTS, *OF_KERNELS)}
+    """The fields of a model's `config`, a GPTConfig as a dict, in a checkpoint: nanoGPT's, and ours beside them."""
+    beside = {name: value for name, value in config.items() if name not in (*NANOGPTS, *IMPLEMENTATION)}
+    ours = {name: value for name, value in beside.items() if value is not None}  # None: as in a GPT-2
     return {"model_args": {name: config[name] for name in NANOGPTS}, "extra_model_args": ours}
 
 

@@ -17,9 +17,9 @@ from fusedgpt.machine.files import Lines, Lock, atomic, json_line
 from fusedgpt.runs import report_page, run_folder, trackers
 from fusedgpt.runs.metrics import TRAIN, read_metrics, record_of
 
-REDRAWN_AFTER = 0.1  # seconds between two texts of the bar
+REDRAWN_AFTER = 0.1  # least seconds between two texts of the bar
 SHOWN = 100  # characters of a sample on the console
-READ_HERE = 2**20  # up to so many bytes of metrics.jsonl, some 5,000 iterations, this process makes report.html
+READ_HERE = 2**20  # bytes of metrics.jsonl, some 5,000 iterations, above which another process writes report.html
 SHARE_OF_REPORTS = 0.01  # largest share of the run's time for report.html, which takes longer as the run grows
 
 
@@ -27,14 +27,14 @@ class Logger:
     """Prints lines and, once `open`, writes the metrics of each iteration and evaluation; only on the `main` rank.
 
     A line of metrics.jsonl is {"kind": "train" | "eval", "iter": …, …}. Lines that the disk refuses stay in memory and
-    are tried again with each line that follows. If the folder is no longer the run's, logging raises UserError.
+    are tried again with each line that follows. If another process took the folder, logging raises UserError.
     """
 
     def __init__(self, main: bool):
         self.main = main
         self.lines, self.trackers = None, []
         self.prompts = {}  # the number of each prompt that had a sample
-        self.refused = ""  # why the last line of metrics.jsonl could not be written, if it could not
+        self.refused = ""  # why the last line of metrics.jsonl could not be written; empty if it was written
         self.quiet = not main or not sys.stderr.isatty()  # no bar
         self.bar = tqdm(disable=self.quiet, leave=False, bar_format="{desc}")
         self.drawn = 0.0  # when the bar got its text
@@ -42,10 +42,10 @@ class Logger:
         self.reporter, self.reporter_began = None, 0.0  # the process that writes report.html of a long run
 
     def open(self, out_dir: pathlib.Path, start: int, record: dict, lock: Lock) -> None:
-        """Open metrics.jsonl, run.json, trackers and the bar at iteration `start`. `lock` is that of `out_dir`.
+        """Open metrics.jsonl, run.json, trackers and the bar at iteration `start`. `lock` is the lock of `out_dir`.
 
-        A resumed run drops the metrics of the iterations that it will repeat; a new run sets an old one aside. Raises
-        UserError if a tracker fails, or if the folder cannot be written.
+        A resumed run drops the metrics of the iterations that it will repeat. A new run moves an earlier run aside.
+        Raises UserError if a tracker fails, or if the folder cannot be written.
         """
         lock.check()
         self.out_dir, self.record, self.lock, s, before = out_dir, record, lock, record["settings"], {}
@@ -57,7 +57,7 @@ class Logger:
             record.setdefault("time", before.get("time"))
         else:
             run_folder.set_aside(out_dir, self.say)
-        self.trackers = trackers.start(s, record, out_dir, start, before.get("wandb_id"))
+        self.trackers = trackers.start(s, record, out_dir, start, before.get("wandb_id"), self.say)
         with atomic(path, "w") as file:
             file.writelines(kept)
         self.lines = Lines(path)
@@ -78,7 +78,6 @@ class Logger:
         return kept
 
     def _write_record(self):
-        """Write run.json: settings as resolved, machine, receipt, and at the end the times."""
         with atomic(self.out_dir / "run.json", "w") as file:
             json.dump(self.record, file, indent=1)
 
@@ -89,7 +88,7 @@ class Logger:
                 self._write_report_apart(running)
                 return
             report_page.write(self.out_dir, running)
-        except (OSError, UserError) as error:  # a full disk, which saving reports too, or no more processes
+        except (OSError, UserError) as error:  # a full disk, which saving reports too, or too many processes
             self.say(f"NOT WRITTEN: report.html: {error}")
         except Exception as error:  # anybody may have changed the files that it reads, and training must go on
             self.say(f"NOT WRITTEN: report.html: {type(error).__name__}: {first_line(error)}")
@@ -103,7 +102,7 @@ class Logger:
         command = [sys.executable, "-m", "fusedgpt.runs.report_page", *arguments]
         path = [str(report_page.TEMPLATE.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
-        self.reporter_began, self.report_due = time.monotonic(), math.inf  # no other until it has ended
+        self.reporter_began, self.report_due = time.monotonic(), math.inf  # one at a time
         # close_fds=False spawns and opens no pipe; a fork would copy a large process. Python's files are not inherited
         self.reporter = subprocess.Popen(command, env=environment, close_fds=False)
         if not running:
@@ -115,7 +114,7 @@ class Logger:
         batch = f"{s['gradient_accumulation_steps']} micro-batches x {s['batch_size']} x {s['block_size']}"
         self.say(f"tokens per iteration: {r['tokens_per_step']:,} = {batch}, on {r['world_size']} process(es)")
         if s["parallel"] == "fsdp" and r["world_size"] == 1:
-            self.say("parallel=fsdp shares nothing on one process: it holds the whole model")
+            self.say("parallel=fsdp shares nothing on one process, which holds the whole model")
         elif s["parallel"] == "fsdp":
             self.say(f"parallel: fsdp, one copy of the model per {s['shard_size'] or r['world_size']} processes")
         ids, rows, padding = r["model"]["vocab_size"], r["padded_vocab_size"], "not padded"
@@ -155,7 +154,7 @@ class Logger:
         """Print a line above the progress bar. If nobody reads it any more (`| head`), that counts as a hang-up."""
         if self.main:
             try:
-                tqdm.write(line + "\n", end="")  # at once: another thread may speak between a line and its end
+                tqdm.write(line + "\n", end="")  # one write: between two, another thread may print
                 sys.stdout.flush()
             except BrokenPipeError:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -191,7 +190,7 @@ class Logger:
     def sample(self, iteration: int, prompt: str, text: str) -> None:
         """Log a sample, and say how it begins."""
         self._write("sample", {"iter": iteration, "prompt": prompt, "text": text})
-        number = self.prompts.setdefault(prompt, 1 + len(self.prompts))  # a prompt may be no name, such as a line end
+        number = self.prompts.setdefault(prompt, 1 + len(self.prompts))  # a prompt such as "\n" is no name
         self._tell("text", f"sample/{number}", prompt + text, iteration)
         self.say(f"step {iteration}: sample {(prompt + text)[:SHOWN]!r}")
 

@@ -1,4 +1,4 @@
-"""What a run left, read for figures: the columns of metrics.jsonl, run.json, and what follows from both."""
+"""Reads what a run left, for figures: the columns of metrics.jsonl, run.json, and what follows from both."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import read_jsonl
 
-# fields of each kind of line in metrics.jsonl beside `iter`: those it must have, and those it may have
+# fields of each kind of line in metrics.jsonl beside `iter`: required ones, then all that figures know
 REQUIRED = {"train": ("loss",), "eval": ("train_loss", "val_loss"), "sample": ()}
 TRAIN = ("loss", "lr", "grad_norm", "ms", "tokens_per_s", "mfu", "peak_memory")
 EVAL = ("train_loss", "val_loss", "train_bits_per_byte", "val_bits_per_byte")
@@ -25,7 +25,7 @@ MEANING = {  # what can be drawn, and what its axis says
     "tokens_per_s": "tokens per second",
     "memory": "peak memory (GiB)",
 }
-LARGEST = 1e300  # an axis cannot number larger values, which only a run that diverged, or a damaged file, has
+LARGEST = 1e300  # an axis cannot show larger values; only a run that diverged, or a damaged file, has them
 FROM_ZERO = ("tokens_per_s", "memory")  # axes that start at zero, because ratios count
 
 
@@ -60,7 +60,6 @@ def record_of(out_dir: str | pathlib.Path) -> dict:
 
 
 def _is_metrics(row):
-    """Whether an object read from metrics.jsonl is a line that can be used."""
     kind, it = row.get("kind"), row.get("iter")
     if not isinstance(kind, str) or kind not in REQUIRED or type(it) is not int or not 0 <= it < 2**53:
         return False
@@ -98,7 +97,7 @@ class Run:
         self.folder = pathlib.Path(out_dir)
         rows = read_metrics(out_dir)
         seen = {name for row in rows if row["kind"] == "train" for name in row}
-        others = sorted(seen.difference(TRAIN, ("kind", "iter")))  # what a changed train_step returns too
+        others = sorted(seen.difference(TRAIN, ("kind", "iter")))  # what a changed train_step adds
         self.train, self.eval = _columns(rows, "train", (*TRAIN, *others)), _columns(rows, "eval", EVAL)
         self.others = [name for name in others if np.isfinite(self.train[name]).any()]
         self.samples = sorted((row for row in rows if row["kind"] == "sample"), key=lambda row: row["iter"])
@@ -108,7 +107,7 @@ class Run:
 
     @functools.cached_property
     def bits_per_byte_of_a_nat(self) -> float:
-        """Bits per byte of a training loss of 1, which depend on the tokenizer; NaN if no evaluation says."""
+        """Bits per byte for a loss of 1 nat per token, which depend on the tokenizer; NaN if no evaluation has them."""
         with np.errstate(all="ignore"):
             ratios = self.eval["train_bits_per_byte"] / self.eval["train_loss"]
         ratios = ratios[np.isfinite(ratios) & (ratios > 0)]
@@ -126,7 +125,7 @@ class Run:
     def position(self, iters: np.ndarray, axis: str) -> np.ndarray:
         """Where the state after `iters` steps lies on an axis: iterations, tokens, or time.
 
-        tokens: those trained on until then. time: seconds of the training steps until then, without evaluations.
+        tokens: the tokens trained on. time: seconds of the training steps, without evaluations.
         Raises UserError if run.json does not say how many tokens a step has.
         """
         if axis == "iterations":
@@ -146,7 +145,7 @@ def _columns(rows, kind, names):
 
 
 def _floats(values):
-    """`values` of JSON as float64, one number each: NaN for what is no number, or not finite."""
+    """`values` of JSON as float64: NaN for a value that is no number, or not finite."""
     floats = None
     if {*map(type, values)} <= {int, float, type(None)}:  # numpy would make a table of lists
         with contextlib.suppress(OverflowError):
@@ -160,10 +159,10 @@ def view(lines: list[Line], y: str) -> tuple[float, float]:
     """The part of the y-axis that shows `lines` of `y` well.
 
     A loss falls from 10.8 to 6 within its first steps, and from 3.4 to 3.3 in its last thousands; a gradient may
-    explode once. So peaks in the first tenth of a run, and in 1 training step of 200, may leave the figure. A run of
-    fewer than 20 steps is shown whole.
+    explode once. So peaks in the first tenth of a run, and in 1 training step of 200, may be cut off. A run of fewer
+    than 20 steps is shown whole.
     """
-    finite = [line.values[np.abs(line.values) < LARGEST] for line in lines]  # NaN is not
+    finite = [line.values[np.abs(line.values) < LARGEST] for line in lines]  # without NaN
     if not any(map(len, finite)):
         return 0.0, 1.0
     low, high = min(v.min() for v in finite if len(v)), max(v.max() for v in finite if len(v))
@@ -176,7 +175,7 @@ def view(lines: list[Line], y: str) -> tuple[float, float]:
 
 
 def _usual_top(line):
-    """The largest value of a line after its first tenth; of 200 or more, all but 1 in 200 are no larger."""
+    """The largest value after a line's first tenth; if there are 200 or more, the largest 1 in 200 are left out."""
     if not len(line.iters):
         return math.nan
     span = line.iters[-1] - line.iters[0]

@@ -1,4 +1,4 @@
-"""What a run says: about itself before it starts, and about its steps once they are read from the device."""
+"""What a run reports: itself before it starts, and its steps once they are read from the device."""
 
 import dataclasses
 import datetime
@@ -12,7 +12,7 @@ import torch
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine import flops, memory, timing
-from fusedgpt.machine.device import dtype_name
+from fusedgpt.machine.device import cuda_graphs, dtype_name, multiplies_tf32
 from fusedgpt.machine.environment import environment
 from fusedgpt.parallel import distributed
 from fusedgpt.runs.logger import Logger
@@ -21,7 +21,7 @@ from fusedgpt.settings import Settings
 from fusedgpt.training import tuning
 from fusedgpt.training.optimizer import learning_rate
 
-LONGEST_SILENCE_S = 2.0  # on a CPU, the bar of a slow run moves about this often, with or without a line
+LONGEST_SILENCE_S = 2.0  # on a CPU, a slow run moves its bar about this often, even without a line
 STEPS_OF_AN_ESTIMATE = 6  # steps after which the run says how long it will take
 
 
@@ -33,15 +33,17 @@ def settings_line(s: Settings) -> str:
 
 
 def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen: tuning.Settled, **seen) -> dict:
-    """What run.json says: settings as resolved, the model, the machine, and what was `chosen` and `seen` to run."""
+    """The content of run.json: resolved settings, model, machine, and the kernels `chosen` and `seen` to run."""
     peak, peak_source = flops.peak_flops(device, chosen.dtype)
     return {
         "settings": dataclasses.asdict(s),
         "model": dataclasses.asdict(model.config),
         "device": str(device),
         "dtype": dtype_name(chosen.dtype),
+        "tf32": multiplies_tf32(device),
         "dtype_trials": chosen.dtype_trials,
         "compile": chosen.compiled,
+        "cuda_graphs": cuda_graphs(device),
         "attention": chosen.attention,
         "attention_trials": chosen.attention_trials,
         **seen,
@@ -62,10 +64,9 @@ def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen
 
 
 def dry_run(run: Any, step: Callable) -> None:
-    """Make a few steps and a part of an evaluation; say what they take, and how long the whole `run` would.
+    """Make a few steps and a part of an evaluation; say what they take, and how long the whole run would take.
 
-    With eval_only it makes no steps, only the evaluation.
-    run: a Run of fusedgpt/runs/run.py; step() makes a step.
+    With eval_only it makes no steps. run: a Run of fusedgpt/runs/run.py. step: makes one step.
     """
     s, state, loader, say = run.s, run.state, run.loader, run.logger.say
     start = state.iteration
@@ -91,7 +92,7 @@ def dry_run(run: Any, step: Callable) -> None:
 
 
 def is_reported(done: int, s: Settings, silent_s: float) -> bool:
-    """Whether to report after `done` steps: after a step that has a line, and before what needs the results.
+    """Whether to report after `done` steps: after a step that gets a line, and before anything that needs the results.
 
     silent_s: seconds since the last report on a single CPU process, where a report waits for nothing; otherwise 0.
     """
@@ -105,7 +106,7 @@ def report(
     """Log the steps since the last report. A report waits for the device; on CUDA, a step does not.
 
     state: the run's TrainState. Returns whether the time is up, and whether a signal ends the run, as any rank saw it.
-    explain: nonfinite.explain as (iteration, steps done since) -> a sentence; None if not all ranks take part.
+    explain: nonfinite.explain as (iteration, steps made since) -> a sentence; None if not all ranks take part.
     Raises UserError after more than max_bad_steps steps in a row without a finite gradient.
     """
     times = state.clock.read()
@@ -136,8 +137,8 @@ def report(
 def estimate(step_ms: list[float], done: int, evaluation_s: float, s: Settings) -> str:
     """One line that says how long the run still takes after `done` steps.
 
-    step_ms: milliseconds of the steps that were timed, in order. evaluation_s: seconds of an evaluation; 0 if there was
-    none yet, and then evaluations are not counted.
+    step_ms: milliseconds of the timed steps, in order. evaluation_s: seconds of an evaluation, or 0 if there was none
+    yet; the estimate then includes no evaluations.
     """
     step_s = statistics.median(step_ms[len(step_ms) // 2 :]) / 1e3  # the first ones are slower
     steps = s.max_iters - done
@@ -147,8 +148,8 @@ def estimate(step_ms: list[float], done: int, evaluation_s: float, s: Settings) 
     when = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
     until = f"{when:%a %H:%M}" if seconds < 86400 else f"{when:%a %Y-%m-%d %H:%M}"
     line = f"estimate: {timing.in_words(seconds)}, until {until}: {steps} steps of {timing.in_words(step_s)},"
-    known = f"times {timing.in_words(evaluation_s)} to evaluate" if evaluation_s else "evaluations on top"
-    line += f" and {evaluations} {known}"
+    known = f" of {timing.in_words(evaluation_s)}" if evaluation_s else ", not timed yet"
+    line += f" and {evaluations} evaluation{'s' * (evaluations != 1)}{known}"
     return line + (f"; max_seconds={s.max_seconds:g} may end it before" if s.max_seconds else "")
 
 
@@ -160,7 +161,7 @@ def _count_bad_step(state, metrics, s, saver, explain, say):
     if state.bad_steps == 1 and explain:
         say(f"iter {it}: {explain(it, state.iteration - 1 - it)}")
     if state.bad_steps > s.max_bad_steps:
-        advice = saver.last_good()
+        advice = saver.recovery_advice()
         raise UserError(
             f"{state.bad_steps} steps in a row had no finite gradient, the last at iteration {it}: {advice}"
         )

@@ -1,4 +1,4 @@
-"""report.html in a run's folder: its curves, samples, kernel receipt and settings on a page without other files."""
+"""Writes report.html in a run's folder: its curves, samples, kernel receipt and settings on one page."""
 
 import dataclasses
 import html
@@ -19,18 +19,18 @@ from fusedgpt.settings import Settings
 
 TEMPLATE = pathlib.Path(__file__).with_suffix(".html")  # how the page looks; this file says what is on it
 RELOAD = '<meta http-equiv="refresh" content="30">'
-SAMPLES = 100  # on the page, evenly over the run
+SAMPLES = 100  # about so many are on the page, spread evenly over the run
 DAY = 86400.0  # seconds
 
 
 def write(out_dir: str | pathlib.Path, running: bool = False, parent: int | None = None) -> pathlib.Path:
-    """Write report.html in the folder of a run, from its metrics.jsonl and run.json; its path.
+    """Write report.html in the folder of a run, from its metrics.jsonl and run.json; return its path.
 
     running: the run goes on, so the page reloads itself every 30 seconds. run.json cannot tell: a resumed run has the
     times of an earlier start in it, and a killed run has none.
-    parent: the id of the run's process, if this is a child of it. Nothing is written if the parent was killed, because
-    the run may go on in another process with its own page, or if the folder is gone: writing would bring it back.
-    What is damaged in those files is left out. Raises UserError if there is no metrics.jsonl, or the disk refuses.
+    parent: the id of the run's process, if this process is its child. A child writes nothing if its parent was killed,
+    because the run may go on in another process with its own page, or if the folder is gone, which it would bring back.
+    Damaged parts of those files are left out. Raises UserError if there is no metrics.jsonl, or the disk refuses.
     """
     run = Run(out_dir)
     page = json.dumps(_page(run, running), allow_nan=False).replace("<", "\\u003c")  # no sample can end the script
@@ -40,12 +40,12 @@ def write(out_dir: str | pathlib.Path, running: bool = False, parent: int | None
     if parent is not None and (os.getppid() != parent or not run.folder.is_dir()):
         return path
     with atomic(path, aside="" if parent is None else ".child") as file:
-        file.write(text.encode("utf-8", "replace"))  # a folder's name may be no UTF-8
+        file.write(text.encode("utf-8", "replace"))  # a folder's name may not be UTF-8
     return path
 
 
 def _page(run, running):
-    """What the template's script draws: texts, and numbers of curves that are all finite or null."""
+    """What the template's script draws: texts, and curves whose numbers are all finite or null."""
     steps, planned = run.train["iter"], number(section(run.record, "settings").get("max_iters"))
     done = int(max([0, *(steps[-1:] + 1), *run.eval["iter"][-1:]]))
     left = _median(run.train["ms"][-100:]) / 1e3 * (planned - done)
@@ -73,7 +73,7 @@ def _samples(samples):
 
 
 def _since(run):
-    """Seconds since the page before this one, or since this start of the run, whose first file is run.json."""
+    """Seconds since the previous page, or since this start of the run, which writes run.json first."""
     written = [path.stat().st_mtime for name in ("report.html", "run.json") if (path := run.folder / name).exists()]
     return max(0.0, time.time() - max(written)) if written else 0.0
 
@@ -81,7 +81,7 @@ def _since(run):
 def _patience(run, since):
     """Seconds after which a page that is still the newest means that the run was killed.
 
-    since: seconds from the page before to this one, with the evaluation and the checkpoint between.
+    since: seconds from the previous page to this one, with the evaluation and the checkpoint between.
     """
     if len(run.eval["iter"]) < 2:
         return DAY  # nobody knows yet how long the steps between two evaluations take
@@ -173,7 +173,6 @@ def _trials(record):
 
 
 def _median(values):
-    """The median of the finite values, NaN if there is none."""
     values = values[np.isfinite(values)]
     return float(np.median(values)) if len(values) else math.nan
 

@@ -16,7 +16,7 @@ OF_ONE_START = ("init_from", "out_dir", "eval_only", "dry_run", "profile")
 
 
 def where_to_start(s: Settings) -> Settings:
-    """`s` with init_from resolved. 'auto' resumes a run that is there; so does a process that torchrun restarted."""
+    """`s` with init_from resolved. 'auto' resumes a run in out_dir, and so does a process that torchrun restarted."""
     there = bool(run_folder.checkpoints(s.out_dir))
     own = run_folder.is_this_launch(s.out_dir, distributed.launch(), distributed.restarted())
     if there and (own or s.init_from == "auto"):
@@ -37,11 +37,10 @@ def earlier_config(s: Settings) -> tuple[dict[str, Any], str] | None:
 
 
 def check_ids(s: Settings, meta: dict, saved: dict | None, ranks: distributed.Ranks, say: Say) -> None:
-    """Raise UserError if the weights were trained on other ids than the data's; if that is not known, say why.
+    """Raise UserError if the weights were trained on other ids than the data's; if nobody can know, say why.
 
-    Another text with the same ids is only reported.
-
-    saved: the checkpoint with the weights, None if they are new or those of the model that init_from names.
+    If the ids are the same but the text is another, say so. saved: the checkpoint with the weights; None if they are
+    new, or come from the model that init_from names.
     """
     refusal = None
     if ranks.main and s.init_from != "scratch":  # the other ranks may not see tiktoken's files
@@ -70,7 +69,7 @@ def _trained_on(s, saved, say):
 
 
 def meant_by_auto(saved: dict | None) -> dict[str, Any] | None:
-    """What 'auto' meant in the run of the checkpoint `saved`: attention, dtype, compile; None for a new run."""
+    """What 'auto' chose in the run of the checkpoint `saved`: attention, dtype, compile; None for a new run."""
     if not saved:
         return None
     names = ("attention", "dtype", "compile")
@@ -78,9 +77,9 @@ def meant_by_auto(saved: dict | None) -> dict[str, Any] | None:
 
 
 def restore(saved: dict, s: Settings, state: Any, say: Say) -> None:
-    """Restore what `state`, a TrainState, lacks of `saved`, and say which settings changed.
+    """Restore optimizer, scaler and best loss of `state`, a TrainState, from `saved`; say which settings changed.
 
-    The model has its weights already, unless ranks share them. Raises UserError if they do not fit.
+    If ranks share the model, this restores its weights too; otherwise it has them. Raises UserError if `saved` misfits.
     """
     if saved["model"]:
         checkpoint.restore_optimizer(saved, state.optimizer, state.model)
@@ -92,7 +91,7 @@ def restore(saved: dict, s: Settings, state: Any, say: Say) -> None:
             state.scaler.load_state_dict(saved["scaler"])
         except KeyError as error:
             raise UserError(
-                f"the scaler in the checkpoint of {s.out_dir} has no {error}: take another, such as best.pt beside it"
+                f"the scaler in the checkpoint of {s.out_dir} has no {error}: take another checkpoint, such as best.pt"
             ) from error
     if saved["iter_num"] >= s.max_iters and not s.eval_only:
         say(f"all {saved['iter_num']} iterations are done: raise --max_iters above that to train on")

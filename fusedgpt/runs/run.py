@@ -52,7 +52,7 @@ class TrainState:
     def sound(self) -> bool:
         """Whether this state is worth saving: its last step had a finite loss and gradient.
 
-        In float16, a bad gradient is forgiven while the loss scale is above 1: the scale may be what overflowed.
+        In float16, a bad gradient is forgiven while the loss scale is above 1: the scale may have caused the overflow.
         """
         return math.isfinite(self.loss) and (self.bad_steps == 0 or self.scaler.get_scale() > 1)
 
@@ -64,10 +64,10 @@ class Run:
     s: Settings
     state: TrainState
     ranks: distributed.Ranks
-    micro_steps: range  # that this rank makes in each step
+    micro_steps: range  # this rank's micro-steps in each step
     loader: DataLoader
     meta: dict  # meta.json of the data
-    prompts: samples.Prompts | None  # to sample from; None if this rank draws no sample
+    prompts: samples.Prompts | None  # None if this rank draws no samples
     saver: Saver
     logger: Logger
     record: dict = dataclasses.field(default_factory=dict)  # what run.json says
@@ -95,7 +95,7 @@ class Run:
         state.evaluation_s = time.perf_counter() - began
         self.logger.evaluation({"iter": state.iteration, **losses}, in_full=s.eval_only)
         saver.wait()
-        if saver.failed:  # the best since the last save was never written
+        if saver.failed:  # what seemed the best since was never written
             state.best_val_loss, state.best_iter = saver.best
         improved = state.iteration > 0 and losses["val_loss"] < state.best_val_loss and not s.eval_only
         if improved and state.sound:
@@ -107,7 +107,7 @@ class Run:
     def save(self) -> None:
         """Save the whole state, unless the run has diverged. Raises UserError if a weight is not finite."""
         state, record = self.state, self.record
-        advice = self.saver.last_good()
+        advice = self.saver.recovery_advice()
         if not state.sound:
             self.logger.say(f"iteration {state.iteration} is not saved, because the run has diverged: {advice}")
             return
@@ -117,7 +117,7 @@ class Run:
         content |= {"optimizer": state.optimizer.state_dict(), "scaler": state.scaler.state_dict()}
         content |= {"iter_num": state.iteration, "best_val_loss": state.best_val_loss, "best_iter": state.best_iter}
         content |= {"config": record["settings"], "meta": self.meta, "attention": record["attention"]}
-        content |= {"dtype": record["dtype"], "compile": record["compile"]}  # auto keeps these when the run is resumed
+        content |= {"dtype": record["dtype"], "compile": record["compile"]}  # auto keeps them if the run is resumed
         self.saver.save(content)
 
     def save_whole_steps(self) -> None:
@@ -137,7 +137,7 @@ class Run:
         return nonfinite.explain(*how, iteration, later)
 
     def sample(self) -> None:
-        """Log a sample after each prompt. Only the main rank has prompts, or all ranks that share the model."""
+        """Log a sample after each prompt. The main rank has prompts; if ranks share the model, all of them have."""
         state = self.state
         self.logger.status("sampling")
         # ranks that share the model need this one until all have the last sample
@@ -151,7 +151,7 @@ class Run:
 
     def leave(self) -> None:
         """Disconnect from the other ranks and close the logger. Raises UserError if one of the two fails."""
-        # frees DDP: as last holder of the process group it would end the group itself, and may hang
+        # free DDP first: as the last holder of the process group, it would end the group itself and might hang
         self.state.parallel = None
         distributed.leave(self.ranks)
         self.logger.close()
@@ -175,7 +175,7 @@ class Run:
         finally:
             saver.close()
         if unsaved and not state.sound:
-            raise UserError(f"the run has diverged and ends after {state.iteration} steps: {saver.last_good()}")
+            raise UserError(f"the run has diverged and ends after {state.iteration} steps: {saver.recovery_advice()}")
         if self.stopped_by:
             saved = "saved: go on with the same command and --init_from=resume"
             how = saved if saver.saved_at else "with nothing to save"

@@ -17,7 +17,7 @@ from fusedgpt.runs import checkpoint
 from fusedgpt.runs.metrics import MEANING, record_of, section
 
 LATEST, BEST = "ckpt.pt", "best.pt"
-# what else a run leaves, and its figures
+# the other files of a run, with its figures
 NOT_CHECKPOINTS = ("metrics.jsonl", "run.json", "report.html", "trace.json", "lm_eval.json", "curves.png")
 NOT_CHECKPOINTS += tuple(f"{name}.png" for name in MEANING)
 FOLDERS = ("tensorboard", "hf")  # event files, and what `make eval` exported
@@ -43,7 +43,7 @@ def checkpoints(out_dir: str | os.PathLike) -> list[pathlib.Path]:
 
 
 def load_latest(out_dir: str | os.PathLike, say: Say = print, **how: bool) -> tuple[dict, pathlib.Path]:
-    """The latest checkpoint that is whole, and its path. Says so if that is not ckpt.pt. Raises UserError if none is.
+    """The latest whole checkpoint and its path. Says so if that is not ckpt.pt. Raises UserError if none is whole.
 
     how: verify, whole and optimizer, as for checkpoint.load.
     """
@@ -51,10 +51,10 @@ def load_latest(out_dir: str | os.PathLike, say: Say = print, **how: bool) -> tu
 
 
 def load_best(out_dir: str | os.PathLike, say: Say = print) -> tuple[dict, pathlib.Path]:
-    """The best checkpoint of a run, or its latest if there is no best yet, and its path. Raises UserError if none is.
+    """The best checkpoint of a run, or its latest if there is no best yet, and its path.
 
     If the latest is the best, it is taken even if a kill kept it from getting the name best.pt too. The optimizer's
-    shards are not read.
+    shards are not read. Raises UserError if no checkpoint is whole.
     """
     latest, best = (pathlib.Path(out_dir) / name for name in (LATEST, BEST))
     with contextlib.suppress(UserError):

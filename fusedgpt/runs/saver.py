@@ -19,10 +19,10 @@ class Saver:
     """Writes the checkpoints of a run to `out_dir`: the latest, `keep` - 1 before it, and the best.
 
     `save` returns as soon as the state is copied to memory; a thread writes the copy. A disk that refuses does not end
-    the run: the saver says what failed, and the next save tries again. Only the main rank has the folder's `lock`: it
-    writes no checkpoint without it, and keeps it until the last write has ended. If another process took the folder,
-    the next call raises UserError. If `ranks` share the model, each writes its own tensors, and all have to call `save`
-    and `wait` together.
+    the run: the saver says what failed, and the next save tries again. Only the main rank has the folder's `lock`, and
+    no checkpoint is written without it. The saver keeps the lock until the last write has ended. If another process
+    took the folder, the next call raises UserError. If `ranks` share the model, each writes its own tensors, and all
+    have to call `save` and `wait` together.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Saver:
             self.group = torch.distributed.new_group(backend="gloo", timeout=limit) if self.together else None
         self.saved_at = 0  # iteration of the last save
         self.latest: int | None = None  # iteration of ckpt.pt
-        self.best = float("inf"), None  # lowest validation loss, and its iteration, of what is on the disk
+        self.best = float("inf"), None  # lowest validation loss on the disk, and its iteration
         self.kept: list[int] = []  # iterations of this run's earlier checkpoints, oldest first
         self.failed: UserError | None = None  # why the last save failed, if it did
         self.thread = concurrent.futures.ThreadPoolExecutor(max_workers=1)
@@ -52,15 +52,15 @@ class Saver:
         remove_unused_shards(self.out_dir)  # left by a save that was killed
         if path.name == LATEST:
             self.latest = saved["iter_num"]
-            if is_best(saved):  # a kill may have kept it from getting its second name
+            if is_best(saved):  # a kill may have come before it was linked to best.pt
                 link(path, self.out_dir / BEST)
         elif path.name == before(saved["iter_num"]):  # ckpt.pt is damaged: with `latest` None, no save keeps it
             self.kept = [*self.kept, saved["iter_num"]]
 
     def save(self, state: dict) -> None:
-        """Write a checkpoint of `state`, once the one before is written. The caller may change the tensors afterwards.
+        """Write a copy of `state` once the previous checkpoint is written. The caller may change the tensors at once.
 
-        Raises what the write before raised, except if the disk refused.
+        Raises what the previous write raised, except if the disk refused.
         """
         self.saved_at = state["iter_num"]
         if self.together:
@@ -68,14 +68,14 @@ class Saver:
             self._save_together(state)
         elif self.lock:
             self.wait()
-            self.writing = self.thread.submit(self._write, _copied(state, {}))
+            self.writing = self.thread.submit(self._write, _copy(state))
 
     def _save_together(self, state):
         from fusedgpt.parallel import shard_files  # takes a second to import
 
         if self.lock:
-            self.lock.check()  # if it is gone, each rank would make it anew
-        state, tensors = shard_files.split(_copied(state, {}))
+            self.lock.check()  # if the folder is gone, each rank would make it anew
+        state, tensors = shard_files.split(_copy(state))
         name = self.ranks.broadcast(shard_files.free_name(self.out_dir, state["iter_num"]))
 
         def write():
@@ -92,8 +92,8 @@ class Saver:
 
         self.writing = self.thread.submit(write)
 
-    def last_good(self) -> str:
-        """What to do about a run that has diverged: what to go on from, and what to change."""
+    def recovery_advice(self) -> str:
+        """How to go on if the run has diverged: from which checkpoint, and with which changes."""
         self.wait()
         calmer = "with a lower learning_rate, a grad_clip, or dtype=float32"
         latest, (_, best_iter) = self.latest if self.lock else self.saved_at, self.best
@@ -153,12 +153,22 @@ class Saver:
         self.latest = state["iter_num"]
 
 
+def _copy(state):
+    copied = _copied(state, {})
+    if torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()  # once for all copies, which were only queued
+    return copied
+
+
 def _copied(value, copies):
-    """A copy of nested dicts and lists with their tensors in new memory; tied tensors stay tied."""
+    """A copy of nested dicts and lists with their tensors in new memory; tied tensors stay tied.
+
+    Copies from a CUDA device are queued, and go to pinned memory, which PyTorch keeps for the next save.
+    """
     if isinstance(value, torch.Tensor):
         place = local(value).data_ptr(), value.shape
         if place not in copies:
-            copies[place] = value.detach().to("cpu", copy=True)
+            copies[place] = value.detach().to("cpu", copy=True, non_blocking=value.is_cuda)
         return copies[place]
     if isinstance(value, dict):
         return {key: _copied(each, copies) for key, each in value.items()}

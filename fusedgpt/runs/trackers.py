@@ -1,8 +1,10 @@
-"""Where else the metrics of a run go: Weights & Biases and TensorBoard, under the same names."""
+"""Sends the metrics of a run to Weights & Biases and TensorBoard, under the same names."""
 
 import html
+import importlib.util
 import pathlib
 import uuid
+from collections.abc import Callable
 
 from fusedgpt.errors import UserError, first_line
 
@@ -24,29 +26,37 @@ def names(metrics: dict) -> dict[str, float]:
     return found
 
 
-def start(s: dict, record: dict, out_dir: pathlib.Path, iteration: int, wandb_id: str | None) -> list:
-    """A WeightsAndBiases and a TensorBoard, as far as the settings `s` ask for them, of a run from `iteration` on.
+def start(
+    s: dict, record: dict, out_dir: pathlib.Path, iteration: int, wandb_id: str | None, say: Callable[[str], None]
+) -> list:
+    """The trackers that the settings `s` ask for, from `iteration` on. If a package is missing, `say` says so.
 
-    wandb_id: the id of the resumed run, whose curves go on. `record` gets the id, or a new one. Raises UserError if a
-    package is missing or refuses.
+    wandb_id: the id of the resumed run, whose curves go on; None: make a new id. `record` gets the id. Raises UserError
+    if a package refuses.
     """
     trackers = []
-    if s["wandb_log"]:
+    if s["wandb_log"] and _installed("wandb", say):
         record["wandb_id"] = wandb_id or uuid.uuid4().hex[:8]
         trackers.append(WeightsAndBiases(s, record))
-    if s["tensorboard_log"]:
+    if s["tensorboard_log"] and _installed("tensorboard", say):
         trackers.append(TensorBoard(out_dir / "tensorboard", iteration))
     return trackers
 
 
+def _installed(package, say):
+    # config/train_gpt2.py asks for wandb, and a run on a lent machine should not end because it is missing
+    if importlib.util.find_spec(package):
+        return True
+    say(f"{package} is not installed, so the run does not log to it: pip install {package}")
+    return False
+
+
 class WeightsAndBiases:
-    """A run of wandb. Raises UserError if the package is missing, or refuses."""
+    """A run of wandb. Raises UserError if the package refuses."""
 
     def __init__(self, s: dict, record: dict):
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError("wandb_log=True needs the package wandb: pip install wandb") from error
+        import wandb
+
         self.wandb = wandb
         names = dict(project=s["wandb_project"], name=s["wandb_run_name"], id=record["wandb_id"])
         try:
@@ -71,16 +81,11 @@ class WeightsAndBiases:
 
 
 class TensorBoard:
-    """As WeightsAndBiases, but in event files in `folder`. What an interrupted run logged after `iteration` is dropped.
-
-    Raises UserError if the package is missing.
-    """
+    """Like WeightsAndBiases, but event files in `folder`. Drops what an interrupted run logged after `iteration`."""
 
     def __init__(self, folder: pathlib.Path, iteration: int):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UserError("tensorboard_log=True needs the package tensorboard: pip install tensorboard") from error
+        from torch.utils.tensorboard import SummaryWriter
+
         self.writer = SummaryWriter(folder, purge_step=iteration)
 
     def log(self, metrics: dict[str, float], step: int) -> None:

@@ -18,8 +18,8 @@ def token_bytes(
 ) -> Tensor | None:
     """The bytes of each id's text, with a 0 at the end; None if the data's tokenizer cannot be loaded here.
 
-    They turn a loss into bits per byte, which can be compared between tokenizers. status: told what is being done.
-    say: told why there are none.
+    They turn a loss into bits per byte, which can be compared between tokenizers. status: shows what is being done.
+    say: prints why there are none.
     """
     sizes = None
     if ranks.main:
@@ -46,7 +46,7 @@ def evaluate(
 ) -> dict[str, float] | None:
     """Mean loss of each split over `windows` fixed windows (0: over all of it), which are divided among the ranks.
 
-    With `token_bytes`, adds the bits per byte. status: told what is being done. Returns None if a signal ends it.
+    With `token_bytes`, adds bits per byte. status: shows what is being done. Returns None if a signal ends it.
     """
     model.eval()
     losses = {}
@@ -61,8 +61,7 @@ def evaluate(
                 _, loss = model(x, y, logits=False)
             count = (y >= 0).sum()
             size = count if token_bytes is None else token_bytes[y].sum()  # y of -1 takes the last one, 0
-            # keep the sums on the device: reading them here would wait for each batch
-            # the mean over a batch without a target is NaN
+            # the sums stay on the device: reading them here would wait. The loss of a batch without a target is NaN
             sums.append(torch.stack((torch.where(count > 0, loss.float() * count, 0.0), count, size)))
         here = map(sum, zip(*torch.stack(sums).tolist()))
         total, count, size, stop = map(sum, zip(*ranks.gather([*here, len(stopped_by)])))

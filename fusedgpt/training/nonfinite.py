@@ -28,11 +28,11 @@ def explain(
 ) -> str:
     """Why the step of `iteration` had no finite gradient: the first tensors that are not finite, and their batch.
 
-    Repeats the micro-steps of each rank with the same batch and dropout, but with the weights of now, which are `later`
-    steps newer. All ranks have to call it.
+    Repeats the micro-steps of each rank with the same batch and dropout, but with the current weights, which are
+    `later` steps newer. All ranks have to call it.
     """
     if ranks.shards > 1:
-        return "with parallel=fsdp the first such tensor is not looked for: repeat the run with parallel=ddp"
+        return "parallel=fsdp cannot name the tensor in which this began: repeat the run with parallel=ddp"
     scale = scaler.get_scale() / scaler.get_backoff_factor() if scaler.is_enabled() else 1.0  # undo the backoff since
     found = None
     for micro_step in micro_steps:
@@ -56,10 +56,10 @@ def explain(
 
 
 def first_tensors(model: nn.Module, x: Tensor, y: Tensor, cast: AbstractContextManager, scale: float = 1) -> str | None:
-    """The first tensors that are not finite if `model` computes the loss of x and y (B, T) and its gradients, eagerly.
+    """Compute the loss of x and y (B, T) and its gradients eagerly; name the first tensors that are not finite.
 
     Weights come first, then the outputs of modules in the order of the forward, then gradients in the order of the
-    backward. None if all are finite. `scale`: what float16 multiplies the loss by. Changes no weight and no gradient.
+    backward. None if all are finite. scale: the factor of the loss in float16. Changes no weight and no gradient.
     """
     if bad := [name for name, p in model.named_parameters() if not p.isfinite().all()]:
         return f"weights: {', '.join(bad[:MOST])}"

@@ -32,7 +32,7 @@ class Prompts:
                 raise UserError(f"cannot read sample_prompts={prompts}: {error}") from error
         try:
             self.prompts = [(text, self.tokenizer.encode(text)) for text in texts if text]
-        except UserError as error:  # name the flag: a user who gave no prompt has the default, a line end
+        except UserError as error:  # name the flag: a user who gave no prompt has the default, a newline
             raise UserError(f"--sample_prompts={shown(prompts)} cannot be used: {error}") from error
         if not self.prompts:
             raise UserError(f"sample_prompts={prompts!r} has no prompt: give at least one character")
@@ -66,7 +66,7 @@ class Prompts:
                 ended = True
             if ended and not is_shared(model):
                 break
-            if ended:  # another rank may differ by a last bit and draw on: it needs this one for each token
+            if ended:  # a rank whose logits differ in a bit may draw on: it needs this one for each token
                 continue
             text += utf8.decode(self.tokenizer.decode([new.item()]))
         return text

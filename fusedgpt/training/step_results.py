@@ -6,7 +6,7 @@ from torch import Tensor
 from fusedgpt.errors import UserError
 from fusedgpt.parallel.distributed import Ranks
 
-RESERVED = ("kind", "iter", "lr", "ms", "tokens_per_s", "mfu", "peak_memory")  # what a line of a step has anyway
+RESERVED = ("kind", "iter", "lr", "ms", "tokens_per_s", "mfu", "peak_memory")  # a step's line has these anyway
 
 
 class StepResults:
@@ -20,12 +20,12 @@ class StepResults:
         self.steps: list[tuple[tuple[str, ...], tuple[str, ...], Tensor]] = []  # names of results and flags, the sums
 
     def add(self, results: dict[str, Tensor | float], flags: dict[str, bool]) -> None:
-        """Add what a step returned, and the flags that this rank raises; one all-reduce sums both over the ranks.
+        """Add what a step returned, and this rank's flags; one all-reduce sums both over the ranks.
 
-        Raises UserError if a result is no single number, or has a name of RESERVED.
+        Raises UserError if a result is not a single number, or has a name in RESERVED.
         """
         if taken := sorted({*results} & {*RESERVED}):
-            raise UserError(f"train_step returned {taken[0]!r}, a name that each line has already: take another")
+            raise UserError(f"train_step returned {taken[0]!r}, but metrics.jsonl has that name: take another")
         device = next((value.device for value in results.values() if isinstance(value, Tensor)), None)
         numbers = []
         for name, value in results.items():

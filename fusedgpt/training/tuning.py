@@ -12,9 +12,9 @@ from fusedgpt.attention.case import Case
 from fusedgpt.machine import timing
 from fusedgpt.machine.device import DTYPES, autocast, dtype_name, resolve_compile, resolve_dtype
 
-ENOUGH_FLOPS = 2e11  # forward and backward, enough to tell which dtype is faster: a second of a slow CPU
-LEAST_TOKENS = 64  # with fewer, a step of a large model would only cast its weights
-ROUNDS = 3
+ENOUGH_FLOPS = 2e11  # of a timed forward and backward, to tell which dtype is faster: a second on a slow CPU
+LEAST_TOKENS = 64  # with fewer, a step of a large model would mostly cast its weights
+ROUNDS = 3  # in which each dtype is timed, after a first one; its fastest time counts
 # on a CPU compiling takes a minute or two, and then a step takes 6 to 11 % less
 COMPILING_PAYS_AFTER = 30 * 60.0  # seconds of training
 
@@ -36,10 +36,10 @@ def settle(
 ) -> Settled:
     """Settle attention, dtype and compile of the settings `s` for a model that will make `calls` forward passes.
 
-    case: its attention. batch: a micro-batch (x, y); the timing uses a part of it and changes no weights. before: what
-    a resumed run had settled on ('attention', 'dtype', 'compile'), which stays if it can run here; None for a new run.
-    A deterministic run follows rules alone, because timing could decide otherwise at its next start. Raises UserError
-    if a named kernel cannot run here.
+    case: the model's attention. batch: a micro-batch (x, y); the timing uses a part of it and changes no weights.
+    before: the earlier choices of a resumed run ('attention', 'dtype', 'compile'), which stay if they can run here;
+    None for a new run. A deterministic run follows rules alone, because timing could choose differently at its next
+    start. Raises UserError if a named kernel cannot run here.
     """
     device, new, before = case.device, before is None, before or {}
     wish = before.get("compile", s.compile) if s.compile == "auto" else s.compile
@@ -96,7 +96,7 @@ def _step_ms(model, batch, attention):
         model.use_attention(attention[dtype])
         ms[dtype] += timing.samples(step, device, count=1, warmup=warmup)
 
-    for warmup in (1, *[0] * ROUNDS):  # in turn, so that other load on the machine hits all dtypes
+    for warmup in (1, *[0] * ROUNDS):  # dtypes take turns, so that other load hits them all
         for dtype in attention:
             sample(dtype, warmup)
     return {dtype: min(each) for dtype, each in ms.items()}, b * t / (B * T)

@@ -57,7 +57,7 @@ def test_python_stdlib_of_a_folder_is_split_by_file(tmp_path):
 def test_python_stdlib_of_a_few_files_says_what_is_missing(tmp_path):
     (tmp_path / "a.py").write_text("a = 1\n")
     sentence = fails("data/python_stdlib/prepare.py", f"--input={tmp_path}", f"--out_dir={tmp_path / 'out'}")
-    assert "has 1 .py files, and none is in val: give more, or a single one, which is cut" in sentence
+    assert "has 1 .py files, none of them for val: give more, or only one, which is cut" in sentence
 
 
 def test_shakespeare_char(tmp_path):

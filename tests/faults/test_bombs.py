@@ -1,6 +1,6 @@
-"""Small files that unpack to gigabytes, and texts that never end, as --input of a prepare script.
+"""Give prepare scripts small files that unpack to gigabytes, and texts that never end.
 
-Each is read in a process of its own, which says how much memory it held at its peak.
+Each file is read in its own process, which reports its peak memory.
 """
 
 import gzip
@@ -38,7 +38,7 @@ def gz(part, count, head=b"", tail=b""):
 
 
 def zst(part, count, head=b"", tail=b""):
-    """One frame: what is repeated between frames would be unpacked frame by frame."""
+    """Everything in one frame, because several frames would be unpacked one by one."""
     packer = zstandard.ZstdCompressor().compressobj()
     return b"".join(map(packer.compress, [head, *[part] * count, tail])) + packer.flush()
 
@@ -52,7 +52,7 @@ def parquet(path, value, rows):
 
 ZEROS, LETTERS, SPACES, LINE_ENDS, COMMAS = (each * MIB for each in (b"\0", b"a", b" ", b"\n", b","))
 LINES = (b"a" * 127 + b"\n") * 2**13
-# the file, its bytes, the most MB that reading it may hold, and how its sentence goes on, or how many characters it has
+# name of the file: its bytes, the most MB that reading it may hold, and part of the error or the number of characters
 FILES = {
     "zeros.txt.gz": (lambda: gz(ZEROS, 128), 100, 128 * MIB),
     "zeros.txt.zst": (lambda: zst(ZEROS, 1024), 400, 1024 * MIB),  # took 2.5 GB: 4 bytes stand for 131,072
@@ -82,7 +82,7 @@ def read(path, how="files"):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_is_read_or_refused_in_bounded_memory(tmp_path, tell, name):
-    # without a bound on what is unpacked at once, on a line, on a row: all of it was held at once, until none was left
+    # without bounds on an unpacked chunk, a line and a row, the whole file was held until no memory was left
     make, most, expected = FILES[name]
     (tmp_path / name).write_bytes(make())
     assert (tmp_path / name).stat().st_size < 4 * MIB
@@ -109,14 +109,14 @@ def hashes(folder):
 
 
 def prepare(path, out_dir):
-    """prepare.py with 500 MB of memory."""
+    """Run prepare.py with 500 MB of memory."""
     limited = ["bash", "-c", 'ulimit -d 500000; exec "$@"', "bash", sys.executable]
     command = [*limited, "data/text/prepare.py", "--tokenizer=byte", f"--input={path}", f"--out_dir={out_dir}"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_what_memory_cannot_hold_is_no_data_set(tmp_path):
-    # it used to be called damaged; a cell of Parquet has no bound but memory
+    # such files used to be called damaged; only memory bounds a cell of Parquet
     good, out_dir = tmp_path / "good.txt", tmp_path / "data"
     good.write_text("some text\n" * 1000)
     done = prepare(good, out_dir)

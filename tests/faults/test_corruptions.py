@@ -1,4 +1,4 @@
-"""Every file of a run, corrupted 400 times each: the run goes on from what is whole, or ends in one sentence."""
+"""Corrupt every file of a run 400 times. The run goes on from a whole file, or ends in one sentence."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ from tests.faults.processes import finish, rng, start
 pytestmark = pytest.mark.faults
 
 CORRUPTIONS = 400
-TIMES = 5  # and each file this often before train.py itself resumes the run
+TIMES = 5  # corruptions of each file before train.py itself resumes the run
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def content(saved):
     [("ckpt.pt", load_latest, {}), ("best.pt", load_best, {"ckpt.pt": 5}), ("ckpt-5.pt", load_latest, None)],
 )
 def test_checkpoints(folder, tmp_path, tell, name, load, others):
-    # others: what else is there: the same, with another best_iter so that best.pt counts, or nothing
+    # others: best_iter to write into other files, so that best.pt counts; None: no other checkpoint is there
     chance, ends, broken = rng(f"corrupt {name}"), {"unharmed": 0, "fell back": 0, "refused": 0}, tmp_path / "out"
     shutil.copytree(folder, broken)
     for path in broken.glob("*.pt") if others is None else ():

@@ -1,4 +1,4 @@
-"""Disks that fill up, turn read-only or vanish, folders that are used twice: nothing is lost, and it is said."""
+"""Disks fill up, turn read-only or vanish, and folders are used twice. Nothing is lost, and the run says so."""
 
 import contextlib
 import os
@@ -59,7 +59,7 @@ class Run(subprocess.Popen):
         return next(line for line in found.splitlines() if words in line)
 
     def sentence(self):
-        """The one that the run ends with, soon."""
+        """The one sentence with which the run ends, soon."""
         assert self.wait(timeout=30) == 1
         return sentence(self.unread())
 
@@ -99,7 +99,7 @@ def on_a_disk(mount, folder, data, **settings):
 
 
 def fill(child, folder):
-    """Leave no room on the disk of `folder`, now or later: a save that is under way would free its own if it failed."""
+    """Leave no room on the disk of `folder`. Not during a save, which would free its part when it fails."""
     while True:
         child.send_signal(signal.SIGSTOP)
         os.waitpid(child.pid, os.WUNTRACED)  # all its threads stand still
@@ -124,7 +124,7 @@ def test_a_disk_that_fills_up_and_empties(tmp_path, data):
         (out_dir / "filler").unlink()
         child.says("metrics.jsonl can be written again: nothing is missing")
         child.until(lambda: checkpoint_of(out_dir)["iter_num"] > whole + 40)
-        child.send_signal(signal.SIGSTOP)  # its disk goes with it
+        child.send_signal(signal.SIGSTOP)  # not killed, because its disk would vanish too
         train_rows = rows(out_dir)
         assert [row["iter"] for row in train_rows] == list(range(len(train_rows)))
         assert len(train_rows) > whole + 40
@@ -208,7 +208,7 @@ def test_a_folder_that_is_moved_while_another_run_takes_its_place(tmp_path, data
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_ranks_do_not_bring_a_folder_back(tmp_path, data, parallel):
-    # ranks that share the model each make the folder of their shards, and only one has the lock
+    # each fsdp rank makes the folder of its shards, but only one has the lock
     chance, out_dir, log = rng(f"moved {parallel}"), tmp_path / "out", tmp_path / "log"
     settings = small(out_dir, data, **LONG, parallel=parallel, gradient_accumulation_steps=2, timeout=20)
     processes = start(settings, log, world=2)
@@ -234,8 +234,8 @@ def test_two_runs_at_once(tmp_path, data):
         assert f"{out_dir} is in use by another run: process {child.pid} on " in error
         assert "started 20" in error
     evaluated = script("train.py", *flags(small(out_dir, data, init_from="resume", eval_only=True)))
-    assert "val loss" in evaluated.stdout  # which writes nothing
-    child.kill()  # a dead one's lock is no obstacle
+    assert "val loss" in evaluated.stdout  # an evaluation writes nothing, so it needs no lock
+    child.kill()  # the lock of a dead run is no obstacle
     child.wait()
     script("train.py", f"--out_dir={out_dir}", "--init_from=auto", "--max_iters=100")
     assert checkpoint_of(out_dir)["iter_num"] >= 100

@@ -1,4 +1,4 @@
-"""A row that is measured while other processes want every core is found out."""
+"""A row that is measured while other processes use every core is marked as disturbed."""
 
 import functools
 import os

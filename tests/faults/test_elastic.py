@@ -1,4 +1,4 @@
-"""Twenty workers die under torchrun, which restarts them: each time training goes on, and nothing is lost."""
+"""Twenty workers die under torchrun, which restarts them. Each time training goes on, and nothing is lost."""
 
 import os
 import signal
@@ -16,19 +16,19 @@ pytestmark = [
     pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="finds the workers in Linux's /proc"),
 ]
 DEATHS = {"ddp": 20, "fsdp": 8}
-ITERATIONS = {"ddp": 2000, "fsdp": 400}  # ranks that share a model take longer for each, and to save
-BOUND = 60  # seconds from a death to the next step: three to ten on two cores, most of it PyTorch's import
+ITERATIONS = {"ddp": 2000, "fsdp": 400}  # fsdp ranks take longer for an iteration, and for a save
+BOUND = 60  # most seconds from a death to the next step; it takes 3 to 10 on two cores, mostly to import PyTorch
 SETTINGS = dict(eval_interval=20, eval_iters=2, dropout=0.1, gradient_accumulation_steps=2)
 
 
 @pytest.mark.parametrize("parallel", DEATHS)
 def test_many_deaths_and_nothing_is_lost(tmp_path, data, tell, parallel):
-    # restarted workers read the addresses of dead ones in torchrun's store: they hung, or found the connection refused
+    # restarted workers found the addresses of dead ones in torchrun's store: they hung, or were refused a connection
     chance, when, recovered = rng(f"deaths {parallel}"), {"starting": 0, "training": 0}, []
     deaths, asked = DEATHS[parallel], dict(SETTINGS, max_iters=ITERATIONS[parallel], parallel=parallel)
     torchrun(2, "train.py", *flags(small(tmp_path / "whole", data, **asked)))
     settings = flags(small(tmp_path / "broken", data, **asked, init_from="auto"))
-    # one restart for each death: the run fails if any restart does
+    # as many restarts as deaths, so that the run fails if one restart fails
     run = Torchrun("--standalone", "--nproc_per_node=2", f"--max_restarts={deaths}", "train.py", *settings)
     dead, died_at = set(), None
     try:

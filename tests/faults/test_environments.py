@@ -1,4 +1,4 @@
-"""Scripts in odd environments: each does what it does elsewhere, to the bit, or says in one sentence why it cannot."""
+"""Run scripts in odd environments. Each gives the same bytes as elsewhere, or says in one sentence why it cannot."""
 
 import dataclasses
 import json
@@ -12,8 +12,8 @@ from tests.faults.test_disks import succeeds_or_skips
 
 pytestmark = pytest.mark.faults
 
-# Commands one after another, forked from a process with the flags and the environment of this one, so that PyTorch is
-# imported once. They come as arguments: Python decodes those as it does the arguments of a script
+# Run commands one after another, forked from one process, so that PyTorch is imported only once. They have its flags
+# and environment. They come as arguments, because Python decodes these like the arguments of a script.
 DRIVER = """
 import json, os, pathlib, sys
 from tests import forks
@@ -37,7 +37,7 @@ def texts(folder):
 
 
 def chain(folder, text):
-    """A command of each script, from text to figures, that write into `folder`."""
+    """Commands for all scripts, from text to figures, that write into `folder`."""
     data, out, benchmark = folder / DATA, folder / RUN, f"--results={folder / 'bench'}"
     tiny = small(out, data, n_layer=1, max_iters=4, eval_interval=2, sample_interval=2)
     return [
@@ -71,7 +71,7 @@ def run_in(prefix, python, commands):
 
 
 def results(folder):
-    """What the chain left in `folder`: what has the same bytes each time, as bytes, and the losses."""
+    """What the chain left in `folder`: the files that have the same bytes each time, and the losses."""
     names = ["export/tokenizer.json", "export/README.md", "bench/numerics/report.md"]
     names += [f"{RUN}/{name}" for name in ("ckpt.pt", "curves.png", "report.html")]
     assert all((folder / name).stat().st_size for name in names)
@@ -85,16 +85,16 @@ def lines_of(path, kind):
     return [row for row in map(json.loads, path.read_text().splitlines()) if row["kind"] == kind]
 
 
-ASCII = ["LC_ALL=C", "PYTHONUTF8=0", "PYTHONCOERCECLOCALE=0"]  # Python would take UTF-8 in spite of LC_ALL
+ASCII = ["LC_ALL=C", "PYTHONUTF8=0", "PYTHONCOERCECLOCALE=0"]  # with LC_ALL alone, Python would take UTF-8
 FEW_FILES = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
-NOBODY = ["unshare", "--map-user=12345", "--map-group=12345"]  # a user of whom the system has no name and no home
-ONE_THREAD = "OMP_NUM_THREADS=1"  # or the sums, and so the weights, are others
+NOBODY = ["unshare", "--map-user=12345", "--map-group=12345"]  # a user without a name and a home
+ONE_THREAD = "OMP_NUM_THREADS=1"  # more threads add up in another order, which changes the weights
 
 
 def read_only(*folders):
-    """A command that runs another, to which `folders` are read-only."""
+    """The start of a command that makes `folders` read-only for the rest."""
     mounts = [f'mount --bind "${n}" "${n}" && mount -o remount,bind,ro "${n}"' for n, _ in enumerate(folders, start=1)]
-    then = f'shift {len(folders)} && cd "{ROOT}" && exec "$@"'  # into the folder as it is now
+    then = f'shift {len(folders)} && cd "{ROOT}" && exec "$@"'  # cd again, to be on the new mount
     return ["unshare", "-rm", "sh", "-c", " && ".join([*mounts, then]), "sh", *map(str, folders)]
 
 

@@ -1,4 +1,4 @@
-"""Folders in Hugging Face's format with traps: refused in one sentence, or loaded whole; no code of theirs runs."""
+"""Folders in Hugging Face's format with traps are refused in one sentence, or loaded whole. Their code never runs."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def reweigh(folder, function):
 
 
 def replace(folder, content, name="pytorch_model.bin"):
-    """Have `content` in place of the weights."""
+    """Replace the weights by `content`."""
     (folder / WEIGHTS).unlink()
     (folder / name).write_bytes(content)
 
@@ -85,9 +85,9 @@ REFUSED = {
     "cut short": (lambda f: os.truncate(f / WEIGHTS, 10**5), "incomplete metadata, file not fully covered"),
     "a long header": (lambda f: replace(f, struct.pack("<Q", 2**62) * 10**5, WEIGHTS), "header too large"),
     "other shapes": (lambda f: reweigh(f, lambda w: w | {ONE: w[ONE].t().contiguous()}), "have other shapes than"),
-    # were drawn at random
+    # missing weights were drawn at random
     "one lacking": (lambda f: reweigh(f, lambda w: {n: w[n] for n in w if n != ONE}), f"they lack {ONE}"),
-    # were left out: a model of one of two layers
+    # the other weights were left out, for a model of one of two layers
     "fewer layers": (lambda f: change(f, n_layer=1), "they have transformer.h.1.attn.c_attn.weight too"),
     "an extra": (lambda f: reweigh(f, lambda w: w | {"lora": torch.ones(9)}), "they have lora too"),
     "int8": (lambda f: reweigh(f, lambda w: {n: w[n].char() for n in w}), r"weights, but its .* have 3\d,\d+ bytes"),

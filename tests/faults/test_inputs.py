@@ -1,4 +1,4 @@
-"""Bad input of every kind: whatever a user writes, the outcome is settings, a meta, or one sentence.
+"""Bad input of every kind. Whatever a user writes, the outcome is settings, a meta, or one sentence.
 
 FAULTS_CASES inputs (by default 100,000) are made from FAULTS_SEED: flags, config files, and the metas of
 data folders and checkpoints. Any exception but UserError fails, SystemExit too.
@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 
 
 def tried(call, got, what=None):
-    """What `call` of `got` returns, or None if it ends in a sentence. Anything else fails and names `what` or `got`."""
+    """Return call(got), or None if it ends in a sentence. Any other error fails the test and names `what` or `got`."""
     what = what or got
     try:
         return call(got)
@@ -50,7 +50,7 @@ def tried(call, got, what=None):
         raise AssertionError(f"{type(error).__name__} for {what!r} (FAULTS_SEED={SEED})") from error
 
 
-# settings: what scripts do with their command line before they touch a file
+# settings: these functions do what scripts do with their command line before they touch a file
 
 
 def training(args):
@@ -103,7 +103,7 @@ def value(rng):
 
 
 def fitting(rng, annotation):
-    """Text that a setting of the type `annotation` may well take."""
+    """Text that a setting of the type `annotation` probably takes."""
     options = typing.get_args(annotation)
     if options:
         return str(rng.choice(options)) if typing.get_origin(annotation) is typing.Literal else fitting(rng, options[0])
@@ -130,7 +130,7 @@ def flag(rng, settings):
 
 
 def right_types(s):
-    """Whether each setting has the type that its field declares, and is within what PyTorch can count."""
+    """Whether each setting has the type that its field declares, and no number is too large for PyTorch."""
     for field in dataclasses.fields(s):
         got = getattr(s, field.name)
         for option in typing.get_args(field.type) or (field.type,):
@@ -154,7 +154,7 @@ def test_flags(tell):
             valid += 1
             assert right_types(s), args
     tell(f"{cases:,} command lines, {valid:,} of them valid")
-    assert 0.05 * cases < valid < 0.95 * cases  # or it would fuzz only one side
+    assert 0.05 * cases < valid < 0.95 * cases  # both sides have to be fuzzed
 
 
 EXPRESSIONS = """0 | 1 | -1 | 2.5 | True | False | None | 'auto' | 'cpu' | 'sdpa' | 'gelu' | 32 | 64 | 0.1 | 1e-3
@@ -205,7 +205,7 @@ def config_file(rng, settings):
         raw = bytearray(rng.choice(OURS))
         for _ in range(rng.choice((1, 1, 2, 5))):
             at = rng.randrange(len(raw))
-            # no *, which could make a power that takes an hour
+            # no *, because ** could make a power that takes an hour
             raw[at : at + rng.randrange(3)] = bytes(b for b in rng.randbytes(rng.randrange(3)) if b != ord("*"))
         return bytes(raw)
     fields = [
@@ -274,10 +274,10 @@ def damaged(raw, damage):
 
 
 def use(meta):
-    """What is done with a meta that was read: every id has a text, unless the tokenizer refuses."""
+    """Use a meta that was read. Every id has a text, unless the tokenizer refuses."""
     assert vocabulary(meta) >= 1 and all(isinstance(n, int) for n in meta.get("tokens", {}).values())
     tokenizer = tried(Tokenizer, meta)
-    if tokenizer and tokenizer.kind != "gpt2":  # which may not be here
+    if tokenizer and tokenizer.kind != "gpt2":  # GPT-2's BPE files may not be here
         tokenizer.decode(list(range(min(tokenizer.vocab_size, 300)))).decode(errors="replace")
         for text in ("a", "0\n", "a\udcff"):
             assert all(0 <= id < tokenizer.vocab_size for id in tried(tokenizer.encode, text, meta) or ())

@@ -1,4 +1,4 @@
-"""Killed at any instant and resumed, a run ends with the bytes of an unbroken one: 200 times."""
+"""Kill runs at any instant, 200 times. Resumed, each ends with the bytes of an unbroken run."""
 
 import hashlib
 import itertools
@@ -18,11 +18,11 @@ from tests.forks import FORKS
 
 pytestmark = pytest.mark.faults
 
-TIMES = ("ms", "tokens_per_s", "mfu", "peak_memory")  # what two runs of the same do not share
+TIMES = ("ms", "tokens_per_s", "mfu", "peak_memory")  # metrics that differ between equal runs
 
 
 def what_is_left(out_dir):
-    """The names of a run's files; its checkpoints; and its metrics without what is a matter of time."""
+    """The names of a run's files, its checkpoints, and its metrics without TIMES."""
     checkpoints = {}
     for path in sorted(out_dir.glob("*.pt")):
         saved = checkpoint.load(path)
@@ -34,7 +34,7 @@ def what_is_left(out_dir):
     return {"files": sorted(os.listdir(out_dir)), "checkpoints": checkpoints, "metrics": metrics}
 
 
-# processes, how many of them are killed, how often, and how they share the model
+# number of processes, how many of them are killed, number of kills, and --parallel
 RUNS = {
     "one process": (1, 1, 150, "ddp"),
     "two ranks": (2, 2, 50, "ddp"),
@@ -42,13 +42,13 @@ RUNS = {
     "one of two ranks": (2, 1, 8, "ddp"),
     "one of two that share": (2, 1, 8, "fsdp"),
 }
-TIMEOUT = 10  # seconds that a rank waits for the other, if that was killed before the two had met
+TIMEOUT = 10  # seconds that a rank waits for another, which may have been killed before the two had met
 
 
 @pytest.mark.parametrize(("world", "victims", "kills", "parallel"), RUNS.values(), ids=RUNS)
 def test_kills(tmp_path, data, tell, world, victims, kills, parallel):
-    # 3 of 28 places for a kill used to leave a stale best.pt; a kill between two renames lost checkpoints. In shards,
-    # the files of all ranks have to be there before a checkpoint names them
+    # 3 of 28 places for a kill used to leave a stale best.pt, and a kill between two renames lost checkpoints. A
+    # checkpoint may name shards only when the files of all ranks are there
     chance, log, done, in_writes = rng(f"kills {world} {victims} {parallel}"), tmp_path / "log", 0, 0
     settings = dict(
         SETTINGS, gradient_accumulation_steps=2, parallel=parallel, timeout=TIMEOUT if victims < world else 300
@@ -73,7 +73,7 @@ def test_kills(tmp_path, data, tell, world, victims, kills, parallel):
             assert all(process.exitcode == (-9 if process in killed else 1) for process in processes)
             done, in_writes = done + 1, in_writes + in_write
         finish(start(small(out_dir, data, **settings), log, world), log)
-        assert "Traceback" not in log.read_text()  # who was left ended with a sentence
+        assert "Traceback" not in log.read_text()  # the other ranks ended with a sentence
         assert_same(what_is_left(out_dir), whole)
         if done >= kills:
             break
@@ -89,7 +89,7 @@ def assert_same(found, whole):
 
 
 def wait(processes, out_dir, chance, seconds):
-    """Wait for a random instant, half of the time for one at which a checkpoint is being written; whether it is."""
+    """Wait for a random instant, half of the time for one in a write. Returns whether a file is being written."""
     until = time.monotonic() + chance.uniform(0, seconds / 4)
     aim = chance.random() < 0.5
     while time.monotonic() < until + 5 * aim and all(process.is_alive() for process in processes):
@@ -99,7 +99,7 @@ def wait(processes, out_dir, chance, seconds):
 
 
 def is_writing(out_dir):
-    """Whether a file is being written, or a folder of shards whose metadata, which comes last, is not there yet."""
+    """Whether a file is being written, or a folder of shards, whose metadata comes last."""
     temporary = [out_dir / name for name in (".ckpt.pt.tmp", ".link.tmp", ".metrics.jsonl.tmp")]
     unfinished = [folder for folder in out_dir.glob("shards-*") if not (folder / ".metadata").exists()]
     return bool(unfinished) or any(os.path.exists(path) for path in temporary)
@@ -108,7 +108,7 @@ def is_writing(out_dir):
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_rank_that_is_stopped_and_wakes_up(tmp_path, data, tell, stopped, parallel):
-    # SIGSTOP, as a debugger or a suspended machine does it: nothing closes, and only --timeout tells the other rank
+    # after SIGSTOP, as on a suspended machine, no connection closes, and only --timeout tells the other rank
     chance, log, out_dir = rng(f"stopped {stopped} {parallel}"), tmp_path / "log", tmp_path / "out"
     settings = dict(SETTINGS, gradient_accumulation_steps=2, parallel=parallel, timeout=TIMEOUT)
     finish(start(small(tmp_path / "whole", data, **settings), log, 2), log)
@@ -123,12 +123,12 @@ def test_a_rank_that_is_stopped_and_wakes_up(tmp_path, data, tell, stopped, para
         other.join(TIMEOUT + 60)
         noticed = time.monotonic() - began
         again = start(small(out_dir, data, **settings), tmp_path / "again", 2)
-        if stopped == 0:  # it has the lock, and could still write
+        if stopped == 0:  # rank 0 has the lock, and could still write
             for process in again:
                 process.join(TIMEOUT + 60)
             assert [process.exitcode for process in again] == [1, 1]
             assert f"{out_dir} is in use by another run: process {sleeper.pid} on" in (tmp_path / "again").read_text()
-        else:  # it wakes up while others go on with its run
+        else:  # rank 1 wakes up while new processes go on with its run
             wait_for_line(tmp_path / "again", "tokens per iteration", again)
             time.sleep(chance.uniform(0, 2))
     finally:
@@ -163,7 +163,7 @@ def prepare_in_turn(folder):
 
 
 def test_preparations(tmp_path, tell):
-    # 4 of 22 places for a kill left new bins of the same size under the old meta.json, and they were trained on
+    # 4 of 22 places for a kill left new bins of the same size under the old meta.json, and a run trained on them
     chance, ends = rng("preparations"), {"one of the two": 0, "refused": 0}
     prepare.write(tmp_path, **SETS[0])
     for _ in range(PREPARATIONS):

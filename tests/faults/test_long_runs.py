@@ -1,4 +1,4 @@
-"""A long run and a large data set: memory, files and threads stay as they are."""
+"""In a long run, and with a large data set, memory, files and threads do not grow."""
 
 import json
 import os
@@ -42,9 +42,9 @@ def test_fifty_thousand_steps(tmp_path, data, tell):
     settled = [sample for sample in samples if sample[0] > STEPS / 10]
     assert len(settled) > 20
     memory, files, threads = zip(*(sample[1:] for sample in settled))
-    # step_ms, from which the median is taken at the end, is a list: 32 bytes a step
+    # the list step_ms takes 32 bytes a step, because its median is taken at the end
     assert memory[-1] - memory[0] < 32 * STEPS + 2**21, memory
-    assert max(threads) == min(threads) and max(files) - min(files) <= 1  # the one being written
+    assert max(threads) == min(threads) and max(files) - min(files) <= 1  # one file may be being written
     grown = (memory[-1] - memory[0]) / 2**20
     tell(
         f"{STEPS:,} steps: memory {memory[0] / 2**20:.0f} MiB, {grown:+.1f} MiB at the end; {threads[0]} threads;"

@@ -1,4 +1,4 @@
-"""Memory runs out while a resumed run evaluates or saves, or anywhere: one sentence, and no checkpoint is lost."""
+"""Memory runs out in an evaluation, in a save, or anywhere. The run ends in one sentence and loses no checkpoint."""
 
 import functools
 import resource
@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 MB = 10**6
-# weights of 10 MB, and hardly any activations: what a save copies does not fit into memory that a step has freed
+# weights of 10 MB and hardly any activations, so that a save's copy does not fit into memory that a step has freed
 SHAPE = dict(n_layer=3, n_embd=256, n_head=2, block_size=8, batch_size=1, eval_interval=5, eval_iters=1, dropout=0.1)
 PLACES = {"evaluation": (evaluation, "evaluate"), "copy": (saver, "_copied"), "write": (checkpoint, "save")}
 MARGINS = (0, 1, 16)  # MB that are left
@@ -26,14 +26,14 @@ HEIGHTS = 8
 
 
 def limit(megabytes):
-    """Leave the process so many MB beyond what it has."""
+    """Limit the process to `megabytes` more than it has."""
     with open("/proc/self/status") as file:
         has = next(1024 * int(line.split()[1]) for line in file if line.startswith("VmData"))
     resource.setrlimit(resource.RLIMIT_DATA, (has + int(megabytes * MB), resource.RLIM_INFINITY))
 
 
 def limit_at(place, megabytes):
-    """Leave the process so many MB from the first call of a place on."""
+    """Call `limit` at the first call of a place."""
     module, name = PLACES[place]
     whole = getattr(module, name)
 
@@ -78,7 +78,7 @@ def resumed_with(limiting, begun, data, tmp_path):
 def test_memory_runs_out_at(place, begun, data, tmp_path, tell):
     limits = [functools.partial(limit_at, place, megabytes) for megabytes in MARGINS]
     hit = [resumed_with(each, begun, data, tmp_path) for each in limits]
-    assert any(hit) or place == "write"  # which may find all that it needs in what a step has freed
+    assert any(hit) or place == "write"  # memory that a step has freed may be enough for the write
     tell(f"memory ran out after the begin of {place}: {sum(hit)} of {len(hit)} limits were hit")
 
 

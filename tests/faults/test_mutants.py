@@ -1,4 +1,4 @@
-"""Mistakes that are planted in the project: a test or a gate sees each of them."""
+"""A test or a gate notices each mistake that is planted in the project."""
 
 import subprocess
 import sys

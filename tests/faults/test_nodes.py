@@ -1,7 +1,7 @@
-"""Two machines train one model, and one of them is cut off, or loses its power, and comes back.
+"""Two machines train one model. One is cut off, comes back, loses its power, and comes back again.
 
-The machines are two network namespaces with an address each, joined by a cable (veth). They belong to processes of the
-test, in a user namespace, so that they need no rights and nothing of them is left when those processes have ended.
+The machines are two network namespaces, joined by a cable (veth). They belong to processes of the test in a user
+namespace, so that they need no rights and vanish with these processes.
 """
 
 import os
@@ -16,9 +16,9 @@ from tests.conftest import assert_same_bytes, flags, rows, small, weights
 from tests.faults.torchrun import Torchrun
 
 pytestmark = pytest.mark.faults
-TIMEOUT = 10  # seconds that a process waits for another, as the run is told
-SLACK = 10  # seconds from then to the message, on a busy machine
-BOUND = 90  # seconds from the cable's return to the next step: torchrun on the far side learns of it late, from TCP
+TIMEOUT = 10  # --timeout: seconds that a process waits for another
+SLACK = 10  # most seconds from then to the message, on a busy machine
+BOUND = 90  # most seconds from the cable's return to the next step: TCP tells the far torchrun late
 SETTINGS = dict(max_iters=2000, eval_interval=50, eval_iters=2, dropout=0.1, gradient_accumulation_steps=2)
 INSIDE = ["unshare", "--user", "--map-root-user", "--net"]
 
@@ -48,7 +48,7 @@ class Machine:
         """One node of the run, with what docs/many-gpus.md says to set."""
         nodes = ["--nnodes=2", "--nproc_per_node=1", "--max_restarts=5", f"--local_addr={self.address}"]
         meet = ["--rdzv_backend=c10d", "--rdzv_id=1", f"--rdzv_endpoint={rendezvous.address}:29500"]
-        # all machines of this test have one name, so that torchrun has to be told which of them is meant
+        # both machines have the same name, so tell torchrun which one is the host
         meet.append(f"--rdzv_conf=is_host={int(self is rendezvous)}")
         env = dict(GLOO_SOCKET_IFNAME="eth0", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
         return Torchrun(*nodes, *meet, "train.py", *flags(settings), prefix=self.enter, **env)
@@ -103,7 +103,7 @@ def test_a_machine_is_cut_off_and_loses_power_and_nothing_is_lost(tmp_path, data
 
 
 def cut(machine):
-    """Take a machine off the network, of which no packet tells anybody; when that was."""
+    """Take a machine off the network, without a packet that says so. Returns the time."""
     machine.ip("link", "set", "eth0", "down")
     return time.monotonic()
 
@@ -116,7 +116,7 @@ def wait_for_a_step(run):
 
 
 def wait_for_the_message(run, since):
-    """Wait for the one sentence that a process ends with; the seconds from `since`."""
+    """Wait for the one sentence that a process ends with. Returns the seconds from `since`."""
     message = run.wait_for("error: ", TIMEOUT + SLACK)
     assert "another process has ended or cannot be reached" in message
     return round(time.monotonic() - since, 1)

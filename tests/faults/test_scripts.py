@@ -1,4 +1,4 @@
-"""export.py and convert.py, killed before each change that they make to a file, and then repeated."""
+"""Kill export.py and convert.py before each change that they make to a file, and then repeat them."""
 
 import functools
 import itertools
@@ -24,8 +24,8 @@ def test_export(over, small_run, tmp_path, tell):
     # 13 of 16 kills left a folder into which nothing could be exported any more
     before = None if over == "nothing" else export_of_bytes(tmp_path)
     each = (kill_and_repeat(number, small_run, before, tmp_path / str(number)) for number in itertools.count())
-    kills = sum(1 for _ in itertools.takewhile(bool, each))  # each is followed by an export that has to be whole
-    assert kills > 10  # or no change of a file was seen
+    kills = sum(1 for _ in itertools.takewhile(bool, each))  # after each kill, a whole export has to succeed
+    assert kills > 10  # fewer would mean that changes of files were not seen
     tell(f"{kills} kills of an export over {over}")
 
 
@@ -53,7 +53,7 @@ def test_convert(form, small_run, tmp_path, tell):
     for number in itertools.count():
         folder = tmp_path / str(number)
         shutil.copytree(source, folder)
-        os.remove(folder / "best.pt")  # a copy has lost that it is a second name
+        os.remove(folder / "best.pt")  # copytree made a second file of this link
         os.link(folder / "ckpt.pt", folder / "best.pt")
         change = killed_before(number, functools.partial(convert.main, folder, form), folder)
         for name in names:

@@ -1,19 +1,19 @@
-"""Every script without stdin, stdout or stderr, as services start them: it does its work, and writes into no file."""
+"""Services start scripts without stdin, stdout or stderr. Each script does its work, and prints into no file."""
 
 import json
 
 import pytest
 
 from fusedgpt.runs import checkpoint
-from tests.conftest import TINY, assert_same_bytes, flags, rows, run, script, small, weights
+from tests.conftest import TINY, assert_same_bytes, flags, rows, run, script, small, weights, why_no_bpe
 from tests.fusedgpt.data.test_tokenizer import TEXT, meta_of
 from tests.test_export import data_of
 
 pytestmark = pytest.mark.faults
 
 CLOSED = {">&-": (1,), "2>&-": (2,), "<&- >&- 2>&-": (0, 1, 2)}
-# a config file that prints all the time, as C code does: not by sys.stdout. Without a guard, the first files that
-# are opened would get the numbers 1 and 2
+# A config file that writes to the numbers 1 and 2 all the time, as C code does. Without a guard, the first opened
+# files would get these numbers.
 NOISE = """
 import os as _os, threading as _threading, time as _time
 def _noise():
@@ -21,7 +21,7 @@ def _noise():
         try:
             for number in (1, 2):
                 _os.write(number, b"noise")
-        except OSError:  # not what Python does to a thread that fails, which is to print
+        except OSError:  # end at once, because Python would print the error of a thread
             _os._exit(7)
         _time.sleep(1e-3)
 _threading.Thread(target=_noise, daemon=True).start()
@@ -53,9 +53,10 @@ def scripts(folder, of_bytes):
         yield folder / "data" / "meta.json", [f"data/{name}/prepare.py", *text]
 
 
+@pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are not here (set TIKTOKEN_CACHE_DIR)")
 @pytest.mark.parametrize("closed", CLOSED)
 def test_scripts(closed, of_bytes, tmp_path):
-    # each died at once of an AttributeError: None has no `reconfigure`
+    # each script died at once of an AttributeError: None has no `reconfigure`
     for file, command in scripts(tmp_path, of_bytes):
         if file is not None and file.exists():
             file.unlink()

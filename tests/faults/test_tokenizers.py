@@ -1,4 +1,4 @@
-"""Hostile tokenizer.json files: each is used or refused in one sentence, whatever Rust makes of it."""
+"""Each hostile tokenizer.json is used, or refused in one sentence, whatever the Rust code does with it."""
 
 import copy
 import json
@@ -19,10 +19,10 @@ THINGS += ["[UNK]", "é漢", ["a", "b"], [["a", "b"]], {"a": 0}, {"Regex": "(a|a
 
 
 def mutated(chance):
-    """A tokenizer.json of which some entries have another value, or are gone."""
+    """A tokenizer.json in which some entries have another value, or are gone."""
     content = copy.deepcopy(trained_bpe() | chance.choice([*HOSTILE.values(), *[{}] * 2 * len(HOSTILE)]))
     for _ in range(chance.randint(0, 2)):
-        level = content  # vocab and merges have the most places, and would take nearly all of the changes
+        level = content  # descend at random, or nearly all changes would be in vocab and merges
         while chance.random() < 0.7 and (inner := [v for _, v in _pairs(level) if isinstance(v, (dict, list)) and v]):
             level = chance.choice(inner)
         if not level:

@@ -97,7 +97,8 @@ from fusedgpt.errors import one_sentence
 with one_sentence():
     pathlib.Path("zw\\xf6lf").mkdir()
 """
-    sentence = "error: 'zw\\xf6lf' cannot name a file here, where names are ascii: set PYTHONUTF8=1, or name another"
+    sentence = "error: 'zw\\xf6lf' cannot be a file name here, because file names are ascii: set PYTHONUTF8=1, or"
+    sentence += " take another name"
     assert fails("-c", code, **ascii_only) == sentence
 
 
@@ -109,5 +110,5 @@ from fusedgpt.errors import one_sentence
 with one_sentence():
     warnings.warn("this CPU is slow")
 """
-    sentence = "makes an error of a warning at line 5 of <string>: UserWarning: this CPU is slow"
+    sentence = "turns a warning into an error, at line 5 of <string>: UserWarning: this CPU is slow"
     assert fails("-W", "error", "-c", code).endswith(sentence)

@@ -93,7 +93,7 @@ def test_rope_and_rmsnorm(tmp_path):
     assert "mend the formula in fusedgpt/dimensions.py" in forgotten.refuses(*forgotten.training())
     project = Project(tmp_path / "counted", changes.AND_ITS_COUNT)
     project.trains_resumes_and_samples()
-    assert "the model is no GPT-2, and cannot be one of transformers'" in project.refuses("export.py", "out", "hf")
+    assert "the model is no GPT-2 and cannot be written as one" in project.refuses("export.py", "out", "hf")
     assert not (project.folder / "hf").exists()
     project.says(*project.planning())
     project.says(*project.measuring())

@@ -1,5 +1,7 @@
 """Which kernel may run, and which is fastest."""
 
+import re
+
 import pytest
 import torch
 
@@ -40,9 +42,21 @@ def test_permitted_on_a_cpu(name, dropout):
     assert choose.refusal(name, case) is None
 
 
+@pytest.mark.parametrize("name", ["manual", "blocked", "math", "flash", "sdpa", "masked"])
+def test_permitted_within_documents_on_a_cpu(name):
+    choose.require(name, Case(SHAPE, CPU, torch.float32, packed=True))
+
+
+@pytest.mark.parametrize(("name", "reason"), [("flex", "within documents"), ("my.py:own", "5 were given")])
+def test_refused_within_documents(name, reason, monkeypatch):
+    # a kernel of the user's own that knows nothing of documents would attend across them in silence
+    monkeypatch.setitem(ATTENTION, "my.py:own", lambda q, k, v, dropout_p=0.0: ATTENTION["manual"](q, k, v))
+    assert re.search(reason, choose.refusal(name, Case(SHAPE, CPU, torch.float32, backward=False, packed=True)))
+
+
 def test_a_long_context_is_compared_on_its_beginning(monkeypatch):
     # float64 scores of two heads take 86 GB at 32768 tokens: every kernel used to be out of memory there
-    monkeypatch.setattr(choose, "PROVEN", 16)
+    monkeypatch.setattr(choose, "MOST_COMPARED", 16)
     shapes, compare = set(), choose.parity.compare
 
     def seen(attend, case, inputs=None, heads=None):
@@ -54,7 +68,7 @@ def test_a_long_context_is_compared_on_its_beginning(monkeypatch):
 
 
 def test_flex_is_refused_where_it_computes_wrongly(monkeypatch):
-    # seen with PyTorch 2.13 on an AMD EPYC without AVX-512: cached generation drew ids from not-a-number
+    # seen with PyTorch 2.13 on an AMD EPYC without AVX-512: cached generation drew ids from NaN
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     for head_size in (8, 16):
         case = Case((1, 2, 24, head_size), CPU, torch.float32, backward=False)
@@ -75,7 +89,7 @@ def test_deterministic_refuses_a_kernel_that_is_not(monkeypatch):
 
 
 def test_auto_takes_the_fastest_that_passes_parity(monkeypatch):
-    told = [0.0]  # a clock that the kernels themselves move on
+    told = [0.0]  # a clock that the kernels move on themselves
 
     def taking(seconds, attend):
         def kernel(q, k, v, dropout_p=0.0):
@@ -176,7 +190,7 @@ def test_auto_takes_no_kernel_that_another_case_refuses(monkeypatch):
 
 @pytest.fixture
 def told(monkeypatch):
-    """Times to tell of each kernel, in place of a clock: {name: ms}. Kernels are told apart by what they compute."""
+    """Replaces the clock by the times in {name: ms}. Kernels are told apart by what they compute."""
     ms = {}
 
     def device_samples(step, device, count, warmup):
@@ -207,7 +221,7 @@ def test_auto_times_on_what_is_near_the_fastest(told):
 
 
 def test_auto_is_not_misled_by_disturbed_calls(monkeypatch, told):
-    # it took the median: on a loaded machine its choice was luck
+    # it ranked by the median: on a loaded machine its choice was luck
     told |= {"manual": 1.0, "math": 1.3, "flash": 1.2}
     quiet, calls = choose.timing.device_samples, []
 
@@ -216,7 +230,7 @@ def test_auto_is_not_misled_by_disturbed_calls(monkeypatch, told):
         ms, how = quiet(*args)
         return [one * (50 if len(calls) % 2 else 1) for one in ms], how  # 3 kernels: each is hit in every other round
 
-    monkeypatch.setattr(choose, "ROUNDS", (100, 100, 100))
+    monkeypatch.setattr(choose, "CUTOFFS", (100, 100, 100))
     monkeypatch.setattr(choose.timing, "device_samples", device_samples)
     assert choose.fastest(TRAINING)[0] == "manual"
 
@@ -231,7 +245,7 @@ def test_auto_takes_no_kernel_that_the_compiler_replaces(monkeypatch, told):
 
 @pytest.mark.gpu
 def test_on_a_gpu_auto_times_what_will_run(monkeypatch):
-    # it timed eager kernels for a model that runs compiled, where the order may be another
+    # it timed eager kernels for a model that runs compiled, in which another may be the fastest
     made, timed = [], []
 
     def compile(attend, dynamic):

@@ -119,7 +119,7 @@ def test_a_compiled_model_runs_the_version_that_it_was_traced_with(provide, name
 
 
 def test_a_compiled_model_follows_use_attention_back_and_forth(provide):
-    # the graph of `flash` is found again, and nothing is traced: it used to run FlashAttention-3 from then on
+    # the graph of `flash` is reused without tracing: it used to run FlashAttention-3 from then on
     called = []
 
     def noted(q, k, v):
@@ -194,7 +194,7 @@ def test_a_package_without_a_backward_samples_and_does_not_train(provide):
 
 
 def test_a_package_that_changes_nothing_is_not_taken_for_its_version(provide):
-    # seen alone, PyTorch's operator is FlashAttention-2 as far as a receipt can know
+    # if only PyTorch's operator is seen, a receipt must take it for FlashAttention-2
     provide("flash3", fwd=forward, bwd=backward)
     assert "the profiler saw flash in the forward pass" in choose.refusal("flash3", TRAINING)
 

@@ -1,4 +1,4 @@
-"""--attention=path/to/file.py:function: a kernel of the user's own trains, is proved and measured, or is refused."""
+"""--attention=path/to/file.py:function: a user's own kernel passes parity, trains and is measured, or is refused."""
 
 import json
 
@@ -100,7 +100,7 @@ def test_benchmarks_measure_it_beside_ours(tmp_path, data, file):
 
 
 def test_it_samples_too(tmp_path, data, file):
-    # sample.py took none, and compared one query with fewer keys than the odd lengths have queries
+    # sample.py took no such kernel, and compared one query with fewer keys than the odd lengths have queries
     run(tmp_path, data, attention="manual")
     drawn = [
         f"--out_dir={tmp_path}",
@@ -125,7 +125,7 @@ def test_one_that_fails_at_odd_lengths_is_one_sentence(file):
     file.write_text(
         FILE + "\n\ndef even(q, k, v, p=0.0):\n    assert q.size(2) % 2 == 0, 'odd'\n    return whole(q, k, v)\n"
     )
-    with pytest.raises(UserError, match="it fails beside float64: odd") as refusal:
+    with pytest.raises(UserError, match="it fails in the comparison with float64: odd") as refusal:
         choose.require(f"{file}:even", Case((1, 2, 16, 8), CPU, torch.float32))
     assert "even or auto" not in str(refusal.value)  # it recommended the kernel that it refused
 

@@ -36,7 +36,7 @@ def test_parity_refuses_a_wrong_kernel():
 
 
 def test_parity_sees_late_rows():
-    # they are small: as a share of the largest of all, rows of zeros at the end passed in bfloat16
+    # late rows are small: compared with the largest of all numbers, rows of zeros there passed in bfloat16
     def forgets(q, k, v, dropout_p=0.0):
         y = ATTENTION["manual"](q, k, v)
         return torch.cat((y[:, :, :-1], 0 * y[:, :, -1:]), dim=2)
@@ -118,7 +118,7 @@ def test_auto_has_the_same_gate(name, monkeypatch):
 @pytest.mark.parametrize("dtype", parity.TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", ["manual", "blocked", "math", "flash"])
 def test_the_gate_lets_attention_pass(name, dtype, T):
-    # a bound that rounding reaches would leave `auto` without a kernel: the shortest sequences come closest
+    # if rounding reached the bound, `auto` would have no kernel; the shortest sequences come closest
     case = Case((2, 3, T, 8), CPU, dtype)
     for where, errors in parity.checks(ATTENTION[name], case):
         assert parity.passes(errors, dtype), (where, errors)

@@ -13,10 +13,10 @@ from tests.conftest import ROOT
 
 @pytest.fixture(autouse=True)
 def _forked(monkeypatch):
-    def run(command, preexec_fn=None, check=False, **options):
+    def run(command, preexec_fn=None, check=False, env=None, **options):
         if preexec_fn or command[1] != child.TRAIN:  # a limit of memory counts what a process imports
-            return subprocess.run(command, preexec_fn=preexec_fn, check=check, **options)
-        return forks.run([str(word) for word in command[1:]], ROOT, dict(os.environ), timeout=300)
+            return subprocess.run(command, preexec_fn=preexec_fn, check=check, env=env, **options)
+        return forks.run([str(word) for word in command[1:]], ROOT, env or dict(os.environ), timeout=300)
 
     completed = subprocess.CompletedProcess
     monkeypatch.setattr(child, "subprocess", types.SimpleNamespace(run=run, CompletedProcess=completed))

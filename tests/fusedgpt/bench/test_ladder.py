@@ -1,6 +1,7 @@
 """The ladder: each rung is a real run of train.py, changes one thing, and earns its time by parity."""
 
 import json
+import subprocess
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ from fusedgpt.attention import choose
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.bench import child, ladder
 from fusedgpt.bench.proof import ParityError
+from fusedgpt.errors import UserError
 from fusedgpt.machine.device import why_no_compiler
+from fusedgpt.runs.metrics import read_metrics, record_of
+from tests.conftest import flags, script, small
 from tests.fusedgpt.bench.small import rows_of, run, settings
 
 CPU = torch.device("cpu")
@@ -44,15 +48,162 @@ def test_manual_stays_manual_under_compile(tmp_path, data):
     row = ladder.measure({"rung": "manual"}, s, CPU, tmp_path)
     assert row["ran"]["compile"] is True
     assert row["kernel"]["forward"] == row["kernel"]["backward"] == ["unfused"]
+    assert row["kernel"]["logits"] == [[65, 65]]  # the compiler pads on GPUs only
     assert not [op for op in row["kernel"]["ops"] if "flash" in op or "efficient" in op or "cudnn" in op]
 
 
 def test_each_rung_changes_one_thing():
     changed = dict.fromkeys(("math", "efficient", "flash", "masked", "manual, eager"), "manual")
-    changed |= {"manual, float32, eager": "manual, eager", ladder.PADDED: "flash"}
+    changed |= {ladder.FLOAT32: "manual, eager", ladder.PADDED: "flash"}
+    variables = {ladder.TF32: ladder.FLOAT32, ladder.UNPADDED: "flash", ladder.GRAPHED: ladder.PADDED}
+    changed |= variables
     changed |= dict.fromkeys(ladder.RUNGS.keys() - {"manual", *changed}, ladder.PADDED)
     for name, other in changed.items():
-        assert len(ladder.RUNGS[name].items() ^ ladder.RUNGS[other].items()) in (1, 2), name  # one key
+        different = len(ladder.RUNGS[name].items() ^ ladder.RUNGS[other].items())
+        assert different in ((0,) if name in variables else (1, 2)), name  # one key
+    assert ladder.VARIABLES.keys() == variables.keys()
+
+
+SAYS_WHAT_PYTORCH_READ = """
+import json, pathlib, sys, torch, torch._inductor.config as inductor
+out_dir = pathlib.Path(next(arg for arg in sys.argv if arg.startswith("--out_dir=")).partition("=")[2])
+out_dir.mkdir()
+found = [torch.backends.cuda.matmul.allow_tf32, inductor.shape_padding, inductor.comprehensive_padding]
+found.append(inductor.triton.cudagraphs)
+(out_dir / "run.json").write_text(json.dumps({"found": found}))
+(out_dir / "metrics.jsonl").touch()
+"""
+
+
+@pytest.mark.parametrize(
+    ("rung", "found"),
+    [
+        (ladder.FLOAT32, [False, True, True, False]),
+        (ladder.TF32, [True, True, True, False]),
+        (ladder.UNPADDED, [False, False, False, False]),
+        (ladder.GRAPHED, [False, True, True, True]),
+    ],
+)
+def test_pytorch_reads_the_variables_of_a_rung(rung, found, tmp_path, monkeypatch):
+    # NVIDIA's containers turn TF32 on, and the rung in float32 would have used it
+    for name in ladder.USUAL:
+        monkeypatch.setenv(name, "0" if "PADDING" in name else "1")
+    monkeypatch.setattr(child, "subprocess", subprocess)  # no fork: PyTorch reads variables when it is imported
+    (tmp_path / "train.py").write_text(SAYS_WHAT_PYTORCH_READ)
+    monkeypatch.setattr(child, "TRAIN", tmp_path / "train.py")
+    variables = ladder.USUAL | ladder.VARIABLES.get(rung, {})
+    assert child.run({"profile": False}, tmp_path / "run", variables=variables)[0] == {"found": found}
+
+
+def test_a_rung_that_would_show_nothing_is_refused(tmp_path, data, monkeypatch):
+    monkeypatch.setattr(child, "run", lambda *_, **__: pytest.fail("it was timed"))
+    s = settings("ladder", tmp_path, data, compile=True)
+    for rung, reason in (
+        (ladder.TF32, "from compute capability 8.0 on"),
+        (ladder.UNPADDED, "a compiled model on a GPU"),
+        (ladder.GRAPHED, "replayed as CUDA graphs"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            ladder.measure({"rung": rung}, s, CPU, tmp_path)
+    gpu = torch.device("cuda")
+    for has in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_tf32_supported", lambda has=has: has)
+        assert (ladder._refusal(ladder.TF32, s, gpu) is None) is has
+    s.compile = False
+    assert ladder._refusal(ladder.UNPADDED, s, gpu) and ladder._refusal(ladder.GRAPHED, s, gpu)
+
+
+@pytest.mark.parametrize("rung", [ladder.TF32, ladder.FLOAT32])
+def test_a_rung_is_proven_in_its_own_precision_and_refused_if_it_ran_in_another(rung, tmp_path, data, monkeypatch):
+    # its products are rounded to 11 bits, and would fail the tolerance of float32
+    proven, told, wanted = [], [], rung == ladder.TF32
+
+    def prove(name, case, exact_as):
+        proven.append((torch.backends.cuda.matmul.allow_tf32, exact_as))
+        return {}
+
+    monkeypatch.setattr(ladder, "prove_kernel", prove)
+    monkeypatch.setattr(ladder, "_refusal", lambda *_: None)
+    monkeypatch.setattr(child, "measured", lambda *_: {"median_ms": 1.0})
+    s = settings("ladder", tmp_path, data)
+    for ran in (True, False):
+        record = {"tf32": ran, "cuda_graphs": False, "attention_trials": {}}
+
+        def runs(*_, variables, record=record, **__):
+            told.append(variables["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"])
+            return record, []
+
+        monkeypatch.setattr(child, "run", runs)
+        if ran is wanted:
+            assert ladder.measure({"rung": rung}, s, CPU, tmp_path) == {"median_ms": 1.0}
+        else:
+            with pytest.raises(UserError, match=f"TF32 was {'on' if ran else 'off'} in this run"):
+                ladder.measure({"rung": rung}, s, CPU, tmp_path)
+    assert proven == [(wanted, torch.float16 if wanted else None)] * 2 and told == [str(int(wanted))] * 2
+
+
+@pytest.mark.parametrize(("rung", "ran", "why"), [(ladder.GRAPHED, False, "no"), (ladder.PADDED, True, "replayed")])
+def test_a_rung_is_refused_if_cuda_graphs_ran_or_not(rung, ran, why, tmp_path, data, monkeypatch):
+    # PyTorch leaves out a graph that it cannot replay, with a warning that nobody reads
+    monkeypatch.setattr(ladder, "prove_kernel", lambda *_: {})
+    monkeypatch.setattr(ladder, "_refusal", lambda *_: None)
+    record = {"tf32": False, "cuda_graphs": ran, "attention_trials": {}}
+    monkeypatch.setattr(child, "run", lambda *_, **__: (record, []))
+    with pytest.raises(UserError, match=why):
+        ladder.measure({"rung": rung}, settings("ladder", tmp_path, data), CPU, tmp_path)
+
+
+@pytest.mark.gpu
+def test_cuda_graphs_change_no_bit(tmp_path, data):
+    losses = {}
+    for graphs in ("0", "1"):
+        out_dir = tmp_path / graphs
+        s = small(out_dir, data, device="cuda", compile=True, attention="flash", dtype="bfloat16", max_iters=30)
+        script("train.py", *flags(s), TORCHINDUCTOR_CUDAGRAPHS=graphs)
+        assert record_of(out_dir)["cuda_graphs"] == (graphs == "1")
+        losses[graphs] = [row["loss"] for row in read_metrics(out_dir, "train")]
+    assert losses["0"] == losses["1"]
+
+
+def test_ratios_are_quoted_over_tf32_and_over_logits_that_nobody_padded():
+    # over float32 alone, an A100 would gain several times what it does: nanoGPT lets it multiply in TF32
+    times = {"manual": 100.0, ladder.FLOAT32: 900.0, ladder.TF32: 300.0, "flash": 70.0, ladder.UNPADDED: 90.0}
+    rows = [rung(name, n, ms) for name, ms in times.items() for n in (1, 2)]
+    padded, efficient = ([rung(name, n, 60.0) for n in (1, 2)] for name in (ladder.PADDED, ladder.EFFICIENT_PADDED))
+    text = "\n".join(ladder.table(rows + padded + efficient))
+    assert f"`{ladder.PADDED}` is 15.00 times as fast as `manual, float32, eager`." in text
+    assert f"`{ladder.PADDED}` is 5.00 times as fast as `manual, TF32, eager`, which multiplies as nanoGPT does" in text
+    assert f"`{ladder.PADDED}` is 1.50 times as fast as `flash, no padding`: so much our padding gains" in text
+    claims = {claim.name: claim for claim in ladder.claims(rows + padded)}
+    claim = claims[f"{ladder.PADDED}: speed over {ladder.TF32}"]
+    assert claim.value == 5.0 and len(claim.rows) == 4
+    # a T4 refuses flash
+    text = "\n".join(ladder.table([row for row in rows if "flash" not in row["rung"]] + efficient))
+    assert f"`{ladder.EFFICIENT_PADDED}` is 5.00 times as fast as `manual, TF32, eager`" in text
+
+
+def test_the_peak_of_tf32_is_not_that_of_float32():
+    ran = dict(attention="manual", dtype="float32", compile=False, padded_vocab_size=50257, device="cuda:0")
+    rows = [rung(ladder.BASELINE, 1, 1.0, peak_flops=9e14, ran=ran | {"dtype": "bfloat16"})]
+    rows += [rung(ladder.FLOAT32, 1, 1.0, peak_flops=6e13, ran=ran | {"tf32": False})]
+    rows += [rung(ladder.TF32, 1, 1.0, peak_flops=4e14, ran=ran | {"tf32": True})]
+    lines = ladder.table(rows)
+    assert all(line.split(" | ")[6] == "50.0 %" for line in lines[2:5])
+    assert "(manual, TF32, eager, 50257)" in lines[3]
+    assert "60 TFLOP/s in float32, 400 TFLOP/s in TF32, 900 TFLOP/s in bfloat16" in "\n".join(lines)
+
+
+def test_a_row_says_if_the_compiler_padded_the_logits():
+    ran = dict(attention="flash", dtype="bfloat16", compile=True, padded_vocab_size=50257, tf32=False)
+    for logits, text in (
+        ([[50257, 50257]], "50257)"),
+        ([[50257, 50304]], "50257, padded by the compiler to 50304)"),
+        ([[50257, 50304], [50264, 50304]], "50257, padded by the compiler to 50264 and 50304)"),
+    ):
+        kernel = {"forward": ["flash"], "backward": ["flash"], "logits": logits}
+        assert (
+            f"(flash, bfloat16, compiled, {text} |" in ladder.table([rung("flash", 1, 1.0, ran=ran, kernel=kernel)])[2]
+        )
 
 
 def test_the_baseline_is_climbed_again_in_each_round(tmp_path, data):

@@ -87,7 +87,7 @@ def stand_in(monkeypatch):
     def run(settings, out_dir, memory=None, trace=None):
         seen.calls.append(settings)
         seen.end(settings)
-        ran = dict.fromkeys(("attention", "dtype", "compile", "padded_vocab_size", "device")) | {"dtype": "float32"}
+        ran = dict.fromkeys(child.RAN) | {"dtype": "float32"}
         record = {"tokens_per_step": 64, "mfu": {"peak_flops": 1.0, "peak_source": ""}, "receipt": {}, **ran}
         return record, [*[STEP] * 6, {"kind": "eval", "val_loss": 2.5}]
 
@@ -172,7 +172,7 @@ def test_the_budget_is_looked_at_before_each_trial(tmp_path, data, stand_in, mon
     stand_in.end = up_to(3)
     monkeypatch.setattr(max_batch, "time_is_up", lambda max_seconds: len(stand_in.calls) == 1)  # time for one in each
     for size in (6, 5, 3, 4):
-        with pytest.raises(UserError, match="was over before any row of max_batch: give the same command again"):
+        with pytest.raises(UserError, match="was over before any row of max_batch: give more seconds"):
             run("max_batch", tmp_path, data, **ONE_ROW, max_seconds=1e9)
         assert "1 of 1 rows are missing" in capsys.readouterr().out and sizes(stand_in) == [size]
     assert run("max_batch", tmp_path, data, **ONE_ROW, max_seconds=1e9)[0]["largest"] == 3

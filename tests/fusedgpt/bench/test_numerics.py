@@ -8,7 +8,7 @@ import torch
 from fusedgpt.attention import parity
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
-from fusedgpt.bench import numerics
+from fusedgpt.bench import loss_parity, numerics
 from fusedgpt.errors import UserError
 from tests.fusedgpt.bench.small import run, settings
 
@@ -65,6 +65,24 @@ def test_numerics_to_its_report(tmp_path, data):
     assert "| scaled before = math | float32 | yes | yes | yes | 0.0e+00 | unfused = math |" in text
     assert (tmp_path / "results" / "numerics" / "errors.png").exists()
     assert row["samples"] == 2 and row["peak_memory"] >= 0 and row["kernel"]["forward"] == ["unfused"]
+
+
+def test_the_loss_has_a_row_for_each_dtype_and_one_that_is_wrong_says_so(tmp_path, data, monkeypatch):
+    monkeypatch.setitem(loss_parity.SHARE, torch.float16, 1e-9)
+    rows = {row["dtype"]: row for row in run("numerics", tmp_path, data, only="loss")}
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "float32": "measured",
+        "bfloat16": "measured",
+        "float16": "parity failed",
+    }
+    text = (tmp_path / "results" / "numerics" / "report.md").read_text()
+    errors = rows["bfloat16"]["errors"]
+    line = f"| bfloat16 | {errors['loss']:.1e} | 2.0e-05 | {errors['gradient']:.1e} | 8.0e-03 |"
+    assert line in text and "| float16 | parity failed |  |  |  |" in text
+    assert "- loss, float16: parity failed: a token's loss is off by up to" in text
+    claims = {claim.name: claim for claim in numerics.claims(list(rows.values()))}
+    assert claims["loss, bfloat16: error of the gradient"].value == errors["gradient"]
+    assert claims["loss, float32: error of the loss"].error and len(claims) == 4
 
 
 def test_a_mask_costs_and_is_refused_as_a_row_of_its_own(tmp_path, data, monkeypatch):

@@ -143,7 +143,7 @@ def test_no_row_is_begun_after_the_budget(tmp_path, monkeypatch):
 
     got, said = run(tmp_path, measure, max_seconds=20)
     assert [row["rung"] for row in got] == ["a", "b"]
-    assert said[-1] == "max_seconds=20 is over: 2 of 4 rows are missing. The same command goes on"
+    assert said[-1] == "max_seconds=20 is over: 2 of 4 rows are missing. The same command continues"
     monkeypatch.setattr(rows, "BEGAN", clock[0])
     got, said = run(tmp_path, measure, max_seconds=25)
     assert [(row["rung"], row["n"]) for row in got] == [("a", 110), ("b", 120), ("c", 130), ("d", 140)]

@@ -1,4 +1,4 @@
-"""Texts as documents: every kind of file, compressed or not, and what is wrong with a file in one sentence."""
+"""Read documents from every kind of file, compressed or not. A bad file is refused in one sentence."""
 
 import csv
 import errno
@@ -60,7 +60,7 @@ def pack(path):
     raw = path.read_bytes()
     if path.suffix == ".gz":
         path.write_bytes(gzip.compress(raw))
-    elif path.suffix == ".zst":  # a frame for each byte: whatever a parallel compressor may split is split
+    elif path.suffix == ".zst":  # a frame for each byte, because a parallel compressor may split anywhere
         frames = (zstandard.compress(raw[at : at + 1]) for at in range(len(raw)))
         path.write_bytes(SKIPPED.join([b"", *frames, b""]))
 
@@ -103,7 +103,7 @@ def test_files_and_folders_keep_their_order(tmp_path, capsys):
 
 
 def test_folders_that_are_links_are_read_once(tmp_path, capsys):
-    # what lay behind a link was left out without a word
+    # folders behind links used to be left out in silence
     for name in ("apart/1.txt", "apart/.hidden.txt", "in/2.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -189,8 +189,8 @@ def test_a_file_whose_package_is_missing_is_not_called_damaged(tmp_path, monkeyp
 
 
 def test_zstandard_with_the_longest_window(tmp_path):
-    # `zstd --long=31` writes such a header; it used to be a damaged file
-    header = struct.pack("<IBB", 0xFD2FB528, 0, (31 - 10) << 3)  # its number, no flags, 2**31 bytes of window
+    # `zstd --long=31` writes such a header; the file used to be called damaged
+    header = struct.pack("<IBB", 0xFD2FB528, 0, (31 - 10) << 3)  # magic number, no flags, a window of 2**31 bytes
     raw_block = (1 | len(b"text") << 3).to_bytes(3, "little") + b"text"  # the last one, not compressed
     (tmp_path / "a.txt.zst").write_bytes(header + raw_block)
     assert documents([tmp_path / "a.txt.zst"]) == ["text"]

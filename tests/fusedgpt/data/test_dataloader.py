@@ -1,4 +1,4 @@
-"""What is trained on: a pure function of (seed, iteration, sample)."""
+"""The text of a sample is a pure function of (seed, iteration, sample)."""
 
 import numpy as np
 import pytest
@@ -27,13 +27,13 @@ def test_a_batch_is_windows_of_the_text_and_their_next_tokens(data):
 
 
 def test_every_sample_has_its_own_place_however_the_step_is_split(data):
-    # T1, T2, T13: what is drawn depended on what had been drawn before, and on the number of GPUs
+    # T1, T2, T13: draws used to depend on earlier draws, and on the number of GPUs
     whole = torch.cat([loader(data, batch_size=8).train(3, m)[0] for m in range(1)])
     halves = torch.cat([loader(data, batch_size=4).train(3, m)[0] for m in range(2)])
     quarters = torch.cat([loader(data, batch_size=2).train(3, m)[0] for m in range(4)])
     assert torch.equal(whole, halves) and torch.equal(whole, quarters)
     ranks = [loader(data, rank=rank, world=2).train(3, 1)[0] for rank in range(2)]
-    assert torch.equal(*ranks)  # a rank has micro-steps of its own, and no windows of its own
+    assert torch.equal(*ranks)  # the rank alone changes nothing: only the micro-step does
     b = loader(data)
     later = b.train(7, 1)
     for _ in b.evaluation("val", 100):
@@ -83,7 +83,7 @@ def test_evaluation_of_a_short_text_takes_all_of_it(tmp_path):
     prepare.write(tmp_path, {"train": [range(200)], "val": [range(33)]}, "short", tokenizer="byte", vocab_size=256)
     found = list(loader(tmp_path).evaluation("val", 1000))
     assert sum((y >= 0).sum().item() for _, y in found) == 32
-    # fewer windows than ranks: as many batches on each, because a rank that stops early would leave the others waiting
+    # with fewer windows than ranks, all get as many batches, or the others would wait for a rank that stops early
     batches = [list(loader(tmp_path, rank=rank, world=6).evaluation("val", 1000)) for rank in range(6)]
     assert [len(each) for each in batches] == [1] * 6
     assert [int((y >= 0).sum()) for [(_, y)] in batches] == [8, 8, 8, 8, 0, 0]
@@ -117,6 +117,6 @@ def test_memory_stays_flat_over_a_large_bin(tmp_path):
     b = DataLoader(tmp_path, {"vocab_size": 1}, block_size=1 << 16, batch_size=8, seed=0, device=CPU)
     b.train(0, 0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for iteration in range(200):  # reads 200 MiB, spread over all of it
+    for iteration in range(200):  # reads 200 MiB, spread over the whole file
         b.train(iteration, 0)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40 << 10

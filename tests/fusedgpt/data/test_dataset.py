@@ -55,7 +55,7 @@ def test_bad_bins_are_named(tmp_path):
     np.full(50, 60, "<u2").tofile(tmp_path / "train.bin")
     with pytest.raises(UserError, match=r"truncated.*50.0 uint16 tokens, not 80"):
         TokenFile(tmp_path, "train", {**meta, "tokens": {"train": 80}})
-    (tmp_path / "train_backup.bin").write_bytes(b"")  # no shard: only four digits are
+    (tmp_path / "train_backup.bin").write_bytes(b"")  # not a shard, whose name has four digits
     with pytest.raises(UserError, match="holds the id 60, but the vocabulary has 50"):
         TokenFile(tmp_path, "train", meta).window(0, 5)
     (tmp_path / "train_0000.bin").write_bytes(b"")
@@ -64,7 +64,7 @@ def test_bad_bins_are_named(tmp_path):
 
 
 def compared(*folders):
-    """What ranks say of these folders, one each, when they compare their data."""
+    """What ranks with one of these folders each say when they compare their data."""
     ranks = []
     for folder in folders:
         meta = read_meta(folder)
@@ -86,7 +86,7 @@ with one_sentence():
 
 
 def test_ranks_with_other_data_are_named(tmp_path, data):
-    # each node may have a copy of its own, and nothing compared them: half of each step was of another text
+    # nodes may have different copies, and nothing compared them: half of each step was another text
     for rank in range(2):
         shutil.copytree(data, tmp_path / f"node-{rank}" / "walk")
     (tmp_path / "run.py").write_text(NODE)
@@ -96,7 +96,7 @@ def test_ranks_with_other_data_are_named(tmp_path, data):
     bin = tmp_path / "node-1" / "walk" / "train.bin"
     np.fromfile(bin, "<u2")[::-1].tofile(bin)
     done = script("run.py", vars(settings), prefix=command, check=False, PYTHONPATH=str(ROOT))
-    assert done.returncode != 0  # torchrun's, with its traceback
+    assert done.returncode != 0  # the status and the traceback are torchrun's
     assert (
         "error: rank(s) 1 of 2 have other data than rank 0 (train.bin): copy walk from the node of rank 0"
         in done.stderr
@@ -133,7 +133,7 @@ def test_the_same_ids_with_other_characters_are_other_data(tmp_path, data):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
 def test_what_is_no_regular_file_is_named(tmp_path):
-    # opening a FIFO used to wait for ever, a folder to be a traceback
+    # a FIFO used to be waited for for ever, and a folder gave a traceback
     os.mkfifo(tmp_path / "train.bin")
     (tmp_path / "val.bin").mkdir()
     (tmp_path / "test.bin").symlink_to("/dev/zero")
@@ -164,7 +164,7 @@ def gpt2_bins(folder, **ids):
 
 
 def test_ids_that_only_nanogpts_padding_has_are_named_with_what_to_set(tmp_path):
-    # "the vocabulary has 50257" told nobody that nanoGPT's own default is 50304
+    # the message did not say that nanoGPT's own default is 50304
     folder = gpt2_bins(tmp_path, train=50303, val=1)
     with pytest.raises(UserError, match=r"holds the id 50303.*no meta.json.*set --vocab_size=50304"):
         run(tmp_path / "out", folder, max_iters=1)
@@ -200,10 +200,10 @@ def test_other_ids_that_are_too_large_are_another_tokenizers(tmp_path, id, meta)
 def test_a_meta_pkl_runs_no_code_and_numpys_integers_open_the_door_to_nothing_else(
     tmp_path, monkeypatch, content, reason
 ):
-    # T14: admitting numpy's integers by the name of their module would admit its other functions too
+    # T14: to admit all of numpy's module for the sake of its integers would admit its functions too
     monkeypatch.chdir(tmp_path)
     (tmp_path / "meta.pkl").write_bytes(pickle.dumps(content))
-    with pytest.raises(UserError, match=f"no nanoGPT meta.pkl: .*{reason}"):
+    with pytest.raises(UserError, match=rf"no nanoGPT meta.pkl \(.*{reason}.*\): run a data"):
         read_meta(tmp_path)
     assert not (tmp_path / "pwned").exists()
 
@@ -237,7 +237,7 @@ def test_a_damaged_meta_is_named(tmp_path, text):
 
 @pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are not here (set TIKTOKEN_CACHE_DIR)")
 def test_ids_that_only_pad_gpt2s_are_no_error_in_sampling(tmp_path, capsys):
-    # T15: GPT-2's BPE has no text for them, and ends on the first that is drawn
+    # T15: GPT-2's BPE has no text for them, and used to fail on the first one drawn
     for split in ("train", "val"):
         np.tile([0, 50303], 200).astype("<u2").tofile(tmp_path / f"{split}.bin")
     out_dir = run(tmp_path / "out", tmp_path, max_iters=20, vocab_size=50304)
@@ -313,7 +313,7 @@ def test_a_meta_json_without_characters_trains_and_says_what_sampling_needs(tmp_
 
 
 def test_a_run_goes_on_with_its_own_ids_only(tmp_path, data):
-    # data prepared anew with another tokenizer was trained on without a word, every id another text than before
+    # a run used to go on in silence with data of another tokenizer, in which every id is another text
     run(tmp_path / "out", data, max_iters=5)
     meta = json.loads((data / "meta.json").read_text())
     for name, itos in (("same", meta["itos"]), ("more", [*meta["itos"], "é"]), ("other", meta["itos"][::-1])):
@@ -330,7 +330,7 @@ def test_a_run_goes_on_with_its_own_ids_only(tmp_path, data):
 
 
 def test_pretrained_weights_go_on_with_their_own_ids_only(tmp_path, data, capsys):
-    # 10.6 bits per byte in place of 2.95, without a word
+    # in silence, it gave 10.6 bits per byte in place of 2.95
     run(tmp_path / "out", data, max_iters=5)
     export.main(tmp_path / "out", tmp_path / "hf")
     meta = json.loads((data / "meta.json").read_text())
@@ -351,7 +351,7 @@ def test_pretrained_weights_go_on_with_their_own_ids_only(tmp_path, data, capsys
 
 
 def test_ids_of_files_that_cannot_be_downloaded_are_taken_to_be_the_same(monkeypatch):
-    # or a node without a network could not train
+    # otherwise a node without a network could not train
     monkeypatch.setattr(tokenizer, "tiktoken_bpe", lambda name: (_ for _ in ()).throw(UserError("no network")))
     said = []
     check_same_ids(GPT2, {"tokenizer": "byte", "vocab_size": 256}, said.append)

@@ -1,4 +1,4 @@
-"""Text in pieces has the tokens of the whole, and a run that stops anywhere goes on to the same ids."""
+"""Text cut into pieces has the same tokens, and a run that stops anywhere goes on to the same ids."""
 
 import json
 import os
@@ -22,7 +22,7 @@ needs_bpe = pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are
 
 
 def real_texts():
-    """Modules of the standard library in which line ends meet all that there is, and a play."""
+    """Modules of the standard library, with line ends beside all kinds of characters, and a play."""
     library = pathlib.Path(sysconfig.get_path("stdlib"))
     for name in ("argparse.py", "turtle.py", "typing.py"):
         yield (library / name).read_text(encoding="utf-8")[:200_000]
@@ -52,7 +52,7 @@ def test_no_pattern_of_tiktokens_joins_what_is_cut(monkeypatch, name):
 
     monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: {})  # the patterns need no download
     pattern = regex.compile(getattr(openai_public, name)()["pat_str"])
-    monkeypatch.setattr(encoding, "PIECE", 1)  # wherever it can be cut
+    monkeypatch.setattr(encoding, "PIECE", 1)  # cut in all places where it is allowed
     for text in real_texts():
         cut = [piece for piece, _ in pieces([(text, True)])]
         assert len(cut) > 3
@@ -73,7 +73,7 @@ def test_pieces_do_not_depend_on_the_fragments_and_have_a_largest_length(monkeyp
 
 @pytest.fixture
 def two_cores(monkeypatch):
-    """What is taken ahead depends on the machine's cores."""
+    """Pretend to have two cores, on which depends how many items are taken ahead."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
 
 
@@ -140,7 +140,7 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_ids(tmp_path, monkeypatch
         corpus.after = after
         with pytest.raises(Stopped):
             filled(folder, corpus)
-        if tear == "lost ids":  # a power cut: the step is there, and its ids are not
+        if tear == "lost ids":  # after a power cut, the step may be there without its ids
             with open(folder / "ids", "ab") as torn:
                 torn.truncate(10)
         elif tear != "nothing":  # killed while it was writing
@@ -154,7 +154,7 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_ids(tmp_path, monkeypatch
 
 @pytest.mark.parametrize(("name", "value"), [("BATCH", 700), ("PIECE", 20), ("LONGEST_PIECE", 30)])
 def test_a_run_that_cut_in_another_way_is_not_continued(tmp_path, monkeypatch, capsys, rows, two_cores, name, value):
-    # what is done is counted in batches: of another length they are of another text, part of which was lost
+    # progress is counted in batches: if batches were cut in another way, part of the text was lost
     monkeypatch.setattr(encoding, "BATCH", 500)
     file, want = rows
     corpus = Interrupted([file])

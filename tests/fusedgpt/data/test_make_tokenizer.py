@@ -1,4 +1,4 @@
-"""The tokenizers that a prepare script can be asked for, beside the libraries that they come from."""
+"""The tokenizers that a prepare script can make, compared with the libraries that they come from."""
 
 import json
 import unicodedata
@@ -58,7 +58,7 @@ def test_a_sample_is_spread_over_the_text(text, monkeypatch):
 
 @pytest.mark.parametrize("end", ["</s>", None])
 def test_a_tokenizer_json_keeps_its_ids_and_its_end(tmp_path, text, end, capsys):
-    # one without an end was given one more id, which its model does not have
+    # without an end, a tokenizer was given one more id, which its model does not have
     theirs = bpe()
     if not end:
         theirs = type(theirs)()
@@ -93,7 +93,7 @@ def test_a_tokenizer_json_that_does_not_fit_is_refused(tmp_path, text):
 
 @pytest.mark.parametrize("fault", ["no pre-tokenizer of bytes", "no alphabet", "lower case"])
 def test_a_tokenizer_json_that_loses_text_is_refused(tmp_path, text, fault):
-    # line ends, "é" and capitals were gone from the bins without a word
+    # line ends, "é" and capitals were lost from the bins in silence
     from tokenizers import Tokenizer as Bpe
     from tokenizers import models, normalizers, pre_tokenizers, trainers
 
@@ -115,7 +115,7 @@ def test_a_tokenizer_json_that_loses_text_is_refused(tmp_path, text, fault):
 
 
 def test_an_added_token_that_takes_the_blanks_around_it_is_refused(tmp_path, text):
-    # 773 of 60,032 bytes were gone
+    # 773 of 60,032 bytes were lost
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Bpe
 

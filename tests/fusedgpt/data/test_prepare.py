@@ -1,4 +1,4 @@
-"""What the prepare scripts share: how documents are split, and bins that are written whole or not at all."""
+"""What the prepare scripts share: documents are split, and bins are written whole or not at all."""
 
 import argparse
 import functools
@@ -19,7 +19,7 @@ from tests.forks import FORKS
 
 @pytest.mark.parametrize("last", [1, 2, 3, 4])
 def test_a_preparation_that_fails_keeps_the_old_one(tmp_path, monkeypatch, last):
-    # val.bin had taken its place before train.bin was on the disk
+    # val.bin was replaced before train.bin was on the disk
     options = dict(source="x", tokenizer="byte", vocab_size=256)
     prepare.write(tmp_path, {"train": [[1, 2]], "val": [[3]]}, **options)
     before, synced = {f.name: f.read_bytes() for f in tmp_path.iterdir()}, itertools.count(1)
@@ -40,7 +40,7 @@ CHANGES = ("fsync", "replace", "rename", "unlink")
 
 
 def killed_at(count, folder, splits):
-    """Prepare `splits` in a process of its own, which dies before its `count`-th change of the disk."""
+    """Prepare `splits` in another process, which dies before its `count`-th change of the disk."""
     calls = itertools.count(1)
 
     def dying(call):
@@ -58,7 +58,7 @@ def killed_at(count, folder, splits):
 
 
 def bins_of(folder):
-    """What a run that starts now trains on: the bins, if they are taken, and the meta that says so."""
+    """What a run that starts now trains on: the bins, if it accepts them, and their meta."""
     meta = read_meta(folder)
     found = {split: TokenFile(folder, split, meta).window(0, 2).tolist() for split in ("train", "val")}
     return found, meta.get("tokenizer"), meta.get("sha256")
@@ -66,7 +66,7 @@ def bins_of(folder):
 
 @pytest.mark.parametrize("before", ["ours", "nanoGPT's", "nothing"])
 def test_bins_of_two_preparations_are_never_taken_together(tmp_path, before):
-    # killed between its renames, new bins of the same size lay under the old meta.json, and were trained on
+    # a kill between renames left new bins of the same size under the old meta.json, and a run trained on them
     old, new = ({"train": [[n, n]], "val": [[n, n + 1]]} for n in (1, 5))
     found = {}
     for count in range(1, 100):
@@ -152,7 +152,7 @@ def test_a_fraction_is_between_0_and_1(text):
 
 
 def test_what_an_interrupted_run_has_counts_with_another_max_tokens(tmp_path, monkeypatch):
-    # hours of FineWeb were deleted when the same command came with --max_tokens
+    # the same command with --max_tokens used to delete hours of work on FineWeb
     monkeypatch.setattr(encoding, "BATCH", 500)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     rows = [json.dumps({"text": f"document {n}"}) for n in range(600)]

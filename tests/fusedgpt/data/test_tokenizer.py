@@ -53,7 +53,7 @@ def test_text_survives_the_round_trip(kind):
     ids = one.encode(TEXT)
     assert b"".join(one.decode([i]) for i in ids).decode() == TEXT
     assert one.decode(ids).decode() == TEXT
-    # ranks that share a model are sent the tokenizer: an encoding for each thread could not be pickled
+    # fsdp ranks are sent the tokenizer, so it must not hold each thread's encodings, which cannot be pickled
     assert pickle.loads(pickle.dumps(one)).encode(TEXT) == ids
 
 
@@ -87,7 +87,7 @@ def test_without_an_end_of_text_it_is_text_like_any_other(kind):
 @pytest.mark.parametrize("kind", tokenizer.KINDS)
 @pytest.mark.parametrize("more", [(), ("a<|endoftext|>b",), ("<|endoftext|><|endoftext|>", "<|endof")])
 def test_the_ids_of_texts_that_are_encoded_together_are_those_of_each(kind, more):
-    # tiktoken gets them as one text: spaces at their edges must not join, and a text may hold what they are joined by
+    # tiktoken gets them as one text: spaces at their edges must not join, and a text may contain the separator
     texts = [TEXT, "", " ", "  \n", "x", " x", "<|", "|>", "", *more, TEXT * 9, ""]
     meta = meta_of(kind)
     if kind == "char":
@@ -194,7 +194,7 @@ def test_missing_bpe_files_are_one_sentence(monkeypatch):
     monkeypatch.setattr(tiktoken, "get_encoding", offline)
     with pytest.raises(UserError, match="TIKTOKEN_CACHE_DIR"):
         tokenizer.tiktoken_bpe("gpt2")
-    with pytest.raises(UserError, match=r"^cannot load the BPE files"):  # and not a text that is too long
+    with pytest.raises(UserError, match=r"^cannot load the BPE files"):  # not that the text is too long
         Tokenizer(tokenizer.GPT2).encode("a")
 
 

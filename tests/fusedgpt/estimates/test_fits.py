@@ -60,7 +60,7 @@ def test_more_samples_than_fit_are_refused():
 
 
 def test_ranks_that_share_a_model_need_their_part_only(monkeypatch):
-    # the whole model used to be asked of each, which refused those that sharing is for
+    # each process used to need room for the whole model, so models that have to be shared were refused
     monkeypatch.setattr(memory, "total_memory", lambda device: 22 * GIB)
     xl = GPTConfig(1024, 50304, 48, 25, 1600)
     with pytest.raises(UserError, match=r"needs 2[0-9]\.\d GiB of memory or more"):

@@ -1,6 +1,7 @@
 """Two dtypes, static shapes and CUDA graphs against plain float32 generation, on a model that has learnt something."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -77,10 +78,12 @@ def test_one_dtype_for_both_is_the_model_itself_and_not_measured(trained, monkey
     assert engine.bytes_per_step == 4 * sum(p.numel() for p in trained.parameters()) - 4 * S * 64
 
 
+@pytest.mark.parametrize("document_start", [None, ord(".")])
 @torch.no_grad()
-def test_static_shapes_compute_what_growing_ones_do(trained):
-    # an unmasked or misplaced position; a cache that is used again, by another number of samples too
+def test_static_shapes_compute_what_growing_ones_do(trained, monkeypatch, document_start):
+    # fails for an unmasked or misplaced position, and for a cache that is reused with more or fewer samples
     trained.use_attention("sdpa")
+    monkeypatch.setattr(trained, "config", dataclasses.replace(trained.config, document_start=document_start))
     engine = engines.prepare(trained, CPU, "float32")
     engine.decode = engines.StaticStep(engine.prefill)
     for B in (1, 3, 3, 1):
@@ -141,7 +144,7 @@ def test_auto_takes_what_is_fastest_and_says_so(trained, monkeypatch, prefill, o
 
 
 def test_nobody_waits_for_the_compiler_after_the_first_token(trained, monkeypatch):
-    # it used to count as decoding: 12 tokens/s on a GPU
+    # compiling used to count as decoding: 12 tokens/s on a GPU
     calls = []
     monkeypatch.setattr(torch, "compile", lambda model, **_: lambda *a, **k: calls.append(1) or model(*a, **k))
     engine = engines.prepare(trained, CPU, "float32", batch_size=3, compiled=True)

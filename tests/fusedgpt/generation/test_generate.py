@@ -21,7 +21,7 @@ def model(attention="sdpa", device="cpu", **config):
     with torch.no_grad():
         for p in model.parameters():
             if p.dim() > 1:
-                p *= 5  # far from uniform: near ties would hide or feign errors
+                p *= 5  # far from uniform, because near ties would hide or feign errors
     return model
 
 
@@ -50,6 +50,23 @@ def test_cached_equals_uncached(attention, device, length):
     idx = torch.randint(0, 101, (3, length), generator=torch.Generator().manual_seed(1)).to(device)
     new = S - length + 1  # the last id is drawn with the window full
     assert torch.equal(net.generate(idx, new, temperature=0), uncached(reference, idx, new))
+
+
+@pytest.mark.parametrize("attention", ["manual", "blocked", "math", "flash", "sdpa", "masked"])
+@torch.no_grad()
+def test_cached_equals_uncached_within_documents(attention):
+    # a cache without the ids would let a token see the document before its own
+    net = model(attention, document_start=3)
+    idx = torch.randint(0, 101, (3, 12), generator=torch.Generator().manual_seed(1))
+    idx[0, 4], idx[1, [2, 9]], idx[2, 11] = 3, 3, 3  # they begin elsewhere in each sample
+    assert torch.equal(net.generate(idx, S - 11, temperature=0), uncached(net, idx, S - 11))
+    across = model(attention).generate(idx, S - 11, temperature=0)
+    assert not torch.equal(net.generate(idx, S - 11, temperature=0), across)
+    at_once, _ = net(idx)
+    cache = generate.new_cache(net.config)
+    for chunk in idx.split((1, 8, 2, 1), dim=1):
+        logits, _ = net(chunk, cache=cache)
+    torch.testing.assert_close(logits, at_once, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()

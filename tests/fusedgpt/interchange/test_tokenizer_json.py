@@ -19,13 +19,13 @@ def loaded(meta, folder):
     """The tokenizer as AutoTokenizer finds it in a folder."""
     from transformers import AutoTokenizer
 
-    hugging_face(folder, n_layer=1, n_head=1, n_embd=8, n_positions=8, vocab_size=8)  # of a config.json of GPT-2
+    hugging_face(folder, n_layer=1, n_head=1, n_embd=8, n_positions=8, vocab_size=8)  # for the config.json
     tokenizer_json.tokenizer(meta, max_length=8).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
 
 
 def random_texts(count):
-    """Texts of all of Unicode, with what the patterns of BPEs look for strewn in."""
+    """Random texts from all of Unicode, mixed with the characters that the patterns of BPEs look for."""
     rng = np.random.default_rng(0)
     points = np.r_[0:0xD800, 0xE000:0x30000]
     ascii_too = [*"  \n\t\r\x0b\x1c\x85\xa0'stdlvre019.;(", "'ll", " don't", "123", "\r\n\n"]
@@ -88,7 +88,7 @@ def test_other_encodings_keep_their_pattern_and_the_ids_of_their_special_tokens(
         assert theirs(text).input_ids == ids and theirs.decode(ids) == text
     assert theirs.eos_token_id == end
     assert theirs.convert_tokens_to_ids(list(bpe._special_tokens)) == list(bpe._special_tokens.values())
-    # a special token that ends no text used to be an id here, and text to a prompt
+    # a special token that ends no text used to be an id here, but text in a prompt
     for text in ("".join(f"{token}a {token}" for token in bpe._special_tokens), *bpe._special_tokens):
         assert theirs(text).input_ids == Tokenizer(meta).encode(text)
 
@@ -123,7 +123,7 @@ def test_special_tokens_of_a_tokenizer_json_are_text_but_for_the_end(tmp_path):
     content["model"]["vocab"] = {token: id - 1 for token, id in vocab.items() if id}  # without the end, which is 0
     changed = Theirs.from_str(json.dumps(content | {"added_tokens": []}))
     changed.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|fin｜>", "<|im_end|>"])
-    changed.add_tokens([AddedToken("<tool>", normalized=False)])  # it is an id to both
+    changed.add_tokens([AddedToken("<tool>", normalized=False)])  # an id in both
     content = json.loads(changed.to_str())
     size = changed.get_vocab_size()
     meta = {"tokenizer": "json", "vocab_size": size, "tokenizer_json": content, "end_of_text": end}

@@ -6,10 +6,11 @@ import sys
 
 import pytest
 import torch
+from torch._inductor import config
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine import device
-from fusedgpt.machine.device import DTYPES, resolve_device, resolve_dtype
+from fusedgpt.machine.device import DTYPES, cuda_graphs, resolve_device, resolve_dtype
 from tests.conftest import ROOT
 
 CPU = torch.device("cpu")
@@ -46,15 +47,27 @@ def test_bfloat16_on_a_cpu_without_it_is_a_warning(monkeypatch, recwarn):
     for _ in range(2):
         assert resolve_dtype("bfloat16", CPU) == torch.bfloat16
     assert len(recwarn) == 1
-    assert "takes many times as long as for float32: give --dtype=float32" in str(recwarn.pop(UserWarning).message)
+    assert "float32 is many times as fast: give --dtype=float32" in str(recwarn.pop(UserWarning).message)
 
 
 def test_a_device_that_is_not_here_is_named():
-    with pytest.raises(UserError, match="'tpu' is no device"):
+    with pytest.raises(UserError, match="'tpu' is unknown to PyTorch"):
         resolve_device("tpu")
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="device='cuda' is not here: PyTorch finds cpu"):
             resolve_device("cuda")
+
+
+@pytest.mark.parametrize(("name", "why"), [("cuda", "is not here"), ("xpu", "is not supported")])
+def test_an_accelerator_that_we_do_not_support_is_named(name, why, monkeypatch):
+    # on a machine with an Intel GPU it said that PyTorch finds cpu
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("xpu"))
+    with pytest.raises(UserError) as raised:
+        resolve_device(name)
+    names = "auto, cpu, cuda, cuda:1 or mps"
+    assert str(raised.value) == f"device='{name}' {why}: PyTorch finds xpu on this machine. --device can be {names}"
 
 
 COMPILE = """
@@ -76,3 +89,27 @@ def test_a_graph_made_for_fewer_instructions_is_not_run_with_more(tmp_path):
         for fewer in ({"ATEN_CPU_CAPABILITY": "avx2"}, {}, {})
     ]
     assert hits == [0, 0, 1]  # the last shows that a hit would be seen
+
+
+def test_cuda_graphs_count_only_if_pytorch_left_none_out(monkeypatch):
+    gpu, counts = torch.device("cuda"), {"aot_autograd": {"total": 0}, "inductor": {"cudagraph_skips": 0}}
+    monkeypatch.setattr("torch._dynamo.utils.counters", counts)
+    with config.patch({"triton.cudagraphs": True}):
+        assert not cuda_graphs(gpu)  # nothing is compiled
+        counts["aot_autograd"]["total"] = 1
+        assert cuda_graphs(gpu) and not cuda_graphs(CPU)
+        counts["inductor"]["cudagraph_skips"] = 1
+        assert not cuda_graphs(gpu)
+    counts["inductor"]["cudagraph_skips"] = 0
+    assert not cuda_graphs(gpu)
+
+
+def test_tf32_is_as_it_was_after_an_error():
+    before = torch.backends.cuda.matmul.allow_tf32
+    for allowed in (True, False):
+        with pytest.raises(ValueError), device.tf32(allowed):
+            assert torch.backends.cuda.matmul.allow_tf32 is allowed
+            raise ValueError
+        assert torch.backends.cuda.matmul.allow_tf32 is before
+    with device.tf32(allowed=True):
+        assert device.multiplies_tf32(torch.device("cuda")) and not device.multiplies_tf32(CPU)

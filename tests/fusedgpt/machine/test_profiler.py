@@ -21,7 +21,7 @@ def profile_of(*events):
 
 
 def test_the_gpu_is_busy_while_any_kernel_runs():
-    # summed up, kernels side by side would count twice, and a mark over a whole step once more
+    # in a plain sum, parallel kernels would count twice, and a mark over a whole step once more
     side_by_side = (event(500, 900), event(100, 400), event(350, 450), event(120, 130))
     around = (event(0, 2000, annotation=True), event(0, 5000, device=DeviceType.CPU))
     assert busy_ms(profile_of(*side_by_side, *around)) == pytest.approx(0.75)

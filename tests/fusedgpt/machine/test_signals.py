@@ -78,7 +78,7 @@ def test_a_second_ctrl_c_leaves_the_last_checkpoint_whole(tmp_path, data):
     child = start(small(tmp_path, data, max_iters=100_000, eval_interval=1, eval_iters=1, n_embd=128))
     wait_for(tmp_path / "ckpt.pt", seconds=60)
     child.send_signal(signal.SIGINT)
-    child.stderr.readline()  # acknowledged: the step and its save may still be under way, or be done
+    child.stderr.readline()  # the signal is acknowledged; the step and its save may be under way or done
     child.send_signal(signal.SIGINT)
     assert child.wait(timeout=60) in (-signal.SIGINT, 128 + signal.SIGINT)
     run_folder.load_latest(tmp_path, say=pytest.fail)

@@ -1,4 +1,4 @@
-"""Times are of the calls that count, and their summary is right."""
+"""Only the calls that count are timed, and their summary is right."""
 
 import contextlib
 import itertools
@@ -38,13 +38,13 @@ def test_samples_leave_warm_up_out(monkeypatch):
         told[0] += next(costs)
 
     assert timing.samples(step, CPU, count=3, warmup=2) == pytest.approx([1.0, 2.0, 3.0])
-    # of samples as skewed as times are: of 1, 2, 3 the mean is the median too
+    # skewed samples, as times are: for 1, 2, 3 the mean would equal the median
     found = timing.summary([2.0, 1.0, 9.0])
     assert found == pytest.approx({"median_ms": 2.0, "p10_ms": 1.2, "p90_ms": 7.6, "samples": 3})
 
 
 def test_steps_on_a_gpu_are_timed_by_its_own_events(monkeypatch):
-    # a stand-in for the device: its events are stamped as they are recorded, and may be read once it was waited for
+    # in a stand-in for the device, events are stamped when recorded, and can be read after waiting for it
     clock, waits = itertools.count(), []
 
     class Event:
@@ -114,7 +114,7 @@ class StandIns:
         return types.SimpleNamespace(record=self.note("event"), elapsed_time=lambda end: 0.25)
 
     def buffer(self, n, dtype, device):
-        assert n == 400 << 20  # twice the cache: less would leave some of the inputs in it
+        self.flushed = n
         return types.SimpleNamespace(zero_=self.note("flush"))
 
     def step(self):
@@ -132,6 +132,18 @@ def test_a_gpu_is_timed_by_replays_from_a_cold_cache(monkeypatch):
     captured = [*["step on side"] * 2, "error", "step on side", "default", "capture", "step on side", "captured"]
     assert device.did == [*captured, "replay", *["flush", "event", "replay", "event"] * 3, "wait", "reset"]
     assert device.stream == "main"
+
+
+@pytest.mark.parametrize(
+    ("l2", "hip", "flushed"), [(200, None, 400), (50, None, 256), (4, "7.2", 512), (300, "7.2", 600)]
+)
+def test_what_is_written_between_replays_is_twice_the_cache(l2, hip, flushed, monkeypatch):
+    # an MI300X has an L2 cache of 4 MiB and 256 MiB behind it: a flush of 256 MiB would leave some inputs there
+    device = StandIns(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(L2_cache_size=l2 << 20))
+    monkeypatch.setattr(torch.version, "hip", hip)
+    timing.device_samples(device.step, GPU_7, count=1, warmup=0)
+    assert device.flushed == flushed << 20
 
 
 def test_something_runs_before_it_is_captured(monkeypatch):
@@ -185,7 +197,8 @@ def test_replays_leave_the_launch_out_and_agree_on_long_kernels():
         calls = median(timing.samples(step, gpu, count=20, warmup=3))
         assert how == "graph replay, cold L2"
         assert median(ms) == pytest.approx(calls, rel=0.1) if same else median(ms) < calls
-    assert torch.cuda.memory_allocated(gpu) <= held + 2**26  # cuBLAS keeps a workspace
+    # cuBLAS keeps a workspace for each of two streams, 32 MiB each on Hopper; a result that is kept has 128 MiB
+    assert torch.cuda.memory_allocated(gpu) < held + 2**27
 
 
 @pytest.mark.gpu

@@ -12,9 +12,9 @@ from tests import limited_memory
 from tests.conftest import assert_same_bytes, fails, flags, rows, run, script, small, tensors, torchrun, wait_for
 from tests.faults.processes import start
 
-# dropout, accumulation on each rank and clipping; 2 x 4 windows an evaluation leave ranks of 4 with none at the end
+# dropout, accumulation on each rank and clipping; with 2 x 4 windows, ranks of 4 have none at an evaluation's end
 SETTINGS = dict(max_iters=20, dropout=0.1, gradient_accumulation_steps=8, batch_size=2, grad_clip=0.5, eval_iters=3)
-SETTINGS |= dict(attention="manual", learning_rate=1e-3)  # AdamW's first steps make much of rounding: small ones
+SETTINGS |= dict(attention="manual", learning_rate=1e-3)  # small steps: AdamW's first ones magnify rounding
 WHOLE, SHARED = dict(parallel="ddp"), dict(parallel="fsdp")
 SPLIT = [(2, SHARED), (4, SHARED), (4, dict(parallel="fsdp", shard_size=2))]
 
@@ -44,7 +44,7 @@ def fsdp(tmp_path_factory, data):
 
 @pytest.mark.parametrize(("world", "settings"), SPLIT, ids=["two", "four", "two copies of two"])
 def test_sharing_a_model_changes_no_result(tmp_path, data, ddp, fsdp, world, settings):
-    # the sum of gradients is another order of additions; a wrong mean, seed or batch is off by far more than rounding
+    # gradients are added up in another order; a wrong mean, seed or batch is off by far more than rounding
     out = fsdp if world == 2 else trained(tmp_path, data, world, **settings)[0]
     for kind, names in (("train", ("loss", "grad_norm", "lr")), ("eval", ("train_loss", "val_loss"))):
         for ours, theirs in zip(rows(out, kind), rows(ddp, kind), strict=True):
@@ -54,7 +54,7 @@ def test_sharing_a_model_changes_no_result(tmp_path, data, ddp, fsdp, world, set
     for name, w in theirs.items():
         torch.testing.assert_close(ours[name], w, rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
     start = {row["grad_norm"] for row in rows(ddp)}
-    assert max(start) > SETTINGS["grad_clip"]  # or clipping would not have been tried
+    assert max(start) > SETTINGS["grad_clip"]  # otherwise clipping would not be tested
 
 
 def test_a_shared_run_resumes_to_the_bit(tmp_path, data, fsdp):
@@ -71,8 +71,8 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, data, fsdp):
     out, _ = trained(tmp_path, data, 2, **SHARED, max_iters=5)
     assert list(out.glob("shards-*"))
     done = script("train.py", "--init_from=resume", f"--out_dir={out}", "--max_iters=10")
-    assert "parallel=fsdp shares nothing on one process" in done.stdout
-    assert torch.load(out / "ckpt.pt", weights_only=True)["model"]  # in one file, as any other run's
+    assert "parallel=fsdp shares nothing on one process, which holds the whole model" in done.stdout
+    assert torch.load(out / "ckpt.pt", weights_only=True)["model"]  # in one file, as in any other run
     torchrun(4, "train.py", "--init_from=resume", f"--out_dir={out}", "--max_iters=20")
     assert [row["loss"] for row in rows(out)] == pytest.approx([row["loss"] for row in rows(fsdp)], rel=2e-5)
     for name, w in state(fsdp).items():
@@ -88,10 +88,10 @@ def test_a_rank_holds_its_part_only(tmp_path, data, fsdp):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_in_low_precision_sharing_changes_no_bit(tmp_path, data, dtype):
-    # what is gathered is what autocast would cast, gradients are averaged in float32, and the scaler finds infinities
-    # on any rank. Not clipped: all that is added up in another order is the float32 norm. If gradients were scaled by
-    # it, its last bit would move weights, and one that then rounds to another bfloat16 moves the next norm by 4e-5,
-    # which no tolerance tells from gradients averaged in bfloat16 (1e-5)
+    # weights are gathered in autocast's dtype, gradients are averaged in float32, and the scaler finds infinities on
+    # any rank. No clipping: only the float32 norm is added up in another order. If gradients were scaled by the norm,
+    # its last bit would move weights, and a weight that then rounds to another bfloat16 would move the next norm by
+    # 4e-5, which no tolerance tells from gradients averaged in bfloat16 (1e-5)
     settings = dict(max_iters=4, eval_interval=4, dropout=0.1, grad_clip=0.0, dtype=dtype)
     whole, _ = trained(tmp_path / "whole", data, 2, **WHOLE, **settings)
     out, _ = trained(tmp_path / "out", data, 2, **SHARED, **settings)
@@ -109,7 +109,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize(("settings", "plain", "rel"), VARIANTS.values(), ids=VARIANTS)
 def test_sharing_goes_with_all_else(tmp_path, data, settings, plain, rel):
-    # what a compiled block draws for dropout is not what an eager one does
+    # a compiled block draws other numbers for dropout than an eager one
     short = dict(max_iters=4, eval_interval=4, dropout=0.0 if "compile" in settings else 0.1)
     whole, _ = trained(tmp_path / "whole", data, 2, **WHOLE, **plain, **short)
     out, _ = trained(tmp_path / "out", data, 2, **SHARED, **settings, **short)
@@ -120,7 +120,7 @@ def test_sharing_goes_with_all_else(tmp_path, data, settings, plain, rel):
 
 
 def test_a_signal_to_one_rank_ends_all_with_everything_saved(tmp_path, data):
-    # the others need the rank that heard it until the step, the evaluation and the samples are done
+    # the others need the rank that got the signal until the step, the evaluation and the samples are done
     draws = dict(max_iters=10**5, sample_interval=7, sample_prompts="a")
     settings = small(tmp_path / "out", data, **{**SETTINGS, **SHARED, **draws})
     processes = start(settings, tmp_path / "log", world=2)
@@ -143,7 +143,7 @@ def test_samples_are_drawn_by_all_and_said_once(tmp_path, data):
     ("args", "reason"),
     [
         (["--optimizer=muon"], "optimizer=muon needs whole matrices"),
-        (["--parallel=ddp", "--shard_size=2"], "shard_size=2 is for --parallel=fsdp: give --shard_size=None"),
+        (["--parallel=ddp", "--shard_size=2"], "shard_size=2 needs --parallel=fsdp: give that, or --shard_size=None"),
         (["--shard_size=0"], "shard_size=0 must be 1 or more"),
     ],
 )

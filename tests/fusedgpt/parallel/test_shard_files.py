@@ -79,7 +79,7 @@ def test_metadata_that_would_run_code_is_refused(folder, tmp_path):
         def __reduce__(self):
             return pathlib.Path.touch, (tmp_path / "it ran",)
 
-    # a dotted name leads from PyTorch's own module to os, which that imports: protocol 4's way to name a function
+    # in protocol 4, a dotted name leads from PyTorch's own module to os, which that module imports
     module = b"torch.distributed.checkpoint.metadata"
     command = f"touch '{tmp_path / 'it ran'}'".encode()
     names = b"".join(b"\x8c" + bytes([len(name)]) + name for name in (module, b"os.system"))
@@ -88,13 +88,13 @@ def test_metadata_that_would_run_code_is_refused(folder, tmp_path):
     saved = torch.load(folder / "ckpt.pt", weights_only=True)
     for hostile in (pickle.dumps(Call()), through_os):
         metadata.write_bytes(hostile)
-        saved["shards"]["files"][".metadata"] = shard_files._checksum(metadata)  # as who means harm would write it
+        saved["shards"]["files"][".metadata"] = shard_files._checksum(metadata)  # as an attacker would write it
         torch.save(saved, folder / "ckpt.pt")
         with pytest.raises(UserError, match=r"cannot read .*which is no part of a checkpoint"):
             checkpoint.load(folder / "ckpt.pt")
         assert not (tmp_path / "it ran").exists()
     pickle.loads(through_os)
-    assert (tmp_path / "it ran").exists()  # it would have
+    assert (tmp_path / "it ran").exists()  # PyTorch's reader runs it
     for outside in ("../elsewhere", "/etc"):
         saved["shards"]["folder"] = outside
         torch.save(saved, folder / "ckpt.pt")
@@ -119,10 +119,10 @@ def test_whatever_is_wrong_with_metadata_is_one_sentence(folder):
 
 
 def test_shards_that_nothing_names_are_removed_and_those_of_a_run_set_aside_go_with_it(folder):
-    (folder / "shards-7").mkdir()  # of a save that was killed
+    (folder / "shards-7").mkdir()  # left by a save that was killed
     whole = (folder / "best.pt").read_bytes()
     os.unlink(folder / "best.pt")
-    (folder / "best.pt").write_bytes(b"damaged")  # whose shards may be any
+    (folder / "best.pt").write_bytes(b"damaged")  # it might name any shards
     run_folder.remove_unused_shards(folder)
     assert (folder / "shards-7").exists()
     (folder / "best.pt").write_bytes(whole)
@@ -138,9 +138,9 @@ def test_shards_that_nothing_names_are_removed_and_those_of_a_run_set_aside_go_w
 
 
 def test_shards_that_do_not_fit_the_model_are_refused(folder):
-    with pytest.raises(UserError, match=r"cannot read .*: it is damaged, of another model"):
+    with pytest.raises(UserError, match=r"cannot read .*: it is damaged, belongs to another model"):
         shard_files.read(folder / "shards-10", {"model/transformer.wte.weight": torch.zeros(3, 3)})
-    with pytest.raises(UserError, match=r"cannot read .*: it is damaged, of another model"):
+    with pytest.raises(UserError, match=r"cannot read .*: it is damaged, belongs to another model"):
         shard_files.read(folder / "shards-10", {"model/nothing": torch.zeros(3, 3)})
 
 
@@ -184,6 +184,6 @@ def test_a_conversion_stops_if_its_folder_is_moved(small_run, tmp_path, monkeypa
 
 
 def test_shards_that_python_3_13_wrote_are_read_by_any():
-    # there alone, a path is pickled as of the module pathlib._local: no shard could be read
+    # only there, a path is pickled with the module name pathlib._local: no shard could be read
     written = b"cpathlib._local\nPosixPath\n(Vfolder\ntR."
     assert shard_files._Unpickler(io.BytesIO(written)).load() == pathlib.PosixPath("folder")

@@ -40,13 +40,13 @@ def test_cut_short_anywhere_it_is_named(small_run, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"iter_num": 2**70}, "iterations are no whole numbers"),
-        ({"best_iter": "x"}, "iterations are no whole numbers"),
-        ({"kept": [0.5]}, "iterations are no whole numbers"),
+        ({"iter_num": 2**70}, "iterations are not whole numbers"),
+        ({"best_iter": "x"}, "iterations are not whole numbers"),
+        ({"kept": [0.5]}, "iterations are not whole numbers"),
         ({"config": [1]}, "is damaged or no checkpoint"),
-        ({"config": {1: 2}}, "a setting, its attention or its dtype is no name"),
+        ({"config": {1: 2}}, "the name of a setting, its attention or its dtype is no text"),
         ({"best_val_loss": "low"}, "could not convert"),
-        ({"attention": 3}, "its attention or its dtype is no name"),
+        ({"attention": 3}, "its attention or its dtype is no text"),
         ({"scaler": {"scale": "big"}}, "scaler is not made of numbers"),
         ({"model": {"w": torch.zeros(2, dtype=torch.float64)}}, "weight w is not float32"),
         ({"model": {"w": "text"}}, "weight w is not float32"),
@@ -115,7 +115,7 @@ def test_it_runs_no_code(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_that_does_not_name_its_activation_has_its_writers(small_run, tmp_path):
-    # nanoGPT has had the exact GELU since May 2023; its checkpoints used to get GPT-2's tanh form in silence
+    # nanoGPT has had the exact GELU since May 2023; its checkpoints used to get GPT-2's tanh form silently
     saved = torch.load(small_run / "ckpt.pt", weights_only=True)
     for write, activation in ((as_nanogpt_wrote, "gelu"), (as_we_wrote_before_activation, "gelu_tanh")):
         torch.save(write(saved), tmp_path / "ckpt.pt")
@@ -133,7 +133,7 @@ def test_weights_and_dimensions_that_do_not_fit_are_one_sentence(small_run):
 
 
 def test_a_name_that_is_not_utf8(small_run, tmp_path):
-    # PyTorch maps no such file, so a run in a folder of that name was saved and could not be resumed: "damaged"
+    # PyTorch cannot map such a file: a run in a folder of that name was saved, but resuming called it damaged
     path = tmp_path / os.fsdecode(b"\xff.pt")
     shutil.copy(small_run / "ckpt.pt", path)
     assert_same_bytes(checkpoint.load(path)["model"], checkpoint.load(small_run / "ckpt.pt")["model"])

@@ -1,4 +1,4 @@
-"""What a terminal is told, and that no by-product of a run can end it."""
+"""What a terminal shows, and that no by-product of a run can end the run."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ from tests.conftest import ROOT, flags, rows, run, script, small, weights
 
 
 def test_the_page_of_a_long_run_is_made_by_another_process(tmp_path, data, monkeypatch):
-    # to read 50,000 iterations took memory that the run then kept
+    # reading 50,000 iterations took memory that the run then kept
     monkeypatch.setattr(logger, "READ_HERE", 0)
     monkeypatch.setattr(logger, "SHARE_OF_REPORTS", 1.0)
     monkeypatch.setattr(logger.report_page, "write", lambda *_: pytest.fail("here"))
@@ -57,8 +57,8 @@ class Tracker:
 
 
 def test_a_tracker_or_a_page_that_fails_ends_no_run_and_is_said(tmp_path, data, monkeypatch, capsys):
-    # TensorBoard's writer raises what ended its thread: it ended the run, before the evaluated state was saved. So did
-    # what somebody had put into metrics.jsonl, when the page was made
+    # TensorBoard's writer raises what ended its thread, which ended the run before the evaluated state was saved. So
+    # did a foreign line in metrics.jsonl, when the page was made
     tracker = Tracker()
     monkeypatch.setattr(logger.trackers, "start", lambda *_: [tracker])
     monkeypatch.setattr(logger.report_page, "write", lambda *_: {}["page"])
@@ -76,7 +76,7 @@ def test_trackers_are_closed_when_all_lines_are_written(tmp_path):
     closes = types.SimpleNamespace(log=lambda *_: None)
     closes.close = lambda: found.append((rows(tmp_path, "eval"), json.loads((tmp_path / "run.json").read_text())))
     log.trackers = [closes]
-    log.lines.pending += b'{"kind": "eval", "iter": 7}\n'  # which the disk refused
+    log.lines.pending += b'{"kind": "eval", "iter": 7}\n'  # the disk refused it
     log.times({"median_ms": 1.0, "p10_ms": 1.0, "p90_ms": 1.0})
     log.close()
     assert found[0][0] == [{"kind": "eval", "iter": 7}] and "time" in found[0][1]
@@ -96,7 +96,7 @@ def test_a_machine_without_more_processes_trains_on(tmp_path, monkeypatch, capsy
 
 
 def test_the_process_for_the_page_takes_its_share_of_the_time(tmp_path, monkeypatch):
-    # the time to start it was counted, not its own: on a long run one followed the other without end
+    # only the start of a report was timed, not the report: on a long run, one followed the other without end
     clock, began, paths = [0.0], [], []
 
     class Child:
@@ -117,7 +117,7 @@ def test_the_process_for_the_page_takes_its_share_of_the_time(tmp_path, monkeypa
     log = opened(tmp_path)
     for clock[0] in range(2000):
         log.evaluation(LOSSES)
-    assert began == [0, 500, 1000, 1500]  # with 5 seconds each: a hundredth
+    assert began == [0, 500, 1000, 1500]  # 5 seconds each, a hundredth of the time
     assert paths[0] == f"{ROOT}{os.pathsep}/of/the/user"
 
 
@@ -138,6 +138,6 @@ def test_a_terminal_shows_a_bar_and_a_pipe_plain_lines(tmp_path, data):
     assert child.wait(timeout=60) == 0
     text = shown.decode()
     assert "300/300" in text and "val " in text
-    # what it is doing, evaluations too; each line once, and no bar is left below the last
+    # it shows what it is doing, evaluations too; each line comes once, and no bar is left below the last
     assert "training:" in text and re.search(r"evaluating, batch \d+ of \d+", text)
     assert text.replace("\x1b[A", "").rpartition("\r")[2].strip() == ""

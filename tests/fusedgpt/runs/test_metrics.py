@@ -1,4 +1,4 @@
-"""What a run left, read for figures."""
+"""Reading what a run left, for figures."""
 
 import json
 import math
@@ -51,7 +51,7 @@ ODD = [[], [1.0], [[1.0]], {}, {"a": 1}, "1.5", True, 10**400, -5, [1.0, "a"], N
 
 @pytest.mark.parametrize("value", ODD, ids=str)
 def test_a_column_of_odd_values_is_a_gap(value, tmp_path):
-    # lists of one length each became a table in place of a column, which ended training with a TypeError
+    # lists of equal length became a table instead of a column, which ended training with a TypeError
     lines = [step(0, lr=value, ms=0.5), step(1, lr=value, ms=value), step(2, lr=value, ms=1)]
     run = run_of(tmp_path, [*lines, evaluation(3, val_bits_per_byte=value)])
     known = -5.0 if value == -5 else math.nan
@@ -92,14 +92,14 @@ def test_bits_per_byte_of_training_steps_follow_from_the_evaluations(tmp_path):
 
 
 def test_the_first_steps_and_a_spike_leave_the_view():
-    # 10.8 to 6 in the first steps, 3.4 to 3.3 in the rest: on an axis of all nothing is to be seen
+    # the loss falls from 10.8 to 6 in the first steps, then from 3.4 to 3.3: an axis with all of it shows nothing
     iters = np.arange(1000.0)
     loss = 3.3 + 0.1 * (1 - iters / 1000) + 7.4 * np.exp(-iters / 20)
     loss[500], loss[700] = 40.0, np.nan
     validation = Line("validation", iters[::250], loss[::250])
     low, high = view([Line("training", iters, loss), Line("validation", iters[[0, 250]], loss[[0, 250]])], "loss")
     assert 3.2 < low < 3.3 and 3.4 < high < 3.6
-    assert view([validation], "loss")[1] > 40  # an evaluation counts, whatever it says
+    assert view([validation], "loss")[1] > 40  # no evaluation is cut off
     assert view([Line("training", iters[:10], loss[:10])], "loss")[1] > 10.8  # a short run is shown whole
     assert view([Line("training", iters, np.full(1000, np.nan))], "loss") == (0, 1)
     assert view([Line("training", iters, 0 * iters)], "memory") == (0, 1)

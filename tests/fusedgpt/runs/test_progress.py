@@ -21,14 +21,15 @@ def test_the_estimate_counts_the_steps_and_evaluations_that_are_left(tmp_path, d
     s = small(tmp_path, data, max_iters=100, eval_interval=30)
     line = progress.estimate([9e4] * 3 + [2e3] * 3, 10, 60.0, s)  # evaluations at 30, 60, 90, 100
     assert line.startswith("estimate: 7 min, until ")
-    assert line.endswith("90 steps of 2 s, and 4 times 60 s to evaluate")
-    assert "and 4 times" in progress.estimate([2e3] * 6, 30, 60.0, s)  # that of 30 comes after the step before it
-    assert "and 5 times" in progress.estimate([2e3] * 6, 0, 60.0, s)
-    # a resumed run said "3 times 0 s to evaluate" before its first evaluation
-    assert progress.estimate([2e3] * 6, 0, 0.0, s).endswith("100 steps of 2 s, and 5 evaluations on top")
+    assert line.endswith("90 steps of 2 s, and 4 evaluations of 60 s")
+    assert "and 4 evaluations of" in progress.estimate([2e3] * 6, 30, 60.0, s)  # the one at 30 is still to come
+    assert "and 5 evaluations of" in progress.estimate([2e3] * 6, 0, 60.0, s)
+    assert progress.estimate([2e3] * 6, 99, 60.0, s).endswith("and 1 evaluation of 60 s")
+    # a resumed run said that its evaluations take 0 s before its first evaluation
+    assert progress.estimate([2e3] * 6, 0, 0.0, s).endswith("100 steps of 2 s, and 5 evaluations, not timed yet")
     s = small(tmp_path, data, max_iters=90, eval_interval=30, max_seconds=100)
     line = progress.estimate([2e3] * 6, 10, 60.0, s)
-    assert "and 3 times" in line and line.endswith("; max_seconds=100 may end it before")
+    assert "and 3 evaluations of" in line and line.endswith("; max_seconds=100 may end it before")
 
 
 def test_the_end_of_a_run_of_days_has_its_date(tmp_path, data, monkeypatch):
@@ -55,12 +56,12 @@ def test_a_dry_run_says_what_a_run_takes_and_writes_nothing(tmp_path, data):
     said = script("train.py", *flags(small(out_dir, data, max_iters=2000, dry_run=True))).stdout
     assert "tokens per iteration: 64" in said and "parameters" in said
     assert "GiB at the peak; a checkpoint takes " in said
-    assert "estimate: " in said and "2000 steps of " in said and ", and 401 times " in said
+    assert "estimate: " in said and "2000 steps of " in said and ", and 401 evaluations of " in said
     assert "iter 0" not in said and not out_dir.exists()
 
 
 def test_a_dry_run_of_an_evaluation_makes_no_steps(tmp_path, data, monkeypatch, capsys):
-    # it made six, and spoke of the time of 600,000
+    # it made six steps, but estimated the time of 600,000
     monkeypatch.setattr(train, "train_step", lambda *_: pytest.fail("a step"))
     run(tmp_path, data, dry_run=True, eval_only=True, sample_interval=1, sample_prompts="!")
     said = capsys.readouterr().out
@@ -71,7 +72,7 @@ def test_a_dry_run_of_an_evaluation_makes_no_steps(tmp_path, data, monkeypatch, 
 
 @pytest.mark.parametrize(("dry_run", "windows"), [(False, [4, 16, 16, 16]), (True, [4, 4])])
 def test_the_time_of_no_evaluation_has_the_compilers(tmp_path, data, monkeypatch, dry_run, windows):
-    # the estimate of a compiled run counted the compiler's seconds, those of one batch, for each batch that is left
+    # the estimate of a compiled run counted the compiler's seconds again for each batch that is left
     evaluate, calls = evaluation.evaluate, []
 
     def watched(*args):
@@ -88,4 +89,4 @@ def test_the_time_of_no_evaluation_has_the_compilers(tmp_path, data, monkeypatch
 def test_a_run_says_how_long_it_will_take_without_a_terminal(tmp_path, data):
     said = script("train.py", *flags(small(tmp_path, data, max_iters=20, log_interval=100))).stdout.splitlines()
     assert said[0].startswith("settings other than the defaults: ")
-    assert sum("estimate: " in line for line in said) == 1  # after a few steps, though no step has a line
+    assert sum("estimate: " in line for line in said) == 1  # after a few steps, even if none of them has a line

@@ -70,7 +70,7 @@ def cycle(seconds):
 @pytest.mark.parametrize(
     ("lines", "run_began", "page_before", "patience"),
     [
-        # 15 s of training and 200 s of evaluation: it was given up after 120 s, in each cycle
+        # 15 s of training and 200 s of evaluation: the page gave the run up after 120 s, in each cycle
         (cycle(15), 9999, 215, 5 * 215),
         (cycle(15), 9999, 0, 120),  # at least
         (cycle(60), 9999, 5, 300),  # the start of a resumed run, whose first evaluation comes at once
@@ -87,7 +87,7 @@ def test_a_run_is_given_up_after_five_of_its_longest_silences(tmp_path, lines, r
 
 
 def test_a_child_writes_no_page_once_its_run_is_killed(tmp_path):
-    # it wrote over the page of the resumed run, or into the file that this was writing it to
+    # it wrote over the page of the resumed run, or into that page's unfinished file
     run_of(tmp_path, [step(0)])
     (tmp_path / ".report.html.tmp").write_text("half a page of the resumed run")
     command = [sys.executable, "-m", "fusedgpt.runs.report_page", str(tmp_path), "True"]
@@ -100,7 +100,7 @@ def test_a_child_writes_no_page_once_its_run_is_killed(tmp_path):
 
 @pytest.mark.parametrize("value", ODD, ids=str)
 def test_odd_values_in_every_field_cost_only_what_they_said(value, tmp_path):
-    # a list for each number ended the run that wrote the page, with a TypeError
+    # a list in place of each number ended the run that wrote the page, with a TypeError
     names = ("lr", "grad_norm", "ms", "tokens_per_s", "mfu", "peak_memory", "train_bits_per_byte", "val_bits_per_byte")
     odd, more = dict.fromkeys(names, value), {"kind": "train", "iter": value, "loss": value}
     run_of(tmp_path, [evaluation(0, **odd), *(step(n, **odd) for n in range(3)), more, evaluation(3, **odd)])
@@ -109,7 +109,7 @@ def test_odd_values_in_every_field_cost_only_what_they_said(value, tmp_path):
 
 
 def test_a_child_does_not_bring_a_folder_back(tmp_path, monkeypatch):
-    # to read a long run takes seconds, in which its folder can be moved
+    # reading a long run takes seconds, in which its folder can be moved
     class Moved(report_page.Run):
         def __init__(self, out_dir):
             super().__init__(out_dir)
@@ -173,7 +173,7 @@ def test_a_long_run_makes_a_small_page(tmp_path):
 
 
 def test_every_prompt_is_on_the_page_at_each_iteration(tmp_path):
-    # of two prompts and 200 samples, one had 99 on the page and the other a single one
+    # with two prompts and 200 samples, one prompt had 99 samples on the page and the other a single one
     lines = [step(n) for n in range(10)]
     lines += [sample(n, f"text {n}", prompt) for n in range(1000) for prompt in ("a", "b", "c")]
     run_of(tmp_path, lines)
@@ -279,7 +279,7 @@ def test_a_page_is_readable_on_a_phone(tmp_path):
 
 @in_browser
 def test_a_page_that_loads_itself_again_stays_at_the_sample_that_was_chosen(tmp_path):
-    # whoever read an earlier one was taken to the latest every 30 seconds
+    # a reader of an earlier sample was taken to the latest every 30 seconds
     run_of(tmp_path, [step(0), *(sample(n, f"{p} {n}", p) for n in (50, 100, 150) for p in "ab")])
     reload_three_times = """
         const seen = [], load = () => { samples(); seen.push(byId("text").textContent); };
@@ -309,7 +309,7 @@ def test_no_text_of_a_run_runs_in_a_browser(tmp_path):
 
 @in_browser
 def test_a_page_cannot_load_anything_and_its_errors_are_seen(tmp_path):
-    # what the other tests rely on: a request is refused, and an error or a refusal is in the console
+    # the other tests rely on it: a request is refused, and an error or a refusal is in the console
     run_of(tmp_path, [step(0)])
     asks = (
         "document.body.append(Object.assign(new Image(), { src: 'http://127.0.0.1:9/x.png' })); throw new Error('told')"

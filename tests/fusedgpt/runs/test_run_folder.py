@@ -68,7 +68,7 @@ def bytes_in(folder):
 
 
 def test_a_run_whose_folder_was_moved_ends_and_says_where_it_is(tmp_path, data, monkeypatch):
-    # F25: it made the folder anew, without the lock, where a second run was then let in
+    # F25: it made the folder anew, without the lock, so a second run could start there
     out, moved = tmp_path / "out", tmp_path / "moved"
     begun = at_step_7(monkeypatch, out, lambda: out.rename(moved))
     with pytest.raises(UserError, match=rf"{out} was moved to {moved} .* with --init_from=auto and that --out_dir"):
@@ -111,7 +111,7 @@ def test_a_run_touches_nothing_that_another_may_have(tmp_path, data, small_run, 
 
 
 def test_a_checkpoint_under_way_does_not_land_in_the_folder_of_another_run(tmp_path):
-    # a large one is written for a minute, in which the folder can be moved: its last rename took the other's file
+    # writing a large one takes a minute, in which the folder can be moved: the last rename replaced the other's file
     held = lock(tmp_path / "out")
     with pytest.raises(UserError, match=r"cannot write .*ckpt\.pt"), atomic(tmp_path / "out" / "ckpt.pt") as file:
         file.write(b"of the first run")
@@ -124,7 +124,7 @@ def test_a_checkpoint_under_way_does_not_land_in_the_folder_of_another_run(tmp_p
 
 
 def test_a_lock_that_cannot_be_compared_refuses_nothing(tmp_path, monkeypatch):
-    # a disk that does not answer for a moment, as over a network, is not a folder that was moved
+    # if a disk does not answer for a moment, as over a network, the folder was not moved
     held = lock(tmp_path)
     monkeypatch.setattr(os, "stat", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EIO, "no answer")))
     held.check()
@@ -197,7 +197,7 @@ def test_the_fallback_is_the_latest_by_its_content_and_not_by_its_name(folder):
 
 
 def test_what_is_later_than_an_older_checkpoint_put_back_is_set_aside(tmp_path, data, capsys):
-    # its checkpoints used to be taken for those before the latest, though they are of another course
+    # its checkpoints used to count as the ones before the latest, though they belong to another course
     run(tmp_path, data, max_iters=20, eval_interval=4)
     shutil.copyfile(tmp_path / "ckpt-16.pt", tmp_path / "new")
     os.replace(tmp_path / "new", tmp_path / "ckpt.pt")
@@ -272,7 +272,7 @@ def test_what_a_relative_link_names_is_set_aside(folder, tmp_path):
 
 
 def test_only_what_has_a_checkpoint_is_set_aside_under_the_next_number(folder, capsys):
-    # F2: two mistaken starts used to delete a finished run; a new run lost the earlier one's curves in TensorBoard, and
+    # F2: two mistaken starts used to delete a finished run; a new run lost the earlier run's curves in TensorBoard, and
     # seemed to have its scores
     before, theirs = (folder / "ckpt.pt").read_bytes(), ("tensorboard/events.out", "hf/config.json", "lm_eval.json")
     for name in (*theirs, "mine/notes.txt"):

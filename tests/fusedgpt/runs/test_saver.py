@@ -3,6 +3,7 @@
 import gc
 import json
 import threading
+import typing
 import weakref
 
 import pytest
@@ -53,7 +54,51 @@ def test_it_saves_what_the_state_was_and_not_what_it_became(tmp_path, monkeypatc
     it.close()
     saved = read(tmp_path / "ckpt.pt")
     assert saved["model"]["w"].tolist() == [1, 1, 1]
-    assert saved["tied"].data_ptr() == saved["model"]["w"].data_ptr()  # or the file would hold tied weights twice
+    assert saved["tied"].data_ptr() == saved["model"]["w"].data_ptr()  # else the file would hold tied weights twice
+
+
+class OnGPU(torch.Tensor):
+    """A tensor on the CPU whose copies are filled when the stream is waited for, as those of a CUDA tensor may be."""
+
+    is_cuda = True
+    queued: typing.ClassVar = []
+
+    def to(self, place, copy, non_blocking):
+        assert (place, copy, non_blocking) == ("cpu", True, True)
+        source, target = self.as_subclass(torch.Tensor), torch.zeros(self.shape)
+        self.queued.append(lambda: target.copy_(source))
+        return target
+
+    @staticmethod
+    def synchronize():
+        assert OnGPU.queued  # one wait for all copies
+        while OnGPU.queued:
+            OnGPU.queued.pop()()
+
+
+def test_copies_from_a_gpu_are_queued_and_waited_for_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: OnGPU)
+    w, step = torch.ones(3), torch.tensor(7.0)
+    it = saver_of(tmp_path)
+    it.save({**state(5, w.as_subclass(OnGPU)), "optimizer": {"state": {0: {"step": step.as_subclass(OnGPU)}}}})
+    w += 1
+    step += 1
+    it.close()
+    saved = read(tmp_path / "ckpt.pt")
+    assert saved["model"]["w"].tolist() == [1, 1, 1] and saved["optimizer"]["state"][0]["step"] == 7
+
+
+@pytest.mark.gpu
+def test_copies_from_a_gpu_use_the_same_pinned_memory_again():
+    w, places = torch.ones(2**20, device="cuda"), []
+    for n in range(3):
+        copied = saver._copy({"w": w, "tied": w.view(-1)})
+        w += 1
+        assert copied["w"].is_pinned() and copied["tied"] is copied["w"] and (copied["w"] == n + 1).all()
+        places.append(copied["w"].data_ptr())
+        del copied
+    assert len(set(places)) == 1
 
 
 def test_writes_never_overlap(tmp_path, monkeypatch):
@@ -78,7 +123,7 @@ def test_a_disk_that_refuses_is_said_and_tried_again(tmp_path, monkeypatch):
 
     it = saver_of(tmp_path, said.append)
     it.save(state(5))
-    it.wait()  # or the write may begin after the next line
+    it.wait()  # otherwise the write may begin after the next line
     monkeypatch.setattr(checkpoint, "save", refused)
     it.save(state(10))
     it.save(state(15))
@@ -128,12 +173,12 @@ def test_only_the_main_rank_writes(tmp_path):
 
 def test_advice_names_a_checkpoint_that_works(tmp_path):
     it = saver_of(tmp_path)
-    assert it.last_good().startswith("there is no checkpoint yet, so start again with a lower learning_rate")
+    assert it.recovery_advice().startswith("there is no checkpoint yet, so start again with a lower learning_rate")
     it.save(state(15, best_iter=15))
-    assert it.last_good().startswith(f"resume from {tmp_path / 'ckpt.pt'}, of iteration 15, with a lower")
-    assert "best.pt" not in it.last_good()
+    assert it.recovery_advice().startswith(f"resume from {tmp_path / 'ckpt.pt'}, of iteration 15, with a lower")
+    assert "best.pt" not in it.recovery_advice()
     it.save(state(20, best_iter=15))
-    assert it.last_good().endswith(f"first copy {tmp_path / 'best.pt'}, of iteration 15, over it")
+    assert it.recovery_advice().endswith(f"first copy {tmp_path / 'best.pt'}, of iteration 15, over it")
 
 
 def test_what_could_not_be_saved_is_neither_the_best_nor_the_advice(tmp_path, monkeypatch):
@@ -148,7 +193,7 @@ def test_what_could_not_be_saved_is_neither_the_best_nor_the_advice(tmp_path, mo
             it.save(state(10, best_iter=10))
             it.wait()
         assert it.failed and it.best == (1 / 5, 5)
-        assert "of iteration 10" not in it.last_good() or module is saver
+        assert "of iteration 10" not in it.recovery_advice() or module is saver
     assert checkpoint.save is save and saver.link is link
 
 
@@ -184,7 +229,7 @@ def test_the_cost_of_a_save_is_what_its_steps_took_longer():
     assert save_cost.cost([2.0, 4.0, 3.0], **times) == dict(
         stood_still_ms=3.0, slowed_ms=750.0, step_ms=1000.0, write_ms=2250.0
     )
-    # on a slow disk a checkpoint was being written in every step: the median of none ended CI
+    # on a slow disk, a checkpoint was being written during every step, and the median of no steps ended CI
     times["writing"] = [(0, 9)]
     assert save_cost.cost([2.0], **times) == dict(stood_still_ms=2.0, slowed_ms=None, step_ms=None, write_ms=9000.0)
     times["writing"] = [(9, 10)]

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from fusedgpt.errors import UserError
 from fusedgpt.runs import trackers
 from tests.conftest import flags, rows, run, script, small
 
@@ -23,12 +22,12 @@ def test_tensorboard_reads_what_was_logged(tmp_path, data):
         found = [(event.step, event.value) for event in read.Scalars(name)]
         assert found == [(row["iter"], pytest.approx(row[key], rel=1e-6)) for row in rows(tmp_path, kind)]
     assert {"val/bits_per_byte", "mfu", "step/grad_norm"} <= set(read.Tags()["scalars"])
-    # where a run was resumed, TensorBoard drops the numbers of before, and keeps both texts
+    # from the point of resuming, TensorBoard drops the earlier numbers, but keeps both texts
     assert [event.step for event in read.Tensors("sample/1/text_summary")] == [0, 5, 10, 10, 15]
 
 
 def test_wandb_keeps_its_run_when_it_is_resumed(tmp_path, data):
-    # a resumed run used to become a second one, and its curve to start in the middle; nanoGPT's dashboards were empty
+    # a resumed run used to become a second one with half a curve; nanoGPT's dashboards were empty
     pytest.importorskip("wandb")
     offline = dict(WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true")
     named = dict(wandb_log=True, wandb_project="walks", wandb_run_name="first")
@@ -75,10 +74,10 @@ def in_wandbs_file(path):
 
 
 @pytest.mark.parametrize(("setting", "package"), [("wandb_log", "wandb"), ("tensorboard_log", "tensorboard")])
-def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch, setting, package):
-    # wandb's absence was a traceback
-    for name in (package, "torch.utils.tensorboard"):
-        monkeypatch.setitem(sys.modules, name, None)
+def test_a_run_goes_on_without_a_package_that_is_missing(tmp_path, monkeypatch, setting, package):
+    # config/train_gpt2.py logs to wandb: on a machine without it, training ended before its first step
+    monkeypatch.setitem(sys.modules, package, None)
     s = dict(wandb_log=False, tensorboard_log=False, wandb_project="", wandb_run_name="") | {setting: True}
-    with pytest.raises(UserError, match=f"{setting}=True needs the package {package}: pip install {package}"):
-        trackers.start(s, {}, tmp_path, 0, None)
+    said, record = [], {}
+    assert trackers.start(s, record, tmp_path, 0, None, said.append) == [] and record == {}
+    assert said == [f"{package} is not installed, so the run does not log to it: pip install {package}"]

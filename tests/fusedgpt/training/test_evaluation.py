@@ -46,11 +46,11 @@ def test_all_of_a_split_against_a_sum_in_float64(characters):
     model = GPT(GPTConfig(8, meta["vocab_size"], 1, 2, 16, dropout=0.5)).train()
     found = losses(characters, model, 0)
     assert model.training
-    model.eval()  # as the evaluation has to make it: with dropout a loss would be another one each time
+    model.eval()  # as the evaluation must: with dropout, each loss would differ
     ids = torch.from_numpy(np.fromfile(characters / "val.bin", "<u2").astype(np.int64))
     nats = 0.0
     with torch.no_grad():
-        for start in range(0, 100, 8):  # windows as the evaluation has them; the last is moved back
+        for start in range(0, 100, 8):  # the evaluation's windows; the last one is moved back
             place = min(start, 92)
             z, _ = model(ids[None, place : place + 8], ids[None, place + 1 : place + 9])
             each = F.cross_entropy(z[0].double(), ids[place + 1 : place + 9], reduction="none")
@@ -69,7 +69,7 @@ def test_bits_per_byte_of_bytes_are_bits_per_token(tmp_path):
 
 
 def test_without_a_tokenizer_there_is_a_loss_alone(characters):
-    # a nanoGPT meta.pkl of a size alone must not end the run
+    # a meta.pkl of nanoGPT's that has only a size must not end the run
     meta = {"tokenizer": "unknown", "vocab_size": dataset.read_meta(characters)["vocab_size"]}
     found = losses(characters, GPT(GPTConfig(8, meta["vocab_size"], 1, 2, 16)), 0, meta)
     assert found.keys() == {"train_loss", "val_loss"}
@@ -93,7 +93,7 @@ def test_a_tokenizer_that_is_not_here_is_said_once(tmp_path, data, capsys, monke
 
 
 def test_an_evaluation_that_a_signal_ends_leaves_the_model_training(characters):
-    # the step after it would be without dropout
+    # otherwise the next step would train without dropout
     model = GPT(GPTConfig(8, dataset.read_meta(characters)["vocab_size"], 1, 2, 16)).train()
     assert losses(characters, model, 0, stopped_by=[15]) is None
     assert model.training

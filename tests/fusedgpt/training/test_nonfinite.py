@@ -1,4 +1,4 @@
-"""What is named when a number is not finite."""
+"""What a run names if a number is not finite."""
 
 import contextlib
 

@@ -1,11 +1,14 @@
 """Learning rates, Muon's step against float64, and steps that are skipped or clipped on the device."""
 
 import copy
+import functools
 import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fusedgpt.machine import memory
 from fusedgpt.settings import Settings
 from fusedgpt.training import optimizer as optimizer_module
 from fusedgpt.training.optimizer import COOLDOWN, MuonAndAdamW, build_optimizer, learning_rate, update_weights
@@ -14,11 +17,11 @@ from model import GPT, GPTConfig
 SHAPE = dict(block_size=16, vocab_size=65, n_layer=2, n_head=2, n_embd=32, vocab_multiple=64)
 
 
-def built(device="cpu", **settings):
+def built(device="cpu", shape=SHAPE, **settings):
     """A small GPT and its optimizer."""
     torch.manual_seed(0)
     s = Settings(**{"optimizer": "muon", "learning_rate": 0.1, **settings})
-    model = GPT(GPTConfig(**SHAPE)).to(device)
+    model = GPT(GPTConfig(**shape)).to(device)
     return model, build_optimizer(model, s, torch.device(device).type)
 
 
@@ -66,27 +69,31 @@ def test_muon_has_the_matrices_of_the_layers_and_adamw_all_else():
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0, 0.3]
 
 
+@pytest.mark.parametrize("matrix", ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"])
 @pytest.mark.parametrize("limit", [0.0, 1.0])
-def test_two_steps_of_muon_are_those_of_its_formula(limit):
+def test_two_steps_of_muon_are_those_of_its_formula(limit, matrix, device):
     # in float64; clipping matters from the second step on, because the running mean weighs large gradients more
-    model, optimizer = built(weight_decay=0.2)
-    p = model.transformer.h[0].mlp.c_fc.weight
+    model, optimizer = built(device, weight_decay=0.2)
+    p = model.transformer.h[1].get_parameter(f"{matrix}.weight")
     want, mean = p.detach().double(), torch.zeros_like(p, dtype=torch.float64)
     for seed, scale in ((1, 1.0), (2, 50.0)):
         norm = with_gradients(model, seed, scale)
         gradient = p.grad.double() / (max(1.0, norm.item() / limit) if limit else 1.0)
         mean = 0.95 * mean + 0.05 * gradient
         step = orthogonalised(0.05 * gradient + 0.95 * mean)
-        want = want * (1 - 0.1 * 0.2) - 0.1 * 0.2 * math.sqrt(128) * step
+        want = want * (1 - 0.1 * 0.2) - 0.1 * 0.2 * math.sqrt(max(p.shape)) * step
         update_weights(optimizer, norm, limit)
         torch.testing.assert_close(p.detach().double(), want, rtol=0, atol=0.02 * step.abs().max().item())
         torch.testing.assert_close(optimizer.state[p]["momentum_buffer"].double(), mean)
 
 
-def test_muon_is_pytorchs_to_the_bit(monkeypatch):
+@pytest.mark.parametrize(("n_embd", "stack"), [(32, 2**24), (160, 2**24), (160, 2 * 160**2)])
+def test_muon_is_pytorchs_to_the_bit(monkeypatch, n_embd, stack):
+    # PyTorch's takes one matrix at a time, ours takes those of one shape, two at a time or one if STACK is small
+    monkeypatch.setitem(optimizer_module.STACK, "cpu", stack)
     monkeypatch.setattr(optimizer_module, "multiplies_bfloat16", lambda device: True)
-    model, optimizer = built(weight_decay=0.2)
-    other, _ = built()
+    model, optimizer = built(shape={**SHAPE, "n_embd": n_embd}, weight_decay=0.2)
+    other, _ = built(shape={**SHAPE, "n_embd": n_embd})
     pairs = [(p, q) for p, q in zip(model.transformer.h.parameters(), other.transformer.h.parameters()) if p.dim() == 2]
     theirs = torch.optim.Muon([q for _, q in pairs], 0.1, 0.2, adjust_lr_fn="match_rms_adamw")
     for seed in range(3):
@@ -96,21 +103,73 @@ def test_muon_is_pytorchs_to_the_bit(monkeypatch):
         assert all(torch.equal(p, q) for p, q in pairs)
 
 
+class Operators(TorchDispatchMode):
+    """Lists the operators that PyTorch calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.called = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.called.append(operator.overloadpacket.__name__)
+        return operator(*args, **(kwargs or {}))
+
+
+def test_a_layer_adds_sixteen_operators_to_a_step_of_muon():
+    # it added 140: each matrix was multiplied by itself, and each step filled zeros for a mean that was there
+    found = []
+    for n_layer in (2, 5):
+        model, optimizer = built(shape={**SHAPE, "n_layer": n_layer})
+        update_weights(optimizer, with_gradients(model, 0), 1.0)
+        norm = with_gradients(model, 1)
+        with Operators() as seen:
+            optimizer_module._update_hidden(optimizer, norm, 1.0)
+        assert "zeros_like" not in seen.called
+        found.append(len(seen.called))
+    per_matrix = ("where on a mean", "decay", "addition", "where on a weight")
+    assert found[1] - found[0] == 3 * 4 * len(per_matrix)
+
+
+def test_an_update_is_as_large_for_tiny_gradients_but_not_in_float16():
+    # why hardware without bfloat16, such as a T4, takes float32 although it multiplies float16 faster
+    tiny = 5e-9 * torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float32, torch.bfloat16):
+        (update,) = optimizer_module.orthogonalised([tiny], dtype)
+        singular = torch.linalg.svdvals(update.float())
+        assert singular.min() > 0.5 and singular.max() < 1.5, dtype
+    assert not optimizer_module.orthogonalised([tiny], torch.float16).any()
+
+
+def test_the_memory_of_a_step_of_muon_is_bounded(monkeypatch):
+    # else a stack of all 48 matrices of GPT-2 XL's c_fc would take 2 GB in float32, and its products as much again
+    monkeypatch.setattr(optimizer_module, "multiplies_bfloat16", lambda device: False)
+    limit = 2 * 4 * 160**2
+    monkeypatch.setitem(optimizer_module.STACK, "cpu", limit)
+    needed = []
+    for n_layer in (8, 16):
+        model, optimizer = built(shape={**SHAPE, "n_layer": n_layer, "n_embd": 160})
+        update_weights(optimizer, with_gradients(model, 0), 1.0)
+        norm = with_gradients(model, 1)
+        step = functools.partial(optimizer_module._update_hidden, optimizer, norm, 1.0)
+        needed.append(memory.peak_bytes(step, torch.device("cpu")))
+    assert needed[1] == needed[0] == pytest.approx(4 * 4 * limit, rel=0.01)  # squares, the next ones, two between them
+
+
 def test_a_cpu_without_bfloat16_orthogonalises_in_float32(monkeypatch):
     # there PyTorch's Muon took seconds a step for the quick start's model, and hours for its run
     asked = []
     real = optimizer_module.orthogonalised
-    monkeypatch.setattr(optimizer_module, "orthogonalised", lambda m, dtype: real(m, asked.append(dtype) or dtype))
+    monkeypatch.setattr(optimizer_module, "orthogonalised", lambda ms, dtype: real(ms, asked.append(dtype) or dtype))
     for multiplies in (False, True):
         monkeypatch.setattr(optimizer_module, "multiplies_bfloat16", lambda device, does=multiplies: does)
         model, optimizer = built()
         update_weights(optimizer, with_gradients(model, 0), 0.0)
-    assert asked == [torch.float32] * 8 + [torch.bfloat16] * 8
+    assert asked == [torch.float32] * 4 + [torch.bfloat16] * 4  # for each of four shapes
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_step_that_is_not_finite_changes_nothing_to_the_bit(bad, device):
-    # a gradient of 0 in its place would still decay weights and mean, and the mean would move the weights
+    # a gradient of 0 instead would still decay weights and mean, and the mean would move the weights
     model, optimizer = built(device)
     other, same = built(device)
     for seed in range(4):
@@ -130,7 +189,7 @@ def test_a_step_that_is_not_finite_changes_nothing_to_the_bit(bad, device):
 
 
 def test_restored_state_is_what_both_parts_go_on_with():
-    # load_state_dict makes new groups and state: Muon and AdamW used to keep the ones of before
+    # load_state_dict makes new groups and state: Muon and AdamW used to keep the old ones
     model, optimizer = built()
     update_weights(optimizer, with_gradients(model, 0), 1.0)
     again, restored = built()
@@ -144,20 +203,39 @@ def test_restored_state_is_what_both_parts_go_on_with():
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters()))
 
 
+class OnMPS(torch.Tensor):
+    """A tensor that says it is on MPS, where it is not."""
+
+    device = torch.device("mps")
+
+
 @pytest.mark.parametrize("limit", [0.0, 1.0, 100.0])
-def test_an_optimizer_that_is_not_fused_makes_the_same_step(limit):
-    # MPS has none that is: there the host reads the norm
+@pytest.mark.parametrize("mps", [False, True])
+def test_the_host_makes_the_same_step_where_the_kernel_cannot_clip_or_skip(monkeypatch, limit, mps):
+    # an AdamW that is not fused cannot; the fused one cannot on MPS, where it would train on in silence
+    def as_on_mps(*tensors, grad_scale, found_inf, **settings):
+        return kernel(*tensors, grad_scale=None, found_inf=None, **settings)
+
     torch.manual_seed(0)
     start, gradients = torch.randn(50), [10 * torch.randn(50) for _ in range(4)]
     gradients[1][7] = torch.nan
-    ended = []
-    for fused in (True, False):
+    ended, kernel = [], torch._fused_adamw_
+    for on_host in (False, True):
         p = torch.nn.Parameter(start.clone())
-        optimizer = torch.optim.AdamW([p], lr=0.1, fused=fused)
+        optimizer = torch.optim.AdamW([p], lr=0.1, fused=mps or not on_host)
+        if on_host:
+            monkeypatch.setattr(torch, "_fused_adamw_", as_on_mps)
         for gradient in gradients:
             p.grad, before = gradient.clone(), p.detach().clone()
-            update_weights(optimizer, torch.nn.utils.get_total_norm([p.grad]), limit)
+            norm = torch.nn.utils.get_total_norm([p.grad])
+            update_weights(optimizer, norm.as_subclass(OnMPS) if mps and on_host else norm, limit)
             assert torch.equal(p, before) == bool(gradient.isnan().any())
         assert optimizer.state[p]["step"] == 3
         ended.append(p.detach())
     torch.testing.assert_close(*ended)
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda", "mps"])
+def test_adamw_is_fused_on_every_device(device_type):
+    # on MPS it called several kernels for each parameter
+    assert GPT(GPTConfig(**SHAPE)).configure_optimizers(0.1, 1e-3, (0.9, 0.95), device_type).defaults["fused"]

@@ -32,7 +32,7 @@ def test_a_resumed_run_has_each_sample_once(tmp_path, data):
 
 
 def test_a_signal_is_seen_after_each_prompt(tmp_path, data, monkeypatch):
-    # with 50 prompts a run that was to stop went on for minutes, longer than a scheduler waits
+    # with 50 prompts, a run that should stop went on for minutes, longer than a scheduler waits
     new_tokens = generate.new_tokens
 
     def stopped(*args):

@@ -39,5 +39,5 @@ def test_a_plain_number_counts_too_and_a_name_that_a_line_has_is_refused():
     results = StepResults(Ranks())
     results.add({"loss": torch.tensor(2.0), "tokens": 7}, {})
     assert results.read() == ([{"loss": 2.0, "tokens": 7.0}], set())
-    with pytest.raises(UserError, match="returned 'iter', a name that each line has already"):
+    with pytest.raises(UserError, match=r"returned 'iter', but metrics\.jsonl has that name"):
         results.add({"loss": torch.tensor(2.0), "iter": torch.tensor(1.0)}, {})

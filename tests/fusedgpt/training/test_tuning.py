@@ -1,4 +1,4 @@
-"""What auto means for a run."""
+"""What `auto` chooses for a run."""
 
 from types import SimpleNamespace
 
@@ -84,7 +84,7 @@ OPEN = dict(attention="auto", compile="auto", calls=10**9)
         (dict(before={}), "manual", torch.bfloat16),
         (dict(case=FORWARD), "manual", torch.bfloat16),
         (dict(OPEN, before=BEFORE), "math", torch.float32),  # a resumed run keeps what it had
-        # two runs of one command are to give the same bytes: what is timed may come out otherwise in the second
+        # two runs of one command must give the same bytes, but timing may choose differently in the second
         (dict(OPEN, deterministic=True), "sdpa", torch.bfloat16),
     ],
 )
@@ -104,7 +104,7 @@ def test_a_cpu_compiles_if_the_run_is_long(model, monkeypatch, calls, max_second
 
 
 def test_a_kernel_is_compared_compiled_if_the_run_is_compiled(model, monkeypatch):
-    # that is known only after the kernels were timed, and the one that was taken had been compared eager
+    # that is known only after kernels are timed, and the chosen kernel had been compared eager
     taking(monkeypatch, bfloat16=1e3)
     asked = []
     monkeypatch.setattr(tuning, "resolve_compile", lambda wish, device: (wish is True, ""))
@@ -127,7 +127,7 @@ def test_attention_is_chosen_for_each_dtype(model, monkeypatch):
 
 
 def test_a_kernel_that_was_named_must_run_compiled_if_the_run_is_compiled(model, monkeypatch):
-    # flex cannot on a CPU, which only `auto` was told
+    # flex cannot run compiled on a CPU: `auto` knew that, a named kernel was not checked
     asked = []
     monkeypatch.setattr(
         tuning.choose, "choose", lambda *_, compiled=False, **__: asked.append(compiled) or ("math", {})
