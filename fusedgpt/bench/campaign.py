@@ -33,7 +33,8 @@ LAST_ROW = 120.0  # seconds of LIMIT kept for a row that still runs when time is
 
 # the test files that need a GPU; each relies on what those before it test
 TESTS = ["functions", "flash_impl", "choose", "receipt", "timing", "memory", "profiler", "model", "generate"]
-TESTS += ["engines", "optimizer", "step", "train", "resume", "bench", "prefill", "max_batch", "peers", "loss", "saver"]
+TESTS += ["engines", "optimizer", "step", "train", "resume", "bench", "ladder", "prefill", "max_batch", "peers", "loss"]
+TESTS += ["saver"]
 KINDS = ["ladder", "numerics", "sweep", "prefill", "anatomy", "peers", "max_batch"]
 # guesses for an H200 that has compiled nothing yet, to print beside the time that is left
 ROW_SECONDS = {"ladder": 40, "numerics": 3, "sweep": 2, "prefill": 5, "anatomy": 4, "peers": 30, "max_batch": 420}

@@ -55,7 +55,7 @@ GROUPED_QUERIES = {
             "    n_embd: int = 768  # channels, the width of the model\n"
             "    n_kv_head: int | None = None  # heads of keys and values; None: as many as of queries\n",
         ),
-        ("COUNTED: tuple[str, ...] = ()", 'COUNTED: tuple[str, ...] = ("n_kv_head",)'),
+        ('COUNTED = ("document_start",)', 'COUNTED = ("document_start", "n_kv_head")'),
         (
             "block = 12 * C * C + 9 * biases",
             "share = (self.n_kv_head or self.n_head) / self.n_head\n"
@@ -88,7 +88,7 @@ WINDOW_AS_A_KERNEL = {
     "fusedgpt/attention/functions.py": [
         (
             "\n\ndef sdpa(",
-            "\n\ndef window(q, k, v, dropout_p=0.0):\n"
+            "\n\ndef window(q, k, v, dropout_p=0.0, documents=None):\n"
             "    T, Tk = q.size(-2), k.size(-2)\n"
             "    seen = _visible(T, Tk, q.device).triu(Tk - T - 7)\n"
             "    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout_p)\n"
@@ -108,7 +108,7 @@ WINDOW_IN_THE_MODEL = {
             "    n_embd: int = 768  # channels, the width of the model\n"
             "    window: int | None = None  # keys that a query sees; None: all before it\n",
         ),
-        ("COUNTED: tuple[str, ...] = ()", 'COUNTED: tuple[str, ...] = ("window",)'),
+        ('COUNTED = ("document_start",)', 'COUNTED = ("document_start", "window")'),
     ],
     "model.py": [
         ("        self.n_head, self.dropout", "        self.window = config.window\n        self.n_head, self.dropout"),
