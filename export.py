@@ -65,12 +65,14 @@ NANOGPTS_ACTIVATION = (
 def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, theirs: Any) -> str:
     """README.md for `theirs`, made from the checkpoint `saved` of the run in `out_dir`. meta: its data's, if known."""
     environment, c = section(record_of(out_dir), "environment"), theirs.config
+    packed = saved["extra_model_args"].get("document_start") is not None
     shape = f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} channels, context of {c.n_positions} tokens"
     found = {
         "data set": pathlib.Path(str(saved["config"].get("dataset", ""))).name,  # without the path on this machine
         "tokenizer": meta and f"{meta['tokenizer']}, {c.vocab_size:,} ids",
         "parameters": f"{theirs.num_parameters():,}",
         "shape": shape,
+        "attention": "within documents in training, across them in GPT-2: give it one at a time" if packed else None,
         "iterations": f"{saved['iter_num']:,}",
         **losses_at(out_dir, saved["iter_num"]),
         "trained on": environment.get("device"),

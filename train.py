@@ -80,7 +80,7 @@ def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torc
     fit = dict(batch_size=s.batch_size, device=device, dtype=resolve_dtype(s.dtype, device), backward=not s.eval_only)
     estimate_memory = functools.partial(fits.check_run, s, ranks.world, say, **fit)
     changes = {"dropout": s.dropout, "loss": s.loss, "recompute": s.recompute}
-    changes["document_start"] = dataset.separator(meta, s.dataset) if s.packed else None
+    changes["document_start"] = dataset.separator(meta, dataset.find_folder(ROOT, s.dataset), say) if s.packed else None
     changes |= {"activation": s.activation} if s.activation else {}
     if not saved:
         changes["vocab_multiple"] = s.vocab_multiple
@@ -270,7 +270,7 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     )
     saver = Saver(out_dir, s.keep_checkpoints, lock, logger.say, ranks)
     if saved:
-        resume.restore(saved, s, state, logger.say)
+        resume.restore(saved, s, state, meta, logger.say)
         saver.resume(saved, path)
         saved = None  # drop its tensors: they are mapped from a file that may be replaced
     if len(starts := set(ranks.gather(start))) > 1:

@@ -85,8 +85,12 @@ class GPTConfig(Dimensions):
                 raise UserError(f"{name}={getattr(self, name)} must be 1 or more")
         if self.n_embd % self.n_head:
             raise UserError(f"n_embd={self.n_embd} cannot be split over n_head={self.n_head}: make it a multiple")
-        if self.document_start is not None and not 0 <= self.document_start < self.vocab_size:
-            raise UserError(f"document_start={self.document_start} must be an id below vocab_size={self.vocab_size}")
+        start = self.document_start
+        if start is not None and not (type(start) is int and 0 <= start < self.vocab_size):
+            raise UserError(
+                f"document_start={start!r}, the id between documents for mask=document, must be a whole number from 0"
+                f" to {self.vocab_size - 1}, below vocab_size"
+            )
         names = {"activation": ACTIVATIONS, "loss": LOSSES, "recompute": RECOMPUTE}
         for name, allowed in names.items():
             if getattr(self, name) not in allowed:

@@ -47,7 +47,8 @@ class Settings(Dimensions):
     # attention kernel; manual: hand-written; blocked: the same in blocks of queries; math, efficient, flash, cudnn:
     # that SDPA kernel and no other; flash3, flash4: FlashAttention-3 or -4, from a package; flex: FlexAttention; sdpa:
     # PyTorch picks one; masked: sdpa with a mask; auto: the fastest one here that passes parity; any other value: your
-    # own function of (q, k, v, dropout_p), as path/to/file.py:function
+    # own function of (q, k, v, dropout_p) or, with mask=document, (q, k, v, dropout_p, documents), as
+    # path/to/file.py:function
     attention: Attention | str = "auto"
     # which earlier tokens attention sees; causal: all in the window; document: only those of its own document
     mask: Literal["causal", "document"] = "causal"

@@ -88,6 +88,18 @@ def test_the_card_says_what_the_run_says(small_run, exported):
     assert rows["validation loss"] == f"{best:.4f}" and rows["tokenizer"] == "char, 65 ids"
     assert rows["trained on"] == record["environment"]["device"] and "data set" in rows
     assert card.startswith("---\nlibrary_name: transformers\n") and 'pipeline("text-generation"' in card
+    assert "attention" not in rows
+
+
+def test_the_card_says_that_attention_was_within_documents(tmp_path, capsys):
+    # GPT-2 attends across documents, and whoever loads the folder was not told
+    data = data_of(
+        dict(tokenizer="char", vocab_size=65, itos=[chr(33 + i) for i in range(65)], end_of_text=64), tmp_path
+    )
+    export.main(run(tmp_path / "out", data, mask="document"), tmp_path / "hf")
+    said = "within documents in training, across them in GPT-2: give it one at a time"
+    assert f"| attention | {said} |" in (tmp_path / "hf" / "README.md").read_text()
+    assert "attention within documents is not exported" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

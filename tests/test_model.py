@@ -412,6 +412,13 @@ def test_optimizer_decays_matrices_only():
     assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
 
 
+@pytest.mark.parametrize("start", [-1, 101, 1.5, True, "7"])
+def test_an_id_between_documents_that_cannot_be_one_is_named(start):
+    # 1.5 and True were taken, and no id of the data is either
+    with pytest.raises(UserError, match=f"document_start={start!r}, the id between documents for mask=document, must"):
+        GPTConfig(**TINY, document_start=start)
+
+
 def test_bad_shapes_are_named():
     with pytest.raises(UserError, match="n_head=5"):
         GPTConfig(n_embd=64, n_head=5)

@@ -305,6 +305,8 @@ def test_a_run_that_goes_on_with_another_text_says_so(tmp_path, data, capsys):
     before = was["sha256"]["val"][:12]
     assert f"resuming with another val.bin, of SHA-256 {now[:12]}…; it was {before}…: validation losses from" in said
     assert said.count("resuming with another") == 1
+    best = checkpoint_of(tmp_path / "out", "best.pt")  # a loss on the other text stayed the best for ever
+    assert best["best_val_loss"] == min(row["val_loss"] for row in rows(tmp_path / "out", "eval") if row["iter"] >= 12)
 
 
 def test_a_resumed_run_takes_up_the_scaler_and_the_best_loss(tmp_path, data):

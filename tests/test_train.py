@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import shutil
 import sys
 import time
 
@@ -187,6 +188,44 @@ def test_a_run_within_documents_goes_on_so_and_can_be_evaluated_otherwise(tmp_pa
         run(whole, stories, init_from="resume", eval_only=True, mask=mask)
         found = float(re.search(r"val loss ([\d.]+)", capsys.readouterr().out)[1])
         assert (abs(found - within) > 1e-3) == differs, mask
+
+
+@pytest.mark.parametrize(("mask", "then"), [("causal", "document"), ("document", "causal")])
+def test_another_mask_begins_the_best_loss_anew(tmp_path, stories, capsys, mask, then):
+    # a loss across documents stayed the best of a run that had gone on within them: best.pt was never replaced
+    run(tmp_path, stories, mask=mask)
+    saved = checkpoint_of(tmp_path) | {"best_val_loss": 0.0, "best_iter": 5}
+    saved["config"].pop("mask")  # as in checkpoints from before there was a mask
+    torch.save(saved, tmp_path / "ckpt.pt")
+    capsys.readouterr()
+    run(tmp_path, stories, init_from="resume", mask=then, max_iters=20)
+    said = capsys.readouterr().out
+    assert "resuming with mask" not in said
+    assert f"another mask, {then}: losses from here on cannot be compared with those before" in said
+    best = checkpoint_of(tmp_path, "best.pt")
+    evaluated = {row["iter"]: row["val_loss"] for row in rows(tmp_path, "eval") if row["iter"] >= 10}
+    assert best["best_val_loss"] == min(evaluated.values()) == evaluated[best["iter_num"]]
+
+
+def test_documents_that_end_with_another_id_are_refused(tmp_path, stories):
+    # the data's id replaced the one that the weights were trained with, in silence
+    run(tmp_path / "out", stories, mask="document")
+    other = shutil.copytree(stories, tmp_path / "data")
+    meta = json.loads((other / "meta.json").read_text())
+    (other / "meta.json").write_text(json.dumps(meta | {"end_of_text": 64}))
+    with pytest.raises(UserError, match="begin with the id 65, but in the data the id 64 ends one"):
+        run(tmp_path / "out", other, mask="document", init_from="resume")
+    run(tmp_path / "out", other, mask="causal", init_from="resume")
+
+
+def test_data_without_any_separator_say_that_the_mask_may_do_nothing(tmp_path, stories, capsys):
+    # nanoGPT's shakespeare has GPT-2's ids and not one <|endoftext|>: the mask hid nothing, and no line said so
+    run(tmp_path / "stories", stories, mask="document", max_iters=1)
+    assert "may do nothing" not in capsys.readouterr().out
+    for split in ("train", "val"):
+        np.tile(np.arange(65), 100).astype("<u2").tofile(tmp_path / f"{split}.bin")
+    run(tmp_path / "none", tmp_path, mask="document", max_iters=1, vocab_size=50257)
+    assert "mask=document may do nothing: the id 50256, which ends a document, is not among" in capsys.readouterr().out
 
 
 def test_splits_of_a_step_give_the_same_loss_and_gradient(tmp_path, data):

@@ -42,7 +42,7 @@ class Case:
 
     @property
     def documents(self) -> Tensor | None:
-        """The document of each key, (B, Tk), if the case is `packed`: about three a sequence, cut elsewhere in each."""
+        """The document of each key, (B, Tk), if the case is `packed`: three a sequence, and 24 in every other one."""
         return _documents(self.shape[0], self.keys or self.shape[2], self.device) if self.packed else None
 
     def inputs(self, scale: float = 1.0) -> tuple[Tensor, ...]:
@@ -80,7 +80,9 @@ class Case:
 
 @functools.lru_cache(maxsize=1)  # flex makes a mask for each tensor of documents that it has not seen last
 def _documents(B, Tk, device):
-    return (torch.arange(Tk) + 7 * torch.arange(B)[:, None]).div(Tk // 3 + 1, rounding_mode="floor").to(device)
+    lengths = torch.tensor([Tk // 3 + 1, Tk // 24 + 1]).repeat(B)[:B, None]
+    shifted = torch.arange(Tk) + 7 * torch.arange(B)[:, None]  # two sequences do not begin a document at the same place
+    return shifted.div(lengths, rounding_mode="floor").to(device)
 
 
 @functools.lru_cache(maxsize=1)  # kernels take turns with the same numbers, and drawing them takes seconds if T is long

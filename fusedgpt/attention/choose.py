@@ -4,6 +4,7 @@ A named kernel runs, or the program ends with the reason; nothing falls back in 
 """
 
 import contextlib
+import inspect
 import math
 import warnings
 from collections.abc import Iterable
@@ -61,9 +62,10 @@ def _wrong(name, case, compiled):
     try:
         for where, errors in _comparisons(name, case, compiled):
             if not parity.passes(errors, case.dtype):
+                what = "attention within documents" if case.packed else "causal attention"
                 return (
-                    f"it is not causal attention: {where} its errors against float64 are {errors}. A change of the"
-                    " function, such as a window, belongs to the model (Dimensions), which saves it with the weights"
+                    f"it is not {what}: {where} its errors against float64 are {errors}. A change of the function,"
+                    " such as a window, belongs to the model (Dimensions), which saves it with the weights"
                 )
         if is_own(name) and case.dropout and not _drops(name, case):
             return "it ignores dropout_p: two runs with different random numbers give the same result"
@@ -121,6 +123,8 @@ def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
         return "FlexAttention has no dropout"
     if name in KERNELS and KERNELS[name].gpu_only and case.device.type == "cpu":
         return "PyTorch has this kernel on GPUs only"
+    if is_own(name) and case.packed and not _takes_documents(name):
+        return "it must take a fifth argument, `documents` (B, Tk), for mask=document: the document of each key"
     probe = replace(case, shape=(1, 1, *case.shape[2:]))
     attend, inputs, results = as_run(name, probe), probe.inputs(), []
 
@@ -143,6 +147,14 @@ def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
     if len(results) == 2 and not all(torch.equal(a, b) for a, b in zip(*results)):
         return "it is not deterministic: two runs gave different gradients"
     return contradiction(name, receipt, case)
+
+
+def _takes_documents(name):
+    try:
+        inspect.signature(ATTENTION[name]).bind(*["q", "k", "v", "dropout_p", "documents"])
+    except TypeError:
+        return False
+    return True
 
 
 def as_run(name: str, case: Case) -> Attend:

@@ -69,12 +69,21 @@ def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
         ) from error
 
 
-def separator(meta: dict, dataset: str) -> int:
-    """The id between two documents of the data described by `meta`. Raises UserError if there is none."""
+def separator(meta: dict, folder: pathlib.Path, say: Callable[[str], None]) -> int:
+    """The id between two documents of the data in `folder`, described by `meta`.
+
+    Raises UserError if there is none. Says so if it does not occur in a sample of the training split.
+    """
     if (found := end_of_text(meta)) is None:
         raise UserError(
-            f"mask=document needs documents, but dataset={dataset} has no id that ends one: prepare your texts with"
-            " data/text/prepare.py, or leave --mask=causal"
+            f"mask=document needs documents, but {folder} has no id that ends one: prepare your texts with"
+            " data/text/prepare.py, or set --mask=causal"
+        )
+    sample = TokenFile(folder, "train", meta).sample()
+    if found not in sample:
+        say(
+            f"mask=document may do nothing: the id {found}, which ends a document, is not among {sample.size:,} ids"
+            f" sampled from {folder}"
         )
     return found
 
@@ -108,15 +117,18 @@ def check_same_ids(meta: dict, trained_on: dict, say: Callable[[str], None]) -> 
 
 
 def say_other_text(meta: dict, trained_on: dict, say: Callable[[str], None]) -> None:
-    """Call `say` if the bins of `meta` are not those that `trained_on`, the meta of a checkpoint, describes.
-
-    Bins without a SHA-256, such as nanoGPT's, are not compared.
-    """
+    """Call `say` if the bins of `meta` are not those that `trained_on`, the meta of a checkpoint, describes."""
     for split in SPLITS:
-        now, was = (_sha256(each, split) for each in (meta, trained_on))
-        if now and was and now != was:
+        if not same_text(meta, trained_on, split):
+            now, was = (_sha256(each, split) for each in (meta, trained_on))
             what = f"resuming with another {split}.bin, of SHA-256 {now!s:.12}…; it was {was!s:.12}…"
             say(what + (": validation losses from here on cannot be compared with those before" * (split == "val")))
+
+
+def same_text(meta: dict, trained_on: dict, split: str) -> bool:
+    """Whether two metas describe the same bins of a split. Bins without a SHA-256, as nanoGPT's, count as the same."""
+    now, was = (_sha256(each, split) for each in (meta, trained_on))
+    return not (now and was) or now == was
 
 
 def _sha256(meta, split):
@@ -133,7 +145,8 @@ def require_same_data(files: Mapping[str, "TokenFile"], meta: dict, gather: Call
     described = {name: value for name, value in meta.items() if name not in ("source", "tokens", "sha256")}
     mine, damage = {}, None
     try:
-        mine = {f"{split}.bin": [_sha256(meta, split), *file.sample()] for split, file in files.items()}
+        for split, file in files.items():
+            mine[f"{split}.bin"] = [_sha256(meta, split), len(file), zlib.crc32(file.sample().tobytes())]
     except UserError as error:  # perhaps on this rank only: raise after `gather`, where the others wait
         damage = str(error)
     mine["what the ids mean"] = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
@@ -173,6 +186,7 @@ def _require_file(path):
 def _checked(meta):
     """Return `meta` if every field that is read has the right form. Raises UserError otherwise."""
     vocabulary(meta)
+    end_of_text(meta)
     if meta.get("tokenizer") != "unknown":  # unknown ids can be trained on
         Tokenizer(meta)
     tokens, dtype = meta.get("tokens", {}), meta.get("dtype", "uint16")
@@ -299,14 +313,14 @@ class TokenFile:
             )
         return ids
 
-    def sample(self) -> tuple[int, int]:
-        """The number of ids, and a checksum of at most SAMPLES x SAMPLE of them. Two texts hardly ever share both.
+    def sample(self) -> np.ndarray:
+        """SAMPLES x SAMPLE ids from all over the file, which hardly any other text of its length shares.
 
         Raises UserError as `window` does.
         """
         length = min(SAMPLE, len(self))
         starts = np.linspace(0, len(self) - length, SAMPLES).astype(int).tolist()
-        return len(self), zlib.crc32(b"".join(self.window(start, length).tobytes() for start in starts))
+        return np.concatenate([self.window(start, length) for start in starts])
 
     def _advice(self, ids):
         if self.assumed and self.vocab_size == GPT2["vocab_size"] and ids.max() < NANOGPT_VOCAB_SIZE:

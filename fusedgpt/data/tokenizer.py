@@ -119,8 +119,15 @@ def vocabulary(meta: Any) -> int:
 
 
 def end_of_text(meta: dict) -> int | None:
-    """The id that ends a document in data with this `meta`, if there is one."""
-    return meta.get("end_of_text", 50256 if meta.get("tokenizer") == "gpt2" else None)
+    """The id that ends a document in data with this `meta`, if there is one. Raises UserError if it cannot be an id."""
+    found = meta.get("end_of_text", 50256 if meta.get("tokenizer") == "gpt2" else None)
+    return _checked_end(found, meta["vocab_size"])
+
+
+def _checked_end(end, vocab_size):
+    if end is not None and not (type(end) is int and 0 <= end < vocab_size):
+        raise UserError(f"end_of_text={shown(end)} must be an id below {vocab_size}")
+    return end
 
 
 def byte_characters() -> list[str]:
@@ -190,10 +197,7 @@ class Tokenizer:
             known = ("byte", "char", "json", *tiktoken.list_encoding_names())
             if self.kind not in known:
                 raise UserError(f"tokenizer {shown(self.kind)} is unknown: it can be {', '.join(map(repr, known))}")
-        if self.end_of_text is not None and not (
-            type(self.end_of_text) is int and 0 <= self.end_of_text < self.vocab_size
-        ):
-            raise UserError(f"end_of_text={shown(self.end_of_text)} must be an id below {self.vocab_size}")
+        _checked_end(self.end_of_text, self.vocab_size)
 
     @functools.cached_property
     def tokens(self) -> list[bytes | None]:

@@ -1,9 +1,11 @@
 """How a run resumes: whether there is one, with which settings, and how its state is restored."""
 
 import dataclasses
+import math
 from typing import Any
 
 from fusedgpt.data import dataset
+from fusedgpt.data.tokenizer import end_of_text
 from fusedgpt.errors import UserError
 from fusedgpt.interchange import tokenizer_json
 from fusedgpt.parallel import distributed
@@ -48,10 +50,21 @@ def check_ids(s: Settings, meta: dict, saved: dict | None, ranks: distributed.Ra
             trained_on = _trained_on(s, saved, say)
             dataset.check_same_ids(meta, trained_on, say)
             dataset.say_other_text(meta, trained_on, say)
+            if saved and s.packed:
+                _check_separator(meta, saved)
         except UserError as error:
             refusal = error
     if refusal := ranks.broadcast(refusal):
         raise refusal
+
+
+def _check_separator(meta, saved):
+    was, now = saved["extra_model_args"].get("document_start"), end_of_text(meta)
+    if was not in (None, now):
+        raise UserError(
+            f"the weights were trained on documents that begin with the id {was}, but in the data the id {now} ends"
+            " one: prepare the data with their tokenizer, or set --mask=causal"
+        )
 
 
 def _trained_on(s, saved, say):
@@ -76,15 +89,19 @@ def meant_by_auto(saved: dict | None) -> dict[str, Any] | None:
     return {name: saved[name] for name in names if name in saved and saved["config"].get(name) == "auto"}
 
 
-def restore(saved: dict, s: Settings, state: Any, say: Say) -> None:
+def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
     """Restore optimizer, scaler and best loss of `state`, a TrainState, from `saved`; say which settings changed.
 
-    If ranks share the model, this restores its weights too; otherwise it has them. Raises UserError if `saved` misfits.
+    Another mask or val.bin changes what a validation loss means. The best loss is then forgotten, in `saved` too, so
+    that the next evaluation is the best. meta: the data's. If ranks share the model, this restores its weights too;
+    otherwise it has them. Raises UserError if `saved` misfits.
     """
     if saved["model"]:
         checkpoint.restore_optimizer(saved, state.optimizer, state.model)
     else:
         checkpoint.read_shards(saved, state.optimizer, state.model)
+    if not (_same_mask(saved, s) and dataset.same_text(meta, saved.get("meta") or {}, "val")):
+        saved |= {"best_val_loss": math.inf, "best_iter": None}
     state.best_val_loss, state.best_iter = saved["best_val_loss"], saved["best_iter"]
     if saved["scaler"]:
         try:
@@ -96,5 +113,12 @@ def restore(saved: dict, s: Settings, state: Any, say: Say) -> None:
     if saved["iter_num"] >= s.max_iters and not s.eval_only:
         say(f"all {saved['iter_num']} iterations are done: raise --max_iters above that to train on")
     for name, was in saved["config"].items():
-        if name not in OF_ONE_START and getattr(s, name, was) != was:
+        if name not in (*OF_ONE_START, "mask") and getattr(s, name, was) != was:
             say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}")
+    if not _same_mask(saved, s):
+        say(f"resuming with another mask, {s.mask}: losses from here on cannot be compared with those before")
+
+
+def _same_mask(saved, s):
+    # earlier checkpoints have no `mask` among their settings
+    return s.packed == (saved["extra_model_args"].get("document_start") is not None)

@@ -47,11 +47,20 @@ def test_permitted_within_documents_on_a_cpu(name):
     choose.require(name, Case(SHAPE, CPU, torch.float32, packed=True))
 
 
-@pytest.mark.parametrize(("name", "reason"), [("flex", "within documents"), ("my.py:own", "5 were given")])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("flex", "within documents"), ("my.py:own", "a fifth argument, `documents`")]
+)
 def test_refused_within_documents(name, reason, monkeypatch):
     # a kernel of the user's own that knows nothing of documents would attend across them in silence
     monkeypatch.setitem(ATTENTION, "my.py:own", lambda q, k, v, dropout_p=0.0: ATTENTION["manual"](q, k, v))
     assert re.search(reason, choose.refusal(name, Case(SHAPE, CPU, torch.float32, backward=False, packed=True)))
+
+
+def test_an_own_kernel_that_ignores_documents_is_told_so(monkeypatch):
+    ignores = lambda q, k, v, dropout_p=0.0, documents=None: ATTENTION["manual"](q, k, v)  # noqa: E731
+    monkeypatch.setitem(ATTENTION, "my.py:own", ignores)
+    with pytest.raises(UserError, match="it is not attention within documents: at 127 tokens its errors"):
+        choose.require("my.py:own", Case(SHAPE, CPU, torch.float32, packed=True))
 
 
 def test_a_long_context_is_compared_on_its_beginning(monkeypatch):

@@ -226,6 +226,7 @@ def test_nine_damaged_bytes_do_not_fill_the_memory(tmp_path):
         '{"tokenizer": "byte", "vocab_size": 256, "tokens": []}',
         '{"tokenizer": "byte", "vocab_size": 256, "dtype": []}',
         '{"tokenizer": "unknown", "vocab_size": 0}',
+        '{"tokenizer": "unknown", "vocab_size": 9, "end_of_text": "9"}',
     ],
     ids=lambda text: text[:60],
 )
