@@ -6,9 +6,6 @@ and LayerNorms in float32, and gradients are averaged in float32. Sources: ZeRO,
 arXiv:2304.11277.
 """
 
-import atexit
-import contextlib
-import gc
 from typing import Any
 
 import torch
@@ -28,7 +25,6 @@ def shard(
     """
     shape, names = ((shards,), ("shard",)) if copies == 1 else ((copies, shards), ("copy", "shard"))
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
-    atexit.register(_forget_groups)
     low = None if dtype == torch.float32 else dtype
     matrices = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
     new, t = model.lm_head.weight.is_meta, model.transformer
@@ -45,16 +41,6 @@ def shard(
             fully_shard([module.attn, module.mlp], mesh=mesh, mp_policy=matrices)
     model.lm_head.weight = t.wte.weight  # to_empty unties them
     fully_shard(model, mesh=mesh)  # what is left: embeddings and LayerNorms
-
-
-def _forget_groups():
-    """Let go of process groups while Python still runs, which at its shutdown may end a thread of gloo with abort()."""
-    with contextlib.suppress(ImportError):  # the cache has held groups since PyTorch wrote it in C++
-        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-
-        _clear_sharding_prop_cache()
-    gc.unfreeze()  # modules and their states refer to each other
-    gc.collect()
 
 
 def _draw(model, part):
