@@ -1,9 +1,9 @@
 """Measure what each attention kernel gains on this machine: the experiments of two articles, one command each.
 
     python bench.py [KIND] [config/file.py ...] [--key=value ...]
-    python bench.py report FOLDER [FOLDER ...]          draw report.md and figures again from rows.jsonl
+    python bench.py report FOLDER [FOLDER ...] [--format=pdf] [--title=TEXT]   draw report.md and figures again
     python bench.py check FOLDER [--key=value ...]      measure a published folder again here: do its claims hold?
-    python bench.py gpu                                 run the tests that need a GPU, then every kind (make gpu)
+    python bench.py gpu                                 measure every kind, and run the tests that need a GPU (make gpu)
     python bench.py plan [config/file.py ...] [--key=value ...]   memory and time of a run on GPUs you do not have
 
 KIND is ladder (the default: PyTorch's article, rung by rung), sweep (attention over lengths), prefill (time to the
@@ -71,13 +71,15 @@ def write_plan(args: list[str]) -> None:
     print(f"wrote {', '.join(map(str, paths))}")
 
 
-def write_reports(folders: list[str]) -> None:
+def write_reports(args: list[str]) -> None:
     """Draw the report and figures of each folder again. Raises UserError if a folder has no rows of a benchmark."""
-    if not folders or any(folder.startswith("-") for folder in folders):
+    s = configure(report.Settings(), [arg for arg in args if arg.startswith("-")], report.__doc__)
+    folders = [pathlib.Path(arg) for arg in args if not arg.startswith("-")]
+    if not folders:
         raise UserError("name the folder of a benchmark: python bench.py report FOLDER [FOLDER ...]")
-    for folder in map(pathlib.Path, folders):
+    for folder in folders:
         header, _ = report.read(folder)
-        print(f"wrote {', '.join(map(str, report.write(folder, kinds.kind_of(header))))}")
+        print(f"wrote {', '.join(map(str, report.write(folder, kinds.kind_of(header), s.format, s.title)))}")
 
 
 def check_folder(args: list[str]) -> None:

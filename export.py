@@ -56,6 +56,7 @@ print(generate("The", do_sample=True, top_k=200)[0]["generated_text"])
 {rows}
 """
 
+WITHIN_DOCUMENTS = "within documents in training, across them in GPT-2: give it one document at a time"
 NANOGPTS_ACTIVATION = (
     "a nanoGPT checkpoint does not name its activation: it is exported with the exact GELU, nanoGPT's since May 2023."
     " For an older one, set activation_function to gelu_new in {folder}/config.json"
@@ -72,7 +73,7 @@ def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, theirs: An
         "tokenizer": meta and f"{meta['tokenizer']}, {c.vocab_size:,} ids",
         "parameters": f"{theirs.num_parameters():,}",
         "shape": shape,
-        "attention": "within documents in training, across them in GPT-2: give it one at a time" if packed else None,
+        "attention": WITHIN_DOCUMENTS if packed else None,
         "iterations": f"{saved['iter_num']:,}",
         **losses_at(out_dir, saved["iter_num"]),
         "trained on": environment.get("device"),
@@ -101,7 +102,7 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike) -> None:
     except UserError as error:  # a nanoGPT checkpoint only names its data, which may not be here
         print(f"no tokenizer is written: {error}")
     if model.config.packed:
-        print("attention within documents is not exported: GPT-2 attends across documents, so give it one at a time")
+        print("attention within documents is not exported: GPT-2 attends across them. Give it one document at a time")
     theirs = to_transformers(model.config, model.state_dict(), bos_token_id=end, eos_token_id=end)
     # by default transformers generates 256 more tokens, but the model has no positions beyond its context
     theirs.generation_config.max_length = model.config.block_size
@@ -114,7 +115,7 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike) -> None:
                 theirs.save_pretrained(".")
                 if tokenizer is not None:
                     tokenizer.save_pretrained(".")
-            if meta is not None:  # for sample.py, which needs to know what the ids mean
+            if meta is not None:  # sample.py needs it to know what the ids mean
                 (work / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
             card = model_card(pathlib.Path(out_dir), saved, meta, theirs)
             (work / CARD_FILE).write_text(card, encoding="utf-8", errors="backslashreplace")  # names may not be UTF-8

@@ -40,7 +40,7 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, cache=None, documents=None):
         """Each token gathers values from itself and earlier tokens: (B, T, C) to (B, T, C). Extends `cache`, if any.
 
-        documents, (B, Tk), if given: tokens see only those with the same number.
+        documents, (B, Tk): the number of each token's document; a token sees no other document. None: all are of one.
         """
         B, T, C = x.shape
         # each token has a query, a key to compare queries with, and a value to fetch: one product computes all three
@@ -131,7 +131,7 @@ class GPT(nn.Module):
         """Initialise as GPT-2: normal, deviation 0.02, or 0.02 / √(2 n_layer) into the residual stream; biases 0.
 
         Padding draws no random numbers, so every other weight is the same with and without it. part: initialise only
-        this module. wte, wpe and the blocks get the same numbers one by one, in this order, as all in one call.
+        this module. Calls for wte, wpe and each block, in this order, draw the same numbers as one call for all.
         """
         for name, p in (self if part is None else part).named_parameters():
             if p.dim() < 2:

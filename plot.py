@@ -23,14 +23,9 @@ import time
 
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.runs.metrics import MEANING, Run, number, section, view
+from fusedgpt.runs.style import AXES, COLOURS, MARKERS, SUFFIXES, label_x, plain, time_unit
 
-AXES = ("iterations", "tokens", "time")
-SUFFIXES = (".png", ".pdf", ".svg")
-LONGEST_NAME = 100  # most characters for the runs in a figure's file name, which may have 255 in all
-# Okabe and Ito's colours, which the colour-blind can tell apart; neighbours differ in lightness, so grey works too
-COLOURS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#D55E00", "#56B4E9", "#009E73")
-MARKERS = "os^vDP*X"  # eight markers and seven colours give 56 runs a look of their own
-UNITS = (("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400))
+LONGEST_NAME = 100  # characters of a figure's file name that its runs take at most; 255 are allowed in all
 
 
 def losses_in(runs: list[Run]) -> str:
@@ -88,7 +83,7 @@ def labels(runs: list[Run]) -> list[str]:
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [os.path.relpath(run.folder) for run in runs]
-    return [name.replace("$", r"\$") for name in names]  # matplotlib reads text between two $ as a formula
+    return [plain(name) for name in names]
 
 
 def captions(runs: list[Run]) -> str:
@@ -99,16 +94,8 @@ def captions(runs: list[Run]) -> str:
     return "\n".join(textwrap.fill(text, 120) for text in dict.fromkeys(texts))
 
 
-def time_unit(runs: list[Run]) -> tuple[str, int]:
-    """(name, seconds) of the largest unit of time that fits at least twice into the longest run."""
-    longest = max(run.position(run.train["iter"][-1:] + 1, "time").max(initial=0) for run in runs)
-    return max((unit for unit in UNITS if longest >= 2 * unit[1]), key=lambda unit: unit[1], default=UNITS[0])
-
-
 def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
     """Draw `y` of all runs: training as a line, pale if it is a loss, and validation with marks."""
-    from matplotlib.ticker import EngFormatter
-
     unit, scale = time_unit(runs) if x == "time" else (x, 1)
     shown = []
     for n, (run, label) in enumerate(zip(runs, labels(runs))):
@@ -116,7 +103,7 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
             shown.append(line)
             at = run.position(line.iters, x) / scale
             name = f"{label}: {line.name}" if len(runs) > 1 else line.name
-            name = "\u200b" + name if name.startswith("_") else name  # matplotlib's legend omits names with _ first
+            name = "\u200b" + name if name.startswith("_") else name  # matplotlib's legend omits names like _this
             look = dict(color=COLOURS[n % len(COLOURS)], linewidth=0.9)
             if line.name == "validation":
                 for last in line.values[-1:]:
@@ -125,15 +112,11 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
             elif y in ("loss", "bits_per_byte"):
                 look |= dict(alpha=0.45)
             axes.plot(at, line.values, label=name, **look)
-    axes.set_xlabel(f"training time ({unit})" if x == "time" else unit, fontsize=8)
+    label_x(axes, x, unit)
     axes.set_ylim(view(shown, y))
     axes.set_title(MEANING.get(y, y), fontsize=9, loc="left")
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
-    if x == "tokens":
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 5k, 1.2M
-    else:
-        axes.ticklabel_format(axis="x", style="plain")
     if y == "tokens_per_s":
         axes.yaxis.set_major_formatter("{x:,.0f}")
 
@@ -179,7 +162,7 @@ def targets(runs: list[Run], y: str | None, out: str | None) -> dict[pathlib.Pat
     names = [os.path.relpath(run.folder).replace("../", "").replace(os.sep, "-") for run in runs]
     name = "+".join(names)
     if len(name) > LONGEST_NAME:
-        others = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8]  # so that other runs get another file
+        others = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8]  # other runs get another file
         name = f"{names[0][:LONGEST_NAME]}+{len(names) - 1} more-{others}"
     return {pathlib.Path(f"{name}-{y or 'curves'}.png"): y}
 

@@ -22,7 +22,7 @@ from configurator import answer_help, configure
 from fusedgpt import settings
 
 ROOT = pathlib.Path(__file__).resolve().parent
-LINE = 32  # expected tokens of a typed prompt: dtypes are timed before the first prompt is there
+LINE = 32  # expected tokens of a typed prompt, because dtypes are timed before the user types one
 
 
 @dataclasses.dataclass
@@ -267,7 +267,7 @@ def main(s: Settings) -> None:
     fits.check_sampling(model.config, s.num_samples, length + s.max_new_tokens, device, dtype)
     engine = prepare(s, model, length, device)
     del model  # frees the weights if the engine has copies
-    if device.type == "cpu":  # only now, so that the system gets the memory of those weights back
+    if device.type == "cpu":  # only now, so that the system gets the memory of freed weights back
         memory.keep_freed_memory(keep=True)
     if s.interactive:
         return converse(engine, s, tokenizer, vocab_size, generator)

@@ -42,9 +42,9 @@ from fusedgpt.machine import determinism, files, memory, timing
 from fusedgpt.machine.device import autocast, graphs_compiled, resolve_device, resolve_dtype
 from fusedgpt.machine.signals import catch_signals
 from fusedgpt.parallel import distributed
-from fusedgpt.runs import checkpoint, resume, run_folder
+from fusedgpt.runs import budget, checkpoint, resume, run_folder
 from fusedgpt.runs.logger import Logger
-from fusedgpt.runs.progress import dry_run, is_reported, run_record, settings_line
+from fusedgpt.runs.progress import is_reported, run_record, settings_line
 from fusedgpt.runs.run import Run, TrainState
 from fusedgpt.runs.saver import Saver
 from fusedgpt.training import evaluation, samples, tuning
@@ -184,7 +184,7 @@ def training_loop(run: Run) -> None:
         state.clock.start()  # time the step alone, without evaluations and files
         try:
             results = train_step(state, s, run.micro_steps)
-        except UserError:  # another process or the data is gone; the last step was complete
+        except UserError:  # another process or the data is gone; the steps before this one are complete
             run.save_whole_steps()
             raise
         # sum the stop flags over the ranks, so that all stop at the same step
@@ -220,18 +220,18 @@ def join(s: Settings) -> tuple[Settings, distributed.Ranks, torch.device]:
 
 def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: Logger) -> Run:
     """The run that `s` describes, ready to step. Raises UserError for bad input."""
-    out_dir, writes = pathlib.Path(s.out_dir), not (s.eval_only or s.dry_run)
-    micro_steps = ranks.micro_steps(s.gradient_accumulation_steps)
+    out_dir, micro_steps = pathlib.Path(s.out_dir), ranks.micro_steps(s.gradient_accumulation_steps)
 
     # data and weights
     functions.require_same_file(s.attention, ranks.gather)
     folder = dataset.find_folder(ROOT, s.dataset)
     meta = dataset.read_meta(folder, s.vocab_size)
     prompts = samples.prompts(s, meta, ranks)
-    lock = files.lock(out_dir) if ranks.main and writes else None
+    lock = files.lock(out_dir) if ranks.main and not (s.eval_only or s.dry_run) else None
     saved = path = None
     if s.init_from == "resume":
         saved, path = run_folder.load_latest(out_dir, logger.say, whole=ranks.shards == 1)
+        s = resume.keep_settled(s, saved, logger.say)
     model, s = build_model(s, meta, saved, ranks, device, logger.say)
     resume.check_ids(s, meta, saved, ranks, logger.say)
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
@@ -281,23 +281,17 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
 
 
 def take_receipt(run: Run, chosen: tuning.Settled, case: Case) -> None:
-    """Rehearse a step to see its kernel, then print what is about to run and open its log.
+    """Rehearse a step to see its kernel, then print what is about to run.
 
     Raises UserError if the profiler saw another kernel than the one that was asked for.
     """
     s, state, ranks, logger = run.s, run.state, run.ranks, run.logger
-    out_dir, writes = run.saver.out_dir, ranks.main and not (s.eval_only or s.dry_run)
     logger.status("compiling" if chosen.compiled else "looking at the kernels")
-    trace = out_dir / ".trace.json" if s.profile and writes else None  # renamed once the folder is open
-    receipt, graphs = (None, None) if s.eval_only else rehearse(state, trace)
+    receipt, graphs = (None, None) if s.eval_only else rehearse(state, run.trace)
     if receipt and (reason := contradiction(chosen.attention, receipt, case)):
         raise UserError(reason)
     run.record = run_record(s, state.model, case.device, ranks, chosen, receipt=receipt, graphs=graphs)
     logger.announce(run.record, chosen.why_eager)
-    if writes:
-        logger.open(out_dir, state.iteration, run.record, run.saver.lock)
-        if trace:
-            trace.replace(out_dir / "trace.json")
 
 
 def main(s: Settings) -> None:
@@ -307,18 +301,20 @@ def main(s: Settings) -> None:
     logger = Logger(ranks.main)
     logger.say(settings_line(s))
     run = build(s, ranks, device, logger)
-    s = run.s
-    if not (s.eval_only or s.dry_run):
-        run.stopped_by = catch_signals(ranks.main)
     run.token_bytes = evaluation.token_bytes(run.meta, ranks, device, logger.status, logger.say)
     if run.record["compile"]:
         run.losses(s.batch_size)  # compile the evaluation graph now, so that no evaluation's time includes it
-    memory.reset_peak_memory(device)  # compilation and the rehearsal are over
+    step = functools.partial(train_step, run.state, run.s, run.micro_steps)
+    budget.settle(run, step, began)
+    memory.reset_peak_memory(device)  # compilation, the rehearsal and the timing are over
     gc.collect()
     gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step
     if s.dry_run:
-        dry_run(run, functools.partial(train_step, run.state, s, run.micro_steps))
+        budget.dry_run(run, step)
         return run.leave()
+    if not s.eval_only:
+        run.open_log()
+        run.stopped_by = catch_signals(ranks.main)
     run.deadline = math.inf if s.max_seconds is None else began + s.max_seconds
     training_loop(run)
     run.finish()

@@ -76,7 +76,7 @@ class GPTConfig(Dimensions):
     # activation checkpointing (arXiv:1604.06174); changes no result. attention: the backward computes attention's inner
     # tensors again; block: it computes all of a block again from the block's input
     recompute: str = "none"
-    # attention within documents: each of these ids begins a document, whose tokens see none before it; None: they do
+    # attention within documents: this id begins a document, whose tokens see none of earlier documents; None: off
     document_start: int | None = None
 
     def __post_init__(self):

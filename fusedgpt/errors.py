@@ -60,7 +60,7 @@ def _open_closed_streams():
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # closed: the next file would get this number, and what C code and children print
+        except OSError:  # closed, so the next file would get this number, and what C code and children print
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
             os.set_inheritable(number, True)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

@@ -50,7 +50,7 @@ class Settings(Dimensions):
     # own function of (q, k, v, dropout_p) or, with mask=document, (q, k, v, dropout_p, documents), as
     # path/to/file.py:function
     attention: Attention | str = "auto"
-    # which earlier tokens attention sees; causal: all in the window; document: only those of its own document
+    # which earlier tokens attention sees; causal: all in the window; document: those of the same document
     mask: Literal["causal", "document"] = "causal"
     # chunked: compute an eighth of the logits at a time, and again in the backward; saves memory if not compiled
     loss: Literal["whole", "chunked"] = "whole"
@@ -60,6 +60,9 @@ class Settings(Dimensions):
     learning_rate: float = 6e-4  # peak learning rate
     max_iters: int = 600000  # training steps
     max_seconds: float | None = None  # wall-clock limit; training then ends with an evaluation and a checkpoint
+    # minutes that the whole run should take: it times a few steps before the first one, and sets max_iters and
+    # lr_decay_iters accordingly
+    minutes: float | None = None
     weight_decay: float = 1e-1  # weight decay of matrices and embeddings; vectors have none
     beta1: float = 0.9  # decay of AdamW's running mean of gradients
     beta2: float = 0.95  # decay of AdamW's running mean of squared gradients
@@ -107,6 +110,8 @@ def validate(s: Settings) -> None:
     for name in (*at_least_zero.split(), "eval_iters", "sample_interval"):
         if not 0 <= (getattr(s, name) or 0) < math.inf:
             raise UserError(f"{name}={getattr(s, name)} must be 0 or more, and finite")
+    if s.minutes is not None and not 0 < s.minutes < math.inf:
+        raise UserError(f"minutes={s.minutes} must be more than 0, and finite")
     for name in ("dropout", "beta1", "beta2"):
         if not 0 <= getattr(s, name) < 1:
             raise UserError(f"{name}={getattr(s, name)} must be from 0 to just under 1")

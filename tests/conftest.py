@@ -28,7 +28,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # Check annotations when tests call functions in this process. Exceptions: what torch.compile traces (model.py too),
 # which stays as users run it, and `profiler`, which is given made-up profiles
 UNCHECKED = ("functions", "engines", "generate", "loss", "profiler")
-SCRIPTS = ("bench", "configurator", "convert", "export", "harness", "plot", "sample", "train")
+SCRIPTS = ("bench", "configurator", "convert", "export", "harness", "plot", "sample", "study", "train")
 FILES = [file.relative_to(ROOT).with_suffix("") for file in ROOT.glob("fusedgpt/**/*.py") if file.stem not in UNCHECKED]
 with contextlib.suppress(ImportError):  # a machine that is lent may lack typeguard
     from typeguard import install_import_hook
@@ -51,7 +51,7 @@ OFFLINE_BPE = ROOT.parent / "shared" / "data" / "tiktoken_cache"  # if it exists
 if OFFLINE_BPE.exists():
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(OFFLINE_BPE))
 
-NEEDED_BY = {"train.py": ["tyro"], "sample.py": ["tyro"], "bench.py": ["tyro"], "tests/save_cost.py": ["tyro"]}
+NEEDED_BY = {f"{name}.py": ["tyro"] for name in ("train", "sample", "bench", "study", "tests/save_cost")}
 MEASURED_ONCE = functools.cache(flops.peak_flops)  # it takes a quarter of a second, as long as the rest of a small run
 TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, batch_size=4)
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)

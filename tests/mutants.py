@@ -308,6 +308,12 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "fusedgpt/runs/budget.py",
+        "fusedgpt/runs/test_budget.py::test_a_run_with_the_numbers_that_it_settled_is_the_same_to_the_bit",
+        ("the optimizer remembers the steps that minutes timed", "    state.optimizer.state.clear()\n", ""),
+        ("the loss scale remembers them", "    state.scaler.load_state_dict(scaler)\n", ""),
+    ),
+    *mutants(
         "fusedgpt/interchange/gpt2.py",
         "test_export.py::test_export_has_the_same_logits_without_padding",
         (

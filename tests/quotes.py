@@ -10,8 +10,8 @@ A comment names a file under results/ and what to take from it. It stands direct
     1.6 to 3.0 times<!-- cpu_amx/prefill times T=1024 attention=flash / attention=eager -->
     1.261<!-- cpu_amx/quickstart/evaluations.jsonl val_loss -->
 
-- The file is the folder of a benchmark, a `.jsonl` or a `.json`. `key=value` and `key>=value` choose rows; put a value
-  with blanks in double quotes. Without conditions, a field is that of the header, or of the last line of a .jsonl.
+- The file is the folder of a benchmark, a `.jsonl`, a `.json` or a `.csv`. `key=value` and `key>=value` choose rows; put a
+  value with blanks in double quotes. Without conditions, a field is that of the header, or of the last line of a .jsonl.
 - A field may be nested: `errors.y`, `environment.device`. A text stands in backticks on the page.
 - `times A / B` is how many times as fast the rows A are as their baselines. The baseline of a row is the row that
   differs from it by B alone: of the same length, model and round. `faster A / B` is the same in the article's per cent.
@@ -31,6 +31,7 @@ Such a comment covers the numbers before it in its sentence or cell. In the head
 on a line it covers the block below, up to an empty line, or if a heading follows, the section of that heading.
 """
 
+import csv
 import itertools
 import json
 import pathlib
@@ -87,6 +88,9 @@ def rows_of(path: pathlib.Path, chosen: bool) -> list[dict]:
         raise Unfit(f"results/ has no {path.name}")
     if path.suffix == ".json":
         return [json.loads(path.read_text())]
+    if path.suffix == ".csv":  # the table of a study
+        with open(path, encoding="utf-8") as file:
+            return [{key: _cell(text) for key, text in row.items()} for row in csv.DictReader(file)]
     if path.suffix == ".jsonl":
         lines = read_jsonl(path)
         return lines if chosen else lines[-1:]
@@ -100,6 +104,14 @@ def rows_of(path: pathlib.Path, chosen: bool) -> list[dict]:
     elif header["benchmark"] == "peers":
         rows = [row for peers_of_part in peers.pooled(rows).values() for row in peers_of_part.values()]
     return rows if chosen else [header]
+
+
+def _cell(text):
+    """A cell of a table as JSON would have it."""
+    try:
+        return float(text)
+    except ValueError:
+        return text or None
 
 
 def field(row: dict, name: str):

@@ -64,6 +64,7 @@ def test_amds_setting_by_config_file():
         (["numerics", "--only=flash,fly"], "only='fly' names no row: it can be a pattern, such as 'flash*', or inputs"),
         (["flops"], "there is no benchmark 'flops': it can be ladder, sweep, prefill, numerics, max_batch, peers"),
         (["report"], "name the folder of a benchmark"),
+        (["report", "--format=gif"], "it takes 'png' or 'pdf' or 'svg'"),
         (["report", "config"], "config/rows.jsonl does not exist, or is empty"),
         (["nowhere.py"], "config file nowhere.py does not exist"),
         # each row used to fail on its own, with an internal exception
@@ -152,6 +153,12 @@ def test_reports_are_drawn_again_from_the_shell(tmp_path, data):
         (folder / name).unlink()
     assert f"wrote {folder / 'report.md'}" in script("bench.py", "report", str(folder)).stdout
     assert (folder / "report.md").read_text() == before and (folder / "errors.png").exists()
+    said = script("bench.py", "report", str(folder), "--format=svg", "--title=Errors of <my> kernels").stdout
+    assert said == f"wrote {folder / 'errors.svg'}\n"
+    assert "Errors of &lt;my&gt; kernels" in (folder / "errors.svg").read_text()  # in a comment before its outlines
+    assert (folder / "report.md").read_text() == before
+    script("bench.py", "report", str(folder), "--format=pdf")
+    assert (folder / "errors.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_a_benchmark_without_a_measured_row_fails(tmp_path, data):

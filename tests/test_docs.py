@@ -20,7 +20,14 @@ from tests.conftest import ROOT, hugging_face, why_no_bpe
 PAGES = [ROOT / "README.md", ROOT / "results" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SMALL = dict(n_layer=1, n_head=2, n_embd=32, batch_size=2, compile=False, device="cpu")
 QUICK = dict(
-    block_size=16, max_iters=2, warmup_iters=1, eval_interval=2, eval_iters=1, dtype="float32", wandb_log=False
+    block_size=16,
+    max_iters=2,
+    minutes=None,
+    warmup_iters=1,
+    eval_interval=2,
+    eval_iters=1,
+    dtype="float32",
+    wandb_log=False,
 )
 SHORT = [f"--{name}={value}" for name, value in (SMALL | QUICK).items()]
 TRAINED = [*(f"--{name}={value}" for name, value in SMALL.items()), "--steps=6", "--vocab_size=256"]

@@ -97,7 +97,7 @@ def test_the_card_says_that_attention_was_within_documents(tmp_path, capsys):
         dict(tokenizer="char", vocab_size=65, itos=[chr(33 + i) for i in range(65)], end_of_text=64), tmp_path
     )
     export.main(run(tmp_path / "out", data, mask="document"), tmp_path / "hf")
-    said = "within documents in training, across them in GPT-2: give it one at a time"
+    said = "within documents in training, across them in GPT-2: give it one document at a time"
     assert f"| attention | {said} |" in (tmp_path / "hf" / "README.md").read_text()
     assert "attention within documents is not exported" in capsys.readouterr().out
 

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.mutants import MUTANTS
 
-SCRIPTS = {"train", "sample", "bench", "export", "convert", "harness", "plot"}
+SCRIPTS = {"train", "sample", "bench", "study", "export", "convert", "harness", "plot"}
 # slow to import, or missing where only tests run
 LAZY = {"datasets", "lm_eval", "matplotlib", "tokenizers", "transformers", "tyro", "wandb"}
 FILES = sorted(f for pattern in ("*.py", "fusedgpt/**/*.py", "data/*/*.py") for f in ROOT.glob(pattern))
@@ -74,13 +74,17 @@ def test_model_and_configurator_know_little():
     assert IMPORTS["configurator"] == {"fusedgpt.errors"}
 
 
-def test_the_package_knows_no_model_and_benchmarks_are_known_to_bench_alone():
+@pytest.mark.parametrize(("room", "script"), [("fusedgpt.bench", "bench"), ("fusedgpt.studies", "study")])
+def test_a_room_that_serves_a_script_is_known_to_it_alone(room, script):
     for module, names in IMPORTS.items():
-        inside = module.startswith("fusedgpt.bench")
-        if module.startswith("fusedgpt") and not inside:
+        if not module.startswith(room) and module != script:
+            assert not any(name.startswith(room) for name in names), module
+
+
+def test_the_package_knows_no_model():
+    for module, names in IMPORTS.items():
+        if module.startswith("fusedgpt") and not module.startswith(("fusedgpt.bench", "fusedgpt.studies")):
             assert all(name.startswith("fusedgpt") for name in names), module
-        if not inside and module != "bench":
-            assert not any(name.startswith("fusedgpt.bench") for name in names), module
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -213,7 +213,7 @@ def test_documents_that_end_with_another_id_are_refused(tmp_path, stories):
     other = shutil.copytree(stories, tmp_path / "data")
     meta = json.loads((other / "meta.json").read_text())
     (other / "meta.json").write_text(json.dumps(meta | {"end_of_text": 64}))
-    with pytest.raises(UserError, match="begin with the id 65, but in the data the id 64 ends one"):
+    with pytest.raises(UserError, match="begin with the id 65, but in the data documents end with the id 64"):
         run(tmp_path / "out", other, mask="document", init_from="resume")
     run(tmp_path / "out", other, mask="causal", init_from="resume")
 

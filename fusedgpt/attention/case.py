@@ -1,4 +1,4 @@
-"""One attention computation, for which kernels are permitted, compared with float64, timed and reported.
+"""One attention computation, on which kernels are tried, compared with float64, timed and reported.
 
 B batch, nh heads, T queries, Tk keys, hs head size.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# (q, k, v, dropout_p, documents) -> y, as in fusedgpt/attention/functions.py
+# (q, k, v, dropout_p, documents) -> y; see fusedgpt/attention/functions.py
 Attend = Callable[..., Tensor]
 
 
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def documents(self) -> Tensor | None:
-        """The document of each key, (B, Tk), if the case is `packed`: three a sequence, and 24 in every other one."""
+        """The document of each key, (B, Tk), if `packed`. Sequences have about 3 and 24 documents, in turn."""
         return _documents(self.shape[0], self.keys or self.shape[2], self.device) if self.packed else None
 
     def inputs(self, scale: float = 1.0) -> tuple[Tensor, ...]:
@@ -54,10 +54,10 @@ class Case:
         return self._placed(q * scale, k * scale, v, dy)
 
     def inputs_of_large_scores(self) -> tuple[Tensor, ...]:
-        """As `inputs`, but each score is 0 to 7 times one number between 16 and 32.
+        """Like `inputs`, but each score is a whole number from 0 to 7, times one number between 16 and 32.
 
-        So a query gives equal weight to all keys with the largest score that it sees, and none to others, in every
-        dtype: q is 0 in all channels but one, so a score is one product of few bits, and equal scores round alike.
+        So in every dtype a query gives equal weight to all keys with the largest score that it sees, and none to
+        others. q is 0 in all channels but one, so a score is one product of few bits, and equal scores round alike.
         """
         q, k, v, dy = self._drawn()
         step = 2.0 ** math.ceil(math.log2(16 * q.size(-1) ** 0.5))
@@ -78,10 +78,10 @@ class Case:
         return (y, *torch.autograd.grad(y, (q, k, v), dy)) if self.backward else (y,)
 
 
-@functools.lru_cache(maxsize=1)  # flex makes a mask for each tensor of documents that it has not seen last
+@functools.lru_cache(maxsize=1)  # flex makes a new mask unless it gets the same tensor of documents as last time
 def _documents(B, Tk, device):
     lengths = torch.tensor([Tk // 3 + 1, Tk // 24 + 1]).repeat(B)[:B, None]
-    shifted = torch.arange(Tk) + 7 * torch.arange(B)[:, None]  # two sequences do not begin a document at the same place
+    shifted = torch.arange(Tk) + 7 * torch.arange(B)[:, None]  # sequences begin their documents at different places
     return shifted.div(lengths, rounding_mode="floor").to(device)
 
 

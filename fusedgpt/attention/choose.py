@@ -16,7 +16,7 @@ from fusedgpt.attention import flash_impl, parity
 from fusedgpt.attention.case import Attend, Case
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.attention.receipt import contradiction, observe
-from fusedgpt.attention.table import KERNELS, NAMED, is_own
+from fusedgpt.attention.table import KERNELS, SINGLE_KERNELS, is_own
 from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.machine import timing
 from fusedgpt.machine.device import autocast, dtype_name, tf32
@@ -56,7 +56,7 @@ def require(name: str, case: Case, compiled: bool = False) -> None:
         )
 
 
-@tf32(allowed=False)  # it would round float32 in every kernel
+@tf32(allowed=False)  # TF32 would round float32 in every kernel
 def _wrong(name, case, compiled):
     """Why the kernel `name` does not compute causal attention with `case`'s dropout, or None if it does."""
     try:
@@ -71,7 +71,7 @@ def _wrong(name, case, compiled):
             return "it ignores dropout_p: two runs with different random numbers give the same result"
     except torch.AcceleratorError:
         raise
-    except Exception as error:  # a user's own kernel may raise anything at a shape that it was not written for
+    except Exception as error:  # a user's own kernel may raise anything at a shape for which it was not written
         return f"it fails in the comparison with float64: {reasons((), error)}"
     return None
 
@@ -138,7 +138,7 @@ def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
             receipt = observe(step)
             if torch.are_deterministic_algorithms_enabled():
                 step()
-        except torch.AcceleratorError:  # the GPU itself has crashed: nothing else would run on it either
+        except torch.AcceleratorError:  # the GPU itself has crashed, so nothing else would run on it
             raise
         except Exception as error:  # a kernel, its compiler and its package each raise types of their own
             reason = flash_impl.explained(name, error, reasons(caught, error))
@@ -186,18 +186,18 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
     """
     case = _quick(cases[0])
     compared = _two_sequences(cases[0]) if case.device.type == "cpu" else cases[0]  # all heads
-    trials = [_Trial(name, case, compared, _refusal_of_any(name, cases, compiled)) for name in NAMED]
+    trials = [_Trial(name, case, compared, _refusal_of_any(name, cases, compiled)) for name in SINGLE_KERNELS]
     for trial in trials:
         trial.time(count=1, warmup=1)
     on_cpu = case.device.type == "cpu"
     for cutoff in CUTOFFS if on_cpu else CUTOFFS[:1]:
-        fastest_ms = min((trial.best for trial in trials if trial.ms), default=math.inf)
-        for trial in [trial for trial in trials if trial.ms and trial.best <= cutoff * fastest_ms]:
+        fastest_ms = min((trial.p10_ms for trial in trials if trial.ms), default=math.inf)
+        for trial in [trial for trial in trials if trial.ms and trial.p10_ms <= cutoff * fastest_ms]:
             if compiled and not on_cpu:
                 trial.compile()
                 trial.ms.clear()
             trial.time(count=min(10, 1 + int(QUICK_MS / fastest_ms)) if on_cpu else 10, warmup=not on_cpu)
-    for trial in sorted((trial for trial in trials if trial.ms), key=lambda trial: trial.best):
+    for trial in sorted((trial for trial in trials if trial.ms), key=lambda trial: trial.p10_ms):
         if compiled and not trial.compiled:
             trial.compile()
         if trial.passes():
@@ -208,7 +208,7 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
 
 
 def _quick(case):
-    """On a CPU, `case` with just enough heads to tell which kernel is fastest. A GPU must show that all heads fit."""
+    """`case`; on a CPU, with just enough heads to tell which kernel is fastest. A trial on a GPU shows that all fit."""
     if case.device.type != "cpu":
         return case
     B, nh, T, hs = case.shape
@@ -245,7 +245,7 @@ class _Trial:
         self._try(samples)
 
     @property
-    def best(self):
+    def p10_ms(self):
         return timing.summary(self.ms)["p10_ms"]
 
     def passes(self):

@@ -43,7 +43,7 @@ def _weighted(scores, v, dropout_p, documents):
 
 
 def blocked(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None) -> Tensor:
-    """`manual` for BLOCK queries at a time, each block on the keys that it sees: half of what makes flash fast.
+    """`manual` for BLOCK queries at a time, each on the keys that it sees. This is half of what makes flash fast.
 
     It computes hardly any score above the diagonal, and the scores of a block fit into a CPU's cache. The other half is
     to split the keys into blocks too. Flash corrects its softmax after each of them, in one kernel (arXiv:2205.14135).
@@ -65,7 +65,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Ten
 
 
 def masked(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None) -> Tensor:
-    """`sdpa` with a mask in place of the flag `is_causal`: fewer kernels take a mask, and none skips what it hides."""
+    """`sdpa` with a mask in place of the flag `is_causal`: fewer kernels take a mask, and none skips hidden scores."""
     return _picked(_with_mask, q, k, v, dropout_p, documents)
 
 
@@ -121,7 +121,7 @@ def only(
 
     def forced(q, k, v, dropout_p=0.0, documents=None):
         flash_impl.use(version)
-        # without this, PyTorch 2.5 and later compute `math` in float32 whatever the dtype: another experiment
+        # without this, PyTorch 2.5 and later compute `math` in float32, whatever the dtype
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
         try:
             with sdpa_kernel(backend):
@@ -164,7 +164,7 @@ _last_document_mask = functools.lru_cache(maxsize=1)(_document_mask)  # all laye
 
 @functools.lru_cache(maxsize=2)
 def _compiled_flex(dynamic):
-    # beyond its recompilation limit PyTorch would run flex uncompiled, with every score in memory: raise instead
+    # raise beyond the recompilation limit: PyTorch would run flex uncompiled there, with every score in memory
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     return torch.compile(flex_attention, dynamic=dynamic)
 

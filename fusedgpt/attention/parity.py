@@ -12,12 +12,12 @@ from fusedgpt.attention.case import Attend, Case
 # the largest error allowed, as `compare` counts it: 450, 168, 10 and 5 times the epsilon of the dtype
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 FLOOR = 0.1  # the divisor of an error is at least this fraction of the largest number in all rows
-# The same for the root mean square of all errors: 113, 42, 2 and 1.5 times the epsilon. On CPUs, with and without
+# the largest root mean square of all errors allowed: 113, 42, 2 and 1.5 times the epsilon. On CPUs, with and without
 # AVX-512, the kernels' own rounding reaches 1.9e-15, 7.7e-7, 6.0e-4 and 6.9e-3. A gradient that is 2 % too large fails
 # this limit in every dtype. The largest error cannot show that: rounding to bfloat16 alone makes it 3.6 %.
 RMS_TOLERANCE = {torch.float64: 2.5e-14, torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
-# Kernels work on blocks of 64, 128 or 256 rows. They have been wrong in a last block that is not full, alone and after
-# full ones.
+# Kernels work on blocks of 64, 128 or 256 rows. Some were wrong in a last block that is not full, if it was the only
+# block or if full ones came before it.
 ODD_LENGTHS = (127, 300)
 
 
@@ -64,7 +64,7 @@ def compare(
     An error is divided by the largest number in its own row: late rows average many values and are small, so the
     largest number in all rows would hide their errors. The divisor is at least FLOOR of that number, because some rows
     are 0 in theory (dq of the first token). 'rms' is divided by the root mean square of y, or for gradients by the
-    largest of their three, because dq and dk are 0 in theory if there is one token. Not-a-number counts as infinite.
+    largest of their three, because dq and dk are 0 in theory if there is one token. NaN counts as infinite.
     """
     case = replace(case, dropout=0.0)
     q, k, v, dy = inputs or case.inputs()

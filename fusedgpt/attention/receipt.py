@@ -9,7 +9,7 @@ from fusedgpt.machine.profiler import factors, profile
 
 _SIGNS = {name: kernel.sign for name, kernel in KERNELS.items() if kernel.sign and not kernel.package}
 _PACKAGED = {name: kernel.sign for name, kernel in KERNELS.items() if kernel.package}
-_ENTRANCE = "aten::_scaled_dot_product_flash_attention"  # all three versions are entered through it
+_ENTRANCE = "aten::_scaled_dot_product_flash_attention"  # PyTorch's operator for all three versions
 _UNFUSED = ["unfused"]
 ALIGNMENT = 8  # Inductor pads the columns of a product to a multiple of this, or of 4 in float32
 
@@ -23,8 +23,8 @@ def observe(step: Callable[[], object], trace: pathlib.Path | None = None, ids: 
     profile is written to the file `trace`, if given, for ui.perfetto.dev. With `ids`, the columns of a model's logits,
     there is also 'logits': [columns, stride of a row] of the logits in its matrix products, which a compiler may pad.
 
-    Evidence of 'flash3' is an operator of its package, flash_attn_3::…; of 'flash4' a device kernel named after its
-    module, …flash_attncute…. Both are entered through PyTorch's flash operator: alone, it means 'flash', version 2.
+    'flash3' shows as an operator of its package, flash_attn_3::…, and 'flash4' as a device kernel named after its
+    module, …flash_attncute…. Both are called by PyTorch's flash operator, which by itself means 'flash', version 2.
     """
     profiled = profile(step, shapes=ids is not None)
     if trace:
@@ -33,7 +33,7 @@ def observe(step: Callable[[], object], trace: pathlib.Path | None = None, ids: 
     ops = sorted({event.key for event in profiled.key_averages() if _is_attention(event.key)})
     packaged = {(name, "bwd" in op) for op in ops for name, sign in _PACKAGED.items() if sign in op}
     replaced = {backward for _, backward in packaged}
-    # judged by PyTorch's operators, not by device kernels: cuDNN's kernels have "flash" in their names.
+    # look at PyTorch's operators, not at device kernels, because cuDNN's kernels have "flash" in their names.
     # FlexAttention has no operator of its own, only Triton kernels with "flex" in their names
     named = [op for op in ops if op.startswith("aten::") or "flex" in op]
     named = [op for op in named if not (op.startswith(_ENTRANCE) and ("backward" in op) in replaced)]

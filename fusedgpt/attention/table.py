@@ -11,7 +11,7 @@ from fusedgpt.errors import UserError
 class Kernel:
     """The facts about one kernel. ATTENTION in functions.py has its function under the same name."""
 
-    # what the receipt may name, forward and backward; empty: PyTorch picks one of the others
+    # what the receipt may name, in either direction; empty: PyTorch picks one of the others
     seen: tuple[str, ...]
     sign: str  # a part of its operators' names; empty: it has no operators of its own
     color: str  # in every figure
@@ -19,7 +19,7 @@ class Kernel:
     scores: Literal["all", "a block", "none"] = "none"  # how much of the T x Tk scores its forward holds
     gpu_only: bool = False
     takes_mask: bool = False  # can attend to a buffer that is filled in part
-    package: str = ""  # the package that has it; empty: PyTorch
+    package: str = ""  # the package that provides it; empty: PyTorch
     version: str = ""  # PyTorch's name for the package's FlashAttention
 
 
@@ -38,9 +38,9 @@ KERNELS = {
     "sdpa": Kernel((), "", "0.5", "x", takes_mask=True),
     "masked": Kernel((), "", "#cc79a7", "X", takes_mask=True),
 }
-# names that mean one kernel each; for sdpa and masked, PyTorch picks the kernel
-NAMED = tuple(name for name, kernel in KERNELS.items() if kernel.seen)
-OWN = "path/to/file.py:function"  # how a kernel of the user's own is named
+# each of these names means one kernel; for sdpa and masked, PyTorch picks the kernel
+SINGLE_KERNELS = tuple(name for name, kernel in KERNELS.items() if kernel.seen)
+OWN = "path/to/file.py:function"  # the form of the name of a user's own kernel
 
 
 def is_own(name: str) -> bool:
@@ -55,7 +55,7 @@ def located(name: str) -> str:
 
 
 def check_name(name: str, *others: str) -> None:
-    """Raise UserError if `name` is no kernel of ours, none of the user's own, and none of `others`."""
+    """Raise UserError unless `name` is a kernel of ours, a user's own, or one of `others`."""
     if name not in (*KERNELS, *others) and not is_own(name):
         raise UserError(f"attention={name!r} is unknown: it can be {', '.join((*KERNELS, *others))}, or {OWN}")
 

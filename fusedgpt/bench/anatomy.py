@@ -250,8 +250,8 @@ def table(rows: list[dict]) -> list[str]:
         names = ["attention", "ms, median (p10-p90)", *CATEGORIES, f"{PRODUCTS} in forward and backward"]
         text += ["## a training step", "", *report.markdown(names, map(_step_cells, steps)), ""]
         text += [
-            "Milliseconds are those in operators alone; per cent are of them, and in the last column of forward and",
-            "backward with the 10th and 90th percentile of the steps. BERT (arXiv:2007.00072): 61 %.",
+            "Milliseconds count only time in operators. Per cent are shares of it; in the last column, of forward and",
+            "backward alone, with the 10th and 90th percentile of the steps. BERT (arXiv:2007.00072): 61 %.",
         ]
     return text
 

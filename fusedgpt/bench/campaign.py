@@ -1,9 +1,9 @@
-"""Measure everything that there is to measure on a GPU, the most useful results first.
+"""Measure on a GPU everything that there is to measure, the most useful results first.
 
 A few rungs of the ladder come first, because each proves its kernel right before it times it. Numerics, a coarse sweep
 and prefill follow, then the tests that need a GPU, then the rest. Each step is its own process and ends within LIMIT
 seconds. The same command continues with what is missing. Results go to results/<device>: rows, reports, figures and
-tests.json. With --keep, a machine that is lent again elsewhere goes on with what an earlier one left.
+tests.json. With --keep, another machine goes on with what an earlier one left.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ class Step:
 
     kind: str
     flags: tuple[str, ...] = ()
-    seconds: float = LIMIT  # after which it is killed
+    seconds: float = LIMIT  # kill it after so many seconds
 
 
 # seconds of training at the largest batch. The article trains for an hour. Here a step ends within LIMIT, and two
@@ -68,7 +68,7 @@ STEPS = [
     Step("sweep"),
 ]
 
-# sizes at which every step takes seconds on a CPU
+# flags with which every step takes seconds on a CPU
 _MODEL = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=128", "--batch_size=2", "--steps=6", "--compile=False"]
 TINY = {
     "ladder": [*_MODEL, "--block_size=32", "--only=math"],
@@ -112,7 +112,7 @@ def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tupl
     left: (kind, its arguments) -> the numbers of its missing, disturbed and planned rows.
     """
     results = folder(s, device)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that no child is left behind
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leave no child behind
     if s.rehearse:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     kept = Kept(pathlib.Path(s.keep), results) if s.keep else None
@@ -165,7 +165,7 @@ def _test(results, name, of, deadline):
         path.touch()
         command = ["-m", "pytest", "-m", "gpu", "-p", "tests.outcomes", f"--outcomes={path}", str(file)]
         status, took = _step(f"test_{name}.py", command, seconds, TEST_SECONDS, deadline)
-        outcomes = {row["test"]: row["outcome"] for row in read_jsonl(path)}  # of a test, the last phase counts
+        outcomes = {row["test"]: row["outcome"] for row in read_jsonl(path)}  # the last phase of a test counts
     failed, skipped = ([test for test, its in outcomes.items() if its == which] for which in ("failed", "skipped"))
     outcome = {"status": status, "seconds": round(took, 1), "passed": len(outcomes) - len(failed) - len(skipped)}
     outcome |= {"failed": failed, "skipped": skipped}
@@ -200,7 +200,7 @@ def _step(name, command, limit, guess, deadline):
 
 
 def _how(status, seconds):
-    """How a step ended that did not end well."""
+    """How a step failed."""
     after = f"after {in_words(seconds)}"
     return f"was killed at its limit {after}" if status is None else f"ended with status {status} {after}"
 
@@ -208,7 +208,7 @@ def _how(status, seconds):
 class Kept:
     """A copy of a campaign's results and of the graphs that Inductor compiled: one tar file in `folder`.
 
-    Another machine starts from the copy: it takes each file that it lacks, or has a smaller version of. Rows are only
+    Another machine starts from the copy: it takes each file that it lacks or has in a smaller version. Rows are only
     ever added to a file, so the larger one has all.
     """
 

@@ -1,8 +1,8 @@
 """The models of the prefill benchmark: one interface to our GPT and to causal models from transformers.
 
-There are Mistral-7B, Llama-3-8B and Phi-2 as published, built offline with random weights. Their stand-ins for a CPU
-have an eighth of the width, heads and layers, so that head size and grouping stay the same. Then there are our own GPT
-in GPT-2's sizes, and any other causal model that transformers loads.
+Mistral-7B, Llama-3-8B and Phi-2 are built offline as published, with random weights. Their stand-ins for a CPU have an
+eighth of the width, heads and layers, so that head size and grouping stay the same. The other models are our own GPT in
+GPT-2's sizes, and any causal model that transformers loads.
 
 B = 1, T prompt tokens, nh heads, hs head size, V vocabulary.
 """
@@ -56,11 +56,11 @@ STAND_INS = {"mistral-small": "mistral-7b", "llama-small": "llama-3-8b", "phi-sm
 _SHRUNK = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 # layers, heads, channels
 GPT2 = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
-NAMED = {"eager": "manual"}  # our name for what transformers calls eager; flash has the same name in both
+OUR_NAMES = {"eager": "manual"}  # our name for transformers' eager attention; flash has the same name in both
 
 
 def config(name: str):
-    """The config of a published model or its stand-in; a new one for each model, because models keep and change it."""
+    """The config of a published model or its stand-in; a new one for each call, because models keep and change it."""
     from transformers import AutoConfig
 
     fields = copy.deepcopy(PUBLISHED[STAND_INS.get(name, name)])
@@ -83,7 +83,7 @@ class OurGPT:
 
     def use(self, attention: str) -> None:
         """Compute attention by 'eager' or 'flash' from here on."""
-        self.model.use_attention(NAMED.get(attention, attention))
+        self.model.use_attention(OUR_NAMES.get(attention, attention))
 
     def generate(self, idx: torch.Tensor) -> None:
         """The timed call: prefill into a new cache, and the likeliest id."""
@@ -180,7 +180,7 @@ def _listening(calls):
 
         return call
 
-    interfaces.get_interface = get_interface  # on the instance, where it shadows the method
+    interfaces.get_interface = get_interface  # an attribute of the instance shadows the method
     try:
         yield
     finally:

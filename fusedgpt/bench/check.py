@@ -21,12 +21,12 @@ from fusedgpt.machine.device import cpu_multiplies_bfloat16
 from fusedgpt.machine.files import atomic
 
 RATIO = 1.1  # factor by which two ratios of times may differ
-ERROR = 4.0  # factor by which two errors may differ: each is the largest of many
+ERROR = 4.0  # factor by which two errors may differ; it is large, because each is the largest error of many
 REFUSED = "refused"
 NOWHERE = "at no length"  # there is no crossover, or none that is sure
-HOW = f"A ratio holds if it differs by at most {100 * (RATIO - 1):.0f} %; an error, within a factor of {ERROR:g};"
-HOW += " anything else, if it is the same. Within noise: it differs by more, but the spreads (p10 to p90, or the range"
-HOW += " of the rounds) meet."
+HOW = f"A ratio holds if it differs by at most {100 * (RATIO - 1):.0f} %, an error if it differs by at most a factor of"
+HOW += f" {ERROR:g}, and anything else if it is the same. Within noise means that it differs by more, but the spreads"
+HOW += " (p10 to p90, or the range of the rounds) overlap."
 # verdicts; a reason may follow after a colon
 HOLDS, NOISE, FAILS, DISTURBED = "holds", "within noise", "does not hold", "disturbed"
 CANNOT = "cannot be measured here"
@@ -67,13 +67,13 @@ class Claim:
 
 
 def ratio(name: str, row: dict, base: dict | None) -> list[Claim]:
-    """The claim how many times as fast as `base` a row is; none if one of them was disturbed or has no time."""
+    """A claim about how many times as fast as `base` a row is; none if one of them was disturbed or has no time."""
     found = None if row is base else speedup(row, base)
     return [Claim(name, [base, row], *found)] if found else []
 
 
 def same_loss(name: str, row: dict, base: dict | None) -> list[Claim]:
-    """The claim whether two runs' last losses are within one per cent; none if one of them was not measured."""
+    """A claim about whether the last losses of two runs are within one per cent; none if one was not measured."""
     if row is base or base is None or {row["status"], base["status"]} != {"measured"}:
         return []
     same = math.isclose(row["final_loss"], base["final_loss"], rel_tol=0.01)
@@ -115,7 +115,7 @@ def published(kind: types.ModuleType, rows: list[dict], only: str) -> list[Claim
 def obstacles(wanted: dict[tuple, dict], s, device: torch.device, plan: list[dict]) -> dict[tuple, str]:
     """{key of a row: why it cannot be measured here with the settings `s`}, for those `wanted` rows that cannot."""
     found = {}
-    # numerics has no setting `dtype`: its rows name their dtypes, and are quick even without such instructions
+    # numerics has no setting `dtype`: its rows name their dtypes, and are quick even if bfloat16 is emulated
     slow = hasattr(s, "dtype") and device.type == "cpu" and not cpu_multiplies_bfloat16()
     for key, row in wanted.items():
         if spec_of(row) not in plan:
@@ -159,7 +159,7 @@ def _judged(claim, found, here, obstacles):
     hindrances = [_hindered(claim, row, here.get(key_of(row)), obstacles.get(key_of(row)), calm) for row in claim.rows]
     hindrances = list(filter(None, hindrances))
     if hindrances:
-        return "", min(hindrances, key=lambda verdict: verdict == LATER)  # a reason says more than LATER does
+        return "", min(hindrances, key=lambda verdict: verdict == LATER)  # prefer a verdict with a reason to LATER
     if claim.value == REFUSED and found is None:
         return "runs", FAILS
     if found is None:  # there is no crossover, or no round without a disturbed row

@@ -25,11 +25,11 @@ WARM_UP = 5  # first steps that do not count, as in train.py
 DEFAULTS = dict(dataset="python_stdlib", vocab_size=50257, gradient_accumulation_steps=1, eval_iters=1)
 DEFAULTS |= dict(warmup_iters=100, lr_decay_iters=1000, eval_interval=10**9, log_interval=10**9)
 ON_A_CPU = dict(n_layer=4, n_head=4, n_embd=256, block_size=1024, batch_size=1)
-# what a row says of a run, from its run.json
+# fields of run.json that a row keeps
 RAN = ("attention", "dtype", "tf32", "compile", "cuda_graphs", "padded_vocab_size", "device")
 # train.py's settings that no kind uses
 UNUSED = {
-    "max_iters": "--steps says how many steps each run of a benchmark makes",
+    **dict.fromkeys(("max_iters", "minutes"), "--steps says how many steps each run of a benchmark makes"),
     "out_dir": "the runs of a benchmark go to a folder of their own in --results",
     "init_from": "every run of a benchmark starts from scratch",
     **dict.fromkeys(("eval_only", "dry_run"), "every run of a benchmark trains"),
@@ -42,9 +42,9 @@ UNUSED = {
 
 
 def settings(s: Trained, kind_settings: type) -> dict:
-    """The settings of `s` that train.py has: all except those of the kind's dataclass, `kind_settings`.
+    """The settings of `s` that train.py has, which are all but those of the kind's dataclass, `kind_settings`.
 
-    A dtype "auto" becomes the dtype in which the row is compared with float64: train.py would take the faster one.
+    A dtype "auto" becomes the dtype that is compared with float64, because train.py would take the faster one.
     """
     added = {field.name for field in dataclasses.fields(kind_settings)}
     shared = {field.name: getattr(s, field.name) for field in dataclasses.fields(s) if field.name not in added}
@@ -70,8 +70,8 @@ def run(
     """Run train.py with `settings`; returns its run.json and the lines of its metrics.jsonl. Deletes its checkpoints.
 
     memory: bytes of data (not code) that the process may hold; an allocation beyond this limit fails. trace: the file
-    for the profile, if settings["profile"] is set. variables: what the process finds in its environment besides ours.
-    Raises UserError with train.py's last sentence, MemoryError if memory ran out, RuntimeError if it ended otherwise.
+    for the profile, if settings["profile"] is set. variables: environment variables for the process, beside ours.
+    Raises UserError with train.py's last sentence, MemoryError if memory ran out, RuntimeError if it failed otherwise.
     """
     flags = [f"--{name}={value}" for name, value in {**settings, "out_dir": out_dir}.items() if value is not None]
     limit = None

@@ -27,7 +27,7 @@ from fusedgpt.runs import checkpoint
 from fusedgpt.training.optimizer import update_weights
 from model import GPT, GPTConfig
 
-# as in nanoGPT: no autocast, no padding, AdamW fused on CUDA only. Its train.py also lets CUDA multiply in TF32
+# nanoGPT has no autocast and no padding, and fuses AdamW on CUDA only. Its train.py lets CUDA multiply in TF32
 NANOGPTS = {"dtype": "float32", "compile": False, "vocab_multiple": 1, "fused": False, "tf32": True}
 TRANSFORMERS = {"vocab_multiple": 1}
 EXACT = NANOGPTS | {"activation": "gelu"}  # our GPT with nanoGPT's arithmetic
@@ -43,7 +43,7 @@ TRAINING = {
     "nanoGPT, float32": NANOGPTS,
     "nanoGPT, patched": {"dtype": "auto", "compile": True, "vocab_multiple": 64},
 }
-GENERATION = {  # ours as in sample.py by default
+GENERATION = {  # `ours` has the defaults of sample.py
     "ours": {"attention": "sdpa", "dtype": "auto", "compile": False},
     "ours, float32": {"attention": "sdpa", "dtype": "float32", "compile": False},
     "Hugging Face, bfloat16": TRANSFORMERS | {"dtype": "bfloat16", "compile": False},
@@ -56,8 +56,8 @@ GENERATION = {  # ours as in sample.py by default
 }
 PARTS = {"training": TRAINING, "generation": GENERATION}
 UNLESS_SET = {"activation": "gelu_tanh", "fused": True, "tf32": False}
-# factor on the blocks' initial matrices: without it greedy ids soon repeat, whatever the dtype
-LOUDER = 4
+# factor on the blocks' initial matrices; without it, greedy ids soon repeat, whatever the dtype
+INITIAL_SCALE = 4
 
 
 def settings(part: str, peer: str, s: dict[str, Any]) -> types.SimpleNamespace:
@@ -75,7 +75,7 @@ def initial_weights(s: types.SimpleNamespace) -> dict[str, Tensor]:
     with torch.no_grad():
         for p in model.transformer.h.parameters():
             if p.dim() == 2:
-                p *= LOUDER
+                p *= INITIAL_SCALE
     return model.state_dict()
 
 
@@ -193,7 +193,7 @@ class HuggingFace(Contender):
 
     def prepare(self, s: types.SimpleNamespace, device: torch.device, backward: bool) -> str:
         super().prepare(s, device, backward)
-        if not backward and s.compile is True:  # with a static cache, as transformers advises
+        if not backward and s.compile is True:  # transformers advises a static cache for this
             from transformers import CompileConfig
 
             how = CompileConfig(mode="reduce-overhead" if device.type == "cuda" else "default", fullgraph=False)

@@ -1,12 +1,12 @@
 """Whether something else disturbed the time of a row, and what may be concluded from it.
 
-There are three signs. A fixed product (timing.reference) is timed right before and after each row: if it took longer
-than at best beside these rows, the device was shared or throttled. The system counts how often it took the CPU away
-from the row, also in its middle. And the row's own samples may lie far apart. Samples that lie close together prove
-nothing: a steady load slows all of them alike.
+There are three signs. A fixed product (timing.reference) is timed right before and after each row. If it took longer
+than its best time beside these rows, the device was shared or throttled. The system counts how often it took the CPU
+away while the row was measured. And the row's own samples may lie far apart. Samples that lie close together prove
+nothing, because a steady load slows all of them alike.
 
 Rows whose times are compared with each other, such as those of a round, form a group. The limit within a group is
-stricter. A group is measured again as a whole: otherwise the rows that happen to remain would favour one contender.
+stricter. A group is measured again as a whole, because the rows that happen to remain would favour one contender.
 """
 
 import resource
@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Sequence
 SLOWER = 1.25  # limit of a row's reference over the best of all rows
 SLOWER_IN_GROUP = 1.1  # limit of its reference over the best of its group
 WIDE = 1.25  # limit of its p90 over its p10
-# involuntary context switches per second of CPU time; other systems include other switches
+# limit of involuntary context switches per second of CPU time; other systems count other switches too
 PREEMPTED = 100 if sys.platform == "linux" else float("inf")
 
 
 def bracketed(measure: Callable[[dict], dict], spec: dict, reference: Callable[[], float]) -> dict:
-    """The row of measure(spec). If it has a time, it gets a "reference": ms before and after, preemptions meanwhile."""
+    """The row of measure(spec). If it has a time, it gets a "reference": ms before and after, and preemptions."""
     before, (switches, cpu) = reference(), _usage()
     row = measure(spec)
     if "median_ms" not in row:

@@ -11,19 +11,19 @@ from math import inf
 
 from fusedgpt.attention.table import KERNELS
 from fusedgpt.bench.disturbance import comparable
+from fusedgpt.runs import style
+from fusedgpt.runs.style import WIDTH
 
-WIDTH = 6.4  # inches: 832 pixels, the column of a README
 DRAWN_AS = {"eager": "manual", "flash_attention_2": "flash3"}  # transformers' names for a kernel
 REASON = 60  # most characters of a reason in place of a bar; the report has the whole reason
 HATCHES = ("", "///", "...", "xx", "\\\\", "")
 GREYS = ("0.35", "0.75", "0.55", "0.9", "0.65", "1.0")
 STYLE = {"font.size": 8.5, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False}
 STYLE |= {"axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3, "hatch.linewidth": 0.6}
-LINE = 0.135  # inches: height of a line of the subtitle
 
 
-def save(figures: Iterable[tuple], folder: pathlib.Path, machine: str) -> list[pathlib.Path]:
-    """Save `figures`, each (name, title, subject, figure), as PNG files in `folder`; returns their paths.
+def save(figures: Iterable[tuple], folder: pathlib.Path, machine: str, form: str = "png") -> list[pathlib.Path]:
+    """Save `figures`, each (name, title, subject, figure), as files NAME.`form` in `folder`; returns their paths.
 
     Above each figure stand its title, its subject (what was measured) and `machine` (where, with what and when).
     """
@@ -33,21 +33,10 @@ def save(figures: Iterable[tuple], folder: pathlib.Path, machine: str) -> list[p
     paths = []
     with matplotlib.rc_context(STYLE):  # a generator draws while it is asked for the next figure
         for name, title, subject, figure in figures:
-            _head(figure, title, [line for text in (subject, machine) for line in textwrap.wrap(text, 100)])
-            paths.append(folder / f"{name}.png")
+            style.title(figure, title, [line for text in (subject, machine) for line in textwrap.wrap(text, 100)])
+            paths.append(folder / f"{name}.{form}")
             figure.savefig(paths[-1], dpi=130)
     return paths
-
-
-def _head(figure, title, subtitle):
-    """Make room above the axes, and write the title and subtitle there."""
-    room, before = 0.32 + LINE * len(subtitle), figure.get_figheight()
-    height = before + room
-    figure.set_figheight(height)
-    figure.get_layout_engine().set(rect=(0, 0, 1, before / height))
-    left = 0.08 / WIDTH
-    figure.text(left, 1 - 0.07 / height, title, va="top", fontsize=10, weight="bold")
-    figure.text(left, 1 - 0.28 / height, "\n".join(subtitle), va="top", fontsize=7.5, color="0.3")
 
 
 def bar_style(n: int) -> dict:

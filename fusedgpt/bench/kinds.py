@@ -82,7 +82,7 @@ def measure(name: str, args: list[str], s, device, plan: list[dict], folder: pat
     kind = KINDS[name]
     if kind.TRAINS and s.dataset == "python_stdlib" and not (ROOT / "data" / s.dataset / "meta.json").exists():
         prepare = ROOT / "data" / s.dataset / "prepare.py"
-        if subprocess.run([sys.executable, prepare], check=False).returncode:  # for example in a read-only checkout
+        if subprocess.run([sys.executable, prepare], check=False).returncode:  # the checkout may be read-only
             raise UserError(f"{prepare} failed, see above: run it with --out_dir=FOLDER, and give --dataset=FOLDER")
     machine = environment(device) | {"date": datetime.date.today().isoformat()}
     of_this_call = {key: value for key, value in machine.items() if key not in rows.COMPARED}

@@ -24,7 +24,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.machine.device import resolve_dtype, tf32
 
 BASELINE, PADDED = "manual", "flash + padded vocabulary"
-EFFICIENT_PADDED = "efficient + padded vocabulary"  # where flash is refused: NVIDIA's before compute capability 8.0
+EFFICIENT_PADDED = "efficient + padded vocabulary"  # if flash is refused (NVIDIA below compute capability 8.0)
 FLOAT32, TF32 = "manual, float32, eager", "manual, TF32, eager"
 UNPADDED, GRAPHED = "flash, no padding", f"{PADDED}, CUDA graphs"
 # ms per batch on 8 A100, as the article gives them
@@ -45,9 +45,9 @@ RUNGS = {
     GRAPHED: {"attention": "flash", "vocab_multiple": 64},
     f"{PADDED}, eager": {"attention": "flash", "vocab_multiple": 64, "compile": False},
 }
-# Variables of PyTorch's for every rung: no TF32, no CUDA graphs, and a compiler that may pad. A rung changes those that
-# it names. In a product with 50257 ids the compiler may pad the ids (SHAPE), and the memory between rows of logits
-# (COMPREHENSIVE)
+# PyTorch's environment variables for every rung: no TF32, no CUDA graphs, and a compiler that may pad. VARIABLES has
+# the changes of some rungs. In a product with 50257 ids the compiler may pad the ids (SHAPE), and the memory between
+# rows of logits (COMPREHENSIVE)
 USUAL = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0", "TORCHINDUCTOR_CUDAGRAPHS": "0"}
 USUAL |= {"TORCHINDUCTOR_SHAPE_PADDING": "1", "TORCHINDUCTOR_COMPREHENSIVE_PADDING": "1"}
 VARIABLES = {
@@ -55,14 +55,14 @@ VARIABLES = {
     UNPADDED: {"TORCHINDUCTOR_SHAPE_PADDING": "0", "TORCHINDUCTOR_COMPREHENSIVE_PADDING": "0"},
     GRAPHED: {"TORCHINDUCTOR_CUDAGRAPHS": "1"},
 }
-# each is compared with the one before
+# the report compares each of these rungs with the one before
 CLIMB = [BASELINE, "math", "efficient", "flash", PADDED, "auto + padded vocabulary"]
-# what the report adds to a ratio over this rung
+# what the report adds to the sentence with a ratio over this rung
 WHAT_IT_IS = {
     TF32: ", which multiplies as nanoGPT does in float32",
-    UNPADDED: ": so much our padding gains where the compiler pads nothing",
+    UNPADDED: ", which is what our padding gains if the compiler pads nothing",
 }
-AGAIN = "manual, again"  # the baseline's second measurement, in rows from before there were rounds
+AGAIN = "manual, again"  # the baseline's second measurement, in rows of versions without rounds
 GROUP = ("round",)
 
 TRAINS = True
@@ -105,7 +105,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     out_dir, trace, variables = folder / "runs" / slug(rung), trace_path(folder, spec), USUAL | VARIABLES.get(rung, {})
     record, metrics = child.run(child.settings(s, Settings), out_dir, trace=trace, variables=variables)
     if record["tf32"] != (rung == TF32):
-        raise UserError(f"TF32 was {'on' if record['tf32'] else 'off'} in this run, though it was told otherwise")
+        raise UserError(f"TF32 was {'on' if record['tf32'] else 'off'} in this run, against the setting of the rung")
     if record["cuda_graphs"] != (rung == GRAPHED):
         raise UserError(f"PyTorch {'replayed' if record['cuda_graphs'] else 'made no'} CUDA graphs in this run")
     if record["attention_trials"]:  # auto took the fastest kernel that passed parity
@@ -125,7 +125,7 @@ def _refusal(rung, s, device):
 
 
 def pooled(rows: list[dict]) -> dict[str, dict]:
-    """{rung: one row for all its rounds}, in the order of RUNGS, a user's own kernel last (rounds.pooled).
+    """{rung: one row for all its rounds}, in the order of RUNGS, with a user's own kernel last (rounds.pooled).
 
     Rows from before there were rounds have the baseline twice; each rung is then compared with both.
     """
@@ -183,7 +183,7 @@ def _ids(row):
 
 
 def _quoted(rungs):
-    """(rung, base) of the ratios that are quoted besides those over the baseline, where there are both.
+    """(rung, base) of the ratios that are quoted besides those over the baseline, if both are comparable.
 
     If flash is refused, efficient on a padded vocabulary stands in its place.
     """
@@ -250,7 +250,7 @@ def claims(rows: list[dict]) -> list[check.Claim]:
 
 
 def _ratio(row, base, rows):
-    """The claim how many times as fast as `base` a pooled row is, on all rows of both; none if there is no ratio."""
+    """A claim about how many times as fast as `base` a pooled row is, on all rows of both; none without a ratio."""
     if base is None:
         return []
     both = [each for rung in (base["rung"], row["rung"]) for each in rows if each["rung"] == rung]

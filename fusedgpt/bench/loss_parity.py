@@ -45,9 +45,9 @@ def reference(z: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def compare(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     """The largest errors of fusedgpt/loss.py as train.py calls it: under autocast, on logits in `dtype`.
 
-    'loss' is of a token's loss, in nats. 'gradient' is a share of the number itself, because the probability of an id
-    is far smaller than the largest number in its row. Where the gradient should be 0, any other number counts as
-    infinite, and so does not-a-number.
+    'loss' is the error of a token's loss, in nats. 'gradient' is a share of the number itself, because the probability
+    of an id is far smaller than the largest number in its row. If the gradient should be 0, any other number counts as
+    infinite, and so does NaN.
     """
     z, targets = inputs(device, dtype)
     z.requires_grad_()

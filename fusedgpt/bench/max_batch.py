@@ -6,7 +6,7 @@ rows.jsonl, so that an interrupted row makes no trial twice:
 
     {"kind": "trial", "attention": "flash", "batch_size": 28, "memory": …, "fits": true, "peak_memory": …, "ms": …}
 
-"memory" is what the run could hold, in bytes. "reason" is there if something other than memory ended the trial.
+"memory" is what the run could hold, in bytes. A trial has a "reason" if something other than memory ended it.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from fusedgpt.attention.case import Case
-from fusedgpt.attention.table import NAMED
+from fusedgpt.attention.table import SINGLE_KERNELS
 from fusedgpt.bench import check, child, drawing, options, report
 from fusedgpt.bench.disturbance import comparable
 from fusedgpt.bench.proof import prove_kernel
@@ -33,7 +33,7 @@ from fusedgpt.machine.files import read_jsonl
 from model import GPT, GPTConfig
 
 TRIAL_STEPS = 3  # AdamW allocates its state in the first step; from the second on, memory holds everything
-EVALUATIONS = 12  # in a timed run
+EVALUATIONS = 12  # evaluations in a run of train_seconds
 ARTICLE = {"manual": 24, "flash": 39}  # the largest batch in the article's figure 3, on 8 A100 of 80 GB
 
 TRAINS = True
@@ -59,7 +59,7 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
     """One row per kernel. Raises UserError on a device whose memory limit is unknown."""
     if device.type not in ("cuda", "cpu"):
         raise UserError(f"max_batch knows no limit of memory on {device.type}: set --device=cpu")
-    return [{"attention": name} for name in NAMED]
+    return [{"attention": name} for name in SINGLE_KERNELS]
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
@@ -100,7 +100,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     found = largest(fits, next(iter(earlier), guess))  # a search that continues starts where it started
     row |= {"trials": trials, "memory": free, "held_by_pytorch": resident}
     row["estimate"] = {"fixed": fixed, "each": each, "largest": guess}
-    for size in range(found, 0, -1):  # a longer run may need a little more than its trial did
+    for size in range(found, 0, -1):  # a longer run may need a little more memory than its trial
         with contextlib.suppress(MemoryError):
             record, metrics = train(size, trace_path(folder, spec), s.train_seconds, **_timed(s, size, trials))
             return row | {"largest": size, "curve": curve(metrics)} | child.measured(record, metrics)
@@ -242,7 +242,8 @@ def table(rows: list[dict]) -> list[str]:
             text += [f"Compare losses after the same time, {until:.0f} s: between two evaluations on a straight line."]
         text += ["The article's best validation loss is lower with flash after an hour of training, each at its batch."]
         limits = [(row["attention"], row["largest"], _other_limit(row["trials"], row["largest"])) for row in measured]
-        text += [f"Not memory ended a batch of {n + 1} with `{name}`: {why}." for name, n, why in limits if why]
+        other = "Something other than memory ended a batch of"
+        text += [f"{other} {n + 1} with `{name}`: {why}." for name, n, why in limits if why]
     return text
 
 

@@ -20,7 +20,7 @@ from fusedgpt.attention import choose, parity
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION, MASKED
 from fusedgpt.attention.receipt import observe
-from fusedgpt.attention.table import NAMED
+from fusedgpt.attention.table import SINGLE_KERNELS
 from fusedgpt.bench import check, drawing, loss_parity, options, report
 from fusedgpt.bench.proof import refusals, tflops, timed, verdict
 from fusedgpt.bench.rows import name_of, trace_path
@@ -60,7 +60,7 @@ def scaled_before(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Te
     return scores.masked_fill(hidden, float("-inf")).softmax(dim=-1) @ v
 
 
-PATHS = {"scaled before": scaled_before, **{name: ATTENTION[name] for name in NAMED}, **MASKED}
+PATHS = {"scaled before": scaled_before, **{name: ATTENTION[name] for name in SINGLE_KERNELS}, **MASKED}
 PAIRED = {**PATHS, "masked": ATTENTION["masked"]}
 
 

@@ -32,8 +32,8 @@ class Timed(Common):
 
     repeats: int = 256  # timed calls of each row
     warmup: int = 4  # untimed calls before the timed ones
-    # memory that a call frees on a CPU: kept for the next call, as in training, or returned to the system, as glibc
-    # does by default, so that every call of a kernel with large tensors pays for new pages
+    # what happens to memory that a call frees on a CPU; kept: the next call gets it, as in training; returned: it
+    # goes back to the system, as by default in glibc, and each call of a kernel with large tensors pays for new pages
     freed_memory: Literal["kept", "returned"] = "kept"
 
 
@@ -101,7 +101,7 @@ def _has(spec, name):
 
 
 def _values(plan):
-    """The values of each field in the rows of `plan`, as a text; of numbers only the range."""
+    """The values of each field in the rows of `plan`, as a text; for numbers, only their range."""
     found = {}
     for spec in plan:
         for key, value in spec.items():

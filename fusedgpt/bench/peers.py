@@ -36,7 +36,7 @@ UNUSED = {
 }
 GROUP = ("part", "round")
 RECIPE = ("ours", "nanoGPT")
-# {part: (its name in a sentence, what is timed, the number of tokens or the model)}
+# {part: (its name in a sentence, what is timed, a phrase with the number of tokens or the model)}
 TITLES = {
     "training": ("A training step", "ms per training step", ""),
     "generation": ("Generation", "ms per sample", " of {new_tokens} tokens after {prompt_tokens}"),
@@ -44,10 +44,10 @@ TITLES = {
 }
 # columns that only some parts have
 RAN = "kernel seen forward / backward (as it ran)"
-AT_FIRST = ("first token, ms", "share of the bandwidth", "first ids equal to ours in float32")
+FIRST_TOKENS = ("first token, ms", "share of the bandwidth", "first ids equal to ours in float32")
 COLUMNS = {
     "training": ("peak memory", "loss at the first step", "after the last", RAN),
-    "generation": (*AT_FIRST, "peak memory", "as it ran"),
+    "generation": (*FIRST_TOKENS, "peak memory", "as it ran"),
     "recipe": ("validation loss", "whole run, s", "peak memory", "as it ran"),
 }
 
@@ -83,7 +83,7 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
     compiled = s.compile is True or (s.compile == "auto" and device.type == "cuda")
     left_out = ["ours, compiled" if compiled else "ours, eager"]  # `ours` is the same
     if not multiplies_bfloat16(device):
-        # on a CPU without instructions for bfloat16, these contenders take 46 s for what takes others 10 s
+        # on a CPU without instructions for bfloat16, these contenders take 46 s if others take 10 s
         left_out += [peer for peer in contenders.GENERATION if peer.startswith("Hugging Face") and "16" in peer]
     parts = {name: [peer for peer in peers if peer not in left_out] for name, peers in contenders.PARTS.items()}
     parts["recipe"] = RECIPE
@@ -218,7 +218,7 @@ def _notes(part, peers):
     ]
     if "nanoGPT, patched" in peers:
         patched = "autocast, padding, torch.compile and fused AdamW around its own model.py, unchanged"
-        found.append(f"`nanoGPT, patched`: {patched}. To it, padding is ids like all others.")
+        found.append(f"`nanoGPT, patched`: {patched}. It does not tell padding from other ids.")
     return found
 
 

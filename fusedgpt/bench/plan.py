@@ -24,8 +24,8 @@ from fusedgpt.machine.gpus import GPUS, NETWORKS
 from fusedgpt.parallel.distributed import Ranks
 from model import GPTConfig
 
-CHINCHILLA = 20  # tokens per parameter that make the most of a compute budget: arXiv:2203.15556
-MOST = 2**16  # most GPUs that a suggestion names
+CHINCHILLA = 20  # tokens per parameter with the lowest loss for a compute budget (arXiv:2203.15556)
+MOST_GPUS = 2**16  # a suggestion names at most so many
 # the parts of scale.Memory and of scale.Step, with names for a report
 MEMORY = {field.name: field.name for field in dataclasses.fields(scale.Memory)}
 TIME = {"products": "products", "attention": "attention", "traffic": "memory traffic", "optimizer": "optimizer"}
@@ -33,8 +33,8 @@ TIME |= {"rest": "not counted", "exposed": "waiting for communication"}
 
 TRAINS = True
 DEFAULTS = {"vocab_size": 50257}
-OF_A_RUN = [field.name for field in dataclasses.fields(Run)]
-USED = {"init_from", "loss", *dimensions.NAMES, *OF_A_RUN}
+RUN_FIELDS = [field.name for field in dataclasses.fields(Run)]
+USED = {"init_from", "loss", *dimensions.NAMES, *RUN_FIELDS}
 UNUSED = {f.name: "a plan does not depend on it" for f in dataclasses.fields(settings.Settings) if f.name not in USED}
 UNUSED |= dict.fromkeys(("dtype", "compile"), "a plan is for compiled steps in 16 bits")
 UNUSED["mask"] = "a plan counts attention over the whole window"
@@ -100,8 +100,8 @@ def refuse(config: GPTConfig, run: Run, gpu: str) -> None:
     other = nearest(config, run, room)
     if other is None:
         advice = "take a smaller model or --block_size, or another --gpu"
-        raise UserError(f"{what}: {max(MOST, run.gpus)} of them are not enough; {advice}")
-    names = [name for name in OF_A_RUN if getattr(other, name) != getattr(run, name)]
+        raise UserError(f"{what}: {max(MOST_GPUS, run.gpus)} of them are not enough; {advice}")
+    names = [name for name in RUN_FIELDS if getattr(other, name) != getattr(run, name)]
     raise UserError(f"{what}: what fits is {' '.join(f'--{name}={getattr(other, name)}' for name in names)}")
 
 
@@ -112,7 +112,7 @@ def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
     because Muon needs whole matrices. room: a GPU's memory in bytes.
     """
     sequences = run.batch_size * run.gradient_accumulation_steps
-    gpus = [run.gpus, *(run.gpus * 2**n for n in range(1, MOST.bit_length()) if run.gpus * 2**n <= MOST)]
+    gpus = [run.gpus, *(run.gpus * 2**n for n in range(1, MOST_GPUS.bit_length()) if run.gpus * 2**n <= MOST_GPUS)]
     sharing = [("ddp", None), ("fsdp", None)] if run.parallel == "ddp" else [("fsdp", run.shard_size), ("fsdp", None)]
     more = RECOMPUTE[RECOMPUTE.index(run.recompute) + 1 :]
     again = [run.recompute, *(name for name in more if name in saving(run))]
@@ -252,7 +252,7 @@ def figures(config: GPTConfig, rows: list[dict], gpu: str) -> Iterator[tuple]:
         axes.grid(visible=False, axis="y")
     room = GPUS[gpu].memory / 1e9
     left.axvline(room, color="black", linestyle="--", linewidth=1)
-    # bars that do not fit run off the axes: at full length they would squeeze those that fit
+    # bars that do not fit run off the axes, because at full length they would squeeze those that fit
     left.set(xlabel=f"GB of each GPU (dashed: {gpu} has {room:g})", xlim=(0, 1.05 * room))
     again = {name: f",\nrecompute {name}" for name in RECOMPUTE} | {"none": ""}
     left.set_yticks(range(len(rows)), [row["parallel"] + again[row["recompute"]] for row in rows], fontsize=7.5)

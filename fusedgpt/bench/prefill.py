@@ -59,8 +59,8 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
     """What was measured for a row of `plan`: times in ms, peak bytes, the receipt, and errors as shares.
 
-    Times are what a user waits, Python included. 'device_busy_ms' is the time that the GPU is busy in one more call
-    (None on a CPU). Raises UserError if the attention cannot run here or another kernel ran, ParityError if it differs
+    Times are how long a user waits, Python included. 'device_busy_ms' is how long the GPU is busy in one more call;
+    None on a CPU. Raises UserError if the attention cannot run here or another kernel ran, ParityError if it differs
     from float64, and out-of-memory errors.
     """
     attention, T, dtype = spec["attention"], spec["T"], resolve_dtype(s.dtype, device)
@@ -130,7 +130,7 @@ def _contradiction(attention, receipt, case):
     if attention == "flash_attention_2":  # this package's kernels are not PyTorch's operators
         foreign = receipt["forward"] == ["unfused"] and receipt["ops"]
         return None if foreign else f"{attention} was asked for, but the profiler saw {receipt['forward'][0]}"
-    return contradiction(causal_models.NAMED.get(attention, attention), receipt, case)
+    return contradiction(causal_models.OUR_NAMES.get(attention, attention), receipt, case)
 
 
 def table(rows: list[dict]) -> list[str]:

@@ -58,7 +58,7 @@ def _ours(flags, out_dir):
     # nanoGPT's model has the exact GELU; whether this costs more than the tanh form depends on the processor
     record, metrics = child.run(flags | {"profile": False, "activation": "gelu"}, out_dir)
     steps = [m for m in metrics if m["kind"] == "train"]
-    # only those evaluations that nanoGPT makes too: ours adds one at the end
+    # only the evaluations that nanoGPT makes too, because ours adds one at the end
     losses = [m["val_loss"] for m in metrics if m["kind"] == "eval" and m["iter"] % flags["eval_interval"] == 0]
     ran = {name: record[name] for name in ("attention", "dtype", "compile", "device")}
     ran |= {"rows_of_embedding": record["padded_vocab_size"], "parameters": record["parameters"]}

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 import types
 from collections.abc import Iterable
+from typing import Literal
 
 from fusedgpt.bench import drawing, rows
 from fusedgpt.bench.options import EARLIER
@@ -11,6 +12,13 @@ from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic
 
 GIB = 2**30
+
+
+@dataclasses.dataclass
+class Settings:
+    format: Literal["png", "pdf", "svg"] = "png"  # format of the figures; with pdf or svg, report.md stays as it is
+    title: str = ""  # title of the figures; empty: each one's own
+
 
 
 def read(folder: pathlib.Path) -> tuple[dict, list[dict]]:
@@ -31,15 +39,19 @@ def rows_in(lines: list[dict]) -> list[dict]:
     return [line for line in rows.latest(lines) if line["kind"] == "row"]
 
 
-def write(folder: pathlib.Path, kind: types.ModuleType) -> list[pathlib.Path]:
+def write(folder: pathlib.Path, kind: types.ModuleType, form: str = "png", title: str = "") -> list[pathlib.Path]:
     """Write report.md and the figures of the benchmark `kind` from the rows in `folder`; returns the paths written.
 
-    Raises UserError if there are no rows, or if they lack what a table shows.
+    form: png, pdf or svg. report.md shows PNG, so with another form only figures are written. title: what stands above
+    each figure in place of its own title. Raises UserError if there are no rows, or if they lack what a table shows.
     """
     header, lines = read(folder)
     found = rows_in(lines)
     try:
-        drawn = drawing.save(kind.figures(found, header["settings"]), folder, machine(header, lines, kind))
+        figures = ((n, title or own, *rest) for n, own, *rest in kind.figures(found, header["settings"]))
+        drawn = drawing.save(figures, folder, machine(header, lines, kind), form)
+        if form != "png":
+            return drawn
         text = [*_heading(header, lines, kind), *kind.table(found), ""]
         for figure in drawn:
             text += [f"![{figure.stem}]({figure.name})", ""]
@@ -82,7 +94,7 @@ def machine(header: dict, lines: list[dict], kind: types.ModuleType) -> str:
     return ", ".join([*said, *(f"{name} {found[name]}" for name in versions), found.get("date", "no date recorded")])
 
 
-_OF_A_CALL = ("kind", "machine", "commit", "call", "command")  # fields of a line "before" beside the machine's state
+_CALL_FIELDS = ("kind", "machine", "commit", "call", "command")  # fields of a line "before" beside the machine's state
 
 
 def _heading(header, lines, kind):
@@ -90,7 +102,7 @@ def _heading(header, lines, kind):
     for when in ("before", "after"):
         states = [line for line in lines if line["kind"] == when]
         if states:
-            state = {name: value for name, value in states[-1].items() if name not in _OF_A_CALL}
+            state = {name: value for name, value in states[-1].items() if name not in _CALL_FIELDS}
             state = {name: f"{value:.2f}" if isinstance(value, float) else value for name, value in state.items()}
             environment[f"{when} the rows"] = ", ".join(f"{name} {value}" for name, value in state.items())
     # the commands of all calls that measured rows; files of earlier versions have only the last one
@@ -118,7 +130,7 @@ def _disturbances(found):
             text.append(f"- {rows.name_of(row)}: disturbed: {row['reason']}")
         for each in row.get("tries", []):
             again.append(f"- {rows.name_of(row)}: {spread(each, 4)} ms: {each['reason']}")
-    why = "Something else used the device while the rows marked *disturbed* were measured: no ratio is drawn from them."
+    why = "Something else used the device while the rows marked *disturbed* were measured, so no ratio uses them."
     if text:
         text = [f"{why} The same command measures them again.", "", *text, ""]
     if again:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from fusedgpt.bench.disturbance import comparable
 from fusedgpt.machine.timing import summary
 
-RATES = ("tokens_per_s", "mfu")  # fields that are inverse to a row's median
+RATES = ("tokens_per_s", "mfu")  # fields that are inversely proportional to a row's median
 LARGEST = ("final_loss", "last_loss", "val_loss", "peak_memory")  # fields whose largest value over the rounds counts
 
 

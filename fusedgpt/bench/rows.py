@@ -27,12 +27,12 @@ from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError, first_line, out_of_memory, shown
 from fusedgpt.machine.files import atomic, read_jsonl
 
-FINAL = ("measured", "refused", "parity failed", "out of memory")  # "failed" is not final: such a row is tried again
-AGAIN = 2  # times that a disturbed row is measured again
+FINAL = ("measured", "refused", "parity failed", "out of memory")  # a row that "failed" is tried again
+AGAIN = 2  # measure a disturbed row so many more times
 PAUSE = 1.0  # seconds before it is measured again
 # the parts of the environment that measurements depend on; on a CPU also the threads
 COMPARED = ("device", "torch", "cuda", "cudnn", "transformers")
-AROUND = {"before_ms", "after_ms", "best_ms", "preempted", "cpu_s"}  # keys of a row's "reference" (disturbance.py)
+REFERENCE_KEYS = {"before_ms", "after_ms", "best_ms", "preempted", "cpu_s"}  # a row's "reference" has these
 BEGAN = time.monotonic()  # about when bench.py started
 
 
@@ -95,14 +95,14 @@ def run(
     # a row that was not measured would end the same way again, even if its group was disturbed
     done += [line for line in earlier if _is_final(line) and line["status"] != "measured" and line not in done]
     todo = _missing(plan, done)
-    seen = [line for line in earlier if not _is_of(line, todo)]  # these tell how fast the reference can be
+    seen = [line for line in earlier if not _is_of(line, todo)]  # these rows tell how fast the reference can be
     if len(todo) < len(plan):
         say(f"{len(plan) - len(todo)} of {len(plan)} rows are there already")
     call = 1 + sum(line["kind"] == "before" for line in earlier)
     if todo:  # without a new measurement the header keeps its date
         before = {"kind": "before", "call": call, "command": header["command"], **state()}
         _write(path, [{"kind": "header", **header}, *earlier, before])
-    seconds = {}  # {part: of each row}, because rows of one part may take many times as long as those of another
+    seconds = {}  # {part: seconds of each row}; rows of one part may take many times as long as those of another
     with open(path, "a", buffering=1) as file, contextlib.suppress(OutOfTime):
         for n, spec in enumerate(todo, start=1):
             if time_is_up(max_seconds):
@@ -115,13 +115,13 @@ def run(
             left = _seconds_left(seconds, todo[n:])
             say(f"[{n}/{len(todo)}] {name_of(spec)}: {_outcome(row)}; about {_duration(left)} left")
     still_ours()
-    lines = disturbance.judged(latest(read(path)), group)  # again: only now is the best reference known
+    lines = disturbance.judged(latest(read(path)), group)  # judge again, because only now is the best reference known
     _write(path, [*lines, *([{"kind": "after", **state()}] if todo else [])])
     disturbed, missing = sum(1 for line in lines if line.get("disturbed")), len(_missing(todo, lines))
     if disturbed:
         say(f"disturbed rows: {disturbed}. The same command measures them again")
     if missing:
-        remedy = ". The same command continues" * bool(seconds)  # it would end the same way if no row was measured
+        remedy = ". The same command continues" * bool(seconds)  # without a new row, the next call gets no further
         say(f"max_seconds={max_seconds:g} is over: {missing} of {len(plan)} rows are missing{remedy}")
 
 
@@ -174,15 +174,16 @@ def _is_sound(line):
     if line.get("kind") != "row":
         return isinstance(line.get("kind"), str)
     times = [line[name] for name in ("median_ms", "p10_ms", "p90_ms") if name in line]
-    around, names = line.get("reference", dict.fromkeys(AROUND, 0)), [line.get("status"), line.get("reason", "")]
+    around = line.get("reference", dict.fromkeys(REFERENCE_KEYS, 0))
+    names = [line.get("status"), line.get("reason", "")]
     return (
         all(isinstance(name, str) for name in names)
         and ("reason" in line or line["status"] == "measured")
         and not any(isinstance(value, dict | list) for value in spec_of(line).values())
         and len(times) in (0, 3)
         and isinstance(around, dict)
-        and around.keys() >= AROUND
-        and all(isinstance(number, int | float) for number in [*times, *(around[name] for name in AROUND)])
+        and around.keys() >= REFERENCE_KEYS
+        and all(isinstance(number, int | float) for number in [*times, *(around[name] for name in REFERENCE_KEYS)])
     )
 
 

@@ -19,7 +19,7 @@ from fusedgpt.attention import choose, parity
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.attention.receipt import contradiction
-from fusedgpt.attention.table import NAMED
+from fusedgpt.attention.table import SINGLE_KERNELS
 from fusedgpt.bench import check, child, drawing, options, report
 from fusedgpt.bench.disturbance import comparable, speedup
 from fusedgpt.bench.proof import prove, prove_kernel, refusals, tflops, timed
@@ -69,11 +69,11 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
         for T in lengths
         for nh, hs in options.heads(s.heads)
         for direction in ("forward", "forward + backward")
-        for name in (*NAMED, "masked", *own)
+        for name in (*SINGLE_KERNELS, "masked", *own)
         if name != "flex" or T in FIRST  # flex is compiled for each length
     ]
     trained = [T for T in lengths if _power_of_two(T) and T <= LONGEST_TRAINED]
-    whole = [{"part": "training", "T": T, "attention": name} for T in trained for name in (*NAMED, *own)]
+    whole = [{"part": "training", "T": T, "attention": name} for T in trained for name in (*SINGLE_KERNELS, *own)]
     coarse = [spec for spec in alone if _power_of_two(spec["T"])]
     return coarse + whole + [spec for spec in alone if not _power_of_two(spec["T"])]
 
@@ -117,7 +117,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
 
 
 _inputs = functools.lru_cache(maxsize=1)(Case.inputs)  # kernels share them, because drawing them is slow
-_refusal = functools.lru_cache(choose.refusal)  # asked for one length; a kernel that refuses another one raises later
+_refusal = functools.lru_cache(choose.refusal)  # for one length; if a kernel refuses another length, it raises there
 
 
 def _training(spec, s, device, folder):
@@ -173,7 +173,7 @@ def table(rows: list[dict]) -> list[str]:
         "",
         f"Kernels seen, forward / backward: {'; '.join(sorted(seen))}. Every time follows a passed comparison with",
         f"float64; the largest error is {worst:.1e}. TFLOP/s counts the causal half: 2 B nh T² hs",
-        "forward, 3.5 times that with the backward. A kernel is called faster where its p90 is below the other's p10.",
+        "forward, 3.5 times that with the backward. A kernel is called faster if its p90 is below the other's p10.",
         *report.how_timed(rows),
     ]
 

@@ -24,7 +24,7 @@ from fusedgpt.machine.device import autocast, dtype_name, resolve_compile, resol
 from fusedgpt.machine.environment import commit
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# the share by which a loss may differ from ours in float32. For GPT-2 124M the difference is 2e-7 in float32, 1e-4 in
+# largest relative difference of a loss from ours in float32. For GPT-2 124M the difference is 2e-7 in float32, 1e-4 in
 # bfloat16, and 6e-3 without a causal mask
 ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 3e-3}
 SAME_IDS = 4  # first ids that must equal ours if both run in float32; later ids may differ by rounding
@@ -50,10 +50,10 @@ def run(part: str, peer: str, s: Any, device: torch.device) -> dict:
 
 
 def visit(part: str, peer: str, asked: dict) -> dict:
-    """The part of `run` in the child process. asked: the settings."""
+    """What `run` does in the child process. asked: the settings."""
     s, device = contenders.settings(part, peer, asked), resolve_device(asked["device"])
     if device.type == "cpu":
-        memory.keep_freed_memory(keep=True)  # for all contenders alike: only train.py does so by itself
+        memory.keep_freed_memory(keep=True)  # for all contenders, because only train.py does so by itself
     state = contenders.initial_weights(s)
     contender = contenders.build(peer, state, s)
     contender.model.to(device)
@@ -141,7 +141,7 @@ def _multiplies_tf32(s, device):
 
 
 def _same(got, want, allowed, where):
-    """The share by which a loss differs from ours. Raises ParityError if it is more than `allowed`."""
+    """The relative difference of a loss from ours. Raises ParityError if it is more than `allowed`."""
     error = abs(got / want - 1)
     if not error <= allowed:  # `not <=` catches NaN too
         raise ParityError(

@@ -19,8 +19,8 @@ from fusedgpt.errors import UserError, first_line, out_of_memory, shown
 KINDS = (".txt", ".md", ".csv", ".json", ".jsonl", ".parquet")
 PACKED = (".gz", ".zst")
 CHUNK = 2**20  # bytes of a file to read at a time
-# Most characters of a JSON value or a CSV row, so that a broken one does not pull the whole file into memory. There a
-# character takes up to 4 bytes, and {} takes 72.
+# Most characters of a JSON value or a CSV row, so that a broken one does not pull the whole file into memory, where
+# a character takes up to 4 bytes, and {} takes 72.
 LONGEST_VALUE = 2**26
 COLUMNS_SHOWN = 20
 # Parquet rows to read at once. A file may store a text once for thousands of rows, but in memory each row has a copy.
@@ -53,7 +53,7 @@ def _inside(folder):
 
     files, been = [], set()
     for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        if (real := os.path.realpath(root)) in been:  # by a link to a folder that was read already or is above
+        if (real := os.path.realpath(root)) in been:  # a link led to a folder that was read or is above
             folders.clear()
             continue
         been.add(real)

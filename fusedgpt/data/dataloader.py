@@ -1,4 +1,4 @@
-"""Read batches from bins. The text of a sample is a pure function of (seed, iteration, sample): nothing to save.
+"""Read batches from bins. Each sample follows from (seed, iteration, sample), so a loader has no state to save.
 
 A batch has B = batch_size windows of T = block_size tokens; y is x shifted by one token. The samples of an iteration
 are its gradient_accumulation_steps · B windows, numbered over all ranks.
@@ -73,7 +73,7 @@ class DataLoader:
             some = starts[first : first + self.batch_size]
             x, y = self._batch(split, some)
             for row in np.flatnonzero(some % self.block_size):  # the last window, which ends with the split
-                y[row, : -some[row] % self.block_size] = -1  # targets that the window before has already
+                y[row, : -some[row] % self.block_size] = -1  # the previous window has these targets already
             yield x, y
 
     def evaluation_batches(self, windows: int) -> int:

@@ -21,7 +21,7 @@ from fusedgpt.data.tokenizer import GPT2, Tokenizer, end_of_text, vocabulary
 from fusedgpt.errors import UserError, first_line, shown
 
 SPLITS = ("train", "val")
-SAMPLES, SAMPLE = 16, 4096  # number of samples that ranks compare of a bin, and ids in each
+SAMPLES, SAMPLE = 16, 4096  # samples of each bin that ranks compare, and ids in a sample
 NANOGPT_VOCAB_SIZE = 50304  # nanoGPT pads GPT-2's 50257 ids to this, unless a meta.pkl says otherwise
 
 
@@ -72,7 +72,7 @@ def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
 def separator(meta: dict, folder: pathlib.Path, say: Callable[[str], None]) -> int:
     """The id between two documents of the data in `folder`, described by `meta`.
 
-    Raises UserError if there is none. Says so if it does not occur in a sample of the training split.
+    Raises UserError if there is none. Calls `say` if it does not occur in a sample of the training split.
     """
     if (found := end_of_text(meta)) is None:
         raise UserError(
@@ -147,7 +147,7 @@ def require_same_data(files: Mapping[str, "TokenFile"], meta: dict, gather: Call
     try:
         for split, file in files.items():
             mine[f"{split}.bin"] = [_sha256(meta, split), len(file), zlib.crc32(file.sample().tobytes())]
-    except UserError as error:  # perhaps on this rank only: raise after `gather`, where the others wait
+    except UserError as error:  # other ranks may have no error and wait in `gather`, so raise after it
         damage = str(error)
     mine["what the ids mean"] = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
     each, damages = zip(*gather((mine, damage)))
@@ -226,7 +226,7 @@ def _read_meta_pkl(path):
         raise UserError(f"{path} is no nanoGPT meta.pkl ({why}): {_how_to_prepare(path.parent)}") from error
 
 
-class _PlainUnpickler(pickle._Unpickler):  # in Python: one damaged byte can make the one in C fill gigabytes
+class _PlainUnpickler(pickle._Unpickler):  # one damaged byte can make the one in C fill gigabytes
     """Admits only numbers, text and containers. A pickle that names another class or function could run code."""
 
     def find_class(self, module, name):

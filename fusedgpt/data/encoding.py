@@ -178,7 +178,7 @@ class Encoded:
             try:
                 path = self.folder / name
                 with open(path, "r+b" if path.exists() else "wb") as file:  # a killed run may have left no file
-                    file.seek(count * array.itemsize)  # overwrite what a killed run may have left behind its last step
+                    file.seek(count * array.itemsize)  # overwrite what a killed run may have left after its last step
                     file.write(array.tobytes())
             except OSError as error:
                 raise cannot_write(self.folder / name, error) from error

@@ -136,7 +136,7 @@ def _of_json(bpe):
                 f"the tokenizer.json has other ids for {first!r} and {then!r} than for both together: set"
                 " add_prefix_space to false in it, or take a tokenizer that splits text into words"
             )
-    added = [each["content"] for each in meta["tokenizer_json"]["added_tokens"]]  # they may drop blanks around them
+    added = [each["content"] for each in meta["tokenizer_json"]["added_tokens"]]  # one may drop the blanks around it
     for text in (EVERY_BYTE, *(f"a {each} b" for each in added)):
         if tokenizer.decode(tokenizer.encode_text(text).tolist()) != text.encode():
             lost = (c for c in text if tokenizer.decode(tokenizer.encode_text(c).tolist()) != c.encode())

@@ -24,7 +24,7 @@ TINY_SHAKESPEARE = (
     "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",  # its SHA-256
 )
 FEWEST_VALIDATION_TOKENS = 4096  # or a tenth of the text, if that is fewer
-FEWEST_TOKENS = 2  # a split needs one to predict another from
+FEWEST_TOKENS = 2  # one to predict, and one to predict it from
 
 
 def parser(script: str, description: str) -> argparse.ArgumentParser:
@@ -39,7 +39,7 @@ def parser(script: str, description: str) -> argparse.ArgumentParser:
 
 
 def _path(text):
-    if not text:  # from a shell variable that is not set; pathlib would take the current folder
+    if not text:  # a shell variable may not be set; pathlib would take the current folder
         raise argparse.ArgumentTypeError("no path was given")
     return pathlib.Path(text)
 
@@ -167,7 +167,7 @@ def draw(ends: np.ndarray, fraction: float, shuffled: bool = False) -> dict[str,
 
 
 def _ranges(ends, documents):
-    """The (start, stop) of documents, given by number. Neighbours become one range, which saves reads."""
+    """The (start, stop) of `documents`, an array of their numbers. Neighbours become one range, which saves reads."""
     firsts = np.flatnonzero(np.diff(documents, prepend=-2) != 1)
     lasts = np.append(firsts[1:], len(documents)) - 1
     edges = np.append(0, ends)  # document n is from edges[n] to edges[n + 1]

@@ -19,7 +19,7 @@ BYTE_LEVEL = (
     " Take one whose pre-tokenizer is ByteLevel, as GPT-2, Llama 3 and Qwen have it, or train one:"
     " data/text/prepare.py --tokenizer=train:8192"
 )
-OF_THREAD = threading.local()  # each thread's own BPEs, by name
+BPES_OF_THREAD = threading.local()  # each thread's own BPEs, by name
 # tiktoken's patterns, and others that find the same words 1.7 times as fast. tiktoken's engine tries alternatives one
 # by one if they look ahead or are possessive (`++`). It matches a group of other alternatives in one pass. In these
 # patterns `++` and `+` match the same, because what follows in an alternative matches none of the repeated characters.
@@ -55,7 +55,7 @@ def _bpe_of_thread(name):
     """tiktoken's BPE for this thread alone. If threads share one, all but the first wait for a lock at each word."""
     import tiktoken
 
-    copies = vars(OF_THREAD)
+    copies = vars(BPES_OF_THREAD)
     if name not in copies:
         bpe = tiktoken_bpe(name)
         parts = {"mergeable_ranks": bpe._mergeable_ranks, "special_tokens": bpe._special_tokens}

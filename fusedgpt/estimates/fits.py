@@ -46,7 +46,7 @@ def in_words(estimate: scale.Memory, processes: int) -> str:
     shown = {name: round(each / size, digits) for name, each in dataclasses.asdict(estimate).items()}
     parts = [f"{name} {each:,.{digits}f}" for name, each in shown.items() if each]
     whose = f" in each of {processes} processes" if processes > 1 else ""
-    of = f": {', '.join(parts)}" if parts else ""  # in a tiny model each is 0
+    of = f": {', '.join(parts)}" if parts else ""  # each is 0 in a tiny model
     return f"memory: about {estimate.total / size:,.{digits}f} {unit} of tensors{whose}{of}"
 
 

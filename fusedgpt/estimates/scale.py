@@ -17,8 +17,8 @@ PRODUCTS = 0.81  # share of the largest products' rate: 640 of 794 TFLOP/s for p
 # the shares of a data sheet's figures that kernels reach
 FLASH = 0.3  # FLOP/s of a fused attention kernel with heads of 64: FlashAttention-3, arXiv:2407.08608, figures 5, 6
 TRAFFIC = 0.9  # bytes/s of the memory: 4.3 of 4.8 TB/s on an H200
-LINK = 0.8  # bytes/s of a link: NCCL's authors reckon with 370 of an H100's 450 GB/s (NVIDIA/nccl-tests#212)
-REST = 0.17  # uncounted seconds for each counted second of computation: fitted, as results/plan/README.md says
+LINK = 0.8  # bytes/s of a link: NCCL's authors expect 370 of an H100's 450 GB/s (NVIDIA/nccl-tests#212)
+REST = 0.17  # uncounted seconds for each counted second of computation, fitted (results/plan/README.md)
 # measured over estimated: seconds, and bytes beyond weights and moments, in all cases of tests/plan_errors.py
 TIME_RANGE, MEMORY_RANGE = (0.75, 1.5), (0.8, 1.2)
 
@@ -40,7 +40,7 @@ class Run:
     dtype: str = "bfloat16"
     compile: bool = True
     gpus: int = 1
-    cpu: bool = False  # the `gpus` are processes on a CPU, where autocast and dropout keep other dtypes
+    cpu: bool = False  # whether `gpus` are processes on a CPU, on which autocast and dropout keep other dtypes
 
     @classmethod
     def of(cls, s: Any, **resolved) -> Self:
@@ -68,7 +68,7 @@ class Run:
 class Memory:
     """Bytes of a GPU at one moment, by what they hold."""
 
-    weights: float  # in float32
+    weights: float  # float32
     gradients: float
     optimizer: float
     activations: float  # what the backward needs, and what it computes on the way
@@ -231,7 +231,8 @@ def _logits(config, run):
     """Peak bytes of the logits and their gradients.
 
     If eager, the cross-entropy's gradient takes three float32 numbers for each logit. If compiled, it takes the logits'
-    place, and the output layer's gradient, not yet float32, is there too. Chunks take parts, and add that gradient up.
+    place, and memory also holds the output layer's gradient, not yet in float32. Chunks compute a part of the logits at
+    a time, and add that gradient up.
     """
     e, V = run.itemsize, config.padded_vocab_size
     if config.chunks > 1:
@@ -243,7 +244,7 @@ def _logits(config, run):
 class Machine:
     """What a GPU and its links really reach: FLOP/s, bytes/s, and seconds of a hop."""
 
-    peak: float  # FLOP/s of the data sheet, of which MFU is a share
+    peak: float  # FLOP/s of the data sheet; MFU is a share of it
     products: float  # FLOP/s of matrix products
     flash: float  # FLOP/s of a fused attention kernel, counting only the FLOPs that it does
     traffic: float  # bytes/s of memory
@@ -315,10 +316,10 @@ def step(config: Any, run: Run, machine: Machine) -> Step:
     """
     forward, backward = _computation(config, run, machine)
     root, blocks, reduction, last, sent = _communication(config, run, machine)
-    m, before, beside = run.micro_steps, (1 + REST) * sum(forward), (1 + REST) * sum(backward)
-    waiting = m * max(root + blocks / config.n_layer, root + blocks - before)
-    waiting += (m - 1) * max(0, blocks - beside) + max(last, blocks + reduction - beside)
-    counted = [*(m * (one + other) for one, other in zip(forward, backward)), _optimizer(config, run, machine)]
+    m, forward_s, backward_s = run.micro_steps, (1 + REST) * sum(forward), (1 + REST) * sum(backward)
+    waiting = m * max(root + blocks / config.n_layer, root + blocks - forward_s)
+    waiting += (m - 1) * max(0, blocks - backward_s) + max(last, blocks + reduction - backward_s)
+    counted = [*(m * sum(both) for both in zip(forward, backward)), _optimizer(config, run, machine)]
     return Step(*counted, REST * sum(counted), m * (root + 2 * blocks) + reduction, waiting, sent)
 
 
@@ -339,7 +340,8 @@ def _computation(config, run, machine):
 
     A token costs 2 FLOPs per weight forward and 4 backward. The scores of a layer count as 4 C T forward and 8 C T
     backward. A fused kernel does about half of them, because scores are causal, and its backward repeats one product of
-    five. Unfused attention does all of them as products, and moves each score 4 and 7 times in 16 bits.
+    five. Unfused attention does all of them as products, and moves each score 4 times forward and 7 times
+    backward, in 16 bits.
     Compiled element-wise kernels move 40 bytes for each channel of a block forward and 90 backward: the float32
     residual stream through each LayerNorm, 16-bit inputs and outputs of products, and GELU's wide layer. Logits are
     moved twice each way. A weight is cast once (6 bytes), and its gradient added up in float32 (10).
@@ -358,18 +360,18 @@ def _computation(config, run, machine):
             return fused * scores / machine.flash
         return passes * share * scores / machine.products + moves * tables / machine.traffic
 
-    one = (
+    forward = (
         2 * multiplied * tokens / machine.products,
         attention(4, 4, 2),
         (tokens * (40 * L * C + 4 * V) + 6 * N) / machine.traffic,
     )
-    attention_again = {"none": 0, "attention": attention(2, 3, 2), "block": one[1]}[run.recompute]
-    other = (
+    attention_again = {"none": 0, "attention": attention(2, 3, 2), "block": forward[1]}[run.recompute]
+    backward = (
         (4 * multiplied + 4 / 3 * hidden(config) * again + 2 * V * C * logits_again) * tokens / machine.products,
         attention(8, 7, 5) + attention_again,
         (tokens * ((90 + 40 * again) * L * C + 4 * V * (1 + logits_again)) + 10 * N) / machine.traffic,
     )
-    return one, other
+    return forward, backward
 
 
 def _communication(config, run, machine):
@@ -377,7 +379,7 @@ def _communication(config, run, machine):
 
     Seconds are those of gathering embeddings and LayerNorms (the root) for a micro-batch, of gathering all blocks for a
     forward or a backward, of reducing the gradients once a step, and of the part of that reduction that comes last.
-    Groups of GPUs share a copy, and replicas of it are apart by as many GPUs.
+    The GPUs of a group share a copy; a GPU and its replica in the next group are `shards` GPUs apart.
     """
     N, L, shards, replicas = config.num_params, config.n_layer, run.shards, run.gpus // run.shards
     weights, root, blocks = 4 * N, 4 * (N - hidden(config)), run.itemsize * hidden(config)
@@ -396,7 +398,7 @@ def _share(ranks):
 def _ring(machine, ranks, stride, size, messages, both=False):
     """Seconds in which `ranks` GPUs, each `stride` from the next, gather or reduce `size` bytes, or do `both`.
 
-    If a ring visits several GPUs of a node, it leaves the node over the network of all of them. Latencies are NCCL's
+    If a ring visits several GPUs of a node, it uses the network links of all of them. Latencies are NCCL's
     own model (src/graph/tuning.cc): n - 1 hops for each message, or for `both` a tree's depth if that is less.
     """
     in_node = max(1, min(ranks, machine.per_node // stride))

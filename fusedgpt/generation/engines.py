@@ -20,8 +20,8 @@ from fusedgpt.machine.device import dtype_name, resolve_dtype
 
 PRECISE_FIRST = (torch.float32, torch.float16, torch.bfloat16)
 WORTH = 0.9  # take a coarser dtype only below this share of the time, so that noise does not change what a seed draws
-ENOUGH_WEIGHTS = 2**25  # weights to time decode with: 64 MiB in 16 bits, more than the caches of most CPUs hold
-ROWS = 64  # tokens to time prefill with: more would not change which dtype wins, and float16 may be slow
+ENOUGH_WEIGHTS = 2**25  # time decode with so many weights: 64 MiB in 16 bits, more than most CPUs' caches hold
+ROWS = 64  # time prefill with so many tokens: more would not change which dtype wins, and float16 may be slow
 HOPELESS_MS = 200  # time a dtype only once if its first call takes longer
 
 
@@ -142,7 +142,7 @@ def _milliseconds(model, shape, dtype):
 
 
 class StaticLayer:
-    """A view of a LayerCache whose shapes never change: a tensor holds the position of the next key."""
+    """A view of a LayerCache in shapes that never change. A tensor holds the position of the next key."""
 
     def __init__(self, layer: LayerCache, position: Tensor):
         self.k, self.v, self.ids, self.position, self.length = layer.k, layer.v, layer.ids, position, 0

@@ -69,9 +69,9 @@ def load(model_type: str | os.PathLike, changes: dict[str, Any]) -> tuple[GPTCon
 def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
     """A GPT2LMHeadModel that computes the same as a GPT with `config` and `state`. `changes` go to its GPT2Config.
 
-    Vocabulary padding is stripped, and missing biases become zeros. The result attends across documents, so a text of
-    several is not computed as with `document_start`. Raises UserError if the GPT computes something
-    that GPT-2 does not.
+    Vocabulary padding is stripped, and missing biases become zeros. The result attends across documents, so it computes
+    a text of several documents differently from a GPT with `document_start`. Raises UserError if the GPT computes
+    something else that GPT-2 does not.
     """
     require_known(config, "to_transformers (fusedgpt/interchange/gpt2.py), which makes a GPT-2,", ("document_start",))
     from transformers import GPT2Config, GPT2LMHeadModel, logging

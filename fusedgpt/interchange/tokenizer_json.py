@@ -63,7 +63,7 @@ def _last_merge(token, ranks):
 
 
 def _byte_level(ours, merges=(), splits=()):
-    """A byte-level BPE with the tokens of `ours`. Of the special tokens, only the end of a text can be in a text."""
+    """A byte-level BPE with the tokens of `ours`. The only special token that a text can contain is end-of-text."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -95,7 +95,7 @@ def _of_characters(ours):
 
 
 def _of_json(ours):
-    """The tokenizer.json without truncation, padding and ids put around a text, which Tokenizer.encode leaves out.
+    """The tokenizer.json without what Tokenizer.encode leaves out: truncation, padding, and ids added around a text.
 
     Special tokens that do not end a text keep their ids, but get names that no text can have.
     """

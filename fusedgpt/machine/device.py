@@ -11,7 +11,7 @@ import torch
 
 from fusedgpt.errors import UserError, first_line
 
-NAMES = "auto, cpu, cuda, cuda:1 or mps"  # of devices, for messages
+NAMES = "auto, cpu, cuda, cuda:1 or mps"  # how messages list the devices
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 _lowered = os.environ.get("ATEN_CPU_CAPABILITY")
@@ -93,9 +93,9 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
 
 @contextlib.contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """A context in which CUDA may round the factors of float32 products to TF32, which has float16's 11 bits, or not.
+    """A context in which CUDA may, or may not, round the factors of float32 products to TF32 (float16's 11 bits).
 
-    PyTorch's default is that it may not, but an environment variable can change that, as NVIDIA's containers do.
+    By default PyTorch does not allow it, but an environment variable can, as in NVIDIA's containers.
     """
     before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, allowed
     try:
@@ -128,7 +128,7 @@ def why_no_compiler(device: torch.device) -> str | None:
 
 def graphs_compiled() -> int:
     """How many graphs torch.compile has made in this process. A forward with its backward counts as one."""
-    dynamo = sys.modules.get("torch._dynamo")  # do not import it: that takes a second, and it is there after a compile
+    dynamo = sys.modules.get("torch._dynamo")  # present after a compile; an import would take a second
     return dynamo.utils.counters["aot_autograd"]["total"] if dynamo else 0
 
 

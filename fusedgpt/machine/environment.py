@@ -16,7 +16,7 @@ GPU_STATE = ("driver_version", "clocks.sm", "clocks.mem", "temperature.gpu", "po
 
 
 def environment(device: torch.device) -> dict:
-    """What a measurement on `device` depends on and what stays the same for all rows of a benchmark."""
+    """What a measurement on `device` depends on, as far as it stays the same for all rows of a benchmark."""
     found = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
         "torch": torch.__version__,

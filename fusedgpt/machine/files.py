@@ -61,7 +61,7 @@ def cannot_write(path: pathlib.Path, error: OSError) -> UserError:
 def _is_still(path, opened):
     """Whether `path` still names the file of `opened`, a result of os.fstat.
 
-    If the disk does not answer, assume that it does, because the next write will say what is wrong.
+    If the disk does not answer, returns True, because the next write will say what is wrong.
     """
     try:
         return os.path.samestat(os.stat(path), opened)
@@ -117,8 +117,8 @@ class Lock:
             return now.parent if now.name == self.path.name and _is_still(now, self.opened) else None
 
 
-def lock(out_dir: str | os.PathLike) -> Lock:
-    """Take the folder for this process, until the returned lock is closed.
+def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:
+    """Take the folder for this process, until the returned lock is closed. shared: for all processes that ask so.
 
     The system releases the folder when the process ends, however it ends. Raises UserError if another process has the
     folder, or if it cannot be written.
@@ -133,7 +133,8 @@ def lock(out_dir: str | os.PathLike) -> Lock:
         import fcntl
 
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not inherited by children; works over NFS
+            how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.lockf(file, how | fcntl.LOCK_NB)  # unlike flock, not inherited by children; works over NFS
         except (BlockingIOError, PermissionError) as error:
             file.seek(0)
             raise UserError(

@@ -39,7 +39,7 @@ PEAK_TFLOPS = {
     "RTX 5090": 209.5,
     "MI210": 181,
     "MI250": 181,  # PyTorch's device is one of its two dies
-    "MI250X": 191.5,  # likewise
+    "MI250X": 191.5,  # see MI250
     "MI300A": 980.6,
     "MI300X": 1307,
     "MI325X": 1307,
@@ -53,7 +53,7 @@ class GPU:
     """A GPU and the links to its neighbours, from its data sheet."""
 
     peak: float  # FLOP/s, dense 16-bit products
-    memory: float  # bytes, with 1e9 for a sheet's GB. The chip has 2**30; the 7 % between are left for CUDA and NCCL
+    memory: float  # bytes, with a sheet's GB as 1e9. A chip's GB is 2**30; the other 7 % are left for CUDA and NCCL
     bandwidth: float  # bytes/s of its memory
     link: float  # bytes/s in one direction to the other GPUs of its node
     hop: float  # seconds for a message over that link

@@ -101,7 +101,7 @@ def _side_stream(device):
 
 def _captured(step, device, warmup):
     graph, side = torch.cuda.CUDAGraph(), _side_stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))  # which computes the inputs
+    side.wait_stream(torch.cuda.current_stream(device))  # the current stream computes the inputs
     with torch.cuda.stream(side):  # restores the current stream, which a failed capture would not
         for _ in range(warmup):
             step()

@@ -1,4 +1,4 @@
-"""The ranks of a run: one process, or as many as torchrun started; and what they do together."""
+"""The ranks of a run, which are one process or those that torchrun started, and what they do together."""
 
 import atexit
 import contextlib
@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-# before there is a group: its functions would keep it as their default until the interpreter's shutdown, which can end
-# a thread of gloo with "terminate called without an active exception"
+# Import this before there is a process group. Its functions would otherwise keep the group as a default argument until
+# the interpreter shuts down, and that can end a thread of gloo with "terminate called without an active exception"
 import torch.distributed.nn.functional
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
@@ -154,7 +154,7 @@ def restarted() -> bool:
 
 @contextlib.contextmanager
 def others_needed(doing: str) -> Iterator[None]:
-    """A context that needs all ranks. If one is gone, raises UserError, not PyTorch's traceback."""
+    """A context for what needs all ranks. If a rank is gone, raises UserError in place of PyTorch's error."""
     try:
         yield
     except RuntimeError as error:
@@ -171,7 +171,7 @@ def others_needed(doing: str) -> Iterator[None]:
 
 
 def _await(store, key, seconds):
-    """Return once `store` has `key`. Looks now and then: a blocking wait would keep PyTorch's own threads waiting."""
+    """Return once `store` has `key`. It polls, because a blocking wait would keep PyTorch's own threads waiting."""
     deadline = time.monotonic() + seconds
     while not store.check([key]):
         if time.monotonic() > deadline:
@@ -271,8 +271,8 @@ def parallelize(
 ) -> torch.nn.Module:
     """A GPT, `compiled` or not, whose backward averages gradients over the ranks.
 
-    Every rank has a copy of the model (DDP), or a part of it (FSDP) if `ranks.shards` is more than 1; `dtype` and
-    `seed` as fsdp.shard takes them.
+    Every rank has a copy of the model (DDP), or a part of it (FSDP) if `ranks.shards` is more than 1. FSDP needs
+    `dtype` and `seed` (fsdp.shard).
     """
     if ranks.shards > 1:
         from fusedgpt.parallel import fsdp  # takes a second to import
@@ -293,7 +293,7 @@ def parallelize(
 def gradient_sync(model: torch.nn.Module, enabled: bool) -> contextlib.AbstractContextManager:
     """A context in which backward averages gradients over the ranks only if `enabled`.
 
-    Only the last micro-step of a step has to: the gradients of the earlier ones add up on their own rank.
+    Averaging in the last micro-step of a step is enough: until then, each rank adds up its own gradients.
     """
     if is_shared(model):
         model.set_requires_gradient_sync(enabled)
@@ -304,7 +304,7 @@ def gradient_sync(model: torch.nn.Module, enabled: bool) -> contextlib.AbstractC
 
 
 def finite_weights(model: torch.nn.Module) -> bool:
-    """Whether all weights are finite, those that other ranks hold included."""
+    """Whether all weights are finite, including those that other ranks hold."""
     sums = torch.stack([local(p.detach()).sum() for p in model.parameters()])
     bad = (~sums.isfinite()).any().float()
     if is_shared(model):
@@ -318,7 +318,7 @@ def gradient_norm(model: torch.nn.Module) -> Tensor:
     grads = [p.grad for p in model.parameters()]
     if all(g.is_cpu for g in grads):
         # row by row: on a CPU, PyTorch's norm of the 38 million weights of GPT-2's wte is 0.26 % too small. Vectors are
-        # short, and if ranks share them, each norm by itself would be a message, instead of one message for all
+        # short enough, and if ranks share them, a separate norm of each would send a message of its own
         grads = [torch.linalg.vector_norm(g, dim=-1) if g.dim() > 1 else g for g in grads]
     if not is_shared(model):
         return torch.nn.utils.get_total_norm(grads)

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint that ranks share: a folder with a file of each rank (torch.distributed.checkpoint).
+"""The tensors of a checkpoint that ranks share: a folder with a file per rank (torch.distributed.checkpoint).
 
 The checkpoint itself, such as ckpt.pt, is then a small file that names the folder and has a checksum of each file in
 it. It is replaced once the folder is complete, and counts from then on. Reading runs no code.
@@ -51,7 +51,7 @@ def free_name(out_dir: pathlib.Path, iteration: int) -> str:
 
 
 def write_together(folder: pathlib.Path, tensors: dict[str, Tensor], group: distributed.ProcessGroup) -> dict[str, int]:
-    """Write `tensors`, of which each rank of `group` (gloo) has its part on the CPU; return each file's checksum.
+    """Write `tensors`; each rank of `group` (gloo) has its part on the CPU. Returns each file's checksum.
 
     Raises UserError on every rank if one cannot write, or if rank 0 does not see what the others wrote.
     """
@@ -92,7 +92,7 @@ def _writer(folder):
 
 
 def write(folder: pathlib.Path, tensors: dict[str, Tensor]) -> dict[str, int]:
-    """Write `tensors`, of which this process has all, and return the checksum of each file."""
+    """Write `tensors`, all of which this process holds, and return the checksum of each file."""
     with warnings.catch_warnings():  # there are no other ranks on purpose
         warnings.simplefilter("ignore")
         dcp.save(tensors, storage_writer=_writer(folder), no_dist=True)
@@ -112,7 +112,7 @@ def verify(folder: pathlib.Path, files: Mapping[str, int]) -> None:
 
 
 def read(folder: pathlib.Path, tensors: dict[str, Tensor]) -> None:
-    """Fill `tensors` from a folder; a divided one (DTensor) with this rank's part. Raises UserError if it misfits."""
+    """Fill `tensors` from a folder. A DTensor gets this rank's part. Raises UserError if they do not fit."""
     with _damage_said(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # each rank reads alone on purpose: it knows its part
         dcp.load(tensors, storage_reader=_Reader(folder), no_dist=True)
@@ -138,7 +138,7 @@ def read_whole(folder: pathlib.Path, optimizer: bool) -> tuple[dict[str, Tensor]
 
 @contextlib.contextmanager
 def _damage_said(folder):
-    """Raise UserError for whatever a damaged or foreign folder raises, also if its sizes exceed all memory."""
+    """Raise UserError for whatever a damaged or foreign folder raises, also if its tensors do not fit into memory."""
     try:
         yield
     except UserError:

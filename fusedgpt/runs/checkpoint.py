@@ -20,7 +20,7 @@ from fusedgpt.dimensions import IMPLEMENTATION
 from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.machine.files import atomic
 
-NO_DAMAGE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EACCES, errno.EPERM)  # the machine's errors
+NO_DAMAGE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EACCES, errno.EPERM)  # not the file's fault
 NANOGPTS = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "bias")  # fields of its GPTConfig
 NANOGPTS_ACTIVATION = (
     "nanoGPT's checkpoints do not name their activation: taking the exact GELU, which nanoGPT has had since May 2023."
@@ -47,9 +47,9 @@ def load(path: str | os.PathLike, verify: bool = True, whole: bool = True, optim
     Tensors are mapped from the file and read when they are used: copy those that must outlive it. (PyTorch cannot map a
     file whose name is not UTF-8; its tensors are read into memory.)
 
-    verify: compare the checksums, which reads the whole file; otherwise do not use the tensors.
-    whole: if `verify` too, read each tensor in a folder of shards in one piece; otherwise `read_shards` reads them.
-    optimizer: whether that includes the optimizer's tensors.
+    verify: compare the checksums, which reads the whole file. Without it, do not use the tensors.
+    whole: with `verify`, read each tensor in a folder of shards in one piece. Without it, `read_shards` reads them.
+    optimizer: with `whole`, read the optimizer's tensors too.
     """
     if not os.path.isfile(path):
         there = "is no file" if os.path.exists(path) else "does not exist"
@@ -59,7 +59,7 @@ def load(path: str | os.PathLike, verify: bool = True, whole: bool = True, optim
         zipped = zipfile.is_zipfile(path)
         if zipped and verify and (torn := zipfile.ZipFile(path).testzip()):
             raise ValueError(f"the checksum of {torn} is wrong")
-        mapped = zipped and _is_utf8(path)  # PyTorch can map no other file, and reads it whole
+        mapped = zipped and _is_utf8(path)  # PyTorch reads any other file into memory
         state = _checked(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped))
     except Exception as error:  # a damaged file can raise anything
         if out_of_memory(error) or getattr(error, "errno", None) in NO_DAMAGE or "mmap" in str(error):
@@ -80,7 +80,7 @@ def load(path: str | os.PathLike, verify: bool = True, whole: bool = True, optim
 
 
 def _is_utf8(path):
-    """Whether a path can be written in UTF-8: not if it is in another encoding, or if the locale has only ASCII."""
+    """Whether a path is UTF-8. It is not if it has another encoding, or if the locale has only ASCII."""
     try:
         return bool(os.fspath(path).encode())
     except UnicodeEncodeError:  # Python puts a lone surrogate in place of each foreign byte
@@ -88,7 +88,7 @@ def _is_utf8(path):
 
 
 def read_shards(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> None:
-    """Fill a sharded model and its optimizer from the folder that `saved` names. Raises UserError if they misfit."""
+    """Fill a sharded model and its optimizer from the folder in `saved`. Raises UserError if they do not fit."""
     from fusedgpt.parallel import shard_files
 
     params = [p for group in optimizer.param_groups for p in group["params"]] if saved["iter_num"] else []
@@ -101,8 +101,8 @@ def read_shards(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> No
 
 
 def _checked(state):
-    """`state` and the fields that nanoGPT lacks. Raises ValueError, or what a wrong type raises, if it is damaged."""
-    # our own checkpoints from before `activation` was saved had GPT-2's
+    """`state`, with the fields that nanoGPT lacks. Raises ValueError, or what a wrong type raises, if it is damaged."""
+    # our own checkpoints did not save `activation` at first; all models then had GPT-2's
     activation = "gelu" if is_nanogpts(state) else "gelu_tanh"
     state = {"config": {}, "best_iter": None, "kept": [], "scaler": {}, "extra_model_args": {}, **state}
     state["extra_model_args"] = {"activation": activation, **state["extra_model_args"]}
@@ -154,7 +154,7 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
     try:
         state = saved["optimizer"]["state"]
         if not saved["iter_num"] and not state:
-            return  # before the first step there is none
+            return  # the optimizer has no state before its first step
         sizes = [len(group["params"]) for group in saved["optimizer"]["param_groups"]]
         _require(sizes == [len(group["params"]) for group in groups], f"it has groups of {sizes} parameters")
         _require(state.keys() == set(range(len(muons))), f"it has state of {len(state)} parameters, not {len(muons)}")

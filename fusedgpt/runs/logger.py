@@ -17,10 +17,10 @@ from fusedgpt.machine.files import Lines, Lock, atomic, json_line
 from fusedgpt.runs import report_page, run_folder, trackers
 from fusedgpt.runs.metrics import TRAIN, read_metrics, record_of
 
-REDRAWN_AFTER = 0.1  # least seconds between two texts of the bar
+REDRAWN_AFTER = 0.1  # seconds that the bar keeps a text at least
 SHOWN = 100  # characters of a sample on the console
-READ_HERE = 2**20  # bytes of metrics.jsonl, some 5,000 iterations, above which another process writes report.html
-SHARE_OF_REPORTS = 0.01  # largest share of the run's time for report.html, which takes longer as the run grows
+LARGE_METRICS = 2**20  # if metrics.jsonl has more bytes, some 5,000 iterations, another process writes report.html
+SHARE_OF_REPORTS = 0.01  # spend at most this share of the time on report.html, which takes longer as the run grows
 
 
 class Logger:
@@ -33,11 +33,11 @@ class Logger:
     def __init__(self, main: bool):
         self.main = main
         self.lines, self.trackers = None, []
-        self.prompts = {}  # the number of each prompt that had a sample
+        self.prompts = {}  # {prompt: its number} of those that had a sample
         self.refused = ""  # why the last line of metrics.jsonl could not be written; empty if it was written
         self.quiet = not main or not sys.stderr.isatty()  # no bar
         self.bar = tqdm(disable=self.quiet, leave=False, bar_format="{desc}")
-        self.drawn = 0.0  # when the bar got its text
+        self.drawn = 0.0  # when the bar's text last changed
         self.report_due = 0.0  # when report.html may be written again
         self.reporter, self.reporter_began = None, 0.0  # the process that writes report.html of a long run
 
@@ -84,7 +84,7 @@ class Logger:
     def _write_report(self, running):
         began = time.monotonic()
         try:
-            if self.lines.path.exists() and self.lines.path.stat().st_size > READ_HERE:
+            if self.lines.path.exists() and self.lines.path.stat().st_size > LARGE_METRICS:
                 self._write_report_apart(running)
                 return
             report_page.write(self.out_dir, running)
@@ -103,7 +103,8 @@ class Logger:
         path = [str(report_page.TEMPLATE.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
         self.reporter_began, self.report_due = time.monotonic(), math.inf  # one at a time
-        # close_fds=False spawns and opens no pipe; a fork would copy a large process. Python's files are not inherited
+        # with close_fds=False, Python spawns the child and opens no pipe; a fork would copy this large process. The
+        # child inherits no file that Python opened
         self.reporter = subprocess.Popen(command, env=environment, close_fds=False)
         if not running:
             self.reporter.wait()
@@ -151,7 +152,7 @@ class Logger:
             self.drawn = time.monotonic()
 
     def say(self, line: str) -> None:
-        """Print a line above the progress bar. If nobody reads it any more (`| head`), that counts as a hang-up."""
+        """Print a line above the progress bar. If its reader is gone (`| head`), raise SIGHUP."""
         if self.main:
             try:
                 tqdm.write(line + "\n", end="")  # one write: between two, another thread may print
@@ -221,7 +222,7 @@ class Logger:
             self._tell("log", trackers.names(metrics), metrics["iter"])
 
     def _tell(self, method, *args):
-        """Call a method of each tracker. One that fails is dropped: training does not depend on it."""
+        """Call a method of each tracker. Drop a tracker that fails, because training does not depend on it."""
         for tracker in [*self.trackers]:
             try:
                 getattr(tracker, method)(*args)

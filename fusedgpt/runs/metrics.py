@@ -1,4 +1,4 @@
-"""Reads what a run left, for figures: the columns of metrics.jsonl, run.json, and what follows from both."""
+"""Read what figures show of a run: the columns of metrics.jsonl, run.json, and what follows from both."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from fusedgpt.machine.files import read_jsonl
 REQUIRED = {"train": ("loss",), "eval": ("train_loss", "val_loss"), "sample": ()}
 TRAIN = ("loss", "lr", "grad_norm", "ms", "tokens_per_s", "mfu", "peak_memory")
 EVAL = ("train_loss", "val_loss", "train_bits_per_byte", "val_bits_per_byte")
-MEANING = {  # what can be drawn, and what its axis says
+MEANING = {  # {what can be drawn: the label of its axis}
     "loss": "loss (nats per token)",
     "bits_per_byte": "bits per byte",
     "lr": "learning rate",
@@ -26,7 +26,7 @@ MEANING = {  # what can be drawn, and what its axis says
     "memory": "peak memory (GiB)",
 }
 LARGEST = 1e300  # an axis cannot show larger values; only a run that diverged, or a damaged file, has them
-FROM_ZERO = ("tokens_per_s", "memory")  # axes that start at zero, because ratios count
+FROM_ZERO = ("tokens_per_s", "memory")  # axes that start at zero, because readers compare ratios
 
 
 def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[dict]:
@@ -107,7 +107,7 @@ class Run:
 
     @functools.cached_property
     def bits_per_byte_of_a_nat(self) -> float:
-        """Bits per byte for a loss of 1 nat per token, which depend on the tokenizer; NaN if no evaluation has them."""
+        """Bits per byte for a loss of 1 nat per token. They depend on the tokenizer; NaN if no evaluation has them."""
         with np.errstate(all="ignore"):
             ratios = self.eval["train_bits_per_byte"] / self.eval["train_loss"]
         ratios = ratios[np.isfinite(ratios) & (ratios > 0)]
@@ -117,7 +117,7 @@ class Run:
         """What to draw for `y`, a key of MEANING or one of `others`: training, and validation for losses."""
         column = {"bits_per_byte": "loss", "memory": "peak_memory"}.get(y, y)
         scale = {"bits_per_byte": self.bits_per_byte_of_a_nat, "memory": 2**-30}.get(y, 1.0)
-        values = self.train.get(column, np.full(len(self.train["iter"]), np.nan))  # another run's `others`
+        values = self.train.get(column, np.full(len(self.train["iter"]), np.nan))  # NaN if only another run has `y`
         lines = [Line("training", self.train["iter"], scale * values)]
         validation = {"loss": "val_loss", "bits_per_byte": "val_bits_per_byte"}.get(y)
         return lines + ([Line("validation", self.eval["iter"], self.eval[validation])] if validation else [])

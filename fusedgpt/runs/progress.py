@@ -4,11 +4,8 @@ import dataclasses
 import datetime
 import math
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine import flops, memory, timing
@@ -21,7 +18,7 @@ from fusedgpt.settings import Settings
 from fusedgpt.training import tuning
 from fusedgpt.training.optimizer import learning_rate
 
-LONGEST_SILENCE_S = 2.0  # on a CPU, a slow run moves its bar about this often, even without a line
+LONGEST_SILENCE_S = 2.0  # on a CPU, a slow run updates its bar about this often
 STEPS_OF_AN_ESTIMATE = 6  # steps after which the run says how long it will take
 
 
@@ -63,36 +60,8 @@ def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen
     }
 
 
-def dry_run(run: Any, step: Callable) -> None:
-    """Make a few steps and a part of an evaluation; say what they take, and how long the whole run would take.
-
-    With eval_only it makes no steps. run: a Run of fusedgpt/runs/run.py. step: makes one step.
-    """
-    s, state, loader, say = run.s, run.state, run.loader, run.logger.say
-    start = state.iteration
-    for _ in range(0 if s.eval_only else STEPS_OF_AN_ESTIMATE):
-        state.clock.start()
-        step()
-        state.clock.stop()
-        state.iteration += 1
-    if s.eval_only:
-        run.losses(s.batch_size)  # the first call loads kernels
-    step_ms, began = state.clock.read(), time.perf_counter()
-    run.losses(s.batch_size)
-    per_batch = (time.perf_counter() - began) / max(1, loader.evaluation_batches(s.batch_size))
-    evaluation_s = per_batch * loader.evaluation_batches(s.eval_iters * s.batch_size)
-    held = [*state.model.parameters(), *(t for each in state.optimizer.state.values() for t in each.values())]
-    checkpoint = sum(t.nbytes for t in held if isinstance(t, torch.Tensor))
-    peak = memory.peak_memory(state.clock.device)
-    size = "" if s.eval_only else f"; a checkpoint takes {checkpoint / 1e6:,.0f} MB"
-    say(f"memory: {peak / 2**30:.2f} GiB at the peak{size}")
-    evaluation = f"estimate: {timing.in_words(evaluation_s)} to evaluate"
-    say(evaluation if s.eval_only else estimate(step_ms, start, evaluation_s, s))
-    say("this was a dry run: nothing was written")
-
-
 def is_reported(done: int, s: Settings, silent_s: float) -> bool:
-    """Whether to report after `done` steps: after a step that gets a line, and before anything that needs the results.
+    """Whether to report after `done` steps, because a line is due or because what comes next needs the results.
 
     silent_s: seconds since the last report on a single CPU process, where a report waits for nothing; otherwise 0.
     """
@@ -105,8 +74,8 @@ def report(
 ) -> tuple[bool, bool]:
     """Log the steps since the last report. A report waits for the device; on CUDA, a step does not.
 
-    state: the run's TrainState. Returns whether the time is up, and whether a signal ends the run, as any rank saw it.
-    explain: nonfinite.explain as (iteration, steps made since) -> a sentence; None if not all ranks take part.
+    state: the run's TrainState. explain: nonfinite.explain as (iteration, steps made since) -> a sentence; None if not
+    all ranks take part. Returns whether the time is up on any rank, and whether a signal to any rank ends the run.
     Raises UserError after more than max_bad_steps steps in a row without a finite gradient.
     """
     times = state.clock.read()
@@ -142,8 +111,7 @@ def estimate(step_ms: list[float], done: int, evaluation_s: float, s: Settings) 
     """
     step_s = statistics.median(step_ms[len(step_ms) // 2 :]) / 1e3  # the first ones are slower
     steps = s.max_iters - done
-    evaluations = s.max_iters // s.eval_interval - (done - 1) // s.eval_interval  # the one at `done` is still to come
-    evaluations += s.max_iters % s.eval_interval > 0  # at the end there is one in any case
+    evaluations = occasions(done, s.max_iters, s.eval_interval)
     seconds = steps * step_s + evaluations * evaluation_s
     when = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
     until = f"{when:%a %H:%M}" if seconds < 86400 else f"{when:%a %Y-%m-%d %H:%M}"
@@ -151,6 +119,14 @@ def estimate(step_ms: list[float], done: int, evaluation_s: float, s: Settings) 
     known = f" of {timing.in_words(evaluation_s)}" if evaluation_s else ", not timed yet"
     line += f" and {evaluations} evaluation{'s' * (evaluations != 1)}{known}"
     return line + (f"; max_seconds={s.max_seconds:g} may end it before" if s.max_seconds else "")
+
+
+def occasions(done: int, last: int, interval: int) -> int:
+    """How many evaluations or samples are left after `done` steps of `last`; with `interval` 0, there are none."""
+    if not interval:
+        return 0
+    # the one at `done` is still to come, and at the end there is one in any case
+    return last // interval - (done - 1) // interval + (last % interval > 0)
 
 
 def _count_bad_step(state, metrics, s, saver, explain, say):

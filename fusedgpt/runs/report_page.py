@@ -1,25 +1,23 @@
 """Writes report.html in a run's folder: its curves, samples, kernel receipt and settings on one page."""
 
 import dataclasses
-import html
-import json
 import math
 import os
 import pathlib
-import re
 import sys
 import time
 
 import numpy as np
 
-from fusedgpt.errors import one_sentence, shown
+from fusedgpt.errors import one_sentence
 from fusedgpt.machine.files import atomic
 from fusedgpt.runs.metrics import MEANING, Run, number, section, thinned, view
+from fusedgpt.runs.pages import fill, table, text
 from fusedgpt.settings import Settings
 
 TEMPLATE = pathlib.Path(__file__).with_suffix(".html")  # how the page looks; this file says what is on it
 RELOAD = '<meta http-equiv="refresh" content="30">'
-SAMPLES = 100  # about so many are on the page, spread evenly over the run
+SAMPLES = 100  # the page has about this many, spread evenly over the run
 DAY = 86400.0  # seconds
 
 
@@ -33,14 +31,12 @@ def write(out_dir: str | pathlib.Path, running: bool = False, parent: int | None
     Damaged parts of those files are left out. Raises UserError if there is no metrics.jsonl, or the disk refuses.
     """
     run = Run(out_dir)
-    page = json.dumps(_page(run, running), allow_nan=False).replace("<", "\\u003c")  # no sample can end the script
-    parts = {"title": html.escape(run.name), "refresh": RELOAD if running else "", "page": page}
-    text = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], TEMPLATE.read_text(encoding="utf-8"))
+    content = fill(TEMPLATE, run.name, _page(run, running), RELOAD if running else "")
     path = run.folder / "report.html"
     if parent is not None and (os.getppid() != parent or not run.folder.is_dir()):
         return path
     with atomic(path, aside="" if parent is None else ".child") as file:
-        file.write(text.encode("utf-8", "replace"))  # a folder's name may not be UTF-8
+        file.write(content)
     return path
 
 
@@ -60,7 +56,7 @@ def _page(run, running):
         "tiles": _tiles(run),
         "charts": [chart for y in (*MEANING, *run.others) if (chart := _chart(run, y))],
         "samples": _samples(run.samples),
-        "tables": [table for table in _tables(run) if table["rows"]],
+        "tables": [each for each in _tables(run) if each["rows"]],
     }
 
 
@@ -79,9 +75,9 @@ def _since(run):
 
 
 def _patience(run, since):
-    """Seconds after which a page that is still the newest means that the run was killed.
+    """Seconds without a newer page after which the run counts as killed.
 
-    since: seconds from the previous page to this one, with the evaluation and the checkpoint between.
+    since: seconds from the previous page to this one, including the evaluation and the checkpoint in between.
     """
     if len(run.eval["iter"]) < 2:
         return DAY  # nobody knows yet how long the steps between two evaluations take
@@ -123,7 +119,7 @@ def _tiles(run):
         tiles.append(["peak memory", f"{np.nanmax(run.train['peak_memory']) / 2**30:.2f} GiB", "of a process"])
     if np.nansum(ms) > 0:
         tiles.append(["training time", _duration(float(np.nansum(ms)) / 1e3), "of the steps alone"])
-    return [[_text(each) for each in tile] for tile in tiles]
+    return [[text(each) for each in tile] for tile in tiles]
 
 
 def _tables(run):
@@ -143,18 +139,14 @@ def _tables(run):
     }
     times = {n: f"{number(v):,.4g}" for n, v in section(record, "time").items()}
     return [
-        _table("Attention", _receipt(record), open=True),
-        _table("What auto timed", _trials(record), ["kernel", "ms, 10th percentile", "refused"]),
-        _table("Settings that are not the default", changed, ["setting", "value", "default"], open=True),
-        _table("All settings", settings.items(), ["setting", "value"]),
-        _table("Model", model.items()),
-        _table("Machine", ((n, v) for n, v in machine.items() if v is not None)),
-        _table("Times of the steps", times.items()),
+        table("Attention", _receipt(record), open=True),
+        table("What auto timed", _trials(record), ["kernel", "ms, 10th percentile", "refused"]),
+        table("Settings that are not the default", changed, ["setting", "value", "default"], open=True),
+        table("All settings", settings.items(), ["setting", "value"]),
+        table("Model", model.items()),
+        table("Machine", ((n, v) for n, v in machine.items() if v is not None)),
+        table("Times of the steps", times.items()),
     ]
-
-
-def _table(title, rows, head=(), open=False):
-    return {"title": title, "open": open, "head": list(head), "rows": [[_text(each) for each in row] for row in rows]}
 
 
 def _receipt(record):
@@ -183,13 +175,6 @@ def _duration(seconds):
         if seconds >= size:
             return f"{seconds // size:.0f} {unit} {seconds % size // part:.0f} {smaller}"
     return f"{seconds:.1f} s"
-
-
-def _text(value):
-    """A value of run.json as the page shows it, of at most some 1,000 characters."""
-    values = value if isinstance(value, list) else [value]
-    text = ", ".join(each if isinstance(each, str) else shown(each) for each in values)
-    return text if len(text) <= 1000 else f"{text[:1000]}…"
 
 
 if __name__ == "__main__":  # a long run's logger gives OUT_DIR, whether the run goes on, and its process id

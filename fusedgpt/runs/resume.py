@@ -13,8 +13,9 @@ from fusedgpt.runs import checkpoint, run_folder
 from fusedgpt.runs.run_folder import Say
 from fusedgpt.settings import Settings, validate
 
+SETTLED = ("max_iters", "lr_decay_iters")  # settings that `minutes` sets
 # settings that a resumed run does not take over
-OF_ONE_START = ("init_from", "out_dir", "eval_only", "dry_run", "profile")
+NOT_RESUMED = ("init_from", "out_dir", "eval_only", "dry_run", "profile")
 
 
 def where_to_start(s: Settings) -> Settings:
@@ -27,7 +28,7 @@ def where_to_start(s: Settings) -> Settings:
 
 
 def earlier_config(s: Settings) -> tuple[dict[str, Any], str] | None:
-    """The settings of the run that `s` resumes, without those OF_ONE_START, and the file that has them.
+    """The settings of the run that `s` resumes, without those in NOT_RESUMED, and the file that has them.
 
     None if `s` starts a new run. Raises UserError if `s` is invalid, or no checkpoint can be read.
     """
@@ -35,11 +36,31 @@ def earlier_config(s: Settings) -> tuple[dict[str, Any], str] | None:
     if where_to_start(s).init_from != "resume":
         return None
     saved, path = run_folder.load_latest(s.out_dir, say=lambda line: None, verify=False)
-    return {name: value for name, value in saved["config"].items() if name not in OF_ONE_START}, str(path)
+    return {name: value for name, value in saved["config"].items() if name not in NOT_RESUMED}, str(path)
+
+
+def keep_settled(s: Settings, saved: dict, say: Say) -> Settings:
+    """`s` with the max_iters and lr_decay_iters that `minutes` settled at the start of the run of `saved`.
+
+    The run goes on as the same command began it, whatever max_iters its config file has. minutes=None gives them up.
+    Raises UserError if `s` has other minutes.
+    """
+    if s.minutes is None or s.eval_only:
+        return s
+    numbers = {name: saved["config"].get(name) for name in SETTLED}
+    now = " and ".join(f"{name}={value}" for name, value in numbers.items())
+    if s.minutes != saved["config"].get("minutes"):
+        raise UserError(
+            f"minutes={s.minutes:g} can only settle the length of a new run, and the run in {s.out_dir} has {now}: to"
+            " train it for longer, give --minutes=None and larger numbers"
+        )
+    if any(getattr(s, name) != value for name, value in numbers.items()):
+        say(f"{now}, as minutes={s.minutes:g} settled: to take others, give --minutes=None too")
+    return dataclasses.replace(s, **numbers)
 
 
 def check_ids(s: Settings, meta: dict, saved: dict | None, ranks: distributed.Ranks, say: Say) -> None:
-    """Raise UserError if the weights were trained on other ids than the data's; if nobody can know, say why.
+    """Raise UserError if the weights were trained on other ids than the data's; if that is unknown, say why.
 
     If the ids are the same but the text is another, say so. saved: the checkpoint with the weights; None if they are
     new, or come from the model that init_from names.
@@ -62,8 +83,8 @@ def _check_separator(meta, saved):
     was, now = saved["extra_model_args"].get("document_start"), end_of_text(meta)
     if was not in (None, now):
         raise UserError(
-            f"the weights were trained on documents that begin with the id {was}, but in the data the id {now} ends"
-            " one: prepare the data with their tokenizer, or set --mask=causal"
+            f"the weights were trained on documents that begin with the id {was}, but in the data documents end with"
+            f" the id {now}: prepare the data with the tokenizer of the weights, or set --mask=causal"
         )
 
 
@@ -94,7 +115,7 @@ def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
 
     Another mask or val.bin changes what a validation loss means. The best loss is then forgotten, in `saved` too, so
     that the next evaluation is the best. meta: the data's. If ranks share the model, this restores its weights too;
-    otherwise it has them. Raises UserError if `saved` misfits.
+    otherwise the model has them already. Raises UserError if `saved` does not fit.
     """
     if saved["model"]:
         checkpoint.restore_optimizer(saved, state.optimizer, state.model)
@@ -111,9 +132,10 @@ def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
                 f"the scaler in the checkpoint of {s.out_dir} has no {error}: take another checkpoint, such as best.pt"
             ) from error
     if saved["iter_num"] >= s.max_iters and not s.eval_only:
-        say(f"all {saved['iter_num']} iterations are done: raise --max_iters above that to train on")
+        remedy = "raise --max_iters above that" + (", and give --minutes=None," if s.minutes else "")
+        say(f"all {saved['iter_num']} iterations are done: {remedy} to train on")
     for name, was in saved["config"].items():
-        if name not in (*OF_ONE_START, "mask") and getattr(s, name, was) != was:
+        if name not in (*NOT_RESUMED, "mask") and getattr(s, name, was) != was:
             say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}")
     if not _same_mask(saved, s):
         say(f"resuming with another mask, {s.mask}: losses from here on cannot be compared with those before")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import pathlib
 import sys
 import time
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ WARM_UP = 5  # the summary of times leaves out this many first steps: they still
 
 @dataclasses.dataclass
 class TrainState:
-    """What steps read and change. A checkpoint holds model, optimizer, scaler, iteration and the best."""
+    """What steps read and change. A checkpoint holds model, optimizer, scaler, iteration and best loss."""
 
     model: Any  # a GPT
     optimizer: Optimizer
@@ -75,6 +76,19 @@ class Run:
     stopped_by: list[int] = dataclasses.field(default_factory=list)  # signals that have come
     deadline: float = math.inf  # time.perf_counter() at which the run ends
 
+    @property
+    def trace(self) -> pathlib.Path | None:
+        """Where the rehearsal writes its profile, until the folder is open; None if it writes none."""
+        writes = self.ranks.main and not (self.s.eval_only or self.s.dry_run)
+        return self.saver.out_dir / ".trace.json" if self.s.profile and writes else None
+
+    def open_log(self) -> None:
+        """Write run.json and open metrics.jsonl, once all settings are settled; see Logger.open."""
+        if self.ranks.main:
+            self.logger.open(self.saver.out_dir, self.state.iteration, self.record, self.saver.lock)
+        if self.trace:
+            self.trace.replace(self.saver.out_dir / "trace.json")
+
     def losses(self, windows: int) -> dict[str, float] | None:
         """The losses of both splits over `windows` windows of each (0: all), None if a signal ended the evaluation."""
         state, tell = self.state, (self.stopped_by, self.logger.status)
@@ -95,7 +109,7 @@ class Run:
         state.evaluation_s = time.perf_counter() - began
         self.logger.evaluation({"iter": state.iteration, **losses}, in_full=s.eval_only)
         saver.wait()
-        if saver.failed:  # what seemed the best since was never written
+        if saver.failed:  # a best state since then was never written, so the best on the disk counts
             state.best_val_loss, state.best_iter = saver.best
         improved = state.iteration > 0 and losses["val_loss"] < state.best_val_loss and not s.eval_only
         if improved and state.sound:
@@ -136,18 +150,25 @@ class Run:
         how = (state.model, self.loader, self.s.seed, micro_steps, state.cast, state.scaler, self.ranks)
         return nonfinite.explain(*how, iteration, later)
 
-    def sample(self) -> None:
-        """Log a sample after each prompt. The main rank has prompts; if ranks share the model, all of them have."""
+    def draw(self) -> list[tuple[str, str]]:
+        """A sample after each prompt, as (prompt, text). Raises UserError if the weights have diverged.
+
+        The main rank has prompts; if ranks share the model, all of them have.
+        """
         state = self.state
-        self.logger.status("sampling")
         # ranks that share the model need this one until all have the last sample
         stopped_by = () if distributed.is_shared(state.model) else self.stopped_by
-        draw = (state.model, state.cast, state.clock.device, self.s.seed, stopped_by)
+        how = (state.model, state.cast, state.clock.device, self.s.seed, stopped_by)
+        return self.prompts.sample(*how) if self.prompts else []
+
+    def sample(self) -> None:
+        """Log a sample after each prompt."""
+        self.logger.status("sampling")
         try:
-            for prompt, text in self.prompts.sample(*draw) if self.prompts else ():
-                self.logger.sample(state.iteration, prompt, text)
+            for prompt, text in self.draw():
+                self.logger.sample(self.state.iteration, prompt, text)
         except UserError as error:  # weights that have diverged; the training loop decides if the run goes on
-            self.logger.say(f"step {state.iteration}: no sample: {error}")
+            self.logger.say(f"step {self.state.iteration}: no sample: {error}")
 
     def leave(self) -> None:
         """Disconnect from the other ranks and close the logger. Raises UserError if one of the two fails."""

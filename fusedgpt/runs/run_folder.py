@@ -43,7 +43,7 @@ def checkpoints(out_dir: str | os.PathLike) -> list[pathlib.Path]:
 
 
 def load_latest(out_dir: str | os.PathLike, say: Say = print, **how: bool) -> tuple[dict, pathlib.Path]:
-    """The latest whole checkpoint and its path. Says so if that is not ckpt.pt. Raises UserError if none is whole.
+    """The latest whole checkpoint and its path. Says if that is not ckpt.pt. Raises UserError if none is whole.
 
     how: verify, whole and optimizer, as for checkpoint.load.
     """

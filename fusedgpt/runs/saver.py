@@ -52,9 +52,9 @@ class Saver:
         remove_unused_shards(self.out_dir)  # left by a save that was killed
         if path.name == LATEST:
             self.latest = saved["iter_num"]
-            if is_best(saved):  # a kill may have come before it was linked to best.pt
+            if is_best(saved):  # a kill may have kept it from being linked to best.pt
                 link(path, self.out_dir / BEST)
-        elif path.name == before(saved["iter_num"]):  # ckpt.pt is damaged: with `latest` None, no save keeps it
+        elif path.name == before(saved["iter_num"]):  # ckpt.pt is damaged, and with `latest` None no save keeps it
             self.kept = [*self.kept, saved["iter_num"]]
 
     def save(self, state: dict) -> None:

@@ -81,7 +81,7 @@ class WeightsAndBiases:
 
 
 class TensorBoard:
-    """Like WeightsAndBiases, but event files in `folder`. Drops what an interrupted run logged after `iteration`."""
+    """Like WeightsAndBiases, with event files in `folder`. Drops what an interrupted run logged after `iteration`."""
 
     def __init__(self, folder: pathlib.Path, iteration: int):
         from torch.utils.tensorboard import SummaryWriter

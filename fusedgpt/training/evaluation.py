@@ -60,7 +60,7 @@ def evaluate(
             with cast, others_needed("evaluating"):  # ranks that share the model compute together
                 _, loss = model(x, y, logits=False)
             count = (y >= 0).sum()
-            size = count if token_bytes is None else token_bytes[y].sum()  # y of -1 takes the last one, 0
+            size = count if token_bytes is None else token_bytes[y].sum()  # a target of -1 takes the last size, 0
             # the sums stay on the device: reading them here would wait. The loss of a batch without a target is NaN
             sums.append(torch.stack((torch.where(count > 0, loss.float() * count, 0.0), count, size)))
         here = map(sum, zip(*torch.stack(sums).tolist()))

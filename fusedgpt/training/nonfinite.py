@@ -1,4 +1,4 @@
-"""Where a number that is not finite comes from: the first tensors of a forward and backward that have one."""
+"""Find where a number that is not finite comes from: the first tensors of a forward and backward that have one."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -12,7 +12,7 @@ from fusedgpt.errors import out_of_memory
 from fusedgpt.machine import determinism
 from fusedgpt.parallel.distributed import Ranks
 
-MOST = 3  # tensors to name: later ones only inherit from the first
+MOST_NAMED = 3  # name at most so many tensors, because later ones only inherit from the first
 
 
 def explain(
@@ -62,7 +62,7 @@ def first_tensors(model: nn.Module, x: Tensor, y: Tensor, cast: AbstractContextM
     backward. None if all are finite. scale: the factor of the loss in float16. Changes no weight and no gradient.
     """
     if bad := [name for name, p in model.named_parameters() if not p.isfinite().all()]:
-        return f"weights: {', '.join(bad[:MOST])}"
+        return f"weights: {', '.join(bad[:MOST_NAMED])}"
     bad = []
 
     def look(name):
@@ -80,10 +80,10 @@ def first_tensors(model: nn.Module, x: Tensor, y: Tensor, cast: AbstractContextM
         for hook in hooks:
             hook.remove()
     if bad:
-        return f"outputs: {', '.join(bad[:MOST])}"
+        return f"outputs: {', '.join(bad[:MOST_NAMED])}"
     if not loss.isfinite():
         return "the loss alone"
     names, params = zip(*model.named_parameters())
     gradients = torch.autograd.grad(loss * scale, params)
     bad = [name for name, gradient in zip(names, gradients) if not gradient.isfinite().all()]
-    return f"gradients: {', '.join(bad[::-1][:MOST])}" if bad else None
+    return f"gradients: {', '.join(bad[::-1][:MOST_NAMED])}" if bad else None

@@ -13,8 +13,8 @@ from fusedgpt.settings import Settings
 
 COOLDOWN = 0.5  # share of lr_decay_iters in which schedule=wsd lowers the learning rate
 MOMENTUM = 0.95  # Muon's
-# weights that Muon moves at once. On a GPU their products take at most four stacks, 0.27 GB in float32. On a CPU large
-# stacks gain nothing: with 2**24, a step of Muon took 3 % more CPU time for GPT-2 124M in bfloat16
+# weights that Muon updates at once. On a GPU their products take at most four stacks, 0.27 GB in float32. On a CPU
+# large stacks gain nothing: with 2**24, a step of Muon took 3 % more CPU time for GPT-2 124M in bfloat16
 STACK = {"cpu": 2**18, "cuda": 2**24, "mps": 2**24}
 
 
@@ -97,10 +97,10 @@ def update_weights(optimizer: Optimizer, norm: Tensor, limit: float) -> None:
 
 @torch.no_grad()
 def _update_hidden(optimizer, norm, limit):
-    """Muon's step on the last group if `norm` is finite, on a CPU the same to the bit as torch.optim.Muon's.
+    """Muon's step on the last group, if `norm` is finite. On a CPU it equals torch.optim.Muon's to the bit.
 
-    torch.optim.Muon cannot decide on the device to skip a step, multiplies in bfloat16 even on CPUs that cannot, and
-    calls kernels for each matrix, where this calls them for a batch. Overwrites the gradients.
+    torch.optim.Muon cannot decide on the device to skip a step, multiplies in bfloat16 even on CPUs that only emulate
+    it, and calls its kernels for one matrix at a time, not for a batch. Overwrites the gradients.
     """
     group = optimizer.param_groups[-1]
     finite, scale = norm.isfinite(), (norm / limit).clamp(min=1) if limit else 1
@@ -115,7 +115,7 @@ def _update_hidden(optimizer, norm, limit):
 
 
 def _batches(matrices):
-    """`matrices` in lists of one shape, of at most STACK weights each or one matrix."""
+    """Group `matrices` into lists of one shape, each of at most STACK weights, or of one larger matrix."""
     alike = collections.defaultdict(list)
     for p in matrices:
         alike[p.shape].append(p)
@@ -131,7 +131,7 @@ def _update_batch(matrices, means, group, finite, scale, dtype):
     torch._foreach_lerp_(gradients, new_means, group["momentum"])  # Nesterov momentum
     for mean, new_mean in zip(means, new_means):
         torch.where(finite, new_mean, mean, out=mean)
-    del new_means, new_mean  # before the stack is made
+    del new_means, new_mean  # free them before the stack is made
     rate = group["lr"] * 0.2 * math.sqrt(max(matrices[0].shape))  # arXiv:2502.16982: as large as AdamW's update
     for p, update in zip(matrices, orthogonalised(gradients, dtype)):
         moved = (p * (1 - group["lr"] * group["weight_decay"])).add_(update, alpha=-rate)

@@ -66,7 +66,7 @@ class Prompts:
                 ended = True
             if ended and not is_shared(model):
                 break
-            if ended:  # a rank whose logits differ in a bit may draw on: it needs this one for each token
+            if ended:  # other ranks' logits may differ by a bit, and while one draws on, it needs this rank
                 continue
             text += utf8.decode(self.tokenizer.decode([new.item()]))
         return text

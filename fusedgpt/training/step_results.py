@@ -6,7 +6,7 @@ from torch import Tensor
 from fusedgpt.errors import UserError
 from fusedgpt.parallel.distributed import Ranks
 
-RESERVED = ("kind", "iter", "lr", "ms", "tokens_per_s", "mfu", "peak_memory")  # a step's line has these anyway
+RESERVED = ("kind", "iter", "lr", "ms", "tokens_per_s", "mfu", "peak_memory")  # each line of a step has these already
 
 
 class StepResults:

@@ -12,9 +12,9 @@ from fusedgpt.attention.case import Case
 from fusedgpt.machine import timing
 from fusedgpt.machine.device import DTYPES, autocast, dtype_name, resolve_compile, resolve_dtype
 
-ENOUGH_FLOPS = 2e11  # of a timed forward and backward, to tell which dtype is faster: a second on a slow CPU
-LEAST_TOKENS = 64  # with fewer, a step of a large model would mostly cast its weights
-ROUNDS = 3  # in which each dtype is timed, after a first one; its fastest time counts
+ENOUGH_FLOPS = 2e11  # a forward and backward of this size tell which dtype is faster; a slow CPU takes a second
+LEAST_TOKENS = 64  # on fewer, a step of a large model would mostly cast its weights
+MORE_TIMINGS = 3  # time each dtype so many times after the first; its fastest time counts
 # on a CPU compiling takes a minute or two, and then a step takes 6 to 11 % less
 COMPILING_PAYS_AFTER = 30 * 60.0  # seconds of training
 
@@ -38,7 +38,7 @@ def settle(
 
     case: the model's attention. batch: a micro-batch (x, y); the timing uses a part of it and changes no weights.
     before: the earlier choices of a resumed run ('attention', 'dtype', 'compile'), which stay if they can run here;
-    None for a new run. A deterministic run follows rules alone, because timing could choose differently at its next
+    None for a new run. A deterministic run follows rules alone, because timing could choose differently at the next
     start. Raises UserError if a named kernel cannot run here.
     """
     device, new, before = case.device, before is None, before or {}
@@ -59,7 +59,8 @@ def settle(
     if len(dtypes) > 1 or may_compile:
         ms, share = _step_ms(model, batch, {d: attention for d, (attention, _) in picks.items()})
         dtype, trials = min(ms, key=ms.get), {dtype_name(d): each for d, each in ms.items()}
-        seconds = min(calls * ms[dtype] / 1e3 / share, s.max_seconds or float("inf"))
+        seconds = 60 * s.minutes if s.minutes else calls * ms[dtype] / 1e3 / share
+        seconds = min(seconds, s.max_seconds or float("inf"))
         if may_compile and seconds > COMPILING_PAYS_AFTER:
             compiled, why_eager = resolve_compile(True, device)
             if s.attention == "auto":  # choose again: the kernel must pass parity compiled too
@@ -96,7 +97,7 @@ def _step_ms(model, batch, attention):
         model.use_attention(attention[dtype])
         ms[dtype] += timing.samples(step, device, count=1, warmup=warmup)
 
-    for warmup in (1, *[0] * ROUNDS):  # dtypes take turns, so that other load hits them all
+    for warmup in (1, *[0] * MORE_TIMINGS):  # dtypes take turns, so that other load hits them all
         for dtype in attention:
             sample(dtype, warmup)
     return {dtype: min(each) for dtype, each in ms.items()}, b * t / (B * T)

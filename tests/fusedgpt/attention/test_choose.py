@@ -110,7 +110,7 @@ def test_auto_takes_the_fastest_that_passes_parity(monkeypatch):
     right, wrong = ATTENTION["math"], lambda q, k, v, dropout_p=0.0: q + k + v
     kinds = {"manual": taking(3.0, right), "math": taking(2.0, right), "flash": taking(1.0, wrong)}
     monkeypatch.setattr(choose, "ATTENTION", kinds)
-    monkeypatch.setattr(choose, "NAMED", list(kinds))
+    monkeypatch.setattr(choose, "SINGLE_KERNELS", list(kinds))
     monkeypatch.setattr(choose, "contradiction", lambda *_: None)
     monkeypatch.setattr(choose.timing, "now", lambda device: told[0])
     name, rows = choose.fastest(Case((1, 2, 128, 32), CPU, torch.float32))
@@ -126,7 +126,7 @@ def test_auto_leaves_out_a_kernel_that_needs_too_much_memory(monkeypatch):
         return ATTENTION["manual"](q, k, v)
 
     monkeypatch.setattr(choose, "ATTENTION", {"manual": greedy, "math": ATTENTION["math"]})
-    monkeypatch.setattr(choose, "NAMED", ["manual", "math"])
+    monkeypatch.setattr(choose, "SINGLE_KERNELS", ["manual", "math"])
     name, rows = choose.fastest(TRAINING)
     assert name == "math" and rows["manual"]["refused"] == "out of memory at this shape"
 
@@ -152,7 +152,7 @@ def test_what_a_kernel_raises_is_its_refusal(raised, phrase, monkeypatch):
 
     smallest = [1]
     monkeypatch.setattr(choose, "ATTENTION", {"flash": ATTENTION["flash"], "manual": broken})
-    monkeypatch.setattr(choose, "NAMED", ["flash", "manual"])
+    monkeypatch.setattr(choose, "SINGLE_KERNELS", ["flash", "manual"])
     assert choose.refusal("manual", TRAINING) == phrase
     assert choose.fastest(TRAINING)[1]["manual"]["refused"] == phrase
     smallest = [2]  # permitted on one sequence, but not at full size
@@ -178,7 +178,7 @@ def test_auto_without_any_kernel_left_is_one_sentence(monkeypatch):
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(choose, "ATTENTION", {"manual": greedy})
-    monkeypatch.setattr(choose, "NAMED", ["manual"])
+    monkeypatch.setattr(choose, "SINGLE_KERNELS", ["manual"])
     with pytest.raises(UserError, match=r"attention='auto' found no kernel that can run here: manual: .*no room"):
         choose.choose("auto", Case(SHAPE, CPU, torch.float32))
 
@@ -191,7 +191,7 @@ def test_auto_takes_no_kernel_that_another_case_refuses(monkeypatch):
         return ATTENTION["math"](q, k, v)
 
     monkeypatch.setattr(choose, "ATTENTION", {"flash": ATTENTION["flash"], "math": no_lone_query})
-    monkeypatch.setattr(choose, "NAMED", ["flash", "math"])
+    monkeypatch.setattr(choose, "SINGLE_KERNELS", ["flash", "math"])
     prompt = Case(SHAPE, CPU, torch.float32, backward=False)
     name, trials = choose.choose("auto", prompt, prompt.one_query())
     assert name == "flash" and trials["math"]["refused"] == "not one query"
@@ -214,7 +214,7 @@ def told(monkeypatch):
         return kernel
 
     watched = []
-    monkeypatch.setattr(choose, "NAMED", ["manual", "math", "flash"])
+    monkeypatch.setattr(choose, "SINGLE_KERNELS", ["manual", "math", "flash"])
     monkeypatch.setattr(choose, "ATTENTION", {name: watching(name) for name in ("manual", "math", "flash")})
     monkeypatch.setattr(choose.timing, "device_samples", device_samples)
     return ms
@@ -262,7 +262,7 @@ def test_on_a_gpu_auto_times_what_will_run(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(torch, "compile", compile)
-    monkeypatch.setattr(choose, "NAMED", ["math", "flash"])
+    monkeypatch.setattr(choose, "SINGLE_KERNELS", ["math", "flash"])
     _, trials = choose.fastest(Case(SHAPE, torch.device("cuda"), torch.bfloat16), compiled=True)
     assert made and set(made) == set(timed)
     assert any(trial["timed"] == "graph replay, cold L2" for trial in trials.values())

@@ -140,7 +140,7 @@ def test_a_compiled_model_follows_use_attention_back_and_forth(provide):
 def test_auto_and_the_sweep_try_them_one_after_another(provide, monkeypatch):
     provide("flash3")
     provide("flash4")
-    monkeypatch.setattr(choose, "NAMED", ["flash3", "flash", "flash4"])
+    monkeypatch.setattr(choose, "SINGLE_KERNELS", ["flash3", "flash", "flash4"])
     _, trials = choose.fastest(TRAINING)
     assert all("median_ms" in trial for trial in trials.values()), trials
     assert {"flash3", "flash4"} <= {spec["attention"] for spec in sweep.plan(SETTINGS(heads="2x32", lengths="64"), CPU)}

@@ -107,7 +107,7 @@ def test_auto_has_the_same_gate(name, monkeypatch):
     # it compared two heads of the first sequence at the model's own length
     # and let seven of these pass
     monkeypatch.setattr(choose, "ATTENTION", {"manual": WRONG[name]})
-    monkeypatch.setattr(choose, "NAMED", ["manual"])
+    monkeypatch.setattr(choose, "SINGLE_KERNELS", ["manual"])
     dtype = getattr(torch, name.removeprefix("dk in ") if name.startswith("dk") else "float32")
     case = Case((2, 4, 512 if "length" in name else 64, 16), CPU, dtype)
     with pytest.raises(UserError, match="manual: it fails parity with float64"):

@@ -173,7 +173,7 @@ def test_ratios_are_quoted_over_tf32_and_over_logits_that_nobody_padded():
     text = "\n".join(ladder.table(rows + padded + efficient))
     assert f"`{ladder.PADDED}` is 15.00 times as fast as `manual, float32, eager`." in text
     assert f"`{ladder.PADDED}` is 5.00 times as fast as `manual, TF32, eager`, which multiplies as nanoGPT does" in text
-    assert f"`{ladder.PADDED}` is 1.50 times as fast as `flash, no padding`: so much our padding gains" in text
+    assert f"`{ladder.PADDED}` is 1.50 times as fast as `flash, no padding`, which is what our padding gains" in text
     claims = {claim.name: claim for claim in ladder.claims(rows + padded)}
     claim = claims[f"{ladder.PADDED}: speed over {ladder.TF32}"]
     assert claim.value == 5.0 and len(claim.rows) == 4

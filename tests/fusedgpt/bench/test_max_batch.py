@@ -188,7 +188,7 @@ def test_a_trial_that_fails_otherwise_does_not_fit_and_says_why(tmp_path, data, 
     (row,) = run("max_batch", tmp_path / "three", data, **ONE_ROW)
     assert row["largest"] == 3 and [t.get("reason") for t in row["trials"]] == [said, said, None, said]
     report = (tmp_path / "three" / "results" / "max_batch" / "report.md").read_text()
-    assert f"Not memory ended a batch of 4 with `flash`: {said}." in report
+    assert f"Something other than memory ended a batch of 4 with `flash`: {said}." in report
     stand_in.end = up_to(0, said)
     with pytest.raises(UserError, match="no row of max_batch could be measured"):
         run("max_batch", tmp_path, data, **ONE_ROW)

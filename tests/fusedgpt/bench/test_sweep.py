@@ -12,7 +12,7 @@ import torch
 
 from fusedgpt.attention import choose
 from fusedgpt.attention.functions import ATTENTION
-from fusedgpt.attention.table import NAMED
+from fusedgpt.attention.table import SINGLE_KERNELS
 from fusedgpt.bench import child, kinds, report, sweep
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.machine.files import read_jsonl
@@ -148,7 +148,7 @@ def test_the_plan_has_a_figure_of_all_kernels_at_any_moment():
     for rows in at.values():
         assert rows == list(range(rows[0], rows[-1] + 1))  # drift of the machine meets all kernels at a length
     lengths = [*range(256, 4097, 64), 8192, 16384]
-    count = len(NAMED)
+    count = len(SINGLE_KERNELS)
     wanted = {("attention", T): 4 * (count + 1 - (T not in sweep.FIRST)) for T in lengths}  # flex is at few lengths
     wanted |= {("training", T): count for T in (256, 512, 1024, 2048, 4096)}
     assert {key: len(rows) for key, rows in at.items()} == wanted

@@ -22,7 +22,7 @@ from tests.conftest import ROOT, flags, rows, run, script, small, weights
 
 def test_the_page_of_a_long_run_is_made_by_another_process(tmp_path, data, monkeypatch):
     # reading 50,000 iterations took memory that the run then kept
-    monkeypatch.setattr(logger, "READ_HERE", 0)
+    monkeypatch.setattr(logger, "LARGE_METRICS", 0)
     monkeypatch.setattr(logger, "SHARE_OF_REPORTS", 1.0)
     monkeypatch.setattr(logger.report_page, "write", lambda *_: pytest.fail("here"))
     run(tmp_path, data)
@@ -86,7 +86,7 @@ def test_a_machine_without_more_processes_trains_on(tmp_path, monkeypatch, capsy
     def refused(*_, **__):
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(logger, "READ_HERE", 0)
+    monkeypatch.setattr(logger, "LARGE_METRICS", 0)
     monkeypatch.setattr(logger.subprocess, "Popen", refused)
     log = opened(tmp_path)
     log.evaluation(LOSSES)
@@ -110,7 +110,7 @@ def test_the_process_for_the_page_takes_its_share_of_the_time(tmp_path, monkeypa
         def wait(self):
             pass
 
-    monkeypatch.setattr(logger, "READ_HERE", 0)
+    monkeypatch.setattr(logger, "LARGE_METRICS", 0)
     monkeypatch.setattr(logger.subprocess, "Popen", Child)
     monkeypatch.setattr(logger, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setenv("PYTHONPATH", "/of/the/user")

@@ -25,7 +25,7 @@ def _a_cpu_with_bfloat16(monkeypatch):
 
 def settle(model, calls=10, before=None, case=CASE, **settings):
     batch = (torch.zeros(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.long))
-    rest = dict(max_seconds=None, deterministic=False)
+    rest = dict(max_seconds=None, minutes=None, deterministic=False)
     s = SimpleNamespace(**{**rest, **dict(attention="manual", dtype="auto", compile=False), **settings})
     return tuning.settle(s, model, case, batch, calls, before)
 
@@ -95,11 +95,21 @@ def test_what_is_named_resumed_evaluated_or_deterministic_is_not_timed(model, mo
     assert chosen.dtype_trials == {}
 
 
-@pytest.mark.parametrize(("calls", "max_seconds", "compiled"), [(9, None, False), (9999, None, True), (9999, 9, False)])
-def test_a_cpu_compiles_if_the_run_is_long(model, monkeypatch, calls, max_seconds, compiled):
+@pytest.mark.parametrize(
+    ("calls", "limits", "compiled"),
+    [
+        (9, {}, False),
+        (9999, {}, True),
+        (9999, dict(max_seconds=9), False),
+        (9, dict(minutes=31.0), True),  # minutes set the number of steps, whatever max_iters says
+        (9999, dict(minutes=29.0), False),
+        (9, dict(minutes=31.0, max_seconds=9), False),
+    ],
+)
+def test_a_cpu_compiles_if_the_run_is_long(model, monkeypatch, calls, limits, compiled):
     taking(monkeypatch, bfloat16=1e3)
     monkeypatch.setattr(tuning, "resolve_compile", lambda wish, device: (wish is True, ""))
-    chosen = settle(model, calls=calls, dtype="bfloat16", compile="auto", max_seconds=max_seconds)
+    chosen = settle(model, calls=calls, dtype="bfloat16", compile="auto", **limits)
     assert chosen.compiled is compiled and bool(chosen.why_eager) is not compiled
 
 

@@ -1,0 +1,14 @@
+# variants for study.py: optimizers, rates, batches and schedules for the recipe of config/train_shakespeare_cpu.py
+# python study.py config/train_shakespeare_cpu.py config/study/optimizers.py --seed=1..5
+
+_adamw = dict(optimizer="adamw", max_iters=400, lr_decay_iters=400)
+_muon = dict(optimizer="muon", learning_rate=8e-3, max_iters=400, lr_decay_iters=400)
+
+variants = {
+    "Muon 1.2e-2, 350 iterations": {},  # the recipe itself
+    "Muon 8e-3": _muon,
+    "AdamW 4e-3": _adamw | dict(learning_rate=4e-3),
+    "AdamW 8e-3": _adamw | dict(learning_rate=8e-3),
+    "Muon 8e-3, batch 12": _muon | dict(batch_size=12),
+    "Muon 8e-3, batch 12, cosine": _muon | dict(batch_size=12, schedule="cosine"),
+}

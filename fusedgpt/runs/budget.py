@@ -1,0 +1,180 @@
+"""What a run takes, by a few of its own steps and a part of an evaluation: `dry_run` says it, `minutes` keeps to it."""
+
+import bisect
+import contextlib
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fusedgpt.errors import UserError
+from fusedgpt.machine import memory, timing
+from fusedgpt.parallel.distributed import local
+from fusedgpt.runs.progress import STEPS_OF_AN_ESTIMATE, estimate, occasions
+from fusedgpt.runs.resume import SETTLED
+from fusedgpt.settings import Settings
+
+# time steps, and then evaluations, for this share of the minutes: a few steps would tell the load of a moment
+SHARE = 0.03
+LONGEST_S = 20.0  # and no longer than this
+MOST_ITERATIONS = 10**9
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Seconds of a step, of an evaluation, and of the samples that are drawn at a time."""
+
+    step: float
+    evaluation: float
+    samples: float
+
+    def of(self, iterations: int, s: Settings) -> float:
+        """Seconds of all `iterations` of a new run, with its evaluations and samples."""
+        evaluations, samples = (occasions(0, iterations, every) for every in (s.eval_interval, s.sample_interval))
+        return iterations * self.step + evaluations * self.evaluation + samples * self.samples
+
+
+def dry_run(run: Any, step: Callable) -> None:
+    """Make a few steps and a part of an evaluation; say what they take, and how long the whole run would take.
+
+    With eval_only it makes no steps. run: a Run of fusedgpt/runs/run.py. step: makes one step.
+    """
+    s, state, say = run.s, run.state, run.logger.say
+    start = state.iteration
+    if s.eval_only:
+        run.losses(s.batch_size)  # the first call loads kernels
+    step_ms = [] if s.eval_only else _step_ms(run, step, STEPS_OF_AN_ESTIMATE)
+    evaluation_s = _evaluation_s(run)
+    held = [*state.model.parameters(), *(t for each in state.optimizer.state.values() for t in each.values())]
+    checkpoint = sum(t.nbytes for t in held if isinstance(t, torch.Tensor))
+    peak = memory.peak_memory(state.clock.device)
+    size = "" if s.eval_only else f"; a checkpoint takes {checkpoint / 1e6:,.0f} MB"
+    say(f"memory: {peak / 2**30:.2f} GiB at the peak{size}")
+    evaluation = f"estimate: {timing.in_words(evaluation_s)} to evaluate"
+    say(evaluation if s.eval_only else estimate(step_ms, start, evaluation_s, s))
+    say("this was a dry run: nothing was written")
+
+
+def settle(run: Any, step: Callable, began: float) -> None:
+    """Set max_iters and lr_decay_iters of a new run so that it takes the setting `minutes`, and say them.
+
+    The run makes a few steps and a part of an evaluation, which it then undoes. The numbers go to run.s and run.record:
+    the same settings with them and without `minutes` make the same run. run: a Run of fusedgpt/runs/run.py. step: makes
+    one step. began: time.perf_counter() at the run's start.
+    """
+    s, say = run.s, run.logger.say
+    if not s.minutes or s.init_from == "resume" or s.eval_only:
+        return
+    run.logger.status("timing steps and an evaluation")
+    with undone(run):
+        seconds = min(SHARE * 60 * s.minutes, LONGEST_S)
+        step_ms = _step_ms(run, step, 2, seconds)
+        step_s = statistics.fmean(step_ms[len(step_ms) // 2 :]) / 1e3  # the first ones are slower
+        cost = Cost(step_s, _evaluation_s(run, seconds), _samples_s(run))
+    spent = time.perf_counter() - began
+    fit = most_iterations(60 * s.minutes - spent, cost, s)
+    n = run.ranks.broadcast(max(1, fit))  # each rank has timed its own steps
+    run.s = dataclasses.replace(s, **dict.fromkeys(SETTLED, n))
+    run.record["settings"] |= dict.fromkeys(SETTLED, n)
+    say(decision(run.s, run.record, cost))
+    if not fit:
+        one = timing.in_words(cost.of(1, s))
+        say(
+            f"minutes={s.minutes:g} is too short: starting took {timing.in_words(spent)}, and one iteration with its"
+            f" evaluations takes {one}"
+        )
+    if s.decay_lr and n <= s.warmup_iters:
+        say(
+            f"warmup_iters={s.warmup_iters} is not below max_iters={n}: the learning rate rises to"
+            f" {100 * n / (s.warmup_iters + 1):.0f} % of its peak, and never falls. Give fewer, such as"
+            f" --warmup_iters={n // 10}"
+        )
+
+
+def most_iterations(seconds: float, cost: Cost, s: Settings) -> int:
+    """How many iterations of a new run fit into `seconds`; 0 if none does."""
+    fit = bisect.bisect_right(range(MOST_ITERATIONS + 1), seconds, key=lambda iterations: cost.of(iterations, s))
+    return max(0, fit - 1)
+
+
+def decision(s: Settings, record: dict, cost: Cost) -> str:
+    """One line: what was settled, from which times, and the flags that make the same run again."""
+    evaluations, samples = (occasions(0, s.max_iters, every) for every in (s.eval_interval, s.sample_interval))
+    line = f"minutes={s.minutes:g}: {_counted(s.max_iters, 'iteration')} of {timing.in_words(cost.step)}"
+    line += f", and {_counted(evaluations, 'evaluation')} of {timing.in_words(cost.evaluation)}"
+    if samples:
+        line += f", and {_counted(samples, 'round')} of samples of {timing.in_words(cost.samples)}"
+    again = {name: getattr(s, name) for name in SETTLED}
+    # another run might choose otherwise, because auto goes by times
+    again |= {name: record[name] for name in ("attention", "dtype", "compile") if getattr(s, name) == "auto"}
+    return f"{line}; the same run again: {' '.join(f'--{name}={value}' for name, value in again.items())}"
+
+
+def _counted(n, what):
+    return f"{n:,} {what}{'s' * (n != 1)}"
+
+
+@contextlib.contextmanager
+def undone(run: Any) -> Iterator[None]:
+    """A context whose steps leave no trace: afterwards the weights, optimizer, scaler and batches of a new run are new.
+
+    Weights may be pretrained ones, and ranks may share them, so each rank keeps a copy of its part on the CPU.
+    """
+    state, device = run.state, run.state.clock.device
+    weights = {name: local(w).to("cpu", copy=True) for name, w in state.model.state_dict().items()}
+    scaler = state.scaler.state_dict()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    with torch.no_grad():
+        for name, w in state.model.state_dict().items():
+            local(w).copy_(weights[name])
+    state.optimizer.state.clear()
+    state.scaler.load_state_dict(scaler)
+    state.iteration = 0
+    state.batches = run.loader.batches(0, run.micro_steps)
+    state.batch = next(state.batches)
+
+
+def _step_ms(run, step, least, seconds=0.0):
+    """Milliseconds of each of `least` steps, or of as many as take `seconds`."""
+    state = run.state
+
+    def make(steps):
+        for _ in range(steps):
+            state.clock.start()
+            step()
+            state.clock.stop()
+            state.iteration += 1
+        return state.clock.read()
+
+    first = make(2)
+    more = max(least - 2, round(1e3 * seconds / first[-1]))
+    return first + make(run.ranks.broadcast(more))  # all ranks make the same steps, because they wait for each other
+
+
+def _evaluation_s(run, seconds=0.0):
+    """Seconds of an evaluation, by a part of it: one batch of each split, or as many as take `seconds`."""
+    batches, windows = run.loader.evaluation_batches, run.s.eval_iters * run.s.batch_size
+
+    def per_batch(windows):
+        began = time.perf_counter()
+        run.losses(windows)
+        return (time.perf_counter() - began) / max(1, batches(windows))
+
+    each = per_batch(run.s.batch_size)
+    more = run.ranks.broadcast(int(seconds / each / 2))  # batches of each split
+    if more > 1:
+        each = per_batch(min(more * run.s.batch_size * run.ranks.world, windows or math.inf))
+    return each * batches(windows)
+
+
+def _samples_s(run):
+    """Seconds of the samples that the run draws at a time; 0 if it draws none."""
+    began = time.perf_counter()
+    with contextlib.suppress(UserError):  # a few steps may be enough to diverge, and then there is no sample
+        run.draw()
+    return time.perf_counter() - began

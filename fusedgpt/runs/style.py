@@ -1,0 +1,46 @@
+"""The look that figures share: colours, marks, the title above the axes, and the axis below a curve."""
+
+from fusedgpt.runs.metrics import Run
+
+AXES = ("iterations", "tokens", "time")
+SUFFIXES = (".png", ".pdf", ".svg")
+# Okabe and Ito's colours, which the colour-blind can tell apart; neighbours differ in lightness, so grey works too
+COLOURS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#D55E00", "#56B4E9", "#009E73")
+MARKERS = "os^vDP*X"  # eight markers and seven colours give 56 runs a look of their own
+WIDTH = 6.4  # inches: 832 pixels, the column of a README
+LINE = 0.135  # inches: height of a line of the subtitle
+UNITS = (("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400))
+
+
+def time_unit(runs: list[Run]) -> tuple[str, int]:
+    """(name, seconds) of the largest unit of time that fits at least twice into the longest run."""
+    longest = max(run.position(run.train["iter"][-1:] + 1, "time").max(initial=0) for run in runs)
+    return max((unit for unit in UNITS if longest >= 2 * unit[1]), key=lambda unit: unit[1], default=UNITS[0])
+
+
+def label_x(axes, x: str, unit: str) -> None:
+    """Label the x-axis, one of AXES. unit: of time."""
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_xlabel(f"training time ({unit})" if x == "time" else x, fontsize=8)
+    if x == "tokens":
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 5k, 1.2M
+    else:
+        axes.ticklabel_format(axis="x", style="plain")
+
+
+def title(figure, text: str, subtitle: list[str]) -> None:
+    """Make room above the axes of a figure, and write a title and the lines of a subtitle there."""
+    lines = text.count("\n") + 1
+    room, before = 0.13 + 0.19 * lines + LINE * len(subtitle), figure.get_figheight()
+    height = before + room
+    figure.set_figheight(height)
+    figure.get_layout_engine().set(rect=(0, 0, 1, before / height))
+    left = 0.08 / WIDTH
+    figure.text(left, 1 - 0.07 / height, text, va="top", fontsize=10, weight="bold")
+    figure.text(left, 1 - (0.09 + 0.19 * lines) / height, "\n".join(subtitle), va="top", fontsize=7.5, color="0.3")
+
+
+def plain(text: str) -> str:
+    """`text` as matplotlib shows it unchanged: it reads text between two $ as a formula."""
+    return text.replace("$", r"\$")

@@ -1,0 +1,253 @@
+"""The command line of a study: which settings vary and over which values, which seeds, and what all runs share."""
+
+import dataclasses
+import itertools
+import math
+import re
+import runpy
+import typing
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from configurator import configure, subclass
+from fusedgpt.dimensions import GPTConfig
+from fusedgpt.errors import UserError, shown
+from fusedgpt.settings import Settings, validate
+from fusedgpt.studies.verdict import LEAST_RESAMPLED
+
+RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+LARGEST_RANGE = 10_000  # values of a range a..b
+LONGEST_NAME = 120  # characters of a variant's name, which is a folder's name too
+# settings of train.py that a study sets itself, each with the reason
+SET_BY_THE_STUDY = {
+    "out_dir": "each run has a folder of its own in --study_dir",
+    "eval_only": "a run of a study trains",
+    "max_seconds": "it would end runs at different iterations of their schedules: give --minutes to each run",
+}
+# settings that take one value for the whole study: they change what a run keeps and says, not what it learns
+SHARED = ("dry_run", "profile", "log_interval", "keep_checkpoints", "always_save_checkpoint", "sample_interval")
+SHARED += ("sample_prompts", "tensorboard_log", "wandb_log", "wandb_project", "wandb_run_name", "backend", "timeout")
+
+
+@dataclasses.dataclass
+class StudySettings:
+    # folder of the study; the same command continues the study in it, and more seeds or variants are added to it
+    study_dir: str = "out-study"
+    baseline: str | None = None  # variant that the others are compared with, as the table names it; None: the first
+    # what is compared, lower is better: the validation loss at the end, in bits per byte, the median time of a step, or
+    # the training time or tokens until an evaluation is at target_loss
+    metric: Literal["val_loss", "bits_per_byte", "ms", "seconds_to_loss", "tokens_to_loss"] = "val_loss"
+    target_loss: float | None = None  # validation loss to reach, for metric=seconds_to_loss or tokens_to_loss
+    tokens: int | None = None  # train each run on this many tokens: settles max_iters and lr_decay_iters by its batch
+    # intervals of differences by Student's t, or by the bootstrap, which needs 10 seeds
+    interval: Literal["t", "bootstrap"] = "t"
+    against: str | None = None  # a git commit: compare its code with the working tree's
+    # let Optuna choose settings, as in 'learning_rate=1e-3..2e-2:log, n_layer=2..6, optimizer=adamw|muon'
+    search: str | None = None
+    trials: int = 40  # variants that a search tries, over all workers and the calls that continue it
+    sampler: Literal["tpe", "random"] = "tpe"  # how a search chooses: by the trials so far, or at random
+    pruner: Literal["none", "hyperband"] = "none"  # hyperband: end trials early whose first evaluations are bad
+    # database in which workers share a study: the same command joins it, and a worker that is killed loses nothing.
+    # postgresql://user@host/db or mysql://user@host/db for many machines, sqlite:///file.db for several GPUs of one
+    storage: str | None = None
+    jobs: int = 1  # runs at once; each gets its share of the CPU's cores
+    max_minutes: float | None = None  # begin no run after this many minutes; the same command goes on
+    fail_unless: Literal["better"] | None = None  # end with status 1 unless a variant is better than the baseline
+    dry_run: bool = False  # say how many runs there are and what they take, and start none
+    yes: bool = False  # start more than 200 runs
+
+
+@dataclasses.dataclass
+class Request:
+    """What a command line asks for."""
+
+    study: StudySettings
+    shared: Settings  # of all runs, except for what varies and the seed
+    variants: dict[str, dict[str, Any]]  # {name: its settings}; one, {"config": {}}, if nothing varies
+    seeds: list[int]
+
+
+def settings_class() -> type:
+    """The dataclass of all settings that a study takes: its own and those of its runs."""
+    return subclass([], StudySettings, Settings)
+
+
+def read(args: list[str], description: str) -> Request:
+    """Read config files and flags. `--name=a,b` varies a setting, `--name=1..5` a whole number.
+
+    `--a,b=1:2,3:4` varies two settings together. A config file may name variants of any number of settings:
+    `variants = {"small": dict(n_layer=2), "large": dict(n_layer=8)}`. Raises UserError for bad input.
+    """
+    unused = SET_BY_THE_STUDY | {"variants": "a config file names variants"}
+    files = [arg for arg in args if not arg.startswith("-")]
+    lists = [arg for arg in args if _varies(arg)]
+    plain = [arg for arg in args if arg not in lists]
+    both = configure(settings_class()(), plain, description, unused)
+    study, shared = (_part(kind, both) for kind in (StudySettings, Settings))
+    shared = dataclasses.replace(shared, dry_run=False)
+    axes = [axis for axis in (_named(file, shared) for file in files) if axis]
+    axes += [_axis(flag, shared) for flag in lists if not flag.startswith("--seed=")]
+    _require_different(axes)
+    seeds = [each["seed"] for flag in lists if flag.startswith("--seed=") for each in _axis(flag, shared).values()]
+    variants = {
+        ",".join(names): {k: v for axis, name in zip(axes, names) for k, v in axis[name].items()}
+        for names in itertools.product(*axes)
+    }
+    varied = {name: getattr(shared, name) for changes in variants.values() for name in changes}
+    # variants of a file may set different settings: each keeps the shared value of what only others set
+    variants = {name[:LONGEST_NAME] or "config": varied | changes for name, changes in variants.items()}
+    request = Request(study, shared, variants, seeds or [shared.seed])
+    _check(request, runs=len(request.seeds) * math.prod(map(len, axes)))
+    if study.tokens:
+        request.variants = {name: of_equal_tokens(request, changes) for name, changes in request.variants.items()}
+    return request
+
+
+def of_equal_tokens(request: Request, changes: dict[str, Any]) -> dict[str, Any]:
+    """`changes` with max_iters and lr_decay_iters, so that all variants train on as many tokens."""
+    s = dataclasses.replace(request.shared, **changes)
+    steps = math.ceil(request.study.tokens / (s.gradient_accumulation_steps * s.batch_size * s.block_size))
+    return changes | {"max_iters": steps, "lr_decay_iters": steps}
+
+
+def _part(kind, both):
+    return kind(**{field.name: getattr(both, field.name) for field in dataclasses.fields(kind)})
+
+
+def _varies(arg):
+    """Whether a flag has several values. Text of a setting that cannot vary may hold a comma."""
+    name, _, value = arg.removeprefix("--").partition("=")
+    if not arg.startswith("--") or name in SHARED or name in _own():
+        return False
+    return "," in name or "," in value or bool(RANGE.fullmatch(value))
+
+
+def _own():
+    return {field.name for field in dataclasses.fields(StudySettings)}
+
+
+def _axis(flag, shared):
+    """{name of a value: the settings that it sets} of a flag such as --learning_rate=1e-3,3e-3 or --a,b=1:2,3:4."""
+    head, _, text = flag.removeprefix("--").partition("=")
+    names = head.split(",")
+    for name in names:
+        if name in SET_BY_THE_STUDY or name in SHARED or name in _own():
+            why = SET_BY_THE_STUDY.get(name, "it is one for the whole study")
+            raise UserError(f"{name} cannot vary: {why}")
+    axis = {}
+    for item in text.split(","):
+        texts = item.split(":") if len(names) > 1 else [item]
+        if len(texts) != len(names):
+            raise UserError(
+                f"--{head}={shown(text)}: {shown(item)} is {len(texts)} value(s) for {len(names)} settings that change"
+                f" together: write --{head}={':'.join('xy'[: len(names)])},…"
+            )
+        for values in itertools.product(*(_expanded(each, name, shared) for name, each in zip(names, texts))):
+            changes = dict(zip(names, values))
+            label = name_of(changes)
+            if label in axis:
+                raise UserError(f"--{head}={shown(text)} has {label} twice: give each value once")
+            axis[label] = changes
+    return axis
+
+
+def _expanded(text, name, shared):
+    """The values of `text` for the setting `name`, checked as a flag of train.py is: one, or those of a range."""
+    found = RANGE.fullmatch(text)
+    if found and int in (_type(shared, name), *typing.get_args(_type(shared, name))):
+        first, last = map(int, found.groups())
+        if not first <= last < first + LARGEST_RANGE:
+            raise UserError(f"--{name}={text} must go up, by at most {LARGEST_RANGE:,} values, as in --{name}=1..5")
+        texts = map(str, range(first, last + 1))
+    else:
+        texts = [text]
+    return [value_of(name, each, shared) for each in texts]
+
+
+def value_of(name: str, text: str, shared: Settings) -> Any:
+    """The value of the flag --name=text, checked as train.py checks it."""
+    return getattr(configure(shared, [f"--{name}={text}"], ""), name)
+
+
+def _type(shared, name):
+    return {field.name: field.type for field in dataclasses.fields(shared)}.get(name)
+
+
+def _named(file, shared):
+    """The variants that a config file names: {name: settings}, checked as a config file's settings are."""
+    variants = runpy.run_path(file, init_globals=dataclasses.asdict(shared)).get("variants")
+    if variants is None:
+        return {}
+    if not (isinstance(variants, dict) and all(isinstance(each, dict) for each in variants.values()) and variants):
+        raise UserError(f'{file}: variants must be a dict of dicts, as in {{"small": dict(n_layer=2)}}')
+    for name, changes in variants.items():
+        for setting, value in changes.items():
+            if setting in SET_BY_THE_STUDY or setting in SHARED or setting == "seed":
+                raise UserError(f"{file}: {setting} cannot vary: {SET_BY_THE_STUDY.get(setting, 'it is for all runs')}")
+            kept = getattr(configure(shared, [f"--{setting}={value}"], ""), setting)
+            if kept != value:
+                raise UserError(f"{file}: {setting}={shown(value)} of the variant {name!r} is not of the right type")
+    return {_safe(str(name)): changes for name, changes in variants.items()}
+
+
+def name_of(changes: dict[str, Any]) -> str:
+    """A readable name for settings, which a folder can have: 'learning_rate=0.004'."""
+    return _safe("+".join(f"{name}={value}" for name, value in changes.items()))
+
+
+def _safe(name):
+    return re.sub(r"[^\w.=+, -]", "-", name).strip(".- ") or "variant"
+
+
+def _require_different(axes: Iterable[dict]):
+    seen = set()
+    for axis in axes:
+        names = {name for changes in axis.values() for name in changes}
+        if twice := names & seen:
+            raise UserError(f"{', '.join(sorted(twice))} varies twice: give all its values in one flag")
+        seen |= names
+
+
+def _check(request, runs):
+    """Raise UserError if a run could not start, or for a study that makes no sense."""
+    s = request.study
+    if len(request.variants) * len(request.seeds) < runs:
+        raise UserError("two variants have the same name: their values differ only in characters that no folder has")
+    require_meant(runs, s)
+    if len(set(request.seeds)) < len(request.seeds):
+        raise UserError(f"--seed={','.join(map(str, request.seeds))} has a seed twice: give each once")
+    if s.metric.endswith("_to_loss") != (s.target_loss is not None):
+        raise UserError(
+            f"metric={s.metric} and target_loss={s.target_loss} do not fit: metric=seconds_to_loss and tokens_to_loss"
+            " need --target_loss=LOSS, and nothing else has one"
+        )
+    timed = s.metric in ("ms", "seconds_to_loss") or request.shared.minutes
+    if s.jobs > 1 and timed:
+        raise UserError(
+            f"jobs={s.jobs}: runs at once would slow each other down, and time is what counts: take --jobs=1"
+        )
+    if min(s.jobs, s.trials) < 1 or any(each is not None and not each > 0 for each in (s.tokens, s.max_minutes)):
+        raise UserError("jobs, trials, tokens and max_minutes must be 1 or more")
+    if s.against and s.storage:
+        raise UserError("--storage shares a search or a grid among workers: leave it out with --against")
+    if s.pruner != "none" and not s.search:
+        raise UserError(f"pruner={s.pruner} ends trials of a search: give --search, or leave it out")
+    if s.interval == "bootstrap" and len(request.seeds) < LEAST_RESAMPLED:
+        raise UserError(
+            f"interval=bootstrap needs at least {LEAST_RESAMPLED} seeds, and there are {len(request.seeds)}: give more"
+            " with --seed=1..10, or take --interval=t"
+        )
+    if s.baseline not in (None, *request.variants) and not s.against:
+        raise UserError(f"baseline={s.baseline!r} is no variant: it can be {', '.join(request.variants)}")
+    for changes in request.variants.values():
+        one = dataclasses.replace(request.shared, out_dir="run", **changes)
+        validate(one)
+        GPTConfig.of(one)  # raises for dimensions that do not fit each other
+        if one.init_from in ("resume", "auto"):
+            raise UserError(f"init_from={one.init_from}: a study starts each run itself and resumes it: leave it out")
+
+
+def require_meant(runs: int, s: StudySettings) -> None:
+    """Raise UserError for more runs than anybody wants by accident."""
+    if runs > 200 and not s.yes:
+        raise UserError(f"this study has {runs:,} runs: give fewer values or seeds, or --yes=True if you mean it")

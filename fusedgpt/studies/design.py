@@ -1,0 +1,117 @@
+"""study.json: what a study compares, and whether a new command line continues the study in a folder."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+from fusedgpt.errors import UserError, shown
+from fusedgpt.machine.files import atomic
+from fusedgpt.studies.command import Request
+
+FORMAT = 1
+# settings of a run that are named differently in each run, or that only say how it starts
+OF_A_RUN = ("out_dir", "init_from", "seed", "wandb_run_name")
+SETTLED = ("attention", "dtype", "compile")  # `auto` settles these once, for all runs
+SAME_STUDY = ("kind", "space", "varied")
+SAME_VALUE = ("metric", "target_loss", "seeds")  # the values that Optuna was told follow from these
+
+
+@dataclasses.dataclass
+class Design:
+    """The content of study.json; see Request for `variants` and `seeds`."""
+
+    command: str
+    kind: str  # grid: all variants with all seeds; against: one config with two versions of the code; search: by Optuna
+    metric: str
+    target_loss: float | None
+    interval: str
+    baseline: str
+    varied: list[str]  # names of the settings in `variants`
+    variants: dict[str, dict[str, Any]]
+    seeds: list[int]
+    settings: dict[str, Any]  # of all runs, without those that vary and those OF_A_RUN
+    code: str  # a digest of the code of the working tree
+    data: dict[str, str]  # SHA-256 of each split, as far as meta.json has it
+    threads: int | None = None  # CPU threads of each run; None: PyTorch's choice
+    settled: dict[str, Any] | None = None  # what `auto` became in the first run
+    against: dict[str, Any] | None = None  # ref, commit, initial_weights
+    looks: int = 0  # times that seeds were added after a verdict
+    space: str | None = None  # of a search, as --search has it; each line of outcomes.jsonl then has its settings
+    format: int = FORMAT
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Write study.json. Raises UserError if the disk refuses."""
+        with atomic(folder / "study.json", "w", aside=f".{os.getpid()}") as file:  # workers may begin at once
+            json.dump(dataclasses.asdict(self), file, indent=1)
+
+
+def of(request: Request, kind: str, command: str, code: str, data: dict[str, str], threads: int | None) -> Design:
+    """The design that a command line asks for."""
+    s, variants = request.study, request.variants
+    varied = list(dict.fromkeys(name for changes in variants.values() for name in changes))
+    left_out = {*varied, *OF_A_RUN}
+    shared = {name: value for name, value in dataclasses.asdict(request.shared).items() if name not in left_out}
+    how = dict(metric=s.metric, target_loss=s.target_loss, interval=s.interval)
+    baseline = s.baseline or next(iter(variants))
+    named = dict(command=command, kind=kind, baseline=baseline, varied=varied, variants=variants, seeds=request.seeds)
+    space = "".join(s.search.split()) if s.search else None
+    return Design(**named, **how, settings=shared, code=code, data=data, threads=threads, space=space)
+
+
+def load(folder: pathlib.Path) -> Design | None:
+    """The design in a folder; None if it has none. Raises UserError if study.json is damaged."""
+    path = folder / "study.json"
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found.get("format") != FORMAT:
+            raise ValueError(f"its format is {found.get('format')}, not {FORMAT}")
+        return Design(**found)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged: {error}. Name another folder with --study_dir") from error
+
+
+def continued(new: Design, folder: pathlib.Path, looked: bool) -> Design:
+    """The design of a study in `folder` that `new` begins or continues, possibly with more variants and seeds.
+
+    looked: whether the study has a verdict. What `auto` became, and variants and seeds that the command line no longer
+    names, stay. Raises UserError if the folder has another study: what its runs share, the code or the data differ.
+    """
+    earlier = load(folder)
+    if earlier is None:
+        return new
+    fixed = (*SAME_STUDY, "threads", *(SAME_VALUE if new.kind == "search" else ()))
+    require_same(earlier, new, fixed, str(folder))
+    variants = earlier.variants | new.variants
+    seeds = earlier.seeds + [seed for seed in new.seeds if seed not in earlier.seeds]
+    more = earlier.looks + (looked and len(seeds) > len(earlier.seeds))
+    kept = dict(variants=variants, seeds=seeds, settled=earlier.settled, against=earlier.against, looks=more)
+    return dataclasses.replace(new, **kept)
+
+
+def require_same(earlier: Design, new: Design, fixed: tuple[str, ...], place: str) -> None:
+    """Raise UserError, which names it, if the study in `place` differs from `new` in a field of `fixed`, or in more.
+
+    More: the settings of all runs, those of a variant that both have, the code and the data.
+    """
+    refused, other = f"{place} has another study", "begin another study with --study_dir, or give what it had"
+    for name in fixed:
+        was, now = getattr(earlier, name), getattr(new, name)
+        if was != now:
+            raise UserError(f"{refused}: {name} was {shown(was)}, and is {shown(now)} now: {other}")
+    for name in sorted(earlier.settings.keys() | new.settings.keys()):
+        was, now = (each.settings.get(name, "absent") for each in (earlier, new))
+        if was != now:
+            raise UserError(f"{refused}: {name} was {shown(was)}, and is {shown(now)} now: {other}")
+    for name, changes in new.variants.items():
+        if earlier.variants.get(name, changes) != changes:
+            raise UserError(f"{refused}: the variant {name} was {earlier.variants[name]}: {other}")
+    for what, was, now in (("code", earlier.code, new.code), ("data", earlier.data, new.data)):
+        if was != now:
+            raise UserError(
+                f"the {what} changed since the study in {place} began, so its runs and new ones cannot be compared:"
+                f" go back to the {what} of then, or begin another study with --study_dir"
+            )

@@ -1,0 +1,68 @@
+"""A train.py that learns nothing but writes what the real one writes, in a tenth of a second."""
+
+import pathlib
+import textwrap
+
+# The loss falls towards (log10(learning_rate) + 2)² + 1, plus a part that follows from the seed. A rate above 10
+# diverges, n_layer=13 is refused, n_layer=14 fills the disk
+FAKE = """
+import json, math, os, pathlib, random, signal, sys, time
+
+flags = dict(flag.removeprefix("--").split("=", 1) for flag in sys.argv[1:])
+out, rate, seed = pathlib.Path(flags["out_dir"]), float(flags.get("learning_rate", 0.01)), int(flags["seed"])
+steps, every = int(flags.get("max_iters", 10)), int(flags.get("eval_interval", 5))
+pause = float(os.environ.get("FAKE_PAUSE", 0))
+names = ("attention", "dtype", "compile")
+if flags.get("dry_run"):
+    print(f"memory: 0.1 GiB at the peak; a checkpoint takes 50 MB\\nestimate: 12 s, until noon: {steps} steps")
+    sys.exit()
+if flags.get("n_layer") in ("13", "14"):
+    sys.exit("error: n_layer=13 is unlucky" if flags["n_layer"] == "13" else "error: cannot write x: No space left")
+out.mkdir(parents=True, exist_ok=True)
+signals = []
+signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+state = out / "ckpt.pt"
+start = int(state.read_text()) if state.exists() and flags["init_from"] in ("auto", "resume") else 0
+flags["init_from"] = "resume" if start else "scratch"
+record = {"settings": {**flags, "max_iters": steps}, "tokens_per_step": 100, "device": "cpu", "world_size": 1}
+record |= {name: flags.get(name, "auto").replace("auto", "settled") for name in names}
+record |= {"environment": {"torch": "2", "threads": os.environ.get("OMP_NUM_THREADS")}}
+(out / "run.json").write_text(json.dumps(record))
+path = out / "metrics.jsonl"
+kept = [line for line in path.read_text().splitlines() if json.loads(line)["iter"] < start] if path.exists() else []
+path.write_text("".join(line + "\\n" for line in kept))
+
+def loss(iteration):
+    if rate > 10:
+        return math.nan
+    noise = random.Random(f"{seed} {rate}").gauss(0, 0.01) + random.Random(seed).gauss(0, 0.1)
+    return (math.log10(rate) + 2) ** 2 + 1 + noise + math.exp(-iteration)
+
+with open(path, "a", buffering=1) as file:
+    def write(**row):
+        file.write(json.dumps({name: None if value != value else value for name, value in row.items()}) + "\\n")
+
+    for iteration in range(start, steps + 1):
+        if iteration % every == 0 or iteration == steps:
+            value = loss(iteration)
+            write(kind="eval", iter=iteration, train_loss=value, val_loss=value, val_bits_per_byte=value / 2)
+            aside = out / ".ckpt.tmp"
+            aside.write_text(str(iteration))
+            aside.replace(state)
+        if iteration == steps:
+            break
+        if signals:
+            state.write_text(str(iteration))
+            sys.exit(143)
+        if rate > 10 and iteration == 7:
+            sys.exit("error: 21 steps in a row had no finite gradient, the last at iteration 7")
+        write(kind="train", iter=iteration, loss=loss(iteration), ms=10.0 + seed, tokens_per_s=1.0, lr=rate)
+        time.sleep(pause)
+"""
+
+
+def code(folder: pathlib.Path) -> pathlib.Path:
+    """Write the fake train.py to `folder`, and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "train.py").write_text(textwrap.dedent(FAKE))
+    return folder

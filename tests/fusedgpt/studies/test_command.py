@@ -1,0 +1,121 @@
+import dataclasses
+import re
+
+import pytest
+
+from fusedgpt.errors import UserError
+from fusedgpt.settings import Settings
+from fusedgpt.studies import command
+
+
+def read(*args):
+    pytest.importorskip("tyro")
+    return command.read(list(args), "a study")
+
+
+def test_lists_vary_and_everything_else_is_shared():
+    asked = read("--learning_rate=1e-3,3e-3", "--optimizer=adamw,muon", "--seed=1..3", "--n_layer=2", "--jobs=2")
+    assert asked.seeds == [1, 2, 3]
+    assert asked.variants == {
+        "learning_rate=0.001,optimizer=adamw": {"learning_rate": 1e-3, "optimizer": "adamw"},
+        "learning_rate=0.001,optimizer=muon": {"learning_rate": 1e-3, "optimizer": "muon"},
+        "learning_rate=0.003,optimizer=adamw": {"learning_rate": 3e-3, "optimizer": "adamw"},
+        "learning_rate=0.003,optimizer=muon": {"learning_rate": 3e-3, "optimizer": "muon"},
+    }
+    assert asked.shared == dataclasses.replace(Settings(), n_layer=2)
+    assert asked.study.jobs == 2
+
+
+def test_a_range_is_of_whole_numbers_and_seeds_may_be_listed():
+    assert list(read("--n_layer=2..4").variants) == ["n_layer=2", "n_layer=3", "n_layer=4"]
+    assert read("--seed=5,7").seeds == [5, 7]
+    assert read("--seed=5").seeds == [5]
+    assert read().seeds == [1337]
+    assert read().variants == {"config": {}}
+
+
+def test_two_settings_vary_together():
+    asked = read("--learning_rate,min_lr=1e-3:1e-4,2e-3:2e-4", "--n_head=1,2")
+    assert list(asked.variants) == [
+        "learning_rate=0.001+min_lr=0.0001,n_head=1",
+        "learning_rate=0.001+min_lr=0.0001,n_head=2",
+        "learning_rate=0.002+min_lr=0.0002,n_head=1",
+        "learning_rate=0.002+min_lr=0.0002,n_head=2",
+    ]
+    assert asked.variants["learning_rate=0.002+min_lr=0.0002,n_head=1"]["min_lr"] == 2e-4
+
+
+def test_a_config_file_names_variants(tmp_path):
+    file = tmp_path / "study.py"
+    file.write_text(
+        'n_head = 2\nn_embd = 96\nvariants = {"small": dict(n_layer=2), "deep/er": dict(n_layer=8, n_embd=64)}\n'
+    )
+    asked = read(str(file), "--seed=1,2")
+    # a variant that does not name n_embd used to train with train.py's default, not with the file's
+    assert asked.variants == {"small": {"n_layer": 2, "n_embd": 96}, "deep-er": {"n_layer": 8, "n_embd": 64}}
+    assert asked.shared.n_head == 2
+    assert list(read(str(file), "--dropout=0,0.1").variants)[:2] == ["small,dropout=0.0", "small,dropout=0.1"]
+
+
+def test_text_of_a_setting_that_cannot_vary_may_hold_a_comma():
+    assert read("--sample_prompts=a, b").shared.sample_prompts == "a, b"
+    assert read("--wandb_run_name=a,b").variants == {"config": {}}
+
+
+def test_names_are_names_of_folders():
+    asked = read("--attention=manual,kernels/mine.py:attend", "--dataset=one,../two")
+    assert not any("/" in name or ":" in name for name in asked.variants)
+    assert asked.variants["attention=kernels-mine.py-attend,dataset=..-two"]["dataset"] == "../two"
+
+
+def test_equal_tokens_mean_other_iterations_for_another_batch():
+    asked = read("--batch_size=4,10", "--tokens=1000000", "--block_size=100", "--gradient_accumulation_steps=1")
+    assert [each["max_iters"] for each in asked.variants.values()] == [2500, 1000]
+    assert [each["lr_decay_iters"] for each in asked.variants.values()] == [2500, 1000]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--learning_rate=1e-3,fast"], "learning_rate='fast' is not allowed"),
+        (["--optimizer=adamw,muonn"], "it takes 'adamw' or 'muon'"),
+        (["--learning_rat=1e-3,2e-3"], "did you mean learning_rate"),
+        (["--learning_rate=1e-3,0.001"], "learning_rate=0.001 twice"),
+        (["--seed=1,1"], "seed=1 twice"),
+        (["--n_layer=5..2"], "must go up"),
+        (["--n_layer=1..99999999"], "must go up, by at most"),
+        (["--learning_rate=1..5"], "is not allowed: it takes a number"),
+        (["--out_dir=here"], "each run has a folder of its own"),
+        (["--out_dir,n_layer=a:1"], "out_dir cannot vary"),
+        (["--init_from=resume"], "a study starts each run itself"),
+        (["--init_from=scratch,auto"], "a study starts each run itself"),
+        (["--max_seconds=5"], "give --minutes"),
+        (["--n_layer,n_head=1:2:3"], "3 value(s) for 2 settings"),
+        (["--n_layer=1,2", "--n_layer,n_head=1:1,2:2"], "n_layer varies twice"),
+        (["--n_head=5,7"], "n_embd=768 cannot be split"),
+        (["--dropout=0,1"], "dropout=1.0 must be from 0 to just under 1"),
+        (["--seed=1..201"], "--yes=True"),
+        (["--metric=tokens_to_loss"], "need --target_loss"),
+        (["--target_loss=2"], "need --target_loss"),
+        (["--metric=ms", "--jobs=2"], "slow each other down"),
+        (["--minutes=1", "--jobs=2"], "slow each other down"),
+        (["--interval=bootstrap", "--seed=1..9"], "needs at least 10 seeds, and there are 9"),
+        (["--jobs=0"], "must be 1 or more"),
+        (["--baseline=n_layer=7", "--n_layer=1,2"], "it can be n_layer=1, n_layer=2"),
+    ],
+)
+def test_bad_input_is_refused(args, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        read(*args)
+
+
+def test_many_runs_start_if_they_are_meant():
+    assert len(read("--seed=1..201", "--yes=True").seeds) == 201
+
+
+@pytest.mark.parametrize("variants", ["[1]", "{}", '{"a": 1}', '{"a": {"n_layer": "two"}}', '{"a": {"seed": 1}}'])
+def test_variants_of_a_file_are_checked(tmp_path, variants):
+    file = tmp_path / "study.py"
+    file.write_text(f"variants = {variants}\n")
+    with pytest.raises(UserError):
+        read(str(file))

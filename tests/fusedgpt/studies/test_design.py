@@ -1,0 +1,75 @@
+import dataclasses
+import json
+
+import pytest
+
+from fusedgpt.errors import UserError
+from fusedgpt.settings import Settings
+from fusedgpt.studies import design
+from fusedgpt.studies.command import Request, StudySettings
+
+VARIANTS = {"learning_rate=0.001": {"learning_rate": 1e-3}, "learning_rate=0.002": {"learning_rate": 2e-3}}
+
+
+def plan(seeds=(1, 2), variants=VARIANTS, code="abc", data="def", threads=None, **shared):
+    request = Request(StudySettings(), Settings(**shared), dict(variants), list(seeds))
+    return design.of(request, "grid", "python study.py", code, {"text/train": data}, threads)
+
+
+def test_a_design_comes_back_from_the_disk(tmp_path):
+    one = plan()
+    assert one.baseline == "learning_rate=0.001"
+    assert one.varied == ["learning_rate"]
+    assert not {"learning_rate", "seed", "out_dir", "init_from"} & one.settings.keys()
+    assert one.settings["n_layer"] == 12
+    one.save(tmp_path)
+    assert design.load(tmp_path) == one
+    assert design.load(tmp_path / "empty") is None
+
+
+def test_a_study_takes_more_seeds_and_variants_and_keeps_what_auto_became(tmp_path):
+    dataclasses.replace(plan(), settled={"attention": "flash"}).save(tmp_path)
+    more = {"learning_rate=0.002": {"learning_rate": 2e-3}, "learning_rate=0.004": {"learning_rate": 4e-3}}
+    now = design.continued(plan(seeds=[2, 3], variants=more), tmp_path, looked=False)
+    assert now.seeds == [1, 2, 3]
+    assert list(now.variants) == ["learning_rate=0.001", "learning_rate=0.002", "learning_rate=0.004"]
+    assert now.settled == {"attention": "flash"}
+    assert now.looks == 0
+
+
+def test_seeds_added_after_a_verdict_are_counted(tmp_path):
+    # whoever adds seeds until a difference shows finds one too often
+    plan().save(tmp_path)
+    again = design.continued(plan(), tmp_path, looked=True)
+    assert again.looks == 0
+    more = design.continued(plan(seeds=[1, 2, 3]), tmp_path, looked=True)
+    assert more.looks == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (dict(n_layer=2), "n_layer was 12, and is 2 now"),
+        (dict(threads=1), "threads was None, and is 1 now"),
+        (dict(code="abd"), "the code changed"),
+        (dict(data="deg"), "the data changed"),
+        (dict(variants={"small": {"n_layer": 2}}), "varied was"),
+        (dict(variants={"learning_rate=0.001": {"learning_rate": 1.1e-3}}), "the variant learning_rate=0.001 was"),
+    ],
+)
+def test_another_study_is_refused_by_name(tmp_path, change, said):
+    plan().save(tmp_path)
+    with pytest.raises(UserError, match=said):
+        design.continued(plan(**change), tmp_path, looked=False)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "more": 1}'])
+def test_a_damaged_file_is_named(tmp_path, content):
+    (tmp_path / "study.json").write_text(content)
+    with pytest.raises(UserError, match=r"study\.json is damaged"):
+        design.load(tmp_path)
+
+
+def test_the_file_is_strict_json(tmp_path):
+    plan().save(tmp_path)
+    assert json.loads((tmp_path / "study.json").read_text())["seeds"] == [1, 2]

@@ -1,0 +1,214 @@
+"""The figures of a study: which are drawn, and whether they show the numbers of the runs."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fusedgpt.runs.style import COLOURS, SUFFIXES
+from fusedgpt.studies import drawn, figures, outcomes
+from fusedgpt.studies.verdict import Comparison
+from tests.fusedgpt.studies.by_hand import EVERY, MS, TOKENS, study, three
+
+BEGINS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
+ALL = ("curves_iterations", "curves_tokens", "curves_time", "differences", "settings", "importance")
+ADAMW, MUON = "learning_rate=0.01,optimizer=adamw", "learning_rate=0.01,optimizer=muon"
+
+
+@pytest.fixture
+def results(tmp_path):
+    return outcomes.read(three(tmp_path))
+
+
+def drawn_of(results):
+    """{name of a figure: its only axes}."""
+    return {name: figure.axes[0] for name, figure in figures.draw(results)}
+
+
+def titles(axes):
+    """The title above axes, and the subtitle."""
+    return [text.get_text().replace("\n", " ") for text in axes.figure.texts[:2]]
+
+
+def grid(folder, means, **design):
+    """A study of a full grid {(learning_rate, optimizer): mean of two seeds}."""
+    variants = {f"learning_rate={a},optimizer={b}": {"learning_rate": a, "optimizer": b} for a, b in means}
+    ends = dict(zip(variants, means.values()))
+    losses = {name: {seed: [4.0, 3.0, end + (seed - 1.5) / 50] for seed in (1, 2)} for name, end in ends.items()}
+    return outcomes.read(study(folder, variants, losses, **design))
+
+
+MEANS = {(0.01, "adamw"): 2.0, (0.01, "muon"): 1.6, (0.02, "adamw"): 2.2, (0.02, "muon"): 2.0}
+
+
+def test_each_figure_is_whole_in_each_format(tmp_path):
+    paths = figures.write(grid(tmp_path, MEANS), tmp_path)
+    assert [path.name for path in paths] == [f"{name}{suffix}" for name in ALL for suffix in SUFFIXES]
+    for path in paths:
+        assert path.read_bytes().startswith(BEGINS[path.suffix]), path
+    assert {path.stem: b"/Type3" in path.read_bytes() for path in paths if path.suffix == ".pdf"} == dict.fromkeys(
+        ALL, False
+    )
+    ends = {".png": b"IEND\xaeB`\x82", ".pdf": b"%%EOF", ".svg": b"</svg>"}
+    assert all(path.read_bytes().rstrip().endswith(ends[path.suffix]) for path in paths)
+
+
+def test_a_curve_is_the_mean_in_a_band_over_its_seeds(results):
+    found = drawn_of(results)
+    axes = found["curves_iterations"]
+    lines = {line.get_label().strip("\u200b"): line for line in axes.lines}
+    adamw = lines["0.01, adamw (3 seeds)"]
+    assert adamw.get_xdata().tolist() == [0, EVERY, 2 * EVERY] and adamw.get_color() == COLOURS[0]
+    assert adamw.get_ydata() == pytest.approx([4.1, 3.2, 2.1])
+    band = axes.collections[0].get_paths()[0].vertices
+    assert {round(float(y), 6) for x, y in band if x == EVERY} == {3.0, 3.4}
+    # the run that diverged is a line of its own, and does not change the mean of its variant
+    assert lines["0.1, muon (1 seed)"].get_ydata() == pytest.approx([4.0, 2.4, 2.3])
+    (stray,) = [line for line in axes.lines if line.get_linestyle() == ":"]
+    assert stray.get_ydata() == pytest.approx([4.1, 3.9, math.nan], nan_ok=True)
+    assert "diverged" in [text.get_text() for text in axes.figure.legends[0].get_texts()]
+    assert titles(axes)[0] == f"{MUON} ends lowest, at 1.9000" and titles(axes)[1].endswith("8 of 9 runs")
+
+
+def test_the_axes_are_iterations_tokens_and_training_time(results):
+    found = drawn_of(results)
+    ends = {axis: found[f"curves_{axis}"].lines[0].get_xdata()[-1] for axis in ("iterations", "tokens", "time")}
+    assert ends == {"iterations": 2 * EVERY, "tokens": 2 * EVERY * TOKENS, "time": 2 * EVERY * MS / 1e3}
+    assert found["curves_time"].get_xlabel() == "training time (seconds)"
+
+
+def test_a_long_run_is_drawn_in_minutes(tmp_path):
+    losses = {"a": {1: [4.0 / (n + 1) for n in range(150)]}}  # 149 times 50 steps of 20 ms
+    axes = drawn_of(outcomes.read(study(tmp_path, {"a": {"n_layer": 1}}, losses)))["curves_time"]
+    assert axes.get_xlabel() == "training time (minutes)"
+    assert axes.lines[0].get_xdata()[-1] == pytest.approx(149 / 60)
+
+
+def test_runs_of_unequal_length_end_where_they_end(tmp_path):
+    # as with --minutes: cut to the shorter one, the curve would not end at the value of the verdict
+    losses = {"a": {1: [4.0, 3.0, 2.0], 2: [4.0, 3.0, 2.5, 1.8]}}
+    (curve,) = drawn.curves(outcomes.read(study(tmp_path, {"a": {"n_layer": 1}}, losses)))
+    assert curve.mean == pytest.approx([4.0, 3.0, 1.9])
+    assert curve.x["iterations"].tolist() == [0, EVERY, 2.5 * EVERY]
+
+
+def test_differences_are_those_of_the_verdict(results):
+    axes = drawn_of(results)["differences"]
+    muon, fast = results.comparisons()
+    whiskers = [line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_ydata()[0] in (0, 1)]
+    assert [tuple(line.get_xdata()) for line in whiskers if line.get_marker() == "None"][:2] == [
+        (muon.low, muon.high),
+        (fast.low, fast.high),
+    ]
+    points = {line.get_ydata()[0]: line for line in axes.lines if len(line.get_xdata()) == 1}
+    assert points[0].get_xdata()[0] == pytest.approx(-0.2) and points[0].get_color() == COLOURS[6]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["0.01, muon", "0.1, muon"]
+    assert [text.get_text() for text in axes.texts] == ["−0.2000  better", "+1.2000  no difference found"]
+    assert titles(axes)[0].startswith(f"1 of 2 variants are better than {ADAMW}")
+
+
+def test_a_difference_that_reaches_too_far_is_cut_but_said():
+    near = [Comparison(f"v{n}", 3, -0.1, -0.2, 0.0, 0.05, 0.05, "no difference found", 1.0, 9) for n in range(3)]
+    far = Comparison("far", 3, 50.0, 40.0, 60.0, 0.01, 0.01, "worse", 1.0, 2)
+    low, high = drawn.extent([*near, far])
+    assert -0.3 < low < -0.2 and 0.2 < high < 1
+    alone = drawn.extent([far])
+    assert alone[0] < 0 and alone[1] > 60
+    equal = Comparison("equal", 3, 0.0, 0.0, 0.0, 1.0, 1.0, "no difference found", 0.0, None)
+    low, high = drawn.extent([equal])
+    assert low < 0 < high
+
+
+def test_parallel_coordinates_lead_from_settings_to_the_value(tmp_path):
+    results = grid(tmp_path, MEANS)
+    axes = drawn_of(results)["settings"]
+    lines = [line for line in axes.lines if len(line.get_xdata()) == 3]
+    assert [line.get_ydata().tolist() for line in lines][-1] == pytest.approx([0, 1, 0])  # the best: 0.01, muon
+    worst = lines[0]
+    assert list(worst.get_ydata()) == pytest.approx([1, 0, 1]) and worst.get_linewidth() < lines[-1].get_linewidth()
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["learning_rate", "optimizer", "validation loss"]
+    assert {"0.01", "0.02", "adamw", "muon", "1.6000", "2.2000"} <= {text.get_text() for text in axes.texts}
+    assert titles(axes)[0] == f"The lowest mean, 1.6000, is that of {MUON}"
+
+
+def test_importance_is_the_share_of_a_main_effect(tmp_path):
+    # mean 1.95. By optimizer 2.1 and 1.8: 4 · 0.15² = 0.09; by rate 1.8 and 2.1: 0.09; in all 0.05² · 2 + 0.35² + 0.25²
+    results = grid(tmp_path, MEANS)
+    total = 2 * 0.05**2 + 0.35**2 + 0.25**2
+    assert drawn.importance(results) == pytest.approx({"learning_rate": 0.09 / total, "optimizer": 0.09 / total})
+    axes = drawn_of(results)["importance"]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([100 * 0.09 / total] * 2)
+    assert titles(axes)[0] == "learning_rate explains 47 % of the variance between the variants"
+
+
+def test_importance_of_many_values_is_that_of_their_ranges():
+    rng = np.random.default_rng(0)
+    rates = rng.uniform(0, 1, 200)
+    settings = {f"v{n}": {"rate": float(rate), "noise": float(rng.uniform())} for n, rate in enumerate(rates)}
+    found = drawn.shares(settings, {f"v{n}": float(rate) for n, rate in enumerate(rates)})
+    assert list(found) == ["rate", "noise"]
+    assert 0.9 < found["rate"] < 0.97 and found["noise"] < 0.05  # four ranges explain 15/16 of a straight line
+
+
+def test_importance_leaves_out_what_diverged(tmp_path):
+    # one run of four that diverged explained all: the setting that it had looked like the one that counts
+    results = grid(tmp_path, MEANS)
+    (tmp_path / "outcomes.jsonl").write_text(
+        (tmp_path / "outcomes.jsonl").read_text().replace('"finished"', '"diverged"', 1)
+    )
+    # 1.6, 2.2 and 2.0 are left: around their mean, squares add up to 0.56 / 3. Rates have 1.6, 2.1; optimizers 2.2, 1.8
+    found = drawn.importance(outcomes.read(tmp_path))
+    assert found == pytest.approx({"learning_rate": 0.5 / 0.56, "optimizer": 0.32 / 0.56})
+    assert found != drawn.importance(results)
+    subject = drawn.importance_subject(outcomes.read(tmp_path), found)
+    assert "left out: 1 variant with a run that diverged" in subject and "share what they explain" in subject
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"a": {"x": 1, "y": 1}, "b": {"x": 2, "y": 1}, "c": {"x": 2, "y": 1}}, {"x"}),  # y is the same in all
+        ({"a": {"x": 1, "y": 1}, "b": {"x": 2, "y": 1}, "c": {"x": 3, "y": 2}}, {"y"}),  # x tells all apart
+        ({"a": {"x": True, "y": 1}, "b": {"x": 1, "y": 2}, "c": {"x": 1, "y": 1}}, {"x", "y"}),  # True is not 1
+    ],
+)
+def test_importance_leaves_out_what_explains_nothing_or_all(settings, expected):
+    assert drawn.shares(settings, {"a": 1.0, "b": 2.0, "c": 4.0}).keys() == expected
+    assert drawn.shares(settings, dict.fromkeys("abc", 1.0)) == {}
+    assert drawn.shares(settings, dict.fromkeys("abc", math.nan)) == {}
+
+
+def test_figures_that_make_no_sense_are_left_out(tmp_path):
+    one_setting = {"a": {"n_layer": 1}, "b": {"n_layer": 2}}
+    fall = {seed: [4.0, 3.0, 2.0 + seed] for seed in (1, 2)}
+    cases = {
+        "one setting": (one_setting, {"a": fall, "b": fall}, ALL[:4]),
+        "one seed": (one_setting, {name: {1: fall[1]} for name in "ab"}, ALL[:3]),
+        "alone": ({"a": {}}, {"a": fall}, ALL[:3]),
+        "none": (one_setting, {name: {1: None} for name in "ab"}, ()),
+    }
+    for case, (variants, losses, expected) in cases.items():
+        results = outcomes.read(study(tmp_path / case, variants, losses))
+        assert tuple(drawn_of(results)) == expected, case
+
+
+def test_with_many_variants_the_best_have_colours(tmp_path):
+    means = {(rate, name): 2 + rate for rate in range(1, 9) for name in ("adamw", "muon")}
+    results = grid(tmp_path, means, baseline="learning_rate=8,optimizer=muon")
+    mine = drawn.coloured(results)
+    assert len(mine) == len(COLOURS) == len({*mine.values()})
+    assert {"learning_rate=8,optimizer=muon", "learning_rate=1,optimizer=adamw"} <= mine.keys()
+    assert "learning_rate=7,optimizer=adamw" not in mine
+    axes = drawn_of(results)["curves_iterations"]
+    assert sum(line.get_color() == figures.OTHERS for line in axes.lines) == 16 - 7
+
+
+def test_names_with_dollars_and_underscores_are_drawn_as_they_are(tmp_path):
+    # $ begins a formula, and a legend leaves out names that begin with _
+    variants = {"_a$x$": {"n_layer": 1}, r"b\frac{": {"n_layer": 2}}
+    losses = {name: {seed: [4.0, 3.0, 2.0 + seed] for seed in (1, 2)} for name in variants}
+    results = outcomes.read(study(tmp_path, variants, losses))
+    paths = figures.write(results, tmp_path)
+    assert len(paths) == 4 * len(SUFFIXES)
+    texts = drawn_of(results)["curves_iterations"].figure.legends[0].get_texts()
+    assert [text.get_text().strip("\u200b") for text in texts] == [r"_a\$x\$ (2 seeds)", "b\\frac{ (2 seeds)"]

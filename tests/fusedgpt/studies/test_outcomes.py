@@ -1,0 +1,95 @@
+import json
+import math
+
+import pytest
+
+from fusedgpt.errors import UserError
+from fusedgpt.machine.files import json_line
+from fusedgpt.studies import outcomes
+from tests.fusedgpt.studies.test_design import plan
+
+VARIANT = "learning_rate=0.001"
+
+
+def study(folder, losses, name="val_loss", target=None, ended=True):
+    """A study with runs of these validation losses, {(variant, seed): losses}, evaluated every 2 steps of 10 ms."""
+    one = plan()
+    one.metric, one.target_loss = name, target
+    folder.mkdir()
+    one.save(folder)
+    for (variant, seed), each in losses.items():
+        out_dir = outcomes.folder_of(folder, variant, seed)
+        out_dir.mkdir(parents=True)
+        rows = [{"kind": "train", "iter": i, "loss": 1.0, "ms": 10.0 + i} for i in range(2 * len(each) - 2)]
+        rows += [
+            {"kind": "eval", "iter": 2 * n, "train_loss": v, "val_loss": v, "val_bits_per_byte": v / 2}
+            for n, v in enumerate(each)
+        ]
+        (out_dir / "metrics.jsonl").write_text("".join(map(json_line, rows)))
+        (out_dir / "run.json").write_text(json.dumps({"tokens_per_step": 100, "settings": {}}))
+    lines = [json_line({"variant": v, "seed": seed, "status": "finished", "why": ""}) for v, seed in losses if ended]
+    (folder / "outcomes.jsonl").write_text("".join(lines))
+    return outcomes.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "value"),
+    [
+        ("val_loss", None, 1.5),  # the last, not the lowest
+        ("bits_per_byte", None, 0.75),
+        ("ms", None, 15.0),  # 10 to 15 ms, of which the first five are warm-up
+        ("tokens_to_loss", 2.5, 200.0),  # first at or below it after two steps
+        ("seconds_to_loss", 2.5, 0.021),
+        ("seconds_to_loss", 1.4, 0.046),
+    ],
+)
+def test_metrics(tmp_path, name, target, value):
+    found = study(tmp_path / "study", {(VARIANT, 1): [4.0, 2.5, 1.4, 1.5]}, name, target)
+    assert found.values()[VARIANT][1] == pytest.approx(value)
+
+
+def test_a_loss_that_is_not_reached_counts_as_the_worst(tmp_path):
+    losses = {(VARIANT, 1): [4.0, 2.0], (VARIANT, 2): [4.0, 3.0, 3.0]}
+    found = study(tmp_path / "study", losses, "tokens_to_loss", 2.0)
+    assert [each.status for each in found.outcomes] == ["finished", "diverged", "missing", "missing"]
+    assert found.outcomes[1].why == "did not reach the loss 2"
+    assert found.values() == {VARIANT: {1: 200.0, 2: 400.0}, "learning_rate=0.002": {}}
+
+
+def test_a_run_that_ends_without_a_finite_loss_has_diverged(tmp_path):
+    found = study(tmp_path / "study", {(VARIANT, 1): [4.0, math.nan], (VARIANT, 2): [4.1, 2.0]})
+    assert [each.status for each in found.outcomes[:2]] == ["diverged", "finished"]
+    assert found.outcomes[0].value == 4.1
+
+
+def test_a_run_without_an_end_is_missing_and_said_to_be(tmp_path):
+    found = study(tmp_path / "study", {(VARIANT, 1): [4.0, 2.0]}, ended=False)
+    assert [each.status for each in found.outcomes] == ["missing"] * 4
+    assert math.isnan(found.outcomes[0].value)
+    assert found.warnings() == ["4 of 4 runs are missing: the verdict is not final"]
+
+
+def test_the_last_word_on_a_run_counts(tmp_path):
+    # a run that failed is tried again by the next call
+    study(tmp_path / "study", {(VARIANT, 1): [4.0, 2.0]}, ended=False)
+    lines = [{"variant": VARIANT, "seed": 1, "status": status, "why": "x"} for status in ("failed", "finished")]
+    (tmp_path / "study" / "outcomes.jsonl").write_text("".join(map(json_line, lines)) + '{"variant": "learn')
+    assert outcomes.read(tmp_path / "study").outcomes[0].status == "finished"
+
+
+def test_warnings_are_sentences(tmp_path):
+    found = study(tmp_path / "study", {(VARIANT, 1): [4.0, 2.0]})
+    found.design.looks = 1
+    found.design.against = {"ref": "HEAD~1", "commit": "abc", "initial_weights": "differ"}
+    found.differences.append("dtype: bfloat16, float32")
+    assert [line.split(":")[0] for line in found.warnings()] == [
+        "the runs differ in more than what varies",
+        "3 of 4 runs are missing",
+        "seeds were added after a verdict",
+        "the initial weights of the two versions differ, so the runs are not pairs that differ in one thing",
+    ]
+
+
+def test_a_folder_without_a_study_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"study\.json does not exist: name the folder of a study"):
+        outcomes.read(tmp_path)

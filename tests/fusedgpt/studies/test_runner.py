@@ -1,0 +1,219 @@
+import json
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from fusedgpt.errors import UserError
+from fusedgpt.machine import files
+from fusedgpt.runs.metrics import record_of
+from fusedgpt.settings import Settings
+from fusedgpt.studies import design, outcomes, runner
+from fusedgpt.studies.command import Request, StudySettings
+from tests.fusedgpt.studies import fakes
+
+RATES = {f"learning_rate={rate}": {"learning_rate": rate} for rate in (0.01, 0.1)}
+
+
+def plan(variants=RATES, seeds=(1, 2), threads=None, **shared):
+    settings = Settings(**{"max_iters": 10, "eval_interval": 5, **shared})
+    return design.of(Request(StudySettings(), settings, dict(variants), list(seeds)), "grid", "", "", {}, threads)
+
+
+def run(tmp_path, plan, at_once=1, jobs=None, deadline=math.inf):
+    """Run a study with the fake train.py; the jobs in the order in which they ended."""
+    folder = tmp_path / "study"
+    code = fakes.code(tmp_path / "code")
+    with files.lock(folder) as lock:
+        plan.save(folder)
+        own = runner.Runner(plan, folder, dict.fromkeys(plan.variants, code), lock, print)
+        return list(own.run(runner.order(plan) if jobs is None else jobs, at_once, deadline))
+
+
+def values(tmp_path):
+    return {(each.variant, each.seed): each.value for each in outcomes.read(tmp_path / "study").outcomes}
+
+
+def test_variants_take_turns():
+    names = [name for name, _ in runner.order(plan(seeds=[1, 2, 3]))]
+    first, second = RATES
+    assert names == [first, second, second, first, first, second]
+
+
+def test_each_run_gets_what_varies_and_its_seed(tmp_path):
+    ended = run(tmp_path, plan(n_layer=3))
+    assert ended == runner.order(plan())
+    results = outcomes.read(tmp_path / "study")
+    assert [each.status for each in results.outcomes] == ["finished"] * 4
+    assert results.differences == []
+    settings = {(o.variant, o.seed): o.run.record["settings"] for o in results.outcomes}
+    for (variant, seed), each in settings.items():
+        assert float(each.get("learning_rate", 0.01)) == RATES[variant]["learning_rate"]
+        assert (each["seed"], each["n_layer"]) == (str(seed), "3")
+    # the fake's loss at 0.01 is 1 and at 0.1 it is 2, plus what the seed adds to both
+    by_run = values(tmp_path)
+    for seed in (1, 2):
+        assert 0.9 < by_run["learning_rate=0.1", seed] - by_run["learning_rate=0.01", seed] < 1.1
+
+
+def test_auto_is_settled_by_the_first_run_alone(tmp_path):
+    the_plan = plan()
+    run(tmp_path, the_plan, at_once=4)
+    assert the_plan.settled == {"attention": "settled", "dtype": "settled", "compile": "settled"}
+    asked = [each.run.record["settings"].get("dtype", "auto") for each in outcomes.read(tmp_path / "study").outcomes]
+    assert sorted(asked) == ["auto", "settled", "settled", "settled"]
+    assert design.load(tmp_path / "study").settled == the_plan.settled
+
+
+def test_what_varies_is_not_settled(tmp_path):
+    kernels = {f"attention={name}": {"attention": name} for name in ("flash", "manual")}
+    run(tmp_path, plan(kernels))
+    ran = {o.variant: o.run.record["attention"] for o in outcomes.read(tmp_path / "study").outcomes}
+    assert ran == {"attention=flash": "flash", "attention=manual": "manual"}
+    assert outcomes.read(tmp_path / "study").differences == []
+
+
+def test_a_difference_that_nobody_asked_for_is_named(tmp_path):
+    run(tmp_path, plan())
+    path = outcomes.folder_of(tmp_path / "study", "learning_rate=0.1", 2) / "run.json"
+    record = record_of(path.parent)
+    record["dtype"], record["settings"]["max_iters"] = "bfloat16", 11
+    path.write_text(json.dumps(record))
+    assert outcomes.read(tmp_path / "study").differences == ["max_iters: 10, 11", "dtype: settled, bfloat16"]
+
+
+def test_runs_at_once_share_the_cores(tmp_path):
+    run(tmp_path, plan(threads=3), at_once=4)
+    record = record_of(outcomes.folder_of(tmp_path / "study", "learning_rate=0.1", 2))
+    assert record["environment"]["threads"] == "3"
+
+
+def test_a_diverged_run_counts_as_the_worst(tmp_path):
+    rates = RATES | {"learning_rate=100.0": {"learning_rate": 100.0}}
+    run(tmp_path, plan(rates))
+    found = outcomes.read(tmp_path / "study")
+    bad = [each for each in found.outcomes if each.variant == "learning_rate=100.0"]
+    assert [each.status for each in bad] == ["diverged"] * 2
+    assert "no finite gradient" in bad[0].why
+    others = [v for o in found.outcomes if o.run for v in o.run.eval["val_loss"] if math.isfinite(v)]
+    assert {each.value for each in bad} == {max(others)}
+    assert len(found.values()["learning_rate=100.0"]) == 2
+    assert any("diverged" in line for line in found.warnings())
+
+
+def test_a_variant_that_is_refused_fails_with_its_sentence(tmp_path):
+    run(tmp_path, plan({"n_layer=2": {"n_layer": 2}, "n_layer=13": {"n_layer": 13}}))
+    found = {(o.variant, o.seed): (o.status, o.why) for o in outcomes.read(tmp_path / "study").outcomes}
+    assert found["n_layer=13", 1] == ("failed", "n_layer=13 is unlucky")
+    assert found["n_layer=2", 2][0] == "finished"
+
+
+def test_a_study_whose_first_run_cannot_start_ends(tmp_path):
+    with pytest.raises(UserError, match="the first run, n_layer=13 with seed 1, cannot start: n_layer=13 is unlucky"):
+        run(tmp_path, plan({"n_layer=13": {"n_layer": 13}, "n_layer=2": {"n_layer": 2}}))
+
+
+def test_a_full_disk_ends_the_study_which_goes_on_later(tmp_path):
+    full = {"n_layer=2": {"n_layer": 2}, "n_layer=14": {"n_layer": 14}}
+    with pytest.raises(UserError, match=r"No space left\. Then give the same command"):
+        run(tmp_path, plan(full))
+    assert list(outcomes.statuses(tmp_path / "study")) == [("n_layer=2", 1)]
+
+
+def test_a_study_whose_code_is_changed_ends(tmp_path, monkeypatch):
+    # half of the runs would be of another program, and a verdict would compare the two
+    monkeypatch.setenv("FAKE_PAUSE", "0.05")
+
+    def change():
+        process_of(outcomes.folder_of(tmp_path / "study", "learning_rate=0.01", 1))
+        (tmp_path / "code" / "model.py").write_text("")
+
+    changer = threading.Thread(target=change)
+    changer.start()
+    with pytest.raises(UserError, match="was changed while the study ran"):
+        run(tmp_path, plan())
+    changer.join()
+    assert len(outcomes.statuses(tmp_path / "study")) == 1
+
+
+def test_no_run_begins_after_the_deadline(tmp_path):
+    assert run(tmp_path, plan(), deadline=time.monotonic() - 1) == []
+
+
+def process_of(out_dir):
+    """The id of the process of the run in `out_dir`, as soon as it has made a step."""
+    while True:
+        for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+            words = path.read_bytes() if path.exists() else b""
+            if f"--out_dir={out_dir}".encode() in words and runner.steps_of(out_dir) > 2:
+                return int(path.parent.name)
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_is_killed_is_resumed(tmp_path, monkeypatch, number):
+    unbroken = run(tmp_path / "unbroken", plan())
+    monkeypatch.setenv("FAKE_PAUSE", "0.05")
+    out_dir = outcomes.folder_of(tmp_path / "study", "learning_rate=0.1", 1)
+    killer = threading.Thread(target=lambda: os.kill(process_of(out_dir), number))
+    killer.start()
+    ended = run(tmp_path, plan())
+    killer.join()
+    assert ended == unbroken
+    assert values(tmp_path) == values(tmp_path / "unbroken")
+    assert record_of(out_dir)["settings"]["init_from"] == ("resume" if number == signal.SIGTERM else "scratch")
+
+
+def test_a_run_that_is_killed_again_and_again_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(fakes, "FAKE", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    ended = run(tmp_path, plan({"config": {}}, seeds=[1]))
+    assert ended == [("config", 1)]
+    assert "killed 3 times without a step" in outcomes.read(tmp_path / "study").outcomes[0].why
+
+
+STUDY = """
+import math, pathlib, sys
+from fusedgpt.machine import files
+from fusedgpt.studies import design, runner
+folder, code = map(pathlib.Path, sys.argv[1:])
+plan = design.load(folder)
+with files.lock(folder) as lock:
+    own = runner.Runner(plan, folder, dict.fromkeys(plan.variants, code), lock, print)
+    try:
+        for job in own.run(runner.order(plan), 2, math.inf):
+            print(job, flush=True)
+    except runner.Stopped as stopped:
+        sys.exit(128 + stopped.number)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere runs outlive a study that was killed")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_run_outlives_a_study(tmp_path, number):
+    folder, the_plan = tmp_path / "study", plan(threads=1, max_iters=10_000)
+    folder.mkdir()
+    the_plan.settled = {"attention": "manual", "dtype": "float32", "compile": False}
+    the_plan.save(folder)
+    command = [sys.executable, "-c", STUDY, folder, fakes.code(tmp_path / "code")]
+    study = subprocess.Popen(command, env=os.environ | {"FAKE_PAUSE": "0.02"})
+    runs = [process_of(outcomes.folder_of(folder, *job)) for job in runner.order(the_plan)[:2]]
+    os.kill(study.pid, number)
+    status = study.wait(timeout=20)
+    assert status == (-number if number == signal.SIGKILL else 128 + number)
+    for pid in runs:
+        for _ in range(500):
+            if not pathlib.Path(f"/proc/{pid}").exists():
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail(f"the run {pid} goes on")
+    assert not outcomes.statuses(folder)
+    saved = outcomes.folder_of(folder, *runner.order(the_plan)[0]) / "ckpt.pt"
+    assert int(saved.read_text()) > 2  # the run has saved

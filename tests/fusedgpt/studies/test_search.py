@@ -1,0 +1,407 @@
+"""Searches with a train.py that learns nothing, and workers that share them, in a SQLite file."""
+
+import collections
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from fusedgpt.errors import UserError
+from fusedgpt.machine import files
+from fusedgpt.runs.metrics import read_metrics
+from fusedgpt.studies import command, database, design, outcomes, search, space
+from fusedgpt.studies.runner import Stopped
+from tests.conftest import ROOT, wait_for
+from tests.fusedgpt.studies import fakes
+
+optuna = pytest.importorskip("optuna")
+pytest.importorskip("tyro")
+
+RATE = "--search=learning_rate=1e-6..1:log"  # the fake's loss is best at 0.01
+# a worker in a process of its own, as study.py starts it, with heartbeats that a test can wait for
+WORKER = """
+import math, pathlib, sys
+from fusedgpt.errors import one_sentence
+from fusedgpt.studies import database, search
+from tests.fusedgpt.studies import test_search
+database.HEARTBEAT_S, database.GRACE_S, database.PATIENCE_S, search.NAP_S, search.LOOK_S = 1, 3, 5, 0.1, 0.02
+with one_sentence():
+    test_search.work(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), *sys.argv[3:])
+"""
+
+
+def work(folder, code, *flags, deadline=math.inf):
+    """Do what study.py does with these flags, but with another train.py; what the folder then has."""
+    settings = (f"--study_dir={folder}", "--learning_rate=1e-3", "--max_iters=27", "--eval_interval=3", "--seed=1")
+    given = {flag.partition("=")[0]: flag for flag in (*settings, *flags)}
+    request = command.read(list(given.values()), "a search")
+    if request.study.search:
+        request = space.prepared(request)
+    line = "python study.py config/a.py " + database.without_password(" ".join(f"'{flag}'" for flag in flags))
+    plan = design.of(request, "search" if request.study.search else "grid", line, "", {}, None)
+    search.run(request, design.continued(plan, folder, looked=False), folder, code, deadline)
+    return outcomes.read(folder)
+
+
+def worker(folder, code, *flags, pause=0.02):
+    command = [sys.executable, "-c", WORKER, folder, code, *flags]
+    environment = os.environ | {"FAKE_PAUSE": str(pause)}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, env=environment, cwd=ROOT, **pipes)
+
+
+def finish(workers, timeout=120):
+    for each in workers:
+        said, _ = each.communicate(timeout=timeout)
+        assert each.returncode == 0, said
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "NAP_S", 0.1)
+    monkeypatch.setattr(search, "LOOK_S", 0.02)
+    return fakes.code(tmp_path / "code")
+
+
+def trials(url, name="study"):
+    """The trials of a study that count, by Optuna itself."""
+    loaded = optuna.load_study(study_name=name, storage=str(url)).trials
+    return [each for each in loaded if each.state.name != "FAIL"]
+
+
+def in_file(folder):
+    return trials(f"sqlite:///{folder / 'study.db'}", folder.name)
+
+
+def names(found):
+    return sorted(each.user_attrs["variant"] for each in found)
+
+
+def test_a_search_ends_with_its_trials_a_best_one_and_the_command_that_confirms_it(tmp_path, code, capfd):
+    results = work(tmp_path / "study", code, RATE, "--trials=5", "--seed=1,2", "--n_layer=3")
+    assert [each.status for each in results.outcomes] == ["finished"] * 10
+    assert results.design.baseline == next(iter(results.design.variants)) == "learning_rate=0.001"
+    assert results.differences == []
+    told = {each.user_attrs["variant"]: each.value for each in in_file(tmp_path / "study")}
+    values = {name: sum(each.values()) / 2 for name, each in results.values().items()}
+    assert values == pytest.approx(told) and len(told) == 5
+    for name, changes in results.design.variants.items():
+        assert name == f"learning_rate={changes['learning_rate']}" == f"learning_rate={changes['learning_rate']:.4g}"
+    said = capfd.readouterr().out
+    assert len(re.findall(r"^trial \d of 5, learning_rate=", said, re.M)) == 5 and "the best so far" in said
+
+    best = min(values, key=values.get)
+    found = search.sentences(results)
+    assert found[0].startswith(f"the best of 5 trials that ran to their end is {best}: val_loss ")
+    confirm = f"python study.py config/a.py --n_layer=3 --learning_rate=0.001,{best.partition('=')[2]} --seed=3..7"
+    assert found[-1].strip() == f"{confirm} --study_dir=out-confirm"
+    assert command.read(confirm.split()[3:], "").seeds == [3, 4, 5, 6, 7]
+
+
+def test_tpe_comes_near_the_optimum(tmp_path, code):
+    found = work(tmp_path / "study", code, RATE, "--trials=24", "--max_iters=3")
+    far = [abs(math.log10(each["learning_rate"]) + 2) for each in found.design.variants.values()]
+    first, last = far[1:10], far[-10:]  # after the baseline, those at random, and those that follow from others
+    assert sum(last) / len(last) < 0.8 < 1.5 < sum(first) / len(first), far
+
+
+def test_a_search_with_a_seed_is_made_again(tmp_path, code):
+    first, again = (
+        list(work(tmp_path / name / "study", code, RATE, "--trials=4", "--max_iters=3", sampler).design.variants)
+        for name, sampler in (("a", "--sampler=random"), ("b", "--sampler=random"))
+    )
+    assert first == again and len(set(first)) == 4
+
+
+def test_trials_that_begin_badly_are_ended_early(tmp_path, code, monkeypatch):
+    monkeypatch.setenv("FAKE_PAUSE", "0.02")
+    flags = (RATE, "--trials=12", "--pruner=hyperband", "--sampler=random", "--seed=1,2")
+    results = work(tmp_path / "study", code, *flags)
+    statuses = {name: [o.status for o in results.outcomes if o.variant == name] for name in results.design.variants}
+    kinds = collections.Counter(map(tuple, statuses.values()))
+    assert kinds.keys() == {("finished", "finished"), ("pruned", "pruned")} and sum(kinds.values()) == 12
+    assert kinds["pruned", "pruned"] >= 2, kinds
+    for each in results.outcomes:
+        if each.status == "pruned" and each.seed == 1:
+            assert len(each.run.train["iter"]) < 27 and math.isnan(each.value)
+    values = {name: abs(math.log10(each["learning_rate"]) + 2) for name, each in results.design.variants.items()}
+    ended = [values[name] for name, each in statuses.items() if each[0] == "pruned"]
+    assert sum(ended) / len(ended) > sum(values.values()) / len(values)  # those far from the optimum
+    states = collections.Counter(each.state.name for each in in_file(tmp_path / "study"))
+    assert states == {"COMPLETE": kinds["finished", "finished"], "PRUNED": kinds["pruned", "pruned"]}
+
+
+def test_diverged_trials_count_as_the_worst_and_failed_ones_are_avoided(tmp_path, code, capfd):
+    rates = "--search=learning_rate=0.01|0.1|100.0"
+    results = work(tmp_path / "study", code, rates, "--trials=8", "--learning_rate=0.01")
+    found = in_file(tmp_path / "study")
+    diverged = next(each for each in found if each.user_attrs["variant"] == "learning_rate=100.0")
+    before = [each.value for each in found if each.number < diverged.number]
+    assert diverged.state.name == "COMPLETE" and diverged.value >= max(before)
+    assert "1 of 1 diverged" in capfd.readouterr().out
+    assert len(found) == 8 and len(results.outcomes) == 3  # settings that come again are not run again
+
+    failing = work(tmp_path / "fails", code, "--search=n_layer=12|13", "--trials=4", "--n_layer=12")
+    by_name = {each.variant: each for each in failing.outcomes}
+    assert by_name["n_layer=13"].status == "failed" and "unlucky" in by_name["n_layer=13"].why
+    assert {each.state.name for each in in_file(tmp_path / "fails")} == {"COMPLETE", "PRUNED"}
+
+
+def test_a_worker_whose_trials_all_fail_gives_up(tmp_path, code, monkeypatch):
+    work(tmp_path / "study", code, "--search=learning_rate=1e-6..1", "--trials=1")
+    (code / "train.py").write_text("import sys\nsys.exit('error: the disk has gone bad')")
+    with pytest.raises(UserError, match="5 trials in a row failed"):
+        work(tmp_path / "study", code, "--search=learning_rate=1e-6..1", "--trials=20")
+
+
+def test_settings_that_do_not_fit_together_are_not_tried(tmp_path, code, monkeypatch):
+    flags = ("--n_embd=64", "--n_head=4", "--max_iters=3", "--trials=5", "--sampler=random")
+    results = work(tmp_path / "study", code, "--search=n_head=2..8,learning_rate=1e-3..1", *flags)
+    assert {each["n_head"] for each in results.design.variants.values()} <= {2, 4, 8}
+    assert [each.status for each in results.outcomes] == ["finished"] * 5
+    monkeypatch.setattr(search, "UNFIT", 10)
+    with pytest.raises(UserError, match=r"10 suggestions in a row do not fit together: .*n_embd=61"):
+        work(
+            tmp_path / "other",
+            code,
+            "--search=n_head=1..999",
+            "--n_embd=61",
+            "--n_head=1",
+            "--trials=9",
+            "--max_iters=3",
+        )
+
+
+def test_a_search_that_is_stopped_goes_on_where_it_was(tmp_path, code, monkeypatch):
+    monkeypatch.setenv("FAKE_PAUSE", "0.05")
+    first = outcomes.folder_of(tmp_path / "study", "learning_rate=0.001", 1)
+    thread = threading.Thread(target=lambda: (wait_for(first / "ckpt.pt"), os.kill(os.getpid(), signal.SIGTERM)))
+    thread.start()
+    with pytest.raises(Stopped):
+        work(tmp_path / "study", code, RATE, "--trials=3")
+    thread.join()
+    steps = len(read_metrics(first, "train"))
+    assert 0 < steps < 27
+    monkeypatch.setenv("FAKE_PAUSE", "0")
+    results = work(tmp_path / "study", code, RATE, "--trials=3")
+    assert [each.status for each in results.outcomes] == ["finished"] * 3
+    assert results.outcomes[0].run.record["settings"]["init_from"] == "resume"
+    assert len(in_file(tmp_path / "study")) == 3
+    # with more trials, it goes on; with as many, nothing is left
+    assert len(work(tmp_path / "study", code, RATE, "--trials=4").outcomes) == 4
+    before = (tmp_path / "study" / "outcomes.jsonl").read_bytes()
+    work(tmp_path / "study", code, RATE, "--trials=4")
+    assert (tmp_path / "study" / "outcomes.jsonl").read_bytes() == before
+
+
+def test_a_trial_begun_before_the_time_is_over_is_continued_later(tmp_path, code, monkeypatch):
+    monkeypatch.setenv("FAKE_PAUSE", "0.02")
+    results = work(tmp_path / "study", code, RATE, "--trials=3", "--seed=1..3", deadline=time.monotonic() + 1.2)
+    assert {each.status for each in results.outcomes} <= {"finished", "missing"}
+    assert 0 < sum(each.status == "finished" for each in results.outcomes) < 9
+    results = work(tmp_path / "study", code, RATE, "--trials=3", "--seed=1..3")
+    assert [each.status for each in results.outcomes] == ["finished"] * 9
+    assert len(in_file(tmp_path / "study")) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--search=learning_rate=1e-6..2:log"], "space was 'learning_rate=1e-6..1:log', and is"),
+        (["--search=n_layer=2..3"], "space was"),
+        ([RATE, "--seed=1,2"], "seeds was [1], and is [1, 2] now"),
+        ([RATE, "--metric=bits_per_byte"], "metric was 'val_loss'"),
+        ([RATE, "--n_layer=3"], "n_layer was 12, and is 3 now"),
+        (["--learning_rate=1e-3,2e-3"], "kind was 'search', and is 'grid' now"),
+    ],
+)
+def test_another_study_is_refused_by_name(tmp_path, code, flags, said):
+    storage = f"--storage=sqlite:///{tmp_path / 'shared.db'}"
+    work(tmp_path / "study", code, RATE, "--trials=1", storage, "--max_iters=3")
+    for folder in (tmp_path / "study", tmp_path / "elsewhere" / "study"):  # by study.json, and by the storage
+        with pytest.raises(UserError, match=re.escape(said)):
+            work(folder, code, *flags, "--trials=1", storage, "--max_iters=3")
+
+
+def test_the_space_of_a_study_may_be_written_with_other_spaces(tmp_path, code):
+    work(tmp_path / "study", code, RATE, "--trials=1", "--max_iters=3")
+    work(tmp_path / "study", code, RATE.replace("=1e", " = 1e"), "--trials=2", "--max_iters=3")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_share_the_trials_of_a_search(tmp_path, code, workers):
+    flags = (RATE, "--trials=9", f"--storage=sqlite:///{tmp_path / 'shared.db'}")
+    finish([worker(tmp_path / "study", code, *flags, pause=0.01) for _ in range(workers)])
+    found = trials(f"sqlite:///{tmp_path / 'shared.db'}")
+    assert len(found) == 9 and {each.state.name for each in found} == {"COMPLETE"}
+    assert len({each.user_attrs["worker"] for each in found}) == workers
+    results = outcomes.read(tmp_path / "study")
+    assert [each.status for each in results.outcomes] == ["finished"] * 9
+    assert names(found) == sorted(results.design.variants)
+    lines = (tmp_path / "study" / "outcomes.jsonl").read_text().splitlines()
+    assert len(lines) == 9
+    # what `auto` means was settled once
+    asked = [each.run.record["settings"].get("attention", "auto") for each in results.outcomes]
+    assert collections.Counter(asked) == {"auto": 1, "settled": 8}
+
+
+def test_workers_with_folders_of_their_own_have_all_values(tmp_path, code):
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    folders = [tmp_path / where / "study" for where in ("here", "there")]
+    flags = (RATE, "--trials=6", "--seed=1,2", f"--storage={url}")
+    finish([worker(folder, code, *flags, pause=0.01) for folder in folders])
+    here, there = map(outcomes.read, folders)
+    assert here.values() == pytest.approx(there.values()) and len(here.outcomes) == 12
+    for results in (here, there):
+        assert {each.status for each in results.outcomes} == {"finished"}
+        assert 0 < sum(each.run is not None for each in results.outcomes) < 12
+    assert sum(each.run is not None for each in (*here.outcomes, *there.outcomes)) == 12  # nothing ran twice
+    assert len(trials(url)) == 6
+
+
+def test_a_killed_workers_trial_is_done_by_another_once(tmp_path, code):
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    flags = (RATE, "--trials=4", f"--storage={url}")
+    killed = worker(tmp_path / "study", code, *flags, pause=0.05)
+    first = outcomes.folder_of(tmp_path / "study", "learning_rate=0.001", 1)
+    wait_for(first / "ckpt.pt", 60)
+    killed.kill()
+    killed.communicate()
+    finish([worker(tmp_path / "study", code, *flags, pause=0.01) for _ in range(2)])
+    found = trials(url)
+    assert len(found) == len(set(names(found))) == 4 and {each.state.name for each in found} == {"COMPLETE"}
+    results = outcomes.read(tmp_path / "study")
+    assert [each.status for each in results.outcomes] == ["finished"] * 4
+    settings = {each.variant: each.run.record["settings"] for each in results.outcomes}
+    assert settings["learning_rate=0.001"]["init_from"] == "resume"
+
+
+def test_a_trial_that_a_dead_worker_only_took_is_not_lost(tmp_path, code, monkeypatch):
+    monkeypatch.setattr(database, "GRACE_S", 1)
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    flags = ("--learning_rate=1e-3,2e-3", f"--storage={url}", "--max_iters=3")
+    work(tmp_path / "study", code, *flags, deadline=0)
+    ours = optuna.load_study(study_name="study", storage=url)
+    ours.enqueue_trial({"learning_rate": 1e-3}, user_attrs={"variant": "learning_rate=0.001"})
+    ours.ask()  # and dies
+    results = work(tmp_path / "study", code, *flags)
+    assert [each.status for each in results.outcomes] == ["finished"] * 2
+    assert names(trials(url)) == ["learning_rate=0.001", "learning_rate=0.002"]
+
+
+def test_workers_share_a_grid(tmp_path, code):
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    flags = ("--learning_rate=1e-3,1e-2", "--optimizer=adamw,muon", "--seed=1,2", f"--storage={url}")
+    finish([worker(tmp_path / "study", code, *flags, pause=0.01) for _ in range(2)])
+    results = outcomes.read(tmp_path / "study")
+    assert [each.status for each in results.outcomes] == ["finished"] * 8
+    found = trials(url)
+    assert names(found) == sorted(results.design.variants) and len(found) == 4
+    assert {(each.params["learning_rate"], each.params["optimizer"]) for each in found} == {
+        (rate, optimizer) for rate in (1e-3, 1e-2) for optimizer in ("adamw", "muon")
+    }
+    lines = (tmp_path / "study" / "outcomes.jsonl").read_text().splitlines()
+    assert len(lines) == 8
+    with pytest.raises(UserError, match="variants was"):
+        work(tmp_path / "study", code, "--learning_rate=1e-3,1e-2,1e-1", *flags[1:])
+
+
+def in_another_process(source):
+    """Start Python. A process does not lock out itself."""
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen([sys.executable, "-c", source], cwd=ROOT, **pipes)
+
+
+def test_a_folder_has_one_study_unless_they_share_a_storage(tmp_path):
+    source = f"from fusedgpt.machine import files\nfiles.lock({str(tmp_path)!r}, shared=%s)"
+    with files.lock(tmp_path, shared=True):
+        said, _ = in_another_process(source % False).communicate()
+        assert "is in use by another run" in said
+        shares = in_another_process(source % True)
+        assert shares.communicate() == ("", None) and shares.returncode == 0
+
+
+def test_reports_are_written_in_turn(tmp_path):
+    source = "import pathlib, sys\nfrom fusedgpt.studies import search\n"
+    source += f"with search.turn(pathlib.Path({str(tmp_path)!r})):\n    print('in', flush=True)\n    sys.stdin.read()"
+    other = in_another_process(source)
+    assert other.stdout.readline()
+    threading.Timer(1, other.stdin.close).start()
+    began = time.monotonic()
+    with search.turn(tmp_path):
+        assert time.monotonic() - began > 0.5
+    assert other.wait() == 0
+    other.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("storage", "said"),
+    [
+        ("nonsense", "write postgresql://user@host/db"),
+        ("oracle9://me:secret@host/db", "write postgresql://user@host/db"),
+        ("postgresql://me:secret@127.0.0.1:1/db", "cannot open the storage postgresql"),
+        ("mysql+nodriver://me:secret@host/db", "write postgresql://user@host/db"),
+        ("sqlite:////no/such/folder/x.db", "cannot open the storage sqlite:////no/such/folder/x.db"),
+    ],
+)
+def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path, code, storage, said):
+    if storage.startswith("postgresql"):
+        pytest.importorskip("psycopg")
+    with pytest.raises(UserError) as failed:
+        work(tmp_path / "study", code, RATE, f"--storage={storage}")
+    assert said in str(failed.value) and "secret" not in str(failed.value)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(UserError, match=r"pip install 'optuna>=4.9'"):
+        database.libraries()
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "pymysql", None)
+    with pytest.raises(UserError, match="pymysql for MySQL"):
+        database.connect("mysql://me@host/db", print)
+
+
+def test_passwords_stay_out_of_the_design():
+    line = "python study.py --storage=postgresql://me:pass/word@host:5432/db --n_layer=2"
+    assert database.without_password(line) == "python study.py --storage=postgresql://me:***@host:5432/db --n_layer=2"
+    for same in ("--storage=postgresql://me@host/db", "--storage=sqlite:////a/b.db", "--sample_prompts=a:b@c"):
+        assert database.without_password(same) == same
+
+
+def test_a_database_that_is_gone_is_waited_for_and_given_up(monkeypatch):
+    class Gone(Exception):
+        pass
+
+    class Dialect:
+        loaded_dbapi = type("dbapi", (), {"OperationalError": Gone})
+        left = 2
+
+        def connect(self):
+            self.left -= 1
+            if self.left >= 0:
+                raise Gone("refused")
+            return "connection"
+
+    monkeypatch.setattr(database.time, "sleep", lambda seconds: None)
+    said = []
+    patience = database.Patience(said.append)
+    assert patience.connect(Dialect(), None, (), {}) == "connection"
+    assert said == ["the database is gone (refused): waiting for it; runs go on"]
+    monkeypatch.setattr(database, "PATIENCE_S", -1)
+    for _ in range(2):
+        with pytest.raises(UserError, match="nothing is lost: give the same command"):
+            patience.connect(Dialect(), None, (), {})
+
+
+def test_the_outlook_counts_the_runs_that_are_left(tmp_path, code):
+    results = work(tmp_path / "study", code, RATE, "--trials=2", "--seed=1,2", "--max_iters=3")
+    assert search.left(results.design, tmp_path / "study", 5) == [("learning_rate=0.001", 1)] * 6
+    assert json.loads((tmp_path / "study" / "study.json").read_text())["space"] == "learning_rate=1e-6..1:log"

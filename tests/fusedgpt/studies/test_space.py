@@ -1,0 +1,158 @@
+import dataclasses
+import math
+import re
+
+import pytest
+
+from fusedgpt.errors import UserError
+from fusedgpt.settings import Settings
+from fusedgpt.studies import command, space
+from fusedgpt.studies.space import Choices, Range
+
+
+def read(*args):
+    pytest.importorskip("tyro")
+    return command.read(list(args), "a search")
+
+
+def parse(text, **shared):
+    pytest.importorskip("tyro")
+    return space.parse(text, dataclasses.replace(Settings(), **shared))
+
+
+def test_a_space_has_ranges_and_choices():
+    assert parse("learning_rate=1e-3..2e-2:log, beta2 = 0.9..0.99,n_layer=2..6:log, optimizer=adamw|muon") == {
+        "learning_rate": Range(1e-3, 2e-2, log=True),
+        "beta2": Range(0.9, 0.99, log=False),
+        "n_layer": Range(2, 6, log=True),
+        "optimizer": Choices(("adamw", "muon")),
+    }
+    assert parse("compile=True|False") == {"compile": Choices((True, False))}
+    assert parse("attention=flash|mine.py:attend") == {"attention": Choices(("flash", "mine.py:attend"))}
+    assert parse("n_layer=2|4|8") == {"n_layer": Choices((2, 4, 8))}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("learning_rate=1e-3..fast", "learning_rate='fast' is not allowed: it takes a number"),
+        ("n_layer=2..6.5", "n_layer='6.5' is not allowed: it takes a whole number"),
+        ("optimizer=adamw|muonn", "it takes 'adamw' or 'muon'"),
+        ("learning_rat=1e-3..1e-2", "did you mean learning_rate"),
+        ("jobs=1..3", "there is no setting 'jobs'"),
+        ("learning_rate=1e-2..1e-3", "must go up"),
+        ("learning_rate=1e-3..nan", "must go up"),
+        ("learning_rate=1e-3..inf", "must go up"),
+        ("learning_rate=0..1e-3:log", "must begin above 0"),
+        ("learning_rate=1e-3..1e-2:lin", "learning_rate='1e-2:lin' is not allowed"),
+        ("dropout=0..1", "dropout=1.0 must be from 0 to just under 1"),
+        ("n_layer=0..4", "n_layer=0 must be 1 or more"),
+        ("learning_rate=1e-3", "must be different choices, a|b, or a range"),
+        ("optimizer=adamw|adamw", "must be different choices"),
+        ("attention=a/b.py:f|a-b.py:f", "must be different choices"),  # their runs would share a folder
+        ("compile=False..True", "is no number: give choices, as in compile=a|b"),
+        ("learning_rate", "'learning_rate': write setting=low..high"),
+        ("learning_rate=1e-3..1e-2,", "'': write setting=low..high"),
+        ("n_layer=1..2,n_layer=2..3", "n_layer twice"),
+        ("seed=1..3", "each trial runs all seeds"),
+        ("out_dir=a|b", "each run has a folder of its own"),
+        ("log_interval=1..9", "it is one for the whole study"),
+        ("dataset=a|b", "losses on different data"),
+    ],
+)
+def test_bad_input_is_refused(text, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        parse(text)
+
+
+def test_the_baseline_is_the_config_moved_into_the_space():
+    inside = read("--search=learning_rate=1e-4..1e-2,optimizer=adamw|muon", "--learning_rate=2e-3")
+    assert space.prepared(inside).variants == {
+        "learning_rate=0.002+optimizer=adamw": {"learning_rate": 2e-3, "optimizer": "adamw"}
+    }
+    assert space.moved(space.prepared(inside)) == []
+    outside = space.prepared(
+        read("--search=learning_rate=1e-3..1e-2,optimizer=muon,n_layer=2..4".replace("=muon", "=muon|adamw"))
+    )
+    assert list(outside.variants) == ["learning_rate=0.001+optimizer=adamw+n_layer=4"]
+    assert space.moved(outside) == ["learning_rate=0.001", "n_layer=4"]
+    rounded = space.prepared(read("--search=learning_rate=1e-3..1e-2", "--learning_rate=0.00123456"))
+    assert rounded.variants == {"learning_rate=0.001235": {"learning_rate": 0.001235}} and not space.moved(rounded)
+
+
+class Suggests:
+    """A trial of Optuna's that takes the upper end, with more digits than a name shows."""
+
+    def suggest_float(self, name, low, high, log):
+        return high * (1 - 1e-9)
+
+    def suggest_int(self, name, low, high, log):
+        return high
+
+    def suggest_categorical(self, name, choices):
+        return choices[-1]
+
+
+def test_a_name_tells_a_suggestion_whole():
+    found = {
+        name: axis.suggested(Suggests(), name)
+        for name, axis in parse("learning_rate=1e-3..0.0123,n_layer=2..6").items()
+    }
+    assert found == {"learning_rate": 0.0123, "n_layer": 6} and type(found["n_layer"]) is int
+    assert Range(1e-3, 0.01234567, False).nearest(1.0) == 0.01234567  # rounding must not leave the range
+    assert math.isclose(Range(0.0, 1.0, False).nearest(1 / 3), 0.3333)
+    assert Range(0.5, 2.0, False).nearest(None) == 0.5
+
+
+def test_long_names_stay_different():
+    values = {f"n_{i}": i for i in range(30)}
+    names = {space.name_of(values | {"n_29": i}) for i in range(50)}
+    assert len(names) == 50 and max(map(len, names)) <= command.LONGEST_NAME
+
+
+def test_equal_tokens_give_each_trial_its_iterations():
+    asked = read("--search=batch_size=4..16", "--batch_size=8", "--tokens=80000", "--block_size=100")
+    asked = space.prepared(
+        dataclasses.replace(asked, shared=dataclasses.replace(asked.shared, gradient_accumulation_steps=1))
+    )
+    assert asked.variants == {"batch_size=8": {"batch_size": 8, "max_iters": 100, "lr_decay_iters": 100}}
+    assert space.complete(asked, {"batch_size": 16})["max_iters"] == 50
+
+
+HYPERBAND = ("--search=learning_rate=1e-3..1e-2", "--pruner=hyperband")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--search=n_layer=2..4", "--learning_rate=1e-3,2e-3"], "--search chooses the variants"),
+        (["--search=n_layer=2..4", "--against=HEAD"], "--search chooses the variants"),
+        (["--search=n_layer=2..4", "--jobs=2"], "jobs=2: a trial of a search runs its 1 seed"),
+        (["--search=n_layer=2..4", "--trials=201"], "this study has 201 runs"),
+        (["--search=n_layer=2..4", "--trials=101", "--seed=1,2"], "this study has 202 runs"),
+        (["--search=n_layer=2..4", "--trials=0"], "must be 1 or more"),
+        (["--search=n_head=5..7"], "n_embd=768 cannot be split"),
+        (["--against=HEAD", "--storage=sqlite:///x.db"], "leave it out with --against"),
+        (["--pruner=hyperband"], "give --search"),
+        ([*HYPERBAND, "--minutes=5"], "after equal iterations"),
+        ([*HYPERBAND, "--metric=ms"], "by the validation loss"),
+        ([*HYPERBAND, "--max_iters=100", "--eval_interval=50"], "give --eval_interval=11"),
+        (["--search=max_iters=100..200", "--pruner=hyperband"], "after equal iterations"),
+        (["--search=batch_size=4..8", "--tokens=1000000", "--pruner=hyperband"], "after equal iterations"),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused(args, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        space.prepared(read(*args))
+
+
+def test_a_search_with_many_runs_or_a_pruner_starts_if_it_is_meant():
+    space.prepared(read("--search=n_layer=2..4", "--trials=500", "--yes=True"))
+    space.prepared(read(*HYPERBAND, "--max_iters=100", "--eval_interval=10"))
+    space.prepared(read(*HYPERBAND, "--tokens=100000000", "--eval_interval=10"))
+
+
+def test_a_grid_has_the_values_of_its_variants():
+    variants = {"small": {"n_layer": 2}, "large": {"n_layer": 8, "n_embd": 96}}
+    assert space.of_grid(variants, Settings()) == {"n_layer": Choices((2, 8)), "n_embd": Choices((768, 96))}
+    assert space.of_grid({"config": {}}, Settings()) == {}

@@ -1,0 +1,118 @@
+import json
+
+import pytest
+
+from fusedgpt.runs.metrics import record_of
+from fusedgpt.studies import outcomes
+from tests.conftest import TINY, assert_same_bytes, fails, script, weights
+
+SMALL = TINY | dict(gradient_accumulation_steps=1, max_iters=6, eval_interval=3, eval_iters=2, warmup_iters=1)
+SMALL |= dict(lr_decay_iters=6, log_interval=1, device="cpu", dtype="float32", compile=False)
+
+
+def study(folder, data, *args, check=True, **env):
+    shared = {"study_dir": folder, "dataset": data, **SMALL}
+    return script("study.py", *(f"--{name}={value}" for name, value in shared.items()), *args, check=check, **env)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, data):
+    """A study of two rates, one of which learns nothing, with three seeds, and what it said."""
+    folder = tmp_path_factory.mktemp("studies") / "rates"
+    return folder, study(folder, data, "--learning_rate=1e-2,1e-9", "--seed=1..3").stdout
+
+
+def test_a_study_ends_with_a_verdict(done):
+    folder, said = done
+    verdict = json.loads((folder / "verdict.json").read_text())
+    (comparison,) = verdict["comparisons"]
+    assert verdict["baseline"] == "learning_rate=0.01"
+    assert (comparison["variant"], comparison["n"], comparison["word"]) == ("learning_rate=1e-09", 3, "worse")
+    assert "learning_rate=1e-09 is worse than learning_rate=0.01: val_loss " in said
+    assert "| `learning_rate=0.01` " in said  # the table
+    for name in ("study.html", "table.csv", "table.tex", "table.md"):
+        assert (folder / name).stat().st_size > 100
+
+
+def test_runs_differ_in_what_varies_and_in_nothing_else(done):
+    results = outcomes.read(done[0])
+    assert results.differences == []
+    settings = [each.run.record["settings"] for each in results.outcomes]
+    varied = {name for name in settings[0] if len({str(each[name]) for each in settings}) > 1}
+    assert varied == {"learning_rate", "seed", "out_dir", "attention"}  # auto in the first run, settled in the others
+    assert len({each.run.record["attention"] for each in results.outcomes}) == 1
+    # pairs share the batches and the initial weights: the first loss is equal to the bit
+    first = {(each.variant, each.seed): each.run.train["loss"][0] for each in results.outcomes}
+    for seed in (1, 2, 3):
+        assert first["learning_rate=0.01", seed] == first["learning_rate=1e-09", seed]
+
+
+def test_a_run_of_a_study_is_the_run_that_its_settings_make(done, tmp_path):
+    out_dir = outcomes.folder_of(done[0], "learning_rate=1e-09", 2)
+    settings = record_of(out_dir)["settings"] | {"out_dir": tmp_path, "init_from": "scratch"}
+    script("train.py", *(f"--{name}={value}" for name, value in settings.items() if value is not None))
+    assert_same_bytes(weights(tmp_path), weights(out_dir))
+
+
+def test_the_same_command_again_makes_no_run_and_other_settings_are_refused(done, data):
+    folder, _ = done
+    before = (folder / "outcomes.jsonl").read_bytes()
+    study(folder, data, "--learning_rate=1e-2,1e-9", "--seed=1..3")
+    assert (folder / "outcomes.jsonl").read_bytes() == before
+    said = study(folder, data, "--learning_rate=1e-2,1e-9", "--seed=1..3", "--n_layer=3", check=False)
+    assert "n_layer was 2, and is 3 now" in said.stderr
+    assert said.returncode == 1
+
+
+def test_a_study_is_reported_again(done):
+    table = (done[0] / "table.csv").read_bytes()
+    (done[0] / "table.csv").unlink()
+    said = script("study.py", "report", done[0]).stdout
+    assert (done[0] / "table.csv").read_bytes() == table
+    assert "is worse than" in said
+
+
+def test_fail_unless_better(done, data):
+    folder, _ = done
+    both = ("--learning_rate=1e-2,1e-9", "--seed=1..3", "--fail_unless=better")
+    ended = study(folder, data, *both, check=False)
+    assert (ended.returncode, ended.stderr.strip()) == (1, "error: no variant is better than learning_rate=0.01")
+    assert study(folder, data, *both, "--baseline=learning_rate=1e-09").returncode == 0
+
+
+def test_a_dry_run_says_what_a_study_takes_and_writes_nothing(tmp_path, data):
+    said = study(tmp_path / "study", data, "--learning_rate=1e-2,1e-3", "--seed=1..5", "--dry_run=True").stdout
+    assert "2 variants × 5 seeds: 10 runs are left, of " in said
+    assert "GB of disk" in said
+    assert not (tmp_path / "study").exists()
+
+
+def test_more_seeds_are_added_and_said_to_be(done, data, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(done[0], tmp_path / "study")
+    said = study(folder, data, "--learning_rate=1e-2,1e-9", "--seed=4").stdout
+    assert "seeds were added after a verdict" in said
+    assert json.loads((folder / "verdict.json").read_text())["comparisons"][0]["n"] == 4
+
+
+def test_one_seed_decides_nothing(tmp_path, data):
+    said = study(tmp_path / "study", data, "--learning_rate=1e-2,1e-9").stdout
+    assert "one seed decides nothing" in said
+    assert json.loads((tmp_path / "study" / "verdict.json").read_text())["comparisons"][0]["word"] not in (
+        "better",
+        "worse",
+    )
+
+
+def test_bad_input_ends_in_one_sentence(tmp_path, data):
+    folder = f"--study_dir={tmp_path / 'study'}"
+    assert "learning_rate='quick' is not allowed" in fails("study.py", folder, "--learning_rate=1e-3,quick")
+    assert "dataset='nowhere' is no folder" in fails("study.py", folder, "--dataset=nowhere", "--seed=1,2")
+    assert "--against=HEAD is no commit" not in fails("study.py", folder, f"--dataset={data}", "--against=no-such-ref")
+    assert "leave the settings the same" in fails(
+        "study.py", folder, f"--dataset={data}", "--against=HEAD", "--seed=1", "--n_layer=1,2"
+    )
+    assert "name the folder of a study" in fails("study.py", "report")
+    assert "study.json does not exist" in fails("study.py", "report", tmp_path)
+    assert not (tmp_path / "study" / "runs").exists()
