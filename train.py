@@ -39,7 +39,7 @@ from fusedgpt.data.dataloader import DataLoader
 from fusedgpt.errors import TRAIN_WITH_LESS, UserError, one_sentence
 from fusedgpt.estimates import fits
 from fusedgpt.machine import determinism, files, memory, timing
-from fusedgpt.machine.device import autocast, graphs_compiled, resolve_device, resolve_dtype
+from fusedgpt.machine.device import autocast, graphs_compiled, require_no_accumulation, resolve_device, resolve_dtype
 from fusedgpt.machine.signals import catch_signals
 from fusedgpt.parallel import distributed
 from fusedgpt.runs import budget, checkpoint, resume, run_folder
@@ -125,13 +125,13 @@ def rehearse(state: TrainState, trace: pathlib.Path | None) -> tuple[dict, int]:
             with state.cast:
                 _, loss = state.parallel(*state.batch, logits=False)
             loss.backward()
+        # gradients of CUDA graphs lie in the graphs' memory, and the next forward frees them (pytorch#169545)
+        state.optimizer.zero_grad(set_to_none=True)
 
     before = graphs_compiled()
     forward_backward()
     graphs = graphs_compiled() - before
-    receipt = observe(forward_backward, trace, ids=state.model.config.padded_vocab_size)
-    state.optimizer.zero_grad(set_to_none=True)
-    return receipt, graphs
+    return observe(forward_backward, trace, ids=state.model.config.padded_vocab_size), graphs
 
 
 def train_step(state: TrainState, s: Settings, micro_steps: range) -> dict[str, Tensor]:
@@ -283,9 +283,11 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
 def take_receipt(run: Run, chosen: tuning.Settled, case: Case) -> None:
     """Rehearse a step to see its kernel, then print what is about to run.
 
-    Raises UserError if the profiler saw another kernel than the one that was asked for.
+    Raises UserError if the profiler saw another kernel than the one that was asked for, or if CUDA graphs were asked
+    for and a step could not use them.
     """
     s, state, ranks, logger = run.s, run.state, run.ranks, run.logger
+    require_no_accumulation(case.device, chosen.compiled and not s.eval_only, len(run.micro_steps))
     logger.status("compiling" if chosen.compiled else "looking at the kernels")
     receipt, graphs = (None, None) if s.eval_only else rehearse(state, run.trace)
     if receipt and (reason := contradiction(chosen.attention, receipt, case)):

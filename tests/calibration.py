@@ -7,10 +7,12 @@ Writes rows.jsonl and calibration.png to --out_dir. Each row is about many studi
 equal     no variant differs from the baseline. `share` of the studies find a difference; 5 % may
 planted   one variant is better by `of_smallest` times the smallest difference that the verdict promises to find in 80 %
           of studies. `share` of the studies find it; `promised` is what the noncentral t distribution says
+unpaired  what a t test finds that takes the runs of a `planted` row, but not as pairs
 pairing   what shared seeds are worth: the standard error of the difference of two variants, paired and unpaired
 
 `low` to `high` is the 95 % interval of a share. Simulated values are an effect of the seed, which a pair shares, and
-noise. Real ones are losses of tiny GPTs, two trainings for each seed from the same initial weights.
+noise. Real ones are losses of tiny GPTs, whose trainings share the initial weights of a seed. Equal ones differ in the
+batches that they draw. A difference is subtracted from their losses, or comes from the learning rate.
 """
 
 import dataclasses
@@ -59,10 +61,10 @@ EQUAL += [("t", seeds, comparisons, "counts") for seeds in (2, 3, SEEDS) for com
 OF_SMALLEST = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 # a training takes a tenth of a second on one core
 MODEL = dict(block_size=32, n_layer=1, n_head=2, n_embd=32, activation="gelu", bias=False)
-HOW = settings.Settings(learning_rate=7e-3, warmup_iters=5, max_iters=30, lr_decay_iters=30, min_lr=0.0, batch_size=8)
+HOW = settings.Settings(learning_rate=7e-3, warmup_iters=5, max_iters=30, lr_decay_iters=30, min_lr=0.0, batch_size=16)
 WINDOWS = 64  # of the validation split
 HIGHER = 1.1  # times the learning rate: a small step of a search
-LONGER = {300: 100, 1000: 40}  # {iterations: pairs}: how much of what pairs share is left after longer trainings
+LONGER = {300: 60, 1000: 30}  # {iterations: pairs}, to see how much of what pairs share is left after longer trainings
 # (rows, (colour, mark, label))
 LOOKS = [
     (dict(data="simulated", comparisons=1), (COLOURS[0], "o", "1 comparison")),
@@ -75,7 +77,7 @@ LOOKS = [
 class Settings:
     out_dir: str = "out-calibration"  # folder for rows.jsonl and calibration.png
     studies: int = 2000  # simulated studies for each row
-    real: bool = False  # train too, on one core for some ten minutes
+    real: bool = False  # train too, on one core for some fifteen minutes
     real_studies: int = 200  # studies of real runs, of 5 seeds each
     dataset: str = "python_stdlib"  # data of the real runs: a folder in data/, or a path
 
@@ -163,28 +165,34 @@ def real_rows(s: Settings) -> Iterator[dict]:
     base, same, higher = (trainer.losses(seeds, **how) for how in ({}, dict(stream=1), dict(times=HIGHER)))
     spec = dict(data="real", interval="t", seeds=SEEDS, comparisons=1)
     yield dict(what="equal") | spec | share(map(differ, studies(base, same)))
+    spread = float((same - base).std(ddof=1))
+    for of_smallest in OF_SMALLEST:
+        gain = of_smallest * verdict.smallest(spread, SEEDS)
+        yield planted_in_runs(base, same - gain, -gain, spread, spec)
+    spread, difference = float((higher - base).std(ddof=1)), float((higher - base).mean())
+    spec |= dict(differs="learning rate")
+    yield planted_in_runs(base, higher, difference, spread, spec)
+    yield unpaired(base, higher, spec)
     yield pairing(base, same, HOW.max_iters, "other batches")
     yield pairing(base, higher, HOW.max_iters, "learning rate")
-    yield from higher_rows(base, higher, spec)
     for iterations, pairs in LONGER.items():
         both = (trainer.losses(pairs, times=times, iterations=iterations) for times in (1, HIGHER))
         yield pairing(*both, iterations, "learning rate")
 
 
-def higher_rows(base: np.ndarray, higher: np.ndarray, spec: dict) -> Iterator[dict]:
-    """How many studies find what the higher learning rate changes: paired, and with a t test that ignores the pairs.
-
-    All runs together say how large the difference is.
-    """
-    difference, spread = float((higher - base).mean()), float((higher - base).std(ddof=1))
+def planted_in_runs(base: np.ndarray, other: np.ndarray, difference: float, spread: float, spec: dict) -> dict:
+    """The row of studies of real runs that differ by `difference` on average, with standard deviation `spread`."""
     word = "better" if difference < 0 else "worse"
-    size = dict(difference=difference, of_smallest=abs(difference) / verdict.smallest(spread, SEEDS))
-    found = (verdict.compare(each, "0")[0].word == word for each in studies(base, higher))
+    found = (verdict.compare(each, "0")[0].word == word for each in studies(base, other))
+    spec = spec | dict(of_smallest=abs(difference) / verdict.smallest(spread, SEEDS), difference=difference)
     promised = power(abs(difference), spread, SEEDS, 1)
-    yield dict(what="planted") | spec | size | share(found) | dict(promised=promised)
-    pairs = (base.reshape(-1, SEEDS), higher.reshape(-1, SEEDS))
-    unpaired = stats.ttest_ind(*pairs, axis=1).pvalue < verdict.LEVEL
-    yield dict(what="planted") | spec | dict(interval="t, unpaired") | size | share(map(bool, unpaired))
+    return dict(what="planted") | spec | share(found) | dict(promised=promised)
+
+
+def unpaired(base: np.ndarray, other: np.ndarray, spec: dict) -> dict:
+    """The row of a t test that takes the same runs, but not as pairs."""
+    p = stats.ttest_ind(base.reshape(-1, SEEDS), other.reshape(-1, SEEDS), axis=1).pvalue
+    return dict(what="unpaired") | spec | share(map(bool, p < verdict.LEVEL))
 
 
 def studies(base: np.ndarray, other: np.ndarray) -> list[Values]:
@@ -236,7 +244,7 @@ def draw_shares(axes, shares: list[dict], at: list[float], look: tuple, upright:
 def draw_power(axes, found: list[dict]) -> None:
     """The share of studies that find a planted difference, beside what was promised."""
     for like, look in LOOKS:
-        drawn = [row for row in chosen(found, what="planted", **like) if "promised" in row]
+        drawn = chosen(found, what="planted", **like)
         draw_shares(axes, drawn, [row["of_smallest"] for row in drawn], look, upright=True)
     sizes = np.linspace(0, max(OF_SMALLEST), 100)
     for comparisons, (_, (colour, *_)) in zip((1, 5), LOOKS):
@@ -274,9 +282,9 @@ def draw(found: list[dict], folder: pathlib.Path, machine: str) -> None:
     (smallest,) = chosen(found, what="planted", **LOOKS[0][0], of_smallest=1.0)
     shares = [f"{100 * row['share']:.1f} %" for row in (equal, smallest)]
     title = f"{shares[0]} of studies of equal variants find a difference, {shares[1]} a real one"
-    subject = "Allowed: 5 %. Promised: 80 % find the smallest difference that the verdict names. Left: 5 seeds a study."
-    subject += f" Studies: {equal['studies']:,} for each mark"
-    subject += "".join(f", {row['studies']:,} of real runs" for row in chosen(found, what="equal", data="real"))
+    subject = "Allowed: 5 %. Promised: 80 % find the smallest difference. Left: 5 seeds in a study."
+    subject += f" Studies for a mark: {equal['studies']:,}"
+    subject += "".join(f", of real runs {row['studies']:,}" for row in chosen(found, what="equal", data="real"))
 
     def figures():
         figure, (left, right) = drawing.new(2.9, ncols=2)

@@ -80,16 +80,16 @@ def test_real_runs_share_what_they_should(data):
 
 def test_rows_and_figure(data, tmp_path, monkeypatch):
     monkeypatch.setattr(calibration, "EQUAL", [("t", 5, 1, "normal"), ("t", 5, 5, "normal")])
-    monkeypatch.setattr(calibration, "LONGER", {40: 3})
+    monkeypatch.setattr(calibration, "LONGER", {20: 3})
     said = []
-    s = Settings(str(tmp_path), studies=20, real=True, real_studies=3, dataset=str(data))
+    s = Settings(str(tmp_path), studies=20, real=True, real_studies=2, dataset=str(data))
     calibration.main(s, said.append)
     header, *rows = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
     assert header["what"] == "header" and header["environment"]["torch"] and list(map(json.loads, said)) == rows
     assert [row["what"] for row in rows if row["data"] == "real"] == [
-        "equal", "pairing", "pairing", "planted", "planted", "pairing"
+        "equal", *["planted"] * 7, "unpaired", *["pairing"] * 3
     ]  # fmt: skip
     assert all(row.keys() >= COLUMNS and 0 <= row["low"] <= row["share"] <= row["high"] <= 1 for row in rows
                if row["what"] != "pairing")  # fmt: skip
-    assert next(row["ratio"] for row in rows if row.get("differs") == "learning rate") < 1
+    assert rows[-2]["differs"] == "learning rate" and 0 < rows[-2]["ratio"] < 1
     assert 20_000 < (tmp_path / "calibration.png").stat().st_size < 100_000

@@ -58,6 +58,7 @@ OTHERS = {  # what is not run, and why
     "sbatch": "tests/test_slurm.py runs the script",
     "ssh": "it needs another machine",
     "TIKTOKEN_CACHE_DIR=": "it downloads GPT-2's BPE",
+    "python study.py": "tests/test_study.py reads it, and runs smaller studies",
     "python tests/save_cost.py": "tests/fusedgpt/runs/test_saver.py runs it",
     "python tests/limited_memory.py": "tests/fusedgpt/parallel/test_fsdp.py runs it",
     "python tests/plan_errors.py": "tests/fusedgpt/estimates/test_scale.py has it",

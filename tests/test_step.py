@@ -132,6 +132,33 @@ def test_a_step_on_a_gpu_does_not_wait_and_skips_on_the_device(monkeypatch, dtyp
     assert len(times) == 4 and min(times) > 0
 
 
+def test_each_pass_of_a_rehearsal_begins_without_gradients(monkeypatch):
+    # with CUDA graphs the second pass added to gradients that its own forward had overwritten: no run could start
+    s = train.Settings(n_layer=1, n_head=2, n_embd=32, block_size=16)
+    model = GPT(GPTConfig(block_size=16, vocab_size=65, n_layer=1, n_head=2, n_embd=32))
+    state, left = state_of(model, s, torch.device("cpu"), torch.float32), []
+
+    def profiled(call, *_, **__):
+        for each in (lambda: None, call):
+            each()
+            left.append([name for name, p in model.named_parameters() if p.grad is not None])
+        return {}
+
+    monkeypatch.setattr(train, "observe", profiled)
+    train.rehearse(state, None)
+    assert left == [[], []]
+
+
+@pytest.mark.parametrize(("eval_only", "asked"), [(False, True), (True, False)])
+def test_a_run_asks_whether_its_steps_can_use_cuda_graphs(tmp_path, data, monkeypatch, eval_only, asked):
+    told = []
+    monkeypatch.setattr(train, "require_no_accumulation", lambda *args: told.append(args))
+    monkeypatch.setattr(train.tuning, "resolve_compile", lambda *_: (True, ""))
+    monkeypatch.setattr(GPT, "compile", lambda self: None)
+    run(tmp_path, data, max_iters=1, gradient_accumulation_steps=3, eval_only=eval_only)
+    assert told == [(torch.device("cpu"), asked, 3)]
+
+
 def test_times_are_true_of_steps_that_are_read_later(tmp_path, data, monkeypatch):
     # T10: nanoGPT's time includes evaluations; and no step's time may include the start of the program
     told = iter(n * (n + 1) / 2000 for n in itertools.count())  # between readings pass 1 ms, 2 ms, 3 ms, …

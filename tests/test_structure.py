@@ -11,7 +11,7 @@ from tests.mutants import MUTANTS
 
 SCRIPTS = {"train", "sample", "bench", "study", "export", "convert", "harness", "plot"}
 # slow to import, or missing where only tests run
-LAZY = {"datasets", "lm_eval", "matplotlib", "tokenizers", "transformers", "tyro", "wandb"}
+LAZY = {"datasets", "lm_eval", "matplotlib", "optuna", "sqlalchemy", "tokenizers", "transformers", "tyro", "wandb"}
 FILES = sorted(f for pattern in ("*.py", "fusedgpt/**/*.py", "data/*/*.py") for f in ROOT.glob(pattern))
 
 

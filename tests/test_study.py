@@ -1,10 +1,12 @@
 import json
+import shlex
 
 import pytest
 
 from fusedgpt.runs.metrics import record_of
-from fusedgpt.studies import outcomes
-from tests.conftest import TINY, assert_same_bytes, fails, script, weights
+from fusedgpt.studies import command, outcomes
+from tests.conftest import ROOT, TINY, assert_same_bytes, fails, script, weights
+from tests.test_docs import COMMANDS
 
 SMALL = TINY | dict(gradient_accumulation_steps=1, max_iters=6, eval_interval=3, eval_iters=2, warmup_iters=1)
 SMALL |= dict(lr_decay_iters=6, log_interval=1, device="cpu", dtype="float32", compile=False)
@@ -116,3 +118,10 @@ def test_bad_input_ends_in_one_sentence(tmp_path, data):
     assert "name the folder of a study" in fails("study.py", "report")
     assert "study.json does not exist" in fails("study.py", "report", tmp_path)
     assert not (tmp_path / "study" / "runs").exists()
+
+
+@pytest.mark.parametrize("line", sorted(c for c in COMMANDS if c.startswith("python study.py") and "report" not in c))
+def test_commands_of_the_docs_are_studies(line):
+    args = shlex.split(line)[2:]
+    asked = command.read([str(ROOT / arg) if arg.endswith(".py") else arg for arg in args], "")
+    assert len(asked.variants) > 1 or asked.study.against or asked.study.search

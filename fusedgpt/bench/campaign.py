@@ -6,30 +6,35 @@ seconds. The same command continues with what is missing. Results go to results/
 tests.json. With --keep, another machine goes on with what an earlier one left.
 """
 
+import contextlib
 import dataclasses
+import gzip
 import hashlib
 import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Callable
 
 import torch
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine.environment import environment
-from fusedgpt.machine.files import atomic, read_jsonl
+from fusedgpt.machine.files import atomic, cannot_write, read_jsonl
 from fusedgpt.machine.timing import in_words
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT = 540.0  # seconds after which a step is killed
-LAST_ROW = 120.0  # seconds of LIMIT kept for a row that still runs when time is up, and for the report
+LAST_ROW = 120.0  # most seconds of LIMIT kept for a row that still runs when time is up, and for the report
+REPORT = 60.0  # of these, seconds to start bench.py and to draw the report
 
 # the test files that need a GPU; each relies on what those before it test
 TESTS = ["functions", "flash_impl", "choose", "receipt", "timing", "memory", "profiler", "model", "generate"]
@@ -48,20 +53,33 @@ class Step:
     kind: str
     flags: tuple[str, ...] = ()
     seconds: float = LIMIT  # kill it after so many seconds
+    part: str = ""  # a folder in the results, for rows of another size than those of the kind
+
+    @property
+    def name(self) -> str:
+        """What lines call the step."""
+        return f"{self.kind} {self.part}".rstrip()
 
 
 # seconds of training at the largest batch. The article trains for an hour. Here a step ends within LIMIT, and two
 # kernels, with the search for their batches, should fit into one hour on a lent machine
 TRAIN_SECONDS = 180
 MAX_BATCH = ("--only=manual,flash", f"--train_seconds={TRAIN_SECONDS}")  # the kernels of the article's figure 3
-FIRST_RUNGS = "--only=manual,efficient,flash,flash + padded*,cudnn*"
+# a GPU that refuses flash has efficient in its place, and a refused rung costs no run
+FIRST_RUNGS = "--only=manual,efficient*,flash,flash + padded vocabulary,cudnn*"
+# the size of config/train_shakespeare_char.py, whose steps may wait for Python: the only place for CUDA graphs to pay
+SMALL = ("--n_layer=6", "--n_head=6", "--n_embd=384", "--block_size=256", "--batch_size=64", "--dropout=0.2")
+SMALL += ("--vocab_size=256", "--only=flash + padded vocabulary*")  # eager, compiled, and replayed as CUDA graphs
+# a part of the sweep that ends: with a limit of time alone, every call would spend that time again
+COARSE = "--only=attention&256,attention&1024,attention&4096"
 STEPS = [
     Step("ladder", (FIRST_RUNGS, "--profile=True")),
     Step("numerics"),
-    Step("sweep", seconds=LAST_ROW + 150),  # its rows go from coarse to fine
+    Step("sweep", (COARSE,)),
     Step("prefill"),
     Step("tests"),
     Step("ladder"),
+    Step("ladder", SMALL, part="small"),
     Step("anatomy"),
     Step("peers"),
     Step("max_batch", MAX_BATCH),
@@ -106,19 +124,22 @@ def short_name(device: torch.device) -> str:
     return "-".join(word for word in words if word and word not in makers) or device.type
 
 
-def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tuple[int, int, int]]) -> str:
+def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tuple[int, dict[str, int], int]]) -> str:
     """Run what is missing, step by step; returns a line that says what is measured and what is still missing.
 
-    left: (kind, its arguments) -> the numbers of its missing, disturbed and planned rows.
+    left: (kind, its arguments) -> its missing rows, {what is wrong with others: their number}, its planned rows. Raises
+    UserError if a setting is wrong.
     """
+    if s.max_seconds is not None and not 0 < s.max_seconds < float("inf"):
+        raise UserError(f"max_seconds={s.max_seconds} must be more than 0, and finite")
     results = folder(s, device)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leave no child behind
+    end_with_steps()
     if s.rehearse:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    kept = Kept(pathlib.Path(s.keep), results) if s.keep else None
+    kept = Kept(pathlib.Path(s.keep), short_name(device), results) if s.keep else None
     results.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + (s.max_seconds or float("inf"))
-    of, ended = _of(device), {}
+    of, ended = _of(device), {step.name: "" for step in STEPS}
     ran_before = _tests(results, of)
     for step in STEPS:
         if step.kind == "tests":
@@ -127,31 +148,58 @@ def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tupl
                     _test(results, name, of, deadline)
                     _keep(kept)
         else:
-            ended[step.kind] = _measure(step, _arguments(step, results, s.rehearse), deadline, left)
+            how = _measure(step, _arguments(step, results, s.rehearse), deadline, left)
+            ended[step.name] = ended[step.name] if how is None else how
             _keep(kept)
     for name in ran_before:  # tests that did not pass run again last, so that they hold nothing up
         if not _passed(ran_before[name]):
             _test(results, name, of, deadline)
             _keep(kept)
-    planned = {step.kind: _arguments(step, results, s.rehearse) for step in STEPS if step.kind != "tests"}
-    return summary(_tests(results, of), {kind: left(kind, args) for kind, args in planned.items()}, ended, results)
+    planned = {step.name: step for step in STEPS if step.kind != "tests"}
+    for name, step in planned.items():
+        if how := _report(step, results, deadline):
+            ended[name] = ", ".join(filter(None, (ended[name], how)))
+    _keep(kept)
+    rows = {name: left(step.kind, _arguments(step, results, s.rehearse)) for name, step in planned.items()}
+    return summary(_tests(results, of), rows, ended, results)
+
+
+def end_with_steps() -> None:
+    """Let signals that end this process end the step that runs, too: it would hold the GPU, and disturb the next one."""
+    for name in ("SIGTERM", "SIGHUP"):  # SIGHUP: the terminal or the ssh session is gone
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and signal.getsignal(number) is not signal.SIG_IGN:  # under nohup, SIGHUP stays ignored
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
 
 
 def _arguments(step, results, rehearse):
     """bench.py's arguments for a step."""
-    return [f"--results={results}", *(TINY[step.kind] if rehearse else step.flags)]
+    return [f"--results={results / step.part}", *(TINY[step.kind] if rehearse else step.flags)]
 
 
 def _measure(step, args, deadline, left):
-    """Run a step of a kind if rows are missing; returns how it ended, "" if well or not started."""
+    """Run a step of a kind if rows are missing; returns how it ended, "" if well, None if it was not started."""
     missing, seconds = left(step.kind, args)[0], min(step.seconds, deadline - time.monotonic())
-    last_row = LAST_ROW + (TRAIN_SECONDS if step.flags == MAX_BATCH else 0)
+    last_row = min(ROW_SECONDS[step.kind] + REPORT, LAST_ROW) + (TRAIN_SECONDS if step.flags == MAX_BATCH else 0)
     if not missing or seconds <= last_row:
-        return ""
+        return None
     command = ["bench.py", step.kind, *args, f"--max_seconds={seconds - last_row}"]
-    what = f"{step.kind}, {missing} rows"
+    what = f"{step.name}, {missing} rows"
     status, took = _step(what, command, seconds, min(missing * ROW_SECONDS[step.kind], seconds), deadline)
     return "" if status == 0 else _how(status, took)
+
+
+def _report(step, results, deadline):
+    """Draw the report of a step if it is absent or older than its rows; returns how that failed, or ""."""
+    folder, seconds = results / step.part / step.kind, min(LIMIT, deadline - time.monotonic())
+    changed = [
+        path.stat().st_mtime_ns if path.exists() else 0 for path in (folder / "rows.jsonl", folder / "report.md")
+    ]
+    if changed[0] <= changed[1] or seconds <= 0:
+        return ""
+    what = f"the report of {step.name}"
+    status, took = _step(what, ["bench.py", "report", str(folder)], seconds, min(REPORT, seconds), deadline)
+    return "" if status == 0 else f"its report {_how(status, took)}"
 
 
 def _test(results, name, of, deadline):
@@ -166,9 +214,9 @@ def _test(results, name, of, deadline):
         command = ["-m", "pytest", "-m", "gpu", "-p", "tests.outcomes", f"--outcomes={path}", str(file)]
         status, took = _step(f"test_{name}.py", command, seconds, TEST_SECONDS, deadline)
         outcomes = {row["test"]: row["outcome"] for row in read_jsonl(path)}  # the last phase of a test counts
-    failed, skipped = ([test for test, its in outcomes.items() if its == which] for which in ("failed", "skipped"))
-    outcome = {"status": status, "seconds": round(took, 1), "passed": len(outcomes) - len(failed) - len(skipped)}
-    outcome |= {"failed": failed, "skipped": skipped}
+    outcome = {"status": status, "seconds": round(took, 1), "passed": list(outcomes.values()).count("passed")}
+    for which in ("failed", "skipped", "began"):  # a test that began and has no other outcome hung, or ended pytest
+        outcome[which] = [test for test, its in outcomes.items() if its == which]
     found = {"of": of, "files": _tests(results, of) | {name: outcome}}
     with atomic(results / "tests.json", "w") as file:
         json.dump(found, file, indent=1)
@@ -192,7 +240,8 @@ def _step(name, command, limit, guess, deadline):
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs keeps a killed process
+                process.wait(10)
     took = time.monotonic() - began
     if status != 0:
         print(f"== {name} {_how(status, took)}", flush=True)
@@ -208,26 +257,52 @@ def _how(status, seconds):
 class Kept:
     """A copy of a campaign's results and of the graphs that Inductor compiled: one tar file in `folder`.
 
-    Another machine starts from the copy: it takes each file that it lacks or has in a smaller version. Rows are only
-    ever added to a file, so the larger one has all.
+    It is named after the device, so that a campaign with another --results finds it. Another machine starts from it.
+    A file MARK in the results says when they were last copied: files of the copy replace those here only if it is
+    later. Times of files would not tell, because a fresh checkout of old results has new ones.
     """
 
-    def __init__(self, folder: pathlib.Path, results: pathlib.Path):
-        graphs = os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(pathlib.Path(tempfile.gettempdir(), "graphs")))
-        self.tar, self.parts = folder / f"{results.name}.tar.gz", {"results": results, "graphs": pathlib.Path(graphs)}
-        if self.tar.exists():
-            self._read()
+    MARK = ".kept"
 
-    def _read(self):
-        with tarfile.open(self.tar) as tar:
-            for member in tar:
-                part, _, name = member.name.partition("/")
-                here = self.parts[part] / name
-                if member.isfile() and (not here.exists() or here.stat().st_size < member.size):
-                    tar.extract(member.replace(name=name), self.parts[part], filter="data")
+    def __init__(self, folder: pathlib.Path, device: str, results: pathlib.Path):
+        """Take what is in the copy. Raises UserError if the folder cannot be written."""
+        graphs = os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(pathlib.Path(tempfile.gettempdir(), "graphs")))
+        self.tar, self.parts = folder / f"{device}.tar.gz", {"results": results, "graphs": pathlib.Path(graphs)}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise cannot_write(self.tar, error) from error
+        if self.tar.exists():
+            with tempfile.TemporaryDirectory() as temporary:
+                self._take(pathlib.Path(temporary))
+
+    def _take(self, temporary):
+        """Unpack the copy into `temporary`, and take from there what is later. A damaged copy is set aside whole."""
+        try:
+            with tarfile.open(self.tar) as tar:
+                tar.extractall(temporary, (member for member in tar if member.isfile()), filter="data")
+        except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+            aside = self.tar.replace(self.tar.with_name(f"{self.tar.name}.damaged"))
+            print(f"{self.tar} is damaged ({error}): moved to {aside}, and nothing is taken from it", flush=True)
+            return
+        there_at, here_at = self._copied_at(temporary / "results"), self._copied_at(self.parts["results"])
+        for path in temporary.rglob("*"):
+            part, *names = path.relative_to(temporary).parts
+            here = self.parts[part].joinpath(*names)
+            if path.is_dir():
+                here.mkdir(parents=True, exist_ok=True)
+            # without a mark here, take more rows for the later ones
+            elif not here.exists() or (there_at > here_at if here_at else path.stat().st_size > here.stat().st_size):
+                shutil.copy2(path, here)
+
+    def _copied_at(self, results):
+        return float((results / self.MARK).read_text()) if (results / self.MARK).exists() else 0.0
 
     def write(self) -> None:
         """Replace the copy by today's files. Raises UserError if the folder cannot be written."""
+        with atomic(self.parts["results"] / self.MARK, "w") as file:
+            file.write(str(time.time()))
         with atomic(self.tar) as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as tar:
             for name, path in self.parts.items():
                 if path.exists():
@@ -236,7 +311,10 @@ class Kept:
 
 def _keep(kept):
     if kept:
-        kept.write()
+        try:
+            kept.write()
+        except UserError as error:  # the results are here; a later step may be copied again
+            print(f"== not kept: {error}", flush=True)
 
 
 def _tests(results, of):
@@ -263,31 +341,43 @@ def _completed(outcome):
 
 
 def summary(
-    tests: dict[str, dict], rows: dict[str, tuple[int, int, int]], ended: dict[str, str], results: pathlib.Path
+    tests: dict[str, dict],
+    rows: dict[str, tuple[int, dict[str, int], int]],
+    ended: dict[str, str],
+    results: pathlib.Path,
 ) -> str:
-    """A line with what is measured and what is missing.
+    """A line with what is measured, what went wrong and what is missing.
 
-    tests: as _tests returns them. rows: {kind: its `left`}. ended: {kind: how its last step ended, "" if well}.
+    A row that was refused, or for which there is no memory, is an answer. One that fails parity is not, and neither is
+    a test that fails or a step that did not end well.
+    tests: as _tests returns them. rows: {name of a step: its `left`}. ended: {name: how the step ended, "" if well}.
     """
     ran = sum(outcome["passed"] + len(outcome["failed"]) for outcome in tests.values())
     said = [f"test_{name}.py {_what_failed(outcome)}" for name, outcome in tests.items() if not _passed(outcome)]
     if skipped := sum(len(outcome["skipped"]) for outcome in tests.values()):
         said.append(f"{skipped} skipped")
-    done, absent = [], [f"test_{name}.py" for name in TESTS if name not in tests or not _completed(tests[name])]
-    for kind, (missing, disturbed, total) in rows.items():
-        done.append(f"{kind} {total - missing} of {total}")
-        if disturbed:
-            done[-1] += f" ({disturbed} disturbed)"
+    done, wrong = [], []
+    absent = [f"test_{name}.py" for name in TESTS if name not in tests or not _completed(tests[name])]
+    for name, (missing, others, total) in rows.items():
+        counts = ", ".join(f"{number} {what}" for what, number in others.items())
+        done.append(f"{name} {total - missing} of {total}" + f" ({counts})" * bool(counts))
         if missing:
-            absent.append(f"{kind} ({missing} rows{', ' * bool(ended[kind])}{ended[kind]})")
+            absent.append(f"{name} ({missing} rows{', ' * bool(ended[name])}{ended[name]})")
+        elif ended[name]:
+            wrong.append(f"{name}: {ended[name]}")
+    if failed := sum(others.get("parity failed", 0) for _, others, _ in rows.values()):
+        wrong.append(f"{failed} rows failed parity")
+    if failed := sum(len(outcome["failed"]) for outcome in tests.values()):
+        wrong.append(f"{failed} tests failed")
     besides = f" ({'; '.join(said)})" if said else ""
     counted = f"{results}: {ran} tests ran{besides}; rows: {', '.join(done)}"
     if absent:
-        return f"{counted}; missing: {', '.join(absent)}. The same command goes on"
-    return f"{counted}; nothing is missing"
+        return "; ".join([counted, *wrong, f"missing: {', '.join(absent)}. The same command goes on"])
+    return "; ".join([counted, *(wrong or ["nothing is missing"])])
 
 
 def _what_failed(outcome):
     if outcome["failed"]:
         return f"failed {len(outcome['failed'])} of {outcome['passed'] + len(outcome['failed'])}"
-    return f"{_how(outcome['status'], outcome['seconds'])}, {outcome['passed']} passed"
+    during = "".join(f" in {test.rpartition('::')[2]}" for test in outcome["began"])
+    return f"{_how(outcome['status'], outcome['seconds'])}{during}, {outcome['passed']} passed"

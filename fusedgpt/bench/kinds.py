@@ -104,12 +104,13 @@ def measure(name: str, args: list[str], s, device, plan: list[dict], folder: pat
         )
 
 
-def left(name: str, args: list[str]) -> tuple[int, int, int]:
-    """The numbers of missing, disturbed and planned rows of the kind `name` if it is run with `args`."""
+def left(name: str, args: list[str]) -> tuple[int, dict[str, int], int]:
+    """(missing rows, {what is wrong with others: their number}, planned rows) of the kind `name` if run with `args`."""
     s, device = read_settings(name, args)
     plan = planned(name, s, device)
     path = pathlib.Path(s.results) / name / "rows.jsonl"
-    return *rows.left(plan, path, header(name, [name, *args], s, environment(device))), len(plan)
+    missing, wrong = rows.left(plan, path, header(name, [name, *args], s, environment(device)))
+    return missing, wrong, len(plan)
 
 
 def header(name: str, args: list[str], s, machine: dict) -> dict:

@@ -84,8 +84,8 @@ def heads(text: str) -> list[tuple[int, int]]:
 def admitted(plan: list[dict], only: str) -> list[dict]:
     """The rows of `plan` with a value that `only` names; all if `only` is empty.
 
-    `only` is a comma-separated list of whole values, or of patterns with * and ?. A comma before a space belongs to a
-    value, as in 'manual, again'. Raises UserError for a name that no row has.
+    `only` is a comma-separated list of whole values, or of patterns with * and ?. 'flash&1024' names the rows that have
+    both. A comma before a space belongs to a value, as in 'manual, again'. Raises UserError for a name that no row has.
     """
     if not only:
         return plan
@@ -97,7 +97,7 @@ def admitted(plan: list[dict], only: str) -> list[dict]:
 
 
 def _has(spec, name):
-    return any(fnmatchcase(str(value), name) for value in spec.values())
+    return all(any(fnmatchcase(str(value), each) for value in spec.values()) for each in name.split("&"))
 
 
 def _values(plan):

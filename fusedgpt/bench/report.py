@@ -20,7 +20,6 @@ class Settings:
     title: str = ""  # title of the figures; empty: each one's own
 
 
-
 def read(folder: pathlib.Path) -> tuple[dict, list[dict]]:
     """(header, all other lines) of rows.jsonl in `folder`. Raises UserError if the file is missing or damaged."""
     path = folder / "rows.jsonl"

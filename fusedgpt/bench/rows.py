@@ -125,11 +125,15 @@ def run(
         say(f"max_seconds={max_seconds:g} is over: {missing} of {len(plan)} rows are missing{remedy}")
 
 
-def left(plan: list[dict], path: pathlib.Path, header: dict) -> tuple[int, int]:
-    """The numbers of rows of `plan` that are missing in `path`, and that are there but disturbed."""
+def left(plan: list[dict], path: pathlib.Path, header: dict) -> tuple[int, dict[str, int]]:
+    """How many rows of `plan` are missing in `path`, and {what is wrong with others: their number}.
+
+    What is wrong is "disturbed", or the status of a row that was not measured.
+    """
     lines = read(path) if path.exists() else []
     there = list(filter(_is_final, latest(lines))) if lines and _same(lines[0], header) else []
-    return len(_missing(plan, there)), sum(1 for line in there if line.get("disturbed") and _is_of(line, plan))
+    wrong = ["disturbed" if line.get("disturbed") else line["status"] for line in there if _is_of(line, plan)]
+    return len(_missing(plan, there)), {what: wrong.count(what) for what in ("disturbed", *FINAL[1:]) if what in wrong}
 
 
 def _measured_in_peace(measure, spec, reference, seen, group, say, max_seconds):

@@ -142,3 +142,20 @@ def cuda_graphs(device: torch.device) -> bool:
     from torch._inductor import config
 
     return config.triton.cudagraphs and not sys.modules["torch._dynamo"].utils.counters["inductor"]["cudagraph_skips"]
+
+
+def require_no_accumulation(device: torch.device, compiled: bool, micro_steps: int) -> None:
+    """Raise UserError if CUDA graphs would be replayed for several micro-steps of a step.
+
+    Gradients lie in the graphs' memory. The next micro-step overwrites them before its own are added (pytorch#96693).
+    """
+    if device.type != "cuda" or not compiled or micro_steps == 1:
+        return
+    from torch._inductor import config
+
+    if config.triton.cudagraphs:
+        raise UserError(
+            f"TORCHINDUCTOR_CUDAGRAPHS=1 with {micro_steps} micro-steps in each process is refused, because replayed"
+            " CUDA graphs overwrite the gradients of the micro-step before: lower gradient_accumulation_steps to the"
+            " number of processes and raise batch_size, or unset the variable"
+        )

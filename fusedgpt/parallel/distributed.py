@@ -74,18 +74,24 @@ class Ranks:
         """What `choose` returns on rank 0, on every rank. It may take CHOOSING seconds, even if `timeout` is shorter.
 
         A collective would give up after `timeout`, so the others look into the store until rank 0 has chosen or failed.
+        If it has failed, they raise UserError with its reason.
         """
         if self.world == 1:
             return choose()
         store, chosen = distributed.distributed_c10d._get_default_store(), None
         with others_needed("waiting for what rank 0 chooses"):
+            key = f"rank 0 has chosen {store.add(f'choices of rank {self.rank}', 1)} times"  # with "", or why it failed
             if self.main:
                 try:
                     chosen = choose()
-                finally:
-                    store.set("rank 0 has chosen", "")
+                except BaseException as error:
+                    store.set(key, first_line(error) or type(error).__name__)
+                    raise
+                store.set(key, "")
             else:
-                _await(store, "rank 0 has chosen", max(CHOOSING, self.timeout))
+                _await(store, key, max(CHOOSING, self.timeout))
+                if failure := store.get(key).decode():
+                    raise UserError(f"rank 0 could not choose for all processes: {failure}")
         return self.broadcast(chosen)
 
     def gather(self, value: Any) -> list:

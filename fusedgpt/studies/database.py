@@ -1,6 +1,7 @@
 """The database of a study's trials: Optuna's storage, which waits while its server is gone."""
 
 import contextlib
+import random
 import re
 import threading
 import time
@@ -47,7 +48,7 @@ def connect(url: str, say: Callable[[str], None]) -> tuple[Any, str]:
         ) from error
     except ImportError as error:
         raise UserError(
-            f"{place} needs a driver: pip install psycopg[binary] for PostgreSQL, pymysql for MySQL"
+            f"{place} needs a driver: pip install 'psycopg[binary]' for PostgreSQL, pymysql for MySQL"
         ) from error
     except (exc.SQLAlchemyError, RuntimeError) as error:
         raise UserError(
@@ -69,10 +70,10 @@ def _storage(url, say):
         try:
             storage = optuna.storages.RDBStorage(text, **how)
             break
-        except (exc.IntegrityError, exc.ProgrammingError):  # another worker has created the tables meanwhile
-            if not left:
+        except (exc.IntegrityError, exc.ProgrammingError, exc.OperationalError) as error:
+            if not left or (isinstance(error, exc.OperationalError) and "already exists" not in str(error)):
                 raise
-            time.sleep(0.5)
+            time.sleep(random.random())  # another worker has begun to create the tables
     if kind == "sqlite":
         _keep_apart(storage.engine)
     else:

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import dataclasses
-import os
 import pathlib
 import re
 import signal
@@ -20,7 +19,7 @@ from fusedgpt.runs.metrics import read_metrics, record_of
 from fusedgpt.settings import Settings
 from fusedgpt.studies import outcomes
 from fusedgpt.studies.design import SETTLED, Design
-from fusedgpt.studies.versions import digest
+from fusedgpt.studies.versions import digest, environment
 
 POLL_S = 0.05  # seconds between looks at the running processes
 FRUITLESS = 3  # times that a run may be killed without a step before it counts as failed
@@ -139,7 +138,7 @@ class Runner:
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
-            env=os.environ | threads,
+            env=environment() | threads,
             start_new_session=True,
             preexec_fn=_die_with_parent if LIBC else None,  # noqa: PLW1509 (safe: it makes one system call)
         )

@@ -108,11 +108,12 @@ class Worker:
         self.request, self.plan, self.folder, self.code, self.deadline = request, plan, folder, code, deadline
         s = request.study
         self.searches = bool(s.search)
-        self.queued = request.variants if self.searches else plan.variants  # what is tried, whatever a sampler says
-        self.trials = s.trials if self.searches else len(plan.variants)
-        self.space = (
-            space.parse(s.search, request.shared) if self.searches else space.of_grid(plan.variants, request.shared)
-        )
+        if self.searches:
+            self.trials, self.space = s.trials, space.parse(s.search, request.shared)
+            self.queued = request.variants  # tried whatever a sampler says: the baseline
+        else:
+            self.trials, self.space = len(plan.variants), space.of_grid(plan.variants, request.shared)
+            self.queued = plan.variants
         self.optuna = libraries(s.storage)
         self.study, self.storage = open_study(request, plan, folder)
         if not s.storage:
@@ -129,14 +130,15 @@ class Worker:
     def work(self) -> None:
         """Take trials until there are enough, or the time is over."""
         broken = failed = 0
-        while time.monotonic() < self.deadline:
+        while True:
             try:
                 trials = self._live()
-                over = [each for each in trials if each.state.is_finished()]
-                self.bar.n = len(over)
+                self.bar.n = sum(each.state.is_finished() for each in trials)
                 self.bar.refresh()
-                if len(over) >= self.trials:
+                if self.bar.n >= self.trials:
                     return
+                if time.monotonic() >= self.deadline:
+                    raise OutOfTime
                 self._queue(trials)
                 if len(trials) < self.trials or any(each.state.name == "WAITING" for each in self._live()):
                     failed = failed + 1 if self._take() else 0
@@ -144,7 +146,7 @@ class Worker:
                     self._nap()
                 broken = 0
             except OutOfTime:
-                return
+                return say(f"the time is over after {self.bar.n} of {self.trials} trials: the same command goes on")
             except self.optuna.exceptions.StorageInternalError as error:  # the database went in the midst of a change
                 broken += 1
                 if broken == FRUITLESS:
@@ -217,7 +219,7 @@ class Worker:
         except Superfluous:
             self.study.tell(trial, state=state.FAIL)
             return False
-        except (Stopped, OutOfTime, KeyboardInterrupt, UserError):
+        except (Stopped, OutOfTime, KeyboardInterrupt, UserError, OSError, errors.StorageInternalError):
             with contextlib.suppress(ValueError, errors.UpdateFinishedTrialError, errors.StorageInternalError):
                 database.queue_again(self.study, self.study.tell(trial, state=state.FAIL))
             raise
@@ -297,16 +299,15 @@ class Worker:
 
     def _runs(self, trial, variant):
         """Run the variant with all seeds; {seed: {"status", "why", "value"}}."""
-        seeds, ended = self.plan.seeds, outcomes.statuses(self.folder)
-        left = [(variant, seed) for seed in seeds if ended.get((variant, seed), {}).get("status") not in OVER]
+        s, jobs = self.request.study, [(variant, seed) for seed in self.plan.seeds]
         self.runner.code[variant] = self.code
         self.reported = set()
-        going = self.runner.run(left, self.request.study.jobs, self.deadline, lambda job: self._look(trial, job))
-        with contextlib.closing(going):
-            for job in going:
-                if outcomes.statuses(self.folder)[job]["status"] == "pruned":
-                    break
-        self._look(trial, (variant, seeds[0]), at_end=True)
+        for batch in (jobs,) if s.pruner == "none" else (jobs[:1], jobs[1:]):  # the first seed decides on the others
+            ended = {job: row["status"] for job, row in outcomes.statuses(self.folder).items() if job in jobs}
+            if "pruned" not in ended.values():
+                left = [job for job in batch if ended.get(job) not in OVER]
+                list(self.runner.run(left, s.jobs, self.deadline, lambda job: self._look(trial, job)))
+        self._look(trial, jobs[0], at_end=True)
         return self._records(variant)
 
     def _look(self, trial, job, at_end=False):
@@ -337,10 +338,7 @@ class Worker:
             for seed in self.plan.seeds
         ]
         if any(each.status == "pruned" for each in runs):
-            runs = [
-                each if each.status != "missing" else dataclasses.replace(each, status="pruned", why=PRUNED)
-                for each in runs
-            ]
+            runs = [dataclasses.replace(each, status="pruned", why=each.why or PRUNED) for each in runs]
         if any(each.status == "missing" for each in runs):
             raise OutOfTime
         told = [run["value"] for each in self._live() for run in each.user_attrs.get("runs", {}).values()]
@@ -367,15 +365,24 @@ def open_study(request: Request, plan: Design, folder: pathlib.Path) -> tuple[An
     name = folder.resolve().name
     study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True, pruner=_pruner(request))
     # workers would begin with the same settings if they had the same random numbers
-    seed = None if s.storage else plan.seeds[0] + len(study.trials)
+    seed = None if s.storage else (plan.seeds[0] + len(study.trials)) % 2**32
     samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
     study.sampler = samplers[s.sampler](seed=seed)
-    told = dataclasses.asdict(dataclasses.replace(plan, command="", settled=None, threads=None, looks=0))
-    if "design" not in study.user_attrs:
-        study.set_user_attr("design", told)  # if two begin at once, the last one counts, and both see it
-    fixed = (*SAME_STUDY, *SAME_VALUE, *(() if s.search else ("variants",)))
-    design.require_same(Design(**study.user_attrs["design"]), plan, fixed, f"the study {name} in {place}")
+    _require_same(study, plan, f"the study {name} in {place}")
     return study, storage
+
+
+def _require_same(study, plan, place):
+    """Let a new study in the storage have the design `plan`. Raise UserError if it has another."""
+    if "design" not in study.user_attrs and not study.trials:  # if two begin at once, both see what the last one wrote
+        told = dataclasses.replace(plan, command="", settled=None, threads=None, looks=0)
+        study.set_user_attr("design", dataclasses.asdict(told))
+    try:
+        earlier = Design(**study.user_attrs["design"])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{place} is not one of study.py, or of another version: name another --study_dir") from error
+    fixed = (*SAME_STUDY, *SAME_VALUE, *(() if plan.kind == "search" else ("variants",)))
+    design.require_same(earlier, plan, fixed, place)
 
 
 def _pruner(request):
@@ -415,9 +422,11 @@ def confirmation(plan: Design, best: str) -> str:
     names = [item.partition("=")[0] for item in plan.space.split(",")]
     dropped = (*OF_A_SEARCH, *names)
     kept = [each for each in shlex.split(plan.command) if each.lstrip("-").partition("=")[0] not in dropped]
-    pair = (":".join(str(plan.variants[each][name]) for name in names) for each in (plan.baseline, best))
+    values = [[str(plan.variants[each][name]) for name in names] for each in (plan.baseline, best)]
+    if any(mark in value for row in values for value in row for mark in ",:"):  # a kernel of a file, mine.py:attend
+        return "name the two as `variants` in a config file, and give other seeds"
     first = max(plan.seeds) + 1
-    kept += [f"--{','.join(names)}={','.join(pair)}", f"--seed={first}..{first + FRESH_SEEDS - 1}"]
+    kept += [f"--{','.join(names)}={','.join(map(':'.join, values))}", f"--seed={first}..{first + FRESH_SEEDS - 1}"]
     return shlex.join([*kept, "--study_dir=out-confirm"])
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from fusedgpt.machine.device import multiplies_bfloat16
+from fusedgpt.machine.device import resolve_dtype
 from fusedgpt.settings import Settings
 
 COOLDOWN = 0.5  # share of lr_decay_iters in which schedule=wsd lowers the learning rate
@@ -104,8 +104,7 @@ def _update_hidden(optimizer, norm, limit):
     """
     group = optimizer.param_groups[-1]
     finite, scale = norm.isfinite(), (norm / limit).clamp(min=1) if limit else 1
-    # never float16, which rounds gradients below 3e-8 to 0
-    dtype = torch.bfloat16 if multiplies_bfloat16(norm.device) else torch.float32
+    dtype = resolve_dtype("auto", norm.device)  # that of the fastest products: a GPU without bfloat16 has float16
     for matrices in _batches(group["params"]):
         for p in matrices:
             if "momentum_buffer" not in optimizer.state[p]:
@@ -144,9 +143,12 @@ def orthogonalised(matrices: list[Tensor], dtype: torch.dtype) -> Tensor:
     Five steps of Newton-Schulz. Source: K. Jordan, "Muon: An optimizer for hidden layers in neural networks", with its
     coefficients.
     """
-    x = torch.empty(len(matrices), *matrices[0].shape, dtype=dtype, device=matrices[0].device)
+    # float16 rounds gradients below 3e-8 to 0, so cast to it what has been divided
+    divided_in = torch.float32 if dtype == torch.float16 else dtype
+    x = torch.empty(len(matrices), *matrices[0].shape, dtype=divided_in, device=matrices[0].device)
     torch._foreach_copy_(x.unbind(), matrices)
     x /= torch.stack(torch._foreach_norm(x.unbind())).clamp(min=1e-7)[:, None, None]  # now no singular value is above 1
+    x = x.to(dtype)
     tall = x.size(1) > x.size(2)
     x = x.mT if tall else x
     for _ in range(5):

@@ -1,20 +1,25 @@
 """Every path against float64 written out by hand, forward and backward; causality; cached queries."""
 
+import functools
+
 import pytest
 import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusedgpt.attention import choose, parity
+from fusedgpt.attention import choose, functions, parity
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION, MASKED
 from tests.conftest import GPU
 
 CPU = torch.device("cpu")
 LENGTHS = (1, 7, 64, 127, 192, 257, 300, 1000, 1024)
+FLEX_LENGTHS = (1, 127, 192, 300)  # flex is compiled for each, and raises at the ninth graph of a process
 HEAD_SIZES = (32, 64, 128)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EVERYWHERE = [
@@ -34,10 +39,10 @@ def skip_refused(name, case):
 def test_output_and_gradients_equal_float64(name, device, dtype):
     # K6: cuDNN gave NaN gradients at T % 128 == 64; nobody who tests round lengths only sees it. F15: a last block of
     # `blocked` that was wrong if it was not full passed, as long as no length was beyond 256 and no multiple of it.
-    for hs in HEAD_SIZES if name != "flex" else (64,):  # flex compiles for each length and size
+    for hs in HEAD_SIZES if name != "flex" else (64,):
         torch.compiler.reset()
         skip_refused(name, Case((1, 1, 64, hs), torch.device(device), dtype))
-        for T in LENGTHS:
+        for T in LENGTHS if name != "flex" else FLEX_LENGTHS:
             case = Case((2, 4, T, hs) if T <= 300 else (1, 2, T, hs), torch.device(device), dtype)
             if name == "cudnn" and choose.refusal(name, case):  # which lengths it takes depends on its version
                 continue
@@ -86,6 +91,17 @@ def test_a_case_of_several_documents_needs_a_kernel_that_separates_them():
     assert min(len(row.unique()) for row in case.documents) > 1 and len(case.documents.unique(dim=0)) == 2
     found = parity.compare(lambda q, k, v, dropout_p, documents: ATTENTION["manual"](q, k, v, dropout_p), case)
     assert not parity.passes(found, torch.float32)
+
+
+def test_flex_is_compiled_for_no_more_lengths_than_pytorch_allows(monkeypatch):
+    # with the nine lengths of the others it raised FailOnRecompileLimitHit on every GPU, where alone it has a backward
+    compiled = CompileCounter()
+    attend = torch.compile(flex_attention, dynamic=False, backend=compiled)  # as with a backward
+    monkeypatch.setattr(functions, "_compiled_flex", lambda dynamic: attend)
+    monkeypatch.setitem(globals(), "Case", functools.partial(Case, backward=False))
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        test_output_and_gradients_equal_float64("flex", "cpu", torch.float32)
+    assert len(FLEX_LENGTHS) <= compiled.frame_count <= torch._dynamo.config.recompile_limit
 
 
 def test_flex_without_backward_equals_float64_on_cpu():

@@ -154,11 +154,13 @@ def test_a_rung_is_refused_if_cuda_graphs_ran_or_not(rung, ran, why, tmp_path, d
 
 
 @pytest.mark.gpu
-def test_cuda_graphs_change_no_bit(tmp_path, data):
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_cuda_graphs_change_no_bit(tmp_path, data, dropout):
     losses = {}
     for graphs in ("0", "1"):
         out_dir = tmp_path / graphs
-        s = small(out_dir, data, device="cuda", compile=True, attention="flash", dtype="bfloat16", max_iters=30)
+        of_all = dict(device="cuda", compile=True, attention="flash", dtype="bfloat16", max_iters=30, dropout=dropout)
+        s = small(out_dir, data, **of_all)
         script("train.py", *flags(s), TORCHINDUCTOR_CUDAGRAPHS=graphs)
         assert record_of(out_dir)["cuda_graphs"] == (graphs == "1")
         losses[graphs] = [row["loss"] for row in read_metrics(out_dir, "train")]

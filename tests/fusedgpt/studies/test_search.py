@@ -16,51 +16,16 @@ import pytest
 from fusedgpt.errors import UserError
 from fusedgpt.machine import files
 from fusedgpt.runs.metrics import read_metrics
-from fusedgpt.studies import command, database, design, outcomes, search, space
+from fusedgpt.studies import command, database, design, outcomes, search
 from fusedgpt.studies.runner import Stopped
-from tests.conftest import ROOT, wait_for
-from tests.fusedgpt.studies import fakes
+from tests.conftest import ROOT, TINY, script, wait_for
+from tests.fusedgpt.studies import fakes, workers
+from tests.fusedgpt.studies.workers import finish, work
 
 optuna = pytest.importorskip("optuna")
 pytest.importorskip("tyro")
 
 RATE = "--search=learning_rate=1e-6..1:log"  # the fake's loss is best at 0.01
-# a worker in a process of its own, as study.py starts it, with heartbeats that a test can wait for
-WORKER = """
-import math, pathlib, sys
-from fusedgpt.errors import one_sentence
-from fusedgpt.studies import database, search
-from tests.fusedgpt.studies import test_search
-database.HEARTBEAT_S, database.GRACE_S, database.PATIENCE_S, search.NAP_S, search.LOOK_S = 1, 3, 5, 0.1, 0.02
-with one_sentence():
-    test_search.work(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), *sys.argv[3:])
-"""
-
-
-def work(folder, code, *flags, deadline=math.inf):
-    """Do what study.py does with these flags, but with another train.py; what the folder then has."""
-    settings = (f"--study_dir={folder}", "--learning_rate=1e-3", "--max_iters=27", "--eval_interval=3", "--seed=1")
-    given = {flag.partition("=")[0]: flag for flag in (*settings, *flags)}
-    request = command.read(list(given.values()), "a search")
-    if request.study.search:
-        request = space.prepared(request)
-    line = "python study.py config/a.py " + database.without_password(" ".join(f"'{flag}'" for flag in flags))
-    plan = design.of(request, "search" if request.study.search else "grid", line, "", {}, None)
-    search.run(request, design.continued(plan, folder, looked=False), folder, code, deadline)
-    return outcomes.read(folder)
-
-
-def worker(folder, code, *flags, pause=0.02):
-    command = [sys.executable, "-c", WORKER, folder, code, *flags]
-    environment = os.environ | {"FAKE_PAUSE": str(pause)}
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return subprocess.Popen(command, env=environment, cwd=ROOT, **pipes)
-
-
-def finish(workers, timeout=120):
-    for each in workers:
-        said, _ = each.communicate(timeout=timeout)
-        assert each.returncode == 0, said
 
 
 @pytest.fixture
@@ -105,6 +70,14 @@ def test_a_search_ends_with_its_trials_a_best_one_and_the_command_that_confirms_
     assert command.read(confirm.split()[3:], "").seeds == [3, 4, 5, 6, 7]
 
 
+def test_a_best_variant_that_no_flag_can_name_is_confirmed_by_a_config_file():
+    variants = {"a": {"attention": "flash"}, "b": {"attention": "mine.py:attend"}}
+    plan = design.Design(
+        "", "search", "val_loss", None, "t", "a", ["attention"], variants, [1], {}, "", {}, space="attention="
+    )
+    assert "`variants` in a config file" in search.confirmation(plan, "b")
+
+
 def test_tpe_comes_near_the_optimum(tmp_path, code):
     found = work(tmp_path / "study", code, RATE, "--trials=24", "--max_iters=3")
     far = [abs(math.log10(each["learning_rate"]) + 2) for each in found.design.variants.values()]
@@ -136,6 +109,15 @@ def test_trials_that_begin_badly_are_ended_early(tmp_path, code, monkeypatch):
     assert sum(ended) / len(ended) > sum(values.values()) / len(values)  # those far from the optimum
     states = collections.Counter(each.state.name for each in in_file(tmp_path / "study"))
     assert states == {"COMPLETE": kinds["finished", "finished"], "PRUNED": kinds["pruned", "pruned"]}
+
+
+def test_with_a_pruner_the_first_seed_runs_before_the_others(tmp_path, code, monkeypatch):
+    monkeypatch.setenv("FAKE_PAUSE", "0.02")
+    flags = (RATE, "--trials=8", "--pruner=hyperband", "--sampler=random", "--seed=1..3", "--jobs=3")
+    results = work(tmp_path / "study", code, *flags)
+    of_each = [[o.status for o in results.outcomes if o.variant == name] for name in results.design.variants]
+    assert of_each.count(["pruned"] * 3) > 0 and of_each.count(["finished"] * 3) + of_each.count(["pruned"] * 3) == 8
+    assert {o.seed for o in results.outcomes if o.status == "pruned" and o.run} == {1}
 
 
 def test_diverged_trials_count_as_the_worst_and_failed_ones_are_avoided(tmp_path, code, capfd):
@@ -230,18 +212,24 @@ def test_another_study_is_refused_by_name(tmp_path, code, flags, said):
             work(folder, code, *flags, "--trials=1", storage, "--max_iters=3")
 
 
+def test_a_study_of_somebody_else_is_left_alone(tmp_path, code):
+    url = f"sqlite:///{tmp_path / 'theirs.db'}"
+    optuna.create_study(study_name="study", storage=url).enqueue_trial({"x": 1})
+    with pytest.raises(UserError, match=r"is not one of study.py, or of another version: name another --study_dir"):
+        work(tmp_path / "study", code, RATE, f"--storage={url}")
+
+
 def test_the_space_of_a_study_may_be_written_with_other_spaces(tmp_path, code):
     work(tmp_path / "study", code, RATE, "--trials=1", "--max_iters=3")
     work(tmp_path / "study", code, RATE.replace("=1e", " = 1e"), "--trials=2", "--max_iters=3")
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_workers_share_the_trials_of_a_search(tmp_path, code, workers):
+def test_workers_share_the_trials_of_a_search(tmp_path, code):
     flags = (RATE, "--trials=9", f"--storage=sqlite:///{tmp_path / 'shared.db'}")
-    finish([worker(tmp_path / "study", code, *flags, pause=0.01) for _ in range(workers)])
+    finish([workers.start(tmp_path / "study", code, *flags) for _ in range(3)])
     found = trials(f"sqlite:///{tmp_path / 'shared.db'}")
     assert len(found) == 9 and {each.state.name for each in found} == {"COMPLETE"}
-    assert len({each.user_attrs["worker"] for each in found}) == workers
+    assert len({each.user_attrs["worker"] for each in found}) == 3
     results = outcomes.read(tmp_path / "study")
     assert [each.status for each in results.outcomes] == ["finished"] * 9
     assert names(found) == sorted(results.design.variants)
@@ -256,9 +244,9 @@ def test_workers_with_folders_of_their_own_have_all_values(tmp_path, code):
     url = f"sqlite:///{tmp_path / 'shared.db'}"
     folders = [tmp_path / where / "study" for where in ("here", "there")]
     flags = (RATE, "--trials=6", "--seed=1,2", f"--storage={url}")
-    finish([worker(folder, code, *flags, pause=0.01) for folder in folders])
+    finish([workers.start(folder, code, *flags) for folder in folders])
     here, there = map(outcomes.read, folders)
-    assert here.values() == pytest.approx(there.values()) and len(here.outcomes) == 12
+    assert here.values() == there.values() and len(here.outcomes) == 12
     for results in (here, there):
         assert {each.status for each in results.outcomes} == {"finished"}
         assert 0 < sum(each.run is not None for each in results.outcomes) < 12
@@ -269,12 +257,12 @@ def test_workers_with_folders_of_their_own_have_all_values(tmp_path, code):
 def test_a_killed_workers_trial_is_done_by_another_once(tmp_path, code):
     url = f"sqlite:///{tmp_path / 'shared.db'}"
     flags = (RATE, "--trials=4", f"--storage={url}")
-    killed = worker(tmp_path / "study", code, *flags, pause=0.05)
+    killed = workers.start(tmp_path / "study", code, *flags, pause=0.05)
     first = outcomes.folder_of(tmp_path / "study", "learning_rate=0.001", 1)
     wait_for(first / "ckpt.pt", 60)
     killed.kill()
     killed.communicate()
-    finish([worker(tmp_path / "study", code, *flags, pause=0.01) for _ in range(2)])
+    finish([workers.start(tmp_path / "study", code, *flags) for _ in range(2)])
     found = trials(url)
     assert len(found) == len(set(names(found))) == 4 and {each.state.name for each in found} == {"COMPLETE"}
     results = outcomes.read(tmp_path / "study")
@@ -299,7 +287,7 @@ def test_a_trial_that_a_dead_worker_only_took_is_not_lost(tmp_path, code, monkey
 def test_workers_share_a_grid(tmp_path, code):
     url = f"sqlite:///{tmp_path / 'shared.db'}"
     flags = ("--learning_rate=1e-3,1e-2", "--optimizer=adamw,muon", "--seed=1,2", f"--storage={url}")
-    finish([worker(tmp_path / "study", code, *flags, pause=0.01) for _ in range(2)])
+    finish([workers.start(tmp_path / "study", code, *flags) for _ in range(2)])
     results = outcomes.read(tmp_path / "study")
     assert [each.status for each in results.outcomes] == ["finished"] * 8
     found = trials(url)
@@ -405,3 +393,23 @@ def test_the_outlook_counts_the_runs_that_are_left(tmp_path, code):
     results = work(tmp_path / "study", code, RATE, "--trials=2", "--seed=1,2", "--max_iters=3")
     assert search.left(results.design, tmp_path / "study", 5) == [("learning_rate=0.001", 1)] * 6
     assert json.loads((tmp_path / "study" / "study.json").read_text())["space"] == "learning_rate=1e-6..1:log"
+
+
+def test_study_py_searches_and_reports_without_the_storage(tmp_path, data):
+    folder = tmp_path / "study"
+    settings = TINY | dict(gradient_accumulation_steps=1, max_iters=6, lr_decay_iters=6, eval_interval=3, eval_iters=2)
+    settings |= dict(warmup_iters=1, device="cpu", dtype="float32", compile=False, dataset=data, study_dir=folder)
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    asked = (*flags, "--search=learning_rate=1e-3..1e-1:log, n_head=1|2", "--trials=2", "--seed=1,2", "--yes=True")
+    outlook = script("study.py", *asked, "--dry_run=True").stdout
+    assert "4 runs are left" in outlook and not folder.exists()
+    said = script("study.py", *asked).stdout
+    assert "the baseline" in said and "trial 2 of 2" in said
+    (folder / "study.db").unlink()
+    (folder / "table.csv").unlink()
+    again = script("study.py", "report", folder).stdout
+    assert (folder / "table.csv").read_text().count("learning_rate=") >= 2
+    confirm = [line.strip() for line in again.splitlines() if line.startswith("    python study.py")]
+    assert len(confirm) == ("no trial is better" not in again)
+    for line in confirm:
+        assert "--yes" not in line and "--search" not in line and "--seed=3..7" in line
