@@ -10,8 +10,9 @@ A comment names a file under results/ and what to take from it. It stands direct
     1.6 to 3.0 times<!-- cpu_amx/prefill times T=1024 attention=flash / attention=eager -->
     1.261<!-- cpu_amx/quickstart/evaluations.jsonl val_loss -->
 
-- The file is the folder of a benchmark, a `.jsonl`, a `.json` or a `.csv`. `key=value` and `key>=value` choose rows; put a
-  value with blanks in double quotes. Without conditions, a field is that of the header, or of the last line of a .jsonl.
+- The file is the folder of a benchmark, a `.jsonl`, a `.json` or a `.csv`. `key=value` and `key>=value` choose rows;
+  put a value with blanks in double quotes. Without conditions, a field is that of the header, or of the last line of a
+  .jsonl.
 - A field may be nested: `errors.y`, `environment.device`. A text stands in backticks on the page.
 - `times A / B` is how many times as fast the rows A are as their baselines. The baseline of a row is the row that
   differs from it by B alone: of the same length, model and round. `faster A / B` is the same in the article's per cent.

@@ -33,7 +33,7 @@ class Comparison:
     variant: str
     n: int  # pairs
     mean: float  # of the differences; NaN without pairs
-    low: float  # 95 % interval of the mean difference, for this comparison alone; NaN for n < 2
+    low: float  # 95 % interval of the mean difference, for this comparison alone; NaN if there is none, as for n < 2
     high: float
     p: float  # two-sided, for this comparison alone; NaN for n < 2
     p_holm: float  # corrected for all comparisons of the study
@@ -161,6 +161,7 @@ def _bootstrap(differences, mean, error):
         ratios = abs(drawn.mean(axis=1) - mean) / errors
     ratios = np.sort(np.where(np.isnan(ratios), 0, ratios))  # NaN is 0 / 0: all that was drawn is equal to the mean
     margin = float(ratios[-round(LEVEL * (RESAMPLES + 1))]) * error  # 5 % of the ratios are as large or larger
+    margin = margin if math.isfinite(margin) else math.nan  # most differences are equal: any mean would be possible
     beyond = int((ratios >= abs(mean) / error).sum())
     return mean - margin, mean + margin, min(1.0, (1 + beyond) / (RESAMPLES + 1))
 

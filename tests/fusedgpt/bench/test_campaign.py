@@ -240,7 +240,7 @@ def test_calls_of_nine_minutes_come_as_far_as_the_tests(tmp_path, monkeypatch):
         assert machine.seconds <= 550
         ran.append([name.partition(",")[0] for name in machine.ran])
     assert {"ladder", "numerics", "sweep", "prefill", TESTS[0]} <= set().union(*ran)
-    assert set(ran[-1]) <= set(TESTS) and len(ran[-1]) >= 10  # all before the tests is complete
+    assert ran[-1][0] in TESTS and len({*ran[-1]} & {*TESTS}) >= 10  # all before the tests is complete
     coarse, plan, _ = machine.missing("sweep", [f"--results={tmp_path}", campaign.COARSE])
     assert not coarse and {(spec["part"], spec["T"]) for spec in plan} == {("attention", T) for T in (256, 1024, 4096)}
 

@@ -44,5 +44,8 @@ def test_only_names_whole_values_or_patterns(only, rungs):
 def test_a_name_without_a_row_is_refused_although_others_have_one():
     plan = [{"T": 256, "attention": "flash"}, {"T": 1024, "attention": "manual"}]
     assert admitted(plan, "1024") == plan[1:]
+    assert admitted(plan, "1024&man*,256&flash") == plan
+    with pytest.raises(UserError, match="only='1024&flash' names no row"):
+        admitted(plan, "1024&flash")
     with pytest.raises(UserError, match=r"only='fly' names no row: .*T: 256 to 1024; attention: flash \| manual"):
         admitted(plan, "flash,fly")

@@ -29,6 +29,23 @@ def test_the_reference_is_a_mean_of_milliseconds_a_call(monkeypatch):
     assert 0 < timing.reference(CPU) < 1e4
 
 
+@pytest.mark.parametrize("slow_for", [0.2, 0.28])
+def test_the_reference_waits_until_the_clocks_of_a_gpu_have_risen(monkeypatch, slow_for):
+    # it warmed up for 4 ms, so that a row after a pause of the GPU would have been called disturbed
+    told = [0.0]
+
+    class Product:
+        """A stand-in for a matrix on a GPU, whose product takes 0.2 ms, and 0.5 ms until the clocks have risen."""
+
+        def __matmul__(self, other):
+            told[0] += 0.0005 if told[0] < slow_for else 0.0002
+
+    monkeypatch.setattr(timing, "now", lambda device: told[0])
+    monkeypatch.setattr(torch, "full", lambda *args, **options: Product())
+    assert timing.reference(torch.device("cuda")) == pytest.approx(0.2)
+    assert told[0] == pytest.approx(0.35, abs=0.02)  # as its description says
+
+
 def test_samples_leave_warm_up_out(monkeypatch):
     told = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: told[0])

@@ -250,7 +250,7 @@ def test_the_bootstraps_p_is_where_its_interval_ends_at_zero(shift):
 def test_the_bootstrap_of_differences_with_ties():
     # a third of the resamples lack the one that differs, and have no spread: they say that anything is possible
     (c,) = compare(study(np.zeros(10), [0.3] * 9 + [0.4]), "0", "bootstrap")
-    assert (c.low, c.high, c.word) == (-math.inf, math.inf, "no difference found")
+    assert math.isnan(c.low) and math.isnan(c.high) and c.word == "no difference found" and c.p > 0.3
     assert "10 seeds could have found" in sentence(c, "0", "ms")
     # a tenth have no spread either, but the right mean
     (c,) = compare(study(np.zeros(10), [0.0] * 8 + [1, -1]), "0", "bootstrap")
