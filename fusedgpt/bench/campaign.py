@@ -52,7 +52,6 @@ class Step:
 
     kind: str
     flags: tuple[str, ...] = ()
-    seconds: float = LIMIT  # kill it after so many seconds
     part: str = ""  # a folder in the results, for rows of another size than those of the kind
 
     @property
@@ -165,7 +164,7 @@ def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tupl
 
 
 def end_with_steps() -> None:
-    """Let signals that end this process end the step that runs, too: it would hold the GPU, and disturb the next one."""
+    """Let signals that end this process end its step too, which would go on and disturb what is measured next."""
     for name in ("SIGTERM", "SIGHUP"):  # SIGHUP: the terminal or the ssh session is gone
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number and signal.getsignal(number) is not signal.SIG_IGN:  # under nohup, SIGHUP stays ignored
@@ -179,7 +178,7 @@ def _arguments(step, results, rehearse):
 
 def _measure(step, args, deadline, left):
     """Run a step of a kind if rows are missing; returns how it ended, "" if well, None if it was not started."""
-    missing, seconds = left(step.kind, args)[0], min(step.seconds, deadline - time.monotonic())
+    missing, seconds = left(step.kind, args)[0], min(LIMIT, deadline - time.monotonic())
     last_row = min(ROW_SECONDS[step.kind] + REPORT, LAST_ROW) + (TRAIN_SECONDS if step.flags == MAX_BATCH else 0)
     if not missing or seconds <= last_row:
         return None

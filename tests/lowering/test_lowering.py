@@ -109,6 +109,21 @@ def test_a_kernel_counts_once_by_the_first_word_of_its_name():
     )
 
 
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+@pytest.mark.parametrize("ci", ["", "1"])
+def test_only_in_ci_make_fails_if_triton_cannot_be_installed(tmp_path, ci):
+    # every test would skip there, and nobody would see it
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\ntest "$2" != pip\n')  # pip fails, and pytest passes
+    python.chmod(0o755)
+    (tmp_path / ".installed").touch()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")} | {"CI": ci}
+    command = ["make", "lowering", f"VENV={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert "Triton cannot be installed here" in done.stdout and bool(done.returncode) == bool(ci), done.stderr
+
+
 @needs_triton
 @pytest.mark.parametrize("attention", ["manual", "flash", "cudnn", "flex"])
 def test_a_step_is_one_graph_and_holds_the_logits_once(lower, attention):

@@ -10,7 +10,7 @@ import torch
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.bench import disturbance, rows
-from fusedgpt.bench.proof import prove
+from fusedgpt.bench.proof import ParityError, prove
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import read_jsonl
 
@@ -53,6 +53,21 @@ def test_no_failure_ends_the_others(tmp_path):
     reasons = ["only on GPUs", "OutOfMemoryError: CUDA out of memory", "RuntimeError: something else"]
     assert [row["reason"] for row in got[:3]] == reasons and "median_ms" not in got[1]
     assert said[3].startswith("[4/4] d: median 2.000 ms (p10 1.900, p90 2.100); about ")
+
+
+def test_what_is_left_names_what_rows_ended_with(tmp_path):
+    # make gpu counted rows that failed parity as measured
+    ends = {"a": ParityError("wrong"), "b": UserError("only on GPUs"), "c": RuntimeError("tried again")}
+
+    def measure(spec):
+        if spec["rung"] in ends:
+            raise ends[spec["rung"]]
+        return {**TIME, "p90_ms": 9.0}  # samples that lie far apart
+
+    run(tmp_path, measure)
+    wrong = {"disturbed": 1, "refused": 1, "parity failed": 1}
+    assert rows.left(PLAN, tmp_path / "rows.jsonl", HEADER) == (1, wrong)
+    assert rows.left(PLAN[1:2], tmp_path / "rows.jsonl", HEADER) == (0, {"refused": 1})
 
 
 def test_a_row_that_fails_parity_has_no_time(tmp_path):

@@ -36,9 +36,7 @@ sys.meta_path.insert(0, Watch())
 import tests.conftest
 """
     env = {key: value for key, value in os.environ.items() if key != name}
-    done = subprocess.run(
-        [sys.executable, "-c", watch], cwd=ROOT, env=env, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", watch], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ":4096:8"
 
 

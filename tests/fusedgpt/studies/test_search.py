@@ -347,6 +347,7 @@ def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path,
     assert said in str(failed.value) and "secret" not in str(failed.value)
 
 
+@pytest.mark.filterwarnings("ignore:.*experimental feature")
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match=r"pip install 'optuna>=4.9'"):
