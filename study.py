@@ -11,13 +11,20 @@ variants = {"small": dict(n_layer=2), "large": dict(n_layer=8)}. Each run is tra
 continue a study that was broken off, give the same command again; with more seeds or values, these are added.
 """
 
+import signal
+import sys
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job ignores Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until a run has begun, Ctrl-C ends the program at once
+
 import dataclasses
+import hashlib
 import math
 import os
 import pathlib
 import shlex
-import sys
 import time
+from collections.abc import Iterator
 
 from configurator import answer_help
 from fusedgpt.errors import UserError, one_sentence
@@ -27,6 +34,7 @@ if __name__ == "__main__" and "report" not in sys.argv[1:2]:
     answer_help(command.settings_class()(), sys.argv[1:], __doc__, unused=command.SET_BY_THE_STUDY)
 
 from fusedgpt.data import dataset
+from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.machine import files
 from fusedgpt.studies import design, outcomes, report, search, space, versions
 from fusedgpt.studies.database import without_password
@@ -46,8 +54,8 @@ def main(args: list[str]) -> None:
     if s.search:
         request = space.prepared(request)
     plan, code = plan_of(request, without_password(shlex.join(["python", "study.py", *args])))
-    plan = design.continued(plan, folder, looked=(folder / "verdict.json").exists())
-    left = [job for job in order(plan) if outcomes.statuses(folder).get(job, {}).get("status") not in outcomes.OVER]
+    plan = design.continued(plan, folder, (folder / "verdict.json").exists(), named=s.baseline is not None)
+    left = [job for job in order(plan) if not outcomes.is_over(folder, job)]
     if len(plan.seeds) == 1:
         print("one seed decides nothing: with --seed=1..5 the verdict has intervals")
     if s.search:
@@ -79,10 +87,10 @@ def plan_of(request: command.Request, line: str) -> tuple[Design, dict[str, path
     names = {changes.get("dataset", request.shared.dataset) for changes in request.variants.values()}
     folders = {name: dataset.find_folder(ROOT, name).resolve() for name in sorted(names)}
     metas = {name: dataset.read_meta(path) for name, path in folders.items()}
-    for name, path in folders.items():
-        for split in dataset.SPLITS:
-            dataset.TokenFile(path, split, metas[name])  # raises if it is missing, and says what to do
-    data = {f"{name}/{split}": sha for name, meta in metas.items() for split, sha in meta.get("sha256", {}).items()}
+    if s.metric == "bits_per_byte":
+        for meta in metas.values():
+            Tokenizer(meta).byte_lengths()  # raises if a loss cannot be turned into bits per byte
+    data = {f"{name}/{split}": digest for name, path in folders.items() for split, digest in digests(path, metas[name])}
     how = dict(command=line, code=versions.digest(ROOT), data=data, threads=threads(s.jobs))
     if not s.against:
         plan = design.of(request, "search" if s.search else "grid", **how)
@@ -97,6 +105,16 @@ def plan_of(request: command.Request, line: str) -> tuple[Design, dict[str, path
     weights = versions.initial_weights(there, ROOT, versions.flags_for(plan.settings | {"seed": plan.seeds[0]}))
     plan.against = {"ref": s.against, "commit": sha, "initial_weights": weights}
     return plan, {sha[:7]: there, WORKING_TREE: ROOT}
+
+
+def digests(folder: pathlib.Path, meta: dict) -> Iterator[tuple[str, str]]:
+    """(split, a digest of its length and of a sample of its ids): a meta.json may be absent, or of earlier bins.
+
+    Raises UserError if a bin is missing.
+    """
+    for split in dataset.SPLITS:
+        file = dataset.TokenFile(folder, split, meta)
+        yield split, f"{len(file)} {hashlib.sha256(file.sample().tobytes()).hexdigest()}"
 
 
 def threads(jobs: int) -> int | None:

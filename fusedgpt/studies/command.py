@@ -1,6 +1,7 @@
 """The command line of a study: which settings vary and over which values, which seeds, and what all runs share."""
 
 import dataclasses
+import hashlib
 import itertools
 import math
 import re
@@ -17,7 +18,7 @@ from fusedgpt.studies.verdict import LEAST_RESAMPLED
 
 RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 LARGEST_RANGE = 10_000  # values of a range a..b
-LONGEST_NAME = 120  # characters of a variant's name, which is a folder's name too
+LONGEST_NAME = 120  # bytes of a variant's name, which is a folder's name too
 # settings of train.py that a study sets itself, each with the reason
 SET_BY_THE_STUDY = {
     "out_dir": "each run has a folder of its own in --study_dir",
@@ -88,6 +89,7 @@ def read(args: list[str], description: str) -> Request:
     axes = [axis for axis in (_named(file, shared) for file in files) if axis]
     axes += [_axis(flag, shared) for flag in lists if not flag.startswith("--seed=")]
     _require_different(axes)
+    _require_once(args)
     seeds = [each["seed"] for flag in lists if flag.startswith("--seed=") for each in _axis(flag, shared).values()]
     variants = {
         ",".join(names): {k: v for axis, name in zip(axes, names) for k, v in axis[name].items()}
@@ -95,9 +97,10 @@ def read(args: list[str], description: str) -> Request:
     }
     varied = {name: getattr(shared, name) for changes in variants.values() for name in changes}
     # variants of a file may set different settings: each keeps the shared value of what only others set
-    variants = {name[:LONGEST_NAME] or "config": varied | changes for name, changes in variants.items()}
+    variants = {shortened(name) or "config": varied | changes for name, changes in variants.items()}
     request = Request(study, shared, variants, seeds or [shared.seed])
     _check(request, runs=len(request.seeds) * math.prod(map(len, axes)))
+    _check_budget(request)
     if study.tokens:
         request.variants = {name: of_equal_tokens(request, changes) for name, changes in request.variants.items()}
     return request
@@ -134,6 +137,8 @@ def _axis(flag, shared):
         if name in SET_BY_THE_STUDY or name in SHARED or name in _own():
             why = SET_BY_THE_STUDY.get(name, "it is one for the whole study")
             raise UserError(f"{name} cannot vary: {why}")
+    if "seed" in names and len(names) > 1:
+        raise UserError(f"--{head}: each variant is trained with every seed: give --seed=1..5 on its own")
     axis = {}
     for item in text.split(","):
         texts = item.split(":") if len(names) > 1 else [item]
@@ -187,16 +192,38 @@ def _named(file, shared):
             kept = getattr(configure(shared, [f"--{setting}={value}"], ""), setting)
             if kept != value:
                 raise UserError(f"{file}: {setting}={shown(value)} of the variant {name!r} is not of the right type")
-    return {_safe(str(name)): changes for name, changes in variants.items()}
+    named = {safe(str(name)): changes for name, changes in variants.items()}
+    if len(named) < len(variants):
+        raise UserError(f"{file}: two variants would have one folder: letters, digits and . = + - _ tell names apart")
+    return named
 
 
 def name_of(changes: dict[str, Any]) -> str:
     """A readable name for settings, which a folder can have: 'learning_rate=0.004'."""
-    return _safe("+".join(f"{name}={value}" for name, value in changes.items()))
+    return safe("+".join(f"{name}={value}" for name, value in changes.items()))
 
 
-def _safe(name):
+def safe(name: str) -> str:
+    """`name` as a folder can have it."""
     return re.sub(r"[^\w.=+, -]", "-", name).strip(".- ") or "variant"
+
+
+def shortened(name: str) -> str:
+    """`name`, or if it is too long for a folder, its beginning and a digest: no other name becomes the same."""
+    raw = name.encode()
+    if len(raw) <= LONGEST_NAME:
+        return name
+    return f"{raw[: LONGEST_NAME - 9].decode(errors='ignore')}-{hashlib.sha256(raw).hexdigest()[:8]}"
+
+
+def _require_once(args):
+    """Raise UserError for a setting that the command line has twice: one of the two would not count."""
+    heads = [arg.removeprefix("--").partition("=")[0].split(",") for arg in args if arg.startswith("--")]
+    seen = set()
+    for name in itertools.chain.from_iterable(heads):
+        if name in seen:
+            raise UserError(f"{name} is given twice: give all its values in one flag, as in --{name}=a,b")
+        seen.add(name)
 
 
 def _require_different(axes: Iterable[dict]):
@@ -213,21 +240,19 @@ def _check(request, runs):
     s = request.study
     if len(request.variants) * len(request.seeds) < runs:
         raise UserError("two variants have the same name: their values differ only in characters that no folder has")
+    if not s.study_dir:
+        raise UserError("study_dir is empty: name a folder for the study")
     require_meant(runs, s)
     if len(set(request.seeds)) < len(request.seeds):
         raise UserError(f"--seed={','.join(map(str, request.seeds))} has a seed twice: give each once")
-    if s.metric.endswith("_to_loss") != (s.target_loss is not None):
+    if s.metric.endswith("_to_loss") != (s.target_loss is not None and math.isfinite(s.target_loss)):
         raise UserError(
             f"metric={s.metric} and target_loss={s.target_loss} do not fit: metric=seconds_to_loss and tokens_to_loss"
             " need --target_loss=LOSS, and nothing else has one"
         )
-    timed = s.metric in ("ms", "seconds_to_loss") or request.shared.minutes
-    if s.jobs > 1 and timed:
-        raise UserError(
-            f"jobs={s.jobs}: runs at once would slow each other down, and time is what counts: take --jobs=1"
-        )
-    if min(s.jobs, s.trials) < 1 or any(each is not None and not each > 0 for each in (s.tokens, s.max_minutes)):
-        raise UserError("jobs, trials, tokens and max_minutes must be 1 or more")
+    for name in ("jobs", "trials", "tokens", "max_minutes"):
+        if getattr(s, name) is not None and not 0 < getattr(s, name) < math.inf:
+            raise UserError(f"{name}={getattr(s, name)} must be more than 0, and finite")
     if s.against and s.storage:
         raise UserError("--storage shares a search or a grid among workers: leave it out with --against")
     if s.pruner != "none" and not s.search:
@@ -237,14 +262,36 @@ def _check(request, runs):
             f"interval=bootstrap needs at least {LEAST_RESAMPLED} seeds, and there are {len(request.seeds)}: give more"
             " with --seed=1..10, or take --interval=t"
         )
-    if s.baseline not in (None, *request.variants) and not s.against:
-        raise UserError(f"baseline={s.baseline!r} is no variant: it can be {', '.join(request.variants)}")
+    for seed in request.seeds:
+        validate(dataclasses.replace(request.shared, out_dir="run", seed=seed))
     for changes in request.variants.values():
         one = dataclasses.replace(request.shared, out_dir="run", **changes)
         validate(one)
         GPTConfig.of(one)  # raises for dimensions that do not fit each other
         if one.init_from in ("resume", "auto"):
             raise UserError(f"init_from={one.init_from}: a study starts each run itself and resumes it: leave it out")
+
+
+def _check_budget(request):
+    """Raise UserError if the runs' budget would overwrite what varies, or if what varies changes the yardstick."""
+    s, varied = request.study, {name for changes in request.variants.values() for name in changes}
+    varied |= {item.partition("=")[0].strip() for item in (s.search or "").split(",")}
+    minutes = request.shared.minutes or "minutes" in varied
+    if s.tokens and minutes:
+        raise UserError("--tokens and --minutes both set the number of iterations: give one of the two")
+    if (s.tokens or minutes) and (taken := varied & {"max_iters", "lr_decay_iters"}):
+        name = "tokens" if s.tokens else "minutes"
+        raise UserError(f"--{name} sets {' and '.join(sorted(taken))} of each run: they cannot vary beside it")
+    if s.jobs > 1 and (s.metric in ("ms", "seconds_to_loss") or minutes):
+        raise UserError(
+            f"jobs={s.jobs}: runs at once would slow each other down, and time is what counts: take --jobs=1"
+        )
+    others = {"eval_iters", "vocab_size"} | ({"dataset"} if s.metric != "bits_per_byte" else set())
+    if s.metric != "ms" and (changed := varied & others):
+        raise UserError(
+            f"{', '.join(sorted(changed))} cannot vary: losses on other validation text, or over other ids, say nothing"
+            " about settings. Data sets of the same text with other tokenizers compare in --metric=bits_per_byte"
+        )
 
 
 def require_meant(runs: int, s: StudySettings) -> None:

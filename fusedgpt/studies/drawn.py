@@ -11,16 +11,17 @@ from fusedgpt.runs.metrics import Line, Run, number, section, thinned, view
 from fusedgpt.runs.style import AXES, COLOURS
 from fusedgpt.studies.outcomes import Results
 from fusedgpt.studies.verdict import Comparison
-from fusedgpt.studies.words import WHAT, decimals, shown, summaries, what
+from fusedgpt.studies.words import WHAT, decimals, shown, summaries, what, without_value
 
 LEVELS = 10  # a setting with more values is drawn on a scale
 BINS = 4  # and is divided into so many ranges where values are counted
-FAR = 3.0  # an interval that reaches so many times as far as the usual one is cut
+TRAINED = ("finished", "not reached")  # statuses of runs that trained to their end
+FAR = 3.0  # a difference from stand-ins that reaches so many times as far as the others is cut
 
 
 @dataclasses.dataclass
 class Curve:
-    """The validation loss of a variant, over the seeds that finished; or of one run that did not."""
+    """The validation loss of a variant, over the seeds that trained to their end; or of one run that did not."""
 
     variant: str
     status: str  # finished, diverged or pruned
@@ -37,7 +38,7 @@ def curves(results: Results) -> list[Curve]:
     ended = [o for o in results.outcomes if o.run and len(o.run.eval["iter"]) and np.isfinite(o.run.eval[column]).any()]
     found = []
     for variant in results.design.variants:
-        runs = [o.run for o in ended if (o.variant, o.status) == (variant, "finished")]
+        runs = [o.run for o in ended if o.variant == variant and o.status in TRAINED]
         if runs:
             found.append(_curve(variant, "finished", runs, column))
     return found + [
@@ -69,7 +70,7 @@ def axes_of(found: list[Curve]) -> list[str]:
 
 def runs_in(results: Results) -> list[Run]:
     """All runs that have a curve."""
-    return [o.run for o in results.outcomes if o.run and o.status in ("finished", "diverged", "pruned")]
+    return [o.run for o in results.outcomes if o.run and o.status in (*TRAINED, "diverged", "pruned")]
 
 
 def curves_show(results: Results) -> str:
@@ -82,16 +83,26 @@ def curves_title(results: Results, found: list[Curve]) -> str:
     ended = [each for each in found if each.status == "finished" and math.isfinite(each.mean[-1])]
     if not ended:
         return "No run has finished"
-    best = min(ended, key=lambda each: each.mean[-1])
     places = decimals(summaries(results)) if results.design.metric in ("val_loss", "bits_per_byte") else 4
-    return f"{best.variant} ends lowest, at {shown(float(best.mean[-1]), places)}"
+    names, lowest = _lowest({each.variant: float(each.mean[-1]) for each in ended}, places)
+    return f"{_and(names)} end{'s' * (len(names) == 1)} lowest, at {lowest}"
 
 
 def settings_title(results: Results) -> str:
     """What the parallel coordinates show, in a sentence."""
     found = [each for each in summaries(results) if not math.isnan(each.mean)]
-    best = min(found, key=lambda each: each.mean)
-    return f"The lowest mean, {shown(best.mean, decimals(found))}, is that of {best.variant}"
+    names, lowest = _lowest({each.variant: each.mean for each in found}, decimals(found))
+    return f"The lowest mean, {lowest}, is that of {_and(names)}"
+
+
+def _lowest(means, places):
+    """The variants whose mean is the lowest as far as it is shown, and how it is shown."""
+    lowest = shown(min(means.values()), places)
+    return [name for name, mean in means.items() if shown(mean, places) == lowest], lowest
+
+
+def _and(names):
+    return " and ".join(names) if len(names) < 3 else f"{len(names)} variants"
 
 
 def importance_title(found: dict[str, float]) -> str:
@@ -102,8 +113,9 @@ def importance_title(found: dict[str, float]) -> str:
 
 def importance_subject(results: Results, found: dict[str, float]) -> str:
     """What the importance of settings is."""
-    diverged = sum(each.diverged > 0 for each in summaries(results))
-    left_out = f"; left out: {diverged} variant{'s' * (diverged > 1)} with a run that diverged" if diverged else ""
+    worst, left_out = sum(each.stand_ins > 0 for each in summaries(results)), ""
+    if worst:
+        left_out = f"; left out: {worst} variant{'s' * (worst > 1)} with a run that {without_value(results.design)}"
     rest = "the rest is what settings do together, and noise"
     overlap = "settings that vary together share what they explain"
     return (
@@ -121,10 +133,14 @@ def thin(curve: Curve, limit: int) -> Curve:
 
 
 def loss_view(found: list[Curve]) -> tuple[float, float]:
-    """The part of the y-axis that shows what finished; if nothing did, all."""
-    shown = [curve for curve in found if curve.status == "finished"] or found
-    sides = [Line("", curve.x["iterations"], side) for curve in shown for side in (curve.low, curve.high)]
-    return view(sides, "loss")
+    """The part of the y-axis that shows what finished, up to the loss of untrained weights; if nothing did, all.
+
+    A learning rate that is far too large, as sweeps have them, may bring the loss to millions and back.
+    """
+    chosen = [curve for curve in found if curve.status == "finished"] or found
+    untrained = max((float(curve.high[0]) for curve in chosen if math.isfinite(curve.high[0])), default=math.inf)
+    sides = [(curve.x["iterations"], side) for curve in chosen for side in (curve.low, curve.high)]
+    return view([Line("", iters, np.minimum(side, untrained)) for iters, side in sides], "loss")
 
 
 def coloured(results: Results) -> dict[str, int]:
@@ -141,16 +157,15 @@ def coloured(results: Results) -> dict[str, int]:
 
 
 def extent(comparisons: list[Comparison]) -> tuple[float, float]:
-    """The part of the axis of differences that shows 0, and the intervals but for those that reach too far.
+    """The part of the axis of differences that shows 0 and all intervals, but not stand-ins that are too far away.
 
     A variant that diverged may differ a hundred times as much as the others, whose intervals would be points then.
     """
-    ends = [[end for end in (c.mean, c.low, c.high) if not math.isnan(end)] for c in comparisons]
-    reaches = sorted(max(map(abs, each)) for each in ends if any(each))
-    usual = FAR * reaches[(len(reaches) - 1) // 2] if reaches else 1.0
-    every = [0.0, *(end for each in ends for end in each)]
-    low, high = max(-usual, min(every)), min(usual, max(every))
-    margin = 0.06 * (high - low) or usual
+    measured = [end for c in comparisons if not c.stand_ins for end in (c.mean, c.low, c.high) if not math.isnan(end)]
+    most = FAR * max(map(abs, measured), default=0.0) or math.inf
+    every = [0.0, *measured, *(max(-most, min(most, c.mean)) for c in comparisons if c.stand_ins)]
+    low, high = min(every), max(every)
+    margin = 0.06 * (high - low) or 1.0
     return low - margin, high + margin
 
 
@@ -165,11 +180,11 @@ def settings_of(results: Results) -> dict[str, dict[str, Any]]:
 
 
 def importance(results: Results) -> dict[str, float]:
-    """`shares` of the settings that vary. Variants of which a run diverged are left out, as the subject says.
+    """`shares` of the settings that vary. Variants with stand-ins are left out, as the subject says.
 
     The value that they got is so far from the others that their distance alone would be explained.
     """
-    means = {each.variant: each.mean for each in summaries(results) if not each.diverged}
+    means = {each.variant: each.mean for each in summaries(results) if not each.stand_ins}
     return shares(settings_of(results), means)
 
 
@@ -215,7 +230,11 @@ class Axis:
 
 
 def coordinates(results: Results) -> list[Axis]:
-    """An axis for each varied setting, and the last for the value: 0 is the best, 1 the worst that did not diverge."""
+    """An axis for each varied setting, and the last for the value: 0 is the best, 1 the worst.
+
+    Variants with stand-ins, or that are much worse than the usual one, lie at 1 too, so that the others do not
+    lie in one point.
+    """
     found = [each for each in summaries(results) if not math.isnan(each.mean)]
     if not found:
         return []
@@ -224,12 +243,17 @@ def coordinates(results: Results) -> list[Axis]:
         _axis(name, {each.variant: settings[each.variant].get(name) for each in found})
         for name in results.design.varied
     ]
-    low = min(each.mean for each in found)
-    high = max((each.mean for each in found if not each.diverged), default=low)
+    means = sorted(each.mean for each in found)
+    low, usual = means[0], means[(len(means) - 1) // 2]
+    high = max((each.mean for each in found if not each.stand_ins), default=low)
+    if usual > low:
+        high = min(high, low + 2 * FAR * (usual - low))
     span = high - low or 1.0
     at = {each.variant: min(1.0, (each.mean - low) / span) for each in found}
     places = decimals(found)
-    ticks = [(share, shown(low + share * span, places)) for share in (0.0, 0.5, 1.0)]
+    beyond = "≥ " if means[-1] > high > low else ""
+    ticks = [(share, shown(low + share * span, places)) for share in (0.0, 0.5)]
+    ticks.append((1.0, beyond + shown(low + span, places)))
     return [*axes, Axis(what(results.design), at, ticks)]
 
 

@@ -10,7 +10,7 @@ from fusedgpt.runs import style
 from fusedgpt.runs.style import COLOURS, MARKERS, SUFFIXES, WIDTH, label_x, plain, time_unit
 from fusedgpt.studies import drawn
 from fusedgpt.studies.outcomes import Results
-from fusedgpt.studies.words import decimals, head, headline, labels, shown, summaries, what, word
+from fusedgpt.studies.words import decimals, head, headline, labels, shown, summaries, what, without_value, word
 
 STYLE = {"font.size": 8.5, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
 STYLE |= {"grid.alpha": 0.3, "legend.frameon": False, "legend.fontsize": 8}
@@ -44,7 +44,7 @@ def draw(results: Results) -> Iterator[tuple[str, object]]:
     found = drawn.curves(results)
     for axis in drawn.axes_of(found):
         yield f"curves_{axis}", curves(results, found, axis)
-    if any(each.n > 1 for each in results.comparisons()):
+    if any(each.tested for each in results.comparisons()):
         yield "differences", differences(results)
     axes = drawn.coordinates(results)
     if len(axes) > 2 and len(axes[-1].at) > 1:  # two settings and the value
@@ -163,13 +163,14 @@ def settings(results: Results, axes_found: list[drawn.Axis]) -> object:
     from matplotlib.colors import LinearSegmentedColormap
 
     value = axes_found[-1].at
-    best, diverged = min(value, key=value.get), {each.variant for each in summaries(results) if each.diverged}
-    subject = f"{len(value)} variants, a line each, the darker the better; dotted: a run diverged; {_runs(results)}"
+    best, worst = min(value, key=value.get), {each.variant for each in summaries(results) if each.stand_ins}
+    dotted = f"dotted: a run {without_value(results.design)}"
+    subject = f"{len(value)} variants, a line each, the darker the better; {dotted}; {_runs(results)}"
     figure, axes = _new(2.7, drawn.settings_title(results), subject)
     colour = LinearSegmentedColormap.from_list("", [COLOURS[0], PALEST])
     for variant in sorted(value, key=value.get, reverse=True):  # the best lies on top
         y = [each.at[variant] for each in axes_found]
-        look = dict(linestyle=":" if variant in diverged else "-", linewidth=2.4 if variant == best else 1.5)
+        look = dict(linestyle=":" if variant in worst else "-", linewidth=2.4 if variant == best else 1.5)
         axes.plot(range(len(y)), y, color=colour(value[variant]), **look)
     for n, each in enumerate(axes_found):
         axes.axvline(n, color="0.3", linewidth=0.8)

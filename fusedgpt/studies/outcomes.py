@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from fusedgpt import dimensions
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import read_jsonl
 from fusedgpt.runs.metrics import Run, number, section
 from fusedgpt.studies import design
 from fusedgpt.studies.design import OF_A_RUN, SETTLED, Design
-from fusedgpt.studies.verdict import Comparison, compare, sentence
+from fusedgpt.studies.verdict import LEAST_RESAMPLED, Comparison, compare, sentence
 
-OVER = ("finished", "diverged", "pruned")  # a run that failed is tried again by the next call
+STAND_INS = ("diverged", "not reached")  # statuses of runs without a value, which count as the worst
+OVER = ("finished", "pruned", *STAND_INS)  # a run that failed is tried again by the next call
 WARM_UP = 5  # first steps that metric=ms leaves out: they still fill caches
 NOT_REACHED = "did not reach the loss {loss:g}"
 SEEN = ("device", "dtype", "compile", "attention", "world_size")  # in run.json, what ran
@@ -27,9 +29,9 @@ class Outcome:
 
     variant: str
     seed: int
-    status: str  # finished, diverged, failed, pruned or missing
+    status: str  # finished, diverged, not reached, failed, pruned or missing
     why: str  # the reason, in a sentence, unless it finished
-    value: float  # of the study's metric; a diverged run has the worst value of all; NaN if there is none
+    value: float  # of the study's metric; one of STAND_INS has the worst value of all; NaN if there is none
     run: Run | None  # None if it has no metrics.jsonl
 
 
@@ -43,17 +45,24 @@ class Results:
     differences: list[str]  # what differs between runs though it does not vary, such as "dtype: bfloat16, float32"
 
     def values(self) -> dict[str, dict[int, float]]:
-        """{variant: {seed: value}} of the runs that have a value. Diverged runs count as the worst."""
+        """{variant: {seed: value}} of the runs that have a value. STAND_INS count as the worst."""
         found = {name: {} for name in self.design.variants}
         for each in self.outcomes:
             if not math.isnan(each.value):
                 found[each.variant][each.seed] = each.value
         return found
 
+    def stand_ins(self) -> dict[str, set[int]]:
+        """{variant: seeds of its runs that count as the worst}."""
+        found = {name: set() for name in self.design.variants}
+        for each in self.outcomes:
+            if each.status in STAND_INS and not math.isnan(each.value):
+                found[each.variant].add(each.seed)
+        return found
+
     def comparisons(self) -> list[Comparison]:
-        """The verdict on each variant but the baseline; by Student's t while runs are missing."""
-        complete = all(each.status != "missing" for each in self.outcomes)
-        return compare(self.values(), self.design.baseline, self.design.interval if complete else "t")
+        """The verdict on each variant but the baseline."""
+        return compare(self.values(), self.design.baseline, self.design.interval, self.stand_ins())
 
     def sentences(self) -> list[str]:
         """The verdict on each variant, in words."""
@@ -62,8 +71,15 @@ class Results:
     def warnings(self) -> list[str]:
         """What a reader of the verdict has to know beside it, in sentences."""
         found = [f"the runs differ in more than what varies: {each}" for each in self.differences]
-        for status, what in (("diverged", "diverged, and counts as the worst"), ("failed", "failed")):
-            found += [f"{o.variant} with seed {o.seed} {what}: {o.why}" for o in self.outcomes if o.status == status]
+        happened = {
+            "diverged": "diverged, and counts as the worst: {why}",
+            "not reached": "{why}, and counts as the worst",
+            "failed": "failed: {why}",
+        }
+        for status, what in happened.items():
+            ended_so = [each for each in self.outcomes if each.status == status]
+            found += [f"{o.variant} with seed {o.seed} {what.format(why=o.why)}" for o in ended_so]
+        found += self._too_few_to_resample()
         if missing := sum(each.status == "missing" for each in self.outcomes):
             found.append(f"{missing} of {len(self.outcomes)} runs are missing: the verdict is not final")
         if self.design.looks:
@@ -77,10 +93,22 @@ class Results:
             found.append(f"{said}, so the runs are not pairs that differ in one thing")
         return found
 
+    def _too_few_to_resample(self):
+        few = [each.variant for each in self.comparisons() if each.tested and each.n < LEAST_RESAMPLED]
+        if not few or self.design.interval != "bootstrap":
+            return []
+        return [f"too few pairs for the bootstrap, so the verdict is by Student's t: {', '.join(few)}"]
+
 
 def folder_of(folder: pathlib.Path, variant: str, seed: int) -> pathlib.Path:
     """The folder of a run of the study in `folder`."""
     return folder / "runs" / variant / f"seed-{seed}"
+
+
+def is_over(folder: pathlib.Path, job: tuple[str, int]) -> bool:
+    """Whether a run has ended for good: a run that failed, or whose folder was removed, is made again."""
+    row = statuses(folder).get(job)
+    return row is not None and row["status"] in OVER and (folder_of(folder, *job) / "metrics.jsonl").exists()
 
 
 def statuses(folder: pathlib.Path) -> dict[tuple[str, int], dict]:
@@ -103,8 +131,8 @@ def read(folder: str | pathlib.Path) -> Results:
     for variant in plan.variants:
         for seed in plan.seeds:
             outcomes.append(outcome(folder, plan, variant, seed, ended.get((variant, seed))))
-    _count_diverged_as_worst(outcomes, plan.metric)
-    return Results(plan, folder, outcomes, _differences(outcomes, plan))
+    _count_as_worst(outcomes, plan.metric)
+    return Results(plan, folder, outcomes, [*_differences(outcomes, plan), *_other_settings(outcomes, plan)])
 
 
 def outcome(folder: pathlib.Path, plan: Design, variant: str, seed: int, row: dict | None) -> Outcome:
@@ -121,7 +149,7 @@ def outcome(folder: pathlib.Path, plan: Design, variant: str, seed: int, row: di
         if math.isnan(value):
             status, why = ("failed", "metrics.jsonl is gone") if run is None else ("diverged", "not finite at the end")
         elif math.isinf(value):
-            status, why, value = "diverged", NOT_REACHED.format(loss=plan.target_loss), math.nan
+            status, why, value = "not reached", NOT_REACHED.format(loss=plan.target_loss), math.nan
     return Outcome(variant, seed, status, why, value, run)
 
 
@@ -140,24 +168,29 @@ def metric(run: Run, name: str, target_loss: float | None) -> float:
     return float(run.position(run.eval["iter"][reached[:1]], axis)[0])
 
 
-def _count_diverged_as_worst(outcomes, name):
-    """Give each diverged run the worst value of the study, so that it counts, but does not make every mean infinite."""
+def _count_as_worst(outcomes, name):
+    """Give each of STAND_INS the worst value of the study, so that it counts, but makes no mean infinite."""
     worst = worst_of([each.value for each in outcomes], [each.run for each in outcomes if each.run], name)
     for each in outcomes:
-        if each.status == "diverged":
+        if each.status in STAND_INS:
             each.value = worst
 
 
 def worst_of(values: list[float], runs: list[Run], name: str) -> float:
-    """The worst value of the metric `name` among `values` and in the course of `runs`; NaN if there is none."""
+    """What counts as the worst value of the metric `name`, among `values` and the least that `runs` show; NaN if none.
+
+    Of the losses in the course of a run, only the first counts, that of untrained weights: others may be of any size if
+    the run diverges. The way to a loss is a step longer than the longest run, whose last step might have reached it.
+    """
     known = list(values)
     for run in runs:
-        if name in ("val_loss", "bits_per_byte"):  # among them the loss of untrained weights
-            known += [float(v) for v in run.eval["val_loss" if name == "val_loss" else "val_bits_per_byte"]]
-        elif name == "seconds_to_loss":
-            known.append(float(np.nansum(run.train["ms"]) / 1e3))
+        steps = len(run.train["iter"])
+        if name in ("val_loss", "bits_per_byte"):
+            known += [float(v) for v in run.eval["val_loss" if name == "val_loss" else "val_bits_per_byte"][:1]]
+        elif name == "seconds_to_loss" and steps:
+            known.append(float(np.nansum(run.train["ms"]) / 1e3) * (1 + 1 / steps))
         elif name == "tokens_to_loss":
-            known.append(len(run.train["iter"]) * run.tokens_per_step)
+            known.append((steps + 1) * run.tokens_per_step)
     return max((value for value in known if math.isfinite(value)), default=math.nan)
 
 
@@ -181,6 +214,24 @@ def _differences(outcomes, plan):
         for name, found in (settings | seen | machine).items()
         if len(found) > 1 and name not in free
     ]
+
+
+def _other_settings(outcomes, plan):
+    """What runs have other than the plan asked of them, such as runs of another study that were moved here."""
+    free = {*SETTLED, *OF_A_RUN}
+    if (plan.settings | plan.variants[plan.baseline]).get("init_from", "scratch") != "scratch":
+        free |= set(dimensions.NAMES)  # those of the weights count
+    found = []
+    for each in outcomes:
+        if not each.run or each.status == "missing":
+            continue
+        asked, has = plan.settings | plan.variants[each.variant], section(each.run.record, "settings")
+        if asked.get("minutes"):
+            asked = {name: value for name, value in asked.items() if name not in ("max_iters", "lr_decay_iters")}
+        asked = {name: value for name, value in asked.items() if value is not None and name not in free}
+        wrong = [n for n, value in (asked | {"seed": each.seed}).items() if n in has and str(has[n]) != str(value)]
+        found += [f"{each.variant} with seed {each.seed} ran with {n}={has[n]}" for n in wrong]
+    return found
 
 
 def _each(values: Any) -> list[str]:

@@ -15,7 +15,7 @@ from fusedgpt.runs.style import time_unit
 from fusedgpt.settings import Settings
 from fusedgpt.studies import drawn, tables
 from fusedgpt.studies.outcomes import Results, folder_of
-from fusedgpt.studies.words import decimals, head, headline, labels, shown, summaries, what, word
+from fusedgpt.studies.words import decimals, head, headline, labels, shown, summaries, what, without_value, word
 
 TEMPLATE = pathlib.Path(__file__).with_suffix(".html")  # how the page looks; this file says what is on it
 POINTS = 6000  # of all curves together, at most about so many
@@ -114,7 +114,7 @@ def _variants(results):
     ]
 
 
-_KEYS = ("n", "mean", "sd", "diverged", "difference", "low", "p")  # what a column of tables.HEAD is sorted by
+_KEYS = ("n", "mean", "sd", "stand_ins", "difference", "low", "p")  # what a column of tables.HEAD is sorted by
 
 
 def _run(results, outcome):
@@ -148,7 +148,7 @@ def _curves(results):
 
 def _differences(results):
     comparisons = [each for each in results.comparisons() if each.n]
-    if not any(each.n > 1 for each in comparisons):
+    if not any(each.tested for each in comparisons):
         return None
     numbers, places = {name: n for n, name in enumerate(results.design.variants)}, decimals(summaries(results))
     rows = [
@@ -170,13 +170,14 @@ def _settings(results):
     if len(axes) < 3 or len(axes[-1].at) < 2:
         return None
     numbers = {name: n for n, name in enumerate(results.design.variants)}
-    diverged = {each.variant for each in summaries(results) if each.diverged}
+    worst = {each.variant for each in summaries(results) if each.stand_ins}
     lines = [
-        {"variant": numbers[name], "at": [axis.at[name] for axis in axes], "diverged": name in diverged}
+        {"variant": numbers[name], "at": [axis.at[name] for axis in axes], "dotted": name in worst}
         for name in sorted(axes[-1].at, key=axes[-1].at.get, reverse=True)  # the best lies on top
     ]
     named = [{"name": axis.name, "ticks": axis.ticks} for axis in axes]
-    return {"title": drawn.settings_title(results), "axes": named, "lines": lines}
+    dotted = f"dotted: a run {without_value(results.design)}"
+    return {"title": drawn.settings_title(results), "axes": named, "lines": lines, "dotted": dotted}
 
 
 def _importance(results):

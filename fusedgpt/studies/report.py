@@ -13,8 +13,8 @@ from fusedgpt.studies.words import summaries
 def write(folder: str | pathlib.Path) -> list[pathlib.Path]:
     """Write the report of the study in a folder into it; returns the paths of its files.
 
-    While runs are missing, it is a report of those that have ended. Raises UserError if the folder has no study, if
-    interval=bootstrap and a variant has too few seeds, or if the disk refuses.
+    While runs are missing, it is a report of those that have ended. Raises UserError if the folder has no study, or if
+    the disk refuses.
     """
     results = outcomes.read(folder)
     sentences = search.sentences(results) if results.design.kind == "search" else results.sentences()

@@ -117,7 +117,7 @@ class Runner:
 
     def _may_start(self, at_once):
         """Until the first run has settled what `auto` means, it runs alone."""
-        return len(self.running) < (at_once if self.plan.settled else 1)
+        return len(self.running) < (at_once if self.plan.settled is not None else 1)
 
     def _start(self, job, fruitless=0):
         variant, seed = job
@@ -146,11 +146,11 @@ class Runner:
 
     def _settle(self):
         """Keep what `auto` became in the first run, for all runs after it."""
-        if self.plan.settled or not self.running:
+        if self.plan.settled is not None or not self.running:
             return
         record = record_of(self.running[0].out_dir)
         if record and steps_of(self.running[0].out_dir):  # it has begun
-            self.plan.settled = {name: record[name] for name in SETTLED}
+            self.plan.settled = {name: record[name] for name in SETTLED if name in record}  # old code says less
             self.plan.save(self.folder)
 
     def _ended(self, process):

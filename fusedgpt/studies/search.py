@@ -30,7 +30,7 @@ from fusedgpt.studies import database, design, outcomes, space, verdict
 from fusedgpt.studies.command import Request
 from fusedgpt.studies.database import libraries
 from fusedgpt.studies.design import SAME_STUDY, SAME_VALUE, Design
-from fusedgpt.studies.outcomes import OVER
+from fusedgpt.studies.outcomes import OVER, STAND_INS
 from fusedgpt.studies.runner import Job, Runner, Stopped
 
 NAP_S = 1.0  # seconds between looks at what other workers do
@@ -237,8 +237,9 @@ class Worker:
         if trial.state.name == "COMPLETE":
             best = min(each.value for each in over if each.state.name == "COMPLETE")
             how = f"{self.plan.metric} {trial.value:.5g}{', the best so far' if trial.value <= best else ''}"
-        if diverged := sum(each["status"] == "diverged" for each in runs):
-            how += f", {diverged} of {len(runs)} diverged"
+        for status in STAND_INS:
+            if number_of := sum(each["status"] == status for each in runs):
+                how += f", {number_of} of {len(runs)} {status}"
         say(f"trial {len(over)} of {self.trials}, {trial.user_attrs['variant']}: {failed[0] if failed else how}")
         return bool(failed)
 
@@ -263,7 +264,7 @@ class Worker:
         twin = self._wait(trial.number, variant)
         runs = twin.user_attrs["runs"] if twin else self._runs(trial, variant)
         trial.set_user_attr("runs", runs)
-        values = [each["value"] for each in runs.values() if each["status"] in ("finished", "diverged")]
+        values = [each["value"] for each in runs.values() if each["status"] in ("finished", *STAND_INS)]
         return sum(values) / len(values) if len(values) == len(runs) and None not in values else None
 
     def _require_fit(self, changes):
@@ -344,7 +345,7 @@ class Worker:
         told = [run["value"] for each in self._live() for run in each.user_attrs.get("runs", {}).values()]
         known = [value for value in told if value is not None] + [each.value for each in runs]
         worst = outcomes.worst_of(known, [each.run for each in runs if each.run], self.plan.metric)
-        values = {each.seed: worst if each.status == "diverged" else each.value for each in runs}
+        values = {each.seed: worst if each.status in STAND_INS else each.value for each in runs}
         return {
             str(each.seed): {
                 "status": each.status,

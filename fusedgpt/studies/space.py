@@ -1,7 +1,6 @@
 """The space of a search: `--search='learning_rate=1e-3..2e-2:log, optimizer=adamw|muon'`, read and checked."""
 
 import dataclasses
-import hashlib
 import math
 import re
 from typing import Any
@@ -10,7 +9,7 @@ from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError, shown
 from fusedgpt.settings import Settings, validate
 from fusedgpt.studies import command
-from fusedgpt.studies.command import LONGEST_NAME, SET_BY_THE_STUDY, SHARED, Request
+from fusedgpt.studies.command import SET_BY_THE_STUDY, SHARED, Request
 
 RANGE = re.compile(r"(.+?)\.\.(.+?)(:log)?")
 # settings that no search chooses, each with the reason
@@ -142,10 +141,7 @@ def prepared(request: Request) -> Request:
 
 def name_of(values: dict[str, Any]) -> str:
     """The name of the variant with these `values` of a space. No other values have it."""
-    name = command.name_of(values)
-    if len(name) <= LONGEST_NAME:
-        return name
-    return f"{name[: LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return command.shortened(command.name_of(values))
 
 
 def complete(request: Request, values: dict[str, Any]) -> dict[str, Any]:

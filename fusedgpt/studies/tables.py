@@ -6,9 +6,10 @@ import io
 import math
 
 from fusedgpt.studies.outcomes import Results
-from fusedgpt.studies.words import decimals, head, labels, shown, shown_p, summaries, what, word
+from fusedgpt.studies.verdict import LEAST_RESAMPLED
+from fusedgpt.studies.words import decimals, head, labels, shown, shown_p, summaries, what, without_value, word
 
-HEAD = ("variant", "n", "mean", "sd", "diverged", "difference", "95 % interval", "p", "verdict")
+HEAD = ("variant", "n", "mean", "sd", "stand-ins", "difference", "95 % interval", "p", "verdict")
 ESCAPED = {each: rf"\{each}" for each in "_%&#${}"}
 # the others have a name in LaTeX; < and > are other characters in its default font
 ESCAPED |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -24,7 +25,7 @@ class Row:
     n: int  # runs with a value
     mean: float
     sd: float
-    diverged: int
+    stand_ins: int  # of the n values
     difference: float  # to the baseline, mean over pairs of runs with the same seed
     low: float
     high: float
@@ -40,7 +41,7 @@ def rows(results: Results) -> list[Row]:
         difference, verdict = (math.nan,) * 4, "baseline"
         if c := compared.get(each.variant):
             difference, verdict = (c.mean, c.low, c.high, c.p_holm), word(c)
-        found.append(Row(each.variant, each.n, each.mean, each.sd, each.diverged, *difference, verdict))
+        found.append(Row(each.variant, each.n, each.mean, each.sd, each.stand_ins, *difference, verdict))
     return found
 
 
@@ -53,7 +54,7 @@ def cells(results: Results) -> list[list[str]]:
             str(row.n),
             shown(row.mean, places),
             shown(row.sd, places),
-            str(row.diverged),
+            str(row.stand_ins),
             shown(row.difference, places, "+"),
             "" if math.isnan(row.low) else f"[{shown(row.low, places, '+')}, {shown(row.high, places, '+')}]",
             shown_p(row.p),
@@ -64,14 +65,22 @@ def cells(results: Results) -> list[list[str]]:
 
 
 def note(results: Results) -> str:
-    """What the columns are, in two sentences."""
+    """What the columns are, in two or three sentences."""
     plan = results.design
-    how = "Student's t" if plan.interval == "t" else "the bootstrap"
-    return (
+    how = "Student's t"
+    if plan.interval == "bootstrap":
+        how = f"the bootstrap, or Student's t for fewer than {LEAST_RESAMPLED} pairs"
+    said = (
         f"Values are {what(plan)}, lower is better: mean and standard deviation over n seeds. The difference is to"
         f" {plan.baseline} over pairs of runs with the same seed, its interval is by {how}, and p is corrected for all"
         " comparisons (Holm)."
     )
+    if any(each.stand_ins for each in summaries(results)):
+        said += (
+            f" Stand-ins are the values of runs that {without_value(plan)}: they count as the worst of all, and a"
+            " difference from them has no interval."
+        )
+    return said
 
 
 def as_csv(results: Results) -> str:
@@ -107,7 +116,7 @@ def _code(name):
 def as_latex(results: Results) -> str:
     """A tabular, to be `\\input` inside a table. It needs the package booktabs."""
     short, first = labels(results.design), escaped(head(results.design) or HEAD[0])
-    heads = [first, "$n$", "mean", "sd", "diverged", "difference", r"95\,\% interval", "$p$", "verdict"]
+    heads = [first, "$n$", "mean", "sd", "stand-ins", "difference", r"95\,\% interval", "$p$", "verdict"]
     lines = [rf"\begin{{tabular}}{{@{{}}l{'r' * (len(HEAD) - 2)}l@{{}}}}", r"\toprule", _line(heads), r"\midrule"]
     for name, *numbers, verdict in cells(results):
         lines.append(_line([escaped(short[name]), *map(_number, numbers), verdict]))

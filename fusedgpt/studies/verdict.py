@@ -2,7 +2,7 @@
 
 A variant and the baseline have a pair of runs for each seed that both have. The two share what follows from the seed,
 such as batches and initial weights, so their difference varies less than that of two runs with different seeds. Lower
-values are better.
+values are better. A run that has no value, such as one that diverged, counts with a stand-in, the worst value of all.
 
 Intervals and p: Student's t on the differences ("The Probable Error of a Mean", Biometrika 6, 1908) or a bootstrap.
 Correction: S. Holm, "A Simple Sequentially Rejective Multiple Test Procedure", Scandinavian Journal of Statistics 6,
@@ -16,8 +16,6 @@ import functools
 import math
 
 import numpy as np
-
-from fusedgpt.errors import UserError
 
 LEVEL = 0.05  # share of studies of equal variants in which a verdict may find a difference
 POWER = 0.8
@@ -40,6 +38,12 @@ class Comparison:
     word: str  # better, worse or no difference found
     smallest: float  # smallest true difference that n pairs find with 80 % power; infinite for n < 2
     seeds_needed: int | None  # pairs that find the mean difference with 80 % power; None: see `seeds_needed`
+    stand_ins: int = 0  # pairs with a stand-in; if there are any, low, high and smallest are NaN
+
+    @property
+    def tested(self) -> bool:
+        """Whether there is a verdict, be it that no difference was found."""
+        return not math.isnan(self.p)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,32 +54,37 @@ class Summary:
     n: int
     mean: float  # NaN for n = 0
     sd: float  # over seeds, unpaired; NaN for n < 2
-    diverged: int  # how many of the n runs diverged
+    stand_ins: int  # how many of the n values are stand-ins
 
 
-def summarise(values: dict[str, dict[int, float]], diverged: dict[str, int]) -> list[Summary]:
-    """A summary for each variant of `values`, {variant: {seed: value}}. diverged: {variant: its diverged runs}."""
+def summarise(values: dict[str, dict[int, float]], stand_ins: dict[str, set[int]]) -> list[Summary]:
+    """A summary for each variant of `values`, {variant: {seed: value}}; `stand_ins` as in `compare`."""
     samples = {name: np.array(list(by_seed.values()), float) for name, by_seed in values.items()}
-    return [Summary(name, len(each), *_mean_and_sd(each), diverged.get(name, 0)) for name, each in samples.items()]
+    counts = {name: len(stand_ins.get(name, ())) for name in values}
+    return [Summary(name, len(each), *_mean_and_sd(each), counts[name]) for name, each in samples.items()]
 
 
-def compare(values: dict[str, dict[int, float]], baseline: str, interval: str = "t") -> list[Comparison]:
+def compare(
+    values: dict[str, dict[int, float]],
+    baseline: str,
+    interval: str = "t",
+    stand_ins: dict[str, set[int]] | None = None,
+) -> list[Comparison]:
     """Compare each variant of `values`, {variant: {seed: value}}, with the variant `baseline`.
 
-    interval: t or bootstrap. The correction counts every other variant as a comparison, also one that has too few pairs
-    to be tested, so that no verdict becomes more lenient because other runs failed. Raises UserError for
-    interval=bootstrap if a variant has fewer than 10 pairs.
+    interval: t, or bootstrap for variants that have at least 10 pairs; runs that fail may leave fewer. stand_ins:
+    {variant: seeds of those values that stand in for none}. The correction counts every other variant as a comparison,
+    also one that has too few pairs to be tested, so that no verdict becomes more lenient because other runs failed.
     """
-    differences = {name: _paired(values[name], values[baseline]) for name in values if name != baseline}
-    if interval == "bootstrap":
-        for name, each in differences.items():
-            _require_enough(name, len(each))
-    method = {"t": _student, "bootstrap": _bootstrap}[interval]
-    estimates = [_estimate(each, method) for each in differences.values()]
+    stood = {name: (stand_ins or {}).get(name, set()) for name in values}
+    others = [name for name in values if name != baseline]
+    differences = {name: _paired(values[name], values[baseline]) for name in others}
+    beside = {name: _stand_ins_of(values, stood, name, baseline) for name in others}
+    estimates = [_without_an_interval(_estimate(differences[name], interval), *beside[name]) for name in others]
     corrected = holm([p for *_, p in estimates])
     return [
-        _comparison(name, each, estimate, p_holm, len(differences))
-        for (name, each), estimate, p_holm in zip(differences.items(), estimates, corrected)
+        _comparison(name, differences[name], estimate, p_holm, len(others), beside[name][1])
+        for name, estimate, p_holm in zip(others, estimates, corrected)
     ]
 
 
@@ -84,21 +93,35 @@ def _paired(values, baseline):
     return np.array([values[seed] - baseline[seed] for seed in sorted(values.keys() & baseline.keys())], float)
 
 
-def _require_enough(variant, n):
-    if n < LEAST_RESAMPLED:
-        raise UserError(
-            f"interval=bootstrap needs at least {LEAST_RESAMPLED} seeds that a variant shares with the baseline, but"
-            f" {variant} shares {n}: give more seeds, or take --interval=t"
-        )
+def _stand_ins_of(values, stand_ins, variant, baseline):
+    """(pairs, pairs with a stand-in, pairs of two stand-ins)."""
+    pairs = values[variant].keys() & values[baseline].keys()
+    mine, theirs = stand_ins[variant] & pairs, stand_ins[baseline] & pairs
+    return len(pairs), len(mine | theirs), len(mine & theirs)
 
 
-def _comparison(variant, differences, estimate, p_holm, comparisons):
+def _without_an_interval(estimate, n, stand_ins, both):
+    """An estimate as it is, unless there are stand-ins: they know who is worse, but not by how much.
+
+    All stand-ins are the same value. If each pair has one, on the same side, the differences have almost no spread, and
+    the t test is sure, however few they are. So p is not below `_chance_to_agree`, which holds here too: one of two
+    equal variants has a stand-in and the other has not with s (1 − s) ≤ 1/4. Pairs of two stand-ins alone say nothing.
+    """
+    if not stand_ins:
+        return estimate
+    p = estimate[2]
+    return math.nan, math.nan, math.nan if n < 2 or both == n else max(p, _chance_to_agree(n))
+
+
+def _comparison(variant, differences, estimate, p_holm, comparisons, stand_ins):
     n, (mean, sd) = len(differences), _mean_and_sd(differences)
     word = "no difference found"
     if p_holm < LEVEL:
         word = "better" if mean < 0 else "worse"
     power = smallest(sd, n, comparisons), seeds_needed(mean, sd, comparisons)
-    return Comparison(variant, n, mean, *estimate, p_holm, word, *power)
+    if stand_ins and n > 1:
+        power = math.nan, None
+    return Comparison(variant, n, mean, *estimate, p_holm, word, *power, stand_ins)
 
 
 def _mean_and_sd(values):
@@ -109,8 +132,8 @@ def _mean_and_sd(values):
     return (float(values.mean()), float(values.std(ddof=1))) if n else (math.nan, math.nan)
 
 
-def _estimate(differences, method):
-    """(low, high, p) of the mean difference, by `method` unless all differences are equal.
+def _estimate(differences, interval):
+    """(low, high, p) of the mean difference, by Student's t or the bootstrap unless all differences are equal.
 
     Without spread, the interval has no width. If no pair shows a difference, p is 1. If all show the same one, p is
     `_chance_to_agree`. It is not 0, because values may be coarse: the tokens to a loss are known only to within an
@@ -121,6 +144,7 @@ def _estimate(differences, method):
         return math.nan, math.nan, math.nan
     if not sd:
         return mean, mean, _chance_to_agree(n) if mean else 1.0
+    method = _bootstrap if interval == "bootstrap" and n >= LEAST_RESAMPLED else _student
     return method(differences, mean, sd / math.sqrt(n))
 
 
@@ -223,7 +247,14 @@ def sentence(c: Comparison, baseline: str, what: str) -> str:
     """The verdict on a comparison, in one sentence. what: the name of the values, such as val_loss."""
     if c.n < 2:
         return f"no verdict on {c.variant}: it shares {_seeds(c.n)} with {baseline}, and a verdict takes 2"
+    if not c.tested:
+        return f"no verdict on {c.variant}: with each of {_seeds(c.n)}, it and {baseline} both count as the worst"
     side, sign = ("lower", -1) if c.mean < 0 else ("higher", 1)
+    if c.stand_ins:
+        worst = f"a run counts as the worst with {c.stand_ins} of {_seeds(c.n)}, {_p(c.p_holm)} after Holm"
+        if c.word != "no difference found":
+            return f"{c.variant} is {c.word} than {baseline}: {worst}"
+        return f"no difference found between {c.variant} and {baseline}: {worst}"
     if c.word != "no difference found":
         low, high = sorted((sign * c.low, sign * c.high))
         return (

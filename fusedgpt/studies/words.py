@@ -22,6 +22,11 @@ def what(plan: Design) -> str:
     return WHAT[plan.metric].format(loss=plan.target_loss)
 
 
+def without_value(plan: Design) -> str:
+    """What happened to the runs that count as the worst."""
+    return "diverged or did not reach the loss" if plan.metric.endswith("_to_loss") else "diverged"
+
+
 def labels(plan: Design) -> dict[str, str]:
     """A short name for each variant, for figures: if several settings vary, their values ('0.004, adamw')."""
     if len(plan.varied) > 1:
@@ -39,10 +44,7 @@ def head(plan: Design) -> str:
 
 def summaries(results: Results) -> list[Summary]:
     """A summary for each variant, in the order of the design."""
-    diverged = dict.fromkeys(results.design.variants, 0)
-    for each in results.outcomes:
-        diverged[each.variant] += each.status == "diverged"
-    return summarise(results.values(), diverged)
+    return summarise(results.values(), results.stand_ins())
 
 
 def decimals(found: list[Summary]) -> int:
@@ -70,7 +72,7 @@ def shown_p(p: float) -> str:
 
 def word(comparison: Comparison) -> str:
     """The verdict on a variant, in a word or three."""
-    return comparison.word if comparison.n > 1 else "no verdict"
+    return comparison.word if comparison.tested else "no verdict"
 
 
 def headline(results: Results) -> str:
@@ -78,16 +80,21 @@ def headline(results: Results) -> str:
     comparisons, baseline = results.comparisons(), results.design.baseline
     if not comparisons:
         return f"{baseline} alone was trained"
-    if not any(each.n > 1 for each in comparisons):
+    if not any(each.tested for each in comparisons):
+        if any(each.n > 1 for each in comparisons):
+            return "No verdict: no run of a pair has a value of its own"
         return "No verdict yet: it takes 2 seeds that a variant shares with the baseline"
     better, worse = ([each for each in comparisons if each.word == word] for word in ("better", "worse"))
     if better:
         best = min(better, key=lambda each: each.mean)
         places = decimals(summaries(results))
-        amount = f"{best.variant} by {shown(-best.mean, places)} ({what(results.design)})"
+        by = f"by {shown(-best.mean, places)} ({what(results.design)})"
         if len(comparisons) == 1:
-            return f"{best.variant} is better than {baseline} by {shown(-best.mean, places)} ({what(results.design)})"
-        return f"{len(better)} of {len(comparisons)} variants are better than {baseline}, most of all {amount}"
+            return f"{best.variant} is better than {baseline} {by}"
+        if len(better) == 1:
+            return f"1 of {len(comparisons)} variants is better than {baseline}: {best.variant} {by}"
+        found = f"{len(better)} of {len(comparisons)} variants are better than {baseline}"
+        return f"{found}, most of all {best.variant} {by}"
     if worse:
         lost = f"{len(worse)} of {len(comparisons)}" if len(comparisons) > 1 else worse[0].variant
         return f"No variant is better than {baseline}, and {lost} {'is' if len(worse) == 1 else 'are'} worse"

@@ -1,12 +1,13 @@
 """Study folders made by hand, without training: study.json, outcomes.jsonl, and what train.py leaves in each run's."""
 
+import dataclasses
 import json
 import math
 import pathlib
 from typing import Any
 
 from fusedgpt.studies.design import Design
-from fusedgpt.studies.outcomes import folder_of
+from fusedgpt.studies.outcomes import Results, folder_of
 
 EVERY = 50  # iterations from an evaluation to the next
 MS = 20.0  # a step
@@ -74,3 +75,12 @@ def three(folder: pathlib.Path) -> pathlib.Path:
         "learning_rate=0.1,optimizer=muon": {1: [4.0, 2.4, 2.30], 2: [4.1, 3.9, math.nan], 3: None},
     }
     return study(folder, variants, losses)
+
+
+def renamed(results: Results, names: dict[str, str]) -> Results:
+    """`results` with other `names` for its variants, such as no folder could have."""
+    plan = results.design
+    variants = {names.get(name, name): changes for name, changes in plan.variants.items()}
+    plan = dataclasses.replace(plan, variants=variants, baseline=names.get(plan.baseline, plan.baseline))
+    runs = [dataclasses.replace(each, variant=names.get(each.variant, each.variant)) for each in results.outcomes]
+    return dataclasses.replace(results, design=plan, outcomes=runs)

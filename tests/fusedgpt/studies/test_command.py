@@ -63,7 +63,7 @@ def test_text_of_a_setting_that_cannot_vary_may_hold_a_comma():
 
 
 def test_names_are_names_of_folders():
-    asked = read("--attention=manual,kernels/mine.py:attend", "--dataset=one,../two")
+    asked = read("--attention=manual,kernels/mine.py:attend", "--dataset=one,../two", "--metric=bits_per_byte")
     assert not any("/" in name or ":" in name for name in asked.variants)
     assert asked.variants["attention=kernels-mine.py-attend,dataset=..-two"]["dataset"] == "../two"
 
@@ -100,8 +100,24 @@ def test_equal_tokens_mean_other_iterations_for_another_batch():
         (["--metric=ms", "--jobs=2"], "slow each other down"),
         (["--minutes=1", "--jobs=2"], "slow each other down"),
         (["--interval=bootstrap", "--seed=1..9"], "needs at least 10 seeds, and there are 9"),
-        (["--jobs=0"], "must be 1 or more"),
-        (["--baseline=n_layer=7", "--n_layer=1,2"], "it can be n_layer=1, n_layer=2"),
+        (["--jobs=0"], "must be more than 0"),
+        (["--seed=-1,2"], "seed=-1 must be from 0"),
+        (["--study_dir="], "study_dir is empty"),
+        (["--max_minutes=0"], "max_minutes=0.0 must be more than 0"),
+        (["--metric=tokens_to_loss", "--target_loss=nan"], "need --target_loss"),
+        # these used to train with other settings than a variant's name said, or to drop one of two flags
+        (["--tokens=3072", "--max_iters=10,20"], "--tokens sets max_iters of each run"),
+        (["--minutes=1", "--lr_decay_iters=10,20"], "--minutes sets lr_decay_iters of each run"),
+        (["--minutes=1,2", "--tokens=3072"], "give one of the two"),
+        (["--tokens=3072", "--search=max_iters=10..20"], "--tokens sets max_iters of each run"),
+        (["--minutes=1,2", "--jobs=2"], "slow each other down"),
+        (["--seed,learning_rate=1:1e-3,2:1e-3"], "give --seed=1..5 on its own"),
+        (["--learning_rate=4e-3,8e-3", "--learning_rate=1e-3"], "learning_rate is given twice"),
+        (["--seed=1,2", "--seed=5"], "seed is given twice"),
+        (["--learning_rate,learning_rate=1e-3:1e-4,2e-3:2e-3"], "learning_rate is given twice"),
+        # another yardstick for each variant
+        (["--eval_iters=1,2"], "eval_iters cannot vary"),
+        (["--dataset=one,two"], "dataset cannot vary"),
     ],
 )
 def test_bad_input_is_refused(args, said):
@@ -113,7 +129,25 @@ def test_many_runs_start_if_they_are_meant():
     assert len(read("--seed=1..201", "--yes=True").seeds) == 201
 
 
-@pytest.mark.parametrize("variants", ["[1]", "{}", '{"a": 1}', '{"a": {"n_layer": "two"}}', '{"a": {"seed": 1}}'])
+def test_long_names_stay_apart_and_fit_a_folder(tmp_path):
+    file = tmp_path / "study.py"
+    file.write_text("variants = {'字' * 300 + str(n): dict(n_layer=n) for n in (1, 2)}\n")
+    names = list(read(str(file)).variants)
+    assert len(set(names)) == 2
+    assert all(len(name.encode()) <= 120 for name in names)
+
+
+@pytest.mark.parametrize(
+    "variants",
+    [
+        '{"a/b": {"n_layer": 1}, "a-b": {"n_layer": 2}}',
+        "[1]",
+        "{}",
+        '{"a": 1}',
+        '{"a": {"n_layer": "two"}}',
+        '{"a": {"seed": 1}}',
+    ],
+)
 def test_variants_of_a_file_are_checked(tmp_path, variants):
     file = tmp_path / "study.py"
     file.write_text(f"variants = {variants}\n")

@@ -8,7 +8,7 @@ import pytest
 from fusedgpt.runs.style import COLOURS, SUFFIXES
 from fusedgpt.studies import drawn, figures, outcomes
 from fusedgpt.studies.verdict import Comparison
-from tests.fusedgpt.studies.by_hand import EVERY, MS, TOKENS, study, three
+from tests.fusedgpt.studies.by_hand import EVERY, MS, TOKENS, renamed, study, three
 
 BEGINS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
 ALL = ("curves_iterations", "curves_tokens", "curves_time", "differences", "settings", "importance")
@@ -94,29 +94,59 @@ def test_runs_of_unequal_length_end_where_they_end(tmp_path):
 
 def test_differences_are_those_of_the_verdict(results):
     axes = drawn_of(results)["differences"]
-    muon, fast = results.comparisons()
+    muon, _ = results.comparisons()
     whiskers = [line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_ydata()[0] in (0, 1)]
-    assert [tuple(line.get_xdata()) for line in whiskers if line.get_marker() == "None"][:2] == [
-        (muon.low, muon.high),
-        (fast.low, fast.high),
-    ]
+    whiskers = [tuple(line.get_xdata()) for line in whiskers if line.get_xdata()[0] != 0]  # without the line at 0
+    assert whiskers == [(muon.low, muon.high)]  # a difference from a run that diverged has no interval
     points = {line.get_ydata()[0]: line for line in axes.lines if len(line.get_xdata()) == 1}
     assert points[0].get_xdata()[0] == pytest.approx(-0.2) and points[0].get_color() == COLOURS[6]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["0.01, muon", "0.1, muon"]
     assert [text.get_text() for text in axes.texts] == ["−0.2000  better", "+1.2000  no difference found"]
-    assert titles(axes)[0].startswith(f"1 of 2 variants are better than {ADAMW}")
+    assert titles(axes)[0].startswith(f"1 of 2 variants is better than {ADAMW}: {MUON} by 0.2000")
 
 
-def test_a_difference_that_reaches_too_far_is_cut_but_said():
+def test_a_difference_from_a_stand_in_that_is_too_far_away_is_cut():
     near = [Comparison(f"v{n}", 3, -0.1, -0.2, 0.0, 0.05, 0.05, "no difference found", 1.0, 9) for n in range(3)]
-    far = Comparison("far", 3, 50.0, 40.0, 60.0, 0.01, 0.01, "worse", 1.0, 2)
+    nan = math.nan
+    far = Comparison("far", 3, 50.0, nan, nan, 0.01, 0.01, "worse", nan, None, stand_ins=1)
     low, high = drawn.extent([*near, far])
     assert -0.3 < low < -0.2 and 0.2 < high < 1
     alone = drawn.extent([far])
-    assert alone[0] < 0 and alone[1] > 60
+    assert alone[0] < 0 and alone[1] > 50
+    # only stand-ins are cut: the main result of a study was pushed off its axis
+    main = Comparison("main", 3, -50.0, -60.0, -40.0, 0.01, 0.01, "better", 1.0, 2)
+    low, high = drawn.extent([*near, main])
+    assert low < -60 and high > 0
     equal = Comparison("equal", 3, 0.0, 0.0, 0.0, 1.0, 1.0, "no difference found", 0.0, None)
     low, high = drawn.extent([equal])
     assert low < 0 < high
+
+
+def test_a_loss_that_is_not_reached_is_said_but_its_curve_is_whole(tmp_path):
+    losses = {"a": {s: [4.0, 3.0, 2.0] for s in (1, 2)}, "b": {s: [4.0, 3.5, 3.0] for s in (1, 2)}}
+    variants = {"a": {"n_layer": 1}, "b": {"n_layer": 2}}
+    results = outcomes.read(study(tmp_path, variants, losses, metric="tokens_to_loss", target_loss=2.5))
+    assert [each.status for each in drawn.curves(results)] == ["finished"] * 2
+    assert [text.get_text() for text in drawn_of(results)["differences"].texts] == ["+1,000  no difference found"]
+
+
+@pytest.mark.parametrize(("ends", "title"), [
+    ((1.9, 1.9, 2.0), "a and b end lowest, at 1.9000"),
+    ((1.9, 1.9000001, 1.9), "3 variants end lowest, at 1.9000"),
+    ((1.9, 1.9001, 2.0), "a ends lowest, at 1.9000"),
+])  # fmt: skip
+def test_a_tie_has_no_single_best(tmp_path, ends, title):
+    variants = {name: {"n_layer": n} for n, name in enumerate("abc")}
+    losses = {name: {1: [4.0, 3.0, end]} for name, end in zip(variants, ends)}
+    results = outcomes.read(study(tmp_path, variants, losses))
+    assert drawn.curves_title(results, drawn.curves(results)) == title
+
+
+def test_each_run_that_diverged_has_a_cross(tmp_path):
+    losses = {"a": {1: [4.0, 3.0, 2.0], 2: [4.0, 3.5, math.nan], 3: [4.0, math.nan, math.nan]}}
+    axes = drawn_of(outcomes.read(study(tmp_path, {"a": {"n_layer": 1}}, losses)))["curves_iterations"]
+    crosses = [line for line in axes.lines if line.get_marker() == "x"]
+    assert [line.get_xdata()[0] for line in crosses] == [EVERY, 0]
 
 
 def test_parallel_coordinates_lead_from_settings_to_the_value(tmp_path):
@@ -129,6 +159,23 @@ def test_parallel_coordinates_lead_from_settings_to_the_value(tmp_path):
     assert [text.get_text() for text in axes.get_xticklabels()] == ["learning_rate", "optimizer", "validation loss"]
     assert {"0.01", "0.02", "adamw", "muon", "1.6000", "2.2000"} <= {text.get_text() for text in axes.texts}
     assert titles(axes)[0] == f"The lowest mean, 1.6000, is that of {MUON}"
+
+
+def test_a_variant_that_is_far_worse_does_not_squeeze_the_others(tmp_path):
+    # a learning rate of 30 brought the loss to 100 million and back to 400: all others were one line at the bottom
+    variants = {
+        f"learning_rate={a},beta2={b}": {"learning_rate": a, "beta2": b} for a in (1, 2, 30) for b in (0.9, 0.99)
+    }
+    ends = dict(zip(variants, (2.0, 2.1, 2.2, 2.3, 400.0, 500.0)))
+    losses = {name: {s: [4.0, 3.0 if end < 3 else 1e8, end + s / 100] for s in (1, 2)} for name, end in ends.items()}
+    results = outcomes.read(study(tmp_path, variants, losses))
+    low, high = drawn.loss_view(drawn.curves(results))
+    assert low < 2 and 4 < high < 4.2
+    value = drawn.coordinates(results)[-1]
+    places = list(value.at.values())
+    assert places[0] == 0 and places[4:] == [1, 1] and 0.2 < places[3] < 0.6
+    assert value.ticks[2][1] == "≥ 3.2150"  # 2.015 is the best; the axis ends at six times the way to the usual 2.215
+    assert places[3] == pytest.approx((2.3 - 2.0) / 1.2)
 
 
 def test_importance_is_the_share_of_a_main_effect(tmp_path):
@@ -205,9 +252,9 @@ def test_with_many_variants_the_best_have_colours(tmp_path):
 
 def test_names_with_dollars_and_underscores_are_drawn_as_they_are(tmp_path):
     # $ begins a formula, and a legend leaves out names that begin with _
-    variants = {"_a$x$": {"n_layer": 1}, r"b\frac{": {"n_layer": 2}}
-    losses = {name: {seed: [4.0, 3.0, 2.0 + seed] for seed in (1, 2)} for name in variants}
-    results = outcomes.read(study(tmp_path, variants, losses))
+    losses = {name: {seed: [4.0, 3.0, 2.0 + seed] for seed in (1, 2)} for name in "ab"}
+    results = outcomes.read(study(tmp_path, {"a": {"n_layer": 1}, "b": {"n_layer": 2}}, losses))
+    results = renamed(results, {"a": "_a$x$", "b": r"b\frac{"})
     paths = figures.write(results, tmp_path)
     assert len(paths) == 4 * len(SUFFIXES)
     texts = drawn_of(results)["curves_iterations"].figure.legends[0].get_texts()

@@ -5,7 +5,7 @@ import pytest
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import json_line
-from fusedgpt.studies import outcomes
+from fusedgpt.studies import outcomes, words
 from tests.fusedgpt.studies.test_design import plan
 
 VARIANT = "learning_rate=0.001"
@@ -51,9 +51,46 @@ def test_metrics(tmp_path, name, target, value):
 def test_a_loss_that_is_not_reached_counts_as_the_worst(tmp_path):
     losses = {(VARIANT, 1): [4.0, 2.0], (VARIANT, 2): [4.0, 3.0, 3.0]}
     found = study(tmp_path / "study", losses, "tokens_to_loss", 2.0)
-    assert [each.status for each in found.outcomes] == ["finished", "diverged", "missing", "missing"]
+    assert [each.status for each in found.outcomes] == ["finished", "not reached", "missing", "missing"]
     assert found.outcomes[1].why == "did not reach the loss 2"
-    assert found.values() == {VARIANT: {1: 200.0, 2: 400.0}, "learning_rate=0.002": {}}
+    # after the last step of the longest run, which might have reached it
+    assert found.values() == {VARIANT: {1: 200.0, 2: 500.0}, "learning_rate=0.002": {}}
+    assert found.stand_ins() == {VARIANT: {2}, "learning_rate=0.002": set()}
+    assert f"{VARIANT} with seed 2 did not reach the loss 2, and counts as the worst" in found.warnings()
+    found = study(tmp_path / "seconds", losses, "seconds_to_loss", 2.0)
+    assert found.values()[VARIANT][2] == pytest.approx((10 + 11 + 12 + 13) / 1e3 * 5 / 4)
+    # by a worker that has the folder of the run
+    row = {"variant": VARIANT, "seed": 2, "status": "not reached", "why": "did not reach it", "value": 900.0}
+    with open(tmp_path / "study" / "outcomes.jsonl", "a") as file:
+        file.write(json_line(row))
+    assert outcomes.read(tmp_path / "study").stand_ins()[VARIANT] == {2} and "not reached" in outcomes.OVER
+
+
+def test_variants_that_do_not_reach_the_loss_are_not_compared(tmp_path):
+    losses = {(name, seed): [4.0, 3.0] for name in (VARIANT, "learning_rate=0.002") for seed in (1, 2)}
+    found = study(tmp_path / "study", losses, "tokens_to_loss", 2.0)
+    (compared,) = found.comparisons()
+    assert compared.n == 2 and not compared.tested
+    assert words.headline(found) == "No verdict: no run of a pair has a value of its own"
+    assert found.sentences()[0].startswith("no verdict on learning_rate=0.002: with each of 2 seeds")
+
+
+def test_a_diverged_run_counts_by_untrained_weights_whatever_it_came_to(tmp_path):
+    # four thousand million, from a learning rate of 1000
+    found = study(tmp_path / "study", {(VARIANT, 1): [4.0, 5e9, math.nan], (VARIANT, 2): [4.1, 2.0]})
+    assert found.outcomes[0].value == 4.1
+    found = study(tmp_path / "worse", {(VARIANT, 1): [4.0, 5e9, math.nan], (VARIANT, 2): [4.1, 6.0]})
+    assert found.outcomes[0].value == 6.0
+
+
+def test_failed_runs_may_leave_too_few_pairs_for_the_bootstrap(tmp_path):
+    losses = {(name, seed): [4.0, 2.0 + seed / 10] for name in (VARIANT, "learning_rate=0.002") for seed in (1, 2)}
+    found = study(tmp_path / "study", losses)
+    found.design.interval = "bootstrap"
+    assert found.comparisons()[0].n == 2
+    assert found.warnings() == [
+        "too few pairs for the bootstrap, so the verdict is by Student's t: learning_rate=0.002"
+    ]
 
 
 def test_a_run_that_ends_without_a_finite_loss_has_diverged(tmp_path):

@@ -6,12 +6,13 @@ import math
 import re
 import shutil
 import subprocess
+import urllib.parse
 
 import pytest
 
 from fusedgpt.studies import outcomes, page, report
 from tests.fusedgpt.runs.test_report_page import in_browser, in_chromium, page_of, text_in
-from tests.fusedgpt.studies.by_hand import study, three
+from tests.fusedgpt.studies.by_hand import renamed, study, three
 
 EVIL = "</script><b>{{page}}&amp;<!--"
 ADAMW, MUON = "learning_rate=0.01,optimizer=adamw", "learning_rate=0.01,optimizer=muon"
@@ -25,16 +26,22 @@ def path(tmp_path_factory):
 
 
 def evil(folder):
-    """A study of variants that are markup."""
-    variants = {EVIL: {"n_layer": 1}, "b": {"n_layer": 2}}
-    losses = {name: {seed: [4.0, 3.0, 2.0 + seed] for seed in (1, 2)} for name in variants}
-    return study(folder / EVIL.replace("/", ""), variants, losses, command=EVIL)
+    """The page of a study whose texts are all markup."""
+    losses = {name: {seed: [4.0, 3.0, 2.0 + seed] for seed in (1, 2)} for name in "ab"}
+    losses["b"][2] = [4.0, math.nan]
+    variants = {"a": {"n_layer": 1}, "b": {"n_layer": 2}}
+    design = dict(command=EVIL, settings={"dataset": EVIL}, settled={EVIL: EVIL})
+    results = outcomes.read(study(folder / EVIL.replace("/", ""), variants, losses, **design))
+    for each in results.outcomes:
+        each.why = EVIL
+    results = renamed(results, {"a": EVIL, "b": f"b{EVIL}"})
+    return page.write(results, results.sentences(), [])
 
 
 def test_the_page_says_what_the_study_found(path):
     content = page_of(path)
     results = outcomes.read(path.parent)
-    assert content["headline"].startswith(f"1 of 2 variants are better than {ADAMW}, most of all {MUON} by 0.2000")
+    assert content["headline"].startswith(f"1 of 2 variants is better than {ADAMW}: {MUON} by 0.2000")
     assert [text for _, text in content["sentences"]] == results.sentences()
     assert [word for word, _ in content["sentences"]] == ["better", "no difference found"]
     assert content["warnings"] == results.warnings() and len(content["warnings"]) == 2
@@ -66,16 +73,18 @@ def test_the_curves_are_those_of_the_figures(path):
 
 
 def test_links_are_quoted_and_lead_to_files(tmp_path):
-    path = report.write(evil(tmp_path))[-1]
+    losses = {name: {seed: [4.0, 3.0, 2.0 + seed] for seed in (1, 2)} for name in ("a b+ü=1", "c")}
+    folder = study(tmp_path, {"a b+ü=1": {"n_layer": 1}, "c": {"n_layer": 2}}, losses)
+    path = report.write(folder)[-1]
     link = page_of(path)["variants"][0]["runs"][0]["link"]
-    assert link.startswith("runs/%3C/script%3E%3Cb%3E") and not {"<", '"', " "} & {*link}
+    assert link == "runs/a%20b+%C3%BC=1/seed-1/report.html" and (folder / urllib.parse.unquote(link)).exists()
     files = page_of(path)["files"]
     assert {"table.csv", "table.md", "table.tex", "curves_time.pdf"} <= {*files}
     assert all((path.parent / name).exists() for name in files)
 
 
 def test_text_of_a_study_cannot_become_markup(tmp_path):
-    path = report.write(evil(tmp_path))[-1]
+    path = evil(tmp_path)
     text = path.read_text()
     assert text.count("<script") == text.count("</script") == 2
     assert f"<title>{html.escape(path.parent.name)}</title>" in text
@@ -188,8 +197,8 @@ def test_a_row_under_the_pointer_lights_its_variant_everywhere(path):
 
 @in_browser
 def test_warnings_are_seen_and_no_name_runs_as_markup(tmp_path):
-    document, console = in_chromium(report.write(evil(tmp_path))[-1], "document.title = document.title")
-    assert console == [] and "<b>{{page}}" not in document
+    document, console = in_chromium(evil(tmp_path), "document.body.dataset.bold = byId('tables').querySelector('b')")
+    assert console == [] and 'data-bold="null"' in document and "<b>{{page}}" not in document
     losses = {"a": {1: [4.0, 2.0], 2: [4.0, math.nan]}, "b": {1: [4.0, 2.0], 2: [4.0, 2.0]}}
     folder = study(tmp_path / "diverged", {"a": {"n_layer": 1}, "b": {"n_layer": 2}}, losses)
     seen = """

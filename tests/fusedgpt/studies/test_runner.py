@@ -85,7 +85,28 @@ def test_a_difference_that_nobody_asked_for_is_named(tmp_path):
     record = record_of(path.parent)
     record["dtype"], record["settings"]["max_iters"] = "bfloat16", 11
     path.write_text(json.dumps(record))
-    assert outcomes.read(tmp_path / "study").differences == ["max_iters: 10, 11", "dtype: settled, bfloat16"]
+    assert outcomes.read(tmp_path / "study").differences == [
+        "max_iters: 10, 11",
+        "dtype: settled, bfloat16",
+        "learning_rate=0.1 with seed 2 ran with max_iters=11",
+    ]
+
+
+def test_runs_begin_from_the_weights_that_the_study_names(tmp_path):
+    # the setting used to be dropped, so that each run began from scratch, without a word
+    run(tmp_path, plan(init_from="hf"), jobs=[("learning_rate=0.01", 1)])
+    flags = runner.settings_of(plan(init_from="hf"), "learning_rate=0.01", 1, tmp_path / "study")
+    assert flags["init_from"] == "resume"  # the fake has saved
+    assert runner.settings_of(plan(init_from="hf"), "learning_rate=0.01", 2, tmp_path / "study")["init_from"] == "hf"
+
+
+def test_runs_of_other_settings_are_named(tmp_path):
+    # all runs of another study agree with each other, and used to become the verdict of this one
+    run(tmp_path, plan(weight_decay=0.5, max_iters=11))
+    plan(weight_decay=0.2, max_iters=10).save(tmp_path / "study")
+    found = outcomes.read(tmp_path / "study").differences
+    assert "learning_rate=0.01 with seed 1 ran with weight_decay=0.5" in found
+    assert "learning_rate=0.1 with seed 2 ran with max_iters=11" in found
 
 
 def test_runs_at_once_share_the_cores(tmp_path):

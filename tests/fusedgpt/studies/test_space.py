@@ -130,7 +130,7 @@ HYPERBAND = ("--search=learning_rate=1e-3..1e-2", "--pruner=hyperband")
         (["--search=n_layer=2..4", "--jobs=2"], "jobs=2: a trial of a search runs its 1 seed"),
         (["--search=n_layer=2..4", "--trials=201"], "this study has 201 runs"),
         (["--search=n_layer=2..4", "--trials=101", "--seed=1,2"], "this study has 202 runs"),
-        (["--search=n_layer=2..4", "--trials=0"], "must be 1 or more"),
+        (["--search=n_layer=2..4", "--trials=0"], "must be more than 0"),
         (["--search=n_head=5..7"], "n_embd=768 cannot be split"),
         (["--against=HEAD", "--storage=sqlite:///x.db"], "leave it out with --against"),
         (["--pruner=hyperband"], "give --search"),

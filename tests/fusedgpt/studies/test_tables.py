@@ -9,12 +9,11 @@ import subprocess
 import pytest
 
 from fusedgpt.studies import outcomes, tables
-from tests.fusedgpt.studies.by_hand import study, three
+from tests.fusedgpt.studies.by_hand import renamed, study, three
 
 ADAMW, MUON = "learning_rate=0.01,optimizer=adamw", "learning_rate=0.01,optimizer=muon"
 FAST = "learning_rate=0.1,optimizer=muon"
 T_2 = 4.302652729911275  # 97.5 % of Student's t with 2 degrees of freedom
-T_1 = 12.706204736432095
 ODD = r"</script><b>_%&#${}~^\x|"
 
 
@@ -23,16 +22,16 @@ def results(tmp_path):
     return outcomes.read(three(tmp_path))
 
 
-def small(folder, names, **design):
+def small(folder, names):
     """Two seeds of a variant for each name, whose losses fall from 2 in steps of 0.1."""
-    variants = {name: {"n_layer": n} for n, name in enumerate(names)}
-    losses = {name: {seed: [4.0, 2.0 - n / 10 + seed / 100] for seed in (1, 2)} for n, name in enumerate(names)}
-    return outcomes.read(study(folder, variants, losses, **design))
+    variants = {f"v{n}": {"n_layer": n} for n in range(len(names))}
+    losses = {name: {seed: [4.0, 2.0 - n / 10 + seed / 100] for seed in (1, 2)} for n, name in enumerate(variants)}
+    return renamed(outcomes.read(study(folder, variants, losses)), dict(zip(variants, names)))
 
 
 def test_the_numbers_are_those_computed_by_hand(results):
     baseline, muon, fast = tables.rows(results)
-    assert (baseline.variant, baseline.n, baseline.diverged, baseline.verdict) == (ADAMW, 3, 0, "baseline")
+    assert (baseline.variant, baseline.n, baseline.stand_ins, baseline.verdict) == (ADAMW, 3, 0, "baseline")
     assert (baseline.mean, baseline.sd) == pytest.approx((2.1, 0.1)) and math.isnan(baseline.difference)
 
     # differences -0.20, -0.19 and -0.21: mean -0.2, standard deviation 0.01
@@ -43,11 +42,11 @@ def test_the_numbers_are_those_computed_by_hand(results):
     assert muon.p == pytest.approx(2 * (1 - t / math.sqrt(2 + t * t))) and muon.verdict == "better"
 
     # its second run diverged and counts as the worst loss of the study, 4.2; its third is missing
-    assert (fast.n, fast.diverged, fast.mean) == (2, 1, pytest.approx((2.3 + 4.2) / 2))
+    assert (fast.n, fast.stand_ins, fast.mean) == (2, 1, pytest.approx((2.3 + 4.2) / 2))
     assert fast.sd == pytest.approx((4.2 - 2.3) / math.sqrt(2))
-    wide = T_1 * ((2.1 - 0.3) / math.sqrt(2)) / math.sqrt(2)  # differences 0.3 and 2.1
-    assert (fast.difference, fast.low, fast.high) == pytest.approx((1.2, 1.2 - wide, 1.2 + wide))
-    assert fast.verdict == "no difference found"
+    # differences 0.3 and 2.1: mean 1.2, standard error 0.9. With one degree of freedom p = 1 - 2/π · arctan(t)
+    assert fast.difference == pytest.approx(1.2) and fast.p == pytest.approx(1 - 2 / math.pi * math.atan(1.2 / 0.9))
+    assert math.isnan(fast.low) and math.isnan(fast.high) and fast.verdict == "no difference found"
 
 
 def test_csv_has_all_digits_and_nothing_for_what_there_is_not(results):
@@ -63,7 +62,11 @@ def test_markdown_is_a_table_with_aligned_columns(results):
     head, rule, _, muon, fast = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     assert head == list(tables.HEAD) and all(re.fullmatch("-+:?", cell) for cell in rule)
     assert muon == [f"`{MUON}`", "3", "1.9000", "0.0954", "0", "-0.2000", "[-0.2248, -0.1752]", "0.00166", "better"]
-    assert fast[:6] == [f"`{FAST}`", "2", "3.2500", "1.3435", "1", "+1.2000"]
+    assert fast[:7] == [f"`{FAST}`", "2", "3.2500", "1.3435", "1", "+1.2000", ""]
+    assert "Stand-ins are the values of runs that diverged: they count as the worst" in tables.note(results)
+    results.design.metric, results.design.target_loss, results.design.interval = "tokens_to_loss", 2.0, "bootstrap"
+    assert "diverged or did not reach the loss" in tables.note(results)
+    assert "by the bootstrap, or Student's t for fewer than 10 pairs" in tables.note(results)
 
 
 def test_a_variant_without_a_run_keeps_its_row(tmp_path):
