@@ -137,7 +137,7 @@ def conclude(folder: pathlib.Path, fail_unless: str | None = None) -> None:
     said = search.sentences(results) if results.design.kind == "search" else results.sentences()
     for line in (*results.warnings(), *said):
         print(line)
-    print(f"wrote {', '.join(map(str, paths))}")
+    print(f"wrote {paths[-1]}, and tables and figures beside it")
     if fail_unless and not any(each.word == fail_unless for each in results.comparisons()):
         sys.exit(f"error: no variant is {fail_unless} than {results.design.baseline}")
 
