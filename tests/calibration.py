@@ -282,8 +282,7 @@ def draw(found: list[dict], folder: pathlib.Path, machine: str) -> None:
     (smallest,) = chosen(found, what="planted", **LOOKS[0][0], of_smallest=1.0)
     shares = [f"{100 * row['share']:.1f} %" for row in (equal, smallest)]
     title = f"{shares[0]} of studies of equal variants find a difference, {shares[1]} a real one"
-    subject = "Allowed: 5 %. Promised: 80 % find the smallest difference. Left: 5 seeds in a study."
-    subject += f" Studies for a mark: {equal['studies']:,}"
+    subject = f"Allowed: 5 %. Promised: 80 % of the smallest ({SEEDS} seeds). Each mark: {equal['studies']:,} studies"
     subject += "".join(f", of real runs {row['studies']:,}" for row in chosen(found, what="equal", data="real"))
 
     def figures():
