@@ -61,8 +61,8 @@ def test_the_same_command_again_makes_no_run_and_other_settings_are_refused(done
     before = (folder / "outcomes.jsonl").read_bytes()
     study(folder, data, "--learning_rate=1e-2,1e-9", "--seed=1..3")
     assert (folder / "outcomes.jsonl").read_bytes() == before
-    said = study(folder, data, "--learning_rate=1e-2,1e-9", "--seed=1..3", "--n_layer=3", check=False)
-    assert "n_layer was 2, and is 3 now" in said.stderr
+    said = study(folder, data, "--learning_rate=1e-2,1e-9", "--seed=1..3", "--weight_decay=0.3", check=False)
+    assert "weight_decay was 0.1, and is 0.3 now" in said.stderr
     assert said.returncode == 1
 
 

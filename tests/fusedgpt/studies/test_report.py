@@ -2,11 +2,13 @@
 
 import json
 import math
+import pathlib
 import shutil
 
 import pytest
 
 from fusedgpt.errors import UserError
+from fusedgpt.runs.metrics import record_of
 from fusedgpt.studies import outcomes, report
 from tests.conftest import small
 from tests.fusedgpt.runs.test_report_page import page_of
@@ -81,7 +83,10 @@ def test_runs_of_train_py_are_reported(tmp_path, small_run, data):
     folder, lines = study(tmp_path / "study", variants, losses, settings=settings), []
     for variant in variants:
         for seed in (1, 2):
-            shutil.copytree(small_run, outcomes.folder_of(folder, variant, seed))
+            out_dir = pathlib.Path(shutil.copytree(small_run, outcomes.folder_of(folder, variant, seed)))
+            record = record_of(out_dir)
+            record["settings"]["seed"] = seed
+            (out_dir / "run.json").write_text(json.dumps(record))
             lines.append({"variant": variant, "seed": seed, "status": "finished"})
     (folder / "outcomes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     content = page_of(report.write(folder)[-1])
