@@ -51,6 +51,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.machine.files import read_jsonl
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md", "results/plan/README.md")]
+PAGES += [ROOT / "results" / "study_calibration" / "README.md"]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 
 UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1, "seconds": 1, "min": 60, "minutes": 60, "h": 3600, "hours": 3600}

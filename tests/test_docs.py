@@ -59,6 +59,7 @@ OTHERS = {  # what is not run, and why
     "ssh": "it needs another machine",
     "TIKTOKEN_CACHE_DIR=": "it downloads GPT-2's BPE",
     "python study.py": "tests/test_study.py reads it, and runs smaller studies",
+    "python tests/calibration.py": "tests/test_calibration.py runs it",
     "python tests/save_cost.py": "tests/fusedgpt/runs/test_saver.py runs it",
     "python tests/limited_memory.py": "tests/fusedgpt/parallel/test_fsdp.py runs it",
     "python tests/plan_errors.py": "tests/fusedgpt/estimates/test_scale.py has it",
