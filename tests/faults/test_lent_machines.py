@@ -58,6 +58,7 @@ def rehearsal(folder, keep, env):
     return subprocess.Popen(command, cwd=folder, env=env, **pipes)
 
 
+@pytest.mark.timeout(1500)  # it rehearses make gpu twice; a busy machine takes ten minutes
 def test_another_machine_goes_on_where_one_vanished(tmp_path, hide):
     # results were lost with the machine, and each test file died at once where a package was missing
     env, keep = hide("wandb", "datasets", "zstandard", "shtab"), tmp_path / "keep"
