@@ -104,6 +104,8 @@ def line(axes, name: str, points: list[tuple], **options) -> None:
 def doubling(axis: str, *all_axes, ticks: Iterable[float] | None = None) -> None:
     """Make the x or y axes logarithmic, with ticks that double and are plain numbers."""
     for axes in all_axes:
+        if not axes.has_data():  # all rows are disturbed: a logarithmic axis without values cannot be drawn
+            continue
         getattr(axes, f"set_{axis}scale")("log", base=2)
         which = getattr(axes, f"{axis}axis")
         which.set_major_formatter("{x:g}")
