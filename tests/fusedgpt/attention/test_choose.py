@@ -44,7 +44,9 @@ def test_permitted_on_a_cpu(name, dropout):
 
 @pytest.mark.parametrize("name", ["manual", "blocked", "math", "flash", "sdpa", "masked"])
 def test_permitted_within_documents_on_a_cpu(name):
-    choose.require(name, Case(SHAPE, CPU, torch.float32, packed=True))
+    case = Case(SHAPE, CPU, torch.float32, packed=True)
+    choose.require(name, case)
+    assert choose.refusal(name, case) is None
 
 
 @pytest.mark.parametrize(

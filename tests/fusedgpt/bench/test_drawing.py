@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from fusedgpt.bench import disturbance, drawing, kinds, ladder, max_batch, numerics, peers, report, sweep
+from fusedgpt.bench import disturbance, drawing, kinds, ladder, max_batch, numerics, peers, prefill, report, sweep
 from fusedgpt.machine.files import read_jsonl
 from tests.fusedgpt.bench.small import CPU_RESULTS, published
 
@@ -131,3 +131,15 @@ def test_a_run_that_was_too_short_for_an_evaluation_can_be_drawn():
     figures = {name: figure for name, _, _, figure in max_batch.figures(short, settings)}
     drawn = [set(line.get_ydata()) for line in figures["curves"].axes[0].lines]
     assert drawn == [{row["curve"][0][1]} for row in short]  # the one loss that is known, to the end
+
+
+def test_a_figure_whose_rows_are_all_disturbed_can_be_drawn(tmp_path):
+    # a logarithmic axis without values ended the report of prefill, and with it a step of make gpu
+    import matplotlib
+
+    matplotlib.use("agg")
+    settings, rows = published("prefill")
+    rows = [row | {"disturbed": True, "reason": "another program"} for row in rows]
+    for name, _, _, figure in prefill.figures(rows, settings):
+        figure.savefig(tmp_path / f"{name}.png")
+    assert (tmp_path / "prefill.png").stat().st_size > 1000

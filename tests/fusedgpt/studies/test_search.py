@@ -222,6 +222,7 @@ def test_a_study_of_somebody_else_is_left_alone(tmp_path, code):
 def test_the_space_of_a_study_may_be_written_with_other_spaces(tmp_path, code):
     work(tmp_path / "study", code, RATE, "--trials=1", "--max_iters=3")
     work(tmp_path / "study", code, RATE.replace("=1e", " = 1e"), "--trials=2", "--max_iters=3")
+    assert len(outcomes.statuses(tmp_path / "study")) == 2
 
 
 def test_workers_share_the_trials_of_a_search(tmp_path, code):

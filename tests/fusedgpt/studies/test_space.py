@@ -147,9 +147,10 @@ def test_a_search_that_makes_no_sense_is_refused(args, said):
 
 
 def test_a_search_with_many_runs_or_a_pruner_starts_if_it_is_meant():
-    space.prepared(read("--search=n_layer=2..4", "--trials=500", "--yes=True"))
-    space.prepared(read(*HYPERBAND, "--max_iters=100", "--eval_interval=10"))
-    space.prepared(read(*HYPERBAND, "--tokens=100000000", "--eval_interval=10"))
+    many = space.prepared(read("--search=n_layer=2..4", "--trials=500", "--yes=True"))
+    assert list(many.variants) == ["n_layer=4"]  # the baseline: the default, 12, moved into the space
+    for length in ("--max_iters=100", "--tokens=100000000"):
+        assert len(space.prepared(read(*HYPERBAND, length, "--eval_interval=10")).variants) == 1
 
 
 def test_a_grid_has_the_values_of_its_variants():
