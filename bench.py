@@ -26,7 +26,7 @@ if __name__ == "__main__" and sys.argv[1:2] in (["-h"], ["--help"]):
     with one_sentence():
         sys.exit(print(__doc__))  # before PyTorch, which takes seconds to import
 
-from configurator import configure
+from configurator import configure, separate
 from fusedgpt import settings
 from fusedgpt.bench import campaign, check, kinds, plan, plan_sweep, report, rows
 from fusedgpt.machine.device import resolve_device
@@ -73,8 +73,8 @@ def write_plan(args: list[str]) -> None:
 
 def write_reports(args: list[str]) -> None:
     """Draw the report and figures of each folder again. Raises UserError if a folder has no rows of a benchmark."""
-    s = configure(report.Settings(), [arg for arg in args if arg.startswith("-")], report.__doc__)
-    folders = [pathlib.Path(arg) for arg in args if not arg.startswith("-")]
+    folders, flags = separate(args)
+    s, folders = configure(report.Settings(), flags, report.__doc__), list(map(pathlib.Path, folders))
     if not folders:
         raise UserError("name the folder of a benchmark: python bench.py report FOLDER [FOLDER ...]")
     for folder in folders:
@@ -87,8 +87,8 @@ def check_folder(args: list[str]) -> None:
 
     Raises UserError if the folder has no rows, if --only selects no claim, or if the new rows would go into it.
     """
-    asked = configure(check.Settings(), [arg for arg in args if arg.startswith("-")], check.__doc__)
-    folders = [pathlib.Path(arg) for arg in args if not arg.startswith("-")]
+    folders, flags = separate(args)
+    asked, folders = configure(check.Settings(), flags, check.__doc__), list(map(pathlib.Path, folders))
     if len(folders) != 1:
         raise UserError("name one published folder: python bench.py check FOLDER")
     header, lines = report.read(folders[0])

@@ -12,6 +12,7 @@ import difflib
 import functools
 import io
 import os
+import re
 import runpy
 import types
 import typing
@@ -30,6 +31,7 @@ def configure(
     description: str,
     unused: Mapping[str, str] = types.MappingProxyType({}),
     earlier: Callable[[Any], Any] = lambda settings: None,
+    places: tuple[str, ...] = (),
 ):
     """Return `defaults`, an instance of a dataclass of settings, as config files and `--name=value` flags change it.
 
@@ -37,11 +39,14 @@ def configure(
     unused: the settings that this script does not use, each with the reason. A config file may set them, because it may
     be written for another script. A flag may not.
     earlier: called with the new settings. If it returns the settings of an earlier run, files and flags change those.
+    places: the settings that arguments without a name set, in this order, such as out_dir in `sample.py out-text`,
+    unless they end in .py: those are config files.
     Raises UserError for an unknown name, a value of the wrong type or choice, a flag of `unused`, or a file that is
     missing or fails.
     """
-    files = [a for a in args if not a.startswith("-")]
-    flags = [a for a in args if a.startswith("-") and a not in ("-h", "--help")]
+    unnamed, flags = separate(args)
+    files = [arg for arg in unnamed if not places or arg.endswith(".py")]
+    flags = [*_placed([arg for arg in unnamed if arg not in files], places), *flags]
     settings, assigned = defaults, []
     for file in files:
         for name, value in _assignments(file, settings).items():
@@ -62,6 +67,33 @@ def configure(
     if {"-h", "--help"} & set(args):
         _print_help(_without(settings, unused), description)
     return settings
+
+
+def separate(args: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments that have no name, and flags as --name=value: `--na-me value` is read too. --help is left out.
+
+    Raises UserError if a config file stands where the value of a flag is missing.
+    """
+    unnamed, flags, open_flag = [], [], False  # whether the last flag still needs a value
+    for arg in args:
+        if open_flag and (not arg.startswith("-") or re.match(r"-[\d.]", arg)):
+            if arg.endswith(".py") and os.path.isfile(arg):
+                raise UserError(f"{flags[-1]} has no value before {arg}: name config files first, then --name=value")
+            flags[-1], open_flag = f"{flags[-1]}={arg}", False
+        elif arg.startswith("-") and arg not in ("-h", "--help"):
+            name, equals, value = arg.partition("=")
+            flags.append("--" + name.lstrip("-").replace("-", "_") + equals + value)
+            open_flag = not equals
+        elif not arg.startswith("-"):
+            unnamed.append(arg)
+    return unnamed, flags
+
+
+def _placed(values, places):
+    """Flags that set the settings `places` to `values`."""
+    if extra := values[len(places) :]:
+        raise UserError(f"{COMMAND_LINE}: {shown(extra[0])} is one argument too many: flags are --name=value")
+    return [f"--{name}={value}" for name, value in zip(places, values)]
 
 
 def answer_help(defaults: Any, args: list[str], description: str, **how: Any) -> None:

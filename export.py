@@ -1,12 +1,13 @@
 """Write a run as a Hugging Face GPT-2: the model, its tokenizer, a model card, and meta.json for sample.py.
 
-    python export.py OUT_DIR FOLDER
+    python export.py RUN [FOLDER]
 
 AutoModelForCausalLM, AutoTokenizer and pipeline("text-generation") of transformers load the folder. The export strips
 vocabulary padding and writes zeros for biases that the run does not have. The logits stay the same.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -14,13 +15,25 @@ import shutil
 import sys
 from typing import Any
 
-if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):
-    sys.exit(print(__doc__))  # before PyTorch, which takes seconds to import
+from configurator import answer_help, configure
+
+
+@dataclasses.dataclass
+class Settings:
+    out_dir: str = "out"  # folder of the run
+    folder: str = ""  # folder to write; empty: hf in that of the run
+
+
+PLACES = ("out_dir", "folder")  # what arguments without a name set
+
+if __name__ == "__main__":
+    answer_help(Settings(), sys.argv[1:], __doc__, places=PLACES)  # before PyTorch, which takes seconds to import
 
 from safetensors import SafetensorError
 
 from fusedgpt.data import dataset
 from fusedgpt.errors import UserError, one_sentence
+from fusedgpt.home import ROOT
 from fusedgpt.interchange import tokenizer_json
 from fusedgpt.interchange.gpt2 import to_transformers
 from fusedgpt.machine.files import lock
@@ -28,7 +41,6 @@ from fusedgpt.runs import checkpoint, run_folder
 from fusedgpt.runs.metrics import losses_at, record_of, section
 from model import GPT
 
-ROOT = pathlib.Path(__file__).resolve().parent
 TAGS = "tags: [gpt2, fusedgpt]"  # marks a folder as an earlier export
 CARD_FILE = "README.md"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")  # transformers writes one file, or parts and an index
@@ -165,6 +177,5 @@ def _require_ours(folder):
 
 if __name__ == "__main__":
     with one_sentence():
-        if len(sys.argv) != 3 or any(arg.startswith("-") for arg in sys.argv):
-            raise UserError("name a run and a folder to write: python export.py OUT_DIR FOLDER")
-        main(*sys.argv[1:])
+        s = configure(Settings(), sys.argv[1:], __doc__, places=PLACES)
+        main(s.out_dir, s.folder or pathlib.Path(s.out_dir) / "hf")

@@ -2,7 +2,7 @@
 
     python plot.py RUN [RUN ...] [--y=NAME] [--x=NAME] [--out=PATH]
 
-RUN is the folder of a run. Training is a pale line, validation has marks.
+RUN is the folder of a run; --out_dir=RUN names one too. Training is a pale line, validation has marks.
 
 --y=NAME    draw only this: loss, bits_per_byte, lr, grad_norm, tokens_per_s or memory
 --x=NAME    against iterations (the default), tokens, or time: the time of the training steps, without evaluations
@@ -21,6 +21,7 @@ import sys
 import textwrap
 import time
 
+from configurator import separate
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.runs.metrics import MEANING, Run, number, section, view
 from fusedgpt.runs.style import AXES, COLOURS, MARKERS, SUFFIXES, label_x, plain, time_unit
@@ -169,16 +170,16 @@ def targets(runs: list[Run], y: str | None, out: str | None) -> dict[pathlib.Pat
 
 def arguments(args: list[str]) -> tuple[list[Run], dict[str, str]]:
     """The runs and the options on the command line. Raises UserError if one is invalid."""
-    runs, options = [Run(arg) for arg in args if not arg.startswith("-")], {}
+    folders, flags = separate(args)
+    pairs = [flag.removeprefix("--").partition("=")[::2] for flag in flags]
+    runs, options = [Run(folder) for folder in [*folders, *(value for name, value in pairs if name == "out_dir")]], {}
     allowed = {"y": (*MEANING, *(name for run in runs for name in run.others)), "x": AXES, "out": None}
-    for arg in args:
-        if arg.startswith("-"):
-            name, _, value = arg.removeprefix("--").partition("=")
-            if name not in allowed or not value:
-                raise UserError(f"{arg} is unknown: there are --y=NAME, --x=NAME and --out=PATH")
-            if allowed[name] and value not in allowed[name]:
-                raise UserError(f"--{name}={value} is unknown: it can be {', '.join(allowed[name])}")
-            options[name] = value
+    for name, value in pairs:
+        if name not in (*allowed, "out_dir") or not value:
+            raise UserError(f"--{name} is unknown or has no value: there are --y=NAME, --x=NAME and --out=PATH")
+        if allowed.get(name) and value not in allowed[name]:
+            raise UserError(f"--{name}={value} is unknown: it can be {', '.join(allowed[name])}")
+        options[name] = value
     if "out" in options and pathlib.Path(options["out"]).suffix not in SUFFIXES:
         raise UserError(f"--out={options['out']} must end in {', '.join(SUFFIXES)}")
     if not runs:

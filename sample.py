@@ -1,9 +1,9 @@
 """Sample text from a trained run, from GPT-2, or from any model like it in Hugging Face's format.
 
-    python sample.py --out_dir=out-shakespeare-char --num_samples=3
+    python sample.py out-shakespeare-char --num_samples=3
     python sample.py --init_from=gpt2-xl --start="What is the answer?" --temperature=0
-    python sample.py --out_dir=out --start=FILE:prompt.txt
-    python sample.py --out_dir=out --interactive=True
+    python sample.py out --start=FILE:prompt.txt
+    python sample.py out --interactive=True
 
 Every setting is a field of Settings; config files and --name=value flags set them (configurator.py).
 """
@@ -21,7 +21,6 @@ from typing import Literal
 from configurator import answer_help, configure
 from fusedgpt import settings
 
-ROOT = pathlib.Path(__file__).resolve().parent
 LINE = 32  # expected tokens of a typed prompt, because dtypes are timed before the user types one
 
 
@@ -60,11 +59,13 @@ ONLY_TRAINING = {
     if field.name not in {own.name for own in dataclasses.fields(Settings)}
 }
 
+PLACES = ("out_dir",)  # what an argument without a name sets
+
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job ignores Ctrl-C
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to save, so Ctrl-C ends the program at once
     # before PyTorch, which takes seconds to import
-    answer_help(Settings(), sys.argv[1:], __doc__, unused=ONLY_TRAINING)
+    answer_help(Settings(), sys.argv[1:], __doc__, unused=ONLY_TRAINING, places=PLACES)
 
 import torch
 
@@ -76,6 +77,7 @@ from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError, one_sentence, out_of_memory
 from fusedgpt.estimates import fits
 from fusedgpt.generation import engines, generate
+from fusedgpt.home import ROOT
 from fusedgpt.interchange import tokenizer_json
 from fusedgpt.machine import memory
 from fusedgpt.machine.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
@@ -278,4 +280,4 @@ def main(s: Settings) -> None:
 
 if __name__ == "__main__":
     with one_sentence(" Lower --num_samples or --max_new_tokens, or take a smaller model."):
-        main(configure(Settings(), sys.argv[1:], __doc__, ONLY_TRAINING))
+        main(configure(Settings(), sys.argv[1:], __doc__, ONLY_TRAINING, places=PLACES))

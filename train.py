@@ -16,11 +16,12 @@ import dataclasses
 import functools
 import gc
 import math
+import os
 import pathlib
 import time
 from collections.abc import Callable
 
-from configurator import adopt, answer_help, configure
+from configurator import adopt, answer_help, configure, separate
 from fusedgpt.attention.table import located
 from fusedgpt.settings import Settings, as_built, validate
 
@@ -38,6 +39,7 @@ from fusedgpt.data import dataset
 from fusedgpt.data.dataloader import DataLoader
 from fusedgpt.errors import TRAIN_WITH_LESS, UserError, one_sentence
 from fusedgpt.estimates import fits
+from fusedgpt.home import ROOT
 from fusedgpt.machine import determinism, files, memory, timing
 from fusedgpt.machine.device import autocast, graphs_compiled, require_no_accumulation, resolve_device, resolve_dtype
 from fusedgpt.machine.signals import catch_signals
@@ -53,7 +55,6 @@ from fusedgpt.training.step_results import StepResults
 from model import GPT, GPTConfig
 
 Say = Callable[[str], None]  # prints a line
-ROOT = pathlib.Path(__file__).resolve().parent
 
 
 def read_settings(args: list[str]) -> Settings:
@@ -66,6 +67,8 @@ def read_settings(args: list[str]) -> Settings:
         found = resume.earlier_config(s)
         return dataclasses.replace(adopt(Settings(), *found), out_dir=s.out_dir) if found else None
 
+    for folder in filter(os.path.isdir, separate(args)[0]):
+        raise UserError(f"{folder} is a folder: to train its run on, give --init_from=resume --out_dir={folder}")
     s = configure(Settings(), args, __doc__, earlier=earlier)
     return resume.where_to_start(dataclasses.replace(s, attention=located(s.attention)))
 

@@ -51,7 +51,7 @@ OFFLINE_BPE = ROOT.parent / "shared" / "data" / "tiktoken_cache"  # if it exists
 if OFFLINE_BPE.exists():
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(OFFLINE_BPE))
 
-NEEDED_BY = {f"{name}.py": ["tyro"] for name in ("train", "sample", "bench", "study", "tests/save_cost")}
+NEEDED_BY = {f"{name}.py": ["tyro"] for name in ("train", "sample", "export", "bench", "study", "tests/save_cost")}
 MEASURED_ONCE = functools.cache(flops.peak_flops)  # it takes a quarter of a second, as long as the rest of a small run
 TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, batch_size=4)
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)

@@ -143,7 +143,7 @@ def test_bad_input_is_one_sentence(small_run, tmp_path):
         (small_run, "--y=losses"): "can be loss, bits_per_byte, lr, grad_norm, tokens_per_s, memory",
         (small_run, "--x=steps"): "can be iterations, tokens, time",
         (small_run, "--out"): "--out is unknown",
-        (small_run, "--title=mine"): "--title=mine is unknown",
+        (small_run, "--title=mine"): "--title is unknown",
         (small_run, "--out=figure.doc"): "must end in .png",
     }.items():
         with pytest.raises(UserError, match=sentence):

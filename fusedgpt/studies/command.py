@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from configurator import configure, subclass
+from configurator import configure, separate, subclass
 from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError, shown
 from fusedgpt.settings import Settings, validate
@@ -80,16 +80,16 @@ def read(args: list[str], description: str) -> Request:
     `variants = {"small": dict(n_layer=2), "large": dict(n_layer=8)}`. Raises UserError for bad input.
     """
     unused = SET_BY_THE_STUDY | {"variants": "a config file names variants"}
-    files = [arg for arg in args if not arg.startswith("-")]
-    lists = [arg for arg in args if _varies(arg)]
-    plain = [arg for arg in args if arg not in lists]
+    files, flags = separate(args)
+    lists = [flag for flag in flags if _varies(flag)]
+    plain = [*files, *(flag for flag in flags if flag not in lists)]
     both = configure(settings_class()(), plain, description, unused)
     study, shared = (_part(kind, both) for kind in (StudySettings, Settings))
     shared = dataclasses.replace(shared, dry_run=False)
     axes = [axis for axis in (_named(file, shared) for file in files) if axis]
     axes += [_axis(flag, shared) for flag in lists if not flag.startswith("--seed=")]
     _require_different(axes)
-    _require_once(args)
+    _require_once(flags)
     seeds = [each["seed"] for flag in lists if flag.startswith("--seed=") for each in _axis(flag, shared).values()]
     variants = {
         ",".join(names): {k: v for axis, name in zip(axes, names) for k, v in axis[name].items()}
