@@ -35,6 +35,7 @@ if __name__ == "__main__" and "report" not in sys.argv[1:2]:
 
 from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import Tokenizer
+from fusedgpt.home import ROOT, SCRIPTS
 from fusedgpt.machine import files
 from fusedgpt.studies import design, outcomes, report, search, space, versions
 from fusedgpt.studies.database import without_password
@@ -42,7 +43,6 @@ from fusedgpt.studies.design import Design
 from fusedgpt.studies.progress import Progress, outlook
 from fusedgpt.studies.runner import Runner, Stopped, order
 
-ROOT = pathlib.Path(__file__).resolve().parent
 WORKING_TREE = "working tree"
 
 
@@ -63,7 +63,7 @@ def main(args: list[str]) -> None:
     if s.dry_run:
         return print(outlook(plan, folder, code, left, s.jobs))
     if s.search or s.storage:
-        search.run(request, plan, folder, ROOT, began + 60 * (s.max_minutes or math.inf))
+        search.run(request, plan, folder, SCRIPTS, began + 60 * (s.max_minutes or math.inf))
         with search.turn(folder):
             return conclude(folder, s.fail_unless)
     with files.lock(folder) as lock:
@@ -91,20 +91,20 @@ def plan_of(request: command.Request, line: str) -> tuple[Design, dict[str, path
         for meta in metas.values():
             Tokenizer(meta).byte_lengths()  # raises if a loss cannot be turned into bits per byte
     data = {f"{name}/{split}": digest for name, path in folders.items() for split, digest in digests(path, metas[name])}
-    how = dict(command=line, code=versions.digest(ROOT), data=data, threads=threads(s.jobs))
+    how = dict(command=line, code=versions.digest(SCRIPTS), data=data, threads=threads(s.jobs))
     if not s.against:
         plan = design.of(request, "search" if s.search else "grid", **how)
-        return plan, dict.fromkeys(plan.variants, ROOT)
+        return plan, dict.fromkeys(plan.variants, SCRIPTS)
     if any(request.variants.values()):
         raise UserError("--against compares two versions of the code: leave the settings the same, with one value each")
-    sha = versions.commit_of(ROOT, s.against)
-    there = versions.check_out(ROOT, sha, pathlib.Path(s.study_dir) / "code" / sha[:7])
+    sha = versions.commit_of(SCRIPTS, s.against)
+    there = versions.check_out(SCRIPTS, sha, pathlib.Path(s.study_dir) / "code" / sha[:7])
     shared = dataclasses.replace(request.shared, dataset=str(folders[request.shared.dataset]))  # data are not in git
     arms = {sha[:7]: {}, WORKING_TREE: {}}
     plan = design.of(dataclasses.replace(request, shared=shared, variants=arms), "against", **how)
-    weights = versions.initial_weights(there, ROOT, versions.flags_for(plan.settings | {"seed": plan.seeds[0]}))
+    weights = versions.initial_weights(there, SCRIPTS, versions.flags_for(plan.settings | {"seed": plan.seeds[0]}))
     plan.against = {"ref": s.against, "commit": sha, "initial_weights": weights}
-    return plan, {sha[:7]: there, WORKING_TREE: ROOT}
+    return plan, {sha[:7]: there, WORKING_TREE: SCRIPTS}
 
 
 def digests(folder: pathlib.Path, meta: dict) -> Iterator[tuple[str, str]]:

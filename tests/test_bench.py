@@ -271,6 +271,7 @@ def test_data_that_cannot_be_prepared_is_one_sentence(tmp_path, monkeypatch):
     script = tmp_path / "data" / "python_stdlib" / "prepare.py"
     script.parent.mkdir(parents=True)
     script.write_text("raise SystemExit('error: Read-only file system')")
-    monkeypatch.setattr(kinds, "ROOT", tmp_path)
+    for name in ("ROOT", "SCRIPTS"):
+        monkeypatch.setattr(kinds, name, tmp_path)
     with pytest.raises(UserError, match=rf"{script} failed, see above: run it with --out_dir=FOLDER, and give"):
         bench.main("ladder", ["--dataset=python_stdlib", "--device=cpu", f"--results={tmp_path}"])

@@ -26,6 +26,7 @@ from collections.abc import Callable
 
 import torch
 
+from fusedgpt import home
 from fusedgpt.errors import UserError
 from fusedgpt.machine.environment import environment
 from fusedgpt.machine.files import atomic, cannot_write, read_jsonl
@@ -107,7 +108,9 @@ class Settings:
 
 
 def folder(s: Settings, device: torch.device) -> pathlib.Path:
-    """Where the results of a campaign go. Raises UserError if there is no GPU to measure."""
+    """Where the results of a campaign go. Raises UserError if there is no clone, or no GPU to measure."""
+    if home.INSTALLED:
+        raise UserError("bench.py gpu also runs tests, which an installed package does not have: run it in a clone")
     if device.type != "cuda" and not s.rehearse:
         raise UserError(
             f"there is no GPU to measure: PyTorch {torch.__version__} finds {device.type} only. Install a PyTorch with"

@@ -14,11 +14,12 @@ import torch
 
 from fusedgpt.bench.options import Trained
 from fusedgpt.errors import UserError
+from fusedgpt.home import SCRIPTS
 from fusedgpt.machine.device import dtype_name, resolve_device, resolve_dtype
 from fusedgpt.machine.timing import summary
 from fusedgpt.runs.metrics import read_metrics, record_of
 
-TRAIN = pathlib.Path(__file__).resolve().parents[2] / "train.py"
+TRAIN = SCRIPTS / "train.py"
 WARM_UP = 5  # first steps that do not count, as in train.py
 
 # defaults of train.py's settings in benchmarks, if they differ from train.py's own

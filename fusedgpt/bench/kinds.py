@@ -9,18 +9,18 @@ import statistics
 import subprocess
 import sys
 
-from configurator import adopt, configure, subclass
+from configurator import adopt, configure, separate, subclass
 from fusedgpt import settings
 from fusedgpt.attention.functions import digest
 from fusedgpt.attention.table import is_own
 from fusedgpt.bench import anatomy, check, child, ladder, max_batch, numerics, peers, plan, prefill, rows, sweep
 from fusedgpt.bench.options import EACH_ROW_NAMES_IT, EARLIER, admitted
 from fusedgpt.errors import UserError
+from fusedgpt.home import ROOT, SCRIPTS
 from fusedgpt.machine import files, memory, timing
 from fusedgpt.machine.device import resolve_device
 from fusedgpt.machine.environment import environment, machine_state
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
 KINDS |= {"peers": peers, "anatomy": anatomy}
 TAKE_SETTINGS = KINDS | {"plan": plan}
@@ -48,7 +48,7 @@ def unused_settings(name: str) -> dict[str, str]:
 def read_settings(name: str, args: list[str], description: str = ""):
     """(settings, device) of the kind `name`: defaults for this machine, then config files, then flags."""
     kind, unused = KINDS[name], unused_settings(name)
-    names_own_kernel = any(arg.startswith("--attention=") and is_own(arg) for arg in args)
+    names_own_kernel = any(flag.startswith("--attention=") and is_own(flag) for flag in separate(args)[1])
     if names_own_kernel and unused.get("attention") == EACH_ROW_NAMES_IT:
         del unused["attention"]
     asked = [arg for arg in args if arg not in ("-h", "--help")]
@@ -81,7 +81,7 @@ def measure(name: str, args: list[str], s, device, plan: list[dict], folder: pat
     """Measure those rows of `plan` that `folder` lacks. name: their kind; args: for the header's command."""
     kind = KINDS[name]
     if kind.TRAINS and s.dataset == "python_stdlib" and not (ROOT / "data" / s.dataset / "meta.json").exists():
-        prepare = ROOT / "data" / s.dataset / "prepare.py"
+        prepare = SCRIPTS / "data" / s.dataset / "prepare.py"
         if subprocess.run([sys.executable, prepare], check=False).returncode:  # the checkout may be read-only
             raise UserError(f"{prepare} failed, see above: run it with --out_dir=FOLDER, and give --dataset=FOLDER")
     machine = environment(device) | {"date": datetime.date.today().isoformat()}

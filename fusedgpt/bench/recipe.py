@@ -14,10 +14,10 @@ import time
 from fusedgpt.bench import child
 from fusedgpt.data import dataset
 from fusedgpt.errors import UserError
+from fusedgpt.home import ROOT
 from fusedgpt.machine.environment import commit
 from fusedgpt.machine.timing import summary
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 # config/train_shakespeare_char.py with the flags of nanoGPT's README, where it runs for 2000 iterations
 RECIPE = dict(device="cpu", compile=False, gradient_accumulation_steps=1, batch_size=12, block_size=64)
 RECIPE |= dict(n_layer=4, n_head=4, n_embd=128, dropout=0.0, learning_rate=0.001, min_lr=0.0001, beta2=0.99)

@@ -19,11 +19,11 @@ from fusedgpt.attention.table import located
 from fusedgpt.bench import child, contenders
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError, one_sentence
+from fusedgpt.home import SCRIPTS
 from fusedgpt.machine import memory, timing
 from fusedgpt.machine.device import autocast, dtype_name, resolve_compile, resolve_device, resolve_dtype
 from fusedgpt.machine.environment import commit
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 # largest relative difference of a loss from ours in float32. For GPT-2 124M the difference is 2e-7 in float32, 1e-4 in
 # bfloat16, and 6e-3 without a causal mask
 ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 3e-3}
@@ -40,7 +40,7 @@ def run(part: str, peer: str, s: Any, device: torch.device) -> dict:
     asked["nanogpt"] = str(pathlib.Path(s.nanogpt).resolve())
     # -B: write no bytecode into nanoGPT's folder
     command = [sys.executable, "-B", "-m", __spec__.name, json.dumps([part, peer, asked])]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=SCRIPTS, capture_output=True, text=True, check=False)
     if done.returncode:
         raise child.error_of(done, peer)
     answer = json.loads(done.stdout.splitlines()[-1])  # nanoGPT prints lines before it

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from fusedgpt import home
 from fusedgpt.data.tokenizer import GPT2, Tokenizer, end_of_text, vocabulary
 from fusedgpt.errors import UserError, first_line, shown
 
@@ -30,8 +31,12 @@ def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
     for folder in (root / "data" / str(dataset), pathlib.Path(str(dataset))):
         if dataset and os.path.isdir(folder):
             return folder
-    there = ", ".join(sorted(f.parent.name for f in (root / "data").glob("*/prepare.py")))
-    raise UserError(f"dataset={shown(str(dataset))} is no folder: name one of data/ ({there}), or the path of another")
+    there = sorted(f.parent.name for f in (home.SCRIPTS / "data").glob("*/prepare.py"))
+    if dataset in there:  # in a clone, its folder is there before it is prepared
+        raise UserError(f"dataset={dataset} has no data here: run fusedgpt prepare {dataset}")
+    raise UserError(
+        f"dataset={shown(str(dataset))} is no folder: name one of data/ ({', '.join(there)}), or the path of another"
+    )
 
 
 # the meta of a folder whose bins are being replaced: some may be new and some old

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from fusedgpt import home
 from fusedgpt.data import make_tokenizer
 from fusedgpt.data.corpus import Corpus, Files, require_readable
 from fusedgpt.data.dataset import UNFINISHED
@@ -28,13 +29,13 @@ FEWEST_TOKENS = 2  # one to predict, and one to predict it from
 
 
 def parser(script: str, description: str) -> argparse.ArgumentParser:
-    """The argument parser of a prepare script. `.input` is a list of paths; `.out_dir` defaults to its folder."""
+    """The argument parser of a prepare script. `.input` is a list of paths; see home.data_folder for `.out_dir`."""
     parser = argparse.ArgumentParser(description=description)
     take = {"type": _path, "metavar": "PATH"}
     parser.add_argument("--input", action="extend", nargs="+", default=[], **take, help="local text to use")
     parser.add_argument("input", action="extend", nargs="*", **take, help="the same as --input")
-    here = pathlib.Path(script).resolve().parent
-    parser.add_argument("--out_dir", type=_path, metavar="DIR", default=here, help="default: %(default)s")
+    default = home.data_folder(script)
+    parser.add_argument("--out_dir", type=_path, metavar="DIR", default=default, help="default: %(default)s")
     return parser
 
 
@@ -55,7 +56,7 @@ def one_input(args: argparse.Namespace) -> pathlib.Path | None:
 
 def beside(script: str) -> pathlib.Path | None:
     """The input.txt beside a script, if there is one: nanoGPT's users put their text there."""
-    path = pathlib.Path(script).resolve().with_name("input.txt")
+    path = home.data_folder(script) / "input.txt"
     if not path.is_file():
         return None
     print(f"reading {path}, which is beside this script; --input=PATH takes another text")

@@ -9,6 +9,7 @@ import sys
 
 import torch
 
+from fusedgpt import home
 from fusedgpt.machine.device import cpu_multiplies_bfloat16
 
 # columns to query from nvidia-smi
@@ -23,7 +24,8 @@ def environment(device: torch.device) -> dict:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
-        "commit": commit(os.path.dirname(os.path.abspath(__file__))) or os.environ.get("FUSEDGPT_COMMIT"),
+        # an installed package may lie in a repository of its user's
+        "commit": (None if home.INSTALLED else commit(home.SCRIPTS)) or os.environ.get("FUSEDGPT_COMMIT"),
     }
     if device.type == "cuda":
         found |= {"cuda": torch.version.cuda or f"ROCm {torch.version.hip}", "cudnn": torch.backends.cudnn.version()}

@@ -1,0 +1,82 @@
+"""The command `fusedgpt`: the scripts by their names, in any folder.
+
+    fusedgpt train config/quickstart.py              as python train.py config/quickstart.py
+    fusedgpt prepare python_stdlib                   as python data/python_stdlib/prepare.py
+    torchrun --nproc_per_node=8 -m fusedgpt train    as torchrun --nproc_per_node=8 train.py
+
+A config file that is not in the current folder is taken from the project.
+"""
+
+import ast
+import difflib
+import pathlib
+import runpy
+import sys
+
+from fusedgpt import home
+from fusedgpt.errors import UserError, one_sentence
+
+COMMANDS = ("train", "sample", "plot", "export", "study", "bench", "harness", "convert")  # each is a script
+
+
+def data_sets() -> dict[str, pathlib.Path]:
+    """The prepare scripts by the names of their data sets."""
+    return {path.parent.name: path for path in sorted((home.SCRIPTS / "data").glob("*/prepare.py"))}
+
+
+def about(script: pathlib.Path) -> str:
+    """The first paragraph of a script's docstring, as one line. The script does not run."""
+    text = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    return " ".join(text.partition("\n\n")[0].split())
+
+
+def _help():
+    lines = [__doc__, "Each command takes --help.", ""]
+    lines += ["  prepare   Make a data set: fusedgpt prepare NAME, where NAME is one of"]
+    lines += [f"    {name:<18}{about(path)}" for name, path in data_sets().items()]
+    lines += [f"  {name:<10}{about(home.SCRIPTS / f'{name}.py')}" for name in COMMANDS]
+    return "\n".join(lines)
+
+
+def _require(name, known, what):
+    """Raise UserError unless `name` is among the names `known`. what: what they name."""
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it can be {', '.join(known)}"
+        raise UserError(f"there is no {what} {name!r}: {hint}")
+
+
+def script_of(args: list[str]) -> tuple[pathlib.Path, list[str]]:
+    """The script that `args` name, and the arguments for it. Raises UserError for an unknown name."""
+    command, *rest = args
+    _require(command, ("prepare", *COMMANDS), "command")
+    if command != "prepare":
+        return home.SCRIPTS / f"{command}.py", [_here_or_ours(arg) for arg in rest]
+    name, *rest = rest or [""]
+    _require(name, data_sets(), "data set")
+    return data_sets()[name], rest
+
+
+def _here_or_ours(arg):
+    """`arg`, or the path of the project's own file if `arg` names a config file that is not here."""
+    if arg.startswith("-") or not arg.endswith(".py") or pathlib.Path(arg).exists():
+        return arg
+    if not (ours := home.SCRIPTS / arg).is_file():
+        return arg
+    print(f"there is no {arg} here: taking {ours}", file=sys.stderr)
+    return str(ours)
+
+
+def main() -> None:
+    """Run the script that the command line names, as `python SCRIPT` would. Without a command, print the help."""
+    with one_sentence():
+        if not sys.argv[1:] or sys.argv[1] in ("-h", "--help") or sys.argv[1:] == ["prepare", "--help"]:
+            sys.exit(print(_help()))
+        script, args = script_of(sys.argv[1:])
+    sys.argv = [str(script), *args]
+    sys.path[: 0 if sys.flags.safe_path else 1] = [str(script.parent)]  # as Python does for a script
+    runpy.run_path(str(script), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""Where the scripts are, and where data sets go: in a clone, and if the package was installed without one."""
+
+import pathlib
+
+_IN_A_WHEEL = pathlib.Path(__file__).resolve().parent / "scripts"  # pyproject.toml puts the top of a clone there
+INSTALLED = _IN_A_WHEEL.is_dir()  # an editable install is a clone too
+# the folder with train.py and the other scripts, config/, eval/ and data/*/prepare.py
+SCRIPTS = _IN_A_WHEEL if INSTALLED else _IN_A_WHEEL.parents[1]
+# data sets are in ROOT/data: a clone keeps them, whatever the current folder is. Installed files are not to be written
+# to, so there it is the current folder
+ROOT = pathlib.Path() if INSTALLED else SCRIPTS
+
+
+def data_folder(script: str) -> pathlib.Path:
+    """The folder for the data of a prepare script, the path `script`: its own, or data/NAME here if installed."""
+    own = pathlib.Path(script).resolve().parent
+    return ROOT / own.relative_to(SCRIPTS) if own.is_relative_to(SCRIPTS) else own
