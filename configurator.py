@@ -3,7 +3,9 @@
     python train.py config/train_shakespeare_char.py --batch_size=32
 
 A config file is Python code that assigns to settings. Files and flags pass the same checks. tyro reads the values and
-writes the help.
+writes the help. A script that executes the text of this file, as nanoGPT's do, gets both applied to its globals:
+
+    exec(open("configurator.py").read())
 """
 
 import contextlib
@@ -14,15 +16,18 @@ import io
 import os
 import re
 import runpy
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fusedgpt.aliases import VALUES, settings_called
 from fusedgpt.errors import UserError, first_line, one_sentence, shown
 
 COMMAND_LINE = "the command line"
 LARGEST = 2**63 - 1  # the largest whole number of PyTorch and numpy
+PLAIN = (types.NoneType, bool, int, float, str)  # types of settings
 
 
 def configure(
@@ -45,6 +50,7 @@ def configure(
     missing or fails.
     """
     unnamed, flags = separate(args)
+    _require_dashes(unnamed, defaults)
     files = [arg for arg in unnamed if not places or arg.endswith(".py")]
     flags = [*_placed([arg for arg in unnamed if arg not in files], places), *flags]
     settings, assigned = defaults, []
@@ -58,8 +64,9 @@ def configure(
         if name in unused:
             raise UserError(f"{COMMAND_LINE}: --{name} has no effect here: {unused[name]}")
         if not equals:
-            _field(settings, name, COMMAND_LINE)
-            raise UserError(f"{flag} has no value: flags are written --name=value, as in --{name}=True")
+            field = _field(settings, name, COMMAND_LINE)
+            value = True if bool in (field.type, *typing.get_args(field.type)) else getattr(settings, name)
+            raise UserError(f"{flag} has no value: flags are written --name=value, as in --{name}={value}")
         settings = _set(settings, name, text, COMMAND_LINE)
         assigned.append((name, text, COMMAND_LINE))
     if (base := earlier(settings)) is not None:
@@ -87,6 +94,14 @@ def separate(args: list[str]) -> tuple[list[str], list[str]]:
         elif not arg.startswith("-"):
             unnamed.append(arg)
     return unnamed, flags
+
+
+def _require_dashes(unnamed, settings):
+    """Raise UserError for name=value without dashes, or with the dashes that word processors put in their place."""
+    for arg in unnamed:
+        flag = arg.lstrip("\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}")
+        if flag.partition("=")[0] in vars(settings):
+            raise UserError(f"{arg} has no name: flags begin with two plain dashes: --{flag}")
 
 
 def _placed(values, places):
@@ -118,7 +133,10 @@ def _assignments(file, settings):
     """The settings that a config file assigns. It may have functions, modules and _names of its own."""
     if not os.path.isfile(file):
         there = "is no regular file" if os.path.exists(file) else "does not exist"
-        raise UserError(f"config file {file} {there}; flags are written --name=value")
+        path = file.replace("\\", "/")
+        near = [path for path in (path, f"{path}.py", f"config/{path}", f"config/{path}.py") if os.path.isfile(path)]
+        hint = f": did you mean {near[0]}?" if near else "; flags are written --name=value"
+        raise UserError(f"config file {file} {there}{hint}")
     so_far = dataclasses.asdict(settings)
     try:
         found = runpy.run_path(file, init_globals=so_far)
@@ -142,7 +160,7 @@ def _set(settings, name, value, where):
     except ImportError:  # tyro is missing; the value may be fine
         raise
     except (Exception, SystemExit) as error:  # a file's value may have methods that raise anything
-        raise UserError(f"{refused} {_allowed(field.type)}") from error
+        raise UserError(f"{refused} {_allowed(field.type)}{_meant(str(value), field)}") from error
     if isinstance(new, int) and abs(new) > LARGEST:
         raise UserError(f"{refused} whole numbers below 2**63")
     if isinstance(new, str) and "\0" in new:
@@ -165,10 +183,22 @@ def _read(text, field):
     return getattr(read, field.name)
 
 
+def _meant(text, field):
+    """A question with the value that `text` may stand for, such as float16 if it is fp16; empty if there is none."""
+    guesses = [VALUES.get(text.lower()), text.strip("'\" "), text.lower(), text.capitalize()]
+    with contextlib.suppress(ValueError, OverflowError):  # 1e3 and 1,000 for a whole number
+        guesses += [str(int(number))] if (number := float(text.replace(",", ""))).is_integer() else []
+    for guess in guesses:
+        with contextlib.suppress(ValueError):
+            if guess not in (None, text):
+                return f": did you mean {field.name}={_read(guess, field)}?"
+    return ""
+
+
 def _field(settings, name, where):
     fields = {f.name: f for f in dataclasses.fields(settings)}
     if name not in fields:
-        near = difflib.get_close_matches(name, fields, n=1)
+        near = settings_called(name, fields) or difflib.get_close_matches(name, fields, n=1)
         hint = f"did you mean {near[0]}?" if near else "--help lists every setting"
         if where != COMMAND_LINE:
             hint += " (begin a name that is not a setting with _)"
@@ -210,6 +240,19 @@ def subclass(fields: list[tuple], *bases: type) -> type:
     return made
 
 
+def apply(names: dict[str, Any], args: list[str]) -> None:
+    """Change those of a script's globals `names` that config files and flags in `args` set, as nanoGPT does.
+
+    A setting is a global of a plain type whose name does not begin with _. It keeps its type, unless it is None.
+    Raises UserError as `configure` does.
+    """
+    own = {"COMMAND_LINE", "LARGEST"}  # of this file, which put them among the script's
+    values = {k: v for k, v in names.items() if type(v) in PLAIN and not k.startswith("_") and k not in own}
+    kinds = {types.NoneType: typing.Union[PLAIN]}  # noqa: UP007 (a tuple of types)
+    fields = [(k, kinds.get(type(v), type(v)), dataclasses.field(default=v)) for k, v in values.items()]
+    names |= vars(configure(dataclasses.make_dataclass("Settings", fields)(), args, ""))
+
+
 def _print_help(settings, description):
     import tyro
 
@@ -221,3 +264,8 @@ def _plain():
     import tyro
 
     return (tyro.conf.FlagConversionOff,)  # --flag=True, not --flag and --no-flag
+
+
+if __name__ != "configurator":  # another script executes the text of this file
+    with one_sentence():
+        apply(globals(), sys.argv[1:])

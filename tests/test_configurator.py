@@ -3,15 +3,17 @@
 import dataclasses
 import importlib
 import os
+import subprocess
+import sys
 from typing import Literal
 
 import pytest
 
 import sample
 import train
-from configurator import configure
+from configurator import configure, separate
 from fusedgpt.errors import UserError
-from tests.conftest import ROOT, script
+from tests.conftest import ROOT, fails, script, sentence
 
 pytest.importorskip("tyro")
 
@@ -67,6 +69,102 @@ def test_flags_are_read(flag, name, value):
 
 
 @pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        # as --help prints it, and as other tools take it
+        (("--steps", "3", "--rate", "-1"), Settings(steps=3, rate=-1.0)),
+        (("--quick", "True", "--name", "two words"), Settings(quick=True, name="two words")),
+        (("-steps=3", "--na-me=x"), "there is no setting 'na_me': did you mean name?"),
+        (("--quick", "--steps=3"), "--quick has no value: flags are written --name=value, as in --quick=True"),
+        (("--name", "-x"), "--name has no value: flags are written --name=value, as in --name=x"),
+        (("--rate",), "--rate has no value: flags are written --name=value, as in --rate=0.1"),
+        (("--quick", str(ROOT / "config/quickstart.py")), "--quick has no value before .*: name config files first"),
+        (("steps=3",), "steps=3 has no name: flags begin with two plain dashes: --steps=3"),
+        (("—steps=3",), "—steps=3 has no name: flags begin with two plain dashes: --steps=3"),
+    ],
+)
+def test_a_flag_may_be_apart_from_its_value(written, meant):
+    if isinstance(meant, Settings):
+        assert parse(*written) == meant
+    else:
+        with pytest.raises(UserError, match=meant):
+            parse(*written)
+
+
+def test_arguments_without_names_set_places(tmp_path):
+    config = tmp_path / "c.py"
+    config.write_text("steps = 3")
+    both = ("name", "size")
+    assert configure(Settings(), ["a", str(config), "7"], "", places=both) == Settings(steps=3, name="a", size=7)
+    assert configure(Settings(), ["--name=b", "a"], "", places=both[:1]).name == "b"  # flags count more
+    with pytest.raises(UserError, match="'8' is one argument too many"):
+        configure(Settings(), ["a", "7", "8"], "", places=both)
+    assert separate(["a", "--x-y", "1", "-h", "b", "--z"]) == (["a", "b"], ["--x_y=1", "--z"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [
+        ("--kernel=FLASH", "kernel=flash"),
+        ("--kernel='flash'", "kernel=flash"),  # cmd.exe leaves quotes where they are
+        ("--compile=false", "compile=False"),
+        ("--quick=1", "quick=True"),
+        ("--steps=1e3", "steps=1000"),
+        ("--steps=1,000", "steps=1000"),
+        ("--size=none", "size=None"),
+        ("--steps=2.5", None),
+        ("--no_quick=True", "quick=False"),
+    ],
+)
+def test_what_was_meant_is_named(flag, meant):
+    with pytest.raises(UserError) as raised:
+        parse(flag)
+    assert str(raised.value).partition("did you mean ")[2] == (f"{meant}?" if meant else "")
+
+
+NANOGPTS = """
+n_layer = 12
+learning_rate = 6e-4
+compile = True
+out_dir = 'out'
+resume_from = None
+_private = 5
+config_keys = [k for k,v in globals().items() if not k.startswith('_') and isinstance(v, (int, float, bool, str))]
+exec(open('configurator.py').read()) # overrides from command line or config file
+config = {k: globals()[k] for k in config_keys} # will be useful for logging
+print(config, resume_from)
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "{'n_layer': 12, 'learning_rate': 0.0006, 'compile': True, 'out_dir': 'out'} None\n"),
+        (
+            ["CONFIG", "--compile=False", "--resume_from=5", "--n_layer=3"],
+            "{'n_layer': 3, 'learning_rate': 1.0, 'compile': False, 'out_dir': 'out-x'} 5\n",
+        ),
+        (["--n_layers=3"], "there is no setting 'n_layers': did you mean n_layer?"),
+        (["--n_layer=2.5"], "n_layer='2.5' is not allowed: it takes a whole number"),
+        (["--LARGEST=5"], "there is no setting 'LARGEST'"),  # a name of configurator.py
+        (["--_private=6"], "there is no setting '_private'"),
+        (["absent.py"], "config file absent.py does not exist"),
+    ],
+)
+def test_a_script_that_executes_the_text_is_configured(args, said, tmp_path):
+    # nanoGPT's train.py, sample.py and bench.py do: every flag and file used to be ignored in silence
+    config, mine = tmp_path / "c.py", tmp_path / "mine.py"
+    config.write_text("import time\nn_layer = 2 * 2\nlearning_rate = 1\nout_dir = 'out-' + 'x'")
+    mine.write_text(NANOGPTS)
+    args = [str(config) if arg == "CONFIG" else arg for arg in args]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    how = dict(cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, mine, *args], **how)
+    assert done.returncode == (0 if said.startswith("{") else 1)
+    assert done.stdout == said if said.startswith("{") else said in sentence(done.stderr)
+
+
+@pytest.mark.parametrize(
     ("flag", "message"),
     [
         ("--stepz=5", "the command line: there is no setting 'stepz': did you mean steps?"),
@@ -79,7 +177,9 @@ def test_flags_are_read(flag, name, value):
         ("--kernel=flsh", "the command line: kernel='flsh' is not allowed: it takes 'manual' or 'flash'"),
         ("--size=big", "the command line: size='big' is not allowed: it takes a whole number or None"),
         ("config.py", "config file config.py does not exist"),
-        ("steps=5", "config file steps=5 does not exist; flags are written --name=value"),
+        ("x=5", "config file x=5 does not exist; flags are written --name=value"),
+        ("quickstart", "config file quickstart does not exist: did you mean config/quickstart.py?"),
+        (r"config\quickstart", r"config file config\quickstart does not exist: did you mean config/quickstart.py?"),
         ("/", "config file / is no regular file; flags are written --name=value"),
         # these used to reach PyTorch and end in an OverflowError or a RuntimeError
         (f"--steps={2**63}", f"the command line: steps='{2**63}' is not allowed: it takes whole numbers below 2**63"),
