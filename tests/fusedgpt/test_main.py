@@ -1,0 +1,75 @@
+"""The command fusedgpt: which script it runs, and how it refuses. tests/test_wheel.py runs it without a clone."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fusedgpt import __main__ as command
+from fusedgpt import home
+from fusedgpt.errors import UserError
+from tests.conftest import ROOT
+
+
+def test_every_script_has_a_command():
+    # convert.py and harness.py are easily forgotten
+    scripts = {path.stem for path in ROOT.glob("*.py") if '__name__ == "__main__"' in path.read_text(encoding="utf-8")}
+    assert set(command.COMMANDS) == scripts
+    for name in command.COMMANDS:
+        assert command.script_of([name, "a", "--b=c"]) == (ROOT / f"{name}.py", ["a", "--b=c"])
+    assert command.script_of(["prepare", "text", "a.txt"]) == (ROOT / "data" / "text" / "prepare.py", ["a.txt"])
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["trian"], "there is no command 'trian': did you mean train?"),
+        (["xyz"], "there is no command 'xyz': it can be prepare, train, "),
+        (["prepare", "shakespere"], "there is no data set 'shakespere': did you mean shakespeare?"),
+        (["prepare"], "there is no data set '': it can be fineweb, openwebtext, "),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(args, sentence):
+    with pytest.raises(UserError) as refused:
+        command.script_of(args)
+    assert str(refused.value).startswith(sentence)
+
+
+def test_a_config_file_is_taken_from_here_before_the_projects(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ours = str(ROOT / "config" / "quickstart.py")
+    assert command.script_of(["train", "config/quickstart.py"])[1] == [ours]
+    assert capsys.readouterr().err == f"there is no config/quickstart.py here: taking {ours}\n"
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "quickstart.py").touch()
+    unchanged = ["config/quickstart.py", "config/no_such.py", "out-quickstart", "--attention=a.py"]
+    assert command.script_of(["train", *unchanged])[1] == unchanged
+    assert capsys.readouterr().err == ""
+
+
+def test_help_has_a_line_for_each_command_and_is_quick():
+    code = "import sys; from fusedgpt.__main__ import main; sys.argv = ['fusedgpt', '--help']\ntry: main()\n"
+    code += "finally: assert not {'torch', 'numpy'} & set(sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lines = said.splitlines()
+    for name in ("prepare", *command.COMMANDS, *command.data_sets()):
+        assert sum(line.startswith((f"  {name} ", f"    {name} ")) for line in lines) == 1, name
+
+
+def test_a_script_runs_as_python_would_run_it(tmp_path):
+    # arguments, exit status and the sentence pass through
+    how = {"capture_output": True, "text": True, "cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
+    done = subprocess.run([sys.executable, "-m", "fusedgpt", "plot", "no such run"], check=False, **how)
+    alone = subprocess.run([sys.executable, ROOT / "plot.py", "no such run"], check=False, **how)
+    assert (done.returncode, done.stdout, done.stderr) == (1, alone.stdout, alone.stderr)
+    assert "no such run" in done.stderr
+
+
+def test_data_go_beside_their_script_in_a_clone_and_here_without_one(tmp_path, monkeypatch):
+    script = str(ROOT / "data" / "text" / "prepare.py")
+    assert home.data_folder(script) == ROOT / "data" / "text" and home.SCRIPTS == home.ROOT == ROOT
+    own = tmp_path / "mine" / "prepare.py"
+    assert home.data_folder(str(own)) == tmp_path / "mine"
+    monkeypatch.setattr(home, "ROOT", type(tmp_path)())  # as in an installed package
+    assert home.data_folder(script).parts == ("data", "text") and home.data_folder(str(own)) == tmp_path / "mine"
