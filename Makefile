@@ -8,6 +8,11 @@ BIN := $(VENV)/bin
 # Dead workers are not restarted, because pytest-xdist 3.8 may then wait for ever (its issue 1378).
 PYTEST := $(BIN)/python -m pytest --timeout=600 --max-worker-restart=0 --dist loadfile
 
+# PyTorch comes first, so that pip takes the build it would take without hashes: one for CPUs if an index has it
+# (CONTRIBUTING.md). It comes again at the end for what a build for CUDA needs beside it.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+TORCH = $$(grep -o '^torch==[0-9.]*' requirements.lock)
+
 .PHONY: setup quickstart eval test test-avx2 faults lowering lint gpu
 
 setup: $(VENV)/.installed
@@ -15,7 +20,9 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(PIP) --no-deps $(TORCH)
+	$(PIP) --no-deps --require-hashes -r requirements.lock
+	$(PIP) $(TORCH)
 	touch $@
 
 # An interrupted run continues. A finished run is only evaluated, drawn and sampled again.
@@ -55,7 +62,7 @@ faults: setup
 # because PyTorch's build for CPUs does not need it
 TRITON := $(VENV)/triton
 lowering: setup
-	@test -d $(TRITON)/triton || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TRITON) triton==3.7.0 || { echo 'Triton cannot be installed here: the tests skip, except in CI'; test -z "$$CI"; }
+	@test -d $(TRITON)/triton || $(PIP) --no-deps --target $(TRITON) triton==3.7.0 || { echo 'Triton cannot be installed here: the tests skip, except in CI'; test -z "$$CI"; }
 	PYTHONPATH=$(TRITON) $(PYTEST) -rs -n 2 tests/lowering
 
 lint: setup
