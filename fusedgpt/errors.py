@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+from fusedgpt import INSTALL
+
 SHORT = reprlib.Repr()
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxlong, SHORT.maxother = 3, 180, 180, 180
 
@@ -72,7 +74,8 @@ def _open_closed_streams():
 def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
     """End the script with one sentence, status 1 and no traceback on a UserError, an OSError, or if memory runs out.
 
-    The same holds for a warning that `python -W error` raises, and for a file name that the locale cannot encode.
+    The same holds for a package that is missing, for a warning that `python -W error` raises, and for a file name that
+    the locale cannot encode.
     if_memory_is_full: advice to print if memory runs out. From here on, characters that the console cannot show, such
     as a lone surrogate, are shown as escapes. Files and pipes get each line at once, so that both streams stay in
     order. Closed streams, which a service may have, become /dev/null.
@@ -90,6 +93,10 @@ def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
         sys.exit(128 + signal.SIGINT)
     except (UserError, OSError) as error:
         sys.exit("error: " + " ".join(line.strip() for line in str(error).splitlines()))
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.partition(".")[0] in ("configurator", "fusedgpt", "model"):
+            raise
+        sys.exit(f"error: {sys.executable} has no package {error.name}: {INSTALL}")
     except UnicodeEncodeError as error:
         if sys.getfilesystemencoding() == "utf-8":
             raise

@@ -6,7 +6,18 @@ import sys
 import pytest
 
 from fusedgpt.errors import UserError, first_line, one_sentence, shown
-from tests.conftest import fails, script
+from tests.conftest import fails, script, sentence
+
+# runs a script as if a package were not installed
+WITHOUT = """
+import importlib.util, runpy, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name: None if name == "{package}" else find(name)
+sys.modules["{package}"] = None
+sys.argv = sys.argv[1:]
+sys.path[0] = "."
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def test_full_memory_is_one_sentence():
@@ -72,6 +83,30 @@ def test_a_panic_of_rust_is_one_sentence(capsys):
     said = r"error: a package failed, most likely at a damaged tokenizer\.json: chunk size"
     with pytest.raises(SystemExit, match=said), one_sentence():
         pre_tokenizers.FixedLength(0).pre_tokenize_str("ab")
+
+
+@pytest.mark.parametrize("package", ["torch", "numpy"])
+@pytest.mark.parametrize(
+    "name", ["train.py", "plot.py", "study.py", "fusedgpt/__main__.py", "data/shakespeare/prepare.py"]
+)
+def test_without_the_environment_a_script_says_how_to_get_it(name, package, tmp_path):
+    # "python train.py" before "source .venv/bin/activate" was a traceback that ended in No module named 'torch'
+    prefix = [sys.executable, "-c", WITHOUT.format(package=package)]
+    done = script(name, prefix=prefix, check=False)
+    assert f"has no package {package}: " in sentence(done.stderr)
+    assert any(remedy in done.stderr for remedy in ("bin/activate", "make setup"))
+
+
+def test_a_package_that_is_missing_is_one_sentence(capsys):
+    with pytest.raises(SystemExit, match=r"has no package absent: (activate|install)"), one_sentence():
+        raise ModuleNotFoundError("No module named 'absent'", name="absent")
+    with pytest.raises(ModuleNotFoundError), one_sentence():  # a mistake of ours
+        raise ModuleNotFoundError("No module named 'fusedgpt.absent'", name="fusedgpt.absent")
+
+
+def test_an_old_python_is_named():
+    code = "import sys; sys.version_info = (3, 8, 18); import fusedgpt"
+    assert "and 3.11 or newer is needed" in sentence(script("-c", code, check=False).stderr)
 
 
 def test_anything_can_be_shown():
