@@ -102,6 +102,8 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
     """The model and its tokenizer. Raises UserError if either is missing, or if they do not fit each other."""
     changes = {"activation": s.activation} if s.activation else {}
     if s.init_from != "resume":
+        if run_folder.checkpoints(s.init_from):
+            raise UserError(f"{s.init_from} is a run: name it with --out_dir={s.init_from} and --init_from=resume")
         model, meta = GPT.from_pretrained(s.init_from, changes), tokenizer_json.read_meta(s.init_from)
         print(f"sampling from {s.init_from}")
     else:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 from configurator import adopt, answer_help, configure, separate
 from fusedgpt.attention.table import located
-from fusedgpt.settings import Settings, as_built, validate
+from fusedgpt.settings import Settings, as_built, require_learning, validate
 
 if __name__ == "__main__":
     answer_help(Settings(), sys.argv[1:], __doc__)  # before PyTorch, which takes seconds to import
@@ -64,12 +64,16 @@ def read_settings(args: list[str]) -> Settings:
     """
 
     def earlier(s):
-        found = resume.earlier_config(s)
+        found.extend(resume.earlier_config(s) or ())
         return dataclasses.replace(adopt(Settings(), *found), out_dir=s.out_dir) if found else None
 
-    for folder in filter(os.path.isdir, separate(args)[0]):
+    found, (unnamed, flags) = [], separate(args)
+    for folder in filter(os.path.isdir, unnamed):
         raise UserError(f"{folder} is a folder: to train its run on, give --init_from=resume --out_dir={folder}")
     s = configure(Settings(), args, __doc__, earlier=earlier)
+    if found and not any(flag.startswith("--lr_decay_iters=") for flag in flags):
+        s = resume.prolonged(s, found[0])
+    resume.require_right_flag(s)
     return resume.where_to_start(dataclasses.replace(s, attention=located(s.attention)))
 
 
@@ -209,6 +213,7 @@ def join(s: Settings) -> tuple[Settings, distributed.Ranks, torch.device]:
     Raises UserError if a setting is invalid, the device is absent, or another process does not connect.
     """
     validate(s)
+    require_learning(s)
     ranks = distributed.ranks(s.parallel, s.shard_size, s.timeout)
     ranks.micro_steps(s.gradient_accumulation_steps)  # raises before any rank waits for another
     device = resolve_device(s.device, ranks.local_rank)
@@ -221,6 +226,18 @@ def join(s: Settings) -> tuple[Settings, distributed.Ranks, torch.device]:
     return s, ranks, device
 
 
+def require_data(folder: pathlib.Path, meta: dict, name: str) -> None:
+    """Raise UserError if a bin is missing or damaged. If no data set was named, the message names the quick start."""
+    try:
+        for split in dataset.SPLITS:
+            dataset.TokenFile(folder, split, meta)
+    except UserError as error:
+        if name != Settings.dataset:
+            raise
+        quick = "python data/python_stdlib/prepare.py && python train.py config/quickstart.py"
+        raise UserError(f"{error}; for a first run on a small data set: {quick}") from error
+
+
 def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: Logger) -> Run:
     """The run that `s` describes, ready to step. Raises UserError for bad input."""
     out_dir, micro_steps = pathlib.Path(s.out_dir), ranks.micro_steps(s.gradient_accumulation_steps)
@@ -229,12 +246,13 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     functions.require_same_file(s.attention, ranks.gather)
     folder = dataset.find_folder(ROOT, s.dataset)
     meta = dataset.read_meta(folder, s.vocab_size)
+    require_data(folder, meta, s.dataset)
     prompts = samples.prompts(s, meta, ranks)
     lock = files.lock(out_dir) if ranks.main and not (s.eval_only or s.dry_run) else None
     saved = path = None
     if s.init_from == "resume":
         saved, path = run_folder.load_latest(out_dir, logger.say, whole=ranks.shards == 1)
-        s = resume.keep_settled(s, saved, logger.say)
+        s = resume.keep_finished(resume.keep_settled(s, saved, logger.say), saved, logger.say)
     model, s = build_model(s, meta, saved, ranks, device, logger.say)
     resume.check_ids(s, meta, saved, ranks, logger.say)
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)

@@ -132,6 +132,16 @@ def validate(s: Settings) -> None:
         raise UserError("init_from is empty: it can be scratch, resume, auto, or a hub id or folder of a GPT-2")
 
 
+def require_learning(s: Settings) -> None:
+    """Raise UserError if the schedule reaches a learning rate of 0 before the run ends."""
+    ends = s.decay_lr and s.schedule != "constant" and s.minutes is None and not s.eval_only
+    if ends and s.min_lr == 0 and s.lr_decay_iters < s.max_iters:
+        raise UserError(
+            f"the learning rate is 0 from iteration lr_decay_iters={s.lr_decay_iters} on, so nothing more would be"
+            f" learnt until max_iters={s.max_iters}: give --lr_decay_iters={s.max_iters}, or a --min_lr above 0"
+        )
+
+
 def as_built(s: Settings, config: Any, say: Callable[[str], None]) -> Settings:
     """`s` with the dimensions in `config`, a GPTConfig: loaded weights decide them, whatever was set."""
     built = {name: getattr(config, name) for name in dimensions.NAMES if name != "dropout"}

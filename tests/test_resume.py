@@ -19,11 +19,13 @@ from tests.conftest import (
     as_we_wrote_before_activation,
     assert_same_bytes,
     checkpoint_of,
+    fails,
     flags,
     hugging_face,
     rows,
     run,
     script,
+    sentence,
     small,
     tensors,
     wait_for,
@@ -329,6 +331,58 @@ def test_a_complete_run_says_that_it_is(tmp_path, data, capsys):
     assert "all 10 iterations are done: raise --max_iters above that to train on" in capsys.readouterr().out
     run(tmp_path, data, init_from="resume", max_iters=11)
     assert "are done" not in capsys.readouterr().out
+
+
+def test_a_run_trains_on_with_its_schedule(tmp_path, data):
+    # raising --max_iters as the sentence above says used to learn nothing: lr_decay_iters stayed, and min_lr was 0
+    out = run(tmp_path / "out", data, min_lr=0.0, lr_decay_iters=10)
+    before = weights(out)
+    config = tmp_path / "c.py"
+    config.write_text("max_iters = 10\nlr_decay_iters = 10")  # the file that began it names the old end
+    resumed = (config, "--init_from=resume", f"--out_dir={out}", "--max_iters=20")
+    said = script("train.py", *resumed).stdout
+    assert "resuming with lr_decay_iters=20; it was 10: the schedule ends with the run (--lr_decay_iters=10" in said
+    assert all(row["lr"] > 0 for row in rows(out)[10:]) and len(rows(out)) == 20
+    assert any(not torch.equal(w, before[name]) for name, w in weights(out).items())
+    whole = run(tmp_path / "whole", data, min_lr=0.0, lr_decay_iters=20, max_iters=20)
+    assert rows(out)[-1]["lr"] == rows(whole)[-1]["lr"]
+    # the same command goes on with what it did, and a flag of its own counts
+    assert "lr_decay_iters" not in script("train.py", *resumed).stdout.partition("resuming")[2]
+    kept = script("train.py", *resumed[:-1], "--max_iters=22", "--lr_decay_iters=20", check=False)
+    assert "iteration lr_decay_iters=20 on, so nothing more would be learnt" in sentence(kept.stderr)
+    script("train.py", *resumed[:-1], "--max_iters=22", "--lr_decay_iters=20", "--min_lr=1e-4")
+    assert [row["lr"] for row in rows(out)[-2:]] == [1e-4, 1e-4]
+
+
+def test_a_run_that_makes_no_step_records_none(tmp_path, data, capsys):
+    # its run.json and report.html said that it had been made with what it was given afterwards
+    run(tmp_path, data)
+    before, losses = (tmp_path / "run.json").read_text(), rows(tmp_path, "eval")
+    capsys.readouterr()
+    again = dict(init_from="resume", learning_rate=1e-4, batch_size=8, eval_iters=1)
+    run(tmp_path, data, **again)
+    said = capsys.readouterr().out
+    assert "not used, because there is no step to make: batch_size=8, learning_rate=0.0001, eval_iters=1" in said
+    assert "resuming with" not in said
+    assert (tmp_path / "run.json").read_text() == before and rows(tmp_path, "eval") == losses
+    run(tmp_path, data, eval_only=True, **again)
+    assert (tmp_path / "run.json").read_text() == before and rows(tmp_path, "eval") == losses
+    run(tmp_path, data, max_iters=11, **again)
+    assert json.loads((tmp_path / "run.json").read_text())["settings"]["learning_rate"] == 1e-4
+
+
+def test_a_run_and_a_model_of_transformers_have_flags_of_their_own(tmp_path, small_run, data):
+    # a run given to --init_from, and a folder of transformers to --out_dir
+    model = tmp_path / "hf-text"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    resume, start = f"give --init_from=resume --out_dir={small_run}", f"--init_from={model}"
+    assert resume in fails("train.py", f"--init_from={small_run}")
+    assert resume in fails("train.py", small_run)
+    assert start in fails("train.py", f"--dataset={data}", f"--out_dir={model}")
+    assert start in fails("train.py", "--init_from=resume", f"--out_dir={model}")
+    assert f"--out_dir={small_run}" in fails("sample.py", f"--init_from={small_run}")
+    assert start in fails("sample.py", model)
 
 
 def test_deterministic_holds_for_the_run(tmp_path, data):

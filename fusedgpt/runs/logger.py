@@ -53,8 +53,9 @@ class Logger:
         if s["init_from"] == "resume":
             kept = self._metrics_before(start) if path.exists() else []
             before = record_of(out_dir)
-            # a finished run that is resumed makes no step, so it keeps its times
             record.setdefault("time", before.get("time"))
+            if before and start >= s["max_iters"]:  # no step will be made: the record stays that of the steps made
+                record = self.record = before
         else:
             run_folder.set_aside(out_dir, self.say)
         self.trackers = trackers.start(s, record, out_dir, start, before.get("wandb_id"), self.say)

@@ -16,6 +16,10 @@ from fusedgpt.settings import Settings, validate
 SETTLED = ("max_iters", "lr_decay_iters")  # settings that `minutes` sets
 # settings that a resumed run does not take over
 NOT_RESUMED = ("init_from", "out_dir", "eval_only", "dry_run", "profile")
+# what steps learn and what an evaluation means: a run that makes no more steps keeps these settings as they were
+OF_STEPS = ("max_iters", "max_seconds", "minutes", "batch_size", "gradient_accumulation_steps", "optimizer", "seed")
+OF_STEPS += ("learning_rate", "weight_decay", "beta1", "beta2", "grad_clip", "max_bad_steps", "dropout", "decay_lr")
+OF_STEPS += ("schedule", "warmup_iters", "lr_decay_iters", "min_lr", "eval_interval", "eval_iters")
 
 
 def where_to_start(s: Settings) -> Settings:
@@ -39,6 +43,27 @@ def earlier_config(s: Settings) -> tuple[dict[str, Any], str] | None:
     return {name: value for name, value in saved["config"].items() if name not in NOT_RESUMED}, str(path)
 
 
+def require_right_flag(s: Settings) -> None:
+    """Raise UserError if init_from names a run of ours, or out_dir a model in Hugging Face's format."""
+    if run_folder.checkpoints(s.init_from):
+        raise UserError(f"{s.init_from} is a run: to train it on, give --init_from=resume --out_dir={s.init_from}")
+    if run_folder.is_transformers(s.out_dir):
+        raise UserError(
+            f"{s.out_dir} is a model in Hugging Face's format: to begin with its weights, give --init_from={s.out_dir}"
+            " and another --out_dir"
+        )
+
+
+def prolonged(s: Settings, was: dict[str, Any]) -> Settings:
+    """`s` with a schedule that ends with the run, if that is so in `was`, the settings of the run that `s` resumes.
+
+    Otherwise a run that is trained on with a larger max_iters would go on at min_lr, which may be 0.
+    """
+    if was.get("lr_decay_iters") == was.get("max_iters") and s.lr_decay_iters < s.max_iters:
+        return dataclasses.replace(s, lr_decay_iters=s.max_iters)
+    return s
+
+
 def keep_settled(s: Settings, saved: dict, say: Say) -> Settings:
     """`s` with the max_iters and lr_decay_iters that `minutes` settled at the start of the run of `saved`.
 
@@ -52,11 +77,23 @@ def keep_settled(s: Settings, saved: dict, say: Say) -> Settings:
     if s.minutes != saved["config"].get("minutes"):
         raise UserError(
             f"minutes={s.minutes:g} can only settle the length of a new run, and the run in {s.out_dir} has {now}: to"
-            " train it for longer, give --minutes=None and larger numbers"
+            " train it for longer, give --minutes=None and a larger --max_iters"
         )
     if any(getattr(s, name) != value for name, value in numbers.items()):
         say(f"{now}, as minutes={s.minutes:g} settled: to take others, give --minutes=None too")
     return dataclasses.replace(s, **numbers)
+
+
+def keep_finished(s: Settings, saved: dict, say: Say) -> Settings:
+    """`s`, but if the run of `saved` has no step left to make, with the OF_STEPS that it was made with."""
+    if saved["iter_num"] < s.max_iters or s.eval_only or s.dry_run:
+        return s
+    remedy = "raise --max_iters above that" + (", and give --minutes=None," if s.minutes else "")
+    say(f"all {saved['iter_num']} iterations are done: {remedy} to train on")
+    kept = {name: saved["config"][name] for name in OF_STEPS if name in saved["config"]}
+    if not_used := [f"{name}={getattr(s, name)!r}" for name, was in kept.items() if getattr(s, name) != was]:
+        say(f"not used, because there is no step to make: {', '.join(not_used)}")
+    return dataclasses.replace(s, **kept)
 
 
 def check_ids(s: Settings, meta: dict, saved: dict | None, ranks: distributed.Ranks, say: Say) -> None:
@@ -131,12 +168,11 @@ def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
             raise UserError(
                 f"the scaler in the checkpoint of {s.out_dir} has no {error}: take another checkpoint, such as best.pt"
             ) from error
-    if saved["iter_num"] >= s.max_iters and not s.eval_only:
-        remedy = "raise --max_iters above that" + (", and give --minutes=None," if s.minutes else "")
-        say(f"all {saved['iter_num']} iterations are done: {remedy} to train on")
     for name, was in saved["config"].items():
         if name not in (*NOT_RESUMED, "mask") and getattr(s, name, was) != was:
-            say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}")
+            moved = name == "lr_decay_iters" and s.lr_decay_iters == s.max_iters > was
+            how = f": the schedule ends with the run (--lr_decay_iters={was} leaves it as it was)" if moved else ""
+            say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}{how}")
     if not _same_mask(saved, s):
         say(f"resuming with another mask, {s.mask}: losses from here on cannot be compared with those before")
 

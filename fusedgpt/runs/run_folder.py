@@ -42,6 +42,11 @@ def checkpoints(out_dir: str | os.PathLike) -> list[pathlib.Path]:
     return [path for path in named if path.is_file()] + list(earlier_ones(out_dir).values())
 
 
+def is_transformers(folder: str | os.PathLike) -> bool:
+    """Whether `folder` has a model in Hugging Face's format and no run."""
+    return (pathlib.Path(folder) / "config.json").is_file() and not checkpoints(folder)
+
+
 def load_latest(out_dir: str | os.PathLike, say: Say = print, **how: bool) -> tuple[dict, pathlib.Path]:
     """The latest whole checkpoint and its path. Says if that is not ckpt.pt. Raises UserError if none is whole.
 
@@ -99,6 +104,8 @@ def _first_whole(out_dir, path, say, **how):
             return saved, other
     earlier = [run.parent for run in sorted(pathlib.Path(out_dir).glob(f"previous-*/{LATEST}"))]
     hint = f". An earlier run is in {earlier[-1]}: name that folder" if earlier else ""
+    if is_transformers(out_dir):
+        hint = f". {out_dir} is a model in Hugging Face's format: name it with --init_from={out_dir}"
     raise UserError(wrong + hint)
 
 

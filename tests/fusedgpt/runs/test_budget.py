@@ -142,7 +142,7 @@ def test_a_run_goes_on_with_other_numbers_only_if_it_gives_up_its_minutes(tmp_pa
     assert "raise --max_iters above that, and give --minutes=None, to train on" in capsys.readouterr().out
     script("train.py", "--init_from=resume", f"--out_dir={timed}", "--minutes=None", "--max_iters=20")
     assert len(rows(timed)) == 20
-    with pytest.raises(UserError, match="give --minutes=None and larger numbers"):
+    with pytest.raises(UserError, match="give --minutes=None and a larger --max_iters"):
         run(timed, data, minutes=1.0, init_from="resume")
     run(timed, data, minutes=2.0, init_from="resume", eval_only=True)  # no length matters
 
