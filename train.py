@@ -46,7 +46,7 @@ from fusedgpt.machine.signals import catch_signals
 from fusedgpt.parallel import distributed
 from fusedgpt.runs import budget, checkpoint, resume, run_folder
 from fusedgpt.runs.logger import Logger
-from fusedgpt.runs.progress import is_reported, run_record, settings_line
+from fusedgpt.runs.progress import is_reported, run_record, settings_lines
 from fusedgpt.runs.run import Run, TrainState
 from fusedgpt.runs.saver import Saver
 from fusedgpt.training import evaluation, samples, tuning
@@ -321,26 +321,26 @@ def main(s: Settings) -> None:
     """Train as `s` says. Raises UserError for bad input. A signal ends the script with status 128 + its number."""
     began = time.perf_counter()
     s, ranks, device = join(s)
-    logger = Logger(ranks.main)
-    logger.say(settings_line(s))
-    run = build(s, ranks, device, logger)
-    run.token_bytes = evaluation.token_bytes(run.meta, ranks, device, logger.status, logger.say)
-    if run.record["compile"]:
-        run.losses(s.batch_size)  # compile the evaluation graph now, so that no evaluation's time includes it
-    step = functools.partial(train_step, run.state, run.s, run.micro_steps)
-    budget.settle(run, step, began)
-    memory.reset_peak_memory(device)  # compilation, the rehearsal and the timing are over
-    gc.collect()
-    gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step
-    if s.dry_run:
-        budget.dry_run(run, step)
-        return run.leave()
-    if not s.eval_only:
-        run.open_log()
-        run.stopped_by = catch_signals(ranks.main)
-    run.deadline = math.inf if s.max_seconds is None else began + s.max_seconds
-    training_loop(run)
-    run.finish()
+    with Logger(ranks.main) as logger:
+        logger.say("\n".join(settings_lines(s)))
+        run = build(s, ranks, device, logger)
+        run.token_bytes = evaluation.token_bytes(run.meta, ranks, device, logger.status, logger.say)
+        if run.record["compile"]:
+            run.losses(s.batch_size)  # compile the evaluation graph now, so that no evaluation's time includes it
+        step = functools.partial(train_step, run.state, run.s, run.micro_steps)
+        budget.settle(run, step, began)
+        memory.reset_peak_memory(device)  # compilation, the rehearsal and the timing are over
+        gc.collect()
+        gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step
+        if s.dry_run:
+            budget.dry_run(run, step)
+            return run.leave()
+        if not s.eval_only:
+            run.open_log()
+            run.stopped_by = catch_signals(ranks.main)
+        run.deadline = math.inf if s.max_seconds is None else began + s.max_seconds
+        training_loop(run)
+        run.finish()
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def test_the_loss_falls_and_everything_is_written(tmp_path, data, capsys):
     out = capsys.readouterr().out
     assert f"iter 40: loss {steps[40]['loss']:.4f}, time {steps[40]['ms']:.2f}ms, mfu " in out
     assert f"step 30: train loss {evaluations[1]['train_loss']:.4f}, val loss {evaluations[1]['val_loss']:.4f}" in out
-    assert "tokens per iteration: 64 = 1 micro-batches x 4 x 16" in out  # T21
+    assert "tokens per iteration: 64 = 1 micro-batch x 4 x 16, on 1 process\n" in out  # T21
     assert "attention: sdpa; forward seen: math; backward seen: unfused" in out  # K8
     record = json.loads((tmp_path / "run.json").read_text())
     assert record["receipt"]["forward"] == ["math"] and record["tokens_per_step"] == 64

@@ -122,7 +122,7 @@ def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
     if name == "flex" and case.dropout > 0:
         return "FlexAttention has no dropout"
     if name in KERNELS and KERNELS[name].gpu_only and case.device.type == "cpu":
-        return "PyTorch has this kernel on GPUs only"
+        return "PyTorch has it on GPUs only"
     if is_own(name) and case.packed and not _takes_documents(name):
         return "it must take a fifth argument, `documents` (B, Tk), for mask=document: the document of each key"
     probe = replace(case, shape=(1, 1, *case.shape[2:]))

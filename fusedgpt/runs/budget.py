@@ -55,7 +55,7 @@ def dry_run(run: Any, step: Callable) -> None:
     size = "" if s.eval_only else f"; a checkpoint takes {checkpoint / 1e6:,.0f} MB"
     say(f"memory: {peak / 2**30:.2f} GiB at the peak{size}")
     evaluation = f"estimate: {timing.in_words(evaluation_s)} to evaluate"
-    say(evaluation if s.eval_only else estimate(step_ms, start, evaluation_s, s))
+    say(evaluation if s.eval_only else estimate(step_ms, start, evaluation_s, s, _samples_s(run)))
     say("this was a dry run: nothing was written")
 
 

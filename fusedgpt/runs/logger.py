@@ -1,4 +1,4 @@
-"""What a run says: lines on the console, a progress bar, metrics.jsonl, run.json, report.html, and its trackers."""
+"""What a run says: lines above a bar, metrics.jsonl, run.json, report.html, and its trackers."""
 
 import contextlib
 import json
@@ -13,11 +13,12 @@ import time
 from tqdm import tqdm
 
 from fusedgpt.errors import UserError, first_line
+from fusedgpt.machine import terminal
 from fusedgpt.machine.files import Lines, Lock, atomic, json_line
 from fusedgpt.runs import report_page, run_folder, trackers
+from fusedgpt.runs.bar import Bar
 from fusedgpt.runs.metrics import TRAIN, read_metrics, record_of
 
-REDRAWN_AFTER = 0.1  # seconds that the bar keeps a text at least
 SHOWN = 100  # characters of a sample on the console
 LARGE_METRICS = 2**20  # if metrics.jsonl has more bytes, some 5,000 iterations, another process writes report.html
 SHARE_OF_REPORTS = 0.01  # spend at most this share of the time on report.html, which takes longer as the run grows
@@ -35,9 +36,7 @@ class Logger:
         self.lines, self.trackers = None, []
         self.prompts = {}  # {prompt: its number} of those that had a sample
         self.refused = ""  # why the last line of metrics.jsonl could not be written; empty if it was written
-        self.quiet = not main or not sys.stderr.isatty()  # no bar
-        self.bar = tqdm(disable=self.quiet, leave=False, bar_format="{desc}")
-        self.drawn = 0.0  # when the bar's text last changed
+        self.bar = Bar(main and sys.stderr.isatty())
         self.report_due = 0.0  # when report.html may be written again
         self.reporter, self.reporter_began = None, 0.0  # the process that writes report.html of a long run
 
@@ -63,8 +62,7 @@ class Logger:
             file.writelines(kept)
         self.lines = Lines(path)
         self._write_record()
-        self.bar.close()
-        self.bar = tqdm(total=s["max_iters"], initial=start, disable=self.quiet, leave=False, dynamic_ncols=True)
+        self.bar.begin(start, s["max_iters"])
 
     def _metrics_before(self, start):
         rows = read_metrics(self.out_dir)
@@ -113,8 +111,10 @@ class Logger:
     def announce(self, record: dict, why_eager: str) -> None:
         """Say what is about to run. why_eager: why the model is not compiled, if there is a reason to give."""
         r, s = record, record["settings"]
-        batch = f"{s['gradient_accumulation_steps']} micro-batches x {s['batch_size']} x {s['block_size']}"
-        self.say(f"tokens per iteration: {r['tokens_per_step']:,} = {batch}, on {r['world_size']} process(es)")
+        n, world = s["gradient_accumulation_steps"], r["world_size"]
+        batch = f"{n} micro-batch{'es' * (n != 1)} x {s['batch_size']} x {s['block_size']}"
+        where = f"{world} process{'es' * (world != 1)}"
+        self.say(f"tokens per iteration: {r['tokens_per_step']:,} = {batch}, on {where}")
         if s["parallel"] == "fsdp" and r["world_size"] == 1:
             self.say("parallel=fsdp shares nothing on one process, which holds the whole model")
         elif s["parallel"] == "fsdp":
@@ -135,9 +135,13 @@ class Logger:
         self._announce_attention(r["attention"], r["attention_trials"], r["receipt"])
 
     def _announce_attention(self, ran, trials, receipt):
+        names = {}  # by what there is to say: on a CPU, four kernels are refused for one reason
         for name, trial in trials.items():
             passed = ", parity passed" if "errors" in trial else ""
-            self.say(f"  {name}: {trial['refused'] or format(trial['p10_ms'], '.3f') + ' ms' + passed}")
+            said = trial["refused"] or f"{trial['p10_ms']:.3f} ms{passed}"
+            names.setdefault(said, []).append(name)
+        for said, which in names.items():
+            self.say(f"  {', '.join(which)}: {said}")
         line = f"attention: {ran}"
         if trials:
             line += " (the pick of auto)"
@@ -146,17 +150,25 @@ class Logger:
                 line += f"; {direction} seen: {' + '.join(receipt[direction])}"
         self.say(line)
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.bar.close()  # or the sentence of an error would begin behind it
+
     def status(self, doing: str) -> None:
-        """Show on a terminal what the run is busy with, beside the bar."""
-        if not self.quiet and time.monotonic() - self.drawn > REDRAWN_AFTER:
-            self.bar.set_description_str(doing)
-            self.drawn = time.monotonic()
+        """Show on a terminal what the run is doing."""
+        self.bar.status(doing)
 
     def say(self, line: str) -> None:
-        """Print a line above the progress bar. If its reader is gone (`| head`), raise SIGHUP."""
+        """Print a line above the bar, on a terminal broken to its width."""
+        self._print(terminal.fit(line, sys.stdout))
+
+    def _print(self, text):
+        """Print `text` as it is. If its reader is gone (`| head`), raise SIGHUP."""
         if self.main:
             try:
-                tqdm.write(line + "\n", end="")  # one write: between two, another thread may print
+                tqdm.write(text + "\n", end="")  # one write: between two, another thread may print
                 sys.stdout.flush()
             except BrokenPipeError:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -169,19 +181,18 @@ class Logger:
     def iteration(self, metrics: dict, to_console: bool) -> None:
         """Log the metrics of a training step."""
         self._write("train", metrics)
-        self.status("training")
-        self.bar.update()
+        self.bar.step(metrics)
         if to_console:
             m = metrics
             step = f"iter {m['iter']}: loss {m['loss']:.4f}, time {m['ms']:.2f}ms"
             others = "".join(f", {name} {value:.4g}" for name, value in m.items() if name not in ("iter", *TRAIN))
-            self.say(f"{step}, mfu {100 * m['mfu']:.2f}%, {m['tokens_per_s']:,.0f} tok/s{others}")
+            self._print(f"{step}, mfu {100 * m['mfu']:.2f}%, {m['tokens_per_s']:,.0f} tok/s{others}")
 
     def evaluation(self, metrics: dict, in_full: bool = False) -> None:
         """Log the losses of an evaluation. in_full: also say perplexities and bits per byte."""
         self._write("eval", metrics)
-        self.bar.set_postfix_str(f"val {metrics['val_loss']:.4f}")
-        self.say(f"step {metrics['iter']}: train loss {metrics['train_loss']:.4f}, val loss {metrics['val_loss']:.4f}")
+        losses = f"train loss {metrics['train_loss']:.4f}, val loss {metrics['val_loss']:.4f}"
+        self._print(f"step {metrics['iter']}: {losses}")
         for split in ("train", "val") if in_full else ():
             line = f"{split}: perplexity {math.exp(min(metrics[f'{split}_loss'], 700)):.3f} a token"
             bits = metrics.get(f"{split}_bits_per_byte")
@@ -194,7 +205,7 @@ class Logger:
         self._write("sample", {"iter": iteration, "prompt": prompt, "text": text})
         number = self.prompts.setdefault(prompt, 1 + len(self.prompts))  # a prompt such as "\n" is no name
         self._tell("text", f"sample/{number}", prompt + text, iteration)
-        self.say(f"step {iteration}: sample {(prompt + text)[:SHOWN]!r}")
+        self._print(terminal.cut(f"step {iteration}: sample {(prompt + text)[:SHOWN]!r}", sys.stdout))
 
     def times(self, times: dict[str, float]) -> None:
         """Add the summary of the step times to run.json, and say it."""

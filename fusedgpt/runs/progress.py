@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fusedgpt.errors import UserError
-from fusedgpt.machine import flops, memory, timing
+from fusedgpt.machine import flops, memory, terminal, timing
 from fusedgpt.machine.device import cuda_graphs, dtype_name, multiplies_tf32
 from fusedgpt.machine.environment import environment
 from fusedgpt.parallel import distributed
@@ -20,13 +20,25 @@ from fusedgpt.training.optimizer import learning_rate
 
 LONGEST_SILENCE_S = 2.0  # on a CPU, a slow run updates its bar about this often
 STEPS_OF_AN_ESTIMATE = 6  # steps after which the run says how long it will take
+RECENT = 100  # steps that tell how long a step takes; of fewer, the later half
+# the groups of settings that comments in Settings name, by their first setting; those of Dimensions are the model's
+GROUPS = {"block_size": "model", "out_dir": "files", "tensorboard_log": "trackers", "dataset": "data"}
+GROUPS |= {"attention": "kernels", "optimizer": "optimizer", "decay_lr": "schedule", "backend": "machine"}
 
 
-def settings_line(s: Settings) -> str:
-    """The settings that differ from their defaults, in a line."""
-    default, names = Settings(), [field.name for field in dataclasses.fields(s)]
-    changed = [f"{name}={getattr(s, name)}" for name in names if getattr(s, name) != getattr(default, name)]
-    return f"settings other than the defaults: {', '.join(changed) or 'none'}"
+def settings_lines(s: Settings) -> list[str]:
+    """The settings that differ from their defaults, a line for each group, broken to the terminal's width."""
+    default, groups, group = Settings(), {}, ""
+    for field in dataclasses.fields(s):
+        group, value = GROUPS.get(field.name, group), getattr(s, field.name)
+        if value != getattr(default, field.name):
+            text = str(value)
+            groups.setdefault(group, []).append(f"{field.name}={value if text.split() == [text] else repr(text)}")
+    lines = [f"  {group}: {', '.join(changed)}" for group, changed in groups.items()]
+    return [
+        f"settings other than the defaults:{'' if lines else ' none'}",
+        *(terminal.filled(line, terminal.width()) for line in lines),
+    ]
 
 
 def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen: tuning.Settled, **seen) -> dict:
@@ -99,25 +111,36 @@ def report(
         _count_bad_step(state, metrics, s, saver, explain, logger.say)
     if steps and not state.estimated and len(state.step_ms) >= STEPS_OF_AN_ESTIMATE:
         state.estimated = True
-        logger.say(estimate(state.step_ms, state.iteration, state.evaluation_s, s))
+        logger.say(estimate(state.step_ms, state.iteration, state.evaluation_s, s, state.samples_s))
     return "time is up" in raised, "stopped" in raised
 
 
-def estimate(step_ms: list[float], done: int, evaluation_s: float, s: Settings) -> str:
-    """One line that says how long the run still takes after `done` steps.
+def seconds_left(step_ms: list[float], done: int, evaluation_s: float, samples_s: float, s: Settings) -> float:
+    """How long the run still takes after `done` steps, with its evaluations and samples.
 
-    step_ms: milliseconds of the timed steps, in order. evaluation_s: seconds of an evaluation, or 0 if there was none
-    yet; the estimate then includes no evaluations.
+    step_ms: milliseconds of the timed steps, in order. evaluation_s, samples_s: seconds of an evaluation and of a round
+    of samples, or 0 if there was none yet; they then count nothing.
     """
-    step_s = statistics.median(step_ms[len(step_ms) // 2 :]) / 1e3  # the first ones are slower
-    steps = s.max_iters - done
-    evaluations = occasions(done, s.max_iters, s.eval_interval)
-    seconds = steps * step_s + evaluations * evaluation_s
+    evaluations, rounds = (occasions(done, s.max_iters, every) for every in (s.eval_interval, s.sample_interval))
+    return (s.max_iters - done) * _step_s(step_ms) + evaluations * evaluation_s + rounds * samples_s
+
+
+def _step_s(step_ms):
+    return statistics.median(step_ms[-min(RECENT, -(-len(step_ms) // 2)) :]) / 1e3  # the first ones are slower
+
+
+def estimate(step_ms: list[float], done: int, evaluation_s: float, s: Settings, samples_s: float = 0.0) -> str:
+    """One line that says how long the run still takes after `done` steps; see `seconds_left`."""
+    seconds = seconds_left(step_ms, done, evaluation_s, samples_s, s)
     when = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
     until = f"{when:%a %H:%M}" if seconds < 86400 else f"{when:%a %Y-%m-%d %H:%M}"
-    line = f"estimate: {timing.in_words(seconds)}, until {until}: {steps} steps of {timing.in_words(step_s)},"
-    known = f" of {timing.in_words(evaluation_s)}" if evaluation_s else ", not timed yet"
-    line += f" and {evaluations} evaluation{'s' * (evaluations != 1)}{known}"
+    line = f"estimate: {timing.in_words(seconds)}, until {until}: {s.max_iters - done} steps"
+    line += f" of {timing.in_words(_step_s(step_ms))}"
+    others = ("evaluation", "", s.eval_interval, evaluation_s), ("round", " of samples", s.sample_interval, samples_s)
+    for what, of, every, each in others:
+        if n := occasions(done, s.max_iters, every):
+            known = f" of {timing.in_words(each)}" if each else ", not timed yet"
+            line += f", and {n} {what}{'s' * (n != 1)}{of}{known}"
     return line + (f"; max_seconds={s.max_seconds:g} may end it before" if s.max_seconds else "")
 
 

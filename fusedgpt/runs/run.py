@@ -47,6 +47,7 @@ class TrainState:
     bad_steps: int = 0  # reported steps in a row without a finite gradient
     step_ms: list[float] = dataclasses.field(default_factory=list)
     evaluation_s: float = 0.0  # seconds of the last evaluation, 0 before the first
+    samples_s: float = 0.0  # seconds of the last round of samples, 0 before the first
     estimated: bool = False  # whether the run has said how long it will take
 
     @property
@@ -142,8 +143,13 @@ class Run:
 
     def report(self, explains: bool = True) -> tuple[bool, bool]:
         """Log the steps since the last report; see progress.report. explains: whether all ranks take part."""
-        explain = self._explain if explains else None
-        return progress.report(self.state, self.s, self.record, self.logger, self.saver, explain)
+        state, s, explain = self.state, self.s, self._explain if explains else None
+        flags = progress.report(state, s, self.record, self.logger, self.saver, explain)
+        if state.step_ms:
+            left = progress.seconds_left(state.step_ms, state.iteration, state.evaluation_s, state.samples_s, s)
+            # a run whose time is up evaluates once more
+            self.logger.bar.ends_in(min(left, self.deadline - time.perf_counter() + state.evaluation_s))
+        return flags
 
     def _explain(self, iteration, later):
         state, micro_steps = self.state, self.micro_steps
@@ -164,9 +170,11 @@ class Run:
     def sample(self) -> None:
         """Log a sample after each prompt."""
         self.logger.status("sampling")
+        began = time.perf_counter()
         try:
             for prompt, text in self.draw():
                 self.logger.sample(self.state.iteration, prompt, text)
+            self.state.samples_s = time.perf_counter() - began
         except UserError as error:  # weights that have diverged; the training loop decides if the run goes on
             self.logger.say(f"step {self.state.iteration}: no sample: {error}")
 

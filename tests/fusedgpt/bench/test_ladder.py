@@ -32,7 +32,7 @@ def test_the_ladder_from_the_command_line_and_again(tmp_path, data, capsys):
     assert base["tokens_per_s"] == pytest.approx(1e3 * 64 / base["median_ms"])
     assert base["errors"].keys() == {"y", "dq", "dk", "dv", "rms"}
     text = (tmp_path / "results" / "ladder" / "report.md").read_text()
-    assert "| efficient | refused: PyTorch has this kernel on GPUs only |" in text
+    assert "| efficient | refused: PyTorch has it on GPUs only |" in text
     assert not list((tmp_path / "results").rglob("*.pt"))
     before = rows_of("ladder", tmp_path)
     capsys.readouterr()

@@ -121,23 +121,60 @@ def test_the_process_for_the_page_takes_its_share_of_the_time(tmp_path, monkeypa
     assert paths[0] == f"{ROOT}{os.pathsep}/of/the/user"
 
 
-def test_a_terminal_shows_a_bar_and_a_pipe_plain_lines(tmp_path, data):
-    done = script("train.py", *flags(small(tmp_path, data)))
-    assert "\r" not in done.stdout + done.stderr and "it/s" not in done.stderr
+def on_a_terminal(columns, settings):
+    """All that train.py wrote on a terminal of so many columns, and its status."""
     main, child_end = os.openpty()
-    termios.tcsetwinsize(child_end, (24, 100))
-    longer = small(tmp_path, data, max_iters=300, eval_interval=300, eval_iters=0)
-    command = [sys.executable, "train.py", *flags(longer)]
-    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=child_end)
+    termios.tcsetwinsize(child_end, (24, columns))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [sys.executable, "train.py", *flags(settings)]
+    child = subprocess.Popen(command, cwd=ROOT, stdout=child_end, stderr=child_end, env=environment)
     os.close(child_end)
     shown = b""
     with contextlib.suppress(OSError):  # how a terminal says that its other end is closed
         while chunk := os.read(main, 10_000):
             shown += chunk
     os.close(main)
-    assert child.wait(timeout=60) == 0
-    text = shown.decode()
-    assert "300/300" in text and "val " in text
-    # it shows what it is doing, evaluations too; each line comes once, and no bar is left below the last
-    assert "training:" in text and re.search(r"evaluating, batch \d+ of \d+", text)
-    assert text.replace("\x1b[A", "").rpartition("\r")[2].strip() == ""
+    return shown.decode(), child.wait(timeout=60)
+
+
+def rows_left(shown):
+    """The rows of a terminal after the text `shown`, whose carriage returns begin a row again."""
+    for line in shown.split("\n"):
+        row = ""
+        for part in line.split("\r"):
+            row = part + row[len(part) :]
+        yield row.rstrip()
+
+
+def test_a_pipe_gets_plain_lines(tmp_path, data):
+    done = script("train.py", *flags(small(tmp_path, data)))
+    assert "\r" not in done.stdout + done.stderr and done.stderr == ""
+    assert max(map(len, done.stdout.splitlines())) > 80  # whole lines, for programs
+
+
+@pytest.mark.parametrize(
+    ("columns", "facts"), [(80, r"\d+ s left, loss \d\.\d{3}, [\d,]+ tok/s, "), (40, r"\d+ s left")]
+)
+def test_a_terminal_shows_a_bar_below_lines_that_fit(tmp_path, data, columns, facts):
+    # lines were broken in the middle of words, the bar knew neither loss nor speed, and its time left no evaluations
+    samples = dict(sample_interval=200, sample_prompts="!")
+    longer = small(tmp_path, data, attention="auto", max_iters=300, eval_interval=300, eval_iters=0, **samples)
+    shown, status = on_a_terminal(columns, longer)
+    assert status == 0 and "\x1b" not in shown
+    drawn = [part for line in shown.split("\n") for part in line.split("\r")]
+    assert any(re.search(rf"training: +\d+%\|.+\| {facts}", part) for part in drawn), shown
+    assert re.search(r"evaluating, batch \d+ of \d+: ", shown) and "sampling: " in shown
+    rows = list(rows_left(shown))
+    assert rows[-1] == "" and not any("%|" in row or "left" in row for row in rows)  # no bar is left
+    nanogpts = [row for row in rows if re.match(r"(iter|step) \d+: (loss|train loss)", row)]
+    assert len(nanogpts) == 302
+    words = [len(word) for row in rows for word in row.split()]  # a path may be longer than a row
+    wide = [row for row in rows if len(row) > columns and row not in nanogpts and len(row.strip()) not in words]
+    assert wide == []
+
+
+def test_an_error_does_not_begin_behind_the_bar(tmp_path, data):
+    # "timing attention, dtype and compileerror: attention='flash' cannot train"
+    shown, status = on_a_terminal(80, small(tmp_path, data, attention="flash", dropout=0.1))
+    assert "timing attention" in shown and status == 1
+    assert next(row for row in rows_left(shown) if "error: " in row).startswith("error: attention='flash' cannot train")

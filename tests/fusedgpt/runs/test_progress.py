@@ -1,6 +1,7 @@
 """What a run says about itself, and how long it will take."""
 
 import datetime
+import inspect
 import re
 
 import pytest
@@ -8,13 +9,31 @@ import pytest
 import train
 from fusedgpt.machine.device import graphs_compiled
 from fusedgpt.runs import progress
+from fusedgpt.settings import Settings
 from fusedgpt.training import evaluation
 from tests.conftest import flags, run, script, small
 
 
-def test_the_settings_line_has_what_differs(tmp_path, data):
-    line = progress.settings_line(small(tmp_path, data))
-    assert "n_embd=32" in line and "learning_rate=0.01" in line and "beta1" not in line
+def test_the_settings_that_differ_are_said_group_by_group_within_80_columns(tmp_path, data, monkeypatch):
+    # they were one line of 400 characters
+    monkeypatch.delenv("COLUMNS", raising=False)
+    s = small(tmp_path, data, sample_prompts="def \n")
+    first, *lines = progress.settings_lines(s)
+    assert first == "settings other than the defaults:"
+    assert "  model: block_size=16, n_layer=2, n_head=2, n_embd=32" in lines
+    assert any(line.startswith("  optimizer: learning_rate=0.01, max_iters=10") for line in lines)
+    text = "\n".join(lines)
+    assert "sample_prompts='def \\n'" in text and "beta1" not in text  # a line end would look like another line
+    assert {part.split("=")[0] for part in re.findall(r"\w+=", text)} >= {"out_dir", "dataset", "batch_size"}
+    assert all(len(row) <= 80 or " " not in row.strip() for line in lines for row in line.splitlines())
+    assert progress.settings_lines(Settings()) == ["settings other than the defaults: none"]
+
+
+def test_the_groups_are_those_that_comments_in_settings_name():
+    # a group that is added there, or whose first setting moves, must be named here too
+    source = inspect.getsource(Settings)
+    groups = re.findall(r"^    # (\w+)\n(?:    #.*\n)*    (\w+): ", source, re.M)
+    assert {"block_size": "model"} | {first: name for name, first in groups} == progress.GROUPS
 
 
 def test_the_estimate_counts_the_steps_and_evaluations_that_are_left(tmp_path, data):
@@ -27,6 +46,12 @@ def test_the_estimate_counts_the_steps_and_evaluations_that_are_left(tmp_path, d
     assert progress.estimate([2e3] * 6, 99, 60.0, s).endswith("and 1 evaluation of 60 s")
     # a resumed run said that its evaluations take 0 s before its first evaluation
     assert progress.estimate([2e3] * 6, 0, 0.0, s).endswith("100 steps of 2 s, and 5 evaluations, not timed yet")
+    # samples were not counted
+    s = small(tmp_path, data, max_iters=100, eval_interval=50, sample_interval=50)
+    line = progress.estimate([2e3] * 6, 1, 1.0, s, samples_s=100.0)
+    assert line.startswith("estimate: 7 min") and line.endswith(
+        "2 evaluations of 1 s, and 2 rounds of samples of 2 min"
+    )
     s = small(tmp_path, data, max_iters=90, eval_interval=30, max_seconds=100)
     line = progress.estimate([2e3] * 6, 10, 60.0, s)
     assert "and 3 evaluations of" in line and line.endswith("; max_seconds=100 may end it before")
@@ -88,5 +113,5 @@ def test_the_time_of_no_evaluation_has_the_compilers(tmp_path, data, monkeypatch
 
 def test_a_run_says_how_long_it_will_take_without_a_terminal(tmp_path, data):
     said = script("train.py", *flags(small(tmp_path, data, max_iters=20, log_interval=100))).stdout.splitlines()
-    assert said[0].startswith("settings other than the defaults: ")
+    assert said[0] == "settings other than the defaults:"
     assert sum("estimate: " in line for line in said) == 1  # after a few steps, even if none of them has a line
