@@ -1,6 +1,6 @@
 """Draw one run, or several together: loss, learning rate, gradient norm, tokens per second, memory.
 
-    python plot.py RUN [RUN ...] [--y=NAME] [--x=NAME] [--out=PATH]
+    python plot.py RUN [RUN ...] [--y=NAME] [--x=NAME] [--out=PATH] [--html]
 
 RUN is the folder of a run; --out_dir=RUN names one too. Training is a pale line, validation has marks.
 
@@ -9,6 +9,8 @@ RUN is the folder of a run; --out_dir=RUN names one too. Training is a pale line
 --out=PATH  write the figure here, as PNG, PDF or SVG. The default for one run is RUN/NAME.png with --y=NAME, otherwise
             RUN/curves.png with all panels and RUN/loss.png with the loss. The default for several runs is one figure
             in the current folder, named after the runs
+--html      write a page in place of a figure: several runs side by side, with their settings, receipts and samples, or
+            for one run its report.html anew
 
 Runs with different tokenizers are drawn in bits per byte, because their losses per token cannot be compared.
 """
@@ -23,33 +25,21 @@ import time
 
 from configurator import separate
 from fusedgpt.errors import UserError, one_sentence
-from fusedgpt.runs.metrics import MEANING, Run, number, section, view
-from fusedgpt.runs.style import AXES, COLOURS, MARKERS, SUFFIXES, label_x, plain, time_unit
+from fusedgpt.runs import compare_page, report_page
+from fusedgpt.runs.metrics import (
+    MEANING,
+    Run,
+    above,
+    losses_in,
+    names_of,
+    number,
+    require_bits_per_byte,
+    section,
+    view,
+)
+from fusedgpt.runs.style import AXES, COLOURS, DPI, MARKERS, SUFFIXES, WIDTH, label_x, plain, time_unit
 
 LONGEST_NAME = 100  # characters of a figure's file name that its runs take at most; 255 are allowed in all
-
-
-def losses_in(runs: list[Run]) -> str:
-    """The loss that compares the `runs`: 'loss', or 'bits_per_byte' if their tokenizers differ.
-
-    Tokenizers differ if a nat per token is a different number of bits per byte. If a run does not have this number,
-    vocabulary sizes are compared. Raises UserError if tokenizers differ and a run has no bits per byte.
-    """
-    ratios = [run.bits_per_byte_of_a_nat for run in runs]
-    known = [ratio for ratio in ratios if math.isfinite(ratio)]
-    sizes = {section(run.record, "model").get("vocab_size") for run in runs} - {None}
-    # sizes come second, because nanoGPT pads the vocabulary of the same tokenizer. Ratios may differ by 1 %, because
-    # evaluations over other windows see other text, whose tokens are slightly longer or shorter
-    if (len(known) == len(runs) or len(sizes) < 2) and max(known, default=1) <= 1.01 * min(known, default=1):
-        return "loss"
-    require_bits_per_byte(runs, "the tokenizers of these runs differ, so only bits per byte compare them")
-    return "bits_per_byte"
-
-
-def require_bits_per_byte(runs: list[Run], why: str) -> None:
-    """Raise UserError if the evaluations of a run have no bits per byte; `why` begins the message."""
-    if without := [str(run.folder) for run in runs if math.isnan(run.bits_per_byte_of_a_nat)]:
-        raise UserError(f"{why}, and metrics.jsonl of {', '.join(without)} has none: draw it alone, with --y=loss")
 
 
 def about(run: Run) -> str:
@@ -80,11 +70,8 @@ def about(run: Run) -> str:
 
 
 def labels(runs: list[Run]) -> list[str]:
-    """The names of the runs in a figure: those of their folders, or their paths if two folders have one name."""
-    names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        names = [os.path.relpath(run.folder) for run in runs]
-    return [plain(name) for name in names]
+    """The names of the runs, as a figure shows them."""
+    return [plain(name) for name in names_of(runs)]
 
 
 def captions(runs: list[Run]) -> str:
@@ -116,6 +103,8 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
     label_x(axes, x, unit)
     axes.set_ylim(view(shown, y))
     axes.set_title(MEANING.get(y, y), fontsize=9, loc="left")
+    if math.isfinite(top := above(shown, axes.get_ylim())):
+        axes.set_title(f"▲ values up to {top:.3g} lie above", fontsize=7.5, loc="right", color="0.35")
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
     if y == "tokens_per_s":
@@ -140,7 +129,7 @@ def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "it
     small = () if y else ("lr", "grad_norm", "tokens_per_s", "memory", *others)
     rows = [[main, main], *([*small[n : n + 2], "."][:2] for n in range(0, len(small), 2))]
     heights = [1.9] + [1] * (len(rows) - 1)
-    size = (6.4, 4 if y else 3.5 + 1.85 * (len(rows) - 1))  # inches: 832 pixels wide, the column of a README
+    size = (WIDTH, 4 if y else 3.5 + 1.85 * (len(rows) - 1))  # inches
     figure, panels = plt.subplot_mosaic(rows, figsize=size, height_ratios=heights, layout="constrained")
     for name, axes in panels.items():
         draw_panel(axes, runs, name, x)
@@ -148,8 +137,18 @@ def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "it
     legend = figure.legend if len(runs) > 1 else panels[main].legend
     legend(*panels[main].get_legend_handles_labels(), frameon=False, fontsize=8, **where)
     figure.suptitle(captions(runs), fontsize=7, color="0.35", x=0.01, ha="left")
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=DPI)
     plt.close(figure)
+
+
+def joined(runs: list[Run]) -> str:
+    """The name of a file about several runs: their paths, because runs in two folders may have the same name."""
+    names = [os.path.relpath(run.folder).replace("../", "").replace(os.sep, "-") for run in runs]
+    name = "+".join(names)
+    if len(name) > LONGEST_NAME:
+        others = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8]  # other runs get another file
+        name = f"{names[0][:LONGEST_NAME]}+{len(names) - 1} more-{others}"
+    return name
 
 
 def targets(runs: list[Run], y: str | None, out: str | None) -> dict[pathlib.Path, str | None]:
@@ -159,32 +158,41 @@ def targets(runs: list[Run], y: str | None, out: str | None) -> dict[pathlib.Pat
     if len(runs) == 1:
         folder = runs[0].folder
         return {folder / f"{y}.png": y} if y else {folder / "curves.png": None, folder / "loss.png": "loss"}
-    # paths, because runs in two folders may have the same name
-    names = [os.path.relpath(run.folder).replace("../", "").replace(os.sep, "-") for run in runs]
-    name = "+".join(names)
-    if len(name) > LONGEST_NAME:
-        others = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8]  # other runs get another file
-        name = f"{names[0][:LONGEST_NAME]}+{len(names) - 1} more-{others}"
-    return {pathlib.Path(f"{name}-{y or 'curves'}.png"): y}
+    return {pathlib.Path(f"{joined(runs)}-{y or 'curves'}.png"): y}
+
+
+def write_page(runs: list[Run], out: str | None) -> pathlib.Path:
+    """Write the page of the runs, and return its path: report.html of one run, or a comparison of several."""
+    if len(runs) == 1:
+        return report_page.write(runs[0].folder)
+    path = pathlib.Path(out or f"{joined(runs)}.html")
+    compare_page.write(runs, path)
+    return path
 
 
 def arguments(args: list[str]) -> tuple[list[Run], dict[str, str]]:
     """The runs and the options on the command line. Raises UserError if one is invalid."""
-    folders, flags = separate(args)
+    page = "--html" in args
+    folders, flags = separate([arg for arg in args if arg != "--html"])
     pairs = [flag.removeprefix("--").partition("=")[::2] for flag in flags]
     runs, options = [Run(folder) for folder in [*folders, *(value for name, value in pairs if name == "out_dir")]], {}
     allowed = {"y": (*MEANING, *(name for run in runs for name in run.others)), "x": AXES, "out": None}
     for name, value in pairs:
         if name not in (*allowed, "out_dir") or not value:
-            raise UserError(f"--{name} is unknown or has no value: there are --y=NAME, --x=NAME and --out=PATH")
+            raise UserError(
+                f"--{name} is unknown or has no value: there are --y=NAME, --x=NAME, --out=PATH, and --html alone"
+            )
         if allowed.get(name) and value not in allowed[name]:
             raise UserError(f"--{name}={value} is unknown: it can be {', '.join(allowed[name])}")
         options[name] = value
-    if "out" in options and pathlib.Path(options["out"]).suffix not in SUFFIXES:
-        raise UserError(f"--out={options['out']} must end in {', '.join(SUFFIXES)}")
+    suffixes = (".html",) if page else SUFFIXES
+    if "out" in options and pathlib.Path(options["out"]).suffix not in suffixes:
+        raise UserError(f"--out={options['out']} must end in {', '.join(suffixes)}{' with --html' * page}")
+    if page and ({"x", "y"} & options.keys() or (len(runs) == 1 and "out" in options)):
+        raise UserError("--html takes no --x and no --y, and --out=PATH.html only for several runs: leave them out")
     if not runs:
         raise UserError("name the folder of a run: python plot.py RUN [RUN ...]")
-    return runs, options
+    return runs, options | ({"html": "True"} if page else {})
 
 
 if __name__ == "__main__":
@@ -192,6 +200,8 @@ if __name__ == "__main__":
         if "-h" in sys.argv or "--help" in sys.argv:
             sys.exit(print(__doc__))
         runs, options = arguments(sys.argv[1:])
+        if "html" in options:
+            sys.exit(print(f"wrote {write_page(runs, options.get('out'))}"))
         for path, y in targets(runs, options.get("y"), options.get("out")).items():
             draw(runs, path, y, options.get("x", "iterations"))
             print(f"drew {path}")

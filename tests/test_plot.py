@@ -136,6 +136,37 @@ def test_a_caption_says_where_a_run_ran(small_run):
     assert plot.captions([plot.Run(small_run)] * 2) == caption  # what is the same for all is said once
 
 
+def test_values_above_the_axis_are_named(tmp_path, axes):
+    # the first losses are cut off, so that the later ones can be read; nothing used to say so
+    falling = run_of(tmp_path / "falling", [step(n, loss=5.5 - 0.3 * min(n, 10)) for n in range(200)])
+    plot.draw_panel(axes, [falling], "loss", "iterations")
+    assert axes.get_title(loc="right") == "▲ values up to 5.5 lie above" and axes.get_ylim()[1] < 5.5
+    other = axes.figure.subplots()
+    plot.draw_panel(other, [some_run(tmp_path / "flat")], "loss", "iterations")
+    assert other.get_title(loc="right") == ""
+
+
+def test_a_figure_has_two_pixels_for_each_of_a_readmes_column(tmp_path):
+    plot.draw([some_run(tmp_path / "a")], tmp_path / "loss.png", "loss")
+    assert int.from_bytes((tmp_path / "loss.png").read_bytes()[16:20]) == 2 * 832
+
+
+def test_html_writes_a_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    a, b = (some_run(tmp_path / name) for name in "ab")
+    # --html takes no value: the run after it used to be lost
+    runs, options = plot.arguments(["--html", "a", "b"])
+    assert [run.name for run in runs] == ["a", "b"] and "html" in options
+    assert plot.write_page([a, b], None) == pathlib.Path("a+b.html")
+    assert '"runs": ["a", "b"]' in (tmp_path / "a+b.html").read_text()
+    assert plot.write_page([a, b], "mine.html") == pathlib.Path("mine.html")
+    assert plot.write_page([a], None) == tmp_path / "a" / "report.html"
+    assert '"name": "a"' in (tmp_path / "a" / "report.html").read_text()
+    for args in (["a", "b", "--html", "--y=lr"], ["a", "--html", "--out=x.html"], ["a", "b", "--html", "--out=x.png"]):
+        with pytest.raises(UserError, match="html"):
+            plot.arguments(args)
+
+
 def test_bad_input_is_one_sentence(small_run, tmp_path):
     assert "metrics.jsonl does not exist" in fails("plot.py", str(tmp_path))
     for args, sentence in {

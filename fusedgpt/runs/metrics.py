@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import pathlib
 from typing import Any
 
@@ -138,6 +139,36 @@ class Run:
         return np.interp(iters, np.append(0, self.train["iter"] + 1), np.append(0, seconds))
 
 
+def names_of(runs: list[Run]) -> list[str]:
+    """The names of the runs beside each other: those of their folders, or their paths if two folders have one name."""
+    names = [run.name for run in runs]
+    return names if len(set(names)) == len(names) else [os.path.relpath(run.folder) for run in runs]
+
+
+def losses_in(runs: list[Run]) -> str:
+    """The loss that compares the `runs`: 'loss', or 'bits_per_byte' if their tokenizers differ.
+
+    Tokenizers differ if a nat per token is a different number of bits per byte. If a run does not have this number,
+    vocabulary sizes are compared. Raises UserError if tokenizers differ and a run has no bits per byte.
+    """
+    ratios = [run.bits_per_byte_of_a_nat for run in runs]
+    known = [ratio for ratio in ratios if math.isfinite(ratio)]
+    vocabularies = [number(section(run.record, "model").get("vocab_size")) for run in runs]
+    sizes = {size for size in vocabularies if math.isfinite(size)}
+    # sizes come second, because nanoGPT pads the vocabulary of the same tokenizer. Ratios may differ by 1 %, because
+    # evaluations over other windows see other text, whose tokens are slightly longer or shorter
+    if (len(known) == len(runs) or len(sizes) < 2) and max(known, default=1) <= 1.01 * min(known, default=1):
+        return "loss"
+    require_bits_per_byte(runs, "the tokenizers of these runs differ, so only bits per byte compare them")
+    return "bits_per_byte"
+
+
+def require_bits_per_byte(runs: list[Run], why: str) -> None:
+    """Raise UserError if the evaluations of a run have no bits per byte; `why` begins the message."""
+    if without := [str(run.folder) for run in runs if math.isnan(run.bits_per_byte_of_a_nat)]:
+        raise UserError(f"{why}, and metrics.jsonl of {', '.join(without)} has none: draw it alone, with --y=loss")
+
+
 def _columns(rows, kind, names):
     """{name: its values in the lines of one `kind`, in the order of the iterations}, with `iter`."""
     rows = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["iter"])
@@ -172,6 +203,12 @@ def view(lines: list[Line], y: str) -> tuple[float, float]:
         high = max([low, *(top for line in lines if abs(top := _usual_top(line)) < LARGEST)])
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
     return float(low - margin), float(high + margin)
+
+
+def above(lines: list[Line], view: tuple[float, float]) -> float:
+    """The largest value of `lines` above the `view` of them, so that a figure can say so; NaN if there is none."""
+    values = np.concatenate([np.array([view[1]]), *(line.values[np.abs(line.values) < LARGEST] for line in lines)])
+    return float(values.max()) if values.max() > view[1] else math.nan
 
 
 def _usual_top(line):

@@ -11,8 +11,8 @@ import numpy as np
 
 from fusedgpt.errors import one_sentence
 from fusedgpt.machine.files import atomic
-from fusedgpt.runs.metrics import MEANING, Run, number, section, thinned, view
-from fusedgpt.runs.pages import fill, table, text
+from fusedgpt.runs.metrics import Run, number, section
+from fusedgpt.runs.pages import charts, duration, fill, median, table, text
 from fusedgpt.settings import Settings
 
 TEMPLATE = pathlib.Path(__file__).with_suffix(".html")  # how the page looks; this file says what is on it
@@ -44,7 +44,7 @@ def _page(run, running):
     """What the template's script draws: texts, and curves whose numbers are all finite or null."""
     steps, planned = run.train["iter"], number(section(run.record, "settings").get("max_iters"))
     done = int(max([0, *(steps[-1:] + 1), *run.eval["iter"][-1:]]))
-    left = _median(run.train["ms"][-100:]) / 1e3 * (planned - done)
+    left = median(run.train["ms"][-100:]) / 1e3 * (planned - done)
     return {
         "name": run.name,
         "running": running,
@@ -52,9 +52,11 @@ def _page(run, running):
         "patience": _patience(run, _since(run)),
         "done": done,
         "planned": None if math.isnan(planned) else planned,
-        "left": f"about {_duration(left)} of training left" if running and left > 0 else "",
+        "left": f"about {duration(left)} of training left" if running and left > 0 else "",
         "tiles": _tiles(run),
-        "charts": [chart for y in (*MEANING, *run.others) if (chart := _chart(run, y))],
+        "attention": _attention(run.record),
+        "axes": {"iterations": "iteration"},
+        "charts": charts([run], "loss", {"iterations": 1}),
         "samples": _samples(run.samples),
         "tables": [each for each in _tables(run) if each["rows"]],
     }
@@ -85,18 +87,6 @@ def _patience(run, since):
     return max(120.0, 5 * since, 5 * (last - before))
 
 
-def _chart(run, y):
-    lines = run.lines(y)
-    if not any(np.isfinite(line.values).any() for line in lines) and y != "loss":
-        return None
-    drawn = []
-    for line in lines:
-        kept = thinned(line.values)
-        values = [float(f"{value:.6g}") if math.isfinite(value) else None for value in line.values[kept].tolist()]
-        drawn.append({"name": line.name, "x": line.iters[kept].astype(int).tolist(), "y": values})
-    return {"title": MEANING.get(y, y), "wide": y == "loss", "range": view(lines, y), "lines": drawn}
-
-
 def _tiles(run):
     """The figures at the top of the page: [what, value, remark]."""
     tiles = []
@@ -109,16 +99,16 @@ def _tiles(run):
             tiles.append([what, last, "the lowest" if best == len(values) - 1 else lowest])
         elif len(values) and column == "val_loss":
             tiles.append([what, "not finite", "in every evaluation"])
-    speed, mfu, memory = (_median(run.train[name]) for name in ("tokens_per_s", "mfu", "peak_memory"))
+    speed, mfu, memory = (median(run.train[name]) for name in ("tokens_per_s", "mfu", "peak_memory"))
     ms = run.train["ms"]
     if math.isfinite(speed):
-        tiles.append(["tokens per second", f"{speed:,.0f}", f"median; {_median(ms):,.4g} ms a step"])
+        tiles.append(["tokens per second", f"{speed:,.0f}", f"median; {median(ms):,.4g} ms a step"])
     if math.isfinite(mfu):
         tiles.append(["MFU", f"{100 * mfu:.1f} %", section(run.record, "mfu").get("peak_source", "")])
     if math.isfinite(memory):
         tiles.append(["peak memory", f"{np.nanmax(run.train['peak_memory']) / 2**30:.2f} GiB", "of a process"])
     if np.nansum(ms) > 0:
-        tiles.append(["training time", _duration(float(np.nansum(ms)) / 1e3), "of the steps alone"])
+        tiles.append(["training time", duration(float(np.nansum(ms)) / 1e3), "of the steps alone"])
     return [[text(each) for each in tile] for tile in tiles]
 
 
@@ -137,10 +127,10 @@ def _tables(run):
         for n in ("parameters", "parameters_without_positions", "tokens_per_step")
         if number(record.get(n)) >= 0
     }
+    operators = section(record, "receipt").get("ops")
     times = {n: f"{number(v):,.4g}" for n, v in section(record, "time").items()}
     return [
-        table("Attention", _receipt(record), open=True),
-        table("What auto timed", _trials(record), ["kernel", "ms, 10th percentile", "refused"]),
+        table("What the profiler saw of attention", [["operators", operators]] if operators else []),
         table("Settings that are not the default", changed, ["setting", "value", "default"], open=True),
         table("All settings", settings.items(), ["setting", "value"]),
         table("Model", model.items()),
@@ -149,32 +139,23 @@ def _tables(run):
     ]
 
 
-def _receipt(record):
+def _attention(record):
+    """What the page says of the kernel: what was asked for, ran and was seen, and what auto timed, fastest first."""
     receipt, asked = section(record, "receipt"), section(record, "settings").get("attention")
     rows = {"asked for": asked, "ran": record.get("attention")}
     rows |= {"forward seen": receipt.get("forward"), "backward seen": receipt.get("backward")}
-    rows["operators seen"] = receipt.get("ops")
-    return [[what, value] for what, value in rows.items() if value]
-
-
-def _trials(record):
     trials = {n: trial for n, trial in section(record, "attention_trials").items() if isinstance(trial, dict)}
-    rows = [(number(trial.get("p10_ms")), name, trial.get("refused")) for name, trial in trials.items()]
-    rows.sort(key=lambda row: (math.isnan(row[0]), row[0]))
-    return [[name, "" if math.isnan(ms) else f"{ms:.3f}", refused or ""] for ms, name, refused in rows]
-
-
-def _median(values):
-    values = values[np.isfinite(values)]
-    return float(np.median(values)) if len(values) else math.nan
-
-
-def _duration(seconds):
-    """'2 h 5 min' for 7500."""
-    for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if seconds >= size:
-            return f"{seconds // size:.0f} {unit} {seconds % size // part:.0f} {smaller}"
-    return f"{seconds:.1f} s"
+    times = {name: number(trial.get("p10_ms")) for name, trial in trials.items()}
+    timed = sorted((name for name, ms in times.items() if ms > 0), key=times.__getitem__)
+    refused = {}
+    for name, trial in trials.items():
+        if trial.get("refused"):
+            refused.setdefault(text(trial["refused"]), []).append(name)
+    return {
+        "receipt": [[what, text(value)] for what, value in rows.items() if value],
+        "timed": [[name, times[name]] for name in timed],
+        "refused": [f"{', '.join(names)}: {why}" for why, names in refused.items()],
+    }
 
 
 if __name__ == "__main__":  # a long run's logger gives OUT_DIR, whether the run goes on, and its process id

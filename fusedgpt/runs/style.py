@@ -7,7 +7,7 @@ SUFFIXES = (".png", ".pdf", ".svg")
 # Okabe and Ito's colours, which the colour-blind can tell apart; neighbours differ in lightness, so grey works too
 COLOURS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#D55E00", "#56B4E9", "#009E73")
 MARKERS = "os^vDP*X"  # eight markers and seven colours give 56 runs a look of their own
-WIDTH = 6.4  # inches: 832 pixels, the column of a README
+WIDTH, DPI = 6.4, 260  # inches, and dots on one: 1664 pixels, twice the column of a README
 LINE = 0.135  # inches: height of a line of the subtitle
 UNITS = (("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400))
 

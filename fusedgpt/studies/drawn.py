@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fusedgpt.runs.metrics import Line, Run, number, section, thinned, view
+from fusedgpt.runs.metrics import LARGEST, Line, Run, number, section, thinned, view
 from fusedgpt.runs.style import AXES, COLOURS
 from fusedgpt.studies.outcomes import Results
 from fusedgpt.studies.verdict import Comparison
@@ -141,6 +141,12 @@ def loss_view(found: list[Curve]) -> tuple[float, float]:
     untrained = max((float(curve.high[0]) for curve in chosen if math.isfinite(curve.high[0])), default=math.inf)
     sides = [(curve.x["iterations"], side) for curve in chosen for side in (curve.low, curve.high)]
     return view([Line("", iters, np.minimum(side, untrained)) for iters, side in sides], "loss")
+
+
+def cut_off(found: list[Curve]) -> str:
+    """What `loss_view` does not show of the curves, as the end of a subject; empty if it shows all."""
+    largest = max((float(v) for curve in found for v in curve.high if abs(v) < LARGEST), default=-math.inf)
+    return f"; values up to {largest:.3g} lie above" if largest > loss_view(found)[1] else ""
 
 
 def coloured(results: Results) -> dict[str, int]:

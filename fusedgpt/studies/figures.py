@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from fusedgpt.machine.files import atomic
 from fusedgpt.runs import style
-from fusedgpt.runs.style import COLOURS, MARKERS, SUFFIXES, WIDTH, label_x, plain, time_unit
+from fusedgpt.runs.style import COLOURS, DPI, MARKERS, SUFFIXES, WIDTH, label_x, plain, time_unit
 from fusedgpt.studies import drawn
 from fusedgpt.studies.outcomes import Results
 from fusedgpt.studies.words import decimals, head, headline, labels, shown, summaries, what, without_value, word
@@ -35,7 +35,7 @@ def write(results: Results, folder: pathlib.Path) -> list[pathlib.Path]:
             for suffix in SUFFIXES:
                 paths.append(folder / f"{name}{suffix}")
                 with atomic(paths[-1]) as file:
-                    figure.savefig(file, format=suffix[1:], dpi=130)
+                    figure.savefig(file, format=suffix[1:], dpi=DPI)
     return paths
 
 
@@ -80,6 +80,7 @@ def curves(results: Results, found: list[drawn.Curve], axis: str) -> object:
     y = drawn.curves_show(results)
     against = "training time, without evaluations" if axis == "time" else axis
     subject = f"{y} against {against}; line: mean over seeds, band: lowest to highest seed; {_runs(results)}"
+    subject += drawn.cut_off(found)
     figure, axes = _new(3.3, drawn.curves_title(results, found), subject)
     bottom, top = drawn.loss_view(found)
     unit, scale = time_unit(drawn.runs_in(results)) if axis == "time" else ("", 1)

@@ -141,6 +141,7 @@ def _curves(results):
         "title": drawn.curves_title(results, found),
         "y": drawn.curves_show(results),
         "range": drawn.loss_view(found),
+        "above": drawn.cut_off(found),
         "axes": {axis: named[axis] for axis in axes},
         "lines": lines,
     }

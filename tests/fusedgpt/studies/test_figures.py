@@ -171,6 +171,8 @@ def test_a_variant_that_is_far_worse_does_not_squeeze_the_others(tmp_path):
     results = outcomes.read(study(tmp_path, variants, losses))
     low, high = drawn.loss_view(drawn.curves(results))
     assert low < 2 and 4 < high < 4.2
+    assert drawn.cut_off(drawn.curves(results)) == "; values up to 1e+08 lie above"
+    assert drawn.cut_off([each for each in drawn.curves(results) if each.mean.max() < 5]) == ""
     value = drawn.coordinates(results)[-1]
     places = list(value.at.values())
     assert places[0] == 0 and places[4:] == [1, 1] and 0.2 < places[3] < 0.6

@@ -1,0 +1,174 @@
+"""The page of several runs: what it compares, whatever their files hold, and how it behaves in a browser."""
+
+import html
+
+import pytest
+
+from fusedgpt.errors import UserError
+from fusedgpt.runs import compare_page
+from fusedgpt.runs.metrics import Run
+from tests.fusedgpt.runs.test_metrics import ODD, evaluation, run_of, step
+from tests.fusedgpt.runs.test_report_page import EVIL, RECORDS, in_browser, in_chromium, page_of, sample, text_in
+
+
+def some_run(folder, loss=2.0, ms=2000.0, **record):
+    """A run of 40 steps, whose validation loss ends at `loss`, with samples after 20 and 40."""
+    lines = [step(n, loss + 4 - n / 10, lr=0.1, ms=ms, tokens_per_s=1e6 / ms, peak_memory=2.0**30) for n in range(40)]
+    lines += [evaluation(0, loss + 4), evaluation(20, loss - 0.5), evaluation(40, loss)]
+    lines += [sample(20, "early"), sample(40, f"late {folder.name}")]
+    record = dict(tokens_per_step=1000, model={"vocab_size": 256}, settings={"seed": 1}) | record
+    return run_of(folder, lines, **record)
+
+
+def compared(tmp_path, *runs):
+    path = tmp_path / "page.html"
+    compare_page.write([*runs], path)
+    return path
+
+
+def tables(page):
+    return {each["title"]: each["rows"] for each in page["tables"]}
+
+
+def test_a_page_puts_runs_beside_each_other(tmp_path):
+    settings = {"seed": 1, "attention": "manual", "out_dir": "a", "weight_decay": None}
+    a = some_run(tmp_path / "a", 2.0, settings=settings, attention="manual", receipt={"forward": ["unfused"]})
+    there = {"attention": "flash", "out_dir": "b"}
+    b = some_run(tmp_path / "b", 1.9, 500.0, settings=settings | there, attention="flash", receipt={"forward": "flash"})
+    page = page_of(compared(tmp_path, a, b))
+    assert page["runs"] == ["a", "b"] and page["headline"] == "b ends lowest, at 1.9000 nats per token."
+    assert page["ends"] == [
+        ["2.0000", "1.5000 at 20", "500", "2,000", "1 min 20 s", "1.00 GiB"],
+        ["1.9000", "1.4000 at 20", "2,000", "500", "20.0 s", "1.00 GiB"],
+    ]
+    assert len(page["head"]) == 1 + len(page["ends"][0])
+    assert tables(page)["Settings that differ"] == [["attention", "manual", "flash"]]  # out_dir differs in any two runs
+    receipts = tables(page)["Attention: the receipts"]
+    assert ["ran", "manual", "flash"] in receipts and ["forward seen", "unfused", "flash"] in receipts
+    assert page["samples"] == [["\n", [[40, "late a"], [40, "late b"]]]]
+    loss = page["charts"][0]
+    assert [(line["run"], line["name"]) for line in loss["lines"]] == [
+        (0, "training"), (0, "validation"), (1, "training"), (1, "validation")
+    ]  # fmt: skip
+    assert loss["lines"][3]["x"] == {"iterations": [0, 20, 40], "time": [0, 10, 20], "tokens": [0, 20_000, 40_000]}
+    assert loss["lines"][3]["y"] == [5.9, 1.4, 1.9] and page["axes"]["time"] == "seconds"
+
+
+def test_equal_ends_are_not_ranked(tmp_path):
+    # of two kernels with the same losses, the page named one the best by a rounding error
+    a, b = some_run(tmp_path / "a", 2.00001), some_run(tmp_path / "b", 2.0)
+    assert page_of(compared(tmp_path, a, b))["headline"] == "All runs end at 2.0000 nats per token."
+    c = some_run(tmp_path / "c", 2.5)
+    assert page_of(compared(tmp_path, a, b, c))["headline"] == "a and b end lowest, at 2.0000 nats per token."
+    new = run_of(tmp_path / "new", [step(0)])
+    assert page_of(compared(tmp_path, a, new))["headline"] == "Fewer than two of these runs have been evaluated."
+
+
+def test_runs_of_different_tokenizers_are_compared_in_bits_per_byte(tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    for folder, ratio, vocabulary in ((a, 1.4427, 256), (b, 0.35, 50257)):
+        told = dict.fromkeys(("train_bits_per_byte", "val_bits_per_byte"), 2 * ratio)
+        lines = [step(0), evaluation(0, **told), evaluation(1, **told)]
+        run_of(folder, lines, model={"vocab_size": vocabulary})
+    a, b = Run(a), Run(b)
+    page = page_of(compared(tmp_path, a, b))
+    assert page["headline"] == "b ends lowest, at 0.7000 bits per byte."
+    assert page["charts"][0]["title"] == page["head"][1] == "bits per byte"
+    silent = some_run(tmp_path / "silent", model={"vocab_size": 50257})
+    with pytest.raises(UserError, match="only bits per byte compare them"):
+        compared(tmp_path, a, silent)
+
+
+def test_an_axis_that_a_run_does_not_know_is_not_offered(tmp_path):
+    a, b = some_run(tmp_path / "a"), some_run(tmp_path / "b", tokens_per_step=None)
+    assert list(page_of(compared(tmp_path, a, b))["axes"]) == ["iterations", "time"]
+    a, b = (run_of(tmp_path / name, [step(0)], tokens_per_step=9) for name in "cd")
+    assert list(page_of(compared(tmp_path, a, b))["axes"]) == ["iterations", "tokens"]
+
+
+@pytest.mark.parametrize("value", ODD, ids=str)
+def test_odd_values_cost_only_what_they_said(value, tmp_path):
+    odd = dict.fromkeys(("lr", "ms", "tokens_per_s", "peak_memory"), value)
+    a = run_of(tmp_path / "a", [step(0, **odd), evaluation(0, val_bits_per_byte=value)], tokens_per_step=value)
+    page = page_of(compared(tmp_path, a, some_run(tmp_path / "b", 1.5)))
+    assert page["headline"] == "b ends lowest, at 1.5000 nats per token."
+
+
+def test_damaged_records_cost_only_what_they_said(tmp_path):
+    b = some_run(tmp_path / "b", 1.5)
+    for record in RECORDS:
+        some_run(tmp_path / "a")
+        (tmp_path / "a" / "run.json").write_text(record)
+        page = page_of(compared(tmp_path, Run(tmp_path / "a"), b))
+        assert page["headline"].startswith("b ends lowest"), record
+
+
+@in_browser
+def test_no_text_of_the_runs_runs_in_a_browser(tmp_path):
+    evil = EVIL.replace("\ud800", "")  # Chromium shows it, but --dump-dom crashes on half of a surrogate pair
+    folder = tmp_path / "<script>document.title='broken'<!--"
+    a = some_run(folder, device=evil, settings={evil: evil, "attention": evil})
+    b = run_of(tmp_path / "b", [step(0), evaluation(0), sample(9, evil, evil)])
+    path = compared(tmp_path, a, b)
+    assert path.read_text().count("<script") == path.read_text().count("</script>") == 2
+    document, console = in_chromium(path)
+    assert console == [] and f"<title>{html.escape(folder.name, quote=False)} and b</title>" in document
+    assert text_in(document, "sampled").count("document.title = 'broken'") == 2  # the prompt and its text
+
+
+@in_browser
+def test_the_pointer_reads_all_runs_and_the_axis_can_be_changed(tmp_path):
+    # 2 s and 0.5 s a step: after 20 seconds, one run has done 10 steps and the other 40
+    runs = some_run(tmp_path / "slow", 2.0), some_run(tmp_path / "fast", 1.9, 500.0)
+    script = """
+        const svg = document.querySelectorAll("#charts svg")[1], seen = [];
+        const at = part => {
+            const box = svg.getBoundingClientRect(), x = box.left + 54 + part * (box.width - 66);
+            svg.dispatchEvent(new PointerEvent("pointermove", { clientX: x, bubbles: true }));
+            seen.push(document.querySelector(".at").textContent);
+            seen.push([...document.querySelectorAll("figure .readout")[0].querySelectorAll("b")]
+                .map(each => each.textContent).join(" "));
+        };
+        at(0.5);
+        document.querySelector("[data-axis=time]").click();
+        at(0.3);
+        svg.dispatchEvent(new PointerEvent("pointerleave"));
+        seen.push(document.querySelector("[aria-pressed=true]").textContent);
+        document.body.append(make("p", { id: "seen" }, seen.join("|")));
+        document.body.dataset.requests = performance.getEntriesByType("resource").length;
+        document.body.dataset.wide = document.documentElement.scrollWidth > innerWidth;
+    """
+    document, console = in_chromium(compared(tmp_path, *runs), script)
+    # half of 40 iterations; then 24 s of 80: the slow run's nearest evaluation is at 40 s, and the fast one has ended
+    assert text_in(document, "seen") == "iteration 20|1.500 1.400|40 seconds|1.500 1.900|training time"
+    assert 'data-requests="0"' in document and 'data-wide="false"' in document and console == []
+
+
+@in_browser
+def test_a_page_of_several_runs_is_readable_on_a_phone(tmp_path):
+    long = "a-very-long-name-of-a-run-" * 5
+    runs = some_run(tmp_path / long, settings={"dataset": "x" * 200}), some_run(tmp_path / "b", 1.5)
+    tells = """<script>
+        const boxes = what => [...document.querySelectorAll(what)].map(each => each.getBoundingClientRect());
+        const inside = boxes("svg, pre, figure, .card, h1").every(box => box.left >= 0 && box.right <= 390);
+        const narrow = document.documentElement.scrollWidth <= 390;
+        const columns = what => new Set(boxes(what).map(box => box.left)).size;
+        parent.postMessage([inside, narrow, columns("figure"), columns("pre")].join(" "), "*");
+    </script></body>"""
+    inside = html.escape(compared(tmp_path, *runs).read_text().replace("</body>", tells))
+    hears = """onmessage = event => document.body.append(
+        Object.assign(document.createElement("p"), { id: "seen", textContent: event.data })
+    );"""
+    frame = tmp_path / "frame.html"
+    phone = f'<iframe width="390" height="844" style="border: 0" srcdoc="{inside}"></iframe>'
+    frame.write_text(f"<body><script>{hears}</script>{phone}</body>")
+    document, console = in_chromium(frame)
+    assert text_in(document, "seen") == "true true 1 1" and not console
+
+
+def test_the_page_is_small(tmp_path):
+    lines = [step(n, loss=3.0 + n % 7, lr=n * 1e-7, ms=1.5, grad_norm=0.1 * (n % 11)) for n in range(10_000)]
+    runs = [run_of(tmp_path / name, lines, tokens_per_step=1000) for name in "ab"]
+    path = compared(tmp_path, *runs)
+    assert path.stat().st_size < 500_000
+    assert {3, 9} <= {*page_of(path)["charts"][0]["lines"][0]["y"]}  # both ends of what each stretch holds
