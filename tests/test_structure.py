@@ -93,6 +93,20 @@ def test_slow_libraries_load_only_where_they_are_used(module):
     assert not {name.split(".")[0] for name in top} & LAZY
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_text_is_read_and_written_in_a_named_encoding(module):
+    # Windows would take the code page of its user's language
+    for node in ast.walk(MODULES[module]):
+        if not isinstance(node, ast.Call) or any(keyword.arg in ("encoding", None) for keyword in node.keywords):
+            continue
+        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        parts = [part for a in (*node.args[1:], *node.keywords) for part in ast.walk(a)]
+        binary = any(isinstance(part, ast.Constant) and "b" in str(part.value) for part in parts)
+        of_a_method = isinstance(node.func, ast.Attribute) and name == "open"  # of os, tarfile, the logger
+        text = name in ("read_text", "write_text") or (name == "open" and not of_a_method and not binary)
+        assert not text, f"{module}, line {node.lineno}: {ast.unparse(node)}"
+
+
 def test_functions_can_be_read():
     for module, tree in MODULES.items():
         for node in ast.walk(tree):

@@ -241,7 +241,7 @@ def _step(name, command, limit, guess, deadline):
         pass
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs keeps a killed process
                 process.wait(10)
     took = time.monotonic() - began
@@ -299,7 +299,7 @@ class Kept:
                 shutil.copy2(path, here)
 
     def _copied_at(self, results):
-        return float((results / self.MARK).read_text()) if (results / self.MARK).exists() else 0.0
+        return float((results / self.MARK).read_text(encoding="utf-8")) if (results / self.MARK).exists() else 0.0
 
     def write(self) -> None:
         """Replace the copy by today's files. Raises UserError if the folder cannot be written."""
@@ -322,7 +322,7 @@ def _keep(kept):
 def _tests(results, of):
     """The outcome of each test file with the code, device and PyTorch in `of`."""
     path = results / "tests.json"
-    found = json.loads(path.read_text()) if path.exists() else {}
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return found["files"] if found.get("of") == of else {}
 
 

@@ -20,6 +20,7 @@ from fusedgpt.machine.timing import summary
 from fusedgpt.runs.metrics import read_metrics, record_of
 
 TRAIN = SCRIPTS / "train.py"
+KILLED = getattr(signal, "SIGKILL", 9)  # Windows has no SIGKILL
 WARM_UP = 5  # first steps that do not count, as in train.py
 
 # defaults of train.py's settings in benchmarks, if they differ from train.py's own
@@ -114,7 +115,7 @@ def error_of(done: subprocess.CompletedProcess, name: str, limited: bool = False
     signs += ["bad_alloc", "Cannot allocate memory", "STATUS_ALLOC_FAILED"]
     if limited:
         signs += ["could not create a primitive", "can't start new thread"]  # from oneDNN and Python
-    if done.returncode == -signal.SIGKILL or any(words in done.stderr for words in signs):
+    if done.returncode == -KILLED or any(words in done.stderr for words in signs):
         return MemoryError(said)
     if done.returncode == 1 and f"error: {said}" in lines:
         return UserError(said)
@@ -122,8 +123,13 @@ def error_of(done: subprocess.CompletedProcess, name: str, limited: bool = False
 
 
 def held_by_pytorch() -> tuple[int, int]:
-    """Bytes (data, resident) that a process holds after it has imported train.py, before it makes a model (Linux)."""
-    read = "import train; print(open('/proc/self/status').read())"
+    """Bytes (data, resident) that a process holds after it has imported train.py, before it makes a model.
+
+    Raises UserError if this is not Linux.
+    """
+    if sys.platform != "linux":
+        raise UserError("on a CPU, max_batch needs Linux, which limits a process's memory: run it there, or on a GPU")
+    read = "import train; print(open('/proc/self/status', encoding='utf-8').read())"
     done = subprocess.run([sys.executable, "-c", read], cwd=TRAIN.parent, capture_output=True, text=True, check=True)
     status = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
     return tuple(1024 * int(status[name].split()[0]) for name in ("VmData", "VmRSS"))

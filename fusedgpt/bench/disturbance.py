@@ -9,10 +9,15 @@ Rows whose times are compared with each other, such as those of a round, form a 
 stricter. A group is measured again as a whole, because the rows that happen to remain would favour one contender.
 """
 
-import resource
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 SLOWER = 1.25  # limit of a row's reference over the best of all rows
 SLOWER_IN_GROUP = 1.1  # limit of its reference over the best of its group
@@ -34,6 +39,8 @@ def bracketed(measure: Callable[[dict], dict], spec: dict, reference: Callable[[
 
 def _usage():
     """(involuntary context switches, seconds of CPU time) of this process and of its children that have ended."""
+    if resource is None:
+        return 0, time.process_time()  # without the children
     both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(r.ru_nivcsw for r in both), sum(r.ru_utime + r.ru_stime for r in both)
 

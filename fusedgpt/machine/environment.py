@@ -62,7 +62,7 @@ def _cpu_name():
 
 
 def _cpuinfo(name):
-    with open("/proc/cpuinfo") as file:
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         return [line.split(":")[1].strip() for line in file if line.startswith(name)]
 
 

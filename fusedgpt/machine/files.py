@@ -16,6 +16,7 @@ from typing import IO, Any
 from fusedgpt.errors import UserError
 
 NO_LINKS = (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+LOCKED_BYTE = 2**20  # beyond the text of a lock file, because Windows lets nobody read a locked byte
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -120,32 +121,43 @@ class Lock:
 def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:
     """Take the folder for this process, until the returned lock is closed. shared: for all processes that ask so.
 
-    The system releases the folder when the process ends, however it ends. Raises UserError if another process has the
-    folder, or if it cannot be written.
+    The system releases the folder when the process ends, however it ends. On Windows, processes that share it keep no
+    other out. Raises UserError if another process has the folder, or if it cannot be written.
     """
     path = pathlib.Path(out_dir) / ".lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+")  # noqa: SIM115 (open as long as the run)
+        file = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115 (open as long as the run)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}. Name another folder") from error
-    with contextlib.suppress(ImportError):  # Windows has no fcntl
-        import fcntl
-
-        try:
-            how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-            fcntl.lockf(file, how | fcntl.LOCK_NB)  # unlike flock, not inherited by children; works over NFS
-        except (BlockingIOError, PermissionError) as error:
-            file.seek(0)
-            raise UserError(
-                f"{out_dir} is in use by another run: {file.read().strip()}. Wait for it to end, or name another folder"
-            ) from error
-        except OSError:  # a file system without locks
-            return Lock(file)
+    try:
+        _take(file, shared)
+    except (BlockingIOError, PermissionError) as error:
+        file.seek(0)
+        raise UserError(
+            f"{out_dir} is in use by another run: {file.read().strip()}. Wait for it to end, or name another folder"
+        ) from error
+    except OSError:  # a file system without locks
+        return Lock(file)
     file.truncate(0)
     started = time.strftime("%Y-%m-%d %H:%M:%S")
     print(f"process {os.getpid()} on {socket.gethostname()}, started {started}", file=file, flush=True)
     return Lock(file)
+
+
+def _take(file, shared):
+    """Lock an open file for this process. Raises BlockingIOError or PermissionError if another process has it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows, which locks ranges of bytes, and none for several processes
+        import msvcrt
+
+        if not shared:
+            os.lseek(file.fileno(), LOCKED_BYTE, os.SEEK_SET)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        return
+    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    fcntl.lockf(file, how | fcntl.LOCK_NB)  # unlike flock, not inherited by children; works over NFS
 
 
 def link(path: str | os.PathLike, name: str | os.PathLike) -> None:

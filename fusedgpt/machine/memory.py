@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import itertools
+import math
 import os
 import statistics
 import sys
@@ -12,6 +13,11 @@ import torch
 
 from fusedgpt.machine import timing
 from fusedgpt.machine.profiler import profile
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 
 def keep_freed_memory(keep: bool) -> None:
@@ -38,29 +44,25 @@ def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif sys.platform == "linux":
-        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
             file.write("5")  # proc(5): reset the peak of the resident set
 
 
-def peak_memory(device: torch.device) -> int:
-    """Most bytes held at once, by PyTorch on a GPU, otherwise by this process."""
+def peak_memory(device: torch.device) -> float:
+    """Most bytes held at once, by PyTorch on a GPU, otherwise by this process; NaN if the system does not say."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "linux":  # not by getrusage, because a child would start with its parent's peak
-        with open("/proc/self/status") as file:
+        with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
             return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
-    import resource  # not on Windows
-
+    if resource is None:
+        return math.nan
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def page_faults() -> int:
     """How many pages of memory, cleared or shared, the system has given this process; 0 if it does not say."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
 
 
 def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
@@ -76,10 +78,12 @@ def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
     return max(itertools.accumulate((event.nbytes() for event in events), initial=0))
 
 
-def total_memory(device: torch.device) -> int:
-    """Total bytes of memory of a GPU, or of the machine for another `device`."""
+def total_memory(device: torch.device) -> float:
+    """Total bytes of memory of a GPU, or of the machine for another `device`; infinite if the system does not say."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
+    if not hasattr(os, "sysconf"):  # Windows
+        return math.inf
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -148,7 +148,7 @@ def launch() -> dict | None:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     torchrun = f"{socket.gethostname()}:{os.getppid()}"
-    with contextlib.suppress(OSError), open(f"/proc/{os.getppid()}/stat") as file:
+    with contextlib.suppress(OSError), open(f"/proc/{os.getppid()}/stat", encoding="utf-8", errors="replace") as file:
         torchrun += f":{file.read().rsplit(')', 1)[1].split()[19]}"  # its start time: containers reuse process ids
     return {"id": os.environ["TORCHELASTIC_RUN_ID"], "torchrun": torchrun}
 

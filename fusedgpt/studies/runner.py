@@ -26,6 +26,8 @@ FRUITLESS = 3  # times that a run may be killed without a step before it counts 
 # sentences with which train.py ends, as far as a study acts on them
 DIVERGED = re.compile(r"no finite gradient|has diverged|weights are not finite")
 OUT_OF_ROOM = re.compile(r"cannot write|No space left|disk is full|File too large")
+# exit statuses of a run that a signal has ended; Windows has no SIGHUP
+ENDED = [128 + getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
 IN_USE = "is in use by another run"
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here, because a fork should do little
@@ -166,7 +168,7 @@ class Runner:
             self._note(process.job, "pruned", "its first evaluations were worse than those of other trials")
         elif status == 0:
             self._note(process.job, "finished")
-        elif status < 0 or IN_USE in why or status in (128 + signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGHUP):
+        elif status < 0 or IN_USE in why or status in ENDED:
             return self._again(process, why)
         elif OUT_OF_ROOM.search(why):
             raise UserError(f"{why}. Then give the same command: the study goes on")
