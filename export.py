@@ -1,9 +1,11 @@
-"""Write a run as a Hugging Face GPT-2: the model, its tokenizer, a model card, and meta.json for sample.py.
+"""Write a run for other programs: as a model of transformers, as a GGUF file, or as a checkpoint of nanoGPT.
 
     python export.py RUN [FOLDER]
+    python export.py RUN --format=gguf
+    python export.py RUN --push=owner/name --license=mit
 
-AutoModelForCausalLM, AutoTokenizer and pipeline("text-generation") of transformers load the folder. The export strips
-vocabulary padding and writes zeros for biases that the run does not have. The logits stay the same.
+The model loses its vocabulary padding. Biases that it does not have become zeros, except for nanoGPT. The logits stay
+the same, but for the rounding of the other program. A model card is written beside the model.
 """
 
 import contextlib
@@ -11,9 +13,10 @@ import dataclasses
 import json
 import os
 import pathlib
+import pickle
 import shutil
 import sys
-from typing import Any
+from typing import Literal
 
 from configurator import answer_help, configure
 
@@ -21,7 +24,11 @@ from configurator import answer_help, configure
 @dataclasses.dataclass
 class Settings:
     out_dir: str = "out"  # folder of the run
-    folder: str = ""  # folder to write; empty: hf in that of the run
+    folder: str = ""  # folder to write; empty: one in that of the run, named after the format
+    # hf: for transformers, and for --init_from here; gguf: for llama.cpp and Ollama; nanogpt: for nanoGPT's sample.py
+    format: Literal["hf", "gguf", "nanogpt"] = "hf"
+    push: str = ""  # owner/name: upload the folder to the Hugging Face Hub too, where a new model is private
+    license: str = ""  # licence that the model card names, by the Hub's name for it, such as mit; empty: none
 
 
 PLACES = ("out_dir", "folder")  # what arguments without a name set
@@ -29,63 +36,75 @@ PLACES = ("out_dir", "folder")  # what arguments without a name set
 if __name__ == "__main__":
     answer_help(Settings(), sys.argv[1:], __doc__, places=PLACES)  # before PyTorch, which takes seconds to import
 
+import torch
 from safetensors import SafetensorError
 
 from fusedgpt.data import dataset
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import ROOT
-from fusedgpt.interchange import tokenizer_json
+from fusedgpt.interchange import exported, gguf_file, nanogpt, tokenizer_json
 from fusedgpt.interchange.gpt2 import to_transformers
-from fusedgpt.machine.files import lock
 from fusedgpt.runs import checkpoint, run_folder
 from fusedgpt.runs.metrics import losses_at, record_of, section
 from model import GPT
 
-TAGS = "tags: [gpt2, fusedgpt]"  # marks a folder as an earlier export
-CARD_FILE = "README.md"
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")  # transformers writes one file, or parts and an index
-WRITTEN = (CARD_FILE, "config.json", "generation_config.json", "model*.safetensors*")
-WRITTEN += ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "meta.json")
 CARD = """---
-library_name: transformers
-pipeline_tag: text-generation
-{tags}
+{head}
 ---
 
 # {title}
 
-A GPT-2 that was trained with fusedGPT and can be loaded with transformers:
+A GPT-2 that was trained with fusedGPT. {use}
+
+| | |
+|---|---|
+{rows}
+"""
+HEAD = {"hf": ["library_name: transformers", "pipeline_tag: text-generation"]}  # of a card, by format
+HEAD |= {"gguf": ["pipeline_tag: text-generation"], "nanogpt": []}
+USE = {
+    "hf": """To load it with transformers:
 
 ```python
 from transformers import pipeline
 
 generate = pipeline("text-generation", model="PATH_OR_HUB_ID")
 print(generate("The", do_sample=True, top_k=200)[0]["generated_text"])
+```""",
+    "gguf": """To load it with llama.cpp or Ollama:
+
 ```
+llama-completion -m model.gguf -no-cnv -p "The"
+ollama create NAME -f Modelfile
+```""",
+    "nanogpt": """To sample it with nanoGPT, copy `meta.pkl`, if there is one, to `data/DATA` of nanoGPT. There:
 
-| | |
-|---|---|
-{rows}
-"""
-
+```
+python sample.py --out_dir=FOLDER
+```""",
+}
+NEXT = {
+    "hf": "load it with transformers, or with --init_from={folder}",
+    "gguf": "load its model.gguf with llama.cpp, or make a model of Ollama: ollama create NAME -f {folder}/Modelfile",
+    "nanogpt": "copy its meta.pkl, if there is one, to data/{data} of nanoGPT, and load it with --out_dir={folder}",
+}
+WORDS = {"gelu": "GELU exactly", "gelu_tanh": "GELU in GPT-2's tanh form"}
 WITHIN_DOCUMENTS = "within documents in training, across them in GPT-2: give it one document at a time"
 NANOGPTS_ACTIVATION = (
-    "a nanoGPT checkpoint does not name its activation: it is exported with the exact GELU, nanoGPT's since May 2023."
-    " For an older one, set activation_function to gelu_new in {folder}/config.json"
+    "a nanoGPT checkpoint does not name its activation: it is exported with the exact GELU, nanoGPT's since May 2023"
 )
 
 
-def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, theirs: Any) -> str:
-    """README.md for `theirs`, made from the checkpoint `saved` of the run in `out_dir`. meta: its data's, if known."""
-    environment, c = section(record_of(out_dir), "environment"), theirs.config
-    packed = saved["extra_model_args"].get("document_start") is not None
-    shape = f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} channels, context of {c.n_positions} tokens"
+def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, model: GPT, format: str, license: str) -> str:
+    """README.md for `model`, of the checkpoint `saved` of the run in `out_dir`. meta: its data's, if known."""
+    environment, c = section(record_of(out_dir), "environment"), model.config
+    padding = (c.padded_vocab_size - c.vocab_size) * c.n_embd
     found = {
-        "data set": pathlib.Path(str(saved["config"].get("dataset", ""))).name,  # without the path on this machine
+        "data set": data_of(saved),
         "tokenizer": meta and f"{meta['tokenizer']}, {c.vocab_size:,} ids",
-        "parameters": f"{theirs.num_parameters():,}",
-        "shape": shape,
-        "attention": WITHIN_DOCUMENTS if packed else None,
+        "parameters": f"{c.num_params - padding:,}",
+        "shape": f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} channels, context of {c.block_size} tokens",
+        "attention": WITHIN_DOCUMENTS if c.packed else None,
         "iterations": f"{saved['iter_num']:,}",
         **losses_at(out_dir, saved["iter_num"]),
         "trained on": environment.get("device"),
@@ -93,89 +112,104 @@ def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, theirs: An
         "commit of fusedGPT": environment.get("commit"),
     }
     rows = "\n".join(f"| {name} | {value} |" for name, value in found.items() if value)
-    return CARD.format(tags=TAGS, title=out_dir.resolve().name, rows=rows)
+    head = "\n".join([*HEAD[format], *([f"license: {license}"] if license else []), exported.TAGS])
+    use = USE[format].replace("DATA", data_of(saved))
+    return CARD.format(head=head, title=out_dir.resolve().name, use=use, rows=rows)
 
 
-def main(out_dir: str | os.PathLike, folder: str | os.PathLike) -> None:
-    """Export the run in `out_dir` to `folder`. Raises UserError if there is no run, or the folder cannot be written."""
+def data_of(saved: dict) -> str:
+    """The name of the data that a checkpoint was trained on, without its path on this machine."""
+    return pathlib.Path(str(saved["config"].get("dataset", ""))).name
+
+
+def main(out_dir: str | os.PathLike, folder: str | os.PathLike, format="hf", push: str = "", license: str = "") -> None:
+    """Export the run in `out_dir` to `folder`, and upload it if `push` names a model of the Hub.
+
+    Raises UserError if there is no run, the folder cannot be written, or the format cannot hold the model.
+    """
+    out_dir, folder = pathlib.Path(out_dir), pathlib.Path(folder)
+    if push:
+        exported.require_upload(push)
     saved, _ = run_folder.load_best(out_dir)
-    folder = pathlib.Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file: name a folder to write")
-    _require_ours(folder)
-    model = GPT.from_checkpoint(saved)
-    if checkpoint.is_nanogpts(saved):
-        print(NANOGPTS_ACTIVATION.format(folder=folder))
-    meta = tokenizer = end = None
+    model, meta = GPT.from_checkpoint(saved), None
     try:
         meta = dataset.meta_of_checkpoint(ROOT, saved)
-        tokenizer = tokenizer_json.tokenizer(meta, model.config.block_size)
-        end = tokenizer.eos_token_id
     except UserError as error:  # a nanoGPT checkpoint only names its data, which may not be here
         print(f"no tokenizer is written: {error}")
+    with exported.replacing(folder) as new:
+        WRITE[format](new, model, meta, saved)
+        card = model_card(out_dir, saved, meta, model, format, license)
+        (new / exported.CARD).write_text(card, encoding="utf-8", errors="backslashreplace")  # names may not be UTF-8
+    if checkpoint.is_nanogpts(saved):
+        remedy = f". For an older one, set activation_function to gelu_new in {folder}/config.json"
+        print(NANOGPTS_ACTIVATION + remedy * (format == "hf"))
     if model.config.packed:
         print("attention within documents is not exported: GPT-2 attends across them. Give it one document at a time")
+    print(f"wrote {folder}: {NEXT[format].format(folder=folder, data=data_of(saved))}")
+    if push:
+        print(f"uploaded to {exported.upload(folder, push)}")
+
+
+def write_hf(folder, model, meta, saved):
+    """Write the files of transformers, and meta.json for sample.py."""
+    tokenizer = end = None
+    if meta is not None:
+        (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+        try:
+            tokenizer = tokenizer_json.tokenizer(meta, model.config.block_size)
+            end = tokenizer.eos_token_id
+        except UserError as error:
+            print(f"no tokenizer is written: {error}")
     theirs = to_transformers(model.config, model.state_dict(), bos_token_id=end, eos_token_id=end)
     # by default transformers generates 256 more tokens, but the model has no positions beyond its context
     theirs.generation_config.max_length = model.config.block_size
-    work = folder / ".export"  # on the disk of `folder`, so that files can be renamed into place
-    with lock(work):
+    with contextlib.chdir(folder):  # the package tokenizers takes only paths in UTF-8
         try:
-            for left in _in(work):  # left by an export that was killed
-                left.unlink()
-            with contextlib.chdir(work):  # the package tokenizers takes only paths in UTF-8
-                theirs.save_pretrained(".")
-                if tokenizer is not None:
-                    tokenizer.save_pretrained(".")
-            if meta is not None:  # sample.py needs it to know what the ids mean
-                (work / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-            card = model_card(pathlib.Path(out_dir), saved, meta, theirs)
-            (work / CARD_FILE).write_text(card, encoding="utf-8", errors="backslashreplace")  # names may not be UTF-8
-            _move(work, folder)
+            theirs.save_pretrained(".")
         except SafetensorError as error:  # a write failed
             raise UserError(f"cannot write {folder}: {error}") from error
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    print(f"wrote {folder}: load it with transformers, or with --init_from={folder}")
+        for weights in pathlib.Path().glob("*.safetensors"):
+            shutil.copymode("config.json", weights)  # safetensors lets only the owner read them
+        if tokenizer is not None:
+            tokenizer_json.save(tokenizer, ".")
 
 
-def _move(work, folder):
-    """Move all files in `work` to `folder`, in place of an earlier export.
-
-    If the process is killed on the way, `folder` has no weights, so that nobody loads a mixture of two models. It does
-    have a card, which tells the next export that it may replace the files.
-    """
-    names = {file.name for file in _in(work)}
-    for name in names:
-        with open(work / name, "rb") as file:
-            os.fsync(file.fileno())  # otherwise a power cut could leave the new name without content
-    for name in WEIGHTS:
-        (folder / name).unlink(missing_ok=True)
-    os.replace(work / CARD_FILE, folder / CARD_FILE)
-    for old in _written(folder):
-        if old.name not in names:
-            old.unlink()
-    for name in sorted(names - {CARD_FILE}, key=lambda name: name in WEIGHTS):
-        os.replace(work / name, folder / name)
+def write_gguf(folder, model, meta, saved):
+    """Write model.gguf and a Modelfile for Ollama."""
+    if meta is None:
+        raise UserError("a GGUF file needs the tokenizer of the data: put the data where the checkpoint names it")
+    gguf_file.write(folder, model.config, model.state_dict(), meta, data_of(saved))
+    say_gap(model, saved, "llama.cpp", gguf_file.ACTIVATION)
 
 
-def _in(work):
-    return [file for file in work.iterdir() if file.name != ".lock"]
+def write_nanogpt(folder, model, meta, saved):
+    """Write nanoGPT's ckpt.pt and, if it needs one, meta.pkl."""
+    if meta is not None and (ids := nanogpt.characters(meta)):
+        (folder / "meta.pkl").write_bytes(pickle.dumps(ids))
+    checkpoint.save(folder / "ckpt.pt", nanogpt.checkpoint(model.config, model.state_dict(), saved, data_of(saved)))
+    say_gap(model, saved, "nanoGPT", nanogpt.ACTIVATION)
 
 
-def _written(folder):
-    """The files in `folder` whose names an export writes."""
-    return [file for pattern in WRITTEN for file in folder.glob(pattern)]
+def say_gap(model, saved, program, activation):
+    """Say how far the logits of `program`, which only has this `activation`, are from those of the model."""
+    c = model.config
+    if c.activation == activation:
+        return
+    ids = torch.randint(c.vocab_size, (1, c.block_size), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():  # logits of the padding are -inf
+        ours, theirs = (
+            each.eval()(ids, ids)[0][..., : c.vocab_size]
+            for each in (model, GPT.from_checkpoint(saved, activation=activation))
+        )
+    print(
+        f"{program} computes {WORDS[activation]}, and this model was trained with {WORDS[c.activation]}: on random ids,"
+        f" logits differ by up to {(ours - theirs).abs().max():.1g}, so its texts may differ"
+    )
 
 
-def _require_ours(folder):
-    """Raise UserError if the export would replace a file in `folder` that no export wrote."""
-    there, card = sorted(file.name for file in _written(folder)), folder / CARD_FILE
-    if there and not (card.is_file() and TAGS in card.read_text(encoding="utf-8", errors="replace")):
-        raise UserError(f"{folder} has files that no export wrote, such as {there[0]}: name another folder")
-
+WRITE = {"hf": write_hf, "gguf": write_gguf, "nanogpt": write_nanogpt}
 
 if __name__ == "__main__":
     with one_sentence():
         s = configure(Settings(), sys.argv[1:], __doc__, places=PLACES)
-        main(s.out_dir, s.folder or pathlib.Path(s.out_dir) / "hf")
+        main(s.out_dir, s.folder or os.path.join(s.out_dir, s.format), s.format, s.push, s.license)

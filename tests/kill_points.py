@@ -28,17 +28,24 @@ def killed_before(number: int, call: Callable[[], object], folder: pathlib.Path)
     return change if status else None
 
 
+def _in_which(event, args):
+    """The folder that the path of a change is relative to; shutil.rmtree gives it by number."""
+    number = args[1] if event in ("os.remove", "os.rmdir") else -1
+    return os.readlink(f"/proc/self/fd/{number}") if number >= 0 else ""
+
+
 def _in_child(number, call, folder, write):
     changes = 0
 
     def watch(event, args):
         nonlocal changes
         writes = event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR)
-        if (writes or event in CHANGES) and os.path.abspath(str(args[0])).startswith(folder):
-            if changes == number:
-                os.write(write, f"{event} {args[0]}".encode())
+        if writes or event in CHANGES:
+            path = os.path.abspath(os.path.join(_in_which(event, args), str(args[0])))
+            if path.startswith(folder) and changes == number:
+                os.write(write, f"{event} {path}".encode())
                 os._exit(KILLED)
-            changes += 1
+            changes += path.startswith(folder)
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(60)  # a lock that another thread held at the fork stays locked: an end, and no test that never ends

@@ -318,8 +318,8 @@ MUTANTS = [
         "test_export.py::test_export_has_the_same_logits_without_padding",
         (
             "the projection of attention is exported untransposed",
-            "w = w.t() if name.endswith(CONV1D) else w\n",
-            'w = w.t() if name.endswith(CONV1D) and "attn.c_proj" not in name else w\n',
+            "copy_(w.t() if name.endswith(CONV1D) else w)",
+            'copy_(w.t() if name.endswith(CONV1D) and "attn.c_proj" not in name else w)',
         ),
     ),
     *mutants(

@@ -59,8 +59,8 @@ def test_export_has_the_same_logits_without_padding(small_run, exported):
 
 
 def test_bad_arguments_are_one_sentence(small_run, tmp_path):
-    assert "name a run and a folder" in fails("export.py")
-    assert "python export.py OUT_DIR FOLDER" in script("export.py", "--help").stdout
+    assert "python export.py RUN [FOLDER]" in script("export.py", "--help").stdout
+    assert "format='onnx' is not allowed: it takes 'hf' or 'gguf' or 'nanogpt'" in fails("export.py", "--format=onnx")
     (tmp_path / "file").write_text("")
     assert "is a file" in fails("export.py", str(small_run), str(tmp_path / "file"))
 
@@ -126,14 +126,51 @@ def test_a_damaged_record_costs_the_card_only_what_it_said(record, losses, said,
 
 def test_files_of_others_are_not_replaced(small_run, tmp_path):
     # a README.md was gone without a word, and exported into the folder of a data set, it replaced its meta.json
-    for name in ("README.md", "config.json", "meta.json", "tokenizer.json", "model-00001.safetensors"):
-        (tmp_path / name).write_text("mine")
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    for name in ("README.md", "config.json", "meta.json", "model-00001.safetensors", "notes.txt"):
+        (folder / name).write_text("mine")
         with pytest.raises(UserError, match=f"files that no export wrote, such as {name}: name another folder"):
-            export.main(small_run, tmp_path)
-        assert (tmp_path / name).read_text() == "mine" and not (tmp_path / "model.safetensors").exists()
-        (tmp_path / name).rename(tmp_path / "notes.txt")
+            export.main(small_run, folder)
+        assert [(file.name, file.read_text()) for file in folder.iterdir()] == [(name, "mine")]
+        (folder / name).unlink()
     for _ in range(2):  # its own are
-        assert script("export.py", small_run, tmp_path).stderr == ""  # transformers drew bars
+        assert script("export.py", small_run, folder).stderr == ""  # transformers drew bars
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"such as notes\.txt"):
+        export.main(small_run, folder)
+
+
+def test_an_export_replaces_all_of_an_earlier_one(small_run, tmp_path):
+    # files of another format, or of a larger model in several parts, must not stay
+    folder = tmp_path / "export"
+    export.main(small_run, folder)
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    export.main(small_run, folder, "nanogpt")
+    assert {file.name for file in folder.iterdir()} == {"README.md", "ckpt.pt", "meta.pkl"}
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to("elsewhere")  # a link stays one
+    export.main(small_run, folder)
+    assert folder.is_symlink() and (tmp_path / "elsewhere" / "config.json").exists()
+    assert {file.name for file in tmp_path.iterdir()} == {"export", "elsewhere"}
+
+
+def test_a_program_with_another_gelu_is_said_with_the_gap(small_run, tmp_path, capsys):
+    # "differ by up to nan": the logits of the padding are -inf
+    saved = run_folder.load_best(small_run)[0]
+    saved["model"] = {name: 5 * w for name, w in saved["model"].items()}  # the two forms are further apart
+    torch.save(saved, tmp_path / "ckpt.pt")
+    export.main(tmp_path, tmp_path / "nanogpt", "nanogpt")
+    said = re.search(r"nanoGPT computes GELU exactly, .* differ by up to (\S+), so", capsys.readouterr().out)
+    ids = torch.arange(64).view(4, 16)
+    ours, theirs = (GPT.from_checkpoint(saved, activation=each).eval()(ids, ids)[0] for each in ("gelu_tanh", "gelu"))
+    gap = (ours - theirs)[..., :65].abs().max().item()
+    assert gap / 5 < float(said[1]) < 5 * gap and gap > 1e-4  # of other ids
+
+
+def test_others_may_read_the_weights_as_the_umask_says(exported):
+    # only the owner could, and a server under another user was refused
+    assert len({file.stat().st_mode for file in exported.iterdir()}) == 1
 
 
 def test_what_another_run_has_is_in_its_export(tmp_path, capsys):
@@ -167,10 +204,9 @@ def loaded(folder):
 
 
 def export_of_bytes(folder, **settings):
-    """The folder that export.py wrote of another run, in bytes, with a file of somebody else."""
+    """The folder that export.py wrote of another run, in bytes."""
     of_bytes = data_of(meta_of("byte"), folder / "data")
     export.main(run(folder / "run", of_bytes, max_iters=2, **settings), folder / "hf")
-    (folder / "hf" / "notes.txt").write_text("of somebody else")
     return folder / "hf"
 
 
@@ -179,16 +215,17 @@ def kill_and_repeat(number, run, before, folder):
 
     After the kill there is the older model, the new one or none.
     """
-    whole = []
+    hf, whole = folder / "hf", []
+    folder.mkdir()
     if before:
-        shutil.copytree(before, folder)
+        shutil.copytree(before, hf)
         whole = [loaded(before)]
-    change = killed_before(number, functools.partial(export.main, run, folder), folder)
-    found = loaded(folder)
-    export.main(run, folder)
-    again = loaded(folder)
+    change = killed_before(number, functools.partial(export.main, run, hf), folder)
+    found = loaded(hf)
+    export.main(run, hf)
+    again = loaded(hf)
     assert found is None or any(torch.equal(found, each) for each in [*whole, again]), change
-    assert not (folder / ".export").exists() and (folder / "notes.txt").exists() == bool(before)
+    assert list(folder.iterdir()) == [hf]
     return change
 
 

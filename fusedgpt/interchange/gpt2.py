@@ -73,7 +73,7 @@ def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
     a text of several documents differently from a GPT with `document_start`. Raises UserError if the GPT computes
     something else that GPT-2 does not.
     """
-    require_known(config, "to_transformers (fusedgpt/interchange/gpt2.py), which makes a GPT-2,", ("document_start",))
+    found = weights(config, state, "to_transformers (fusedgpt/interchange/gpt2.py), which makes a GPT-2,")
     from transformers import GPT2Config, GPT2LMHeadModel, logging
 
     logging.disable_progress_bar()
@@ -89,20 +89,35 @@ def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout),
     )
     theirs = GPT2LMHeadModel(GPT2Config(**own | changes))
-    params = dict(theirs.named_parameters())
-    of_gpt2 = {name for name in params if config.bias or not name.endswith("bias")}
-    if other := sorted(of_gpt2 ^ (state.keys() - {"lm_head.weight"})):  # lm_head.weight is tied to wte
-        raise UserError(f"the model is no GPT-2 and cannot be written as one: {other[0]} is in only one of the two")
     with torch.no_grad():
-        for name, p in params.items():
-            w = state[name] if name in of_gpt2 else torch.zeros_like(p)
-            w = w[: config.vocab_size] if name == "transformer.wte.weight" else w
-            w = w.t() if name.endswith(CONV1D) else w
-            if w.shape != p.shape:
-                shapes = f"{tuple(w.shape)}, and in a GPT-2 {tuple(p.shape)}"
-                raise UserError(f"the model is no GPT-2 and cannot be written as one: {name} is {shapes}")
-            p.copy_(w)
+        for name, w in found.items():
+            theirs.get_parameter(name).copy_(w.t() if name.endswith(CONV1D) else w)
     return theirs
+
+
+def weights(config: GPTConfig, state: dict[str, Tensor], writer: str) -> dict[str, Tensor]:
+    """The weights of a GPT with `config` and `state`, without padding, and with zeros for biases that it does not have.
+
+    writer: what asks for them, for the error. Raises UserError if the GPT computes something that GPT-2 does not.
+    """
+    require_known(config, writer, ("document_start",))
+    C = config.n_embd
+    block = {"ln_1": (C,), "attn.c_attn": (3 * C, C), "attn.c_proj": (C, C)}
+    block |= {"ln_2": (C,), "mlp.c_fc": (4 * C, C), "mlp.c_proj": (C, 4 * C)}
+    shapes = {f"h.{n}.{name}": shape for n in range(config.n_layer) for name, shape in block.items()} | {"ln_f": (C,)}
+    biases = {f"transformer.{name}.bias": shape[:1] for name, shape in shapes.items()}
+    shapes |= {"wte": (config.vocab_size, C), "wpe": (config.block_size, C)}
+    shapes = {f"transformer.{name}.weight": shape for name, shape in shapes.items()} | biases
+    own = shapes.keys() if config.bias else shapes.keys() - biases.keys()
+    if other := sorted(own ^ (state.keys() - {"lm_head.weight"})):  # lm_head.weight is tied to wte
+        raise UserError(f"the model is no GPT-2 and cannot be written as one: {other[0]} is in only one of the two")
+    found = {name: state[name] if name in own else torch.zeros(shape) for name, shape in shapes.items()}
+    found["transformer.wte.weight"] = found["transformer.wte.weight"][: config.vocab_size]
+    for name, w in found.items():
+        if w.shape != shapes[name]:
+            both = f"{tuple(w.shape)}, and in a GPT-2 {shapes[name]}"
+            raise UserError(f"the model is no GPT-2 and cannot be written as one: {name} is {both}")
+    return found
 
 
 def _require_room(num_params, folder):

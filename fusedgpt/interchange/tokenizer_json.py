@@ -40,6 +40,18 @@ def tokenizer(meta: dict, max_length: int) -> Any:
         )
 
 
+def save(tokenizer: Any, folder: str | os.PathLike) -> None:
+    """Write tokenizer.json and tokenizer_config.json, which transformers 4 and 5 read.
+
+    transformers 5 has another name for the class, which transformers 4 and programs built on it do not know. It knows
+    the older name too.
+    """
+    tokenizer.save_pretrained(folder)
+    file = pathlib.Path(folder, "tokenizer_config.json")
+    config = json.loads(file.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def _of_tiktoken(ours):
     from tokenizers import Regex, pre_tokenizers
 

@@ -31,15 +31,16 @@ def test_export(over, small_run, tmp_path, tell):
 
 def test_exports_of_two_runs_that_are_killed_again_and_again(small_run, tmp_path, tell):
     # what killed exports leave must not add up
-    chance, folder, kills = rng("exports"), tmp_path / "out", 0
+    chance, folder, kills = rng("exports"), tmp_path / "exports" / "hf", 0
     other = export_of_bytes(tmp_path).with_name("run")
     for _ in range(60):
         one = functools.partial(export.main, chance.choice([small_run, other]), folder)
-        kills += bool(killed_before(chance.randrange(24), one, folder))
+        kills += bool(killed_before(chance.randrange(36), one, folder.parent))
     export.main(small_run, folder)
     export.main(small_run, tmp_path / "alone")
     assert torch.equal(loaded(folder), loaded(tmp_path / "alone"))
     assert {file.name for file in folder.iterdir()} == {file.name for file in (tmp_path / "alone").iterdir()}
+    assert list(folder.parent.iterdir()) == [folder]
     tell(f"{kills} kills of exports into one folder")
 
 

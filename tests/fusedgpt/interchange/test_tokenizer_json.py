@@ -20,7 +20,7 @@ def loaded(meta, folder):
     from transformers import AutoTokenizer
 
     hugging_face(folder, n_layer=1, n_head=1, n_embd=8, n_positions=8, vocab_size=8)  # for the config.json
-    tokenizer_json.tokenizer(meta, max_length=8).save_pretrained(folder)
+    tokenizer_json.save(tokenizer_json.tokenizer(meta, max_length=8), folder)
     return AutoTokenizer.from_pretrained(folder)
 
 
@@ -47,6 +47,15 @@ def test_ids_are_ours_and_text_comes_back(kind, tmp_path):
     assert theirs(f"{TEXT}<|endoftext|>").input_ids == ours.encode(f"{TEXT}<|endoftext|>")
     assert theirs.eos_token_id == theirs.bos_token_id == ours.end_of_text == meta.get("end_of_text", 50256)
     assert theirs.decode(ours.encode(f"{TEXT}<|endoftext|>"), skip_special_tokens=True) == TEXT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_class_is_one_that_transformers_4_knows(kind, tmp_path):
+    # AutoTokenizer of transformers 4.57, and vLLM on it: "Tokenizer class TokenizersBackend does not exist"
+    loaded(meta_of(kind), tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert config["clean_up_tokenization_spaces"] is False and config["model_max_length"] == 8
 
 
 @pytest.mark.parametrize("kind", ["byte", "char", "json"])

@@ -1,0 +1,93 @@
+"""The folder of an export: replaced as a whole, and only if nothing else is in it; and its upload to the Hub."""
+
+import contextlib
+import fnmatch
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+from fusedgpt.errors import UserError, first_line
+from fusedgpt.machine.files import lock
+
+CARD = "README.md"
+TAGS = "tags: [gpt2, fusedgpt]"  # in the card of every export
+WRITTEN = (CARD, "config.json", "generation_config.json", "model*.safetensors*")
+WRITTEN += ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "meta.json")
+WRITTEN += ("model.gguf", "Modelfile", "ckpt.pt", "meta.pkl")
+
+
+def require_ours(folder: pathlib.Path) -> None:
+    """Raise UserError if `folder` is a file, or holds a file that no export wrote."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file: name a folder to write")
+    there = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    card = folder / CARD
+    ours = card.is_file() and TAGS in card.read_text(encoding="utf-8", errors="replace")
+    if others := [name for name in there if not (ours and any(fnmatch.fnmatch(name, each) for each in WRITTEN))]:
+        raise UserError(f"{folder} has files that no export wrote, such as {others[0]}: name another folder")
+
+
+@contextlib.contextmanager
+def replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A new folder beside `folder`. At the end of the `with` statement it takes the place of an earlier export.
+
+    If the process is killed on the way, `folder` is the earlier export, the new one, or absent, and the next call
+    removes what was left. Raises UserError if `folder` holds files that no export wrote.
+    """
+    require_ours(folder)
+    folder = folder.resolve()  # of a link, replace what it names
+    beside = folder.with_name(f".{folder.name}.export")
+    new, old = beside / "new", beside / "old"
+    with lock(beside):
+        try:
+            for left in (new, old):  # by a call that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            new.mkdir()
+            yield new
+            for file in new.iterdir():
+                with open(file, "rb") as written:
+                    os.fsync(written.fileno())  # otherwise a power cut could leave the name without content
+            require_ours(folder)
+            if folder.exists():
+                os.replace(folder, old)
+            os.replace(new, folder)
+        finally:
+            if old.exists() and not folder.exists():
+                os.replace(old, folder)
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def require_upload(name: str) -> None:
+    """Raise UserError if nothing can be uploaded as `name`: it is no owner/name, or nobody is logged in."""
+    from huggingface_hub import get_token
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise UserError(f"--push={name} is no name on the Hub: write owner/name ({first_line(error)})") from error
+    if "/" not in name:
+        raise UserError(f"--push={name} has no owner: write owner/name")
+    if not get_token():
+        raise UserError(f"--push={name} needs a token for the Hub: log in with hf auth login, or set HF_TOKEN")
+
+
+def upload(folder: pathlib.Path, name: str) -> str:
+    """Upload the export in `folder` as the model `name` on the Hub and return its address.
+
+    A model that is not there yet is made, and private. Files of an earlier export are removed. Raises UserError if the
+    Hub refuses.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        where = api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, delete_patterns=list(WRITTEN), commit_message="fusedGPT")
+    except Exception as error:  # the network, the Hub, the token: each has exceptions of its own
+        raise UserError(
+            f"cannot upload to {name}: {first_line(error)}. {folder} is written: give the command again, or upload it"
+            f" with hf upload {name} {folder}"
+        ) from error
+    return str(where)

@@ -1,0 +1,129 @@
+"""GGUF files, read by the package gguf and tokenized as llama.cpp does; tests/test_other_programs.py asks llama.cpp."""
+
+import itertools
+import math
+import sys
+
+import pytest
+import torch
+
+from fusedgpt.data.tokenizer import Tokenizer
+from fusedgpt.errors import UserError
+from fusedgpt.interchange import gguf_file
+from model import GPT, GPTConfig
+from tests.fusedgpt.data.test_tokenizer import TEXT, meta_of
+from tests.fusedgpt.interchange.test_tokenizer_json import ORDINARY, random_texts
+
+SHAPE = dict(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_multiple=64)
+
+
+def written(folder, meta, **shape):
+    """The tensors and the fields of the file that was written of a random model, and the model."""
+    gguf = pytest.importorskip("gguf")
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=meta["vocab_size"], **{**SHAPE, **shape}))
+    gguf_file.write(folder, model.config, model.state_dict(), meta, "sonnets")
+    read = gguf.GGUFReader(folder / "model.gguf")
+    fields = {name.removeprefix("tokenizer.ggml."): field.contents() for name, field in read.fields.items()}
+    return {each.name: each.data for each in read.tensors}, fields, model
+
+
+def ids_of_llama_cpp(fields, text):
+    """The ids of `text`: words of GPT-2's pattern, bytes joined by merges, each piece looked up or dropped."""
+    from tokenizers import pre_tokenizers
+
+    ranks = {tuple(pair.split(" ")): rank for rank, pair in enumerate(fields["merges"])}
+    tokens = {token: id for id, token in enumerate(fields["tokens"])}
+    found = []
+    for word, _ in pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text):
+        parts = list(word)
+        while len(parts) > 1:
+            rank, at = min((ranks.get(pair, math.inf), at) for at, pair in enumerate(itertools.pairwise(parts)))
+            if rank == math.inf:
+                break
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        found += [tokens[part] for part in parts if part in tokens]
+    return found
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_tensors_are_the_models_without_padding(bias, tmp_path):
+    tensors, fields, model = written(tmp_path, meta_of("json"), bias=bias)
+    state = model.state_dict()
+    assert len(tensors) == 2 + 2 + 2 * 12 and all(tensor.dtype == "float32" for tensor in tensors.values())
+    assert tensors["token_embd.weight"].shape == (300, 16) and model.config.padded_vocab_size == 320
+    for theirs, ours in {
+        "token_embd.weight": state["transformer.wte.weight"][:300],
+        "position_embd.weight": state["transformer.wpe.weight"],
+        "output_norm.weight": state["transformer.ln_f.weight"],
+        "blk.0.attn_qkv.weight": state["transformer.h.0.attn.c_attn.weight"],
+        "blk.0.attn_norm.weight": state["transformer.h.0.ln_1.weight"],
+        "blk.1.attn_output.weight": state["transformer.h.1.attn.c_proj.weight"],
+        "blk.1.ffn_norm.weight": state["transformer.h.1.ln_2.weight"],
+        "blk.1.ffn_up.weight": state["transformer.h.1.mlp.c_fc.weight"],
+        "blk.1.ffn_down.weight": state["transformer.h.1.mlp.c_proj.weight"],
+        "blk.1.ffn_down.bias": state.get("transformer.h.1.mlp.c_proj.bias", torch.zeros(16)),
+    }.items():
+        assert torch.equal(torch.tensor(tensors[theirs]), ours), theirs
+    assert [fields[f"gpt2.{name}"] for name in ("context_length", "embedding_length", "block_count")] == [8, 16, 2]
+    assert [fields[f"gpt2.{name}"] for name in ("feed_forward_length", "attention.head_count")] == [64, 2]
+    assert fields["general.architecture"] == "gpt2" and fields["add_bos_token"] is False
+    modelfile = (tmp_path / "Modelfile").read_text()
+    assert "FROM ./model.gguf\n" in modelfile and "num_ctx 8\n" in modelfile and '"""{{ .Prompt }}"""' in modelfile
+
+
+@pytest.mark.parametrize("kind", ["byte", "char", "json", "gpt2"])
+def test_ids_are_ours(kind, tmp_path):
+    meta = meta_of(kind)
+    meta |= {"vocab_size": 50304} if kind == "gpt2" else {}  # nanoGPT pads GPT-2's ids, and counts them all
+    _, fields, _ = written(tmp_path, meta)
+    ours = Tokenizer(meta)
+    for text in (TEXT, ORDINARY, *random_texts(30)):
+        text = "".join(c for c in text if c in meta["itos"]) if kind == "char" else text
+        assert ids_of_llama_cpp(fields, text) == ours.encode_text(text).tolist()
+    assert fields["model"] == "gpt2" and fields["pre"] == "gpt-2" and len(fields["tokens"]) == meta["vocab_size"]
+    assert fields["eos_token_id"] == fields["bos_token_id"] == ours.end_of_text
+    assert fields["tokens"][ours.end_of_text] == "<|endoftext|>" and fields["token_type"][ours.end_of_text] == 3
+    assert all(each == 5 for each in fields["token_type"][ours.vocab_size :])  # unused
+
+
+@pytest.mark.parametrize("kind", ["byte", "char"])
+def test_without_an_end_of_text_no_id_ends_one(kind, tmp_path):
+    # llama.cpp's BPEs would take id 11: in Shakespeare's characters that is a 3, and no text would go on after one
+    itos = [chr(code) for code in range(32, 127)]
+    alone = {"byte": {"vocab_size": 256}, "char": {"vocab_size": len(itos), "itos": itos}}
+    meta = {"tokenizer": kind} | alone[kind]
+    _, fields, _ = written(tmp_path, meta)
+    assert fields["model"] == "rwkv" and "eos_token_id" not in fields and "merges" not in fields
+    read = [bytes.fromhex(token.removeprefix("\\x")) for token in fields["tokens"]]
+    assert read == Tokenizer(meta).tokens
+
+
+def test_ids_without_text_have_names_of_their_own(tmp_path):
+    # llama.cpp ends with a failed assertion if two tokens have one name
+    meta = {"tokenizer": "char", "vocab_size": 5, "itos": ["a", None, "b", None, None], "end_of_text": 4}
+    tokens = written(tmp_path, meta)[1]["tokens"]
+    assert tokens == ["a", "[unused 1]", "b", "[unused 3]", "<|endoftext|>"]
+    with pytest.raises(UserError, match="two ids of the tokenizer have the text 'a', which GGUF cannot hold"):
+        written(tmp_path, meta | {"itos": ["a", "a", "b", None, None]})
+
+
+def refused(folder, meta):
+    with pytest.raises(UserError) as error:
+        written(folder, meta)
+    return str(error.value)
+
+
+def test_what_llama_cpp_cannot_have_is_refused(tmp_path, monkeypatch):
+    chars = {"tokenizer": "char", "vocab_size": 2, "itos": ["a", "é"]}
+    assert "characters beyond ASCII only if an id ends a text" in refused(tmp_path, chars)
+    other = {"tokenizer": "cl100k_base", "vocab_size": 100277, "end_of_text": 100257}
+    assert "the tokenizer cl100k_base cannot be written as GGUF, only gpt2, r50k_base" in refused(tmp_path, other)
+    content = meta_of("json")["tokenizer_json"]
+    split = content["pre_tokenizer"] | {"use_regex": False}
+    json = meta_of("json") | {"tokenizer_json": content | {"pre_tokenizer": split}}
+    assert "does not split texts as GPT-2 does: name --format=hf" in refused(tmp_path, json)
+    assert "meta.pkl has no itos" in refused(tmp_path, {"tokenizer": "unknown", "vocab_size": 5})
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(UserError, match="needs the package gguf: pip install gguf"):
+        gguf_file.package()
