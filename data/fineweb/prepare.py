@@ -10,7 +10,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from fusedgpt.data import prepare
-from fusedgpt.data.corpus import Files, Hub
+from fusedgpt.data.corpus import Hub
 from fusedgpt.errors import UserError, one_sentence
 
 REVISION = "9bb295ddab0e05d785b879661af7260fed5140fc"  # v1.4.0: a preparation that is continued must find the same text
@@ -20,14 +20,16 @@ def main():
     """Write the bins of FineWeb's sample, or of --input."""
     parser = prepare.parser(__file__, __doc__)
     parser.add_argument("--max_tokens", type=int, metavar="N", help="stop after the document that reaches N tokens")
+    prepare.add_reading(parser)
     args = parser.parse_args()
     if args.max_tokens is not None and args.max_tokens < 1:
         raise UserError(f"--max_tokens={args.max_tokens} must be 1 or more")
     sample = dict(path="HuggingFaceFW/fineweb", name="sample-10BT", revision=REVISION)
     text = Hub("HuggingFaceFW/fineweb", streaming=True, **sample)
     if args.input:
-        text = Files(args.input, besides=args.out_dir / "meta.json")
+        text = prepare.files(args)
     prepare.prepare(text, "gpt2", args.out_dir, lambda ends: prepare.draw(ends, 0.0005), max_tokens=args.max_tokens)
+    prepare.say_next(args.out_dir, "config/train_gpt2.py", "openwebtext")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from fusedgpt.data import prepare
-from fusedgpt.data.corpus import Files, Hub
+from fusedgpt.data.corpus import Hub
 from fusedgpt.errors import one_sentence
 
 # the Parquet files of one commit, by their paths, because `datasets` refuses the loading script beside them
@@ -21,11 +21,14 @@ PARQUET = "hf://datasets/Skylion007/openwebtext@7577b918bd30b25df0b88bb718dc8a6c
 
 def main():
     """Write the bins of OpenWebText, or of --input, with documents in the same order as nanoGPT's."""
-    args = prepare.parser(__file__, __doc__).parse_args()
+    parser = prepare.parser(__file__, __doc__)
+    prepare.add_reading(parser)
+    args = parser.parse_args()
     text = Hub("Skylion007/openwebtext", streaming=False, path="parquet", data_files=PARQUET)
     if args.input:
-        text = Files(args.input, paragraphs=True, besides=args.out_dir / "meta.json")
+        text = prepare.files(args, paragraphs=True)
     prepare.prepare(text, "gpt2", args.out_dir, lambda ends: prepare.draw(ends, 0.0005, shuffled=True))
+    prepare.say_next(args.out_dir, "config/train_gpt2.py", "openwebtext")
 
 
 if __name__ == "__main__":

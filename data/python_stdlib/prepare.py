@@ -13,8 +13,6 @@ import zlib
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-import numpy as np
-
 from fusedgpt.data import prepare
 from fusedgpt.data.corpus import name_of
 from fusedgpt.errors import UserError, one_sentence
@@ -48,8 +46,11 @@ def main():
         if args.input:
             name = name_of(root)
         source = f"{name} ({len(files)} files)"
+    import numpy as np  # after fusedgpt, which says what to do if it is missing
+
     ids = {split: (np.frombuffer(raw, np.uint8) for raw in raws) for split, raws in splits.items()}
     prepare.write(args.out_dir, ids, source, tokenizer="byte", vocab_size=256)
+    prepare.say_next(args.out_dir, "config/quickstart.py", "python_stdlib")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,7 @@
 """Read text as documents, from local files, which need not fit into memory, or from data sets of the Hub."""
 
 import codecs
-import contextlib
-import csv
-import gzip
-import io
+import collections
 import itertools
 import json
 import os
@@ -14,24 +11,22 @@ import tempfile
 from collections.abc import Iterator
 from typing import Protocol
 
+from fusedgpt.data import decoding, documents, tables
+from fusedgpt.data.encoding import watched
 from fusedgpt.errors import UserError, first_line, out_of_memory, shown
 
-KINDS = (".txt", ".md", ".csv", ".json", ".jsonl", ".parquet")
-PACKED = (".gz", ".zst")
-CHUNK = 2**20  # bytes of a file to read at a time
-# Most characters of a JSON value or a CSV row, so that a broken one does not pull the whole file into memory, where
-# a character takes up to 4 bytes, and {} takes 72.
-LONGEST_VALUE = 2**26
-COLUMNS_SHOWN = 20
-# Parquet rows to read at once. A file may store a text once for thousands of rows, but in memory each row has a copy.
-ROWS = 8
-SEPARATORS = re.compile(r"[\s,\[\]]*")  # between the objects of a JSON array, or of JSON lines
+TEXTS = (".txt", ".text", ".md", ".markdown", ".rst", ".org", ".tex")
+KINDS = (*TEXTS, *documents.KINDS, *tables.KINDS)
+# Bytes of files that are read to their ends before any is tokenized, which takes seconds for text. So those that cannot
+# be read are named at once. Among larger ones, they are named when the first of them is met.
+CHECKED_FIRST = 2**28
+SHOWN = 20  # most names in a list
 
 
 def kind(path: pathlib.Path) -> str | None:
     """The suffix of a file's name, if it is in KINDS; otherwise None. A further suffix .gz or .zst does not count."""
     name = path.name.lower()
-    for suffix in PACKED:
+    for suffix in decoding.PACKED:
         name = name.removesuffix(suffix)
     return next((each for each in KINDS if name.endswith(each)), None)
 
@@ -79,48 +74,58 @@ class Corpus(Protocol):
     key: list  # changes if the content changes
     size: int | None  # bytes to read; None if not known
     position: int  # bytes read so far
+    skipped: dict[pathlib.Path, str]  # files that were left out because they cannot be read, and why
 
     def fragments(self) -> Iterator[tuple[str, bool]]:
         """The documents in fragments (text, last). `last` is True for the fragment that ends a document."""
+
+    def check(self) -> None:
+        """Raise UserError early for what `fragments` would refuse."""
 
 
 class Files:
     """Local files and folders as a corpus.
 
-    Each row of .csv, .json, .jsonl and .parquet is a document, with its text in `column`. Any other file is one
-    document; with `paragraphs`, each paragraph is one, and empty lines separate them. Links to folders are followed. In
-    folders, hidden files and the file `besides` are left out. Files of other kinds are left out too, and their number
-    is printed. Text must be UTF-8. A BOM is removed, and line ends become \\n. Raises UserError if there is nothing to
-    read, or if a folder cannot be read. `fragments` raises it if a file is damaged or holds no text.
+    Each row of a table (.csv, .tsv, .json, .jsonl, .parquet) is a document. Any other file is one document; with
+    `paragraphs`, each paragraph is one, and empty lines separate them. Links to folders are followed. In folders,
+    hidden files, the file `besides` and files of other kinds are left out. What is left out is printed. A BOM is
+    removed, and line ends become \\n.
+
+    column: the column with the text, or FILE:COLUMN for the tables that the pattern FILE matches, or several of these
+    with commas between them.
+    encoding: that of text which is not UTF-8. Without one, such text is refused.
+    skip_unreadable: leave out files that are damaged or hold no text; `skipped` then has them, with the reasons.
+
+    Raises UserError if there is nothing to read, or if a folder cannot be read. `fragments` raises it for files that
+    cannot be read.
     """
 
-    def __init__(self, paths: list[pathlib.Path], column="text", paragraphs=False, besides: pathlib.Path | None = None):
-        self.column, self.paragraphs = column, paragraphs
+    def __init__(
+        self,
+        paths: list[pathlib.Path],
+        column: str = "text",
+        paragraphs: bool = False,
+        besides: pathlib.Path | None = None,
+        encoding: str | None = None,
+        skip_unreadable: bool = False,
+    ):
+        self.paragraphs, self.encoding = paragraphs, encoding
         self.source = name_of(paths[0])
         if len(paths) > 1:
             self.source += f" and {len(paths) - 1} more"
-        files, left_out = [], 0
-        for path in paths:
-            require_readable(path)
-            if path.is_file():
-                files.append(path)
-                continue
-            inside = [f for f in _inside(path) if not _same(f, besides)]
-            taken = [f for f in inside if f.is_file() and kind(f)]
-            left_out += len(inside) - len(taken)
-            files += taken
-        if left_out:
-            print(f"left out: {left_out:,} files that are not {', '.join(KINDS)}, or these with .gz or .zst")
-        self.files = [f for f in files if f.stat().st_size]
-        if empty := len(files) - len(self.files):
-            print(f"left out: {empty:,} empty files")
-        if not self.files:
-            raise UserError(f"--input={' '.join(map(str, paths))} holds no text: name a file or folder that does")
-        stamps = [[str(f.absolute()), f.stat().st_size, f.stat().st_mtime_ns] for f in self.files]
-        self.key = [column, paragraphs, *stamps]
-        self.size = sum(size for _, size, _ in stamps)
+        self.files, self.skipped = _found(paths, besides), {}
+        self._columns, self._column = _columns(column, self.files)
         self._done, self._file = 0, None  # bytes of the files that were read, and the open file
         self._row = 0  # number of the last row read from the open file
+        self._said = set()
+        self._encodings = {}  # of texts, if there is a choice
+        self._kept, self._places = None, {}  # the texts of documents, which take time to read, and where each is
+        self.size = sum(file.stat().st_size for file in self.files)
+        if skip_unreadable:
+            self._skip_unreadable()
+        stamps = [[str(f.absolute()), f.stat().st_size, f.stat().st_mtime_ns] for f in self.files]
+        self.size = sum(size for _, size, _ in stamps)
+        self.key = [column, paragraphs, encoding, documents.versions(map(kind, self.files)), *stamps]
 
     @property
     def position(self) -> int:
@@ -130,62 +135,234 @@ class Files:
     def fragments(self) -> Iterator[tuple[str, bool]]:
         """The documents of all files."""
         self._done = 0
-        for path in self.files:
-            self._row = 0
+        for number, path in enumerate(self.files, start=1):
             try:
-                with open(path, "rb") as self._file:
-                    yield from self._read(path)
-            except UserError:
-                raise
-            except Exception as error:  # zlib, zstandard, csv, json and pyarrow each have their own types
-                raise _unreadable(path, self._row, error) from error
-            self._done += path.stat().st_size
+                yield from self._fragments_of(path)
+            except UserError as error:
+                others = [error for _, error in self._problems(self.files[number:]) if error]
+                raise _refusal([error, *others], len(self.files)) from error
+
+    def check(self) -> None:
+        """Read all files to their ends or, if they are large, begin to."""
+        most = None if self.size <= CHECKED_FIRST else 1
+        collections.deque(itertools.islice(watched(self.fragments(), self, "checking"), most), maxlen=0)
+
+    def _skip_unreadable(self):
+        problems = watched(self._problems(self.files), self, "checking")
+        self.skipped = {path: str(error) for path, error in problems if error}
+        if not self.skipped:
+            return
+        self.files = [file for file in self.files if file not in self.skipped]
+        _say_each("skipped: ", self.skipped.values())
+        if not self.files:
+            raise UserError(f"none of the {len(self.skipped):,} files can be read, for the reasons above")
+
+    def _problems(self, files):
+        """Read files to their ends: (path, None) for each fragment, and (path, its UserError) if one is refused."""
+        self._done = 0
+        for path in files:
+            try:
+                for _ in self._fragments_of(path):
+                    yield path, None
+            except UserError as error:
+                yield path, error
+
+    def _fragments_of(self, path):
+        self._row = 0
+        try:
+            with open(path, "rb") as self._file:
+                yield from self._read(path)
+        except UserError:
+            raise
+        except Exception as error:  # zlib, zstandard, csv, json, pyarrow and pypdf each have their own types
+            raise _unreadable(path, self._row, error) from error
+        self._done += path.stat().st_size
 
     def _read(self, path):
-        chunks = _unpacked(path, self._file)
-        if kind(path) == ".parquet":
-            rows = self._parquet_rows(path, chunks)
-        elif kind(path) == ".csv":
-            rows = _csv_rows(_decoded(path, chunks))
-        elif kind(path) in (".json", ".jsonl"):
-            rows = _json_values(_decoded(path, chunks))
-        else:
-            yield from (_paragraphs if self.paragraphs else _whole)(_decoded(path, chunks))
+        head, chunks = decoding.peeked(decoding.unpacked(path, self._file))
+        what = self._kind(path, head)
+        if what in documents.KINDS or what == ".zip":
+            texts = self._document(path, what, head, chunks)
+        elif what in tables.KINDS:
+            for number, row in enumerate(self._rows(path, what, head, chunks), start=1):
+                yield self._text(row, path, number), True
+                self._row = number
             return
-        for number, row in enumerate(rows, start=1):
-            yield self._text(row, f"row {number:,} of {path}"), True
-            self._row = number
+        else:
+            texts = decoding.decoded(path, chunks, self._encoding(path, head))
+        yield from (decoding.paragraphs if self.paragraphs else decoding.whole)(texts)
 
-    def _text(self, row, where):
+    def _kind(self, path, head):
+        """The kind of a file: by its first bytes, because a PDF may be named .txt, otherwise by its name."""
+        if reason := documents.foreign(head):
+            raise UserError(f"{path} {reason}")
+        named, content = kind(path), documents.kind_of_content(head)
+        if content and named not in documents.SUFFIXES[content]:
+            if named in tables.KINDS:
+                raise UserError(f"{path} is {documents.NAMES[content]}, whatever its suffix says: rename or remove it")
+            self._say(f"reading {path} as {documents.NAMES[content]}, which it is by its content")
+        return content or named
+
+    def _rows(self, path, what, head, chunks):
+        if what == ".parquet":
+            with decoding.seekable(path, self._file, chunks) as file:
+                yield from tables.parquet_rows(file, self._column_of(path))
+            return
+        blocks = decoding.decoded(path, chunks, self._encoding(path, head))
+        if what in (".csv", ".tsv"):
+            yield from tables.csv_rows(blocks, "\t" if what == ".tsv" else ",")
+        else:
+            yield from tables.json_values(blocks)
+
+    def _document(self, path, what, head, chunks):
+        """The text of a document. It is kept in a temporary file, because some are read twice or more."""
+        self._kept = self._kept or tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the corpus)
+        if path not in self._places:
+            start = self._kept.seek(0, os.SEEK_END)
+            for text in self._extracted(path, what, head, chunks):
+                self._kept.write(text.encode())
+            self._places[path] = start, self._kept.tell()
+        at, end = self._places[path]
+        if at == end:
+            self._say(f"left out: {path}, which has no text")
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        while at < end:
+            self._kept.seek(at)
+            raw = self._kept.read(min(decoding.CHUNK, end - at))
+            at += len(raw)
+            yield decoder.decode(raw)
+
+    def _extracted(self, path, what, head, chunks):
+        if what in (".pdf", ".zip", ".docx", ".odt", ".epub"):
+            with decoding.seekable(path, self._file, chunks) as file:
+                if what == ".pdf":
+                    yield from documents.pdf_text(str(path), file, self._say)
+                else:
+                    yield from documents.zip_text(str(path), file, lambda chunks: self._chapter(path, chunks))
+        else:
+            encoding = documents.charset(head) or self._encoding(path, head)
+            yield from documents.html_text(decoding.decoded(path, chunks, encoding))
+
+    def _chapter(self, path, chunks):
+        head, chunks = decoding.peeked(chunks)
+        return decoding.decoded(path, chunks, documents.charset(head))
+
+    def _encoding(self, path, head):
+        """The encoding of a text: by its BOM, otherwise UTF-8, or self.encoding if the text is not UTF-8."""
+        if self.encoding is None or decoding.bom(head):
+            return None
+        if path not in self._encodings:
+            try:
+                with open(path, "rb") as file:
+                    collections.deque(decoding.decoded(path, decoding.unpacked(path, file), None), maxlen=0)
+                self._encodings[path] = None
+            except UserError as error:
+                if b"\0" in head and not self.encoding.lower().startswith("utf"):
+                    raise UserError(f"{path} is no text: it has zero bytes. Remove it") from error
+                self._encodings[path] = self.encoding
+                self._say(f"reading {path} as {self.encoding}, because it is not UTF-8")
+        return self._encodings[path]
+
+    def _say(self, what):
+        """Print a note once, though files are read several times. Few notes are printed, because files may be many."""
+        if what not in self._said and len(self._said) <= SHOWN:
+            print(what if len(self._said) < SHOWN else "further files with such notes are not named")
+            self._said.add(what)
+
+    def _column_of(self, path):
+        return next((column for pattern, column in self._columns if path.match(pattern)), self._column)
+
+    def _text(self, row, path, number):
+        column, where = self._column_of(path), f"row {number:,} of {path}"
         if not isinstance(row, dict):
-            raise UserError(f"{where} is {shown(row)}: it must be an object with a text in {self.column!r}")
-        if any(row.get(None, ())):  # csv puts cells beyond the columns under None
+            raise UserError(f"{where} is {shown(row)}: it must be an object with a text in {column!r}")
+        if any(row.get(None, ())):  # cells beyond the columns of a CSV
             raise UserError(f"{where} has more cells than the first line: put texts with commas between quotes")
-        if self.column not in row:
-            columns = ", ".join(map(shown, itertools.islice(row, COLUMNS_SHOWN)))
-            raise UserError(f"{where} has no {self.column!r}, but {columns}: --text_column names the one with the text")
-        text = row[self.column]
+        if column not in row:
+            columns = ", ".join(map(shown, itertools.islice(row, SHOWN)))
+            example = max((name for name in row if name), key=lambda name: len(str(row[name])), default="NAME")
+            example = f"--text_column={path.name}:{example}" if len(example) < 100 else "--text_column=FILE:NAME"
+            raise UserError(f"{where} has no {column!r}, but {columns}: name the one with the text, as {example} does")
+        text = row[column]
         if not isinstance(text, str):
-            raise UserError(f"{where} has {shown(text)} in {self.column!r}, which must be a text. Remove such rows")
+            raise UserError(f"{where} has {shown(text)} in {column!r}, which must be a text. Remove such rows")
         try:
             text.encode()
         except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
-            raise UserError(f"{where} has half of a surrogate pair in {self.column!r}. Remove such rows") from error
+            raise UserError(f"{where} has half of a surrogate pair in {column!r}. Remove such rows") from error
         return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
-    def _parquet_rows(self, path, chunks):
-        import pyarrow.parquet
 
-        with contextlib.ExitStack() as opened:
-            file = self._file
-            if path.suffix.lower() in PACKED:  # unpack it first, because Parquet is read from its end
-                file = opened.enter_context(tempfile.TemporaryFile())
-                file.writelines(chunks)
-            # do not read ahead: a row group can be the whole file
-            parquet = pyarrow.parquet.ParquetFile(file, buffer_size=CHUNK, pre_buffer=False)
-            columns = [self.column] if self.column in parquet.schema_arrow.names else None
-            for batch in parquet.iter_batches(batch_size=ROWS, columns=columns):
-                yield from batch.to_pylist()
+def _found(paths, besides):
+    """The files to read, of those that `paths` name or contain. Prints what is left out."""
+    files, others = [], collections.Counter()
+    for path in paths:
+        require_readable(path)
+        if path.is_file():
+            files.append(path)
+            continue
+        inside = [f for f in _inside(path) if not _same(f, besides)]
+        taken = [f for f in inside if f.is_file() and kind(f)]
+        others.update(f.suffix.lower() or "without a suffix" for f in set(inside).difference(taken))
+        files += taken
+    if others:
+        print(f"left out: {others.total():,} files of other kinds ({_counted(others)})")
+    full = [f for f in files if f.stat().st_size]
+    if empty := len(files) - len(full):
+        print(f"left out: {empty:,} empty files")
+    if not full:
+        raise UserError(
+            f"--input={' '.join(map(str, paths))} holds no text: name a file or folder that does. Of folders,"
+            f" {', '.join(KINDS)} are read, also with .gz or .zst"
+        )
+    if len(full) > 1:
+        print(f"reading {len(full):,} files ({_counted(collections.Counter(kind(f) or 'as text' for f in full))})")
+    return full
+
+
+def _counted(counter):
+    """'3 .png, 1 .doc' for a counter, with the most frequent first, and SHOWN at most."""
+    most = [f"{count:,} {name}" for name, count in sorted(counter.items(), key=lambda each: (-each[1], each[0]))]
+    return ", ".join(most[:SHOWN]) + ", …" * (len(most) > SHOWN)
+
+
+def _columns(given, files):
+    """What --text_column says: pairs of a pattern of files and their column, and the column of all others."""
+    named = [re.fullmatch(r"(.*?[.*][^:]*):(.+)", each) or each for each in given.split(",")]
+    patterns = [each.groups() for each in named if isinstance(each, re.Match)]
+    others = [each for each in named if isinstance(each, str)]
+    if len(others) > 1:
+        raise UserError(
+            f"--text_column={given} names {len(others)} columns for the same files: give one, and FILE:COLUMN for files"
+            " that have another"
+        )
+    for pattern, _ in patterns:
+        if not any(file.match(pattern) for file in files):
+            there = [file.name for file in files if kind(file) in tables.KINDS]
+            tell = f"the tables are {', '.join(there[:SHOWN])}" if there else "there is no table"
+            raise UserError(f"--text_column={given} names {pattern!r}, which no file matches: {tell}")
+    return patterns, others[0] if others else "text"
+
+
+def _say_each(prefix, notes):
+    """Print notes, SHOWN at most."""
+    for note in itertools.islice(notes, SHOWN):
+        print(f"{prefix}{note}")
+    if len(notes) > SHOWN:
+        print(f"{prefix}{len(notes) - SHOWN:,} more")
+
+
+def _refusal(errors, files):
+    """The UserError for the files that cannot be read, out of a number of files. Prints the reasons if several."""
+    if files == 1:
+        return errors[0]
+    if len(errors) == 1:
+        return UserError(f"{errors[0]}; --skip_unreadable=True goes on without this file")
+    _say_each("unreadable: ", [str(error) for error in errors])
+    return UserError(
+        f"{len(errors):,} of {files:,} files cannot be read, for the reasons above: mend or remove them, or go on"
+        " without them by --skip_unreadable=True"
+    )
 
 
 def _unreadable(path, row, error):
@@ -210,7 +387,7 @@ class Hub:
 
     def __init__(self, source: str, streaming: bool, **options):
         self.source, self.key, self.size, self.position = source, [source, options], None, 0
-        self.streaming, self.options = streaming, options
+        self.streaming, self.options, self.skipped = streaming, options, {}
 
     def fragments(self) -> Iterator[tuple[str, bool]]:
         """The documents, from the column `text`."""
@@ -228,12 +405,17 @@ class Hub:
             why = f"{type(cause).__name__}: {first_line(cause)}"
             raise UserError(f"cannot read {self.source} ({why}): run this again, or give --input=PATH") from error
 
+    def check(self) -> None:
+        """Read the first document."""
+        next(self.fragments(), None)
+
 
 class Halves:
     """The text of a corpus as two documents: the first `share` of its characters, and the rest."""
 
     def __init__(self, whole: Corpus, share: float):
         self.whole, self.share, self.source, self.key, self.size = whole, share, whole.source, whole.key, whole.size
+        self.skipped = whole.skipped
 
     @property
     def position(self) -> int:
@@ -251,125 +433,6 @@ class Halves:
             left -= len(text)
         yield "", True
 
-
-def _unpacked(path, file):
-    """The unpacked bytes of a file, in chunks."""
-    suffix = path.suffix.lower()
-    if suffix == ".zst":
-        yield from _unpacked_zst(file)
-        return
-    file = gzip.GzipFile(fileobj=file) if suffix == ".gz" else file
-    while chunk := file.read(CHUNK):
-        yield chunk
-
-
-def _unpacked_zst(file):
-    """The unpacked bytes of a .zst, frame by frame. zstandard's own readers do not notice a file that was cut short."""
-    import zstandard
-
-    frame = None
-    while chunk := file.read(CHUNK // 512):  # 64 MiB at most, because 4 bytes can become 2**17
-        while chunk:
-            frame = frame or zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()  # zstd --long=31
-            yield frame.decompress(chunk)
-            chunk, frame = frame.unused_data, None if frame.eof else frame
-    if frame:
-        raise EOFError("the file ends within a frame")
-
-
-def _decoded(path, chunks):
-    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
-    before = 0
-    for chunk in itertools.chain(chunks, [None]):  # the end is None, because b"" may come from an empty frame
-        raw = chunk or b""
-        try:
-            yield decoder.decode(raw, final=chunk is None)
-        except UnicodeDecodeError as error:
-            at = before + len(raw) - len(error.object) + error.start  # the decoder may hold bytes of earlier chunks
-            raise UserError(f"{path} is not UTF-8 text: {error.reason} at byte {at:,}. Convert it to UTF-8") from error
-        before += len(raw)
-
-
-def _whole(blocks):
-    """All text as one document."""
-    anything = False
-    for block in blocks:
-        if block:
-            yield block, False
-            anything = True
-    if anything:
-        yield "", True
-
-
-def _paragraphs(blocks):
-    """Each paragraph as a document."""
-    line_ends, within = "", False  # a paragraph may go on in the next block, so keep its line ends until then
-    for block in blocks:
-        text = (line_ends + block).rstrip("\n")
-        line_ends = (line_ends + block)[len(text) :][:2]  # two are enough, and there may be a billion
-        *complete, rest = re.split("\n{2,}", text)
-        for paragraph in complete:
-            if paragraph or within:
-                yield paragraph, True
-            within = False
-        if rest:
-            yield rest, False
-            within = True
-    if within:
-        yield "", True
-
-
-def _csv_rows(blocks):
-    left = LONGEST_VALUE
-
-    def lines():
-        nonlocal left
-        for line in _lines(blocks):
-            left -= len(line)  # a row may have several lines, in quotes
-            if left < 0:
-                raise csv.Error(f"a row is longer than {LONGEST_VALUE:,} characters")
-            yield line
-
-    csv.field_size_limit(LONGEST_VALUE)
-    for row in csv.DictReader(lines(), strict=True):
-        left = LONGEST_VALUE
-        yield row
-
-
-def _lines(blocks):
-    """Lines with their line ends. A line longer than LONGEST_VALUE comes in parts."""
-    rest = ""
-    for block in blocks:
-        *lines, rest = (rest + block).split("\n")
-        yield from (line + "\n" for line in lines)
-        if len(rest) > LONGEST_VALUE:
-            yield rest
-            rest = ""
-    if rest:
-        yield rest
-
-
-def _json_values(blocks):
-    """The values of a JSON array, or of JSON lines."""
-    decode, text, at, wanted, arrays = json.JSONDecoder().raw_decode, "", 0, 0, 0
-    for block in itertools.chain(blocks, [None]):
-        text, at = text[at:] + (block or ""), 0
-        if len(text) < wanted and block is not None:
-            continue
-        while True:
-            gap = SEPARATORS.match(text, at)
-            at, arrays = gap.end(), arrays + gap.group().count("[") - gap.group().count("]")
-            if at == len(text):
-                break
-            try:
-                value, at = decode(text, at)
-            except json.JSONDecodeError:
-                if block is None or len(text) - at > LONGEST_VALUE:
-                    raise
-                # the value may go on in the next block; wait until the text is twice as long, to save attempts
-                wanted = min(2 * (len(text) - at), LONGEST_VALUE + 1)
-                break
-            wanted = 0
-            yield value
-    if arrays:
-        raise EOFError("the file ends within an array")
+    def check(self) -> None:
+        """Check the whole text."""
+        self.whole.check()

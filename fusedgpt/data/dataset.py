@@ -147,7 +147,7 @@ def require_same_data(files: Mapping[str, "TokenFile"], meta: dict, gather: Call
     gather: returns the values of all ranks. Ranks compare their metas, the SHA-256 of each bin if the meta has it, and
     a sample of each bin. nanoGPT's bins have no SHA-256, so only the sample tells two of the same size apart.
     """
-    described = {name: value for name, value in meta.items() if name not in ("source", "tokens", "sha256")}
+    described = {name: value for name, value in meta.items() if name not in ("source", "skipped", "tokens", "sha256")}
     mine, damage = {}, None
     try:
         for split, file in files.items():

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import urllib.request
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ import numpy as np
 
 from fusedgpt import home
 from fusedgpt.data import make_tokenizer
-from fusedgpt.data.corpus import Corpus, Files, require_readable
+from fusedgpt.data.corpus import SHOWN, Corpus, Files, require_readable
 from fusedgpt.data.dataset import UNFINISHED
 from fusedgpt.data.encoding import Encoded, dtype_of
 from fusedgpt.errors import UserError
@@ -37,6 +38,37 @@ def parser(script: str, description: str) -> argparse.ArgumentParser:
     default = home.data_folder(script)
     parser.add_argument("--out_dir", type=_path, metavar="DIR", default=default, help="default: %(default)s")
     return parser
+
+
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how local texts are read. `files` and `one_text` take them."""
+    column = "column with the text, or FILE:NAME for some files, with commas between several; default: %(default)s"
+    parser.add_argument("--text_column", default="text", metavar="NAME", help=column)
+    parser.add_argument("--encoding", type=_encoding, metavar="NAME", help="of texts that are not UTF-8, as in latin-1")
+    skip = dict(nargs="?", const=True, default=False, type=_true, metavar="True")
+    parser.add_argument("--skip_unreadable", **skip, help="go on without the files that cannot be read")
+
+
+def files(args: argparse.Namespace, paragraphs: bool = False) -> Files:
+    """The texts of --input, read as the options of `add_reading` say."""
+    besides = args.out_dir / "meta.json"
+    return Files(args.input, args.text_column, paragraphs, besides, args.encoding, args.skip_unreadable)
+
+
+def _encoding(text):
+    try:
+        text.encode(text)
+    except LookupError as error:
+        raise argparse.ArgumentTypeError(f"{text} is no encoding: it can be latin-1, cp1252, utf-16-le …") from error
+    except UnicodeError:  # it exists, but a name has other letters than its text
+        pass
+    return text
+
+
+def _true(text):
+    if text not in ("True", "False"):
+        raise argparse.ArgumentTypeError(f"{text} is neither True nor False")
+    return text == "True"
 
 
 def _path(text):
@@ -72,7 +104,7 @@ def one_text(script: str, args: argparse.Namespace, url: str, sha256: str) -> Fi
     if path and path.is_dir():
         raise UserError(f"--input={path} is a folder: this corpus is one text, name a file. data/text takes folders")
     if path := path or beside(script):
-        return Files([path])
+        return Files([path], args.text_column, encoding=args.encoding)
     downloaded = work_folder(args.out_dir) / "download.txt"
     with atomic(downloaded) as file:
         file.write(_download(url, sha256))
@@ -125,7 +157,7 @@ def prepare(
         encoded = Encoded(work, job)
         if encoded.meta is None:
             meta = make_tokenizer.of(tokenizer, corpus)
-            next(corpus.fragments(), None)  # raises for a wrong column, before the work of another run is dropped
+            corpus.check()  # raises for a wrong column, before the work of another run is dropped
             encoded.begin(meta if ended else {name: meta[name] for name in meta if name != "end_of_text"})
         encoded.fill(corpus, max_tokens)
         meta, ends = encoded.meta, encoded.ends(max_tokens)
@@ -140,8 +172,24 @@ def prepare(
                     f"{corpus.source} is too short: of its {ends[-1]:,} tokens, {count:,} would be in the {name} split,"
                     f" which needs {FEWEST_TOKENS}. Give more text"
                 )
+        if corpus.skipped:
+            reasons = list(corpus.skipped.values())
+            meta = meta | {"skipped": {"files": len(reasons), "reasons": reasons[:SHOWN]}}
         write(out_dir, {name: encoded.read(parts) for name, parts in ranges.items()}, corpus.source, **meta)
     shutil.rmtree(work)
+
+
+def say_next(out_dir: pathlib.Path, config: str, dataset: str, with_gpu: str | None = None) -> None:
+    """Print the command that trains on `out_dir`.
+
+    config: the config file to begin with, whose setting `dataset` is given. with_gpu: the one for a machine with a GPU.
+    """
+    folder = out_dir.resolve()
+    name = folder.name if folder.parent == (home.ROOT / "data").resolve() else str(out_dir)
+    command = f"{'fusedgpt train' if home.INSTALLED else 'python train.py'} {config}"
+    if name != dataset:
+        command += f" --dataset={shlex.quote(name)}"
+    print(f"next: {command}" + (f" (with a GPU {with_gpu})" if with_gpu else ""))
 
 
 def draw(ends: np.ndarray, fraction: float, shuffled: bool = False) -> dict[str, np.ndarray]:

@@ -221,13 +221,13 @@ def test_text_takes_files_and_folders_in_their_order_with_an_end_after_each(tmp_
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "b.md").write_text("second " * 40)
     (tmp_path / "in" / "a.jsonl").write_text(json.dumps({"body": "first " * 40}) + "\n")
-    (tmp_path / "in" / "c.pdf").write_text("left out")
+    (tmp_path / "in" / "c.png").write_text("left out")
     (tmp_path / "in" / "d.txt").write_text("")
     (tmp_path / "last.txt").write_text("third")
     args = [f"--input={tmp_path / 'in'}", tmp_path / "last.txt", "--text_column=body"]
     for _ in range(2):  # the second time the folder has a meta.json, which is no text
         done = script("data/text/prepare.py", *args, "--tokenizer=char", f"--out_dir={tmp_path / 'in'}")
-        assert "left out: 1 empty files" in done.stdout and "files that are not .txt" in done.stdout
+        assert "left out: 1 empty files" in done.stdout and "1 .png" in done.stdout
         end = "<|endoftext|>"
         assert text_of(tmp_path / "in")[0] == "first " * 40 + end + "second " * 40 + end + "third" + end
         meta = json.loads((tmp_path / "in" / "meta.json").read_text())

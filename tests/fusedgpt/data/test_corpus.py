@@ -15,7 +15,7 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from fusedgpt.data import corpus
+from fusedgpt.data import corpus, decoding
 from fusedgpt.data.corpus import Files
 from fusedgpt.errors import UserError
 from tests.conftest import script
@@ -71,14 +71,14 @@ def test_a_row_is_a_document_and_its_text_stays_as_it_is(tmp_path, monkeypatch, 
     # `datasets` made 7.0 of a column of 007, None of NA, and a datetime of 2020-01-01
     file = table(tmp_path / f"table{kind}{packed}")
     assert documents([file]) == TEXTS
-    monkeypatch.setattr(corpus, "CHUNK", 512 * 5 if packed == ".zst" else 5)
+    monkeypatch.setattr(decoding, "CHUNK", 5)
     assert documents([file]) == TEXTS
 
 
 @pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("chunk", [1, 2, 7, 2**20])
 def test_text_is_that_of_text_mode_without_its_bom(tmp_path, monkeypatch, packed, chunk):
-    monkeypatch.setattr(corpus, "CHUNK", 512 * chunk if packed == ".zst" else chunk)
+    monkeypatch.setattr(decoding, "CHUNK", chunk)
     file = tmp_path / f"a.txt{packed}"
     file.write_bytes("\ufeffone\r\ntwo\rthree\n\r\n\r\rfour é 漢字\r".encode())
     want = file.read_text(encoding="utf-8-sig")
@@ -88,18 +88,18 @@ def test_text_is_that_of_text_mode_without_its_bom(tmp_path, monkeypatch, packed
 
 @pytest.mark.parametrize("chunk", [1, 3, 2**20])
 def test_paragraphs(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(corpus, "CHUNK", chunk)
+    monkeypatch.setattr(decoding, "CHUNK", chunk)
     (tmp_path / "a.txt").write_bytes(b"\n\none\ntwo\r\n\r\n\nthree\n\n\n\nfour\n \nfive\n\n")
     assert documents([tmp_path / "a.txt"], paragraphs=True) == ["one\ntwo", "three", "four\n \nfive"]
 
 
 def test_files_and_folders_keep_their_order(tmp_path, capsys):
-    for name in ("b/2.txt", "b/1.md", "a.txt", "b/.git/3.txt", "b/4.pdf", "b/c/0.TXT", "b/5.txt"):
+    for name in ("b/2.txt", "b/1.md", "a.txt", "b/.git/3.txt", "b/4.png", "b/c/0.TXT", "b/5.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text("" if "5" in name else name)
     assert documents([tmp_path / "b", tmp_path / "a.txt"]) == ["b/1.md", "b/2.txt", "b/c/0.TXT", "a.txt"]
     said = capsys.readouterr().out
-    assert "left out: 1 files that are not" in said and "left out: 1 empty files" in said
+    assert "left out: 1 files of other kinds (1 .png)" in said and "left out: 1 empty files" in said
 
 
 def test_folders_that_are_links_are_read_once(tmp_path, capsys):
@@ -112,7 +112,7 @@ def test_folders_that_are_links_are_read_once(tmp_path, capsys):
     (tmp_path / "apart" / "up").symlink_to(tmp_path / "in")
     (tmp_path / "in" / "gone").symlink_to(tmp_path / "nowhere")
     assert documents([tmp_path / "in"]) == ["in/2.txt", "apart/1.txt"]
-    assert "left out: 1 files that are not" in capsys.readouterr().out
+    assert "left out: 1 files of other kinds (1 without a suffix)" in capsys.readouterr().out
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
@@ -132,10 +132,10 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 
 def test_the_position_goes_from_nothing_to_the_size(tmp_path):
     for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text("x" * 3 * corpus.CHUNK)
+        (tmp_path / name).write_text("x" * 3 * decoding.CHUNK)
     text = Files([tmp_path])
     positions = [text.position for _ in text.fragments()]
-    assert positions == sorted(positions) and 0 < positions[0] < positions[-1] <= text.size == 6 * corpus.CHUNK
+    assert positions == sorted(positions) and 0 < positions[0] < positions[-1] <= text.size == 6 * decoding.CHUNK
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_other_content_has_another_key(tmp_path):
 
 
 def test_halves_are_cut_by_characters(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "CHUNK", 4)
+    monkeypatch.setattr(decoding, "CHUNK", 4)
     text = "äbcdéfghij" * 5
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     for share in (0.9, 0.5, 0.31, 0.2, 0.6):  # with 0.2 and 0.6 a fragment ends at the cut

@@ -10,7 +10,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from fusedgpt.data import encoding, prepare
+from fusedgpt.data import corpus, encoding, prepare
 from fusedgpt.data.corpus import Files
 from fusedgpt.data.dataset import TokenFile, read_meta
 from fusedgpt.errors import UserError
@@ -153,6 +153,7 @@ def test_a_fraction_is_between_0_and_1(text):
 
 def test_what_an_interrupted_run_has_counts_with_another_max_tokens(tmp_path, monkeypatch):
     # the same command with --max_tokens used to delete hours of work on FineWeb
+    monkeypatch.setattr(corpus, "CHECKED_FIRST", 0)  # as if the text were large
     monkeypatch.setattr(encoding, "BATCH", 500)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     rows = [json.dumps({"text": f"document {n}"}) for n in range(600)]
@@ -164,6 +165,6 @@ def test_what_an_interrupted_run_has_counts_with_another_max_tokens(tmp_path, mo
 
     with pytest.raises(UserError, match="cannot read after row 600"):
         prepared()
-    monkeypatch.setattr(Files, "fragments", lambda corpus: pytest.fail("it has 1000 tokens already"))
+    monkeypatch.setattr(Files, "fragments", lambda files: pytest.fail("it has 1000 tokens already"))
     prepared(max_tokens=1000)
     assert 1000 <= sum(json.loads((tmp_path / "out" / "meta.json").read_text())["tokens"].values()) < 1020

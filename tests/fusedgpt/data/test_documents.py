@@ -1,0 +1,285 @@
+"""The text of HTML, Word, OpenDocument, EPUB and PDF files, and only that. What cannot be read is named."""
+
+import io
+import re
+import sys
+
+import pytest
+from hypothesis import given, settings, strategies
+
+from fusedgpt.data import documents
+from fusedgpt.data.corpus import Files
+from fusedgpt.errors import UserError
+from tests.documents import W, docx, epub, odt, pdf, zip_of, zipped
+
+PAGE = """<!DOCTYPE html><html><head><title>Not here</title><style>p {color: red}</style>
+<script>document.write("<p>nor this</p>")</script></head><body>
+<nav><ul><li>Home<li>Contact</ul></nav><div role="navigation">Menu <div>within</div> a menu</div>
+<h1>A  head-
+line &amp; caf&eacute;</h1><p>One <b>bold</b>ness.<br>Two<p>Three &copy &#8212; x<ul><li>a<li>b</ul>
+<form><button>Send</button><select><option>1</select></form><!-- a remark -->
+<table><tr><th>x<th>y<tr><td>1</td><td>2</td></tr></table><pre>def f():
+    return 1</pre><p>after</p></body></html>"""
+READ = """A head- line & café
+
+One boldness.
+Two
+
+Three © — x
+
+a
+b
+
+x\ty
+1\t2
+
+def f():
+    return 1
+
+after"""
+
+
+def text_of(path, raw=None, **options):
+    """The one document in a file."""
+    if raw is not None:
+        path.write_bytes(raw)
+    fragments = list(Files([path], **options).fragments())
+    assert [last for _, last in fragments] == [False] * (len(fragments) - 1) + [True]
+    return "".join(text for text, _ in fragments)
+
+
+@pytest.mark.parametrize("size", [1, 3, 10, 10**6])
+def test_html_is_what_a_reader_of_the_page_sees(size):
+    assert "".join(documents.html_text(PAGE[at : at + size] for at in range(0, len(PAGE), size))) == READ
+
+
+WORDS = strategies.sampled_from(["one", "zwei", "drôle", "四", "5 < 6", "a&b", "&amp;", "&lt;p&gt;"])
+TREES = strategies.recursive(
+    WORDS.map(lambda word: ("", [word])),
+    lambda inner: strategies.tuples(
+        strategies.sampled_from(["div", "p", "b", "li", "td", "script", "nav", "style", "template"]),
+        strategies.lists(inner, max_size=4),
+    ),
+    max_leaves=12,
+)
+
+
+def written(tree, out=True):
+    """The HTML of a tree, and the words in it that a reader sees."""
+    tag, children = tree
+    if not tag:
+        word = children[0]
+        return f" {word.replace('&', '&amp;').replace('<', '&lt;')} ", word.split() if out else []
+    if tag in ("script", "style"):  # their text is no HTML
+        return f"<{tag}>var a = '<p>';</{tag}>", []
+    parts = [written(child, out and tag not in ("nav", "template")) for child in children]
+    return f"<{tag}>{''.join(each for each, _ in parts)}</{tag}>", [word for _, words in parts for word in words]
+
+
+@given(TREES, strategies.integers(1, 40))
+@settings(max_examples=200, deadline=None, database=None)
+def test_every_word_of_html_is_read_once_and_in_order(tree, size):
+    page, words = written(tree)
+    assert "".join(documents.html_text(page[at : at + size] for at in range(0, len(page), size))).split() == words
+
+
+@pytest.mark.parametrize(
+    ("head", "encoding"),
+    [
+        ('<meta charset="iso-8859-1">', "latin-1"),
+        ("<META http-equiv=Content-Type content='text/html; charset=windows-1252'>", "cp1252"),
+        ("", "utf-8"),
+        ("", "utf-8-sig"),
+        ("", "utf-16"),
+        ('<meta charset="utf-8">', "utf-16"),  # the BOM counts more
+    ],
+)
+def test_html_is_decoded_as_it_says(tmp_path, head, encoding):
+    page = f"<html>{head}<p>naïve café</html>"
+    assert text_of(tmp_path / "a.htm", page.encode(encoding)) == "naïve café"
+
+
+BODY = """<w:p><w:pPr><w:tabs><w:tab w:val="left"/></w:tabs></w:pPr><w:r><w:t>First </w:t></w:r><w:r>
+<w:t xml:space="preserve">
+paragraph</w:t></w:r><w:ins><w:r><w:t>, inserted</w:t></w:r></w:ins>
+<w:del><w:r><w:delText>deleted</w:delText></w:r></w:del>
+</w:p><w:p><w:r><w:t>a</w:t><w:tab/><w:t>b</w:t><w:br/><w:t>c</w:t></w:r></w:p><w:p/>
+<w:moveFrom><w:r><w:t>moved away</w:t></w:r></w:moveFrom>
+<w:tbl><w:tr><w:tc><w:p><w:r><w:t>1</w:t></w:r></w:p></w:tc><w:tc><w:p><w:r><w:t>2</w:t></w:r></w:p></w:tc></w:tr>
+<w:tr><w:tc><w:p><w:r><w:t>3</w:t></w:r></w:p></w:tc><w:tc><w:p><w:r><w:t>4</w:t></w:r></w:p></w:tc></w:tr></w:tbl>
+<w:p><w:r><mc:AlternateContent xmlns:mc="mc"><mc:Choice><w:p><w:r><w:t>box</w:t></w:r></w:p></mc:Choice>
+<mc:Fallback><w:p><w:r><w:t>box</w:t></w:r></w:p></mc:Fallback></mc:AlternateContent></w:r></w:p><w:p><w:hyperlink><w:r><w:t>link</w:t></w:r>
+</w:hyperlink><w:r><w:instrText>PAGE</w:instrText></w:r></w:p>"""
+
+
+@pytest.mark.parametrize("name", ["word/document.xml", "word/document2.xml"])  # Word on the web writes the second
+def test_word(tmp_path, name):
+    want = "First \nparagraph, inserted\n\na\tb\nc\n\n1\t2\n3\t4\n\nbox\n\nlink"
+    assert text_of(tmp_path / "a.docx", docx(BODY, name)) == want
+
+
+def test_word_as_python_docx_writes_it(tmp_path):
+    write = pytest.importorskip("docx").Document()
+    write.add_heading("Title", 0)
+    write.add_paragraph("One & two").add_run(" bold").bold = True
+    table = write.add_table(2, 2)
+    for n, cell in enumerate(cell for row in table.rows for cell in row.cells):
+        cell.text = str(n)
+    write.save(tmp_path / "a.docx")
+    assert text_of(tmp_path / "a.docx") == "Title\n\nOne & two bold\n\n0\t1\n2\t3"
+
+
+def test_open_document(tmp_path):
+    body = """<text:tracked-changes><text:p>deleted</text:p></text:tracked-changes>
+    <text:h>A  head</text:h> <text:p>one<text:s text:c="2"/>two<text:tab/>three<text:line-break/>four
+    <text:span>five</text:span><text:note><text:note-body><text:p>a note</text:p></text:note-body></text:note></text:p>
+    <table:table><table:table-row><table:table-cell><text:p>1</text:p></table:table-cell><table:table-cell>
+    <text:p>2</text:p></table:table-cell></table:table-row></table:table><text:p>end</text:p>"""
+    want = "A head\n\none two\tthree\nfour five\n\n1\t2\n\nend"
+    assert text_of(tmp_path / "a.odt", odt(body)) == want
+
+
+def chapter(text):
+    return f'<?xml version="1.0" encoding="utf-8"?><html><head><title/><script src="x"/></head><p>{text}</p></html>'
+
+
+CHAPTERS = [
+    ("cover.xhtml", chapter('<img src="cover.png"/>'), ""),
+    ("toc.xhtml", chapter("Contents"), 'properties="nav"'),
+    ("z.xhtml", chapter("First é"), ""),
+    ("a%20b.xhtml", chapter("Second é").replace("utf-8", "utf-16").encode("utf-16"), ""),
+]
+
+
+def test_an_epub_is_its_chapters_in_the_order_of_reading(tmp_path):
+    fonts = '<e><CipherReference URI="OEBPS/font.otf"/></e>'
+    book = epub(CHAPTERS, {"META-INF/encryption.xml": fonts})  # a publisher may scramble fonts alone
+    assert text_of(tmp_path / "a.epub", book) == "First é\n\nSecond é"
+
+
+def test_a_pdf_and_its_pages_without_text(tmp_path, capsys):
+    pytest.importorskip("pypdf")
+    path = tmp_path / "a.pdf"
+    for _ in range(2):
+        assert text_of(path, pdf(["A bright", "café day", None, None])).split() == ["A", "bright", "café", "day"]
+    want = f"left out: 2 of the 4 pages of {path}, which have no text: read images with OCR first"
+    assert capsys.readouterr().out.count(want) == 2  # once a corpus
+    text = Files([path])
+    assert len([list(text.fragments()) for _ in range(3)]) == 3 and capsys.readouterr().out.count("left out") == 1
+
+
+def test_a_document_without_text_is_named(tmp_path, capsys):
+    (tmp_path / "a.html").write_text("<html><nav>menu</nav></html>")
+    assert list(Files([tmp_path / "a.html"]).fragments()) == []
+    assert f"left out: {tmp_path / 'a.html'}, which has no text" in capsys.readouterr().out
+
+
+def encrypted(user, owner):
+    pypdf = pytest.importorskip("pypdf")
+    writer, raw = pypdf.PdfWriter(clone_from=io.BytesIO(pdf(["secret"]))), io.BytesIO()
+    writer.encrypt(user, owner, algorithm="RC4-128")
+    writer.write(raw)
+    return raw.getvalue()
+
+
+def test_a_pdf_that_only_forbids_copying_is_read_as_viewers_do(tmp_path):
+    assert text_of(tmp_path / "a.pdf", encrypted("", "owner")).strip() == "secret"
+
+
+REFUSED = [
+    ("a.pdf", lambda: encrypted("user", "owner"), "has a password: save it without one"),
+    ("a.pdf", lambda: pdf(["a"])[:200], "cannot read .*it is damaged"),
+    ("a.docx", lambda: docx(["a"])[:200], "cannot read .*it is damaged, or its suffix is wrong"),
+    ("a.docx", lambda: docx("<w:p>"), "cannot read .*mismatched tag"),
+    ("a.docx", lambda: docx(["a"]).replace(b"\x01\x02\x14\x03\x14\0\0", b"\x01\x02\x14\x03\x14\0\1"), "has a password"),
+    (
+        "a.docx",
+        lambda: b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600),
+        "before 2007, or one with a password, no text",
+    ),
+    ("a.doc", lambda: b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "an Office file .*: save it as .docx"),
+    ("a.rtf", lambda: rb"{\rtf1 text}", r"is rich text \(RTF\), no text: save it as .docx"),
+    ("a.txt", lambda: b"\x89PNG\r\n\x1a\n" + bytes(99), "is an image, no text: remove it"),
+    ("a.txt", lambda: b"\x1f\x8b\x08" + bytes(99), "is compressed by gzip, no text: let its name end in .gz"),
+    ("a.md", lambda: zipped(xl__workbook_xml="<a/>"), "is an Excel workbook, no text: save its sheets as .csv"),
+    ("a.pptx", lambda: zipped(ppt__presentation_xml="<a/>"), "is a PowerPoint file, no text: save it as .pdf"),
+    ("a.ods", lambda: zipped(mimetype="x.spreadsheet", content_xml="<a/>"), "OpenDocument table or presentation"),
+    ("a.txt", lambda: zipped(a_txt="text"), "is a zip archive: unpack it and name the folder"),
+    ("a.epub", lambda: zipped(**{"META-INF__container_xml": "<a/>"}), "names no list of chapters"),
+    (
+        "a.epub",
+        lambda: epub(CHAPTERS, {"META-INF/encryption.xml": '<e><CipherReference URI="OEBPS/a%20b.xhtml"/></e>'}),
+        "is copy-protected: take one without DRM",
+    ),
+    ("a.csv", lambda: b"<!doctype html><p>404", "is HTML, whatever its suffix says: rename or remove it"),
+    ("a.jsonl", lambda: pdf(["a"]), "is a PDF, whatever its suffix says"),
+    ("a.html", lambda: b"<meta charset='klingon'><p>a", "its encoding is 'klingon', which is unknown"),
+    ("a.html", lambda: b"<p>caf\xe9", "is not UTF-8 text: .* add --encoding=cp1252"),
+    ("a.html", lambda: b"<meta charset=utf-8><p>caf\xe9", "is not UTF-8 text"),
+]
+
+
+@pytest.mark.parametrize(("name", "raw", "sentence"), REFUSED)
+def test_what_cannot_be_read_is_called_what_it_is(tmp_path, name, raw, sentence):
+    with pytest.raises(UserError, match=sentence) as refused:
+        text_of(tmp_path / name, raw())
+    if "charset" not in str(raw()) and b"<p>" not in raw():
+        assert "UTF-8" not in str(refused.value)  # it was the advice for a .docx
+
+
+@pytest.mark.parametrize(
+    ("raw", "what"),
+    [
+        (PAGE.encode(), "HTML"),
+        (pdf(["A head- line"]), "a PDF"),
+        (docx(["A head- line"]), "a zip file, as those of Word"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "a", "a.doc"])
+def test_the_source_of_a_document_is_no_text_whatever_its_name(tmp_path, capsys, name, raw, what):
+    if what == "a PDF":
+        pytest.importorskip("pypdf")
+    assert text_of(tmp_path / name, raw).startswith("A head- line")
+    assert f"reading {tmp_path / name} as {what}" in capsys.readouterr().out
+
+
+def test_text_about_html_and_pdf_stays_text(tmp_path):
+    for text in ("The tag <html> begins a page", "A %PDF- is a PDF", "<htmlish>", "# <!doctype html>\n"):
+        assert text_of(tmp_path / "a.txt", text.encode()) == text
+
+
+def test_a_pdf_without_pypdf_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    with pytest.raises(UserError, match=r"cannot read .*a\.pdf without the package pypdf: pip install pypdf"):
+        text_of(tmp_path / "a.pdf", pdf(["a"]))
+
+
+def test_a_document_is_taken_apart_once(tmp_path, monkeypatch):
+    # the text of a PDF takes long to find, and a preparation reads each file up to four times
+    calls = []
+    monkeypatch.setattr(documents, "html_text", lambda blocks: calls.append(1) or iter(["one\n\n", "two"]))
+    (tmp_path / "a.html").write_text("<html>")
+    (tmp_path / "b.html").write_text("<html>")
+    text = Files([tmp_path], paragraphs=True, skip_unreadable=True)
+    text.check()
+    for _ in range(2):
+        pieces = "".join(text + "|" * last for text, last in text.fragments())
+        assert pieces == "one|two|one|two|"
+    assert len(calls) == 2
+
+
+def test_entities_do_not_grow_without_end(tmp_path):
+    # "a billion laughs": expat stops them
+    laughs = "".join(f'<!ENTITY l{n + 1} "{f"&l{n};" * 10}">' for n in range(10))
+    xml = f'<!DOCTYPE w:document [<!ENTITY l0 "ha">{laughs}]><w:document {W}><w:t>&l10;</w:t></w:document>'
+    with pytest.raises(UserError, match=r"cannot read .*limit on input amplification"):
+        text_of(tmp_path / "a.docx", zip_of({"word/document.xml": xml}))
+    outside = f'<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><w:document {W}><w:t>&x;</w:t></w:document>'
+    with pytest.raises(UserError, match=r"cannot read .*undefined entity"):
+        text_of(tmp_path / "a.docx", zip_of({"word/document.xml": outside}))
+
+
+def test_documents_name_their_readers():
+    # a preparation that is continued must find the same text
+    assert documents.versions([".txt", ".csv", None]) == []
+    assert re.fullmatch(r"Python 3\.\S+", *documents.versions([".html", ".txt"]))
