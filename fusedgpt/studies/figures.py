@@ -79,8 +79,8 @@ def curves(results: Results, found: list[drawn.Curve], axis: str) -> object:
     mine, names = drawn.coloured(results), labels(results.design)
     y = drawn.curves_show(results)
     against = "training time, without evaluations" if axis == "time" else axis
-    subject = f"{y} against {against}; line: mean over seeds, band: lowest to highest seed; {_runs(results)}"
-    subject += drawn.cut_off(found)
+    band = f"line: mean over seeds, band: lowest to highest seed{drawn.cut_off(found)}"
+    subject = f"{y} against {against}; {band}; {_runs(results)}"
     figure, axes = _new(3.3, drawn.curves_title(results, found), subject)
     bottom, top = drawn.loss_view(found)
     unit, scale = time_unit(drawn.runs_in(results)) if axis == "time" else ("", 1)
