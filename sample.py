@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, TextIO
 
 from configurator import answer_help, configure
 from fusedgpt import settings
@@ -40,6 +40,8 @@ class Settings:
     top_k: int = 200  # draw from the k likeliest ids; 0: from all
     top_p: float = 0.0  # draw from the fewest likeliest ids that together reach this probability (nucleus); 0: all
     stop: str = ""  # text that ends a sample when it appears
+    # print the first sample as it is drawn, not when it is complete; auto: if it is the only one, on a terminal
+    stream: bool | Literal["auto"] = "auto"
     seed: int = 1337  # seed of the draws: the same seed gives the same samples
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
     # dtype of weights and matrix products; auto: the fastest for the prompt, and the fastest for the tokens after it
@@ -79,7 +81,7 @@ from fusedgpt.estimates import fits
 from fusedgpt.generation import engines, generate
 from fusedgpt.home import ROOT
 from fusedgpt.interchange import tokenizer_json
-from fusedgpt.machine import memory
+from fusedgpt.machine import memory, terminal
 from fusedgpt.machine.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
 from fusedgpt.runs import checkpoint, metrics, run_folder
 from model import GPT
@@ -98,6 +100,12 @@ def validate(s: Settings) -> None:
     check_name(s.attention, "auto")
 
 
+def say(line: str, stream: TextIO | None = None) -> None:
+    """Print a line about the text, on a terminal broken to its width. stream: None: stdout."""
+    stream = stream or sys.stdout
+    print(terminal.fit(line, stream), file=stream)
+
+
 def load(s: Settings) -> tuple[GPT, Tokenizer]:
     """The model and its tokenizer. Raises UserError if either is missing, or if they do not fit each other."""
     changes = {"activation": s.activation} if s.activation else {}
@@ -105,19 +113,19 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
         if run_folder.checkpoints(s.init_from):
             raise UserError(f"{s.init_from} is a run: name it with --out_dir={s.init_from} and --init_from=resume")
         model, meta = GPT.from_pretrained(s.init_from, changes), tokenizer_json.read_meta(s.init_from)
-        print(f"sampling from {s.init_from}")
+        say(f"sampling from {s.init_from}")
     else:
         saved, path = run_folder.load_best(s.out_dir)
         model, meta = GPT.from_checkpoint(saved, dropout=0.0, **changes), dataset.meta_of_checkpoint(ROOT, saved)
         losses = [f", {what} {loss}" for what, loss in metrics.losses_at(s.out_dir, saved["iter_num"]).items()]
-        print(f"sampling from {path}, after {saved['iter_num']} iterations{''.join(losses)}")
+        say(f"sampling from {path}, after {saved['iter_num']} iterations{''.join(losses)}")
         if checkpoint.is_nanogpts(saved) and not s.activation:
-            print(checkpoint.NANOGPTS_ACTIVATION)
+            say(checkpoint.NANOGPTS_ACTIVATION)
     remedy = "put the tokenizer.json or meta.json of the model into its folder"
     dataset.check_fit(meta, model.config.vocab_size, f"the tokenizer ({meta['tokenizer']})", remedy)
     tokenizer = Tokenizer(meta)
     if gaps := tokenizer.ids_without_text():
-        print(f"the data's meta has no character for {len(gaps)} ids, such as {gaps[0]}: they are shown as \ufffd")
+        say(f"the data's meta has no character for {len(gaps)} ids, such as {gaps[0]}: they are shown as \ufffd")
     return model, tokenizer
 
 
@@ -178,13 +186,13 @@ def prepare(s: Settings, model: GPT, prompt_length: int, device: torch.device) -
     attention, _ = choose.choose(s.attention, prompt, prompt.one_query(), compiled=compiled)
     model.use_attention(attention)
     engine = engines.prepare(model, device, s.dtype, s.num_samples, prompt_length, compiled)
-    for line in filter(None, (why_eager, engine.chosen)):
-        print(line, file=sys.stderr)
+    if why_eager:
+        say(why_eager, sys.stderr)
     return engine
 
 
 def report(engine: engines.Engine, s: Settings, drawn: int, first: float, rest: float, device: torch.device) -> str:
-    """The lines that end the output: tokens/s, time to the first token, bandwidth, attention kernel and dtypes."""
+    """The lines that end the output: tokens/s, time to the first token, bandwidth, attention kernel, dtypes and why."""
     total = s.num_samples * drawn
     prefill, one = map(dtype_name, engine.dtypes)
     lines = [
@@ -202,28 +210,36 @@ def report(engine: engines.Engine, s: Settings, drawn: int, first: float, rest: 
             if not out_of_memory(error):
                 raise
         lines.append(line)
-    return "\n".join(lines)
+    return "\n".join([*lines, *filter(None, [engine.chosen])])
 
 
 def draw(
     engine: engines.Engine, s: Settings, prompt: tuple[str, list[int]], tokenizer: Tokenizer, generator: torch.Generator
 ) -> list[float]:
-    """Draw samples after a prompt and print them, the first as it is drawn. Returns the clock after each draw."""
+    """Draw samples after a prompt and print them. Returns the clock after each draw."""
     text, ids = prompt
     samples = [Sample(text, tokenizer, s.stop) for _ in range(s.num_samples)]
     idx = torch.tensor([ids], device=generator.device).repeat(s.num_samples, 1)
     draws = s.temperature, s.top_k, s.top_p, generator, tokenizer.vocab_size
+    streams = s.num_samples == 1 and sys.stdout.isatty() if s.stream == "auto" else s.stream
     times = []
-    for new in generate.new_tokens(engine, idx, s.max_new_tokens, *draws, cache=engine.cache):
-        for sample, token in zip(samples, new[:, 0].tolist()):
-            sample.add(token)
-        times.append(time.perf_counter())  # tolist() has waited for the device
-        print(samples[0].unshown(complete=False), end="", flush=True)  # the others are printed when complete
-        if all(sample.ended for sample in samples):
-            break
+    with contextlib.suppress(*[KeyboardInterrupt] * s.interactive):  # Ctrl-C ends a text of a conversation
+        for new in generate.new_tokens(engine, idx, s.max_new_tokens, *draws, cache=engine.cache):
+            for sample, token in zip(samples, new[:, 0].tolist()):
+                sample.add(token)
+            times.append(time.perf_counter())  # tolist() has waited for the device
+            if streams:
+                show(samples[0].unshown(complete=False))
+            if all(sample.ended for sample in samples):
+                break
     for sample in samples:
-        print(sample.unshown(complete=True), end="\n---------------\n")
+        show(sample.unshown(complete=True) + "\n---------------\n")
     return times
+
+
+def show(text: str) -> None:
+    """Print a part of a sample at once."""
+    print(terminal.harmless(text, sys.stdout), end="", flush=True)
 
 
 def prompts() -> Iterator[str]:
@@ -244,16 +260,14 @@ def prompts() -> Iterator[str]:
 def converse(
     engine: engines.Engine, s: Settings, tokenizer: Tokenizer, vocab_size: int, generator: torch.Generator
 ) -> None:
-    """Continue one prompt after another. Ctrl-C ends a text. If a prompt is refused, ask for the next."""
+    """Continue one prompt after another. If a prompt is refused, ask for the next."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for text in prompts():
         try:
             draw(engine, s, read_prompt(text, tokenizer, vocab_size), tokenizer, generator)
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-        except KeyboardInterrupt:
-            print("\n---------------")
+            say(f"error: {error}", sys.stderr)
 
 
 def main(s: Settings) -> None:
@@ -274,10 +288,14 @@ def main(s: Settings) -> None:
     if device.type == "cpu":  # only now, so that the system gets the memory of freed weights back
         memory.keep_freed_memory(keep=True)
     if s.interactive:
-        return converse(engine, s, tokenizer, vocab_size, generator)
-    began = time.perf_counter()
-    times = draw(engine, s, prompt, tokenizer, generator)
-    print(report(engine, s, len(times), times[0] - began, times[-1] - times[0], device), file=sys.stderr)
+        converse(engine, s, tokenizer, vocab_size, generator)
+        after = engine.chosen
+    else:
+        began = time.perf_counter()
+        times = draw(engine, s, prompt, tokenizer, generator)
+        after = report(engine, s, len(times), times[0] - began, times[-1] - times[0], device)
+    if after:
+        say(after, sys.stderr)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,8 @@ def test_in_one_file_the_lines_have_the_order_of_a_terminal(run, tmp_path):
     with open(tmp_path / "log", "w") as log:
         subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, env=buffered, check=True)
     before, after = (tmp_path / "log").read_text().rsplit("---------------\n", 1)
-    assert "tokens/s" in after and "tokens/s" not in before
+    # the dtypes and their times used to come before the text
+    assert all(words in after and words not in before for words in ("tokens/s", "layers for"))
     assert before.startswith("sampling from")
 
 
@@ -153,6 +154,36 @@ def test_what_is_certain_is_shown_at_once_and_nothing_after_the_end(prompt, stop
         one.add(id)
         seen.append(one.unshown(complete=False))
     assert seen == shown and one.ended == ended
+
+
+@pytest.mark.parametrize("stop", ["", "END"])
+def test_a_streamed_text_is_the_whole_text(run, monkeypatch, stop):
+    text, load, parts = "a漢é😀 EN END of", sample.load, []
+    monkeypatch.setattr(sample, "load", lambda s: (load(s)[0], Tokenizer(BYTES)))
+    monkeypatch.setattr(sample.generate, "new_tokens", lambda *_, **__: (torch.tensor([[id]]) for id in text.encode()))
+    monkeypatch.setattr(sample, "show", parts.append)
+    whole = "!" + (text.split(stop)[0] if stop else text)
+    for stream, fewest in ((False, 1), (True, len(text) - 4 - len(stop))):
+        parts.clear()
+        sample.main(quick(run, stream=stream, num_samples=1, stop=stop))
+        assert "".join(parts) == whole + "\n---------------\n"
+        assert len(list(filter(None, parts))) >= fewest and (stream or len(parts) == 1)
+
+
+def test_streaming_draws_the_same_tokens(run, capsys):
+    for samples in (1, 2):
+        streamed, whole = (drawn(run, capsys, num_samples=samples, stream=stream) for stream in (True, False))
+        assert streamed == whole and len(streamed) == samples
+
+
+def test_one_sample_is_streamed_to_a_terminal_and_several_or_a_pipe_get_whole_texts(run, monkeypatch, capsys):
+    parts = []
+    monkeypatch.setattr(sample, "show", parts.append)
+    for terminal, samples, streams in ((True, 1, True), (True, 2, False), (False, 1, False)):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
+        parts.clear()
+        sample.main(quick(run, num_samples=samples))
+        assert len(parts) == (41 if streams else samples), (terminal, samples)
 
 
 def test_a_tokenizer_without_an_end_of_text_ends_no_sample():

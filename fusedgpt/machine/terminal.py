@@ -1,10 +1,13 @@
-"""Lines that fit the terminal that they are shown on. What goes to a file or a pipe stays one line."""
+"""Text for a terminal: lines that fit its width, nothing that it would obey. A file or a pipe gets all as it is."""
 
 import shutil
 import textwrap
 from typing import TextIO
 
 from tqdm.utils import disp_len, disp_trim
+
+# characters that move the cursor, ring, or begin a command to the terminal; a byte model draws them at first
+CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n\r"}
 
 
 def width() -> int:
@@ -28,3 +31,8 @@ def cut(line: str, stream: TextIO) -> str:
     if not stream.isatty() or disp_len(line) <= width():
         return line
     return disp_trim(line, width() - 1) + "…"
+
+
+def harmless(text: str, stream: TextIO) -> str:
+    """`text`, with control characters as escapes if `stream` is a terminal, which might obey them."""
+    return text.translate(CONTROL) if stream.isatty() else text
