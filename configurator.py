@@ -63,6 +63,8 @@ def configure(
         name, equals, text = flag.lstrip("-").partition("=")
         if name in unused:
             raise UserError(f"{COMMAND_LINE}: --{name} has no effect here: {unused[name]}")
+        if text.endswith(".py") and name not in vars(settings):
+            raise UserError(f"{flag}: config files are named without a flag, as in train.py {text}")
         if not equals:
             field = _field(settings, name, COMMAND_LINE)
             value = True if bool in (field.type, *typing.get_args(field.type)) else getattr(settings, name)
@@ -138,14 +140,18 @@ def _assignments(file, settings):
         hint = f": did you mean {near[0]}?" if near else "; flags are written --name=value"
         raise UserError(f"config file {file} {there}{hint}")
     so_far = dataclasses.asdict(settings)
+    hint = ": config files are Python code with lines like batch_size = 8, and a run is named by its folder"
+    hint *= not file.endswith(".py")
     try:
         found = runpy.run_path(file, init_globals=so_far)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also exit(), which would end the script with status 0
-        raise UserError(f"config file {file} fails: {type(error).__name__}: {first_line(error)}") from error
+        raise UserError(f"config file {file} fails: {type(error).__name__}: {first_line(error)}{hint}") from error
     assigned = {k: v for k, v in found.items() if isinstance(k, str) and (k not in so_far or v is not so_far[k])}
     own = {k for k, v in assigned.items() if k.startswith("_") or callable(v) or isinstance(v, types.ModuleType)}
+    if hint and assigned.keys() == own:  # YAML and JSON may be Python code that does nothing
+        raise UserError(f"config file {file} assigns to no setting{hint}")
     return {k: v for k, v in assigned.items() if k not in own}
 
 

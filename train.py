@@ -71,8 +71,11 @@ def read_settings(args: list[str]) -> Settings:
     for folder in filter(os.path.isdir, unnamed):
         raise UserError(f"{folder} is a folder: to train its run on, give --init_from=resume --out_dir={folder}")
     s = configure(Settings(), args, __doc__, earlier=earlier)
-    if found and not any(flag.startswith("--lr_decay_iters=") for flag in flags):
+    given = {flag.partition("=")[0] for flag in flags}
+    if found and "--lr_decay_iters" not in given:
         s = resume.prolonged(s, found[0])
+    if not found and "--max_iters" in given and "--minutes" not in given:
+        s = dataclasses.replace(s, minutes=None)  # a config file's minutes: they would set another max_iters
     resume.require_right_flag(s)
     return resume.where_to_start(dataclasses.replace(s, attention=located(s.attention)))
 
@@ -226,16 +229,19 @@ def join(s: Settings) -> tuple[Settings, distributed.Ranks, torch.device]:
     return s, ranks, device
 
 
-def require_data(folder: pathlib.Path, meta: dict, name: str) -> None:
-    """Raise UserError if a bin is missing or damaged. If no data set was named, the message names the quick start."""
+def find_data(s: Settings) -> tuple[pathlib.Path, dict]:
+    """The folder of the data set, and its meta. Raises UserError if bins are missing, before anything is built."""
+    folder = dataset.find_folder(ROOT, s.dataset)
+    meta = dataset.read_meta(folder, s.vocab_size)
     try:
         for split in dataset.SPLITS:
             dataset.TokenFile(folder, split, meta)
     except UserError as error:
-        if name != Settings.dataset:
+        if s.dataset != Settings.dataset:
             raise
         quick = "python data/python_stdlib/prepare.py && python train.py config/quickstart.py"
         raise UserError(f"{error}; for a first run on a small data set: {quick}") from error
+    return folder, meta
 
 
 def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: Logger) -> Run:
@@ -244,9 +250,7 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
 
     # data and weights
     functions.require_same_file(s.attention, ranks.gather)
-    folder = dataset.find_folder(ROOT, s.dataset)
-    meta = dataset.read_meta(folder, s.vocab_size)
-    require_data(folder, meta, s.dataset)
+    folder, meta = find_data(s)
     prompts = samples.prompts(s, meta, ranks)
     lock = files.lock(out_dir) if ranks.main and not (s.eval_only or s.dry_run) else None
     saved = path = None

@@ -50,7 +50,7 @@ class Ranks:
         if gradient_accumulation_steps % self.world:
             raise UserError(
                 f"gradient_accumulation_steps={gradient_accumulation_steps} cannot be shared by {self.world} processes:"
-                " it counts micro-batches over the whole world, so make it a multiple"
+                f" it counts micro-batches over the whole world, so make it a multiple of {self.world}"
             )
         return range(self.rank, gradient_accumulation_steps, self.world)
 

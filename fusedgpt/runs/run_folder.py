@@ -20,7 +20,7 @@ LATEST, BEST = "ckpt.pt", "best.pt"
 # the other files of a run, with its figures
 NOT_CHECKPOINTS = ("metrics.jsonl", "run.json", "report.html", "trace.json", "lm_eval.json", "curves.png")
 NOT_CHECKPOINTS += tuple(f"{name}.png" for name in MEANING)
-FOLDERS = ("tensorboard", "hf")  # event files, and what `make eval` exported
+FOLDERS = ("tensorboard", "hf", "gguf", "nanogpt")  # event files, and exports
 
 Say = Callable[[str], None]
 
@@ -103,7 +103,13 @@ def _first_whole(out_dir, path, say, **how):
             say(f"{wrong}. Taking {other}, of iteration {saved['iter_num']}, instead")
             return saved, other
     earlier = [run.parent for run in sorted(pathlib.Path(out_dir).glob(f"previous-*/{LATEST}"))]
-    hint = f". An earlier run is in {earlier[-1]}: name that folder" if earlier else ""
+    hint = ""
+    if earlier:
+        hint = f". An earlier run is in {earlier[-1]}: name that folder"
+    elif pathlib.Path(out_dir).is_file():
+        hint = f". {out_dir} is a file: name the folder that it is in, {pathlib.Path(out_dir).parent}"
+    elif here := sorted(pathlib.Path().glob(f"out*/{LATEST}")):
+        hint = f", such as {here[0].parent}"
     if is_transformers(out_dir):
         hint = f". {out_dir} is a model in Hugging Face's format: name it with --init_from={out_dir}"
     raise UserError(wrong + hint)

@@ -1,0 +1,177 @@
+"""Mistakes that people make: each ends in one sentence, without a traceback, and the sentence names the fix.
+
+To add one, add a line to MISTAKES: a command as it is typed, and what the sentence must say to help. In braces are what
+the fixture `places` makes, and {small}, the flags of a run of a second.
+"""
+
+import pathlib
+import runpy
+import shlex
+import sys
+
+import pytest
+
+from tests.conftest import ROOT, flags, small
+
+pytest.importorskip("tyro")
+
+MISTAKES = [
+    # other tools' habits
+    ("train.py --lr 3e-4", "did you mean learning_rate?"),
+    ("train.py --epochs=3", "did you mean max_iters?"),
+    ("train.py --hidden-size 256", "did you mean n_embd?"),
+    ("train.py --per_device_train_batch_size=8", "did you mean batch_size?"),
+    ("train.py --context_length=512", "did you mean block_size?"),
+    ("train.py --save_every=100", "did you mean eval_interval?"),
+    ("train.py --fp16", "did you mean dtype=float16?"),
+    ("train.py --dtype=fp16", "did you mean dtype=float16?"),
+    ("train.py --optimizer=adam", "did you mean optimizer=adamw?"),
+    ("train.py --cuda", "did you mean device=cuda?"),
+    ("train.py --resume", "did you mean init_from=resume?"),
+    ("train.py --no-compile", "did you mean compile=False?"),
+    ("train.py --config=config/quickstart.py", "without a flag, as in train.py config/quickstart.py"),
+    ("train.py {yaml}", "config files are Python code with lines like batch_size = 8"),
+    ("train.py {json}", "config files are Python code with lines like batch_size = 8"),
+    ("sample.py {run} --prompt=Hello", "did you mean start?"),
+    ("sample.py {run} --max_tokens=50", "did you mean max_new_tokens?"),
+    ("sample.py {run} --temp=0.5", "did you mean temperature?"),
+    # how flags and files are written
+    ("train.py --batch_size=1e3", "did you mean batch_size=1000?"),
+    ("train.py --batch_size=1,000", "did you mean batch_size=1000?"),
+    ("train.py --batch_size", "as in --batch_size=12"),
+    ("train.py --learning_rate= 3e-4", "flags are written --name=value"),
+    ("train.py --compile", "as in --compile=True"),
+    ("train.py --compile=false", "did you mean compile=False?"),
+    ("train.py --eval_only=1", "did you mean eval_only=True?"),
+    ("train.py --eval_only config/quickstart.py", "name config files first"),
+    ("train.py \"--dtype='float32'\"", "did you mean dtype=float32?"),
+    ("train.py out_dir=out-x", "two plain dashes: --out_dir=out-x"),
+    ("train.py —batch_size=8", "two plain dashes: --batch_size=8"),
+    ("train.py --batchsize=8", "did you mean batch_size?"),
+    ("train.py {misspelt}", "did you mean learning_rate?"),
+    ("train.py config/quickstart", "did you mean config/quickstart.py?"),
+    ("train.py quickstart.py", "did you mean config/quickstart.py?"),
+    (r"train.py 'config\quickstart.py'", "did you mean config/quickstart.py?"),
+    ("sample.py {run} --learning_rate=1e-3", "it is a setting of train.py"),
+    ("sample.py {run} {run}", "is one argument too many"),
+    # the wrong folder or file, or the wrong order
+    ("train.py {small} --dataset=shakespere_char", "shakespeare_char"),
+    ("train.py {small} --dataset={data}/train.bin", "name one of data/ (fineweb, openwebtext"),
+    ("train.py {small} --dataset={empty}", "run a data/*/prepare.py with --out_dir={empty}"),
+    ("train.py {run}", "give --init_from=resume --out_dir={run}"),
+    ("train.py --init_from={run}", "give --init_from=resume --out_dir={run}"),
+    ("train.py --init_from={run}/ckpt.pt", "give --init_from=resume --out_dir={run}"),
+    ("train.py {run}/ckpt.pt", "a run is named by its folder"),
+    ("train.py --init_from=resume --out_dir={absent}", "train first, or name the folder of another run"),
+    ("train.py {small} --out_dir={model}", "give --init_from={model} and another --out_dir"),
+    ("train.py {small} --out_dir={file}", "Name another folder"),
+    ("train.py {small} --init_from=nobody/no-such-model", "name a folder"),
+    ("sample.py {absent}", "train first, or name the folder of another run"),
+    ("sample.py {model}", "--init_from={model}"),
+    ("sample.py {run}/best.pt", "name the folder that it is in, {run}"),
+    ("sample.py --init_from={run}", "name it with --out_dir={run}"),
+    ("sample.py {run} --start=FILE:{absent}", "cannot read the prompt in {absent}"),
+    ("export.py {absent}", "train first, or name the folder of another run"),
+    ("export.py {run} {full}", "name another folder"),
+    ("export.py {run} {file}", "name a folder to write"),
+    ("plot.py {empty}", "name the folder of a run"),
+    ("plot.py", "python plot.py RUN"),
+    ("data/text/prepare.py --input={absent}", "name a local file or folder"),
+    ("data/text/prepare.py --input={empty}", "name a file or folder that does"),
+    ("bench.py report {absent}", "name the folder of a benchmark, such as out-bench/ladder"),
+    ("study.py report {absent}", "name the folder of a study"),
+    ("convert.py {empty} file", "name the folder of a run"),
+    # values that cannot be
+    ("train.py {small} --device=gpu", "try auto, cpu, cuda"),
+    ("train.py {small} --device=cuda:99", "--device can be auto, cpu, cuda"),
+    ("train.py {small} --attention=flash2", "it can be manual, blocked, math, efficient, flash"),
+    ("train.py {small} --attention=flash3", "Here --attention can be manual"),
+    ("train.py {small} --attention={kernel}", "path/to/file.py:function"),
+    ("train.py {small} --attention={kernel}:attend", "has no function attend: it has mine"),
+    ("train.py {small} --block_size=100000", "Lower --block_size, or add text"),
+    ("train.py {small} --vocab_size=10", "set --vocab_size=65, or leave it out"),
+    ("train.py {small} --n_head=3", "make it a multiple"),
+    ("train.py {small} --dropout=10", "must be from 0 to just under 1"),
+    ("train.py {small} --mask=document", "data/text/prepare.py, or set --mask=causal"),
+    ("train.py {small} --min_lr=0 --lr_decay_iters=5", "give --lr_decay_iters=10"),
+    ("train.py {small} --minutes=0", "must be more than 0"),
+    ("train.py {small} --parallel=fsdp --optimizer=muon", "take adamw"),
+    ("{torchrun} train.py {small} --gradient_accumulation_steps=5", "make it a multiple of 2"),
+    ("RANK=0 train.py {small}", "Let torchrun set them, or unset RANK"),
+    ("sample.py {run} --start=", "give at least one character with --start"),
+    ("sample.py {run} --start=é", "change the prompt"),
+    ("sample.py {run} --top_p=95", "must be from 0 to 1"),
+    ("sample.py {run} --num_samples=0", "must be 1 or more"),
+    ("export.py {run} --format=onnx", "it takes 'hf' or 'gguf' or 'nanogpt'"),
+    ("export.py {run} --licence=mit", "did you mean license?"),
+    ("export.py {run} --push=plays", "write owner/name"),
+    ("export.py {run} --push=https://huggingface.co/me/plays", "write owner/name"),
+    ("export.py {run} hf gguf", "is one argument too many"),
+    ("plot.py {run} --y=losses", "it can be loss, bits_per_byte"),
+    ("plot.py {run} --out=figure.doc", "must end in .png"),
+    ("data/text/prepare.py --input={file} --tokenizer=bpe", "it can be byte, char, train:SIZE"),
+    ("data/text/prepare.py --input={file} --val_fraction=20", "is not between 0 and 1"),
+    ("bench.py lader", "did you mean ladder?"),
+    ("bench.py ladder --device=cpu --only=flahs", "it can be a pattern, such as 'flash*'"),
+    ("study.py config/quickstart.py --seeds=1..3", "did you mean seed?"),
+    ("study.py config/quickstart.py --learning_rate=1,2 --interval=bootstrap", "give more with --seed=1..10"),
+    ("study.py config/quickstart.py --out_dir=out-x", "--study_dir"),
+    ("convert.py {run} one", "it can be file or shards"),
+    ("harness.py {model}", "python harness.py FOLDER RESULTS.json TASK"),
+    ("fusedgpt/__main__.py trian", "did you mean train?"),
+]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory, data, small_run):
+    """What the commands name, by its name."""
+    here = tmp_path_factory.mktemp("mistakes")
+    for name in ("model", "full", "empty", "new"):
+        (here / name).mkdir()
+    contents = {
+        "file": "some text",
+        "yaml": "learning_rate: 1e-3\nbatch_size: 8\n",
+        "json": '{"learning_rate": 1e-3}',
+        "misspelt.py": "learning_rte = 1e-3\n",
+        "kernel.py": "def mine(q, k, v, dropout_p): return v\n",
+        "model/config.json": "{}",
+        "full/config.json": "{}",
+    }
+    for name, content in contents.items():
+        (here / name).write_text(content)
+    found = {path.stem: str(path) for path in here.iterdir()}
+    torchrun = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29501"
+    small_flags = shlex.join(flags(small(here / "new", data)))
+    others = {"absent": str(here / "absent"), "data": data, "run": small_run}
+    return found | others | {"small": small_flags, "torchrun": torchrun}
+
+
+def answer(command, monkeypatch, capsys):
+    """The status and the last words of a command, run in this process as Python runs a script."""
+    words = shlex.split(command)
+    while "=" in words[0]:
+        monkeypatch.setenv(*words.pop(0).split("="))
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(sys, "path", [str(ROOT / pathlib.Path(words[0]).parent), *sys.path])
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(words[0], run_name="__main__")
+    said = capsys.readouterr().err
+    if isinstance(ended.value.code, str):  # Python prints it, and ends with status 1
+        return 1, f"{said}{ended.value.code}"
+    return ended.value.code, said
+
+
+@pytest.mark.parametrize(("command", "fix"), MISTAKES, ids=[command for command, _ in MISTAKES])
+def test_a_mistake_is_one_sentence_that_names_the_fix(command, fix, places, monkeypatch, capsys):
+    status, said = answer(command.format(**places), monkeypatch, capsys)
+    *before, last = said.splitlines()
+    assert status in (1, 2) and "Traceback" not in said  # 2: argparse, which prints the usage before
+    assert last.startswith("error: ") or (status == 2 and ": error: " in last)
+    assert status == 2 or not any("error" in line for line in before)
+    assert fix.format(**places) in last, last
+    assert not pathlib.Path(places["new"], "run.json").exists()  # nothing was begun
+
+
+def test_there_are_fifty():
+    assert len({command for command, _ in MISTAKES}) == len(MISTAKES) >= 50
