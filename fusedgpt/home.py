@@ -1,6 +1,7 @@
 """Where the scripts are, and where data sets go: in a clone, and if the package was installed without one."""
 
 import pathlib
+import re
 
 _IN_A_WHEEL = pathlib.Path(__file__).resolve().parent / "scripts"  # pyproject.toml puts the top of a clone there
 INSTALLED = _IN_A_WHEEL.is_dir()  # an editable install is a clone too
@@ -9,6 +10,14 @@ SCRIPTS = _IN_A_WHEEL if INSTALLED else _IN_A_WHEEL.parents[1]
 # data sets are in ROOT/data: a clone keeps them, whatever the current folder is. Installed files are not to be written
 # to, so there it is the current folder
 ROOT = pathlib.Path() if INSTALLED else SCRIPTS
+
+
+def as_called(sentence: str) -> str:
+    """A sentence that names commands of a clone, with the commands that are here."""
+    if not INSTALLED:
+        return sentence
+    sentence = re.sub(r"python data/(\w+)/prepare\.py", r"fusedgpt prepare \1", sentence)
+    return re.sub(r"python (\w+)\.py", r"fusedgpt \1", sentence)
 
 
 def data_folder(script: str) -> pathlib.Path:

@@ -14,6 +14,7 @@ import sys
 import numpy as np
 import pytest
 
+from fusedgpt.__main__ import script_of
 from fusedgpt.data import prepare, tokenizer
 from tests.conftest import ROOT, hugging_face, why_no_bpe
 
@@ -45,7 +46,7 @@ KINDS = {
     "peers": [*TRAINED, "--block_size=64", "--new_tokens=8", "--rounds=1", "--only=*manual"],
 }
 FAILS = "--attention=flash --dropout=0.1"  # the README's example of a refusal
-PROGRAMS = re.compile(r"(python|torchrun|make|pip|uv|sbatch|ssh) |[A-Z_]+=")
+PROGRAMS = re.compile(r"(python|fusedgpt|torchrun|make|pip|uv|sbatch|ssh|docker) |[A-Z_]+=")
 PLACEHOLDERS = re.compile(r"\b(KIND|FOLDER|OUT_DIR|PATH|NAME)\b|…|\.\.\. ")
 DOWNLOADS = ("data/openwebtext/prepare.py", "data/fineweb/prepare.py")
 NO_BPE = ("_char/", "python_stdlib/", "--tokenizer=byte", "--tokenizer=train")
@@ -57,6 +58,9 @@ OTHERS = {  # what is not run, and why
     "uv": "it downloads packages",
     "sbatch": "tests/test_slurm.py runs the script",
     "ssh": "it needs another machine",
+    "docker": "it downloads an image; tests/test_container.py reads the Dockerfile",
+    "python -m venv": "it is followed by an installation",
+    "PIP_EXTRA_INDEX_URL=": "it installs packages",
     "TIKTOKEN_CACHE_DIR=": "it downloads GPT-2's BPE",
     "python study.py": "tests/test_study.py reads it, and runs smaller studies",
     "python tests/calibration.py": "tests/test_calibration.py runs it",
@@ -86,6 +90,9 @@ COMMANDS = sorted({command for page in PAGES for command in commands_in(page.rea
 def shortened(command):
     """The command as it is run here: [script, arguments …], or None for one that is not run."""
     words = shlex.split(command)
+    if words[0] == "fusedgpt":  # tests/test_wheel.py runs the command itself
+        script, args = script_of(words[1:])
+        words = ["python", str(script.relative_to(ROOT)), *args]
     if words[0] == "torchrun":
         at = words.index("train.py")
         return [*words[at:], *SHORT, "--gradient_accumulation_steps=2"]
@@ -179,7 +186,7 @@ def copy(tmp_path_factory):
 def ran(copy):
     """{command: (exit status, output)} of every command that one process can run."""
     pytest.importorskip("tyro")  # reads the command lines
-    python = [command for command in COMMANDS if command.split()[0] == "python" and not why_not(command)]
+    python = [command for command in COMMANDS if command.split()[0] in ("python", "fusedgpt") and not why_not(command)]
     runs = {command: shortened(command) for command in python}
     before = [
         ["train.py", f"--out_dir={out}", f"--dataset={data}", *SHORT, "--gradient_accumulation_steps=1"]

@@ -107,6 +107,8 @@ def test_from_text_to_an_export_in_any_folder(fusedgpt, installed, tmp_path):
     (tmp_path / "book.txt").write_text(TEXT, encoding="utf-8")
     unprepared = fusedgpt("train", "--dataset=text")
     assert unprepared.returncode == 1 and "run fusedgpt prepare text" in unprepared.stderr
+    unnamed = fusedgpt("export", "no_such_run", "hf")
+    assert unnamed.returncode == 1 and "python " not in unnamed.stderr  # it would not find that script
     steps = [
         ["prepare", "text", "book.txt", "--tokenizer=byte"],
         ["train", "config/train_text_cpu.py", *SMALL, *SHORT, "--minutes=None", "--out_dir=out"],

@@ -66,6 +66,13 @@ def test_a_script_runs_as_python_would_run_it(tmp_path):
     assert "no such run" in done.stderr
 
 
+def test_sentences_name_the_commands_that_are_here(monkeypatch):
+    said = "run: python data/text/prepare.py --input=a, or python train.py config/quickstart.py"
+    assert home.as_called(said) == said
+    monkeypatch.setattr(home, "INSTALLED", True)
+    assert home.as_called(said) == "run: fusedgpt prepare text --input=a, or fusedgpt train config/quickstart.py"
+
+
 def test_data_go_beside_their_script_in_a_clone_and_here_without_one(tmp_path, monkeypatch):
     script = str(ROOT / "data" / "text" / "prepare.py")
     assert home.data_folder(script) == ROOT / "data" / "text" and home.SCRIPTS == home.ROOT == ROOT
