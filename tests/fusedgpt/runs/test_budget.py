@@ -181,6 +181,15 @@ def test_a_run_that_would_never_leave_its_warm_up_says_so(tmp_path, data, capsys
     assert (max(rates) < 1) == (warmup_iters > 11)
 
 
+def test_a_flag_of_max_iters_overrides_the_minutes_of_a_config_file(tmp_path):
+    # a run of --max_iters=60 would have made as many iterations as its config file's minutes allow
+    pytest.importorskip("tyro")
+    config = tmp_path / "mine.py"
+    config.write_text(f"minutes = 5.0\nout_dir = {str(tmp_path / 'out')!r}\n")
+    for flags, minutes in (([], 5.0), (["--max_iters=60"], None), (["--max_iters=60", "--minutes=2"], 2.0)):
+        assert train.read_settings([str(config), *flags]).minutes == minutes
+
+
 def test_minutes_that_are_over_before_the_first_step_leave_one(tmp_path, data, capsys):
     run(tmp_path, data, minutes=1e-6)
     assert len(rows(tmp_path)) == 1
