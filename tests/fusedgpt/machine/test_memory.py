@@ -1,6 +1,8 @@
 """Bytes at the peak."""
 
+import math
 import sys
+import types
 
 import pytest
 import torch
@@ -31,6 +33,16 @@ def test_bandwidth_is_bytes_a_second(device, monkeypatch):
     assert 1e8 < memory.bandwidth(device) < 1e14
     monkeypatch.setattr(memory.timing, "samples", lambda *_, **__: [1.0, 2.0, 90.0])  # milliseconds: the median counts
     assert memory.bandwidth(torch.device("cpu")) == 2**30 / 2e-3
+
+
+def test_what_a_system_does_not_say_is_no_number(monkeypatch):
+    # on Windows each report of a run ended it: it has neither resource nor os.sysconf
+    cpu = torch.device("cpu")
+    assert 0 < memory.peak_memory(cpu) < memory.total_memory(cpu) < math.inf
+    monkeypatch.setattr(memory, "sys", types.SimpleNamespace(platform="win32"))
+    monkeypatch.setattr(memory, "resource", None)
+    monkeypatch.delattr(memory.os, "sysconf")
+    assert math.isnan(memory.peak_memory(cpu)) and memory.total_memory(cpu) == math.inf and memory.page_faults() == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
