@@ -16,6 +16,7 @@ import sys
 import tempfile
 from typing import Any
 
+from fusedgpt import home
 from fusedgpt.errors import UserError, shown
 from fusedgpt.settings import Settings
 
@@ -97,8 +98,10 @@ def working_tree(root: pathlib.Path) -> str:
 
 def digest(root: pathlib.Path) -> str:
     """SHA-256 of the names and contents of the code that training runs, to tell whether it was changed."""
-    found = hashlib.sha256()
-    paths = {path.relative_to(root).as_posix(): path for pattern in CODE for path in root.glob(pattern)}
+    found, patterns = hashlib.sha256(), CODE
+    if home.INSTALLED:  # the scripts are inside the package
+        root, patterns = root.parent, ("**/*.py",)
+    paths = {path.relative_to(root).as_posix(): path for pattern in patterns for path in root.glob(pattern)}
     for name, path in sorted(paths.items()):
         content = path.read_bytes()
         found.update(f"{name}\0{len(content)}\0".encode(errors="surrogateescape") + content)
