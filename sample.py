@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Literal, TextIO
 
 from configurator import answer_help, configure
-from fusedgpt import settings
+from fusedgpt import settings, terminal
 
 LINE = 32  # expected tokens of a typed prompt, because dtypes are timed before the user types one
 
@@ -81,7 +81,7 @@ from fusedgpt.estimates import fits
 from fusedgpt.generation import engines, generate
 from fusedgpt.home import ROOT
 from fusedgpt.interchange import tokenizer_json
-from fusedgpt.machine import memory, terminal
+from fusedgpt.machine import memory
 from fusedgpt.machine.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
 from fusedgpt.runs import checkpoint, metrics, run_folder
 from model import GPT

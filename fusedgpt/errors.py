@@ -9,7 +9,8 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from fusedgpt import INSTALL
+from fusedgpt import INSTALL, terminal
+from fusedgpt.home import as_called
 
 SHORT = reprlib.Repr()
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxlong, SHORT.maxother = 3, 180, 180, 180
@@ -92,7 +93,8 @@ def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
         print(file=sys.stderr)  # the line on the console may be half written
         sys.exit(128 + signal.SIGINT)
     except (UserError, OSError) as error:
-        sys.exit("error: " + " ".join(line.strip() for line in str(error).splitlines()))
+        sentence = "error: " + as_called(" ".join(line.strip() for line in str(error).splitlines()))
+        sys.exit(terminal.fit(sentence, sys.stderr))
     except ModuleNotFoundError as error:
         if not error.name or error.name.partition(".")[0] in ("configurator", "fusedgpt", "model"):
             raise

@@ -12,8 +12,8 @@ import time
 
 from tqdm import tqdm
 
+from fusedgpt import terminal
 from fusedgpt.errors import UserError, first_line
-from fusedgpt.machine import terminal
 from fusedgpt.machine.files import Lines, Lock, atomic, json_line
 from fusedgpt.runs import report_page, run_folder, trackers
 from fusedgpt.runs.bar import Bar

@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from fusedgpt import terminal
 from fusedgpt.errors import UserError
-from fusedgpt.machine import flops, memory, terminal, timing
+from fusedgpt.machine import flops, memory, timing
 from fusedgpt.machine.device import cuda_graphs, dtype_name, multiplies_tf32
 from fusedgpt.machine.environment import environment
 from fusedgpt.parallel import distributed

@@ -5,7 +5,7 @@ import io
 import pytest
 from tqdm.utils import disp_len
 
-from fusedgpt.machine import terminal
+from fusedgpt import terminal
 
 
 class Stream(io.StringIO):

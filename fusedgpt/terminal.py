@@ -4,8 +4,6 @@ import shutil
 import textwrap
 from typing import TextIO
 
-from tqdm.utils import disp_len, disp_trim
-
 # characters that move the cursor, ring, or begin a command to the terminal; a byte model draws them at first
 CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n\r"}
 
@@ -28,6 +26,8 @@ def fit(text: str, stream: TextIO) -> str:
 
 def cut(line: str, stream: TextIO) -> str:
     """`line`, cut to one row, if `stream` is a terminal. Wide characters, such as Chinese ones, count twice."""
+    from tqdm.utils import disp_len, disp_trim  # here, because a script without tqdm still says what is missing
+
     if not stream.isatty() or disp_len(line) <= width():
         return line
     return disp_trim(line, width() - 1) + "…"
