@@ -14,7 +14,7 @@ import torch
 from fusedgpt.errors import UserError
 from fusedgpt.machine import memory, timing
 from fusedgpt.parallel.distributed import local
-from fusedgpt.runs.progress import STEPS_OF_AN_ESTIMATE, estimate, occasions
+from fusedgpt.runs.progress import STEPS_OF_AN_ESTIMATE, estimate, occasions, seconds_left
 from fusedgpt.runs.resume import SETTLED
 from fusedgpt.settings import Settings
 
@@ -34,8 +34,8 @@ class Cost:
 
     def of(self, iterations: int, s: Settings) -> float:
         """Seconds of all `iterations` of a new run, with its evaluations and samples."""
-        evaluations, samples = (occasions(0, iterations, every) for every in (s.eval_interval, s.sample_interval))
-        return iterations * self.step + evaluations * self.evaluation + samples * self.samples
+        run = dataclasses.replace(s, max_iters=iterations)
+        return seconds_left([1e3 * self.step], 0, self.evaluation, self.samples, run)
 
 
 def dry_run(run: Any, step: Callable) -> None:
