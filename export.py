@@ -179,6 +179,8 @@ def write_gguf(folder, model, meta, saved):
     if meta is None:
         raise UserError("a GGUF file needs the tokenizer of the data: put the data where the checkpoint names it")
     gguf_file.write(folder, model.config, model.state_dict(), meta, data_of(saved))
+    if (context := model.config.block_size) % gguf_file.STEP:
+        print(f"llama.cpp does not stop at {context} tokens, where the model's context ends: ask for fewer, with -n")
     say_gap(model, saved, "llama.cpp", gguf_file.ACTIVATION)
 
 

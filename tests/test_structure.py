@@ -12,6 +12,7 @@ from tests.mutants import MUTANTS
 SCRIPTS = {"train", "sample", "bench", "study", "export", "convert", "harness", "plot"}
 # slow to import, or missing where only tests run
 LAZY = {"datasets", "lm_eval", "matplotlib", "optuna", "sqlalchemy", "tokenizers", "transformers", "tyro", "wandb"}
+LAZY |= {"gguf", "huggingface_hub"}
 FILES = sorted(f for pattern in ("*.py", "fusedgpt/**/*.py", "data/*/*.py") for f in ROOT.glob(pattern))
 
 

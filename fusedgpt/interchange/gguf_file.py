@@ -6,6 +6,7 @@ import pathlib
 import re
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fusedgpt.data.tokenizer import END_OF_TEXT, Tokenizer, byte_characters
@@ -19,12 +20,14 @@ ACTIVATION = "gelu_tanh"  # llama.cpp computes this form in any GPT-2
 NAMES = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}
 NAMES |= {"ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output"}
 NAMES |= {"ln_2": "ffn_norm", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+POSITIONS = "transformer.wpe.weight"
 BYTES = byte_characters()
 GPT2S_BPES = ("gpt2", "r50k_base")  # tiktoken's, which split a text into words as GPT-2 does
 INSTEAD = "name --format=hf, or prepare the data with --tokenizer=gpt2, byte or train:2048"
 # llama.cpp refuses a BPE without merges. This one joins no text, because no text in UTF-8 has the byte 255
 NO_MERGE = f"{BYTES[255]} {BYTES[255]}"
-# no {num_ctx} tokens: a GPT-2 has no position beyond its context, and a prompt needs some
+STEP = 256  # llama.cpp rounds contexts up to a multiple of this
+# num_predict leaves the other half of the context for a prompt, because a GPT-2 has no position beyond
 MODELFILE = '''FROM ./{file}
 TEMPLATE """{{{{ .Prompt }}}}"""
 PARAMETER num_ctx {context}
@@ -36,15 +39,18 @@ def write(folder: pathlib.Path, config: GPTConfig, state: dict[str, Tensor], met
     """Write model.gguf, and a Modelfile for `ollama create`, for a GPT with `config` and `state`.
 
     meta: of its data, which has the tokenizer. Weights are written in float32, without vocabulary padding; missing
-    biases become zeros. Raises UserError if the package gguf is missing, if llama.cpp cannot compute the model, or if
-    it cannot have the ids of the tokenizer.
+    biases become zeros, and the last position is repeated up to a context that llama.cpp can have. Raises UserError if
+    the package gguf is missing, if llama.cpp cannot compute the model, or if it cannot have the ids of the tokenizer.
     """
     gguf = package()
     weights = gpt2.weights(config, state, "gguf_file.write (fusedgpt/interchange/gguf_file.py), which makes a GPT-2,")
     tokenizer = _tokenizer(meta, config.vocab_size, gguf.TokenType)
+    context = -(-config.block_size // STEP) * STEP
+    # otherwise llama.cpp would abort at the first token beyond the context
+    weights[POSITIONS] = torch.cat([w := weights[POSITIONS], w[-1:].expand(context - len(w), -1)])
     file = gguf.GGUFWriter(os.path.join(folder, FILE), "gpt2")
     file.add_name(name)
-    file.add_context_length(config.block_size)
+    file.add_context_length(context)
     file.add_embedding_length(config.n_embd)
     file.add_block_count(config.n_layer)
     file.add_feed_forward_length(4 * config.n_embd)
