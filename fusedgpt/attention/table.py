@@ -25,14 +25,15 @@ class Kernel:
 
 FA3 = {"package": "flash-attn-3", "version": "FA3"}
 FA4 = {"package": "flash-attn-4", "version": "FA4"}
+# in colours that the colour-blind can tell apart
 KERNELS = {
-    "manual": Kernel(("unfused",), "", "0.2", "o", scores="all"),
-    "blocked": Kernel(("unfused",), "", "0.6", "p", scores="a block"),
+    "manual": Kernel(("unfused",), "", "#000000", "o", scores="all"),
+    "blocked": Kernel(("unfused",), "", "#882255", "p", scores="a block"),
     "math": Kernel(("math", "unfused"), "", "#e69f00", "s", scores="all"),  # compiled, it is products and a softmax
     "efficient": Kernel(("efficient",), "efficient", "#56b4e9", "^", gpu_only=True),
     "flash": Kernel(("flash",), "flash", "#0072b2", "D"),
     "cudnn": Kernel(("cudnn",), "cudnn", "#009e73", "v", gpu_only=True),
-    "flash3": Kernel(("flash3",), "flash_attn_3::", "#7a4fa3", "<", gpu_only=True, **FA3),
+    "flash3": Kernel(("flash3",), "flash_attn_3::", "#332288", "<", gpu_only=True, **FA3),
     "flash4": Kernel(("flash4",), "flash_attncute", "#8c564b", ">", gpu_only=True, **FA4),
     "flex": Kernel(("flex",), "flex", "#d55e00", "P"),
     "sdpa": Kernel((), "", "0.5", "x", takes_mask=True),

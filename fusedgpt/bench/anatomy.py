@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.receipt import observe
 from fusedgpt.bench import check, drawing, options, report
-from fusedgpt.bench.disturbance import comparable, speedup
+from fusedgpt.bench.disturbance import comparable
 from fusedgpt.bench.proof import cost, prove_kernel, verdict
 from fusedgpt.bench.rows import name_of, trace_path
 from fusedgpt.errors import UserError
@@ -266,8 +266,7 @@ def _unpadded(row, rows):
 def _output_cells(row, rows):
     if row["status"] != "measured":
         return [row["dtype"], row["pass"], row["V"], f"{row['status']}: {row['reason']}", *[""] * 4]
-    found = speedup(row, _unpadded(row, rows))
-    ratio = "{:.2f} ({:.2f}-{:.2f})".format(*found) if found else ""
+    ratio = report.ratio(row, _unpadded(row, rows), spread=True)
     cells = [row["dtype"], row["pass"], row["V"], report.spread(row, 3), f"{row['tflops']:.3g}"]
     return [*cells, f"{row['peak_memory'] / 2**20:.1f}", row["timed"], ratio]
 
@@ -306,21 +305,23 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     """output_layer.png: a bar for each product; step.png: a bar for each attention, divided by category."""
     output, steps = ([row for row in rows if row["part"] == part] for part in ("output layer", "step"))
     model = f"{s['batch_size']} × {s['block_size']} tokens"
-    if any(row["status"] == "measured" for row in output):
-        figure, axes = drawing.new(0.25 * len(output) + 0.6)
-        said = [f"{row['median_ms']:.4g} ms" if "median_ms" in row else row["reason"] for row in output]
-        names = [f"{row['dtype']}, {row['pass']}, {row['V']}" for row in output]
-        colors = ["0.55" if _unpadded(row, output) is None else "#0072b2" for row in output]
-        drawing.times(axes, names, output, said, colors)
-        axes.grid(visible=False, axis="y")
-        subject = f"{model}, {s['n_embd']} channels times as many rows of W as each bar says; blue: padded"
-        yield "output_layer", "The output layer alone, padded and not", subject, figure
+    left_out, output = drawing.left_out(output), [row for row in output if row["status"] == "measured"]
+    if output:
+        figure, axes = drawing.new(0.36 * len(output) + 0.6)
+        pairs = [(row, _unpadded(row, output)) for row in output]
+        names = [f"{row['dtype']}, {row['pass']}, {row['V']} rows{', padded' if base else ''}" for row, base in pairs]
+        colors = [drawing.FILLS[0 if base else 1] for _, base in pairs]
+        drawing.times(axes, dict(zip(names, output)), [report.time(*pair) for pair in pairs], colors)
+        said = report.clause([pair for pair in pairs if pair[1]], "the unpadded one") or "was not compared"
+        subject = f"{model}, {s['n_embd']} channels times as many rows of W as each bar says.{left_out}"
+        yield "output_layer", f"The padded output layer alone {said}", subject, figure
     steps = [row for row in steps if comparable(row)]
     if steps:
         ran = ", ".join(dict.fromkeys(row["ran"]["dtype"] for row in steps))
         layers = f"{s['n_layer']} layers, {s['n_head']} heads, {s['n_embd']} channels"
         subject = f"A GPT of {layers}, {model} a step, {ran}, eager: the time in PyTorch's operators, by category"
-        yield "step", "Where a training step's time goes", subject, _divided(steps)
+        parts = " and ".join(f"{100 * shares(row, (PRODUCTS,))[0]:.0f} % with {row['attention']}" for row in steps)
+        yield "step", f"{PRODUCTS.capitalize()} take {parts} of a training step", subject, _divided(steps)
 
 
 def _divided(rows):
@@ -332,8 +333,7 @@ def _divided(rows):
         bars = axes.barh(range(len(rows)), ms, left=ends, height=0.6, label=category, **drawing.bar_style(n))
         parts = [shares(row, (category,))[0] for row in rows]
         said = [f"{100 * part:.0f} %" if part > 0.06 else "" for part in parts]
-        box = dict(boxstyle="square,pad=0.1", facecolor="white", edgecolor="none")
-        axes.bar_label(bars, said, label_type="center", fontsize=8, bbox=box)
+        axes.bar_label(bars, said, label_type="center", fontsize=8, bbox=drawing.WHITE)
         ends += ms
     axes.set_yticks(range(len(rows)), [row["attention"] for row in rows])
     axes.invert_yaxis()

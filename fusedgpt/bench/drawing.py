@@ -1,7 +1,7 @@
-"""The look of all figures: as wide as the column of a README, titled with what was measured, where and when.
+"""The look of all figures: for the column of a README and for a phone, titled with the finding, and where it was found.
 
-A kernel has the same colour and mark in every figure of kernels (numerics draws dtypes). Marks and hatches differ, so
-that figures can be read in grey.
+A kernel has the same colour and mark in every figure of kernels (numerics draws dtypes). Marks, hatches and lightness
+differ too, so that figures can be read in grey.
 """
 
 import pathlib
@@ -11,19 +11,23 @@ from math import inf
 
 from fusedgpt.attention.table import KERNELS
 from fusedgpt.bench.disturbance import comparable
+from fusedgpt.bench.rows import unmeasured
 from fusedgpt.runs import style
-from fusedgpt.runs.style import WIDTH
+from fusedgpt.runs.style import COLOURS
 
 DRAWN_AS = {"eager": "manual", "flash_attention_2": "flash3"}  # transformers' names for a kernel
-REASON = 60  # most characters of a reason in place of a bar; the report has the whole reason
+WIDTH = 5.2  # inches: letters are large enough where a phone shrinks the figure to its own width
+DPI = 320  # 1664 pixels: two for each that a README's column has
+REASON, NAME = 60, 54  # most characters of a reason, and of a name above a bar; the report has them whole
 HATCHES = ("", "///", "...", "xx", "\\\\", "")
-GREYS = ("0.35", "0.75", "0.55", "0.9", "0.65", "1.0")
-STYLE = {"font.size": 8.5, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False}
+FILLS = tuple(colour for colour in COLOURS if colour != "#000000")  # of pieces of bars, whose neighbours differ
+STYLE = {"font.size": 8.5, "axes.titlesize": 8.5, "axes.spines.top": False, "axes.spines.right": False}
 STYLE |= {"axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3, "hatch.linewidth": 0.6}
+WHITE = dict(boxstyle="square,pad=0.1", facecolor="white", edgecolor="none")  # behind text, to hide what it stands on
 
 
-def save(figures: Iterable[tuple], folder: pathlib.Path, machine: str, form: str = "png") -> list[pathlib.Path]:
-    """Save `figures`, each (name, title, subject, figure), as files NAME.`form` in `folder`; returns their paths.
+def save(figures: Iterable[tuple], folder: pathlib.Path, machine: str, form: str = "svg") -> list[pathlib.Path]:
+    """Save `figures`, each (name, title, subject, figure), as NAME.png and NAME.`form` in `folder`; returns all paths.
 
     Above each figure stand its title, its subject (what was measured) and `machine` (where, with what and when).
     """
@@ -33,15 +37,30 @@ def save(figures: Iterable[tuple], folder: pathlib.Path, machine: str, form: str
     paths = []
     with matplotlib.rc_context(STYLE):  # a generator draws while it is asked for the next figure
         for name, title, subject, figure in figures:
-            style.title(figure, title, [line for text in (subject, machine) for line in textwrap.wrap(text, 100)])
-            paths.append(folder / f"{name}.{form}")
-            figure.savefig(paths[-1], dpi=130)
+            below = [line for text in (subject, machine) for line in textwrap.wrap(text, 90)]
+            style.title(figure, textwrap.fill(title, 62), below)
+            for suffix in ("png", form):
+                paths.append(folder / f"{name}.{suffix}")
+                figure.savefig(paths[-1], dpi=DPI)
+            _compress(folder / f"{name}.png")
     return paths
+
+
+def _compress(path):
+    """Reduce a PNG file to 256 colours, which makes it half as large."""
+    from PIL import Image  # matplotlib needs it too
+
+    Image.open(path).convert("RGB").quantize(256).save(path, optimize=True, dpi=(DPI, DPI))
+
+
+def shown(paths: list[pathlib.Path]) -> list[str]:
+    """The lines of a report that show the PNG files among `paths`."""
+    return [line for path in paths if path.suffix == ".png" for line in (f"![{path.stem}]({path.name})", "")]
 
 
 def bar_style(n: int) -> dict:
     """The look of the n-th group of bars."""
-    return dict(color=GREYS[n], edgecolor="black", hatch=HATCHES[n], linewidth=0.6)
+    return dict(color=FILLS[n], edgecolor="white", hatch=HATCHES[n], linewidth=0.6)
 
 
 def new(height: float, **options) -> tuple:
@@ -55,40 +74,42 @@ def new(height: float, **options) -> tuple:
     return plt.subplots(layout="constrained", figsize=(WIDTH, height), **options)
 
 
-def reason(text: str, limit: int = REASON) -> str:
-    """The reason why a row has no measurement, cut at a space to at most `limit` characters."""
-    return textwrap.shorten(text, limit, placeholder=" …")
+def left_out(rows: Iterable[dict]) -> str:
+    """' Refused here: efficient (on GPUs only).': the rows that a figure does not show, and why; or nothing."""
+    said = {}
+    for (status, why), names in unmeasured(rows).items():
+        status = "refused here" if status == "refused" else status
+        short = textwrap.shorten(why, REASON, placeholder=" …")
+        said.setdefault(status, []).append(f"{', '.join(names)} ({short})")
+    return "".join(f" {status.capitalize()}: {'; '.join(each)}." for status, each in said.items())
 
 
-def times(axes, names: list[str], rows: list[dict], said: list[str], colors: list[str], limit: float = inf) -> None:
-    """A horizontal bar for the median of each row, with its p10 to p90, and its text of `said` to the right.
+def times(axes, rows: dict[str, dict], said: list[str], colors: list[str], limit: float = inf) -> None:
+    """A horizontal bar for the median of each row, with its p10 to p90, under its name and its text of `said`.
 
-    The bar of a disturbed row is hollow, and its text says so. A row that was not measured has the beginning of its
-    text in place of a bar. A bar longer than `limit` is visibly cut; its text has the number.
+    The bar of a disturbed row is hollow, and its text says so. A bar longer than `limit` is visibly cut; its text has
+    the number. Rows that were not measured are left_out.
     """
-    axes.set_yticks(range(len(rows)), names, fontsize=7.5)
-    for n, (row, text, color) in enumerate(zip(rows, said, colors)):
-        end = 0
-        if row["status"] == "measured":
-            cut = row["median_ms"] > limit
-            look = dict(color=color)
-            if not comparable(row):
-                look, text = dict(fill=False, edgecolor="black", linewidth=0.6), f"{text}, disturbed"
-            axes.barh(n, limit if cut else row["median_ms"], height=0.65, **look)
-            if cut:
-                end = limit
-                at = [0.955 * limit, 0.97 * limit]
-                axes.plot(at, [n + 0.45, n - 0.45], color="white", linewidth=5, solid_capstyle="butt")
-            else:
-                around = [[row["median_ms"] - row["p10_ms"]], [row["p90_ms"] - row["median_ms"]]]
-                axes.errorbar(row["median_ms"], n, xerr=around, color="0.3", capsize=2, linewidth=1)
-                end = min(row["p90_ms"], limit)
-        box = dict(boxstyle="square,pad=0.1", facecolor="white", edgecolor="none")
-        style = dict(textcoords="offset points", va="center", fontsize=8, bbox=box)
-        drawn = axes.annotate(text if end else reason(text), (end, n), (4, 0), **style)
-        drawn.set_in_layout(bool(end))  # a long reason must not take room from the bars
-    axes.invert_yaxis()
-    axes.set(xlabel="ms: median, p10 to p90 (less is better)", xlim=(0, 1.22 * axes.dataLim.xmax))
+    for n, (row, text, color) in enumerate(zip(rows.values(), said, colors)):
+        calm, cut = comparable(row), row["median_ms"] > limit
+        look = dict(color=color) if calm else dict(fill=False, edgecolor="black", linewidth=0.6)
+        axes.barh(n, min(limit, row["median_ms"]), height=0.38, **look)
+        if cut:
+            at = [0.955 * limit, 0.97 * limit]
+            axes.plot(at, [n + 0.3, n - 0.3], color="white", linewidth=4, solid_capstyle="butt")
+        else:
+            around = [[row["median_ms"] - row["p10_ms"]], [row["p90_ms"] - row["median_ms"]]]
+            axes.errorbar(row["median_ms"], n, xerr=around, color="0.55", capsize=2, linewidth=1)
+        where = dict(transform=axes.get_yaxis_transform(), ha="right", va="bottom", bbox=WHITE)
+        axes.text(1, n - 0.24, text if calm else f"{text}, disturbed", **where)
+    names = [name if len(name) <= NAME else f"…{name[1 - NAME :]}" for name in rows]
+    for label in axes.set_yticks([n - 0.24 for n in range(len(rows))], names, ha="left", va="bottom"):
+        label.label1.set_bbox(WHITE)
+    axes.tick_params(axis="y", length=0, pad=0)
+    axes.grid(visible=False)
+    axes.spines["left"].set_visible(False)
+    axes.set(xlabel="ms: median, p10 to p90 (less is better)", xlim=(0, 1.02 * axes.dataLim.xmax))
+    axes.set_ylim(len(rows) - 0.6, -0.85)
 
 
 def line(axes, name: str, points: list[tuple], **options) -> None:

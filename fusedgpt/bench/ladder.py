@@ -149,12 +149,13 @@ def faster_than(base: dict | None, row: dict) -> tuple[float, float, float] | No
 
 
 def table(rows: list[dict]) -> list[str]:
-    """A line for each rung, with the article's figures beside ours, and notes."""
+    """A line for each rung that was measured or that the article has, with the article's figures, and notes."""
     rungs = pooled(rows)
+    shown = [row for row in rungs.values() if row["status"] != "refused" or row["rung"] in ARTICLE]
     names = ["rung", "ms per step, median (p10-p90)", "median of each round"]
-    names += ["faster than manual, mean (range) of the rounds", "the article, 8 x A100, 12 x 1024 tokens"]
+    names += ["beside manual, mean (range) of the rounds", "the article, 8 x A100, 12 x 1024 tokens"]
     names += ["tokens/s", "MFU", "peak memory", "final loss", "kernel seen forward / backward (as it ran)"]
-    lines = report.markdown(names, [_cells(row, rungs) for row in rungs.values()])
+    lines = report.markdown(names, [_cells(row, rungs) for row in shown])
     return [*lines, "", *(f"- {note}" for note in [*notes(rungs), *rounds.calls(rows)])]
 
 
@@ -164,8 +165,11 @@ def _cells(row, rungs):
     if row["status"] != "measured":
         return [row["rung"], f"{row['status']}: {row['reason']}", "", "", theirs, *[""] * 5]
     base, ran = rungs.get(BASELINE), row["ran"]
-    found = faster_than(base, row)
-    ours = f"{found[0]:+.1f} % ({found[1]:+.1f} to {found[2]:+.1f})" if found else ""
+    ours, found = "", faster_than(base, row)
+    if found and found[0] < 0:
+        ours = "{:.2f} times as long ({:.2f} to {:.2f})".format(*speedup(base, row))
+    elif found:
+        ours = f"{found[0]:+.1f} % ({found[1]:+.1f} to {found[2]:+.1f})"
     measured = [each for each in rungs.values() if each["status"] == "measured"]
     mfu = row["mfu"] * row["peak_flops"] / report.best_peaks(measured)[report.precision(row)]
     share = f"{100 * mfu:.1f} %" if comparable(row) else ""
@@ -217,20 +221,51 @@ def notes(rungs: dict[str, dict]) -> list[str]:
     return found + _not_told_apart(measured)
 
 
+def _noise(rungs):
+    """The largest share by which a rung's speed over the baseline differs between rounds; 0 if it cannot be known."""
+    base = rungs.get(BASELINE)
+    if not comparable(base) or (len(base["rounds"]) < 2 and "again_ms" not in base):
+        return 0.0
+    found = [speedup(row, base) for row in rungs.values() if row is not base]
+    return max((high / low - 1 for _, low, high in filter(None, found)), default=0.0)
+
+
+def finding(rungs: dict[str, dict]) -> str:
+    """What flash gains over manual and with padding, and what all rungs gain over float32; or why that is not known.
+
+    If flash has no ratio, efficient stands in its place, or else the fastest rung. rungs: from `pooled`.
+    """
+    base, noise = rungs.get(BASELINE), _noise(rungs)
+    said = {name: report.beside(row, base, noise) for name, row in rungs.items() if row is not base}
+    said = {name: each for name, each in said.items() if each is not None}
+    if not said:
+        culprit = "flash" if comparable(base) else BASELINE
+        return f"No ratio: {culprit} is {report.why_not(rungs.get(culprit))}"
+    fastest = min(said, key=lambda name: rungs[name]["median_ms"])
+    name = next((name for name in ("flash", "efficient") if name in said), fastest)
+    padded = f"{name} + padded vocabulary"
+    text = f"{name} {report.clause([(rungs[name], base)], 'hand-written attention', noise)}"
+    if padded in said and said[padded][-4:] == said[name][-4:]:  # both are as fast, as long, or neither
+        text += f", padding included {said[padded].partition(' ')[0]}".rstrip()
+    elif padded in said:
+        text += f"; padding included, it {report.clause([(rungs[padded], base)], 'that', noise)}"
+    top = next((top for top, other in _quoted(rungs) if other["rung"] == FLOAT32), None)
+    whole = report.beside(top, rungs.get(FLOAT32), noise)
+    return f"{text}; {top['rung']} is {whole} as {FLOAT32}" if whole else text
+
+
 def _not_told_apart(measured):
     """A sentence that says how well ratios repeat, and which neighbours in the climb lie closer together than that."""
-    found = list(filter(None, (faster_than(measured[BASELINE], row) for row in measured.values())))
-    if not found or (len(measured[BASELINE]["rounds"]) < 2 and "again_ms" not in measured[BASELINE]):
+    noise = _noise(measured)
+    if not noise:
         return []
-    noise = max((100 + high) / (100 + low) - 1 for _, low, high in found)
     padded = PADDED if PADDED in measured else EFFICIENT_PADDED
     names = [padded if name == PADDED else name for name in CLIMB]
     climb = [measured[name] for name in names if name in measured]
     close = []
     for lower, upper in itertools.pairwise(climb):
-        times = speedup(upper, lower)
-        if times and (abs(times[0] - 1) <= noise or times[1] <= 1 <= times[2]):
-            close.append(f"`{lower['rung']}` and `{upper['rung']}` ({100 * (times[0] - 1):+.1f} %)")
+        if report.beside(upper, lower, noise) == "":
+            close.append(f"`{lower['rung']}` and `{upper['rung']}` ({report.ratio(upper, lower)})")
     told = f"Not told apart: {'; '.join(close)}." if close else "All steps of the climb are larger than that."
     return [f"A rung's speed over the baseline differs by up to {100 * noise:.1f} % between measurements. {told}"]
 
@@ -259,39 +294,34 @@ def _ratio(row, base, rows):
 
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
-    """ladder.png: a bar for each rung, cut at twice the median bar, or the reason why there is none."""
+    """ladder.png: a bar for each rung, cut at twice the median bar; refused rungs are in the subject."""
     rungs = pooled(rows)
-    measured = [row for row in rungs.values() if row["status"] == "measured"]
+    base, noise = rungs.get(BASELINE), _noise(rungs)
+    measured = {_label(row, base): row for row in rungs.values() if row["status"] == "measured"}
     if not measured:
         return
-    figure, axes = drawing.new(0.31 * len(rungs) + 0.6)
-    limit = 2 * statistics.median(row["median_ms"] for row in measured)
-    base = rungs.get(BASELINE)
-    said = [_said(row, base) for row in rungs.values()]
-    names, colors = map(_label, rungs.values()), ["#0072b2"] * len(rungs)
-    drawing.times(axes, list(names), list(rungs.values()), said, colors, limit)
+    figure, axes = drawing.new(0.36 * len(measured) + 0.6)
+    limit = 2 * statistics.median(row["median_ms"] for row in measured.values())
+    said = [report.time(row, base, noise) for row in measured.values()]
+    colors = [drawing.color(row["ran"]["attention"]) for row in measured.values()]
+    drawing.times(axes, measured, said, colors, limit)
     if comparable(base):
         axes.axvline(base["median_ms"], color="0.2", linewidth=0.8, linestyle="--", zorder=0)
-    axes.grid(visible=False, axis="y")
-    repeated = base and (len(base.get("rounds", ())) > 1 or "again_ms" in base)
-    spread = "mean and range of the measurements" if repeated else "median, and p10 to p90 of the steps"
-    subject = f"Training {child.subject(s)}; in brackets how much faster than {BASELINE} (dashed): {spread}"
-    yield "ladder", "A training step, rung by rung: each changes one thing", subject, figure
+    subject = f"Training {child.subject(s)}"
+    if "ran" in (base or {}):
+        subject += (
+            f", {report.precision(base)}, {report.compiled(base)} unless a rung says otherwise; dashed: {BASELINE}"
+        )
+    subject += f". Ratios repeat within {100 * noise:.1f} %; a smaller one is no difference." if noise else "."
+    kernels = [row | {"rung": row["rung"].removesuffix(" + padded vocabulary")} for row in rungs.values()]
+    yield "ladder", finding(rungs), subject + drawing.left_out(kernels), figure
 
 
-def _label(row):
-    """A rung's name, with its dtype and whether it was compiled, if the name does not say so."""
-    if "ran" not in row:
-        return row["rung"]
-    more = [word for word in (report.precision(row), report.compiled(row)) if word not in row["rung"]]
-    return f"{row['rung']}\n({', '.join(more)})" if more else row["rung"]
-
-
-def _said(row, base):
-    """The text to the right of a rung's bar."""
-    if row["status"] != "measured":
-        return f"{row['status']}: {row['reason']}"
-    found = faster_than(base, row)
-    if not found:
-        return f"{row['median_ms']:.4g}"
-    return f"{row['median_ms']:.4g} ({found[0]:+.0f} %: {found[1]:+.0f} to {found[2]:+.0f})"
+def _label(row, base):
+    """A rung's name, with what auto took, and with its dtype and whether it was compiled if `base` ran otherwise."""
+    usual = (report.precision(base), report.compiled(base)) if "ran" in (base or {}) else ()
+    more = [
+        word for word in (report.precision(row), report.compiled(row)) if word not in (*usual, *row["rung"].split(", "))
+    ]
+    more += [f"took {row['ran']['attention']}"] * row["rung"].startswith("auto")
+    return f"{row['rung']} ({', '.join(more)})" if more else row["rung"]

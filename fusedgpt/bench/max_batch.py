@@ -90,7 +90,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
         trial = earlier.get(batch_size)
         if not trial:
             trial = _trial(train, batch_size, _free(s, device))
-            with open(folder / "rows.jsonl", "a") as file:
+            with open(folder / "rows.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps({"kind": "trial", **spec, **trial}) + "\n")
         trials.append(trial)
         outcome = "fits" if trial["fits"] else f"does not fit: {trial.get('reason', 'out of memory')}"
@@ -237,9 +237,11 @@ def table(rows: list[dict]) -> list[str]:
     if measured:
         room = f"{measured[0]['memory'] / report.GIB:.1f} GiB for a run, beside what PyTorch itself holds."
         text += ["", f"Memory: {room} {report.mfu_convention(measured)}"]
-        text += ["Seconds are those of training steps, without evaluations and compilation."]
+        text += [_held(measured), "Seconds are those of training steps, without evaluations and compilation."]
         if until:
+            made = ", ".join(f"{row['attention']} made about {_steps(row, until)}" for row in curves)
             text += [f"Compare losses after the same time, {until:.0f} s: between two evaluations on a straight line."]
+            text += [f"Until then {made}, at the same learning rate."]
         text += ["The article's best validation loss is lower with flash after an hour of training, each at its batch."]
         limits = [(row["attention"], row["largest"], _other_limit(row["trials"], row["largest"])) for row in measured]
         other = "Something other than memory ended a batch of"
@@ -250,13 +252,17 @@ def table(rows: list[dict]) -> list[str]:
 def _cells(row, peaks, until):
     if "largest" not in row:
         return [row["attention"], row["status"], ARTICLE.get(row["attention"], ""), *[""] * (8 if until else 7)]
-    guess = row["estimate"]["fixed"] + row["largest"] * row["estimate"]["each"]
-    peak = row["peak_memory"] - row["held_by_pytorch"]
     last = f"{row['curve'][-1][1]:.4f} after {row['curve'][-1][0]:.0f} s" if row.get("curve") else ""
     mfu = row["mfu"] * row["peak_flops"] / peaks[report.precision(row)]
     theirs = ARTICLE.get(row["attention"], "")
-    cells = [row["attention"], row["largest"], theirs, row["estimate"]["largest"], f"{guess / report.GIB:.2f} GiB"]
-    cells += [f"{peak / report.GIB:.2f} GiB", report.spread(row, 0), f"{row['tokens_per_s']:,.0f}"]
+    cells = [
+        row["attention"],
+        row["largest"],
+        theirs,
+        row["estimate"]["largest"],
+        f"{_estimated(row) / report.GIB:.2f} GiB",
+    ]
+    cells += [f"{_peak(row) / report.GIB:.2f} GiB", report.spread(row, 0), f"{row['tokens_per_s']:,.0f}"]
     cells += [f"{100 * mfu:.1f} %" if comparable(row) else "", last]
     if until:
         cells += [f"{loss_at(row['curve'], until):.4f}" if row.get("curve") and comparable(row) else ""]
@@ -282,7 +288,7 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
 
     A curve is left out if its times were disturbed.
     """
-    rows = [row for row in rows if row["status"] == "measured"]
+    left_out, rows = drawing.left_out(rows), [row for row in rows if row["status"] == "measured"]
     if not rows:
         return
     figure, axes = drawing.new(2.4)
@@ -295,19 +301,62 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     axes.set(xlabel="attention", ylabel="largest micro-batch (sequences)")
     axes.grid(visible=False, axis="x")
     axes.margins(y=0.15)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper left")
     room = f"{rows[0]['memory'] / report.GIB:.3g} GiB beside what PyTorch itself holds"
     dtypes = ", ".join(dict.fromkeys(row["ran"]["dtype"] for row in rows))
     model = child.subject(s | {"batch_size": "n"}) + f" ({dtypes})"
-    yield "largest", "The largest micro-batch of each attention kernel", f"In {room}: {model}", figure
+    yield "largest", finding(rows), f"In {room}: {model}. {_held(rows)}{left_out}", figure
     curves = [row for row in rows if row.get("curve") and comparable(row)]
     if curves:
-        subject = f"Each kernel at its largest batch in {room}: {model}"
-        yield "curves", "Validation loss in the same time", subject, _curves(curves)
+        made = ", ".join(f"{row['attention']} about {_steps(row, common_end(curves))}" for row in curves)
+        subject = f"Each kernel at its largest batch in {room}, one run each: {model}. Until then: {made}"
+        yield "curves", finding_of_curves(curves), subject, _curves(curves)
+
+
+def finding(rows: list[dict]) -> str:
+    """The largest batch of each kernel, and how far off the estimate is."""
+    said = ", ".join(f"{row['attention']} {row['largest']}" for row in rows)
+    high = [row["estimate"]["largest"] / row["largest"] for row in rows]
+    return f"Sequences that fit: {said}; the estimate says {report.span(high)} times as many"
+
+
+def _held(rows):
+    """Why other batches fit than the estimate says: what a process held at the largest batch beside its tensors."""
+    held = [_peak(row) / _estimated(row) for row in rows]
+    more = " (the process keeps freed memory on a CPU, and libraries hold some)" * any(
+        r["held_by_pytorch"] for r in rows
+    )
+    return f"The estimate counts tensors; a run held {report.span(held)} times as much at its largest batch{more}."
+
+
+def _estimated(row):
+    """The estimate of a run's bytes at the largest batch."""
+    return row["estimate"]["fixed"] + row["largest"] * row["estimate"]["each"]
+
+
+def _peak(row):
+    """The most bytes that a run held at the largest batch, beside PyTorch itself."""
+    return row["peak_memory"] - row["held_by_pytorch"]
+
+
+def finding_of_curves(rows: list[dict]) -> str:
+    """Which kernel has the lowest validation loss after the time that every run lasted, and what the others have."""
+    until = common_end(rows)
+    losses = {row["attention"]: loss_at(row["curve"], until) for row in rows}
+    best, *others = sorted(losses, key=losses.get)
+    which = ("a", "the lower", "the lowest")[min(len(others), 2)]
+    said = ", ".join([f"{losses[best]:.2f}", *(f"{name} {losses[name]:.2f}" for name in others)])
+    return f"After {until:.0f} s of training {best} has {which} validation loss: {said}"
+
+
+def _steps(row, seconds):
+    """'36 steps of 25 sequences (11,816 tokens/s)': the steps of a run in `seconds`, by its median step."""
+    steps = 1e3 * seconds / row["median_ms"]
+    return f"{steps:.0f} steps of {row['largest']} sequences ({row['tokens_per_s']:,.0f} tokens/s)"
 
 
 def _curves(rows):
-    """Validation loss against seconds, for as long as all runs lasted; the untrained model's loss is off the axis."""
+    """Validation loss against seconds, for as long as all runs lasted; the untrained model's loss is only named."""
     figure, axes = drawing.new(2.6)
     until = common_end(rows)
     for row in rows:
@@ -318,7 +367,10 @@ def _curves(rows):
         drawing.line(axes, row["attention"], [*points, (until, end, None, None)], label=label, markevery=evaluations)
     if losses := [loss for row in rows for seconds, loss in row["curve"] if 0 < seconds <= until]:
         margin = 0.05 * (max(losses) - min(losses)) + 0.01
-        axes.set(xlim=(0, 1.01 * until), ylim=(min(losses) - margin, max(losses) + margin))
+        axes.set(xlim=(0, 1.01 * until), ylim=(min(losses) - margin, top := max(losses) + margin))
+        if (first := [row["curve"][0][1] for row in rows]) and max(first) > top:
+            where = dict(xycoords="axes fraction", fontsize=7.5, bbox=drawing.WHITE)
+            axes.annotate(f"↑ above the axis: {report.span(first)} before the first step", (0.02, 0.04), **where)
     axes.set(xlabel="seconds of training steps", ylabel="validation loss (nats per token)")
     axes.legend(frameon=False, labelcolor="linecolor")
     return figure

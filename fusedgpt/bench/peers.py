@@ -36,6 +36,7 @@ UNUSED = {
 }
 GROUP = ("part", "round")
 RECIPE = ("ours", "nanoGPT")
+COLORS = dict(zip(("ours", "Hugging Face", "nanoGPT"), drawing.FILLS))  # by project
 # {part: (its name in a sentence, what is timed, a phrase with the number of tokens or the model)}
 TITLES = {
     "training": ("A training step", "ms per training step", ""),
@@ -114,19 +115,19 @@ def pooled(rows: list[dict]) -> dict[str, dict[str, dict]]:
 
 
 def finding(part: str, peers: dict[str, dict]) -> str:
-    """A part's finding: how many times as long as ours the fastest contender of each other project takes.
+    """A part's finding: how the fastest contender of each other project stands beside ours.
 
-    It is a sentence without a full stop, with the range of the rounds in brackets.
+    It is a sentence without a full stop.
     """
-    fastest = {}
+    ours, fastest = peers.get("ours"), {}
     for peer, row in peers.items():
-        project, times = peer.split(",")[0], speedup(peers.get("ours"), row)
+        project, times = peer.split(",")[0], speedup(ours, row)
         if project != "ours" and times:
-            fastest[project] = min(times, fastest.get(project, times))
+            fastest[project] = min((times, row["peer"]), fastest.get(project, (times, row["peer"])))
     if not fastest:
-        return TITLES[part][0]
-    said = " and ".join(f"{project} {_range(times)}" for project, times in fastest.items())
-    return f"{TITLES[part][0]} takes {said} times as long as ours, at best"
+        return f"{TITLES[part][0]}: no undisturbed comparison"
+    said = [f"{project} {report.clause([(peers[peer], ours)], 'ours')}" for project, (_, peer) in fastest.items()]
+    return f"{TITLES[part][0]}: {', '.join([said[0], *(each.removesuffix(' as ours') for each in said[1:])])}"
 
 
 def _range(times):
@@ -140,7 +141,7 @@ def table(rows: list[dict]) -> list[str]:
         names = ["who", f"{TITLES[part][1]}, median (p10-p90)", "median of each round"]
         names += ["time, ours = 1: mean (range) of the rounds", "tokens/s", *COLUMNS[part]]
         cells = [_cells(part, peer, row, peers.get("ours"), len(names)) for peer, row in peers.items()]
-        lines += [f"## {part}", "", f"{finding(part, peers)}.", "", *report.markdown(names, cells), ""]
+        lines += [f"## {part}", "", *report.markdown(names, cells), ""]
         notes = [*_notes(part, peers), *rounds.calls(row for row in rows if row["part"] == part)]
         lines += [*(f"- {note}" for note in notes), ""]
     return lines[:-1]
@@ -235,35 +236,29 @@ def claims(rows: list[dict]) -> list[check.Claim]:
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     """peers.png: a panel for each part, titled with its finding; a bar for each contender, hollow if disturbed."""
-    parts = {}
+    parts, left_out, findings = {}, "", []  # findings without a ratio come last
     for part, peers in pooled(rows).items():
-        if any(row["status"] == "measured" for row in peers.values()):
-            parts[part] = peers
+        left_out += drawing.left_out(peers.values())
+        measured = {peer: row for peer, row in peers.items() if row["status"] == "measured"}
+        parts |= {part: measured} if measured else {}
+        findings.append(finding(part, peers))
     if not parts:
         return
-    heights = [len(peers) + 2 for peers in parts.values()]
+    heights = [len(peers) + 0.25 for peers in parts.values()]
     options = dict(nrows=len(parts), squeeze=False, gridspec_kw={"height_ratios": heights})
-    figure, grid = drawing.new(0.32 * sum(heights) + 0.3, **options)
+    figure, grid = drawing.new(0.36 * sum(heights) + 0.8 * len(parts), **options)
     for axes, (part, peers) in zip(grid[:, 0], parts.items()):
-        colors = ["#0072b2" if peer.startswith("ours") else "0.6" for peer in peers]
-        said = [_said(row) for row in peers.values()]
-        drawing.times(axes, [_label(*each) for each in peers.items()], list(peers.values()), said, colors)
-        axes.set_title(textwrap.fill(finding(part, peers), 62), loc="left")
+        colors = [COLORS[peer.split(",")[0]] for peer in peers]
+        said = [report.time(row, peers.get("ours")) for row in peers.values()]
+        drawing.times(axes, {_label(*each): each[1] for each in peers.items()}, said, colors)
+        axes.set_title(TITLES[part][0], loc="left", weight="bold")
         what = TITLES[part][1] + TITLES[part][2].format(**s)
         axes.set_xlabel(textwrap.fill(f"{what}: median, p10 to p90 (less is better)", 75))
-        axes.grid(visible=False, axis="y")
-    yield "peers", "Our GPT beside others, in turn", f"Training of {child.subject(s)}", figure
+    subject = f"Training of {child.subject(s)}; times beside ours.{left_out}"
+    yield "peers", ". ".join(sorted(findings, key=lambda text: "undisturbed" in text)), subject, figure
 
 
 def _label(peer, row):
     """A contender's name, with its dtypes if the name has none."""
-    if row["status"] != "measured" or (dtypes := " / ".join(_dtypes(row))) in peer:
-        return peer
-    return f"{peer}, {dtypes}"
-
-
-def _said(row):
-    """The text to the right of a contender's bar."""
-    if row["status"] != "measured":
-        return f"{row['status']}: {row['reason']}"
-    return f"{row['median_ms']:,.0f}" if row["median_ms"] >= 100 else f"{row['median_ms']:.1f}"
+    dtypes = " / ".join(_dtypes(row))
+    return peer if dtypes in peer else f"{peer}, {dtypes}"

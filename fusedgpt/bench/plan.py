@@ -24,6 +24,7 @@ from fusedgpt.machine.gpus import GPUS, NETWORKS
 from fusedgpt.parallel.distributed import Ranks
 from model import GPTConfig
 
+SHARED = "ddp: each GPU holds the whole model; fsdp: all GPUs, or those of a group, hold a share of it each."
 CHINCHILLA = 20  # tokens per parameter with the lowest loss for a compute budget (arXiv:2203.15556)
 MOST_GPUS = 2**16  # a suggestion names at most so many
 # the parts of scale.Memory and of scale.Step, with names for a report
@@ -263,8 +264,23 @@ def figures(config: GPTConfig, rows: list[dict], gpu: str) -> Iterator[tuple]:
             right.text(0.02, n, what, va="center", fontsize=7.5, transform=right.get_yaxis_transform())
     right.set(xlabel="ms of a step", xlim=(0, 1.05 * right.dataLim.xmax))
     subject = f"{config.num_params:,} parameters on {rows[0]['gpus']} x {gpu}, {batches(config, rows[0])}."
-    subject += " First what was asked for; black lines: the range that measured runs had"
-    yield "plan", "What a run would take, and the ways to share it", subject, figure
+    subject += " First what was asked for; black lines: the range that measured runs had. " + SHARED
+    yield "plan", finding(rows, gpu), subject, figure
+
+
+def finding(rows: list[dict], gpu: str) -> str:
+    """The computed speed of the first row, and the fastest other way to share the work if that is faster."""
+    asked, fastest = rows[0], max(rows, key=lambda row: row["tokens_per_s"] * (row["status"] == "computed"))
+    text = f"Computed: {asked['gpus']} x {gpu} make {rounded(asked['tokens_per_s'])} tokens/s with {asked['parallel']}"
+    text += f", {100 * asked['mfu']:.0f} % of the peak, bound by {asked['bound']}"
+    gain = fastest["tokens_per_s"] / asked["tokens_per_s"]
+    return text + f"; {fastest['parallel']} {gain:.3g} times that" * (gain >= 1.01)
+
+
+def network(name: str) -> str:
+    """A network in words: 'InfiniBand NDR (ndr), 400 Gbit/s for each GPU'."""
+    kind = "Ethernet" if name == "ethernet" else f"InfiniBand {name.upper()} ({name})"
+    return f"{kind}, {8 * NETWORKS[name].rate / 1e9:g} Gbit/s for each GPU"
 
 
 def _bars(axes, parts, rows, unit):
@@ -290,7 +306,7 @@ def write(results: str, name: str, command: str, text: list[str], drawn: Iterato
     how += f" that were measured took {low:g} to {high:g} times their estimate (docs/many-gpus.md)"
     paths = drawing.save(drawn, folder, how)
     lines = [f"# {name}", "", f"`{command}`", "", f"{how}.", "", *text, ""]
-    lines += [line for path in paths for line in (f"![{path.stem}]({path.name})", "")]
+    lines += drawing.shown(paths)
     with atomic(folder / f"{name}.md", "w") as file:
         file.write("\n".join(lines).rstrip() + "\n")
     return [folder / f"{name}.md", *paths]

@@ -30,7 +30,8 @@ UNUSED = dict.fromkeys(UNUSED, "--sweep=True has models and runs of its own")
 NUMBERS = [2**n for n in range(3, 11)]
 BATCHES = [2**n for n in range(10)]
 # ways to share the work, and how they are drawn; hybrid: fsdp within groups of whole nodes
-SHARING = {"ddp": ("o", "0.1", "-"), "fsdp": ("s", "0.45", "--"), "hybrid": ("^", "0.65", "-.")}
+SHARING = {"ddp": ("o", "#000000", "-"), "fsdp": ("s", "#D55E00", "--"), "hybrid": ("^", "#0072B2", "-.")}
+HYBRID = "hybrid: fsdp within groups of whole nodes, each of which holds the whole model."
 
 
 def answer(s, command: str, say: Callable[[str], None]) -> list[pathlib.Path]:
@@ -39,7 +40,9 @@ def answer(s, command: str, say: Callable[[str], None]) -> list[pathlib.Path]:
     said = crossings(rows)
     for line in said:
         say(line)
-    return plan.write(s.results, "sweep", command, [*said, "", *table(rows)], figures(rows, s.gpu, s.interconnect))
+    words = f"{plan.SHARED} {HYBRID} Nodes are connected by {plan.network(s.interconnect)}."
+    text = [f"{finding(rows)}.", "", words, "", *said, "", *table(rows)]
+    return plan.write(s.results, "sweep", command, text, figures(rows, s.gpu, s.interconnect))
 
 
 def sweep(gpu: str, interconnect: str) -> list[dict]:
@@ -94,6 +97,19 @@ def crossings(rows: list[dict]) -> list[str]:
     return report.markdown(["model", "parallel", "fits", "communication overtakes computation"], cells)
 
 
+def finding(rows: list[dict]) -> str:
+    """From how many GPUs on communication takes longer than computation in each model, however the work is shared."""
+    said = {"not": []}
+    for model in MODELS:
+        least = {}
+        for row in (row for sharing in SHARING for row in _fitting(rows, model, sharing)):
+            least[row["gpus"]] = min(ratio(row), least.get(row["gpus"], float("inf")))
+        over = [f"from {gpus} GPUs on" for gpus, times in sorted(least.items()) if times > 1]
+        said.setdefault([*over, "not"][0], []).append(model)
+    parts = [f"{when} in {' and '.join(said[when])}" for when in sorted(said, key=len, reverse=True) if said[when]]
+    return f"However the work is shared, communication overtakes computation {', '.join(parts)}"
+
+
 def _fitting(rows, model, sharing):
     return [row for row in rows if (row["model"], row["sharing"], row["status"]) == (model, sharing, "computed")]
 
@@ -117,8 +133,8 @@ def table(rows: list[dict]) -> list[str]:
 
 def figures(rows: list[dict], gpu: str, interconnect: str) -> Iterator[tuple]:
     """sweep.png: a panel for each model, with communication as a multiple of computation over the number of GPUs."""
-    figure, grid = drawing.new(4.3, nrows=2, ncols=2, sharex=True, sharey=True)
-    for axes, (model, (config, tokens)) in zip(grid.flat, MODELS.items()):
+    figure, grid = drawing.new(4.0, nrows=2, ncols=2, sharex=True, sharey=True)
+    for axes, (model, (_, tokens)) in zip(grid.flat, MODELS.items()):
         nowhere = []
         for sharing, (mark, color, line) in SHARING.items():
             fits = _fitting(rows, model, sharing)
@@ -127,7 +143,7 @@ def figures(rows: list[dict], gpu: str, interconnect: str) -> Iterator[tuple]:
             style = dict(marker=mark, color=color, linestyle=line, markersize=4.5, linewidth=1.3, label=sharing)
             axes.plot([row["gpus"] for row in fits], list(map(ratio, fits)), **style)
         axes.axhline(1, color="black", linewidth=0.8)
-        axes.set_title(f"{model}: {config.n_layer} layers x {config.n_embd}, {tokens / 2**20:g}M tokens a step")
+        axes.set_title(f"{model}, {tokens / 2**20:g}M tokens a step")
         if nowhere:
             at = dict(transform=axes.transAxes, fontsize=7.5, va="top")
             axes.text(0.03, 0.93, f"{', '.join(nowhere)}: does not fit", **at)
@@ -136,9 +152,10 @@ def figures(rows: list[dict], gpu: str, interconnect: str) -> Iterator[tuple]:
     grid[0, 0].yaxis.set_major_formatter("{x:g}")
     for axes in grid[-1]:
         axes.set_xlabel("GPUs")
+        axes.tick_params(axis="x", labelsize=7)
     figure.supylabel("communication ÷ computation", fontsize=8.5)
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     subject = f"Above the line communication takes longer. {gpu}, {GPUS[gpu].per_node} to a node, nodes connected by"
-    subject += f" {interconnect}. A step has the same tokens on any number of GPUs; each point is the fastest"
-    subject += " micro-batch and recompute that fits, in hybrid the fastest group too"
-    yield "sweep", "Where communication overtakes computation", subject, figure
+    subject += f" {plan.network(interconnect)}. {plan.SHARED} {HYBRID} Each point is the fastest micro-batch, recompute"
+    subject += " and group that fits."
+    yield "sweep", finding(rows), subject, figure

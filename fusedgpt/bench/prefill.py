@@ -137,7 +137,7 @@ def table(rows: list[dict]) -> list[str]:
     """A line for each model, length and attention."""
     eager = {(row["model"], row["T"]): row for row in rows if row["attention"] == "eager"}
     names = ["model", "tokens", "attention", "ms to the first token, median (p10-p90)", "device busy, ms"]
-    names += ["speedup over eager", "TFLOP/s", "peak memory"]
+    names += ["times as fast as eager", "TFLOP/s", "peak memory"]
     names += ["kernel seen", "logits for", "logits differ from eager's by"]
     lines = report.markdown(names, [_cells(row, eager.get((row["model"], row["T"]))) for row in rows])
     counts = "TFLOP/s counts two operations a weight and token, without the embedding and the output layer."
@@ -147,7 +147,7 @@ def table(rows: list[dict]) -> list[str]:
 def _cells(row, eager):
     if row["status"] != "measured":
         return [row["model"], row["T"], row["attention"], row["status"], *[""] * 7]
-    times = f"{found[0]:.2f}x" if (found := speedup(row, eager)) else ""
+    times = report.ratio(row, eager)
     difference = f"{row['logits_differ']:.1e}" if row.get("logits_differ") is not None else ""
     busy = f"{row['device_busy_ms']:.1f}" if row.get("device_busy_ms") is not None else ""
     cells = [f"{row['model']} ({_size(row)})", row["T"], row["attention"], report.spread(row), busy, times]
@@ -167,7 +167,7 @@ def claims(rows: list[dict]) -> list[check.Claim]:
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     """prefill.png: a panel for each model, a line for each attention, and at each length its speedup over eager."""
-    rows = [row for row in rows if row["status"] == "measured"]
+    left_out, rows = drawing.left_out(rows), [row for row in rows if row["status"] == "measured"]
     models = list(dict.fromkeys(row["model"] for row in rows))
     if not models:
         return
@@ -183,12 +183,15 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
             if calm:
                 drawing.line(axes, kind, calm)
             for row in line if kind == "flash" else []:
-                if times := speedup(row, base := eager.get(row["T"])):
+                said = report.beside(row, base := eager.get(row["T"]))
+                if said is not None:
                     below = row["T"], min(row["median_ms"], base["median_ms"])
                     style = dict(textcoords="offset points", ha="center", fontsize=7.5, color=drawing.color(kind))
-                    axes.annotate(f"{times[0]:.2f}×", below, (0, -13), **style)
+                    axes.annotate(
+                        said.replace(" times as fast", "×").replace(" times", "×") or "=", below, (0, -13), **style
+                    )
         axes.set_title(f"{model} ({_size(group[0])})")
-        axes.margins(x=0.12, y=0.25)
+        axes.margins(x=0.32, y=0.25)
     drawing.doubling("x", *grid.flat, ticks=sorted({row["T"] for row in rows}))
     drawing.doubling("y", *grid.flat)
     for axes in grid[-1]:
@@ -197,8 +200,23 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     if grid[0, 0].lines:  # there is none if every time was disturbed
         grid[0, 0].legend(frameon=False, labelcolor="linecolor")
     dtypes = ", ".join(dict.fromkeys(row["dtype"] for row in rows))
-    subject = f"One prompt (batch 1), random weights in {dtypes}; × is how many times as fast as eager"
-    yield "prefill", "Time to the first token: eager attention and fused", subject, figure
+    subject = f"One prompt (batch 1), random weights in {dtypes}. ×: how many times as fast as eager; =: no difference"
+    subject += f" beyond the noise.{left_out}"
+    yield "prefill", finding(rows), subject, figure
+
+
+def finding(rows: list[dict]) -> str:
+    """How flash stands beside eager at the longest length, over all models; and in which model it gains most."""
+    longest = max(row["T"] for row in rows)
+    at = {(row["model"], row["attention"]): row for row in rows if row["T"] == longest}
+    pairs = {
+        m: pair for m, name in at if name == "flash" and speedup(*(pair := (at[m, "flash"], at.get((m, "eager")))))
+    }
+    if not pairs:
+        return f"No ratio of flash to eager at {longest} tokens"
+    most = max(pairs, key=lambda model: speedup(*pairs[model])[0])
+    where = f", most in {most}" if len(pairs) > 1 and (report.beside(*pairs[most]) or "").endswith("fast") else ""
+    return f"At {longest} tokens flash {report.clause(pairs.values(), 'eager')}{where}"
 
 
 def _size(row):

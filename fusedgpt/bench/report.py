@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from fusedgpt.bench import drawing, rows
+from fusedgpt.bench.disturbance import speedup
 from fusedgpt.bench.options import EARLIER
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic
@@ -16,7 +17,7 @@ GIB = 2**30
 
 @dataclasses.dataclass
 class Settings:
-    format: Literal["png", "pdf", "svg"] = "png"  # format of the figures; with pdf or svg, report.md stays as it is
+    format: Literal["svg", "pdf"] = "svg"  # format of the figures beside PNG
     title: str = ""  # title of the figures; empty: each one's own
 
 
@@ -38,23 +39,27 @@ def rows_in(lines: list[dict]) -> list[dict]:
     return [line for line in rows.latest(lines) if line["kind"] == "row"]
 
 
-def write(folder: pathlib.Path, kind: types.ModuleType, form: str = "png", title: str = "") -> list[pathlib.Path]:
+def write(folder: pathlib.Path, kind: types.ModuleType, form: str = "svg", title: str = "") -> list[pathlib.Path]:
     """Write report.md and the figures of the benchmark `kind` from the rows in `folder`; returns the paths written.
 
-    form: png, pdf or svg. report.md shows PNG, so with another form only figures are written. title: what stands above
-    each figure in place of its own title. Raises UserError if there are no rows, or if they lack what a table shows.
+    form: svg or pdf, beside the PNG that report.md shows. title: what stands above each figure in place of its own
+    title. Raises UserError if there are no rows, or if they lack what a table shows.
     """
     header, lines = read(folder)
     found = rows_in(lines)
     try:
-        figures = ((n, title or own, *rest) for n, own, *rest in kind.figures(found, header["settings"]))
-        drawn = drawing.save(figures, folder, machine(header, lines, kind), form)
-        if form != "png":
-            return drawn
-        text = [*_heading(header, lines, kind), *kind.table(found), ""]
-        for figure in drawn:
-            text += [f"![{figure.stem}]({figure.name})", ""]
-        text += [*_disturbances(found), *_failures(found)]
+        figures, findings = kind.figures(found, header["settings"]), []
+
+        def titled():
+            for name, own, *rest in figures:
+                findings.append(f"- **{own}.**")
+                yield name, title or own, *rest
+
+        drawn = drawing.save(titled(), folder, machine(header, lines, kind), form)
+        text = [*_heading(header, lines, kind), *findings, ""] if findings else _heading(header, lines, kind)
+        text += [*kind.table(found), "", *drawing.shown(drawn)]
+        text += _disturbances(found)
+        text += [f"- {'; '.join(names)}: {': '.join(why)}" for why, names in rows.unmeasured(found).items()]
     except (AttributeError, KeyError, TypeError) as error:
         raise UserError(
             f"no report can be drawn from {folder / 'rows.jsonl'}, which is damaged or of another version:"
@@ -137,18 +142,6 @@ def _disturbances(found):
     return text
 
 
-def _failures(found):
-    """The rows without a measurement, grouped by reason."""
-    reasons = {}
-    for row in found:
-        if row["status"] != "measured":
-            named = rows.name_of(row)
-            if row["status"] == "refused" or "T" not in row:  # a refusal holds for a kernel at any length
-                named = next((row[key] for key in ("rung", "peer", "path", "pair", "attention") if key in row), named)
-            reasons.setdefault((row["status"], row["reason"]), {})[named] = None
-    return [f"- {'; '.join(names)}: {status}: {reason}" for (status, reason), names in reasons.items()]
-
-
 def markdown(names: list[str], cells: Iterable[Iterable]) -> list[str]:
     """The lines of a Markdown table with columns `names`."""
     lines = [names, *cells]
@@ -159,6 +152,65 @@ def markdown(names: list[str], cells: Iterable[Iterable]) -> list[str]:
 def spread(row: dict, digits: int = 1) -> str:
     """The median of a row, its 10th and 90th percentile, and a mark if it is disturbed: '113.0 (112.1-115.9)'."""
     return f"{row['median_ms']:.{digits}f} ({row['p10_ms']:.{digits}f}-{row['p90_ms']:.{digits}f}){mark(row)}"
+
+
+def ratio(row: dict, base: dict | None, spread: bool = False) -> str:
+    """How a row stands beside `base`: '1.20x' or '2.20x as long', with the spread '1.20x (1.15-1.26)'; or nothing."""
+    found, word = speedup(row, base), ""
+    if found and found[0] < 1:
+        found, word = speedup(base, row), " as long"
+    if found is None or row is base:
+        return ""
+    return f"{found[0]:.2f}x{word}" + f" ({found[1]:.2f}-{found[2]:.2f})" * spread
+
+
+def beside(row: dict | None, base: dict | None, noise: float = 0.0) -> str | None:
+    """How a row stands beside `base`: '1.2 times as fast', '2.2 times as long', or '' if the spread hides it.
+
+    None without a ratio. noise: the share by which ratios differ between measurements; it hides smaller differences.
+    """
+    found = speedup(row, base)
+    if found is None:
+        return None
+    times, low, high = found
+    if low <= 1 <= high or abs(times - 1) <= noise:
+        return ""
+    return f"{times:.3g} times as fast" if times > 1 else f"{speedup(base, row)[0]:.3g} times as long"
+
+
+def clause(pairs: Iterable[tuple[dict, dict | None]], other: str, noise: float = 0.0) -> str | None:
+    """How rows stand beside their bases, as the rest of a sentence, such as 'takes 1.1 to 2.2 times as long as manual'.
+
+    pairs: (row, base). None if no pair has a ratio. noise: as in `beside`.
+    """
+    said = [each for pair in pairs if (each := beside(*pair, noise)) is not None]
+    parts = []
+    for verb, how in (("is", " times as fast"), ("takes", " times as long")):
+        numbers = [float(each.removesuffix(how)) for each in said if each.endswith(how)]
+        if numbers:
+            many = span(numbers) if len(numbers) == len(said) else f"up to {max(numbers):.3g}"
+            parts.append(f"{verb} {many}{how} as {other}")
+    if said and not parts:
+        return f"shows no difference from {other} beyond the noise"
+    return " and ".join(parts).replace(f" as {other} and", " and") or None
+
+
+def time(row: dict, base: dict | None, noise: float = 0.0) -> str:
+    """'1,337 ms, 1.2 times as fast': the time of a row, and how it stands beside `base` (as `beside` says it)."""
+    ms = row["median_ms"]
+    text = f"{ms:,.0f} ms" if ms >= 1000 else f"{ms:.4g} ms"
+    said = None if row is base else beside(row, base, noise)
+    return text if said is None else f"{text}, {said or 'no difference'}"
+
+
+def span(numbers: Iterable[float]) -> str:
+    """'1.1 to 2.2': the smallest and the largest number, or the one that both are."""
+    return " to ".join(dict.fromkeys(f"{end(numbers):.3g}" for end in (min, max)))
+
+
+def why_not(row: dict | None) -> str:
+    """Why no ratio uses a row: 'not measured', 'disturbed', 'refused', 'parity failed', …"""
+    return "not measured" if row is None else "disturbed" if row.get("disturbed") else row["status"]
 
 
 def compiled(row: dict) -> str:

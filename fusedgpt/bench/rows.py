@@ -3,7 +3,7 @@
 A row of rows.jsonl holds what identifies it (its spec), a status and, if the status is "measured", what was measured:
 
     {"rung": "flash", …, "status": "measured", "median_ms": 113.0, …}
-    {"rung": "efficient", …, "status": "refused", "reason": "PyTorch has this kernel on GPUs only"}
+    {"rung": "efficient", …, "status": "refused", "reason": "PyTorch has it on GPUs only"}
 
 A measured row is also marked "disturbed" if something else on the machine disturbed it (disturbance.py); its "tries"
 are measurements that were dropped for that reason. The first line is the header: the settings and the machine. A row's
@@ -18,7 +18,7 @@ import json
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -103,7 +103,7 @@ def run(
         before = {"kind": "before", "call": call, "command": header["command"], **state()}
         _write(path, [{"kind": "header", **header}, *earlier, before])
     seconds = {}  # {part: seconds of each row}; rows of one part may take many times as long as those of another
-    with open(path, "a", buffering=1) as file, contextlib.suppress(OutOfTime):
+    with open(path, "a", buffering=1, encoding="utf-8") as file, contextlib.suppress(OutOfTime):
         for n, spec in enumerate(todo, start=1):
             if time_is_up(max_seconds):
                 break
@@ -210,6 +210,18 @@ def spec_of(row: dict) -> dict:
 def name_of(row: dict) -> str:
     """The values that identify a row, as text."""
     return ", ".join(map(str, spec_of(row).values()))
+
+
+def unmeasured(rows: Iterable[dict]) -> dict[tuple[str, str], list[str]]:
+    """{(status, reason): names of the rows without a measurement that have it}."""
+    reasons = {}
+    for row in rows:
+        if row["status"] != "measured":
+            named = name_of(row)
+            if row["status"] == "refused" or "T" not in row:  # a refusal holds for a kernel at any length
+                named = next((row[key] for key in ("rung", "peer", "path", "pair", "attention") if key in row), named)
+            reasons.setdefault((row["status"], row["reason"]), {})[named] = None
+    return {why: list(names) for why, names in reasons.items()}
 
 
 def key_of(row: dict) -> tuple:

@@ -198,7 +198,7 @@ def _times(rows, unit):
     lines = []
     for T in _ticks(rows):  # the figures show all lengths
         lines.append([T, *(_cell(cells.get((T, name)), manual.get(T)) for name in shown)])
-    return report.markdown(["tokens", *(f"{name}, {unit}, speedup over manual" for name in shown)], lines)
+    return report.markdown(["tokens", *(f"{name}, {unit}, times as fast as manual" for name in shown)], lines)
 
 
 def _cell(row, manual):
@@ -207,9 +207,8 @@ def _cell(row, manual):
     if row["status"] != "measured":
         return row["status"]
     rate = f"{row['tflops']:.2f}" if "tflops" in row else f"{row['tokens_per_s']:,.0f}"
-    found = speedup(row, manual)
-    times = f", {found[0]:.2f}x" if found else ""
-    return f"{row['median_ms']:.2f} ({rate}){times}{report.mark(row)}"
+    times = report.ratio(row, manual)
+    return f"{row['median_ms']:.2f} ({rate}){times and f', {times}'}{report.mark(row)}"
 
 
 def _where(length):
@@ -241,15 +240,16 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
 
     Disturbed times are left out.
     """
-    rows = [row for row in rows if row["status"] == "measured"]
     alone, trained = ([row for row in rows if row["part"] == part] for part in ("attention", "training"))
+    left_out = drawing.left_out(alone)
+    alone, trained = ([row for row in part if row["status"] == "measured"] for part in (alone, trained))
     if alone:
         dtypes = ", ".join(dict.fromkeys(row["dtype"] for row in alone))
-        subject = f"Causal attention alone, batch 1, {dtypes}; manual is the hand-written masked softmax"
+        subject = f"Causal attention alone, batch 1, {dtypes}; manual is the hand-written masked softmax.{left_out}"
         figure = _panels(alone, "times as fast as manual, p10 to p90", _over_manual)
-        yield "speedup", "How many times as fast as hand-written attention", subject, figure
+        yield "speedup", f"Attention {finding(alone)}", subject, figure
         figure = _panels(alone, "MiB above the inputs", _memory)
-        yield "memory", "What attention holds above its inputs", subject, figure
+        yield "memory", _finding_of_memory(alone), subject, figure
     whole = list(filter(comparable, trained))
     if whole:
         figure, axes = drawing.new(2.5)
@@ -261,7 +261,38 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
         subject = f"Training {child.subject(s | {'block_size': 'T'})} ({ran})"
         if len(whole) < len(trained):
             subject += f"; without {len(trained) - len(whole)} disturbed time(s)"
-        yield "training", "Training end to end, by the length of a sequence", subject, figure
+        yield "training", f"Training {finding(whole)}", subject, figure
+
+
+def finding(rows: list[dict]) -> str:
+    """How the fastest kernel and flash stand beside manual at the longest length, over all shapes and directions."""
+    longest = max(row["T"] for row in rows)
+    pairs = {}
+    for group in _groups(rows).values():
+        base = _manual(group).get(longest)
+        for row in group:
+            if row["T"] == longest and row is not base and speedup(row, base):
+                pairs.setdefault(row["attention"], []).append((row, base))
+    if not pairs:
+        return f"at {longest} tokens: no ratio to manual"
+    best = max(pairs, key=lambda name: math.prod(speedup(*pair)[0] for pair in pairs[name]))
+    names = dict.fromkeys((best, *({"flash"} & pairs.keys())))
+    said = [f"{name} {report.clause(pairs[name], 'manual')}" for name in names]
+    return f"at {longest} tokens: {'; '.join([said[0], *(each.removesuffix(' as manual') for each in said[1:])])}"
+
+
+def _finding_of_memory(rows):
+    """How much manual holds at the longest length, as a multiple of flash or of the kernel that holds least."""
+    longest, found = max(row["T"] for row in rows), {}
+    for group in _groups(rows).values():
+        held = {row["attention"]: row["peak_memory"] for row in group if row["T"] == longest and row["peak_memory"]}
+        other = "flash" if "flash" in held else min(held, key=held.get, default=None)
+        if "manual" in held and other != "manual":
+            found.setdefault(other, []).append(held["manual"] / held[other])
+    if not found:
+        return "What attention holds above its inputs"
+    spans = [f"{report.span(ratios)} times as much memory as {other}" for other, ratios in found.items()]
+    return f"At {longest} tokens manual holds {', '.join(spans)}"
 
 
 def _over_manual(row, manual):
@@ -297,7 +328,7 @@ def _panels(rows, label, value):
         axes.set_xlabel("tokens")
     figure.supylabel(label, fontsize="medium")
     if names:  # there is none if every time was disturbed
-        figure.legend(names.values(), names.keys(), loc="outside lower center", ncols=len(names), frameon=False)
+        figure.legend(names.values(), names.keys(), loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 

@@ -185,3 +185,28 @@ def test_a_device_without_times_of_operators_is_refused(tmp_path, data):
     s, spec = settings("anatomy", tmp_path, data), {"part": "step", "attention": "manual"}
     with pytest.raises(UserError, match="no times of operators on mps: set --device=cpu"):
         anatomy.measure(spec, s, torch.device("mps"), tmp_path)
+
+
+def test_the_titles_say_what_padding_gains_and_where_the_time_goes():
+    def product(V, ms, dtype="float32", **more):
+        found = {"part": "output layer", "dtype": dtype, "pass": "forward", "V": V, "status": "measured"}
+        return found | {"median_ms": ms, "p10_ms": ms, "p90_ms": ms} | more
+
+    def title(*rows):
+        return next(anatomy.figures(list(rows), vars(anatomy.Settings())))[1]
+
+    said, plain = "The padded output layer alone ", product(65, 100.0)
+    assert title(plain, product(128, 50.0)) == said + "is 2 times as fast as the unpadded one"
+    assert title(plain, product(128, 220.0)) == said + "takes 2.2 times as long as the unpadded one"
+    assert (
+        title(plain, product(128, 99.0, p90_ms=101.0))
+        == said + "shows no difference from the unpadded one beyond the noise"
+    )
+    assert title(plain) == title(plain, product(128, 50.0, disturbed=True)) == said + "was not compared"
+    failed = {"part": "output layer", "dtype": "float32", "pass": "forward", "V": 128} | dict(
+        status="failed", reason="?"
+    )
+    assert title(plain, failed) == said + "was not compared"
+    spent = {name: [0.0] for name in anatomy.CATEGORIES} | {anatomy.PRODUCTS: [3.0], anatomy.MEMORY: [1.0]}
+    step = {"part": "step", "attention": "manual", "status": "measured", "ms": spent, "ran": {"dtype": "float32"}}
+    assert title(step) == "Matrix products take 75 % with manual of a training step"

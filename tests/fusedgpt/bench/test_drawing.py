@@ -1,11 +1,13 @@
 """Figures that can be forwarded: each says what was measured, where and when, and fits into a README."""
 
+import itertools
 import json
 import re
 
 import pytest
 
-from fusedgpt.bench import disturbance, drawing, kinds, ladder, max_batch, numerics, peers, prefill, report, sweep
+from fusedgpt.attention.table import KERNELS
+from fusedgpt.bench import disturbance, drawing, kinds, ladder, max_batch, peers, prefill, report, sweep
 from fusedgpt.machine.files import read_jsonl
 from tests.fusedgpt.bench.small import CPU_RESULTS, published
 
@@ -15,6 +17,7 @@ def saved(monkeypatch):
     """The figures that are saved from here on, by name."""
     found = {}
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **_: found.update({path.stem: figure}))
+    monkeypatch.setattr(drawing, "_compress", lambda path: None)
     return found
 
 
@@ -32,12 +35,12 @@ def test_a_figure_says_what_was_measured_where_and_when(kind, tmp_path, saved):
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [head, *lines]))
         report.write(tmp_path, kinds.KINDS[kind])
         for name, figure in saved.items():
-            title, subtitle = (text.get_text() for text in figure.texts[-2:])
+            title, subtitle = (text.get_text().replace("\n", " ") for text in figure.texts[-2:])
             assert title and figure.get_figwidth() == drawing.WIDTH
             for part in (environment["device"], "2 threads", "torch 2.13.0+cpu", environment["commit"], day):
                 assert part in subtitle, name
             # the figures of the two ways looked alike
-            assert ("freed memory returned" in subtitle.replace("\n", " ")) is (timed and freed != kept), name
+            assert ("freed memory returned" in subtitle) is (timed and freed != kept), name
             texts = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
             texts += [text.get_text() for legend in figure.legends for text in legend.get_texts()]
             assert any("bfloat16" in text for text in [subtitle, *texts]), name
@@ -57,45 +60,88 @@ def test_each_bar_of_peers_has_its_dtype_and_each_panel_what_it_measures():
     assert recipe.get_xlabel().startswith("ms per iteration of 4 layers, 128 channels, 12 × 64 tokens: ")
 
 
-def test_the_ladder_cuts_a_bar_that_would_squash_the_others_and_has_the_rungs_that_were_refused():
-    # one rung in float32 took four times as long as all others, whose differences could not be seen
+def test_the_ladder_cuts_a_bar_that_would_squash_the_others_and_folds_the_rungs_that_were_refused():
+    # one rung in float32 took four times as long as all others, whose differences could not be seen; and rungs without
+    # a time took a third of the figure
     settings, rows = published("../cpu_avx512_bf16_older/ladder_124M")
-    ((*_, figure),) = ladder.figures(rows, settings)
+    ((_, _, subject, figure),) = ladder.figures(rows, settings)
     (axes,) = figure.axes
-    widths = [bar.get_width() for bar in axes.patches if bar.get_width()]
+    widths = [bar.get_width() for bar in axes.patches]
     measured = [row["median_ms"] for row in ladder.pooled(rows).values() if row["status"] == "measured"]
     assert max(widths) < 0.5 * max(measured) and sorted(widths)[:-1] == sorted(measured)[:-1]
-    said = [text.get_text() for text in axes.texts]
-    assert "7018 (-79 %: -79 to -78)" in said and "refused: PyTorch has this kernel on GPUs only" in said
+    assert "7,018 ms, 4.5 times as long" in [text.get_text() for text in axes.texts]  # it read -79 %
     names = [label.get_text() for label in axes.get_yticklabels()]
-    assert names[:3] == ["manual, float32, eager", "manual, eager\n(bfloat16)", "manual\n(bfloat16, compiled)"]
-    assert names[4] == "efficient" and len(names) == len(ladder.pooled(rows))
+    assert names[:3] == ["manual, float32, eager", "manual, eager", "manual"] and len(names) == len(measured)
+    assert names[-2] == "auto + padded vocabulary (took manual)"
+    assert "bfloat16, compiled unless a rung says otherwise" in subject
+    assert "Refused here: efficient, cudnn (PyTorch has this kernel on GPUs only); flex (PyTorch has no" in subject
 
 
-def boxes(figure):
-    """Of a figure as it is saved: the box of its first axes, the right edges of all, and those of the texts in them."""
-    figure.canvas.draw()
-    edges = [axes.get_window_extent().x1 for axes in figure.axes]
-    ends = [[text.get_window_extent().x1 for text in axes.texts] for axes in figure.axes]
-    return figure.axes[0].get_position().bounds, edges, ends
+def test_what_a_figure_leaves_out_is_said_shortly():
+    rows = [{"rung": f"r{n}", "status": "refused", "reason": "out of resource: shared memory, " * 6} for n in (1, 2)]
+    rows += [{"path": "p", "status": "parity failed", "reason": "y is off"}, {"rung": "fine", "status": "measured"}]
+    said = drawing.left_out(rows)
+    assert said.startswith(" Refused here: r1, r2 (out of resource") and said.endswith(
+        "…). Parity failed: p (y is off)."
+    )
+    assert len(said) < 130 and drawing.left_out(rows[-1:]) == ""
 
 
-@pytest.mark.parametrize(("kind", "key"), [(ladder, "rung"), (numerics, "path")])
-def test_a_long_reason_takes_no_room_from_the_bars_and_stays_in_the_figure(kind, key):
-    # one of 200 characters squashed the bars to a third of their length, and was cut off at the edge
-    settings, rows = published(kind.__name__.rpartition(".")[2])
-    refused = [row for row in rows if row["status"] == "refused" and key in row]
-    assert {row[key] for row in refused} >= {"efficient"}
-    before = boxes(next(kind.figures(rows, settings))[-1])
-    for row in refused:
-        row["reason"] = "out of resource: shared memory, " * 6 + "and more"
-    assert all(len(row["reason"]) == 200 for row in refused)
-    figure = next(kind.figures(rows, settings))[-1]
-    bounds, edges, ends = boxes(figure)
-    assert (bounds, edges) == before[:2]
-    assert any("out of resource: shared memory, out of" in text.get_text() for text in figure.axes[0].texts)
-    for edge, texts in zip(edges, ends):
-        assert texts and max(texts) <= min([x for x in edges if x > edge] or [figure.bbox.x1])
+@pytest.mark.parametrize("kind", ["ladder", "anatomy", "peers"])
+def test_no_text_of_a_bar_leaves_the_figure_or_lies_on_another(kind):
+    # a bar's number was cut off at the edge of the figure, and names took half of its width
+    from matplotlib import rc_context
+
+    folder = "../cpu_avx512_bf16/anatomy" if kind == "anatomy" else kind
+    settings, rows = published(folder)
+    with rc_context(drawing.STYLE):
+        figure = next(iter(kinds.KINDS[kind].figures(rows, settings)))[-1]
+        figure.canvas.draw()
+    for axes in figure.axes:
+        names = [label.get_window_extent() for label in axes.get_yticklabels()]
+        said = [text.get_window_extent() for text in axes.texts]
+        assert len(names) == len(said) == len(axes.patches)
+        for name, number in zip(names, said):
+            assert name.x0 >= 0 and name.x1 < number.x0 and number.x1 <= figure.bbox.x1
+        for above, below in itertools.pairwise(names):
+            assert above.y0 > below.y1
+
+
+def test_a_long_name_is_cut_at_its_beginning():
+    axes = drawing.new(1)[1]
+    row = {"status": "measured", "median_ms": 1.0, "p10_ms": 1.0, "p90_ms": 1.0}
+    drawing.times(axes, {"/a/long/path/" * 9 + "mine.py:attend": row}, ["1 ms"], ["red"])
+    (label,) = axes.get_yticklabels()
+    assert len(label.get_text()) == drawing.NAME and label.get_text().endswith("mine.py:attend")
+
+
+def test_png_files_have_two_pixels_for_each_of_a_column_and_stay_small(tmp_path):
+    from matplotlib import image
+
+    settings, rows = published("ladder")
+    paths = drawing.save(ladder.figures(rows, settings), tmp_path, "a machine")
+    assert [path.name for path in paths] == ["ladder.png", "ladder.svg"]
+    assert image.imread(paths[0]).shape[1] == 2 * 832 and paths[0].stat().st_size < 300_000
+    for path in (CPU_RESULTS.parent).rglob("*.png"):
+        assert path.stat().st_size < 300_000, path
+
+
+def test_colours_differ_in_grey_too():
+    # three kernels were three greys, and pieces of bars too
+    def lightness(colour):
+        red, green, blue = to_rgb(colour)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    from matplotlib.colors import to_rgb
+
+    found = {name: kernel.color for name, kernel in KERNELS.items()}
+    assert len(set(found.values())) == len(found)
+    assert len({kernel.mark for kernel in KERNELS.values()}) == len(found)
+    coloured = [colour for colour in found.values() if len(set(to_rgb(colour))) > 1]
+    assert len(coloured) == len(found) - 2  # manual is black; sdpa, which is no kernel of its own, is grey
+    looks = [drawing.bar_style(n) for n in range(6)]
+    for one, other in itertools.pairwise(looks):
+        assert one["hatch"] != other["hatch"] and abs(lightness(one["color"]) - lightness(other["color"])) > 0.04
 
 
 def test_speedups_share_their_axes_and_have_a_spread():
@@ -119,7 +165,8 @@ def test_losses_are_compared_after_the_same_time():
     figure = {name: figure for name, _, _, figure in max_batch.figures(rows, settings)}["curves"]
     (axes,) = figure.axes
     assert {line.get_xdata()[-1] for line in axes.lines} == {max_batch.common_end(rows)}
-    assert axes.get_ylim()[1] < 5  # the untrained model, at 5.3, is not drawn
+    assert axes.get_ylim()[1] < 5  # the untrained model, at 5.3, is not drawn, and a mark says so
+    assert [text.get_text() for text in axes.texts] == ["↑ above the axis: 5.3 to 5.31 before the first step"]
     assert [text.get_color() for text in axes.get_legend().get_texts()] == [line.get_color() for line in axes.lines]
     table = max_batch.table(rows)
     assert "and after 42 s" in table[0] and "| 2.6376 |" in table[3]

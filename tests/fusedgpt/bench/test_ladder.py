@@ -235,10 +235,84 @@ def test_per_cent_are_of_rounds_with_their_range_and_what_noise_hides_is_said():
     assert "| flash | 115.0 (87.0-143.0) | 80.0, 150.0 | +55.0 % (+50.0 to +60.0) |" in text
     # 51.9 to 57.9 % and 50 to 60 %: ratios repeat within 6.7 %
     assert (
-        "differs by up to 6.7 %" in text and "Not told apart: `flash` and `flash + padded vocabulary` (-0.0 %)." in text
+        "differs by up to 6.7 %" in text
+        and "Not told apart: `flash` and `flash + padded vocabulary` (1.00x as long)." in text
     )
     claim = next(c for c in ladder.claims(rows) if c.name.startswith("flash:") and c.timed)
     assert (claim.low, claim.high) == pytest.approx((1.5, 1.6)) and len(claim.rows) == 4
+
+
+FAILED = dict(status="parity failed", reason="y is off")
+REFUSED = dict(status="refused", reason="on GPUs only")
+BY_HAND = "hand-written attention"
+
+
+@pytest.mark.parametrize(
+    ("times", "changes", "title"),
+    [
+        ({"flash": 80.0, ladder.PADDED: 50.0}, {}, f"flash is 1.25 times as fast as {BY_HAND}, padding included 2"),
+        ({"flash": 80.0}, {}, f"flash is 1.25 times as fast as {BY_HAND}"),
+        (
+            {"flash": 220.0, ladder.PADDED: 210.0},
+            {},
+            f"flash takes 2.2 times as long as {BY_HAND}, padding included 2.1",
+        ),
+        (
+            {"flash": 125.0, ladder.PADDED: 80.0},
+            {},
+            f"flash takes 1.25 times as long as {BY_HAND}; padding included, it is 1.25 times as fast as that",
+        ),
+        (
+            {"flash": 98.0, ladder.PADDED: 97.0, "masked": (100.0, 111.0)},  # ratios of one rung differ by 11 %
+            {},
+            f"flash shows no difference from {BY_HAND} beyond the noise, padding included",
+        ),
+        ({"flash": (98.0, 101.0)}, {}, f"flash shows no difference from {BY_HAND} beyond the noise"),
+        (
+            {ladder.FLOAT32: 200.0, "flash": 80.0, ladder.PADDED: 50.0},
+            {},
+            f"flash is 1.25 times as fast as {BY_HAND}, padding included 2; {ladder.PADDED} is 4 times as fast as"
+            f" {ladder.FLOAT32}",
+        ),
+        ({"flash": 80.0, "efficient": 50.0}, {"flash": REFUSED}, f"efficient is 2 times as fast as {BY_HAND}"),
+        ({"flash": 80.0, "math": 50.0}, {"flash": FAILED}, f"math is 2 times as fast as {BY_HAND}"),
+        ({"flash": 80.0}, {"flash": FAILED}, "No ratio: flash is parity failed"),
+        ({"flash": 80.0}, {"flash": REFUSED}, "No ratio: flash is refused"),
+        ({}, {}, "No ratio: flash is not measured"),
+        ({"flash": 80.0}, {"manual": dict(disturbed=True, reason="loud")}, "No ratio: manual is disturbed"),
+        ({"flash": 80.0}, {"manual": FAILED}, "No ratio: manual is parity failed"),
+    ],
+    ids=lambda value: value[:50] if isinstance(value, str) else "",
+)
+def test_the_title_is_the_finding_and_claims_nothing_that_the_noise_hides(times, changes, title):
+    # "A training step, rung by rung" stood above every ladder, whatever it had found
+    each = {name: ms if isinstance(ms, tuple) else (ms, ms) for name, ms in {"manual": 100.0, **times}.items()}
+    rows = [
+        rung(name, n, ms, **changes.get(name, {})) for name, all_ms in each.items() for n, ms in enumerate(all_ms, 1)
+    ]
+    assert ladder.finding(ladder.pooled(rows)) == title
+    for _, drawn, subject, _ in ladder.figures(rows, CHILD):
+        assert drawn == title and ("Refused here: flash (on GPUs only)." in subject) is (REFUSED in changes.values())
+
+
+CHILD = dict(n_layer=1, n_head=1, n_embd=1, batch_size=1, block_size=1)  # settings that a subject names
+
+
+def test_a_single_round_is_judged_by_its_own_spread():
+    rows = [rung("manual", 1, 100.0), rung("flash", 1, 90.0)]
+    assert "1.11 times as fast" in ladder.finding(ladder.pooled(rows))
+    rows[1] |= {"p90_ms": 101.0}
+    assert "no difference" in ladder.finding(ladder.pooled(rows))
+
+
+def test_slower_rungs_take_times_as_long_and_refused_ones_have_no_line():
+    # a rung that took 2.2 times as long read -54.5 %
+    rows = [rung("manual", n, 100.0) for n in (1, 2)] + [rung("math", n, 220.0) for n in (1, 2)]
+    refused = [{"rung": name, "round": 1} | REFUSED for name in ("efficient", "cudnn + padded vocabulary")]
+    lines = ladder.table(rows + refused)
+    assert "| 2.20 times as long (2.20 to 2.20) |" in lines[3]
+    assert lines[4].startswith("| efficient | refused: on GPUs only |")  # the article has it
+    assert not any("cudnn" in line for line in lines)
 
 
 def test_rows_of_before_there_were_rounds_stand_beside_both_baselines():

@@ -206,3 +206,36 @@ def test_max_batch_on_a_gpu_stops_at_real_memory(tmp_path, data):
     s = settings("max_batch", tmp_path, data, **changes)
     with pytest.raises(MemoryError):
         child.run(child.settings(s, max_batch.Settings), tmp_path / "run")
+
+
+def measured(attention, largest, ms, guess, losses, **more):
+    found = dict(attention=attention, status="measured", largest=largest, median_ms=ms, tokens_per_s=1e6 / ms)
+    found |= dict(estimate={"fixed": 0, "each": 2**20, "largest": guess}, memory=2**30, ran={"dtype": "float32"})
+    found |= dict(
+        peak_memory=largest * 2**21 + 5, held_by_pytorch=5, curve=[[10.0 * n, y] for n, y in enumerate(losses)]
+    )
+    return found | more
+
+
+def test_the_titles_say_what_fits_and_who_learns_more_in_the_same_time(tmp_path, data):
+    # the figures showed an estimate twice as high, and the kernel with the larger batch behind, and gave no reason
+    s = vars(settings("max_batch", tmp_path, data))
+    manual, flash = (
+        measured("manual", 10, 100.0, 20, [5.0, 3.0, 2.0]),
+        measured("flash", 20, 400.0, 30, [5.0, 4.0, 3.0]),
+    )
+    (_, largest, why, _), (_, curves, steps, _) = max_batch.figures([manual, flash], s)
+    assert largest == "Sequences that fit: manual 10, flash 20; the estimate says 1.5 to 2 times as many"
+    assert "The estimate counts tensors; a run held 2 times as much at its largest batch (the process keeps" in why
+    assert curves == "After 20 s of training manual has the lower validation loss: 2.00, flash 3.00"
+    assert "manual about 200 steps of 10 sequences (10,000 tokens/s), flash about 50 steps of 20" in steps
+    assert max_batch.finding_of_curves([flash]) == "After 20 s of training flash has a validation loss: 3.00"
+    third = measured("math", 5, 100.0, 5, [5.0, 2.0, 1.0])
+    assert max_batch.finding_of_curves([manual, flash, third]).endswith(
+        "math has the lowest validation loss: 1.00, manual 2.00, flash 3.00"
+    )
+    refused = {"attention": "cudnn", "status": "refused", "reason": "on GPUs only"}
+    figures = list(max_batch.figures([manual | {"disturbed": True}, refused], s))
+    assert len(figures) == 1 and "Refused here: cudnn (on GPUs only)." in figures[0][2]
+    on_a_gpu = max_batch.figures([manual | {"held_by_pytorch": 0}], s)
+    assert "libraries" not in next(on_a_gpu)[2]

@@ -113,3 +113,23 @@ def test_a_masked_kernel_is_compared_where_its_gradients_have_been_wrong(tmp_pat
     s, spec = settings("numerics", tmp_path, data), {"dtype": "float32", "path": "math, masked"}
     assert not numerics.measure({**spec, "inputs": "ordinary"}, s, CPU, tmp_path)["overflows"]
     assert numerics.measure({**spec, "inputs": "large"}, s, CPU, tmp_path)["overflows"]
+
+
+def test_the_title_says_how_far_off_manual_and_flash_are_on_large_inputs():
+    def error(path, dtype, y, inputs="large"):
+        return {"path": path, "dtype": dtype, "inputs": inputs, "status": "measured", "errors": {"y": y}}
+
+    manual = [
+        error("manual", "float16", float("inf")),
+        error("manual", "bfloat16", 0.9),
+        error("manual", "float32", 1e-6),
+    ]
+    flash = [
+        error("flash", "float16", 0.002),
+        error("flash", "bfloat16", 0.013),
+        error("flash", "float16", 9, "ordinary"),
+    ]
+    said = "On large inputs in 16 bits manual overflows in float16 and is off by up to 90 %"
+    assert numerics.finding(manual + flash) == f"{said}; flash is off by up to 1.3 %"
+    assert numerics.finding(manual) == said
+    assert numerics.finding(manual[2:] + flash[2:]) == "How exact each way to compute attention is"

@@ -247,7 +247,7 @@ def test_from_the_command_line_and_again(tmp_path, data, clone, capsys):
     assert {row["status"] for row in got} == {"measured"}, got
     assert got[1]["ran"]["activation"] == "gelu"  # nanoGPT's; ours was the tanh form, which took longer
     text = (tmp_path / "results" / "peers" / "report.md").read_text()
-    assert "## training" in text and "An iteration of nanoGPT's recipe takes nanoGPT" in text
+    assert "## training" in text and "An iteration of nanoGPT's recipe: nanoGPT " in text
     capsys.readouterr()
     assert run("peers", tmp_path, data, **changes) == got == rows_of("peers", tmp_path)
     assert "3 of 3 rows are there already" in capsys.readouterr().out
@@ -274,7 +274,7 @@ def test_a_round_counts_for_all_contenders_or_for_none():
     found = peers.pooled(rows)["training"]
     assert list(found) == list(peers.pooled(rows[::-1])["training"])  # rows measured again come last in the file
     text = "\n".join(peers.table(rows))
-    assert "A training step takes Hugging Face 2.25 (2.00 to 2.50) times as long as ours, at best." in text
+    assert peers.finding("training", found) == "A training step: Hugging Face takes 2.25 times as long as ours"
     assert "| 20.0, (90.0), 50.0 | 2.25 (2.00 to 2.50) | 2,857 | 1.00 GiB |" in text
     assert "| nanoGPT, float32 | parity failed: its loss |" in text
     (claim,) = (claim for claim in peers.claims(rows) if claim.timed)
@@ -283,10 +283,25 @@ def test_a_round_counts_for_all_contenders_or_for_none():
 
 def test_no_ratio_is_drawn_without_a_whole_round(tmp_path, data):
     rows = [row("ours", [10.0], disturbed=True, reason="loud"), row("Hugging Face, eager", [20.0])]
-    assert peers.finding("training", peers.pooled(rows)["training"]) == "A training step"
+    assert peers.finding("training", peers.pooled(rows)["training"]) == "A training step: no undisturbed comparison"
     ((*_, figure),) = peers.figures(rows, asked(tmp_path, data))
     # its bar was hollow, and nothing said why
-    assert [text.get_text() for text in figure.axes[0].texts] == ["10.0, disturbed", "20.0, disturbed"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["10 ms, disturbed", "20 ms, disturbed"]
+
+
+def test_the_title_has_the_fastest_of_each_project_and_no_difference_that_the_spread_hides():
+    def finding(*rows):
+        return peers.finding("training", peers.pooled(list(rows))["training"])
+
+    ours, slow, slower = row("ours", [10.0]), row("Hugging Face, compiled", [20.0]), row("Hugging Face, eager", [30.0])
+    said = "A training step: Hugging Face takes 2 times as long as ours"
+    assert finding(ours, slow, slower) == said
+    assert finding(ours, slow, row("nanoGPT, float32", [8.0])) == f"{said}, nanoGPT is 1.25 times as fast"
+    close = row("nanoGPT, float32", [9.0, 11.0, 12.0])
+    assert finding(ours, close) == "A training step: nanoGPT shows no difference from ours beyond the noise"
+    wrong = row("nanoGPT, float32", [5.0], status="parity failed", reason="its loss")
+    for rows in ([ours], [ours, wrong], [slow]):
+        assert finding(*rows) == "A training step: no undisturbed comparison"
 
 
 @needs_nanogpt

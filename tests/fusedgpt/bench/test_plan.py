@@ -54,7 +54,7 @@ def test_a_plan_says_memory_time_and_what_bounds_it(tmp_path):
     assert "bound by matrix products" in said[3] and "20 tokens a parameter, 2.49 billion" in said[4]
     report = (tmp_path / "plan" / "plan.md").read_text()
     assert "Computed, not measured" in report and "`the command`" in report and "| fsdp | block |" in report
-    assert [path.name for path in paths] == ["plan.md", "plan.png"] and all(path.exists() for path in paths)
+    assert [path.name for path in paths] == ["plan.md", "plan.png", "plan.svg"] and all(path.exists() for path in paths)
 
 
 def test_a_plan_says_if_the_range_of_its_memory_does_not_fit(tmp_path):
@@ -203,9 +203,42 @@ def test_the_sweep_crosses_where_its_rows_do_and_is_the_published_one(tmp_path):
     first = min(gpus for gpus, ratio in xl.items() if ratio > 1)
     assert f"| XL | fsdp | from 8 GPUs on | from {first} GPUs on |" in text
     paths = plan_sweep.answer(settings("--sweep=True", f"--results={tmp_path}"), "the command", lambda line: None)
-    assert [path.name for path in paths] == ["sweep.md", "sweep.png"]
+    assert [path.name for path in paths] == ["sweep.md", "sweep.png", "sweep.svg"]
     assert paths[1].stat().st_size < 300_000
     # published figures of a formula that has changed since would mislead
     published = (ROOT / "results" / "plan" / "sweep.md").read_text()
     tables = [*plan_sweep.crossings(rows), *plan_sweep.table(rows)]
     assert tables == [line for line in published.splitlines() if line.startswith("|")]
+
+
+def test_the_titles_say_what_was_computed(tmp_path):
+    s = settings("--gpus=16", "--gradient_accumulation_steps=48")
+    rows = plan.alternatives(plan.config_of(s), plan.run_of(s), "H100", "ndr")
+    title = plan.finding(rows, "H100")
+    speed = plan.rounded(rows[0]["tokens_per_s"])
+    assert title.startswith(f"Computed: 16 x H100 make {speed} tokens/s with ddp, ")
+    slower = [rows[0] | {"tokens_per_s": rows[0]["tokens_per_s"] / 2}, *rows[1:]]
+    assert re.search(r"; \w+.* [12]\.?\d* times that$", plan.finding(slower, "H100"))
+    sweep = plan_sweep.sweep("H100", "ndr")
+    models = dict.fromkeys(plan_sweep.MODELS)
+    for model in models:  # by hand: the least number of GPUs on which no way to share keeps messages shorter
+        numbers = sorted({row["gpus"] for row in sweep if row["model"] == model and row["status"] == "computed"})
+        over = [
+            gpus
+            for gpus in numbers
+            if all(
+                plan_sweep.ratio(row) > 1
+                for row in sweep
+                if (row["model"], row["gpus"], row["status"]) == (model, gpus, "computed")
+            )
+        ]
+        models[model] = over[0] if over else None
+    title = plan_sweep.finding(sweep)
+    where = [model for model, gpus in models.items() if gpus == 1024]
+    assert f"from 1024 GPUs on in {' and '.join(where)}, not in 124M and 70B" in title
+    assert [model for model, gpus in models.items() if gpus is None] == ["124M", "70B"]
+    ((_, drawn, subject, _),) = plan_sweep.figures(sweep, "H100", "ndr")
+    assert drawn == title
+    for word in ("ddp: ", "fsdp: ", "hybrid: ", "InfiniBand NDR (ndr), 400 Gbit/s for each GPU"):
+        assert word in subject  # ndr and hybrid were not explained
+    assert plan.network("ethernet") == "Ethernet, 12.5 Gbit/s for each GPU"

@@ -211,3 +211,21 @@ def test_the_table_has_the_devices_own_time():
     head, _, *lines = prefill.table([found | {"device_busy_ms": 3.26}, refused])[:4]
     at = [cell.strip() for cell in head.split("|")].index("device busy, ms")
     assert [line.split("|")[at].strip() for line in lines] == ["3.3", ""]
+
+
+def test_the_title_is_the_finding_at_the_longest_prompt():
+    def timed(model, attention, ms, T=64, **more):
+        return dict(model=model, attention=attention, T=T, status="measured", median_ms=ms, p10_ms=ms, p90_ms=ms) | more
+
+    def finding(*rows):
+        return prefill.finding([timed("a", "eager", 1.0, 32), timed("a", "flash", 9.0, 32), *rows])
+
+    eager, fast = timed("a", "eager", 100.0), timed("a", "flash", 50.0)
+    assert finding(eager, fast) == "At 64 tokens flash is 2 times as fast as eager"
+    others = timed("b", "eager", 100.0), timed("b", "flash", 40.0)
+    assert finding(eager, fast, *others) == "At 64 tokens flash is 2 to 2.5 times as fast as eager, most in b"
+    assert finding(eager, timed("a", "flash", 220.0)) == "At 64 tokens flash takes 2.2 times as long as eager"
+    noisy = timed("a", "flash", 98.0, p90_ms=101.0)
+    assert finding(eager, noisy) == "At 64 tokens flash shows no difference from eager beyond the noise"
+    for rows in ([eager], [fast], [eager | {"disturbed": True}, fast]):
+        assert finding(*rows) == "No ratio of flash to eager at 64 tokens"

@@ -202,3 +202,40 @@ def test_what_is_timed_is_the_kernel_and_not_new_pages_of_memory(tmp_path):
         if max(kept.values()) < 100:
             return
     pytest.fail(f"new pages of memory were timed: {kept}")
+
+
+def alone(attention, ms, T=256, **more):
+    found = dict(part="attention", heads="1x8", T=T, attention=attention, status="measured", dtype="float32")
+    return found | {"pass": "forward", "median_ms": ms, "p10_ms": ms, "p90_ms": ms, "peak_memory": 2**20} | more
+
+
+def test_the_titles_are_findings_at_the_longest_length():
+    short = [alone("manual", 1.0), alone("flash", 9.0)]
+    manual, other = alone("manual", 100.0, 512), alone("manual", 100.0, 512, heads="2x8")
+
+    def finding(*rows):
+        return sweep.finding([*short, *rows])
+
+    flash = alone("flash", 50.0, 512)
+    assert finding(manual, flash) == "at 512 tokens: flash is 2 times as fast as manual"
+    slow = alone("flash", 220.0, 512, heads="2x8")
+    both = "at 512 tokens: flash is up to 2 times as fast and takes up to 2.2 times as long as manual"
+    assert finding(manual, flash, other, slow) == both
+    first = alone("blocked", 25.0, 512)
+    assert finding(manual, first, flash) == (
+        "at 512 tokens: blocked is 4 times as fast as manual; flash is 2 times as fast"
+    )
+    noisy = alone("flash", 95.0, 512, p90_ms=101.0)
+    assert finding(manual, noisy) == "at 512 tokens: flash shows no difference from manual beyond the noise"
+    for rows in ([manual], [flash], [manual | {"disturbed": True}, flash]):
+        assert finding(*rows) == "at 512 tokens: no ratio to manual"
+
+
+def test_the_title_of_memory_names_what_manual_is_compared_with():
+    rows = [alone("manual", 1.0, peak_memory=8 * 2**20), alone("blocked", 1.0, peak_memory=2**21), alone("flash", 1.0)]
+    rows.append({"part": "attention", "attention": "cudnn", "T": 256, "status": "refused", "reason": "on GPUs only"})
+    for left_out, title in ((0, "8 times as much memory as flash"), (1, "4 times as much memory as blocked")):
+        figures = {name: rest for name, *rest in sweep.figures([*rows[: 3 - left_out], rows[3]], {})}
+        assert figures["memory"][0] == f"At 256 tokens manual holds {title}"
+        assert figures["speedup"][0].startswith("Attention at 256 tokens: ")
+        assert "Refused here: cudnn (on GPUs only)." in figures["speedup"][1]
