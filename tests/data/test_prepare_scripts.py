@@ -1,5 +1,6 @@
 """The prepare scripts, on small local text, and the bins that they write."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -12,13 +13,17 @@ import sys
 import numpy as np
 import pyarrow
 import pytest
+import zstandard
 from pyarrow import parquet
 
+from fusedgpt import home
 from fusedgpt.data import prepare
 from fusedgpt.data.corpus import Files
 from fusedgpt.data.encoding import Encoded
 from fusedgpt.data.tokenizer import Tokenizer
-from tests.conftest import ROOT, fails, script, wait_for_lines, why_no_bpe
+from fusedgpt.settings import Settings
+from tests import documents
+from tests.conftest import ROOT, fails, script, sentence, wait_for_lines, why_no_bpe
 
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt"
 needs_bpe = pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are not here (set TIKTOKEN_CACHE_DIR)")
@@ -84,10 +89,10 @@ def test_shakespeares_counts_are_nanogpts(tmp_path, name, counts):
 def test_openwebtext_is_split_and_ordered_as_datasets_does(tmp_path):
     import datasets
 
-    documents = [f"document number {n}: " + "word " * 5000 for n in range(60)]
-    (tmp_path / "text.txt").write_text("\n\n".join(documents))
+    rows = [f"document number {n}: " + "word " * 5000 for n in range(60)]
+    (tmp_path / "text.txt").write_text("\n\n".join(rows))
     meta, train, val = prepared("openwebtext", tmp_path, f"--input={tmp_path / 'text.txt'}")
-    split = datasets.Dataset.from_dict({"text": documents}).train_test_split(test_size=1, seed=2357, shuffle=True)
+    split = datasets.Dataset.from_dict({"text": rows}).train_test_split(test_size=1, seed=2357, shuffle=True)
     decode = Tokenizer(meta).decode
     for ids, name in ((train, "train"), (val, "test")):
         text = decode(ids.tolist()).decode().split("<|endoftext|>")
@@ -97,15 +102,15 @@ def test_openwebtext_is_split_and_ordered_as_datasets_does(tmp_path):
 
 @needs_bpe
 def test_fineweb_of_local_parquet_stops_at_max_tokens(tmp_path):
-    documents = [f"document number {n} of many" for n in range(3000)]
+    rows = [f"document number {n} of many" for n in range(3000)]
     file = tmp_path / "text.parquet"
-    parquet.write_table(pyarrow.table({"text": documents}), file)
+    parquet.write_table(pyarrow.table({"text": rows}), file)
     meta, train, val = prepared("fineweb", tmp_path / "all", f"--input={file}")
     assert meta["end_of_text"] == 50256 and 0.05 < len(val) / len(train) < 0.2  # 0.05 % of so few tokens tell nothing
     meta, train, val = prepared("fineweb", tmp_path / "some", f"--input={file}", "--max_tokens=100")
     text = Tokenizer(meta).decode([*train.tolist(), *val.tolist()]).decode()
     ended = text.split("<|endoftext|>")
-    assert ended.pop() == "" and sorted(ended) == sorted(documents[: len(ended)])
+    assert ended.pop() == "" and sorted(ended) == sorted(rows[: len(ended)])
     assert 100 <= len(train) + len(val) < 110
 
 
@@ -261,3 +266,119 @@ def test_the_memory_of_a_preparation_does_not_grow_with_the_text():
         peaks.append([json.loads(line)["peak_mb"] for line in said.splitlines()])
     # 200 MB of characters once took 3.6 GB
     assert len(peaks[0]) == 2 and all(more - less < 30 for less, more in zip(*peaks, strict=True))  # of 100 more
+
+
+def folder_of_every_kind(folder):
+    """Files as people have them. Each that can be read says "word NAME", and every other one "source NAME"."""
+    body = "word {0} " * 5
+    page = "<html><head><script>source {0}</script></head><nav>source {0}</nav><p>" + body + "</html>"
+    texts = {
+        "a.txt": body,
+        "b.md": body,
+        "c.tex": body,
+        "d.html": page,
+        "e.htm": page.replace("<head>", "<head><meta charset=latin-1>"),
+        "f.jsonl": '{{"text": "' + body + '"}}\n',
+        "g.json": '[{{"text": "' + body + '"}}]',
+        "h.csv": 'id,text\n1,"' + body + '"\n',
+        "i.tsv": "id\ttext\n1\t" + body + "\n",
+        "j.csv": "id;text\n1;" + body + "\n",
+        "mail.csv": "subject,body\nsource {0}," + body + "\n",
+        "page saved.txt": page,
+    }
+    files = {name: text.format(name).encode() for name, text in texts.items()}
+    files["k.txt.gz"] = gzip.compress(body.format("k.txt.gz").encode())
+    files["l.txt.zst"] = zstandard.compress(body.format("l.txt.zst").encode())
+    files["notepad.txt"] = body.format("notepad.txt").encode("utf-16")
+    files["old windows.txt"] = (body.format("old windows.txt") + "é").encode("cp1252")
+    files["m.docx"] = documents.docx([body.format("m.docx")])
+    files["n.odt"] = documents.odt(f"<text:p>{body.format('n.odt')}</text:p>")
+    files["o.epub"] = documents.epub([("1.xhtml", page.format("o.epub"), "")])
+    files["p.pdf"] = documents.pdf([body.format("p.pdf"), None])
+    files["no text.docx"] = files["m.docx"][:99]
+    files["rows.jsonl"] = b'{"text": "source rows.jsonl"}\n{'
+    files["really old.txt"] = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(99)
+    files |= {"photo.png": b"\x89PNG", "old.doc": b"\xd0\xcf\x11\xe0", "all.zip": b"PK\3\4", ".hidden.txt": b"source"}
+    files |= {"empty.txt": b"", "program.exe": b"MZ"}
+    for name, raw in files.items():
+        (folder / name).write_bytes(raw)
+    parquet.write_table(pyarrow.table({"text": [body.format("q.parquet")]}), folder / "q.parquet")
+    (folder / "link.txt").symlink_to(folder / "a.txt")
+    return [*texts, "k.txt.gz", "l.txt.zst", "notepad.txt", "m.docx", "n.odt", "o.epub", "p.pdf", "q.parquet"]
+
+
+def test_a_folder_of_every_kind_of_file_takes_two_rounds(tmp_path):
+    # each bad file cost a round, a PDF's and a page's source were text, and the advice for a .docx was UTF-8
+    pytest.importorskip("pypdf")
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    good = folder_of_every_kind(folder)
+    command = ["data/text/prepare.py", f"--input={folder}", "--tokenizer=byte", f"--out_dir={out}"]
+    done = script(*command, check=False)
+    said = done.stdout.splitlines()
+    assert done.returncode == 1 and "5 of 25 files cannot be read, for the reasons above" in sentence(done.stderr)
+    bad = ["mail.csv", "no text.docx", "old windows.txt", "really old.txt", "rows.jsonl"]
+    reasons = [line for line in said if line.startswith("unreadable: ")]
+    assert [name for name in bad for line in reasons if f"/{name}" in line] == bad and len(reasons) == len(bad)
+    assert "--text_column=mail.csv:body" in reasons[0] and "--encoding=cp1252" in reasons[2]
+    assert "left out: 4 files of other kinds (1 .doc, 1 .exe, 1 .png, 1 .zip)" in said
+    assert "left out: 1 empty files" in said
+    options = ["--skip_unreadable=True", "--encoding=cp1252", "--text_column=mail.csv:body"]
+    done = script(*command, *options)
+    text, _ = text_of(out)
+    assert "source" not in text and "PDF" not in text and "<" not in text.replace("<|endoftext|>", "")
+    for name in [*good, "old windows.txt"]:  # a.txt has a link
+        assert text.count(f"word {name} " * 4) == 1 + (name == "a.txt"), name
+    meta = json.loads((out / "meta.json").read_text())
+    assert meta["skipped"]["files"] == 3 and "no text.docx" in meta["skipped"]["reasons"][0]
+    assert sum(line.startswith("skipped: ") for line in done.stdout.splitlines()) == 3
+    assert "left out: 1 of the 2 pages of" in done.stdout and "as HTML, which it is by its content" in done.stdout
+    first = {path.name: path.read_bytes() for path in out.iterdir()}
+    script(*command, *options)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == first
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        (
+            "shakespeare_char",
+            "config/train_shakespeare_cpu.py --dataset=FOLDER (with a GPU config/train_shakespeare_char.py)",
+        ),
+        pytest.param("shakespeare", "config/finetune_shakespeare.py --dataset=FOLDER", marks=needs_bpe),
+        pytest.param("openwebtext", "config/train_gpt2.py --dataset=FOLDER", marks=needs_bpe),
+        pytest.param("fineweb", "config/train_gpt2.py --dataset=FOLDER", marks=needs_bpe),
+        ("python_stdlib", "config/quickstart.py --dataset=FOLDER"),
+        ("text", "config/train_text_cpu.py --dataset=FOLDER"),
+    ],
+)
+def test_a_preparation_ends_with_the_command_that_trains_on_it(name, command, tmp_path):
+    out, tokenizer = tmp_path / "an out", ["--tokenizer=byte"] * (name == "text")
+    (tmp_path / "a.txt").write_text("to be or not to be\n" * 20)
+    done = script(f"data/{name}/prepare.py", f"--input={tmp_path / 'a.txt'}", f"--out_dir={out}", *tokenizer)
+    assert done.stdout.splitlines()[-1] == f"next: python train.py {command}".replace("FOLDER", f"'{out}'")
+    config = runpy.run_path(str(ROOT / re.search(r"config/\S+\.py", command)[0]))
+    assert config.get("dataset", Settings.dataset) == ("openwebtext" if name == "fineweb" else name)
+
+
+def test_the_next_command_names_a_data_set_that_the_config_file_does_not(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(home, "ROOT", tmp_path)
+    for folder, want in [(tmp_path / "data" / "text", ""), (tmp_path / "data" / "book", " --dataset=book")]:
+        prepare.say_next(folder, "config/train_text_cpu.py", "text")
+        assert capsys.readouterr().out == f"next: python train.py config/train_text_cpu.py{want}\n"
+    monkeypatch.setattr(home, "INSTALLED", True)
+    prepare.say_next(tmp_path, "config/train_text_cpu.py", "text")
+    assert capsys.readouterr().out == f"next: fusedgpt train config/train_text_cpu.py --dataset={tmp_path}\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--encoding=klingon", "klingon is no encoding: it can be latin-1"),
+        ("--encoding=hex", "hex is no encoding"),
+        ("--skip_unreadable=yes", "yes is neither True nor False"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_named(option, said, tmp_path):
+    done = script("data/text/prepare.py", f"--input={tmp_path}", option, check=False)
+    assert done.returncode == 2 and said in done.stderr

@@ -15,6 +15,7 @@ import pytest
 import zstandard
 
 from tests.conftest import ROOT
+from tests.documents import zip_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.skipif(sys.platform != "linux", reason="reads the peak in Linux's /proc")]
 
@@ -50,12 +51,22 @@ def parquet(path, value, rows):
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), path, row_group_size=rows, **pages)
 
 
+def office(body):
+    """A Word file with so much XML that it is made of bytes."""
+    return zip_of({"word/document.xml": b'<w:document xmlns:w="w">' + body + b"</w:document>"})
+
+
 ZEROS, LETTERS, SPACES, LINE_ENDS, COMMAS = (each * MIB for each in (b"\0", b"a", b" ", b"\n", b","))
 LINES = (b"a" * 127 + b"\n") * 2**13
 # name of the file: its bytes, the most MB that reading it may hold, and part of the error or the number of characters
 FILES = {
     "zeros.txt.gz": (lambda: gz(ZEROS, 128), 100, 128 * MIB),
-    "zeros.txt.zst": (lambda: zst(ZEROS, 1024), 400, 1024 * MIB),  # took 2.5 GB: 4 bytes stand for 131,072
+    "zeros.txt.zst": (lambda: zst(ZEROS, 1024), 150, 1024 * MIB),  # took 2.5 GB: 4 bytes stand for 131,072
+    "line ends.csv.zst": (lambda: zst(LINE_ENDS, 16), 150, 0),  # of 400 MB, took 1.8 GB, and was a row that is too long
+    "a line.csv": (lambda: b"text," * (3 * MIB // 5) * 20, 150, "Error: a row is longer"),  # took 1.1 GB
+    "cells.csv.zst": (lambda: zst(b"ab," * 2**18, 60, b"text\n"), 250, "Error: a row is longer"),  # took 1.8 GB
+    "blanks.json.zst": (lambda: zst(SPACES, 400, b"[", b"]"), 150, 0),  # took 264 MB
+    "blanks in it.json.zst": (lambda: zst(SPACES, 60, b'[{"text":', b'"a"}]'), 300, 1),
     "line ends.txt.gz": (lambda: gz(LINE_ENDS, 128), 150, 0),  # took the square of its length in time
     "spaces.jsonl.gz": (lambda: gz(SPACES, 128), 150, 0),  # the same, and all of it was kept in memory
     "a line.jsonl.zst": (lambda: zst(LETTERS, 1024, b'{"text": "', b'"}\n'), 600, "JSONDecodeError: Unterminated"),
@@ -63,11 +74,22 @@ FILES = {
     "deep.jsonl": (lambda: b'{"text":' * 10**5 + b"1" + b"}" * 10**5, 150, "RecursionError"),
     "deep.json": (lambda: b'{"text":' + b"[" * 10**5 + b"]" * 10**5 + b"}", 150, "RecursionError"),
     "digits.jsonl": (lambda: b'{"text":' + b"9" * 3 * MIB + b"}", 150, "ValueError: Exceeds the limit"),
-    "a cell.csv.zst": (lambda: zst(LETTERS, 500, b'text\n"', b'"\n'), 600, "Error: a row is longer"),
-    "a cell of lines.csv.zst": (lambda: zst(LINES, 500, b'text\n"', b'"\n'), 600, "Error: a row is longer"),
-    "commas.csv.zst": (lambda: zst(COMMAS, 1024, b"text\n", b"\n"), 600, "Error: a row is longer"),
-    "cells of lines.csv.zst": (lambda: zst(b'"\n",' * 2**18, 256, b"text\n"), 1200, "Error: a row is longer"),
-    "a zip.txt": (lambda: b"PK\x03\x04\x14\0\0\0\x08\0" + bytes(range(256)), 150, "is not UTF-8 text"),
+    "a cell.csv.zst": (lambda: zst(LETTERS, 500, b'text\n"', b'"\n'), 300, "Error: a row is longer"),
+    "a cell of lines.csv.zst": (lambda: zst(LINES, 500, b'text\n"', b'"\n'), 300, "Error: a row is longer"),
+    "commas.csv.zst": (lambda: zst(COMMAS, 1024, b"text\n", b"\n"), 300, "Error: a row is longer"),
+    "cells of lines.csv.zst": (
+        lambda: zst(b'"\n",' * 2**18, 256, b"text\n"),
+        300,
+        "Error: a row has more than 1,048,576 times",
+    ),
+    "a zip.txt": (lambda: b"PK\x03\x04\x14\0\0\0\x08\0" + bytes(range(256)), 150, "BadZipFile: File is not a zip file"),
+    "scripts.html.gz": (lambda: gz(LETTERS, 128, b"<html><script>"), 250, "ValueError: a tag, a script or a comment"),
+    "a page.html.gz": (lambda: gz(b"<p>" + LETTERS, 128, b"<html>"), 200, 128 * MIB + 2 * 127),
+    "open.html.zst": (lambda: zst(b"<div>" * 2**18, 8, b"<html>"), 150, 0),
+    "a word.docx": (lambda: office(b"<w:t>" + LETTERS * 128 + b"</w:t>"), 200, 128 * MIB),
+    "open.docx": (lambda: office(b"<w:p>" * 20 * MIB), 150, "ValueError: more than 65,536 elements are open"),
+    "a tag.docx": (lambda: office(b"<w:" + LETTERS * 128), 250, "ValueError: a tag or a comment is longer"),
+    "a list.epub": (lambda: zip_of({"META-INF/container.xml": SPACES * 128}), 150, "is longer than 16,777,216 bytes"),
 }
 
 
@@ -85,7 +107,7 @@ def test_a_file_is_read_or_refused_in_bounded_memory(tmp_path, tell, name):
     # without bounds on an unpacked chunk, a line and a row, the whole file was held until no memory was left
     make, most, expected = FILES[name]
     (tmp_path / name).write_bytes(make())
-    assert (tmp_path / name).stat().st_size < 4 * MIB
+    assert (tmp_path / name).stat().st_size < 70 * MIB
     said, peak = read(tmp_path / name, "paragraphs" if name == "line ends.txt.gz" else "files")
     if isinstance(expected, str):
         assert said.startswith("error: ") and said.count("\n") == 1 and expected in said

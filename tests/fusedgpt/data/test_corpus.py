@@ -261,3 +261,89 @@ def test_a_data_set_of_the_hub_is_its_column_text(tmp_path):
             assert hub.position == len("".join(TEXTS).encode())  # it used to stay 0, for hours
     with pytest.raises(UserError, match="cannot read x"):
         list(corpus.Hub("x", True, path="parquet", data_files=str(tmp_path / "none.parquet")).fragments())
+
+
+BAD = {"1.docx": b"PK\3\4", "2.txt": b"caf\xe9", "4.csv": b"id,body\n1,x", "5.jsonl": b"{", "7.pdf": b"%PDF-1.4"}
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """A folder with two texts, and a file of each kind that cannot be read."""
+    for name, raw in (BAD | {"3.txt": b"three", "6.md": b"six"}).items():
+        (tmp_path / name).write_bytes(raw)
+    return tmp_path
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_all_unreadable_files_are_named_at_once(mixed, capsys, monkeypatch, large):
+    # each cost a round of mending and trying again
+    pytest.importorskip("pypdf")
+    monkeypatch.setattr(corpus, "CHECKED_FIRST", 0 if large else 2**28)
+    files = Files([mixed])
+    with pytest.raises(UserError, match=r"5 of 7 files cannot be read, .* --skip_unreadable=True"):
+        files.fragments().send(None) if large else files.check()
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("unreadable: ")]
+    assert len(said) == len(BAD) and all(str(mixed / name) in line for name, line in zip(sorted(BAD), said))
+
+
+def test_unreadable_files_are_left_out_as_a_whole_if_asked(mixed, capsys):
+    pytest.importorskip("pypdf")
+    (mixed / "8.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n{')  # its first rows are fine
+    files = Files([mixed], skip_unreadable=True)
+    files.check()
+    assert documents([mixed], skip_unreadable=True) == ["three", "six"]
+    assert {path.name for path in files.skipped} == {*BAD, "8.jsonl"}
+    assert f"skipped: cannot read {mixed / '1.docx'}" in capsys.readouterr().out
+    assert files.key != Files([mixed]).key and files.size == 8  # a run that is continued reads what the first one read
+    with pytest.raises(UserError, match="none of the 1 files can be read"):
+        Files([mixed / "5.jsonl"], skip_unreadable=True)
+
+
+def test_many_unreadable_files_are_counted(tmp_path, capsys):
+    for n in range(50):
+        (tmp_path / f"{n}.json").write_text("{")
+    with pytest.raises(UserError, match="50 of 50 files cannot be read"):
+        Files([tmp_path]).check()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 22 and lines[-1] == "unreadable: 30 more"
+
+
+def test_one_unreadable_file_of_several_is_named_in_the_sentence(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "b.json").write_text("{")
+    with pytest.raises(UserError, match=r"cannot read .*b\.json .*; --skip_unreadable=True goes on without this file"):
+        Files([tmp_path]).check()
+
+
+def test_each_file_can_have_its_own_column(tmp_path):
+    (tmp_path / "mail.csv").write_text("subject,body\nhello,text of the mail\n")
+    (tmp_path / "b.csv").write_text("dc:title,id\ntitle,1\n")
+    (tmp_path / "rows.jsonl").write_text('{"text": "row", "body": "no"}')
+    with pytest.raises(UserError, match=r"no 'text', but 'subject', 'body': .* as --text_column=mail\.csv:body does"):
+        documents([tmp_path / "mail.csv"])
+    paths = [tmp_path]
+    assert documents(paths, column="mail.csv:body,b.*:dc:title") == ["title", "text of the mail", "row"]
+    assert documents([tmp_path / "b.csv"], column="dc:title") == ["title"]
+    with pytest.raises(
+        UserError, match=r"names 'mial.csv', which no file matches: the tables are b.csv, mail.csv, rows"
+    ):
+        Files(paths, "mial.csv:body")
+    with pytest.raises(UserError, match="names 2 columns for the same files: give one, and FILE:COLUMN for files"):
+        Files(paths, "body,text")
+
+
+def test_other_encodings_are_taken_by_name_alone(tmp_path, capsys):
+    (tmp_path / "1.txt").write_bytes("naïve UTF-8".encode())
+    (tmp_path / "2.txt").write_bytes("naïve “Windows”".encode("cp1252"))
+    (tmp_path / "3.csv").write_bytes("text\nnaïve table\n".encode("cp1252"))
+    (tmp_path / "4.txt").write_bytes("naïve UTF-16".encode("utf-16"))
+    (tmp_path / "5.html").write_bytes("<p>naïve page".encode("cp1252"))
+    want = ["naïve UTF-8", "naïve “Windows”", "naïve table", "naïve UTF-16", "naïve page"]
+    assert documents([tmp_path], encoding="cp1252") == want
+    said = capsys.readouterr().out
+    assert said.count("as cp1252, because it is not UTF-8") == 3 and "1.txt" not in said
+    (tmp_path / "6.txt").write_bytes(b"\x7fELF\0\0\xff")  # any bytes are Latin-1
+    with pytest.raises(UserError, match=r"6\.txt is no text: it has zero bytes"):
+        documents([tmp_path], encoding="latin-1")
+    (tmp_path / "7.txt").write_bytes("no BOM".encode("utf-16-le"))
+    assert documents([tmp_path / "7.txt"], encoding="utf-16-le") == ["no BOM"]
