@@ -8,6 +8,7 @@ from tqdm import tqdm
 from fusedgpt.machine import timing
 
 REDRAWN_AFTER = 0.1  # seconds that the bar keeps a text at least
+BAR = "{l_bar}{bar}| "  # for tqdm
 
 
 class Bar:
@@ -21,7 +22,10 @@ class Bar:
     def begin(self, start: int, total: int) -> None:
         """Show the share of the iterations: `start` of `total` are done."""
         self.tqdm.close()
-        self.tqdm = tqdm(initial=start, total=total, disable=not self.shown, leave=False, dynamic_ncols=True)
+        options = dict(
+            disable=not self.shown, leave=False, bar_format=f"{BAR}{{n_fmt}}/{{total_fmt}}", dynamic_ncols=True
+        )
+        self.tqdm = tqdm(initial=start, total=total, **options)
 
     def step(self, metrics: dict) -> None:
         """Count a training step, whose loss and tokens/s are shown from the next draw on."""
@@ -40,7 +44,7 @@ class Bar:
             return
         self.doing, self.drawn = doing, time.monotonic()
         if self.tqdm.total is not None:
-            self.tqdm.bar_format = f"{{l_bar}}{{bar}}| {', '.join(self._facts())}"
+            self.tqdm.bar_format = BAR + ", ".join(self._facts())
         self.tqdm.set_description_str(doing)
 
     def _facts(self):
