@@ -17,6 +17,16 @@ from tests.conftest import ROOT
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.argv[1])"
 SMALL = ["--n_layer=1", "--n_head=2", "--n_embd=32", "--batch_size=2", "--block_size=16", "--device=cpu"]
 SHORT = ["--max_iters=2", "--eval_interval=2", "--eval_iters=1", "--dtype=float32", "--compile=False"]
+# which scripts bench.py and study.py start, and whether a study would notice that the package was changed
+WHERE = """
+from fusedgpt import home
+from fusedgpt.bench import child, kinds
+from fusedgpt.studies import versions
+before, new = versions.digest(home.SCRIPTS), home.SCRIPTS.parent / "new.py"
+new.touch()
+print(child.TRAIN, kinds.SCRIPTS, versions.digest(home.SCRIPTS) != before)
+new.unlink()
+"""
 TEXT = "To be, or not to be, that is the question. " * 400
 
 
@@ -132,9 +142,9 @@ def test_children_and_ranks_find_the_installed_scripts(fusedgpt, installed, tmp_
     assert fusedgpt("prepare", "text", "book.txt", "--tokenizer=byte").returncode == 0
     refused = fusedgpt("bench", "gpu")
     assert refused.returncode == 1 and "run it in a clone" in refused.stderr
-    # the scripts that bench.py and study.py start
-    where = fusedgpt(launcher=("-c", "from fusedgpt.bench import child, kinds; print(child.TRAIN, kinds.SCRIPTS)"))
-    assert where.stdout.split() == [str(installed / "fusedgpt" / "scripts" / name) for name in ("train.py", ".")]
+    where = fusedgpt(launcher=("-c", WHERE))
+    scripts = installed / "fusedgpt" / "scripts"
+    assert where.stdout.split() == [str(scripts / "train.py"), str(scripts), "True"], where.stderr
     settings = ["--dataset=text", *SMALL, *SHORT, "--attention=flash", "--gradient_accumulation_steps=2"]
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m")
     two = fusedgpt("train", *settings, "--out_dir=out-two", launcher=torchrun)
