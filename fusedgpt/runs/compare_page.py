@@ -39,7 +39,7 @@ def _page(runs, names):
     compared = "validation loss" if loss == "loss" else "bits per byte"
     return {
         "runs": names,
-        "headline": _headline(names, ends, loss),
+        "headline": _headline(runs, names, ends, loss),
         "axes": axes,
         "charts": charts(runs, loss, scales, POINTS),
         "head": ["run", compared, "lowest", "tokens/s", "ms a step", "training time", "memory"],
@@ -57,17 +57,22 @@ def _end(run, loss):
     return float(_validation(run, loss)[-1]) if len(run.eval["iter"]) else math.nan
 
 
-def _headline(names, ends, loss):
-    """Which run ends lowest, in a sentence."""
+def _headline(runs, names, ends, loss):
+    """Which run ends lowest, and whether the runs end at the same iteration."""
     unit = "bits per byte" if loss == "bits_per_byte" else "nats per token"
     known = [(f"{end:.4f}", name) for end, name in zip(ends, names) if math.isfinite(end)]
     if len(known) < 2:
         return "Fewer than two of these runs have been evaluated."
-    lowest = min(known, key=lambda each: float(each[0]))[0]
+    lowest = min((end for end, _ in known), key=float)
     best = [name for end, name in known if end == lowest]
     if len(best) == len(known):
-        return f"All runs end at {lowest} {unit}."
-    return f"{' and '.join(best)} end{'s' * (len(best) == 1)} lowest, at {lowest} {unit}."
+        said = f"All runs end at {lowest} {unit}"
+    else:
+        said = f"{' and '.join(best)} end{'s' * (len(best) == 1)} lowest, at {lowest} {unit}"
+    after = [f"{run.eval['iter'][-1]:,.0f}" for run, end in zip(runs, ends) if math.isfinite(end)]
+    if len(set(after)) == 1:
+        return f"{said}."
+    return f"{said}. But they were last evaluated after {', '.join(after[:-1])} and {after[-1]} iterations."
 
 
 def _figures(run, end, loss):

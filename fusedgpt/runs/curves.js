@@ -12,7 +12,8 @@ function chart(spec, number) {
   const compared = spec.lines.some(line => line.name === "validation"), wide = number === 0;
   const isPale = line => compared && line.name === "training";
   const isRead = line => line.x[axis].length && !(several && isPale(line));
-  const cut = spec.above === null ? "" : make("small", {}, ` ▲ values up to ${shown(spec.above)} lie above`);
+  const most = spec.above === null ? "" : `up to ${shown(spec.above)}`, sentence = `values ${most} lie above`;
+  const cut = most && make("small", { title: sentence }, `▲ ${wide ? sentence : most}`);
   const caption = make("figcaption", {}, make("span", {}, make("b", {}, spec.title), cut), readout);
   byId("charts").append(make("figure", { class: wide ? "wide" : "" }, caption, svg));
   const said = (line, n) => `${shown(line.y.at(n))} at iteration ${line.x.iterations.at(n)}`;

@@ -60,7 +60,7 @@ function frame(svg, height, [low, high], lastX, name, whole = true) {
       make("text", { x: left - 8, y: py(y) + 4, "text-anchor": "end" }, onAxis(y)));
   }
   for (const x of ticks(0, lastX, width / 90)) {
-    if ((whole && !Number.isInteger(x)) || (x && px(x) < left + 6 * name.length + 30)) continue; // the first has a name
+    if ((whole && !Number.isInteger(x)) || (x && px(x) < left + 6 * name.length + 14)) continue; // the first has a name
     const atEnd = px(x) > width - 25, anchor = atEnd ? "end" : x ? "middle" : "start";
     const place = { x: atEnd ? width - 1 : px(x), y: height - 6, "text-anchor": anchor };
     svg.append(make("text", place, x ? (whole ? x.toLocaleString("en") : onAxis(x)) : `${name} 0`));

@@ -74,7 +74,7 @@ def table(title: str, rows: Iterable[Sequence], head: Sequence[str] = (), open: 
 def text(value: Any) -> str:
     """A value of run.json as a page shows it, of at most some 1,000 characters."""
     values = value if isinstance(value, list) else [value]
-    said = ", ".join(each if isinstance(each, str) else shown(each) for each in values)
+    said = ", ".join(shown(each) if not isinstance(each, str) or each.isspace() else each for each in values)
     return said if len(said) <= 1000 else f"{said[:1000]}…"
 
 

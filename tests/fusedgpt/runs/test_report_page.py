@@ -77,6 +77,13 @@ def test_a_page_says_what_auto_timed_and_whom_it_refused(tmp_path):
     assert attention["receipt"] == [["asked for", "auto"], ["ran", "flash"]]
 
 
+def test_a_setting_of_blanks_is_seen(tmp_path):
+    # the prompt of samples is a line end by default, which was an empty cell
+    run_of(tmp_path, [step(0)], settings={"sample_prompts": "\n", "dataset": "mine"})
+    settings = table(page_of(report_page.write(tmp_path)), "All settings")
+    assert settings == {"sample_prompts": [r"'\n'"], "dataset": ["mine"]}
+
+
 def test_losses_that_lie_above_a_chart_are_named(tmp_path):
     # the first losses are cut off, so that later ones can be read; the chart used to look as if they did not exist
     lines = [step(n, loss=5.5 - 0.3 * min(n, 10), grad_norm=1.0) for n in range(200)]
