@@ -56,18 +56,25 @@ def epub(chapters, extra=None):
     return zip_of(start | files | (extra or {}))
 
 
-def pdf(pages):
-    """A PDF with a line of text on each page; a page of None has none."""
-    kids = " ".join(f"{4 + 2 * n} 0 R" for n in range(len(pages)))
+def pdf(pages, image=""):
+    """A PDF with a line of text on each page; a page of None has none. Each page has the `image`, in gray."""
+    first = 4  # the number of the first object that is of a page
+    kids = " ".join(f"{first + 3 * n} 0 R" for n in range(len(pages)))
     objects = [
         "<</Type/Catalog/Pages 2 0 R>>",
         f"<</Type/Pages/Count {len(pages)}/Kids[{kids}]>>",
         "<</Type/Font/Subtype/Type1/BaseFont/Helvetica/Encoding/WinAnsiEncoding>>",
     ]
+    gray = f"/Subtype/Image/Width {len(image)}/Height 1/BitsPerComponent 8/ColorSpace/DeviceGray"
     for n, text in enumerate(pages):
-        content = "" if text is None else f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
-        page = "<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Resources<</Font<</F1 3 0 R>>>>/Contents"
-        objects += [f"{page} {5 + 2 * n} 0 R>>", f"<</Length {len(content)}>>stream\n{content}\nendstream"]
+        at = first + 3 * n
+        content = ("" if text is None else f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET") + " /I Do"
+        resources = f"<</Font<</F1 3 0 R>>/XObject<</I {at + 2} 0 R>>>>"
+        objects += [
+            f"<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Resources{resources}/Contents {at + 1} 0 R>>",
+            f"<</Length {len(content)}>>stream\n{content}\nendstream",
+            f"<</Type/XObject{gray}/Length {len(image)}>>stream\n{image}\nendstream",
+        ]
     raw, places = b"%PDF-1.4\n", []
     for number, each in enumerate(objects, start=1):
         places.append(len(raw))

@@ -111,6 +111,13 @@ MISTAKES = [
     ("plot.py {run} --out=figure.doc", "must end in .png"),
     ("data/text/prepare.py --input={file} --tokenizer=bpe", "it can be byte, char, train:SIZE"),
     ("data/text/prepare.py --input={file} --val_fraction=20", "is not between 0 and 1"),
+    ("data/text/prepare.py --input={file} --encoding=ansi", "it can be latin-1, cp1252"),
+    # texts that cannot be read as they are
+    ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {letter}", "save it as .docx"),
+    ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {mail}", "as --text_column=mail.csv:body does"),
+    ("data/text/prepare.py --out_dir={bins} {mail} --text_column=mial.csv:body", "the tables are mail.csv"),
+    ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {rows} {file}", "--skip_unreadable=True goes on without"),
+    ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {windows}", "add --encoding=utf-16-le"),
     ("bench.py lader", "did you mean ladder?"),
     ("bench.py ladder --device=cpu --only=flahs", "it can be a pattern, such as 'flash*'"),
     ("study.py config/quickstart.py --seeds=1..3", "did you mean seed?"),
@@ -126,10 +133,14 @@ MISTAKES = [
 def places(tmp_path_factory, data, small_run):
     """What the commands name, by its name."""
     here = tmp_path_factory.mktemp("mistakes")
-    for name in ("model", "full", "empty", "new"):
+    for name in ("model", "full", "empty", "new", "bins"):
         (here / name).mkdir()
     contents = {
         "file": "some text",
+        "letter.rtf": r"{\rtf1 text}",
+        "mail.csv": "subject,body\nhello,the text of a mail\n",
+        "rows.jsonl": '{"text": ',
+        "windows.txt": "t\0e\0x\0t\0",
         "yaml": "learning_rate: 1e-3\nbatch_size: 8\n",
         "json": '{"learning_rate": 1e-3}',
         "misspelt.py": "learning_rte = 1e-3\n",

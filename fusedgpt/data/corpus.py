@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import tempfile
+import weakref
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -216,7 +217,9 @@ class Files:
 
     def _document(self, path, what, head, chunks):
         """The text of a document. It is kept in a temporary file, because some are read twice or more."""
-        self._kept = self._kept or tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the corpus)
+        if self._kept is None:
+            self._kept = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this object is there)
+            weakref.finalize(self, self._kept.close)
         if path not in self._places:
             start = self._kept.seek(0, os.SEEK_END)
             for text in self._extracted(path, what, head, chunks):

@@ -295,6 +295,7 @@ def pdf_text(path: str, file: BinaryIO, say: Callable[[str], None]) -> Iterator[
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # broken fonts give half pairs
             empty += not text
             yield text + "\n" if text else ""
+            reader.resolved_objects.clear()  # it keeps each image that was met
     except pypdf.errors.DependencyError as error:
         raise UserError(f"cannot read {path} without the package cryptography: pip install cryptography") from error
     if empty:

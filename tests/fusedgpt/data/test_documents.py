@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings, strategies
@@ -166,6 +167,18 @@ def test_a_pdf_and_its_pages_without_text(tmp_path, capsys):
     assert capsys.readouterr().out.count(want) == 2  # once a corpus
     text = Files([path])
     assert len([list(text.fragments()) for _ in range(3)]) == 3 and capsys.readouterr().out.count("left out") == 1
+
+
+def test_the_images_of_a_pdf_are_not_kept(tmp_path):
+    # pypdf keeps what it has met: 100 pages with an image of 2 MB took 250 MB
+    pytest.importorskip("pypdf")
+    (tmp_path / "a.pdf").write_bytes(pdf(["a page"] * 40, image="x" * 500_000))
+    tracemalloc.start()
+    try:
+        assert text_of(tmp_path / "a.pdf") == "a page\n" * 40
+        assert tracemalloc.get_traced_memory()[1] < 8_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_document_without_text_is_named(tmp_path, capsys):
