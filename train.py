@@ -74,8 +74,8 @@ def read_settings(args: list[str]) -> Settings:
     given = {flag.partition("=")[0] for flag in flags}
     if found and "--lr_decay_iters" not in given:
         s = resume.prolonged(s, found[0])
-    if not found and "--max_iters" in given and "--minutes" not in given:
-        s = dataclasses.replace(s, minutes=None)  # a config file's minutes: they would set another max_iters
+    if "--max_iters" in given and "--minutes" not in given:
+        s = dataclasses.replace(s, minutes=None)  # of a file or an earlier run: they would set another max_iters
     resume.require_right_flag(s)
     return resume.where_to_start(dataclasses.replace(s, attention=located(s.attention)))
 

@@ -73,8 +73,8 @@ def prolonged(s: Settings, was: dict[str, Any]) -> Settings:
 def keep_settled(s: Settings, saved: dict, say: Say) -> Settings:
     """`s` with the max_iters and lr_decay_iters that `minutes` settled at the start of the run of `saved`.
 
-    The run goes on as the same command began it, whatever max_iters its config file has. minutes=None gives them up.
-    Raises UserError if `s` has other minutes.
+    The run goes on as the same command began it, whatever max_iters its config file has. A flag --max_iters gives them
+    up. Raises UserError if `s` has other minutes.
     """
     if s.minutes is None or s.eval_only:
         return s
@@ -83,10 +83,10 @@ def keep_settled(s: Settings, saved: dict, say: Say) -> Settings:
     if s.minutes != saved["config"].get("minutes"):
         raise UserError(
             f"minutes={s.minutes:g} can only settle the length of a new run, and the run in {s.out_dir} has {now}: to"
-            " train it for longer, give --minutes=None and a larger --max_iters"
+            " train it for longer, give a larger --max_iters and no --minutes"
         )
     if any(getattr(s, name) != value for name, value in numbers.items()):
-        say(f"{now}, as minutes={s.minutes:g} settled: to take others, give --minutes=None too")
+        say(f"{now}, as minutes={s.minutes:g} settled: to take others, give --max_iters")
     return dataclasses.replace(s, **numbers)
 
 
@@ -94,8 +94,7 @@ def keep_finished(s: Settings, saved: dict, say: Say) -> Settings:
     """`s`, but if the run of `saved` has no step left to make, with the OF_STEPS that it was made with."""
     if saved["iter_num"] < s.max_iters or s.eval_only or s.dry_run:
         return s
-    remedy = "raise --max_iters above that" + (", and give --minutes=None," if s.minutes else "")
-    say(f"all {saved['iter_num']} iterations are done: {remedy} to train on")
+    say(f"all {saved['iter_num']} iterations are done: raise --max_iters above that to train on")
     kept = {name: saved["config"][name] for name in OF_STEPS if name in saved["config"]}
     if not_used := [f"{name}={getattr(s, name)!r}" for name, was in kept.items() if getattr(s, name) != was]:
         say(f"not used, because there is no step to make: {', '.join(not_used)}")

@@ -123,7 +123,7 @@ def test_a_run_that_is_killed_keeps_its_numbers(tmp_path, data):
     finish(start(asked, log), log)  # the same command
     said = log.read_text()
     assert said.count("minutes=1: 100 iterations of ") == 1 and "resuming with" not in said
-    assert "max_iters=100 and lr_decay_iters=100, as minutes=1 settled: to take others, give --minutes=None too" in said
+    assert "max_iters=100 and lr_decay_iters=100, as minutes=1 settled: to take others, give --max_iters" in said
     numbers = dict(max_iters=100, lr_decay_iters=100)
     assert_same_runs(broken, run(tmp_path / "whole", data, dropout=0.1, **numbers))
 
@@ -139,10 +139,10 @@ def test_a_run_goes_on_with_other_numbers_only_if_it_gives_up_its_minutes(tmp_pa
     assert len(rows(timed)) == 12
     capsys.readouterr()
     run(timed, data, minutes=1.0, max_iters=20, init_from="resume")
-    assert "raise --max_iters above that, and give --minutes=None, to train on" in capsys.readouterr().out
-    script("train.py", "--init_from=resume", f"--out_dir={timed}", "--minutes=None", "--max_iters=20")
+    assert "raise --max_iters above that to train on" in capsys.readouterr().out
+    script("train.py", "--init_from=resume", f"--out_dir={timed}", "--max_iters=20")
     assert len(rows(timed)) == 20
-    with pytest.raises(UserError, match="give --minutes=None and a larger --max_iters"):
+    with pytest.raises(UserError, match="give a larger --max_iters and no --minutes"):
         run(timed, data, minutes=1.0, init_from="resume")
     run(timed, data, minutes=2.0, init_from="resume", eval_only=True)  # no length matters
 
