@@ -206,17 +206,16 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
 
 
 def finding(rows: list[dict]) -> str:
-    """How flash stands beside eager at the longest length, over all models; and in which model it gains most."""
-    longest = max(row["T"] for row in rows)
-    at = {(row["model"], row["attention"]): row for row in rows if row["T"] == longest}
-    pairs = {
-        m: pair for m, name in at if name == "flash" and speedup(*(pair := (at[m, "flash"], at.get((m, "eager")))))
-    }
-    if not pairs:
-        return f"No ratio of flash to eager at {longest} tokens"
-    most = max(pairs, key=lambda model: speedup(*pairs[model])[0])
-    where = f", most in {most}" if len(pairs) > 1 and (report.beside(*pairs[most]) or "").endswith("fast") else ""
-    return f"At {longest} tokens flash {report.clause(pairs.values(), 'eager')}{where}"
+    """How flash stands beside eager over all models, at the longest length with a ratio; and where it gains most."""
+    eager = {(row["model"], row["T"]): row for row in rows if row["attention"] == "eager"}
+    pairs = [(row, eager.get((row["model"], row["T"]))) for row in rows if row["attention"] == "flash"]
+    longest = max((row["T"] for row, base in pairs if speedup(row, base)), default=None)
+    if longest is None:
+        return "Time to the first token: no ratio of flash to eager"
+    pairs = [pair for pair in pairs if pair[0]["T"] == longest and speedup(*pair)]
+    most = max(pairs, key=lambda pair: speedup(*pair)[0])
+    where = f", most in {most[0]['model']}" if len(pairs) > 1 and (report.beside(*most) or "").endswith("fast") else ""
+    return f"At {longest} tokens flash {report.clause(pairs, 'eager')}{where}"
 
 
 def _size(row):

@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 import pathlib
+import statistics
 from collections.abc import Iterator
 from typing import Literal
 
@@ -265,25 +266,29 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
 
 
 def finding(rows: list[dict]) -> str:
-    """How the fastest kernel and flash stand beside manual at the longest length, over all shapes and directions."""
-    longest = max(row["T"] for row in rows)
-    pairs = {}
+    """How the fastest kernel and flash stand beside manual, over all shapes and directions.
+
+    It is about the longest length with a ratio: at the longest of all, manual may run out of memory.
+    """
+    found = {}  # {length: {kernel: pairs}}
     for group in _groups(rows).values():
-        base = _manual(group).get(longest)
+        manual = _manual(group)
         for row in group:
-            if row["T"] == longest and row is not base and speedup(row, base):
-                pairs.setdefault(row["attention"], []).append((row, base))
-    if not pairs:
-        return f"at {longest} tokens: no ratio to manual"
-    best = max(pairs, key=lambda name: math.prod(speedup(*pair)[0] for pair in pairs[name]))
+            if row["attention"] != "manual" and speedup(row, base := manual.get(row["T"])):
+                found.setdefault(row["T"], {}).setdefault(row["attention"], []).append((row, base))
+    if not found:
+        return "alone: no ratio to manual" if rows[0]["part"] == "attention" else "end to end: no ratio to manual"
+    pairs = found[max(found)]
+    best = max(pairs, key=lambda name: statistics.geometric_mean(speedup(*pair)[0] for pair in pairs[name]))
     names = dict.fromkeys((best, *({"flash"} & pairs.keys())))
     said = [f"{name} {report.clause(pairs[name], 'manual')}" for name in names]
-    return f"at {longest} tokens: {'; '.join([said[0], *(each.removesuffix(' as manual') for each in said[1:])])}"
+    return f"at {max(found)} tokens: {'; '.join([said[0], *(each.removesuffix(' as manual') for each in said[1:])])}"
 
 
 def _finding_of_memory(rows):
-    """How much manual holds at the longest length, as a multiple of flash or of the kernel that holds least."""
-    longest, found = max(row["T"] for row in rows), {}
+    """How much manual holds at its longest length, as a multiple of flash or of the kernel that holds least."""
+    longest = max((row["T"] for row in rows if row["attention"] == "manual"), default=None)
+    found = {}
     for group in _groups(rows).values():
         held = {row["attention"]: row["peak_memory"] for row in group if row["T"] == longest and row["peak_memory"]}
         other = "flash" if "flash" in held else min(held, key=held.get, default=None)

@@ -228,4 +228,5 @@ def test_the_title_is_the_finding_at_the_longest_prompt():
     noisy = timed("a", "flash", 98.0, p90_ms=101.0)
     assert finding(eager, noisy) == "At 64 tokens flash shows no difference from eager beyond the noise"
     for rows in ([eager], [fast], [eager | {"disturbed": True}, fast]):
-        assert finding(*rows) == "No ratio of flash to eager at 64 tokens"
+        assert finding(*rows) == "At 32 tokens flash takes 9 times as long as eager"
+        assert prefill.finding(rows) == "Time to the first token: no ratio of flash to eager"
