@@ -31,7 +31,7 @@ quickstart: setup
 	@grep -qs sha256 data/python_stdlib/meta.json || $(BIN)/python data/python_stdlib/prepare.py
 	@$(BIN)/python train.py config/quickstart.py --minutes=1.8 --init_from=auto
 	@$(BIN)/python plot.py out-quickstart
-	@$(BIN)/python sample.py --out_dir=out-quickstart --num_samples=1 --max_new_tokens=600 --start='def '
+	@$(BIN)/python sample.py out-quickstart --num_samples=1 --max_new_tokens=600 --start='def '
 
 # make eval RUN=out TASKS='hellaswag lambada_openai' scores a run with lm-evaluation-harness, into RUN/lm_eval.json
 RUN ?= out-quickstart

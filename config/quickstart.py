@@ -4,10 +4,10 @@
 out_dir = "out-quickstart"
 dataset = "python_stdlib"
 
-eval_interval = 250
+eval_interval = 500
 eval_iters = 20
-log_interval = 50
-sample_interval = 250
+log_interval = 100
+sample_interval = 500
 sample_prompts = "def "
 
 batch_size = 16
@@ -15,16 +15,16 @@ gradient_accumulation_steps = 1
 block_size = 128  # bytes of context
 
 # small, because in two minutes on a CPU many steps of a small model learn more than few steps of a large one
-n_layer = 4
+n_layer = 2
 n_head = 4
 n_embd = 128
 activation = "gelu"  # exact, nanoGPT's: a CPU computes it 3 to 6 times as fast as GPT-2's tanh form
 
 optimizer = "muon"
-learning_rate = 5e-3
+learning_rate = 1e-2
 schedule = "wsd"
 min_lr = 0.0
 warmup_iters = 50
-max_iters = 1000  # without --minutes
-lr_decay_iters = 1000
+max_iters = 2000  # without --minutes
+lr_decay_iters = 2000
 beta2 = 0.99
