@@ -4,6 +4,8 @@ import contextlib
 import os
 import signal
 
+from fusedgpt import terminal
+
 
 def catch_signals(main: bool) -> list[int]:
     """Catch SIGTERM, SIGHUP and Ctrl-C. Returns a list that gets their numbers. A second Ctrl-C ends the program.
@@ -18,7 +20,9 @@ def catch_signals(main: bool) -> list[int]:
             signal.signal(number, signal.SIG_DFL)
         if main and len(caught) == 1:
             again = "; Ctrl-C again ends at once, without saving" if number == signal.SIGINT else ""
-            line = f"\n{signal.Signals(number).name}: stopping with a checkpoint{again}\n"
+            # on a terminal, in place of a bar and the ^C that the terminal shows
+            start = f"\r{' ' * (terminal.width() - 1)}\r" if os.isatty(2) else "\n"
+            line = f"{start}{signal.Signals(number).name}: stopping with a checkpoint{again}\n"
             with contextlib.suppress(OSError):  # the console may be gone
                 os.write(2, line.encode())  # not print, because the signal may have interrupted one
 

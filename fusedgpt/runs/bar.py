@@ -1,6 +1,9 @@
 """The bar of a run on a terminal: what the run is doing, how much is done, and as many facts as the width allows."""
 
+import contextlib
 import math
+import os
+import sys
 import time
 
 from tqdm import tqdm
@@ -11,20 +14,25 @@ REDRAWN_AFTER = 0.1  # seconds that the bar keeps a text at least
 BAR = "{l_bar}{bar}| "  # for tqdm
 
 
+def columns() -> int:
+    """The columns that the bar may fill. It leaves some free, or the ^C that a Ctrl-C shows would begin a row."""
+    with contextlib.suppress(OSError, ValueError):  # no terminal
+        return max(1, os.get_terminal_size(sys.stderr.fileno()).columns - 3)
+    return 77
+
+
 class Bar:
     """Draws itself on stderr if it is `shown`; otherwise it writes nothing."""
 
     def __init__(self, shown: bool):
         self.shown, self.drawn, self.doing = shown, 0.0, ""  # drawn: when its text last changed
         self.metrics, self.ends = {}, math.inf  # of the last step; when the run ends, by time.monotonic()
-        self.tqdm = tqdm(disable=not shown, leave=False, bar_format="{desc}", dynamic_ncols=True)
+        self.tqdm = tqdm(disable=not shown, leave=False, bar_format="{desc}", ncols=columns())
 
     def begin(self, start: int, total: int) -> None:
         """Show the share of the iterations: `start` of `total` are done."""
         self.tqdm.close()
-        options = dict(
-            disable=not self.shown, leave=False, bar_format=f"{BAR}{{n_fmt}}/{{total_fmt}}", dynamic_ncols=True
-        )
+        options = dict(disable=not self.shown, leave=False, bar_format=BAR, ncols=columns())
         self.tqdm = tqdm(initial=start, total=total, **options)
 
     def step(self, metrics: dict) -> None:
@@ -42,7 +50,7 @@ class Bar:
         what, before = doing.partition(",")[0], self.doing.partition(",")[0]
         if not self.shown or (what == before and time.monotonic() - self.drawn < REDRAWN_AFTER):
             return
-        self.doing, self.drawn = doing, time.monotonic()
+        self.doing, self.drawn, self.tqdm.ncols = doing, time.monotonic(), columns()
         if self.tqdm.total is not None:
             self.tqdm.bar_format = BAR + ", ".join(self._facts())
         self.tqdm.set_description_str(doing)
@@ -55,7 +63,7 @@ class Bar:
         if self.metrics:
             facts += [f"loss {self.metrics['loss']:.3f}", f"{self.metrics['tokens_per_s']:,.0f} tok/s"]
         facts.append(f"{self.tqdm.n}/{self.tqdm.total}")
-        room = (self.tqdm.format_dict["ncols"] or 80) - len(f"{self.doing}: 100%|█| ")
+        room = columns() - len(f"{self.doing}: 100%|█| ")
         while facts and len(", ".join(facts)) > room:
             facts.pop()
         return facts

@@ -24,10 +24,9 @@ def drawn(capsys):
     return capsys.readouterr().err.split("\r")[-1].rstrip()
 
 
-def begun(columns):
+def begun():
     shown = bar.Bar(shown=True)
     shown.begin(240, 600)
-    shown.tqdm.dynamic_ncols = lambda _: (columns, 24)
     return shown
 
 
@@ -41,9 +40,10 @@ def begun(columns):
         (20, "training:  40%|█"),
     ],
 )
-def test_a_narrow_bar_leaves_out_whole_facts(clock, capsys, columns, end):
+def test_a_narrow_bar_leaves_out_whole_facts(clock, capsys, monkeypatch, columns, end):
     # a text that is too long would be cut in the middle of a number
-    shown = begun(columns)
+    monkeypatch.setattr(bar, "columns", lambda: columns)
+    shown = begun()
     shown.step(METRICS)
     shown.ends_in(6000.0)
     text = drawn(capsys)
@@ -54,7 +54,7 @@ def test_a_narrow_bar_leaves_out_whole_facts(clock, capsys, columns, end):
 
 
 def test_the_time_left_is_counted_down_while_an_evaluation_makes_no_step(clock, capsys):
-    shown = begun(79)
+    shown = begun()
     shown.ends_in(60.0)
     clock[0] += 45
     shown.status("evaluating, batch 3 of 40")
@@ -66,7 +66,7 @@ def test_the_time_left_is_counted_down_while_an_evaluation_makes_no_step(clock, 
 
 def test_another_activity_is_shown_at_once_and_a_part_of_one_not_always(clock, capsys):
     # "sampling", which comes once, was not shown if the bar had just been drawn
-    shown = begun(79)
+    shown = begun()
     shown.status("training")
     shown.status("sampling")
     assert "sampling: " in drawn(capsys)

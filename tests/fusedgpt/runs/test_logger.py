@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import json
 import math
 import os
@@ -121,18 +122,25 @@ def test_the_process_for_the_page_takes_its_share_of_the_time(tmp_path, monkeypa
     assert paths[0] == f"{ROOT}{os.pathsep}/of/the/user"
 
 
-def on_a_terminal(columns, settings):
-    """All that train.py wrote on a terminal of so many columns, and its status."""
+def on_a_terminal(columns, settings, interrupt_at=None):
+    """All that train.py wrote on a terminal of so many columns, and its status. At some text, Ctrl-C is pressed."""
     main, child_end = os.openpty()
     termios.tcsetwinsize(child_end, (24, columns))
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     command = [sys.executable, "train.py", *flags(settings)]
-    child = subprocess.Popen(command, cwd=ROOT, stdout=child_end, stderr=child_end, env=environment)
+    # in its own session on this terminal, so that Ctrl-C becomes a signal
+    own = {"start_new_session": True, "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)}
+    child = subprocess.Popen(
+        command, cwd=ROOT, stdin=child_end, stdout=child_end, stderr=child_end, env=environment, **own
+    )
     os.close(child_end)
     shown = b""
     with contextlib.suppress(OSError):  # how a terminal says that its other end is closed
         while chunk := os.read(main, 10_000):
             shown += chunk
+            if interrupt_at and interrupt_at in shown:
+                os.write(main, b"\x03")
+                interrupt_at = None
     os.close(main)
     return shown.decode(), child.wait(timeout=60)
 
@@ -178,3 +186,13 @@ def test_an_error_does_not_begin_behind_the_bar(tmp_path, data):
     shown, status = on_a_terminal(80, small(tmp_path, data, attention="flash", dropout=0.1))
     assert "timing attention" in shown and status == 1
     assert next(row for row in rows_left(shown) if "error: " in row).startswith("error: attention='flash' cannot train")
+
+
+def test_ctrl_c_leaves_no_bar_behind(tmp_path, data):
+    # the bar stayed above "SIGINT: stopping", and the ^C of the terminal began a row of its own
+    endless = small(tmp_path, data, max_iters=10**6, eval_interval=10**6, log_interval=100)
+    shown, status = on_a_terminal(80, endless, interrupt_at=b" left, loss ")
+    assert status == 130 and "^C" in shown
+    rows = list(rows_left(shown))
+    assert any(row.startswith("SIGINT: stopping with a checkpoint; Ctrl-C again") for row in rows)
+    assert not any("%|" in row or row in ("C", "^C") for row in rows)
