@@ -12,8 +12,8 @@ A kind is a module with
                   next call
     table         (rows) -> the lines of its report; it takes ratios only of rows that are disturbance.comparable
     claims        (rows) -> a list of check.Claim, which bench.py check compares with another machine's
-    figures       (rows, s) -> (name, title, what was measured, figure), drawn from rows alone; s: the header's settings.
-                  The title is a finding that the spread of the rows supports
+    figures       (rows, s) -> (name, title, what was measured, figure), drawn from rows alone; s: the header's settings
+                  (the title is a finding that the spread of the rows supports)
 
 The meaning of `peak_memory` in a row depends on the kind. For a run of train.py, in prefill and in peers, it is all
 memory that the process held (on a GPU, that PyTorch held). For attention alone in sweep, in numerics and in anatomy, it
