@@ -83,7 +83,8 @@ def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
     """
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace", line_buffering=True)
+        if hasattr(stream, "reconfigure"):  # the stream of a notebook, into which %run runs a script, has none
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
     try:
         yield
     except BrokenPipeError:  # the reader of a pipe (`| head`) has gone: nobody is left to tell

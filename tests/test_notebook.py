@@ -36,7 +36,8 @@ def ran(tmp_path_factory):
     assert first.source.startswith(STEPS)
     first.source = first.source.replace(STEPS, "STEPS = 3 ")
     keep = "import numpy\nnumpy.savez('seen.npz', q=q, k=k, weights=weights, scores=scores)"
-    notebook.cells.append(nbformat.v4.new_code_cell(keep))
+    # a script in a notebook used to end with an AttributeError: its streams have no `reconfigure`
+    notebook.cells += [nbformat.v4.new_code_cell(cell) for cell in (keep, "%run plot.py out-tour --y=loss")]
     where = {"metadata": {"path": str(root / "docs")}}  # Jupyter starts a notebook in its own folder
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where).execute()  # raises CellError
     return notebook, root
@@ -50,6 +51,7 @@ def test_every_cell_runs(ran):
     record = json.loads((root / "out-tour" / "run.json").read_text())
     assert record["settings"]["max_iters"] == 3 and record["settings"]["n_layer"] == 4
     said = "".join(output.get("text", "") for cell in code_cells(notebook) for output in cell.outputs)
+    assert "drew out-tour/loss.png" in said and (root / "out-tour" / "loss.png").exists()
     assert f"{record['attention']} was chosen" in said and said.count(": ok") >= 3 and "WRONG" not in said
 
 
