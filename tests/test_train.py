@@ -492,3 +492,16 @@ def test_every_kernel_trains_on_a_gpu(tmp_path, data, attention, compile):
     receipt = json.loads((out_dir / "run.json").read_text())["receipt"]
     if attention in ("efficient", "flash", "cudnn", "flex"):
         assert receipt["forward"] == receipt["backward"] == [attention]
+
+
+def test_data_are_looked_for_first(tmp_path, data, monkeypatch, capsys):
+    # in a fresh clone, `python train.py` announced 15.59 GiB before it found that there was nothing to train on
+    monkeypatch.setattr(train.dataset, "find_folder", lambda root, name: tmp_path)
+    with pytest.raises(
+        UserError, match=r"train.bin does not exist.*; for a first run .* train.py config/quickstart.py"
+    ):
+        run(tmp_path / "out", train.Settings.dataset)
+    with pytest.raises(UserError, match=r"train.bin does not exist") as raised:
+        run(tmp_path / "out", tmp_path)  # a data set that was named
+    assert "quickstart" not in str(raised.value)
+    assert "GiB" not in (said := capsys.readouterr().out) and "memory" not in said

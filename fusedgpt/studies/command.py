@@ -13,7 +13,7 @@ from typing import Any, Literal
 from configurator import configure, separate, subclass
 from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError, shown
-from fusedgpt.settings import Settings, validate
+from fusedgpt.settings import Settings, require_learning, validate
 from fusedgpt.studies.verdict import LEAST_RESAMPLED
 
 RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
@@ -267,6 +267,8 @@ def _check(request, runs):
     for changes in request.variants.values():
         one = dataclasses.replace(request.shared, out_dir="run", **changes)
         validate(one)
+        if not s.tokens:  # which settle the schedule
+            require_learning(one)
         GPTConfig.of(one)  # raises for dimensions that do not fit each other
         if one.init_from in ("resume", "auto"):
             raise UserError(f"init_from={one.init_from}: a study starts each run itself and resumes it: leave it out")

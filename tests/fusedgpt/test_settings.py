@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from fusedgpt.errors import UserError
+from fusedgpt.settings import Settings, require_learning
 from tests.conftest import ROOT
 
 SCRIPTS = ["train.py", "sample.py", "export.py", "plot.py", "bench.py", "harness.py", "data/text/prepare.py"]
@@ -20,3 +22,25 @@ def test_help_does_not_import_pytorch(script):
     done = subprocess.run([sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "python " in done.stdout or "usage" in done.stdout
     assert done.stderr.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        (dict(min_lr=0.0, lr_decay_iters=5), True),  # it used to train on and learn nothing
+        (dict(min_lr=0.0, lr_decay_iters=5, schedule="wsd"), True),
+        (dict(min_lr=0.0, lr_decay_iters=10), False),
+        (dict(min_lr=1e-5, lr_decay_iters=5), False),
+        (dict(min_lr=0.0, lr_decay_iters=5, schedule="constant"), False),
+        (dict(min_lr=0.0, lr_decay_iters=5, decay_lr=False), False),
+        (dict(min_lr=0.0, lr_decay_iters=5, minutes=1.0), False),  # they settle both numbers
+        (dict(min_lr=0.0, lr_decay_iters=5, eval_only=True), False),
+    ],
+)
+def test_a_schedule_that_ends_before_the_run_is_refused(changes, refused):
+    s = Settings(max_iters=10, **changes)
+    if refused:
+        with pytest.raises(UserError, match="give --lr_decay_iters=10, or a --min_lr above 0"):
+            require_learning(s)
+    else:
+        require_learning(s)
