@@ -227,6 +227,8 @@ def test_the_titles_are_findings_at_the_longest_length():
     assert finding(manual, first, flash) == (
         "at 512 tokens: blocked is 4 times as fast as manual; flash is 2 times as fast"
     )
+    forward_only = alone("flex", 10.0, 512)  # it would win by the panels that it lacks
+    assert finding(manual, flash, forward_only, other, slow) == both
     noisy = alone("flash", 95.0, 512, p90_ms=101.0)
     assert finding(manual, noisy) == "at 512 tokens: flash shows no difference from manual beyond the noise"
     for rows in ([manual], [flash], [manual | {"disturbed": True}, flash]):
