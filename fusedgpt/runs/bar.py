@@ -15,10 +15,10 @@ BAR = "{l_bar}{bar}| "  # for tqdm
 
 
 def columns() -> int:
-    """The columns that the bar may fill. It leaves some free, or the ^C that a Ctrl-C shows would begin a row."""
+    """The columns that the bar may fill. It leaves two free, because a terminal shows a Ctrl-C as ^C behind it."""
     with contextlib.suppress(OSError, ValueError):  # no terminal
-        return max(1, os.get_terminal_size(sys.stderr.fileno()).columns - 3)
-    return 77
+        return max(1, os.get_terminal_size(sys.stderr.fileno()).columns - 2)
+    return 78
 
 
 class Bar:

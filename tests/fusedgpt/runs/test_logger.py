@@ -161,7 +161,7 @@ def test_a_pipe_gets_plain_lines(tmp_path, data):
 
 
 @pytest.mark.parametrize(
-    ("columns", "facts"), [(80, r"\d+ s left, loss \d\.\d{3}, [\d,]+ tok/s, "), (40, r"\d+ s left")]
+    ("columns", "facts"), [(80, r"\d+ (s|min) left, loss \d\.\d{3}, [\d,]+ tok/s, "), (40, r"\d+ (s|min) left")]
 )
 def test_a_terminal_shows_a_bar_below_lines_that_fit(tmp_path, data, columns, facts):
     # lines were broken in the middle of words, the bar knew neither loss nor speed, and its time left no evaluations
