@@ -62,6 +62,8 @@ OTHERS = {  # what is not run, and why
     "python -m venv": "it is followed by an installation",
     "PIP_EXTRA_INDEX_URL=": "it installs packages",
     "TIKTOKEN_CACHE_DIR=": "it downloads GPT-2's BPE",
+    "python export.py out-quickstart --format=gguf": "it needs the package gguf; test_gguf_file.py writes such a file",
+    "python sample.py --out_dir=../fusedgpt/": "it is nanoGPT's; tests/test_other_programs.py runs it",
     "python study.py": "tests/test_study.py reads it, and runs smaller studies",
     "python tests/calibration.py": "tests/test_calibration.py runs it",
     "python tests/save_cost.py": "tests/fusedgpt/runs/test_saver.py runs it",
@@ -252,6 +254,15 @@ def test_readmes_five_commands_lead_from_a_folder_of_anything_to_a_score(copy):
     assert [status for status, _ in results] == [0] * len(steps), f"{results}\n{done.stderr}"
     assert json.loads((copy / "data" / "text" / "meta.json").read_text())["tokenizer"] == "json"
     assert '"sonnets"' in (copy / "out-text" / "lm_eval.json").read_text()
+
+
+def test_the_quick_start_without_make_is_that_of_make(copy):
+    # a page that gave other minutes, or none, would take longer than the two that it promises
+    (four,) = re.findall(r"four commands:\n\n((?: {4}.*\n)+)", (ROOT / "docs" / "tour.md").read_text())
+    made = run(["make", "-n", "-o", "setup", "quickstart"], copy).stdout.replace(" --init_from=auto", "")
+    commands = [re.findall(r"python (\S+[.]py.*)", text) for text in (four, made)]
+    without, of_make = ([shlex.split(command) for command in each] for each in commands)
+    assert len(of_make) == 4 and without == of_make
 
 
 def fill(folder):

@@ -14,6 +14,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import unicodedata
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ NEW = 40  # tokens after the prompt; both fit into the context
 SIZES = dict(n_layer=2, n_head=2, n_embd=64, block_size=64, batch_size=16)
 SIZES |= dict(max_iters=300, lr_decay_iters=300, eval_interval=300, learning_rate=5e-3, warmup_iters=20)
 GPT2S = [] if why_no_bpe() else ["gpt2"]  # its BPE files may not be here
-OF_GPT2S = dict(batch_size=2, max_iters=100)  # 50257 ids are slow
+OF_GPT2S = dict(batch_size=2, max_iters=200)  # 50257 ids are slow
 PYTHONS = {"transformers 5": sys.executable, "transformers 4": os.environ.get("TRANSFORMERS_4")}
 TRANSFORMERS = """
 import json, sys, torch, transformers
@@ -94,18 +95,16 @@ class Trained:
         prepare.write(data, {"train": [ids], "val": [ids]}, "sonnets", **meta(kind))
         with contextlib.redirect_stdout(io.StringIO()):
             run(self.run, data, activation=activation, **SIZES | (OF_GPT2S if kind == "gpt2" else {}))
-        self.model = GPT.from_checkpoint(run_folder.load_best(self.run)[0]).eval()
+        self.saved, self.activation = run_folder.load_best(self.run)[0], activation
+        self.model = GPT.from_checkpoint(self.saved).eval()
         self.ids = self.tokenizer.encode_text(self.known(SONNETS))[:60].tolist()
-        self.texts = list(map(self.known, (TEXT, ORDINARY, SONNETS[:500], f"{TEXT}<|endoftext|>", *random_texts(30))))
+        # programs know different versions of Unicode, and split a text before a letter that they do not know
+        random = ("".join(c for c in text if unicodedata.ucd_3_2_0.category(c) != "Cn") for text in random_texts(30))
+        self.texts = list(map(self.known, (TEXT, ORDINARY, SONNETS[:500], f"{TEXT}<|endoftext|>", *random)))
 
     def known(self, text):
         """`text` without the characters that the tokenizer does not know."""
         return "".join(c for c in text if c in self.tokenizer.itos) if self.tokenizer.kind == "char" else text
-
-    @torch.no_grad()
-    def logits(self):
-        ids = torch.tensor([self.ids])
-        return self.model(ids, ids)[0][0, -LAST:, : self.tokenizer.vocab_size]
 
     def text(self, errors="replace"):
         """The prompt and what the model finds likeliest after it, up to the end of a text. errors: of UTF-8."""
@@ -113,9 +112,12 @@ class Trained:
         end = self.tokenizer.end_of_text
         return self.tokenizer.decode(ids[: ids.index(end)] if end in ids else ids).decode(errors=errors)
 
-    def gap(self, logits):
-        """The largest difference of a program's logits, which may have more ids, from those of the model."""
-        return np.abs(np.array(logits)[:, : self.tokenizer.vocab_size] - self.logits().numpy()).max()
+    @torch.no_grad()
+    def gap(self, logits, activation):
+        """The largest difference of a program's last logits, which may have more ids, from those with `activation`."""
+        model, ids = GPT.from_checkpoint(self.saved, activation=activation).eval(), torch.tensor([self.ids])
+        ours = model(ids, ids)[0][0, -LAST:, : self.tokenizer.vocab_size]
+        return np.abs(np.array(logits)[:, : self.tokenizer.vocab_size] - ours.numpy()).max()
 
 
 def opened(python, program, format, runs, folder):
@@ -142,10 +144,11 @@ def test_transformers(python, trained, tmp_path):
         pytest.skip("TRANSFORMERS_4 names no interpreter that has transformers 4")
     runs = [trained(kind, "gelu") for kind in ("byte", "byte without end", "char", "json", *GPT2S)]
     for one, found in zip(runs, opened(PYTHONS[python], TRANSFORMERS, "hf", runs, tmp_path)):
-        print(f"transformers {found['version']}, {one.name}: logits within {one.gap(found['logits']):.1g}")
+        gap = one.gap(found["logits"], "gelu")
+        print(f"transformers {found['version']}, {one.name}: logits within {gap:.1g}")
         print(f"    {found['text']!r}")
         assert found["version"].startswith(python[-1])
-        assert found["text"] == one.text() and one.gap(found["logits"]) < 1e-4
+        assert found["text"] == one.text() and gap < 1e-4
         for text, encoded, decoded in zip(one.texts, found["encoded"], found["decoded"]):
             assert encoded == one.tokenizer.encode(text) and decoded == text
         assert found["end"] == one.tokenizer.end_of_text
@@ -155,15 +158,17 @@ def test_llama_cpp(trained, tmp_path):
     if not (python := os.environ.get("LLAMA_CPP")):
         pytest.skip("LLAMA_CPP names no interpreter that has llama-cpp-python")
     kinds = ("byte", "byte without end", "char", "char without end", "json", *GPT2S)
-    runs = [trained(kind, "gelu") for kind in kinds] + [trained("byte", "gelu_tanh"), trained("json", "gelu_tanh")]
+    runs = [trained(kind, "gelu") for kind in kinds] + [trained("byte", "gelu_tanh")]
     for one, found in zip(runs, opened(python, LLAMA_CPP, "gguf", runs, tmp_path)):
-        print(f"llama-cpp-python {found['version']}, {one.name}: logits within {one.gap(found['logits']):.1g}")
+        gap, form = (one.gap(found["logits"], activation) for activation in (one.activation, "gelu_tanh"))
+        within = f"logits within {gap:.1g}, and {form:.1g} of GELU in the tanh form"
+        print(f"llama-cpp-python {found['version']}, {one.name}: {within}")
         print(f"    {found['text']!r}")
         for text, encoded, decoded in zip(one.texts, found["encoded"], found["decoded"]):
             assert encoded == one.tokenizer.encode_text(text).tolist() and decoded == text
         assert found["end"] == (-1 if one.tokenizer.end_of_text is None else one.tokenizer.end_of_text)
         assert found["text"] == one.text("ignore")
-        assert one.gap(found["logits"]) < 5e-3  # llama.cpp reads GELU from a table of float16
+        assert form < 5e-3  # llama.cpp reads GELU from a table of float16
 
 
 @pytest.mark.parametrize(
