@@ -9,6 +9,8 @@ _ACTIVATE = _CLONE / ".venv" / ("Scripts/activate" if sys.platform == "win32" el
 # what to do if a package is missing
 if _ACTIVATE.exists() and pathlib.Path(sys.prefix).resolve() != _CLONE / ".venv":
     INSTALL = f"activate the environment of this project: {'' if sys.platform == 'win32' else 'source '}{_ACTIVATE}"
+elif not (_CLONE / "pyproject.toml").exists():  # an installed package
+    INSTALL = "install this project again, with all it needs: python -m pip install CLONE, the path of a clone"
 else:
     INSTALL = f"install what this project needs: make setup, or python -m pip install {_CLONE}"
 
