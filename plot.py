@@ -111,6 +111,19 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
         axes.yaxis.set_major_formatter("{x:,.0f}")
 
 
+def draw_legend(figure, axes, beside: bool) -> None:
+    """Draw the legend of `axes`: inside them, or below all panels, for which the figure grows."""
+    handles, names = axes.get_legend_handles_labels()
+    if beside:
+        axes.legend(handles, names, frameon=False, fontsize=8)
+        return
+    names = [textwrap.fill(name, 90) for name in names]
+    columns = 2 if max(map(len, names), default=0) < 45 else 1
+    lines = sum(name.count("\n") + 1 for name in names) / columns
+    figure.set_figheight(figure.get_figheight() + 0.17 * max(0, lines - 2))
+    figure.legend(handles, names, frameon=False, fontsize=8, loc="outside lower center", ncols=columns)
+
+
 def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "iterations") -> None:
     """Draw `y` of the `runs` to the file `path`. `y` is a key of MEANING, one of a run's `others`, or None for all.
 
@@ -133,9 +146,7 @@ def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "it
     figure, panels = plt.subplot_mosaic(rows, figsize=size, height_ratios=heights, layout="constrained")
     for name, axes in panels.items():
         draw_panel(axes, runs, name, x)
-    where = dict(loc="outside lower center", ncols=2) if len(runs) > 1 else {}
-    legend = figure.legend if len(runs) > 1 else panels[main].legend
-    legend(*panels[main].get_legend_handles_labels(), frameon=False, fontsize=8, **where)
+    draw_legend(figure, panels[main], beside=len(runs) == 1)
     figure.suptitle(captions(runs), fontsize=7, color="0.35", x=0.01, ha="left")
     figure.savefig(path, dpi=DPI)
     plt.close(figure)

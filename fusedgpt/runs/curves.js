@@ -2,8 +2,9 @@
 const several = "runs" in page, charts = [];
 let axis = Object.keys(page.axes)[0];
 const hover = x => charts.forEach(chart => chart.show(x));
-const mine = (run, element) => { // an element in the colour of a run
+const mine = (run, element) => { // an element in the colour of a run; the second seven runs are dashed
   if (several) element.style.setProperty("--mine", `var(--c${run % 7})`);
+  element.classList.toggle("dashed", run > 6);
   return element;
 };
 
@@ -31,9 +32,8 @@ function chart(spec, number) {
     const { inner, px, py } = axes;
     for (const line of spec.lines) {
       const look = `line${isPale(line) ? " pale" : ""}${line.y.length > 200 ? " dense" : ""}`;
-      const xs = line.x[axis].map(px), curve = make("path", { class: look, d: path(xs, line.y.map(py)) });
-      if (line.run > 6) curve.setAttribute("stroke-dasharray", "7 3"); // the colours are used up
-      inner.append(mine(line.run, curve));
+      const xs = line.x[axis].map(px);
+      inner.append(mine(line.run, make("path", { class: look, d: path(xs, line.y.map(py)) })));
       if (line.name === "validation" || line.y.length < 4) {
         const r = line.y.length > 60 ? 1.5 : 3;
         line.y.forEach((y, n) => y !== null && inner.append(

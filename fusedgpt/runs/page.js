@@ -88,6 +88,12 @@ function remember(key, value) {
   try { sessionStorage.setItem(key, value); } catch { /* the reloaded page forgets it then */ }
 }
 
+// text that may break after , = and + in the long names of runs and variants
+function soft(text) {
+  const parts = text.split(/(?<=[,=+])(?=\S)/);
+  return make("span", {}, ...parts.flatMap((part, n) => n ? [make("wbr"), part] : [part]));
+}
+
 function table({ title, open, head, rows }) {
   const cells = (tag, row) => row.map((text, n) => make(n ? tag : "th", { scope: n ? "" : "row" }, text));
   const body = make("table", {}, make("tbody", {}, ...rows.map(row => make("tr", {}, ...cells("td", row)))));
