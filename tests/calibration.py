@@ -286,7 +286,7 @@ def draw(found: list[dict], folder: pathlib.Path, machine: str) -> None:
     subject += "".join(f", of real runs {row['studies']:,}" for row in chosen(found, what="equal", data="real"))
 
     def figures():
-        figure, (left, right) = drawing.new(2.9, ncols=2)
+        figure, (left, right) = drawing.new(5.2, nrows=2)
         draw_power(left, found)
         draw_equal(right, found)
         yield "calibration", title, subject, figure
