@@ -341,6 +341,15 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "fusedgpt/runs/resume.py",
+        "test_resume.py::test_a_run_trains_on_with_its_schedule",
+        (
+            "a run that is trained on keeps the end of its schedule, so it learns nothing more",
+            "        return dataclasses.replace(s, lr_decay_iters=s.max_iters)",
+            "        return s",
+        ),
+    ),
+    *mutants(
         "fusedgpt/runs/saver.py",
         "fusedgpt/runs/test_saver.py::test_it_saves_what_the_state_was_and_not_what_it_became",
         (
