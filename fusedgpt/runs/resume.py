@@ -96,6 +96,8 @@ def keep_finished(s: Settings, saved: dict, say: Say) -> Settings:
         return s
     say(f"all {saved['iter_num']} iterations are done: raise --max_iters above that to train on")
     kept = {name: saved["config"][name] for name in OF_STEPS if name in saved["config"]}
+    # a run that was stopped early and gets a lower max_iters has no step left either, and must not go on to the old end
+    kept["max_iters"] = min(saved["iter_num"], kept.get("max_iters", math.inf))
     if not_used := [f"{name}={getattr(s, name)!r}" for name, was in kept.items() if getattr(s, name) != was]:
         say(f"not used, because there is no step to make: {', '.join(not_used)}")
     return dataclasses.replace(s, **kept)
