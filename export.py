@@ -5,7 +5,8 @@
     python export.py RUN --push=owner/name --license=mit
 
 The model loses its vocabulary padding. Biases that it does not have become zeros, except for nanoGPT. The logits stay
-the same, but for the rounding of the other program. A model card is written beside the model.
+the same, but for rounding; if the other program has only another form of GELU, the export says how far they are apart.
+A model card is written beside the model.
 """
 
 import contextlib
