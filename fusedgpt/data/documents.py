@@ -3,6 +3,7 @@
 HTML and XML are parsed as a stream by the standard library, so memory does not grow with a document. pypdf reads PDF.
 """
 
+import codecs
 import contextlib
 import html.parser
 import importlib.metadata
@@ -29,6 +30,9 @@ LONGEST_CONTENTS = 2**24  # most bytes of an EPUB's list of chapters
 
 HTML = re.compile(rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype\s+html|html)[\s>]", re.I | re.S)
 CHARSET = re.compile(rb"<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
+# what browsers read under these names: pages have the quotation marks or the characters that only the second has
+READ_AS = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "gb2312": "gbk", "shift_jis": "cp932"}
+READ_AS |= {"euc_kr": "cp949", "utf-16": "utf-8"}  # UTF-16's own letters would not have been found by CHARSET
 # how files begin that are no text, what they are, and what to do
 FOREIGN = (
     (b"\xd0\xcf\x11\xe0", "an Office file of before 2007, or one with a password", "save it as .docx, without one"),
@@ -72,9 +76,13 @@ def versions(kinds: Iterable[str | None]) -> list[str]:
 
 
 def charset(head: bytes) -> str | None:
-    """The encoding that an HTML or XML file declares."""
-    found = CHARSET.search(head)
-    return found[1].decode() if found else None
+    """The encoding that an HTML or XML file declares, as browsers understand it."""
+    if not (found := CHARSET.search(head)):
+        return None
+    name = found[1].decode()
+    with contextlib.suppress(LookupError):  # decoding refuses it
+        return READ_AS.get(codecs.lookup(name).name, name)
+    return name
 
 
 class _Text:
@@ -222,7 +230,7 @@ def zip_text(path: str, file: BinaryIO, decoded: Callable) -> Iterator[str]:
         names = set(archive.namelist())
         if any(info.flag_bits & 1 for info in archive.infolist()):
             raise UserError(f"{path} has a password: save it without one")
-        if word := next((name for name in names if re.fullmatch(r"word/document\d*\.xml", name)), None):
+        if word := next((name for name in sorted(names) if re.fullmatch(r"word/document\d*\.xml", name)), None):
             with archive.open(word) as content:
                 yield from _office_text(content, WORD)
         elif "META-INF/container.xml" in names:

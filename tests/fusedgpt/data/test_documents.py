@@ -100,6 +100,23 @@ def test_html_is_decoded_as_it_says(tmp_path, head, encoding):
     assert text_of(tmp_path / "a.htm", page.encode(encoding)) == "naïve café"
 
 
+@pytest.mark.parametrize(
+    ("says", "encoding", "text"),
+    [
+        ("ISO-8859-1", "cp1252", "“it’s”"),
+        ("us-ascii", "cp1252", "“it’s”"),
+        ("gb2312", "gbk", "朱镕基"),
+        ("shift_jis", "cp932", "①"),
+        ("ks_c_5601-1987", "cp949", "똠방각하"),
+        ("utf-16", "utf-8", "“it’s”"),
+    ],
+)
+def test_html_is_decoded_as_browsers_understand_what_it_says(tmp_path, says, encoding, text):
+    # the quotation marks of pages that say ISO-8859-1 became control characters, and other pages were refused
+    page = f"<html><meta charset={says}><p>{text}</html>"
+    assert text_of(tmp_path / "a.htm", page.encode(encoding)) == text
+
+
 BODY = """<w:p><w:pPr><w:tabs><w:tab w:val="left"/></w:tabs></w:pPr><w:r><w:t>First </w:t></w:r><w:r>
 <w:t xml:space="preserve">
 paragraph</w:t></w:r><w:ins><w:r><w:t>, inserted</w:t></w:r></w:ins>
@@ -201,7 +218,7 @@ def test_a_pdf_that_only_forbids_copying_is_read_as_viewers_do(tmp_path):
 
 REFUSED = [
     ("a.pdf", lambda: encrypted("user", "owner"), "has a password: save it without one"),
-    ("a.pdf", lambda: pdf(["a"])[:200], "cannot read .*it is damaged"),
+    ("a.pdf", lambda: pytest.importorskip("pypdf") and pdf(["a"])[:200], "cannot read .*it is damaged"),
     ("a.docx", lambda: docx(["a"])[:200], "cannot read .*it is damaged, or its suffix is wrong"),
     ("a.docx", lambda: docx("<w:p>"), "cannot read .*mismatched tag"),
     ("a.docx", lambda: docx(["a"]).replace(b"\x01\x02\x14\x03\x14\0\0", b"\x01\x02\x14\x03\x14\0\1"), "has a password"),
