@@ -67,7 +67,7 @@ def _encoding(text):
 
 def _true(text):
     if text not in ("True", "False"):
-        raise argparse.ArgumentTypeError(f"{text} is neither True nor False")
+        raise argparse.ArgumentTypeError(f"{text} is neither True nor False: write --skip_unreadable=True")
     return text == "True"
 
 

@@ -278,6 +278,12 @@ def test_text_about_html_and_pdf_stays_text(tmp_path):
         assert text_of(tmp_path / "a.txt", text.encode()) == text
 
 
+def test_comments_before_a_page_or_a_text_are_passed_over_at_once(tmp_path):
+    # a text that began with 30 comments took minutes, and one with 40 days
+    for end, want in (("<html><p>text", "text"), ("# text", 60 * "<!-- a remark -->\n" + "# text")):
+        assert text_of(tmp_path / "a.md", (60 * "<!-- a remark -->\n" + end).encode()) == want
+
+
 def test_a_pdf_without_pypdf_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pypdf", None)
     with pytest.raises(UserError, match=r"cannot read .*a\.pdf without the package pypdf: pip install pypdf"):
