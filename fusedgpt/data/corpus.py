@@ -243,27 +243,30 @@ class Files:
                 else:
                     yield from documents.zip_text(str(path), file, lambda chunks: self._chapter(path, chunks))
         else:
-            encoding = documents.charset(head) or self._encoding(path, head)
+            encoding = self._encoding(path, head, documents.charset(head))
             yield from documents.html_text(decoding.decoded(path, chunks, encoding))
 
     def _chapter(self, path, chunks):
         head, chunks = decoding.peeked(chunks)
         return decoding.decoded(path, chunks, documents.charset(head))
 
-    def _encoding(self, path, head):
-        """The encoding of a text: by its BOM, otherwise UTF-8, or self.encoding if the text is not UTF-8."""
+    def _encoding(self, path, head, declared=None):
+        """The encoding of a text: by its BOM, otherwise as it declares or UTF-8, or self.encoding if it is not in that.
+
+        None: as decoding.decoded finds it.
+        """
         if self.encoding is None or decoding.bom(head):
-            return None
+            return declared
         if path not in self._encodings:
             try:
                 with open(path, "rb") as file:
-                    collections.deque(decoding.decoded(path, decoding.unpacked(path, file), None), maxlen=0)
-                self._encodings[path] = None
+                    collections.deque(decoding.decoded(path, decoding.unpacked(path, file), declared), maxlen=0)
+                self._encodings[path] = declared
             except UserError as error:
                 if b"\0" in head and not self.encoding.lower().startswith("utf"):
                     raise UserError(f"{path} is no text: it has zero bytes. Remove it") from error
                 self._encodings[path] = self.encoding
-                self._say(f"reading {path} as {self.encoding}, because it is not UTF-8")
+                self._say(f"reading {path} as {self.encoding}, because it is not {declared or 'UTF-8'}")
         return self._encodings[path]
 
     def _say(self, what):

@@ -117,6 +117,15 @@ def test_html_is_decoded_as_browsers_understand_what_it_says(tmp_path, says, enc
     assert text_of(tmp_path / "a.htm", page.encode(encoding)) == text
 
 
+def test_html_that_is_not_in_what_it_says_is_read_in_the_encoding_that_is_given(tmp_path, capsys):
+    # the error said to add --encoding=cp1252, which changed nothing
+    wrong = b"<html><meta charset=utf-8><p>caf\xe9</html>"
+    assert text_of(tmp_path / "a.html", wrong, encoding="cp1252") == "café"
+    assert "as cp1252, because it is not utf-8" in capsys.readouterr().out
+    right = "<html><meta charset=gbk><p>朱镕基</html>".encode("gbk")
+    assert text_of(tmp_path / "b.html", right, encoding="cp1252") == "朱镕基"
+
+
 BODY = """<w:p><w:pPr><w:tabs><w:tab w:val="left"/></w:tabs></w:pPr><w:r><w:t>First </w:t></w:r><w:r>
 <w:t xml:space="preserve">
 paragraph</w:t></w:r><w:ins><w:r><w:t>, inserted</w:t></w:r></w:ins>
