@@ -26,7 +26,7 @@ if __name__ == "__main__" and sys.argv[1:2] in (["-h"], ["--help"]):
     with one_sentence():
         sys.exit(print(__doc__))  # before PyTorch, which takes seconds to import
 
-from configurator import configure, separate
+from configurator import answer_help, configure, separate
 from fusedgpt import settings
 from fusedgpt.bench import campaign, check, kinds, plan, plan_sweep, report, rows
 from fusedgpt.machine.device import resolve_device
@@ -87,6 +87,7 @@ def check_folder(args: list[str]) -> None:
 
     Raises UserError if the folder has no rows, if --only selects no claim, or if the new rows would go into it.
     """
+    answer_help(check.Settings(), [arg for arg in args if arg.startswith("-")], check.__doc__)
     folders, flags = separate(args)
     asked, folders = configure(check.Settings(), flags, check.__doc__), list(map(pathlib.Path, folders))
     if len(folders) != 1:

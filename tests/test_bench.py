@@ -108,6 +108,12 @@ def test_a_training_runs_config_file_is_accepted(tmp_path):
         read("ladder", str(file))
 
 
+def test_check_has_a_help():
+    # it asked for a folder instead
+    for args in (["--help"], ["folder", "-h"]):
+        assert "--max_seconds" in script("bench.py", "check", *args).stdout
+
+
 @pytest.mark.parametrize("kind", kinds.KINDS)
 def test_help_shows_a_kinds_own_settings_with_the_defaults_of_this_machine(kind):
     text = " ".join(script("bench.py", kind, "--help", "--device=cpu", COLUMNS="200").stdout.split())
