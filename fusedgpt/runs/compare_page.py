@@ -65,7 +65,7 @@ def _headline(runs, names, ends, loss):
         return "Fewer than two of these runs have been evaluated."
     lowest = min((end for end, _ in known), key=float)
     best = [name for end, name in known if end == lowest]
-    if len(best) == len(known):
+    if len(best) == len(runs):
         said = f"All runs end at {lowest} {unit}"
     else:
         said = f"{' and '.join(best)} end{'s' * (len(best) == 1)} lowest, at {lowest} {unit}"

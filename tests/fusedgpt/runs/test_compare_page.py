@@ -60,6 +60,8 @@ def test_equal_ends_are_not_ranked(tmp_path):
     assert page_of(compared(tmp_path, a, b))["headline"] == "All runs end at 2.0000 nats per token."
     c = some_run(tmp_path / "c", 2.5)
     assert page_of(compared(tmp_path, a, b, c))["headline"] == "a and b end lowest, at 2.0000 nats per token."
+    never = run_of(tmp_path / "never", [step(0)])  # has no end
+    assert page_of(compared(tmp_path, a, b, never))["headline"] == "a and b end lowest, at 2.0000 nats per token."
     lines = [step(0), evaluation(0, 4.0), evaluation(10, 1.5)]
     short = page_of(compared(tmp_path, a, run_of(tmp_path / "short", lines)))["headline"]
     assert short == (
