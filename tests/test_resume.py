@@ -395,6 +395,14 @@ def test_a_run_and_a_model_of_transformers_have_flags_of_their_own(tmp_path, sma
     assert start in fails("sample.py", model)
 
 
+def test_a_run_may_be_called_scratch(tmp_path, data, monkeypatch):
+    # its folder was taken for what init_from=scratch names, and refused
+    monkeypatch.chdir(tmp_path)
+    run("scratch", data)
+    s = train.read_settings(["--out_dir=scratch", f"--dataset={data}"])
+    assert s.init_from == "scratch"
+
+
 def test_deterministic_holds_for_the_run(tmp_path, data):
     run(tmp_path, data, deterministic=True)
     assert torch.are_deterministic_algorithms_enabled()

@@ -46,12 +46,13 @@ def earlier_config(s: Settings) -> tuple[dict[str, Any], str] | None:
 
 def require_right_flag(s: Settings) -> None:
     """Raise UserError if init_from names a run of ours, or out_dir a model in Hugging Face's format."""
-    if os.path.isfile(s.init_from):
-        run = os.path.dirname(s.init_from)
+    named = s.init_from not in ("scratch", "resume", "auto")  # a folder may have one of these names too
+    if named and os.path.isfile(s.init_from):
+        run = os.path.dirname(s.init_from) or "."
         raise UserError(
             f"init_from={s.init_from} is a file: to train its run on, give --init_from=resume --out_dir={run}"
         )
-    if run_folder.checkpoints(s.init_from):
+    if named and run_folder.checkpoints(s.init_from):
         raise UserError(f"{s.init_from} is a run: to train it on, give --init_from=resume --out_dir={s.init_from}")
     if run_folder.is_transformers(s.out_dir):
         raise UserError(
