@@ -241,7 +241,7 @@ def test_readmes_five_commands_lead_from_a_folder_of_anything_to_a_score(copy):
     # each used to be tested on its own only, with data and weights of the tests
     for package in ("tyro", "tokenizers", "transformers", "lm_eval", "pyarrow", "zstandard"):
         pytest.importorskip(package)
-    (five,) = re.findall(r"in five commands:\n\n((?: {4}.*\n)+)", (ROOT / "README.md").read_text())
+    (five,) = re.findall(r"## Your own text\n\n(?:.+\n)+\n((?: {4}.*\n){5})\n", (ROOT / "README.md").read_text())
     commands = [shlex.split(line.replace("=corpus/", "=mixed")) for line in five.splitlines()]
     made = run([*commands.pop(), "-n"], copy).stdout  # make eval: what it would run, without its set-up
     score = [shlex.split(line)[1:] for line in made.splitlines() if re.search(r"python (export|harness)\.py", line)]
