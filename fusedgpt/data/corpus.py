@@ -241,10 +241,12 @@ class Files:
                 if what == ".pdf":
                     yield from documents.pdf_text(str(path), file, self._say)
                 else:
-                    yield from documents.zip_text(str(path), file, lambda chunks: self._chapter(path, chunks))
+                    yield from documents.zip_text(
+                        str(path), file, lambda chunks: self._chapter(path, chunks), self._say
+                    )
         else:
             encoding = self._encoding(path, head, documents.charset(head))
-            yield from documents.html_text(decoding.decoded(path, chunks, encoding))
+            yield from documents.html_text(str(path), decoding.decoded(path, chunks, encoding), self._say)
 
     def _chapter(self, path, chunks):
         head, chunks = decoding.peeked(chunks)

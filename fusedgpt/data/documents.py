@@ -4,6 +4,7 @@ HTML and XML are parsed as a stream by the standard library, so memory does not 
 """
 
 import codecs
+import collections
 import contextlib
 import html.parser
 import importlib.metadata
@@ -115,7 +116,11 @@ class _Text:
 
 
 class _Html(html.parser.HTMLParser):
-    """The text that a reader of a page sees, without scripts, styles, navigation and forms."""
+    """The text that a reader of a page sees, without scripts, styles, navigation and forms.
+
+    What is left out ends with its element or, because end tags are forgotten, with one that was opened before it.
+    `unclosed` has the elements of the second sort.
+    """
 
     LEFT_OUT = "script style template noscript title nav svg iframe object select textarea button"
     VOID = "area base br col embed hr img input link meta param source track wbr"
@@ -123,34 +128,46 @@ class _Html(html.parser.HTMLParser):
     LINES = "div li dt dd tr br address figcaption caption form fieldset details summary body"
     BETWEEN = dict.fromkeys(PARAGRAPHS.split(), "\n\n") | dict.fromkeys(LINES.split(), "\n")
     BETWEEN |= {"td": "\t", "th": "\t"}
-    LEFT_OUT, VOID = set(LEFT_OUT.split()), set(VOID.split())
+    LEFT_OUT = frozenset(LEFT_OUT.split())
+    NAVIGATION = ("div", "section", "ul", "ol", "table")  # with that role; others, as p, may have no end tag
+    # The elements that are counted. Links, spans and the like close nothing but themselves. The body closes too late.
+    COUNTED = LEFT_OUT.union(BETWEEN).difference(VOID.split(), ["body"])
 
     def __init__(self, text):
         super().__init__()
-        self.text, self.preformatted, self.left_out, self.depth = text, 0, None, 0
+        self.text, self.open, self.unclosed = text, collections.Counter(), set()
+        self.left_out, self.before = None, None  # the element, and what was open when it began, with itself
 
     def handle_starttag(self, tag, attrs):
-        navigation = tag not in self.VOID and ("role", "navigation") in attrs
+        if tag in self.COUNTED:
+            self.open[tag] += 1
+        navigation = tag in self.NAVIGATION and ("role", "navigation") in attrs
         if self.left_out is None and (tag in self.LEFT_OUT or navigation):
-            self.left_out, self.depth = tag, 0
-        self.depth += tag == self.left_out
-        self.preformatted += tag == "pre"
+            self.left_out, self.before = tag, self.open.copy()
         self.text.separate(self.BETWEEN.get(tag, ""))
 
     def handle_endtag(self, tag):
-        if tag == self.left_out:
-            self.depth -= 1
-            self.left_out = self.left_out if self.depth else None
-        self.preformatted = max(0, self.preformatted - (tag == "pre"))
+        if self.open[tag]:
+            self.open[tag] -= 1
+        if self.left_out and self.open[tag] < self.before[tag]:
+            self.unclosed |= {self.left_out} - {tag}
+            self.left_out = None
         self.text.separate(self.BETWEEN.get(tag, ""))
 
     def handle_data(self, data):
         if self.left_out is None:
-            self.text.add(data, verbatim=self.preformatted > 0)
+            self.text.add(data, verbatim=self.open["pre"] > 0)
+
+    def close(self):
+        super().close()
+        self.unclosed |= {self.left_out} - {None}
 
 
-def html_text(blocks: Iterable[str], text: _Text | None = None) -> Iterator[str]:
-    """The text of an HTML page in fragments. `text`: that of the pages before, if there are any."""
+def html_text(path: str, blocks: Iterable[str], say: Callable[[str], None], text: _Text | None = None) -> Iterator[str]:
+    """The text of an HTML page in fragments. Tells `say` if an element that is left out has no end.
+
+    path: the name for messages. text: that of the pages before, if there are any.
+    """
     parser = _Html(text or _Text())
     for block in blocks:
         parser.feed(block)
@@ -159,6 +176,8 @@ def html_text(blocks: Iterable[str], text: _Text | None = None) -> Iterator[str]
         yield parser.text.take()
     parser.close()
     yield parser.text.take()
+    for tag in sorted(parser.unclosed):
+        say(f"left out: a part of {path}, which has a <{tag}> without its </{tag}>: look whether text is missing")
 
 
 class _Office:
@@ -222,10 +241,11 @@ def _office_text(file, format):
     yield target.text.take()
 
 
-def zip_text(path: str, file: BinaryIO, decoded: Callable) -> Iterator[str]:
+def zip_text(path: str, file: BinaryIO, decoded: Callable, say: Callable[[str], None]) -> Iterator[str]:
     """The text of a .docx, .odt or .epub in fragments. `decoded` maps the chunks of a chapter to its text.
 
-    path: the name for messages. Raises UserError if the file is another kind of zip, or is protected.
+    path: the name for messages. say: as in html_text.
+    Raises UserError if the file is another kind of zip, or is protected.
     """
     with zipfile.ZipFile(file) as archive:
         names = set(archive.namelist())
@@ -235,7 +255,7 @@ def zip_text(path: str, file: BinaryIO, decoded: Callable) -> Iterator[str]:
             with archive.open(word) as content:
                 yield from _office_text(content, WORD)
         elif "META-INF/container.xml" in names:
-            yield from _epub_text(path, archive, decoded)
+            yield from _epub_text(path, archive, decoded, say)
         elif "content.xml" in names and archive.open("mimetype").read(99).endswith(b"opendocument.text"):
             with archive.open("content.xml") as content:
                 yield from _office_text(content, OPEN_DOCUMENT)
@@ -253,7 +273,7 @@ def _other_zip(names):
     return "a zip archive: unpack it and name the folder"
 
 
-def _epub_text(path, archive, decoded):
+def _epub_text(path, archive, decoded, say):
     container = _small_xml(archive, "META-INF/container.xml")
     package = next((each.get("full-path") for each in container.findall(".//{*}rootfile")), None)
     if package is None:
@@ -275,7 +295,8 @@ def _epub_text(path, archive, decoded):
             raise UserError(f"{path} is copy-protected: take one without DRM")
         text.separate("\n\n")
         with archive.open(name) as chapter:
-            yield from html_text(decoded(iter(lambda chapter=chapter: chapter.read(CHUNK), b"")), text)
+            chunks = iter(lambda chapter=chapter: chapter.read(CHUNK), b"")
+            yield from html_text(path, decoded(chunks), say, text)
 
 
 def _small_xml(archive, name):

@@ -51,7 +51,35 @@ def text_of(path, raw=None, **options):
 
 @pytest.mark.parametrize("size", [1, 3, 10, 10**6])
 def test_html_is_what_a_reader_of_the_page_sees(size):
-    assert "".join(documents.html_text(PAGE[at : at + size] for at in range(0, len(PAGE), size))) == READ
+    blocks = (PAGE[at : at + size] for at in range(0, len(PAGE), size))
+    assert "".join(documents.html_text("a", blocks, pytest.fail)) == READ
+
+
+MENU = "<ul><li>Home<li><a>Contact</a></ul>"
+UNCLOSED = [
+    (f"<div>one<nav>{MENU}<p>menu</div><p>two", "nav"),
+    (f"<header>one<div><nav><nav>{MENU}</nav></div></header>two", "nav"),
+    ("<p>one <button>Send <b>now</b></p>two", "button"),
+    ("<table><td>one<td><select><option>A</table>two", "select"),
+    (f"<div>one<div role=navigation>{MENU}<div>menu</div></div>two", None),  # or the last </div> is missing
+    ("one<p role=navigation>two<h1 role=navigation>three</h1>", None),
+    (f"one<nav>{MENU}</span></a></x></body></html>", "nav"),  # it is open to the end
+    (f"<p>one<br><p>one<nav></br></span>{MENU}<p>menu<p>menu</p></nav>two", None),
+]
+
+
+@pytest.mark.parametrize(("page", "tag"), UNCLOSED)
+def test_an_element_without_its_end_tag_does_not_drop_the_rest_in_silence(tmp_path, capsys, page, tag):
+    # one <nav> or <button> without its end, or <p role=navigation>, dropped the rest of the page
+    words = re.findall("one|two|three", page)
+    assert text_of(tmp_path / "a.html", page.encode()).split() == words
+    said = capsys.readouterr().out
+    assert (f"a.html, which has a <{tag}> without its </{tag}>" in said) if tag else not said
+
+
+def test_a_chapter_says_what_it_leaves_out_too(tmp_path, capsys):
+    text_of(tmp_path / "a.epub", epub([("a.xhtml", chapter("one<nav>Menu"), "")]))
+    assert "a.epub, which has a <nav> without its </nav>" in capsys.readouterr().out
 
 
 WORDS = strategies.sampled_from(["one", "zwei", "drôle", "四", "5 < 6", "a&b", "&amp;", "&lt;p&gt;"])
@@ -81,7 +109,8 @@ def written(tree, out=True):
 @settings(max_examples=200, deadline=None, database=None)
 def test_every_word_of_html_is_read_once_and_in_order(tree, size):
     page, words = written(tree)
-    assert "".join(documents.html_text(page[at : at + size] for at in range(0, len(page), size))).split() == words
+    blocks = (page[at : at + size] for at in range(0, len(page), size))
+    assert "".join(documents.html_text("a", blocks, pytest.fail)).split() == words
 
 
 @pytest.mark.parametrize(
@@ -302,7 +331,7 @@ def test_a_pdf_without_pypdf_says_what_to_install(tmp_path, monkeypatch):
 def test_a_document_is_taken_apart_once(tmp_path, monkeypatch):
     # the text of a PDF takes long to find, and a preparation reads each file up to four times
     calls = []
-    monkeypatch.setattr(documents, "html_text", lambda blocks: calls.append(1) or iter(["one\n\n", "two"]))
+    monkeypatch.setattr(documents, "html_text", lambda *_: calls.append(1) or iter(["one\n\n", "two"]))
     (tmp_path / "a.html").write_text("<html>")
     (tmp_path / "b.html").write_text("<html>")
     text = Files([tmp_path], paragraphs=True, skip_unreadable=True)
