@@ -241,7 +241,10 @@ def _step(name, command, limit, guess, deadline):
         pass
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)
+            else:  # Windows
+                process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs keeps a killed process
                 process.wait(10)
     took = time.monotonic() - began

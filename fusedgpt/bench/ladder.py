@@ -207,9 +207,15 @@ def notes(rungs: dict[str, dict]) -> list[str]:
     difference = max(losses) - min(losses)
     agree = all(map(math.isfinite, losses)) and difference < 0.01 * min(losses)
     worst = ", ".join(f"{name}: {parity.largest(row['errors']):.0e}" for name, row in measured.items())
-    found = [
-        f"Losses after {base['steps']} steps lie within {difference:.4f} of each other:"
-        f" {'they agree' if agree else '**they DISAGREE**'}.",
+    found = (
+        []
+        if len(losses) < 2
+        else [
+            f"Losses after {base['steps']} steps lie within {difference:.4f} of each other:"
+            f" {'they agree' if agree else '**they DISAGREE**'}."
+        ]
+    )
+    found += [
         "Parity with float64 was passed before each time; largest errors, as shares of a row's largest number:"
         f" {worst}.",
         "Per cent are `baseline / rung - 1`, as the article counts, taken within each round.",
@@ -245,13 +251,13 @@ def finding(rungs: dict[str, dict]) -> str:
     name = next((name for name in ("flash", "efficient") if name in said), fastest)
     padded = f"{name} + padded vocabulary"
     text = f"{name} {report.clause([(rungs[name], base)], 'hand-written attention', noise)}"
-    if padded in said and said[padded][-4:] == said[name][-4:]:  # both are as fast, as long, or neither
-        text += f", padding included {said[padded].partition(' ')[0]}".rstrip()
+    if padded in said and said[padded].word == said[name].word:
+        text += ", padding included" + ("" if said[padded].word == "same" else f" {said[padded].times:.3g}")
     elif padded in said:
         text += f"; padding included, it {report.clause([(rungs[padded], base)], 'that', noise)}"
     top = next((top for top, other in _quoted(rungs) if other["rung"] == FLOAT32), None)
     whole = report.beside(top, rungs.get(FLOAT32), noise)
-    return f"{text}; {top['rung']} is {whole} as {FLOAT32}" if whole else text
+    return f"{text}; {top['rung']} is {whole} as {FLOAT32}" if whole and whole.word != "same" else text
 
 
 def _not_told_apart(measured):
@@ -264,7 +270,8 @@ def _not_told_apart(measured):
     climb = [measured[name] for name in names if name in measured]
     close = []
     for lower, upper in itertools.pairwise(climb):
-        if report.beside(upper, lower, noise) == "":
+        found = report.beside(upper, lower, noise)
+        if found and found.word == "same":
             close.append(f"`{lower['rung']}` and `{upper['rung']}` ({report.ratio(upper, lower)})")
     told = f"Not told apart: {'; '.join(close)}." if close else "All steps of the climb are larger than that."
     return [f"A rung's speed over the baseline differs by up to {100 * noise:.1f} % between measurements. {told}"]

@@ -183,13 +183,12 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
             if calm:
                 drawing.line(axes, kind, calm)
             for row in line if kind == "flash" else []:
-                said = report.beside(row, base := eager.get(row["T"]))
-                if said is not None:
+                found = report.beside(row, base := eager.get(row["T"]))
+                if found:
+                    said = {"fast": f"{found.times:.3g}×", "long": f"{found.times:.3g}× as long", "same": "="}
                     below = row["T"], min(row["median_ms"], base["median_ms"])
                     style = dict(textcoords="offset points", ha="center", fontsize=7.5, color=drawing.color(kind))
-                    axes.annotate(
-                        said.replace(" times as fast", "×").replace(" times", "×") or "=", below, (0, -13), **style
-                    )
+                    axes.annotate(said[found.word], below, (0, -13), **style)
         axes.set_title(f"{model} ({_size(group[0])})")
         axes.margins(x=0.32, y=0.25)
     drawing.doubling("x", *grid.flat, ticks=sorted({row["T"] for row in rows}))
@@ -214,7 +213,7 @@ def finding(rows: list[dict]) -> str:
         return "Time to the first token: no ratio of flash to eager"
     pairs = [pair for pair in pairs if pair[0]["T"] == longest and speedup(*pair)]
     most = max(pairs, key=lambda pair: speedup(*pair)[0])
-    where = f", most in {most[0]['model']}" if len(pairs) > 1 and (report.beside(*most) or "").endswith("fast") else ""
+    where = f", most in {most[0]['model']}" if len(pairs) > 1 and report.beside(*most).word == "fast" else ""
     return f"At {longest} tokens flash {report.clause(pairs, 'eager')}{where}"
 
 

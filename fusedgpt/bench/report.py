@@ -164,18 +164,29 @@ def ratio(row: dict, base: dict | None, spread: bool = False) -> str:
     return f"{found[0]:.2f}x{word}" + f" ({found[1]:.2f}-{found[2]:.2f})" * spread
 
 
-def beside(row: dict | None, base: dict | None, noise: float = 0.0) -> str | None:
-    """How a row stands beside `base`: '1.2 times as fast', '2.2 times as long', or '' if the spread hides it.
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """How a row stands beside another: so many times as fast or as long, or no different if the spread hides it."""
 
-    None without a ratio. noise: the share by which ratios differ between measurements; it hides smaller differences.
+    word: Literal["fast", "long", "same"]
+    times: float  # 1 or more, unless the word is "same"
+
+    def __str__(self) -> str:
+        return "no difference" if self.word == "same" else f"{self.times:.3g} times as {self.word}"
+
+
+def beside(row: dict | None, base: dict | None, noise: float = 0.0) -> Beside | None:
+    """How a row stands beside `base`; None without a ratio.
+
+    noise: the share by which ratios differ between measurements; it hides smaller differences.
     """
     found = speedup(row, base)
     if found is None:
         return None
     times, low, high = found
     if low <= 1 <= high or abs(times - 1) <= noise:
-        return ""
-    return f"{times:.3g} times as fast" if times > 1 else f"{speedup(base, row)[0]:.3g} times as long"
+        return Beside("same", times)
+    return Beside("fast", times) if times > 1 else Beside("long", speedup(base, row)[0])
 
 
 def clause(pairs: Iterable[tuple[dict, dict | None]], other: str, noise: float = 0.0) -> str | None:
@@ -185,11 +196,11 @@ def clause(pairs: Iterable[tuple[dict, dict | None]], other: str, noise: float =
     """
     said = [each for pair in pairs if (each := beside(*pair, noise)) is not None]
     parts = []
-    for verb, how in (("is", " times as fast"), ("takes", " times as long")):
-        numbers = [float(each.removesuffix(how)) for each in said if each.endswith(how)]
+    for verb, word in (("is", "fast"), ("takes", "long")):
+        numbers = [each.times for each in said if each.word == word]
         if numbers:
             many = span(numbers) if len(numbers) == len(said) else f"up to {max(numbers):.3g}"
-            parts.append(f"{verb} {many}{how} as {other}")
+            parts.append(f"{verb} {many} times as {word} as {other}")
     if said and not parts:
         return f"shows no difference from {other} beyond the noise"
     return " and ".join(parts).replace(f" as {other} and", " and") or None
@@ -200,7 +211,7 @@ def time(row: dict, base: dict | None, noise: float = 0.0) -> str:
     ms = row["median_ms"]
     text = f"{ms:,.0f} ms" if ms >= 1000 else f"{ms:.4g} ms"
     said = None if row is base else beside(row, base, noise)
-    return text if said is None else f"{text}, {said or 'no difference'}"
+    return text if said is None else f"{text}, {said}"
 
 
 def span(numbers: Iterable[float]) -> str:

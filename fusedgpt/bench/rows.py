@@ -86,15 +86,8 @@ def run(
     `path` is damaged.
     """
     earlier = disturbance.judged(latest(_rows_that_count(path, header, say)), group)
-    spoilt = {disturbance.group_of(line, group) for line in earlier if line.get("disturbed")} if group else set()
-    done = [n for n in earlier if not n.get("disturbed") and disturbance.group_of(n, group) not in spoilt]
-    if profile:
-        untraced = [spec for spec in plan if not trace_path(path.parent, spec).exists()]
-        # rows without "kernel" never have a trace
-        done = [line for line in done if "kernel" not in line or not _is_of(line, untraced)]
-    # a row that was not measured would end the same way again, even if its group was disturbed
-    done += [line for line in earlier if _is_final(line) and line["status"] != "measured" and line not in done]
-    todo = _missing(plan, done)
+    untraced = [spec for spec in plan if profile and not trace_path(path.parent, spec).exists()]
+    todo = _missing(plan, _done(earlier, group, untraced))
     seen = [line for line in earlier if not _is_of(line, todo)]  # these rows tell how fast the reference can be
     if len(todo) < len(plan):
         say(f"{len(plan) - len(todo)} of {len(plan)} rows are there already")
@@ -123,6 +116,16 @@ def run(
     if missing:
         remedy = ". The same command continues" * bool(seconds)  # without a new row, the next call gets no further
         say(f"max_seconds={max_seconds:g} is over: {missing} of {len(plan)} rows are missing{remedy}")
+
+
+def _done(earlier, group, untraced):
+    """Those of the lines `earlier` whose rows need not be measured again. untraced: specs whose trace is wanted."""
+    spoilt = {disturbance.group_of(line, group) for line in earlier if line.get("disturbed")} if group else set()
+    done = [n for n in earlier if not n.get("disturbed") and disturbance.group_of(n, group) not in spoilt]
+    # rows without "kernel" never have a trace
+    done = [line for line in done if "kernel" not in line or not _is_of(line, untraced)]
+    # a row that was not measured would end the same way again, even if its group was disturbed
+    return done + [line for line in earlier if _is_final(line) and line["status"] != "measured" and line not in done]
 
 
 def left(plan: list[dict], path: pathlib.Path, header: dict) -> tuple[int, dict[str, int]]:
