@@ -19,6 +19,7 @@ import hashlib
 import math
 import os
 import pathlib
+import re
 import sys
 import textwrap
 import time
@@ -33,13 +34,14 @@ from fusedgpt.runs.metrics import (
     losses_in,
     names_of,
     number,
+    path_to,
     require_bits_per_byte,
     section,
     view,
 )
 from fusedgpt.runs.style import AXES, COLOURS, DPI, MARKERS, SUFFIXES, WIDTH, label_x, plain, time_unit
 
-LONGEST_NAME = 100  # characters of a figure's file name that its runs take at most; 255 are allowed in all
+LONGEST_NAME = 100  # bytes of a figure's file name that its runs take at most; file systems allow 255 in all
 
 
 def about(run: Run) -> str:
@@ -154,12 +156,14 @@ def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "it
 
 def joined(runs: list[Run]) -> str:
     """The name of a file about several runs: their paths, because runs in two folders may have the same name."""
-    names = [os.path.relpath(run.folder).replace("../", "").replace(os.sep, "-") for run in runs]
-    name = "+".join(names)
-    if len(name) > LONGEST_NAME:
-        others = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8]  # other runs get another file
-        name = f"{names[0][:LONGEST_NAME]}+{len(names) - 1} more-{others}"
-    return name
+    paths = [path_to(run.folder).replace(f"..{os.sep}", "") for run in runs]
+    names = [re.sub(r"[:/\\]+", "-", path).lstrip("-") for path in paths]  # a whole path begins with a drive, as D:
+    raw = os.fsencode("+".join(names))
+    if len(raw) <= LONGEST_NAME:
+        return os.fsdecode(raw)
+    others = hashlib.sha256(raw).hexdigest()[:8]  # other runs get another file
+    first = os.fsencode(names[0])[:LONGEST_NAME].decode(errors="ignore")
+    return f"{first}+{len(names) - 1} more-{others}"
 
 
 def targets(runs: list[Run], y: str | None, out: str | None) -> dict[pathlib.Path, str | None]:

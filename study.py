@@ -145,6 +145,8 @@ def conclude(folder: pathlib.Path, fail_unless: str | None = None) -> None:
 if __name__ == "__main__":
     with one_sentence():
         if sys.argv[1:2] == ["report"]:
+            if {"-h", "--help"} & set(sys.argv):
+                sys.exit(print(__doc__))
             if len(sys.argv) != 3:
                 raise UserError("name the folder of a study: python study.py report FOLDER")
             conclude(pathlib.Path(sys.argv[2]))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pathlib
 import re
 import shutil
@@ -10,6 +11,7 @@ import pytest
 
 import plot
 from fusedgpt.errors import UserError
+from fusedgpt.runs.metrics import Run
 from tests.conftest import fails, script
 from tests.fusedgpt.runs.test_metrics import evaluation, run_of, step
 
@@ -55,6 +57,31 @@ def test_several_runs_never_overwrite_the_figure_of_another(tmp_path, monkeypatc
     assert plot.targets(runs[:1], "lr", None) == {tmp_path / "a" / "run" / "lr.png": "lr"}
     (name,), (other,) = (plot.targets([*runs * 20, last], None, None) for last in runs[:2])
     assert re.fullmatch(r"a-run\+60 more-[0-9a-f]{8}-curves\.png", str(name)) and other != name
+
+
+def test_a_name_of_any_runs_is_one_of_a_file(tmp_path, monkeypatch):
+    # 100 characters were allowed, and of some scripts these are 300 or 400 bytes
+    monkeypatch.chdir(tmp_path)
+    runs = [some_run(pathlib.Path(name)) for name in ("語" * 85, "b")]
+    (name,) = plot.targets(runs, None, None)
+    assert re.fullmatch(r"語{33}\+1 more-[0-9a-f]{8}-curves\.png", str(name))
+    name.touch()
+
+
+def test_runs_on_two_drives_are_compared(tmp_path, monkeypatch):
+    # on Windows no path leads from one drive to another: a ValueError
+    runs = [some_run(tmp_path / name) for name in "ab"]
+    (tmp_path / "b").rename(tmp_path / "a" / "a")
+    runs[1] = Run(tmp_path / "a" / "a")
+
+    def on_another_drive(path):
+        raise ValueError("path is on mount 'D:', start on mount 'C:'")
+
+    with monkeypatch.context() as windows:
+        windows.setattr(os.path, "relpath", on_another_drive)
+        windows.setattr(os.path, "abspath", lambda path: "D:\\" + "\\".join(path.relative_to(tmp_path).parts))
+        names, (file,) = plot.labels(runs), plot.targets(runs, None, None)
+    assert names == ["D:\\a", "D:\\a\\a"] and str(file) == "D-a+D-a-a-curves.png"
 
 
 def test_tokens_are_counted_in_thousands_and_millions(tmp_path, axes):

@@ -74,6 +74,12 @@ def test_a_study_is_reported_again(done):
     assert "is worse than" in said
 
 
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_report_answers_help(flag):
+    # --help/study.json does not exist
+    assert "python study.py report out-study" in script("study.py", "report", flag).stdout
+
+
 def test_fail_unless_better(done, data):
     folder, _ = done
     both = ("--learning_rate=1e-2,1e-9", "--seed=1..3", "--fail_unless=better")

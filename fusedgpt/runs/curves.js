@@ -77,8 +77,8 @@ function chart(spec, number) {
   svg.addEventListener("pointerleave", () => hover(null));
   svg.addEventListener("blur", () => hover(null));
   svg.addEventListener("keydown", event => {
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key], xs = spec.lines[0].x[axis];
-    if (!step || !xs.length) return;
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key], xs = spec.lines.find(isRead)?.x[axis];
+    if (!step || !xs) return;
     event.preventDefault();
     const n = at === null ? xs.length - 1 : nearest(xs, at) + step * Math.max(1, Math.round(xs.length / 200));
     hover(xs[Math.min(xs.length - 1, Math.max(0, n))]);

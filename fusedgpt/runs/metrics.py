@@ -142,7 +142,15 @@ class Run:
 def names_of(runs: list[Run]) -> list[str]:
     """The names of the runs beside each other: those of their folders, or their paths if two folders have one name."""
     names = [run.name for run in runs]
-    return names if len(set(names)) == len(names) else [os.path.relpath(run.folder) for run in runs]
+    return names if len(set(names)) == len(names) else [path_to(run.folder) for run in runs]
+
+
+def path_to(folder: pathlib.Path) -> str:
+    """The path of a folder from the current one, or if it is on another drive of Windows, the whole path."""
+    try:
+        return os.path.relpath(folder)
+    except ValueError:
+        return os.path.abspath(folder)
 
 
 def losses_in(runs: list[Run]) -> str:

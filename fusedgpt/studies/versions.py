@@ -87,15 +87,6 @@ def remove(root: pathlib.Path, folder: pathlib.Path) -> None:
         _git(root, "worktree", "remove", "--force", "--force", str(folder))
 
 
-def working_tree(root: pathlib.Path) -> str:
-    """How a verdict names the code in `root`: "working tree (f0b662d)", or "working tree (f0b662d, changed)".
-
-    Only code that training runs counts: a changed page of the documentation changes no result.
-    """
-    _require_work_tree(root)
-    return f"working tree ({_version(root)})"
-
-
 def digest(root: pathlib.Path) -> str:
     """SHA-256 of the names and contents of the code that training runs, to tell whether it was changed."""
     found, patterns = hashlib.sha256(), CODE
@@ -224,7 +215,7 @@ def _hint(root, ref):
 
 
 def _version(root):
-    """The commit of the version in `root`, and whether its code was changed since."""
+    """The commit of the version in `root`, and whether code that training runs was changed since."""
     changed = _git(root, "status", "--porcelain", "--", *(f":(glob){pattern}" for pattern in CODE))
     return _git(root, "rev-parse", "--short=7", "HEAD").strip() + ", changed" * bool(changed)
 

@@ -8,7 +8,16 @@ from fusedgpt.errors import UserError
 from fusedgpt.runs import compare_page
 from fusedgpt.runs.metrics import Run
 from tests.fusedgpt.runs.test_metrics import ODD, evaluation, run_of, step
-from tests.fusedgpt.runs.test_report_page import EVIL, RECORDS, in_browser, in_chromium, page_of, sample, text_in
+from tests.fusedgpt.runs.test_report_page import (
+    EVIL,
+    RECORDS,
+    in_browser,
+    in_chromium,
+    on_a_phone,
+    page_of,
+    sample,
+    text_in,
+)
 
 
 def some_run(folder, loss=2.0, ms=2000.0, **record):
@@ -67,6 +76,10 @@ def test_equal_ends_are_not_ranked(tmp_path):
     assert short == (
         "short ends lowest, at 1.5000 nats per token. But they were last evaluated after 40 and 10 iterations."
     )
+    other = some_run(tmp_path / "other", settings={"dataset": "book"})  # another text is harder or easier
+    code = some_run(tmp_path / "code", settings={"dataset": "python_stdlib"})
+    said = page_of(compared(tmp_path, other, code))["headline"]
+    assert said.endswith("evaluated on different data, book and python_stdlib: such losses do not compare.")
     new = run_of(tmp_path / "new", [step(0)])
     assert page_of(compared(tmp_path, a, new))["headline"] == "Fewer than two of these runs have been evaluated."
 
@@ -155,22 +168,24 @@ def test_the_pointer_reads_all_runs_and_the_axis_can_be_changed(tmp_path):
 def test_a_page_of_several_runs_is_readable_on_a_phone(tmp_path):
     long = "a-very-long-name-of-a-run-" * 5
     runs = some_run(tmp_path / long, settings={"dataset": "x" * 200}), some_run(tmp_path / "b", 1.5)
-    tells = """<script>
-        const boxes = what => [...document.querySelectorAll(what)].map(each => each.getBoundingClientRect());
-        const inside = boxes("svg, pre, figure, .card, h1").every(box => box.left >= 0 && box.right <= 390);
-        const narrow = document.documentElement.scrollWidth <= 390;
-        const columns = what => new Set(boxes(what).map(box => box.left)).size;
-        parent.postMessage([inside, narrow, columns("figure"), columns("pre")].join(" "), "*");
-    </script></body>"""
-    inside = html.escape(compared(tmp_path, *runs).read_text().replace("</body>", tells))
-    hears = """onmessage = event => document.body.append(
-        Object.assign(document.createElement("p"), { id: "seen", textContent: event.data })
-    );"""
-    frame = tmp_path / "frame.html"
-    phone = f'<iframe width="390" height="844" style="border: 0" srcdoc="{inside}"></iframe>'
-    frame.write_text(f"<body><script>{hears}</script>{phone}</body>")
-    document, console = in_chromium(frame)
-    assert text_in(document, "seen") == "true true 1 1" and not console
+    told = 'columns("figure")', 'columns("pre")'
+    assert on_a_phone(compared(tmp_path, *runs), "svg, pre, figure, .card, h1", *told) == "true true 1 1"
+
+
+@in_browser
+def test_keys_move_along_the_curve_of_a_run_that_has_one(tmp_path):
+    # they did nothing if the first run had no rows, and else moved in steps that the validation does not have
+    new = run_of(tmp_path / "new", [])
+    script = """
+        const svg = document.querySelector("#charts svg"), seen = [];
+        for (const key of ["ArrowLeft", "ArrowLeft", "ArrowRight"]) {
+            svg.dispatchEvent(new KeyboardEvent("keydown", { key }));
+            seen.push(document.querySelector(".at")?.textContent);
+        }
+        document.body.append(make("p", { id: "seen" }, seen.join("|")));
+    """
+    document, console = in_chromium(compared(tmp_path, new, some_run(tmp_path / "b")), script)
+    assert text_in(document, "seen") == "iteration 40|iteration 20|iteration 40" and console == []
 
 
 def test_the_page_is_small(tmp_path):

@@ -241,22 +241,45 @@ def text_in(document, element_id):
     return html.unescape(re.sub("<[^>]*>", "", found[1]))
 
 
-@in_browser
-def test_a_page_that_may_store_nothing_is_whole(tmp_path):
-    # JupyterLab shows a file in a frame without storage, where half of the page was missing
-    run_of(tmp_path, [step(0), evaluation(0), sample(1, "first"), sample(2, "last")], settings={"dataset": "mine"})
-    page = report_page.write(tmp_path).read_text()
-    tells = "<script>parent.postMessage(document.body.innerText, '*')</script></body>"
-    inside = html.escape(page.replace("</body>", tells))
+def on_a_phone(path, within, *more):
+    """What the page at `path` shows in a frame of 390 pixels, because Chromium's windows are not narrower than 500.
+
+    Whether all that the selector `within` finds lies inside it, whether nothing is wider, and the values of `more`
+    expressions, which may use boxes(selector) and columns(selector). The console must stay empty.
+    """
+    tells = f"""<script>
+        const boxes = what => [...document.querySelectorAll(what)].map(each => each.getBoundingClientRect());
+        const columns = what => new Set(boxes(what).map(box => box.left)).size;
+        const inside = boxes("{within}").every(box => box.left >= 0 && box.right <= 390);
+        const narrow = document.documentElement.scrollWidth <= 390;
+        parent.postMessage([inside, narrow, {", ".join(more)}].join(" "), "*");
+    </script></body>"""
+    document, console = in_frame(path, tells, 'width="390" height="844" style="border: 0"')
+    assert console == []
+    return text_in(document, "seen")
+
+
+def in_frame(path, tells, attributes):
+    """The document around a frame with these attributes, after the page in it has run; and what the console said.
+
+    tells: what stands at the end of the page in place of </body>. What it posts to its parent is in the element #seen.
+    """
+    inside = html.escape(path.read_text().replace("</body>", tells))
     hears = """
         const seen = Object.assign(document.body.appendChild(document.createElement("p")), { id: "seen" });
         onmessage = event => seen.textContent = event.data;
     """
-    frame = tmp_path / "frame.html"
-    frame.write_text(
-        f'<body><script>{hears}</script><iframe sandbox="allow-scripts" srcdoc="{inside}"></iframe></body>'
-    )
-    document, console = in_chromium(frame)
+    frame = path.with_name("frame.html")
+    frame.write_text(f'<body><script>{hears}</script><iframe {attributes} srcdoc="{inside}"></iframe></body>')
+    return in_chromium(frame)
+
+
+@in_browser
+def test_a_page_that_may_store_nothing_is_whole(tmp_path):
+    # JupyterLab shows a file in a frame without storage, where half of the page was missing
+    run_of(tmp_path, [step(0), evaluation(0), sample(1, "first"), sample(2, "last")], settings={"dataset": "mine"})
+    tells = "<script>parent.postMessage(document.body.innerText, '*')</script></body>"
+    document, console = in_frame(report_page.write(tmp_path), tells, 'sandbox="allow-scripts"')
     assert "last" in text_in(document, "seen") and "mine" in text_in(document, "seen")
     assert not console
 
@@ -293,29 +316,14 @@ def test_the_pointer_shows_the_values_at_an_iteration_in_all_curves(tmp_path):
 
 @in_browser
 def test_a_page_is_readable_on_a_phone(tmp_path):
-    # in a frame of 390 pixels: Chromium's windows are not narrower than 500
     long = {"dataset": "a" * 200, "sample_prompts": "b" * 200}
     steps = [step(n, lr=0.5, grad_norm=1.0, ms=9.0, tokens_per_s=9.0, mfu=0.1, peak_memory=9e9) for n in range(9)]
     run_of(tmp_path, [*steps, sample(9, "c" * 500)], settings=long)
-    page = report_page.write(tmp_path).read_text()
-    tells = """<script>
-        const boxes = what => [...document.querySelectorAll(what)].map(each => each.getBoundingClientRect());
-        const inside = boxes("svg, .tile, pre, figure").every(box => box.left >= 0 && box.right <= 390);
-        const columns = what => new Set(boxes(what).map(box => box.left)).size;
-        const size = parseFloat(getComputedStyle(document.body).fontSize) >= 13;
-        const narrow = document.documentElement.scrollWidth <= 390;
-        parent.postMessage([inside, narrow, size, columns("figure"), columns(".tile")].join(" "), "*");
-    </script></body>"""
-    assert '<meta name="viewport" content="width=device-width' in page
-    inside = html.escape(page.replace("</body>", tells))
-    hears = """onmessage = event => document.body.append(
-        Object.assign(document.createElement("p"), { id: "seen", textContent: event.data })
-    );"""
-    phone = f'<iframe width="390" height="844" style="border: 0" srcdoc="{inside}"></iframe>'
-    frame = tmp_path / "frame.html"
-    frame.write_text(f"<body><script>{hears}</script>{phone}</body>")
-    document, console = in_chromium(frame)
-    assert text_in(document, "seen") == "true true true 1 2" and not console
+    path = report_page.write(tmp_path)
+    assert '<meta name="viewport" content="width=device-width' in path.read_text()
+    size = "parseFloat(getComputedStyle(document.body).fontSize) >= 13"
+    seen = on_a_phone(path, "svg, .tile, pre, figure", size, 'columns("figure")', 'columns(".tile")')
+    assert seen == "true true true 1 2"
 
 
 @in_browser

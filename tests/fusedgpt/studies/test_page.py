@@ -11,7 +11,7 @@ import urllib.parse
 import pytest
 
 from fusedgpt.studies import outcomes, page, report
-from tests.fusedgpt.runs.test_report_page import in_browser, in_chromium, page_of, text_in
+from tests.fusedgpt.runs.test_report_page import in_browser, in_chromium, on_a_phone, page_of, text_in
 from tests.fusedgpt.studies.by_hand import renamed, study, three
 
 EVIL = "</script><b>{{page}}&amp;<!--"
@@ -213,7 +213,6 @@ def test_warnings_are_seen_and_no_name_runs_as_markup(tmp_path):
 @in_browser
 @pytest.mark.parametrize("case", ["alone", "none", "long", "odd"])
 def test_a_page_of_any_study_is_readable_on_a_phone(case, tmp_path):
-    # in a frame of 390 pixels: Chromium's windows are not narrower than 500
     fall = {seed: [4.0, 3.0, 2.0 + seed] for seed in (1, 2)}
     name = "learning_rate=0.001,name=" + "x" * 90
     variants, losses = {
@@ -222,19 +221,6 @@ def test_a_page_of_any_study_is_readable_on_a_phone(case, tmp_path):
         "long": ({name: {"n_layer": 1}, "b": {"n_layer": 2}}, {name: fall, "b": fall}),
         "odd": ({"a": {"n_layer": 1}, "b": {"n_layer": 2}}, {"a": {1: [math.nan]}, "b": {1: [4.0, math.nan]}}),
     }[case]
-    text = report.write(study(tmp_path / "study", variants, losses))[-1].read_text()
-    tells = """<script>
-        const boxes = what => [...document.querySelectorAll(what)].map(each => each.getBoundingClientRect());
-        const inside = boxes("svg, .tile, figure, li, h1, #headline").every(box => box.left >= 0 && box.right <= 390);
-        const narrow = document.documentElement.scrollWidth <= 390;
-        parent.postMessage([inside, narrow, boxes("#table tr").length].join(" "), "*");
-    </script></body>"""
-    inside = html.escape(text.replace("</body>", tells))
-    hears = """onmessage = event => document.body.append(
-        Object.assign(document.createElement("p"), { id: "seen", textContent: event.data })
-    );"""
-    frame = tmp_path / "frame.html"
-    phone = f'<iframe width="390" height="844" style="border: 0" srcdoc="{inside}"></iframe>'
-    frame.write_text(f"<body><script>{hears}</script>{phone}</body>")
-    document, console = in_chromium(frame)
-    assert text_in(document, "seen") == f"true true {1 + len(variants)}" and not console
+    path = report.write(study(tmp_path / "study", variants, losses))[-1]
+    seen = on_a_phone(path, "svg, .tile, figure, li, h1, #headline", 'boxes("#table tr").length')
+    assert seen == f"true true {1 + len(variants)}"
