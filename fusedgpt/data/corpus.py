@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -92,8 +93,8 @@ class Files:
     hidden files, the file `besides` and files of other kinds are left out. What is left out is printed. A BOM is
     removed, and line ends become \\n.
 
-    column: the column with the text, or FILE:COLUMN for the tables that the pattern FILE matches, or several of these
-    with commas between them.
+    column: the column with the text, or FILE:COLUMN for the tables that the pattern FILE matches. With a FILE, several
+    of these have commas between them; without one, commas belong to the name.
     encoding: that of text which is not UTF-8. Without one, such text is refused.
     skip_unreadable: leave out files that are damaged or hold no text; `skipped` then has them, with the reasons.
 
@@ -126,7 +127,8 @@ class Files:
             self._skip_unreadable()
         stamps = [[str(f.absolute()), f.stat().st_size, f.stat().st_mtime_ns] for f in self.files]
         self.size = sum(size for _, size, _ in stamps)
-        self.key = [column, paragraphs, encoding, documents.versions(map(kind, self.files)), *stamps]
+        # the readers' versions count for all files, because one named .txt may turn out to be a PDF
+        self.key = [column, paragraphs, encoding, documents.versions(), *stamps]
 
     @property
     def position(self) -> int:
@@ -140,7 +142,10 @@ class Files:
             try:
                 yield from self._fragments_of(path)
             except UserError as error:
-                others = [error for _, error in self._problems(self.files[number:]) if error]
+                if self.size > CHECKED_FIRST:  # this may take hours
+                    print(f"checking the other files too, because {error}")
+                problems = watched(self._problems(self.files[number:]), self, "checking")
+                others = [error for _, error in problems if error]
                 raise _refusal([error, *others], len(self.files)) from error
 
     def check(self) -> None:
@@ -160,7 +165,6 @@ class Files:
 
     def _problems(self, files):
         """Read files to their ends: (path, None) for each fragment, and (path, its UserError) if one is refused."""
-        self._done = 0
         for path in files:
             try:
                 for _ in self._fragments_of(path):
@@ -289,7 +293,9 @@ class Files:
         if column not in row:
             columns = ", ".join(map(shown, itertools.islice(row, SHOWN)))
             example = max((name for name in row if name), key=lambda name: len(str(row[name])), default="NAME")
-            example = f"--text_column={path.name}:{example}" if len(example) < 100 else "--text_column=FILE:NAME"
+            named = f"{path.name}:{example}"
+            named = example if "," in named else named  # after a FILE, a name is split at its comma
+            example = f"--text_column={shlex.quote(named)}" if len(example) < 100 else "--text_column=FILE:NAME"
             raise UserError(f"{where} has no {column!r}, but {columns}: name the one with the text, as {example} does")
         text = row[column]
         if not isinstance(text, str):
@@ -337,6 +343,8 @@ def _counted(counter):
 def _columns(given, files):
     """What --text_column says: pairs of a pattern of files and their column, and the column of all others."""
     named = [re.fullmatch(r"(.*?[.*][^:]*):(.+)", each) or each for each in given.split(",")]
+    if not any(isinstance(each, re.Match) for each in named):  # a column's name may have a comma
+        return [], given
     patterns = [each.groups() for each in named if isinstance(each, re.Match)]
     others = [each for each in named if isinstance(each, str)]
     if len(others) > 1:

@@ -27,6 +27,7 @@ KINDS = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
 CHUNK = 2**20  # bytes of XML to parse at a time
 LONGEST_TAG = 2**24  # most characters of a tag or a comment, which the parsers keep in memory
 MOST_OPEN = 2**16  # most elements that are open at once: the parser keeps their names
+MOST_BLANKS = 1000  # of one <text:s>, so that a small file does not become gigabytes
 LONGEST_CONTENTS = 2**24  # most bytes of an EPUB's list of chapters
 
 # each comment is atomic (?>): in a text of 30 comments, trying where else they might end would take minutes
@@ -68,12 +69,11 @@ def foreign(head: bytes) -> str | None:
     return f"is {found[0]}, no text: {found[1]}" if found else None
 
 
-def versions(kinds: Iterable[str | None]) -> list[str]:
-    """The versions of what reads documents of `kinds`: another may find another text in them."""
-    kinds = set(kinds)
-    found = [f"Python {platform.python_version()}"] if kinds & set(KINDS) else []
+def versions() -> list[str]:
+    """The versions of what reads documents: another may find another text in them."""
+    found = [f"Python {platform.python_version()}"]
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found += [f"pypdf {importlib.metadata.version('pypdf')}"] if ".pdf" in kinds else []
+        found.append(f"pypdf {importlib.metadata.version('pypdf')}")
     return found
 
 
@@ -123,15 +123,21 @@ class _Html(html.parser.HTMLParser):
     """
 
     LEFT_OUT = "script style template noscript title nav svg iframe object select textarea button"
+    LEFT_OUT += " dialog video audio canvas annotation annotation-xml rt rp"
     VOID = "area base br col embed hr img input link meta param source track wbr"
     PARAGRAPHS = "p h1 h2 h3 h4 h5 h6 blockquote pre ul ol dl table figure hr article section main header footer aside"
-    LINES = "div li dt dd tr br address figcaption caption form fieldset details summary body"
+    LINES = "div li dt dd tr br address figcaption caption form fieldset details summary dialog body"
     BETWEEN = dict.fromkeys(PARAGRAPHS.split(), "\n\n") | dict.fromkeys(LINES.split(), "\n")
     BETWEEN |= {"td": "\t", "th": "\t"}
     LEFT_OUT = frozenset(LEFT_OUT.split())
     NAVIGATION = ("div", "section", "ul", "ol", "table")  # with that role; others, as p, may have no end tag
     # The elements that are counted. Links, spans and the like close nothing but themselves. The body closes too late.
-    COUNTED = LEFT_OUT.union(BETWEEN).difference(VOID.split(), ["body"])
+    COUNTED = LEFT_OUT.union(BETWEEN, ["ruby"]).difference(VOID.split(), ["body"])
+    INLINE = "a abbr b bdi cite code em i label small span strong sub sup u"  # they may be hidden
+    INLINE = frozenset(INLINE.split())
+    HIDDEN = re.compile(r"(^|[;\s])(display\s*:\s*none|visibility\s*:\s*hidden)\b", re.I)  # in a style
+    ENDLESS = ("p", "li", "dt", "dd", "tr", "td", "th", "rt", "rp")  # HTML lets their end tags be missing
+    LISTS = ("ul", "ol", "dl", "table")
 
     def __init__(self, text):
         super().__init__()
@@ -139,18 +145,32 @@ class _Html(html.parser.HTMLParser):
         self.left_out, self.before = None, None  # the element, and what was open when it began, with itself
 
     def handle_starttag(self, tag, attrs):
-        if tag in self.COUNTED:
+        if self.left_out in self.ENDLESS and self._ends(tag):
+            self.left_out = None
+        if tag in self.COUNTED or tag in self.INLINE:
             self.open[tag] += 1
-        navigation = tag in self.NAVIGATION and ("role", "navigation") in attrs
-        if self.left_out is None and (tag in self.LEFT_OUT or navigation):
-            self.left_out, self.before = tag, self.open.copy()
+            if self.left_out is None and self._unseen(tag, dict(attrs)):
+                self.left_out = tag
+                self.before = {each: self.open[each] for each in self.open if each in self.COUNTED or each == tag}
         self.text.separate(self.BETWEEN.get(tag, ""))
+
+    def _unseen(self, tag, attrs):
+        if tag in self.LEFT_OUT:
+            return tag != "dialog" or "open" not in attrs
+        navigation = tag in self.NAVIGATION and attrs.get("role") == "navigation"
+        return navigation or "hidden" in attrs or bool(self.HIDDEN.search(attrs.get("style") or ""))
+
+    def _ends(self, tag):
+        """Whether the start of `tag` ends what is left out, though that has no end tag."""
+        if self.left_out == "p":
+            return tag in self.BETWEEN and tag != "br"
+        return tag == self.left_out and all(self.open[each] <= self.before.get(each, 0) for each in self.LISTS)
 
     def handle_endtag(self, tag):
         if self.open[tag]:
             self.open[tag] -= 1
-        if self.left_out and self.open[tag] < self.before[tag]:
-            self.unclosed |= {self.left_out} - {tag}
+        if self.left_out and self.open[tag] < self.before.get(tag, 0):
+            self.unclosed |= {self.left_out} - {tag, *self.ENDLESS}
             self.left_out = None
         self.text.separate(self.BETWEEN.get(tag, ""))
 
@@ -160,7 +180,7 @@ class _Html(html.parser.HTMLParser):
 
     def close(self):
         super().close()
-        self.unclosed |= {self.left_out} - {None}
+        self.unclosed |= {self.left_out} - {None, *self.ENDLESS}
 
 
 def html_text(path: str, blocks: Iterable[str], say: Callable[[str], None], text: _Text | None = None) -> Iterator[str]:
@@ -183,29 +203,45 @@ def html_text(path: str, blocks: Iterable[str], say: Callable[[str], None], text
 class _Office:
     """The text of Word's or OpenDocument's XML. Elements are known by their local names."""
 
-    def __init__(self, inside, verbatim, left_out, after):
-        self.inside, self.verbatim, self.left_out, self.after = inside, verbatim, left_out, after
-        self.text, self.open, self.wanted, self.unwanted, self.events = _Text(), 0, 0, 0, 0
+    def __init__(self, inside, verbatim, left_out, hiding, after):
+        self.inside, self.verbatim, self.left_out, self.hiding, self.after = inside, verbatim, left_out, hiding, after
+        self.text, self.open, self.wanted, self.events = _Text(), [], 0, 0
+        self.hidden = 0  # how many elements are open around what is left out, with itself; 0 if all is read
 
     def start(self, tag, attrs):
         tag = tag.rpartition("}")[2]
-        self.open, self.events = self.open + 1, self.events + 1
-        self.wanted, self.unwanted = self.wanted + (tag in self.inside), self.unwanted + (tag in self.left_out)
-        if self.open > MOST_OPEN:
+        self.open.append(tag)
+        self.events, self.wanted = self.events + 1, self.wanted + (tag in self.inside)
+        if len(self.open) > MOST_OPEN:
             raise ValueError(f"more than {MOST_OPEN:,} elements are open at once")
-        if not self.unwanted:
-            self.text.separate({"tab": "\t", "br": "\n", "cr": "\n", "line-break": "\n", "s": " "}.get(tag, ""))
+        if tag in self.hiding:
+            around, values = self.hiding[tag]
+            value = next((value for name, value in attrs.items() if name.endswith("}val")), "true")
+            if self.open[-1 - len(around) : -1] == around and re.fullmatch(values, value):
+                self.hidden = min(self.hidden or MOST_OPEN, len(self.open) - len(around))
+        if not self.hidden and tag in self.left_out:
+            self.hidden = len(self.open)
+        if self.hidden:
+            return
+        if tag == "noBreakHyphen":
+            self.text.add("\N{NON-BREAKING HYPHEN}", verbatim=True)
+        elif tag == "s" and self.wanted:  # OpenDocument's blanks that count
+            count = next((value for name, value in attrs.items() if name.endswith("}c")), "1")
+            self.text.add(" " * min(int(count), MOST_BLANKS), verbatim=True)
+        else:
+            self.text.separate(OFFICE_GAPS.get(tag, ""))
 
     def data(self, text):
         self.events += 1
-        if self.wanted and not self.unwanted:
+        if self.wanted and not self.hidden:
             self.text.add(text, self.verbatim)
 
     def end(self, tag):
-        tag = tag.rpartition("}")[2]
-        self.open, self.events = self.open - 1, self.events + 1
-        self.wanted, self.unwanted = self.wanted - (tag in self.inside), self.unwanted - (tag in self.left_out)
-        if not self.unwanted and (gap := self.after.get(tag)):
+        tag = self.open.pop()
+        self.events, self.wanted = self.events + 1, self.wanted - (tag in self.inside)
+        if self.hidden > len(self.open):
+            self.hidden = 0
+        if not self.hidden and (gap := self.after.get(tag)):
             if gap in ("\t", "\n"):  # the end of a cell or a row counts more than that of the paragraph in it
                 self.text.gap = gap
             self.text.separate(gap)
@@ -215,13 +251,26 @@ class _Office:
 
 
 TABLES = {"table": "\n\n", "table-row": "\n", "table-cell": "\t", "tbl": "\n\n", "tr": "\n", "tc": "\t"}
-# w:t has all text of a Word file. pPr holds tab stops, a Fallback what was said before it, and moveFrom what was moved
-WORD = dict(inside={"t"}, verbatim=True, left_out={"pPr", "Fallback", "moveFrom"}, after={"p": "\n\n"} | TABLES)
+OFFICE_GAPS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "line-break": "\n"}
+# w:t has all text of a Word file. pPr holds tab stops, a Fallback what was said before it, moveFrom what was moved, and
+# rt the reading of a ruby. Within the elements that it lists, a tag of `hiding` with this value hides the first.
+WORD = dict(
+    inside={"t"},
+    verbatim=True,
+    left_out={"pPr", "Fallback", "moveFrom", "rt"},
+    hiding={
+        "vanish": (["r", "rPr"], "true|1|on"),
+        "pStyle": (["p", "pPr"], r"TOC\d"),
+        "docPartGallery": (["sdt", "sdtPr", "docPartObj"], "Table of Contents"),
+    },
+    after={"p": "\n\n"} | TABLES,
+)
 # deleted text, comments and notes stand amid OpenDocument's paragraphs
 OPEN_DOCUMENT = dict(
     inside={"p", "h"},
     verbatim=False,
-    left_out={"tracked-changes", "annotation", "note"},
+    left_out={"tracked-changes", "annotation", "note", "table-of-content", "hidden-text", "ruby-text"},
+    hiding={},
     after={"p": "\n\n", "h": "\n\n"} | TABLES,
 )
 

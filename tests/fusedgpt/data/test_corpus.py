@@ -3,6 +3,7 @@
 import csv
 import errno
 import gzip
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -15,10 +16,11 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from fusedgpt.data import corpus, decoding
+from fusedgpt.data import corpus, decoding, encoding
 from fusedgpt.data.corpus import Files
 from fusedgpt.errors import UserError
 from tests.conftest import script
+from tests.documents import pdf
 
 TEXTS = ["one\nline more", 'with "quotes", commas', "", "äöü 漢字", "007", "NA", "2020-01-01", "null"]
 
@@ -222,6 +224,14 @@ def test_other_content_has_another_key(tmp_path):
     assert Files([tmp_path]).key != before
 
 
+def test_another_pypdf_is_another_key_whatever_a_pdf_is_called(tmp_path, monkeypatch):
+    # only files named .pdf counted, and a preparation went on with another reading of the same text
+    (tmp_path / "a.txt").write_bytes(pdf(["a page"]))
+    before = Files([tmp_path]).key
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0")
+    assert Files([tmp_path]).key != before
+
+
 def test_halves_are_cut_by_characters(tmp_path, monkeypatch):
     monkeypatch.setattr(decoding, "CHUNK", 4)
     text = "äbcdéfghij" * 5
@@ -286,6 +296,20 @@ def test_all_unreadable_files_are_named_at_once(mixed, capsys, monkeypatch, larg
     assert len(said) == len(BAD) and all(str(mixed / name) in line for name, line in zip(sorted(BAD), said))
 
 
+def test_the_search_for_other_unreadable_files_is_shown(mixed, capsys, monkeypatch):
+    # after the first of them, all other files were read to their ends without a word: hours for 100 GB
+    pytest.importorskip("pypdf")
+    monkeypatch.setattr(corpus, "CHECKED_FIRST", 0)
+    monkeypatch.setattr(encoding, "SECONDS_BETWEEN_LINES", -1)
+    (mixed / "0.txt").write_text("zero")
+    files = Files([mixed])
+    with pytest.raises(UserError, match="5 of 8 files"):
+        list(files.fragments())
+    said = capsys.readouterr().out
+    assert f"checking the other files too, because cannot read {mixed / '1.docx'}" in said.partition("checking: ")[0]
+    assert "MB read" in said and files.position == len("zero" + "three" + "six")  # the bar does not begin again at 0
+
+
 def test_unreadable_files_are_left_out_as_a_whole_if_asked(mixed, capsys):
     pytest.importorskip("pypdf")
     (mixed / "8.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n{')  # its first rows are fine
@@ -329,7 +353,15 @@ def test_each_file_can_have_its_own_column(tmp_path):
     ):
         Files(paths, "mial.csv:body")
     with pytest.raises(UserError, match="names 2 columns for the same files: give one, and FILE:COLUMN for files"):
-        Files(paths, "body,text")
+        Files(paths, "mail.csv:body,body,text")
+
+
+def test_a_column_may_have_a_comma_in_its_name(tmp_path):
+    # it was split into two columns for the same files
+    (tmp_path / "a.csv").write_text('id,"body, cleaned"\n1,the text of a row\n')
+    with pytest.raises(UserError, match=r"has no 'id,text', but .* as --text_column='body, cleaned' does"):
+        documents([tmp_path], column="id,text")
+    assert documents([tmp_path], column="body, cleaned") == ["the text of a row"]
 
 
 def test_other_encodings_are_taken_by_name_alone(tmp_path, capsys):
