@@ -58,7 +58,7 @@ def _end(run, loss):
 
 
 def _headline(runs, names, ends, loss):
-    """Which run ends lowest, and whether the runs end at the same iteration."""
+    """Which run ends lowest, and whether the runs end at the same iteration, on the same data."""
     unit = "bits per byte" if loss == "bits_per_byte" else "nats per token"
     known = [(f"{end:.4f}", name) for end, name in zip(ends, names) if math.isfinite(end)]
     if len(known) < 2:
@@ -69,10 +69,16 @@ def _headline(runs, names, ends, loss):
         said = f"All runs end at {lowest} {unit}"
     else:
         said = f"{' and '.join(best)} end{'s' * (len(best) == 1)} lowest, at {lowest} {unit}"
+    said += "."
     after = [f"{run.eval['iter'][-1]:,.0f}" for run, end in zip(runs, ends) if math.isfinite(end)]
-    if len(set(after)) == 1:
-        return f"{said}."
-    return f"{said}. But they were last evaluated after {', '.join(after[:-1])} and {after[-1]} iterations."
+    if len(set(after)) > 1:
+        said += f" But they were last evaluated after {', '.join(after[:-1])} and {after[-1]} iterations."
+    evaluated = [run for run, end in zip(runs, ends) if math.isfinite(end)]
+    data = {section(run.record, "settings").get("dataset") for run in evaluated} - {None}
+    if len(data) > 1:
+        named = " and ".join(sorted(map(str, data)))
+        said += f" But they were evaluated on different data, {named}: such losses do not compare."
+    return said
 
 
 def _figures(run, end, loss):

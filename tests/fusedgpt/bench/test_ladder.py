@@ -349,6 +349,7 @@ def test_losses_that_are_no_numbers_do_not_agree():
 
     assert "**they DISAGREE**" in notes(manual=2.0, math=2.001, flash=float("nan"))[0]
     assert "they agree" in notes(manual=2.0, math=2.001)[0]
+    assert not any("agree" in line.lower() for line in notes(manual=2.0))  # one loss was said to agree
 
 
 def test_a_profile_opens_in_perfetto(tmp_path, data):
