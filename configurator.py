@@ -8,6 +8,9 @@ writes the help. A script that executes the text of this file, as nanoGPT's do, 
     exec(open("configurator.py").read())
 """
 
+if __name__ != "configurator":  # a script executes this text
+    _script = dict(globals())  # before names of ours, such as `re`, replace the script's
+
 import contextlib
 import dataclasses
 import difflib
@@ -22,8 +25,9 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fusedgpt.aliases import VALUES, settings_called
+from fusedgpt.aliases import PROCESSES, VALUES, settings_called
 from fusedgpt.errors import UserError, first_line, one_sentence, shown
+from fusedgpt.home import as_called
 
 COMMAND_LINE = "the command line"
 LARGEST = 2**63 - 1  # the largest whole number of PyTorch and numpy
@@ -60,15 +64,7 @@ def configure(
                 settings = _set(settings, name, value, file)
                 assigned.append((name, value, file))
     for flag in flags:
-        name, equals, text = flag.lstrip("-").partition("=")
-        if name in unused:
-            raise UserError(f"{COMMAND_LINE}: --{name} has no effect here: {unused[name]}")
-        if text.endswith(".py") and name not in vars(settings):
-            raise UserError(f"{flag}: config files are named without a flag, as in train.py {text}")
-        if not equals:
-            field = _field(settings, name, COMMAND_LINE)
-            value = True if bool in (field.type, *typing.get_args(field.type)) else getattr(settings, name)
-            raise UserError(f"{flag} has no value: flags are written --name=value, as in --{name}={value}")
+        name, text = _name_and_text(flag, settings, unused)
         settings = _set(settings, name, text, COMMAND_LINE)
         assigned.append((name, text, COMMAND_LINE))
     if (base := earlier(settings)) is not None:
@@ -96,6 +92,20 @@ def separate(args: list[str]) -> tuple[list[str], list[str]]:
         elif not arg.startswith("-"):
             unnamed.append(arg)
     return unnamed, flags
+
+
+def _name_and_text(flag, settings, unused):
+    """The name of a setting and the text of its value, from a flag --name=text. Raises UserError if one is missing."""
+    name, equals, text = flag.lstrip("-").partition("=")
+    if name in unused:
+        raise UserError(f"{COMMAND_LINE}: --{name} has no effect here: {unused[name]}")
+    if text.endswith(".py") and name not in vars(settings):
+        raise UserError(f"{flag}: config files are named without a flag, as in train.py {text}")
+    if not equals:
+        field = _field(settings, name, COMMAND_LINE)
+        value = True if bool in (field.type, *typing.get_args(field.type)) else getattr(settings, name)
+        raise UserError(f"{flag} has no value: flags are written --name=value, as in --{name}={value}")
+    return name, text
 
 
 def _require_dashes(unnamed, settings):
@@ -206,6 +216,8 @@ def _field(settings, name, where):
     if name not in fields:
         near = settings_called(name, fields) or difflib.get_close_matches(name, fields, n=1)
         hint = f"did you mean {near[0]}?" if near else "--help lists every setting"
+        if name.lower() in PROCESSES.split() and "backend" in fields:
+            hint = "torchrun --standalone --nproc_per_node=N train.py trains on N GPUs"
         if where != COMMAND_LINE:
             hint += " (begin a name that is not a setting with _)"
         raise UserError(f"{where}: there is no setting {shown(name)}: {hint}")
@@ -252,8 +264,7 @@ def apply(names: dict[str, Any], args: list[str]) -> None:
     A setting is a global of a plain type whose name does not begin with _. It keeps its type, unless it is None.
     Raises UserError as `configure` does.
     """
-    own = {"COMMAND_LINE", "LARGEST"}  # of this file, which put them among the script's
-    values = {k: v for k, v in names.items() if type(v) in PLAIN and not k.startswith("_") and k not in own}
+    values = {k: v for k, v in names.items() if type(v) in PLAIN and not k.startswith("_")}
     kinds = {types.NoneType: typing.Union[PLAIN]}  # noqa: UP007 (a tuple of types)
     fields = [(k, kinds.get(type(v), type(v)), dataclasses.field(default=v)) for k, v in values.items()]
     names |= vars(configure(dataclasses.make_dataclass("Settings", fields)(), args, ""))
@@ -262,8 +273,9 @@ def apply(names: dict[str, Any], args: list[str]) -> None:
 def _print_help(settings, description):
     import tyro
 
-    options = dict(default=settings, use_underscores=True, config=_plain(), description=description)
-    tyro.cli(type(settings), args=["--help"], **options)
+    called = as_called(f"python {os.path.basename(sys.argv[0])}")
+    options = dict(default=settings, use_underscores=True, config=_plain(), description=as_called(description))
+    tyro.cli(type(settings), prog=called, args=["--help"], **options)
 
 
 def _plain():
@@ -272,6 +284,7 @@ def _plain():
     return (tyro.conf.FlagConversionOff,)  # --flag=True, not --flag and --no-flag
 
 
-if __name__ != "configurator":  # another script executes the text of this file
+if __name__ != "configurator":
     with one_sentence():
-        apply(globals(), sys.argv[1:])
+        apply(_script, sys.argv[1:])
+    globals().update(_script)

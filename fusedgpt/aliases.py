@@ -36,6 +36,8 @@ NAMES = {
     "wandb_log": "wandb use_wandb",
     "seed": "random_seed",
 }
+# the number of GPUs or processes, which is no setting: torchrun takes it
+PROCESSES = "gpus num_gpus n_gpus ngpu ngpus devices num_devices nproc nproc_per_node num_processes world_size"
 # {what people write: the value that it means}
 VALUES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
 VALUES |= {"adam": "adamw", "1": "True", "yes": "True", "on": "True", "0": "False", "no": "False", "off": "False"}

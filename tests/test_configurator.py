@@ -9,6 +9,7 @@ from typing import Literal
 
 import pytest
 
+import configurator
 import sample
 import train
 from configurator import configure, separate
@@ -167,6 +168,20 @@ def test_a_script_that_executes_the_text_is_configured(args, said, tmp_path):
     done = subprocess.run([sys.executable, mine, *args], check=False, **how)
     assert done.returncode == (0 if said.startswith("{") else 1)
     assert done.stdout.startswith(said) if said.startswith("{") else said in sentence(done.stderr)
+
+
+def test_a_script_keeps_its_globals_that_are_named_like_ours(tmp_path):
+    # `apply = 5` became our function, and `re = None` the module
+    names = [name for name in vars(configurator) if not name.startswith("__")]
+    assert {"apply", "re", "COMMAND_LINE", "_set", "settings_called"} <= {*names}
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        f"globals().update(dict.fromkeys({names}, 5))\nexec(open('configurator.py').read())\n"
+        f"print([name for name in {names} if globals()[name] != 5], apply)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    how = dict(cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert subprocess.run([sys.executable, mine, "--apply=6"], check=True, **how).stdout == "['apply'] 6\n"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 import sample
 import train
-from fusedgpt.aliases import NAMES, VALUES, settings_called
+from fusedgpt.aliases import NAMES, PROCESSES, VALUES, settings_called
 
 SETTINGS = {field.name: field for kind in (train.Settings, sample.Settings) for field in dataclasses.fields(kind)}
 
@@ -15,6 +15,10 @@ SETTINGS = {field.name: field for kind in (train.Settings, sample.Settings) for 
 def test_every_setting_exists_and_no_alias_is_one(setting):
     assert setting.partition("=")[0] in SETTINGS
     assert not set(NAMES[setting].split()) & SETTINGS.keys()
+
+
+def test_the_number_of_processes_is_no_setting_and_no_alias():
+    assert not {*PROCESSES.split()} & {*SETTINGS, *" ".join(NAMES.values()).split()}
 
 
 def test_values_are_values_of_a_setting():
