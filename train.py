@@ -46,7 +46,7 @@ from fusedgpt.machine.signals import catch_signals
 from fusedgpt.parallel import distributed
 from fusedgpt.runs import budget, checkpoint, resume, run_folder
 from fusedgpt.runs.logger import Logger
-from fusedgpt.runs.progress import is_reported, run_record, settings_lines
+from fusedgpt.runs.progress import is_reported, run_record, schedule_lines, settings_lines
 from fusedgpt.runs.run import Run, TrainState
 from fusedgpt.runs.saver import Saver
 from fusedgpt.training import evaluation, samples, tuning
@@ -68,8 +68,9 @@ def read_settings(args: list[str]) -> Settings:
         return dataclasses.replace(adopt(Settings(), *found), out_dir=s.out_dir) if found else None
 
     found, (unnamed, flags) = [], separate(args)
-    for folder in filter(os.path.isdir, unnamed):
-        raise UserError(f"{folder} is a folder: to train its run on, give --init_from=resume --out_dir={folder}")
+    for name in unnamed:
+        if os.path.isdir(name):
+            raise UserError(f"{name} is a folder: to train its run on, give --init_from=resume --out_dir={name}")
     s = configure(Settings(), args, __doc__, earlier=earlier)
     given = {flag.partition("=")[0] for flag in flags}
     if found and "--lr_decay_iters" not in given:
@@ -216,7 +217,6 @@ def join(s: Settings) -> tuple[Settings, distributed.Ranks, torch.device]:
     Raises UserError if a setting is invalid, the device is absent, or another process does not connect.
     """
     validate(s)
-    require_learning(s)
     ranks = distributed.ranks(s.parallel, s.shard_size, s.timeout)
     ranks.micro_steps(s.gradient_accumulation_steps)  # raises before any rank waits for another
     device = resolve_device(s.device, ranks.local_rank)
@@ -224,6 +224,8 @@ def join(s: Settings) -> tuple[Settings, distributed.Ranks, torch.device]:
     if device.type == "cpu":
         memory.keep_freed_memory(ranks.shards == 1)
     s = ranks.broadcast(resume.where_to_start(s))  # rank 0 decides, because nodes may see different files
+    if s.init_from != "resume":
+        require_learning(s)
     if s.deterministic:
         determinism.require_deterministic()
     return s, ranks, device
@@ -257,6 +259,7 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     if s.init_from == "resume":
         saved, path = run_folder.load_latest(out_dir, logger.say, whole=ranks.shards == 1)
         s = resume.keep_finished(resume.keep_settled(s, saved, logger.say), saved, logger.say)
+        require_learning(s, saved["config"])
     model, s = build_model(s, meta, saved, ranks, device, logger.say)
     resume.check_ids(s, meta, saved, ranks, logger.say)
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
@@ -333,6 +336,8 @@ def main(s: Settings) -> None:
             run.losses(s.batch_size)  # compile the evaluation graph now, so that no evaluation's time includes it
         step = functools.partial(train_step, run.state, run.s, run.micro_steps)
         budget.settle(run, step, began)
+        for line in schedule_lines(run.s) if run.s.init_from != "resume" else ():
+            logger.say(line)
         memory.reset_peak_memory(device)  # compilation, the rehearsal and the timing are over
         gc.collect()
         gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step
@@ -345,6 +350,7 @@ def main(s: Settings) -> None:
         run.deadline = math.inf if s.max_seconds is None else began + s.max_seconds
         training_loop(run)
         run.finish()
+        budget.say_if_missed(run, began)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from fusedgpt import dimensions
@@ -132,14 +132,22 @@ def validate(s: Settings) -> None:
         raise UserError("init_from is empty: it can be scratch, resume, auto, or a hub id or folder of a GPT-2")
 
 
-def require_learning(s: Settings) -> None:
-    """Raise UserError if the schedule reaches a learning rate of 0 before the run ends."""
-    ends = s.decay_lr and s.schedule != "constant" and s.minutes is None and not s.eval_only
-    if ends and s.min_lr == 0 and s.lr_decay_iters < s.max_iters:
+def require_learning(s: Settings, was: Mapping[str, Any] | None = None) -> None:
+    """Raise UserError if the schedule reaches a learning rate of 0 before the run ends.
+
+    was: the settings of the run that `s` resumes. It may go on as it was begun, even if its end learns nothing.
+    """
+    if _idle_steps(vars(s)) > (0 if was is None else _idle_steps(vars(s) | was)):
         raise UserError(
             f"the learning rate is 0 from iteration lr_decay_iters={s.lr_decay_iters} on, so nothing more would be"
             f" learnt until max_iters={s.max_iters}: give --lr_decay_iters={s.max_iters}, or a --min_lr above 0"
         )
+
+
+def _idle_steps(s):
+    """How many steps at the end of the run have a learning rate of 0."""
+    ends = s["decay_lr"] and s["schedule"] != "constant" and s["minutes"] is None and not s["eval_only"]
+    return max(0, s["max_iters"] - s["lr_decay_iters"]) if ends and s["min_lr"] == 0 else 0
 
 
 def as_built(s: Settings, config: Any, say: Callable[[str], None]) -> Settings:

@@ -354,6 +354,33 @@ def test_a_run_trains_on_with_its_schedule(tmp_path, data):
     assert [row["lr"] for row in rows(out)[-2:]] == [1e-4, 1e-4]
 
 
+def test_a_run_trains_on_with_the_config_file_that_named_a_longer_schedule(tmp_path, data):
+    # the file's schedule began then, at a higher learning rate than that of the last step
+    config = tmp_path / "c.py"
+    config.write_text("max_iters = 100\nlr_decay_iters = 100")
+    out = run(tmp_path / "out", data, lr_decay_iters=10)
+    resumed = (config, "--init_from=resume", f"--out_dir={out}", "--max_iters=15")
+    said = script("train.py", *resumed).stdout
+    assert "resuming with lr_decay_iters=15; it was 10: the schedule ends with the run (--lr_decay_iters=10" in said
+    assert rows(out)[-1]["lr"] == rows(run(tmp_path / "whole", data, lr_decay_iters=15, max_iters=15))[-1]["lr"]
+    script("train.py", *resumed[:-1], "--max_iters=16", "--lr_decay_iters=100")
+    assert json.loads((out / "run.json").read_text())["settings"]["lr_decay_iters"] == 100
+
+
+def test_a_run_of_an_earlier_version_goes_on_to_its_end_at_a_rate_of_0(tmp_path, data, monkeypatch):
+    # it could neither be resumed nor evaluated at its end without a flag
+    idle = dict(min_lr=0.0, lr_decay_iters=5)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(train, "require_learning", lambda *_: None)
+        run(tmp_path, data, max_seconds=0, **idle)
+    assert len(rows(tmp_path)) < 10
+    for _ in range(2):  # to its end, and at its end
+        script("train.py", "--init_from=resume", f"--out_dir={tmp_path}", "--max_seconds=None")
+        assert len(rows(tmp_path)) == 10
+    refused = script("train.py", "--init_from=resume", f"--out_dir={tmp_path}", "--max_iters=11", check=False)
+    assert "give --lr_decay_iters=11, or a --min_lr above 0" in sentence(refused.stderr)
+
+
 def test_a_run_that_makes_no_step_records_none(tmp_path, data, capsys):
     # its run.json and report.html said that it had been made with what it was given afterwards
     run(tmp_path, data)

@@ -53,7 +53,10 @@ def require_right_flag(s: Settings) -> None:
             f"init_from={s.init_from} is a file: to train its run on, give --init_from=resume --out_dir={run}"
         )
     if named and run_folder.checkpoints(s.init_from):
-        raise UserError(f"{s.init_from} is a run: to train it on, give --init_from=resume --out_dir={s.init_from}")
+        raise UserError(
+            f"{s.init_from} is a run: to train it on, give --init_from=resume --out_dir={s.init_from}; for a new run"
+            f" from its weights, export it first: python export.py {s.init_from}"
+        )
     if run_folder.is_transformers(s.out_dir):
         raise UserError(
             f"{s.out_dir} is a model in Hugging Face's format: to begin with its weights, give --init_from={s.out_dir}"
@@ -64,11 +67,11 @@ def require_right_flag(s: Settings) -> None:
 def prolonged(s: Settings, was: dict[str, Any]) -> Settings:
     """`s` with a schedule that ends with the run, if that is so in `was`, the settings of the run that `s` resumes.
 
-    Otherwise a run that is trained on with a larger max_iters would go on at min_lr, which may be 0.
+    Otherwise a run that is trained on with a larger max_iters would go on at min_lr, which may be 0, or would begin the
+    longer schedule of its config file, at a higher learning rate than that of its last step.
     """
-    if was.get("lr_decay_iters") == was.get("max_iters") and s.lr_decay_iters < s.max_iters:
-        return dataclasses.replace(s, lr_decay_iters=s.max_iters)
-    return s
+    ended = was.get("lr_decay_iters") == was.get("max_iters")
+    return dataclasses.replace(s, lr_decay_iters=s.max_iters) if ended else s
 
 
 def keep_settled(s: Settings, saved: dict, say: Say) -> Settings:
@@ -84,7 +87,8 @@ def keep_settled(s: Settings, saved: dict, say: Say) -> Settings:
     if s.minutes != saved["config"].get("minutes"):
         raise UserError(
             f"minutes={s.minutes:g} can only settle the length of a new run, and the run in {s.out_dir} has {now}: to"
-            " train it for longer, give a larger --max_iters and no --minutes"
+            " train it for longer, give a larger --max_iters and no --minutes; to begin a new run, give another"
+            " --out_dir, or move that folder away"
         )
     if any(getattr(s, name) != value for name, value in numbers.items()):
         say(f"{now}, as minutes={s.minutes:g} settled: to take others, give --max_iters")
@@ -178,7 +182,7 @@ def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
             ) from error
     for name, was in saved["config"].items():
         if name not in (*NOT_RESUMED, "mask") and getattr(s, name, was) != was:
-            moved = name == "lr_decay_iters" and s.lr_decay_iters == s.max_iters > was
+            moved = name == "lr_decay_iters" and s.lr_decay_iters == s.max_iters != was
             how = f": the schedule ends with the run (--lr_decay_iters={was} leaves it as it was)" if moved else ""
             say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}{how}")
     if not _same_mask(saved, s):
