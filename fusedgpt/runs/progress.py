@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from fusedgpt import terminal
 from fusedgpt.errors import UserError
 from fusedgpt.machine import flops, memory, timing
 from fusedgpt.machine.device import cuda_graphs, dtype_name, multiplies_tf32
@@ -22,13 +21,14 @@ from fusedgpt.training.optimizer import learning_rate
 LONGEST_SILENCE_S = 2.0  # on a CPU, a slow run updates its bar about this often
 STEPS_OF_AN_ESTIMATE = 6  # steps after which the run says how long it will take
 RECENT = 100  # steps that tell how long a step takes; of fewer, the later half
+HIGH_END = 0.05  # a learning rate that ends further than this share of its peak above min_lr is said
 # the groups of settings that comments in Settings name, by their first setting; those of Dimensions are the model's
 GROUPS = {"block_size": "model", "out_dir": "files", "tensorboard_log": "trackers", "dataset": "data"}
 GROUPS |= {"attention": "kernels", "optimizer": "optimizer", "decay_lr": "schedule", "backend": "machine"}
 
 
 def settings_lines(s: Settings) -> list[str]:
-    """The settings that differ from their defaults, a line for each group, broken to the terminal's width."""
+    """The settings that differ from their defaults, a line for each group."""
     default, groups, group = Settings(), {}, ""
     for field in dataclasses.fields(s):
         group, value = GROUPS.get(field.name, group), getattr(s, field.name)
@@ -36,10 +36,27 @@ def settings_lines(s: Settings) -> list[str]:
             text = str(value)
             groups.setdefault(group, []).append(f"{field.name}={value if text.split() == [text] else repr(text)}")
     lines = [f"  {group}: {', '.join(changed)}" for group, changed in groups.items()]
-    return [
-        f"settings other than the defaults:{'' if lines else ' none'}",
-        *(terminal.filled(line, terminal.width()) for line in lines),
-    ]
+    return [f"settings other than the defaults:{'' if lines else ' none'}", *lines]
+
+
+def schedule_lines(s: Settings) -> list[str]:
+    """What a new run is told about its schedule: that it ends within the warm-up, or at a high learning rate."""
+    n, end = s.max_iters, learning_rate(s.max_iters, s)
+    if not s.decay_lr or s.eval_only or not n:
+        return []
+    goes_on = s.schedule != "constant" and n < s.lr_decay_iters
+    if n <= s.warmup_iters:
+        return [
+            f"warmup_iters={s.warmup_iters} is not below max_iters={n}: the learning rate rises to"
+            f" {100 * n / (s.warmup_iters + 1):.0f} % of its peak, and never falls. Give fewer, such as"
+            f" --warmup_iters={n // 10}{f', and --lr_decay_iters={n}' if goes_on else ''}"
+        ]
+    if goes_on and end - s.min_lr > HIGH_END * s.learning_rate:
+        return [
+            f"the learning rate ends at {100 * end / s.learning_rate:.0f} % of its peak, because the schedule is for"
+            f" {s.lr_decay_iters} iterations: --lr_decay_iters={n} ends it with the run"
+        ]
+    return []
 
 
 def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen: tuning.Settled, **seen) -> dict:
@@ -110,7 +127,8 @@ def report(
         }
         logger.iteration(metrics, to_console=it % s.log_interval == 0)
         _count_bad_step(state, metrics, s, saver, explain, logger.say)
-    if steps and not state.estimated and len(state.step_ms) >= STEPS_OF_AN_ESTIMATE:
+    timed = steps and len(state.step_ms) >= STEPS_OF_AN_ESTIMATE
+    if timed and not state.estimated and state.iteration < s.max_iters:
         state.estimated = True
         logger.say(estimate(state.step_ms, state.iteration, state.evaluation_s, s, state.samples_s))
     return "time is up" in raised, "stopped" in raised
@@ -135,7 +153,8 @@ def estimate(step_ms: list[float], done: int, evaluation_s: float, s: Settings, 
     seconds = seconds_left(step_ms, done, evaluation_s, samples_s, s)
     when = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
     until = f"{when:%a %H:%M}" if seconds < 86400 else f"{when:%a %Y-%m-%d %H:%M}"
-    line = f"estimate: {timing.in_words(seconds)}, until {until}: {s.max_iters - done} steps"
+    left = s.max_iters - done
+    line = f"estimate: {timing.in_words(seconds)}, until {until}: {left} step{'s' * (left != 1)}"
     line += f" of {timing.in_words(_step_s(step_ms))}"
     others = ("evaluation", "", s.eval_interval, evaluation_s), ("round", " of samples", s.sample_interval, samples_s)
     for what, of, every, each in others:

@@ -14,9 +14,8 @@ from fusedgpt.training import evaluation
 from tests.conftest import flags, run, script, small
 
 
-def test_the_settings_that_differ_are_said_group_by_group_within_80_columns(tmp_path, data, monkeypatch):
+def test_the_settings_that_differ_are_said_group_by_group(tmp_path, data):
     # they were one line of 400 characters
-    monkeypatch.delenv("COLUMNS", raising=False)
     s = small(tmp_path, data, sample_prompts="def \n")
     first, *lines = progress.settings_lines(s)
     assert first == "settings other than the defaults:"
@@ -25,8 +24,44 @@ def test_the_settings_that_differ_are_said_group_by_group_within_80_columns(tmp_
     text = "\n".join(lines)
     assert "sample_prompts='def \\n'" in text and "beta1" not in text  # a line end would look like another line
     assert {part.split("=")[0] for part in re.findall(r"\w+=", text)} >= {"out_dir", "dataset", "batch_size"}
-    assert all(len(row) <= 80 or " " not in row.strip() for line in lines for row in line.splitlines())
     assert progress.settings_lines(Settings()) == ["settings other than the defaults: none"]
+
+
+def test_a_pipe_gets_the_line_of_a_group_whole(tmp_path, data):
+    # it was broken at the COLUMNS of the environment, or at 80
+    s = small(tmp_path, data, dry_run=True)
+    said = script("train.py", *flags(s), COLUMNS="40").stdout.splitlines()
+    lines = progress.settings_lines(s)
+    assert said[: len(lines)] == lines and max(map(len, lines)) > 80
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (dict(lr_decay_iters=40), None),
+        (dict(lr_decay_iters=41), None),  # it ends within 5 % of its peak above min_lr
+        (dict(), "ends at 70 % of its peak, because the schedule is for 100 iterations: --lr_decay_iters=40 ends it"),
+        (dict(schedule="wsd"), "the learning rate ends at 100 % of its peak"),
+        (dict(schedule="constant"), None),
+        (dict(decay_lr=False), None),
+        (dict(eval_only=True), None),
+        (dict(warmup_iters=50), "rises to 78 % of its peak, and never falls. Give fewer, such as --warmup_iters=4, and"),
+        (dict(warmup_iters=40, lr_decay_iters=40), "never falls. Give fewer, such as --warmup_iters=4"),
+    ],
+    ids=str,
+)
+def test_a_schedule_that_does_not_end_with_the_run_is_said(tmp_path, data, settings, said):
+    # a lower --max_iters than a config file's ended at the full rate, and nothing said so
+    lines = progress.schedule_lines(small(tmp_path, data, **dict(max_iters=40, min_lr=1e-3) | settings))
+    assert len(lines) == (said is not None) and (said or "") in "".join(lines)
+
+
+def test_a_new_run_says_its_schedule_once_and_a_resumed_one_does_not(tmp_path, data, capsys):
+    run(tmp_path, data)
+    said, steps = capsys.readouterr().out.split("iter 0: ")
+    assert said.count("the learning rate ends at ") == 1 and "the learning rate ends at " not in steps
+    run(tmp_path, data, init_from="resume", max_iters=12)
+    assert "the learning rate ends at " not in capsys.readouterr().out
 
 
 def test_the_groups_are_those_that_comments_in_settings_name():
@@ -43,7 +78,7 @@ def test_the_estimate_counts_the_steps_and_evaluations_that_are_left(tmp_path, d
     assert line.endswith("90 steps of 2 s, and 4 evaluations of 60 s")
     assert "and 4 evaluations of" in progress.estimate([2e3] * 6, 30, 60.0, s)  # the one at 30 is still to come
     assert "and 5 evaluations of" in progress.estimate([2e3] * 6, 0, 60.0, s)
-    assert progress.estimate([2e3] * 6, 99, 60.0, s).endswith("and 1 evaluation of 60 s")
+    assert progress.estimate([2e3] * 6, 99, 60.0, s).endswith(": 1 step of 2 s, and 1 evaluation of 60 s")
     # a resumed run said that its evaluations take 0 s before its first evaluation
     assert progress.estimate([2e3] * 6, 0, 0.0, s).endswith("100 steps of 2 s, and 5 evaluations, not timed yet")
     # samples were not counted
@@ -109,6 +144,13 @@ def test_the_time_of_no_evaluation_has_the_compilers(tmp_path, data, monkeypatch
     monkeypatch.setattr(evaluation, "evaluate", watched)
     run(tmp_path, data, compile=True, dry_run=dry_run)
     assert calls == [(windows[0], True), *((each, False) for each in windows[1:])]
+
+
+def test_after_the_last_step_nothing_is_estimated_and_the_times_say_of_how_many_steps_they_are(tmp_path, data, capsys):
+    # the estimate was of "0 steps", and the p10 and p90 of a single step looked like those of many
+    run(tmp_path, data, max_iters=progress.STEPS_OF_AN_ESTIMATE, log_interval=100, lr_decay_iters=6)
+    said = capsys.readouterr().out
+    assert "estimate: " not in said and re.search(r"ms per iteration: median .*, of 1 step \(the first", said)
 
 
 def test_a_run_says_how_long_it_will_take_without_a_terminal(tmp_path, data):
