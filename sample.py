@@ -29,7 +29,8 @@ class Settings:
     # source of the weights: resume (the run in out_dir), or a GPT-2 in Hugging Face's format, by its folder or by its
     # id on the hub, such as gpt2, gpt2-medium, gpt2-large, gpt2-xl or owner/name
     init_from: str = "resume"
-    out_dir: str = "out"  # folder of a run: best.pt is sampled, or ckpt.pt if there is no best.pt
+    # folder of a run: best.pt is sampled, or ckpt.pt if there is no best.pt; or of a model in Hugging Face's format
+    out_dir: str = "out"
     start: str = "\n"  # prompt, or FILE:path
     # ask for prompts on the console, ignore `start`, and draw one sample for each prompt. Ctrl-C ends a text; Ctrl-D or
     # an empty prompt ends the program
@@ -109,6 +110,8 @@ def say(line: str, stream: TextIO | None = None) -> None:
 def load(s: Settings) -> tuple[GPT, Tokenizer]:
     """The model and its tokenizer. Raises UserError if either is missing, or if they do not fit each other."""
     changes = {"activation": s.activation} if s.activation else {}
+    if s.init_from == "resume" and run_folder.is_transformers(s.out_dir):
+        s = dataclasses.replace(s, init_from=s.out_dir)
     if s.init_from != "resume":
         if run_folder.checkpoints(s.init_from):
             raise UserError(f"{s.init_from} is a run: name it with --out_dir={s.init_from} and --init_from=resume")
@@ -223,7 +226,7 @@ def draw(
     draws = s.temperature, s.top_k, s.top_p, generator, tokenizer.vocab_size
     streams = s.num_samples == 1 and sys.stdout.isatty() if s.stream == "auto" else s.stream
     times = []
-    with contextlib.suppress(*[KeyboardInterrupt] * s.interactive):  # Ctrl-C ends a text of a conversation
+    try:
         for new in generate.new_tokens(engine, idx, s.max_new_tokens, *draws, cache=engine.cache):
             for sample, token in zip(samples, new[:, 0].tolist()):
                 sample.add(token)
@@ -232,6 +235,9 @@ def draw(
                 show(samples[0].unshown(complete=False))
             if all(sample.ended for sample in samples):
                 break
+    except KeyboardInterrupt:  # ends a text of a conversation
+        if not s.interactive:
+            raise
     for sample in samples:
         show(sample.unshown(complete=True) + "\n---------------\n")
     return times
@@ -277,6 +283,9 @@ def main(s: Settings) -> None:
     dtype = resolve_dtype(s.dtype, device)
     model, tokenizer = load(s)
     vocab_size, generator = model.config.vocab_size, torch.Generator(device).manual_seed(s.seed)
+    if s.temperature == 0 and s.num_samples > 1 and not s.interactive:
+        say("one sample is drawn, because with temperature=0 all would be the same", sys.stderr)
+        s = dataclasses.replace(s, num_samples=1)
     if s.interactive:
         s, prompt, length = dataclasses.replace(s, num_samples=1), None, LINE
     else:
