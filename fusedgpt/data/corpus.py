@@ -2,6 +2,8 @@
 
 import codecs
 import collections
+import contextlib
+import csv
 import itertools
 import json
 import os
@@ -43,7 +45,7 @@ def _same(path, other):
 
 
 def _inside(folder):
-    """All files in and below a folder, sorted, without hidden ones."""
+    """All files in and below a folder, sorted, without hidden ones and the locks ~$… of documents that are open."""
 
     def refuse(error):
         raise UserError(f"--input: cannot read the folder {error.filename}: {error.strerror}") from error
@@ -55,8 +57,22 @@ def _inside(folder):
             continue
         been.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        files += [pathlib.Path(root, name) for name in names if not name.startswith(".")]
+        files += [pathlib.Path(root, name) for name in names if not name.startswith((".", "~$"))]
     return sorted(files)
+
+
+def _of_bins(path):
+    """Whether a file is the meta.json of a data set, which a preparation wrote."""
+    return path.name == "meta.json" and any(path.parent.glob("train*.bin"))
+
+
+def _blank(file):
+    """Whether a file is empty, or short and of blanks alone."""
+    if (size := file.stat().st_size) > decoding.HEAD:
+        return False
+    with contextlib.suppress(OSError):  # reading it will say why
+        return not size or not file.read_bytes().removeprefix(codecs.BOM_UTF8).strip()
+    return False
 
 
 def require_readable(path: pathlib.Path) -> None:
@@ -90,8 +106,8 @@ class Files:
 
     Each row of a table (.csv, .tsv, .json, .jsonl, .parquet) is a document. Any other file is one document; with
     `paragraphs`, each paragraph is one, and empty lines separate them. Links to folders are followed. In folders,
-    hidden files, the file `besides` and files of other kinds are left out. What is left out is printed. A BOM is
-    removed, and line ends become \\n.
+    hidden files, the file `besides`, the meta.json of bins and files of other kinds are left out. What is left out is
+    printed. A BOM is removed, and line ends become \\n.
 
     column: the column with the text, or FILE:COLUMN for the tables that the pattern FILE matches. With a FILE, several
     of these have commas between them; without one, commas belong to the name.
@@ -292,7 +308,12 @@ class Files:
             raise UserError(f"{where} has more cells than the first line: put texts with commas between quotes")
         if column not in row:
             columns = ", ".join(map(shown, itertools.islice(row, SHOWN)))
-            example = max((name for name in row if name), key=lambda name: len(str(row[name])), default="NAME")
+            texts = [name for name in row if name and isinstance(row[name], str)]
+            if not texts:
+                raise UserError(
+                    f"{where} has no {column!r}, and no text in another column ({columns}): remove such rows"
+                )
+            example = max(texts, key=lambda name: len(row[name]))
             named = f"{path.name}:{example}"
             named = example if "," in named else named  # after a FILE, a name is split at its comma
             example = f"--text_column={shlex.quote(named)}" if len(example) < 100 else "--text_column=FILE:NAME"
@@ -315,13 +336,15 @@ def _found(paths, besides):
         if path.is_file():
             files.append(path)
             continue
-        inside = [f for f in _inside(path) if not _same(f, besides)]
+        inside = [f for f in _inside(path) if not (_same(f, besides) or _of_bins(f))]
         taken = [f for f in inside if f.is_file() and kind(f)]
         others.update(f.suffix.lower() or "without a suffix" for f in set(inside).difference(taken))
         files += taken
     if others:
-        print(f"left out: {others.total():,} files of other kinds ({_counted(others)})")
-    full = [f for f in files if f.stat().st_size]
+        remedies = ["save .doc, .rtf and .pages as .docx"] if others.keys() & {".doc", ".rtf", ".pages"} else []
+        remedies.append("a text with another suffix is read if you name it")
+        print(f"left out: {others.total():,} files of other kinds ({_counted(others)}): {'; '.join(remedies)}")
+    full = [f for f in files if not _blank(f)]
     if empty := len(files) - len(full):
         print(f"left out: {empty:,} empty files")
     if not full:
@@ -389,6 +412,11 @@ def _unreadable(path, row, error):
         return UserError(f"cannot read {path}: {error.strerror}")
     # leave out the position in a JSON error, because it counts from the value, not from the beginning of the file
     why = error.msg if isinstance(error, json.JSONDecodeError) else first_line(error)
+    if isinstance(error, csv.Error):
+        return UserError(
+            f"cannot read row {row + 1:,} of {path} ({why}): if a cell begins with a quotation mark, one must close it,"
+            " and those within it must be doubled"
+        )
     place = f"after row {row:,} of {path}" if row else f"{path}"
     if out_of_memory(error):
         return UserError(f"cannot read {place}, because memory ran out: cut its long texts into shorter ones")

@@ -51,6 +51,7 @@ FOREIGN = (
     (b"Rar!", "an archive", "unpack it and name the folder"),
     (b"SQLite format 3", "a database", "export its texts as .csv"),
 )
+MHTML = re.compile(rb"From: .?Saved by|MIME-Version:.{0,999}multipart/related", re.I | re.S)
 GAPS = ("", " ", "\t", "\n", "\n\n")  # between two texts, the strongest that their tags ask for
 
 
@@ -65,6 +66,8 @@ def kind_of_content(head: bytes) -> str | None:
 
 def foreign(head: bytes) -> str | None:
     """What a file that begins with `head` is instead of text, and what to do. None if it may be text."""
+    if MHTML.match(head):
+        return "is a page with its images in one file (MHTML), no text: save it as 'Webpage, HTML only'"
     found = next(((what, remedy) for begin, what, remedy in FOREIGN if head.startswith(begin)), None)
     return f"is {found[0]}, no text: {found[1]}" if found else None
 

@@ -32,12 +32,13 @@ def parquet_rows(file: BinaryIO, column: str) -> Iterator[dict]:
 def csv_rows(blocks: Iterable[str], delimiter: str = ",") -> Iterator[dict]:
     """The rows of a CSV file, by the columns of its first line. Missing cells are None, further ones are under None.
 
-    Semicolons separate cells if the first line has some and no `delimiter`: so Excel writes them in much of Europe.
+    Semicolons or tabs separate cells if the first line has some and no `delimiter`: so Excel writes a .csv in much of
+    Europe, and its "Unicode text".
     """
     every_line = _lines(blocks)
     first = next(every_line, "")
-    if ";" in first and delimiter not in first:
-        delimiter = ";"
+    if delimiter not in first:
+        delimiter = max(delimiter, ";", "\t", key=first.count)
     characters = cells = 0
 
     def lines():

@@ -101,7 +101,8 @@ def test_files_and_folders_keep_their_order(tmp_path, capsys):
         (tmp_path / name).write_text("" if "5" in name else name)
     assert documents([tmp_path / "b", tmp_path / "a.txt"]) == ["b/1.md", "b/2.txt", "b/c/0.TXT", "a.txt"]
     said = capsys.readouterr().out
-    assert "left out: 1 files of other kinds (1 .png)" in said and "left out: 1 empty files" in said
+    assert "left out: 1 files of other kinds (1 .png): a text with another suffix is read if you name it\n" in said
+    assert "left out: 1 empty files" in said
 
 
 def test_folders_that_are_links_are_read_once(tmp_path, capsys):
@@ -156,8 +157,19 @@ def test_the_position_goes_from_nothing_to_the_size(tmp_path):
         ("a.csv", b"id,words\n1,two", "row 1 of .* has no 'text', but 'id', 'words'"),
         ("a.csv", b"id,text\n1,two\n3", "row 2 of .* has None in 'text'"),
         ("a.csv", b"id,text\n1,one, two", "row 1 of .* has more cells than the first line"),  # it was "one"
-        ("a.csv", b'text\none\n"two\nthree\nfour\n', "cannot read after row 1 of .*unexpected end of data"),
-        ("a.csv", b'text\none\n"two\nthree "quoted" word\n', "cannot read after row 1 of .*expected after"),
+        # it was called damaged
+        ("a.tsv", b'text\none\n"two\nthree\nfour\n', "cannot read row 2 of .*unexpected end of data.*must close it"),
+        ("a.csv", b'text\none\n"two\nthree "quoted" word\n', "cannot read row 2 of .*expected after.*doubled"),
+        (
+            "a.jsonl",
+            b'{"id": 123456789, "word": "a"}',
+            "as --text_column=a.jsonl:word does",
+        ),  # it was id, as the longest
+        (
+            "a.jsonl",
+            b'{"id": 123456789, "none": null}',
+            r"has no 'text', and no text in another column \('id', 'none'\)",
+        ),
         ("a.tar.gz", b"x", "is an archive: unpack it and name the folder"),  # its headers are UTF-8
         ("a.parquet", b"PAR1", "cannot read .*ArrowInvalid"),
         ("a.txt.gz", gzip.compress(b"text" * 1000, mtime=0)[:-20], "cannot read .*EOFError"),
@@ -214,6 +226,25 @@ def test_what_the_preparation_wrote_itself_is_left_out_however_the_folder_is_wri
         assert [file.name for file in files.files] == ["a.txt"] and files.source == "folder"
     monkeypatch.chdir(tmp_path / "folder")
     assert Files([pathlib.Path(".")]).source == "folder"  # it used to be empty
+
+
+def test_the_data_sets_in_a_folder_are_no_text_of_it(tmp_path):
+    # --input=. read the meta.json of an earlier preparation, "row 1 of book/meta.json has no 'text'"
+    for name in ("a.txt", "meta.json", "book/meta.json", "book/train.bin", "shards/meta.json", "shards/train_0000.bin"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"text": "b"}')
+    assert [file.name for file in Files([tmp_path]).files] == ["a.txt", "meta.json"]
+
+
+def test_what_word_and_blanks_leave_in_a_folder_is_no_document(tmp_path, capsys):
+    # the lock of an open document stopped the preparation, and a file of blanks became a document
+    for name in ("a.txt", "~$b.docx", "c.doc", "d.png"):
+        (tmp_path / name).write_text("text")
+    (tmp_path / "blank.txt").write_text("\ufeff \n\t\n", encoding="utf-8")
+    assert documents([tmp_path]) == ["text"]
+    said = capsys.readouterr().out
+    assert "left out: 2 files of other kinds (1 .doc, 1 .png): save .doc, .rtf and .pages as .docx; a text" in said
+    assert "left out: 1 empty files" in said
 
 
 def test_other_content_has_another_key(tmp_path):

@@ -333,6 +333,8 @@ REFUSED = [
         "before 2007, or one with a password, no text",
     ),
     ("a.doc", lambda: b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "an Office file .*: save it as .docx"),
+    ("a.mhtml", lambda: b"From: <Saved by Blink>\r\nSubject: a\r\n", "save it as 'Webpage, HTML only'"),
+    ("a.txt", lambda: b"MIME-Version: 1.0\r\nContent-Type: multipart/related;\r\n", r"in one file \(MHTML\)"),
     ("a.rtf", lambda: rb"{\rtf1 text}", r"is rich text \(RTF\), no text: save it as .docx"),
     ("a.txt", lambda: b"\x89PNG\r\n\x1a\n" + bytes(99), "is an image, no text: remove it"),
     ("a.txt", lambda: b"\x1f\x8b\x08" + bytes(99), "is compressed by gzip, no text: let its name end in .gz"),

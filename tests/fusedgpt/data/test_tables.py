@@ -31,7 +31,13 @@ def test_rows_are_those_of_pythons_reader(rows, size):
 
 @pytest.mark.parametrize(
     ("text", "delimiter"),
-    [("a;b\n1;2,5\n", ","), ("a\tb\n1\t2,5\n", "\t"), ('a,b\n1,"2,5"\n', ","), ("a;b,b\n1;2,5\n", ",")],
+    [
+        ("a;b\n1;2,5\n", ","),
+        ("a\tb\n1\t2,5\n", "\t"),
+        ("a\tb\n1\t2,5\n", ","),
+        ('a,b\n1,"2,5"\n', ","),
+        ("a;b,b\n1;2,5\n", ","),
+    ],
 )
 def test_cells_are_cut_where_the_first_line_is(text, delimiter):
     # Excel writes semicolons where the comma is in numbers; all of a row was one cell
