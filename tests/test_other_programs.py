@@ -142,6 +142,8 @@ def test_transformers(python, trained, tmp_path):
     # transformers 4.57 did not know the tokenizer's class, "TokenizersBackend"
     if not PYTHONS[python]:
         pytest.skip("TRANSFORMERS_4 names no interpreter that has transformers 4")
+    if PYTHONS[python] == sys.executable:
+        pytest.importorskip("transformers", minversion="5")
     runs = [trained(kind, "gelu") for kind in ("byte", "byte without end", "char", "json", *GPT2S)]
     for one, found in zip(runs, opened(PYTHONS[python], TRANSFORMERS, "hf", runs, tmp_path)):
         gap = one.gap(found["logits"], "gelu")

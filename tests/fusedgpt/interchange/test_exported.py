@@ -2,13 +2,15 @@
 
 import pathlib
 
-import huggingface_hub
 import pytest
 
 import export
 from fusedgpt.errors import UserError
 from fusedgpt.interchange import exported
 from tests.conftest import fails
+
+huggingface_hub = pytest.importorskip("huggingface_hub")
+pytest.importorskip("transformers")
 
 
 class Hub:
