@@ -74,10 +74,9 @@ def _headline(runs, names, ends, loss):
     if len(set(after)) > 1:
         said += f" But they were last evaluated after {', '.join(after[:-1])} and {after[-1]} iterations."
     evaluated = [run for run, end in zip(runs, ends) if math.isfinite(end)]
-    data = {section(run.record, "settings").get("dataset") for run in evaluated} - {None}
+    data = {str(section(run.record, "settings").get("dataset")) for run in evaluated} - {"None"}
     if len(data) > 1:
-        named = " and ".join(sorted(map(str, data)))
-        said += f" But they were evaluated on different data, {named}: such losses do not compare."
+        said += f" But they were evaluated on different data, {' and '.join(sorted(data))}: such losses do not compare."
     return said
 
 
