@@ -5,6 +5,7 @@ nanoGPT's own folders are read too. They have a meta.pkl, or no meta at all, whi
 """
 
 import bisect
+import difflib
 import hashlib
 import itertools
 import json
@@ -31,11 +32,17 @@ def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
     for folder in (root / "data" / str(dataset), pathlib.Path(str(dataset))):
         if dataset and os.path.isdir(folder):
             return folder
-    there = sorted(f.parent.name for f in (home.SCRIPTS / "data").glob("*/prepare.py"))
-    if dataset in there:  # in a clone, its folder is there before it is prepared
+    scripts = {file.parent.name for file in (home.SCRIPTS / "data").glob("*/prepare.py")}
+    if dataset in scripts:  # in a clone, its folder is there before it is prepared
         raise UserError(f"dataset={dataset} has no data here: run fusedgpt prepare {dataset}")
+    prepared = {file.parent.name for file in (root / "data").glob("*/train*.bin")}
+    there = [*sorted(prepared), *sorted(scripts - prepared)]
+    near = difflib.get_close_matches(str(dataset), there, n=1)
+    there = near + [name for name in there if name not in near]
+    hint = f"did you mean {near[0]}? Otherwise " if near else ""
     raise UserError(
-        f"dataset={shown(str(dataset))} is no folder: name one of data/ ({', '.join(there)}), or the path of another"
+        f"dataset={shown(str(dataset))} is no folder: {hint}name one of data/ ({', '.join(there[:20])}), or the path"
+        " of another"
     )
 
 

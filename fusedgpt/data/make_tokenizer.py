@@ -37,8 +37,12 @@ def of(name: str, corpus) -> dict:
 
 
 def stamp(name: str) -> list:
-    """A value that changes if the file of the tokenizer changes. Raises UserError if there is no such file."""
+    """A value that changes if the file of the tokenizer changes. Raises UserError if there is no such tokenizer."""
     if not _is_path(name):
+        if name.startswith(TRAINED):
+            _size(name)
+        elif name not in ("byte", "char"):
+            _require_known(name)
         return []
     path = pathlib.Path(name)
     if not path.is_file():
@@ -157,7 +161,7 @@ def _cut(tokens):
                 yield text[: place.end()], text[place.end() :]
 
 
-def _of_tiktoken(name):
+def _require_known(name):
     import tiktoken
 
     if name not in (known := tiktoken.list_encoding_names()):
@@ -165,5 +169,13 @@ def _of_tiktoken(name):
             f"--tokenizer={shown(name)} is unknown: it can be byte, char, train:SIZE, the path of a tokenizer.json, or"
             f" {', '.join(known)}"
         )
-    bpe = tiktoken_bpe(name)
+
+
+def _of_tiktoken(name):
+    _require_known(name)
+    try:
+        bpe = tiktoken_bpe(name)
+    except UserError as error:
+        no_download = "or give data/text/prepare.py --tokenizer=byte or --tokenizer=train:2048, which need no download"
+        raise UserError(f"{error}, {no_download}") from error
     return {"tokenizer": name, "vocab_size": bpe.n_vocab, "end_of_text": bpe.eot_token}

@@ -156,8 +156,14 @@ def prepare(
     with lock(work):
         encoded = Encoded(work, job)
         if encoded.meta is None:
+            # check raises for a wrong column, before the work of another run is dropped. BPE files may be downloaded
+            # after local texts were checked, but before a data set of the Hub, which takes hours
+            local = corpus.size is not None
+            if local:
+                corpus.check()
             meta = make_tokenizer.of(tokenizer, corpus)
-            corpus.check()  # raises for a wrong column, before the work of another run is dropped
+            if not local:
+                corpus.check()
             encoded.begin(meta if ended else {name: meta[name] for name in meta if name != "end_of_text"})
         encoded.fill(corpus, max_tokens)
         meta, ends = encoded.meta, encoded.ends(max_tokens)

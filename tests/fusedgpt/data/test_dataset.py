@@ -13,7 +13,7 @@ import torch
 import export
 import sample
 from fusedgpt.data import prepare, tokenizer
-from fusedgpt.data.dataset import TokenFile, check_same_ids, read_meta, require_same_data
+from fusedgpt.data.dataset import TokenFile, check_same_ids, find_folder, read_meta, require_same_data
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
 from fusedgpt.errors import UserError
 from fusedgpt.interchange import tokenizer_json
@@ -24,6 +24,21 @@ from tests.conftest import ROOT, Evil, rows, run, script, small, why_no_bpe
 def drawn(out_dir, **settings):
     settings = {"start": "!", "num_samples": 8, "max_new_tokens": 40, "temperature": 50.0, "top_k": 0, **settings}
     sample.main(sample.Settings(out_dir=str(out_dir), device="cpu", dtype="float32", **settings))
+
+
+# folders
+
+
+def test_a_data_set_that_is_not_there_is_looked_for_among_ones_own(tmp_path):
+    # only the scripts' data sets were listed
+    for name in ("book/train.bin", "letters/train_0000.bin", "empty/notes.txt"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True)
+        (tmp_path / "data" / name).write_bytes(b"")
+    near = r"did you mean book\? Otherwise name one of data/ \(book, letters, fineweb, "
+    with pytest.raises(UserError, match=f"dataset='boko' is no folder: {near}"):
+        find_folder(tmp_path, "boko")
+    with pytest.raises(UserError, match=r"is no folder: name one of data/ \(book, letters, fineweb, "):
+        find_folder(tmp_path, "nowhere")
 
 
 # bins

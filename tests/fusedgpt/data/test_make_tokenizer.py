@@ -91,6 +91,12 @@ def test_a_tokenizer_json_that_does_not_fit_is_refused(tmp_path, text):
         make_tokenizer.stamp(str(tmp_path / "none.json"))
 
 
+@pytest.mark.parametrize(("name", "said"), [("train:5", "must be train:SIZE"), ("gpt22", "is unknown: it can be byte")])
+def test_a_tokenizer_that_does_not_exist_is_refused_before_the_text_is_read(name, said):
+    with pytest.raises(UserError, match=said):
+        make_tokenizer.stamp(name)
+
+
 @pytest.mark.parametrize("fault", ["no pre-tokenizer of bytes", "no alphabet", "lower case"])
 def test_a_tokenizer_json_that_loses_text_is_refused(tmp_path, text, fault):
     # line ends, "é" and capitals were lost from the bins in silence

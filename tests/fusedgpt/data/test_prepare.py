@@ -10,7 +10,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from fusedgpt.data import corpus, encoding, prepare
+from fusedgpt.data import corpus, encoding, make_tokenizer, prepare
 from fusedgpt.data.corpus import Files
 from fusedgpt.data.dataset import TokenFile, read_meta
 from fusedgpt.errors import UserError
@@ -149,6 +149,33 @@ def test_validation_can_always_be_evaluated(lengths, fraction):
 def test_a_fraction_is_between_0_and_1(text):
     with pytest.raises(argparse.ArgumentTypeError, match="is not between 0 and 1"):
         prepare.fraction(text)
+
+
+def test_local_texts_are_checked_before_bpe_files_are_downloaded(tmp_path, monkeypatch):
+    # without a network, the error for an RTF was about BPE files, and only that of the next try about the RTF
+    def offline(name):
+        raise UserError("cannot load the BPE files")
+
+    monkeypatch.setattr(make_tokenizer, "tiktoken_bpe", offline)
+    (tmp_path / "a.txt").write_text(r"{\rtf1 text}")
+    split = functools.partial(prepare.draw, fraction=0.1)
+    with pytest.raises(UserError, match=r"rich text \(RTF\)"):
+        prepare.prepare(Files([tmp_path / "a.txt"]), "gpt2", tmp_path / "out", split)
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(UserError, match=r"the BPE files, or give .* --tokenizer=byte or --tokenizer=train:2048"):
+        prepare.prepare(Files([tmp_path / "a.txt"]), "gpt2", tmp_path / "out", split)
+
+
+def test_a_hub_data_set_is_downloaded_after_the_bpe_files(tmp_path, monkeypatch):
+    def offline(name):
+        raise UserError("cannot load the BPE files")
+
+    monkeypatch.setattr(make_tokenizer, "tiktoken_bpe", offline)
+    monkeypatch.setattr(corpus.Hub, "check", lambda hub: pytest.fail("it downloads the data set"))
+    with pytest.raises(UserError, match="BPE files"):
+        prepare.prepare(
+            corpus.Hub("far", False, path="far"), "gpt2", tmp_path, functools.partial(prepare.draw, fraction=0.1)
+        )
 
 
 def test_what_an_interrupted_run_has_counts_with_another_max_tokens(tmp_path, monkeypatch):
