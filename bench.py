@@ -21,10 +21,11 @@ import shlex
 import sys
 
 from fusedgpt.errors import UserError, one_sentence
+from fusedgpt.home import as_called
 
 if __name__ == "__main__" and sys.argv[1:2] in (["-h"], ["--help"]):
     with one_sentence():
-        sys.exit(print(__doc__))  # before PyTorch, which takes seconds to import
+        sys.exit(print(as_called(__doc__)))  # before PyTorch, which takes seconds to import
 
 from configurator import answer_help, configure, separate
 from fusedgpt import settings
@@ -141,7 +142,7 @@ if __name__ == "__main__":
     with one_sentence():
         name, args = parse(sys.argv[1:])
         if name == "report" and {"-h", "--help"} & set(args):
-            sys.exit(print(__doc__))
+            sys.exit(print(as_called(__doc__)))
         if name in COMMANDS:
             COMMANDS[name](args)
         else:

@@ -11,8 +11,10 @@ import os
 import pathlib
 import sys
 
+from fusedgpt.home import as_called
+
 if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):
-    sys.exit(print(__doc__))  # before PyTorch, which takes seconds to import
+    sys.exit(print(as_called(__doc__)))  # before PyTorch, which takes seconds to import
 
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.machine import files

@@ -11,8 +11,10 @@ import pathlib
 import sys
 from typing import Any
 
+from fusedgpt.home import as_called
+
 if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):
-    sys.exit(print(__doc__))  # before PyTorch, which takes seconds to import
+    sys.exit(print(as_called(__doc__)))  # before PyTorch, which takes seconds to import
 
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError, one_sentence

@@ -26,6 +26,7 @@ import time
 
 from configurator import separate
 from fusedgpt.errors import UserError, one_sentence
+from fusedgpt.home import as_called
 from fusedgpt.runs import compare_page, report_page
 from fusedgpt.runs.metrics import (
     MEANING,
@@ -213,7 +214,7 @@ def arguments(args: list[str]) -> tuple[list[Run], dict[str, str]]:
 if __name__ == "__main__":
     with one_sentence():
         if "-h" in sys.argv or "--help" in sys.argv:
-            sys.exit(print(__doc__))
+            sys.exit(print(as_called(__doc__)))
         runs, options = arguments(sys.argv[1:])
         if "html" in options:
             sys.exit(print(f"wrote {write_page(runs, options.get('out'))}"))

@@ -35,7 +35,7 @@ if __name__ == "__main__" and "report" not in sys.argv[1:2]:
 
 from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import Tokenizer
-from fusedgpt.home import ROOT, SCRIPTS
+from fusedgpt.home import ROOT, SCRIPTS, as_called
 from fusedgpt.machine import files
 from fusedgpt.studies import design, outcomes, report, search, space, versions
 from fusedgpt.studies.database import without_password
@@ -146,7 +146,7 @@ if __name__ == "__main__":
     with one_sentence():
         if sys.argv[1:2] == ["report"]:
             if {"-h", "--help"} & set(sys.argv):
-                sys.exit(print(__doc__))
+                sys.exit(print(as_called(__doc__)))
             if len(sys.argv) != 3:
                 raise UserError("name the folder of a study: python study.py report FOLDER")
             conclude(pathlib.Path(sys.argv[2]))

@@ -73,7 +73,7 @@ def main() -> None:
         if not sys.argv[1:] or sys.argv[1] in ("-h", "--help") or sys.argv[1:] == ["prepare", "--help"]:
             sys.exit(print(_help()))
         script, args = script_of(sys.argv[1:])
-    sys.argv = [str(script), *args]
+    sys.argv, home.by_command = [str(script), *args], True
     sys.path[: 0 if sys.flags.safe_path else 1] = [str(script.parent)]  # as Python does for a script
     runpy.run_path(str(script), run_name="__main__")
 

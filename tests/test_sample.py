@@ -2,6 +2,7 @@
 
 import fcntl
 import io
+import json
 import os
 import re
 import runpy
@@ -95,9 +96,25 @@ def test_a_seed_draws_the_same_again(run, capsys):
 def test_temperature_0_and_top_k_1_are_greedy(run, capsys):
     # T15: both used to crash
     greedy = drawn(run, capsys, temperature=0.0)
-    assert greedy[0] == greedy[1]
-    assert greedy == drawn(run, capsys, temperature=0.0, top_k=0) == drawn(run, capsys, top_k=1)
-    assert greedy == drawn(run, capsys, top_p=1e-6)
+    assert greedy == drawn(run, capsys, temperature=0.0, top_k=0)
+    assert 2 * greedy == drawn(run, capsys, top_k=1) == drawn(run, capsys, top_p=1e-6)
+
+
+def test_with_temperature_0_one_sample_is_drawn(run, capsys):
+    # ten of the same were drawn
+    assert len(drawn(run, capsys, temperature=0.0, num_samples=3)) == 1
+    sample.main(quick(run, temperature=0.0, num_samples=3))
+    assert "one sample is drawn, because with temperature=0" in capsys.readouterr().err
+    sample.main(quick(run, temperature=0.0, num_samples=1))
+    assert "one sample is drawn" not in capsys.readouterr().err
+
+
+def test_a_model_of_transformers_is_sampled_by_its_folder_alone(tmp_path, capsys):
+    # the refusal knew which flag was meant
+    hugging_face(tmp_path / "hf", n_layer=2, n_head=2, n_embd=32, n_positions=16, vocab_size=256)
+    (tmp_path / "hf" / "meta.json").write_text(json.dumps(BYTES))
+    sample.main(quick(tmp_path / "hf", max_new_tokens=4))
+    assert f"sampling from {tmp_path / 'hf'}" in capsys.readouterr().out
 
 
 def test_ids_without_a_text_are_never_drawn(run, capsys, tmp_path):

@@ -90,7 +90,7 @@ def machine(header: dict, lines: list[dict], kind: types.ModuleType) -> str:
     on_cpu = "threads" in found and "cuda" not in found
     said = [found.get("device", "an unknown device")]
     if on_cpu:
-        said.append(f"{found['threads']} threads")
+        said.append(f"{found['threads']} thread{'s' * (str(found['threads']) != '1')}")
     times_calls = on_cpu and any(field.name == "freed_memory" for field in dataclasses.fields(kind.Settings))
     if times_calls and header["settings"].get("freed_memory", EARLIER["freed_memory"]) == "returned":
         said.append("freed memory returned")

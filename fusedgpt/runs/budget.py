@@ -22,6 +22,7 @@ from fusedgpt.settings import Settings
 SHARE = 0.03
 LONGEST_S = 20.0  # and no longer than this
 MOST_ITERATIONS = 10**9
+MISSED = 0.15  # a run that misses its minutes by more than this share of them says so
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +88,24 @@ def settle(run: Any, step: Callable, began: float) -> None:
             f"minutes={s.minutes:g} is too short: starting took {timing.in_words(spent)}, and one iteration with its"
             f" evaluations takes {one}"
         )
-    if s.decay_lr and n <= s.warmup_iters:
-        say(
-            f"warmup_iters={s.warmup_iters} is not below max_iters={n}: the learning rate rises to"
-            f" {100 * n / (s.warmup_iters + 1):.0f} % of its peak, and never falls. Give fewer, such as"
-            f" --warmup_iters={n // 10}"
+
+
+def say_if_missed(run: Any, began: float) -> None:
+    """Say how long a new run took, if that is far from its setting `minutes` and all its steps are made.
+
+    run: a Run of fusedgpt/runs/run.py. began: time.perf_counter() at its start.
+    """
+    s, took = run.s, (time.perf_counter() - began) / 60
+    if not s.minutes or s.init_from == "resume" or s.eval_only or run.state.iteration < s.max_iters:
+        return
+    if s.max_iters == 1:  # `settle` has said that the minutes are too short
+        return
+    missed = took / s.minutes - 1
+    if abs(missed) > MISSED:
+        more, come = ("more", "come") if missed > 0 else ("less", "gone")
+        run.logger.say(
+            f"minutes={s.minutes:g}: the run took {took:.1f} minutes, {100 * abs(missed):.0f} % {more}, because its"
+            f" length follows from times at its start, and other programs may have {come} since"
         )
 
 

@@ -210,7 +210,8 @@ class Logger:
     def times(self, times: dict[str, float]) -> None:
         """Add the summary of the step times to run.json, and say it."""
         self.record["time"] = times
-        self.say("ms per iteration: median {median_ms:.2f}, p10 {p10_ms:.2f}, p90 {p90_ms:.2f}".format(**times))
+        said, n = "ms per iteration: median {median_ms:.2f}, p10 {p10_ms:.2f}, p90 {p90_ms:.2f}", times["samples"]
+        self.say(f"{said.format(**times)}, of {n} step{'s' * (n != 1)} after the first ones")
 
     def _write(self, kind, metrics):
         if not self.lines:

@@ -66,9 +66,21 @@ def test_a_script_runs_as_python_would_run_it(tmp_path):
     assert "no such run" in done.stderr
 
 
+@pytest.mark.parametrize("name", command.COMMANDS)
+def test_the_help_of_a_command_names_the_command(name):
+    # it named the script, by its path in site-packages
+    how = {"capture_output": True, "text": True, "cwd": ROOT, "check": False}
+    help = subprocess.run([sys.executable, "-m", "fusedgpt", name, "--help"], **how).stdout
+    assert f"fusedgpt {name}" in help and f"python {name}.py" not in help and str(ROOT) not in help
+
+
 def test_sentences_name_the_commands_that_are_here(monkeypatch):
     said = "run: python data/text/prepare.py --input=a, or python train.py config/quickstart.py"
     assert home.as_called(said) == said
+    with monkeypatch.context() as command:
+        command.setattr(home, "by_command", True)  # in a clone, started by the command
+        assert home.as_called("torchrun --standalone train.py c.py") == "torchrun --standalone -m fusedgpt train c.py"
+        assert "fusedgpt train" in home.as_called(said)
     monkeypatch.setattr(home, "INSTALLED", True)
     assert home.as_called(said) == "run: fusedgpt prepare text --input=a, or fusedgpt train config/quickstart.py"
 

@@ -243,3 +243,5 @@ def test_a_damaged_header_is_one_sentence(tmp_path, header):
     with pytest.raises(UserError, match="1 lines hold no JSON object"):  # claims were missing without a word
         report.read(tmp_path)
     assert report.machine(whole, [], ladder) == "an unknown device, no date recorded"
+    for threads, said in ((1, "1 thread, "), (2, "2 threads, ")):  # it said "1 threads"
+        assert said in report.machine({"settings": {}, "environment": {"threads": threads}}, [], ladder)

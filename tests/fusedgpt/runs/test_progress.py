@@ -40,7 +40,7 @@ def test_a_pipe_gets_the_line_of_a_group_whole(tmp_path, data):
     [
         (dict(lr_decay_iters=40), None),
         (dict(lr_decay_iters=41), None),  # it ends within 5 % of its peak above min_lr
-        (dict(), "ends at 70 % of its peak, because the schedule is for 100 iterations: --lr_decay_iters=40 ends it"),
+        (dict(), "ends at 71 % of its peak, because the schedule is for 100 iterations: --lr_decay_iters=40 ends it"),
         (dict(schedule="wsd"), "the learning rate ends at 100 % of its peak"),
         (dict(schedule="constant"), None),
         (dict(decay_lr=False), None),
@@ -150,7 +150,7 @@ def test_after_the_last_step_nothing_is_estimated_and_the_times_say_of_how_many_
     # the estimate was of "0 steps", and the p10 and p90 of a single step looked like those of many
     run(tmp_path, data, max_iters=progress.STEPS_OF_AN_ESTIMATE, log_interval=100, lr_decay_iters=6)
     said = capsys.readouterr().out
-    assert "estimate: " not in said and re.search(r"ms per iteration: median .*, of 1 step \(the first", said)
+    assert "estimate: " not in said and re.search(r"ms per iteration: median .*, of 1 step after the first", said)
 
 
 def test_a_run_says_how_long_it_will_take_without_a_terminal(tmp_path, data):
