@@ -345,8 +345,8 @@ MUTANTS = [
         "test_resume.py::test_a_run_trains_on_with_its_schedule",
         (
             "a run that is trained on keeps the end of its schedule, so it learns nothing more",
-            "        return dataclasses.replace(s, lr_decay_iters=s.max_iters)",
-            "        return s",
+            "    return dataclasses.replace(s, lr_decay_iters=s.max_iters) if ended else s",
+            "    return s",
         ),
     ),
     *mutants(

@@ -72,7 +72,7 @@ def test_model_and_configurator_know_little():
     assert {room_of(name) for name in IMPORTS["model"]} - {"fusedgpt"} == {
         f"fusedgpt.{name}" for name in ("attention", "dimensions", "errors", "generation", "interchange", "loss")
     }
-    assert IMPORTS["configurator"] == {"fusedgpt.aliases", "fusedgpt.errors"}
+    assert IMPORTS["configurator"] == {"fusedgpt.aliases", "fusedgpt.errors", "fusedgpt.home"}
 
 
 @pytest.mark.parametrize(("room", "script"), [("fusedgpt.bench", "bench"), ("fusedgpt.studies", "study")])

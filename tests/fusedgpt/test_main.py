@@ -69,9 +69,9 @@ def test_a_script_runs_as_python_would_run_it(tmp_path):
 @pytest.mark.parametrize("name", command.COMMANDS)
 def test_the_help_of_a_command_names_the_command(name):
     # it named the script, by its path in site-packages
-    how = {"capture_output": True, "text": True, "cwd": ROOT, "check": False}
-    help = subprocess.run([sys.executable, "-m", "fusedgpt", name, "--help"], **how).stdout
-    assert f"fusedgpt {name}" in help and f"python {name}.py" not in help and str(ROOT) not in help
+    how = {"capture_output": True, "text": True, "cwd": ROOT}
+    said = subprocess.run([sys.executable, "-m", "fusedgpt", name, "--help"], check=False, **how).stdout
+    assert f"fusedgpt {name}" in said and f"python {name}.py" not in said and str(ROOT) not in said
 
 
 def test_sentences_name_the_commands_that_are_here(monkeypatch):

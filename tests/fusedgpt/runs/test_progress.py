@@ -45,7 +45,7 @@ def test_a_pipe_gets_the_line_of_a_group_whole(tmp_path, data):
         (dict(schedule="constant"), None),
         (dict(decay_lr=False), None),
         (dict(eval_only=True), None),
-        (dict(warmup_iters=50), "rises to 78 % of its peak, and never falls. Give fewer, such as --warmup_iters=4, and"),
+        (dict(warmup_iters=50), "rises to 78 % of its peak, and never falls. Give fewer, such as --warmup_iters=4, "),
         (dict(warmup_iters=40, lr_decay_iters=40), "never falls. Give fewer, such as --warmup_iters=4"),
     ],
     ids=str,
