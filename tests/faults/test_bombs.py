@@ -63,8 +63,8 @@ FILES = {
     "zeros.txt.gz": (lambda: gz(ZEROS, 128), 100, 128 * MIB),
     "zeros.txt.zst": (lambda: zst(ZEROS, 1024), 150, 1024 * MIB),  # took 2.5 GB: 4 bytes stand for 131,072
     "line ends.csv.zst": (lambda: zst(LINE_ENDS, 16), 150, 0),  # of 400 MB, took 1.8 GB, and was a row that is too long
-    "a line.csv": (lambda: b"text," * (3 * MIB // 5) * 20, 150, "Error: a row is longer"),  # took 1.1 GB
-    "cells.csv.zst": (lambda: zst(b"ab," * 2**18, 60, b"text\n"), 250, "Error: a row is longer"),  # took 1.8 GB
+    "a line.csv": (lambda: b"text," * (3 * MIB // 5) * 20, 150, "(a row is longer"),  # took 1.1 GB
+    "cells.csv.zst": (lambda: zst(b"ab," * 2**18, 60, b"text\n"), 250, "(a row is longer"),  # took 1.8 GB
     "blanks.json.zst": (lambda: zst(SPACES, 400, b"[", b"]"), 150, 0),  # took 264 MB
     "blanks in it.json.zst": (lambda: zst(SPACES, 60, b'[{"text":', b'"a"}]'), 300, 1),
     "line ends.txt.gz": (lambda: gz(LINE_ENDS, 128), 150, 0),  # took the square of its length in time
@@ -74,13 +74,13 @@ FILES = {
     "deep.jsonl": (lambda: b'{"text":' * 10**5 + b"1" + b"}" * 10**5, 150, "RecursionError"),
     "deep.json": (lambda: b'{"text":' + b"[" * 10**5 + b"]" * 10**5 + b"}", 150, "RecursionError"),
     "digits.jsonl": (lambda: b'{"text":' + b"9" * 3 * MIB + b"}", 150, "ValueError: Exceeds the limit"),
-    "a cell.csv.zst": (lambda: zst(LETTERS, 500, b'text\n"', b'"\n'), 300, "Error: a row is longer"),
-    "a cell of lines.csv.zst": (lambda: zst(LINES, 500, b'text\n"', b'"\n'), 300, "Error: a row is longer"),
-    "commas.csv.zst": (lambda: zst(COMMAS, 1024, b"text\n", b"\n"), 300, "Error: a row is longer"),
+    "a cell.csv.zst": (lambda: zst(LETTERS, 500, b'text\n"', b'"\n'), 300, "(a row is longer"),
+    "a cell of lines.csv.zst": (lambda: zst(LINES, 500, b'text\n"', b'"\n'), 300, "(a row is longer"),
+    "commas.csv.zst": (lambda: zst(COMMAS, 1024, b"text\n", b"\n"), 300, "(a row is longer"),
     "cells of lines.csv.zst": (
         lambda: zst(b'"\n",' * 2**18, 256, b"text\n"),
         300,
-        "Error: a row has more than 1,048,576 times",
+        "(a row has more than 1,048,576 times",
     ),
     "a zip.txt": (lambda: b"PK\x03\x04\x14\0\0\0\x08\0" + bytes(range(256)), 150, "BadZipFile: File is not a zip file"),
     "scripts.html.gz": (lambda: gz(LETTERS, 128, b"<html><script>"), 250, "ValueError: a tag, a script or a comment"),
