@@ -259,7 +259,7 @@ def test_ids_that_only_pad_gpt2s_are_no_error_in_sampling(tmp_path, capsys):
     out_dir = run(tmp_path / "out", tmp_path, max_iters=20, vocab_size=50304)
     capsys.readouterr()
     drawn(out_dir, start="!", temperature=0.0)  # "!" is id 0: 50303 is the likeliest to follow
-    assert capsys.readouterr().out.count("\n---------------\n") == 8
+    assert capsys.readouterr().out.count("\n---------------\n") == 1
 
 
 # nanoGPT's meta.pkl, as other people's prepare scripts write it
