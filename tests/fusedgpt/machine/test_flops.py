@@ -53,7 +53,8 @@ DEVICES = {
 def test_the_peak_of_a_gpu_is_of_that_very_gpu(name, monkeypatch):
     # T11: use was counted against an A100 whatever the device: 104 % on an H100
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    monkeypatch.setattr(torch, "randn", lambda *shape, **options: None)  # no GPU here: a product of 256 in 20 ms
+    monkeypatch.setattr(torch, "Generator", lambda device: torch.default_generator)  # no GPU here
+    monkeypatch.setattr(torch, "randn", lambda *shape, **options: None)  # a product of 256 in 20 ms
     monkeypatch.setattr(flops.timing, "samples", lambda *_, **__: [20.0])
     peak, source = peak_flops(torch.device("cuda"), torch.bfloat16)
     if DEVICES[name]:
@@ -63,5 +64,8 @@ def test_the_peak_of_a_gpu_is_of_that_very_gpu(name, monkeypatch):
 
 
 def test_a_cpu_is_measured():
+    before = torch.get_rng_state()
     measured, source = peak_flops(torch.device("cpu"), torch.float32)
     assert 1e9 < measured < 1e14 and source.startswith("measured: ")
+    # what a step of one's own drew depended on whether this had run
+    assert torch.equal(torch.get_rng_state(), before)
