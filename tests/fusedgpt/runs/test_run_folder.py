@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -130,6 +131,7 @@ def test_a_lock_that_cannot_be_compared_refuses_nothing(tmp_path, monkeypatch):
     held.check()
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
+    monkeypatch.setitem(sys.modules, "msvcrt", types.SimpleNamespace(locking=lambda *_: None, LK_NBLCK=2))
     with lock(tmp_path / "windows") as held:
         held.check()
 
