@@ -94,7 +94,7 @@ def test_checkpoints(folder, tmp_path, tell, name, load, others):
 def test_what_stands_beside(folder, tmp_path, tell, name):
     chance, lines = rng(f"corrupt {name}"), []
     raw, record = (folder / name).read_bytes(), record_of(folder)
-    record["settings"]["init_from"] = "resume"
+    record["settings"] |= dict(init_from="resume", max_iters=20)  # a finished run would keep its record
     for _ in range(CORRUPTIONS):
         broken = tmp_path / "out"
         shutil.copytree(folder, broken, dirs_exist_ok=True)
