@@ -60,7 +60,10 @@ MISTAKES = [
     ("train.py {small} --dataset={empty}", "run a data/*/prepare.py with --out_dir={empty}"),
     ("train.py {run}", "give --init_from=resume --out_dir={run}"),
     ("train.py --init_from={run}", "give --init_from=resume --out_dir={run}"),
-    ("train.py --init_from={run}", "for a new run from its weights, export it first: python export.py {run}"),
+    (
+        "train.py --init_from={run} --max_iters=5",
+        "for a new run from its weights, export it first: python export.py {run}",
+    ),
     ("train.py --init_from={run}/ckpt.pt", "give --init_from=resume --out_dir={run}"),
     ("train.py {run}/ckpt.pt", "a run is named by its folder"),
     ("train.py --init_from=resume --out_dir={absent}", "train first, or name the folder of another run"),
