@@ -101,6 +101,7 @@ class _Text:
         self.gap = max(self.gap, gap, key=GAPS.index)
 
     def add(self, text, verbatim=False):
+        """Add `text` after the gap that is due. verbatim: keep its blanks as they are."""
         if not verbatim:
             words = re.sub(r"[ \t\r\n\f]+", " ", text)
             if words.startswith(" "):
@@ -212,6 +213,7 @@ class _Office:
         self.hidden = 0  # how many elements are open around what is left out, with itself; 0 if all is read
 
     def start(self, tag, attrs):
+        """Called by XMLParser for a start tag, as `data` and `end` are for text and end tags. Raises ValueError."""
         tag = tag.rpartition("}")[2]
         self.open.append(tag)
         self.events, self.wanted = self.events + 1, self.wanted + (tag in self.inside)
