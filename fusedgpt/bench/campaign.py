@@ -36,6 +36,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT = 540.0  # seconds after which a step is killed
 LAST_ROW = 120.0  # most seconds of LIMIT kept for a row that still runs when time is up, and for the report
 REPORT = 60.0  # of these, seconds to start bench.py and to draw the report
+LEAST = 10.0  # seconds for its rows with which a step is begun: with fewer, bench.py may end before its first row
 
 # the test files that need a GPU; each relies on what those before it test
 TESTS = ["functions", "flash_impl", "choose", "receipt", "timing", "memory", "profiler", "model", "generate"]
@@ -183,7 +184,7 @@ def _measure(step, args, deadline, left):
     """Run a step of a kind if rows are missing; returns how it ended, "" if well, None if it was not started."""
     missing, seconds = left(step.kind, args)[0], min(LIMIT, deadline - time.monotonic())
     last_row = min(ROW_SECONDS[step.kind] + REPORT, LAST_ROW) + (TRAIN_SECONDS if step.flags == MAX_BATCH else 0)
-    if not missing or seconds <= last_row:
+    if not missing or seconds < last_row + LEAST:
         return None
     command = ["bench.py", step.kind, *args, f"--max_seconds={seconds - last_row}"]
     what = f"{step.name}, {missing} rows"

@@ -180,9 +180,12 @@ def test_the_largest_batch_trains_for_a_time_that_a_step_has(tmp_path, monkeypat
     assert budgets["max_batch"] > 180
 
 
-def test_no_step_begins_once_the_time_is_up(tmp_path, monkeypatch):
+# with 0.8 s for its rows, the sweep ended with an error before its first
+@pytest.mark.parametrize("for_rows", [-2, 0.8, campaign.LEAST - 1])
+def test_no_step_begins_once_the_time_is_up(tmp_path, monkeypatch, for_rows):
     machine = Machine(monkeypatch, tmp_path, rows_a_step=10)
-    said, ran = machine.run(max_seconds=campaign.REPORT)  # a row might take longer than is left
+    last_row = campaign.REPORT + min(campaign.ROW_SECONDS.values())  # it might still run when time is up
+    said, ran = machine.run(max_seconds=last_row + for_rows)
     assert ran == [] and f"missing: {TESTS[0]}, " in said and "ladder (10 rows), numerics (10 rows)" in said
 
 
@@ -420,8 +423,8 @@ def test_a_lost_session_ends_the_step_too(tmp_path, name, ignored):
 def make(*args):
     """`make gpu`; its output, whose last line is what counts."""
     alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # `make test` runs this
-    done = subprocess.run(["make", "gpu", *args], cwd=ROOT, env=alone, capture_output=True, text=True, check=False)
-    return done.stdout + done.stderr
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.run(["make", "gpu", *args], cwd=ROOT, env=alone, check=False, **pipes).stdout
 
 
 def test_make_gpu_rehearsed(tmp_path, monkeypatch):
@@ -431,7 +434,7 @@ def test_make_gpu_rehearsed(tmp_path, monkeypatch):
     passed = {"status": 0, "seconds": 1.0, "passed": 1, "failed": [], "skipped": [], "began": []}
     ran = dict.fromkeys(campaign.TESTS, passed)  # by an earlier call
     (folder / "tests.json").write_text(json.dumps({"of": campaign._of(CPU), "files": ran}))
-    short = make(rehearsed[0], f"{rehearsed[1]} --max_seconds={campaign.REPORT + 10}").splitlines()
+    short = make(rehearsed[0], f"{rehearsed[1]} --max_seconds={campaign.REPORT + 3 + campaign.LEAST + 5}").splitlines()
     # a row of the ladder might take longer than is left
     assert re.match(r"== numerics, \d+ rows: about \d+ s of \d\d s that are left$", short[0]), short
     assert "missing: " in short[-1] and "max_batch (1 rows)" in short[-1], short
