@@ -1,9 +1,11 @@
-"""GPT-2. Its attention is one function of (q, k, v), chosen by name from fusedgpt/attention/functions.py.
+"""GPT-2 and, by its config, Llama, Mistral, Qwen and Phi. Attention is a function of (q, k, v), chosen by name.
 
-B batch, T tokens, Tk keys (T + cached), C = n_embd channels, nh heads, hs = C / nh head size, V padded vocabulary.
+B batch, T tokens, Tk keys (T + cached), C = n_embd channels, nh heads (nkv of keys and values), hs head size, V padded
+vocabulary. By default nkv = nh, hs = C / nh, and every switch of GPTConfig is GPT-2's: docs/models.md has the others.
 Source: "Language Models are Unsupervised Multitask Learners" (GPT-2); module names are those of its release.
 """
 
+import functools
 import math
 import os
 from dataclasses import replace
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fusedgpt import loss
+from fusedgpt import loss, rotary
 from fusedgpt.attention.functions import ATTENTION, make_ready
 from fusedgpt.dimensions import ACTIVATIONS, COUNTED, GPTConfig, require_known
 from fusedgpt.errors import UserError, out_of_memory
@@ -27,32 +29,51 @@ def _recomputed(function, *args):
     return checkpoint(function, *args, use_reentrant=False) if torch.is_grad_enabled() else function(*args)
 
 
+def _norm(config, size):
+    if config.norm == "rmsnorm":  # arXiv:1910.07467
+        return nn.RMSNorm(size, eps=config.norm_eps)
+    return nn.LayerNorm(size, eps=config.norm_eps, bias=config.bias)
+
+
 class CausalSelfAttention(nn.Module):
-    def __init__(self, config):
+    def __init__(self, config, window=None):
         super().__init__()
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        nh, nkv, hs = config.n_head, config.kv_heads, config.head_channels
+        self.c_attn = nn.Linear(config.n_embd, (nh + 2 * nkv) * hs, bias=config.biases["qkv"])
+        self.c_proj = nn.Linear(nh * hs, config.n_embd, bias=config.biases["proj"])
         self.resid_dropout = nn.Dropout(config.dropout)
-        self.n_head, self.dropout = config.n_head, config.dropout
+        if config.qk_norm:  # arXiv:2302.05442
+            self.q_norm, self.k_norm = _norm(config, hs), _norm(config, hs)
+        self.heads, self.head_size, self.qk_norm = [nh, nkv, nkv], hs, config.qk_norm
+        self.window, self.dropout = window, config.dropout
         self.attend = ATTENTION[config.attention]  # train.py and sample.py set theirs by GPT.use_attention
         self.recompute = config.recompute == "attention"
 
-    def forward(self, x, cache=None, documents=None):
+    def forward(self, x, cache=None, documents=None, rotation=None):
         """Each token gathers values from itself and earlier tokens: (B, T, C) to (B, T, C). Extends `cache`, if any.
 
         documents, (B, Tk): the number of each token's document; a token sees no other document. None: all are of one.
+        rotation: of each token's position, as rotary.rotation returns it. None: positions are in x.
         """
-        B, T, C = x.shape
-        # each token has a query, a key to compare queries with, and a value to fetch: one product computes all three
-        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)  # (B, T, 3, nh, hs)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, nh, T, hs) each: heads are as independent as sequences
+        B, T, _ = x.shape
+        # each token has queries, keys to compare queries with, and values to fetch: one product computes all three
+        q, k, v = self.c_attn(x).view(B, T, -1, self.head_size).split(self.heads, dim=2)  # (B, T, nh or nkv, hs) each
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rotation is not None:
+            q, k = rotary.rotate(q, rotation), rotary.rotate(k, rotation)
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))  # (B, nh, T, hs): heads are as independent as sequences
         if cache is not None:
-            k, v = cache.extend(k, v)  # (B, nh, Tk, hs): earlier keys first, in the cache's dtype
+            k, v = cache.extend(k, v)  # (B, nkv, Tk, hs): earlier keys first, in the cache's dtype
         # softmax(q kᵀ / √hs) v, over the keys up to each query's own position, in the dtype of the keys
         dropout = self.dropout if self.training else 0.0  # unlike nn.Dropout, SDPA would apply it in evaluation too
-        inputs = q.to(k.dtype), k, v, dropout, *([] if documents is None else [documents])
-        y = _recomputed(self.attend, *inputs) if self.recompute else self.attend(*inputs)  # (B, nh, T, hs)
-        y = y.to(q.dtype).transpose(1, 2).reshape(B, T, C)  # the heads' channels side by side
+        masks = {} if documents is None else {"documents": documents[:, -k.size(2) :]}
+        if self.window and k.size(2) > self.window:
+            masks["window"] = self.window
+        attend = functools.partial(self.attend, **masks)
+        inputs = q.to(k.dtype), k, v, dropout
+        y = _recomputed(attend, *inputs) if self.recompute else attend(*inputs)  # (B, nh, T, hs)
+        y = y.to(q.dtype).transpose(1, 2).flatten(2)  # (B, T, nh hs): the heads' channels side by side
         return self.resid_dropout(self.c_proj(y))  # (B, T, C), which the block adds to x
 
 
@@ -66,26 +87,33 @@ def _gelu(x, form):
 class MLP(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.c_fc = nn.Linear(config.n_embd, config.inner, bias=config.biases["mlp"])
+        if gated := config.mlp == "swiglu":  # arXiv:2002.05202
+            self.c_gate = nn.Linear(config.n_embd, config.inner, bias=config.biases["mlp"])
+        self.c_proj = nn.Linear(config.inner, config.n_embd, bias=config.biases["mlp"])
         self.dropout = nn.Dropout(config.dropout)
-        self.gelu_form = ACTIVATIONS[config.activation]
+        self.gelu_form, self.gated = ACTIVATIONS[config.activation], gated
 
     def forward(self, x):
-        return self.dropout(self.c_proj(_gelu(self.c_fc(x), self.gelu_form)))  # (B, T, C) -> (B, T, 4 C) -> (B, T, C)
+        h = self.c_fc(x)  # (B, T, C) -> (B, T, inner), 4 C wide in GPT-2
+        h = F.silu(self.c_gate(x)) * h if self.gated else _gelu(h, self.gelu_form)
+        return self.dropout(self.c_proj(h))  # (B, T, C)
 
 
 class Block(nn.Module):
-    def __init__(self, config):
+    def __init__(self, config, window=None):
         super().__init__()
-        self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
-        self.attn = CausalSelfAttention(config)
-        self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.ln_1 = _norm(config, config.n_embd)
+        self.attn = CausalSelfAttention(config, window)
+        self.ln_2 = None if config.parallel_block else _norm(config, config.n_embd)
         self.mlp = MLP(config)
 
-    def forward(self, x, cache=None, documents=None):
+    def forward(self, x, *attention_inputs):
         # pre-norm: each branch normalises its input; ln_f normalises the sum of all branches once, at the end
-        x = x + self.attn(self.ln_1(x), cache, documents)  # (B, T, C)
+        normed = self.ln_1(x)
+        if self.ln_2 is None:  # parallel_block: both branches read the same (GPT-J)
+            return x + self.attn(normed, *attention_inputs) + self.mlp(normed)
+        x = x + self.attn(normed, *attention_inputs)  # (B, T, C)
         return x + self.mlp(self.ln_2(x))  # (B, T, C)
 
 
@@ -105,18 +133,15 @@ class GPT(nn.Module):
         # build on the meta device, which has no storage. On a real device PyTorch's default initialisation would draw
         # random numbers, and more of them for a padded vocabulary, so that padding would change every other weight
         with torch.device("meta"):
-            self.transformer = nn.ModuleDict(
-                {
-                    "wte": nn.Embedding(config.padded_vocab_size, config.n_embd),
-                    "wpe": nn.Embedding(config.block_size, config.n_embd),
-                    "drop": nn.Dropout(config.dropout),
-                    "h": nn.ModuleList(Block(config) for _ in range(config.n_layer)),
-                    "ln_f": nn.LayerNorm(config.n_embd, bias=config.bias),
-                }
-            )
-            self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
+            parts = {"wte": nn.Embedding(config.padded_vocab_size, config.n_embd)}
+            if config.position == "learned":
+                parts["wpe"] = nn.Embedding(config.block_size, config.n_embd)
+            parts["drop"] = nn.Dropout(config.dropout)
+            parts["h"] = nn.ModuleList(Block(config, window) for window in config.windows)
+            self.transformer = nn.ModuleDict(parts | {"ln_f": _norm(config, config.n_embd)})
+            self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=config.output_bias)
         self.to_empty(device=torch.get_default_device())
-        self.lm_head.weight = self.transformer.wte.weight  # tied (arXiv:1608.05859) after to_empty, which unties them
+        self.tie_weights()  # after to_empty, which unties them
         self.init_weights()
         # not compiled: the compiler would reorder the chunks and then take more memory than all logits at once
         self.chunked_loss = torch.compiler.disable(loss.chunked) if config.loss == "chunked" else None
@@ -126,17 +151,23 @@ class GPT(nn.Module):
                 " formula in fusedgpt/dimensions.py, because estimates of memory and time rest on it"
             )
 
+    def tie_weights(self) -> None:
+        """Let the output layer share the weights of the token embedding (arXiv:1608.05859), if the config says so."""
+        if self.config.tie_embeddings:
+            self.lm_head.weight = self.transformer.wte.weight
+
     @torch.no_grad()
     def init_weights(self, part: nn.Module | None = None) -> None:
         """Initialise as GPT-2: normal, deviation 0.02, or 0.02 / √(2 n_layer) into the residual stream; biases 0.
 
         Padding draws no random numbers, so every other weight is the same with and without it. part: initialise only
-        this module. Calls for wte, wpe and each block, in this order, draw the same numbers as one call for all.
+        this module. Calls for wte, wpe, each block and an untied lm_head, in this order, draw the same numbers as one
+        call for all.
         """
         for name, p in (self if part is None else part).named_parameters():
             if p.dim() < 2:
                 nn.init.constant_(p, 0.0 if name.endswith("bias") else 1.0)
-            elif p is self.transformer.wte.weight:
+            elif p is self.transformer.wte.weight or p is self.lm_head.weight:
                 nn.init.normal_(p[: self.config.vocab_size], std=0.02)
                 nn.init.zeros_(p[self.config.vocab_size :])
             else:
@@ -165,21 +196,26 @@ class GPT(nn.Module):
         if past + T > self.config.block_size:
             raise UserError(f"{past + T} tokens are more than block_size={self.config.block_size}: crop the input")
         pos = cache[0].positions(T, idx.device) if cache else torch.arange(T, device=idx.device)
-        x = self.transformer.drop(self.transformer.wte(idx) + self.transformer.wpe(pos))  # (B, T, C)
+        x, rotation = self.transformer.wte(idx), None  # (B, T, C)
+        if self.config.position == "learned":
+            x = x + self.transformer.wpe(pos)
+        else:
+            rotation = rotary.rotation(pos, self.config)
+        x = self.transformer.drop(x)
         documents, start = None, self.config.document_start
         if start is not None:
             ids = cache[0].extend_ids(idx) if cache else idx
             documents = (ids == start).cumsum(dim=-1)  # (B, Tk): the number of each token's document
         recompute = self.config.recompute == "block" and not cache
         for layer, block in enumerate(self.transformer.h):
-            inputs = x, cache[layer] if cache else None, documents
+            inputs = x, cache[layer] if cache else None, documents, rotation
             x = _recomputed(block, *inputs) if recompute else block(*inputs)
         x = self.transformer.ln_f(x)
         if targets is None:
             # generation needs only the last position, and lm_head is the widest matrix product
             return _mask_padding(self.lm_head(x[:, -1:]), self.config.vocab_size), None
         if self.chunked_loss and not logits:
-            return None, self.chunked_loss(x, targets, self.lm_head.weight, self.config.vocab_size)
+            return None, self.chunked_loss(x, targets, self.lm_head.weight, self.config.vocab_size, self.lm_head.bias)
         z = self.lm_head(x)  # (B, T, V)
         mean = loss.whole(z, targets, self.config.vocab_size)
         return (_mask_padding(z, self.config.vocab_size) if logits else None), mean
@@ -192,19 +228,21 @@ class GPT(nn.Module):
             block.attn.attend = ATTENTION[name]
 
     def get_num_params(self, non_embedding: bool = True) -> int:
-        """The number of parameters. `non_embedding` leaves out wpe but not wte, which is the output layer too."""
+        """The number of parameters. `non_embedding` leaves out wpe, and wte if it is not the output layer too."""
         n = sum(p.numel() for p in self.parameters())
-        return n - self.transformer.wpe.weight.numel() if non_embedding else n
+        return n - self.config.looked_up if non_embedding else n
 
     def flops_per_token(self) -> int:
-        """Forward and backward: 6 N + 12 L C T (PaLM, arXiv:2204.02311, appendix B), L layers, N = get_num_params().
+        """Forward and backward: 6 N + 12 L nh hs T (PaLM, arXiv:2204.02311, appendix B); N = get_num_params().
 
         Each weight costs a multiplication and an addition forward, and twice that backward, for the gradients of its
-        input and of itself. Attention is counted as if it were not causal, as nanoGPT and the PaLM paper do.
+        input and of itself. Attention is counted as if it were not causal, as nanoGPT and the PaLM paper do. In layers
+        with a window, T is the window.
         """
         c = self.config
         require_known(c, "GPT.flops_per_token (model.py)", COUNTED)
-        return 6 * self.get_num_params() + 12 * c.n_layer * c.n_embd * c.block_size
+        seen = sum(min(window or c.block_size, c.block_size) for window in c.windows)
+        return 6 * self.get_num_params() + 12 * c.n_head * c.head_channels * seen
 
     def estimate_mfu(self, fwdbwd_per_iter: int, dt: float) -> float:
         """Fraction of an A100's 312 TFLOP/s if `fwdbwd_per_iter` sequences take `dt` seconds (nanoGPT's convention)."""
@@ -215,7 +253,8 @@ class GPT(nn.Module):
         if block_size > self.config.block_size:
             raise UserError(f"block_size={block_size} is more than the model's {self.config.block_size} positions")
         self.config = replace(self.config, block_size=block_size)
-        self.transformer.wpe.weight = nn.Parameter(self.transformer.wpe.weight[:block_size].detach().clone())
+        if self.config.position == "learned":
+            self.transformer.wpe.weight = nn.Parameter(self.transformer.wpe.weight[:block_size].detach().clone())
 
     def configure_optimizers(
         self, weight_decay: float, learning_rate: float, betas: tuple[float, float], device_type: str
@@ -245,13 +284,14 @@ class GPT(nn.Module):
         """
         try:
             config = GPTConfig(**{**saved["model_args"], **saved["extra_model_args"], **changes})
-            held = sum(w.numel() for name, w in saved["model"].items() if name != "lm_head.weight")  # tied to wte
+            tied = ("lm_head.weight",) if config.tie_embeddings else ()
+            held = sum(w.numel() for name, w in saved["model"].items() if name not in tied)
             if saved["model"] and config.num_params != held:  # before building a model that may not fit into memory
                 raise ValueError(f"model_args mean {config.num_params:,} parameters, but the weights have {held:,}")
             model = cls(config)
             if saved["model"]:  # on the meta device, the model takes over these tensors, which are not read yet
                 model.load_state_dict(saved["model"], assign=model.lm_head.weight.is_meta)
-                model.lm_head.weight = model.transformer.wte.weight
+                model.tie_weights()
         except (ArithmeticError, AttributeError, TypeError, ValueError, RuntimeError) as error:
             if out_of_memory(error):
                 raise

@@ -5,18 +5,24 @@ computes with these fields (counts, estimates, export) names those that it knows
 """
 
 import dataclasses
+import math
 from typing import Any, Literal, Self
 
 from fusedgpt.attention.table import check_name
 from fusedgpt.errors import UserError
 
 ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}  # F.gelu's name for each
+POSITIONS, NORMS, MLPS = ("learned", "rotary"), ("layernorm", "rmsnorm"), ("gelu", "swiglu")
 LOSSES = ("whole", "chunked")
 CHUNKS = 8  # parts of a micro-batch in a chunked loss; more parts save memory but slow the matrix products
 RECOMPUTE = ("none", "attention", "block")
 # weights do not decide these
 OVERRIDES = ("dropout", "attention", "activation", "loss", "recompute", "vocab_multiple", "document_start")
-COUNTED = ("document_start",)  # fields beyond GPT-2's that num_params and GPT.flops_per_token know
+# what makes a GPT a Llama, a Mistral, a Qwen or a Phi: docs/models.md
+FAMILIES = ("position", "rope_theta", "rope_fraction", "rope_scaling", "rope_context", "norm", "norm_eps", "mlp")
+FAMILIES += ("n_inner", "n_kv_head", "head_size", "qk_norm", "window", "window_pattern", "tie_embeddings")
+FAMILIES += ("parallel_block", "attention_bias", "mlp_bias", "output_bias")
+COUNTED = (*FAMILIES, "document_start")  # fields beyond GPT-2's that num_params and GPT.flops_per_token know
 # the fields of GPT-2, which everything here knows
 GPT2 = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "bias", "vocab_multiple", "activation")
 IMPLEMENTATION = ("attention", "loss", "recompute")  # these change how a result is computed, but not the result
@@ -34,6 +40,27 @@ class Dimensions:
     vocab_multiple: int = 64  # pad the vocabulary to a multiple of this: 64 turns 50257 ids into 50304, 1 does not pad
     # form of GELU; gelu_tanh: GPT-2's; gelu: exact, as in nanoGPT; None: as in the weights, gelu_tanh from scratch
     activation: Literal["gelu_tanh", "gelu"] | None = None
+    # positions; learned: an embedding of each; rotary: queries and keys rotate with their position
+    position: Literal["learned", "rotary"] = "learned"
+    rope_theta: float = 10000.0  # rotary: base of the wavelengths, which go up to 2 pi times nearly this many tokens
+    rope_fraction: float = 1.0  # rotary: share of a head's channels that rotate
+    rope_scaling: float = 1.0  # rotary: stretch long wavelengths by this factor, as Llama 3.1 does; 1: none
+    rope_context: int = 8192  # rope_scaling: stretch wavelengths beyond this many tokens, and none below a quarter
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalisation before each branch, and at the end
+    norm_eps: float = 1e-5  # added to what a norm takes the root of
+    mlp: Literal["gelu", "swiglu"] = "gelu"  # swiglu: three matrices, and a gate in place of GELU
+    n_inner: int | None = None  # width inside the MLP; None: 4 n_embd
+    n_kv_head: int | None = None  # heads of keys and values, each for n_head / n_kv_head queries; None: n_head
+    head_size: int | None = None  # channels of a head; None: n_embd / n_head
+    qk_norm: bool = False  # normalise each head's queries and keys
+    window: int | None = None  # a token sees this many tokens, itself included; None: all earlier ones
+    # window: S for a layer with the window, L for a layer without; repeated over the layers, such as SSSSSL
+    window_pattern: str = "S"
+    tie_embeddings: bool = True  # the output layer shares the weights of the token embedding
+    parallel_block: bool = False  # attention and MLP side by side, on one norm, as in GPT-J and Phi
+    attention_bias: bool | Literal["qkv"] | None = None  # biases in attention; qkv: not in its output; None: as bias
+    mlp_bias: bool | None = None  # biases in the MLP; None: as bias
+    output_bias: bool = False  # a bias in the output layer, as in Phi
 
 
 NAMES = tuple(field.name for field in dataclasses.fields(Dimensions))
@@ -80,22 +107,52 @@ class GPTConfig(Dimensions):
     document_start: int | None = None
 
     def __post_init__(self):
-        for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "vocab_multiple"):
-            if not getattr(self, name) >= 1:
+        sizes = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "vocab_multiple", "rope_context")
+        for name in (*sizes, "n_inner", "n_kv_head", "head_size", "window"):
+            if getattr(self, name) is not None and not getattr(self, name) >= 1:
                 raise UserError(f"{name}={getattr(self, name)} must be 1 or more")
-        if self.n_embd % self.n_head:
-            raise UserError(f"n_embd={self.n_embd} cannot be split over n_head={self.n_head}: make it a multiple")
+        if self.head_size is None and self.n_embd % self.n_head:
+            raise UserError(
+                f"n_embd={self.n_embd} cannot be split over n_head={self.n_head}: make it a multiple, or set head_size"
+            )
+        if self.n_head % self.kv_heads:
+            raise UserError(f"n_head={self.n_head} cannot be split over n_kv_head={self.n_kv_head}: make it a multiple")
         start = self.document_start
         if start is not None and not (type(start) is int and 0 <= start < self.vocab_size):
             raise UserError(
                 f"document_start={start!r}, the id between documents for mask=document, must be a whole number from 0"
                 f" to {self.vocab_size - 1}, below vocab_size"
             )
-        names = {"activation": ACTIVATIONS, "loss": LOSSES, "recompute": RECOMPUTE}
-        for name, allowed in names.items():
+        self._check_positions()
+        if not self.window_pattern or set(self.window_pattern) - set("SL"):
+            raise UserError(f"window_pattern={self.window_pattern!r} must have a letter S or L for each layer")
+        if self.window is None and self.window_pattern != "S":
+            raise UserError(f"window_pattern={self.window_pattern!r} has no effect without a window: set it too")
+        names = {"activation": ACTIVATIONS, "position": POSITIONS, "norm": NORMS, "mlp": MLPS}
+        for name, allowed in (names | {"loss": LOSSES, "recompute": RECOMPUTE}).items():
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name}={getattr(self, name)!r} is unknown: it can be {', '.join(allowed)}")
+        if self.attention_bias not in (None, True, False, "qkv"):
+            raise UserError(f"attention_bias={self.attention_bias!r} is unknown: it can be True, False, qkv or None")
         check_name(self.attention)
+
+    def _check_positions(self):
+        for name in ("rope_theta", "norm_eps"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"{name}={getattr(self, name)} must be more than 0, and finite")
+        if not 1 <= self.rope_scaling < math.inf:
+            raise UserError(f"rope_scaling={self.rope_scaling} must be 1 or more, and finite")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name.startswith("rope_") and value != field.default and self.position != "rotary":
+                raise UserError(f"{field.name}={value} has no effect with learned positions: set position=rotary too")
+        if not 0 < self.rope_fraction <= 1:
+            raise UserError(f"rope_fraction={self.rope_fraction} must be more than 0, and at most 1")
+        if self.position == "rotary" and (self.rotated < 2 or self.rotated % 2):
+            raise UserError(
+                f"{self.rotated} of a head's {self.head_channels} channels would rotate, but they rotate in pairs: make"
+                " their number even, by head_size, n_head, n_embd or rope_fraction"
+            )
 
     @classmethod
     def of(cls, s: Any, **changes: Any) -> Self:
@@ -107,6 +164,39 @@ class GPTConfig(Dimensions):
     def packed(self) -> bool:
         """Whether a sequence may hold several documents, and attention stays within each."""
         return self.document_start is not None
+
+    @property
+    def kv_heads(self) -> int:
+        """The number of heads of keys and values."""
+        return self.n_head if self.n_kv_head is None else self.n_kv_head
+
+    @property
+    def head_channels(self) -> int:
+        """hs: the channels of a head."""
+        return self.n_embd // self.n_head if self.head_size is None else self.head_size
+
+    @property
+    def inner(self) -> int:
+        """The width inside an MLP."""
+        return 4 * self.n_embd if self.n_inner is None else self.n_inner
+
+    @property
+    def rotated(self) -> int:
+        """The channels of a head that rotate."""
+        return int(self.head_channels * self.rope_fraction)
+
+    @property
+    def windows(self) -> list[int | None]:
+        """The window of each layer, or None."""
+        letters = (self.window_pattern * self.n_layer)[: self.n_layer]
+        return [self.window if letter == "S" else None for letter in letters]
+
+    @property
+    def biases(self) -> dict[str, bool]:
+        """Which linear layers have a bias: qkv, proj (attention's output), mlp and output."""
+        attention = self.bias if self.attention_bias is None else self.attention_bias
+        mlp = self.bias if self.mlp_bias is None else self.mlp_bias
+        return {"qkv": bool(attention), "proj": attention is True, "mlp": mlp, "output": self.output_bias}
 
     @property
     def padded_vocab_size(self) -> int:
@@ -122,7 +212,26 @@ class GPTConfig(Dimensions):
     def num_params(self) -> int:
         """Parameters of a GPT of this config, positions and padding included, without building it."""
         require_known(self, "GPTConfig.num_params (fusedgpt/dimensions.py)", COUNTED)
-        C, biases = self.n_embd, self.bias * self.n_embd
-        layer_norm = C + biases
-        block = 12 * C * C + 9 * biases + 2 * layer_norm  # C to 3 C, C to C, C to 4 C, 4 C to C
-        return (self.padded_vocab_size + self.block_size) * C + self.n_layer * block + layer_norm
+        C, hs, wide, biases = self.n_embd, self.head_channels, 1 + (self.mlp == "swiglu"), self.biases
+        of_norm = 1 + (self.bias and self.norm == "layernorm")  # vectors of a norm
+        norms = of_norm * (C * (1 if self.parallel_block else 2) + 2 * hs * self.qk_norm)
+        in_attention = biases["qkv"] * (self.n_head + 2 * self.kv_heads) * hs + biases["proj"] * C
+        in_mlp = biases["mlp"] * (wide * self.inner + C)
+        blocks = self.n_layer * (self.block_matrices + in_attention + in_mlp + norms)
+        output = self.padded_vocab_size * (C * (not self.tie_embeddings) + self.output_bias)
+        return self.padded_vocab_size * C + self._positions + blocks + of_norm * C + output
+
+    @property
+    def block_matrices(self) -> int:
+        """Parameters of the matrices of a block; the first is n_embd by all heads of queries, keys and values."""
+        heads = 2 * self.n_head + 2 * self.kv_heads  # of queries, keys and values, and of attention's output
+        return self.n_embd * (heads * self.head_channels + (3 if self.mlp == "swiglu" else 2) * self.inner)
+
+    @property
+    def looked_up(self) -> int:
+        """Parameters of which a token reads one row and multiplies none: learned positions, and an untied embedding."""
+        return self._positions + (0 if self.tie_embeddings else self.padded_vocab_size * self.n_embd)
+
+    @property
+    def _positions(self):
+        return self.block_size * self.n_embd if self.position == "learned" else 0

@@ -24,15 +24,15 @@ def whole(z: Tensor, targets: Tensor, vocab_size: int, reduction: str = "mean") 
     return F.cross_entropy(z, targets.flatten(), ignore_index=-1, reduction=reduction)
 
 
-def chunked(x: Tensor, targets: Tensor, weight: Tensor, vocab_size: int) -> Tensor:
-    """The mean loss of `targets` (B, T) given hidden states x (B, T, C), which `weight` (V, C) turns into logits.
+def chunked(x: Tensor, targets: Tensor, weight: Tensor, vocab_size: int, bias: Tensor | None = None) -> Tensor:
+    """The mean loss of `targets` (B, T) given hidden states x (B, T, C); `weight` (V, C) and `bias` make logits.
 
     A chunk's logits are freed after its forward and computed again in its backward. PyTorch 2.13's linear_cross_entropy
     is no substitute: it rounds the loss to bfloat16, and on a CPU it takes more time and memory than all logits do.
     """
 
     def summed(x, y, weight):
-        return whole(F.linear(x, weight), y, vocab_size, reduction="sum")
+        return whole(F.linear(x, weight, bias), y, vocab_size, reduction="sum")
 
     if torch.is_autocast_enabled(x.device.type):  # cast once: autocast would do it again in each chunk's backward
         weight = weight.to(torch.get_autocast_dtype(x.device.type))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# (q, k, v, dropout_p, documents) -> y; see fusedgpt/attention/functions.py
+# (q, k, v, dropout_p, documents, window) -> y; see fusedgpt/attention/functions.py
 Attend = Callable[..., Tensor]
 
 
@@ -28,17 +28,38 @@ class Case:
     backward: bool = True  # training, which needs dq, dk and dv too
     keys: int | None = None  # Tk; None: as many as queries
     packed: bool = False  # whether the tokens are of several documents, and attention stays within each
+    kv_heads: int | None = None  # nkv; None: nh
+    window: int | None = None  # keys that a query sees; None: all earlier ones
 
     @classmethod
-    def of_model(cls, config: Any, batch_size: int, device: torch.device, dtype: torch.dtype, **rest) -> Self:
-        """The attention of a model's layer. `config` has n_head, n_embd and block_size: a GPTConfig or Settings."""
-        shape = (batch_size, config.n_head, config.block_size, config.n_embd // config.n_head)
-        return cls(shape, device, dtype, packed=getattr(config, "packed", False), **rest)
+    def of_layers(cls, config: Any, batch_size: int, device: torch.device, dtype: torch.dtype, **rest) -> list[Self]:
+        """Each attention that layers of a model have: one, or one with a window and one without.
+
+        config: a GPTConfig, or Settings, whose mask says whether the tokens are `packed`.
+        """
+        T, of_all = config.block_size, {"packed": getattr(config, "packed", False), **rest}
+        shape = (batch_size, config.n_head, T, config.head_channels)
+        windows = {window if window and window < T else None: None for window in config.windows}
+        return [cls(shape, device, dtype, kv_heads=config.n_kv_head, window=w, **of_all) for w in windows]
+
+    @classmethod
+    def of_model(cls, config: Any, *case: Any, **rest) -> Self:
+        """The attention of a model's first layer; takes what `of_layers` takes."""
+        return cls.of_layers(config, *case, **rest)[0]
 
     def one_query(self) -> Self:
-        """The same attention for one new token after T - 1 cached ones, as generation computes it."""
+        """The same attention for one new token after T - 1 cached ones, as generation computes it.
+
+        A cache of a window holds no other keys, so that a single query sees all of them.
+        """
         B, nh, T, hs = self.shape
-        return replace(self, shape=(B, nh, 1, hs), keys=T)
+        return replace(self, shape=(B, nh, 1, hs), keys=min(T, self.window or T), window=None)
+
+    def of_heads(self, B: int, heads: int) -> Self:
+        """The same attention with fewer sequences and heads of keys and values; queries share these as before."""
+        _, nh, T, hs = self.shape
+        group = nh // (self.kv_heads or nh)
+        return replace(self, shape=(B, heads * group, T, hs), kv_heads=heads)
 
     @property
     def documents(self) -> Tensor | None:
@@ -48,7 +69,7 @@ class Case:
     def inputs(self, scale: float = 1.0) -> tuple[Tensor, ...]:
         """q, k, v and dy, the gradient of y: normal numbers, the same on every device. `scale` multiplies q and k.
 
-        q and dy are (B, nh, T, hs), k and v (B, nh, Tk, hs).
+        q and dy are (B, nh, T, hs), k and v (B, nkv, Tk, hs).
         """
         q, k, v, dy = self._drawn()
         return self._placed(q * scale, k * scale, v, dy)
@@ -65,7 +86,7 @@ class Case:
         return self._placed(F.one_hot(q.argmax(-1), q.size(-1)), (levels * step).expand_as(k), v, dy)
 
     def _drawn(self):
-        return _drawn(self.shape, self.keys or self.shape[2])
+        return _drawn(self.shape, self.kv_heads or self.shape[1], self.keys or self.shape[2])
 
     def _placed(self, q, k, v, dy):
         q, k, v, dy = (x.to(self.device, self.dtype, copy=True) for x in (q, k, v, dy))
@@ -73,8 +94,10 @@ class Case:
 
     def run(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
         """Run `attend` forward and, if `backward`, backward. Returns (y,) or (y, dq, dk, dv)."""
-        # a user's own kernel need not know of documents
-        y = attend(q, k, v, self.dropout, *([self.documents] if self.packed else []))
+        # a user's own kernel need not know of documents or windows
+        masks = {"documents": self.documents} if self.packed else {}
+        masks |= {"window": self.window} if self.window else {}
+        y = attend(q, k, v, self.dropout, **masks)
         return (y, *torch.autograd.grad(y, (q, k, v), dy)) if self.backward else (y,)
 
 
@@ -86,8 +109,8 @@ def _documents(B, Tk, device):
 
 
 @functools.lru_cache(maxsize=1)  # kernels take turns with the same numbers, and drawing them takes seconds if T is long
-def _drawn(shape, keys):
-    B, nh, _, hs = shape
-    past = (B, nh, keys, hs)
+def _drawn(shape, kv_heads, keys):
+    B, _, _, hs = shape
+    past = (B, kv_heads, keys, hs)
     generator = torch.Generator().manual_seed(0)
     return tuple(torch.randn(size, generator=generator) for size in (shape, past, past, shape))

@@ -63,6 +63,7 @@ def _wrong(name, case, compiled):
         for where, errors in _comparisons(name, case, compiled):
             if not parity.passes(errors, case.dtype):
                 what = "attention within documents" if case.packed else "causal attention"
+                what += f" in a window of {case.window}" if case.window else ""
                 return (
                     f"it is not {what}: {where} its errors against float64 are {errors}. A change of the function,"
                     " such as a window, belongs to the model (Dimensions), which saves it with the weights"
@@ -80,11 +81,12 @@ def _comparisons(name, case, compiled):
     """(where, errors) of the comparisons with float64: one head for a kernel of ours, all checks for a user's own."""
     attend, whole = as_run(name, case), _shortened(_two_sequences(case))
     if not is_own(name):
-        yield "on one head", parity.compare(attend, replace(whole, shape=(1, 1, *whole.shape[2:])))
+        yield "on one head", parity.compare(attend, whole.of_heads(1, 1))
         return
     yield from parity.checks(attend, whole)
     if case.shape[2] > MOST_COMPARED:  # a window could be longer
-        last = replace(case, shape=(1, 1, 64, case.shape[3]), keys=case.shape[2], backward=False)
+        last = case.of_heads(1, 1)
+        last = replace(last, shape=(1, last.shape[1], 64, case.shape[3]), keys=case.shape[2], backward=False)
         yield f"for the last 64 of {case.shape[2]} tokens", parity.compare(as_run(name, last), last)
     if compiled:
         torch.compiler.reset()
@@ -92,7 +94,7 @@ def _comparisons(name, case, compiled):
 
 
 def _drops(name, case):
-    probe = replace(case, shape=(1, 1, *case.shape[2:]), backward=False)
+    probe = replace(case.of_heads(1, 1), backward=False)
     attend, inputs = as_run(name, case), probe.inputs()
     torch.manual_seed(0)
     (first,) = probe.run(attend, *inputs)
@@ -123,9 +125,11 @@ def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
         return "FlexAttention has no dropout"
     if name in KERNELS and KERNELS[name].gpu_only and case.device.type == "cpu":
         return "PyTorch has it on GPUs only"
-    if is_own(name) and case.packed and not _takes_documents(name):
-        return "it must take a fifth argument, `documents` (B, Tk), for mask=document: the document of each key"
-    probe = replace(case, shape=(1, 1, *case.shape[2:]))
+    if is_own(name) and case.packed and not _takes(name, "documents"):
+        return "it must take an argument `documents` (B, Tk) for mask=document: the document of each key"
+    if is_own(name) and case.window and not _takes(name, "window"):
+        return "it must take an argument `window` for a model with a window: the number of keys that a query sees"
+    probe = case.of_heads(1, 1)
     attend, inputs, results = as_run(name, probe), probe.inputs(), []
 
     def step():
@@ -149,9 +153,9 @@ def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
     return contradiction(name, receipt, case)
 
 
-def _takes_documents(name):
+def _takes(name, mask):
     try:
-        inspect.signature(ATTENTION[name]).bind(*["q", "k", "v", "dropout_p", "documents"])
+        inspect.signature(ATTENTION[name]).bind("q", "k", "v", "dropout_p", **{mask: None})
     except TypeError:
         return False
     return True
@@ -160,9 +164,9 @@ def _takes_documents(name):
 def as_run(name: str, case: Case) -> Attend:
     """The attention function `name` as the scripts call it: training under autocast, generation without."""
 
-    def attend(*inputs):
+    def attend(*inputs, **masks):
         with autocast(case.device, case.dtype) if case.backward else contextlib.nullcontext():
-            return ATTENTION[name](*inputs)
+            return ATTENTION[name](*inputs, **masks)
 
     return attend
 
@@ -211,9 +215,10 @@ def _quick(case):
     """`case`; on a CPU, with just enough heads to tell which kernel is fastest. A trial on a GPU shows that all fit."""
     if case.device.type != "cpu":
         return case
-    B, nh, T, hs = case.shape
+    B, nh, T, _ = case.shape
     enough = max(QUICK_SCORES // T**2, 2 * torch.get_num_threads())  # every thread has some heads
-    return replace(case, shape=(min(B, -(-enough // nh)), min(nh, enough), T, hs))
+    kv_heads = case.kv_heads or nh
+    return case.of_heads(min(B, -(-enough // nh)), min(kv_heads, -(-enough * kv_heads // nh)))
 
 
 def _two_sequences(case):

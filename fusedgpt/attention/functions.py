@@ -1,9 +1,11 @@
-"""Causal self-attention, one function per name: `(q, k, v, dropout_p, documents) -> y`.
+"""Causal self-attention, one function per name: `(q, k, v, dropout_p, documents, window) -> y`.
 
-B batch, T queries, Tk keys (T, or more when earlier keys come from a cache), nh heads, hs head size.
-q is (B, nh, T, hs), k and v are (B, nh, Tk, hs), y is (B, nh, T, hs). Query i sees keys 0 ... Tk - T + i: the last
-query sees every key. Each computes softmax(q kᵀ / √hs) v, equation 1 of "Attention Is All You Need" (arXiv:1706.03762).
+B batch, T queries, Tk keys (T, or more when earlier keys come from a cache), nh heads, nkv heads of keys and values, hs
+head size. q is (B, nh, T, hs), k and v are (B, nkv, Tk, hs), y is (B, nh, T, hs). Query i sees keys 0 ... Tk - T + i:
+the last query sees every key. Each computes softmax(q kᵀ / √hs) v, equation 1 of "Attention Is All You Need"
+(arXiv:1706.03762). If nkv is less than nh, nh / nkv heads in a row share keys and values (arXiv:2305.13245).
 documents (B, Tk) numbers the document of each key: a query sees no key of another document. None: all are of one.
+window: a query sees only the last `window` of these keys, its own included (arXiv:2004.05150). None: all of them.
 """
 
 import functools
@@ -28,21 +30,40 @@ from fusedgpt.errors import UserError, first_line
 BLOCK = 256  # queries in a block of `blocked`
 
 
-def manual(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None) -> Tensor:
+def manual(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    documents: Tensor | None = None,
+    window: int | None = None,
+) -> Tensor:
     """Hand-written: holds every score in memory. Scales after the product, like the baseline of bench.py's articles."""
     # a dot product of hs terms of variance 1 has variance hs: without the scale the softmax would saturate
-    return _weighted((q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5, v, dropout_p, documents)
+    return _weighted(_product(q, k.transpose(-2, -1)) * q.size(-1) ** -0.5, v, dropout_p, documents, window)
 
 
-def _weighted(scores, v, dropout_p, documents):
+def _product(x, y):
+    """x (B, nh, T, n) times y (B, nkv, n, m): (B, nh, T, m). To y, heads that share it are one with more rows."""
+    return (x.reshape(x.size(0), y.size(1), -1, x.size(-1)) @ y).view(*x.shape[:-1], y.size(-1))
+
+
+def _weighted(scores, v, dropout_p, documents, window):
     """The mean of the values that each query sees, weighted by the softmax of its `scores`, (B, nh, T, Tk)."""
-    hidden = ~_visible(*scores.shape[-2:], scores.device, documents)
+    hidden = ~_visible(*scores.shape[-2:], scores.device, documents, window)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
     # F.dropout does not know whether the model trains: if it does not, the caller gives 0
-    return F.dropout(weights, dropout_p) @ v  # (B, nh, T, Tk) @ (B, nh, Tk, hs) -> (B, nh, T, hs)
+    return _product(F.dropout(weights, dropout_p), v)  # (B, nh, T, hs)
 
 
-def blocked(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None) -> Tensor:
+def blocked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    documents: Tensor | None = None,
+    window: int | None = None,
+) -> Tensor:
     """`manual` for BLOCK queries at a time, each on the keys that it sees. This is half of what makes flash fast.
 
     It computes hardly any score above the diagonal, and the scores of a block fit into a CPU's cache. The other half is
@@ -52,44 +73,60 @@ def blocked(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: 
     q, blocks = q * q.size(-1) ** -0.5, []  # scale a query's hs numbers, not its scores
     for start in range(0, T, BLOCK):
         stop = min(start + BLOCK, T)
-        seen = Tk - T + stop  # keys that the last query of the block sees
-        scores = q[..., start:stop, :] @ k[..., :seen, :].transpose(-2, -1)
-        some = None if documents is None else documents[:, :seen]
-        blocks.append(_weighted(scores, v[..., :seen, :], dropout_p, some))
+        last = Tk - T + stop  # keys up to that of the block's last query
+        first = max(0, Tk - T + start + 1 - window) if window else 0  # the first key that its first query sees
+        scores = _product(q[..., start:stop, :], k[..., first:last, :].transpose(-2, -1))
+        some = None if documents is None else documents[:, first:last]
+        blocks.append(_weighted(scores, v[..., first:last, :], dropout_p, some, window))
     return torch.cat(blocks, dim=-2)
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None) -> Tensor:
+def sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    documents: Tensor | None = None,
+    window: int | None = None,
+) -> Tensor:
     """SDPA in whichever kernel PyTorch picks."""
-    return _picked(_with_flag, q, k, v, dropout_p, documents)
+    return _picked(_with_flag, q, k, v, dropout_p, documents, window)
 
 
-def masked(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None) -> Tensor:
+def masked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    documents: Tensor | None = None,
+    window: int | None = None,
+) -> Tensor:
     """`sdpa` with a mask in place of the flag `is_causal`: fewer kernels take a mask, and none skips hidden scores."""
-    return _picked(_with_mask, q, k, v, dropout_p, documents)
+    return _picked(_with_mask, q, k, v, dropout_p, documents, window)
 
 
-def _picked(attend, q, k, v, dropout_p, documents):
+def _picked(attend, *inputs):
+    q, k = inputs[:2]
     flash_impl.use(None)
     if q.is_cuda and q.size(-2) < k.size(-2):
         # cuDNN, PyTorch's first choice on Hopper, would build a plan for every length of the cache
         with sdpa_kernel(_ALL_BUT_CUDNN):
-            return attend(q, k, v, dropout_p, documents)
-    return attend(q, k, v, dropout_p, documents)
+            return attend(*inputs)
+    return attend(*inputs)
 
 
 _ALL_BUT_CUDNN = [kind for name, kind in SDPBackend.__members__.items() if name not in ("ERROR", "CUDNN_ATTENTION")]
 
 
-def _with_flag(q, k, v, dropout_p, documents=None):
-    if documents is not None:
-        return _with_mask(q, k, v, dropout_p, documents)
-    T, Tk = q.size(-2), k.size(-2)
+def _with_flag(q, k, v, dropout_p, documents=None, window=None):
+    if documents is not None or window is not None:  # the flag knows of neither
+        return _with_mask(q, k, v, dropout_p, documents, window)
+    T, Tk, grouped = q.size(-2), k.size(-2), q.size(1) != k.size(1)
     if Tk == T:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True, enable_gqa=grouped)
     # is_causal aligns the mask to the top left: one query after a cache would see the first key only
     mask = None if T == 1 else _lower_right(T, Tk)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, enable_gqa=grouped)
 
 
 def _lower_right(T, Tk):
@@ -98,14 +135,16 @@ def _lower_right(T, Tk):
     return causal_lower_right(T, Tk)
 
 
-def _with_mask(q, k, v, dropout_p, documents=None):
-    mask = _visible(q.size(-2), k.size(-2), q.device, documents)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p)
+def _with_mask(q, k, v, dropout_p, documents=None, window=None):
+    mask, grouped = _visible(q.size(-2), k.size(-2), q.device, documents, window), q.size(1) != k.size(1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, enable_gqa=grouped)
 
 
-def _visible(T, Tk, device, documents=None):
+def _visible(T, Tk, device, documents=None, window=None):
     """True if a query sees a key: (T, Tk), or (B, 1, T, Tk) with `documents`."""
     earlier = torch.ones(T, Tk, dtype=torch.bool, device=device).tril(Tk - T)
+    if window is not None:
+        earlier = earlier.triu(Tk - T + 1 - window)
     if documents is None:
         return earlier
     return earlier & (documents[:, None, -T:, None] == documents[:, None, None, :])
@@ -119,41 +158,60 @@ def only(
     version: which FlashAttention, as flash_impl.use takes it.
     """
 
-    def forced(q, k, v, dropout_p=0.0, documents=None):
+    def forced(q, k, v, dropout_p=0.0, documents=None, window=None):
         flash_impl.use(version)
         # without this, PyTorch 2.5 and later compute `math` in float32, whatever the dtype
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
         try:
             with sdpa_kernel(backend):
-                return attend(q, k, v, dropout_p, documents)
+                return attend(q, k, v, dropout_p, documents, window)
         finally:  # back to PyTorch's default, for sdpa if it picks math
             torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
 
     return forced
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None) -> Tensor:
+def flex(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    documents: Tensor | None = None,
+    window: int | None = None,
+) -> Tensor:
     """FlexAttention. It ignores `dropout_p`: choose.refusal refuses flex before a model trains with dropout."""
     T, Tk, mask = q.size(-2), k.size(-2), None
     inside = torch.compiler.is_compiling()  # a model that is being compiled traces flex into its own graph
     if documents is not None:
-        mask = (_document_mask if inside else _last_document_mask)(T, documents)
-    elif T > 1:
-        mask = (_block_mask if inside else _kept_block_mask)(T, Tk, q.device)
+        mask = (_document_mask if inside else _last_document_mask)(T, documents, window)
+    elif T > 1 or window is not None:
+        mask = (_block_mask if inside else _kept_block_mask)(T, Tk, q.device, window)
     attend = flex_attention if inside else _compiled_flex(dynamic=not q.requires_grad)  # lengths vary in generation
-    return attend(q, k, v, block_mask=mask)
+    return attend(q, k, v, block_mask=mask, enable_gqa=q.size(1) != k.size(1))
 
 
-def _block_mask(T, Tk, device):
-    return create_block_mask(lambda b, h, i, j: j <= i + (Tk - T), None, None, T, Tk, device=device)
+def _near(past, window):
+    """Whether the query `i` after `past` other keys sees the key `j`, as flex asks it."""
+
+    def causal(b, h, i, j):
+        return j <= i + past
+
+    def within(b, h, i, j):
+        return (j <= i + past) & (i + past - j < window)
+
+    return causal if window is None else within
 
 
-def _document_mask(T, documents):
+def _block_mask(T, Tk, device, window):
+    return create_block_mask(_near(Tk - T, window), None, None, T, Tk, device=device)
+
+
+def _document_mask(T, documents, window):
     B, Tk = documents.shape
-    past = Tk - T
+    past, near = Tk - T, _near(Tk - T, window)
 
     def seen(b, h, i, j):
-        return (j <= i + past) & (documents[b, i + past] == documents[b, j])
+        return near(b, h, i, j) & (documents[b, i + past] == documents[b, j])
 
     return create_block_mask(seen, B, None, T, Tk, device=documents.device)
 

@@ -19,28 +19,45 @@ RMS_TOLERANCE = {torch.float64: 2.5e-14, torch.float32: 5e-6, torch.float16: 2e-
 # Kernels work on blocks of 64, 128 or 256 rows. Some were wrong in a last block that is not full, if it was the only
 # block or if full ones came before it.
 ODD_LENGTHS = (127, 300)
+ODD_WINDOW = 37  # shorter than these
 
 
 def reference(
-    q: Tensor, k: Tensor, v: Tensor, dy: Tensor | None = None, documents: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dy: Tensor | None = None,
+    documents: Tensor | None = None,
+    window: int | None = None,
 ) -> tuple[Tensor, ...]:
     """Causal attention in float64: (y,), or (y, dq, dk, dv) by the chain rule, written out.
 
-    Shapes and `documents` as in functions.py. It uses neither autograd nor a function that one of the kernels might
-    use too.
+    Shapes, `documents` and `window` as in functions.py. It uses neither autograd nor a function that one of the kernels
+    might use too.
     """
-    q, k, v = map(_double, (q, k, v))
-    T, Tk, scale = q.size(-2), k.size(-2), q.size(-1) ** -0.5
+    q, k, v, dy = (None if x is None else _double(x) for x in (q, k, v, dy))
+    T, Tk, group = q.size(-2), k.size(-2), q.size(1) // k.size(1)
     hidden = torch.ones(T, Tk, dtype=torch.bool, device=q.device).triu(Tk - T + 1)
+    if window is not None:
+        distance = torch.arange(Tk - T, Tk, device=q.device)[:, None] - torch.arange(Tk, device=q.device)
+        hidden = hidden | (distance >= window)
     if documents is not None:
         numbers = documents.to(q.device, torch.float64)
         hidden = hidden | ((numbers[:, None, Tk - T :, None] - numbers[:, None, None]) != 0)
+    # of heads that share keys and values, one at a time: each has T Tk scores
+    each = [_one_to_one(q[:, n::group], k, v, None if dy is None else dy[:, n::group], hidden) for n in range(group)]
+    of_queries = [torch.stack(parts, dim=2).flatten(1, 2) for parts in zip(*(found[:2] for found in each))]
+    return *of_queries, *(sum(parts) for parts in zip(*(found[2:] for found in each)))
+
+
+def _one_to_one(q, k, v, dy, hidden):
+    """Attention of as many heads of queries as of keys: y, or y, dq, dk and dv."""
+    scale = q.size(-1) ** -0.5
     scores = (q @ k.mT * scale).masked_fill(hidden, float("-inf"))
     p = (scores - scores.amax(-1, keepdim=True)).exp()
     p = p / p.sum(-1, keepdim=True)  # (B, nh, T, Tk)
     if dy is None:
         return (p @ v,)
-    dy = _double(dy)
     dp = dy @ v.mT
     # backward of the softmax: each score moves its own weight up and all others of its row down
     ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * scale
@@ -59,7 +76,8 @@ def compare(
 
     Returns the largest error of the output and, if `case` has a backward, of each gradient: {'y': …, 'dq': …, 'dk': …,
     'dv': …}. 'rms' is the root mean square of the errors of one of these, whichever has the largest. The reference
-    holds T² scores per head: `heads` compares only so many, the last heads of the last sequence.
+    holds T² scores per head: `heads` compares only so many heads of keys, the last of the last sequence, with the
+    queries that share them.
 
     An error is divided by the largest number in its own row: late rows average many values and are small, so the
     largest number in all rows would hide their errors. The divisor is at least FLOOR of that number, because some rows
@@ -69,13 +87,17 @@ def compare(
     case = replace(case, dropout=0.0)
     q, k, v, dy = inputs or case.inputs()
     got = case.run(attend, q, k, v, dy)
-    some = (slice(None), slice(None)) if heads is None else (slice(-1, None), slice(-heads, None))
-    documents = case.documents[some[0]] if case.packed else None
-    want = reference(*(x[some] for x in (q, k, v)), dy[some] if case.backward else None, documents)
+    first, group = -1 if heads else None, q.size(1) // k.size(1)
+
+    def some(x):
+        return x[first:, -heads * (group if x.size(1) == q.size(1) else 1) :] if heads else x
+
+    documents = case.documents[first:] if case.packed else None
+    want = reference(*map(some, (q, k, v)), some(dy) if case.backward else None, documents, case.window)
     largest, typical = ({"y": size(want[:1]), "d": size(want[1:])} for size in (_largest, _rms))
     found, rms = {}, []  # one divisor for y, and one for the three gradients together ("dq"[0] is "d")
     for name, g, w in zip(("y", "dq", "dk", "dv"), got, want):
-        error = (_double(g[some]) - w).abs()
+        error = (_double(some(g)) - w).abs()
         fraction = error / w.abs().amax(-1, keepdim=True).clamp(min=FLOOR * largest[name[0]])
         found[name] = _finite(fraction.max())
         rms.append(_finite(_rms([error]) / typical[name[0]]))
@@ -98,15 +120,16 @@ def checks(attend: Attend, case: Case) -> Iterator[tuple[str, dict[str, float]]]
     """Yield (where, errors) of each comparison that `attend` must pass before it trains or is timed.
 
     First all heads of two sequences at ODD_LENGTHS, then scores beyond 60, and last the shape of `case`: its last two
-    heads, or one if T is beyond 4096, because float64 holds T² scores of each.
+    heads of keys, or one if T is beyond 4096, because float64 holds T² scores of each. A window is shorter at first.
     """
     _, nh, T, hs = case.shape
-    short = replace(case, keys=None)
+    short = replace(case, keys=None, window=case.window and min(case.window, ODD_WINDOW))
     for length in ODD_LENGTHS:
         yield f"at {length} tokens", _compared(attend, replace(short, shape=(2, nh, length, hs)))
     yield "on large scores", _on_large_scores(attend, replace(short, shape=(2, nh, ODD_LENGTHS[0], hs)))
-    heads = min(nh, 2 if T <= 4096 else 1)
-    yield f"on {heads} of {nh} heads", compare(attend, case, heads=heads)
+    of = case.kv_heads or nh
+    heads = min(of, 2 if T <= 4096 else 1)
+    yield f"on {heads} of {of} heads", compare(attend, case, heads=heads)
 
 
 _compared = functools.lru_cache(compare)  # a sweep asks for the same odd lengths at each of its lengths

@@ -201,11 +201,13 @@ class StaticStep:
     def _logits(self):
         return self.model(self.idx, cache=self.static)[0]
 
-    def _attend(self, q, k, v, dropout_p, documents=None):
+    def _attend(self, q, k, v, dropout_p, documents=None, window=None):
         seen = (self.every <= self.position)[None]
+        if window is not None:
+            seen = seen & (self.every > self.position - window)
         if documents is not None:
             seen = (seen & (documents == documents[:, self.position]))[:, None, None]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=q.size(1) != k.size(1))
 
 
 class GraphedStep(StaticStep):
