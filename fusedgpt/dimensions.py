@@ -62,6 +62,22 @@ class Dimensions:
     mlp_bias: bool | None = None  # biases in the MLP; None: as bias
     output_bias: bool = False  # a bias in the output layer, as in Phi
 
+    @property
+    def kv_heads(self) -> int:
+        """The number of heads of keys and values."""
+        return self.n_head if self.n_kv_head is None else self.n_kv_head
+
+    @property
+    def head_channels(self) -> int:
+        """hs: the channels of a head."""
+        return self.n_embd // self.n_head if self.head_size is None else self.head_size
+
+    @property
+    def windows(self) -> list[int | None]:
+        """The window of each layer, or None."""
+        letters = (self.window_pattern * self.n_layer)[: self.n_layer]
+        return [self.window if letter == "S" else None for letter in letters]
+
 
 NAMES = tuple(field.name for field in dataclasses.fields(Dimensions))
 
@@ -166,16 +182,6 @@ class GPTConfig(Dimensions):
         return self.document_start is not None
 
     @property
-    def kv_heads(self) -> int:
-        """The number of heads of keys and values."""
-        return self.n_head if self.n_kv_head is None else self.n_kv_head
-
-    @property
-    def head_channels(self) -> int:
-        """hs: the channels of a head."""
-        return self.n_embd // self.n_head if self.head_size is None else self.head_size
-
-    @property
     def inner(self) -> int:
         """The width inside an MLP."""
         return 4 * self.n_embd if self.n_inner is None else self.n_inner
@@ -184,12 +190,6 @@ class GPTConfig(Dimensions):
     def rotated(self) -> int:
         """The channels of a head that rotate."""
         return int(self.head_channels * self.rope_fraction)
-
-    @property
-    def windows(self) -> list[int | None]:
-        """The window of each layer, or None."""
-        letters = (self.window_pattern * self.n_layer)[: self.n_layer]
-        return [self.window if letter == "S" else None for letter in letters]
 
     @property
     def biases(self) -> dict[str, bool]:
