@@ -40,7 +40,7 @@ from fusedgpt.runs.metrics import (
     section,
     view,
 )
-from fusedgpt.runs.style import AXES, COLOURS, DPI, MARKERS, SUFFIXES, WIDTH, label_x, plain, time_unit
+from fusedgpt.runs.style import AXES, COLOURS, DPI, MARKERS, SUFFIXES, WIDTH, label_x, plain, time_unit, title
 
 LONGEST_NAME = 100  # bytes of a figure's file name that its runs take at most; file systems allow 255 in all
 
@@ -77,12 +77,26 @@ def labels(runs: list[Run]) -> list[str]:
     return [plain(name) for name in names_of(runs)]
 
 
-def captions(runs: list[Run]) -> str:
-    """`about` each run, wrapped to the width of the figure; one text if it is the same for all."""
+def finding(runs: list[Run], y: str) -> str:
+    """The title of a figure of `y`: which loss the runs reached; of what is no loss, what it is."""
+    if y not in ("loss", "bits_per_byte"):
+        return f"{MEANING.get(y, y).capitalize()}: {', '.join(names_of(runs))}"
+    if len(runs) > 1:
+        return compare_page.headline(runs, y).removesuffix(".")
+    ((_, validation),) = (run.lines(y) for run in runs)
+    what = "Validation loss" if y == "loss" else "Bits per byte"
+    if not len(validation.values):
+        return f"{what}: {runs[0].name} has not been evaluated"
+    last = validation.values[-1]
+    return f"{what} {f'{last:.3f}' if math.isfinite(last) else 'not finite'} after {validation.iters[-1]:,.0f} iterations"
+
+
+def captions(runs: list[Run]) -> list[str]:
+    """`about` each run; one text if it is the same for all."""
     texts = [about(run) for run in runs]
     if len(set(texts)) > 1:
-        texts = [f"{label}: {text}" for label, text in zip(labels(runs), texts)]
-    return "\n".join(textwrap.fill(text, 120) for text in dict.fromkeys(texts))
+        texts = [f"{name}: {text}" for name, text in zip(names_of(runs), texts)]
+    return list(dict.fromkeys(texts))
 
 
 def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
@@ -107,7 +121,7 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
     axes.set_ylim(view(shown, y))
     axes.set_title(MEANING.get(y, y), fontsize=9, loc="left")
     if math.isfinite(top := above(shown, axes.get_ylim())):
-        axes.set_title(f"▲ values up to {top:.3g} lie above", fontsize=7.5, loc="right", color="0.35")
+        axes.set_title(f"▲ up to {top:.3g} above", fontsize=7.5, loc="right", color="0.35")
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
     if y == "tokens_per_s":
@@ -120,8 +134,8 @@ def draw_legend(figure, axes, beside: bool) -> None:
     if beside:
         axes.legend(handles, names, frameon=False, fontsize=8)
         return
-    names = [textwrap.fill(name, 90) for name in names]
-    columns = 2 if max(map(len, names), default=0) < 45 else 1
+    names = [textwrap.fill(name, 72) for name in names]
+    columns = 2 if max(map(len, names), default=0) < 36 else 1
     lines = sum(name.count("\n") + 1 for name in names) / columns
     figure.set_figheight(figure.get_figheight() + 0.17 * max(0, lines - 2))
     figure.legend(handles, names, frameon=False, fontsize=8, loc="outside lower center", ncols=columns)
@@ -150,7 +164,7 @@ def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "it
     for name, axes in panels.items():
         draw_panel(axes, runs, name, x)
     draw_legend(figure, panels[main], beside=len(runs) == 1)
-    figure.suptitle(captions(runs), fontsize=7, color="0.35", x=0.01, ha="left")
+    title(figure, finding(runs, main), captions(runs))
     figure.savefig(path, dpi=DPI)
     plt.close(figure)
 

@@ -157,17 +157,30 @@ def test_a_run_that_has_just_begun_is_drawn(lines, tmp_path):
 
 def test_a_caption_says_where_a_run_ran(small_run):
     record = json.loads((small_run / "run.json").read_text())
-    caption = plot.captions([plot.Run(small_run)])
+    (caption,) = plot.captions([plot.Run(small_run)])
     for part in ("cpu (", "float32", "2 layers × 32", "64 tokens a step", record["environment"]["torch"]):
-        assert part in caption.replace("\n", " ")
-    assert plot.captions([plot.Run(small_run)] * 2) == caption  # what is the same for all is said once
+        assert part in caption
+    assert plot.captions([plot.Run(small_run)] * 2) == [caption]  # what is the same for all is said once
+
+
+def test_a_title_says_the_finding(tmp_path):
+    # a figure's first words used to be the name of the processor
+    good, bad, young = some_run(tmp_path / "good"), some_run(tmp_path / "bad"), run_of(tmp_path / "young", [step(0)])
+    bad.eval["val_loss"] = bad.eval["val_loss"] + 0.5
+    last = good.eval["val_loss"][-1]
+    assert plot.finding([good], "loss") == f"Validation loss {last:.3f} after 30 iterations"
+    assert plot.finding([good, bad], "loss") == f"good ends lowest, at {last:.4f} nats per token"
+    assert plot.finding([young], "loss") == "Validation loss: young has not been evaluated"
+    assert plot.finding([good, bad], "lr") == "Learning rate: good, bad"
+    good.eval["val_loss"][-1] = math.nan
+    assert plot.finding([good], "loss") == "Validation loss not finite after 30 iterations"
 
 
 def test_a_legend_of_long_names_is_whole(tmp_path):
     # those of a study's runs stood in two columns, of which the page showed the ends of one and the beginnings of two
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    figure = Figure(figsize=(plot.WIDTH, 4), layout="constrained")
     axes = figure.subplots()
     plot.draw_panel(
         axes, [some_run(tmp_path / f"learning_rate=0.0{n},optimizer=muon,seed=1") for n in (1, 2)], "loss", "time"
@@ -182,7 +195,7 @@ def test_values_above_the_axis_are_named(tmp_path, axes):
     # the first losses are cut off, so that the later ones can be read; nothing used to say so
     falling = run_of(tmp_path / "falling", [step(n, loss=5.5 - 0.3 * min(n, 10)) for n in range(200)])
     plot.draw_panel(axes, [falling], "loss", "iterations")
-    assert axes.get_title(loc="right") == "▲ values up to 5.5 lie above" and axes.get_ylim()[1] < 5.5
+    assert axes.get_title(loc="right") == "▲ up to 5.5 above" and axes.get_ylim()[1] < 5.5
     other = axes.figure.subplots()
     plot.draw_panel(other, [some_run(tmp_path / "flat")], "loss", "iterations")
     assert other.get_title(loc="right") == ""

@@ -13,11 +13,9 @@ from fusedgpt.attention.table import KERNELS
 from fusedgpt.bench.disturbance import comparable
 from fusedgpt.bench.rows import unmeasured
 from fusedgpt.runs import style
-from fusedgpt.runs.style import COLOURS
+from fusedgpt.runs.style import COLOURS, DPI, WIDTH
 
 DRAWN_AS = {"eager": "manual", "flash_attention_2": "flash3"}  # transformers' names for a kernel
-WIDTH = 5.2  # inches: letters are large enough where a phone shrinks the figure to its own width
-DPI = 320  # 1664 pixels: two for each that a README's column has
 REASON, NAME = 60, 54  # most characters of a reason, and of a name above a bar; the report has them whole
 HATCHES = ("", "///", "...", "xx", "\\\\", "")
 FILLS = tuple(colour for colour in COLOURS if colour != "#000000")  # of pieces of bars, whose neighbours differ
@@ -37,8 +35,7 @@ def save(figures: Iterable[tuple], folder: pathlib.Path, machine: str, form: str
     paths = []
     with matplotlib.rc_context(STYLE):  # a generator draws while it is asked for the next figure
         for name, title, subject, figure in figures:
-            below = [line for text in (subject, machine) for line in textwrap.wrap(text, 90)]
-            style.title(figure, textwrap.fill(title, 62), below)
+            style.title(figure, title, [subject, machine])
             for suffix in ("png", form):
                 paths.append(folder / f"{name}.{suffix}")
                 figure.savefig(paths[-1], dpi=DPI)

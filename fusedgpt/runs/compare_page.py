@@ -39,7 +39,7 @@ def _page(runs, names):
     compared = "validation loss" if loss == "loss" else "bits per byte"
     return {
         "runs": names,
-        "headline": _headline(runs, names, ends, loss),
+        "headline": headline(runs, loss),
         "axes": axes,
         "charts": charts(runs, loss, scales, POINTS),
         "head": ["run", compared, "lowest", "tokens/s", "ms a step", "training time", "memory"],
@@ -57,8 +57,12 @@ def _end(run, loss):
     return float(_validation(run, loss)[-1]) if len(run.eval["iter"]) else math.nan
 
 
-def _headline(runs, names, ends, loss):
-    """Which run ends lowest, and whether the runs end at the same iteration, on the same data."""
+def headline(runs: list[Run], loss: str) -> str:
+    """Which of several runs ends lowest, and whether they end at the same iteration, on the same data.
+
+    loss: as losses_in(runs).
+    """
+    names, ends = names_of(runs), [_end(run, loss) for run in runs]
     unit = "bits per byte" if loss == "bits_per_byte" else "nats per token"
     known = [(f"{end:.4f}", name) for end, name in zip(ends, names) if math.isfinite(end)]
     if len(known) < 2:

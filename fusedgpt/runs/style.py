@@ -1,5 +1,7 @@
 """The look that figures share: colours, marks, the title above the axes, and the axis below a curve."""
 
+import textwrap
+
 from fusedgpt.runs.metrics import Run
 
 AXES = ("iterations", "tokens", "time")
@@ -7,7 +9,9 @@ SUFFIXES = (".png", ".pdf", ".svg")
 # Okabe and Ito's colours, which the colour-blind can tell apart; neighbours differ in lightness, so grey works too
 COLOURS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#D55E00", "#56B4E9", "#009E73")
 MARKERS = "os^vDP*X"  # eight markers and seven colours give 56 runs a look of their own
-WIDTH, DPI = 6.4, 260  # inches, and dots on one: 1664 pixels, twice the column of a README
+WIDTH = 5.2  # inches: letters are large enough if a phone shrinks the figure to its own width
+DPI = 320  # 1664 pixels: two for each that a README's column has
+MARGIN = 0.08  # inches beside a title
 LINE = 0.135  # inches: height of a line of the subtitle
 UNITS = (("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400))
 
@@ -29,16 +33,31 @@ def label_x(axes, x: str, unit: str) -> None:
         axes.ticklabel_format(axis="x", style="plain")
 
 
+def wrapped(text: str, **font) -> list[str]:
+    """The lines of `text` across a figure, each as long as letters of this size and weight permit."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    letters, room = FontProperties(**font), 72 * (WIDTH - 2 * MARGIN)  # a point is 1/72 inch
+
+    def fits(line):
+        return text_to_path.get_text_width_height_descent(line, letters, ismath=False)[0] <= room
+
+    tried = (textwrap.wrap(text, most, break_on_hyphens=False) for most in range(150, 0, -1))
+    return next(lines for lines in tried if all(map(fits, lines)))
+
+
 def title(figure, text: str, subtitle: list[str]) -> None:
-    """Make room above the axes of a figure, and write a title and the lines of a subtitle there."""
-    lines = text.count("\n") + 1
-    room, before = 0.13 + 0.19 * lines + LINE * len(subtitle), figure.get_figheight()
+    """Make room above the axes of a figure, and write a title and the paragraphs of a subtitle there."""
+    above = wrapped(text, size=10, weight="bold")
+    below = [line for paragraph in subtitle for line in wrapped(paragraph, size=7.5)]
+    room, before = 0.13 + 0.19 * len(above) + LINE * len(below), figure.get_figheight()
     height = before + room
     figure.set_figheight(height)
     figure.get_layout_engine().set(rect=(0, 0, 1, before / height))
-    left = 0.08 / WIDTH
-    figure.text(left, 1 - 0.07 / height, text, va="top", fontsize=10, weight="bold")
-    figure.text(left, 1 - (0.09 + 0.19 * lines) / height, "\n".join(subtitle), va="top", fontsize=7.5, color="0.3")
+    left, lower = MARGIN / WIDTH, 1 - (0.09 + 0.19 * len(above)) / height
+    figure.text(left, 1 - 0.07 / height, plain("\n".join(above)), va="top", fontsize=10, weight="bold")
+    figure.text(left, lower, plain("\n".join(below)), va="top", fontsize=7.5, color="0.3")
 
 
 def plain(text: str) -> str:

@@ -59,7 +59,7 @@ def _new(height, title, subject):
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    style.title(figure, plain(textwrap.fill(title, 70)), list(map(plain, textwrap.wrap(subject, 110))))
+    style.title(figure, title, [subject])
     return figure, figure.subplots()
 
 
@@ -108,7 +108,7 @@ def curves(results: Results, found: list[drawn.Curve], axis: str) -> object:
 def _legend(curve, names, n):
     seeds = f"{curve.runs} seed{'s' * (curve.runs != 1)}"
     # the legend omits names that begin with _
-    return "_" if n is None else f"\u200b{_fit(names[curve.variant], 44)} ({seeds})"
+    return "_" if n is None else f"\u200b{_fit(names[curve.variant], 34)} ({seeds})"
 
 
 def _add_legend(figure, axes, found, results):
@@ -124,7 +124,8 @@ def _add_legend(figure, axes, found, results):
         if needed:
             handles.append(Line2D([], [], linewidth=1.1, **look))
             texts.append(name)
-    columns = 2 if max(map(len, texts), default=0) > 28 else 3
+    longest = max((len(line) for text in texts for line in text.split("\n")), default=0)
+    columns = 3 if longest <= 20 else 2 if longest <= 34 else 1
     title = plain(head(results.design)) or None
     figure.legend(handles, texts, loc="outside lower center", ncols=columns, title=title, title_fontsize=8)
 
@@ -152,8 +153,8 @@ def differences(results: Results) -> object:
         axes.annotate(said, (1.02, row), xycoords=("axes fraction", "data"), va="center", color=color, fontsize=8)
     axes.axvline(0, color="0.3", linewidth=0.9)
     axes.set(xlim=(left, right), ylim=(len(kept) - 0.5, -0.5), xlabel=f"difference in {what(plan)}: left is better")
-    axes.set_yticks(range(len(kept)), [_fit(names[each.variant], 32) for each in kept], fontsize=8)
-    axes.locator_params(axis="x", nbins=7)  # numbers of tokens are long
+    axes.set_yticks(range(len(kept)), [_fit(names[each.variant], 26) for each in kept], fontsize=8)
+    axes.locator_params(axis="x", nbins=5)  # numbers of tokens are long
     axes.tick_params(axis="y", length=0)
     axes.grid(True, axis="x")
     return figure
@@ -179,7 +180,7 @@ def settings(results: Results, axes_found: list[drawn.Axis]) -> object:
             box = dict(boxstyle="square,pad=0.1", facecolor="white", edgecolor="none", alpha=0.75)
             where = dict(textcoords="offset points", va="center", fontsize=7.5, bbox=box)
             axes.annotate(plain(text), (n, place), (4, 0), **where)
-    axes.set_xticks(range(len(axes_found)), [textwrap.fill(plain(each.name), 24) for each in axes_found])
+    axes.set_xticks(range(len(axes_found)), [textwrap.fill(plain(each.name), 20) for each in axes_found])
     axes.set(yticks=[], ylim=(-0.06, 1.06), xlim=(-0.15, len(axes_found) - 0.6))
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(length=0)

@@ -37,6 +37,8 @@ def test_a_figure_says_what_was_measured_where_and_when(kind, tmp_path, saved):
         for name, figure in saved.items():
             title, subtitle = (text.get_text().replace("\n", " ") for text in figure.texts[-2:])
             assert title and figure.get_figwidth() == drawing.WIDTH
+            ends = [text.get_window_extent(dpi=drawing.DPI).x1 for text in figure.texts[-2:]]
+            assert max(ends) < drawing.DPI * drawing.WIDTH - 10, name  # a title of wide letters was cut off
             for part in (environment["device"], "2 threads", "torch 2.13.0+cpu", environment["commit"], day):
                 assert part in subtitle, name
             # the figures of the two ways looked alike
