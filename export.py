@@ -44,7 +44,7 @@ from fusedgpt.data import dataset
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import ROOT
 from fusedgpt.interchange import exported, gguf_file, nanogpt, tokenizer_json
-from fusedgpt.interchange.gpt2 import to_transformers
+from fusedgpt.interchange.pretrained import to_transformers
 from fusedgpt.runs import checkpoint, run_folder
 from fusedgpt.runs.metrics import losses_at, record_of, section
 from model import GPT

@@ -21,7 +21,7 @@ from fusedgpt.attention.functions import ATTENTION, make_ready
 from fusedgpt.dimensions import ACTIVATIONS, COUNTED, GPTConfig, require_known
 from fusedgpt.errors import UserError, out_of_memory
 from fusedgpt.generation import generate
-from fusedgpt.interchange import gpt2
+from fusedgpt.interchange import pretrained
 
 
 def _recomputed(function, *args):
@@ -301,15 +301,21 @@ class GPT(nn.Module):
         return model
 
     @classmethod
-    def from_pretrained(cls, model_type: str | os.PathLike, override_args: dict | None = None) -> Self:
-        """A GPT-2 with pretrained weights. model_type: an id on the hub, such as gpt2-xl, or a folder in that format.
+    def from_pretrained(
+        cls, model_type: str | os.PathLike, override_args: dict | None = None, dtype: torch.dtype = torch.float32
+    ) -> Self:
+        """A GPT with pretrained weights. model_type: an id on the hub, such as gpt2-xl, or a folder in that format.
 
-        `override_args` may set the fields in dimensions.OVERRIDES. Raises UserError as gpt2.load does.
+        `override_args` may set the fields in dimensions.OVERRIDES. Raises UserError as pretrained.load does.
         """
-        config, weights = gpt2.load(model_type, override_args or {})
-        model = cls(config)
+        config, weights = pretrained.load(model_type, override_args or {})
+        with torch.device("meta"):
+            model = cls(config).to(dtype)
+        model.to_empty(device=torch.get_default_device())
+        model.tie_weights()
         with torch.no_grad():
-            for name, p in model.named_parameters():
-                # rows beyond vocab_size are padding and stay 0
-                p[: config.vocab_size if name == "transformer.wte.weight" else None] = weights[name]
+            for p in (model.transformer.wte.weight, *model.lm_head.parameters()):
+                p[config.vocab_size :] = 0  # padding
+            for name, rows, w in weights:  # one at a time: beside the model, memory holds one tensor
+                model.get_parameter(name)[rows] = w
         return model

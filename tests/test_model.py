@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.dimensions import ACTIVATIONS, LOSSES, RECOMPUTE
 from fusedgpt.errors import UserError
-from fusedgpt.interchange.gpt2 import to_transformers
+from fusedgpt.interchange.pretrained import to_transformers
 from fusedgpt.machine.memory import peak_bytes
 from model import GPT, GPTConfig, _gelu
 from tests.conftest import ON_GPU_TOO, hugging_face
@@ -78,7 +78,7 @@ def test_each_document_is_computed_as_if_it_were_alone(attention):
 
 def test_another_architecture_is_refused(tmp_path):
     hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=16, vocab_size=64, activation_function="relu")
-    with pytest.raises(UserError, match=r"no GPT-2 as .* it has activation_function=relu and not gelu_new, .* Name"):
+    with pytest.raises(UserError, match=r"no GPT-2, .* it has activation_function=relu and not gelu_new, .* Name"):
         GPT.from_pretrained(tmp_path)
 
 

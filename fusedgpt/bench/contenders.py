@@ -19,7 +19,7 @@ from fusedgpt.attention import choose
 from fusedgpt.attention.case import Case
 from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.generation import engines, generate
-from fusedgpt.interchange.gpt2 import to_transformers
+from fusedgpt.interchange.pretrained import to_transformers
 from fusedgpt.machine import determinism
 from fusedgpt.machine.device import multiplies_bfloat16, resolve_compile, resolve_dtype
 from fusedgpt.parallel import distributed
@@ -158,8 +158,8 @@ class Ours(Contender):
             self.engine = engines.prepare(self.model, device, s.dtype, prompt_length=s.prompt_tokens)
             self.model, self.dtypes = self.engine.prefill, self.engine.dtypes
             return self.model.config.attention
-        case = Case.of_model(s, s.batch_size, device, resolve_dtype(s.dtype, device))
-        name, _ = choose.choose(s.attention, case, compiled=resolve_compile(s.compile, device)[0])
+        cases = Case.of_layers(self.model.config, s.batch_size, device, resolve_dtype(s.dtype, device))
+        name, _ = choose.choose(s.attention, *cases, compiled=resolve_compile(s.compile, device)[0])
         self.model.use_attention(name)
         return name
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fusedgpt.data.tokenizer import END_OF_TEXT, Tokenizer, byte_characters
-from fusedgpt.dimensions import GPTConfig
+from fusedgpt.dimensions import GPTConfig, require_known
 from fusedgpt.errors import UserError
-from fusedgpt.interchange import gpt2, tokenizer_json
+from fusedgpt.interchange import families, tokenizer_json
 
 FILE = "model.gguf"
 ACTIVATION = "gelu_tanh"  # llama.cpp computes this form in any GPT-2
@@ -43,7 +43,10 @@ def write(folder: pathlib.Path, config: GPTConfig, state: dict[str, Tensor], met
     the package gguf is missing, if llama.cpp cannot compute the model, or if it cannot have the ids of the tokenizer.
     """
     gguf = package()
-    weights = gpt2.weights(config, state, "gguf_file.write (fusedgpt/interchange/gguf_file.py), which makes a GPT-2,")
+    require_known(
+        config, "gguf_file.write (fusedgpt/interchange/gguf_file.py), which makes a GPT-2,", ("document_start",)
+    )
+    weights = families.weights(config, state, "gpt2")
     tokenizer = _tokenizer(meta, config.vocab_size, gguf.TokenType)
     context = -(-config.block_size // STEP) * STEP
     # otherwise llama.cpp would abort at the first token beyond the context

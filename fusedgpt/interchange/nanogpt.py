@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fusedgpt.data.tokenizer import END_OF_TEXT, Tokenizer
-from fusedgpt.dimensions import GPTConfig
+from fusedgpt.dimensions import GPTConfig, require_known
 from fusedgpt.errors import UserError
-from fusedgpt.interchange import gpt2
+from fusedgpt.interchange import families
 
 ACTIVATION = "gelu"  # nanoGPT computes the exact form, since May 2023
 
@@ -19,7 +19,8 @@ def checkpoint(config: GPTConfig, state: dict[str, Tensor], saved: dict, dataset
     saved: our checkpoint of the GPT. dataset: the folder of nanoGPT's data/ in which nanoGPT looks for meta.pkl. There
     is no state of an optimizer, so nanoGPT cannot resume. Raises UserError if the GPT computes what GPT-2 does not.
     """
-    weights = gpt2.weights(config, state, "checkpoint (fusedgpt/interchange/nanogpt.py), which makes a GPT-2,")
+    require_known(config, "checkpoint (fusedgpt/interchange/nanogpt.py), which makes a GPT-2,", ("document_start",))
+    weights = families.weights(config, state, "gpt2")
     own = {name: w.clone() for name, w in weights.items() if name in state}  # of a view, all of its tensor is saved
     return {
         "model": own | {"lm_head.weight": own["transformer.wte.weight"]},

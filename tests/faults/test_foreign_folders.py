@@ -64,8 +64,20 @@ def loop(folder, name):
     (folder / name).symlink_to(name)
 
 
+def code_alone(folder):
+    (folder / "evil.py").write_text(f"{EVIL}class X: pass\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({**MODULES, "tokenizer_class": "X"}))
+
+
+def with_code(folder):
+    """A config.json that names code, which may compute something else than the family of its model_type."""
+    code_alone(folder)
+    change(folder, **MODULES)
+
+
 REFUSED = {
-    "another architecture": (lambda f: change(f, model_type="llama"), "model_type=llama and not gpt2"),
+    "code": (with_code, "code of its own .*, which is never run here: .* take auto_map out of config"),
+    "another architecture": (lambda f: change(f, model_type="bert"), "model_type='bert', which can be gpt2, llama, "),
     "quantized": (lambda f: change(f, quantization_config={"quant_method": "gptq"}), "it has quantized weights"),
     "10**9 layers": (lambda f: change(f, n_layer=10**9), "its config means 12,704,000,003,168 weights"),
     "10**12 ids": (lambda f: change(f, vocab_size=10**12), "its config means 32,000,000,026,496 weights"),
@@ -79,22 +91,26 @@ REFUSED = {
     "50 MB": (lambda f: change(f, x=["a"] * 10**7), "its config.json has 50,000,"),  # took a minute
     "no text": (lambda f: (f / CONFIG).write_bytes(b"\xff\xfe"), "not a valid JSON file"),
     "config loop": (lambda f: loop(f, CONFIG), "it has no config.json"),
-    "weights loop": (lambda f: loop(f, WEIGHTS), r"its .safetensors and .bin have 0 bytes"),
+    "weights loop": (lambda f: loop(f, WEIGHTS), "it has no model.safetensors, "),
     "tokenizer loop": (lambda f: loop(f, "tokenizer.json"), "tokenizer.json is a link that leads nowhere"),
-    "no weights": (lambda f: (f / WEIGHTS).unlink(), "have 0 bytes"),
+    "no weights": (lambda f: (f / WEIGHTS).unlink(), "it has no model.safetensors, "),
     "cut short": (lambda f: os.truncate(f / WEIGHTS, 10**5), "incomplete metadata, file not fully covered"),
     "a long header": (lambda f: replace(f, struct.pack("<Q", 2**62) * 10**5, WEIGHTS), "header too large"),
     "other shapes": (lambda f: reweigh(f, lambda w: w | {ONE: w[ONE].t().contiguous()}), "have other shapes than"),
     # missing weights were drawn at random
-    "one lacking": (lambda f: reweigh(f, lambda w: {n: w[n] for n in w if n != ONE}), f"they lack {ONE}"),
+    "one lacking": (lambda f: reweigh(f, lambda w: {n: w[n] for n in w if n != ONE}), "weights, but its files have "),
+    "another name": (
+        lambda f: reweigh(f, lambda w: {n: w[n] for n in w if n != ONE} | {"x": w[ONE]}),
+        f"they lack {ONE}",
+    ),
     # the other weights were left out, for a model of one of two layers
-    "fewer layers": (lambda f: change(f, n_layer=1), "they have transformer.h.1.attn.c_attn.weight too"),
+    "fewer layers": (lambda f: change(f, n_layer=1), "they have transformer.h.1.attn.c_attn.bias too"),
     "an extra": (lambda f: reweigh(f, lambda w: w | {"lora": torch.ones(9)}), "they have lora too"),
-    "int8": (lambda f: reweigh(f, lambda w: {n: w[n].char() for n in w}), r"weights, but its .* have 3\d,\d+ bytes"),
+    "int8": (lambda f: reweigh(f, lambda w: {n: w[n].char() for n in w}), "its weights are no floating-point numbers"),
     "NaN": (lambda f: reweigh(f, lambda w: w | {ONE: w[ONE].log()}), f"weights that are not finite: {ONE}"),
     "a pickle": (lambda f: replace(f, pickle.dumps(["x" * 10**5, Evil()])), "Weights only load failed"),
     "torch's pickle": (lambda f: torch.save(["x" * 10**5, Evil()], pickled(f)), "Weights only load failed"),
-    "outside": (elsewhere, "its .safetensors and .bin have 0 bytes"),
+    "outside": (elsewhere, "names '../outside.safetensors', which is not beside it"),
 }
 
 
@@ -115,19 +131,13 @@ def test_a_trap_is_refused(trap, name):
     assert not os.path.exists("pwned")
 
 
-def with_code(folder):
-    change(folder, **MODULES)
-    (folder / "evil.py").write_text(f"{EVIL}class X: pass\n")
-    (folder / "tokenizer_config.json").write_text(json.dumps({**MODULES, "tokenizer_class": "X"}))
-
-
 def with_masks(weights):
     masks = {f"transformer.h.{n}.attn.bias": torch.ones(1, 1, 32, 32) for n in range(2)}
     return weights | masks | {f"transformer.h.{n}.attn.masked_bias": torch.tensor(-1e4) for n in range(2)}
 
 
 TAKEN = {
-    "custom code": with_code,
+    "custom code of a tokenizer": code_alone,
     "a kernel of the hub": lambda f: change(f, attn_implementation="evil/kernel", _attn_implementation="evil/kernel"),
     "float64": lambda f: reweigh(f, lambda w: {name: each.double() for name, each in w.items()}),
     "masks": lambda f: reweigh(f, with_masks),

@@ -1,0 +1,215 @@
+"""Models of transformers as ours, read tensor by tensor, and ours as theirs. Training from scratch does not need it."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import os
+import pathlib
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedgpt.dimensions import OVERRIDES, GPTConfig
+from fusedgpt.errors import UserError, first_line, shown
+from fusedgpt.interchange import families
+
+LARGEST_CONFIG, LARGEST_INDEX = 2**20, 2**25  # bytes of a config.json, and of an index, that are not refused
+SAFETENSORS, PICKLES = "model.safetensors", "pytorch_model.bin"
+FILES = tuple(f"{name}{end}" for name in (SAFETENSORS, PICKLES) for end in ("", ".index.json"))
+# what older files store beside the weights: causal masks, and the frequencies of rotary positions
+DERIVED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+TIED = "lm_head.weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A tensor in a file, which is read by `read()`."""
+
+    shape: tuple[int, ...]
+    is_float: bool
+    read: Callable[[], Tensor]
+
+
+def load(
+    model_type: str | os.PathLike, changes: dict[str, Any]
+) -> tuple[GPTConfig, Iterator[tuple[str, slice, Tensor]]]:
+    """A model by its hub id or from a local folder: its config with `changes`, and its weights, one after another.
+
+    Each is the name of a parameter in model.py, some of its rows, and what they hold, in the dtype of the file. Rows
+    that pad the vocabulary are not among them. No code of the folder runs. Raises UserError if `changes` has settings
+    that are not in OVERRIDES, if the model cannot be loaded, if it is of a family or has a part that is not known here,
+    or if its weights do not match its config, or are not finite.
+    """
+    if unknown := changes.keys() - set(OVERRIDES):
+        raise UserError(
+            f"override_args={changes} may set {', '.join(OVERRIDES)}, not {', '.join(sorted(unknown))}: the weights"
+            " decide that (model.crop_block_size shortens block_size)"
+        )
+    with _refused(model_type):
+        name, config = families.read(_json(_file(model_type, "config.json"), LARGEST_CONFIG))
+        stored = _stored(model_type)
+        held = sum(math.prod(each.shape) for each in stored.values())
+        if held < config.num_params:  # before anything of the size that the config asks for is built
+            raise UserError(f"its config means {config.num_params:,} weights, but its files have {held:,}")
+        wanted = families.places(config, name)
+        found = _matched(stored, wanted)
+    return dataclasses.replace(config, **changes), _read(model_type, found, wanted)
+
+
+def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
+    """A model of transformers, of the family that fits, that computes the same as a GPT with `config` and `state`.
+
+    Vocabulary padding is stripped, and missing biases that the family has become zeros. `changes` go to its config. The
+    result attends across documents, so it computes a text of several documents differently from a GPT with
+    `document_start`. Raises UserError if no family computes what the GPT computes.
+    """
+    name = families.of(config, "to_transformers (fusedgpt/interchange/pretrained.py)")
+    found = families.weights(config, state, name)
+    from transformers import AutoConfig, AutoModelForCausalLM, logging
+
+    logging.disable_progress_bar()
+    none = dict.fromkeys(("bos_token_id", "eos_token_id"))  # the defaults would be those of the family's first model
+    attention = {key: changes.pop(key) for key in ("attn_implementation",) if key in changes}
+    own = AutoConfig.for_model(**families.content(config, name) | none | changes)
+    theirs = AutoModelForCausalLM.from_config(own, dtype=found["transformer.wte.weight"].dtype, **attention)
+    with torch.no_grad():
+        for each, place in families.places(families.completed(config, name), name).items():
+            theirs.get_parameter(each).copy_(place.theirs(found[place.ours]))
+    return theirs
+
+
+@contextlib.contextmanager
+def _refused(model_type):
+    """Errors in a `with` statement become one sentence that names the model: a damaged file can raise anything."""
+    named = f"init_from={str(model_type)!r}"
+    try:
+        yield
+    except Exception as error:
+        *known, last = (family.title for family in families.FAMILIES.values())
+        raise UserError(
+            f"{named} is no {', '.join(known)} or {last} that can be loaded, from the hub or a folder:"
+            f" {first_line(error):.300}. Name another model; without a network, name a folder"
+        ) from error
+
+
+def _file(model_type, name):
+    """The path of a file of the model, downloaded if it has to be. Raises OSError if there is none."""
+    from transformers import logging
+    from transformers.utils import cached_file
+
+    logging.disable_progress_bar()  # one progress bar per rank would garble the log
+    if os.path.isdir(model_type) and not os.path.isfile(os.path.join(model_type, name)):
+        raise FileNotFoundError(f"it has no {name}")
+    return cached_file(model_type, name)
+
+
+def _json(file, largest):
+    if (size := os.path.getsize(file)) > largest:
+        raise ValueError(f"its {os.path.basename(file)} has {size:,} bytes, and may have {largest:,}")
+    try:
+        return json.loads(pathlib.Path(file).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"its {os.path.basename(file)} is not a valid JSON file ({first_line(error)})") from error
+
+
+def _stored(model_type):
+    """The tensors in the files of the model, by their names there. Only the files' headers are read."""
+    for name in FILES:
+        try:
+            file = _file(model_type, name)
+        except OSError:
+            continue
+        files = [file]
+        if name.endswith(".json"):
+            files = [_file(model_type, each) for each in _shards(_json(file, LARGEST_INDEX), name)]
+        found = {}
+        for file in files:
+            for each, tensor in (_of_safetensors if name.startswith(SAFETENSORS) else _of_pickle)(file).items():
+                if each in found:
+                    raise ValueError(f"two of its files have {each}")
+                found[each] = tensor
+        return found
+    raise FileNotFoundError(f"it has no {', '.join(FILES[:-1])} or {FILES[-1]}")
+
+
+def _shards(index, name):
+    """The names of the files in the index called `name`."""
+    found = sorted(set(index["weight_map"].values()))
+    for each in found:
+        if pathlib.PurePath(each).name != each or os.sep in each:
+            raise ValueError(f"its {name} names {shown(each)}, which is not beside it")
+    return found
+
+
+def _of_safetensors(file):
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (it is no dict)
+        return {
+            name: Stored(tuple(each.get_shape()), each.get_dtype()[0] in "FB" and each.get_dtype() != "BOOL", read)
+            for name, each in slices.items()
+            for read in [functools.partial(_one_tensor, file, name)]
+        }
+
+
+def _one_tensor(file, name):
+    """A tensor of a safetensors file. The file is opened for it alone, so that no other stays mapped into memory."""
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        return opened.get_tensor(name)
+
+
+def _of_pickle(file):
+    # files of before PyTorch 1.6 are no zip archives, and cannot be mapped into memory
+    opened = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    if not isinstance(opened, dict) or not all(isinstance(each, Tensor) for each in opened.values()):
+        raise TypeError(f"its {os.path.basename(file)} holds something other than tensors")
+    return {
+        str(name): Stored(tuple(each.shape), each.is_floating_point(), functools.partial(opened.get, name))
+        for name, each in opened.items()
+    }
+
+
+def _matched(stored, wanted):
+    """The `stored` tensors by the names in `wanted`. Raises ValueError unless they are the same and have its shapes."""
+    embedding, found = next(iter(wanted)), {}
+    prefix = embedding.partition(".")[0]
+    for name, each in stored.items():
+        if name.endswith(DERIVED):
+            continue
+        whole = f"{prefix}.{name}"  # files of a model without its output layer leave the prefix out
+        name = whole if name not in wanted and whole in wanted else name
+        if name in found:
+            raise ValueError(f"its weights have {name} twice")
+        found[name] = each
+    if TIED in found and TIED not in wanted:
+        if embedding in found and not torch.equal(found[TIED].read(), found[embedding].read()):
+            raise ValueError(f"its weights have {TIED} and another {embedding}, but its tie_word_embeddings ties them")
+        del found[TIED]
+    lacking, foreign = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    if lacking or foreign:
+        what = f"lack {lacking[0]}" if lacking else f"have {foreign[0]} too"
+        raise ValueError(f"its weights are not those of its config: they {what}")
+    for name, place in wanted.items():
+        if found[name].shape != place.shape:
+            shapes = f"{name} is {found[name].shape}, and not {place.shape}"
+            raise ValueError(f"its weights have other shapes than its config asks for: {shapes}")
+        if not found[name].is_float:
+            raise ValueError(f"its weights are no floating-point numbers: {name}, for one")
+    return found
+
+
+def _read(model_type, found, wanted):
+    for name, place in wanted.items():
+        with _refused(model_type):
+            w = found[name].read()
+            if not w.sum(dtype=torch.float64).isfinite():
+                raise ValueError(f"it has weights that are not finite: {name}")
+        yield place.ours, place.rows, w.t() if place.transposed else w
