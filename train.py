@@ -271,9 +271,9 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     # time what `auto` leaves open
     logger.status("timing attention, dtype and compile")
     dtype, dropout = resolve_dtype(s.dtype, device), 0.0 if s.eval_only else s.dropout
-    case = Case.of_model(s, s.batch_size, device, dtype, dropout=dropout, backward=not s.eval_only)
+    cases = Case.of_layers(model.config, s.batch_size, device, dtype, dropout=dropout, backward=not s.eval_only)
     calls = (s.max_iters - start) * len(micro_steps)
-    decide = functools.partial(tuning.settle, s, model, case, batch, calls, resume.meant_by_auto(saved))
+    decide = functools.partial(tuning.settle, s, model, cases, batch, calls, resume.meant_by_auto(saved))
     # ranks that time on their own could disagree about what is fastest
     any_auto = "auto" in (s.attention, s.dtype, s.compile)
     chosen = ranks.from_main(decide) if any_auto else decide()
@@ -304,7 +304,7 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     if len(starts := set(ranks.gather(start))) > 1:
         raise UserError(f"nodes have different checkpoints in {out_dir}, of iterations {starts}: share that folder")
     run = Run(s, state, ranks, micro_steps, loader, meta, prompts, saver, logger)
-    take_receipt(run, chosen, case)
+    take_receipt(run, chosen, cases[0])
     return run
 
 

@@ -54,6 +54,9 @@ if OFFLINE_BPE.exists():
 NEEDED_BY = {f"{name}.py": ["tyro"] for name in ("train", "sample", "export", "bench", "study", "tests/save_cost")}
 MEASURED_ONCE = functools.cache(flops.peak_flops)  # it takes a quarter of a second, as long as the rest of a small run
 TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, batch_size=4)
+# every switch that another family has and that goes with TINY, in one model; its heads are wider than n_embd / n_head
+LLAMA = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_inner=40, n_kv_head=1, head_size=32, qk_norm=True)
+LLAMA |= dict(window=8, window_pattern="LS", tie_embeddings=False, attention_bias="qkv", output_bias=True)
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 ON_GPU_TOO = [("cpu", "float32"), *(pytest.param(*GPU.values, d, marks=GPU.marks) for d in ("bfloat16", "float16"))]
 

@@ -22,6 +22,7 @@ def shard(
 
     Weights on PyTorch's meta device, which has no storage, are drawn here as GPT(config) draws them, block by block, so
     that no rank ever holds more than its part, the embeddings and a block. dtype: that of the matrix products.
+    Norms of queries and keys are gathered on their own, in float32, because a group has one dtype.
     """
     shape, names = ((shards,), ("shard",)) if copies == 1 else ((copies, shards), ("copy", "shard"))
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
@@ -38,9 +39,13 @@ def shard(
                 continue
             if compiled:
                 module.compile()  # in parts: FSDP cuts the graph where it gathers the weights of attn and mlp
+            if module.attn.qk_norm:
+                fully_shard([module.attn.q_norm, module.attn.k_norm], mesh=mesh)
             fully_shard([module.attn, module.mlp], mesh=mesh, mp_policy=matrices)
-    model.lm_head.weight = t.wte.weight  # to_empty unties them
-    fully_shard(model, mesh=mesh)  # what is left: embeddings and LayerNorms
+    if new and (not model.config.tie_embeddings or model.config.output_bias):
+        _draw(model, model.lm_head)
+    model.tie_weights()  # to_empty unties them
+    fully_shard(model, mesh=mesh)  # what is left: embeddings, norms and the output layer
 
 
 def _draw(model, part):

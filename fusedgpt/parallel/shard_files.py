@@ -37,7 +37,8 @@ _CLASSES = {
 
 def split(state: dict) -> tuple[dict, dict[str, Tensor]]:
     """A checkpoint without its tensors, and those tensors by name: 'model/NAME', 'optimizer/NUMBER/KEY'."""
-    tensors = {f"model/{name}": w for name, w in state["model"].items() if name != "lm_head.weight"}  # tied to wte
+    tied = {"lm_head.weight"} if state["extra_model_args"].get("tie_embeddings", True) else set()  # the weight of wte
+    tensors = {f"model/{name}": w for name, w in state["model"].items() if name not in tied}
     for number, each in state["optimizer"]["state"].items():
         tensors |= {f"optimizer/{number}/{key}": value for key, value in each.items()}
     groups = state["optimizer"]["param_groups"]
@@ -133,7 +134,8 @@ def read_whole(folder: pathlib.Path, optimizer: bool) -> tuple[dict[str, Tensor]
             else:
                 number, _, key = rest.partition("/")
                 state.setdefault(int(number), {})[key] = tensor
-        return {**model, "lm_head.weight": model["transformer.wte.weight"]}, state
+        model.setdefault("lm_head.weight", model["transformer.wte.weight"])  # tied
+        return model, state
 
 
 @contextlib.contextmanager

@@ -95,7 +95,8 @@ def read_shards(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> No
     zeros = torch.zeros_like
     state = {n: {"step": torch.zeros(()), "exp_avg": zeros(p), "exp_avg_sq": zeros(p)} for n, p in enumerate(params)}
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    _, tensors = shard_files.split({"model": weights, "optimizer": {"state": state, "param_groups": []}})
+    ours = {"model": weights, "optimizer": {"state": state, "param_groups": []}}
+    _, tensors = shard_files.split(ours | {"extra_model_args": saved["extra_model_args"]})
     shard_files.read(pathlib.Path(saved["shards"]["path"]), tensors)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 

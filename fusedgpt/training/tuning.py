@@ -32,16 +32,17 @@ class Settled:
 
 
 def settle(
-    s: Any, model: torch.nn.Module, case: Case, batch: tuple[Tensor, Tensor], calls: int, before: Mapping | None
+    s: Any, model: torch.nn.Module, cases: list[Case], batch: tuple[Tensor, Tensor], calls: int, before: Mapping | None
 ) -> Settled:
     """Settle attention, dtype and compile of the settings `s` for a model that will make `calls` forward passes.
 
-    case: the model's attention. batch: a micro-batch (x, y); the timing uses a part of it and changes no weights.
+    cases: each attention that layers have. batch: a micro-batch (x, y); the timing uses a part and changes no weights.
     before: the earlier choices of a resumed run ('attention', 'dtype', 'compile'), which stay if they can run here;
     None for a new run. A deterministic run follows rules alone, because timing could choose differently at the next
     start. Raises UserError if a named kernel cannot run here.
     """
-    device, new, before = case.device, before is None, before or {}
+    case, new, before = cases[0], before is None, before or {}
+    device = case.device
     wish = before.get("compile", s.compile) if s.compile == "auto" else s.compile
     compiled, why_eager = resolve_compile(wish, device)
     dtypes = _dtypes(s.dtype, device, before.get("dtype"))
@@ -50,10 +51,10 @@ def settle(
         dtypes = dtypes[:1]
     if s.attention == "auto" and not s.deterministic:
         last = before.get("attention")
-        picks = {d: choose.choose("auto", replace(case, dtype=d), before=last, compiled=compiled) for d in dtypes}
+        picks = {d: choose.choose("auto", *_in(d, cases), before=last, compiled=compiled) for d in dtypes}
     else:
         name = "sdpa" if s.attention == "auto" else s.attention
-        picks = {d: choose.choose(name, replace(case, dtype=d), compiled=compiled) for d in dtypes}
+        picks = {d: choose.choose(name, *_in(d, cases), compiled=compiled) for d in dtypes}
     dtype, trials = dtypes[0], {}
     may_compile = timed and wish == "auto" and device.type == "cpu"
     if len(dtypes) > 1 or may_compile:
@@ -64,11 +65,15 @@ def settle(
         if may_compile and seconds > COMPILING_PAYS_AFTER:
             compiled, why_eager = resolve_compile(True, device)
             if s.attention == "auto":  # choose again: the kernel must pass parity compiled too
-                picks[dtype] = choose.choose("auto", replace(case, dtype=dtype), compiled=compiled)
+                picks[dtype] = choose.choose("auto", *_in(dtype, cases), compiled=compiled)
         elif may_compile:
             why_eager = f"compiling pays after {COMPILING_PAYS_AFTER / 60:.0f} minutes, and this run takes"
             why_eager += f" about {max(1, round(seconds / 60))}"
     return Settled(*picks[dtype], dtype, trials, compiled, why_eager)
+
+
+def _in(dtype, cases):
+    return [replace(case, dtype=dtype) for case in cases]
 
 
 def _dtypes(setting, device, before):

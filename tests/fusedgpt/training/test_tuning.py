@@ -27,7 +27,7 @@ def settle(model, calls=10, before=None, case=CASE, **settings):
     batch = (torch.zeros(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.long))
     rest = dict(max_seconds=None, minutes=None, deterministic=False)
     s = SimpleNamespace(**{**rest, **dict(attention="manual", dtype="auto", compile=False), **settings})
-    return tuning.settle(s, model, case, batch, calls, before)
+    return tuning.settle(s, model, [case], batch, calls, before)
 
 
 def taking(monkeypatch, **ms):
@@ -145,3 +145,20 @@ def test_a_kernel_that_was_named_must_run_compiled_if_the_run_is_compiled(model,
     monkeypatch.setattr(tuning, "resolve_compile", lambda wish, device: (wish is True, ""))
     settle(model, attention="math", dtype="bfloat16", compile=True)
     assert asked == [True]
+
+
+def test_a_kernel_must_run_the_attention_of_every_layer(model, monkeypatch):
+    # only the first layer's was looked at: a kernel without windows ended such a run in its first step
+    asked = []
+
+    def choose(name, *cases, **_):
+        asked.append([(case.window, case.dtype) for case in cases])
+        return "manual", {}
+
+    monkeypatch.setattr(tuning.choose, "choose", choose)
+    config = GPTConfig(block_size=16, n_layer=3, n_head=2, n_embd=32, window=4, window_pattern="LLS")
+    cases = Case.of_layers(config, 4, CPU, torch.bfloat16)
+    batch = (torch.zeros(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.long))
+    s = SimpleNamespace(attention="auto", dtype="float32", compile=False, deterministic=False, minutes=None)
+    tuning.settle(s, model, cases, batch, 10, None)
+    assert asked == [[(None, torch.float32), (4, torch.float32)]]
