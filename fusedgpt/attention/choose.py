@@ -73,7 +73,8 @@ def _wrong(name, case, compiled):
     except torch.AcceleratorError:
         raise
     except Exception as error:  # a user's own kernel may raise anything at a shape for which it was not written
-        return f"it fails in the comparison with float64: {reasons((), error)}"
+        given = f" (k and v have {case.kv_heads} heads, q has {case.shape[1]})" if case.grouped else ""
+        return f"it fails in the comparison with float64: {reasons((), error)}{given}"
     return None
 
 
@@ -125,8 +126,10 @@ def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
         return "FlexAttention has no dropout"
     if name in KERNELS and KERNELS[name].gpu_only and case.device.type == "cpu":
         return "PyTorch has it on GPUs only"
+    if name in ("flash", "flash3", "flash4") and case.window and case.device.type == "cuda":
+        return "SDPA has no argument for a window, and on a GPU its flash kernel takes no mask that could stand for it"
     if is_own(name) and case.packed and not _takes(name, "documents"):
-        return "it must take an argument `documents` (B, Tk) for mask=document: the document of each key"
+        return "it must take an argument `documents` for mask=document: the document of each key, (B, Tk)"
     if is_own(name) and case.window and not _takes(name, "window"):
         return "it must take an argument `window` for a model with a window: the number of keys that a query sees"
     probe = case.of_heads(1, 1)
@@ -146,6 +149,8 @@ def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
             raise
         except Exception as error:  # a kernel, its compiler and its package each raise types of their own
             reason = flash_impl.explained(name, error, reasons(caught, error))
+            if case.grouped and "to have the same num_heads" in reason:  # `efficient` in PyTorch 2.13
+                reason = f"SDPA's {name} kernel takes no heads of queries that share keys and values (n_kv_head)"
             only_forward = case.backward and not refusal(name, replace(case, backward=False))
             return f"it runs forward, but not backward: {reason}" if only_forward else reason
     if len(results) == 2 and not all(torch.equal(a, b) for a, b in zip(*results)):

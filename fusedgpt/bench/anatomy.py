@@ -161,7 +161,7 @@ def _step(attention, s, device, trace):
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"PyTorch's profiler has no times of operators on {device.type}: set --device=cpu")
     dtype, config = resolve_dtype(s.dtype, device), _config(s, attention)
-    row = prove_kernel(attention, Case.of_model(s, s.batch_size, device, dtype))
+    row = prove_kernel(attention, Case.of_model(config, s.batch_size, device, dtype))
     determinism.seed(0, "init")
     with torch.device(device):
         model = GPT(config)

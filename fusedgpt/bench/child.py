@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from fusedgpt.bench.options import Trained
+from fusedgpt.bench.options import Trained, family
 from fusedgpt.errors import UserError
 from fusedgpt.home import SCRIPTS
 from fusedgpt.machine.device import dtype_name, resolve_device, resolve_dtype
@@ -56,7 +56,7 @@ def settings(s: Trained, kind_settings: type) -> dict:
 
 def subject(s: dict) -> str:
     """The model and tokens per step of a run, for the title of a figure. s: the settings of a header."""
-    model = f"{s['n_layer']} layers, {s['n_head']} heads, {s['n_embd']} channels"
+    model = ", ".join([f"{s['n_layer']} layers, {s['n_head']} heads, {s['n_embd']} channels", *family(s).values()])
     count = s.get("gradient_accumulation_steps", 1)  # peers has none
     micro_batches = f"{count} × " if count > 1 else ""
     return f"a GPT of {model}, {micro_batches}{s['batch_size']} × {s['block_size']} tokens a step"

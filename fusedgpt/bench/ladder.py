@@ -86,10 +86,10 @@ def defaults(gpu: bool) -> dict:
 
 def plan(s: Settings, device: torch.device) -> list[dict]:
     """The rungs from the bottom up, round after round; a kernel of the user's own is last."""
-    names = (*RUNGS, *options.own_kernel(s.attention))
+    specs = [{"rung": name, **options.family(vars(s))} for name in (*RUNGS, *options.own_kernel(s.attention))]
     if s.rounds == 1:  # as in rows from before there were rounds
-        return [{"rung": name} for name in names]
-    return [{"rung": name, "round": n} for n, name in itertools.product(range(1, s.rounds + 1), names)]
+        return specs
+    return [{**spec, "round": n} for n, spec in itertools.product(range(1, s.rounds + 1), specs)]
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
@@ -98,10 +98,10 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     s = dataclasses.replace(s, **RUNGS.get(rung, {"attention": rung, "vocab_multiple": 64}))
     if reason := _refusal(rung, s, device):
         raise UserError(reason)
-    case = Case.of_model(s, s.batch_size, device, resolve_dtype(s.dtype, device), dropout=s.dropout)
+    cases = Case.of_layers(s, s.batch_size, device, resolve_dtype(s.dtype, device), dropout=s.dropout)
     with tf32(allowed=rung == TF32):
         exact_as = torch.float16 if rung == TF32 else None  # TF32 has as many bits
-        proven = prove_kernel(s.attention, case, exact_as) if s.attention != "auto" else {}
+        proven = prove_kernel(s.attention, *cases, exact_as=exact_as) if s.attention != "auto" else {}
     out_dir, trace, variables = folder / "runs" / slug(rung), trace_path(folder, spec), USUAL | VARIABLES.get(rung, {})
     record, metrics = child.run(child.settings(s, Settings), out_dir, trace=trace, variables=variables)
     if record["tf32"] != (rung == TF32):

@@ -32,6 +32,9 @@ SHAPE = (1, 12, 256, 64)  # (B, nh, T, hs): GPT-2's heads
 ODD_SHAPE = (1, 2, 192, 64)
 # factors on normal q and k; with 64, q kᵀ exceeds float16's largest number, 65504, and its scaled value does not
 INPUTS = {"ordinary": 1.0, "large": 64.0}
+# other attention on ordinary inputs: three heads of queries share keys and values; a query sees 100 keys; both
+VARIANTS = {"grouped": {"kv_heads": 4}, "window": {"window": 100}}
+VARIANTS["grouped, window"] = VARIANTS["grouped"] | VARIANTS["window"]
 # {pair: whether the article calls the two `allclose`, or None if it does not say}. The article calls SDPA with
 # attn_mask, for which PyTorch 2.0 had `math` alone; with the flag is_causal, `math` computes the same
 PAIRS = {
@@ -76,12 +79,16 @@ def defaults(gpu: bool) -> dict:
 
 
 def plan(s: Settings, device: torch.device) -> list[dict]:
-    """Every path in every dtype on both inputs, then the article's pairs, then the loss."""
-    paths = (*PATHS, *options.own_kernel(s.attention))
-    each = itertools.product(INPUTS, DTYPES, paths)
-    errors = [{"inputs": inputs, "dtype": dtype, "path": path} for inputs, dtype, path in each]
+    """Every path in every dtype on both inputs, then the article's pairs, the loss, and kernels on VARIANTS."""
+    own = options.own_kernel(s.attention)
     pairs = [{"pair": f"{a} = {b}", "dtype": dtype} for dtype in DTYPES for a, b in PAIRS]
-    return errors + pairs + [{"part": "loss", "dtype": dtype} for dtype in DTYPES]
+    loss = [{"part": "loss", "dtype": dtype} for dtype in DTYPES]
+    return _each(INPUTS, (*PATHS, *own)) + pairs + loss + _each(VARIANTS, (*SINGLE_KERNELS, *own))
+
+
+def _each(kinds, paths):
+    each = itertools.product(kinds, DTYPES, paths)
+    return [{"inputs": inputs, "dtype": dtype, "path": path} for inputs, dtype, path in each]
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
@@ -89,10 +96,13 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     if "part" in spec:
         with refusals():
             return loss_parity.proven(device, DTYPES[spec["dtype"]])
-    case = Case(SHAPE, device, DTYPES[spec["dtype"]])
+    variant = VARIANTS.get(spec.get("inputs"))
+    case = Case(SHAPE, device, DTYPES[spec["dtype"]], **(variant or {}))
     if "pair" in spec:
         return _pair(*spec["pair"].split(" = "), case)
-    path, scale = spec["path"], INPUTS[spec["inputs"]]
+    path, scale = spec["path"], INPUTS.get(spec["inputs"], 1.0)
+    if path == "flex":
+        torch.compiler.reset()  # PyTorch counts recompilations over a whole process, and stops at the eighth
     attend = PATHS[path] if path in PATHS else ATTENTION[path]
     case = dataclasses.replace(case, backward=_has_backward(spec["path"], case))
     with refusals():  # some kernels take no mask
@@ -105,8 +115,10 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     if spec["inputs"] == "large":  # here the error is the result: the tolerance is for ordinary inputs only
         return row
     row["parity"] = verdict(errors, case.dtype, f"on all {SHAPE[1]} heads")
+    if variant:
+        return row
     inputs = case.inputs()
-    row |= timed(lambda: case.run(attend, *inputs), s, device, trace_path(folder, spec))
+    row |= timed(lambda: case.run(attend, *inputs), s, case, trace_path(folder, spec))
     return row | {"tflops": tflops(case, row["median_ms"])}
 
 
@@ -146,7 +158,7 @@ def table(rows: list[dict]) -> list[str]:
     for inputs in dict.fromkeys(row["inputs"] for row in errors):
         group = [row for row in errors if row["inputs"] == inputs]
         dtypes, cells = dict.fromkeys(row["dtype"] for row in group), {}
-        text += ["", f"## {inputs} inputs (q and k are normal, times {INPUTS[inputs]:g})", ""]
+        text += ["", f"## {_described(inputs)}", ""]
         for row in group:
             cells.setdefault(row["path"], dict.fromkeys(dtypes, ""))[row["dtype"]] = _errors(row)
         text += report.markdown(["path", *dtypes], [[path, *errors_in.values()] for path, errors_in in cells.items()])
@@ -162,6 +174,15 @@ def table(rows: list[dict]) -> list[str]:
     text += report.markdown(names, map(_pair_cells, pairs))
     losses = [row for row in rows if "part" in row]
     return text + (_of_the_loss(losses) if losses else [])  # rows of earlier versions have none
+
+
+def _described(inputs):
+    if inputs in INPUTS:
+        return f"{inputs} inputs (q and k are normal, times {INPUTS[inputs]:g})"
+    heads = VARIANTS[inputs].get("kv_heads")
+    shares = [f"{SHAPE[1]} heads of queries share {heads} of keys and values"] if heads else []
+    window = VARIANTS[inputs].get("window")
+    return ", ".join([*shares, *([f"a window of {window} tokens"] if window else [])]) + " (ordinary inputs)"
 
 
 def _of_the_loss(rows):
@@ -224,7 +245,7 @@ def claims(rows: list[dict]) -> list[check.Claim]:
 
 def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     """errors.png: a panel for each kind of input, with the errors of each path, one mark per dtype."""
-    rows = [row for row in rows if "path" in row]
+    rows = [row for row in rows if row.get("inputs") in INPUTS]
     left_out = drawing.left_out([row | {"path": row["path"].removesuffix(", masked")} for row in rows])
     rows = [row for row in rows if row["status"] == "measured"]
     kinds = list(dict.fromkeys(row["inputs"] for row in rows))

@@ -1,12 +1,14 @@
 """Settings that several kinds of benchmark share, and functions that read the lists in them."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from fusedgpt.attention.functions import load
 from fusedgpt.attention.table import OWN, is_own
+from fusedgpt.dimensions import FAMILIES, Dimensions
 from fusedgpt.errors import UserError
 
 # settings that headers of earlier versions lack, with their values then; any other missing one has today's default
@@ -53,6 +55,16 @@ def own_kernel(attention: str) -> tuple[str, ...]:
         return ()
     load(attention)
     return (attention,)
+
+
+def family(s: Mapping) -> dict[str, str]:
+    """What makes the model of the settings `s` no GPT-2, for a row: {'model': 'n_kv_head=4, norm=rmsnorm'}, or {}.
+
+    Headers of earlier versions lack these settings, which then had GPT-2's values.
+    """
+    defaults = {name: getattr(Dimensions, name) for name in FAMILIES}
+    said = [f"{name}={s[name]}" for name, default in defaults.items() if s.get(name, default) != default]
+    return {"model": ", ".join(said)} if said else {}
 
 
 def lengths(text: str) -> list[int]:

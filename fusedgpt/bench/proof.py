@@ -21,11 +21,16 @@ class ParityError(Exception):
     """A kernel or model computes something else than it should, so it gets no time."""
 
 
-def prove_kernel(name: str, case: Case, exact_as: torch.dtype | None = None) -> dict:
-    """`prove` for the kernel `name` as scripts run it. Raises UserError if it cannot run `case` here."""
-    if reason := choose.refusal(name, case):
-        raise UserError(reason)
-    return prove(choose.as_run(name, case), case, exact_as)
+def prove_kernel(name: str, *cases: Case, exact_as: torch.dtype | None = None) -> dict:
+    """`prove` for the kernel `name` as scripts run it, on each of `cases`; returns what it does for the last.
+
+    Raises UserError if the kernel cannot run one of them here.
+    """
+    for case in cases:
+        if reason := choose.refusal(name, case):
+            raise UserError(reason)
+        proven = prove(choose.as_run(name, case), case, exact_as)
+    return proven
 
 
 def prove(attend: Attend, case: Case, exact_as: torch.dtype | None = None) -> dict:
@@ -62,9 +67,9 @@ def refusals() -> Iterator[None]:
             raise UserError(choose.reasons(caught, error)) from error
 
 
-def timed(step: Callable[[], object], s: Timed, device: torch.device, trace: pathlib.Path) -> dict:
-    """The kernel that the profiler saw in `step`, and its `cost`. If s.profile is set, `trace` gets the profile."""
-    return {"kernel": observe(step, trace if s.profile else None)} | cost(step, s, device)
+def timed(step: Callable[[], object], s: Timed, case: Case, trace: pathlib.Path) -> dict:
+    """The receipt of `step`, which computes `case`, and its `cost`. If s.profile is set, `trace` gets the profile."""
+    return {"kernel": observe(step, trace if s.profile else None, case=case)} | cost(step, s, case.device)
 
 
 def cost(step: Callable[[], object], s: Timed, device: torch.device) -> dict:
@@ -97,8 +102,9 @@ def counting_faults(step: Callable[[], object]) -> tuple[Callable[[], None], Cal
 def tflops(case: Case, median_ms: float) -> float:
     """TFLOP/s of causal attention: two matrix products forward and five backward, half of each because of the mask.
 
-    This is the count of FlashAttention-2 (arXiv:2307.08691, section 4.1).
+    This is the count of FlashAttention-2 (arXiv:2307.08691, section 4.1). With a window, only scores in it count.
     """
     B, nh, T, hs = case.shape
-    forward = 4 * B * nh * T * T * hs / 2
-    return forward * (3.5 if case.backward else 1) / (median_ms * 1e9)
+    window = case.window or T
+    scores = T * window - window * window / 2  # T² / 2 without a window
+    return 4 * B * nh * scores * hs * (3.5 if case.backward else 1) / (median_ms * 1e9)

@@ -6,6 +6,7 @@ import types
 from collections.abc import Iterable
 from typing import Literal
 
+from fusedgpt.attention.table import EXPANDED
 from fusedgpt.bench import drawing, rows
 from fusedgpt.bench.disturbance import speedup
 from fusedgpt.bench.options import EARLIER
@@ -243,7 +244,8 @@ def mark(row: dict) -> str:
 def kernel(row: dict, backward: bool = True) -> str:
     """The kernels that the profiler saw in a row: 'flash / flash', forward and backward."""
     directions = ["forward", "backward"] if backward else ["forward"]
-    return " / ".join("+".join(row["kernel"][direction]) for direction in directions)
+    seen = " / ".join("+".join(row["kernel"][direction]) for direction in directions)
+    return f"{seen}, {EXPANDED}" if row["kernel"].get("expanded") else seen
 
 
 def how_timed(rows: list[dict]) -> list[str]:

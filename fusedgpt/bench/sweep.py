@@ -61,12 +61,17 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
     """Attention alone at powers of two, then training there, then attention alone at the other lengths.
 
     All shapes, directions and kernels, also the user's own, are measured at one length before the next. Raises
-    UserError if --heads or --lengths cannot be read.
+    UserError if --heads or --lengths cannot be read, or if --n_kv_head does not divide all heads.
     """
     own = options.own_kernel(s.attention)
-    lengths = coarse_to_fine(options.lengths(s.lengths))
+    lengths, model = coarse_to_fine(options.lengths(s.lengths)), options.family(vars(s))
+    for nh, _ in options.heads(s.heads):
+        if nh % (s.n_kv_head or nh):
+            raise UserError(
+                f"{nh} of --heads={s.heads} cannot share n_kv_head={s.n_kv_head} heads of keys: take a divisor of all"
+            )
     alone = [
-        {"part": "attention", "heads": f"{nh}x{hs}", "pass": direction, "T": T, "attention": name}
+        {"part": "attention", "heads": f"{nh}x{hs}", **model, "pass": direction, "T": T, "attention": name}
         for T in lengths
         for nh, hs in options.heads(s.heads)
         for direction in ("forward", "forward + backward")
@@ -74,7 +79,8 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
         if name != "flex" or T in FIRST  # flex is compiled for each length
     ]
     trained = [T for T in lengths if _power_of_two(T) and T <= LONGEST_TRAINED]
-    whole = [{"part": "training", "T": T, "attention": name} for T in trained for name in (*SINGLE_KERNELS, *own)]
+    names = (*SINGLE_KERNELS, *own)
+    whole = [{"part": "training", **model, "T": T, "attention": name} for T in trained for name in names]
     coarse = [spec for spec in alone if _power_of_two(spec["T"])]
     return coarse + whole + [spec for spec in alone if not _power_of_two(spec["T"])]
 
@@ -104,14 +110,16 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     if spec["part"] == "training":
         return _training(spec, s, device, folder)
     ((nh, hs),) = options.heads(spec["heads"])
-    name, dtype = spec["attention"], resolve_dtype(s.dtype, device)
-    case = Case((1, nh, spec["T"], hs), device, dtype, backward=spec["pass"] != "forward")
-    if reason := _refusal(name, dataclasses.replace(case, shape=(1, 1, 256, hs))):
+    name, dtype, T = spec["attention"], resolve_dtype(s.dtype, device), spec["T"]
+    window = s.window if s.window and s.window < T else None
+    case = Case((1, nh, T, hs), device, dtype, backward=spec["pass"] != "forward", kv_heads=s.n_kv_head, window=window)
+    few = case.of_heads(1, 1)
+    if reason := _refusal(name, dataclasses.replace(few, shape=(1, few.shape[1], 256, hs), window=window and 64)):
         raise UserError(reason)
     attend, inputs = ATTENTION[name], _inputs(case)
     with refusals():
         row = prove(attend, case)
-        row |= timed(lambda: case.run(attend, *inputs), s, device, trace_path(folder, spec))
+        row |= timed(lambda: case.run(attend, *inputs), s, case, trace_path(folder, spec))
     if reason := contradiction(name, row["kernel"], case):
         raise UserError(reason)
     return row | {"dtype": dtype_name(dtype), "tflops": tflops(case, row["median_ms"])}
@@ -123,8 +131,8 @@ _refusal = functools.lru_cache(choose.refusal)  # for one length; if a kernel re
 
 def _training(spec, s, device, folder):
     s = dataclasses.replace(s, block_size=spec["T"], attention=spec["attention"], dtype="auto")
-    case = Case.of_model(s, s.batch_size, device, resolve_dtype(s.dtype, device), dropout=s.dropout)
-    row = prove_kernel(s.attention, case)
+    cases = Case.of_layers(s, s.batch_size, device, resolve_dtype(s.dtype, device), dropout=s.dropout)
+    row = prove_kernel(s.attention, *cases)
     out_dir = folder / "runs" / slug(f"{s.attention} {s.block_size}")
     return row | child.measured(*child.run(child.settings(s, Settings), out_dir, trace=trace_path(folder, spec)))
 
@@ -158,11 +166,12 @@ def _from_on(ahead):
 def table(rows: list[dict]) -> list[str]:
     """For each part, shape and direction: a line for each length, a column for each kernel, and the crossovers."""
     text = []
-    for (part, heads, direction), group in _groups(rows).items():
+    for (part, *shape), group in _groups(rows).items():
+        model = "".join(f", {row['model']}" for row in group[:1] if "model" in row)
         if part == "attention":
-            text += ["", f"## attention alone, {heads}, {direction}", "", *_times(group, "ms (TFLOP/s)")]
+            text += ["", f"## attention alone, {', '.join(shape)}{model}", "", *_times(group, "ms (TFLOP/s)")]
         else:
-            text += ["", "## training, end to end", "", *_times(group, "ms (tokens/s)")]
+            text += ["", f"## training, end to end{model}", "", *_times(group, "ms (tokens/s)")]
         found = {pair: surely for pair, (_, surely) in crossovers(group).items() if surely < math.inf}
         if found:
             text += ["", *(f"- `{b}` is faster than `{a}` {_where(length)}." for (a, b), length in found.items())]
@@ -174,7 +183,8 @@ def table(rows: list[dict]) -> list[str]:
         "",
         f"Kernels seen, forward / backward: {'; '.join(sorted(seen))}. Every time follows a passed comparison with",
         f"float64; the largest error is {worst:.1e}. TFLOP/s counts the causal half: 2 B nh T² hs",
-        "forward, 3.5 times that with the backward. A kernel is called faster if its p90 is below the other's p10.",
+        "forward, 3.5 times that with the backward; with a window, only the scores in it. A kernel is called faster if",
+        "its p90 is below the other's p10.",
         *report.how_timed(rows),
     ]
 
@@ -246,7 +256,9 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     alone, trained = ([row for row in part if row["status"] == "measured"] for part in (alone, trained))
     if alone:
         dtypes = ", ".join(dict.fromkeys(row["dtype"] for row in alone))
-        subject = f"Causal attention alone, batch 1, {dtypes}; manual is the hand-written masked softmax.{left_out}"
+        model = "".join(f", {each}" for each in options.family(s).values())
+        subject = f"Causal attention alone, batch 1, {dtypes}{model}; manual is the hand-written masked softmax."
+        subject += left_out
         figure = _panels(alone, "times as fast as manual, p10 to p90", _over_manual)
         yield "speedup", f"Attention {finding(alone)}", subject, figure
         figure = _panels(alone, "MiB above the inputs", _memory)

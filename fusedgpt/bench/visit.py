@@ -18,6 +18,7 @@ from fusedgpt.attention.receipt import contradiction, observe
 from fusedgpt.attention.table import located
 from fusedgpt.bench import child, contenders
 from fusedgpt.bench.proof import ParityError
+from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import SCRIPTS
 from fusedgpt.machine import memory, timing
@@ -107,8 +108,9 @@ def _train(contender, x, y, want, attention, s, device):
         return loss.detach()
 
     forward_backward()  # the first call compiles
-    receipt = observe(forward_backward)
-    if reason := contradiction(attention, receipt, Case.of_model(s, s.batch_size, device, dtype)):
+    case = Case.of_model(GPTConfig.of(s), s.batch_size, device, dtype)
+    receipt = observe(forward_backward, case=case)
+    if reason := contradiction(attention, receipt, case):
         raise UserError(reason)
     optimizer.zero_grad(set_to_none=True)
     gc.collect()

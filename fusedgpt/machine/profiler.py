@@ -13,7 +13,8 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's log m
 def profile(step: Callable[[], object], memory: bool = False, shapes: bool = False) -> torch.profiler.profile:
     """Run `step` once under the profiler, which records the CPU, and the GPU if there is one.
 
-    memory: record the CPU and its allocations, and no GPU. shapes: record the operators' tensors, for `factors`.
+    memory: record the CPU and its allocations, and no GPU. shapes: record the operators' tensors, for `factors` and
+    `batches`.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available() and not memory:
@@ -40,16 +41,27 @@ def factors(profiled: torch.profiler.profile) -> set[tuple[int, int]]:
 
     Columns are those of the matrix or of its transpose, whichever is contiguous along a row.
     """
-    found, todo = set(), list(profiled.profiler.kineto_results.experimental_event_tree())
+    found = set()
+    for x in _inputs(profiled, "aten::mm", "aten::addmm"):
+        if len(x.sizes) == 2 and 1 in x.strides:
+            along = x.strides.index(1)
+            found.add((x.sizes[along], x.strides[1 - along]))
+    return found
+
+
+def batches(profiled: torch.profiler.profile) -> set[int]:
+    """The number of matrices in each tensor that a batched matrix product read or wrote, recorded with `shapes`."""
+    return {x.sizes[0] for x in _inputs(profiled, "aten::bmm", "aten::baddbmm") if len(x.sizes) == 3}
+
+
+def _inputs(profiled, *names):
+    """The tensors that were given to the operators called `names`."""
+    todo = list(profiled.profiler.kineto_results.experimental_event_tree())
     while todo:
         event = todo.pop()
         todo += event.children
-        if event.name in ("aten::mm", "aten::addmm"):
-            for x in event.extra_fields.inputs:
-                if len(getattr(x, "sizes", ())) == 2 and 1 in x.strides:
-                    along = x.strides.index(1)
-                    found.add((x.sizes[along], x.strides[1 - along]))
-    return found
+        if event.name in names:
+            yield from (x for x in event.extra_fields.inputs if hasattr(x, "sizes"))
 
 
 @contextlib.contextmanager

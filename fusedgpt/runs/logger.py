@@ -13,6 +13,7 @@ import time
 from tqdm import tqdm
 
 from fusedgpt import terminal
+from fusedgpt.attention.table import EXPANDED
 from fusedgpt.errors import UserError, first_line
 from fusedgpt.machine.files import Lines, Lock, atomic, json_line
 from fusedgpt.runs import report_page, run_folder, trackers
@@ -148,6 +149,7 @@ class Logger:
         if receipt:
             for direction in ("forward", "backward"):
                 line += f"; {direction} seen: {' + '.join(receipt[direction])}"
+            line += f"; {EXPANDED}" if receipt.get("expanded") else ""
         self.say(line)
 
     def __enter__(self):

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 
+from fusedgpt.attention.table import EXPANDED
 from fusedgpt.errors import one_sentence
 from fusedgpt.machine.files import atomic
 from fusedgpt.runs.metrics import Run, number, section
@@ -144,6 +145,7 @@ def _attention(record):
     receipt, asked = section(record, "receipt"), section(record, "settings").get("attention")
     rows = {"asked for": asked, "ran": record.get("attention")}
     rows |= {"forward seen": receipt.get("forward"), "backward seen": receipt.get("backward")}
+    rows |= {"grouped queries": EXPANDED} if receipt.get("expanded") is True else {}
     trials = {n: trial for n, trial in section(record, "attention_trials").items() if isinstance(trial, dict)}
     times = {name: number(trial.get("p10_ms")) for name, trial in trials.items()}
     timed = sorted((name for name, ms in times.items() if ms > 0), key=times.__getitem__)
