@@ -2,87 +2,25 @@
 
 import codecs
 import collections
-import contextlib
 import csv
 import itertools
 import json
 import os
 import pathlib
-import re
 import shlex
 import tempfile
 import weakref
 from collections.abc import Iterator
 from typing import Protocol
 
-from fusedgpt.data import decoding, documents, tables
+from fusedgpt.data import decoding, documents, inputs, tables
 from fusedgpt.data.encoding import watched
+from fusedgpt.data.inputs import SHOWN
 from fusedgpt.errors import UserError, first_line, out_of_memory, shown
 
-TEXTS = (".txt", ".text", ".md", ".markdown", ".rst", ".org", ".tex")
-KINDS = (*TEXTS, *documents.KINDS, *tables.KINDS)
 # Bytes of files that are read to their ends before any is tokenized, which takes seconds for text. So those that cannot
 # be read are named at once. Among larger ones, they are named when the first of them is met.
 CHECKED_FIRST = 2**28
-SHOWN = 20  # most names in a list
-
-
-def kind(path: pathlib.Path) -> str | None:
-    """The suffix of a file's name, if it is in KINDS; otherwise None. A further suffix .gz or .zst does not count."""
-    name = path.name.lower()
-    for suffix in decoding.PACKED:
-        name = name.removesuffix(suffix)
-    return next((each for each in KINDS if name.endswith(each)), None)
-
-
-def name_of(path: pathlib.Path) -> str:
-    """The name of a file or folder. A link has its own name; "." has the name of the current folder."""
-    return os.path.basename(os.path.abspath(path))
-
-
-def _same(path, other):
-    return other is not None and path.name == other.name and path.resolve() == other.resolve()
-
-
-def _inside(folder):
-    """All files in and below a folder, sorted, without hidden ones and the locks ~$… of documents that are open."""
-
-    def refuse(error):
-        raise UserError(f"--input: cannot read the folder {error.filename}: {error.strerror}") from error
-
-    files, been = [], set()
-    for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        if (real := os.path.realpath(root)) in been:  # a link led to a folder that was read or is above
-            folders.clear()
-            continue
-        been.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        files += [pathlib.Path(root, name) for name in names if not name.startswith((".", "~$"))]
-    return sorted(files)
-
-
-def _of_bins(path):
-    """Whether a file is the meta.json of a data set, which a preparation wrote."""
-    return path.name == "meta.json" and any(path.parent.glob("train*.bin"))
-
-
-def _blank(file):
-    """Whether a file is empty, or short and of blanks alone."""
-    if (size := file.stat().st_size) > decoding.HEAD:
-        return False
-    with contextlib.suppress(OSError):  # reading it will say why
-        return not size or not file.read_bytes().removeprefix(codecs.BOM_UTF8).strip()
-    return False
-
-
-def require_readable(path: pathlib.Path) -> None:
-    """Raise UserError if `path` is missing, is an archive, or is a pipe or device, which cannot be read twice."""
-    if not path.exists():
-        raise UserError(f"--input={path} does not exist: name a local file or folder")
-    if not (path.is_file() or path.is_dir()):
-        raise UserError(f"--input={path} is a pipe or a device: write its content to a file and name that")
-    if ".tar" in path.suffixes and path.is_file():  # the headers in it would pass for text
-        raise UserError(f"--input={path} is an archive: unpack it and name the folder")
 
 
 class Corpus(Protocol):
@@ -128,11 +66,11 @@ class Files:
         skip_unreadable: bool = False,
     ):
         self.paragraphs, self.encoding = paragraphs, encoding
-        self.source = name_of(paths[0])
+        self.source = inputs.name_of(paths[0])
         if len(paths) > 1:
             self.source += f" and {len(paths) - 1} more"
-        self.files, self.skipped = _found(paths, besides), {}
-        self._columns, self._column = _columns(column, self.files)
+        self.files, self.skipped = inputs.found(paths, besides), {}
+        self._columns, self._column = inputs.columns(column, self.files)
         self._done, self._file = 0, None  # bytes of the files that were read, and the open file
         self._row = 0  # number of the last row read from the open file
         self._said = set()
@@ -217,7 +155,7 @@ class Files:
         """The kind of a file: by its first bytes, because a PDF may be named .txt, otherwise by its name."""
         if reason := documents.foreign(head):
             raise UserError(f"{path} {reason}")
-        named, content = kind(path), documents.kind_of_content(head)
+        named, content = inputs.kind(path), documents.kind_of_content(head)
         if content and named not in documents.SUFFIXES[content]:
             if named in tables.KINDS:
                 raise UserError(f"{path} is {documents.NAMES[content]}, whatever its suffix says: rename or remove it")
@@ -326,61 +264,6 @@ class Files:
         except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
             raise UserError(f"{where} has half of a surrogate pair in {column!r}. Remove such rows") from error
         return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
-
-
-def _found(paths, besides):
-    """The files to read, of those that `paths` name or contain. Prints what is left out."""
-    files, others = [], collections.Counter()
-    for path in paths:
-        require_readable(path)
-        if path.is_file():
-            files.append(path)
-            continue
-        inside = [f for f in _inside(path) if not (_same(f, besides) or _of_bins(f))]
-        taken = [f for f in inside if f.is_file() and kind(f)]
-        others.update(f.suffix.lower() or "without a suffix" for f in set(inside).difference(taken))
-        files += taken
-    if others:
-        remedies = ["save .doc, .rtf and .pages as .docx"] if others.keys() & {".doc", ".rtf", ".pages"} else []
-        remedies.append("a text with another suffix is read if you name it")
-        print(f"left out: {others.total():,} files of other kinds ({_counted(others)}): {'; '.join(remedies)}")
-    full = [f for f in files if not _blank(f)]
-    if empty := len(files) - len(full):
-        print(f"left out: {empty:,} empty files")
-    if not full:
-        raise UserError(
-            f"--input={' '.join(map(str, paths))} holds no text: name a file or folder that does. Of folders,"
-            f" {', '.join(KINDS)} are read, also with .gz or .zst"
-        )
-    if len(full) > 1:
-        print(f"reading {len(full):,} files ({_counted(collections.Counter(kind(f) or 'as text' for f in full))})")
-    return full
-
-
-def _counted(counter):
-    """'3 .png, 1 .doc' for a counter, with the most frequent first, and SHOWN at most."""
-    most = [f"{count:,} {name}" for name, count in sorted(counter.items(), key=lambda each: (-each[1], each[0]))]
-    return ", ".join(most[:SHOWN]) + ", …" * (len(most) > SHOWN)
-
-
-def _columns(given, files):
-    """What --text_column says: pairs of a pattern of files and their column, and the column of all others."""
-    named = [re.fullmatch(r"(.*?[.*][^:]*):(.+)", each) or each for each in given.split(",")]
-    if not any(isinstance(each, re.Match) for each in named):  # a column's name may have a comma
-        return [], given
-    patterns = [each.groups() for each in named if isinstance(each, re.Match)]
-    others = [each for each in named if isinstance(each, str)]
-    if len(others) > 1:
-        raise UserError(
-            f"--text_column={given} names {len(others)} columns for the same files: give one, and FILE:COLUMN for files"
-            " that have another"
-        )
-    for pattern, _ in patterns:
-        if not any(file.match(pattern) for file in files):
-            there = [file.name for file in files if kind(file) in tables.KINDS]
-            tell = f"the tables are {', '.join(there[:SHOWN])}" if there else "there is no table"
-            raise UserError(f"--text_column={given} names {pattern!r}, which no file matches: {tell}")
-    return patterns, others[0] if others else "text"
 
 
 def _say_each(prefix, notes):

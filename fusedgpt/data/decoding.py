@@ -129,18 +129,21 @@ def whole(blocks: Iterable[str]) -> Iterator[tuple[str, bool]]:
 
 
 def paragraphs(blocks: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Each paragraph as a document, in fragments as those of a corpus."""
-    line_ends, within = "", False  # a paragraph may go on in the next block, so keep its line ends until then
+    """Each paragraph as a document, in fragments as those of a corpus. Those of blanks alone are left out."""
+    # a paragraph may go on in the next block, so keep its line ends, and what is blank so far, until then
+    line_ends, blanks, within = "", "", False
     for block in blocks:
         text = (line_ends + block).rstrip("\n")
         line_ends = (line_ends + block)[len(text) :][:2]  # two are enough, and there may be a billion
         *complete, rest = re.split("\n{2,}", text)
         for paragraph in complete:
-            if paragraph or within:
-                yield paragraph, True
-            within = False
-        if rest:
-            yield rest, False
-            within = True
+            if within or (blanks + paragraph).strip():
+                yield blanks + paragraph, True
+            blanks, within = "", False
+        blanks += rest
+        if within or blanks.strip() or len(blanks) > HEAD:  # more blanks are text, because there may be a billion
+            if blanks:
+                yield blanks, False
+            blanks, within = "", True
     if within:
         yield "", True

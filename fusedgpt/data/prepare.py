@@ -15,9 +15,10 @@ import numpy as np
 
 from fusedgpt import home
 from fusedgpt.data import make_tokenizer
-from fusedgpt.data.corpus import SHOWN, Corpus, Files, require_readable
+from fusedgpt.data.corpus import Corpus, Files
 from fusedgpt.data.dataset import UNFINISHED
 from fusedgpt.data.encoding import Encoded, dtype_of
+from fusedgpt.data.inputs import SHOWN, require_readable
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic, lock
 
