@@ -49,7 +49,7 @@ class Settings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # torch.compile of the decode step, which pays off for long samples; auto: on GPUs
     compile: bool | Literal["auto"] = False
-    # attention kernel, as in train.py, or your own; auto times a prompt of block_size tokens
+    # attention kernel, as in train.py, or your own; auto times a prompt as long as the whole text, up to block_size
     attention: settings.Attention | str = "sdpa"
     # form of GELU; gelu_tanh: GPT-2's; gelu: exact, nanoGPT's; None: the form that the weights were trained with
     activation: Literal["gelu_tanh", "gelu"] | None = None
@@ -183,12 +183,15 @@ def prepare(s: Settings, model: GPT, prompt_length: int, device: torch.device) -
     Raises UserError if the kernel cannot run here, or cannot be compiled.
     """
     dtype = generate.cache_dtype(device, resolve_dtype(s.dtype, device))  # attention computes in the cache's dtype
-    prompt = Case.of_model(model.config, s.num_samples, device, dtype, backward=False)
+    # a trial at all of a long context could take more time and memory than the text will
+    longest = generate.capacity(model.config, prompt_length + s.max_new_tokens)
+    read = dataclasses.replace(model.config, block_size=longest)
+    prompts = Case.of_layers(read, s.num_samples, device, dtype, backward=False)
     # a kernel may take a whole prompt but refuse one token after many
     compiled, why_eager = resolve_compile(s.compile, device)
-    attention, _ = choose.choose(s.attention, prompt, prompt.one_query(), compiled=compiled)
+    attention, _ = choose.choose(s.attention, *prompts, *(case.one_query() for case in prompts), compiled=compiled)
     model.use_attention(attention)
-    engine = engines.prepare(model, device, s.dtype, s.num_samples, prompt_length, compiled)
+    engine = engines.prepare(model, device, s.dtype, s.num_samples, prompt_length, s.max_new_tokens, compiled)
     if why_eager:
         say(why_eager, sys.stderr)
     return engine
@@ -221,6 +224,8 @@ def draw(
 ) -> list[float]:
     """Draw samples after a prompt and print them. Returns the clock after each draw."""
     text, ids = prompt
+    if len(ids) > (most := engine.config.block_size):
+        say(f"of the prompt's {len(ids)} tokens only the last {most} are read: block_size={most}", sys.stderr)
     samples = [Sample(text, tokenizer, s.stop) for _ in range(s.num_samples)]
     idx = torch.tensor([ids], device=generator.device).repeat(s.num_samples, 1)
     draws = s.temperature, s.top_k, s.top_p, generator, tokenizer.vocab_size

@@ -9,7 +9,7 @@ import torch
 from fusedgpt import dimensions
 from fusedgpt.errors import UserError
 from fusedgpt.estimates import scale
-from fusedgpt.generation.generate import cache_dtype
+from fusedgpt.generation.generate import cache_dtype, new_cache
 from fusedgpt.machine import memory
 from fusedgpt.machine.device import dtype_name
 
@@ -35,7 +35,7 @@ def check_run(
     run = scale.Run.of(s, **resolved)
     if backward:
         who = "the estimate of memory (fusedgpt/estimates/scale.py)"
-        why = dimensions.unknown(config, who, ("document_start",))
+        why = dimensions.unknown(config, who, dimensions.COUNTED)
         say(f"memory: not estimated: {why}" if why else in_words(scale.memory(config, run), processes))
     check_training(config, batch_size, device, dtype, backward, s.optimizer == "muon", run.shards)
 
@@ -76,11 +76,11 @@ def check_training(
 def check_sampling(config: Any, samples: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
     """Raise UserError if `samples` of `length` tokens certainly cannot be drawn together on `device`.
 
-    It counts the keys and values of a model of `config` (a GPTConfig) in `dtype`, as the cache keeps them, and the
-    logits of one position.
+    It counts the keys and values for which the cache of a model of `config` (a GPTConfig) has room, if the model is in
+    `dtype`, and the logits of one position.
     """
-    kept = cache_dtype(device, dtype).itemsize
-    cached = 2 * config.n_layer * config.n_embd * min(length, config.block_size) * kept
+    a_key = config.kv_heads * config.head_channels * cache_dtype(device, dtype).itemsize
+    cached = 2 * a_key * sum(layer.room for layer in new_cache(config, length))
     needed = samples * (cached + config.padded_vocab_size * dtype.itemsize)
     _require(needed, device, f"a batch of {samples} samples of {length} tokens", "lower --num_samples")
 

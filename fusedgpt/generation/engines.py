@@ -4,7 +4,7 @@ Prefill reads a whole prompt and is bound by compute. Decode reads every weight 
 So the fastest dtype for one may be slow for the other. On 2 cores of an AMD EPYC (PyTorch 2.13, GPT-2 124M) a prompt
 of 32 tokens took 0.07 s in float32, 0.02 s in bfloat16 and 0.14 s in float16; a token took 33, 14 and 9 ms.
 
-B samples, T prompt ids, S = block_size, nh heads, hs head size.
+B samples, T prompt ids, nkv heads of keys and values, hs head size.
 """
 
 import copy
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusedgpt.attention.table import KERNELS
-from fusedgpt.generation.generate import LayerCache, empty, new_cache
+from fusedgpt.generation.generate import LayerCache, capacity, empty, new_cache
 from fusedgpt.machine import timing
 from fusedgpt.machine.device import dtype_name, resolve_dtype
 
@@ -35,13 +35,16 @@ class Engine:
     def __init__(self, prefill: nn.Module, decode: nn.Module, dtypes: tuple[torch.dtype, torch.dtype], chosen: str):
         self.prefill, self.decode, self.dtypes, self.chosen = prefill, decode, dtypes, chosen
         self.config, self.cache = prefill.config, new_cache(prefill.config)
-        # a step reads all weights, but only one row of the positions
+        # a step reads all weights, but of learned positions and of an untied embedding only one row
         self.bytes_per_step = decode.get_num_params() * dtypes[1].itemsize
 
     def __call__(self, idx: Tensor, cache: list[LayerCache]) -> tuple[Tensor, None]:
         """Logits (B, 1, V) after `idx` (B, T), as from the model's forward."""
-        one = idx.size(1) == 1 and cache[0].length > 0
-        return (self.decode if one else self.prefill)(idx, cache=cache)
+        if idx.size(1) > 1 or cache[0].length == 0:
+            return self.prefill(idx, cache=cache)
+        for layer in cache:  # here, because a compiled step would have a graph for each layer that has to move its keys
+            layer.make_room(1)
+        return self.decode(idx, cache=cache)
 
 
 @torch.no_grad()
@@ -51,12 +54,14 @@ def prepare(
     dtype: str = "auto",
     batch_size: int = 1,
     prompt_length: int = 32,
+    new_tokens: int = 0,
     compiled: bool = False,
 ) -> Engine:
     """Make an Engine of `model` (a GPT) for `device`. `model` itself is not changed, and may be freed afterwards.
 
     dtype: 'auto' times both phases in each dtype on a CPU, for `batch_size` prompts of `prompt_length`; on other
     devices resolve_dtype decides. Any other name holds for both phases.
+    new_tokens: that will be drawn after a prompt. The cache has room for so many at once; it grows for more.
     compiled: torch.compile the decode step. On a GPU it becomes one CUDA graph if the model's attention takes a mask.
     """
     chosen = ""
@@ -75,14 +80,20 @@ def prepare(
         # eager, 7.7 compiled, and 8.7 compiled without cpp_wrapper; on a busy machine, in turn, 9.0 eager and 8.8
         options = {"cpp_wrapper": True} if device.type == "cpu" else None
         engine.decode = torch.compile(second, dynamic=True, options=options)
-    if compiled:  # compile now, so that no token waits; the first tokens and the last of a window have their own graphs
-        idx, S = torch.zeros(batch_size, 1, dtype=torch.long, device=device), model.config.block_size
-        for length in sorted({0, 1, 2, S - 1} & set(range(S))):
-            for layer in engine.cache:
-                layer.length = length
-            engine(idx, engine.cache)
-        empty(engine.cache)
+    empty(engine.cache, capacity(model.config, prompt_length + new_tokens))
+    if compiled:
+        _compile_now(engine, torch.zeros(batch_size, 1, dtype=torch.long, device=device))
     return engine
+
+
+def _compile_now(engine, idx):
+    """Compile, so that no token waits. The first tokens, and the last for which the cache has room, have own graphs."""
+    most = engine.cache[0].capacity
+    for length in sorted({0, 1, 2, most - 1} & set(range(most))):
+        for layer in engine.cache:
+            layer.length, layer.dropped = length, max(0, length - layer.window) if layer.window else 0
+        engine(idx, engine.cache)
+    empty(engine.cache)
 
 
 def converted(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
@@ -135,37 +146,45 @@ def _milliseconds(model, shape, dtype):
     model, idx = converted(model, cpu, dtype).eval(), torch.zeros(shape, dtype=torch.long)
 
     def step():
-        model(idx, cache=[LayerCache(shape[1]) for _ in model.transformer.h])
+        model(idx, cache=new_cache(model.config, shape[1]))
 
     (first,) = timing.samples(step, cpu, count=1, warmup=0)
     return first if first > HOPELESS_MS else min(timing.samples(step, cpu, count=5, warmup=0))
 
 
 class StaticLayer:
-    """A view of a LayerCache in shapes that never change. A tensor holds the position of the next key."""
+    """A view of a LayerCache in shapes that never change. Tensors (1,) hold the next position and its slot."""
 
-    def __init__(self, layer: LayerCache, position: Tensor):
-        self.k, self.v, self.ids, self.position, self.length = layer.k, layer.v, layer.ids, position, 0
+    def __init__(self, layer: LayerCache, position: Tensor, slot: Tensor):
+        self.k, self.v, self.ids, self.position, self.slot, self.length = layer.k, layer.v, layer.ids, position, slot, 0
 
     def positions(self, T: int, device: torch.device) -> Tensor:
         """The position (1,) of the next id. T is 1."""
         return self.position
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write k and v (B, nh, 1, hs); return the whole buffers, (B, nh, S, hs), filled or not."""
-        self.k.index_copy_(2, self.position, k.to(self.k.dtype))
-        self.v.index_copy_(2, self.position, v.to(self.v.dtype))
+        """Write k and v (B, nkv, 1, hs); return the whole buffers, (B, nkv, room, hs), filled or not."""
+        self.k.index_copy_(2, self.slot, k.to(self.k.dtype))
+        self.v.index_copy_(2, self.slot, v.to(self.v.dtype))
         return self.k, self.v
 
     def extend_ids(self, idx: Tensor) -> Tensor:
-        """Write idx (B, 1); return the whole buffer of ids, (B, S), filled or not."""
-        return self.ids.index_copy_(1, self.position, idx)
+        """Write idx (B, 1); return all of the buffer, (B, capacity), rotated so that this id is the last."""
+        self.ids.index_copy_(1, self.position, idx)
+        return _rotated(self.ids, self.position + 1)
+
+
+def _rotated(x, by):
+    """x (B, n) with each column `by` (1,) places further left, round the end."""
+    n = x.size(1)
+    return x.index_select(1, (torch.arange(n, device=x.device) + by) % n)
 
 
 class StaticStep:
     """A decode step with static shapes: attention over the whole buffers, with a mask over what is not filled.
 
-    `captured` returns the function to run for each token. It reads and writes tensors in place.
+    With a window, that is twice as many keys as are seen. `captured` returns the function to run for each token. It
+    reads and writes tensors in place.
     """
 
     def __init__(self, model: nn.Module):
@@ -175,23 +194,22 @@ class StaticStep:
         self.buffers = None
 
     def __call__(self, idx: Tensor, cache: list[LayerCache]) -> tuple[Tensor, None]:
-        """Logits (B, 1, V) after one more id of each sample, `idx` (B, 1)."""
+        """Logits (B, 1, V) after one more id of each sample, `idx` (B, 1). The cache must have room for it."""
         if self.buffers is not cache[0].k:  # another cache, at other addresses
             self._bind(idx, cache)
         self.idx.copy_(idx)
         self.position.fill_(cache[0].length)
+        for layer in {layer.window: layer for layer in cache}.values():  # layers of one window move together
+            self.slots[layer.window].fill_(layer.length - layer.dropped)
         for layer in cache:
             layer.length += 1
         return self.run(), None
 
     def _bind(self, idx, cache):
-        # masked positions have weight 0, but 0 x NaN would be NaN
-        for layer in cache:
-            layer.k[:, :, layer.length :], layer.v[:, :, layer.length :] = 0, 0
         self.buffers, self.idx = cache[0].k, idx.clone()
         self.position = torch.tensor([cache[0].length], device=idx.device)
-        self.static = [StaticLayer(layer, self.position) for layer in cache]
-        self.every = torch.arange(cache[0].capacity, device=idx.device)
+        self.slots = {layer.window: self.position.clone() for layer in cache} | {None: self.position}
+        self.static = [StaticLayer(layer, self.position, self.slots[layer.window]) for layer in cache]
         self.run = self.captured()
 
     def captured(self):
@@ -202,11 +220,12 @@ class StaticStep:
         return self.model(self.idx, cache=self.static)[0]
 
     def _attend(self, q, k, v, dropout_p, documents=None, window=None):
-        seen = (self.every <= self.position)[None]
+        slot, every = self.slots[window], torch.arange(k.size(2), device=k.device)
+        seen = (every <= slot)[None]
         if window is not None:
-            seen = seen & (self.every > self.position - window)
-        if documents is not None:
-            seen = (seen & (documents == documents[:, self.position]))[:, None, None]
+            seen = seen & (every > slot - window)
+        if documents is not None:  # the last column is this token's, which belongs into its slot
+            seen = (seen & (_rotated(documents, -1 - slot) == documents[:, -1:]))[:, None, None]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=q.size(1) != k.size(1))
 
 

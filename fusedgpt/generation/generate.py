@@ -1,7 +1,7 @@
 """Generate new ids after prompt ids: the KV cache, prefill, decode and sampling.
 
-B samples of one length, T prompt ids, S = block_size, nh heads, hs head size, V vocabulary. A model is a callable
-`(idx, cache=...) -> (logits of the last position (B, 1, V), None)` with `.config.block_size` and `.config.n_layer`.
+B samples of one length, T prompt ids, S = block_size, nkv heads of keys and values, hs head size, V vocabulary. A model
+is a callable `(idx, cache=...) -> (logits of the last position (B, 1, V), None)` with a `.config` (a GPTConfig).
 """
 
 from collections.abc import Callable, Iterator
@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fusedgpt.errors import UserError
 
 FLOAT32 = torch.finfo(torch.float32)
+GRAIN = 256  # a cache has room for a multiple of this, so that it seldom grows, and compiled steps seldom change
 
 
 def cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
@@ -25,44 +27,94 @@ def cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
 
 
 class LayerCache:
-    """The keys and values of one layer, each (B, nh, length, hs), in buffers that hold `capacity` positions."""
+    """The keys and values of one layer, each (B, nkv, keys, hs), in the order of their positions.
 
-    def __init__(self, capacity: int):
-        self.capacity, self.length, self.k, self.ids = capacity, 0, None, None
+    A layer with a window keeps only keys that later tokens will see. Its buffers hold twice the window, and when they
+    are full, the newer half moves to the front, once in `window` tokens. A ring would need no copies, but its keys
+    would be out of order, and no kernel's causal mask would fit them.
+    """
+
+    def __init__(self, capacity: int = 0, window: int | None = None):
+        self.capacity, self.window = capacity, window  # positions for which there is room; it grows if need be
+        self.length = self.dropped = 0  # positions so far, and how many of the first have no key here any more
+        self.k = self.v = self.ids = None
+
+    @property
+    def room(self) -> int:
+        """The number of keys that the buffers hold."""
+        return min(self.capacity, 2 * self.window) if self.window else self.capacity
 
     def positions(self, T: int, device: torch.device) -> Tensor:
         """The positions (T,) of the next T ids."""
         return torch.arange(self.length, self.length + T, device=device)
 
+    def make_room(self, T: int) -> None:
+        """Let T more keys fit, unless they alone are more than a window's buffers hold."""
+        if self.length + T > self.capacity:
+            self.capacity = max(2 * self.capacity, self.length + T)
+        if self.k is not None and self.k.size(2) < self.room:
+            self.k, self.v = (F.pad(x, (0, 0, 0, self.room - x.size(2))) for x in (self.k, self.v))
+        held = self.length - self.dropped
+        # before the last place is taken, because a compiled step has another graph for buffers that are full
+        if self.window and held + T >= 2 * self.window and held > self.window:
+            for x in (self.k, self.v):
+                x[:, :, : self.window] = x[:, :, held - self.window : held].clone()
+            self.dropped = self.length - self.window
+
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append k and v (B, nh, T, hs); return all keys and values so far, (B, nh, length, hs)."""
-        B, nh, _, hs = k.shape
+        """Append k and v (B, nkv, T, hs) of T tokens; return all keys and values that these tokens see, in order."""
+        B, nkv, T, hs = k.shape
+        self.make_room(T)
         if self.k is None or self.k.size(0) != B:
-            # allocate all positions, because torch.cat would copy the cache for each token
+            # allocate all positions, because torch.cat would copy the cache for each token. Zeros: engines.StaticStep
+            # multiplies what is not filled by 0, and 0 x NaN would be NaN
             dtype = cache_dtype(k.device, k.dtype)
-            self.k, self.v = (k.new_empty(B, nh, self.capacity, hs, dtype=dtype) for _ in "kv")
-        start, self.length = self.length, self.length + k.size(2)
-        self.k[:, :, start : self.length], self.v[:, :, start : self.length] = k, v
-        return self.k[:, :, : self.length], self.v[:, :, : self.length]
+            self.k, self.v = (k.new_zeros(B, nkv, self.room, hs, dtype=dtype) for _ in "kv")
+        held = self.length - self.dropped
+        first = held - min(self.length, self.window - 1) if self.window else 0  # the first key that any token sees
+        self.length += T
+        if held + T > self.room:  # a prompt longer than a window's buffers: attend to all of it, but keep its end only
+            if held:
+                k = torch.cat((self.k[:, :, first:held], k.to(self.k.dtype)), dim=2)
+                v = torch.cat((self.v[:, :, first:held], v.to(self.v.dtype)), dim=2)
+            self.dropped = self.length - self.window
+            self.k[:, :, : self.window], self.v[:, :, : self.window] = k[:, :, -self.window :], v[:, :, -self.window :]
+            return k, v
+        self.k[:, :, held : held + T], self.v[:, :, held : held + T] = k, v
+        if held == 0:  # many queries are faster in their own dtype: 2048 in bfloat16 take a third of float32's time
+            return k, v
+        return self.k[:, :, first : held + T], self.v[:, :, first : held + T]
 
     def extend_ids(self, idx: Tensor) -> Tensor:
         """Append `idx` (B, T) before `extend` appends its keys; return all ids so far, (B, length + T)."""
-        stop = self.length + idx.size(1)
+        self.make_room(idx.size(1))
         if self.ids is None or self.ids.size(0) != idx.size(0):
             self.ids = idx.new_zeros(idx.size(0), self.capacity)
+        elif self.ids.size(1) < self.capacity:
+            self.ids = F.pad(self.ids, (0, self.capacity - self.ids.size(1)))
+        stop = self.length + idx.size(1)
         self.ids[:, self.length : stop] = idx
         return self.ids[:, :stop]
 
 
-def new_cache(config: Any) -> list[LayerCache]:
-    """An empty KV cache for a model of `config` (a GPTConfig): one LayerCache a layer."""
-    return [LayerCache(config.block_size) for _ in range(config.n_layer)]
+def capacity(config: Any, length: int) -> int:
+    """Positions for which a cache has room, if a text of `length` tokens is generated: not all of a long context."""
+    return min(config.block_size, -(-length // GRAIN) * GRAIN)
 
 
-def empty(cache: list[LayerCache]) -> list[LayerCache]:
-    """Empty `cache` and return it. Its buffers stay where they are."""
+def new_cache(config: Any, length: int = 0) -> list[LayerCache]:
+    """An empty KV cache for a model of `config` (a GPTConfig): one LayerCache a layer.
+
+    length: tokens of the text, prompt included, for which there is room at once; a longer text makes the cache grow.
+    """
+    return [LayerCache(capacity(config, length), window) for window in config.windows]
+
+
+def empty(cache: list[LayerCache], capacity: int = 0) -> list[LayerCache]:
+    """Empty `cache`, with room for `capacity` positions or more, and return it. Buffers that suffice stay in place."""
     for layer in cache:
-        layer.length = 0
+        layer.length = layer.dropped = 0
+        layer.capacity = max(layer.capacity, capacity)
     return cache
 
 
@@ -116,19 +168,19 @@ def new_tokens(
     """Yield the next ids (B, 1) after `idx` (B, T), T >= 1, `max_new_tokens` times.
 
     The first pass is the prefill, which reads the whole prompt. Each later pass decodes one token against the KV cache.
-    Only the last S ids of a prompt are read. When the window grows beyond S ids, its newer half is kept: from then on,
+    Only the last S ids of a prompt are read. When the text grows beyond S ids, its newer half is kept: from then on,
     each id is drawn with between S / 2 and S ids before it.
     vocab_size: never draw ids from this one on; None: draw from all.
     cache: emptied and used; None: a new one.
     Raises UserError if logits are not finite. On a CPU all logits are checked, elsewhere only those after a prompt.
     """
     S = model.config.block_size
-    unread = window = idx[:, -S:]
-    cache = empty(cache or new_cache(model.config))
+    unread = read = idx[:, -S:]
+    cache = empty(cache or new_cache(model.config), capacity(model.config, read.size(1) + max_new_tokens))
     for _ in range(max_new_tokens):
         logits, _ = model(unread, cache=cache)  # (B, 1, V)
         # on a GPU check only after a prompt, because a check waits for the device
-        checked = unread is window or logits.device.type == "cpu"
+        checked = unread is read or logits.device.type == "cpu"
         if checked and not logits[:, -1, :vocab_size].amax(dim=-1).isfinite().all():
             raise UserError(
                 "the model's logits are not finite: its weights have diverged, or overflow in this dtype. Take another"
@@ -136,7 +188,8 @@ def new_tokens(
             )
         unread = sample(logits[:, -1, :vocab_size], temperature, top_k, top_p, generator)
         yield unread
-        window = torch.cat((window, unread), dim=1)
-        if window.size(1) > S:  # read the kept half again, because learned positions cannot shift
-            unread = window = window[:, -max(1, S // 2) :]
+        read = torch.cat((read, unread), dim=1)
+        if read.size(1) > S:
+            # read the kept half again: learned positions cannot shift, and rotary ones beyond S were never trained
+            unread = read = read[:, -max(1, S // 2) :]
             empty(cache)
