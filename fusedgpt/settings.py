@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fusedgpt import dimensions
 from fusedgpt.attention.table import KERNELS, check_name
-from fusedgpt.dimensions import Dimensions
+from fusedgpt.dimensions import Dimensions, GPTConfig
 from fusedgpt.errors import UserError
 
 Attention = Literal[*KERNELS, "auto"]
@@ -19,8 +19,8 @@ class Settings(Dimensions):
     # files
     out_dir: str = "out"  # folder for checkpoints, metrics.jsonl and run.json
     # source of the weights: scratch, resume (the run in out_dir, with its settings), auto (resume if there is a run,
-    # else scratch), or a GPT-2 in Hugging Face's format: a folder, or an id on the hub, such as gpt2, gpt2-medium,
-    # gpt2-large, gpt2-xl or owner/name
+    # else scratch), or a GPT-2, Llama, Mistral, Qwen or Phi in Hugging Face's format: a folder, or an id on the hub,
+    # such as gpt2, gpt2-xl or owner/name
     init_from: str = "scratch"
     eval_interval: int = 2000  # iterations (optimizer steps) between evaluations; each also saves a checkpoint
     eval_iters: int = 200  # batches of each split that an evaluation reads, always the same ones; 0: all of both splits
@@ -47,8 +47,8 @@ class Settings(Dimensions):
     # attention kernel; manual: hand-written; blocked: the same in blocks of queries; math, efficient, flash, cudnn:
     # that SDPA kernel and no other; flash3, flash4: FlashAttention-3 or -4, from a package; flex: FlexAttention; sdpa:
     # PyTorch picks one; masked: sdpa with a mask; auto: the fastest one here that passes parity; any other value: your
-    # own function of (q, k, v, dropout_p) or, with mask=document, (q, k, v, dropout_p, documents), as
-    # path/to/file.py:function
+    # own function of (q, k, v, dropout_p), with mask=document also of documents, in a model with a window also of
+    # window, as path/to/file.py:function
     attention: Attention | str = "auto"
     # which earlier tokens attention sees; causal: all in the window; document: those of the same document
     mask: Literal["causal", "document"] = "causal"
@@ -123,13 +123,15 @@ def validate(s: Settings) -> None:
         raise UserError("optimizer=muon needs whole matrices, but with parallel=fsdp no process has one: take adamw")
     if s.vocab_multiple > 2**20:
         raise UserError(f"vocab_multiple={s.vocab_multiple} must be at most 2**20")
+    if s.init_from in ("scratch", "auto"):  # otherwise the weights decide the model
+        GPTConfig.of(s, vocab_size=s.vocab_size or 1, recompute=s.recompute, loss=s.loss)
     check_name(s.attention, "auto")
     if not s.out_dir:
         raise UserError("out_dir is empty: name a folder for the run")
     if not 0 <= s.seed < 2**63:
         raise UserError(f"seed={s.seed} must be from 0 to 2**63 - 1")
     if not s.init_from:  # any other name is looked up by transformers
-        raise UserError("init_from is empty: it can be scratch, resume, auto, or a hub id or folder of a GPT-2")
+        raise UserError("init_from is empty: it can be scratch, resume, auto, or a hub id or folder of a model")
 
 
 def require_learning(s: Settings, was: Mapping[str, Any] | None = None) -> None:

@@ -58,6 +58,29 @@ ALONE = [
     (MANY_IDS | dict(loss="chunked"), dict(batch_size=2, attention="flash")),
     (SMALL | dict(dropout=0.1), dict(batch_size=2, attention="manual")),
 ]
+# the other families' parts, one at a time and together; a Llama has a second, untied embedding
+LLAMA = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_kv_head=2, tie_embeddings=False)
+FAMILIES = [
+    *(
+        (SMALL | switch, dict(batch_size=8, attention="flash", dtype="float32"))
+        for switch in (
+            dict(position="rotary"),
+            dict(norm="rmsnorm"),
+            dict(mlp="swiglu", n_inner=352),
+            dict(n_kv_head=1),
+            dict(qk_norm=True, norm="rmsnorm"),
+            dict(parallel_block=True),
+        )
+    ),
+    (LONG | dict(window=64), dict(batch_size=2, attention="masked", dtype="float32")),
+    (LONG | dict(window=64), dict(batch_size=2, attention="blocked", dtype="float32")),
+    (MANY_IDS | dict(tie_embeddings=False), dict(batch_size=1, attention="flash")),
+    (FEW_TOKENS | dict(tie_embeddings=False), dict(batch_size=1, attention="flash", dtype="float32")),
+    (SMALL | LLAMA | dict(n_inner=352), dict(batch_size=8, attention="flash", dtype="float32")),
+    (SMALL | LLAMA | dict(n_inner=352), dict(batch_size=2, attention="flash")),
+    (WIDE | LLAMA | dict(n_inner=704), dict(batch_size=2, attention="manual", dtype="float32", recompute="attention")),
+    (WIDE | LLAMA | dict(n_inner=704), dict(batch_size=2, attention="flash", dtype="float32", recompute="block")),
+]
 COMPILED = [
     (SMALL, dict(batch_size=2, attention="flash", compile=True)),
     (MANY_IDS, dict(batch_size=1, attention="flash", compile=True)),

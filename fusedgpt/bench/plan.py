@@ -77,7 +77,7 @@ def config_of(s) -> GPTConfig:
     if s.vocab_size is None:
         raise UserError("vocab_size=None: a plan reads no data; give its number of ids, such as --vocab_size=50257")
     config = GPTConfig.of(s, loss=s.loss)
-    dimensions.require_known(config, "bench.py plan (fusedgpt/estimates/scale.py)")
+    dimensions.require_known(config, "bench.py plan (fusedgpt/estimates/scale.py)", dimensions.FAMILIES)
     return config
 
 

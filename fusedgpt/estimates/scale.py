@@ -1,8 +1,9 @@
 """Estimates of a training run: memory of each GPU, seconds of a step, and its bottleneck. Formulas only, no PyTorch.
 
-Symbols: N parameters, L layers, C channels, nh heads, V vocabulary with its padding, B sequences and T tokens of each
-in a micro-batch, M = B T, e bytes of the dtype of matrix products. A `config` is a GPTConfig. Sizes are bytes, times
-seconds. results/plan/README.md says how far off these estimates are.
+Symbols: N parameters, L layers, C channels, nh heads, A and K channels of all heads of queries and of keys, I channels
+inside an MLP, V vocabulary with its padding, B sequences and T tokens of each in a micro-batch, M = B T, e bytes of the
+dtype of matrix products. In GPT-2, A = K = C and I = 4 C. A `config` is a GPTConfig. Sizes are bytes, times seconds.
+results/plan/README.md says how far off these estimates are.
 """
 
 import functools
@@ -97,8 +98,20 @@ def least_memory(config: Any, batch_size: int, itemsize: int, backward: bool, mu
 
 
 def hidden(config: Any) -> int:
-    """Parameters of the blocks' matrices: 12 L C²."""
-    return 12 * config.n_layer * config.n_embd**2
+    """Parameters of the blocks' matrices: 12 L C² in GPT-2."""
+    return config.n_layer * config.block_matrices
+
+
+def _widths(config):
+    """C, A, K and I."""
+    hs = config.head_channels
+    return config.n_embd, config.n_head * hs, config.kv_heads * hs, config.inner
+
+
+def _seen(config):
+    """The most keys that a query sees, for each layer: T, or its window."""
+    T = config.block_size
+    return [min(window or T, T) for window in config.windows]
 
 
 def _optimizer_state(config, muon):
@@ -123,13 +136,16 @@ def _moments(config, run, earlier):
     """(gradients, activations, logits, copies) at each moment that can be the fullest.
 
     The moments are the loss, with all activations and logits; the backward of the last block, which may recompute
-    activations; the backward of the first block, with all gradients; and the tied embedding's, which adds up the
-    gradients of its two uses. FSDP keeps embeddings and LayerNorms gathered, and two blocks gathered or in reduction.
+    activations; the backward of the first block, with all gradients; and the embedding's, which, if tied, adds up the
+    gradients of its two uses. FSDP keeps embeddings and norms gathered, and two blocks gathered or in reduction.
     """
     N, e, L = config.num_params, run.itemsize, config.n_layer
-    block, embedding, low = hidden(config) // L, config.padded_vocab_size * config.n_embd, e < 4
-    whole, kept, working = _block(config, run), _kept(config, run), _working(config, run)
-    activations = L * kept + _tokens(config, run) * config.n_embd * (4 + e) + _mask(config, run, 4)
+    block, embedding, low = config.block_matrices, config.padded_vocab_size * config.n_embd, e < 4
+    layers = [(_block(config, run, seen), _kept(config, run, seen)) for seen in _seen(config)]
+    activations = sum(kept for _, kept in layers)
+    activations += _tokens(config, run) * config.n_embd * _norm(config, run) + _mask(config, run, 4)
+    whole, kept = max(layers)  # with or without a window
+    working = max(_working(config, run, seen) for seen in _seen(config))
     again = whole - kept  # 0 if all is kept
     if run.shards > 1:
         root, gathered = 4 * (N - hidden(config)), 2 * e * block
@@ -141,7 +157,7 @@ def _moments(config, run, earlier):
         copies = [low * e * (hidden(config) + embedding)] * 2
         if run.recompute == "block":  # a recomputed block casts its weights again
             copies[1] = low * e * (block + embedding)
-    twice = 4 * embedding * (1 if low else 2)  # in float32 the sum is a third tensor
+    twice = 4 * embedding * (1 if low else 2) * config.tie_embeddings  # in float32 the sum is a third tensor
     return (
         (earlier, activations, _logits(config, run), copies[0]),
         (earlier + 4 * embedding, activations + again + working, 0, copies[1]),
@@ -155,47 +171,63 @@ def _tokens(config, run):
     return run.batch_size * config.block_size
 
 
-def _block(config, run):
+def _block(config, run, seen):
     """Bytes that the backward of a block needs: "Reducing Activation Recomputation", arXiv:2205.05198, section 4.1.
 
-    There the residual stream has 16 bits. Here it is float32, and autocast keeps the inputs of both LayerNorms (8 C)
-    and what the products read: normalised inputs (e C each), q, k, v (3 e C), attention's output (e C), and the wide
-    layer before and after GELU (8 e C).
+    There the residual stream has 16 bits. Here it is float32, and autocast keeps the inputs of both norms (8 C) and
+    what the products read: normalised inputs (e C each), q, k, v (e (A + 2 K)), attention's output (e A), and the wide
+    layer before and after GELU (2 e I). A SwiGLU keeps both wide layers, the gate's SiLU and the product (4 e I).
+    Rotation makes new queries and keys (e (A + K)); v keeps the memory of the old ones.
     """
-    linear = _tokens(config, run) * config.n_embd * (8 + 14 * run.itemsize)
-    return linear + 2 * _mask(config, run, run.itemsize) + _inner(config, run)
+    (C, A, K, inside), e = _widths(config), run.itemsize
+    norms, wide = 1 if config.parallel_block else 2, 4 if config.mlp == "swiglu" else 2
+    rotated = A + K if config.position == "rotary" or config.qk_norm else 0
+    heads = e * (2 * A + 2 * K + rotated) + (_norm(config, run) - 4 - e) * (A + K) * config.qk_norm
+    linear = _tokens(config, run) * (norms * _norm(config, run) * C + heads + e * wide * inside)
+    return linear + 2 * _mask(config, run, run.itemsize) + _inner(config, run, seen)
 
 
-def _kept(config, run):
+def _norm(config, run):
+    """Bytes of a channel that a norm before a product keeps: its float32 input, and its output as the product reads it.
+
+    On a CPU PyTorch's RMSNorm is made of smaller operations. If eager, it keeps the input divided by its mean too.
+    """
+    return 4 + run.itemsize + 4 * (config.norm == "rmsnorm" and run.cpu and not run.compile)
+
+
+def _kept(config, run, seen):
     """Bytes of a block that are kept until its backward, such as its input; the rest is recomputed."""
-    inner = _inner(config, run) if run.recompute == "attention" else 0
-    return 4 * _tokens(config, run) * config.n_embd if run.recompute == "block" else _block(config, run) - inner
+    inner = _inner(config, run, seen) if run.recompute == "attention" else 0
+    return 4 * _tokens(config, run) * config.n_embd if run.recompute == "block" else _block(config, run, seen) - inner
 
 
-def _working(config, run):
+def _working(config, run, seen):
     """Peak bytes that the backward of a block holds beside what was kept for it.
 
-    In the MLP: gradients of the residual stream, of a branch and of the wide layer. In attention: two tables of scores,
-    less what the MLP kept, which is freed by then.
+    In the MLP: gradients of the residual stream, of a branch and of the wide layers. In attention: two tables of
+    scores, less what the MLP kept, which is freed by then.
     """
-    e, channels, T = run.itemsize, _tokens(config, run) * config.n_embd, config.block_size
+    (C, _, _, inside), e, T, gated = _widths(config), run.itemsize, config.block_size, config.mlp == "swiglu"
     blocked = scores_held(run.attention) == "a block"
-    rows = min(BLOCK, T) if blocked else T if _scores(config, run) else 0
-    tables = 2 * _score_bytes(run) * run.batch_size * config.n_head * rows * T
-    return max((4 + 4 * e + (e < 4) * e) * channels, tables - 9 * e * channels)
+    rows = min(BLOCK, T) if blocked else T if _scores(config, run, seen) else 0
+    columns = min(T, BLOCK + seen) if blocked else T
+    tables = 2 * _score_bytes(run) * run.batch_size * config.n_head * rows * columns
+    in_mlp = (4 + (e < 4) * e) * C + (1 + gated) * e * inside
+    return max(_tokens(config, run) * in_mlp, tables - _tokens(config, run) * e * (C + (2 + 2 * gated) * inside))
 
 
-def _inner(config, run):
+def _inner(config, run, seen):
     """Bytes that attention keeps beside q, k, v and its output.
 
     A fused kernel keeps a float32 for each query and head (FlashAttention, arXiv:2205.14135). Other kernels keep the
     softmax of every score, a cast of it for the product, and with dropout its mask and a copy. Causal attention needs
-    one mask, if any; within documents each sequence has its own, which SDPA keeps in the dtype of the products.
+    one mask, if any; within documents each sequence has its own. SDPA keeps that, or the mask of a window, in the dtype
+    of the products.
     """
     T, packed = config.block_size, config.packed
     masks = run.batch_size if packed else 1
-    if not (scores := _scores(config, run)):
-        mask = run.itemsize * masks * T * T if packed and run.attention != "flex" else 0
+    if not (scores := _scores(config, run, seen)):
+        mask = run.itemsize * masks * T * T if (packed or seen < T) and run.attention != "flex" else 0
         return 4 * _tokens(config, run) * config.n_head + mask
     softmax, e, dropout = _score_bytes(run), run.itemsize, config.dropout > 0
     each = 3 * softmax if run.cpu and dropout else softmax + (e if dropout or e < softmax else 0) + dropout
@@ -212,14 +244,14 @@ def _score_bytes(run):
     return run.itemsize if run.cpu and scores_held(run.attention) != "none" else 4
 
 
-def _scores(config, run):
+def _scores(config, run, seen):
     """Scores that a layer's attention keeps for a micro-batch: all, those that blocks of queries see, or none."""
     T = config.block_size
     held = scores_held(run.attention)
     whole = held == "all" or (run.cpu and config.dropout and held == "none")  # on a CPU no fused kernel has dropout
-    starts = range(0, T, BLOCK) if held == "a block" else ()
-    seen = sum(min(BLOCK, T - start) * min(start + BLOCK, T) for start in starts)
-    return run.batch_size * config.n_head * (T * T if whole else seen)
+    blocks = [(start, min(start + BLOCK, T)) for start in range(0, T, BLOCK)] if held == "a block" else []
+    in_blocks = sum((stop - start) * (stop - max(0, start + 1 - seen)) for start, stop in blocks)
+    return run.batch_size * config.n_head * (T * T if whole else in_blocks)
 
 
 def _mask(config, run, itemsize):
@@ -299,13 +331,14 @@ class Step:
 
 
 def flops_per_token(config: Any) -> int:
-    """6 N + 12 L C T (PaLM, arXiv:2204.02311, appendix B), N without positions; recomputing does not count."""
-    return 6 * _multiplied(config) + 12 * config.n_layer * config.n_embd * config.block_size
+    """6 N + 12 L A T (PaLM, arXiv:2204.02311, appendix B), as GPT.flops_per_token; recomputing does not count."""
+    _, A, _, _ = _widths(config)
+    return 6 * _multiplied(config) + 12 * A * sum(_seen(config))
 
 
 def _multiplied(config):
-    """Parameters by which each token is multiplied: all but positions."""
-    return config.num_params - config.block_size * config.n_embd
+    """Parameters by which each token is multiplied: all but positions and an untied embedding."""
+    return config.num_params - config.looked_up
 
 
 def step(config: Any, run: Run, machine: Machine) -> Step:
@@ -328,50 +361,72 @@ def _optimizer(config, run, machine):
 
     AdamW reads a weight, its gradient and two moments, and writes all but the gradient; clipping reads the gradient
     once more: 32 bytes. Muon's kernels are not fused: those of optimizer.py move about 86. Its five steps of
-    Newton-Schulz cost 10 r² (2 c + r) FLOPs for a matrix of r x c, r the smaller: 280 C³ for the four of a layer.
+    Newton-Schulz cost 10 r² (2 c + r) FLOPs for a matrix of r x c, r the smaller: 280 C³ for the four of GPT-2's layer.
     """
-    matrices = hidden(config) if run.optimizer == "muon" else 0
+    muon = run.optimizer == "muon"
+    matrices = hidden(config) * muon
     traffic = 32 * (config.num_params - matrices) / run.shards + 86 * matrices
-    return traffic / machine.traffic + 70 / 3 * config.n_embd * matrices / machine.products
+    of_layer = sum(10 * min(shape) ** 2 * (2 * max(shape) + min(shape)) for shape in _matrices(config))
+    return traffic / machine.traffic + config.n_layer * of_layer * muon / machine.products
+
+
+def _matrices(config):
+    """The shapes of a block's matrices; those of queries, keys and values are one, as in GPT-2."""
+    C, A, K, inside = _widths(config)
+    return [(A + 2 * K, C), (C, A), *[(inside, C)] * (2 if config.mlp == "swiglu" else 1), (C, inside)]
 
 
 def _computation(config, run, machine):
     """Seconds of products, attention and traffic in the forward of a micro-batch, and in its backward.
 
-    A token costs 2 FLOPs per weight forward and 4 backward. The scores of a layer count as 4 C T forward and 8 C T
-    backward. A fused kernel does about half of them, because scores are causal, and its backward repeats one product of
-    five. Unfused attention does all of them as products, and moves each score 4 times forward and 7 times
-    backward, in 16 bits.
-    Compiled element-wise kernels move 40 bytes for each channel of a block forward and 90 backward: the float32
-    residual stream through each LayerNorm, 16-bit inputs and outputs of products, and GELU's wide layer. Logits are
-    moved twice each way. A weight is cast once (6 bytes), and its gradient added up in float32 (10).
+    A token costs 2 FLOPs per weight forward and 4 backward. The scores of a layer count as 4 A T forward and 8 A T
+    backward. A fused kernel does those that are seen: about half of them, because scores are causal, or those in a
+    window. Its backward repeats one product of five. Unfused attention does all of them as products, and moves each
+    score 4 times forward and 7 times backward, in 16 bits.
     What is not kept is recomputed in the backward: logits in chunks, and attention or a block up to its last product,
-    which only the forward needs. In a block that product has a third of the weights.
+    which only the forward needs.
     """
-    L, C, T, N, V = config.n_layer, config.n_embd, config.block_size, config.num_params, config.padded_vocab_size
-    tokens, multiplied = _tokens(config, run), _multiplied(config)
-    scores = L * C * T * tokens  # 2 FLOPs are a multiplication and an addition
-    tables = 2 * L * _scores(config, run)  # bytes
-    share = _scores(config, run) / (tokens * config.n_head * T)  # share of the scores that an unfused kernel computes
+    L, T, N, V = config.n_layer, config.block_size, config.num_params, config.padded_vocab_size
+    (C, A, _, inside), tokens, multiplied = _widths(config), _tokens(config, run), _multiplied(config)
+    scores = [_scores(config, run, seen) for seen in _seen(config)]  # that an unfused kernel computes, for all heads
+    fused_scores = A * tokens * sum(seen * (1 - seen / (2 * T)) for seen in _seen(config))
+    moved, moved_back = _moved(config)
     again, logits_again = run.recompute == "block", config.chunks > 1
 
-    def attention(passes, moves, fused):
-        if not share:
-            return fused * scores / machine.flash
-        return passes * share * scores / machine.products + moves * tables / machine.traffic
+    def attention(passes, moves, fused):  # FLOPs of a score's channel, and how often a score is moved
+        if not any(scores):
+            return fused * fused_scores / machine.flash
+        flops, size = passes * config.head_channels * sum(scores), 2 * sum(scores)
+        return flops / machine.products + moves * size / machine.traffic
 
     forward = (
         2 * multiplied * tokens / machine.products,
-        attention(4, 4, 2),
-        (tokens * (40 * L * C + 4 * V) + 6 * N) / machine.traffic,
+        attention(4, 4, 4),
+        (tokens * (L * moved + 4 * V) + 6 * N) / machine.traffic,
     )
-    attention_again = {"none": 0, "attention": attention(2, 3, 2), "block": forward[1]}[run.recompute]
+    attention_again = {"none": 0, "attention": attention(2, 3, 4), "block": forward[1]}[run.recompute]
+    products_again = 2 * (hidden(config) - L * C * inside) * again + 2 * V * C * logits_again
     backward = (
-        (4 * multiplied + 4 / 3 * hidden(config) * again + 2 * V * C * logits_again) * tokens / machine.products,
-        attention(8, 7, 5) + attention_again,
-        (tokens * ((90 + 40 * again) * L * C + 4 * V * (1 + logits_again)) + 10 * N) / machine.traffic,
+        (4 * multiplied + products_again) * tokens / machine.products,
+        attention(8, 7, 10) + attention_again,
+        (tokens * (L * (moved_back + moved * again) + 4 * V * (1 + logits_again)) + 10 * N) / machine.traffic,
     )
     return forward, backward
+
+
+def _moved(config):
+    """Bytes that compiled element-wise kernels of a block move for a token, forward and backward.
+
+    24 C and 66 C are the float32 residual stream through both norms, and 16-bit inputs and outputs of products. GELU
+    moves its wide layer 2 times forward and 3 times backward, and SwiGLU its three 3 and 5 times. Queries and keys are
+    read and written again by their norms and rotation. Branches side by side share a norm: that leaves 14 C and 36 C.
+    Logits are moved twice each way. A weight is cast once (6 bytes), and its gradient added up in float32 (10).
+    """
+    C, A, K, inside = _widths(config)
+    stream, stream_back = (14, 36) if config.parallel_block else (24, 66)
+    wide, wide_back = (6, 10) if config.mlp == "swiglu" else (4, 6)
+    turned = 4 * (A + K) if config.position == "rotary" or config.qk_norm else 0
+    return stream * C + wide * inside + turned, stream_back * C + wide_back * inside + turned
 
 
 def _communication(config, run, machine):

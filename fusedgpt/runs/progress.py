@@ -81,7 +81,7 @@ def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen
         "parameters_without_positions": model.get_num_params(),
         "padded_vocab_size": model.config.padded_vocab_size,
         "mfu": {
-            "counts": "6 N + 12 L C T a token",
+            "counts": "6 N + 12 L nh hs T a token; T: the window, in layers that have one",
             "flops_per_token": model.flops_per_token(),
             "peak_flops": peak,
             "peak_source": peak_source,

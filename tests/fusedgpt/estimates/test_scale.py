@@ -25,7 +25,7 @@ def of_case(case):
     return "-".join(str(value) for part in case for value in part.values())
 
 
-@pytest.mark.parametrize("case", plan_errors.ALONE + plan_errors.COMPILED, ids=of_case)
+@pytest.mark.parametrize("case", plan_errors.ALONE + plan_errors.FAMILIES + plan_errors.COMPILED, ids=of_case)
 def test_memory_is_what_a_step_really_holds(case):
     # without weights and moments: they are easy to count, and would hide an error in the rest
     shape, how = case
@@ -134,8 +134,66 @@ def test_less_is_kept_if_more_is_computed_again(attention):
     assert seconds[0] < seconds[1] < seconds[2]
 
 
-def test_flops_are_those_of_the_model():
-    assert scale.flops_per_token(SMALL) == GPT(SMALL).flops_per_token()
+GPT2_XL = dict(vocab_size=50257, vocab_multiple=64, bias=False, n_layer=48, n_head=25, n_embd=1600)
+BABY = dict(block_size=256, vocab_size=65, n_layer=6, n_head=6, n_embd=384)
+CPU = dict(compile=False, cpu=True)
+# (GPT-2, run, bytes, seconds of a step): the estimates when GPT-2 was the only family, computed at commit 99bee97
+BEFORE = [
+    ({}, dict(batch_size=12), 7193723904, 0.029765759086942543),
+    (
+        {},
+        dict(batch_size=4, attention="blocked", optimizer="muon", gradient_accumulation_steps=16, gpus=8),
+        6037352448,
+        0.031843692435861486,
+    ),
+    (
+        dict(vocab_multiple=1, bias=True),
+        dict(batch_size=12, attention="manual", dtype="float32", **CPU),
+        23487568896,
+        0.044579753442157366,
+    ),
+    (
+        dict(BABY, vocab_multiple=1, bias=True, dropout=0.2, document_start=0, loss="chunked"),
+        dict(batch_size=64, attention="masked", **CPU),
+        3648682752,
+        0.005525168022276176,
+    ),
+    (
+        dict(BABY, vocab_multiple=1, bias=True),
+        dict(batch_size=2, gpus=16, gradient_accumulation_steps=16, parallel="fsdp", attention="manual")
+        | dict(recompute="attention"),
+        67105312,
+        0.001492800439283582,
+    ),
+    (
+        GPT2_XL,
+        dict(batch_size=2, gpus=16, gradient_accumulation_steps=32, parallel="fsdp", shard_size=8, recompute="block"),
+        10297282400,
+        0.14170824119798603,
+    ),
+]
+
+
+@pytest.mark.parametrize(("shape", "how", "size", "seconds"), BEFORE)
+def test_estimates_of_gpt2_are_those_of_before(shape, how, size, seconds):
+    config, run = dataclasses.replace(GPT2, **shape), Run(**how)
+    assert scale.memory(config, run).total == size
+    assert scale.step(config, run, H100).total == pytest.approx(seconds, rel=1e-14)
+
+
+# Llama's parts, with heads that are wider than n_embd / n_head and a window in every second layer
+LLAMA = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_inner=352, n_kv_head=2, head_size=48, qk_norm=True)
+LLAMA |= dict(tie_embeddings=False, window=100, window_pattern="SL")
+
+
+def test_a_window_computes_what_it_shows():
+    # fused kernels do the scores in the window: about all of them, where causal attention does half
+    whole = dataclasses.replace(GPT2, block_size=8192)
+    narrow = dataclasses.replace(whole, window=512)
+    seconds = [scale.step(config, Run(1), H100).attention for config in (whole, narrow)]
+    assert seconds[1] / seconds[0] == pytest.approx(2 * 512 * (1 - 512 / 16384) / 8192)
+    counted = [scale.step(config, Run(1, attention="blocked"), H100).attention for config in (whole, narrow)]
+    assert 512 / 4096 < counted[1] / counted[0] < (512 + scale.BLOCK) / 4096 * 1.01
 
 
 # FLOP/s of 1 and memory without end: times are FLOPs
@@ -148,9 +206,10 @@ COUNTER = Machine(peak=1, products=1, flash=math.inf, traffic=math.inf)
     [("manual", "none"), ("blocked", "none"), ("manual", "attention"), ("manual", "block")],
     ids=str,
 )
-def test_products_are_those_that_pytorch_counts(attention, loss, recompute):
+@pytest.mark.parametrize("family", [{}, LLAMA, dict(parallel_block=True)], ids=["GPT-2", "Llama", "side by side"])
+def test_products_are_those_that_pytorch_counts(attention, loss, recompute, family):
     # a chunked loss used to cost nothing, and recomputed attention cost a product that PyTorch leaves out
-    config = dataclasses.replace(SMALL, block_size=512, attention=attention, loss=loss, recompute=recompute)
+    config = dataclasses.replace(SMALL, block_size=512, attention=attention, loss=loss, recompute=recompute, **family)
     x = torch.randint(config.vocab_size, (2, 512))
     with FlopCounterMode(display=False) as counted:
         GPT(config)(x, x, logits=False)[1].backward()
@@ -158,15 +217,16 @@ def test_products_are_those_that_pytorch_counts(attention, loss, recompute):
     assert found.products + found.attention == pytest.approx(counted.get_total_flops(), rel=0.002)
 
 
-def test_muons_products_are_those_that_pytorch_counts():
-    C = SMALL.n_embd
+@pytest.mark.parametrize("family", [{}, LLAMA], ids=["GPT-2", "Llama"])
+def test_muons_products_are_those_that_pytorch_counts(family):
+    config = dataclasses.replace(SMALL, **family)
     with FlopCounterMode(display=False) as counted:
-        for block in GPT(SMALL).transformer.h:
+        for block in GPT(config).transformer.h:
             for matrix in (p for p in block.parameters() if p.dim() == 2):
                 orthogonalised([matrix.detach()], torch.float32)
-    found = scale.step(SMALL, Run(2, optimizer="muon"), COUNTER)
+    found = scale.step(config, Run(2, optimizer="muon"), COUNTER)
     assert found.optimizer == pytest.approx(counted.get_total_flops())
-    assert counted.get_total_flops() == SMALL.n_layer * 280 * C**3
+    assert family or counted.get_total_flops() == SMALL.n_layer * 280 * SMALL.n_embd**3
     adamw, muon = (scale.step(GPT2, Run(12, optimizer=name), H100).optimizer for name in ("adamw", "muon"))
     assert muon > 2 * adamw
 

@@ -1,0 +1,104 @@
+"""The dimensions of a GPT: parameters and FLOPs of all combinations of switches, and values that cannot be."""
+
+import random
+
+import pytest
+
+from fusedgpt.dimensions import GPTConfig
+from fusedgpt.errors import UserError
+from fusedgpt.estimates import scale
+from model import GPT
+
+SHAPE = dict(block_size=16, vocab_size=37, n_head=4, n_embd=32)
+CHOICES = dict(
+    position=("learned", "rotary"),
+    norm=("layernorm", "rmsnorm"),
+    mlp=("gelu", "swiglu"),
+    n_inner=(None, 24),
+    n_kv_head=(None, 1, 2),
+    head_size=(None, 6),
+    qk_norm=(False, True),
+    window=(None, 5, 99),
+    tie_embeddings=(True, False),
+    parallel_block=(False, True),
+    attention_bias=(None, True, False, "qkv"),
+    mlp_bias=(None, True, False),
+    output_bias=(False, True),
+    bias=(True, False),
+    vocab_multiple=(1, 64),
+    n_layer=(1, 3),
+)
+
+
+def test_parameters_and_flops_of_any_switches_are_those_of_the_model(monkeypatch):
+    # estimates of memory and time rest on these formulas
+    monkeypatch.setattr(GPT, "init_weights", lambda self: None)
+    monkeypatch.setattr(GPT, "to_empty", lambda self, device: None)  # stay on the meta device
+    chance = random.Random(0)
+    for _ in range(200):
+        switches = {name: chance.choice(values) for name, values in CHOICES.items()}
+        pattern = chance.choice(("S", "SL", "LLS")) if switches["window"] else "S"
+        config = GPTConfig(**SHAPE, **switches, window_pattern=pattern)
+        model = GPT(config)
+        assert config.num_params == sum(p.numel() for p in model.parameters()), config
+        matrices = [tuple(p.shape) for p in model.transformer.h[0].parameters() if p.dim() == 2]
+        assert config.block_matrices == sum(rows * columns for rows, columns in matrices), config
+        assert sorted(scale._matrices(config)) == sorted(matrices), config
+        assert scale.flops_per_token(config) == model.flops_per_token(), config
+
+
+def test_a_window_is_what_its_layers_count():
+    shape = dict(SHAPE, n_layer=5, window=4)
+    assert GPTConfig(**shape, window_pattern="SSL").windows == [4, 4, None, 4, 4]
+    plain = scale.flops_per_token(GPTConfig(**dict(SHAPE, n_layer=5)))
+    saved = plain - scale.flops_per_token(GPTConfig(**shape, window_pattern="SSL"))
+    assert saved == 12 * 32 * 4 * (16 - 4)  # 4 of 5 layers, for each of 32 channels
+
+
+def test_biases_are_where_a_family_has_them():
+    bias = {name: GPTConfig(**SHAPE, bias=False, **given).biases for name, given in BIASES.items()}
+    assert bias["none"] == dict(qkv=False, proj=False, mlp=False, output=False)
+    assert bias["Qwen2"] == dict(qkv=True, proj=False, mlp=False, output=False)
+    assert bias["Phi"] == dict(qkv=True, proj=True, mlp=True, output=True)
+    assert GPTConfig(**SHAPE, bias=True, mlp_bias=False).biases == dict(qkv=True, proj=True, mlp=False, output=False)
+
+
+BIASES = {
+    "none": {},
+    "Qwen2": dict(attention_bias="qkv"),
+    "Phi": dict(attention_bias=True, mlp_bias=True, output_bias=True),
+}
+ROTARY = dict(position="rotary")
+WRONG = [
+    (dict(n_kv_head=3), "n_head=4 cannot be split over n_kv_head=3: make it a multiple"),
+    (dict(n_kv_head=8), "n_head=4 cannot be split over n_kv_head=8"),
+    (dict(n_kv_head=0), "n_kv_head=0 must be 1 or more"),
+    (dict(n_inner=0), "n_inner=0 must be 1 or more"),
+    (dict(head_size=0), "head_size=0 must be 1 or more"),
+    (dict(n_head=3), "n_embd=32 cannot be split over n_head=3: make it a multiple, or set head_size"),
+    (dict(ROTARY, head_size=5), "5 of a head's 5 channels would rotate, but they rotate in pairs"),
+    (dict(ROTARY, rope_fraction=0.4), "3 of a head's 8 channels would rotate"),
+    (dict(ROTARY, rope_fraction=0.1), "0 of a head's 8 channels would rotate"),
+    (dict(ROTARY, rope_fraction=1.5), "rope_fraction=1.5 must be more than 0, and at most 1"),
+    (dict(ROTARY, rope_scaling=0.5), "rope_scaling=0.5 must be 1 or more, and finite"),
+    (dict(ROTARY, rope_theta=0.0), "rope_theta=0.0 must be more than 0, and finite"),
+    (dict(ROTARY, rope_theta=float("nan")), "rope_theta=nan must be more than 0, and finite"),
+    (dict(rope_theta=5e5), "rope_theta=500000.0 has no effect with learned positions: set position=rotary too"),
+    (dict(rope_scaling=8.0), "rope_scaling=8.0 has no effect with learned positions"),
+    (dict(window=0), "window=0 must be 1 or more"),
+    (dict(window_pattern="SL"), "window_pattern='SL' has no effect without a window: set it too"),
+    (dict(window=4, window_pattern="SX"), "window_pattern='SX' must have a letter S or L for each layer"),
+    (dict(window=4, window_pattern=""), "window_pattern='' must have a letter S or L for each layer"),
+    (dict(norm_eps=0.0), "norm_eps=0.0 must be more than 0, and finite"),
+    (dict(norm="batchnorm"), "norm='batchnorm' is unknown: it can be layernorm, rmsnorm"),
+    (dict(position="alibi"), "position='alibi' is unknown: it can be learned, rotary"),
+    (dict(mlp="relu"), "mlp='relu' is unknown: it can be gelu, swiglu"),
+    (dict(attention_bias="q"), "attention_bias='q' is unknown: it can be True, False, qkv or None"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said"), WRONG, ids=str)
+def test_what_cannot_be_is_one_sentence(wrong, said):
+    with pytest.raises(UserError) as refused:
+        GPTConfig(**dict(SHAPE, **wrong))
+    assert str(refused.value).startswith(said)
