@@ -87,8 +87,8 @@ def finding(runs: list[Run], y: str) -> str:
     what = "Validation loss" if y == "loss" else "Bits per byte"
     if not len(validation.values):
         return f"{what}: {runs[0].name} has not been evaluated"
-    last = validation.values[-1]
-    return f"{what} {f'{last:.3f}' if math.isfinite(last) else 'not finite'} after {validation.iters[-1]:,.0f} iterations"
+    last, after = validation.values[-1], f"after {validation.iters[-1]:,.0f} iterations"
+    return f"{what} {last:.3f} {after}" if math.isfinite(last) else f"{what} not finite {after}"
 
 
 def captions(runs: list[Run]) -> list[str]:

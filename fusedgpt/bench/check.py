@@ -53,23 +53,26 @@ class Claim:
     low: float | None = None
     high: float | None = None
     error: bool = False  # whether the value is an error, not a ratio
+    speed: bool = False  # whether the ratio is how many times as fast as another the last row is
     timed: bool = True  # whether the claim is about times, which a disturbed row cannot show
     whole: bool = False  # whether the claim is about all its rows, not only the last one
 
     def __str__(self) -> str:
-        """'1.75x (1.70-1.80)' for a ratio with its spread, '1.3e-02' for an error, or the word."""
+        """'1.75x (1.70-1.80)' or '1.11x as long (1.04-1.18)' for a ratio, '1.3e-02' for an error, or the word."""
         if isinstance(self.value, str):
             return self.value
         if self.error:
             return f"{self.value:.1e}"
-        spread = "" if self.low is None else f" ({self.low:.2f}-{self.high:.2f})"
-        return f"{self.value:.2f}x{spread}"
+        times, low, high, word = self.value, self.low, self.high, ""
+        if self.speed and times < 1:
+            times, low, high, word = 1 / times, low and 1 / high, low and 1 / low, " as long"
+        return f"{times:.2f}x{word}" + ("" if low is None else f" ({low:.2f}-{high:.2f})")
 
 
 def ratio(name: str, row: dict, base: dict | None) -> list[Claim]:
     """A claim about how many times as fast as `base` a row is; none if one of them was disturbed or has no time."""
     found = None if row is base else speedup(row, base)
-    return [Claim(name, [base, row], *found)] if found else []
+    return [Claim(name, [base, row], *found, speed=True)] if found else []
 
 
 def same_loss(name: str, row: dict, base: dict | None) -> list[Claim]:
@@ -196,7 +199,11 @@ def _verdict(claim, found):
     if isinstance(claim.value, str) or isinstance(found.value, str) or not claim.value or not found.value:
         return verdict
     times, allowed = found.value / claim.value, ERROR if claim.error else RATIO
-    return HOLDS if 1 / allowed <= times <= allowed else f"{verdict}: {times:.2g} times the published value"
+    if 1 / allowed <= times <= allowed:
+        return HOLDS
+    if times > 1:
+        return f"{verdict}: {times:.2g} times the published value"
+    return f"{verdict}: the published value is {1 / times:.2g} times this"
 
 
 def summary(verdicts: list[tuple]) -> str:

@@ -279,7 +279,7 @@ def claims(rows: list[dict]) -> list[check.Claim]:
             found.append(check.Claim(f"{name}: largest batch over manual's", [manual, row], larger, timed=False))
             for claim in check.ratio(f"{name}: tokens/s there over manual's", row, manual):
                 changes = {part: getattr(claim, part) * larger for part in ("value", "low", "high")}
-                found.append(dataclasses.replace(claim, **changes))
+                found.append(dataclasses.replace(claim, speed=False, **changes))
     return found + check.refusals(rows)
 
 

@@ -15,6 +15,7 @@ def catch_signals(main: bool) -> list[int]:
     caught = []
 
     def catch(number, frame):
+        """Note a signal, and say so the first time."""
         caught.append(number)
         if number == signal.SIGINT:  # not SIGTERM, which torchrun and schedulers may send twice
             signal.signal(number, signal.SIG_DFL)

@@ -79,6 +79,7 @@ class Saver:
         name = self.ranks.broadcast(shard_files.free_name(self.out_dir, state["iter_num"]))
 
         def write():
+            """Write the tensors of this rank, then the checkpoint that names those of all."""
             try:
                 files = shard_files.write_together(self.out_dir / name, tensors, self.group)
             except UserError as error:

@@ -40,7 +40,7 @@ SPEED, LOSS = "flash: speed over manual", "flash: last loss beside manual"
     [
         (50.0, "holds"),
         (54.0, "holds"),  # 1.85 beside 2.00: within ten per cent
-        (60.0, "does not hold: 0.83 times the published value"),
+        (60.0, "does not hold: the published value is 1.2 times this"),
         (20.0, "does not hold: 2.5 times the published value"),
     ],
 )
@@ -49,11 +49,20 @@ def test_a_gain_holds_if_it_is_about_as_large_here(ms, verdict):
     assert found[SPEED][0] == "2.00x (1.92-2.08)" and found[SPEED][2] == verdict
 
 
+def test_a_slower_row_takes_so_many_times_as_long():
+    # it read "0.80x (0.77-0.83)"
+    found = verdicts(PUBLISHED, [rung("manual", 100.0), rung("flash", 125.0)])
+    assert found[SPEED][1:] == (
+        "1.25x as long (1.20-1.30)",
+        "does not hold: the published value is 2.5 times this",
+    )
+
+
 def test_a_wide_spread_that_meets_the_published_one_is_noise():
     # it used to hold: a flash that was no faster than manual "held" a published 1.75x (0.97-1.83)
     wide = rung("flash", 70.0, p10_ms=45.0)
     found = verdicts(PUBLISHED, [rung("manual", 100.0), wide])
-    assert found[SPEED][2] == "within noise: 0.71 times the published value"
+    assert found[SPEED][2] == "within noise: the published value is 1.4 times this"
     assert "1 holds, 1 within noise," in check.summary([("", *verdict) for verdict in found.values()])
 
 
