@@ -43,7 +43,7 @@ from safetensors import SafetensorError
 from fusedgpt.data import dataset
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import ROOT
-from fusedgpt.interchange import exported, gguf_file, nanogpt, tokenizer_json
+from fusedgpt.interchange import exported, families, gguf_file, nanogpt, tokenizer_json
 from fusedgpt.interchange.pretrained import to_transformers
 from fusedgpt.runs import checkpoint, run_folder
 from fusedgpt.runs.metrics import losses_at, record_of, section
@@ -55,7 +55,7 @@ CARD = """---
 
 # {title}
 
-A GPT-2 that was trained with fusedGPT. {use}
+A {family} that was trained with fusedGPT. {use}
 
 | | |
 |---|---|
@@ -90,7 +90,7 @@ NEXT = {
     "nanogpt": "copy its meta.pkl, if there is one, to data/{data} of nanoGPT, and load it with --out_dir={folder}",
 }
 WORDS = {"gelu": "GELU exactly", "gelu_tanh": "GELU in GPT-2's tanh form"}
-WITHIN_DOCUMENTS = "within documents in training, across them in GPT-2: give it one document at a time"
+WITHIN_DOCUMENTS = "within documents in training, across them in {family}: give it one document at a time"
 NANOGPTS_ACTIVATION = (
     "a nanoGPT checkpoint does not name its activation: it is exported with the exact GELU, nanoGPT's since May 2023"
 )
@@ -99,13 +99,16 @@ NANOGPTS_ACTIVATION = (
 def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, model: GPT, format: str, license: str) -> str:
     """README.md for `model`, of the checkpoint `saved` of the run in `out_dir`. meta: its data's, if known."""
     environment, c = section(record_of(out_dir), "environment"), model.config
-    padding = (c.padded_vocab_size - c.vocab_size) * c.n_embd
+    family = families.FAMILIES[families.of(c, "model_card (export.py)")].title
+    alone = dataclasses.replace(c, vocab_multiple=1)  # without padding
     found = {
+        "family": family,
         "data set": data_of(saved),
         "tokenizer": meta and f"{meta['tokenizer']}, {c.vocab_size:,} ids",
-        "parameters": f"{c.num_params - padding:,}",
+        "parameters": f"{alone.num_params:,}",
         "shape": f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} channels, context of {c.block_size} tokens",
-        "attention": WITHIN_DOCUMENTS if c.packed else None,
+        **dict(_parts(c)),
+        "attention": WITHIN_DOCUMENTS.format(family=family) if c.packed else None,
         "iterations": f"{saved['iter_num']:,}",
         **losses_at(out_dir, saved["iter_num"]),
         "trained on": environment.get("device"),
@@ -113,9 +116,28 @@ def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, model: GPT
         "commit of fusedGPT": environment.get("commit"),
     }
     rows = "\n".join(f"| {name} | {value} |" for name, value in found.items() if value)
-    head = "\n".join([*HEAD[format], *([f"license: {license}"] if license else []), exported.TAGS])
+    head = "\n".join([*HEAD[format], *([f"license: {license}"] if license else []), exported.tags(family)])
     use = USE[format].replace("DATA", data_of(saved))
-    return CARD.format(head=head, title=out_dir.resolve().name, use=use, rows=rows)
+    return CARD.format(head=head, title=out_dir.resolve().name, family=family, use=use, rows=rows)
+
+
+def _parts(c):
+    """Rows of the card for what a model with this config has and GPT-2 has not."""
+    if c.kv_heads < c.n_head:
+        yield "heads of keys and values", c.kv_heads
+    if c.head_channels * c.n_head != c.n_embd:
+        yield "channels of a head", c.head_channels
+    if c.inner != 4 * c.n_embd:
+        yield "channels inside the MLP", c.inner
+    if c.position == "rotary":
+        scaled = f", wavelengths beyond {c.rope_context} tokens stretched {c.rope_scaling:g} times"
+        part = f", of {c.rotated} of {c.head_channels} channels" if c.rope_fraction < 1 else ""
+        yield "positions", f"rotary, theta {c.rope_theta:g}{part}{scaled if c.rope_scaling > 1 else ''}"
+    if any(c.windows):
+        of = sum(map(bool, c.windows))
+        yield "window", f"{c.window} tokens" + (f" in {of} of {c.n_layer} layers" if of < c.n_layer else "")
+    if not c.tie_embeddings:
+        yield "output layer", "has weights of its own"
 
 
 def data_of(saved: dict) -> str:
@@ -145,7 +167,7 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike, format="hf", pus
         remedy = f". For an older one, set activation_function to gelu_new in {folder}/config.json"
         print(NANOGPTS_ACTIVATION + remedy * (format == "hf"))
     if model.config.packed:
-        print("attention within documents is not exported: GPT-2 attends across them. Give it one document at a time")
+        print("attention within documents is not exported: give the model one document at a time")
     print(f"wrote {folder}: {NEXT[format].format(folder=folder, data=data_of(saved))}")
     if push:
         print(f"uploaded to {exported.upload(folder, push)}")
@@ -169,10 +191,21 @@ def write_hf(folder, model, meta, saved):
             theirs.save_pretrained(".")
         except SafetensorError as error:  # a write failed
             raise UserError(f"cannot write {folder}: {error}") from error
+        _say_to_older_transformers(model.config)
         for weights in pathlib.Path().glob("*.safetensors"):
             shutil.copymode("config.json", weights)  # safetensors lets only the owner read them
         if tokenizer is not None:
             tokenizer_json.save(tokenizer, ".")
+
+
+def _say_to_older_transformers(config):
+    """Write rotary positions into config.json with the keys of transformers 4 too, which does not read those of 5."""
+    file = pathlib.Path("config.json")
+    known = families.content(config, families.of(config, "write_hf (export.py)"))
+    rope = {key: value for key, value in known.items() if key.startswith("rope_") or key == "partial_rotary_factor"}
+    if rope:
+        content = json.loads(file.read_text(encoding="utf-8")) | rope
+        file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def write_gguf(folder, model, meta, saved):
@@ -180,7 +213,7 @@ def write_gguf(folder, model, meta, saved):
     if meta is None:
         raise UserError("a GGUF file needs the tokenizer of the data: put the data where the checkpoint names it")
     gguf_file.write(folder, model.config, model.state_dict(), meta, data_of(saved))
-    if (context := model.config.block_size) % gguf_file.STEP:
+    if (context := model.config.block_size) % gguf_file.STEP and model.config.position == "learned":
         print(f"llama.cpp does not stop at {context} tokens, where the model's context ends: ask for fewer, with -n")
     say_gap(model, saved, "llama.cpp", gguf_file.ACTIVATION)
 
@@ -196,7 +229,7 @@ def write_nanogpt(folder, model, meta, saved):
 def say_gap(model, saved, program, activation):
     """Say how far the logits of `program`, which only has this `activation`, are from those of the model."""
     c = model.config
-    if c.activation == activation:
+    if c.activation == activation or c.mlp == "swiglu":  # which has no GELU
         return
     ids = torch.randint(c.vocab_size, (1, c.block_size), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():  # logits of the padding are -inf

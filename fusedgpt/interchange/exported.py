@@ -4,6 +4,7 @@ import contextlib
 import fnmatch
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Iterator
 
@@ -11,10 +12,15 @@ from fusedgpt.errors import UserError, first_line
 from fusedgpt.machine.files import lock
 
 CARD = "README.md"
-TAGS = "tags: [gpt2, fusedgpt]"  # in the card of every export
+OURS = re.compile(r"^tags: \[[a-z0-9]+, fusedgpt\]$", re.MULTILINE)  # in the card of every export
 WRITTEN = (CARD, "config.json", "generation_config.json", "model*.safetensors*")
 WRITTEN += ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "meta.json")
 WRITTEN += ("model.gguf", "Modelfile", "ckpt.pt", "meta.pkl")
+
+
+def tags(family: str) -> str:
+    """The line of a card with the tags that the Hub finds it by. family: its title, such as GPT-2."""
+    return f"tags: [{family.lower().replace('-', '')}, fusedgpt]"
 
 
 def require_ours(folder: pathlib.Path) -> None:
@@ -23,7 +29,7 @@ def require_ours(folder: pathlib.Path) -> None:
         raise UserError(f"{folder} is a file: name a folder to write")
     there = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
     card = folder / CARD
-    ours = card.is_file() and TAGS in card.read_text(encoding="utf-8", errors="replace")
+    ours = card.is_file() and OURS.search(card.read_text(encoding="utf-8", errors="replace"))
     if others := [name for name in there if not (ours and any(fnmatch.fnmatch(name, each) for each in WRITTEN))]:
         raise UserError(f"{folder} has files that no export wrote, such as {others[0]}: name another folder")
 

@@ -1,5 +1,6 @@
 """Write a GPT as a GGUF file, which llama.cpp and the programs built on it (Ollama, LM Studio) load."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -9,20 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedgpt import rotary
 from fusedgpt.data.tokenizer import END_OF_TEXT, Tokenizer, byte_characters
-from fusedgpt.dimensions import GPTConfig, require_known
+from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError
 from fusedgpt.interchange import families, tokenizer_json
 
 FILE = "model.gguf"
-ACTIVATION = "gelu_tanh"  # llama.cpp computes this form in any GPT-2
-# GGUF's names of GPT-2's modules
-NAMES = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}
-NAMES |= {"ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output"}
-NAMES |= {"ln_2": "ffn_norm", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+ACTIVATION = "gelu_tanh"  # llama.cpp computes this form in any GPT-2 and Phi
+ARCHITECTURES = {"mistral": "llama", "phi": "phi2"}  # GGUF's names of architectures, if not those of the families
+# GGUF's names of our modules
+NAMES = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "lm_head": "output"}
+NAMES |= {"ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "ln_2": "ffn_norm"}
+NAMES |= {"attn.q_norm": "attn_q_norm", "attn.k_norm": "attn_k_norm"}
+NAMES |= {"mlp.c_gate": "ffn_gate", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+JOINED = ("gpt2", "phi2")  # architectures that have queries, keys and values in one matrix
 POSITIONS = "transformer.wpe.weight"
 BYTES = byte_characters()
 GPT2S_BPES = ("gpt2", "r50k_base")  # tiktoken's, which split a text into words as GPT-2 does
+# how llama.cpp calls the ways in which a tokenizer.json splits a text into words, and whether it looks up whole words
+# before it merges; the patterns are those of the tokenizers of Llama 3 and Qwen
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PATTERNS = {WORDS % r"\p{N}{1,3}": ("llama-bpe", True), WORDS % r"\p{N}": ("qwen2", False)}
 INSTEAD = "name --format=hf, or prepare the data with --tokenizer=gpt2, byte or train:2048"
 # llama.cpp refuses a BPE without merges. This one joins no text, because no text in UTF-8 has the byte 255
 NO_MERGE = f"{BYTES[255]} {BYTES[255]}"
@@ -39,29 +48,27 @@ def write(folder: pathlib.Path, config: GPTConfig, state: dict[str, Tensor], met
     """Write model.gguf, and a Modelfile for `ollama create`, for a GPT with `config` and `state`.
 
     meta: of its data, which has the tokenizer. Weights are written in float32, without vocabulary padding; missing
-    biases become zeros, and the last position is repeated up to a context that llama.cpp can have. Raises UserError if
-    the package gguf is missing, if llama.cpp cannot compute the model, or if it cannot have the ids of the tokenizer.
+    biases that the family has become zeros, and the last of GPT-2's positions is repeated up to a context that
+    llama.cpp can have. Raises UserError if the package gguf is missing, if llama.cpp cannot compute the model, or if it
+    cannot have the ids of the tokenizer.
     """
     gguf = package()
-    require_known(
-        config, "gguf_file.write (fusedgpt/interchange/gguf_file.py), which makes a GPT-2,", ("document_start",)
-    )
-    weights = families.weights(config, state, "gpt2")
+    family = families.of(config, "gguf_file.write (fusedgpt/interchange/gguf_file.py)")
+    architecture = ARCHITECTURES.get(family, family)
+    _require_computed(config, architecture)
+    weights = families.weights(config, state, family)
     tokenizer = _tokenizer(meta, config.vocab_size, gguf.TokenType)
-    context = -(-config.block_size // STEP) * STEP
-    # otherwise llama.cpp would abort at the first token beyond the context
-    weights[POSITIONS] = torch.cat([w := weights[POSITIONS], w[-1:].expand(context - len(w), -1)])
-    file = gguf.GGUFWriter(os.path.join(folder, FILE), "gpt2")
+    context = config.block_size
+    if POSITIONS in weights:
+        context = -(-context // STEP) * STEP
+        # otherwise llama.cpp would abort at the first token beyond the context
+        weights[POSITIONS] = torch.cat([w := weights[POSITIONS], w[-1:].expand(context - len(w), -1)])
+    file = gguf.GGUFWriter(os.path.join(folder, FILE), architecture)
     file.add_name(name)
-    file.add_context_length(context)
-    file.add_embedding_length(config.n_embd)
-    file.add_block_count(config.n_layer)
-    file.add_feed_forward_length(4 * config.n_embd)
-    file.add_head_count(config.n_head)
-    file.add_layer_norm_eps(1e-5)
+    _add_dimensions(file, config, context)
     file.add_file_type(gguf.LlamaFileType.ALL_F32)
     file.add_tokenizer_model(tokenizer["model"])
-    file.add_tokenizer_pre("gpt-2")
+    file.add_tokenizer_pre(tokenizer["pre"])
     file.add_token_list(tokenizer["tokens"])
     file.add_token_types(tokenizer["types"])
     if tokenizer["merges"]:
@@ -70,14 +77,66 @@ def write(folder: pathlib.Path, config: GPTConfig, state: dict[str, Tensor], met
     if tokenizer["end"] is not None:
         file.add_bos_token_id(tokenizer["end"])
         file.add_eos_token_id(tokenizer["end"])
-    for ours, w in weights.items():
-        file.add_tensor(_name(ours), w.contiguous().numpy())
+    for theirs, w in _tensors(config, weights, architecture):
+        file.add_tensor(theirs, w.float().contiguous().numpy())
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_tensors_to_file()
     file.close()
     modelfile = MODELFILE.format(file=FILE, context=config.block_size, half=max(1, config.block_size // 2))
     (folder / "Modelfile").write_text(modelfile, encoding="utf-8")
+
+
+def _require_computed(config, architecture):
+    """Raise UserError if llama.cpp has no such part in models of this architecture."""
+    window = min(filter(None, config.windows), default=config.block_size)
+    lacking = {
+        f"window={config.window}, which is less than block_size={config.block_size}": window < config.block_size,
+        f"rope_scaling={config.rope_scaling}": config.rope_scaling != 1 and architecture != "llama",
+        f"qk_norm={config.qk_norm}": config.qk_norm and architecture == "phi2",
+        "attention_bias": config.biases["qkv"] and architecture == "qwen3",
+    }
+    if found := [what for what, there in lacking.items() if there]:
+        raise UserError(f"llama.cpp computes no {architecture} with {found[0]}: name --format=hf")
+
+
+def _add_dimensions(file, config, context):
+    file.add_context_length(context)
+    file.add_embedding_length(config.n_embd)
+    file.add_block_count(config.n_layer)
+    file.add_feed_forward_length(config.inner)
+    file.add_head_count(config.n_head)
+    if config.norm == "rmsnorm":
+        file.add_layer_norm_rms_eps(config.norm_eps)
+    else:
+        file.add_layer_norm_eps(config.norm_eps)
+    if config.position == "rotary":
+        file.add_head_count_kv(config.kv_heads)
+        file.add_key_length(config.head_channels)
+        file.add_value_length(config.head_channels)
+        file.add_vocab_size(config.vocab_size)
+        file.add_rope_dimension_count(config.rotated)
+        file.add_rope_freq_base(config.rope_theta)
+
+
+def _tensors(config, weights, architecture):
+    """The tensors of a GGUF file by name, in the layout of llama.cpp."""
+    heads = dict(q=config.n_head, k=config.kv_heads, v=config.kv_heads)
+    for ours, w in weights.items():
+        name = _name(ours)
+        if "attn_qkv" in name and architecture not in JOINED:
+            parts = w.split([number * config.head_channels for number in heads.values()])
+            for (each, number), part in zip(heads.items(), parts):
+                # in a llama, llama.cpp rotates channel 2 i with 2 i + 1, and not i with i + R / 2
+                paired = part.unflatten(0, (number, 2, -1)).transpose(1, 2).flatten(0, 2)
+                yield name.replace("qkv", each), paired if architecture == "llama" and each != "v" else part
+        else:
+            yield name, w
+    if architecture == "phi2" and config.tie_embeddings:
+        yield "output.weight", weights["transformer.wte.weight"]
+    if config.rope_scaling != 1:  # by how much each frequency is divided
+        plain = rotary.frequencies(dataclasses.replace(config, rope_scaling=1.0))
+        yield "rope_freqs.weight", plain / rotary.frequencies(config)
 
 
 def package() -> Any:
@@ -91,24 +150,27 @@ def package() -> Any:
 
 def _name(ours):
     """'blk.3.attn_qkv.bias' for 'transformer.h.3.attn.c_attn.bias'."""
-    layer, module, kind = re.fullmatch(r"transformer\.(?:h\.(\d+)\.)?(.+)\.(weight|bias)", ours).groups()
+    layer, module, kind = re.fullmatch(r"(?:transformer\.)?(?:h\.(\d+)\.)?(.+)\.(weight|bias)", ours).groups()
     return f"{f'blk.{layer}.' if layer else ''}{NAMES[module]}.{kind}"
 
 
 def _tokenizer(meta, size, types):
     """The fields of a GGUF file for the tokenizer of `meta`, and a model of `size` ids."""
     ours = Tokenizer(meta)
-    found = _one_id_each(ours) if ours.kind in ("byte", "char") else _bpe(ours)
+    found = {"pre": "gpt-2"} | (_one_id_each(ours) if ours.kind in ("byte", "char") else _bpe(ours))
     texts = [*ours.tokens, *[None] * (size - len(ours.tokens))]
     # no token of a text has a blank in its name, so these stay apart
     tokens = [f"[unused {id}]" if text is None else found["name"](text) for id, text in enumerate(texts)]
     kinds = [types.UNUSED if text is None else types.NORMAL for text in texts]
-    if ours.end_of_text is not None:
-        tokens[ours.end_of_text], kinds[ours.end_of_text] = END_OF_TEXT, types.CONTROL
+    for each in meta["tokenizer_json"].get("added_tokens") or [] if ours.kind == "json" else ():
+        tokens[each["id"]] = each["content"]
+        kinds[each["id"]] = types.CONTROL if each["special"] else types.USER_DEFINED
+    if (end := ours.end_of_text) is not None:
+        tokens[end], kinds[end] = END_OF_TEXT if texts[end] is None else texts[end].decode(), types.CONTROL
     if len(set(tokens)) < len(tokens):
         twice = next(token for id, token in enumerate(tokens) if token in tokens[:id])
         raise UserError(f"two ids of the tokenizer have the text {twice!r}, which GGUF cannot hold: {INSTEAD}")
-    return dict(model=found["model"], tokens=tokens, types=kinds, merges=found["merges"], end=ours.end_of_text)
+    return found | dict(tokens=tokens, types=kinds, end=end)
 
 
 def _byte_level(text):
@@ -134,16 +196,33 @@ def _one_id_each(ours):
 
 
 def _bpe(ours):
-    """A byte-level BPE that splits a text into words as GPT-2 does."""
+    """A byte-level BPE that splits a text into words in a way that llama.cpp knows."""
     if ours.kind != "json" and ours.kind not in GPT2S_BPES:
         raise UserError(f"the tokenizer {ours.kind} cannot be written as GGUF, only {', '.join(GPT2S_BPES)}: {INSTEAD}")
     content = json.loads(tokenizer_json.tokenizer(ours.meta, 1).backend_tokenizer.to_str())
-    model, split = content["model"], content["pre_tokenizer"]
-    if ours.kind == "json":
-        others = [each["content"] for each in content["added_tokens"] if each["id"] != ours.end_of_text]
-        wanted = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-        is_gpt2s = isinstance(split, dict) and wanted.items() <= split.items() and content["normalizer"] is None
-        if not is_gpt2s or model["type"] != "BPE" or model.get("ignore_merges") or others:
-            raise UserError(f"the tokenizer.json of the data does not split texts as GPT-2 does: {INSTEAD}")
+    model, pre = content["model"], "gpt-2"
+    if ours.kind == "json" and (pre := _words(content)) is None:
+        raise UserError(f"the tokenizer.json of the data splits texts as llama.cpp does not: {INSTEAD}")
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    return dict(model="gpt2", name=_byte_level, merges=merges or [NO_MERGE])
+    return dict(model="gpt2", pre=pre, name=_byte_level, merges=merges or [NO_MERGE])
+
+
+def _words(content):
+    """llama.cpp's name for how a tokenizer.json splits a text into words; None if it does not know it."""
+    model, split, normalizer = content["model"], content["pre_tokenizer"], content["normalizer"]
+    if split is None:
+        return None
+    steps = split["pretokenizers"] if split["type"] == "Sequence" else [split]
+    *before, last = steps
+    if model["type"] != "BPE" or last["type"] != "ByteLevel" or last["add_prefix_space"]:
+        return None
+    found = ("gpt-2", False) if last["use_regex"] and not before else None
+    if not last["use_regex"] and [step["type"] for step in before] == ["Split"]:
+        (step,) = before
+        isolated = step["behavior"] == "Isolated" and not step["invert"]
+        found = PATTERNS.get(step["pattern"].get("Regex")) if isolated else None
+    if last["use_regex"] and before == [{"type": "Digits", "individual_digits": True}]:
+        found = ("smollm", False)
+    # llama.cpp has no NFC, but nearly all texts are in it
+    normal = normalizer is None or (normalizer == {"type": "NFC"} and found == ("qwen2", False))
+    return found[0] if found and normal and found[1] == bool(model.get("ignore_merges")) else None

@@ -124,7 +124,7 @@ def test_what_llama_cpp_cannot_have_is_refused(tmp_path, monkeypatch):
     content = meta_of("json")["tokenizer_json"]
     split = content["pre_tokenizer"] | {"use_regex": False}
     json = meta_of("json") | {"tokenizer_json": content | {"pre_tokenizer": split}}
-    assert "does not split texts as GPT-2 does: name --format=hf" in refused(tmp_path, json)
+    assert "splits texts as llama.cpp does not: name --format=hf" in refused(tmp_path, json)
     assert "meta.pkl has no itos" in refused(tmp_path, {"tokenizer": "unknown", "vocab_size": 5})
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(UserError, match="needs the package gguf: pip install gguf"):
