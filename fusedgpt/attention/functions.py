@@ -121,12 +121,12 @@ _ALL_BUT_CUDNN = [kind for name, kind in SDPBackend.__members__.items() if name 
 def _with_flag(q, k, v, dropout_p, documents=None, window=None):
     if documents is not None or window is not None:  # the flag knows of neither
         return _with_mask(q, k, v, dropout_p, documents, window)
-    T, Tk, grouped = q.size(-2), k.size(-2), q.size(1) != k.size(1)
+    T, Tk = q.size(-2), k.size(-2)
     if Tk == T:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True, **_grouped(q, k))
     # is_causal aligns the mask to the top left: one query after a cache would see the first key only
     mask = None if T == 1 else _lower_right(T, Tk)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, **_grouped(q, k))
 
 
 def _lower_right(T, Tk):
@@ -136,8 +136,13 @@ def _lower_right(T, Tk):
 
 
 def _with_mask(q, k, v, dropout_p, documents=None, window=None):
-    mask, grouped = _visible(q.size(-2), k.size(-2), q.device, documents, window), q.size(1) != k.size(1)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, enable_gqa=grouped)
+    mask = _visible(q.size(-2), k.size(-2), q.device, documents, window)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, **_grouped(q, k))
+
+
+def _grouped(q, k):
+    # not enable_gqa=(…): if shapes are dynamic, that would be a SymBool, which SDPA does not take
+    return {"enable_gqa": True} if q.size(1) != k.size(1) else {}
 
 
 def _visible(T, Tk, device, documents=None, window=None):
@@ -187,7 +192,7 @@ def flex(
     elif T > 1 or window is not None:
         mask = (_block_mask if inside else _kept_block_mask)(T, Tk, q.device, window)
     attend = flex_attention if inside else _compiled_flex(dynamic=not q.requires_grad)  # lengths vary in generation
-    return attend(q, k, v, block_mask=mask, enable_gqa=q.size(1) != k.size(1))
+    return attend(q, k, v, block_mask=mask, **_grouped(q, k))
 
 
 def _near(past, window):

@@ -1,10 +1,12 @@
 """Every path against float64 written out by hand, forward and backward; causality; cached queries."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
 from functorch.compile import make_boxed_func
+from torch._C._profiler import _EventType
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -15,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fusedgpt.attention import choose, functions, parity
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION, MASKED
+from fusedgpt.machine.profiler import profile
 from tests.conftest import GPU
 
 CPU = torch.device("cpu")
@@ -64,6 +67,73 @@ def test_within_documents_output_and_gradients_equal_float64(name, device, dtype
         last = Case((2, 4, 1, hs), torch.device(device), dtype, keys=T, packed=True, backward=False)
         found = parity.compare(ATTENTION[name], last)
         assert parity.passes(found, dtype), (T, found)
+
+
+# heads, heads of keys, hs, T, window: odd heads; a window of one token, of all but one, and of an odd number
+SHARED = [(4, 2, 64, 127, None), (3, 1, 40, 70, None), (3, 1, 40, 70, 1), (4, 4, 32, 300, 299), (6, 2, 64, 300, 37)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("name", "device"), EVERYWHERE)
+def test_with_shared_keys_and_a_window_output_and_gradients_equal_float64(name, device, dtype):
+    # heads in another order, or a window one token too wide, train as well as the right ones
+    for nh, nkv, hs, T, window in SHARED:
+        case = Case((2, nh, T, hs), torch.device(device), dtype, kv_heads=nkv, window=window)
+        after_cache = replace(case, shape=(2, nh, 1, hs), keys=T, backward=False)
+        chunk = replace(case, shape=(2, nh, 20, hs), keys=T, backward=False)
+        packed = replace(case, packed=True)
+        for each in (case, after_cache, chunk, packed):
+            torch.compiler.reset()
+            if name in ("efficient", "flash", "cudnn", "flash3", "flash4", "flex") and choose.refusal(name, each):
+                continue
+            found = parity.compare(ATTENTION[name], each)
+            assert parity.passes(found, dtype), (each, found)
+
+
+def test_flex_with_shared_keys_and_a_window_equals_float64_on_cpu():
+    for T, keys in ((300, None), (1, 130), (20, 131)):
+        case = Case((2, 4, T, 64), CPU, torch.float32, keys=keys, kv_heads=2, window=37, backward=False)
+        found = parity.compare(ATTENTION["flex"], case)
+        assert parity.passes(found, torch.float32), (T, found)
+
+
+@pytest.mark.parametrize(
+    ("name", "dynamic"),
+    [*((name, False) for name in ("manual", "blocked", "math", "flash", "masked")), ("flash", True), ("masked", True)],
+)
+def test_shared_keys_and_a_window_are_the_same_in_one_compiled_graph(name, dynamic):
+    # with dynamic shapes SDPA was given a SymBool as enable_gqa, and refused it
+    torch.compiler.reset()
+    attend = torch.compile(ATTENTION[name], backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for T in (33, 65):
+        case = Case((2, 3, T, 40), CPU, torch.float32, kv_heads=1, window=20)
+        for got, want in zip(case.run(attend, *case.inputs()), case.run(ATTENTION[name], *case.inputs()), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def allocations(step):
+    """The bytes of each piece of memory that `step` was given."""
+    todo, found = list(profile(step, memory=True).profiler.kineto_results.experimental_event_tree()), []
+    while todo:
+        event = todo.pop()
+        todo += event.children
+        if event.tag == _EventType.Allocation:
+            found.append(event.extra_fields.alloc_size)
+    return found
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(
+    ("name", "copies"), [(name, name == "math") for name in ("manual", "blocked", "math", "flash", "sdpa", "masked")]
+)
+def test_only_math_copies_keys_and_values_for_each_head_of_queries(name, copies, window):
+    # the cache of a Llama of 8 B would be four times as large in each layer's attention
+    case = Case((2, 6, 20, 40), CPU, torch.float32, keys=130, kv_heads=2, window=window)
+    inputs, for_each_head = case.inputs(), 4 * 2 * 6 * 130 * 40  # bytes
+    assert (for_each_head in allocations(lambda: case.run(ATTENTION[name], *inputs))) is copies
+    forward = replace(case, backward=False)
+    inputs = forward.inputs()
+    assert (for_each_head in allocations(lambda: forward.run(ATTENTION[name], *inputs))) is copies
 
 
 def test_flex_within_documents_equals_float64_on_cpu():
@@ -155,20 +225,22 @@ def test_large_scores_differ_in_every_dtype(name, device, dtype):
     assert found.keys() == {"y", "dv"} and parity.passes(found, dtype), found
 
 
+@pytest.mark.parametrize("nkv", [4, 2])
 @pytest.mark.parametrize(("name", "device"), EVERYWHERE)
-def test_dropout_drops_single_weights_and_scales_the_rest(name, device):
+def test_dropout_drops_single_weights_and_scales_the_rest(name, device, nkv):
     # F15: dropout at p/2, and dropout of the values in place of the weights, passed a comparison of means
     p, T, hs = 0.3, 64, 128
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    case = Case((8, 4, T, hs), torch.device(device), dtype, dropout=p)
+    case = Case((8, 4, T, hs), torch.device(device), dtype, dropout=p, kv_heads=nkv)
     skip_refused(name, case)
     torch.manual_seed(0)
     q, k, _, dy = case.inputs(scale=0.5)
-    eye = torch.eye(T, device=device, dtype=dtype).repeat(1, 2).expand(8, 4, T, hs).clone().requires_grad_()
+    eye = torch.eye(T, device=device, dtype=dtype).repeat(1, 2).expand(8, nkv, T, hs).clone().requires_grad_()
     y, *gradients = (x.detach().double() for x in case.run(ATTENTION[name], q, k, eye, dy))
     first, second = y.split(T, dim=-1)  # each is the weights themselves, because the values are the identity, twice
     assert torch.equal(first, second)  # if the output or the values were dropped, the halves would differ
-    q, k, dy = (x.detach().double() for x in (q, k, dy))
+    q, k, dy, v = (x.detach().double() for x in (q, k, dy, eye))
+    k, v = (x.repeat_interleave(4 // nkv, dim=1) for x in (k, v))
     seen = torch.ones(T, T, dtype=torch.bool, device=device).tril()
     weights = (q @ k.mT / hs**0.5).masked_fill(~seen, -torch.inf).softmax(-1)
     kept = first > 0.5 * weights
@@ -183,9 +255,10 @@ def test_dropout_drops_single_weights_and_scales_the_rest(name, device):
         assert both_dropped.sum() / both_seen.sum() == pytest.approx(p * p, abs=0.01), dim
 
     # the backward drops the same weights: the chain rule through dropout and softmax
-    dp = dy @ eye.detach().double().mT * kept / (1 - p)
+    dp = dy @ v.mT * kept / (1 - p)
     ds = weights * (dp - (dp * weights).sum(-1, keepdim=True)) / hs**0.5
-    for got, right in zip(gradients, (ds @ k, ds.mT @ q, want.mT @ dy)):
+    of_keys = (x.unflatten(1, (nkv, -1)).sum(2) for x in (ds.mT @ q, want.mT @ dy))
+    for got, right in zip(gradients, (ds @ k, *of_keys), strict=True):
         assert (got - right).abs().max() <= parity.TOLERANCE[dtype] * right.abs().max()
 
 
@@ -309,7 +382,15 @@ def test_sdpa_that_takes_math_computes_as_pytorch_does_after_math_ran():
     assert saw.seen == {torch.float32}
 
 
-def test_blocked_computes_few_scores_above_the_diagonal():
+@pytest.mark.parametrize(
+    ("window", "scores"),
+    [
+        (None, [256 * 256, 256 * 512, 256 * 768, 232 * 1000]),
+        (100, [256 * 256, 256 * 355, 256 * 355, 232 * 331]),  # a block's own keys and the 99 before them
+        (1, [256 * 256, 256 * 256, 256 * 256, 232 * 232]),
+    ],
+)
+def test_blocked_computes_few_scores_above_the_diagonal_and_before_the_window(window, scores):
     # half of all scores are above the diagonal: `blocked` saves these
     computed = []
 
@@ -322,5 +403,15 @@ def test_blocked_computes_few_scores_above_the_diagonal():
 
     case = Case((1, 1, 1000, 8), CPU, torch.float32, backward=False)
     with Products():
-        ATTENTION["blocked"](*case.inputs()[:3])
-    assert computed == [256 * 256, 256 * 512, 256 * 768, 232 * 1000]
+        ATTENTION["blocked"](*case.inputs()[:3], window=window)
+    assert computed == scores
+
+
+def test_the_mask_of_flex_leaves_out_blocks_before_the_window():
+    def blocks(window):
+        mask = functions._block_mask(1024, 1024, CPU, window)
+        return (mask.kv_num_blocks + mask.full_kv_num_blocks).flatten().tolist()
+
+    assert blocks(None) == [1, 2, 3, 4, 5, 6, 7, 8]  # of 128 keys
+    assert blocks(128) == [1, 2, 2, 2, 2, 2, 2, 2]
+    assert blocks(1) == [1] * 8
