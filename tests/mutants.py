@@ -138,6 +138,22 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "fusedgpt/generation/generate.py",
+        "fusedgpt/generation/test_generate.py::test_every_family_generates_with_a_cache_what_it_does_without[pattern]",
+        ("a window's cache moves older keys", "x[:, :, held - self.window : held].clone()", "x[:, :, : self.window]"),
+        ("a token sees one key too few", "self.window - 1) if self.window", "self.window - 2) if self.window"),
+    ),
+    *mutants(
+        "fusedgpt/generation/engines.py",
+        "fusedgpt/generation/test_engines.py::test_static_shapes_compute_what_growing_ones_do_in_every_family[pattern-3]",
+        ("a static step sees one key beyond the window", "every > slot - window", "every >= slot - window"),
+        (
+            "documents are where positions are",
+            "_rotated(documents, -1 - slot)",
+            "_rotated(documents, -1 - self.position)",
+        ),
+    ),
+    *mutants(
         "fusedgpt/attention/parity.py",
         "fusedgpt/attention/test_parity.py::test_the_gate_sees_what_is_wrong",
         ("the gate compares at round lengths only", "ODD_LENGTHS = (127, 300)", "ODD_LENGTHS = (128, 256)"),

@@ -24,13 +24,21 @@ from fusedgpt.errors import UserError
 from fusedgpt.machine.device import why_no_compiler
 from fusedgpt.runs import checkpoint, run_folder
 from model import GPT
-from tests.conftest import ROOT, as_nanogpt_wrote, fails, hugging_face, rows, small
+from tests.conftest import LLAMA, ROOT, as_nanogpt_wrote, fails, hugging_face, rows, small
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, data):
     out_dir = tmp_path_factory.mktemp("run")
     train.main(small(out_dir, data, max_iters=40))
+    return out_dir
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory, data):
+    """A run of a model with grouped queries, a window, rotary positions and more."""
+    out_dir = tmp_path_factory.mktemp("llama")
+    train.main(small(out_dir, data, max_iters=40, **LLAMA))
     return out_dir
 
 
@@ -98,6 +106,35 @@ def test_temperature_0_and_top_k_1_are_greedy(run, capsys):
     greedy = drawn(run, capsys, temperature=0.0)
     assert greedy == drawn(run, capsys, temperature=0.0, top_k=0)
     assert 2 * greedy == drawn(run, capsys, top_k=1) == drawn(run, capsys, top_p=1e-6)
+
+
+@torch.no_grad()
+def test_another_family_is_sampled_as_it_is_computed(llama, capsys):
+    text = drawn(llama, capsys, temperature=0.0, start="!#%')+-/1357", max_new_tokens=60)[0]
+    net = GPT.from_checkpoint(run_folder.load_best(llama)[0]).eval()
+    net.use_attention("manual")
+    ids = torch.tensor([[ord(letter) - 33 for letter in text]])
+    read = ids[:, :12]
+    for drawn_id in ids[0, 12:]:
+        read = read[:, -8:] if read.size(1) > 16 else read  # the newer half of block_size
+        assert net(read)[0].argmax() == drawn_id
+        read = torch.cat((read, drawn_id.view(1, 1)), dim=1)
+
+
+def test_a_long_context_is_neither_allocated_nor_tried(llama, tmp_path, capsys):
+    # scores of a trial at 131,072 tokens would take 64 GiB a head
+    saved = torch.load(llama / "best.pt", weights_only=True)
+    saved["model_args"]["block_size"] = 131_072
+    torch.save(saved, tmp_path / "ckpt.pt")
+    texts = drawn(tmp_path, capsys, attention="manual", max_new_tokens=30)
+    assert [len(text) for text in texts] == [31, 31]
+
+
+def test_it_is_said_if_a_prompt_is_not_read_whole(run, llama, capsys):
+    for each in (run, llama):
+        for length, said in ((16, False), (20, True)):
+            sample.main(quick(each, start=length * "!", max_new_tokens=2))
+            assert ("of the prompt's 20 tokens only the last 16 are read" in capsys.readouterr().err) == said
 
 
 def test_with_temperature_0_one_sample_is_drawn(run, capsys):

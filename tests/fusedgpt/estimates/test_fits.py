@@ -7,8 +7,9 @@ import torch
 
 from fusedgpt.errors import UserError
 from fusedgpt.estimates.fits import check_sampling, check_training
+from fusedgpt.generation import generate
 from fusedgpt.machine import memory
-from model import GPTConfig
+from model import GPT, GPTConfig
 
 CPU, GIB = torch.device("cpu"), 1 << 30
 
@@ -57,6 +58,23 @@ def test_more_samples_than_fit_are_refused():
     with pytest.raises(UserError, match=r"a batch of 10+ samples of 500 tokens .*lower --num_samples"):
         check_sampling(GPTConfig(), 10**12, 500, CPU, torch.float32)
     check_sampling(GPTConfig(), 1, 10**18, CPU, torch.float32)  # the cache holds block_size of them
+
+
+@torch.no_grad()
+def test_samples_need_what_their_cache_allocates(monkeypatch):
+    # a context of 131,072 tokens with a head of keys for each of queries used to be counted, and refused
+    sizes = dict(block_size=131_072, vocab_size=96, n_layer=3, n_head=4, n_embd=64, position="rotary", n_kv_head=2)
+    config = GPTConfig(**sizes, head_size=24, window=10, window_pattern="SL")
+    cache = generate.new_cache(config, 300)
+    GPT(config)(torch.zeros(5, 4, dtype=torch.long), cache=cache)
+    held = sum(x.numel() * x.element_size() for layer in cache for x in (layer.k, layer.v))
+    needed = held + 5 * 96 * 4  # and the logits of one position
+    assert held == 2 * 5 * 2 * 24 * 4 * (20 + 512 + 20)
+    monkeypatch.setattr(memory, "total_memory", lambda device: needed)
+    check_sampling(config, 5, 300, CPU, torch.float32)
+    monkeypatch.setattr(memory, "total_memory", lambda device: needed - 1)
+    with pytest.raises(UserError, match=r"a batch of 5 samples of 300 tokens .*lower --num_samples"):
+        check_sampling(config, 5, 300, CPU, torch.float32)
 
 
 def test_ranks_that_share_a_model_need_their_part_only(monkeypatch):

@@ -10,6 +10,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.generation import engines, generate
 from model import GPT, GPTConfig
 from tests.conftest import GPU
+from tests.fusedgpt.generation.families import FAMILIES, WINDOWS, family, ids
 
 CPU = torch.device("cpu")
 S = 64
@@ -97,6 +98,51 @@ def test_static_shapes_compute_what_growing_ones_do(trained, monkeypatch, docume
         torch.testing.assert_close(engine(idx, cache=static)[0], want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("name", "document_start"), [*((name, None) for name in FAMILIES), *((name, 3) for name in ("llama", *WINDOWS))]
+)
+@torch.no_grad()
+def test_static_shapes_compute_what_growing_ones_do_in_every_family(name, document_start):
+    # windows go round their buffers several times, and documents begin elsewhere in each sample
+    net = family(name, document_start=document_start)
+    text, S = ids(3, net.config.block_size), net.config.block_size
+    text[0, [5, 30]], text[1, 21] = 3, 3
+    engine = engines.prepare(net, CPU, "float32", new_tokens=S)
+    engine.decode = engines.StaticStep(engine.prefill)
+    for B, T, to in ((3, 17, S), (1, 1, 14)):
+        generate.empty(engine.cache)
+        for n in range(T, to + 1):
+            read = text[:B, (n - 1 if n > T else 0) : n]
+            got, want = engine(read, engine.cache)[0], net(text[:B, :n])[0]
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * want.abs().max().item())
+    assert torch.equal(greedy(engine, ids(2, 9), S, cache=engine.cache), greedy(net, ids(2, 9), S))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_every_family_is_timed_and_copied_and_its_bytes_are_counted(name):
+    net = family(name)
+    engine = engines.prepare(net, CPU, "auto", batch_size=2, prompt_length=9)
+    assert len(greedy(engine, ids(2, 9), 40, cache=engine.cache)) == 2 and engine.chosen
+    untied = 0 if net.config.tie_embeddings else net.transformer.wte.weight.numel()
+    positions = net.transformer.wpe.weight.numel() if net.config.position == "learned" else 0
+    read = sum(p.numel() for p in net.parameters()) - untied - positions
+    assert engine.bytes_per_step == read * engine.dtypes[1].itemsize
+
+
+@pytest.mark.parametrize("name", ["gpt2", "pattern"])
+@torch.no_grad()
+def test_no_token_waits_for_another_graph(name, monkeypatch):
+    # a window that was full, and buffers whose keys had to move, used to be graphs of their own: seconds in a text
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **_: compile_(model, dynamic=True, backend="eager"))
+    net = family(name, n_layer=3)
+    engine = engines.prepare(net, CPU, "float32", batch_size=2, prompt_length=9, new_tokens=30, compiled=True)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for T, new in ((9, 30), (1, 47), (20, 40)):
+            assert torch.equal(greedy(engine, ids(2, T), new, cache=engine.cache), greedy(net, ids(2, T), new))
+
+
 @torch.no_grad()
 def test_the_cache_is_float32_on_a_cpu_and_used_by_both(trained):
     engine = engine_of(trained, torch.bfloat16, torch.float16)
@@ -180,3 +226,15 @@ def test_a_cuda_graph_decodes_what_the_model_does(trained, device):
         want = greedy(plain, idx, 2 * S)
         for _ in range(2):  # captured, and replayed alone
             assert torch.equal(greedy(engine, idx, 2 * S, cache=engine.cache), want)
+
+
+@pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_a_cuda_graph_decodes_every_family(name, device):
+    net = family(name)
+    plain = engines.prepare(net, torch.device(device), "float32")
+    engine = engines.prepare(net, torch.device(device), "float32", prompt_length=9, new_tokens=100, compiled=True)
+    assert isinstance(engine.decode, engines.GraphedStep)
+    idx = ids(1, 9).to(device)
+    assert torch.equal(greedy(engine, idx, 100, cache=engine.cache), greedy(plain, idx, 100))

@@ -8,6 +8,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.generation import generate
 from model import GPT, GPTConfig
 from tests.conftest import GPU
+from tests.fusedgpt.generation.families import FAMILIES, WINDOWS, family, ids
 
 S = 32
 NOT_IN_FLOAT32 = ("flash", "flash3", "flash4", "cudnn")  # on a GPU
@@ -82,9 +83,93 @@ def test_prefill_in_chunks_equals_prefill_at_once():
         torch.testing.assert_close(logits, at_once, rtol=1e-4, atol=1e-4)
 
 
+def assert_same_logits(net, text, chunks, cache):
+    """Reading `text` in `chunks` with a cache gives the logits of reading each beginning of it without one."""
+    read = 0
+    for chunk in text.split(chunks, dim=1):
+        read += chunk.size(1)
+        got, want = net(chunk, cache=cache)[0], net(text[:, :read])[0]
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_past_block_size_the_older_half_is_dropped():
-    net = model()
+def test_every_family_generates_with_a_cache_what_it_does_without(name):
+    # the prompt is longer than the windows, and the text goes round their buffers several times
+    net, idx = family(name), ids(3, 17)
+    S = net.config.block_size
+    text = net.generate(idx, S - 17, temperature=0)
+    assert torch.equal(text, uncached(net, idx, S - 17))
+    for length in (0, S):  # a cache that grows, and one that has room for all
+        assert_same_logits(net, text, [17] + [1] * (S - 17), generate.new_cache(net.config, length))
+        assert_same_logits(net, text, [1, 1, 9, 3, 4, 1, 14, 2, S - 35], generate.new_cache(net.config, length))
+
+
+@pytest.mark.parametrize("attention", ["manual", "blocked", "math", "masked"])
+@torch.no_grad()
+def test_every_kernel_fits_the_cache_of_a_window(attention):
+    net, reference = family("pattern", attention=attention), family("pattern", attention="manual")
+    text = reference.generate(ids(2, 17), 20, temperature=0)
+    assert torch.equal(net.generate(text[:, :17], 20, temperature=0), text)
+    assert_same_logits(net, text, [3, 5, 14, 1, 1, 13], generate.new_cache(net.config))
+
+
+@pytest.mark.parametrize("name", ["gpt2", *WINDOWS])
+@torch.no_grad()
+def test_a_token_sees_neither_another_document_nor_beyond_its_window(name):
+    net, idx = family(name, document_start=3), ids(3, 12)
+    idx[0, 4], idx[1, [2, 9]], idx[2, 11] = 3, 3, 3  # they begin elsewhere in each sample
+    S = net.config.block_size
+    text = uncached(net, idx, S - 12)
+    text[1, 20], text[2, [30, 33]] = 3, 3
+    assert not torch.allclose(net(text)[0], family(name)(text)[0])
+    assert_same_logits(net, text, [12] + [1] * (S - 12), generate.new_cache(net.config))
+    assert_same_logits(net, text, [1, 9, 3, 20, 2, S - 35], generate.new_cache(net.config))
+
+
+def held(cache):
+    """Bytes of a cache's keys and values."""
+    return sum(x.numel() * x.element_size() for layer in cache for x in (layer.k, layer.v))
+
+
+@torch.no_grad()
+def test_a_window_bounds_the_memory_of_the_cache():
+    net = family("pattern", block_size=4096)  # windows of 6 in three of four layers, two heads of 16 channels
+    cache = generate.new_cache(net.config)
+    list(generate.new_tokens(net, ids(2, 700), 120, temperature=0, cache=cache))
+    a_key = 2 * 2 * 2 * 16 * 4  # keys and values of 2 samples, in float32
+    assert [layer.window for layer in cache] == [6, 6, None, 6]
+    assert held(cache) == a_key * (3 * 12 + 1024)  # the text has 820 tokens
+
+
+@torch.no_grad()
+def test_a_long_context_takes_memory_for_the_text_alone():
+    # a cache of all 131,072 positions would take 2 GiB a sample in this small model
+    config = dict(block_size=131_072, n_head=16, n_kv_head=8, head_size=32, n_layer=8)
+    net = family("llama", **config)
+    cache = generate.new_cache(net.config)
+    first = [net.generate(ids(1, 9), 30, temperature=0)]
+    first.append(torch.cat([ids(1, 9), *generate.new_tokens(net, ids(1, 9), 30, temperature=0, cache=cache)], dim=1))
+    assert torch.equal(*first) and held(cache) == 8 * 2 * 8 * 32 * 256 * 4
+    alone = generate.new_cache(net.config)  # it does not know how long the text will be
+    for token in ids(1, 40).split(1, dim=1):
+        net(token, cache=alone)
+    assert held(alone) == 8 * 2 * 8 * 32 * 64 * 4
+
+
+@torch.no_grad()
+def test_a_cache_serves_one_text_after_another():
+    net = family("mistral")
+    cache = generate.new_cache(net.config)
+    for B, T, new in ((2, 3, 4), (2, 17, 40), (1, 30, 3), (3, 1, 60), (2, 3, 4)):
+        got = torch.cat([ids(B, T), *generate.new_tokens(net, ids(B, T), new, temperature=0, cache=cache)], dim=1)
+        assert torch.equal(got, net.generate(ids(B, T), new, temperature=0)), (B, T, new)
+
+
+@pytest.mark.parametrize("net", [model(), family("llama", block_size=S), family("mistral", block_size=S)])
+@torch.no_grad()
+def test_past_block_size_the_older_half_is_dropped(net):
+    # learned positions cannot shift, and rotary ones beyond block_size were never trained
     idx = torch.randint(0, 101, (2, 5), generator=torch.Generator().manual_seed(1))
     got = net.generate(idx, 3 * S, temperature=0)
     assert got.shape == (2, 5 + 3 * S)
