@@ -38,5 +38,7 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Queries or keys x (B, T, heads, hs), with their first R channels turned. In float32 at least, then x's dtype."""
     cos, sin = rotation  # (T, 1, R / 2) each: all heads turn alike
     pairs = cos.size(-1)
-    a, b, rest = x.split([pairs, pairs, x.size(-1) - 2 * pairs], dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1).to(x.dtype)
+    *halves, rest = x.split([pairs, pairs, x.size(-1) - 2 * pairs], dim=-1)
+    # cast once, not in each product; and back before cat, or a compiled graph would write both to memory in float32
+    a, b = (half.to(torch.promote_types(x.dtype, cos.dtype)) for half in halves)
+    return torch.cat(((a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype), rest), dim=-1)
