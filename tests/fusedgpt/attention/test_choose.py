@@ -1,6 +1,8 @@
 """Which kernel may run, and which is fastest."""
 
 import re
+import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -49,13 +51,103 @@ def test_permitted_within_documents_on_a_cpu(name):
     assert choose.refusal(name, case) is None
 
 
+SHARED = Case((2, 6, 64, 32), CPU, torch.float32, kv_heads=2, window=20)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("name", ["manual", "blocked", "math", "flash", "sdpa", "masked"])
+def test_permitted_with_shared_keys_and_a_window_on_a_cpu(name, deterministic):
+    torch.use_deterministic_algorithms(deterministic)
+    choose.require(name, SHARED)
+    assert choose.refusal(name, SHARED) is None
+
+
+@pytest.mark.parametrize("name", ["flash", "flash3", "flash4"])
+def test_on_a_gpu_flash_is_refused_with_a_window(name):
+    # PyTorch speaks of a mask, which the user has not asked for
+    reason = choose.refusal(name, replace(SHARED, device=torch.device("cuda"), kv_heads=None))
+    assert "SDPA has no argument for a window" in reason and "takes no mask" in reason
+
+
+def test_shared_keys_are_refused_in_the_words_of_the_setting(monkeypatch):
+    # as `efficient` does on a GPU with PyTorch 2.13, which names the sizes of three tensors
+    def efficient(*_, **__):
+        said = (
+            "For dense input, both fused kernels require query, key and value to have the same num_heads. Query.sizes"
+        )
+        warnings.warn(said, stacklevel=1)
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    monkeypatch.setitem(ATTENTION, "flash", efficient)
+    reason = "takes no heads of queries that share keys and values (n_kv_head)"
+    assert reason in choose.refusal("flash", SHARED) and reason not in choose.refusal("flash", TRAINING)
+
+
+def test_auto_takes_a_kernel_for_shared_keys_and_a_window():
+    name, trials = choose.choose("auto", SHARED, replace(SHARED, window=None))
+    assert name in ("manual", "blocked", "math", "flash")
+    assert all(trials[each]["median_ms"] > 0 for each in ("manual", "math", "flash")), trials
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("name", "reason"), [("flex", "within documents"), ("my.py:own", "a fifth argument, `documents`")]
+    ("name", "changes", "reason"),
+    [
+        ("efficient", {"window": None}, "n_kv_head"),
+        ("flash", {}, "no argument for a window"),
+        ("flash", {"window": None}, None),
+        ("cudnn", {"window": None}, None),
+        ("flex", {}, None),
+    ],
+)
+def test_on_a_gpu_shared_keys_and_windows_run_or_are_refused_by_name(name, changes, reason):
+    case = replace(SHARED, device=torch.device("cuda"), dtype=torch.bfloat16, **changes)
+    found = choose.refusal(name, case)
+    if name == "efficient" and found is None:
+        pytest.skip("this PyTorch's efficient kernel takes shared keys")
+    assert found is None if reason is None else reason in found
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("flex", "within documents"), ("my.py:own", "must take an argument `documents`")]
 )
 def test_refused_within_documents(name, reason, monkeypatch):
     # a kernel of the user's own that knows nothing of documents would attend across them in silence
     monkeypatch.setitem(ATTENTION, "my.py:own", lambda q, k, v, dropout_p=0.0: ATTENTION["manual"](q, k, v))
     assert re.search(reason, choose.refusal(name, Case(SHAPE, CPU, torch.float32, backward=False, packed=True)))
+
+
+def test_an_own_kernel_gets_documents_and_a_window_by_keyword_only_if_there_are_any(monkeypatch):
+    given = []
+
+    def own(q, k, v, dropout_p=0.0, **masks):
+        given.append(sorted(masks))
+        return ATTENTION["manual"](q, k, v, **masks)
+
+    monkeypatch.setitem(ATTENTION, "my.py:own", own)
+    for case, masks in (
+        (TRAINING, []),
+        (SHARED, ["window"]),
+        (replace(SHARED, packed=True), ["documents", "window"]),
+    ):
+        given.clear()
+        choose.require("my.py:own", case)
+        assert given and all(each == masks for each in given)
+
+
+def test_an_own_kernel_that_cannot_do_what_the_model_has_is_told_what_to_take(monkeypatch):
+    # it would train with full attention, and nobody would know
+    monkeypatch.setitem(ATTENTION, "my.py:own", lambda q, k, v, dropout_p=0.0: ATTENTION["manual"](q, k, v))
+    with pytest.raises(UserError, match="it must take an argument `window` for a model with a window: the number of"):
+        choose.require("my.py:own", SHARED)
+    ignores = lambda q, k, v, dropout_p=0.0, window=None: ATTENTION["manual"](q, k, v)  # noqa: E731
+    monkeypatch.setitem(ATTENTION, "my.py:own", ignores)
+    with pytest.raises(UserError, match="it is not causal attention in a window of 20: at 127 tokens its errors"):
+        choose.require("my.py:own", SHARED)
+    equal = lambda q, k, v, dropout_p=0.0: (q @ k.mT).tril() @ v  # noqa: E731
+    monkeypatch.setitem(ATTENTION, "my.py:own", equal)
+    with pytest.raises(UserError, match=r"must match .* \(k and v have 2 heads, q has 6\)"):
+        choose.require("my.py:own", replace(SHARED, window=None))
 
 
 def test_an_own_kernel_that_ignores_documents_is_told_so(monkeypatch):

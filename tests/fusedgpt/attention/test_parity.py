@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from fusedgpt.attention import choose, parity
 from fusedgpt.attention.case import Case
@@ -20,6 +21,36 @@ def test_reference_agrees_with_autograd():
     want = (y, *torch.autograd.grad(y, (q, k, v), dy))
     for got, expected in zip(parity.reference(q, k, v, dy), want):
         torch.testing.assert_close(got, expected.detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("nh", "nkv", "T", "window"), [(6, 2, 9, None), (3, 1, 20, 4), (4, 4, 9, 1), (2, 1, 1, 3)])
+def test_reference_with_shared_keys_and_a_window_agrees_with_sdpa_and_autograd(nh, nkv, T, window):
+    # queries after a cache: each head of keys is repeated for its heads of queries, and the mask is written as a sum
+    Tk = 20
+    q, k, v, dy = Case((2, nh, T, 8), CPU, torch.float64, keys=Tk, kv_heads=nkv).inputs()
+    distance = torch.arange(Tk - T, Tk)[:, None] - torch.arange(Tk)
+    seen = (distance >= 0) & (distance < (window or Tk))
+    wide = (x.repeat_interleave(nh // nkv, dim=1) for x in (k, v))
+    y = F.scaled_dot_product_attention(q, *wide, attn_mask=seen)
+    want = (y, *torch.autograd.grad(y, (q, k, v), dy))
+    for got, expected in zip(parity.reference(q, k, v, dy, window=window), want, strict=True):
+        torch.testing.assert_close(got, expected.detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda q, k, v, p, window: ATTENTION["manual"](q, k, v, window=window + 1),
+        lambda q, k, v, p, window: ATTENTION["manual"](q, k, v),
+        lambda q, k, v, p, window: ATTENTION["manual"](q, k.flip(1), v.flip(1), window=window),
+        lambda q, k, v, p, window: ATTENTION["manual"](q, *(x.repeat(1, 2, 1, 1) for x in (k, v)), window=window),
+    ],
+)
+def test_the_gate_sees_a_wrong_window_and_wrong_heads(wrong):
+    case = Case((2, 4, 200, 16), CPU, torch.float32, kv_heads=2, window=100)
+    assert not all(parity.passes(errors, torch.float32) for _, errors in parity.checks(wrong, case))
+    right = parity.checks(ATTENTION["manual"], case)
+    assert all(parity.passes(errors, torch.float32) for _, errors in right)
 
 
 def test_parity_refuses_a_wrong_kernel():

@@ -58,6 +58,40 @@ def test_compiling_changes_no_kernel(name):
     assert saw["forward"] == ["unfused" if name == "manual" else "flash"]
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "expanded"),
+    [
+        ("manual", {}, False),
+        ("blocked", {"window": 20}, False),
+        ("math", {}, True),
+        ("flash", {}, False),
+        ("sdpa", {"window": 20}, False),
+        ("sdpa", {"dropout": 0.1}, True),  # on a CPU flash takes no dropout, so PyTorch picks math
+    ],
+)
+def test_a_receipt_says_if_keys_were_copied_for_each_head_of_queries(name, changes, expanded):
+    # enable_gqa of SDPA promises nothing: math repeats keys and values
+    case = Case((2, 6, 64, 32), CPU, torch.float32, kv_heads=2, **changes)
+    inputs = case.inputs()
+    assert receipt.observe(lambda: case.run(ATTENTION[name], *inputs), case=case)["expanded"] is expanded
+    assert "expanded" not in receipt.observe(lambda: case.run(ATTENTION[name], *inputs))
+    equal = replace(case, kv_heads=6)
+    inputs = equal.inputs()
+    assert "expanded" not in receipt.observe(lambda: equal.run(ATTENTION[name], *inputs), case=equal)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize(("name", "expanded"), [("manual", False), ("math", True)])
+def test_a_receipt_of_a_compiled_step_says_so_too(name, expanded):
+    # there no operator is called after what it repeats
+    case = Case((2, 6, 64, 32), CPU, torch.float32, kv_heads=2)
+    torch.compiler.reset()
+    attend, inputs = torch.compile(ATTENTION[name], dynamic=False), case.inputs()
+    case.run(attend, *inputs)
+    saw = receipt.observe(lambda: case.run(attend, *inputs), case=case)
+    assert saw["expanded"] is expanded and receipt.contradiction(name, saw, case) is None
+
+
 SDPA = "aten::_scaled_dot_product"
 CUDNN = "cudnn_generated_fort_native_sdpa_sm90_flash"
 CUTE = "kernel_cutlass_kernel_flash_attncuteflash"
@@ -134,3 +168,15 @@ def test_receipt_on_a_gpu(name, dtype):
     for compiled in (False, True):
         saw = watch(name, case, compiled)
         assert receipt.contradiction(name, saw, case) is None, saw
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["manual", "blocked", "math", "flash", "cudnn", "flex"])
+def test_on_a_gpu_only_math_copies_keys_for_each_head_of_queries(name):
+    case = Case((2, 6, 64, 64), torch.device("cuda"), torch.bfloat16, kv_heads=2)
+    reason = choose.refusal(name, case)
+    if reason and name in ("cudnn", "flex"):
+        pytest.skip(reason)
+    inputs = case.inputs()
+    saw = receipt.observe(lambda: case.run(ATTENTION[name], *inputs), case=case)
+    assert receipt.contradiction(name, saw, case) is None and saw["expanded"] is (name == "math"), saw

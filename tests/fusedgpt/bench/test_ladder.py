@@ -8,7 +8,7 @@ import torch
 
 from fusedgpt.attention import choose
 from fusedgpt.attention.functions import ATTENTION
-from fusedgpt.bench import child, ladder
+from fusedgpt.bench import child, ladder, proof, report
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
 from fusedgpt.machine.device import why_no_compiler
@@ -145,7 +145,7 @@ def test_a_rung_is_proven_in_its_own_precision_and_refused_if_it_ran_in_another(
 @pytest.mark.parametrize(("rung", "ran", "why"), [(ladder.GRAPHED, False, "no"), (ladder.PADDED, True, "replayed")])
 def test_a_rung_is_refused_if_cuda_graphs_ran_or_not(rung, ran, why, tmp_path, data, monkeypatch):
     # PyTorch leaves out a graph that it cannot replay, with a warning that nobody reads
-    monkeypatch.setattr(ladder, "prove_kernel", lambda *_: {})
+    monkeypatch.setattr(ladder, "prove_kernel", lambda *_, **__: {})
     monkeypatch.setattr(ladder, "_refusal", lambda *_: None)
     record = {"tf32": False, "cuda_graphs": ran, "attention_trials": {}}
     monkeypatch.setattr(child, "run", lambda *_, **__: (record, []))
@@ -206,6 +206,34 @@ def test_a_row_says_if_the_compiler_padded_the_logits():
         assert (
             f"(flash, bfloat16, compiled, {text} |" in ladder.table([rung("flash", 1, 1.0, ran=ran, kernel=kernel)])[2]
         )
+
+
+FAMILY = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_kv_head=1, head_size=24, window=8, window_pattern="SL")
+
+
+def test_a_model_that_is_no_gpt2_is_climbed_and_its_rows_say_so(tmp_path, data):
+    # rows of a Llama would count for the GPT-2 that was measured in another call
+    s = settings("ladder", tmp_path, data, tie_embeddings=False, **FAMILY)
+    model = "position=rotary, norm=rmsnorm, mlp=swiglu, n_kv_head=1, head_size=24, window=8, window_pattern=SL"
+    model += ", tie_embeddings=False"
+    specs = ladder.plan(s, CPU)
+    assert {spec["model"] for spec in specs} == {model}
+    assert all("model" not in spec for spec in ladder.plan(settings("ladder", tmp_path, data), CPU))
+    row = ladder.measure({"rung": "math", "model": model}, s, CPU, tmp_path)
+    assert row["kernel"]["expanded"] and row["median_ms"] > 0
+    assert report.kernel(row).endswith("keys and values copied for each head of queries")
+    assert f"channels, {model}," in child.subject(vars(s))
+
+
+def test_both_attentions_of_a_model_with_windows_are_proven(tmp_path, data, monkeypatch):
+    # the first layer has a window, the second has none
+    proven = []
+    monkeypatch.setattr(proof.choose, "refusal", lambda name, case: None)
+    monkeypatch.setattr(proof, "prove", lambda attend, case, exact_as: proven.append(case.window) or {})
+    monkeypatch.setattr(child, "run", lambda *_, **__: (dict(tf32=False, cuda_graphs=False, attention_trials={}), []))
+    monkeypatch.setattr(child, "measured", lambda *_: {})
+    ladder.measure({"rung": "manual"}, settings("ladder", tmp_path, data, **FAMILY), CPU, tmp_path)
+    assert proven == [8, None]
 
 
 def test_the_baseline_is_climbed_again_in_each_round(tmp_path, data):

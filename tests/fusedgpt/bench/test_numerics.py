@@ -9,6 +9,7 @@ from fusedgpt.attention import parity
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.bench import loss_parity, numerics
+from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
 from tests.fusedgpt.bench.small import run, settings
 
@@ -65,6 +66,18 @@ def test_numerics_to_its_report(tmp_path, data):
     assert "| scaled before = math | float32 | yes | yes | yes | 0.0e+00 | unfused = math |" in text
     assert (tmp_path / "results" / "numerics" / "errors.png").exists()
     assert row["samples"] == 2 and row["peak_memory"] >= 0 and row["kernel"]["forward"] == ["unfused"]
+
+
+def test_shared_keys_and_windows_have_errors_of_their_own(tmp_path, data, monkeypatch):
+    rows = run("numerics", tmp_path, data, only="grouped&manual,window&flash,grouped, window&math,grouped&efficient")
+    assert {row["status"] for row in rows if row["path"] != "efficient"} == {"measured"} and len(rows) == 4 * 3
+    assert all("passed" in row["parity"] for row in rows if row["path"] != "efficient")
+    text = (tmp_path / "results" / "numerics" / "report.md").read_text()
+    assert "## 12 heads of queries share 4 of keys and values, a window of 100 tokens (ordinary inputs)" in text
+    s = settings("numerics", tmp_path, data)
+    monkeypatch.setitem(numerics.PATHS, "manual", lambda q, k, v, p, window: ATTENTION["manual"](q, k, v, p))
+    with pytest.raises(ParityError):
+        numerics.measure({"inputs": "window", "dtype": "float32", "path": "manual"}, s, CPU, tmp_path)
 
 
 def test_the_loss_has_a_row_for_each_dtype_and_one_that_is_wrong_says_so(tmp_path, data, monkeypatch):

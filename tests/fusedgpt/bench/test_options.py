@@ -2,8 +2,14 @@
 
 import pytest
 
-from fusedgpt.bench.options import admitted, heads, lengths
+from fusedgpt.bench.options import admitted, family, heads, lengths
 from fusedgpt.errors import UserError
+from fusedgpt.settings import Settings
+
+
+def test_a_row_names_what_makes_a_model_no_gpt2():
+    assert family({"n_kv_head": None, "norm": "layernorm"}) == {}  # headers of earlier versions have none of them
+    assert family(vars(Settings(n_kv_head=4, window=256))) == {"model": "n_kv_head=4, window=256"}
 
 
 def test_lengths_are_ranges_or_single():

@@ -1,5 +1,7 @@
 """No time without parity; a refusal is no crash; TFLOP/s by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -46,3 +48,11 @@ def test_tflops_by_hand():
     assert tflops(1, False, 1.0) == pytest.approx(1.610612736)
     assert tflops(1, True, 1.0) == pytest.approx(1.610612736 * 3.5)
     assert tflops(2, False, 4.0) == pytest.approx(1.610612736 / 2)
+
+
+def test_tflops_count_what_a_window_shows():
+    case = Case((1, 12, 1024, 64), torch.device("cpu"), torch.float32, backward=False, kv_heads=4)
+    whole, half, narrow = (proof.tflops(replace(case, window=window), 1.0) for window in (1024, 512, 1))
+    assert whole == proof.tflops(case, 1.0)  # heads that share keys compute as many scores as others
+    assert half / whole == pytest.approx(3 / 4)  # the triangle without the one that is half as high
+    assert narrow / whole == pytest.approx(2 / 1024, rel=0.01)
