@@ -176,7 +176,8 @@ def _set(settings, name, value, where):
     except ImportError:  # tyro is missing; the value may be fine
         raise
     except (Exception, SystemExit) as error:  # a file's value may have methods that raise anything
-        raise UserError(f"{refused} {_allowed(field.type)}{_meant(str(value), field)}") from error
+        meant = _meant(str(value), field) if type(value) in PLAIN else ""  # another type's str may raise
+        raise UserError(f"{refused} {_allowed(field.type)}{meant}") from error
     if isinstance(new, int) and abs(new) > LARGEST:
         raise UserError(f"{refused} whole numbers below 2**63")
     if isinstance(new, str) and "\0" in new:
