@@ -49,19 +49,21 @@ class CausalSelfAttention(nn.Module):
         self.attend = ATTENTION[config.attention]  # train.py and sample.py set theirs by GPT.use_attention
         self.recompute = config.recompute == "attention"
 
-    def forward(self, x, cache=None, documents=None, rotation=None):
+    def forward(self, x, cache=None, documents=None, rotation=None, last=False):
         """Each token gathers values from itself and earlier tokens: (B, T, C) to (B, T, C). Extends `cache`, if any.
 
         documents, (B, Tk): the number of each token's document; a token sees no other document. None: all are of one.
         rotation: of each token's position, as rotary.rotation returns it. None: positions are in x.
+        last: return only the last token's, (B, 1, C).
         """
         B, T, _ = x.shape
         # each token has queries, keys to compare queries with, and values to fetch: one product computes all three
         q, k, v = self.c_attn(x).view(B, T, -1, self.head_size).split(self.heads, dim=2)  # (B, T, nh or nkv, hs) each
+        q = q[:, -1:] if last else q
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
-            q, k = rotary.rotate(q, rotation), rotary.rotate(k, rotation)
+            q, k = rotary.rotate(q, rotation[:, -q.size(1) :]), rotary.rotate(k, rotation)
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))  # (B, nh, T, hs): heads are as independent as sequences
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, nkv, Tk, hs): earlier keys first, in the cache's dtype
@@ -108,12 +110,15 @@ class Block(nn.Module):
         self.ln_2 = None if config.parallel_block else _norm(config, config.n_embd)
         self.mlp = MLP(config)
 
-    def forward(self, x, *attention_inputs):
+    def forward(self, x, *attention_inputs, last=False):
         # pre-norm: each branch normalises its input; ln_f normalises the sum of all branches once, at the end
         normed = self.ln_1(x)
+        attended = self.attn(normed, *attention_inputs, last=last)
+        if last:
+            x, normed = x[:, -1:], normed[:, -1:]
         if self.ln_2 is None:  # parallel_block: both branches read the same (GPT-J)
-            return x + self.attn(normed, *attention_inputs) + self.mlp(normed)
-        x = x + self.attn(normed, *attention_inputs)  # (B, T, C)
+            return x + attended + self.mlp(normed)
+        x = x + attended  # (B, T, C)
         return x + self.mlp(self.ln_2(x))  # (B, T, C)
 
 
@@ -209,7 +214,9 @@ class GPT(nn.Module):
         recompute = self.config.recompute == "block" and not cache
         for layer, block in enumerate(self.transformer.h):
             inputs = x, cache[layer] if cache else None, documents, rotation
-            x = _recomputed(block, *inputs) if recompute else block(*inputs)
+            # the last layer's other tokens end in its keys, because only the last one gets logits below
+            last = bool(cache) and targets is None and T > 1 and layer == self.config.n_layer - 1
+            x = _recomputed(block, *inputs) if recompute else block(*inputs, last=last)
         x = self.transformer.ln_f(x)
         if targets is None:
             # generation needs only the last position, and lm_head is the widest matrix product
@@ -316,6 +323,6 @@ class GPT(nn.Module):
         with torch.no_grad():
             for p in (model.transformer.wte.weight, *model.lm_head.parameters()):
                 p[config.vocab_size :] = 0  # padding
-            for name, rows, w in weights:  # one at a time: beside the model, memory holds one tensor
-                model.get_parameter(name)[rows] = w
+            for name, rows, read in weights:  # one at a time: beside the model, memory holds one tensor
+                model.get_parameter(name)[rows] = read()
         return model

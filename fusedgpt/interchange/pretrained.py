@@ -8,7 +8,7 @@ import math
 import os
 import pathlib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,13 +37,13 @@ class Stored:
 
 def load(
     model_type: str | os.PathLike, changes: dict[str, Any]
-) -> tuple[GPTConfig, Iterator[tuple[str, slice, Tensor]]]:
-    """A model by its hub id or from a local folder: its config with `changes`, and its weights, one after another.
+) -> tuple[GPTConfig, list[tuple[str, slice, Callable[[], Tensor]]]]:
+    """A model by its hub id or from a local folder: its config with `changes`, and its weights, not read yet.
 
-    Each is the name of a parameter in model.py, some of its rows, and what they hold, in the dtype of the file. Rows
-    that pad the vocabulary are not among them. No code of the folder runs. Raises UserError if `changes` has settings
-    that are not in OVERRIDES, if the model cannot be loaded, if it is of a family or has a part that is not known here,
-    or if its weights do not match its config, or are not finite.
+    Each is the name of a parameter in model.py, some of its rows, and a function that reads what they hold, in the
+    dtype of the file. Rows that pad the vocabulary are not among them. No code of the folder runs. Raises UserError if
+    `changes` has settings that are not in OVERRIDES, if the model cannot be loaded, if it is of a family or has a part
+    that is not known here, or if its weights do not match its config; reading does if they are not finite.
     """
     if unknown := changes.keys() - set(OVERRIDES):
         raise UserError(
@@ -58,7 +58,11 @@ def load(
             raise UserError(f"its config means {config.num_params:,} weights, but its files have {held:,}")
         wanted = families.places(config, name)
         found = _matched(stored, wanted)
-    return dataclasses.replace(config, **changes), _read(model_type, found, wanted)
+    reads = [
+        (place.ours, place.rows, functools.partial(_read, model_type, name, found[name], place))
+        for name, place in wanted.items()
+    ]
+    return dataclasses.replace(config, **changes), reads
 
 
 def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
@@ -206,10 +210,11 @@ def _matched(stored, wanted):
     return found
 
 
-def _read(model_type, found, wanted):
-    for name, place in wanted.items():
-        with _refused(model_type):
-            w = found[name].read()
-            if not w.sum(dtype=torch.float64).isfinite():
-                raise ValueError(f"it has weights that are not finite: {name}")
-        yield place.ours, place.rows, w.t() if place.transposed else w
+def _read(model_type, name, tensor, place):
+    """A tensor of a file, turned as ours are."""
+    with _refused(model_type):
+        w = tensor.read()
+        # the largest value, which is NaN if any is: unlike a sum, it is in range if all are
+        if not torch.linalg.vector_norm(w, math.inf).isfinite():
+            raise ValueError(f"it has weights that are not finite: {name}")
+    return w.t() if place.transposed else w

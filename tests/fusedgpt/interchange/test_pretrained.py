@@ -1,0 +1,178 @@
+"""Files of models: in parts, in bfloat16, as pickles, damaged; read without more memory than the model needs."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fusedgpt.errors import UserError
+from model import GPT
+from tests.conftest import ROOT, assert_same_bytes
+from tests.fusedgpt.interchange.test_families import MODELS, SIZES, random_model
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+Q = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.fixture
+def llama(tmp_path):
+    """The folder of a Llama with an output layer of its own."""
+    random_model(tmp_path / "llama", "llama", SIZES)
+    return tmp_path / "llama"
+
+
+def in_parts(folder):
+    """Write the weights as two files and an index."""
+    weights = load_file(folder / WEIGHTS)
+    names = [{name: f"model-0000{1 + n % 2}-of-00002.safetensors"} for n, name in enumerate(sorted(weights))]
+    places = {name: file for each in names for name, file in each.items()}
+    for file in set(places.values()):
+        save_file({name: w for name, w in weights.items() if places[name] == file}, folder / file)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (folder / WEIGHTS).unlink()
+
+
+def pickled(folder, **how):
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin", **how)
+    (folder / WEIGHTS).unlink()
+
+
+def rewritten(folder, function):
+    save_file(function(load_file(folder / WEIGHTS)), folder / WEIGHTS)
+
+
+FORMS = {
+    "in parts": in_parts,
+    "a pickle": pickled,
+    "a pickle of before PyTorch 1.6": lambda f: pickled(f, _use_new_zipfile_serialization=False),
+    "float64": lambda f: rewritten(f, lambda w: {n: w[n].double() for n in w}),
+    "frequencies": lambda f: rewritten(
+        f, lambda w: w | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_of_a_file_is_the_same_model(llama, form):
+    before = GPT.from_pretrained(llama).state_dict()
+    FORMS[form](llama)
+    assert_same_bytes(GPT.from_pretrained(llama).state_dict(), before)
+
+
+def test_files_of_a_model_without_its_output_layer(tmp_path):
+    # they leave out the beginning of each name, as those of openai-community/gpt2 do
+    random_model(tmp_path, *MODELS["gpt2"])
+    before = GPT.from_pretrained(tmp_path).state_dict()
+    rewritten(tmp_path, lambda weights: {name.removeprefix("transformer."): w for name, w in weights.items()})
+    assert_same_bytes(GPT.from_pretrained(tmp_path).state_dict(), before)
+
+
+def test_an_output_layer_that_is_tied_may_be_in_the_file_if_it_is_the_embedding(tmp_path):
+    random_model(tmp_path, *MODELS["qwen3"])
+    embedding = load_file(tmp_path / WEIGHTS)["model.embed_tokens.weight"]
+    before = GPT.from_pretrained(tmp_path).state_dict()
+    rewritten(tmp_path, lambda weights: weights | {"lm_head.weight": embedding.clone()})
+    assert_same_bytes(GPT.from_pretrained(tmp_path).state_dict(), before)
+    rewritten(tmp_path, lambda weights: weights | {"lm_head.weight": embedding + 1})
+    with pytest.raises(
+        UserError, match=r"have lm_head.weight and another model.embed_tokens.weight, but its tie_word_"
+    ):
+        GPT.from_pretrained(tmp_path)
+
+
+def test_bfloat16_is_kept_if_it_is_asked_for(llama):
+    rewritten(llama, lambda weights: {name: w.bfloat16() for name, w in weights.items()})
+    stored = load_file(llama / WEIGHTS)
+    kept = GPT.from_pretrained(llama, {"vocab_multiple": 64}, dtype=torch.bfloat16)
+    assert {p.dtype for p in kept.parameters()} == {torch.bfloat16}
+    wte = kept.transformer.wte.weight
+    assert (
+        torch.equal(wte[:101], stored["model.embed_tokens.weight"]) and wte.shape == (128, 64) and not wte[101:].any()
+    )
+    trained = GPT.from_pretrained(llama, {"vocab_multiple": 64})
+    assert_same_bytes({n: w.bfloat16() for n, w in trained.state_dict().items()}, kept.state_dict())
+    assert trained.lm_head.weight.dtype == torch.float32
+
+
+def change(folder, **config):
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | config))
+
+
+def index(folder, weight_map):
+    in_parts(folder)
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+
+
+REFUSED = {  # by what is said: what is done to the folder
+    f"they lack {Q}": lambda f: rewritten(f, lambda w: {n: w[n] for n in w if n != Q} | {"x": w[Q]}),
+    "they have lora too": lambda f: rewritten(f, lambda w: w | {"lora": torch.ones(1)}),
+    f"{Q} is (64, 32), and not (64, 64)": lambda f: rewritten(
+        f, lambda w: w | {Q: torch.ones(64, 32), "model.layers.1.self_attn.k_proj.weight": torch.ones(64, 64)}
+    ),
+    f"it has weights that are not finite: {Q}": lambda f: rewritten(f, lambda w: w | {Q: w[Q] / 0}),
+    "no floating-point numbers": lambda f: rewritten(f, lambda w: w | {Q: w[Q].int()}),
+    "they lack lm_head.weight": lambda f: rewritten(
+        f, lambda w: {n: w[n] for n in w if n != "lm_head.weight"} | {"x": w["lm_head.weight"]}
+    ),
+    "weights, but its files have ": lambda f: change(f, num_hidden_layers=2_000),
+    "it has no absent.safetensors": lambda f: index(f, {Q: "absent.safetensors"}),
+    "names '../x', which is not beside it": lambda f: index(f, {Q: "../x"}),
+    "it has no model.safetensors, model.safetensors.index.json,": lambda f: os.remove(f / WEIGHTS),
+    "it has no config.json": lambda f: os.remove(f / "config.json"),
+    "its model.safetensors.index.json is not a valid JSON": lambda f: in_parts(f) or (f / INDEX).write_text("{"),
+    "holds something other than tensors": lambda f: (
+        torch.save({"a": 1}, f / "pytorch_model.bin") or os.remove(f / WEIGHTS)
+    ),
+    "which can be gpt2, llama, mistral": lambda f: change(f, model_type="t5"),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_a_folder_that_is_damaged_is_one_sentence(llama, said):
+    REFUSED[said](llama)
+    with pytest.raises(
+        UserError, match="is no GPT-2, Llama, Mistral, Qwen2, Qwen3 or Phi that can be loaded"
+    ) as refused:
+        GPT.from_pretrained(llama)
+    assert said in str(refused.value) and "\n" not in str(refused.value) and len(str(refused.value)) < 600
+
+
+PEAK = """
+import json, sys, torch
+from fusedgpt.machine.memory import peak_memory, reset_peak_memory
+from model import GPT
+small, *folders = sys.argv[1:]
+cpu, found = torch.device("cpu"), []
+GPT.from_pretrained(small)  # what is loaded only once
+for folder in folders:
+    reset_peak_memory(cpu)
+    with open("/proc/self/statm") as file:
+        before = 4096 * int(file.read().split()[1])
+    model = GPT.from_pretrained(folder, dtype=torch.bfloat16 if "bfloat16" in folder else torch.float32)
+    found.append((peak_memory(cpu) - before, sum(p.nbytes for p in model.parameters())))
+    del model
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what the peak of a process is from here on")
+def test_reading_takes_the_models_memory_and_one_tensor(llama, tmp_path):
+    # a model with random weights, and all weights of the file, were in memory at once
+    shape = SIZES | dict(hidden_size=512, intermediate_size=1536, num_hidden_layers=6, vocab_size=4000)
+    random_model(tmp_path / "float32", "llama", shape)
+    for other in ("bfloat16", "parts"):
+        shutil.copytree(tmp_path / "float32", tmp_path / other)
+    rewritten(tmp_path / "bfloat16", lambda weights: {name: w.bfloat16() for name, w in weights.items()})
+    in_parts(tmp_path / "parts")
+    folders = [str(tmp_path / each) for each in ("float32", "bfloat16", "parts")]
+    command = [sys.executable, "-c", PEAK, str(llama), *folders]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout
+    for folder, (peak, model) in zip(folders, json.loads(said)):
+        largest = 4000 * 512 * (2 if "bfloat16" in folder else 4)
+        assert 0.9 * model < peak < model + largest + 4e6, folder  # 4 MB for what is not a tensor
