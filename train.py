@@ -123,11 +123,11 @@ def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torc
     return model, s
 
 
-def rehearse(state: TrainState, trace: pathlib.Path | None) -> tuple[dict, int]:
+def rehearse(state: TrainState, trace: pathlib.Path | None, case: Case | None = None) -> tuple[dict, int]:
     """Make two forward and backward passes; return the kernel receipt of a step and its number of compiled graphs.
 
-    The second pass is profiled. trace: the file for that profile. No weight changes. The passes draw random numbers,
-    but each micro-step of training seeds its own.
+    The second pass is profiled. trace: the file for that profile. case: the model's attention. No weight changes. The
+    passes draw random numbers, but each micro-step of training seeds its own.
     """
 
     def forward_backward():
@@ -142,7 +142,7 @@ def rehearse(state: TrainState, trace: pathlib.Path | None) -> tuple[dict, int]:
     before = graphs_compiled()
     forward_backward()
     graphs = graphs_compiled() - before
-    return observe(forward_backward, trace, ids=state.model.config.padded_vocab_size), graphs
+    return observe(forward_backward, trace, state.model.config.padded_vocab_size, case), graphs
 
 
 def train_step(state: TrainState, s: Settings, micro_steps: range) -> dict[str, Tensor]:
@@ -317,7 +317,7 @@ def take_receipt(run: Run, chosen: tuning.Settled, case: Case) -> None:
     s, state, ranks, logger = run.s, run.state, run.ranks, run.logger
     require_no_accumulation(case.device, chosen.compiled and not s.eval_only, len(run.micro_steps))
     logger.status("compiling" if chosen.compiled else "looking at the kernels")
-    receipt, graphs = (None, None) if s.eval_only else rehearse(state, run.trace)
+    receipt, graphs = (None, None) if s.eval_only else rehearse(state, run.trace, case)
     if receipt and (reason := contradiction(chosen.attention, receipt, case)):
         raise UserError(reason)
     run.record = run_record(s, state.model, case.device, ranks, chosen, receipt=receipt, graphs=graphs)

@@ -152,6 +152,20 @@ def test_attention_within_documents_costs_flex_no_launch_and_manual_one(lower, a
 
 
 @needs_triton
+@pytest.mark.parametrize(
+    ("attention", "changes"), [("flash", {"n_kv_head": 4}), ("flex", {"n_kv_head": 4, "window": 256})]
+)
+def test_shared_keys_and_a_window_cost_no_launch(lower, attention, changes):
+    # a copy of keys and values for each head of queries would be a kernel in each layer, and bytes
+    shared, equal = lower(attention=attention, n_layer=2, **changes), lower(attention=attention, n_layer=2)
+    assert shared["graph_breaks"] == 0
+    for way in ("forward", "backward"):
+        for what in ("launches", "calls", "buffers"):
+            assert shared[way][what] == equal[way][what], (way, what)
+        assert shared[way]["bytes"] < equal[way]["bytes"]
+
+
+@needs_triton
 def test_a_fused_kernel_is_a_call_each_way_and_keeps_no_scores(lower):
     found = lower(attention="flash", n_layer=2)
     assert found["forward"]["calls"] == {"mm": 9, "_scaled_dot_product_flash_attention": 2}
