@@ -6,7 +6,15 @@ import re
 import unicodedata
 
 from fusedgpt.data.encoding import PLACE_TO_CUT, batches, pieces, watched
-from fusedgpt.data.tokenizer import END_OF_TEXT, LARGEST_VOCABULARY, Tokenizer, fails_as, read_json, tiktoken_bpe
+from fusedgpt.data.tokenizer import (
+    END_OF_TEXT,
+    LARGEST_VOCABULARY,
+    Tokenizer,
+    fails_as,
+    read_json,
+    tiktoken_bpe,
+    without_prefix,
+)
 from fusedgpt.errors import UserError, shown
 
 TRAINED = "train:"  # followed by the size of the vocabulary
@@ -130,7 +138,7 @@ def _of_json(bpe):
     if end := next((each for each in ENDS if each in vocabulary), None):
         bpe.add_special_tokens([end])
         meta["end_of_text"] = vocabulary[end]
-    meta["tokenizer_json"] = json.loads(bpe.to_str())
+    meta["tokenizer_json"] = without_prefix(json.loads(bpe.to_str()))
     tokenizer = Tokenizer(meta)
     tokenizer.byte_lengths()  # raises UserError if it is not byte-level
     for first, then in (("a\n", "b"), *_cut(tokenizer.tokens)):

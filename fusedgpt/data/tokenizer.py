@@ -19,6 +19,7 @@ BYTE_LEVEL = (
     " Take one whose pre-tokenizer is ByteLevel, as GPT-2, Llama 3 and Qwen have it, or train one:"
     " data/text/prepare.py --tokenizer=train:8192"
 )
+BLANK = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a blank in tokenizers that SentencePiece made, as that of Llama 2
 BPES_OF_THREAD = threading.local()  # each thread's own BPEs, by name
 # tiktoken's patterns, and others that find the same words 1.7 times as fast. tiktoken's engine tries alternatives one
 # by one if they look ahead or are possessive (`++`). It matches a group of other alternatives in one pass. In these
@@ -166,7 +167,8 @@ class Tokenizer:
         gpt2      GPT-2's BPE, or the name of another of tiktoken's; loaded when it is first needed
         byte      256 ids, and one more if there is an end_of_text
         char      meta["itos"] has the character of each id, or None
-        json      meta["tokenizer_json"] is the tokenizer.json of a byte-level BPE, as Hugging Face's `tokenizers` reads
+        json      meta["tokenizer_json"] is the tokenizer.json of a BPE, as Hugging Face's `tokenizers` reads; it is
+                  byte-level, or made by SentencePiece with a token for each byte, and puts no blank before a text
         unknown   a nanoGPT meta.pkl with only the vocabulary's size, which is enough to train, but not to encode
 
     meta["end_of_text"] is the id that ends a document, if there is one. For gpt2 it need not be given.
@@ -274,9 +276,13 @@ class Tokenizer:
         return np.concatenate(each), np.cumsum([len(ids) for ids in each])
 
     def decode(self, ids: list[int]) -> bytes:
-        """UTF-8 bytes of `ids`. One id may be only part of a character. An id without text becomes U+FFFD."""
-        tokens = self.tokens
-        return b"".join("\N{REPLACEMENT CHARACTER}".encode() if tokens[id] is None else tokens[id] for id in ids)
+        """UTF-8 bytes of `ids`. One id may be only part of a character. An id without text becomes U+FFFD.
+
+        So do ids beyond the tokenizer's, because a model may have more: Qwen's is padded to a round number.
+        """
+        tokens, unknown = self.tokens, "\N{REPLACEMENT CHARACTER}".encode()
+        texts = (tokens[id] if id < len(tokens) else None for id in ids)
+        return b"".join(unknown if text is None else text for text in texts)
 
     def ids_without_text(self) -> list[int]:
         """The ids for which the meta of a character tokenizer has no character."""
@@ -310,9 +316,54 @@ class Tokenizer:
         return loaded
 
 
+def without_prefix(content: dict) -> dict:
+    """A tokenizer.json whose BPE puts no blank before a text, and takes none away from its beginning.
+
+    Those that SentencePiece made do, so that the ids of a text would not be those of its parts. Others stay as they
+    are.
+    """
+    if not _of_sentencepiece(content):
+        return content
+    return content | {part: _unprefixed(content.get(part)) for part in ("normalizer", "pre_tokenizer", "decoder")}
+
+
+def _of_sentencepiece(content):
+    return content["model"]["type"] == "BPE" and bool(content["model"].get("byte_fallback"))
+
+
+def _unprefixed(step):
+    """A normalizer, pre-tokenizer or decoder without the steps that add a blank to a text, or take it away again."""
+    if step is None or step["type"] == "Prepend" or (step["type"] == "Strip" and "content" in step):
+        return None
+    if step["type"] == "Metaspace":
+        return step | {"prepend_scheme": "never"} | ({"add_prefix_space": False} if "add_prefix_space" in step else {})
+    if step["type"] == "Sequence":
+        name = next(each for each in ("normalizers", "pretokenizers", "decoders") if each in step)
+        return step | {name: [kept for each in step[name] if (kept := _unprefixed(each)) is not None]}
+    return step
+
+
+def _bytes_of_pieces(tokenizer, vocab_size, content, added):
+    """The bytes of each id of a BPE that SentencePiece made."""
+    of_bytes = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
+    if lacking := [name for name in of_bytes if tokenizer.token_to_id(name) is None]:
+        raise UserError(f"tokenizer_json cannot write every text: it has no {lacking[0]}.{BYTE_LEVEL}")
+    if BLANK not in json.dumps([content.get("normalizer"), content.get("pre_tokenizer")], ensure_ascii=False):
+        raise UserError(f"tokenizer_json does not turn blanks into {BLANK}, as SentencePiece does.{BYTE_LEVEL}")
+    if without_prefix(content) != content:
+        raise UserError("tokenizer_json puts a blank before each text: prepare the data anew, with its tokenizer.json")
+    names = ((id, tokenizer.id_to_token(id)) for id in range(vocab_size))
+    return [
+        added.get(id) if id in added or name is None else of_bytes.get(name, name.replace(BLANK, " ").encode())
+        for id, name in names
+    ]
+
+
 def _bytes_of_ids(tokenizer, vocab_size, content):
     byte = {character: n for n, character in enumerate(byte_characters())}
     added = {id: token.content.encode() for id, token in tokenizer.get_added_tokens_decoder().items()}
+    if _of_sentencepiece(content):
+        return _bytes_of_pieces(tokenizer, vocab_size, content, added)
     tokens = []
     for id in range(vocab_size):
         name = tokenizer.id_to_token(id)

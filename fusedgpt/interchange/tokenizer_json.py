@@ -8,7 +8,16 @@ import re
 from typing import Any
 
 from fusedgpt.data import dataset
-from fusedgpt.data.tokenizer import END_OF_TEXT, GPT2, Tokenizer, byte_characters, fails_as, read_json, tiktoken_bpe
+from fusedgpt.data.tokenizer import (
+    END_OF_TEXT,
+    GPT2,
+    Tokenizer,
+    byte_characters,
+    fails_as,
+    read_json,
+    tiktoken_bpe,
+    without_prefix,
+)
 from fusedgpt.errors import UserError
 from fusedgpt.settings import PRETRAINED
 
@@ -132,8 +141,9 @@ def read_meta(name: str) -> dict:
 def own_meta(name: str) -> dict | None:
     """The meta of a model's tokenizer, as in a data set's meta.json, or None. name: hub id or folder of the model.
 
-    It comes from the meta.json that export.py writes, or else from tokenizer.json, which must be byte-level. Raises
-    UserError if the file is damaged, or if the tokenizer is not byte-level.
+    It comes from the meta.json that export.py writes, or else from tokenizer.json, which must be a BPE of bytes, or of
+    SentencePiece's with a token for each byte; no blank is put before a text. Raises UserError if the file is damaged,
+    or if the tokenizer is another.
     """
     if name in PRETRAINED:
         return GPT2
@@ -151,7 +161,7 @@ def own_meta(name: str) -> dict | None:
     with fails_as(f"cannot read the tokenizer.json of {name}"):  # a damaged file can raise anything
         read_json(file.read_text(encoding="utf-8"), str(file))
         theirs = PreTrainedTokenizerFast.from_pretrained(name)
-        content = json.loads(theirs.backend_tokenizer.to_str())
+        content = without_prefix(json.loads(theirs.backend_tokenizer.to_str()))
         ids = theirs.get_vocab()
         end = ids.get(END_OF_TEXT) if theirs.eos_token_id is None else theirs.eos_token_id
         meta = {"tokenizer": "json", "vocab_size": 1 + max(ids.values()), "tokenizer_json": content}

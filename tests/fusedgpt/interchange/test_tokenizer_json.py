@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fusedgpt.data import tokenizer
+from fusedgpt.data import make_tokenizer, tokenizer
 from fusedgpt.data.tokenizer import KINDS, Tokenizer
 from fusedgpt.errors import UserError
 from fusedgpt.interchange import tokenizer_json
@@ -176,3 +176,60 @@ def test_a_tokenizer_json_that_is_not_byte_level_is_refused(tmp_path, words):
     Theirs(models.WordLevel(ids, unk_token=words[0])).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match="tokenizer_json is not byte-level"):
         tokenizer_json.read_meta(str(tmp_path))
+
+
+def of_sentencepiece(metaspace=False):
+    """A tokenizer.json as that of Llama 2, or with `metaspace` as newer ones: a BPE that puts a blank before a text."""
+    from tokenizers import Tokenizer as Theirs
+    from tokenizers import models, pre_tokenizers, trainers
+
+    trained = Theirs(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    trained.train_from_iterator(TEXT.splitlines(), trainers.BpeTrainer(vocab_size=200, show_progress=False))
+    content = json.loads(trained.to_str())
+    vocab = content["model"]["vocab"]
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *sorted(vocab, key=vocab.get)]
+    content["model"] |= {"vocab": {name: id for id, name in enumerate(names)}, "byte_fallback": True}
+    content["model"] |= {"unk_token": "<unk>", "fuse_unk": True}
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    prepend = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace]}
+    split = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    content |= {"normalizer": None if metaspace else prepend, "pre_tokenizer": split if metaspace else None}
+    back = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    back.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    special = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
+    added = [{"id": id, "content": name} | special for id, name in enumerate(names[:3])]
+    return content | {"decoder": {"type": "Sequence", "decoders": back}, "added_tokens": added}
+
+
+@pytest.mark.parametrize("metaspace", [False, True])
+def test_a_tokenizer_of_sentencepiece_is_read_without_the_blank_before_a_text(metaspace, tmp_path):
+    # Llama 2's and Mistral's were refused. Their blank before each text would be one before each part of a text
+    from tokenizers import Tokenizer as Theirs
+
+    content = of_sentencepiece(metaspace)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    names = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    meta = tokenizer_json.own_meta(str(tmp_path))
+    prepared = make_tokenizer.of(str(tmp_path / "tokenizer.json"), None)
+    assert Tokenizer(prepared).tokens == Tokenizer(meta).tokens and meta["end_of_text"] == prepared["end_of_text"] == 2
+    ours, theirs = Tokenizer(meta), Theirs.from_str(json.dumps(content))
+    back = tokenizer_json.tokenizer(meta, 64)
+    for text in (TEXT, f" {TEXT}", ORDINARY, *random_texts(20)):
+        ids = ours.encode_text(text).tolist()
+        assert ours.decode(ids).decode() == text and ours.byte_lengths()[ids].sum() == len(text.encode())
+        assert back(text).input_ids == ids and back.decode(ids) == text
+    plain = TEXT.replace("\n", " ")
+    assert ours.encode_text(f" {plain}").tolist() == theirs.encode(plain, add_special_tokens=False).ids
+    with pytest.raises(UserError, match="puts a blank before each text"):
+        Tokenizer(meta | {"tokenizer_json": content}).byte_lengths()
+    content["model"]["vocab"]["other"] = content["model"]["vocab"].pop("<0x41>")
+    with pytest.raises(UserError, match="it has no <0x41>"):
+        Tokenizer(meta | {"tokenizer_json": content}).byte_lengths()
+
+
+def test_ids_of_a_model_beyond_those_of_its_tokenizer_have_no_text():
+    # Qwen's embedding has more rows than its tokenizer has ids: an IndexError, if one was drawn
+    one = Tokenizer(meta_of("json"))
+    assert one.decode([one.vocab_size + 5, *one.encode_text("a")]).decode() == "\N{REPLACEMENT CHARACTER}a"
