@@ -59,7 +59,7 @@ ALONE = [
     (SMALL | dict(dropout=0.1), dict(batch_size=2, attention="manual")),
 ]
 # the other families' parts, one at a time and together; a Llama has a second, untied embedding
-LLAMA = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_kv_head=2, tie_embeddings=False)
+PARTS = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_kv_head=2, tie_embeddings=False)
 FAMILIES = [
     *(
         (SMALL | switch, dict(batch_size=8, attention="flash", dtype="float32"))
@@ -76,10 +76,11 @@ FAMILIES = [
     (LONG | dict(window=64), dict(batch_size=2, attention="blocked", dtype="float32")),
     (MANY_IDS | dict(tie_embeddings=False), dict(batch_size=1, attention="flash")),
     (FEW_TOKENS | dict(tie_embeddings=False), dict(batch_size=1, attention="flash", dtype="float32")),
-    (SMALL | LLAMA | dict(n_inner=352), dict(batch_size=8, attention="flash", dtype="float32")),
-    (SMALL | LLAMA | dict(n_inner=352), dict(batch_size=2, attention="flash")),
-    (WIDE | LLAMA | dict(n_inner=704), dict(batch_size=2, attention="manual", dtype="float32", recompute="attention")),
-    (WIDE | LLAMA | dict(n_inner=704), dict(batch_size=2, attention="flash", dtype="float32", recompute="block")),
+    (SMALL | PARTS | dict(n_inner=352), dict(batch_size=8, attention="flash", dtype="float32")),
+    (SMALL | PARTS | dict(n_inner=352), dict(batch_size=2, attention="flash")),
+    (WIDE | PARTS | dict(n_inner=704), dict(batch_size=2, attention="manual", dtype="float32", recompute="attention")),
+    (WIDE | PARTS | dict(n_inner=704), dict(batch_size=2, attention="flash", dtype="float32", recompute="block")),
+    (SMALL | PARTS | dict(n_inner=352), dict(batch_size=4, attention="flash", compile=True)),
 ]
 COMPILED = [
     (SMALL, dict(batch_size=2, attention="flash", compile=True)),
@@ -345,7 +346,7 @@ def reserved_table() -> list[str]:
 
 def memory_table() -> list[str]:
     """The errors of memory; measures for a minute or more."""
-    alone = ALONE + COMPILED
+    alone = ALONE + FAMILIES + COMPILED
     errors = [memory_error(*case) for case in alone] + shared_errors()
     processes = [1] * len(alone) + [2] * len(SHARED)
     cells = []

@@ -20,7 +20,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.interchange.pretrained import to_transformers
 from fusedgpt.machine.memory import peak_bytes
 from model import GPT, GPTConfig, _gelu
-from tests.conftest import ON_GPU_TOO, hugging_face
+from tests.conftest import LLAMA, ON_GPU_TOO, hugging_face
 
 TINY = dict(block_size=32, vocab_size=101, n_layer=3, n_head=4, n_embd=64)
 
@@ -257,16 +257,19 @@ def test_the_compiled_backward_of_a_padded_head_takes_no_memory_of_its_own():
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(("B", "T"), [(2, 32), (3, 7), (1, 2)])  # 2 tokens are fewer than there are chunks
 @pytest.mark.parametrize(("device", "dtype"), [*ON_GPU_TOO, ("cpu", "bfloat16")])
-def test_each_loss_equals_float64(loss, B, T, device, dtype):
+@pytest.mark.parametrize("output", [{}, dict(tie_embeddings=False, output_bias=True)], ids=["tied", "untied"])
+def test_each_loss_equals_float64(loss, B, T, device, dtype, output):
     # chunks differ in length, so a mean of their means is wrong; padded ids and targets of -1 must not count in any
     torch.manual_seed(0)
     idx, targets = torch.randint(0, 101, (2, B, T), device=device)
     targets[0, :-1] = -1
-    model = GPT(GPTConfig(**TINY, vocab_multiple=64, loss=loss)).to(device)
+    model = GPT(GPTConfig(**TINY, **output, vocab_multiple=64, loss=loss)).to(device)
     with torch.no_grad():
         for p in model.parameters():
             p *= 3
-    exact = GPT(GPTConfig(**TINY, vocab_multiple=1)).to(device).double()
+        if output:
+            model.lm_head.bias[:101].normal_()  # it starts at 0, so that its part would go unseen
+    exact = GPT(GPTConfig(**TINY, **output, vocab_multiple=1)).to(device).double()
     exact.load_state_dict(
         {name: w[:101] if "wte" in name or "head" in name else w for name, w in model.state_dict().items()}
     )
@@ -280,9 +283,9 @@ def test_each_loss_equals_float64(loss, B, T, device, dtype):
     limit = 1e-5 if dtype == "float32" else 0.05
     torch.testing.assert_close(got.double(), want, rtol=limit / 5, atol=0)
     for (name, p), q in zip(model.named_parameters(), exact.parameters()):
-        gradient = p.grad[:101] if "wte" in name else p.grad
+        gradient = p.grad[:101] if "wte" in name or "head" in name else p.grad
         assert (gradient - q.grad).norm() <= limit * q.grad.norm(), name
-    assert (model.transformer.wte.weight.grad[101:] == 0).all()
+    assert all((p.grad[101:] == 0).all() for p in (model.transformer.wte.weight, *model.lm_head.parameters()))
 
 
 def test_a_chunked_loss_holds_an_eighth_of_the_logits(device):
@@ -296,12 +299,13 @@ def test_a_chunked_loss_holds_an_eighth_of_the_logits(device):
     assert peaks["whole"] > 2 * logits > 4 * peaks["chunked"]
 
 
-def test_what_is_computed_again_is_the_same_to_the_bit_and_takes_less_memory(device):
+@pytest.mark.parametrize("family", [{}, LLAMA], ids=["GPT-2", "Llama"])
+def test_what_is_computed_again_is_the_same_to_the_bit_and_takes_less_memory(device, family):
     # dropout has to be drawn again as it was: with another mask, training would go on with wrong gradients
     idx = torch.randint(0, 65, (4, 256), generator=torch.Generator().manual_seed(0)).to(device)
     found, peaks = {}, {}
     for recompute in RECOMPUTE:
-        config = GPTConfig(256, 65, 4, 4, 64, dropout=0.2, attention="manual", recompute=recompute)
+        config = GPTConfig(256, 65, 4, 4, 64, dropout=0.2, attention="manual", recompute=recompute, **family)
         torch.manual_seed(1)
         model = GPT(config).to(device)
 

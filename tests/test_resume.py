@@ -14,9 +14,11 @@ from fusedgpt.errors import UserError
 from fusedgpt.runs import checkpoint
 from fusedgpt.training import evaluation
 from tests.conftest import (
+    LLAMA,
     ON_GPU_TOO,
     as_nanogpt_wrote,
     as_we_wrote_before_activation,
+    as_we_wrote_before_families,
     assert_same_bytes,
     checkpoint_of,
     fails,
@@ -36,7 +38,12 @@ from tests.conftest import (
 @pytest.mark.parametrize(("device", "dtype"), ON_GPU_TOO)
 @pytest.mark.parametrize(
     "settings",
-    [dict(attention="sdpa"), dict(attention="manual"), dict(optimizer="muon", schedule="wsd", lr_decay_iters=20)],
+    [
+        dict(attention="sdpa"),
+        dict(attention="manual"),
+        dict(optimizer="muon", schedule="wsd", lr_decay_iters=20),
+        dict(LLAMA, optimizer="muon", recompute="block", loss="chunked"),
+    ],
     ids=lambda settings: next(iter(settings.values())),
 )
 def test_ten_steps_saved_and_ten_more_are_twenty(tmp_path, data, settings, device, dtype):
@@ -257,6 +264,7 @@ def test_a_nanogpt_checkpoint_resumes(tmp_path, data):
         ("gelu", as_nanogpt_wrote, {}, 1),  # it silently went on with GPT-2's tanh form, another function
         ("gelu_tanh", as_nanogpt_wrote, dict(activation="gelu_tanh"), 0),
         ("gelu_tanh", as_we_wrote_before_activation, {}, 0),
+        ("gelu_tanh", as_we_wrote_before_families, {}, 0),
     ],
 )
 def test_a_run_goes_on_with_its_activation(tmp_path, data, capsys, activation, rewrite, asked, says):
@@ -271,6 +279,20 @@ def test_a_run_goes_on_with_its_activation(tmp_path, data, capsys, activation, r
     assert said.count(checkpoint.NANOGPTS_ACTIVATION) == says and "resuming with activation" not in said
     assert checkpoint_of(half)["extra_model_args"]["activation"] == activation
     assert_same_bytes(weights(half), weights(whole))
+
+
+def test_a_llama_goes_on_as_one_and_not_as_what_is_asked_for(tmp_path, data, capsys):
+    # weights decide the family: flags of another used to be nothing that a checkpoint knows
+    run(tmp_path, data, max_iters=5, **LLAMA)
+    saved = checkpoint_of(tmp_path)
+    assert {name: saved["extra_model_args"][name] for name in LLAMA} == LLAMA
+    capsys.readouterr()
+    run(tmp_path, data, max_iters=10, init_from="resume", **LLAMA | {"window": 3, "norm": "layernorm"})
+    said = capsys.readouterr().out
+    assert "window=8, as in the weights of init_from=resume" in said
+    assert "norm=rmsnorm, as in the weights of init_from=resume" in said
+    assert json.loads((tmp_path / "run.json").read_text())["settings"]["window"] == 8
+    assert {name: checkpoint_of(tmp_path)["extra_model_args"][name] for name in LLAMA} == LLAMA
 
 
 def test_a_resumed_run_takes_its_own_weight_decay_and_betas(tmp_path, data, capsys):

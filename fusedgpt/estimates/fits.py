@@ -35,7 +35,7 @@ def check_run(
     run = scale.Run.of(s, **resolved)
     if backward:
         who = "the estimate of memory (fusedgpt/estimates/scale.py)"
-        why = dimensions.unknown(config, who, dimensions.COUNTED)
+        why = dimensions.unknown(config, who, (*dimensions.FAMILIES, "document_start"))
         say(f"memory: not estimated: {why}" if why else in_words(scale.memory(config, run), processes))
     check_training(config, batch_size, device, dtype, backward, s.optimizer == "muon", run.shards)
 

@@ -177,11 +177,12 @@ def _block(config, run, seen):
     There the residual stream has 16 bits. Here it is float32, and autocast keeps the inputs of both norms (8 C) and
     what the products read: normalised inputs (e C each), q, k, v (e (A + 2 K)), attention's output (e A), and the wide
     layer before and after GELU (2 e I). A SwiGLU keeps both wide layers, the gate's SiLU and the product (4 e I).
-    Rotation makes new queries and keys (e (A + K)); v keeps the memory of the old ones.
+    Rotation makes new queries and keys (e (A + K)); v keeps the memory of the old ones. If compiled, the backward
+    computes the SiLU again, and no old queries and keys are kept.
     """
-    (C, A, K, inside), e = _widths(config), run.itemsize
-    norms, wide = 1 if config.parallel_block else 2, 4 if config.mlp == "swiglu" else 2
-    rotated = A + K if config.position == "rotary" or config.qk_norm else 0
+    (C, A, K, inside), e, eager = _widths(config), run.itemsize, not run.compile
+    norms, wide = 1 if config.parallel_block else 2, 3 + eager if config.mlp == "swiglu" else 2
+    rotated = A + K if eager and (config.position == "rotary" or config.qk_norm) else 0
     heads = e * (2 * A + 2 * K + rotated) + (_norm(config, run) - 4 - e) * (A + K) * config.qk_norm
     linear = _tokens(config, run) * (norms * _norm(config, run) * C + heads + e * wide * inside)
     return linear + 2 * _mask(config, run, run.itemsize) + _inner(config, run, seen)

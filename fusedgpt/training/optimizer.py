@@ -67,6 +67,7 @@ def build_optimizer(model: Any, s: Settings, device_type: str) -> Optimizer:
     adamw = model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device_type)
     if s.optimizer == "adamw":
         return adamw
+    # queries, keys and values are one matrix, as they are one product: GPT-2's, and those of grouped heads
     matrices = [p for p in model.transformer.h.parameters() if p.dim() == 2]
     hidden = set(matrices)
     for group in adamw.param_groups:

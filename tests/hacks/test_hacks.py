@@ -88,8 +88,8 @@ def test_another_number_that_is_logged(tmp_path):
     project.says(*project.measuring())
 
 
-def test_rope_and_rmsnorm(tmp_path):
-    forgotten = Project(tmp_path / "forgotten", {"model.py": changes.ROPE_AND_RMSNORM["model.py"]})
+def test_a_norm_of_the_embeddings(tmp_path):
+    forgotten = Project(tmp_path / "forgotten", changes.EMBEDDING_NORM)
     assert "mend the formula in fusedgpt/dimensions.py" in forgotten.refuses(*forgotten.training())
     project = Project(tmp_path / "counted", changes.AND_ITS_COUNT)
     project.trains_resumes_and_samples()
@@ -99,32 +99,31 @@ def test_rope_and_rmsnorm(tmp_path):
     project.says(*project.measuring())
 
 
-def test_grouped_queries(tmp_path):
-    project = Project(tmp_path, changes.GROUPED_QUERIES, ["--n_kv_head=1"])
+def test_a_factor_of_the_embeddings(tmp_path):
+    project = Project(tmp_path, changes.EMBEDDING_SCALE, ["--embedding_scale=2.0"])
     project.trains_resumes_and_samples()
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["model"]["n_kv_head"] == 1
-    assert (
-        "to_transformers (fusedgpt/interchange/gpt2.py), which makes a GPT-2, does not know n_kv_head=1"
-        in project.refuses("export.py", "out", "hf")
-    )
-    plan = "bench.py plan (fusedgpt/estimates/scale.py) does not know n_kv_head=1"
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["model"]["embedding_scale"] == 2.0
+    assert "does not know embedding_scale=2.0" in project.refuses("export.py", "out", "hf")
+    plan = "bench.py plan (fusedgpt/estimates/scale.py) does not know embedding_scale=2.0"
     assert plan in project.refuses(*project.planning())
-    (tmp_path / "mine.py").write_text("n_kv_head = 1\n")  # a plan used to ignore it in a file, and refuse it as a flag
+    (tmp_path / "mine.py").write_text(
+        "embedding_scale = 2.0\n"
+    )  # it used to be ignored in a file, and refused as a flag
     assert plan in project.refuses("bench.py", "plan", "mine.py", "--vocab_size=65")
     project.says(*project.measuring())
 
 
-def test_a_window_as_a_kernel_is_refused_and_as_part_of_the_model_kept(tmp_path):
-    kernel = Project(tmp_path / "kernel", changes.WINDOW_AS_A_KERNEL, ["--attention=window"])
+def test_alibi_as_a_kernel_is_refused_and_as_part_of_the_model_kept(tmp_path):
+    kernel = Project(tmp_path / "kernel", changes.ALIBI_AS_A_KERNEL, ["--attention=alibi"])
     assert "it is not causal attention" in kernel.refuses(*kernel.training())
-    project = Project(tmp_path / "field", changes.WINDOW_IN_THE_MODEL, ["--window=4"])
+    project = Project(tmp_path / "field", changes.ALIBI_IN_THE_MODEL, ["--alibi=True"])
     project.trains_resumes_and_samples()
-    assert json.loads((project.folder / "out" / "run.json").read_text())["model"]["window"] == 4
-    assert "does not know window=4" in project.refuses("export.py", "out", "hf")
-    assert "does not know window=4" in project.refuses(*project.planning())
+    assert json.loads((project.folder / "out" / "run.json").read_text())["model"]["alibi"] is True
+    assert "does not know alibi=True" in project.refuses("export.py", "out", "hf")
+    assert "does not know alibi=True" in project.refuses(*project.planning())
     loaded = "import torch; from model import GPT; from fusedgpt.runs import checkpoint; import pathlib\n"
-    loaded += "print(GPT.from_checkpoint(checkpoint.load(pathlib.Path('out/ckpt.pt'))).config.window)"
-    assert project.says("-c", loaded) == "4\n"
+    loaded += "print(GPT.from_checkpoint(checkpoint.load(pathlib.Path('out/ckpt.pt'))).config.alibi)"
+    assert project.says("-c", loaded) == "True\n"
 
 
 def test_a_schedule(tmp_path):

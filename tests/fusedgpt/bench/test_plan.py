@@ -66,6 +66,19 @@ def test_a_plan_says_if_the_range_of_its_memory_does_not_fit(tmp_path):
     assert "may not fit" not in roomy[1]
 
 
+def test_a_llama_is_planned_as_what_it_is(monkeypatch):
+    # it used to be refused; as a GPT-2 of its layers and channels it would have 12 C² parameters in a layer
+    monkeypatch.chdir(ROOT)
+    s = settings("config/model/llama-3-8b.py", "--parallel=fsdp", "--batch_size=1", "--gradient_accumulation_steps=8")
+    config, run = plan.config_of(s), plan.run_of(s)
+    assert config.num_params == 8_030_261_248
+    row = plan.compute(config, run, "H100", "ndr")
+    assert row["status"] == "computed" and 0.3 < row["mfu"] < 0.6
+    more = plan.compute(dataclasses.replace(config, n_kv_head=None), run, "H100", "ndr")
+    assert more["memory"]["total"] > 1.05 * row["memory"]["total"]
+    assert more["seconds"]["total"] > 1.05 * row["seconds"]["total"]
+
+
 def test_a_config_file_of_train_py_is_taken_as_it_is(monkeypatch):
     # it sets much that a plan does not use
     monkeypatch.chdir(ROOT)

@@ -17,7 +17,7 @@ import convert
 from fusedgpt.errors import UserError
 from fusedgpt.parallel import shard_files
 from fusedgpt.runs import checkpoint, run_folder
-from tests.conftest import assert_same_bytes, fails, flags, rows, run, script, small, tensors, torchrun
+from tests.conftest import LLAMA, assert_same_bytes, fails, flags, rows, run, script, small, tensors, torchrun
 
 
 @pytest.fixture
@@ -49,6 +49,16 @@ def test_there_and_back_is_the_same(folder, small_run):
             assert {key: saved[key] for key in same} == {key: before[key] for key in same}
             assert saved["optimizer"]["param_groups"] == before["optimizer"]["param_groups"]
     assert not list(folder.glob("shards-*"))
+
+
+def test_an_output_layer_of_its_own_goes_there_and_back(tmp_path, data):
+    # it was left out of shards, and came back as the embedding
+    before = checkpoint.load(run(tmp_path / "run", data, max_iters=2, **LLAMA) / "ckpt.pt")
+    before = {name: tensor.clone() for name, tensor in tensors(before).items()}
+    assert not torch.equal(before["lm_head.weight"], before["transformer.wte.weight"])
+    for form in ("shards", "file"):
+        convert.main(tmp_path / "run", form)
+        assert_same_bytes(tensors(checkpoint.load(tmp_path / "run" / "ckpt.pt")), before)
 
 
 def test_what_reads_a_run_reads_shards(folder, small_run, tmp_path, data):

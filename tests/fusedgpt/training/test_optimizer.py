@@ -14,6 +14,7 @@ from fusedgpt.settings import Settings
 from fusedgpt.training import optimizer as optimizer_module
 from fusedgpt.training.optimizer import COOLDOWN, MuonAndAdamW, build_optimizer, learning_rate, update_weights
 from model import GPT, GPTConfig
+from tests.conftest import LLAMA
 
 SHAPE = dict(block_size=16, vocab_size=65, n_layer=2, n_head=2, n_embd=32, vocab_multiple=64)
 
@@ -68,6 +69,18 @@ def test_muon_has_the_matrices_of_the_layers_and_adamw_all_else():
     assert hidden == [f"transformer.h.{n}.{end}" for n in range(2) for end in ends]
     assert sorted(decayed + others + hidden) == sorted(names.values())
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0, 0.3]
+
+
+def test_muon_has_the_matrices_of_a_llama_too_but_no_output_layer():
+    # queries, keys and values are one matrix, as in GPT-2, also if keys and values have fewer heads
+    model, optimizer = built(shape=SHAPE | LLAMA)
+    names = {p: name for name, p in model.named_parameters()}
+    decayed, others, hidden = ([names[p] for p in group["params"]] for group in optimizer.param_groups)
+    assert decayed == ["transformer.wte.weight", "lm_head.weight"]
+    assert "transformer.h.0.attn.q_norm.weight" in others and "lm_head.bias" in others
+    ends = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_gate", "mlp.c_proj")
+    assert hidden == [f"transformer.h.{n}.{end}.weight" for n in range(2) for end in ends]
+    assert tuple(optimizer.param_groups[-1]["params"][0].shape) == ((2 + 2) * 32, 32)
 
 
 @pytest.mark.parametrize("matrix", ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"])
