@@ -133,13 +133,13 @@ def test_every_family_is_timed_and_copied_and_its_bytes_are_counted(name):
 @pytest.mark.parametrize("name", ["gpt2", "pattern"])
 @torch.no_grad()
 def test_no_token_waits_for_another_graph(name, monkeypatch):
-    # a window that was full, and buffers whose keys had to move, used to be graphs of their own: seconds in a text
+    # a step that moves a window's keys would be a graph of its own: seconds in the middle of a text
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, **_: compile_(model, dynamic=True, backend="eager"))
-    net = family(name, n_layer=3)
+    net = family(name, n_layer=2, **({"window_pattern": "SL"} if name == "pattern" else {}))
     engine = engines.prepare(net, CPU, "float32", batch_size=2, prompt_length=9, new_tokens=30, compiled=True)
     with torch.compiler.set_stance("fail_on_recompile"):
-        for T, new in ((9, 30), (1, 47), (20, 40)):
+        for T, new in ((9, 30), (1, 60)):
             assert torch.equal(greedy(engine, ids(2, T), new, cache=engine.cache), greedy(net, ids(2, T), new))
 
 

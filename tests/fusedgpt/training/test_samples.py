@@ -7,14 +7,15 @@ import pytest
 from fusedgpt.errors import UserError
 from fusedgpt.generation import generate
 from fusedgpt.training.samples import Prompts
-from tests.conftest import assert_same_bytes, rows, run, weights
+from tests.conftest import LLAMA, assert_same_bytes, rows, run, weights
 
 META = {"tokenizer": "char", "vocab_size": 65, "itos": [chr(33 + i) for i in range(65)]}
 
 
-def test_samples_are_logged_and_change_nothing_else(tmp_path, data):
+@pytest.mark.parametrize("family", [{}, LLAMA], ids=["GPT-2", "Llama"])
+def test_samples_are_logged_and_change_nothing_else(tmp_path, data, family):
     # a sample that drew from the stream of dropout would change every step after it
-    settings = dict(max_iters=10, eval_interval=5, dropout=0.2)
+    settings = dict(max_iters=10, eval_interval=5, dropout=0.2, **family)
     run(tmp_path / "without", data, **settings)
     (tmp_path / "prompts.txt").write_text("!!\n#$%\n")
     run(tmp_path / "with", data, **settings, sample_interval=4, sample_prompts=f"FILE:{tmp_path / 'prompts.txt'}")
