@@ -37,6 +37,9 @@ from tests.conftest import (
     weights,
 )
 
+# at the rate of `small`, a Llama's rounding grows to 1e-3 of the loss in 20 steps
+GENTLE_LLAMA = LLAMA | dict(learning_rate=1e-3)
+
 # the loop
 
 
@@ -119,7 +122,7 @@ def test_bfloat16_and_float16_train_on_a_cpu(tmp_path, data):
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("family", [{}, LLAMA], ids=["GPT-2", "Llama"])
+@pytest.mark.parametrize("family", [{}, GENTLE_LLAMA], ids=["GPT-2", "Llama"])
 def test_compile_trains_to_the_same_loss(tmp_path, data, family):
     eager = rows(run(tmp_path / "a", data, **family))
     compiled = rows(run(tmp_path / "b", data, compile=True, **family))
@@ -170,7 +173,7 @@ KERNELS_OF_A_CPU = ("manual", "blocked", "math", "masked")
 
 @pytest.mark.parametrize(
     ("family", "names"),
-    [({}, (*KERNELS_OF_A_CPU, "flash", "compiled", "across")), (LLAMA, KERNELS_OF_A_CPU)],
+    [({}, (*KERNELS_OF_A_CPU, "flash", "compiled", "across")), (GENTLE_LLAMA, KERNELS_OF_A_CPU)],
     ids=["GPT-2", "Llama"],
 )
 def test_every_kernel_trains_to_the_same_loss_within_documents(tmp_path, stories, family, names):
