@@ -124,8 +124,10 @@ def _with_flag(q, k, v, dropout_p, documents=None, window=None):
     T, Tk = q.size(-2), k.size(-2)
     if Tk == T:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True, **_grouped(q, k))
-    # is_causal aligns the mask to the top left: one query after a cache would see the first key only
-    mask = None if T == 1 else _lower_right(T, Tk)
+    if T == 1:
+        return as_rows(q, k, v, None, dropout_p)
+    # is_causal aligns the mask to the top left: the first query after a cache would see the first key only
+    mask = _lower_right(T, Tk)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, **_grouped(q, k))
 
 
@@ -136,8 +138,22 @@ def _lower_right(T, Tk):
 
 
 def _with_mask(q, k, v, dropout_p, documents=None, window=None):
-    mask = _visible(q.size(-2), k.size(-2), q.device, documents, window)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, **_grouped(q, k))
+    return as_rows(q, k, v, _visible(q.size(-2), k.size(-2), q.device, documents, window), dropout_p)
+
+
+def as_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float = 0.0) -> Tensor:
+    """SDPA of heads that share keys as if each group were one head with more queries, which see what `mask` shows.
+
+    So no kernel copies k and v, as `math` does with enable_gqa, and on a GPU, where flash takes no mask, `efficient`
+    runs, which in PyTorch 2.13 does not take enable_gqa. mask: (T or 1, Tk), or (B, 1, T or 1, Tk); None: they see all.
+    """
+    group = q.size(1) // k.size(1)
+    if group == 1:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p)
+    rows = q.reshape(q.size(0), k.size(1), -1, q.size(-1))  # (B, nkv, group T, hs)
+    if mask is not None and mask.size(-2) > 1:
+        mask = mask.repeat(*[1] * (mask.dim() - 2), group, 1)
+    return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, dropout_p=dropout_p).reshape(q.shape)
 
 
 def _grouped(q, k):

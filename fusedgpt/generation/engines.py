@@ -11,8 +11,8 @@ import copy
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from fusedgpt.attention.functions import as_rows
 from fusedgpt.attention.table import KERNELS
 from fusedgpt.generation.generate import LayerCache, capacity, empty, new_cache
 from fusedgpt.machine import timing
@@ -226,7 +226,7 @@ class StaticStep:
             seen = seen & (every > slot - window)
         if documents is not None:  # the last column is this token's, which belongs into its slot
             seen = (seen & (_rotated(documents, -1 - slot) == documents[:, -1:]))[:, None, None]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=q.size(1) != k.size(1))
+        return as_rows(q, k, v, seen)
 
 
 class GraphedStep(StaticStep):

@@ -166,6 +166,17 @@ def test_shared_keys_and_a_window_cost_no_launch(lower, attention, changes):
 
 
 @needs_triton
+def test_a_llama_with_two_kinds_of_layers_is_one_graph_and_makes_each_mask_once(lower):
+    llama = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_inner=2048, n_kv_head=4, tie_embeddings=False)
+    found = lower(attention="flex", n_layer=4, window=256, window_pattern="SL", **llama)
+    assert found["graph_breaks"] == 0 and found["forward"]["calls"]["mm"] == 4 * 5 + 1
+    assert as_large_as_the_logits(found["forward"]) == [("bfloat16", 1179)]
+    attention = [launches for name, launches, _ in found["forward"]["kernels"] if "tem_fused" in name]
+    masks = [launches for name, launches, _ in found["forward"]["kernels"] if "_le_" in name]
+    assert attention == [2, 2] and masks and set(masks) == {1}
+
+
+@needs_triton
 def test_a_fused_kernel_is_a_call_each_way_and_keeps_no_scores(lower):
     found = lower(attention="flash", n_layer=2)
     assert found["forward"]["calls"] == {"mm": 9, "_scaled_dot_product_flash_attention": 2}

@@ -94,6 +94,7 @@ def test_auto_takes_a_kernel_for_shared_keys_and_a_window():
     ("name", "changes", "reason"),
     [
         ("efficient", {"window": None}, "n_kv_head"),
+        ("efficient", {}, None),  # with a mask, see functions.as_rows
         ("flash", {}, "no argument for a window"),
         ("flash", {"window": None}, None),
         ("cudnn", {"window": None}, None),

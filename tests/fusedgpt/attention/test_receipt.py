@@ -64,6 +64,7 @@ def test_compiling_changes_no_kernel(name):
         ("manual", {}, False),
         ("blocked", {"window": 20}, False),
         ("math", {}, True),
+        ("math", {"window": 20}, False),  # with a mask, see functions.as_rows
         ("flash", {}, False),
         ("sdpa", {"window": 20}, False),
         ("sdpa", {"dropout": 0.1}, True),  # on a CPU flash takes no dropout, so PyTorch picks math
