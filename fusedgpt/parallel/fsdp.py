@@ -2,7 +2,7 @@
 
 A block's matrices are gathered from the other ranks just before the forward and backward use them, then freed.
 The arithmetic is that of parallel=ddp: matrices are gathered in the dtype that autocast would cast them to, embeddings
-and LayerNorms in float32, and gradients are averaged in float32. Sources: ZeRO, arXiv:1910.02054; PyTorch FSDP,
+and norms in float32, and gradients are averaged in float32. Sources: ZeRO, arXiv:1910.02054; PyTorch FSDP,
 arXiv:2304.11277.
 """
 
