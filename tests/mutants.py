@@ -67,7 +67,7 @@ MUTANTS = [
     ),
     *mutants(
         "fusedgpt/attention/functions.py",
-        "fusedgpt/attention/test_functions.py::test_dropout_drops_single_weights_and_scales_the_rest[manual-cpu]",
+        "fusedgpt/attention/test_functions.py::test_dropout_drops_single_weights_and_scales_the_rest[manual-cpu-4]",
         (
             "dropout at p/2",
             "_product(F.dropout(weights, dropout_p), v)",
@@ -169,6 +169,17 @@ MUTANTS = [
     ),
     *mutants(
         "fusedgpt/attention/functions.py",
+        "fusedgpt/attention/test_functions.py::test_with_shared_keys_and_a_window_output_and_gradients_equal_float64",
+        ("a window one token wider", ".triu(Tk - T + 1 - window)", ".triu(Tk - T - window)"),
+        ("blocked begins a window one key late", "Tk - T + start + 1 - window", "Tk - T + start + 2 - window"),
+        (
+            "rows of a group in another order",
+            "k.size(1), -1, q.size(-1))  # (B",
+            "k.size(1), -1, q.size(-1)).flip(1)  # (B",
+        ),
+    ),
+    *mutants(
+        "fusedgpt/attention/functions.py",
         "fusedgpt/attention/test_functions.py::test_future_tokens_move_no_earlier_output[manual-cpu]",
         ("queries see the next key", ".tril(Tk - T)", ".tril(Tk - T + 1)"),
     ),
@@ -177,7 +188,7 @@ MUTANTS = [
         "fusedgpt/attention/test_functions.py::test_fewer_queries_than_keys_see_what_came_before[5-sdpa-cpu]",
         (
             "the mask of cached queries is aligned to the top left",
-            "mask = None if T == 1 else _lower_right(T, Tk)",
+            "mask = _lower_right(T, Tk)",
             "mask = torch.ones(T, Tk, dtype=torch.bool, device=q.device).tril()",
         ),
     ),
