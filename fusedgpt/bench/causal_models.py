@@ -1,7 +1,8 @@
 """The models of the prefill benchmark: one interface to our GPT and to causal models from transformers.
 
 Mistral-7B, Llama-3-8B and Phi-2 are built offline as published, with random weights. Their stand-ins for a CPU have an
-eighth of the width, heads and layers, so that head size and grouping stay the same. The other models are our own GPT in
+eighth of the width, heads and layers, so that head size and grouping stay the same. Each is there twice, as
+transformers has it and as our own GPT, and both use one copy of the weights. The other models are our own GPT in
 GPT-2's sizes, and any causal model that transformers loads.
 
 B = 1, T prompt tokens, nh heads, hs head size, V vocabulary.
@@ -9,6 +10,7 @@ B = 1, T prompt tokens, nh heads, hs head size, V vocabulary.
 
 import contextlib
 import copy
+import dataclasses
 import gc
 
 import torch
@@ -17,8 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fusedgpt.attention import parity
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
+from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError, first_line, out_of_memory
-from fusedgpt.generation.generate import cache_dtype
+from fusedgpt.interchange import families
 from fusedgpt.machine import determinism
 from model import GPT, GPTConfig
 
@@ -56,30 +59,57 @@ STAND_INS = {"mistral-small": "mistral-7b", "llama-small": "llama-3-8b", "phi-sm
 _SHRUNK = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 # layers, heads, channels
 GPT2 = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
+OURS = "ours, "  # begins the name of an attention that our own GPT computes, beside transformers' model
 OUR_NAMES = {"eager": "manual"}  # our name for transformers' eager attention; flash has the same name in both
+# the proof that both compute the same: layers, tokens, window, factor on the matrices, largest relative difference.
+# Without the factor, random weights attend to all tokens almost alike, and wrong positions would pass
+PROOF_LAYERS, PROOF_TOKENS, PROOF_WINDOW, PROOF_SCALE, PROVED = 2, 64, 24, 4, 1e-4
 
 
-def config(name: str):
+def config(name: str, **changes):
     """The config of a published model or its stand-in; a new one for each call, because models keep and change it."""
     from transformers import AutoConfig
 
     fields = copy.deepcopy(PUBLISHED[STAND_INS.get(name, name)])
     if name in STAND_INS:
         fields |= {key: fields[key] // 8 for key in _SHRUNK}
-    return AutoConfig.for_model(**fields)
+    return AutoConfig.for_model(**fields | changes)
 
 
 class OurGPT:
-    """Our GPT with random weights, in one of GPT-2's sizes but with 2048 positions, so that prompts of 2048 fit."""
+    """Our GPT, as a model that `prefill` measures."""
 
-    def __init__(self, name: str, device: torch.device, dtype: torch.dtype):
+    def __init__(self, model: GPT, dtype: torch.dtype):
+        self.model, self.output, self.dtype = model.eval(), model.lm_head, dtype
+        self.max_length = model.config.block_size
+        # these weights do not multiply every token
+        self.embeddings = [model.transformer.wte.weight, model.lm_head.weight]
+        self.embeddings += [model.transformer.wpe.weight] if model.config.position == "learned" else []
+
+    @classmethod
+    def of_gpt2(cls, name: str, device: torch.device, dtype: torch.dtype) -> "OurGPT":
+        """One of GPT-2's sizes with random weights, but with 2048 positions, so that prompts of 2048 fit."""
         n_layer, n_head, n_embd = GPT2[name]
         dimensions = dict(block_size=2048, vocab_size=50257, n_layer=n_layer, n_head=n_head, n_embd=n_embd)
         with torch.device(device):
-            self.model = GPT(GPTConfig(**dimensions)).to(dtype).eval()
-        self.output, self.dtype, self.max_length = self.model.lm_head, dtype, self.model.config.block_size
-        # these weights do not multiply every token
-        self.embeddings = [self.model.transformer.wte.weight, self.model.transformer.wpe.weight, self.output.weight]
+            return cls(GPT(GPTConfig(**dimensions)).to(dtype), dtype)
+
+    @classmethod
+    def beside(cls, other: "TransformersModel") -> "OurGPT":
+        """The model that computes the same as `other`, which from then on uses our copy of its weights."""
+        family, own = families.read(other.model.config.to_dict())
+        shapes, state = families.shapes(own), {}
+        for name, place in families.places(own, family).items():  # the parts of each of our parameters, in a row
+            w = other.model.get_parameter(name)
+            if place.ours not in state:
+                state[place.ours] = w.new_empty(shapes[place.ours])
+            part = place.theirs(state[place.ours])
+            part.copy_(w.detach())
+            w.data = part
+        with torch.device("meta"):  # takes no memory, until the weights are put in
+            model = GPT(own)
+        model.load_state_dict(state, assign=True)
+        return cls(model, other.dtype)
 
     def use(self, attention: str) -> None:
         """Compute attention by 'eager' or 'flash' from here on."""
@@ -90,22 +120,24 @@ class OurGPT:
         self.model.generate(idx, 1, temperature=0)
 
     def compare(self, idx: torch.Tensor) -> dict[str, float]:
-        """parity.compare of the current attention, for two heads of a prompt like `idx` (1, T)."""
-        c = self.model.config
-        dtype = cache_dtype(idx.device, self.dtype)  # attention is computed in the dtype of the cache
-        case = Case((1, 2, idx.size(1), c.n_embd // c.n_head), idx.device, dtype, backward=False)
-        return parity.compare(ATTENTION[c.attention], case)
+        """parity.compare of the current attention, for two heads of keys and a prompt like `idx` (1, T)."""
+        return parity.compare(ATTENTION[self.model.config.attention], self.case(idx).of_heads(1, 2))
+
+    def case(self, idx: torch.Tensor) -> Case:
+        """The attention of the first layer for a prompt like `idx` (1, T)."""
+        config = dataclasses.replace(self.model.config, block_size=idx.size(1))
+        return Case.of_model(config, 1, idx.device, self.dtype, backward=False)
 
 
 class TransformersModel:
     """A causal model from transformers: a published one, a stand-in, or one loaded by its name."""
 
-    def __init__(self, name: str, device: torch.device, dtype: torch.dtype):
+    def __init__(self, name: str, device: torch.device, dtype: torch.dtype, **changes):
         from transformers import AutoModelForCausalLM
 
-        if name in PUBLISHED or name in STAND_INS:
+        if has_both(name):
             with torch.device(device):  # not on meta: to_empty would lose the rotary frequencies, which are buffers
-                self.model = AutoModelForCausalLM.from_config(config(name), dtype=dtype)
+                self.model = AutoModelForCausalLM.from_config(config(name, **changes), dtype=dtype)
         else:
             try:
                 self.model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device)
@@ -129,6 +161,10 @@ class TransformersModel:
             raise UserError(first_line(error)) from error
         if self.model.config._attn_implementation != implementation:  # transformers may only warn
             raise UserError(f"{type(self.model).__name__} does not switch its attention to {implementation}")
+
+    def case(self, idx: torch.Tensor) -> Case:
+        """Attention to a prompt like `idx` (1, T), of one head: the profiler sees the same for all."""
+        return Case((1, 1, idx.size(1), 1), idx.device, self.dtype, backward=False)
 
     def _flash_only(self):
         """A context in which SDPA uses its flash kernel and no other, if the model calls SDPA."""
@@ -187,17 +223,54 @@ def _listening(calls):
         del interfaces.get_interface
 
 
-_loaded = {}  # at most one model: two at full size may not fit
+_loaded = {}  # at most one model, with ours beside it: two at full size may not fit
 
 
-def load(name: str, seed: int, device: torch.device, dtype: torch.dtype) -> OurGPT | TransformersModel:
-    """The model `name`, kept until another one is asked for. The old model is freed before the new one is built."""
+def has_both(name: str) -> bool:
+    """Whether the model `name` is there as transformers has it and as our own GPT."""
+    return name in PUBLISHED or name in STAND_INS
+
+
+def load(name: str, attention: str, seed: int, device: torch.device, dtype: torch.dtype) -> OurGPT | TransformersModel:
+    """The model `name` that computes `attention`: ours if that begins with OURS. Kept until another name is asked for.
+
+    The old model is freed before the new one is built. Raises ParityError if ours does not compute what transformers'
+    model computes.
+    """
     key = (name, seed, device, dtype)
     if key not in _loaded:
         _loaded.clear()
         gc.collect()  # modules refer to each other in cycles
         if device.type == "cuda":
             torch.cuda.empty_cache()
+        if has_both(name):
+            _prove(name, seed, device)
         determinism.seed(seed, "prefill")
-        _loaded[key] = (OurGPT if name in GPT2 else TransformersModel)(name, device, dtype)
-    return _loaded[key]
+        if name in GPT2:
+            _loaded[key] = (OurGPT.of_gpt2(name, device, dtype),)
+        else:
+            theirs = TransformersModel(name, device, dtype)
+            _loaded[key] = (theirs, OurGPT.beside(theirs)) if has_both(name) else (theirs,)
+    return _loaded[key][attention.startswith(OURS)]
+
+
+@torch.no_grad()
+def _prove(name, seed, device):
+    """Raise ParityError unless two layers of the model compute the same logits in float32 as ours do."""
+    determinism.seed(seed, "prefill")
+    window = {"sliding_window": PROOF_WINDOW} if config(name).to_dict().get("sliding_window") else {}
+    theirs = TransformersModel(name, device, torch.float32, num_hidden_layers=PROOF_LAYERS, **window)
+    theirs.model.set_attn_implementation("eager")
+    for p in theirs.model.model.layers.parameters():
+        if p.dim() == 2:
+            p *= PROOF_SCALE
+    ours, V = OurGPT.beside(theirs).model, theirs.model.config.vocab_size
+    ours.use_attention("manual")
+    x = torch.randint(V, (1, PROOF_TOKENS), generator=torch.Generator().manual_seed(seed)).to(device)
+    want, got = theirs.model(x).logits, ours(x, x)[0]
+    error = ((got - want).abs().max() / want.abs().max()).item()
+    if not error <= PROVED:  # `not <=` catches NaN too
+        raise ParityError(
+            f"in float32, two layers of {name} have other logits here than in transformers: a difference of"
+            f" {error:.1e}, allowed {PROVED:.0e}"
+        )

@@ -1,7 +1,7 @@
-"""Time to the first token at batch 1: eager attention against the flash kernel, on the same weights.
+"""Time to the first token at batch 1: eager attention against the flash kernel, and transformers against our own GPT.
 
-The timed call is `generate` of one token, as in AMD's article "Accelerating Large Language Models with Flash Attention
-on AMD GPUs" (4 warm-up runs, 256 timed ones). The models are in causal_models.py.
+All are on the same weights. The timed call is `generate` of one token, as in AMD's article "Accelerating Large Language
+Models with Flash Attention on AMD GPUs" (4 warm-up runs, 256 timed ones). The models are in causal_models.py.
 
 B = 1, T prompt tokens, V vocabulary.
 """
@@ -14,11 +14,11 @@ from typing import Literal
 
 import torch
 
-from fusedgpt.attention.case import Case
 from fusedgpt.attention.receipt import contradiction, observe
 from fusedgpt.bench import causal_models, check, drawing, options, report
+from fusedgpt.bench.causal_models import OURS
 from fusedgpt.bench.disturbance import comparable, speedup
-from fusedgpt.bench.proof import counting_faults, refusals, verdict
+from fusedgpt.bench.proof import ParityError, counting_faults, refusals, verdict
 from fusedgpt.bench.rows import trace_path
 from fusedgpt.errors import UserError, out_of_memory
 from fusedgpt.machine import memory, timing
@@ -28,6 +28,8 @@ from fusedgpt.machine.profiler import busy_ms, profile
 TRAINS = False
 UNUSED = {}
 GROUP = ("model", "T")
+# largest difference from the last logits of eager attention, as a share of the largest logit
+ALLOWED = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
 @dataclasses.dataclass
@@ -48,11 +50,16 @@ def defaults(gpu: bool) -> dict:
 def plan(s: Settings, device: torch.device) -> list[dict]:
     """The rows in order: {'model', 'attention', 'T'}. Raises UserError if --lengths cannot be read."""
     package = ["flash_attention_2"] if importlib.util.find_spec("flash_attn") else []
+    ours = [OURS + "flash"]
     return [
         {"model": name, "attention": attention, "T": T}
         for name in map(str.strip, s.models.split(","))
         for T in options.lengths(s.lengths)
-        for attention in ("eager", "flash", *(package if name not in causal_models.GPT2 else []))
+        for attention in (
+            *("eager", "flash"),
+            *(package if name not in causal_models.GPT2 else []),
+            *(ours if causal_models.has_both(name) else []),
+        )
     ]
 
 
@@ -61,26 +68,30 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
 
     Times are how long a user waits, Python included. 'device_busy_ms' is how long the GPU is busy in one more call;
     None on a CPU. Raises UserError if the attention cannot run here or another kernel ran, ParityError if it differs
-    from float64, and out-of-memory errors.
+    from float64 or the logits differ from those of eager attention, and out-of-memory errors.
     """
     attention, T, dtype = spec["attention"], spec["T"], resolve_dtype(s.dtype, device)
-    subject = causal_models.load(spec["model"], s.seed, device, dtype)
+    subject = causal_models.load(spec["model"], attention, s.seed, device, dtype)
     if subject.max_length < T:
         raise UserError(f"{T} tokens are more than the {subject.max_length} that {spec['model']} attends to")
     generator = torch.Generator().manual_seed(s.seed)
     idx = torch.randint(subject.model.config.vocab_size, (1, T), generator=generator).to(device)
-    subject.use(attention)
-    seen = []
+    kernel = attention.removeprefix(OURS)
+    subject.use(kernel)
+    seen, case = [], subject.case(idx)
     with refusals():
         errors = subject.compare(idx)
         trace = trace_path(folder, spec) if s.profile else None
-        receipt = observe(lambda: seen.append(_last_logits(subject, idx)), trace)
-    if reason := _contradiction(attention, receipt, Case((1, 1, T, 1), device, dtype, backward=False)):
+        receipt = observe(lambda: seen.append(_last_logits(subject, idx)), trace, case=case)
+    if reason := _contradiction(kernel, receipt, case):
         raise UserError(reason)
     passed = verdict(errors, dtype, f"of {attention} attention as the model calls it, 2 heads")
     last, positions = seen[0]
-    difference = _difference(last, subject, idx)
-    subject.use(attention)  # _difference has switched the model to eager
+    eager = causal_models.load(spec["model"], "eager", s.seed, device, dtype)  # transformers' for ours too
+    difference = _difference(last, eager, idx)
+    if difference is not None and not difference <= ALLOWED[dtype]:
+        raise ParityError(f"its logits differ from eager's by {difference:.1e}, allowed {ALLOWED[dtype]:.0e}")
+    subject.use(kernel)  # _difference has switched the model to eager
     memory.reset_peak_memory(device)
     generate, faults = counting_faults(lambda: subject.generate(idx))
     samples_ms = timing.samples(generate, device, s.repeats, s.warmup)
@@ -134,14 +145,37 @@ def _contradiction(attention, receipt, case):
 
 
 def table(rows: list[dict]) -> list[str]:
-    """A line for each model, length and attention."""
+    """A line for each model, length and attention, and how our own GPT stands beside transformers."""
     eager = {(row["model"], row["T"]): row for row in rows if row["attention"] == "eager"}
     names = ["model", "tokens", "attention", "ms to the first token, median (p10-p90)", "device busy, ms"]
     names += ["times as fast as eager", "TFLOP/s", "peak memory"]
     names += ["kernel seen", "logits for", "logits differ from eager's by"]
     lines = report.markdown(names, [_cells(row, eager.get((row["model"], row["T"]))) for row in rows])
     counts = "TFLOP/s counts two operations a weight and token, without the embedding and the output layer."
-    return [*lines, "", counts, *report.page_faults(rows)]
+    whose = f"`{OURS}flash` is our own GPT with the weights of the rows above it, which are transformers'."
+    whose = [whose, *(f"{said}." for said in beside_ours(rows))] if any(map(_is_ours, rows)) else []
+    return [*lines, "", counts, *whose, *report.page_faults(rows)]
+
+
+def _is_ours(row):
+    return row["attention"].startswith(OURS)
+
+
+def _beside_best(rows):
+    """(our row, the fastest comparable row of transformers, or None) for each model and length."""
+    found = []
+    for ours in filter(_is_ours, rows):
+        same = [row for row in rows if (row["model"], row["T"]) == (ours["model"], ours["T"]) and not _is_ours(row)]
+        found.append((ours, min(filter(comparable, same), key=lambda row: row["median_ms"], default=None)))
+    return found
+
+
+def beside_ours(rows: list[dict]) -> Iterator[str]:
+    """A sentence for each length: how our own GPT stands beside the fastest attention of transformers."""
+    pairs = _beside_best(rows)
+    for T in dict.fromkeys(ours["T"] for ours, _ in pairs):
+        if said := report.clause([pair for pair in pairs if pair[0]["T"] == T], "transformers' fastest"):
+            yield f"At {T} tokens our GPT {said}"
 
 
 def _cells(row, eager):
@@ -150,18 +184,22 @@ def _cells(row, eager):
     times = report.ratio(row, eager)
     difference = f"{row['logits_differ']:.1e}" if row.get("logits_differ") is not None else ""
     busy = f"{row['device_busy_ms']:.1f}" if row.get("device_busy_ms") is not None else ""
-    cells = [f"{row['model']} ({_size(row)})", row["T"], row["attention"], report.spread(row), busy, times]
+    who = ", ours" if row["model"] in causal_models.GPT2 else ""
+    cells = [f"{row['model']} ({_size(row)}{who})", row["T"], row["attention"], report.spread(row), busy, times]
     cells += [f"{row['tflops']:.3g}", f"{row['peak_memory'] / report.GIB:.2f} GiB"]
     return [*cells, "+".join(row["kernel"]["forward"]), row["logits"], difference]
 
 
 def claims(rows: list[dict]) -> list[check.Claim]:
-    """Each attention's speed over eager; refusals."""
+    """Each attention's speed over eager, our GPT's over transformers' fastest attention; refusals."""
     eager = {(row["model"], row["T"]): row for row in rows if row["attention"] == "eager"}
     found = []
     for row in rows:
         name = f"{row['model']}, T = {row['T']}, {row['attention']}: speed over eager"
         found += check.ratio(name, row, eager.get((row["model"], row["T"])))
+    for ours, best in _beside_best(rows):
+        name = f"{ours['model']}, T = {ours['T']}, our GPT: speed over transformers' fastest"
+        found += check.ratio(name, ours, best)
     return found + check.refusals(rows)
 
 
@@ -214,7 +252,9 @@ def finding(rows: list[dict]) -> str:
     pairs = [pair for pair in pairs if pair[0]["T"] == longest and speedup(*pair)]
     most = max(pairs, key=lambda pair: speedup(*pair)[0])
     where = f", most in {most[0]['model']}" if len(pairs) > 1 and report.beside(*most).word == "fast" else ""
-    return f"At {longest} tokens flash {report.clause(pairs, 'eager')}{where}"
+    ours = [said for said in beside_ours(rows) if said.startswith(f"At {longest} tokens ")]
+    ours = "".join(f"; {said.removeprefix(f'At {longest} tokens ')}" for said in ours)
+    return f"At {longest} tokens flash {report.clause(pairs, 'eager')}{where}{ours}"
 
 
 def _size(row):

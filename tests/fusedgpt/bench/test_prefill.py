@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fusedgpt import rotary
 from fusedgpt.attention import parity
 from fusedgpt.bench import causal_models, prefill
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
 from fusedgpt.machine import determinism
+from model import GPT
 from tests.conftest import ROOT
 
 CPU = torch.device("cpu")
@@ -63,7 +65,7 @@ def test_stand_ins_keep_head_size_and_grouping(published, small):
 
 def test_gpt_has_gpt2s_parameters(published):
     for name, parameters in (("gpt2", 124), ("gpt2-medium", 355), ("gpt2-large", 774), ("gpt2-xl", 1558)):
-        model = causal_models.OurGPT(name, torch.device("meta"), torch.bfloat16).model
+        model = causal_models.OurGPT.of_gpt2(name, torch.device("meta"), torch.bfloat16).model
         n = sum(p.numel() for p in model.parameters()) - 1024 * model.config.n_embd  # ours has 1024 positions more
         assert round(n / 1e6) == parameters
 
@@ -74,7 +76,8 @@ def test_gpt_has_gpt2s_parameters(published):
 )
 @pytest.mark.parametrize("model", [*causal_models.STAND_INS, "gpt2"])
 def test_rows_of_a_model(model, device, dtype, difference):
-    for attention, seen in (("eager", "unfused"), ("flash", "flash")):
+    ours = [("ours, flash", "flash")] if model != "gpt2" else []
+    for attention, seen in (("eager", "unfused"), ("flash", "flash"), *ours):
         found = row(attention, model, device=torch.device(device), dtype=dtype)
         assert found["kernel"]["forward"] == [seen]
         assert found["logits"] == "last position" and found["logits_differ"] < difference
@@ -83,6 +86,32 @@ def test_rows_of_a_model(model, device, dtype, difference):
         assert found["parameters"] > 0 and found["peak_memory"] > 0
         assert (found["device_busy_ms"] is None) is (device == "cpu")
         json.dumps(found)
+
+
+@pytest.mark.parametrize("name", causal_models.STAND_INS)
+def test_transformers_and_ours_use_one_copy_of_the_weights(name):
+    # two models of 8B with weights of their own would not fit beside what a long prompt needs
+    both = [causal_models.load(name, attention, 1, CPU, torch.float32).model for attention in ("eager", "ours, flash")]
+    used = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for model in both for p in model.parameters()}
+    assert isinstance(both[1], GPT) and not isinstance(both[0], GPT)
+    assert sum(used.values()) == 4 * sum(p.numel() for p in both[0].parameters()) == 4 * both[1].config.num_params
+
+
+@pytest.mark.parametrize(("part", "wrong"), [("rotate", lambda x, _: x), ("frequencies", lambda *_: torch.ones(64))])
+def test_ours_that_computes_something_else_gets_no_time(monkeypatch, part, wrong):
+    # with random weights as they are drawn, a model without positions would differ by less than bfloat16 rounds
+    monkeypatch.setattr(rotary, part, wrong)
+    monkeypatch.setattr(prefill.timing, "samples", lambda *_: pytest.fail("timed"))
+    with pytest.raises(ParityError, match="two layers of llama-small have other logits here than in transformers"):
+        row("ours, flash", "llama-small")
+
+
+def test_logits_that_differ_from_eagers_get_no_time(monkeypatch):
+    difference = prefill._difference
+    monkeypatch.setattr(prefill, "_difference", lambda got, *rest: difference(1.001 * got, *rest))
+    for attention in ("flash", "ours, flash"):
+        with pytest.raises(ParityError, match=r"its logits differ from eager's by 1.0e-03, allowed 1e-04"):
+            row(attention)
 
 
 def test_a_model_does_not_change_the_attention_of_another():
@@ -165,7 +194,7 @@ def test_more_tokens_than_the_model_attends_to_are_refused(model, T):
 
 
 def test_a_local_folder(tmp_path):
-    model = causal_models.load("phi-small", 1, CPU, torch.float32).model
+    model = causal_models.load("phi-small", "eager", 1, CPU, torch.float32).model
     model.save_pretrained(tmp_path)
     assert row("flash", str(tmp_path))["parameters"] == sum(p.numel() for p in model.parameters())
     with pytest.raises(UserError, match="cannot load"):
@@ -175,22 +204,23 @@ def test_a_local_folder(tmp_path):
 def test_the_same_seed_draws_the_same_weights_and_one_model_is_kept():
     determinism.seed(5)
     weights = [
-        causal_models.load(name, 1, CPU, torch.float32).model.state_dict()
+        causal_models.load(name, "eager", 1, CPU, torch.float32).model.state_dict()
         for name in ("phi-small", "gpt2", "phi-small")
     ]
     assert len(causal_models._loaded) == 1
     assert all(torch.equal(a, b) for a, b in zip(weights[0].values(), weights[2].values()))
-    rotary = causal_models.load("phi-small", 1, CPU, torch.float32).model.model.rotary_emb.inv_freq
-    assert rotary[0] == 1 and rotary.size(0) == 16  # 0.4 of 80, in pairs: built on meta it would hold garbage
+    frequencies = causal_models.load("phi-small", "eager", 1, CPU, torch.float32).model.model.rotary_emb.inv_freq
+    assert frequencies[0] == 1 and frequencies.size(0) == 16  # 0.4 of 80, in pairs: built on meta it would hold garbage
 
 
 def test_plan(monkeypatch):
     monkeypatch.setattr(prefill.importlib.util, "find_spec", lambda name: None)
     rows = [tuple(spec.values()) for spec in prefill.plan(settings(models="phi-2,gpt2", lengths="512,1024"), CPU)]
-    assert rows == [(m, a, T) for m in ("phi-2", "gpt2") for T in (512, 1024) for a in ("eager", "flash")]
+    attentions = {"phi-2": ("eager", "flash", "ours, flash"), "gpt2": ("eager", "flash")}  # gpt2 is ours anyway
+    assert rows == [(m, a, T) for m in attentions for T in (512, 1024) for a in attentions[m]]
     monkeypatch.setattr(prefill.importlib.util, "find_spec", lambda name: name == "flash_attn")
     attentions = [spec["attention"] for spec in prefill.plan(settings(models="phi-2,gpt2", lengths="512"), CPU)]
-    assert attentions == ["eager", "flash", "flash_attention_2", "eager", "flash"]
+    assert attentions == ["eager", "flash", "flash_attention_2", "ours, flash", "eager", "flash"]
 
 
 def test_a_package_that_cannot_run_here_is_a_refused_row():
@@ -230,3 +260,17 @@ def test_the_title_is_the_finding_at_the_longest_prompt():
     for rows in ([eager], [fast], [eager | {"disturbed": True}, fast]):
         assert finding(*rows) == "At 32 tokens flash takes 9 times as long as eager"
         assert prefill.finding(rows) == "Time to the first token: no ratio of flash to eager"
+
+
+def test_ours_is_compared_with_the_fastest_of_transformers():
+    def timed(attention, ms, T=64, **more):
+        return dict(model="a", attention=attention, T=T, status="measured", median_ms=ms, p10_ms=ms, p90_ms=ms) | more
+
+    rows = [timed("eager", 100.0), timed("flash", 50.0), timed("flash_attention_2", 40.0), timed("ours, flash", 32.0)]
+    said = "our GPT is 1.25 times as fast as transformers' fastest"
+    assert prefill.finding(rows) == f"At 64 tokens flash is 2 times as fast as eager; {said}"
+    assert list(prefill.beside_ours(rows)) == [f"At 64 tokens {said}"]
+    (claim,) = (claim for claim in prefill.claims(rows) if "our GPT" in claim.name)
+    assert claim.value == pytest.approx(1.25)
+    assert list(prefill.beside_ours([*rows[:3], rows[3] | {"disturbed": True}])) == []
+    assert list(prefill.beside_ours(rows[3:])) == []
