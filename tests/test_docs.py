@@ -31,6 +31,7 @@ QUICK = dict(
     wandb_log=False,
 )
 SHORT = [f"--{name}={value}" for name, value in (SMALL | QUICK).items()]
+OF_A_FAMILY = ["--n_kv_head=1", "--n_inner=64"]  # heads and widths of a file in config/model/ would not fit SMALL
 TRAINED = [*(f"--{name}={value}" for name, value in SMALL.items()), "--steps=6", "--vocab_size=256"]
 KINDS = {
     "ladder": [*TRAINED, "--block_size=16", "--only=math"],
@@ -49,6 +50,7 @@ FAILS = "--attention=flash --dropout=0.1"  # the README's example of a refusal
 PROGRAMS = re.compile(r"(python|fusedgpt|torchrun|make|pip|uv|sbatch|ssh|docker) |[A-Z_]+=")
 PLACEHOLDERS = re.compile(r"\b(KIND|FOLDER|OUT_DIR|PATH|NAME)\b|…|\.\.\. ")
 DOWNLOADS = ("data/openwebtext/prepare.py", "data/fineweb/prepare.py")
+ON_THE_HUB = ("gpt2", "SmolLM")
 NO_BPE = ("_char/", "python_stdlib/", "--tokenizer=byte", "--tokenizer=train")
 OTHERS = {  # what is not run, and why
     "python harness.py": "tests/test_harness.py runs it",
@@ -95,16 +97,17 @@ def shortened(command):
     if words[0] == "fusedgpt":  # tests/test_wheel.py runs the command itself
         script, args = script_of(words[1:])
         words = ["python", str(script.relative_to(ROOT)), *args]
+    family = OF_A_FAMILY if any("config/model/" in word for word in words) else []
     if words[0] == "torchrun":
         at = words.index("train.py")
-        return [*words[at:], *SHORT, "--gradient_accumulation_steps=2"]
+        return [*words[at:], *SHORT, *family, "--gradient_accumulation_steps=2"]
     name, args = words[1], words[2:]
     if "--help" in args or name in ("plot.py", "export.py", "convert.py", "-c"):
         return [name, *args]
     if name.startswith("data/"):
         local = name not in DOWNLOADS or any("--input" in arg for arg in args)
         return [name, *args, *([] if local else ["--input=corpus"])]
-    weights = any("gpt2" in arg and ("init_from" in arg or "eval_" in arg) for arg in args)
+    weights = any(any(name in arg for name in ON_THE_HUB) and ("init_from" in arg or "eval_" in arg) for arg in args)
     weights = weights or "config/finetune_shakespeare.py" in args
     changes = ["--init_from=hf"] if weights else []
     if name == "train.py":
@@ -119,7 +122,7 @@ def shortened(command):
     if args[:1] == ["plan"]:
         return [name, *args, "--results=out-short"]
     kind = args[0] if args and args[0] in KINDS else "ladder"
-    return [name, *args, "--results=out-short", *KINDS[kind]]
+    return [name, *args, "--results=out-short", *KINDS[kind], *family]
 
 
 def run(command, cwd, **options):
@@ -200,6 +203,7 @@ def ran(copy):
         }.items()
     ]
     before[0] += ["--optimizer=muon"]  # as in config/quickstart.py, with which pages resume it
+    before += [["train.py", "config/train_shakespeare_llama_cpu.py", *SHORT]]
     before += [["export.py", "out-quickstart", "out-hf"], ["export.py", "out-text", "hf-text"]]
     done = run([sys.executable, "-c", DRIVER], copy, input=json.dumps([*before, *runs.values()]))
     results = [json.loads(line) for line in done.stdout.splitlines()]
@@ -211,7 +215,9 @@ def ran(copy):
 def why_not(command):
     """Why a command is not run here, or None."""
     needs_bpe = "python data/" in command and not any(name in command for name in NO_BPE)
-    needs_bpe = needs_bpe or ("sample.py" in command and ("gpt2" in command or "out-shakespeare " in command + " "))
+    needs_bpe = needs_bpe or (
+        "sample.py" in command and any(name in command + " " for name in (*ON_THE_HUB, "out-shakespeare "))
+    )
     if needs_bpe and (reason := why_no_bpe()):
         return reason
     return next((why for other, why in OTHERS.items() if command.startswith(other)), None)
