@@ -187,6 +187,33 @@ def test_what_another_run_has_is_in_its_export(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("The")
 
 
+def test_a_llama_is_exported_as_one(tmp_path):
+    # transformers 4 does not read rope_parameters: it would take theta 10000, without a word
+    from transformers import AutoModelForCausalLM
+
+    llama = dict(position="rotary", rope_theta=500.0, rope_scaling=4.0, rope_context=8, norm="rmsnorm", mlp="swiglu")
+    folder = export_of_bytes(tmp_path, **llama, n_kv_head=1, n_inner=40, tie_embeddings=False)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model_type"] == "llama" and config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 500.0
+    assert config["rope_scaling"]["factor"] == 4.0 and config["rope_scaling"]["rope_type"] == "llama3"
+    card = (folder / "README.md").read_text()
+    assert "A Llama that was trained with fusedGPT." in card and "tags: [llama, fusedgpt]" in card
+    rows = dict(re.findall(r"^\| (.+) \| (.+) \|$", card, re.M))
+    assert rows["family"] == "Llama" and rows["heads of keys and values"] == "1"
+    assert rows["positions"] == "rotary, theta 500, wavelengths beyond 8 tokens stretched 4 times"
+    ours = GPT.from_checkpoint(run_folder.load_best(tmp_path / "run")[0]).eval()
+    theirs, back = AutoModelForCausalLM.from_pretrained(folder).eval(), GPT.from_pretrained(folder).eval()
+    assert rows["parameters"] == f"{sum(p.numel() for p in theirs.parameters()):,}"
+    idx = torch.randint(0, 257, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = ours(idx, idx)[0][..., :257]
+        torch.testing.assert_close(theirs(idx).logits, logits, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(back(idx, idx)[0], logits, rtol=1e-5, atol=1e-5)
+    export.main(tmp_path / "run", folder)  # its card is that of an export, so it is replaced
+    with pytest.raises(UserError, match=r"which makes a GPT-2, does not know position=rotary"):
+        export.main(tmp_path / "run", tmp_path / "nanogpt", "nanogpt")
+
+
 def loaded(folder):
     """The logits of an exported model and its ids of a text, as transformers loads both; None if there is no model."""
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -37,6 +37,14 @@ SIZES = dict(n_layer=2, n_head=2, n_embd=64, block_size=64, batch_size=16)
 SIZES |= dict(max_iters=300, lr_decay_iters=300, eval_interval=300, learning_rate=5e-3, warmup_iters=20)
 GPT2S = [] if why_no_bpe() else ["gpt2"]  # its BPE files may not be here
 OF_GPT2S = dict(batch_size=2, max_iters=200)  # 50257 ids are slow
+ROTARY = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_kv_head=1, n_inner=160, tie_embeddings=False)
+FAMILIES = {  # the settings of a model, by its family
+    "llama": ROTARY | dict(rope_theta=500.0, rope_scaling=4.0, rope_context=32),
+    "mistral": ROTARY | dict(window=16),
+    "qwen2": ROTARY | dict(attention_bias="qkv"),
+    "qwen3": ROTARY | dict(qk_norm=True, head_size=48, tie_embeddings=True),
+    "phi": dict(position="rotary", rope_fraction=0.5, parallel_block=True, output_bias=True, tie_embeddings=False),
+}
 PYTHONS = {"transformers 5": sys.executable, "transformers 4": os.environ.get("TRANSFORMERS_4")}
 TRANSFORMERS = """
 import json, sys, torch, transformers
@@ -86,15 +94,16 @@ def meta(kind):
 
 
 class Trained:
-    """A run on SONNETS in a tokenizer, and what its model says."""
+    """A run on SONNETS in a tokenizer, and what its model says. family: None: GPT-2."""
 
-    def __init__(self, folder, kind, activation):
-        self.name, self.run, data = f"{kind}, {activation}", folder / "run", folder / "data"
+    def __init__(self, folder, kind, activation, family=None):
+        self.name, self.run, data = f"{family or 'gpt2'}, {kind}, {activation}", folder / "run", folder / "data"
         self.tokenizer = Tokenizer(meta(kind))
         ids = self.tokenizer.encode_text(self.known(SONNETS))
         prepare.write(data, {"train": [ids], "val": [ids]}, "sonnets", **meta(kind))
         with contextlib.redirect_stdout(io.StringIO()):
-            run(self.run, data, activation=activation, **SIZES | (OF_GPT2S if kind == "gpt2" else {}))
+            how = SIZES | (OF_GPT2S if kind == "gpt2" else {}) | FAMILIES.get(family, {})
+            run(self.run, data, activation=activation, **how)
         self.saved, self.activation = run_folder.load_best(self.run)[0], activation
         self.model = GPT.from_checkpoint(self.saved).eval()
         self.ids = self.tokenizer.encode_text(self.known(SONNETS))[:60].tolist()
@@ -133,8 +142,8 @@ def opened(python, program, format, runs, folder):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """`Trained` by tokenizer and activation; each is trained once."""
-    return functools.cache(lambda kind, activation: Trained(tmp_path_factory.mktemp("trained"), kind, activation))
+    """`Trained` by tokenizer, activation and family; each is trained once."""
+    return functools.cache(lambda *what: Trained(tmp_path_factory.mktemp("trained"), *what))
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -145,8 +154,9 @@ def test_transformers(python, trained, tmp_path):
     if PYTHONS[python] == sys.executable:
         pytest.importorskip("transformers", minversion="5")
     runs = [trained(kind, "gelu") for kind in ("byte", "byte without end", "char", "json", *GPT2S)]
+    runs += [trained("byte", "gelu_tanh", family) for family in FAMILIES]
     for one, found in zip(runs, opened(PYTHONS[python], TRANSFORMERS, "hf", runs, tmp_path)):
-        gap = one.gap(found["logits"], "gelu")
+        gap = one.gap(found["logits"], one.activation)
         print(f"transformers {found['version']}, {one.name}: logits within {gap:.1g}")
         print(f"    {found['text']!r}")
         assert found["version"].startswith(python[-1])
@@ -161,6 +171,8 @@ def test_llama_cpp(trained, tmp_path):
         pytest.skip("LLAMA_CPP names no interpreter that has llama-cpp-python")
     kinds = ("byte", "byte without end", "char", "char without end", "json", *GPT2S)
     runs = [trained(kind, "gelu") for kind in kinds] + [trained("byte", "gelu_tanh")]
+    # llama.cpp has no window in a Llama, and Mistral is one there
+    runs += [trained("byte", "gelu_tanh", family) for family in FAMILIES if family != "mistral"]
     for one, found in zip(runs, opened(python, LLAMA_CPP, "gguf", runs, tmp_path)):
         gap, form = (one.gap(found["logits"], activation) for activation in (one.activation, "gelu_tanh"))
         within = f"logits within {gap:.1g}, and {form:.1g} of GELU in the tanh form"

@@ -110,6 +110,79 @@ def test_ids_without_text_have_names_of_their_own(tmp_path):
         written(tmp_path, meta | {"itos": ["a", "a", "b", None, None]})
 
 
+LLAMA = dict(position="rotary", norm="rmsnorm", mlp="swiglu", bias=False, n_kv_head=1, tie_embeddings=False)
+PHI = dict(position="rotary", rope_fraction=0.5, parallel_block=True, output_bias=True)
+
+
+def test_a_llama_has_its_pairs_side_by_side(tmp_path):
+    # llama.cpp rotates channels 2 i and 2 i + 1 of a llama together, a GPT i and i + 4
+    tensors, fields, model = written(tmp_path, meta_of("byte"), **LLAMA, rope_scaling=4.0, rope_context=16)
+    q = model.transformer.h[1].attn.c_attn.weight[:16].view(2, 8, 16)
+    paired = torch.tensor(tensors["blk.1.attn_q.weight"]).view(2, 8, 16)
+    for i in range(4):
+        assert torch.equal(paired[:, 2 * i], q[:, i]) and torch.equal(paired[:, 2 * i + 1], q[:, i + 4])
+    assert torch.equal(torch.tensor(tensors["blk.1.attn_v.weight"]), model.transformer.h[1].attn.c_attn.weight[24:])
+    assert torch.equal(torch.tensor(tensors["output.weight"]), model.lm_head.weight[:257])
+    assert torch.equal(torch.tensor(tensors["blk.0.ffn_gate.weight"]), model.transformer.h[0].mlp.c_gate.weight)
+    # wavelengths of 6, 63, 628 and 6283 tokens: below a quarter of 16 none is stretched, above 16 all are
+    assert tensors["rope_freqs.weight"][1:].tolist() == [4.0, 4.0, 4.0] and 1 < tensors["rope_freqs.weight"][0] < 4
+    own = {"attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 8, "context_length": 8}
+    assert {name: fields[f"llama.{name}"] for name in own} == own and fields["general.architecture"] == "llama"
+    assert fields["llama.rope.freq_base"] == 10000 and fields["llama.rope.dimension_count"] == 8
+
+
+@pytest.mark.parametrize(
+    ("architecture", "shape"),
+    [("qwen2", LLAMA | dict(attention_bias="qkv")), ("qwen3", LLAMA | dict(qk_norm=True)), ("phi2", PHI)],
+)
+def test_other_families_have_the_rows_of_a_gpt(architecture, shape, tmp_path):
+    tensors, fields, model = written(tmp_path, meta_of("byte"), **shape)
+    names = ["attn_qkv"] if architecture == "phi2" else ["attn_q", "attn_k", "attn_v"]
+    rows = torch.cat([torch.tensor(tensors[f"blk.0.{name}.weight"]) for name in names])
+    assert torch.equal(rows, model.transformer.h[0].attn.c_attn.weight)
+    assert fields["general.architecture"] == architecture
+    assert ("output.bias" in tensors) == (architecture == "phi2") and "output.weight" in tensors  # which Phi must have
+    if architecture == "phi2":
+        assert fields["phi2.rope.dimension_count"] == 4
+        assert torch.equal(torch.tensor(tensors["output.weight"]), model.transformer.wte.weight[:257])
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        (LLAMA | dict(window=4), "computes no llama with window=4, which is less than block_size=8"),
+        (LLAMA | dict(qk_norm=True, rope_scaling=2.0), "computes no qwen3 with rope_scaling=2.0"),
+        (LLAMA | dict(qk_norm=True, attention_bias=True), "computes no qwen3 with attention_bias"),
+        (PHI | dict(qk_norm=True), "computes no phi2 with qk_norm=True"),
+        (LLAMA | dict(norm="layernorm"), "Llama, which is nearest, has norm=rmsnorm, and not layernorm"),
+    ],
+)
+def test_a_part_that_llama_cpp_does_not_have_is_refused(shape, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        written(tmp_path, meta_of("byte"), **shape)
+
+
+@pytest.mark.parametrize(
+    ("number", "ignore_merges", "pre"), [(r"\p{N}{1,3}", True, "llama-bpe"), (r"\p{N}", False, "qwen2")]
+)
+def test_the_words_of_llama_3_and_qwen_have_their_names(number, ignore_merges, pre, tmp_path):
+    content = meta_of("json")["tokenizer_json"]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    split = {"type": "Split", "pattern": {"Regex": gguf_file.WORDS % number}, "behavior": "Isolated", "invert": False}
+    size = len(content["model"]["vocab"])
+    special = content["added_tokens"][0] | {"id": size, "content": "<|im_start|>"}
+    plain = special | {"id": size + 1, "content": "<tool>", "special": False}
+    content = content | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]}}
+    content |= {"added_tokens": [*content["added_tokens"], special, plain]}
+    content |= {"model": content["model"] | {"ignore_merges": ignore_merges}}
+    meta = meta_of("json") | {"tokenizer_json": content, "vocab_size": size + 2}
+    fields = written(tmp_path, meta)[1]
+    assert fields["pre"] == pre and fields["tokens"][size:] == ["<|im_start|>", "<tool>"]
+    assert fields["token_type"][size:] == [3, 4]  # control, and written by users
+    content["model"]["ignore_merges"] = not ignore_merges
+    assert "splits texts as llama.cpp does not" in refused(tmp_path, meta)
+
+
 def refused(folder, meta):
     with pytest.raises(UserError) as error:
         written(folder, meta)
