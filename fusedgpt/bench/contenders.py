@@ -1,6 +1,6 @@
-"""The contenders of peers.py: one interface to our GPT, to transformers' GPT-2 and to nanoGPT's model.py.
+"""The contenders of peers.py: one interface to our GPT, to transformers' GPT-2 and Llama, and to nanoGPT's model.py.
 
-All contenders of a run start from the same weights.
+All contenders of a part start from the same weights, except for our GPT-2 beside the Llamas.
 
 B batch, T sequence, V rows of the token embedding.
 """
@@ -54,8 +54,19 @@ GENERATION = {  # `ours` has the defaults of sample.py
     "Hugging Face, float32, compiled": TRANSFORMERS | {"dtype": "float32", "compile": True},
     "nanoGPT, float32": NANOGPTS,
 }
-PARTS = {"training": TRAINING, "generation": GENERATION}
-UNLESS_SET = {"activation": "gelu_tanh", "fused": True, "tf32": False}
+_EAGER, _COMPILED = (TRANSFORMERS | {"dtype": "auto", "compile": compiled} for compiled in (False, True))
+LLAMA = {
+    "ours": {"compile": True},
+    "ours, GPT-2": {"compile": True},
+    "Hugging Face, sdpa": _EAGER,
+    "Hugging Face, sdpa, compiled": _COMPILED,
+    "Hugging Face, eager attention": _EAGER | {"implementation": "eager"},
+    "Hugging Face, eager attention, compiled": _COMPILED | {"implementation": "eager"},
+}
+PARTS = {"training": TRAINING, "generation": GENERATION, "llama": LLAMA}
+STEPS = ("training", "llama")  # parts that time training steps
+# implementation: transformers' name for a kind of attention
+UNLESS_SET = {"activation": "gelu_tanh", "fused": True, "tf32": False, "implementation": "sdpa"}
 # factor on the blocks' initial matrices; without it, greedy ids soon repeat, whatever the dtype
 INITIAL_SCALE = 4
 
@@ -63,13 +74,15 @@ INITIAL_SCALE = 4
 def settings(part: str, peer: str, s: dict[str, Any]) -> types.SimpleNamespace:
     """The settings of one contender: `s`, with the contender's own values in place of those in `s`."""
     chosen = types.SimpleNamespace(**{**s, **UNLESS_SET, **PARTS[part][peer]})
-    if part == "training" and chosen.dtype == "auto":  # float16 would need a gradient scaler
+    if part == "llama" and peer != "ours, GPT-2":  # three matrices of 8/3 n_embd have the FLOPs of GPT-2's two of 4
+        vars(chosen).update(position="rotary", norm="rmsnorm", mlp="swiglu", n_inner=8 * chosen.n_embd // 3)
+    if part in STEPS and chosen.dtype == "auto":  # float16 would need a gradient scaler
         chosen.dtype = "bfloat16" if multiplies_bfloat16(torch.device(chosen.device)) else "float32"
     return chosen
 
 
 def initial_weights(s: types.SimpleNamespace) -> dict[str, Tensor]:
-    """The weights that all contenders start from: float32 on the CPU, with GPT-2's names and without padding."""
+    """The weights that all contenders start from: float32 on the CPU, with our names and without padding."""
     determinism.seed(s.seed, "init")
     model = GPT(GPTConfig.of(s, vocab_multiple=1, activation="gelu_tanh", dropout=0.0))
     with torch.no_grad():
@@ -182,13 +195,13 @@ class Ours(Contender):
 
 
 class HuggingFace(Contender):
-    """transformers' GPT2LMHeadModel with SDPA. It always has biases; if ours has none, they start at 0."""
+    """transformers' model of the same family. GPT2LMHeadModel always has biases; if ours has none, they start at 0."""
 
     activation = "gelu_tanh"
 
     def __init__(self, state: dict[str, Tensor], s: types.SimpleNamespace):
         config = GPTConfig.of(s, vocab_multiple=1, activation=self.activation, dropout=0.0)
-        self.model = to_transformers(config, state, attn_implementation="sdpa")
+        self.model = to_transformers(config, state, attn_implementation=s.implementation)
         self.ids, self.options = s.vocab_size, {}
 
     def prepare(self, s: types.SimpleNamespace, device: torch.device, backward: bool) -> str:

@@ -68,7 +68,8 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     Raises OutOfTime before a run for which s.max_seconds leaves no time; the trials so far are in rows.jsonl.
     """
     s, dtype = dataclasses.replace(s, **spec), resolve_dtype(s.dtype, device)
-    row = prove_kernel(s.attention, Case.of_model(s, 1, device, dtype, dropout=s.dropout))
+    for case in Case.of_layers(s, 1, device, dtype, dropout=s.dropout):  # with a window and without, if layers differ
+        row = prove_kernel(s.attention, case)
     data, resident = child.held_by_pytorch() if device.type == "cpu" else (0, 0)
     fixed, each = estimate(s, device, dtype)
     free = _free(s, device)

@@ -1,8 +1,9 @@
-"""Our GPT beside others, in turn: transformers' GPT-2, ours held to nanoGPT's arithmetic, and nanoGPT.
+"""Our GPT beside others, in turn: transformers' GPT-2 and Llama, ours held to nanoGPT's arithmetic, and nanoGPT.
 
-There are three parts: a training step, greedy generation, and nanoGPT's recipe for cheap computers. A row is one visit
-to a contender in a process of its own. The visits go round (A B C, A B C). A round counts for all contenders or for
-none, and ratios are taken within rounds. On a CPU every contender keeps the memory that it frees, as train.py does.
+There are four parts: a training step, greedy generation, a training step of a Llama with the FLOPs of that GPT-2 (and
+of our GPT-2 again, in the same rounds), and nanoGPT's recipe for cheap computers. A row is one visit to a contender in
+a process of its own. The visits go round (A B C, A B C). A round counts for all contenders or for none, and ratios are
+taken within rounds. On a CPU every contender keeps the memory that it frees, as train.py does.
 """
 
 import dataclasses
@@ -41,6 +42,7 @@ COLORS = dict(zip(("ours", "Hugging Face", "nanoGPT"), drawing.FILLS))  # by pro
 TITLES = {
     "training": ("A training step", "ms per training step", ""),
     "generation": ("Generation", "ms per sample", " of {new_tokens} tokens after {prompt_tokens}"),
+    "llama": ("A training step of a Llama", "ms per training step", ""),
     "recipe": ("An iteration of nanoGPT's recipe", "ms per iteration", recipe.CASE),
 }
 # columns that only some parts have
@@ -49,6 +51,7 @@ FIRST_TOKENS = ("first token, ms", "share of the bandwidth", "first ids equal to
 COLUMNS = {
     "training": ("peak memory", "loss at the first step", "after the last", RAN),
     "generation": (*FIRST_TOKENS, "peak memory", "as it ran"),
+    "llama": ("peak memory", "loss at the first step", "after the last", RAN, "GFLOP a token", "TFLOP/s"),
     "recipe": ("validation loss", "whole run, s", "peak memory", "as it ran"),
 }
 
@@ -159,10 +162,14 @@ def _cells(part, peer, row, ours, columns):
         how.append(f"commit {ran['commit']}")
     cells = [peer, report.spread(row), rounds.medians(row), _range(times) if times and row is not ours else ""]
     cells += [f"{1e3 * row['tokens'] / row['median_ms']:,.0f}"]
-    if part == "training":
+    if part in contenders.STEPS:
         optimizer = "fused AdamW" if ran["fused"] else "AdamW"
         cells += [memory, f"{row['first_loss']:.4f}", f"{row['last_loss']:.4f}"]
-        return [*cells, f"{report.kernel(row)} ({', '.join([*how, optimizer])})"]
+        cells += [f"{report.kernel(row)} ({', '.join([*how, optimizer])})"]
+        if part == "llama":
+            flops = ran["flops_per_token"]
+            cells += [f"{flops / 1e9:.4g}", f"{flops * row['tokens'] / row['median_ms'] / 1e9:.3g}"]
+        return cells
     if part == "generation":
         first = summary(row["first_token_ms"])["median_ms"]
         equal = f"{row['equal_ids']} of {row['tokens']}"
@@ -197,6 +204,8 @@ def _notes(part, peers):
     worst = max(row["errors"]["float32"] for row in measured)
     proved = "before its time each computed our loss in float32: largest difference"
     found.append(f"All start from the same weights, and {proved} {worst:.0e}.")
+    if part == "llama":
+        return found + _notes_on_llamas(peers)
     if any(peer.startswith("Hugging Face") for peer in peers):
         biases = "always has biases, which start at 0; the others have them with `--bias=True` only."
         found.append(f"`Hugging Face` {biases}")
@@ -221,6 +230,15 @@ def _notes(part, peers):
         patched = "autocast, padding, torch.compile and fused AdamW around its own model.py, unchanged"
         found.append(f"`nanoGPT, patched`: {patched}. It does not tell padding from other ids.")
     return found
+
+
+def _notes_on_llamas(peers):
+    found = ["FLOPs of all by one rule: 6 for each weight that multiplies a token, and 12 L nh hs T for attention."]
+    ours, gpt2 = peers.get("ours"), peers.get("ours, GPT-2")
+    if said := report.clause([(ours, gpt2)], "our GPT-2"):
+        flops = ours["ran"]["flops_per_token"] / gpt2["ran"]["flops_per_token"]
+        found.append(f"Our Llama has {flops:.3f} times the FLOPs of our GPT-2, and {said}.")
+    return [*found, "`eager attention` is transformers' hand-written attention."]
 
 
 def claims(rows: list[dict]) -> list[check.Claim]:

@@ -59,30 +59,33 @@ def visit(part: str, peer: str, asked: dict) -> dict:
     contender = contenders.build(peer, state, s)
     contender.model.to(device)
     reference = contenders.reference(contender, state, s).to(device)
-    shape = {"training": (s.batch_size, s.block_size + 1), "generation": (1, s.prompt_tokens)}[part]
+    trains = part in contenders.STEPS
+    shape = (s.batch_size, s.block_size + 1) if trains else (1, s.prompt_tokens)
     idx = torch.randint(s.vocab_size, shape, generator=torch.Generator().manual_seed(s.seed)).to(device)
     x, y = idx[:, :-1].contiguous(), idx[:, 1:].contiguous()
     with torch.no_grad():
         loss = reference(x, y, logits=False)[1].item()
         error = _same(contender.loss(x, y).item(), loss, ALLOWED[torch.float32], "in float32")
-        ids = None if part == "training" else reference.generate(idx, s.new_tokens, temperature=0)
+        ids = None if trains else reference.generate(idx, s.new_tokens, temperature=0)
+    in_attention = reference.flops_per_token() - 6 * reference.get_num_params()
     del reference, state
     gc.collect()
-    attention = contender.prepare(s, device, backward=part == "training")
+    attention = contender.prepare(s, device, backward=trains)
     torch.backends.cuda.matmul.allow_tf32 = s.tf32
-    if part == "training":
-        found = _train(contender, x, y, loss, attention, s, device)
-    else:
-        found = _generate(contender, idx, ids, s, device)
-    model = contender.model  # read only now, because prepare() replaces ours to generate
+    found = _train(contender, x, y, loss, attention, s, device) if trains else _generate(contender, idx, ids, s, device)
+    weights = dict(contender.model.named_parameters())  # only now, because prepare() replaces ours to generate
+    (embedding,) = (w for name, w in weights.items() if name.endswith(("wte.weight", "embed_tokens.weight")))
+    parameters = sum(w.numel() for w in weights.values())
+    positions = sum(w.numel() for name, w in weights.items() if name.endswith("wpe.weight"))
     found["errors"]["float32"] = error
     found["ran"] |= {
         "attention": attention,
         "device": str(device),
         "ids": contender.ids,
-        "rows_of_embedding": len(model.get_parameter("transformer.wte.weight")),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "positions": model.get_parameter("transformer.wpe.weight").numel(),
+        "rows_of_embedding": len(embedding),
+        "parameters": parameters,
+        "positions": positions,
+        "flops_per_token": 6 * (parameters - positions) + in_attention,  # GPT.flops_per_token's rule, for all
     }
     if isinstance(contender, contenders.NanoGPT):
         found["ran"]["commit"] = commit(s.nanogpt)

@@ -50,6 +50,31 @@ def test_the_estimate_is_near_a_hand_count(tmp_path, data):
     assert 0.9 * kept < each["manual"] - each["flash"] < 2.5 * kept
 
 
+LLAMA = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_inner=88, tie_embeddings=False)
+
+
+def test_the_estimate_of_a_llama_is_near_a_hand_count(tmp_path, data):
+    # one of GPT-2 in its place has other weights, and keeps other tensors for the backward
+    s = settings("max_batch", tmp_path, data, block_size=128, n_embd=32, dtype="float32", **LLAMA)
+    s.attention, T, V = "flash", 128, 128  # 65 ids, padded
+    fixed, each = max_batch.estimate(s, CPU, torch.float32)
+    weights = 4 * 4 * (2 * (4 * 32**2 + 3 * 32 * 88) + 2 * V * 32)  # float32, gradient, AdamW's two; norms aside
+    assert 0.75 * weights < fixed < 1.5 * weights
+    # float32 tensors of a layer: of 32 channels x, norm, q, k, v, y, x, norm; of 88 gate, its silu, fc, their product
+    kept = 4 * T * (2 * (8 * 32 + 4 * 88) + 2 * V)
+    assert 0.8 * kept < each < 2 * kept
+
+
+def test_each_kind_of_layer_is_proved_before_a_trial(tmp_path, data, monkeypatch, stand_in):
+    proved = []
+    monkeypatch.setattr(max_batch, "prove_kernel", lambda name, case: proved.append(case.window) or {})
+    monkeypatch.setattr(max_batch, "estimate", lambda *_: (0, 2**28))
+    monkeypatch.setattr(max_batch, "largest", lambda fits, guess: int(fits(1)))
+    changes = dict(only="manual", block_size=16, window=8, window_pattern="SL")
+    run("max_batch", tmp_path, data, **changes)
+    assert proved == [8, None]
+
+
 def test_a_budget_ends_an_allocation_on_a_cpu(tmp_path, data):
     pytest.importorskip("tyro")  # which train.py reads its command line with
     s = settings("max_batch", tmp_path, data, batch_size=4096, block_size=64)

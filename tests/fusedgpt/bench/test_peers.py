@@ -129,6 +129,30 @@ def test_the_first_loss_is_that_of_a_model_written_out_in_float64(tmp_path, data
     assert theirs.loss(x, y).item() == pytest.approx(want.item(), rel=1e-6)  # all T targets, and none shifted twice
 
 
+def test_llamas_train_alike_and_have_the_flops_of_our_gpt2(tmp_path, data, monkeypatch):
+    # a Llama with another width inside its MLP would be timed for more or fewer FLOPs than GPT-2
+    for peer, own in contenders.LLAMA.items():
+        monkeypatch.setitem(contenders.LLAMA, peer, own | {"compile": False, "dtype": "float32"})
+    s = asked(tmp_path, data, n_head=2, n_embd=48, learning_rate=1e-2, vocab_multiple=1, attention="flash")
+    names = [peer for peer in contenders.LLAMA if "compiled" not in peer]
+    got = {peer: visit.visit("llama", peer, s) for peer in names}
+    llamas = [row for peer, row in got.items() if peer != "ours, GPT-2"]
+    assert len(llamas) == 3 and llamas[0]["last_loss"] < llamas[0]["first_loss"] - 0.2
+    assert [row["last_loss"] for row in llamas] == pytest.approx([llamas[0]["last_loss"]] * 3, abs=1e-4)
+    assert abs(got["ours, GPT-2"]["last_loss"] - llamas[0]["last_loss"]) > 5e-3  # another model
+    assert {row["ran"]["flops_per_token"] for row in got.values()} == {got["ours, GPT-2"]["ran"]["flops_per_token"]}
+    assert [row["ran"]["attention"] for row in llamas[1:]] == ["sdpa", "eager"]
+    assert {row["errors"]["float32"] < 1e-6 for row in got.values()} == {True}
+
+
+def test_a_llama_of_transformers_that_computes_something_else_gets_no_time(tmp_path, data, monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    monkeypatch.setattr(modeling_llama, "rotate_half", lambda x: x)
+    with pytest.raises(ParityError, match=r"its loss in float32 is .*, ours with the same weights and batch"):
+        visit.visit("llama", "Hugging Face, sdpa", asked(tmp_path, data))
+
+
 @pytest.mark.parametrize("peer", [*eager("generation"), "Hugging Face, float32, compiled", "nanoGPT, float32"])
 def test_generation_is_greedy_and_counts_the_ids_that_agree(tmp_path, data, clone, peer):
     if "compiled" in peer and (reason := why_no_compiler(CPU)):
@@ -279,6 +303,21 @@ def test_a_round_counts_for_all_contenders_or_for_none():
     assert "| nanoGPT, float32 | parity failed: its loss |" in text
     (claim,) = (claim for claim in peers.claims(rows) if claim.timed)
     assert (claim.value, claim.low, claim.high) == pytest.approx((1 / 2.25, 0.4, 0.5), rel=0.02)
+
+
+def test_the_report_says_how_our_llama_stands_beside_our_gpt2():
+    def llama(peer, ms, n=1):
+        found = row(peer, [ms], n, part="llama")
+        found["ran"] = found["ran"] | {"flops_per_token": 9e8}
+        return found
+
+    rows = [llama("ours", 9.0), llama("ours, GPT-2", 10.0), llama("Hugging Face, sdpa", 12.0)]
+    rows += [llama("ours", 8.0, 2), llama("ours, GPT-2", 10.0, 2), llama("Hugging Face, sdpa", 12.0, 2)]
+    found = peers.pooled(rows)["llama"]
+    assert peers.finding("llama", found) == "A training step of a Llama: Hugging Face takes 1.42 times as long as ours"
+    text = "\n".join(peers.table(rows))
+    assert "Our Llama has 1.000 times the FLOPs of our GPT-2, and is 1.18 times as fast as our GPT-2." in text
+    assert "| 0.9 | 10.6 |" in text  # GFLOP a token, and TFLOP/s: 100 tokens in 8.5 ms
 
 
 def test_no_ratio_is_drawn_without_a_whole_round(tmp_path, data):
