@@ -196,6 +196,10 @@ def write_hf(folder, model, meta, saved):
             shutil.copymode("config.json", weights)  # safetensors lets only the owner read them
         if tokenizer is not None:
             tokenizer_json.save(tokenizer, ".")
+            if theirs.config.model_type == "qwen2":
+                print(
+                    "for a Qwen2, AutoTokenizer of transformers 5 splits texts as Qwen does: load PreTrainedTokenizerFast"
+                )
 
 
 def _say_to_older_transformers(config):
@@ -213,7 +217,7 @@ def write_gguf(folder, model, meta, saved):
     if meta is None:
         raise UserError("a GGUF file needs the tokenizer of the data: put the data where the checkpoint names it")
     gguf_file.write(folder, model.config, model.state_dict(), meta, data_of(saved))
-    if (context := model.config.block_size) % gguf_file.STEP and model.config.position == "learned":
+    if (context := model.config.block_size) % gguf_file.STEP:
         print(f"llama.cpp does not stop at {context} tokens, where the model's context ends: ask for fewer, with -n")
     say_gap(model, saved, "llama.cpp", gguf_file.ACTIVATION)
 

@@ -58,9 +58,8 @@ def write(folder: pathlib.Path, config: GPTConfig, state: dict[str, Tensor], met
     _require_computed(config, architecture)
     weights = families.weights(config, state, family)
     tokenizer = _tokenizer(meta, config.vocab_size, gguf.TokenType)
-    context = config.block_size
+    context = -(-config.block_size // STEP) * STEP
     if POSITIONS in weights:
-        context = -(-context // STEP) * STEP
         # otherwise llama.cpp would abort at the first token beyond the context
         weights[POSITIONS] = torch.cat([w := weights[POSITIONS], w[-1:].expand(context - len(w), -1)])
     file = gguf.GGUFWriter(os.path.join(folder, FILE), architecture)

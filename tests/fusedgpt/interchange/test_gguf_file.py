@@ -126,7 +126,7 @@ def test_a_llama_has_its_pairs_side_by_side(tmp_path):
     assert torch.equal(torch.tensor(tensors["blk.0.ffn_gate.weight"]), model.transformer.h[0].mlp.c_gate.weight)
     # wavelengths of 6, 63, 628 and 6283 tokens: below a quarter of 16 none is stretched, above 16 all are
     assert tensors["rope_freqs.weight"][1:].tolist() == [4.0, 4.0, 4.0] and 1 < tensors["rope_freqs.weight"][0] < 4
-    own = {"attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 8, "context_length": 8}
+    own = {"attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 8, "context_length": 256}
     assert {name: fields[f"llama.{name}"] for name in own} == own and fields["general.architecture"] == "llama"
     assert fields["llama.rope.freq_base"] == 10000 and fields["llama.rope.dimension_count"] == 8
 
