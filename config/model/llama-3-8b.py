@@ -1,5 +1,6 @@
 # Llama 3 8B: 8,030,261,248 parameters, as in the config.json of meta-llama/Meta-Llama-3-8B
-# python bench.py plan config/model/llama-3-8b.py --parallel=fsdp --batch_size=1 --gradient_accumulation_steps=64 --gpus=64
+# python bench.py plan config/model/llama-3-8b.py \
+#     --parallel=fsdp --batch_size=1 --gradient_accumulation_steps=64 --gpus=64
 
 block_size = 8192
 vocab_size = 128256

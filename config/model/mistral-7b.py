@@ -1,5 +1,6 @@
 # Mistral 7B v0.1: 7,241,732,096 parameters, as in the config.json of mistralai/Mistral-7B-v0.1
-# python bench.py plan config/model/mistral-7b.py --block_size=8192 --parallel=fsdp --batch_size=1 --gradient_accumulation_steps=64 --gpus=64
+# python bench.py plan config/model/mistral-7b.py --block_size=8192 \
+#     --parallel=fsdp --batch_size=1 --gradient_accumulation_steps=64 --gpus=64
 
 block_size = 32768
 window = 4096
