@@ -197,7 +197,9 @@ def write_hf(folder, model, meta, saved):
         if tokenizer is not None:
             tokenizer_json.save(tokenizer, ".")
             if theirs.config.model_type == "qwen2":
-                print("AutoTokenizer of transformers 5 splits texts as Qwen2 does: load PreTrainedTokenizerFast instead")
+                print(
+                    "AutoTokenizer of transformers 5 splits texts as Qwen2 does: load PreTrainedTokenizerFast instead"
+                )
 
 
 def _say_to_older_transformers(config):
