@@ -73,13 +73,15 @@ SMALL = ("--n_layer=6", "--n_head=6", "--n_embd=384", "--block_size=256", "--bat
 SMALL += ("--vocab_size=256", "--only=flash + padded vocabulary*")  # eager, compiled, and replayed as CUDA graphs
 # a part of the sweep that ends: with a limit of time alone, every call would spend that time again
 COARSE = "--only=attention&256,attention&1024,attention&4096"
+ARTICLES = "--only=ordinary,large,loss,* = *"  # numerics without windows and grouped queries
 STEPS = [
     Step("ladder", (FIRST_RUNGS, "--profile=True")),
-    Step("numerics"),
+    Step("numerics", (ARTICLES,)),
     Step("sweep", (COARSE,)),
     Step("prefill"),
     Step("tests"),
     Step("ladder"),
+    Step("numerics"),
     Step("ladder", SMALL, part="small"),
     Step("anatomy"),
     Step("peers"),
