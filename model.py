@@ -60,8 +60,8 @@ class CausalSelfAttention(nn.Module):
         # each token has queries, keys to compare queries with, and values to fetch: one product computes all three
         q, k, v = self.c_attn(x).view(B, T, -1, self.head_size).split(self.heads, dim=2)  # (B, T, nh or nkv, hs) each
         q = q[:, -1:] if last else q
-        if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
+        if self.qk_norm:  # in the dtype of its weights, because with another PyTorch has no fused RMSNorm
+            q, k = (norm(x.to(norm.weight.dtype)).to(x.dtype) for norm, x in ((self.q_norm, q), (self.k_norm, k)))
         if rotation is not None:
             q, k = rotary.rotate(q, rotation[:, -q.size(1) :]), rotary.rotate(k, rotation)
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))  # (B, nh, T, hs): heads are as independent as sequences
