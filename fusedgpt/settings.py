@@ -100,7 +100,14 @@ class Settings(Dimensions):
 
 
 def validate(s: Settings) -> None:
-    """Raise UserError for a value that no run can have."""
+    """Raise UserError for a value that no run can have, or for dimensions that do not fit together."""
+    validate_each(s)
+    if s.init_from in ("scratch", "auto"):  # otherwise the weights decide the model
+        GPTConfig.of(s, vocab_size=s.vocab_size or 1, recompute=s.recompute, loss=s.loss)
+
+
+def validate_each(s: Settings) -> None:
+    """Raise UserError for a value that no run can have, whatever the dimensions beside it are."""
     at_least_one = "batch_size block_size gradient_accumulation_steps n_layer n_head n_embd eval_interval"
     at_least_one += " log_interval vocab_multiple vocab_size keep_checkpoints check_interval shard_size"
     for name in at_least_one.split():
@@ -123,8 +130,6 @@ def validate(s: Settings) -> None:
         raise UserError("optimizer=muon needs whole matrices, but with parallel=fsdp no process has one: take adamw")
     if s.vocab_multiple > 2**20:
         raise UserError(f"vocab_multiple={s.vocab_multiple} must be at most 2**20")
-    if s.init_from in ("scratch", "auto"):  # otherwise the weights decide the model
-        GPTConfig.of(s, vocab_size=s.vocab_size or 1, recompute=s.recompute, loss=s.loss)
     check_name(s.attention, "auto")
     if not s.out_dir:
         raise UserError("out_dir is empty: name a folder for the run")

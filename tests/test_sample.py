@@ -371,7 +371,7 @@ def test_what_only_training_has_is_no_flag_and_a_misspelt_name_no_setting(tmp_pa
         (dict(start="FILE:/no\0such"), "cannot read the prompt in /no"),  # this and the next: a traceback each
         (dict(start="a\udcff"), r"the prompt 'a\\udcff' cannot be written in UTF-8"),
         (dict(num_samples=10**12), "a batch of 10+ samples of 41 tokens needs .* lower --num_samples"),
-        (dict(init_from="gpt5"), "init_from='gpt5' is no GPT-2 that can be loaded"),
+        (dict(init_from="gpt5"), "init_from='gpt5' is no GPT-2, .* that can be loaded"),
         (dict(out_dir="/no/such"), "ckpt.pt does not exist: train first"),
         (dict(attention="cudnn"), "cudnn' cannot run on cpu .*on GPUs only"),
         (dict(attention="flex", compile=True), "FlexAttention cannot run inside a compiled model on a CPU"),

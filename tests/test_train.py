@@ -435,7 +435,7 @@ def test_a_lost_run_ends(tmp_path, data, monkeypatch):
         (dict(learning_rate=-1.0), "learning_rate=-1.0 must be 0 or more"),
         (dict(learning_rate=math.inf), "learning_rate=inf must be 0 or more, and finite"),
         (dict(beta2=1.0), "beta2=1.0 must be from 0"),
-        (dict(init_from="gpt3"), "init_from='gpt3' is no GPT-2 that can be loaded"),
+        (dict(init_from="gpt3"), "init_from='gpt3' is no GPT-2, .* that can be loaded"),
         (dict(init_from=""), "init_from is empty: it can be scratch, resume, auto, or a hub id"),
         (dict(init_from="resume"), "ckpt.pt does not exist: train first"),
         (dict(block_size=5000), "Lower --block_size"),

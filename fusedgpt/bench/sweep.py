@@ -169,7 +169,12 @@ def table(rows: list[dict]) -> list[str]:
     for (part, *shape), group in _groups(rows).items():
         model = "".join(f", {row['model']}" for row in group[:1] if "model" in row)
         if part == "attention":
-            text += ["", f"## attention alone, {', '.join(shape)}{model}", "", *_times(group, "ms (TFLOP/s)")]
+            text += [
+                "",
+                f"## attention alone, {', '.join(filter(None, shape))}{model}",
+                "",
+                *_times(group, "ms (TFLOP/s)"),
+            ]
         else:
             text += ["", f"## training, end to end{model}", "", *_times(group, "ms (tokens/s)")]
         found = {pair: surely for pair, (_, surely) in crossovers(group).items() if surely < math.inf}

@@ -6,6 +6,7 @@ dtype of matrix products. In GPT-2, A = K = C and I = 4 C. A `config` is a GPTCo
 results/plan/README.md says how far off these estimates are.
 """
 
+import collections
 import functools
 import math
 from dataclasses import asdict, dataclass, fields
@@ -91,10 +92,14 @@ class Memory:
 def least_memory(config: Any, batch_size: int, itemsize: int, backward: bool, muon: bool, shards: int = 1) -> int:
     """Bytes that a GPU needs at least to train: float32 weights, and the logits of a micro-batch.
 
-    With `backward`, gradients and AdamW's moments too; `muon` needs only one moment for a hidden matrix.
+    With `backward`, AdamW's moments too, of which `muon` needs only one for a hidden matrix, and either the logits or,
+    once they are gone, all gradients.
     """
-    held = 8 * config.num_params + _optimizer_state(config, muon) if backward else 4 * config.num_params
-    return held // shards + batch_size * config.block_size * config.padded_vocab_size * itemsize // config.chunks
+    logits = batch_size * config.block_size * config.padded_vocab_size * itemsize // config.chunks
+    weights = 4 * config.num_params // shards
+    if not backward:
+        return weights + logits
+    return weights + _optimizer_state(config, muon) // shards + max(weights, logits)
 
 
 def hidden(config: Any) -> int:
@@ -109,9 +114,11 @@ def _widths(config):
 
 
 def _seen(config):
-    """The most keys that a query sees, for each layer: T, or its window."""
-    T = config.block_size
-    return [min(window or T, T) for window in config.windows]
+    """{the most keys that a query sees: the number of such layers}: T, or a window."""
+    found, T = collections.Counter(), config.block_size
+    for window, layers in config.layers_by_window.items():
+        found[min(window or T, T)] += layers
+    return found
 
 
 def _optimizer_state(config, muon):
@@ -142,7 +149,7 @@ def _moments(config, run, earlier):
     N, e, L = config.num_params, run.itemsize, config.n_layer
     block, embedding, low = config.block_matrices, config.padded_vocab_size * config.n_embd, e < 4
     layers = [(_block(config, run, seen), _kept(config, run, seen)) for seen in _seen(config)]
-    activations = sum(kept for _, kept in layers)
+    activations = sum(number * kept for (_, kept), number in zip(layers, _seen(config).values()))
     activations += _tokens(config, run) * config.n_embd * _norm(config, run) + _mask(config, run, 4)
     whole, kept = max(layers)  # with or without a window
     working = max(_working(config, run, seen) for seen in _seen(config))
@@ -334,7 +341,7 @@ class Step:
 def flops_per_token(config: Any) -> int:
     """6 N + 12 L A T (PaLM, arXiv:2204.02311, appendix B), as GPT.flops_per_token; recomputing does not count."""
     _, A, _, _ = _widths(config)
-    return 6 * _multiplied(config) + 12 * A * sum(_seen(config))
+    return 6 * _multiplied(config) + 12 * A * sum(layers * seen for seen, layers in _seen(config).items())
 
 
 def _multiplied(config):
@@ -389,15 +396,16 @@ def _computation(config, run, machine):
     """
     L, T, N, V = config.n_layer, config.block_size, config.num_params, config.padded_vocab_size
     (C, A, _, inside), tokens, multiplied = _widths(config), _tokens(config, run), _multiplied(config)
-    scores = [_scores(config, run, seen) for seen in _seen(config)]  # that an unfused kernel computes, for all heads
-    fused_scores = A * tokens * sum(seen * (1 - seen / (2 * T)) for seen in _seen(config))
+    # that an unfused kernel computes, for all heads
+    scores = sum(layers * _scores(config, run, seen) for seen, layers in _seen(config).items())
+    fused_scores = A * tokens * sum(layers * seen * (1 - seen / (2 * T)) for seen, layers in _seen(config).items())
     moved, moved_back = _moved(config)
     again, logits_again = run.recompute == "block", config.chunks > 1
 
     def attention(passes, moves, fused):  # FLOPs of a score's channel, and how often a score is moved
-        if not any(scores):
+        if not scores:
             return fused * fused_scores / machine.flash
-        flops, size = passes * config.head_channels * sum(scores), 2 * sum(scores)
+        flops, size = passes * config.head_channels * scores, 2 * scores
         return flops / machine.products + moves * size / machine.traffic
 
     forward = (

@@ -7,7 +7,7 @@ from typing import Any
 
 from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError, shown
-from fusedgpt.settings import Settings, validate
+from fusedgpt.settings import Settings, validate, validate_each
 from fusedgpt.studies import command
 from fusedgpt.studies.command import SET_BY_THE_STUDY, SHARED, Request
 
@@ -102,7 +102,8 @@ def _axis(name, text, shared):
     if found[3] and low <= 0:
         raise UserError(f"{refused}: a range that is :log must begin above 0")
     for value in values:
-        validate(dataclasses.replace(shared, out_dir="run", **{name: value}))
+        # a bound need not fit the other dimensions: a trial takes others until they fit
+        validate_each(dataclasses.replace(shared, out_dir="run", **{name: value}))
     return Range(low, high, bool(found[3]))
 
 

@@ -49,7 +49,8 @@ def test_the_sweep_with_shared_keys_and_a_window(tmp_path, data):
     got = run("sweep", tmp_path, data, only="manual&attention,math&attention", **changes)
     assert all(row["status"] == "measured" and row["model"] == model for row in got), got
     for row in got:
-        assert row["kernel"]["expanded"] is (row["attention"] == "math")
+        # with the mask of a window that is shorter than the text, heads that share keys are rows of one head
+        assert row["kernel"]["expanded"] is (row["attention"] == "math" and row["T"] < 40)
         (nh, hs), T, w = map(int, row["heads"].split("x")), row["T"], min(40, row["T"])
         count = 4 * nh * (T * w - w * w / 2) * hs * (1 if row["pass"] == "forward" else 3.5)
         assert row["tflops"] == pytest.approx(count / row["median_ms"] / 1e9)

@@ -30,11 +30,11 @@ def test_only_what_certainly_cannot_fit_is_refused(monkeypatch):
     whole = GPTConfig(block_size=1024, vocab_size=50304, n_layer=1, n_head=1, n_embd=64)
     weights, logits = whole.num_params, 3 * 1024 * 50304
     for config, options, needed in (
-        (whole, dict(dtype=torch.float32), 16 * weights + 4 * logits),
-        (whole, dict(dtype=torch.bfloat16), 16 * weights + 2 * logits),
+        (whole, dict(dtype=torch.float32), 12 * weights + 4 * logits),
+        (whole, dict(dtype=torch.bfloat16), 12 * weights + 2 * logits),
         (whole, dict(dtype=torch.float32, backward=False), 4 * weights + 4 * logits),
-        (whole, dict(dtype=torch.float32, muon=True), 16 * weights - 4 * 12 * 64 * 64 + 4 * logits),
-        (dataclasses.replace(whole, loss="chunked"), dict(dtype=torch.float32), 16 * weights + 4 * logits // 8),
+        (whole, dict(dtype=torch.float32, muon=True), 12 * weights - 4 * 12 * 64 * 64 + 4 * logits),
+        (dataclasses.replace(whole, loss="chunked"), dict(dtype=torch.float32), 12 * weights + 4 * logits // 8),
     ):
         monkeypatch.setattr(memory, "total_memory", lambda device, n=needed: n)
         check_training(config, 3, CPU, **options)

