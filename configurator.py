@@ -169,15 +169,16 @@ def _set(settings, name, value, where):
     """Return `settings` with the field `name` set to `value`: a flag's text, or a file's value of the right type."""
     field = _field(settings, name, where)
     refused = f"{where}: {name}={shown(value)} is not allowed: it takes"
+    text = ""
     try:
-        new = _read(str(value), field)
+        text = str(value)  # raises for whole numbers of more than 4300 digits, and for some types of one's own
+        new = _read(text, field)
         if where != COMMAND_LINE and new != value:  # in a file, steps = "5" is a mistake
             raise ValueError
     except ImportError:  # tyro is missing; the value may be fine
         raise
     except (Exception, SystemExit) as error:  # a file's value may have methods that raise anything
-        meant = _meant(str(value), field) if type(value) in PLAIN else ""  # another type's str may raise
-        raise UserError(f"{refused} {_allowed(field.type)}{meant}") from error
+        raise UserError(f"{refused} {_allowed(field.type)}{_meant(text, field)}") from error
     if isinstance(new, int) and abs(new) > LARGEST:
         raise UserError(f"{refused} whole numbers below 2**63")
     if isinstance(new, str) and "\0" in new:

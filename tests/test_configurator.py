@@ -225,6 +225,7 @@ def test_bad_flags_are_named(flag, message, capfd):
         # each of these used to be a traceback, or to end the script with status 0
         ("def f(): f()\nf()", "fails: RecursionError"),
         ("rate = 10**400", "is not allowed: it takes a number"),
+        ("steps = 10**5000", "is not allowed: it takes a whole number"),
         ("steps = type('T', (), {'__repr__': None, '__str__': None})()", "is not allowed: it takes a whole number"),
     ],
 )
