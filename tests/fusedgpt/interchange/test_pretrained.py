@@ -175,4 +175,4 @@ def test_reading_takes_the_models_memory_and_one_tensor(llama, tmp_path):
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout
     for folder, (peak, model) in zip(folders, json.loads(said)):
         largest = 4000 * 512 * (2 if "bfloat16" in folder else 4)
-        assert 0.8 * model < peak < model + largest + 4e6, folder  # 4 MB for what is not a tensor
+        assert 0.9 * model < peak < model + largest + 4e6, folder  # 4 MB for what is not a tensor
