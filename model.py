@@ -111,6 +111,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x, *attention_inputs, last=False):
+        """(B, T, C) to (B, T, C); takes what attention takes after x. last: return only the last token's, (B, 1, C)."""
         # pre-norm: each branch normalises its input; ln_f normalises the sum of all branches once, at the end
         normed = self.ln_1(x)
         attended = self.attn(normed, *attention_inputs, last=last)
