@@ -40,9 +40,9 @@ eval: setup
 	@$(BIN)/python export.py $(RUN) $(RUN)/hf
 	@$(BIN)/python harness.py $(RUN)/hf $(RUN)/lm_eval.json $(TASKS)
 
-# One pytest worker per core. To use one process, run python -m pytest.
+# One pytest worker per core. To use one process, run python -m pytest. The order of files is that of tests/conftest.py.
 test: setup
-	$(PYTEST) -n auto
+	$(PYTEST) -n auto --no-loadscope-reorder
 
 # Test as on a CPU with only AVX2, which adds up in another order and has no instructions for bfloat16. Takes each test
 # file that imports torch, except those that measure time or memory, or end processes. On a CPU with only AVX2, make

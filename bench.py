@@ -7,10 +7,11 @@
     python bench.py plan [config/file.py ...] [--key=value ...]   memory and time of a run on GPUs you do not have
 
 KIND is ladder (the default: PyTorch's article, rung by rung), sweep (attention over lengths), prefill (time to the
-first token), numerics (errors against float64), max_batch (the largest micro-batch), peers (beside transformers'
-GPT-2 and nanoGPT) or anatomy (where a training step's time goes). Each kind has its own settings: python bench.py KIND
---help. ladder, sweep and numerics also measure a kernel of your own: --attention=path/to/file.py:function. To continue
-an interrupted run, give the same command again. plan measures nothing: it computes.
+first token), numerics (errors against float64), max_batch (the largest micro-batch), peers (beside transformers' GPT-2
+and nanoGPT), anatomy (where a training step's time goes) or growth (how time and memory grow with tokens, layers,
+channels, sequences, text and cores). Each kind has its own settings: python bench.py KIND --help. ladder, sweep and
+numerics also measure a kernel of your own: --attention=path/to/file.py:function. To continue an interrupted run, give
+the same command again. plan measures nothing: it computes.
 """
 
 import dataclasses

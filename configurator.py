@@ -2,8 +2,8 @@
 
     python train.py config/train_shakespeare_char.py --batch_size=32
 
-A config file is Python code that assigns to settings. Files and flags pass the same checks. tyro reads the values and
-writes the help. A script that executes the text of this file, as nanoGPT's do, gets both applied to its globals:
+A config file is Python code that assigns to settings. Files and flags pass the same checks. tyro writes the help. A
+script that executes the text of this file, as nanoGPT's do, gets both applied to its globals:
 
     exec(open("configurator.py").read())
 """
@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import difflib
 import functools
-import io
 import os
 import re
 import runpy
@@ -175,8 +174,6 @@ def _set(settings, name, value, where):
         new = _read(text, field)
         if where != COMMAND_LINE and new != value:  # in a file, steps = "5" is a mistake
             raise ValueError
-    except ImportError:  # tyro is missing; the value may be fine
-        raise
     except (Exception, SystemExit) as error:  # a file's value may have methods that raise anything
         raise UserError(f"{refused} {_allowed(field.type)}{_meant(text, field)}") from error
     if isinstance(new, int) and abs(new) > LARGEST:
@@ -187,18 +184,18 @@ def _set(settings, name, value, where):
 
 
 def _read(text, field):
-    """Let tyro read `text` as the value of a field. Raises ValueError if it does not fit."""
-    import tyro
-
-    # a parser of all fields is slow to build; without a help text, tyro would search source files for one
-    annotation = typing.Annotated[field.type, tyro.conf.arg(help="-")]
-    alone = dataclasses.make_dataclass("Alone", [(field.name, annotation)])
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            read = tyro.cli(alone, args=[f"--{field.name}={text}"], use_underscores=True, config=_plain())
-    except SystemExit as error:
-        raise ValueError(text) from error
-    return getattr(read, field.name)
+    """`text` as the value of a field, as tyro would read it. Raises ValueError if it does not fit."""
+    choice = typing.get_origin(field.type) is typing.Literal
+    kinds = [field.type] if choice else typing.get_args(field.type) or [field.type]
+    for kind in sorted(kinds, key=lambda kind: kind is str):  # last, because every text is one
+        if values := {bool: (True, False), types.NoneType: (None,)}.get(kind, typing.get_args(kind)):
+            named = {str(value): value for value in values}
+            if text in named:
+                return named[text]
+        else:
+            with contextlib.suppress(ValueError):
+                return kind(text)
+    raise ValueError(text)
 
 
 def _meant(text, field):

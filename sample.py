@@ -11,6 +11,7 @@ Every setting is a field of Settings; config files and --name=value flags set th
 import codecs
 import contextlib
 import dataclasses
+import gc
 import pathlib
 import signal
 import sys
@@ -47,6 +48,10 @@ class Settings:
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
     # dtype of weights and matrix products; auto: the fastest for the prompt, and the fastest for the tokens after it
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    # dtype of the tokens after the prompt, on a CPU; None: as dtype says
+    decode_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    # what auto chose for such a model and prompt on this machine; remembered: take it again; again: time it anew
+    choose: Literal["remembered", "again"] = "remembered"
     # torch.compile of the decode step, which pays off for long samples; auto: on GPUs
     compile: bool | Literal["auto"] = False
     # attention kernel, as in train.py, or your own; auto times a prompt as long as the whole text, up to block_size
@@ -70,6 +75,8 @@ if __name__ == "__main__":
     # before PyTorch, which takes seconds to import
     answer_help(Settings(), sys.argv[1:], __doc__, unused=ONLY_TRAINING, places=PLACES)
 
+gc.disable()  # imports make objects that stay, and to look for garbage among them takes a quarter of the time
+
 import torch
 
 from fusedgpt.attention import choose
@@ -82,10 +89,12 @@ from fusedgpt.estimates import fits
 from fusedgpt.generation import engines, generate
 from fusedgpt.home import ROOT
 from fusedgpt.interchange import tokenizer_json
-from fusedgpt.machine import memory
-from fusedgpt.machine.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
+from fusedgpt.machine import choices, memory
+from fusedgpt.machine.device import DTYPES, dtype_name, resolve_compile, resolve_device, resolve_dtype
 from fusedgpt.runs import checkpoint, metrics, run_folder
 from model import GPT
+
+gc.enable()
 
 
 def validate(s: Settings) -> None:
@@ -182,19 +191,63 @@ def prepare(s: Settings, model: GPT, prompt_length: int, device: torch.device) -
 
     Raises UserError if the kernel cannot run here, or cannot be compiled.
     """
+    remembered = choices.Choices(again=s.choose == "again")
     dtype = generate.cache_dtype(device, resolve_dtype(s.dtype, device))  # attention computes in the cache's dtype
     # a trial at all of a long context could take more time and memory than the text will
     longest = generate.capacity(model.config, prompt_length + s.max_new_tokens)
     read = dataclasses.replace(model.config, block_size=longest)
     prompts = Case.of_layers(read, s.num_samples, device, dtype, backward=False)
-    # a kernel may take a whole prompt but refuse one token after many
     compiled, why_eager = resolve_compile(s.compile, device)
-    attention, _ = choose.choose(s.attention, *prompts, *(case.one_query() for case in prompts), compiled=compiled)
+    # a kernel may take a whole prompt but refuse one token after many
+    cases = [*prompts, *(case.one_query() for case in prompts)]
+    attention, when = choose_attention(s.attention, cases, compiled, remembered)
     model.use_attention(attention)
-    engine = engines.prepare(model, device, s.dtype, s.num_samples, prompt_length, s.max_new_tokens, compiled)
-    if why_eager:
-        say(why_eager, sys.stderr)
+    dtypes, chosen = choose_dtypes(s, model, prompt_length, device, remembered)
+    engine = engines.prepare(model, device, dtypes, s.num_samples, prompt_length, s.max_new_tokens, compiled)
+    if s.attention == "auto":
+        chosen.append(f"attention {attention}, {when}; the same again: --attention={attention}")
+    engine.chosen = "\n".join(chosen)
+    for line in filter(None, [why_eager, *remembered.notes]):
+        say(line, sys.stderr)
     return engine
+
+
+def choose_attention(name: str, cases: list[Case], compiled: bool, remembered: choices.Choices) -> tuple[str, str]:
+    """The kernel that the setting `name` means for `cases`, and when 'auto' has timed it, in words."""
+    case = {"for": "attention", **choices.machine(cases[0].device), "cases": [*map(str, cases)], "compiled": compiled}
+    past = remembered.recall(case) if name == "auto" else None
+    if past and choose.still_runs(past["attention"], *cases, compiled=compiled):
+        return past["attention"], f"remembered from {past['when']}"
+    attention, _ = choose.choose(name, *cases, compiled=compiled)
+    if name == "auto":
+        remembered.remember(case, {"attention": attention})
+    return attention, "timed now"
+
+
+def choose_dtypes(
+    s: Settings, model: GPT, prompt_length: int, device: torch.device, remembered: choices.Choices
+) -> tuple[tuple[torch.dtype, torch.dtype], list[str]]:
+    """The dtypes of the prompt and of the tokens after it, and a line on what 'auto' chose, if it chose.
+
+    Raises UserError if decode_dtype is set on another device than a CPU, where keys would have two dtypes.
+    """
+    if s.decode_dtype and device.type != "cpu":
+        raise UserError(f"decode_dtype={s.decode_dtype} is for CPUs, and this is {device}: give --dtype alone")
+    second = DTYPES.get(s.decode_dtype)
+    if s.dtype != "auto" or device.type != "cpu":
+        first = resolve_dtype(s.dtype, device)
+        return (first, second or first), []
+    shape = {"samples": s.num_samples, "rows": engines.timed_rows(model.config, s.num_samples, prompt_length)}
+    case = {"for": "dtypes", **choices.machine(device), "model": str(model.config), **shape}
+    past = remembered.recall(case)
+    if not past:
+        dtypes, words = engines.fastest_dtypes(model, s.num_samples, prompt_length)
+        past = dict(zip(("prompt", "tokens"), map(dtype_name, dtypes)), words=words)
+        remembered.remember(case, past)
+    first, second = DTYPES[past["prompt"]], second or DTYPES[past["tokens"]]
+    flags = f"--dtype={dtype_name(first)}" + (f" --decode_dtype={dtype_name(second)}" if second != first else "")
+    when = f"remembered from {past['when']}" if "when" in past else "timed now"
+    return (first, second), [f"{past['words']}, {when}; the same again: {flags}"]
 
 
 def report(engine: engines.Engine, s: Settings, drawn: int, first: float, rest: float, device: torch.device) -> str:

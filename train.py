@@ -28,6 +28,8 @@ from fusedgpt.settings import Settings, as_built, require_learning, validate
 if __name__ == "__main__":
     answer_help(Settings(), sys.argv[1:], __doc__)  # before PyTorch, which takes seconds to import
 
+gc.disable()  # imports make objects that stay, and to look for garbage among them takes a quarter of the time
+
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
@@ -53,6 +55,8 @@ from fusedgpt.training import evaluation, samples, tuning
 from fusedgpt.training.optimizer import build_optimizer, learning_rate, update_weights
 from fusedgpt.training.step_results import StepResults
 from model import GPT, GPTConfig
+
+gc.enable()
 
 Say = Callable[[str], None]  # prints a line
 
@@ -322,6 +326,8 @@ def take_receipt(run: Run, chosen: tuning.Settled, case: Case) -> None:
         raise UserError(reason)
     run.record = run_record(s, state.model, case.device, ranks, chosen, receipt=receipt, graphs=graphs)
     logger.announce(run.record, chosen.why_eager)
+    for line in chosen.notes:
+        logger.say(line)
 
 
 def main(s: Settings) -> None:

@@ -4,7 +4,6 @@
 out_dir = "out-text"
 dataset = "text"
 device = "cpu"
-compile = False  # compiling takes longer than the run
 
 eval_interval = 100
 eval_iters = 10

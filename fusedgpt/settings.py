@@ -81,8 +81,10 @@ class Settings(Dimensions):
     # dtype of matrix products; weights are float32. auto: bfloat16 on a GPU that has it, or else float16; on a CPU the
     # faster of bfloat16 and float32; on mps float32
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    # torch.compile; auto: on GPUs of NVIDIA and AMD, and on a CPU if the run takes more than half an hour
+    # torch.compile; auto: on GPUs of NVIDIA and AMD, and on a CPU if the run is so long that it saves time
     compile: bool | Literal["auto"] = "auto"
+    # what auto chose for such a run on this machine; remembered: take it again; again: time it anew
+    choose: Literal["remembered", "again"] = "remembered"
     timeout: float = 300.0  # seconds that a process waits for another before it gives up and ends
     seed: int = 1337  # seed of the weights, the batches and dropout; each has a random stream of its own
     # ddp: every process holds the whole model; fsdp: the processes share it, so that a larger one fits
@@ -126,8 +128,6 @@ def validate_each(s: Settings) -> None:
         raise UserError(f"timeout={s.timeout} must be seconds: more than 0, and at most 30 days")
     if s.shard_size and s.parallel != "fsdp":
         raise UserError(f"shard_size={s.shard_size} needs --parallel=fsdp: give that, or --shard_size=None")
-    if s.optimizer == "muon" and s.parallel == "fsdp":
-        raise UserError("optimizer=muon needs whole matrices, but with parallel=fsdp no process has one: take adamw")
     if s.vocab_multiple > 2**20:
         raise UserError(f"vocab_multiple={s.vocab_multiple} must be at most 2**20")
     check_name(s.attention, "auto")

@@ -6,10 +6,13 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import uuid
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # from a shell script's `make test &`; runs would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -21,6 +24,15 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Not the user's cache: a graph compiled there for other CPU instructions (test_device.py) would end the tests
 KEPT_GRAPHS = f"inductor_{os.environ.get('ATEN_CPU_CAPABILITY', 'all')}"
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / ".pytest_cache" / KEPT_GRAPHS))
+
+# Not what this machine's user has let it remember, and nothing of one session in the next. Others keep their caches
+CACHES = os.path.join(tempfile.gettempdir(), f"fusedgpt-tests-{os.getpid()}")
+os.environ.setdefault(
+    "HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"), "huggingface")
+)
+os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it once; without it, a name that is not there takes 23 s
+os.environ.setdefault("MPLCONFIGDIR", str(ROOT / ".pytest_cache" / "matplotlib"))
+os.environ["XDG_CACHE_HOME"] = CACHES
 
 # before the first product, when cuBLAS reads it: a test that makes PyTorch deterministic would be refused after others
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -52,8 +64,12 @@ OFFLINE_BPE = ROOT.parent / "shared" / "data" / "tiktoken_cache"  # if it exists
 if OFFLINE_BPE.exists():
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(OFFLINE_BPE))
 
-NEEDED_BY = {f"{name}.py": ["tyro"] for name in ("train", "sample", "export", "bench", "study", "tests/save_cost")}
+TOOLS = ("tests/save_cost", "tests/step_cost", "tests/peer_cost")
+NEEDED_BY = {f"{name}.py": ["tyro"] for name in ("train", "sample", "export", "bench", "study", *TOOLS)}
 MEASURED_ONCE = functools.cache(flops.peak_flops)  # it takes a quarter of a second, as long as the rest of a small run
+# they begin first, so that at the end no worker waits for another's
+LONGEST = ("test_fsdp", "test_memory", "test_hacks", "test_functions", "test_docs", "test_train", "test_search")
+LONGEST += ("test_campaign", "test_other_programs", "test_sample", "test_max_batch")
 TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, batch_size=4)
 # every switch that another family has and that goes with TINY, in one model; its heads are wider than n_embd / n_head
 LLAMA = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_inner=40, n_kv_head=1, head_size=32, qk_norm=True)
@@ -62,7 +78,12 @@ GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 ON_GPU_TOO = [("cpu", "float32"), *(pytest.param(*GPU.values, d, marks=GPU.marks) for d in ("bfloat16", "float16"))]
 
 
+def pytest_sessionfinish():
+    shutil.rmtree(CACHES, ignore_errors=True)
+
+
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="needs a GPU")
         for item in items:
@@ -86,7 +107,7 @@ def compiler():
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch):
     """No test leaves a setting of PyTorch or a signal handler behind for the next."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", os.path.join(CACHES, uuid.uuid4().hex))  # no test remembers another's
     monkeypatch.setattr(flops, "peak_flops", MEASURED_ONCE)
     monkeypatch.setattr(progress, "LONGEST_SILENCE_S", math.inf)  # when steps are read must not depend on the machine
     monkeypatch.setattr(memory, "keep_freed_memory", lambda keep: None)  # it cannot be undone in this process
@@ -95,7 +116,8 @@ def _as_it_was(monkeypatch):
     for number, handler in signals.items():  # a run's handlers would keep this process from ending
         signal.signal(number, handler)
     torch.use_deterministic_algorithms(False)
-    torch.compiler.reset()  # PyTorch counts recompilations over a whole process
+    if "torch._dynamo" in sys.modules:  # to import it takes as long as many a test file
+        torch.compiler.reset()  # PyTorch counts recompilations over a whole process
 
 
 @pytest.fixture(scope="session")
@@ -158,6 +180,14 @@ def script(name, *args, check=True, prefix=(), closed=(), **env):
         done = subprocess.run(start, cwd=ROOT, env=environment, **pipes, timeout=300, check=False)
     else:
         done = forks.run(command, ROOT, environment, timeout=300, closed=closed)
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def ranks(processes, name, *args, check=True, **env):
+    """Run a script in processes that train together; one finished process with the text of all."""
+    pytest.importorskip("tyro")
+    done = forks.ranks(processes, [str(name), *map(str, args)], ROOT, {**os.environ, **env}, timeout=300)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 

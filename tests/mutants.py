@@ -288,6 +288,20 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "fusedgpt/parallel/owners.py",
+        "fusedgpt/parallel/test_owners.py::test_each_matrix_is_whole_on_one_rank_and_goes_back_as_it_came[two]",
+        (
+            "a shared matrix is put together with its rows in the wrong order",
+            "zip(pieces, self.rows)",
+            "zip(pieces[::-1], self.rows[::-1])",
+        ),
+        (
+            "a shared matrix gets the update of another",
+            "received.view(sum(self.owned), held, whole.size(2))",
+            "received.view(sum(self.owned), held, whole.size(2)).flip(0)",
+        ),
+    ),
+    *mutants(
         "fusedgpt/training/optimizer.py",
         "test_train.py::test_learning_rate_warms_up_and_decays",
         ("warm-up starts at a learning rate of 0", "* (it + 1) / (s.warmup_iters + 1)", "* it / s.warmup_iters"),

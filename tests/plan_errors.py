@@ -1,4 +1,4 @@
-"""How far off fusedgpt/estimates/scale.py is: prints its estimates beside measurements, as in results/plan/README.md.
+"""How far off fusedgpt/estimates/ is: prints its estimates beside measurements, as in results/plan/README.md.
 
     python tests/plan_errors.py
 
@@ -8,11 +8,10 @@ assumptions for all of them.
 """
 
 import dataclasses
-import json
 import pathlib
 import statistics
-import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 
@@ -20,18 +19,19 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import torch
-from torch import distributed
 
 from fusedgpt.bench.report import markdown
-from fusedgpt.estimates import scale
-from fusedgpt.estimates.scale import FLASH, Machine, Run
+from fusedgpt.estimates.memory import Memory
+from fusedgpt.estimates.rates import FLASH, Machine
+from fusedgpt.estimates.run import Run
+from fusedgpt.estimates.step import RANGE, REST, Step
 from fusedgpt.machine.device import DTYPES, autocast
 from fusedgpt.machine.files import read_jsonl
 from fusedgpt.machine.gpus import GPUS, NETWORKS, Network
 from fusedgpt.machine.memory import peak_bytes
 from fusedgpt.parallel import fsdp
 from model import GPT, GPTConfig
-from tests import limited_memory
+from tests import forks, limited_memory
 
 CPU = torch.device("cpu")
 SMALL = dict(block_size=256, vocab_size=512, n_layer=4, n_head=4, n_embd=128, bias=False)
@@ -40,7 +40,7 @@ LONG = SMALL | dict(block_size=1024, n_layer=2)
 # with one sequence, gradients take more than activations
 FEW_TOKENS = SMALL | dict(block_size=64, n_layer=6, n_embd=256)
 MANY_IDS = SMALL | dict(vocab_size=20000, n_layer=2)  # logits take more than all else
-# the model, and scale.Run's arguments for a process on a CPU; bfloat16 is slow on a CPU without instructions for it
+# the model, and Run's arguments for a process on a CPU; bfloat16 is slow on a CPU without instructions for it
 ALONE = [
     *((SMALL, dict(batch_size=2, attention=name)) for name in ("flash", "manual", "blocked", "math")),
     *((SMALL, dict(batch_size=8, attention=name, dtype="float32")) for name in ("flash", "manual", "blocked")),
@@ -205,24 +205,18 @@ def memory_error(shape: dict, how: dict, gpus: int = 1) -> dict:
     step = step_of(model, run)
     for _ in range(2):  # the first makes AdamW's moments
         step()
-    estimate = scale.memory(model.config, run)
+    estimate = Memory.of(model.config, run)
     return {"measured": peak_bytes(step, CPU), "estimate": estimate.total - estimate.weights - estimate.optimizer}
 
 
 def shared_errors() -> list[dict]:
-    """memory_error of each of SHARED, measured by two processes of this script."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", __file__, "shared"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    return json.loads(done.stdout.splitlines()[-1])
+    """memory_error of each of SHARED, measured by two processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        return forks.together(2, pathlib.Path(folder), _measure_shared)[0]
 
 
-def print_shared() -> None:
-    """As one of two processes: measure SHARED; rank 0 prints it."""
-    distributed.init_process_group("gloo")
-    found = [memory_error(*case, gpus=2) for case in SHARED]
-    if distributed.get_rank() == 0:
-        print(json.dumps(found))
-    distributed.destroy_process_group()
+def _measure_shared(rank, ranks):
+    return [memory_error(*case, gpus=ranks) for case in SHARED]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,7 +230,7 @@ class Case:
     computation: float  # the part that formulas count
     exposed: float
 
-    def estimate(self, rest: float = scale.REST) -> float:
+    def estimate(self, rest: float = REST) -> float:
         """The estimate with another `rest`, the share for what no formula counts."""
         return (1 + rest) * self.computation + self.exposed
 
@@ -248,10 +242,10 @@ class Case:
     @classmethod
     def of(cls, who, what, on, measured, config, runs, machine) -> "Case":
         """A case whose estimate is the mean of `runs`."""
-        steps = [scale.step(config, run, machine) for run in runs]
+        steps = [Step.of(config, run, machine) for run in runs]
         exposed = statistics.mean(step.exposed for step in steps)
         total = statistics.mean(step.total for step in steps)
-        return cls(who, what, on, measured, 1e3 * (total - exposed) / (1 + scale.REST), 1e3 * exposed)
+        return cls(who, what, on, measured, 1e3 * (total - exposed) / (1 + REST), 1e3 * exposed)
 
 
 def times() -> Iterator[Case]:
@@ -288,13 +282,13 @@ def left_out() -> list[tuple[Case, float]]:
     return [(case, case.measured / case.estimate(rests[case.who])) for case in cases]
 
 
-def reserved() -> Iterator[tuple[int, float, scale.Memory]]:
+def reserved() -> Iterator[tuple[int, float, Memory]]:
     """(GPUs, measured bytes, estimate) of torchtitan's Llama 3.1 8B on H100s; the estimate is the mean over HALF."""
     for gpus, gib in RESERVED.items():
         runs = published_runs(TITAN | HALF | dict(gpus=gpus, compile=False))
-        found = [dataclasses.asdict(scale.memory(GPTConfig(**LLAMA), run)) for run in runs]
+        found = [dataclasses.asdict(Memory.of(GPTConfig(**LLAMA), run)) for run in runs]
         mean = {part: statistics.mean(each[part] for each in found) for part in found[0]}
-        yield gpus, gib * 2**30, scale.Memory(**mean)
+        yield gpus, gib * 2**30, Memory(**mean)
 
 
 def process_table() -> list[str]:
@@ -314,7 +308,7 @@ def process_table() -> list[str]:
             held.append((f"99M, {how['parallel']}, recompute {how['recompute']}", 1e6 * row["peak_mb"], config, run))
     cells = []
     for what, measured, config, run in held:
-        tensors = scale.memory(config, run).total
+        tensors = Memory.of(config, run).total
         cells.append([what, *(f"{each / 1e9:.2f}" for each in (measured, tensors, measured - tensors))])
     return markdown(["what", "process, GB", "tensors, estimated", "the rest"], cells)
 
@@ -327,7 +321,7 @@ def time_table() -> list[str]:
         counted, mine = case.estimate(0), case.estimate()
         shown = [form.format(ms) for ms in (case.measured, counted, mine)]
         before, after = (f"{100 * (ms / case.measured - 1):+.0f} %" for ms in (counted, mine))
-        low, high = (form.format(share * mine) for share in scale.TIME_RANGE)
+        low, high = (form.format(share * mine) for share in RANGE)
         cells.append([case.what, case.on, *shown[:2], before, shown[2], after, f"{low} to {high}", f"{ratio:.2f}"])
     names = ["what", "on", "measured, ms a step", "counted", "error", "estimated", "error", "range", "left out"]
     return markdown(names, cells)
@@ -360,7 +354,4 @@ def memory_table() -> list[str]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # from PyTorch, about kernels that it did not take
-    if sys.argv[1:] == ["shared"]:
-        print_shared()
-    else:
-        print(*time_table(), "", *reserved_table(), "", *process_table(), "", *memory_table(), sep="\n")
+    print(*time_table(), "", *reserved_table(), "", *process_table(), "", *memory_table(), sep="\n")

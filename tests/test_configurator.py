@@ -5,6 +5,7 @@ import importlib
 import os
 import subprocess
 import sys
+import types
 from typing import Literal
 
 import pytest
@@ -67,6 +68,57 @@ def test_order_is_defaults_files_flags(tmp_path):
 def test_flags_are_read(flag, name, value):
     got = getattr(parse(flag), name)
     assert got == value and type(got) is type(value)
+
+
+KINDS = [
+    bool,
+    int,
+    float,
+    str,
+    bool | Literal["auto"],
+    Literal["manual", "flash"],
+    int | None,
+    float | None,
+    str | None,
+]
+KINDS += [Literal["manual", "flash"] | str, types.NoneType | bool | int | float | str]
+TEXTS = [
+    "",
+    " ",
+    "5",
+    " 5 ",
+    "-5",
+    "+5",
+    "2_000",
+    "5.0",
+    "1e3",
+    "-.5",
+    "inf",
+    "nan",
+    "0x10",
+    "True",
+    "true",
+    "False",
+    "1",
+]
+TEXTS += ["None", "none", "auto", "flash", "'flash'", "two words", "a=b", "--x", "\u0665", "5" * 5000]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_values_are_read_as_tyro_reads_them(kind, capfd):
+    import tyro
+
+    made = dataclasses.make_dataclass("Made", [("value", kind)])
+    (field,) = dataclasses.fields(made)
+    for text in TEXTS:
+        try:
+            want = tyro.cli(made, args=[f"--value={text}"], config=(tyro.conf.FlagConversionOff,)).value
+        except SystemExit:
+            with pytest.raises(ValueError):
+                configurator._read(text, field)
+        else:
+            got = configurator._read(text, field)
+            assert type(got) is type(want) and repr(got) == repr(want), text
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ The commands run one after another in one process, because importing PyTorch tak
 
 import gzip
 import json
+import os
 import re
 import shlex
 import shutil
@@ -16,6 +17,7 @@ import pytest
 
 from fusedgpt.__main__ import script_of
 from fusedgpt.data import prepare, tokenizer
+from tests import forks
 from tests.conftest import ROOT, hugging_face, why_no_bpe
 
 PAGES = [ROOT / "README.md", ROOT / "results" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -39,6 +41,7 @@ KINDS = {
     "prefill": ["--device=cpu", "--models=phi-small", "--lengths=16", "--repeats=1", "--only=flash"],
     "numerics": ["--device=cpu", "--repeats=1", "--only=manual"],
     "anatomy": ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--block_size=16", "--repeats=1"],
+    "growth": ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--lengths=16,32", "--only=flash"],
     "max_batch": [
         *TRAINED,
         "--block_size=16",
@@ -69,8 +72,10 @@ OTHERS = {  # what is not run, and why
     "python study.py": "tests/test_study.py reads it, and runs smaller studies",
     "python tests/calibration.py": "tests/test_calibration.py runs it",
     "python tests/save_cost.py": "tests/fusedgpt/runs/test_saver.py runs it",
+    "python tests/step_cost.py": "tests/test_study.py runs it",
+    "python tests/peer_cost.py": "tests/fusedgpt/bench/test_peers.py runs it",
     "python tests/limited_memory.py": "tests/fusedgpt/parallel/test_fsdp.py runs it",
-    "python tests/plan_errors.py": "tests/fusedgpt/estimates/test_scale.py has it",
+    "python tests/plan_errors.py": "tests/fusedgpt/estimates/test_run.py has it",
     "python tests/prepare_speed.py": "tests/data/test_prepare_scripts.py runs it",
 }
 
@@ -133,10 +138,10 @@ def run(command, cwd, **options):
 DRIVER = """
 import contextlib, functools, io, json, runpy, sys, traceback
 sys.path.insert(0, "")
-from fusedgpt.machine import flops, timing
+from fusedgpt.machine import flops, memory, timing
 from fusedgpt.bench import disturbance
 timing.reference, disturbance._usage = lambda device: 1.0, lambda: (0, 0.0)  # disturbed rows are measured thrice
-flops.peak_flops = functools.cache(flops.peak_flops)
+flops.peak_flops, memory.bandwidth = functools.cache(flops.peak_flops), functools.cache(memory.bandwidth)
 for words in json.load(sys.stdin):
     sys.argv, out, status = words, io.StringIO(), 0
     out.reconfigure = lambda **_: None
@@ -231,8 +236,7 @@ def test_a_command_of_the_docs_runs(command, ran, copy):
         done = run([*shlex.split(command), "-n"], copy)
         status, output = done.returncode, done.stdout + done.stderr
     elif command.startswith("torchrun"):
-        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-        done = run([*start, *shortened(command)], copy)
+        done = forks.ranks(2, shortened(command), copy, dict(os.environ), timeout=300)
         status, output = done.returncode, done.stdout + done.stderr
     else:
         status, output = ran[command]

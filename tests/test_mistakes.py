@@ -62,7 +62,7 @@ MISTAKES = [
     ("sample.py {run} {run}", "is one argument too many"),
     # the wrong folder or file, or the wrong order
     ("train.py {small} --dataset=shakespere_char", "shakespeare_char"),
-    ("train.py {small} --dataset={data}/train.bin", "name one of data/ (fineweb, openwebtext"),
+    ("train.py {small} --dataset={data}/train.bin", "name one of data/ ({prepared_first})"),
     ("train.py {small} --dataset={empty}", "run a data/*/prepare.py with --out_dir={empty}"),
     ("train.py {run}", "give --init_from=resume --out_dir={run}"),
     ("train.py --init_from={run}", "give --init_from=resume --out_dir={run}"),
@@ -116,7 +116,6 @@ MISTAKES = [
     ("train.py {small} --min_lr=0 --lr_decay_iters=5", "give --lr_decay_iters=10"),
     ("train.py {small} --minutes=0", "must be more than 0"),
     ("train.py {small} --gpus=2", "torchrun --standalone --nproc_per_node=N train.py trains on N GPUs"),
-    ("train.py {small} --parallel=fsdp --optimizer=muon", "take adamw"),
     ("{torchrun} train.py {small} --gradient_accumulation_steps=5", "make it a multiple of 2"),
     ("RANK=0 train.py {small}", "Let torchrun set them, or unset RANK"),
     ("sample.py {run} --start=", "give at least one character with --start"),
@@ -174,7 +173,10 @@ def places(tmp_path_factory, data, small_run):
     found = {path.stem: str(path) for path in here.iterdir()}
     torchrun = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29501"
     small_flags = shlex.join(flags(small(here / "new", data)))
+    prepared = {file.parent.name for file in ROOT.glob("data/*/train*.bin")}
+    known = sorted({file.parent.name for file in ROOT.glob("data/*/prepare.py")} | prepared)
     others = {"absent": str(here / "absent"), "data": data, "run": small_run}
+    others["prepared_first"] = ", ".join(sorted(known, key=lambda name: name not in prepared))
     return found | others | {"small": small_flags, "torchrun": torchrun}
 
 

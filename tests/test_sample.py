@@ -19,8 +19,10 @@ import torch
 import sample
 import train
 from configurator import configure
+from fusedgpt.attention import choose
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError
+from fusedgpt.generation import engines
 from fusedgpt.machine.device import why_no_compiler
 from fusedgpt.runs import checkpoint, run_folder
 from model import GPT
@@ -69,12 +71,33 @@ def test_where_the_text_comes_from_what_was_chosen_and_how_fast_it_was_is_said(r
     losses = f"validation loss {row['val_loss']:.4f}, validation bits per byte {row['val_bits_per_byte']:.4f}"
     assert said.out.startswith(f"sampling from {path}, after {saved['iter_num']} iterations, {losses}\n!")
     kinds = "(float32|float16|bfloat16)"
-    timed = rf"{kinds} \(ms of .*float32 [\d.]+, float16 [\d.]+, bfloat16 [\d.]+\)"
-    assert re.search(rf"^prompt in {timed}; tokens after it in {timed}$", said.err, re.M), said.err
+    prompt = rf"prompt in {kinds} \((ms of .*float32 [\d.]+, bfloat16 [\d.]+|this CPU has no instructions.*)\)"
+    tokens = rf"tokens after it in {kinds} \(ms of .*float32 [\d.]+, float16 [\d.]+, bfloat16 [\d.]+\)"
+    again = rf"timed now; the same again: --dtype={kinds}( --decode_dtype={kinds})?"
+    assert re.search(rf"^{prompt}; {tokens}, {again}$", said.err, re.M), said.err
     last = r"2 x 40 tokens in [\d.]+ s: [\d.,]+ tokens/s, the first after [\d.]+ s "
     assert re.search(rf"^{last}\(attention sdpa, prefill {kinds}, decode {kinds}, cpu\)$", said.err, re.M), said.err
     rate = r"^decode: [\d.,]+ tokens/s; it reads [\d.]+ GB/s of weights, \d+% of the memory's [\d.,]+ GB/s$"
     assert re.search(rate, said.err, re.M), said.err
+
+
+def test_what_was_timed_is_remembered_and_its_flags_make_the_same_text(run, capsys, monkeypatch):
+    # two runs of one seed drew two dtypes on a busy machine, and so two texts
+    timed = iter([(torch.float32, torch.bfloat16), (torch.float32, torch.float32)])
+    monkeypatch.setattr(engines, "fastest_dtypes", lambda *_: (next(timed), "prompt in float32; tokens in another"))
+    monkeypatch.setattr(choose, "fastest", lambda *_, **__: ("math", {}))
+    texts, lines = [], []
+    for given in ({}, {}, dict(dtype="float32", decode_dtype="bfloat16", attention="math"), dict(choose="again")):
+        sample.main(quick(run, **(dict(dtype="auto", attention="auto") | given)))
+        said = capsys.readouterr()
+        texts.append(said.out)
+        lines.append([line for line in said.err.splitlines() if "the same again" in line])
+    assert texts[0] == texts[1] == texts[2]
+    assert [re.sub("remembered from 20.*?;", "remembered;", line) for line in lines[1]] == [
+        "prompt in float32; tokens in another, remembered; the same again: --dtype=float32 --decode_dtype=bfloat16",
+        "attention math, remembered; the same again: --attention=math",
+    ]
+    assert len(lines[0]) == 2 and not lines[2] and "timed now; the same again: --dtype=float32" in lines[3][0]
 
 
 def test_samples_are_there_even_if_no_gigabyte_is_left_to_measure_with(run, monkeypatch, capsys):

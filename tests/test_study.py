@@ -131,3 +131,16 @@ def test_commands_of_the_docs_are_studies(line):
     args = shlex.split(line)[2:]
     asked = command.read([str(ROOT / arg) if arg.endswith(".py") else arg for arg in args], "")
     assert len(asked.variants) > 1 or asked.study.against or asked.study.search
+
+
+def test_what_a_step_of_each_variant_costs(tmp_path):
+    """A table of step times could not be made again: the script that had measured it was not in the project."""
+    variants = tmp_path / "layers.py"
+    variants.write_text("variants = {'one': dict(n_layer=1), 'eight': dict(n_layer=8), 'gated': dict(mlp='swiglu')}")
+    flags = [f"--{name}={value}" for name, value in (SMALL | dict(vocab_size=50)).items()]
+    lines = script("tests/step_cost.py", str(variants), *flags).stdout.splitlines()
+    one, eight, gated = map(json.loads, lines)
+    assert [row["variant"] for row in (one, eight, gated)] == ["one", "eight", "gated"]
+    assert one["times_first"] == 1 and one["dtype"] == "float32" and one["compile"] is False
+    assert 1.5 < eight["times_first"] < 8  # eight layers, but one embedding and one loss
+    assert eight["median_ms"] > 1.3 * one["median_ms"] > 0

@@ -19,6 +19,7 @@ from fusedgpt.data import dataset, prepare
 from fusedgpt.data.dataloader import DataLoader
 from fusedgpt.errors import UserError
 from fusedgpt.machine import determinism
+from fusedgpt.machine.choices import Choices
 from fusedgpt.parallel import distributed
 from fusedgpt.training import nonfinite
 from model import GPT, GPTConfig
@@ -122,7 +123,7 @@ def test_bfloat16_and_float16_train_on_a_cpu(tmp_path, data):
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("family", [{}, GENTLE_LLAMA], ids=["GPT-2", "Llama"])
+@pytest.mark.parametrize("family", [dict(n_layer=1), GENTLE_LLAMA], ids=["GPT-2", "Llama"])
 def test_compile_trains_to_the_same_loss(tmp_path, data, family):
     eager = rows(run(tmp_path / "a", data, **family))
     compiled = rows(run(tmp_path / "b", data, compile=True, **family))
@@ -416,6 +417,23 @@ def test_in_float16_an_overflow_lowers_the_scale(tmp_path, data):
     assert checkpoint_of(tmp_path)["scaler"]["scale"] == 2.0**57
 
 
+def test_a_command_that_comes_again_ends_with_the_same_bytes(tmp_path, data, monkeypatch, capsys):
+    # timed anew, auto could take another kernel, and the weights differed in their last digits
+    remembered = Choices().path
+    remembered.parent.mkdir(parents=True)
+    remembered.write_bytes(b"\xff garbage")
+    picks = iter(["math", "manual"])
+    monkeypatch.setattr(train.tuning.choose, "fastest", lambda *_, **__: (next(picks), {}))
+    a, b = (run(tmp_path / name, data, attention="auto") for name in "ab")
+    assert_same_bytes(weights(a), weights(b))
+    said = capsys.readouterr().out
+    assert (
+        said.count("auto: timed now") == said.count("1 of 1 lines") == 1
+    )  # the first run has replaced the damaged file
+    assert re.search(r"^auto: remembered from 20.*; --choose=again times anew$", said, re.M)
+    assert json.loads((tmp_path / "b" / "run.json").read_text())["timed"].startswith("remembered from 20")
+
+
 def test_a_lost_run_ends(tmp_path, data, monkeypatch):
     finite = iter([True] * 3 + [False] * 15 + [True] + [False] * 100)  # skips count in a row, not in all
     norm = distributed.gradient_norm
@@ -472,11 +490,22 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, data):
     assert_same_bytes(weights(tmp_path), before)
 
 
-def test_train_starts_without_what_it_does_not_use():
-    # a decorator and a mask imported torch._dynamo, which made every start a second longer
-    heavy = ("wandb", "datasets", "transformers", "matplotlib", "torch._dynamo")
-    code = f"import train, sys; print([m for m in {heavy} if m in sys.modules])"
-    assert script("-c", code).stdout.strip() == "[]"
+@pytest.mark.parametrize("name", ["train.py", "sample.py"])
+def test_scripts_run_without_what_they_do_not_use(tmp_path, data, small_run, name):
+    # importing torch.distributed's collectives, AdamW's first step, the profiler's and the first number drawn for an
+    # embedding imported torch._dynamo and sympy: more than importing PyTorch takes
+    heavy = ("wandb", "datasets", "transformers", "matplotlib", "tyro", "sympy", "torch._dynamo", "torch._inductor")
+    heavy += ("torch.distributed.nn", "torch.distributed.fsdp", "tensorboard", "typeguard", "pandas")
+    settings = dict(attention="auto", dtype="auto", optimizer="muon", max_iters=2)
+    ask = (
+        flags(small(tmp_path, data, **settings))
+        if name == "train.py"
+        else [small_run, "--start=a", "--max_new_tokens=2"]
+    )
+    code = f"import atexit, runpy, sys; sys.argv = {[name, *map(str, ask)]}; sys.path.insert(0, '.')"
+    code += f"; atexit.register(lambda: print([m for m in {heavy} if m in sys.modules]))"
+    done = script("-c", f"{code}; runpy.run_path({name!r}, run_name='__main__')")
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.gpu

@@ -23,7 +23,9 @@ from fusedgpt.machine.device import autocast, dtype_name, tf32
 
 CUTOFFS = (4, 2, 1.5)  # round i times only kernels that take at most CUTOFFS[i] times as long as the fastest
 MOST_COMPARED = 2048  # tokens of the longest comparison with float64: the scores of two heads then take 0.3 GB
-QUICK_MS, QUICK_SCORES = 20, 2**22  # budget of a trial on a CPU: milliseconds in a round, scores of all heads together
+# a trial on a CPU: milliseconds and least calls in a round; scores of all heads together. Short calls and many: some of
+# them are not disturbed, even beside other programs
+QUICK_MS, LEAST_CALLS, QUICK_SCORES = 40, 4, 2**19
 
 
 def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = False) -> tuple[str, dict]:
@@ -92,6 +94,16 @@ def _comparisons(name, case, compiled):
     if compiled:
         torch.compiler.reset()
         yield "compiled", parity.compare(torch.compile(attend, dynamic=False), whole, heads=2)
+
+
+def still_runs(name: str, *cases: Case, compiled: bool = False) -> bool:
+    """Whether 'auto' may take the kernel `name` without a trial: it is permitted in all cases and passes parity."""
+    if name not in SINGLE_KERNELS:
+        return False
+    trial = _trial(name, cases, compiled)
+    if compiled:
+        trial.compile()
+    return trial.passes()
 
 
 def _drops(name, case):
@@ -188,25 +200,16 @@ def reasons(caught: Iterable[warnings.WarningMessage], error: Exception) -> str:
 def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]:
     """The fastest kernel for the first case, and the trial of each kernel: its time, or why it has none.
 
-    A kernel must be permitted in all cases. Kernels are timed in rounds, so that other load on the machine hits all of
-    them; a kernel that is far behind drops out. The 10th percentile of its times ranks a kernel. The fastest must pass
-    parity, or the next one is tried. If the model will be `compiled`, the kernel alone is compiled for parity; on a GPU
-    it is also timed compiled (on a CPU compiling takes seconds). Raises UserError if none is left.
+    A kernel must be permitted in all cases. On a CPU kernels take turns call by call, so that other load on the machine
+    hits all of them, and the least time of each counts, because load only adds time; a kernel that is far behind drops
+    out. The fastest must pass parity, or the next one is tried. If the model will be `compiled`, the kernel alone is
+    compiled for parity; on a GPU it is also timed compiled (on a CPU compiling takes seconds). Raises UserError if none
+    is left.
     """
-    case = _quick(cases[0])
-    compared = _two_sequences(cases[0]) if case.device.type == "cpu" else cases[0]  # all heads
-    trials = [_Trial(name, case, compared, _refusal_of_any(name, cases, compiled)) for name in SINGLE_KERNELS]
-    for trial in trials:
-        trial.time(count=1, warmup=1)
-    on_cpu = case.device.type == "cpu"
-    for cutoff in CUTOFFS if on_cpu else CUTOFFS[:1]:
-        fastest_ms = min((trial.p10_ms for trial in trials if trial.ms), default=math.inf)
-        for trial in [trial for trial in trials if trial.ms and trial.p10_ms <= cutoff * fastest_ms]:
-            if compiled and not on_cpu:
-                trial.compile()
-                trial.ms.clear()
-            trial.time(count=min(10, 1 + int(QUICK_MS / fastest_ms)) if on_cpu else 10, warmup=not on_cpu)
-    for trial in sorted((trial for trial in trials if trial.ms), key=lambda trial: trial.p10_ms):
+    trials = [_trial(name, cases, compiled) for name in SINGLE_KERNELS]
+    case = trials[0].case
+    _take_turns(trials) if case.device.type == "cpu" else _take_turns_on_a_gpu(trials, compiled)
+    for trial in sorted((trial for trial in trials if trial.ms), key=lambda trial: trial.least_ms):
         if compiled and not trial.compiled:
             trial.compile()
         if trial.passes():
@@ -214,6 +217,40 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
     refused = "; ".join(f"{trial.name}: {trial.refused}" for trial in trials)
     advice = ". Lower --batch_size" if case.backward else ""
     raise UserError(f"attention='auto' found no kernel that can run here: {refused}{advice}")
+
+
+def _trial(name, cases, compiled):
+    compared = _two_sequences(cases[0]) if cases[0].device.type == "cpu" else cases[0]  # all heads
+    return _Trial(name, _quick(cases[0]), compared, _refusal_of_any(name, cases, compiled))
+
+
+def _take_turns(trials):
+    """Time kernels on a CPU, a call of each at a time; after each of CUTOFFS, without those that are far behind."""
+    inputs = trials[0].case.inputs()
+    for trial in trials:
+        trial.time(count=2, warmup=1, inputs=inputs)
+    for cutoff in CUTOFFS:
+        ahead, fastest_ms = _ahead(trials, cutoff)
+        for _ in range(min(10, LEAST_CALLS + int(QUICK_MS / fastest_ms))):
+            for trial in ahead:
+                trial.time(count=1, warmup=0, inputs=inputs)
+
+
+def _take_turns_on_a_gpu(trials, compiled):
+    """Time kernels on a GPU, as they are, and then, compiled if the model will be, those that are not far behind."""
+    for trial in trials:
+        trial.time(count=1, warmup=1)
+    for trial in _ahead(trials, CUTOFFS[0])[0]:
+        if compiled:
+            trial.compile()
+            trial.ms.clear()
+        trial.time(count=10, warmup=1)
+
+
+def _ahead(trials, cutoff):
+    """The kernels that take at most `cutoff` times as long as the fastest, and its time in milliseconds."""
+    fastest_ms = min((trial.least_ms for trial in trials if trial.ms), default=math.inf)
+    return [trial for trial in trials if trial.ms and trial.least_ms <= cutoff * fastest_ms], fastest_ms
 
 
 def _quick(case):
@@ -245,18 +282,21 @@ class _Trial:
         torch.compiler.reset()  # PyTorch counts recompilations over all kernels together
         self.attend, self.compiled = torch.compile(as_run(self.name, self.case), dynamic=False), True
 
-    def time(self, count, warmup):
-        """Add `count` samples, unless the kernel is refused."""
+    def time(self, count, warmup, inputs=None):
+        """Add `count` samples, unless the kernel is refused. inputs: of `case`, if several kernels share them."""
 
         def samples(step):
-            ms, self.timed = timing.device_samples(step, self.case.device, count, warmup)
+            if self.case.device.type == "cpu":
+                ms, self.timed = timing.own_samples(step, self.case.device, count, warmup), "calls"
+            else:
+                ms, self.timed = timing.device_samples(step, self.case.device, count, warmup)
             self.ms += ms
 
-        self._try(samples)
+        self._try(samples, inputs)
 
     @property
-    def p10_ms(self):
-        return timing.summary(self.ms)["p10_ms"]
+    def least_ms(self):
+        return min(self.ms)
 
     def passes(self):
         """Whether it passes parity and, if compiled, still runs the kernel that was asked for."""
@@ -282,14 +322,14 @@ class _Trial:
         """For run.json: why it was refused, its times, and its errors if it was compared."""
         record = {"refused": self.refused}
         if self.ms and not self.refused:
-            record |= {"timed": self.timed} | timing.summary(self.ms)
+            record |= {"timed": self.timed, "least_ms": self.least_ms} | timing.summary(self.ms)
         return record | ({"errors": self.errors} if self.errors else {})
 
-    def _try(self, do):
+    def _try(self, do, inputs=None):
         if self.refused:
             return
         try:
-            inputs = self.case.inputs()
+            inputs = inputs or self.case.inputs()
             do(lambda: self.case.run(self.attend, *inputs))
         except torch.AcceleratorError:  # the GPU has crashed, for every other kernel too
             raise

@@ -17,5 +17,5 @@ A kind is a module with
 
 The meaning of `peak_memory` in a row depends on the kind. For a run of train.py, in prefill and in peers, it is all
 memory that the process held (on a GPU, that PyTorch held). For attention alone in sweep, in numerics and in anatomy, it
-is only what one call held beyond its inputs.
+is only what one call held beyond its inputs. For a step in growth, it is all its tensors, with weights and moments.
 """

@@ -26,13 +26,12 @@ from fusedgpt.bench import check, drawing, options, report
 from fusedgpt.bench.disturbance import comparable
 from fusedgpt.bench.proof import cost, prove_kernel, verdict
 from fusedgpt.bench.rows import name_of, trace_path
+from fusedgpt.bench.step import training_step
 from fusedgpt.errors import UserError
-from fusedgpt.machine import determinism, timing
-from fusedgpt.machine.device import DTYPES, autocast, dtype_name, resolve_dtype
+from fusedgpt.machine import timing
+from fusedgpt.machine.device import DTYPES, dtype_name, resolve_dtype
 from fusedgpt.machine.profiler import busy_ms, profile
-from fusedgpt.parallel.distributed import gradient_norm
-from fusedgpt.training.optimizer import update_weights
-from model import GPT, GPTConfig
+from model import GPTConfig
 
 MULTIPLE = 64  # the article's padding: 50257 -> 50304
 COMPARED = 16  # evenly spaced tokens and ids whose logits and gradients are compared with float64
@@ -162,20 +161,7 @@ def _step(attention, s, device, trace):
         raise UserError(f"PyTorch's profiler has no times of operators on {device.type}: set --device=cpu")
     dtype, config = resolve_dtype(s.dtype, device), _config(s, attention)
     row = prove_kernel(attention, Case.of_model(config, s.batch_size, device, dtype))
-    determinism.seed(0, "init")
-    with torch.device(device):
-        model = GPT(config)
-        idx = torch.randint(s.vocab_size, (s.batch_size, s.block_size + 1))
-    x, y = idx[:, :-1].contiguous(), idx[:, 1:].contiguous()
-    optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.type)
-
-    def step():
-        with autocast(device, dtype):
-            _, loss = model(x, y, logits=False)
-        loss.backward()
-        update_weights(optimizer, gradient_norm(model), 1.0)
-        optimizer.zero_grad(set_to_none=True)
-
+    step = training_step(config, s.batch_size, device, dtype)
     for _ in range(s.warmup):
         step()
     row["kernel"] = observe(step, trace if s.profile else None)
@@ -190,7 +176,7 @@ def _step(attention, s, device, trace):
     return row | timing.summary(row["samples_ms"]) | {"ran": ran}
 
 
-def self_ms(profiled: torch.profiler.profile, device: torch.device) -> dict[str, float]:
+def self_ms(profiled: torch.autograd.profiler.profile, device: torch.device) -> dict[str, float]:
     """Milliseconds of each operator, without the operators that it calls, so that nothing counts twice.
 
     On a GPU, an operator's time is that of the kernels that it launched itself. All other work of the GPU counts as the

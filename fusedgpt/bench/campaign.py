@@ -42,9 +42,10 @@ LEAST = 10.0  # seconds for its rows with which a step is begun: with fewer, ben
 TESTS = ["functions", "flash_impl", "choose", "receipt", "timing", "memory", "profiler", "model", "generate"]
 TESTS += ["engines", "optimizer", "step", "train", "resume", "bench", "ladder", "prefill", "max_batch", "peers", "loss"]
 TESTS += ["saver"]
-KINDS = ["ladder", "numerics", "sweep", "prefill", "anatomy", "peers", "max_batch"]
+KINDS = ["ladder", "numerics", "sweep", "prefill", "anatomy", "peers", "max_batch", "growth"]
 # guesses for an H200 that has compiled nothing yet, to print beside the time that is left
 ROW_SECONDS = {"ladder": 40, "numerics": 3, "sweep": 2, "prefill": 5, "anatomy": 4, "peers": 30, "max_batch": 420}
+ROW_SECONDS |= {"growth": 20}
 TEST_SECONDS = 40
 
 
@@ -87,6 +88,7 @@ STEPS = [
     Step("peers"),
     Step("max_batch", MAX_BATCH),
     Step("sweep"),
+    Step("growth"),
 ]
 
 # flags with which every step takes seconds on a CPU
@@ -99,6 +101,7 @@ TINY = {
     "sweep": [*_MODEL, "--heads=2x16", "--lengths=32", "--repeats=2", "--only=manual"],
     "max_batch": [*_MODEL, "--block_size=2048", "--memory_gb=0.75", "--only=manual"],
     "peers": [*_MODEL, "--block_size=64", "--new_tokens=8", "--rounds=1", "--only=*manual"],
+    "growth": ["--device=cpu", "--n_head=2", "--n_embd=32", "--lengths=16,32", "--rounds=1", "--only=manual"],
 }
 
 
@@ -208,15 +211,15 @@ def _report(step, results, deadline):
 
 
 def _test(results, name, of, deadline):
-    """Run the test file called `name`, and write its outcome to tests.json. of: as `_of` returns it."""
+    """Run the test files called `name`, and write their outcome to tests.json. of: as `_of` returns it."""
     seconds = min(LIMIT, deadline - time.monotonic())
     if seconds <= LAST_ROW:
         return
-    (file,) = (ROOT / "tests").rglob(f"test_{name}.py")
+    named = sorted(map(str, (ROOT / "tests").rglob(f"test_{name}.py")))  # also files that have no test for a GPU
     with tempfile.TemporaryDirectory() as temporary:
         path = pathlib.Path(temporary, "outcomes.jsonl")
         path.touch()
-        command = ["-m", "pytest", "-m", "gpu", "-p", "tests.outcomes", f"--outcomes={path}", str(file)]
+        command = ["-m", "pytest", "-m", "gpu", "-p", "tests.outcomes", f"--outcomes={path}", *named]
         status, took = _step(f"test_{name}.py", command, seconds, TEST_SECONDS, deadline)
         outcomes = {row["test"]: row["outcome"] for row in read_jsonl(path)}  # the last phase of a test counts
     outcome = {"status": status, "seconds": round(took, 1), "passed": list(outcomes.values()).count("passed")}

@@ -37,6 +37,7 @@ UNUSED = {
     **dict.fromkeys(("eval_only", "dry_run"), "every run of a benchmark trains"),
     **dict.fromkeys(("sample_interval", "sample_prompts"), "a benchmark draws no samples"),
     "always_save_checkpoint": "a benchmark deletes its checkpoints",
+    "choose": "the runs of a benchmark time anew what auto leaves open",
     **dict.fromkeys(("backend", "parallel", "shard_size"), "the runs of a benchmark have one process"),
     **dict.fromkeys(("eval_interval", "log_interval"), "a benchmark sets it itself"),
     **dict.fromkeys(("wandb_log", "wandb_project", "wandb_run_name", "tensorboard_log"), "a benchmark has no tracker"),
@@ -75,7 +76,8 @@ def run(
     for the profile, if settings["profile"] is set. variables: environment variables for the process, beside ours.
     Raises UserError with train.py's last sentence, MemoryError if memory ran out, RuntimeError if it failed otherwise.
     """
-    flags = [f"--{name}={value}" for name, value in {**settings, "out_dir": out_dir}.items() if value is not None]
+    given = {**settings, "out_dir": out_dir, "choose": "again"}  # what was remembered is no measurement of today
+    flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
     limit = None
     if memory:
         import resource  # not on Windows

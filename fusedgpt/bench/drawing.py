@@ -114,9 +114,10 @@ def line(axes, name: str, points: list[tuple], **options) -> None:
     x, y, low, high = zip(*points)
     every = max(1, len(points) // 12)
     look = dict(color=color(name), marker=mark(name), markersize=4.5, linewidth=1.3, markevery=every, label=name)
-    axes.plot(x, y, **look | options)
+    look |= options
+    axes.plot(x, y, **look)
     if None not in low:
-        axes.vlines(x, low, high, color=color(name), linewidth=2.2, alpha=0.45)
+        axes.vlines(x, low, high, color=look["color"], linewidth=2.2, alpha=0.45)
 
 
 def doubling(axis: str, *all_axes, ticks: Iterable[float] | None = None) -> None:

@@ -13,7 +13,7 @@ from configurator import adopt, configure, separate, subclass
 from fusedgpt import settings
 from fusedgpt.attention.functions import digest
 from fusedgpt.attention.table import is_own
-from fusedgpt.bench import anatomy, check, child, ladder, max_batch, numerics, peers, plan, prefill, rows, sweep
+from fusedgpt.bench import anatomy, check, child, growth, ladder, max_batch, numerics, peers, plan, prefill, rows, sweep
 from fusedgpt.bench.options import EACH_ROW_NAMES_IT, EARLIER, admitted
 from fusedgpt.errors import UserError
 from fusedgpt.home import ROOT, SCRIPTS
@@ -22,11 +22,12 @@ from fusedgpt.machine.device import resolve_device
 from fusedgpt.machine.environment import environment, machine_state
 
 KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
-KINDS |= {"peers": peers, "anatomy": anatomy}
+KINDS |= {"peers": peers, "anatomy": anatomy, "growth": growth}
 TAKE_SETTINGS = KINDS | {"plan": plan}
 NOT_IDENTITY = ("results", "only", "profile", "max_seconds")  # settings that do not change what a row measures
 
 
+@functools.cache  # each is asked for every kind's names
 def settings_class(kind) -> type:
     """The dataclass of a kind's settings, which include train.py's if its rows run train.py."""
     return subclass([], kind.Settings, settings.Settings) if kind.TRAINS else kind.Settings

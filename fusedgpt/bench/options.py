@@ -67,8 +67,11 @@ def family(s: Mapping) -> dict[str, str]:
     return {"model": ", ".join(said)} if said else {}
 
 
-def lengths(text: str) -> list[int]:
-    """'256,512' or '256-4096-64' (first-last-step) as a list. Raises UserError for anything else."""
+def lengths(text: str, setting: str = "lengths") -> list[int]:
+    """'256,512' or '256-4096-64' (first-last-step) as a list. Raises UserError for anything else.
+
+    setting: the name of the setting that `text` is the value of.
+    """
     try:
         found = []
         for word in text.split(","):
@@ -78,7 +81,7 @@ def lengths(text: str) -> list[int]:
         if not found or min(found) < 1:
             raise ValueError
     except ValueError:
-        raise UserError(f"lengths={text!r} must be like 256,512 or 256-4096-64 (first-last-step)") from None
+        raise UserError(f"{setting}={text!r} must be like 256,512 or 256-4096-64 (first-last-step)") from None
     return found
 
 

@@ -36,7 +36,7 @@ UNUSED = {
     **dict.fromkeys(("lr_decay_iters", "min_lr"), "the learning rate is constant"),
 }
 GROUP = ("part", "round")
-RECIPE = ("ours", "nanoGPT")
+PROGRAMS = dict.fromkeys(("recipe", "command"), ("ours", "nanoGPT"))  # parts in which whole programs run
 COLORS = dict(zip(("ours", "Hugging Face", "nanoGPT"), drawing.FILLS))  # by project
 # {part: (its name in a sentence, what is timed, a phrase with the number of tokens or the model)}
 TITLES = {
@@ -44,6 +44,7 @@ TITLES = {
     "generation": ("Generation", "ms per sample", " of {new_tokens} tokens after {prompt_tokens}"),
     "llama": ("A training step of a Llama", "ms per training step", ""),
     "recipe": ("An iteration of nanoGPT's recipe", "ms per iteration", recipe.CASE),
+    "command": ("A whole command", "ms from start to end", f" (ours: {recipe.OURS.stem}; nanoGPT: its recipe)"),
 }
 # columns that only some parts have
 RAN = "kernel seen forward / backward (as it ran)"
@@ -53,6 +54,7 @@ COLUMNS = {
     "generation": (*FIRST_TOKENS, "peak memory", "as it ran"),
     "llama": ("peak memory", "loss at the first step", "after the last", RAN, "GFLOP a token", "TFLOP/s"),
     "recipe": ("validation loss", "whole run, s", "peak memory", "as it ran"),
+    "command": ("validation loss", "CPU time, s", "peak memory", "as it ran"),
 }
 
 
@@ -90,26 +92,27 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
         # on a CPU without instructions for bfloat16, these contenders take 46 s if others take 10 s
         left_out += [peer for peer in contenders.GENERATION if peer.startswith("Hugging Face") and "16" in peer]
     parts = {name: [peer for peer in peers if peer not in left_out] for name, peers in contenders.PARTS.items()}
-    parts["recipe"] = RECIPE
+    parts |= PROGRAMS
     return [
         {"part": part, "peer": peer, "round": n}
         for n in range(1, s.rounds + 1)
         for part, peers in parts.items()
         for peer in peers
-        if s.nanogpt or not (part == "recipe" or "nanoGPT" in peer)
+        if s.nanogpt or not (part in PROGRAMS or "nanoGPT" in peer)
     ]
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
-    """The samples of one visit. A visit first compares its loss with ours; the recipe, two programs, does not."""
-    if spec["part"] == "recipe":
-        return recipe.run(spec["peer"], s, folder / "runs")
+    """The samples of one visit. A visit first compares its loss with ours; a whole program does not."""
+    if spec["part"] in PROGRAMS:
+        visited = recipe.run if spec["part"] == "recipe" else recipe.command
+        return visited(spec["peer"], s, folder / "runs")
     return visit.run(spec["part"], spec["peer"], s, device)
 
 
 def pooled(rows: list[dict]) -> dict[str, dict[str, dict]]:
     """{part: {peer: one row for its visits}}, in the order of the contenders (rounds.pooled)."""
-    parts, found = contenders.PARTS | {"recipe": RECIPE}, {}
+    parts, found = contenders.PARTS | PROGRAMS, {}
     for part, peers in parts.items():
         by_peer = rounds.pooled([row for row in rows if row["part"] == part], by="peer")
         if by_peer:
@@ -174,7 +177,8 @@ def _cells(part, peer, row, ours, columns):
         first = summary(row["first_token_ms"])["median_ms"]
         equal = f"{row['equal_ids']} of {row['tokens']}"
         return [*cells, f"{first:.1f}", f"{100 * _share(row, first):.0f} %", equal, memory, ", ".join(how)]
-    return [*cells, f"{row['val_loss']:.4f}", f"{row['seconds']:.0f}", memory, ", ".join(how)]
+    took = row["cpu_seconds" if part == "command" else "seconds"]
+    return [*cells, f"{row['val_loss']:.4f}", f"{took:.0f}", memory, ", ".join(how)]
 
 
 def _dtypes(row):
@@ -194,6 +198,9 @@ def _notes(part, peers):
     measured = [row for row in peers.values() if row["status"] == "measured"]
     if not measured:
         return []
+    if part == "command":
+        ours = f"`ours` is `train.py config/{recipe.OURS.name}`, `nanoGPT` its recipe for cheap computers."
+        return [ours, "The CPU time is that of all threads. Validation losses are over different windows."]
     if part == "recipe":
         same = peers.get("ours", {}).get("ran", {}).get("activation") == "gelu"
         found = [f"Two programs, each as it is, with the same flags and data{' and the exact GELU' if same else ''}."]

@@ -1,6 +1,6 @@
 """What training would take on GPUs that are not here: memory, time, and what bounds the speed. Computed, not measured.
 
-The formulas are in fusedgpt/estimates/scale.py, their assumptions and errors in results/plan/README.md. Unlike the
+The formulas are in fusedgpt/estimates/, their assumptions and errors in results/plan/README.md. Unlike the
 kinds of benchmark, plan has no rows.jsonl: the same command computes the same in a second.
 """
 
@@ -17,8 +17,10 @@ from fusedgpt.attention.table import scores_held
 from fusedgpt.bench import drawing, report
 from fusedgpt.dimensions import RECOMPUTE
 from fusedgpt.errors import UserError
-from fusedgpt.estimates import scale
-from fusedgpt.estimates.scale import Run
+from fusedgpt.estimates import rates, step
+from fusedgpt.estimates.memory import Memory
+from fusedgpt.estimates.run import Run
+from fusedgpt.estimates.step import Step
 from fusedgpt.machine.files import atomic
 from fusedgpt.machine.gpus import GPUS, NETWORKS
 from fusedgpt.parallel.distributed import Ranks
@@ -27,8 +29,8 @@ from model import GPTConfig
 SHARED = "ddp: each GPU holds the whole model; fsdp: all GPUs, or those of a group, hold a share of it each."
 CHINCHILLA = 20  # tokens per parameter with the lowest loss for a compute budget (arXiv:2203.15556)
 MOST_GPUS = 2**16  # a suggestion names at most so many
-# the parts of scale.Memory and of scale.Step, with names for a report
-MEMORY = {field.name: field.name for field in dataclasses.fields(scale.Memory)}
+# the parts of Memory and of Step, with names for a report
+MEMORY = {field.name: field.name for field in dataclasses.fields(Memory)}
 TIME = {"products": "products", "attention": "attention", "traffic": "memory traffic", "optimizer": "optimizer"}
 TIME |= {"rest": "not counted", "exposed": "waiting for communication"}
 
@@ -77,7 +79,7 @@ def config_of(s) -> GPTConfig:
     if s.vocab_size is None:
         raise UserError("vocab_size=None: a plan reads no data; give its number of ids, such as --vocab_size=50257")
     config = GPTConfig.of(s, loss=s.loss)
-    dimensions.require_known(config, "bench.py plan (fusedgpt/estimates/scale.py)", dimensions.FAMILIES)
+    dimensions.require_known(config, "bench.py plan (fusedgpt/estimates/)", dimensions.FAMILIES)
     return config
 
 
@@ -93,7 +95,7 @@ def run_of(s) -> Run:
 
 def refuse(config: GPTConfig, run: Run, gpu: str) -> None:
     """Raise UserError if `run` does not fit; the message names the nearest settings that do."""
-    needed, room = scale.memory(config, run).total, GPUS[gpu].memory
+    needed, room = Memory.of(config, run).total, GPUS[gpu].memory
     if needed <= room:
         return
     what = f"{config.num_params:,} parameters with micro-batches of {run.batch_size} x {config.block_size} tokens take"
@@ -109,8 +111,7 @@ def refuse(config: GPTConfig, run: Run, gpu: str) -> None:
 def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
     """The nearest run that fits, or None: smaller micro-batches, recomputation, fsdp, more GPUs, tried in this order.
 
-    A step keeps its number of sequences, or gets one per GPU if it has fewer. A shared model is trained with AdamW,
-    because Muon needs whole matrices. room: a GPU's memory in bytes.
+    A step keeps its number of sequences, or gets one per GPU if it has fewer. room: a GPU's memory in bytes.
     """
     sequences = run.batch_size * run.gradient_accumulation_steps
     gpus = [run.gpus, *(run.gpus * 2**n for n in range(1, MOST_GPUS.bit_length()) if run.gpus * 2**n <= MOST_GPUS)]
@@ -123,9 +124,8 @@ def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
         if sequences % (batch * n) and (batch > 1 or sequences > n):
             continue
         changes = dict(gpus=n, parallel=parallel, shard_size=shard_size, recompute=recompute, batch_size=batch)
-        changes["optimizer"] = "adamw" if parallel == "fsdp" else run.optimizer
         other = dataclasses.replace(run, **changes, gradient_accumulation_steps=max(sequences // batch, n))
-        if scale.memory(config, other).total <= room:
+        if Memory.of(config, other).total <= room:
             return other
     return None
 
@@ -138,9 +138,9 @@ def saving(run: Run) -> list[str]:
 
 def compute(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> dict:
     """The row of `run`: its memory and time, computed."""
-    machine = scale.Machine.of(GPUS[gpu], NETWORKS[interconnect])
-    memory, step = scale.memory(config, run), scale.step(config, run, machine)
-    tokens_per_s = run.gpus * run.micro_steps * run.batch_size * config.block_size / step.total
+    machine = rates.Machine.of(GPUS[gpu], NETWORKS[interconnect])
+    memory, time = Memory.of(config, run), Step.of(config, run, machine)
+    tokens_per_s = run.gpus * run.micro_steps * run.batch_size * config.block_size / time.total
     return {
         "parallel": "ddp" if run.shards == 1 else f"fsdp{f' in groups of {run.shards}' * (run.shards < run.gpus)}",
         "gpus": run.gpus,
@@ -149,11 +149,11 @@ def compute(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> dict:
         "micro_steps": run.micro_steps,
         "status": "computed" if memory.total <= GPUS[gpu].memory else "does not fit",
         "memory": dataclasses.asdict(memory) | {"total": memory.total, "range": memory.range},
-        "seconds": dataclasses.asdict(step)
-        | {"computation": step.computation, "total": step.total, "range": step.range},
+        "seconds": dataclasses.asdict(time)
+        | {"computation": time.computation, "total": time.total, "range": time.range},
         "tokens_per_s": tokens_per_s,
-        "mfu": scale.flops_per_token(config) * tokens_per_s / (run.gpus * machine.peak),
-        "bound": step.bound,
+        "mfu": step.flops_per_token(config) * tokens_per_s / (run.gpus * machine.peak),
+        "bound": time.bound,
         "days": CHINCHILLA * config.num_params / tokens_per_s / 86400,
     }
 
@@ -161,9 +161,7 @@ def compute(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> dict:
 def alternatives(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> list[dict]:
     """The row of `run`, and rows of the same step with other values of parallel, shard_size and recompute."""
     per_node = GPUS[gpu].per_node
-    sharing = [("ddp", None)]
-    if run.optimizer == "adamw":  # Muon needs whole matrices
-        sharing += [("fsdp", None)] + [("fsdp", per_node)] * (run.gpus % per_node == 0)
+    sharing = [("ddp", None), ("fsdp", None)] + [("fsdp", per_node)] * (run.gpus % per_node == 0)
     runs = [run]
     for (parallel, shard_size), recompute in itertools.product(sharing, saving(run)):
         runs.append(dataclasses.replace(run, parallel=parallel, shard_size=shard_size, recompute=recompute))
@@ -174,8 +172,8 @@ def alternatives(config: GPTConfig, run: Run, gpu: str, interconnect: str) -> li
 def in_words(config: GPTConfig, row: dict, gpu: str) -> list[str]:
     """A row in words, a few lines."""
     memory, seconds, tokens = row["memory"], row["seconds"], CHINCHILLA * config.num_params
-    low, high = (share * row["days"] for share in scale.TIME_RANGE)
-    fastest, slowest = (row["tokens_per_s"] / share for share in scale.TIME_RANGE)
+    low, high = (share * row["days"] for share in step.RANGE)
+    fastest, slowest = (row["tokens_per_s"] / share for share in step.RANGE)
     room = GPUS[gpu].memory / 1e9
     doubt = "; it may not fit" * (memory["range"][1] / 1e9 > room)
     parts = ", ".join(f"{name} {memory[name] / 1e9:.2f}" for name in MEMORY if memory[name])
@@ -298,11 +296,11 @@ def write(results: str, name: str, command: str, text: list[str], drawn: Iterato
     """Write the report called `name` and its figures to `results`/plan; returns the paths written."""
     folder = pathlib.Path(results) / "plan"
     folder.mkdir(parents=True, exist_ok=True)
-    shares = {"what the largest products reach": scale.PRODUCTS, "the peak in attention": scale.FLASH}
-    shares |= {"memory's bandwidth": scale.TRAFFIC, "links' bandwidth": scale.LINK}
+    shares = {"what the largest products reach": rates.PRODUCTS, "the peak in attention": rates.FLASH}
+    shares |= {"memory's bandwidth": rates.TRAFFIC, "links' bandwidth": rates.LINK}
     reached = ", ".join(f"{100 * share:g} % of {what}" for what, share in shares.items())
-    low, high = scale.TIME_RANGE
-    how = f"Computed, not measured. Assumed: {reached}, and {100 * scale.REST:g} % more for what is not counted. Steps"
+    low, high = step.RANGE
+    how = f"Computed, not measured. Assumed: {reached}, and {100 * step.REST:g} % more for what is not counted. Steps"
     how += f" that were measured took {low:g} to {high:g} times their estimate (docs/many-gpus.md)"
     paths = drawing.save(drawn, folder, how)
     lines = [f"# {name}", "", f"`{command}`", "", f"{how}.", "", *text, ""]

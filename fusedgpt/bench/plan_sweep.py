@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from fusedgpt import settings
 from fusedgpt.bench import drawing, plan, report
-from fusedgpt.estimates.scale import Run
+from fusedgpt.estimates.run import Run
 from fusedgpt.machine.gpus import GPUS
 from model import GPTConfig
 

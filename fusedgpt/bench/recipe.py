@@ -1,11 +1,14 @@
 """nanoGPT's recipe for cheap computers, run by two programs: our train.py, and the unchanged one of a nanoGPT clone.
 
-The recipe is in nanoGPT's README: a small GPT on characters, on a CPU. Both programs get the same bins and flags.
+The recipe is in nanoGPT's README: a small GPT on characters, on a CPU. Both programs get the same bins. In `run` they
+get the same flags too; in `command` ours has its own recipe.
 """
 
+import os
 import pathlib
 import pickle
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -14,33 +17,57 @@ import time
 from fusedgpt.bench import child
 from fusedgpt.data import dataset
 from fusedgpt.errors import UserError
-from fusedgpt.home import ROOT
+from fusedgpt.home import ROOT, SCRIPTS
 from fusedgpt.machine.environment import commit
 from fusedgpt.machine.timing import summary
 
-# config/train_shakespeare_char.py with the flags of nanoGPT's README, where it runs for 2000 iterations
+# config/train_shakespeare_char.py with the flags of nanoGPT's README
 RECIPE = dict(device="cpu", compile=False, gradient_accumulation_steps=1, batch_size=12, block_size=64)
 RECIPE |= dict(n_layer=4, n_head=4, n_embd=128, dropout=0.0, learning_rate=0.001, min_lr=0.0001, beta2=0.99)
 RECIPE |= dict(warmup_iters=100, lr_decay_iters=2000, eval_interval=250, eval_iters=20, log_interval=1)
-RECIPE |= dict(always_save_checkpoint=False)
+RECIPE |= dict(max_iters=2000, always_save_checkpoint=False)
+OURS = SCRIPTS / "config" / "train_shakespeare_cpu.py"
 CASE = " of {n_layer} layers, {n_embd} channels, {batch_size} × {block_size} tokens".format(**RECIPE)
 ITERATION = re.compile(r"^iter \d+: loss ([\d.]+), time ([\d.]+)ms", re.M)
 EVALUATION = re.compile(r"^step \d+: train loss [\d.]+, val loss ([\d.]+)", re.M)
 
 
 def run(peer: str, s, folder: pathlib.Path) -> dict:
-    """What `peer` ("ours" or "nanoGPT") measured in a run of the recipe; its files go to `folder`.
+    """What `peer` ("ours" or "nanoGPT") measured in iterations of the recipe; its files go to `folder`.
 
     Raises UserError if it cannot run, RuntimeError if it ends with an error.
     """
-    data, meta = _data(s.dataset)
-    flags = RECIPE | {"dataset": str(data), "max_iters": s.iterations}
-    flags["eval_interval"] = min(RECIPE["eval_interval"], s.iterations)
-    began = time.perf_counter()
-    found = _ours(flags, folder / "recipe-ours") if peer == "ours" else _theirs(flags, meta, s.nanogpt)
+    flags = RECIPE | {"max_iters": s.iterations, "eval_interval": min(RECIPE["eval_interval"], s.iterations)}
+    if peer == "ours":  # nanoGPT's model has the exact GELU; which form costs more depends on the processor
+        flags["activation"] = "gelu"
+    found = _run(peer, flags, s, folder)
     ms = found["samples_ms"][child.WARM_UP :]
-    whole = {"seconds": time.perf_counter() - began, "vocab_size": meta["vocab_size"]}
-    return {**summary(ms), **found, "samples_ms": ms, "tokens": 12 * 64, **whole}
+    return {**summary(ms), **found, "samples_ms": ms, "tokens": 12 * 64}
+
+
+def command(peer: str, s, folder: pathlib.Path) -> dict:
+    """What `peer` measured in its whole command, from the start of Python to its end: the recipe, or OURS.
+
+    Raises UserError if it cannot run, RuntimeError if it ends with an error.
+    """
+    flags = RECIPE
+    if peer == "ours":
+        flags = {name: value for name, value in runpy.run_path(OURS).items() if not name.startswith("_")}
+    found = _run(peer, flags, s, folder)
+    ms = [1e3 * found["seconds"]]
+    tokens = flags["max_iters"] * flags["batch_size"] * flags["block_size"]
+    return {**summary(ms), **found, "samples_ms": ms, "tokens": tokens}
+
+
+def _run(peer, flags, s, folder):
+    data, meta = _data(s.dataset)
+    flags = flags | {"dataset": str(data)}
+    began, before = time.perf_counter(), os.times()
+    found = _ours(flags, folder / "recipe-ours") if peer == "ours" else _theirs(flags, meta, s.nanogpt)
+    after = os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    whole = {"seconds": time.perf_counter() - began, "cpu_seconds": round(cpu, 2)}  # counted in hundredths
+    return found | whole | {"vocab_size": meta["vocab_size"]}
 
 
 def _data(name):
@@ -55,8 +82,7 @@ def _data(name):
 
 
 def _ours(flags, out_dir):
-    # nanoGPT's model has the exact GELU; whether this costs more than the tanh form depends on the processor
-    record, metrics = child.run(flags | {"profile": False, "activation": "gelu"}, out_dir)
+    record, metrics = child.run(flags | {"profile": False}, out_dir)
     steps = [m for m in metrics if m["kind"] == "train"]
     # only the evaluations that nanoGPT makes too, because ours adds one at the end
     losses = [m["val_loss"] for m in metrics if m["kind"] == "eval" and m["iter"] % flags["eval_interval"] == 0]

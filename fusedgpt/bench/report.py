@@ -280,4 +280,4 @@ def mfu_convention(rows: Iterable[dict]) -> str:
     """A sentence that says how MFU is counted in `rows`."""
     rows = list(rows)
     peaks = ", ".join(f"{peak / 1e12:.4g} TFLOP/s in {name}" for name, peak in best_peaks(rows).items())
-    return f"MFU counts 6 N + 12 L C T per token, against {peaks} ({rows[0]['peak_source']})."
+    return f"MFU counts 6 N + 12 L nh hs T per token, against {peaks} ({rows[0]['peak_source']})."

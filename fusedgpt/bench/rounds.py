@@ -33,7 +33,7 @@ def number(row: dict) -> int:
     return row.get("round", 1)
 
 
-def pooled(rows: Iterable[dict], by: str) -> dict[str, dict]:
+def pooled(rows: Iterable[dict], by: str) -> dict[str | int, dict]:
     """{contender: one row for all its rounds}, in the order of first appearance, with the samples of whole rounds.
 
     "rounds" has the median of each whole round, "dropped" that of each other round. Errors and losses are the largest

@@ -9,9 +9,11 @@ import json
 import pathlib
 import subprocess
 import sys
+import types
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.receipt import contradiction, observe
@@ -55,29 +57,19 @@ def visit(part: str, peer: str, asked: dict) -> dict:
     s, device = contenders.settings(part, peer, asked), resolve_device(asked["device"])
     if device.type == "cpu":
         memory.keep_freed_memory(keep=True)  # for all contenders, because only train.py does so by itself
-    state = contenders.initial_weights(s)
-    contender = contenders.build(peer, state, s)
-    contender.model.to(device)
-    reference = contenders.reference(contender, state, s).to(device)
+    contender, idx, ours = proven(part, peer, s, device)
     trains = part in contenders.STEPS
-    shape = (s.batch_size, s.block_size + 1) if trains else (1, s.prompt_tokens)
-    idx = torch.randint(s.vocab_size, shape, generator=torch.Generator().manual_seed(s.seed)).to(device)
-    x, y = idx[:, :-1].contiguous(), idx[:, 1:].contiguous()
-    with torch.no_grad():
-        loss = reference(x, y, logits=False)[1].item()
-        error = _same(contender.loss(x, y).item(), loss, ALLOWED[torch.float32], "in float32")
-        ids = None if trains else reference.generate(idx, s.new_tokens, temperature=0)
-    in_attention = reference.flops_per_token() - 6 * reference.get_num_params()
-    del reference, state
-    gc.collect()
     attention = contender.prepare(s, device, backward=trains)
     torch.backends.cuda.matmul.allow_tf32 = s.tf32
-    found = _train(contender, x, y, loss, attention, s, device) if trains else _generate(contender, idx, ids, s, device)
+    if trains:
+        found = _train(contender, *next_ids(idx), ours["loss"], attention, s, device)
+    else:
+        found = _generate(contender, idx, ours["ids"], s, device)
     weights = dict(contender.model.named_parameters())  # only now, because prepare() replaces ours to generate
     (embedding,) = (w for name, w in weights.items() if name.endswith(("wte.weight", "embed_tokens.weight")))
     parameters = sum(w.numel() for w in weights.values())
     positions = sum(w.numel() for name, w in weights.items() if name.endswith("wpe.weight"))
-    found["errors"]["float32"] = error
+    found["errors"]["float32"] = ours["error"]
     found["ran"] |= {
         "attention": attention,
         "device": str(device),
@@ -85,11 +77,44 @@ def visit(part: str, peer: str, asked: dict) -> dict:
         "rows_of_embedding": len(embedding),
         "parameters": parameters,
         "positions": positions,
-        "flops_per_token": 6 * (parameters - positions) + in_attention,  # GPT.flops_per_token's rule, for all
+        # GPT.flops_per_token's rule, for all
+        "flops_per_token": 6 * (parameters - positions) + ours["flops_in_attention"],
     }
     if isinstance(contender, contenders.NanoGPT):
         found["ran"]["commit"] = commit(s.nanogpt)
     return timing.summary(found["samples_ms"]) | found
+
+
+def proven(
+    part: str, peer: str, s: types.SimpleNamespace, device: torch.device
+) -> tuple[contenders.Contender, Tensor, dict]:
+    """(the contender `peer`, which computes our loss, the ids of its part, and what ours computes from them).
+
+    s: its settings. The ids are (B, T + 1) to train, (1, T) to generate. What ours computes, in float32: its `loss`,
+    the `error` of the contender's, its greedy `ids` (to generate) and the `flops_in_attention` of a token.
+    Raises ParityError if the contender computes another loss.
+    """
+    state = contenders.initial_weights(s)
+    contender = contenders.build(peer, state, s)
+    contender.model.to(device)
+    reference = contenders.reference(contender, state, s).to(device)
+    trains = part in contenders.STEPS
+    shape = (s.batch_size, s.block_size + 1) if trains else (1, s.prompt_tokens)
+    idx = torch.randint(s.vocab_size, shape, generator=torch.Generator().manual_seed(s.seed)).to(device)
+    x, y = next_ids(idx)
+    with torch.no_grad():
+        loss = reference(x, y, logits=False)[1].item()
+        error = _same(contender.loss(x, y).item(), loss, ALLOWED[torch.float32], "in float32")
+        ids = None if trains else reference.generate(idx, s.new_tokens, temperature=0)
+    in_attention = reference.flops_per_token() - 6 * reference.get_num_params()
+    del reference, state
+    gc.collect()
+    return contender, idx, {"loss": loss, "error": error, "ids": ids, "flops_in_attention": in_attention}
+
+
+def next_ids(idx: Tensor) -> tuple[Tensor, Tensor]:
+    """(x, y), both (B, T), from ids (B, T + 1): y has the id after each of x."""
+    return idx[:, :-1].contiguous(), idx[:, 1:].contiguous()
 
 
 def _train(contender, x, y, want, attention, s, device):

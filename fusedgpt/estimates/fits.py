@@ -8,7 +8,8 @@ import torch
 
 from fusedgpt import dimensions
 from fusedgpt.errors import UserError
-from fusedgpt.estimates import scale
+from fusedgpt.estimates.memory import Memory, least_memory
+from fusedgpt.estimates.run import Run
 from fusedgpt.generation.generate import cache_dtype, new_cache
 from fusedgpt.machine import memory
 from fusedgpt.machine.device import dtype_name
@@ -32,15 +33,15 @@ def check_run(
     """
     compiled = s.compile is True or (s.compile == "auto" and device.type == "cuda")
     resolved = dict(dtype=dtype_name(dtype), compile=compiled, gpus=processes, cpu=device.type == "cpu")
-    run = scale.Run.of(s, **resolved)
+    run = Run.of(s, **resolved)
     if backward:
-        who = "the estimate of memory (fusedgpt/estimates/scale.py)"
+        who = "the estimate of memory (fusedgpt/estimates/memory.py)"
         why = dimensions.unknown(config, who, (*dimensions.FAMILIES, "document_start"))
-        say(f"memory: not estimated: {why}" if why else in_words(scale.memory(config, run), processes))
+        say(f"memory: not estimated: {why}" if why else in_words(Memory.of(config, run), processes))
     check_training(config, batch_size, device, dtype, backward, s.optimizer == "muon", run.shards)
 
 
-def in_words(estimate: scale.Memory, processes: int) -> str:
+def in_words(estimate: Memory, processes: int) -> str:
     """An estimate in one line: the total, and each part of it."""
     unit, size, digits = ("GiB", 2**30, 2) if estimate.total >= 2**30 else ("MiB", 2**20, 0)
     shown = {name: round(each / size, digits) for name, each in dataclasses.asdict(estimate).items()}
@@ -61,14 +62,14 @@ def check_training(
 ) -> None:
     """Raise UserError if a model of `config` (a GPTConfig) certainly cannot be trained on `device`. Builds nothing.
 
-    It counts what scale.least_memory counts, so a model that passes may still not fit. The weights start in the
+    It counts what least_memory counts, so a model that passes may still not fit. The weights start in the
     machine's memory, whatever the device, unless each process holds only one of several `shards`.
     """
     model = f"a model of {config.num_params:,} parameters"
     shrink = "lower --n_layer, --n_embd, --block_size or --vocab_size"
     weights = 4 * config.num_params if shards == 1 else 0
     _require(weights + LAYER * config.n_layer, torch.device("cpu"), model, shrink)
-    needed = scale.least_memory(config, batch_size, dtype.itemsize, backward, muon, shards)
+    needed = least_memory(config, batch_size, dtype.itemsize, backward, muon, shards)
     what = f"{model} with the logits of {batch_size} x {config.block_size} tokens"
     _require(needed, device, what, f"lower --batch_size, or {shrink.removeprefix('lower ')}")
 

@@ -8,6 +8,7 @@ B samples, T prompt ids, nkv heads of keys and values, hs head size.
 """
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +17,19 @@ from fusedgpt.attention.functions import as_rows
 from fusedgpt.attention.table import KERNELS
 from fusedgpt.generation.generate import LayerCache, capacity, empty, new_cache
 from fusedgpt.machine import timing
-from fusedgpt.machine.device import dtype_name, resolve_dtype
+from fusedgpt.machine.device import cpu_multiplies_bfloat16, dtype_name, resolve_dtype
 
 PRECISE_FIRST = (torch.float32, torch.float16, torch.bfloat16)
-WORTH = 0.9  # take a coarser dtype only below this share of the time, so that noise does not change what a seed draws
+FOR_PROMPTS = (torch.float32, torch.bfloat16)  # bound by products, which no CPU computes faster in float16
+WORTH = 0.95  # take a coarser dtype only below this share of the time
 ENOUGH_WEIGHTS = 2**25  # time decode with so many weights: 64 MiB in 16 bits, more than most CPUs' caches hold
 ROWS = 64  # time prefill with so many tokens: more would not change which dtype wins, and float16 may be slow
-HOPELESS_MS = 200  # time a dtype only once if its first call takes longer
+# turns of each dtype, of two calls: after another dtype, the first call has no weights in the cache
+FEWEST, MOST, TURNS_MS = 5, 30, 300.0
+HOPELESS_MS, FAR_BEHIND = (
+    50.0,
+    3,
+)  # time a dtype no more if a call takes so long, and so many times as long as another's
 
 
 class Engine:
@@ -51,7 +58,7 @@ class Engine:
 def prepare(
     model: nn.Module,
     device: torch.device,
-    dtype: str = "auto",
+    dtype: str | tuple[torch.dtype, torch.dtype] = "auto",
     batch_size: int = 1,
     prompt_length: int = 32,
     new_tokens: int = 0,
@@ -59,14 +66,16 @@ def prepare(
 ) -> Engine:
     """Make an Engine of `model` (a GPT) for `device`. `model` itself is not changed, and may be freed afterwards.
 
-    dtype: 'auto' times both phases in each dtype on a CPU, for `batch_size` prompts of `prompt_length`; on other
-    devices resolve_dtype decides. Any other name holds for both phases.
+    dtype: 'auto' takes `fastest_dtypes` on a CPU, for `batch_size` prompts of `prompt_length`; on other devices
+    resolve_dtype decides. Any other name holds for both phases; a pair of dtypes is for the prompt, and for each token.
     new_tokens: that will be drawn after a prompt. The cache has room for so many at once; it grows for more.
     compiled: torch.compile the decode step. On a GPU it becomes one CUDA graph if the model's attention takes a mask.
     """
     chosen = ""
-    if dtype == "auto" and device.type == "cpu":
-        prefill, decode, chosen = _fastest_dtypes(model, batch_size, prompt_length)
+    if isinstance(dtype, tuple):
+        prefill, decode = dtype
+    elif dtype == "auto" and device.type == "cpu":
+        (prefill, decode), chosen = fastest_dtypes(model, batch_size, prompt_length)
     else:
         prefill = decode = resolve_dtype(dtype, device)
     first = converted(model, device, prefill).eval()
@@ -103,19 +112,32 @@ def converted(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn
     return copy.deepcopy(module, weights)  # `weights` is the memo: deepcopy takes these, and copies none
 
 
-def _fastest_dtypes(model, B, T):
-    """The dtypes of prefill and decode that are fastest on this CPU, and the times in words."""
+@torch.no_grad()
+def fastest_dtypes(model: nn.Module, B: int, T: int) -> tuple[tuple[torch.dtype, torch.dtype], str]:
+    """The dtypes of prefill and decode that are fastest on this CPU for B prompts of T ids, and the times in words.
+
+    Without instructions for products in bfloat16 a prompt stays in float32, whatever a clock says on a busy machine.
+    """
     layers = model.transformer.h
     several = min(len(layers), max(1, ENOUGH_WEIGHTS // sum(p.numel() for p in layers[0].parameters())))
-    decode = prefill = {d: _milliseconds(_shortened(model, several), (B, 1), d) for d in PRECISE_FIRST}
-    rows = min(T, model.config.block_size, max(1, ROWS // B))
-    if rows > 1:
-        prefill = {d: _milliseconds(_shortened(model, 1), (B, rows), d) for d in PRECISE_FIRST}
-    first, one = _first_worth_it(prefill), _first_worth_it(decode)
-    of_prompt = f"ms of 1 of {len(layers)} layers for {B} x {rows} tokens: {_in_words(prefill)}"
+    decode = _milliseconds(_shortened(model, several), (B, 1), PRECISE_FIRST)
+    rows = timed_rows(model.config, B, T)
+    of_prompt = "this CPU has no instructions for bfloat16"
+    first, one = torch.float32, _first_worth_it(decode)
+    if cpu_multiplies_bfloat16():
+        prefill, n = {dtype: decode[dtype] for dtype in FOR_PROMPTS}, several
+        if rows > 1:
+            prefill, n = _milliseconds(_shortened(model, 1), (B, rows), FOR_PROMPTS), 1
+        first = _first_worth_it(prefill)
+        of_prompt = f"ms of {n} of {len(layers)} layers for {B} x {rows} tokens: {_in_words(prefill)}"
     of_tokens = f"ms of {several} layers for {B} x 1: {_in_words(decode)}"
     chosen = f"prompt in {dtype_name(first)} ({of_prompt}); tokens after it in {dtype_name(one)} ({of_tokens})"
-    return first, one, chosen
+    return (first, one), chosen
+
+
+def timed_rows(config: Any, B: int, T: int) -> int:
+    """How many ids of each of B prompts of T ids are timed. Longer prompts share a choice. config: a GPTConfig."""
+    return min(T, config.block_size, max(1, ROWS // B))
 
 
 def _in_words(times):
@@ -137,19 +159,26 @@ def _first_worth_it(times):
     return best
 
 
-def _milliseconds(model, shape, dtype):
-    """Milliseconds of `model` on (B, T) tokens: the least of five calls, because other load only adds time.
+def _milliseconds(model, shape, dtypes):
+    """Milliseconds of `model` on (B, T) tokens in each dtype: the least of several calls, in turns.
 
-    One call is enough if it is slow, as on a CPU without instructions for the dtype.
+    Other load only adds time, and it hits all dtypes.
     """
-    cpu = torch.device("cpu")
-    model, idx = converted(model, cpu, dtype).eval(), torch.zeros(shape, dtype=torch.long)
+    cpu, idx = torch.device("cpu"), torch.zeros(shape, dtype=torch.long)
+    models = {dtype: converted(model, cpu, dtype).eval() for dtype in dtypes}
 
-    def step():
-        model(idx, cache=new_cache(model.config, shape[1]))
+    def call(dtype):
+        def step():
+            models[dtype](idx, cache=new_cache(model.config, shape[1]))
 
-    (first,) = timing.samples(step, cpu, count=1, warmup=0)
-    return first if first > HOPELESS_MS else min(timing.samples(step, cpu, count=5, warmup=0))
+        return min(timing.own_samples(step, cpu, count=2, warmup=0))
+
+    least = {dtype: call(dtype) for dtype in dtypes}
+    ahead = [dtype for dtype, ms in least.items() if ms <= max(HOPELESS_MS, FAR_BEHIND * min(least.values()))]
+    for _ in range(min(MOST, max(FEWEST, int(TURNS_MS / sum(2 * least[dtype] for dtype in ahead))))):
+        for dtype in ahead:
+            least[dtype] = min(least[dtype], call(dtype))
+    return least
 
 
 class StaticLayer:

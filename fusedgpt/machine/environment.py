@@ -19,7 +19,7 @@ GPU_STATE = ("driver_version", "clocks.sm", "clocks.mem", "temperature.gpu", "po
 def environment(device: torch.device) -> dict:
     """What a measurement on `device` depends on, as far as it stays the same for all rows of a benchmark."""
     found = {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "device": device_name(device),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -54,8 +54,10 @@ def machine_state(device: torch.device) -> dict:
     return found
 
 
-def _cpu_name():
-    """The CPU's name and instructions. Generations of very different speed may share a name."""
+def device_name(device: torch.device) -> str:
+    """The name of a GPU, or the CPU's with its instructions, because generations of very different speed share one."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     names = _cpuinfo("model name") if sys.platform == "linux" else []
     instructions = torch.backends.cpu.get_cpu_capability() + ("+bfloat16" if cpu_multiplies_bfloat16() else "")
     return f"{names[0] if names else platform.processor()}, {instructions}"

@@ -73,7 +73,7 @@ def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
         step()
         return peak_memory(device) - held
     # add up the allocator's events: a CPU process may keep what it frees, so its size says little
-    events = [e for e in profile(step, memory=True).profiler.kineto_results.events() if e.name() == "[memory]"]
+    events = [e for e in profile(step, memory=True).kineto_results.events() if e.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     return max(itertools.accumulate((event.nbytes() for event in events), initial=0))
 

@@ -10,24 +10,26 @@ from torch.autograd import DeviceType
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's log messages on stderr
 
 
-def profile(step: Callable[[], object], memory: bool = False, shapes: bool = False) -> torch.profiler.profile:
+def profile(step: Callable[[], object], memory: bool = False, shapes: bool = False) -> torch.autograd.profiler.profile:
     """Run `step` once under the profiler, which records the CPU, and the GPU if there is one.
 
     memory: record the CPU and its allocations, and no GPU. shapes: record the operators' tensors, for `factors` and
     `batches`.
     """
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if torch.cuda.is_available() and not memory:
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
     options = ({"profile_memory": True} if memory else {}) | ({"record_shapes": True} if shapes else {})
-    with _quiet(), torch.profiler.profile(activities=activities, **options) as profiled:
+    if torch.cuda.is_available() and not memory:
+        kinds = torch.profiler.ProfilerActivity
+        recorder = torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA], **options)
+    else:  # what torch.profiler.profile is made of: it would import torch._inductor to ask for CUDA graphs
+        recorder = torch.autograd.profiler.profile(use_kineto=True, **options)
+    with _quiet(), recorder:
         step()
-    return profiled
+    return getattr(recorder, "profiler", recorder)
 
 
-def busy_ms(profiled: torch.profiler.profile) -> float | None:
+def busy_ms(profiled: torch.autograd.profiler.profile) -> float | None:
     """Milliseconds in which the GPU ran at least one kernel or copy; None if it ran none."""
-    events = [e for e in profiled.profiler.kineto_results.events() if e.device_type() == DeviceType.CUDA]  # ROCm's too
+    events = [e for e in profiled.kineto_results.events() if e.device_type() == DeviceType.CUDA]  # ROCm's too
     spans = sorted((e.start_ns(), e.end_ns()) for e in events if not e.is_user_annotation())
     busy = until = 0
     for start, end in spans:  # time with several at once counts once
@@ -36,7 +38,7 @@ def busy_ms(profiled: torch.profiler.profile) -> float | None:
     return busy / 1e6 if spans else None
 
 
-def factors(profiled: torch.profiler.profile) -> set[tuple[int, int]]:
+def factors(profiled: torch.autograd.profiler.profile) -> set[tuple[int, int]]:
     """(columns, stride of a row) of each matrix that a matrix product read or wrote, recorded with `shapes`.
 
     Columns are those of the matrix or of its transpose, whichever is contiguous along a row.
@@ -49,14 +51,14 @@ def factors(profiled: torch.profiler.profile) -> set[tuple[int, int]]:
     return found
 
 
-def batches(profiled: torch.profiler.profile) -> set[int]:
+def batches(profiled: torch.autograd.profiler.profile) -> set[int]:
     """The number of matrices in each tensor that a batched matrix product read or wrote, recorded with `shapes`."""
     return {x.sizes[0] for x in _inputs(profiled, "aten::bmm", "aten::baddbmm") if len(x.sizes) == 3}
 
 
 def _inputs(profiled, *names):
     """The tensors that were given to the operators called `names`."""
-    todo = list(profiled.profiler.kineto_results.experimental_event_tree())
+    todo = list(profiled.kineto_results.experimental_event_tree())
     while todo:
         event = todo.pop()
         todo += event.children

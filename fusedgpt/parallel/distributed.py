@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import datetime
 import hashlib
+import importlib
 import os
 import re
 import socket
@@ -14,10 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-# Import this before there is a process group. Its functions would otherwise keep the group as a default argument until
-# the interpreter shuts down, and that can end a thread of gloo with "terminate called without an active exception"
-import torch.distributed.nn.functional
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
@@ -229,6 +226,10 @@ def join(ranks: Ranks, backend: str, device: torch.device, timeout: float = 300)
     """
     if ranks.world == 1:
         return
+    # Import this before there is a process group. Its functions would otherwise keep the group as a default argument
+    # until the interpreter shuts down, and that can end a thread of gloo with "terminate called without an active
+    # exception". One process does without it, and starts sooner
+    importlib.import_module("torch.distributed.nn.functional")
     limit = datetime.timedelta(seconds=timeout)
     with others_needed("connecting to the other processes"):
         store = _store(ranks, limit)

@@ -91,9 +91,9 @@ def read_shards(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> No
     """Fill a sharded model and its optimizer from the folder in `saved`. Raises UserError if they do not fit."""
     from fusedgpt.parallel import shard_files
 
-    params = [p for group in optimizer.param_groups for p in group["params"]] if saved["iter_num"] else []
-    zeros = torch.zeros_like
-    state = {n: {"step": torch.zeros(()), "exp_avg": zeros(p), "exp_avg_sq": zeros(p)} for n, p in enumerate(params)}
+    _require_same_optimizer(saved, optimizer)
+    forms = _forms(optimizer) if saved["iter_num"] else []
+    state = {n: {key: torch.zeros_like(t) for key, t in form.items()} for n, (_, form) in enumerate(forms)}
     weights = {name: p.detach() for name, p in model.named_parameters()}
     ours = {"model": weights, "optimizer": {"state": state, "param_groups": []}}
     _, tensors = shard_files.split(ours | {"extra_model_args": saved["extra_model_args"]})
@@ -145,27 +145,21 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
     """
     groups = optimizer.state_dict()["param_groups"]  # weight decay and betas are settings of this run, not state
     names = {p: name for name, p in model.named_parameters()}
-    muons = [("momentum" in group, p) for group in optimizer.param_groups for p in group["params"]]
-    was, now = saved["config"].get("optimizer", "adamw"), "muon" if any(muon for muon, _ in muons) else "adamw"
-    if was != now:
-        raise UserError(
-            f"optimizer={now} cannot use the state of {was}: resume with --optimizer={was}, or start anew with"
-            " --init_from=scratch"
-        )
+    _require_same_optimizer(saved, optimizer)
+    forms = _forms(optimizer)
     try:
         state = saved["optimizer"]["state"]
         if not saved["iter_num"] and not state:
             return  # the optimizer has no state before its first step
         sizes = [len(group["params"]) for group in saved["optimizer"]["param_groups"]]
         _require(sizes == [len(group["params"]) for group in groups], f"it has groups of {sizes} parameters")
-        _require(state.keys() == set(range(len(muons))), f"it has state of {len(state)} parameters, not {len(muons)}")
-        for number, (muon, p) in enumerate(muons):
-            like = {"momentum_buffer": p} if muon else {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p}
+        _require(state.keys() == set(range(len(forms))), f"it has state of {len(state)} parameters, not {len(forms)}")
+        for number, (p, like) in enumerate(forms):
             found = {key: _form(value) for key, value in state[number].items()}
             wanted = {key: _form(value) for key, value in like.items()}
             _require(found == wanted, f"for {names[p]} it has {found}, not {wanted}")
         # copy: the loaded tensors are mapped from the file
-        copies = {n: {key: _copy_like(value, p) for key, value in state[n].items()} for n, (_, p) in enumerate(muons)}
+        copies = {n: {key: _copy_like(value, p) for key, value in state[n].items()} for n, (p, _) in enumerate(forms)}
         optimizer.load_state_dict({"state": copies, "param_groups": groups})
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         if out_of_memory(error):
@@ -174,6 +168,30 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
             f"the optimizer's state in the checkpoint does not fit the model: {error}. Take another checkpoint, such as"
             " best.pt beside it"
         ) from error
+
+
+def _require_same_optimizer(saved, optimizer):
+    was = saved["config"].get("optimizer", "adamw")
+    now = "muon" if any(_is_muons(group) for group in optimizer.param_groups) else "adamw"
+    if was != now:
+        raise UserError(
+            f"optimizer={now} cannot use the state of {was}: resume with --optimizer={was}, or start anew with"
+            " --init_from=scratch"
+        )
+
+
+def _is_muons(group):
+    return "momentum" in group
+
+
+def _forms(optimizer):
+    """[(p, {key: a tensor like the state under that key})] for each parameter p."""
+    step = torch.zeros(())
+    return [
+        (p, {"momentum_buffer": p} if _is_muons(group) else {"step": step, "exp_avg": p, "exp_avg_sq": p})
+        for group in optimizer.param_groups
+        for p in group["params"]
+    ]
 
 
 def _copy_like(value, p):

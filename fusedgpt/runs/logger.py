@@ -134,12 +134,14 @@ class Logger:
         for name, ms in r["dtype_trials"].items():
             self.say(f"  {name}: {ms:.1f} ms forward and backward")
         self._announce_attention(r["attention"], r["attention_trials"], r["receipt"])
+        if when := r["timed"]:
+            self.say(f"auto: {when}{'' if when == 'timed now' else '; --choose=again times anew'}")
 
     def _announce_attention(self, ran, trials, receipt):
         names = {}  # by what there is to say: on a CPU, four kernels are refused for one reason
         for name, trial in trials.items():
             passed = ", parity passed" if "errors" in trial else ""
-            said = trial["refused"] or f"{trial['p10_ms']:.3f} ms{passed}"
+            said = trial["refused"] or f"{trial['least_ms']:.3f} ms{passed}"
             names.setdefault(said, []).append(name)
         for said, which in names.items():
             self.say(f"  {', '.join(which)}: {said}")

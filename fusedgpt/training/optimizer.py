@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
+from fusedgpt import eager
 from fusedgpt.machine.device import resolve_dtype
+from fusedgpt.parallel.distributed import local
+from fusedgpt.parallel.owners import Deal, owners
 from fusedgpt.settings import Settings
 
 COOLDOWN = 0.5  # share of lr_decay_iters in which schedule=wsd lowers the learning rate
@@ -41,7 +44,7 @@ def learning_rate(it: int, s: Settings) -> float:
     return s.min_lr + share * (s.learning_rate - s.min_lr)
 
 
-class MuonAndAdamW(Optimizer):
+class MuonAndAdamW(eager.Optimizer):
     """Muon for the matrices of a model's layers, AdamW for all else. Code that saves or unscales sees one optimizer.
 
     `update_weights` makes its steps. The last group is Muon's.
@@ -101,7 +104,8 @@ def _update_hidden(optimizer, norm, limit):
     """Muon's step on the last group, if `norm` is finite. On a CPU it equals torch.optim.Muon's to the bit.
 
     torch.optim.Muon cannot decide on the device to skip a step, multiplies in bfloat16 even on CPUs that only emulate
-    it, and calls its kernels for one matrix at a time, not for a batch. Overwrites the gradients.
+    it, and calls its kernels for one matrix at a time, not for a batch. If ranks share the matrices, each rank
+    orthogonalises some of them. Overwrites the gradients.
     """
     group = optimizer.param_groups[-1]
     finite, scale = norm.isfinite(), (norm / limit).clamp(min=1) if limit else 1
@@ -115,17 +119,18 @@ def _update_hidden(optimizer, norm, limit):
 
 
 def _batches(matrices):
-    """Group `matrices` into lists of one shape, each of at most STACK weights, or of one larger matrix."""
+    """Group `matrices` into lists of one shape: for each owner, at most STACK weights, or one larger matrix."""
     alike = collections.defaultdict(list)
     for p in matrices:
         alike[p.shape].append(p)
     for shape, each in alike.items():
-        n = max(1, STACK[each[0].device.type] // shape.numel())
+        n = max(1, STACK[each[0].device.type] // shape.numel()) * owners(each[0])
         yield from (each[start : start + n] for start in range(0, len(each), n))
 
 
 def _update_batch(matrices, means, group, finite, scale, dtype):
-    gradients = [p.grad for p in matrices]
+    weights, gradients = [local(p) for p in matrices], [local(p.grad) for p in matrices]
+    means = [local(mean) for mean in means]
     torch._foreach_div_(gradients, scale)
     new_means = torch._foreach_lerp(means, gradients, 1 - group["momentum"])
     torch._foreach_lerp_(gradients, new_means, group["momentum"])  # Nesterov momentum
@@ -133,9 +138,20 @@ def _update_batch(matrices, means, group, finite, scale, dtype):
         torch.where(finite, new_mean, mean, out=mean)
     del new_means, new_mean  # free them before the stack is made
     rate = group["lr"] * 0.2 * math.sqrt(max(matrices[0].shape))  # arXiv:2502.16982: as large as AdamW's update
-    for p, update in zip(matrices, orthogonalised(gradients, dtype)):
+    for p, update in zip(weights, _updates(matrices[0], gradients, dtype)):
         moved = (p * (1 - group["lr"] * group["weight_decay"])).add_(update, alpha=-rate)
         torch.where(finite, moved, p, out=p)
+
+
+def _updates(matrix, gradients, dtype):
+    """The orthogonalised gradients of matrices like `matrix`, or this rank's rows of each if ranks share them."""
+    if owners(matrix) == 1:
+        return orthogonalised(gradients, dtype)
+    deal = Deal.of(matrix, len(gradients))
+    # bfloat16, in which they are divided by their norms, changes no result and halves the messages; float16 would
+    sent_in = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    whole = deal.gather(torch.stack(gradients).to(sent_in))
+    return deal.scatter(orthogonalised([*whole], dtype) if len(whole) else whole.to(dtype))
 
 
 def orthogonalised(matrices: list[Tensor], dtype: torch.dtype) -> Tensor:

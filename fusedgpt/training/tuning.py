@@ -1,22 +1,29 @@
-"""What `auto` means for a run: attention, dtype and compile, settled by timing this model on this machine."""
+"""What `auto` means for a run: attention, dtype and compile, settled by timing this model on this machine.
 
+What was timed is remembered (fusedgpt/machine/choices.py), so that a command that is given again computes the same.
+"""
+
+import functools
+import math
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from fusedgpt.attention import choose
 from fusedgpt.attention.case import Case
-from fusedgpt.machine import timing
+from fusedgpt.errors import UserError
+from fusedgpt.machine import choices, timing
 from fusedgpt.machine.device import DTYPES, autocast, dtype_name, resolve_compile, resolve_dtype
+from fusedgpt.training import compiling
 
 ENOUGH_FLOPS = 2e11  # a forward and backward of this size tell which dtype is faster; a slow CPU takes a second
 LEAST_TOKENS = 64  # on fewer, a step of a large model would mostly cast its weights
 MORE_TIMINGS = 3  # time each dtype so many times after the first; its fastest time counts
-# on a CPU compiling takes a minute or two, and then a step takes 6 to 11 % less
-COMPILING_PAYS_AFTER = 30 * 60.0  # seconds of training
+PASSES = 0.6  # share of a run's minutes that its forward and backward passes take at least
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,9 @@ class Settled:
     dtype_trials: dict[str, float]  # ms of a forward and backward by dtype, if it was timed
     compiled: bool
     why_eager: str  # empty if there is no reason to give
+    compile_trials: dict[str, Any] = field(default_factory=dict)  # why `auto` compiles or not; see compiling.weigh
+    timed: str = ""  # when: now, or remembered from then; empty if nothing was timed
+    notes: tuple[str, ...] = ()  # what was wrong with the file of remembered choices
 
 
 def settle(
@@ -41,47 +51,131 @@ def settle(
     None for a new run. A deterministic run follows rules alone, because timing could choose differently at the next
     start. Raises UserError if a named kernel cannot run here.
     """
-    case, new, before = cases[0], before is None, before or {}
-    device = case.device
-    wish = before.get("compile", s.compile) if s.compile == "auto" else s.compile
+    device = cases[0].device
+    may_time = cases[0].backward and not next(model.parameters()).is_meta
+    dtypes = _dtypes(s.dtype, device, may_time)
+    weighs = may_time and s.compile == "auto" and device.type == "cpu"
+    if before is not None or s.deterministic or not (s.attention == "auto" or len(dtypes) > 1 or weighs):
+        return _by_rules(s, cases, before or {})
+    return _Auto(s, model, cases, batch, dtypes).settled(calls, weighs)
+
+
+def _by_rules(s, cases, before):
+    device = cases[0].device
+    wish = before.get("compile", "auto") if s.compile == "auto" else s.compile
     compiled, why_eager = resolve_compile(wish, device)
-    dtypes = _dtypes(s.dtype, device, before.get("dtype"))
-    timed = new and case.backward and not s.deterministic and not next(model.parameters()).is_meta
-    if not timed:
-        dtypes = dtypes[:1]
-    if s.attention == "auto" and not s.deterministic:
-        last = before.get("attention")
-        picks = {d: choose.choose("auto", *_in(d, cases), before=last, compiled=compiled) for d in dtypes}
-    else:
-        name = "sdpa" if s.attention == "auto" else s.attention
-        picks = {d: choose.choose(name, *_in(d, cases), compiled=compiled) for d in dtypes}
-    dtype, trials = dtypes[0], {}
-    may_compile = timed and wish == "auto" and device.type == "cpu"
-    if len(dtypes) > 1 or may_compile:
-        ms, share = _step_ms(model, batch, {d: attention for d, (attention, _) in picks.items()})
-        dtype, trials = min(ms, key=ms.get), {dtype_name(d): each for d, each in ms.items()}
-        seconds = 60 * s.minutes if s.minutes else calls * ms[dtype] / 1e3 / share
-        seconds = min(seconds, s.max_seconds or float("inf"))
-        if may_compile and seconds > COMPILING_PAYS_AFTER:
-            compiled, why_eager = resolve_compile(True, device)
-            if s.attention == "auto":  # choose again: the kernel must pass parity compiled too
-                picks[dtype] = choose.choose("auto", *_in(dtype, cases), compiled=compiled)
-        elif may_compile:
-            why_eager = f"compiling pays after {COMPILING_PAYS_AFTER / 60:.0f} minutes, and this run takes"
-            why_eager += f" about {max(1, round(seconds / 60))}"
-    return Settled(*picks[dtype], dtype, trials, compiled, why_eager)
+    dtypes = _dtypes(s.dtype, device, may_time=True)
+    dtype = next((d for d in dtypes if dtype_name(d) == before.get("dtype")), dtypes[0])
+    name = "sdpa" if s.attention == "auto" and s.deterministic else s.attention
+    attention, trials = choose.choose(name, *_in(dtype, cases), before=before.get("attention"), compiled=compiled)
+    return Settled(attention, trials, dtype, {}, compiled, why_eager)
 
 
 def _in(dtype, cases):
     return [replace(case, dtype=dtype) for case in cases]
 
 
-def _dtypes(setting, device, before):
+def _dtypes(setting, device, may_time):
     """The dtypes to choose from. float32 may win on a CPU that has bfloat16: small models gain little from it."""
     first = resolve_dtype(setting, device)
-    if setting != "auto" or device.type != "cpu" or first == torch.float32:
-        return [first]
-    return [DTYPES[before]] if before in ("bfloat16", "float32") else [first, torch.float32]
+    open_ = setting == "auto" and device.type == "cpu" and first != torch.float32 and may_time
+    return [first, torch.float32] if open_ else [first]
+
+
+class _Auto:
+    """What `auto` leaves open in a new run, timed now or remembered."""
+
+    def __init__(self, s, model, cases, batch, dtypes):
+        self.s, self.model, self.cases, self.batch, self.dtypes = s, model, cases, batch, dtypes
+        self.compiled, self.why_eager = resolve_compile(s.compile, cases[0].device)
+        self.memory = choices.Choices(again=s.choose == "again")
+        config = replace(model.config, attention="sdpa")  # what it is set to now does not matter
+        self.case = {"model": str(config), "batch": [*batch[0].shape], "cases": [*map(str, cases)]}
+        self.case |= {"asked": [s.attention, s.dtype, s.compile], **choices.machine(cases[0].device)}
+
+    def settled(self, calls: int, weighs: bool) -> Settled:
+        """What a run of `calls` forward passes computes with. weighs: whether to weigh compiling. Raises UserError."""
+        found = self._kernel_and_dtype(weighs)
+        compiled, why_eager, numbers = self.compiled, self.why_eager, {}
+        if weighs:
+            numbers = self._compile(found, calls)
+            compiled, why_eager = numbers["compile"], numbers["why_eager"]
+            found |= {name: numbers[name] for name in ("attention", "attention_trials") if name in numbers}
+        when = f"remembered from {found['when']}" if "when" in found else "timed now"
+        settled = found["attention"], found["attention_trials"], DTYPES[found["dtype"]], found["dtype_trials"]
+        return Settled(*settled, compiled, why_eager, numbers, when, tuple(self.memory.notes))
+
+    def _kernel_and_dtype(self, weighs):
+        """Attention and dtype, their trials, and the milliseconds `ms` of an eager forward and backward, if timed."""
+        case = {"for": "kernel and dtype", **self.case}
+        if (past := self.memory.recall(case)) and self._can_run(past):
+            return past
+        picks = {d: choose.choose(self.s.attention, *_in(d, self.cases), compiled=self.compiled) for d in self.dtypes}
+        dtype, ms, trials = self.dtypes[0], None, {}
+        if len(self.dtypes) > 1 or weighs:
+            times, share = _step_ms(self.model, self.batch, {d: attention for d, (attention, _) in picks.items()})
+            dtype = min(times, key=times.get)
+            ms, trials = times[dtype] / share, {dtype_name(d): each for d, each in times.items()}
+        attention, attention_trials = picks[dtype]
+        found = {"attention": attention, "attention_trials": attention_trials, "dtype": dtype_name(dtype)}
+        found |= {"dtype_trials": trials, "ms": ms}
+        self.memory.remember(case, found)
+        return found
+
+    def _can_run(self, past):
+        cases = _in(DTYPES[past["dtype"]], self.cases)
+        if self.s.attention == "auto":
+            return choose.still_runs(past["attention"], *cases, compiled=self.compiled)
+        choose.choose(self.s.attention, *cases, compiled=self.compiled)  # raises if the kernel cannot run
+        return True
+
+    def _compile(self, found, calls):
+        """What compiling.decide says; if it compiles, the model has run compiled already."""
+        limit = min(60 * self.s.minutes if self.s.minutes else math.inf, self.s.max_seconds or math.inf)
+        passes = calls * found["ms"] / 1e3 if not self.s.minutes else math.inf  # minutes set the number of steps
+        length = {"calls": calls, "minutes": self.s.minutes, "max_seconds": self.s.max_seconds}
+        case = {**self.case, "chosen": [found["attention"], found["dtype"]]}
+        how = min(passes, PASSES * limit), len(self.model.transformer.h)
+        return compiling.decide(self.memory, case, length, *how, functools.partial(self._attempt, found))
+
+    def _attempt(self, found, compare, before):
+        """Compile the model as the run will. Raises UserError if its kernel does not run so."""
+        began, device, dtype = time.perf_counter(), self.cases[0].device, DTYPES[found["dtype"]]
+        possible, why = resolve_compile(True, device)
+        if not possible:
+            raise UserError(why)
+        named = {each: before[each] for each in ("attention", "attention_trials") if each in before}
+        cases, name = _in(dtype, self.cases), named.get("attention", found["attention"])
+        if self.s.attention != "auto":
+            choose.choose(self.s.attention, *cases, compiled=True)
+        elif not choose.still_runs(name, *cases, compiled=True):
+            name, trials = choose.choose("auto", *cases, compiled=True)
+            named = {"attention": name, "attention_trials": trials}
+        if distributed.is_initialized():  # other graphs: DDP and FSDP cut them
+            return named
+        self.model.use_attention(name)
+        checked = time.perf_counter() - began
+        x, y = self.batch
+        compiled = torch.compile(self.model._call_impl)  # as model.compile() does: the run takes these graphs
+
+        def evaluate():
+            self.model.eval()
+            try:
+                with torch.no_grad(), autocast(device, dtype):
+                    compiled(x, y, logits=False)
+            finally:
+                self.model.train()
+
+        passes = (functools.partial(_forward_backward, self.model, f, x, y, dtype) for f in (self.model, compiled))
+        numbers = compiling.measured(*passes, evaluate, compare)
+        return {**named, **numbers, "compile_s": numbers["compile_s"] + checked}
+
+
+def _forward_backward(model, forward, x, y, dtype):
+    with autocast(x.device, dtype):
+        _, loss = forward(x, y, logits=False)
+    loss.backward()
+    model.zero_grad(set_to_none=True)
 
 
 def _step_ms(model, batch, attention):
@@ -93,14 +187,9 @@ def _step_ms(model, batch, attention):
     ms = {dtype: [] for dtype in attention}
 
     def sample(dtype, warmup):
-        def step():
-            with autocast(device, dtype):
-                _, loss = model(x, y, logits=False)
-            loss.backward()
-            model.zero_grad(set_to_none=True)
-
         model.use_attention(attention[dtype])
-        ms[dtype] += timing.samples(step, device, count=1, warmup=warmup)
+        step = functools.partial(_forward_backward, model, model, x, y, dtype)
+        ms[dtype] += timing.own_samples(step, device, count=1, warmup=warmup)
 
     for warmup in (1, *[0] * MORE_TIMINGS):  # dtypes take turns, so that other load hits them all
         for dtype in attention:

@@ -16,6 +16,7 @@ pytestmark = [
     pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="finds the workers in Linux's /proc"),
 ]
 DEATHS = {"ddp": 20, "fsdp": 8}
+OPTIMIZERS = {"ddp": "adamw", "fsdp": "muon"}  # Muon's matrices are sent around between the ranks of fsdp
 ITERATIONS = {"ddp": 2000, "fsdp": 400}  # fsdp ranks take longer for an iteration, and for a save
 BOUND = 60  # most seconds from a death to the next step; it takes 3 to 10 on two cores, mostly to import PyTorch
 SETTINGS = dict(eval_interval=20, eval_iters=2, dropout=0.1, gradient_accumulation_steps=2)
@@ -25,7 +26,8 @@ SETTINGS = dict(eval_interval=20, eval_iters=2, dropout=0.1, gradient_accumulati
 def test_many_deaths_and_nothing_is_lost(tmp_path, data, tell, parallel):
     # restarted workers found the addresses of dead ones in torchrun's store: they hung, or were refused a connection
     chance, when, recovered = rng(f"deaths {parallel}"), {"starting": 0, "training": 0}, []
-    deaths, asked = DEATHS[parallel], dict(SETTINGS, max_iters=ITERATIONS[parallel], parallel=parallel)
+    deaths, asked = DEATHS[parallel], dict(SETTINGS, parallel=parallel)
+    asked |= dict(max_iters=ITERATIONS[parallel], optimizer=OPTIMIZERS[parallel])
     torchrun(2, "train.py", *flags(small(tmp_path / "whole", data, **asked)))
     settings = flags(small(tmp_path / "broken", data, **asked, init_from="auto"))
     # as many restarts as deaths, so that the run fails if one restart fails

@@ -16,7 +16,10 @@ import pytest
 import torch
 
 from fusedgpt.dimensions import GPTConfig
-from fusedgpt.estimates import scale
+from fusedgpt.estimates.memory import Memory
+from fusedgpt.estimates.rates import Machine
+from fusedgpt.estimates.run import Run
+from fusedgpt.estimates.step import Step
 from fusedgpt.machine.gpus import GPUS, NETWORKS
 from tests.conftest import ROOT
 
@@ -64,8 +67,8 @@ def lower(guard):
 
 def line_of(attention, forward, backward):
     """The line of a kernel in the table of docs/benchmarks.md."""
-    config, run = GPTConfig(**GPT2), scale.Run(batch_size=12, attention=attention)
-    held, step = scale.memory(config, run), scale.step(config, run, scale.Machine.of(GPUS["H200"], NETWORKS["ndr"]))
+    config, run = GPTConfig(**GPT2), Run(batch_size=12, attention=attention)
+    held, step = Memory.of(config, run), Step.of(config, run, Machine.of(GPUS["H200"], NETWORKS["ndr"]))
     least = 2 * (held.weights + 4 * config.num_params + held.activations + held.logits) / 1e9
     both = [
         f"{forward['launches']} + {backward['launches']}",

@@ -113,7 +113,7 @@ def test_shared_keys_and_a_window_are_the_same_in_one_compiled_graph(name, dynam
 
 def allocations(step):
     """The bytes of each piece of memory that `step` was given."""
-    todo, found = list(profile(step, memory=True).profiler.kineto_results.experimental_event_tree()), []
+    todo, found = list(profile(step, memory=True).kineto_results.experimental_event_tree()), []
     while todo:
         event = todo.pop()
         todo += event.children

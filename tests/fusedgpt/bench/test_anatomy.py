@@ -140,7 +140,7 @@ def test_on_a_gpu_the_time_is_the_devices_and_what_no_operator_launched_is_other
 
     events = [event("aten::mm", DeviceType.CPU, 50, 6), event("nvjet_tst_128x256", DeviceType.CUDA, 0, 6)]
     events += [event("aten::gelu", DeviceType.CPU, 9, 2), event("void elementwise", DeviceType.CUDA, 0, 2)]
-    profiled = mock.create_autospec(torch.profiler.profile, instance=True)
+    profiled = mock.create_autospec(torch.autograd.profiler.profile, instance=True)
     profiled.key_averages.return_value = events
     monkeypatch.setattr(anatomy, "busy_ms", lambda profiled: 9.0)
     found = anatomy.by_category(anatomy.self_ms(profiled, torch.device("cuda")))

@@ -101,9 +101,10 @@ def test_the_most_useful_comes_first_and_the_next_call_goes_on(tmp_path, monkeyp
         *TESTS,
         *("ladder, 5 rows", "numerics, 5 rows"),
         *("ladder small, 10 rows", "anatomy, 10 rows", "peers, 10 rows", "max_batch, 10 rows", "sweep, 5 rows"),
+        "growth, 10 rows",
     ]
     assert f"{7 * len(TESTS)} tests ran ({2 * len(TESTS)} skipped); rows: ladder 10 of 10, " in said
-    later = ("prefill", "ladder small", "anatomy", "peers", "max_batch")
+    later = ("prefill", "ladder small", "anatomy", "peers", "max_batch", "growth")
     missing = ", ".join(f"{name} (5 rows)" for name in later)
     assert said.endswith(f"missing: {missing}. The same command goes on")
     said, ran = machine.run()
@@ -133,7 +134,7 @@ def test_tests_that_do_not_pass_hold_no_measurement_up(tmp_path, monkeypatch):
     machine = Machine(monkeypatch, tmp_path, rows_a_step=10)
     machine.failing, machine.ends = (TESTS[3],), {TESTS[0]: (None, 540.0)}
     said, ran = machine.run()
-    assert TESTS[0] in ran and ran[-1] == "max_batch, 10 rows"
+    assert TESTS[0] in ran and ran[-1] == "growth, 10 rows"
     assert f"{TESTS[0]} was killed at its limit after 9 min, 3 passed; {TESTS[3]} failed 1 of 7; " in said
     machine.failing, machine.ends = (), {}
     said, ran = machine.run()

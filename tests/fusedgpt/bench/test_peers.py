@@ -1,7 +1,10 @@
 """Contenders compute one function from the same weights, are visited in turn, and a wrong one gets no time."""
 
+import json
 import os
 import pathlib
+import subprocess
+import sys
 import types
 
 import numpy as np
@@ -14,6 +17,7 @@ from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
 from fusedgpt.machine.device import resolve_dtype, why_no_compiler
 from fusedgpt.parallel import distributed
+from tests.conftest import TINY, fails, script
 from tests.fusedgpt.bench.small import rows_of, run, settings
 
 pytest.importorskip("transformers")
@@ -115,6 +119,27 @@ def test_all_train_alike_from_the_same_weights(tmp_path, data, clone, monkeypatc
     assert {peer: row["ran"]["fused"] for peer, row in got.items()} == {peer: "float32" not in peer for peer in names}
     rows_of_embedding = [got[peer]["ran"]["rows_of_embedding"] for peer in ("ours", "nanoGPT, float32")]
     assert rows_of_embedding == [128, 65]
+
+
+def test_the_cpu_time_of_each_contender_in_turns(tmp_path, data, clone):
+    """Ratios that were measured on a busy machine could not be made again: their script was not in the project."""
+    sizes = [f"--{name}={value}" for name, value in (TINY | SIZES | dict(vocab_size=65, rounds=2)).items()]
+    which = "training&ours,training&Hugging Face, eager,training&nanoGPT, float32,generation&*, float32"
+    args = [f"--only={which}", f"--nanogpt={clone}", f"--dataset={data}", "--device=cpu", *sizes]
+    lines = script("tests/peer_cost.py", *args).stdout.splitlines()
+    rows = [json.loads(line) for line in lines if line.startswith("{")]  # nanoGPT prints lines of its own
+    found = {(row["part"], row["peer"]): row for row in rows}
+    assert [*found] == [
+        *(("training", peer) for peer in ("ours", "Hugging Face, eager", "nanoGPT, float32")),
+        *(("generation", peer) for peer in ("ours, float32", "Hugging Face, float32", "nanoGPT, float32")),
+    ]
+    for (part, peer), row in found.items():
+        assert row["seconds"] > 0 and row["rounds"] == 2 and row["error"] < 1e-5, (part, peer)
+        assert row["least"] <= row["times_first"] <= row["most"], (part, peer)
+    assert found["training", "ours"]["times_first"] == found["generation", "ours, float32"]["times_first"] == 1
+    assert not [*clone.glob("**/*.pyc")]
+    said = fails("tests/peer_cost.py", "--only=recipe", f"--nanogpt={clone}", "--device=cpu")
+    assert "only='recipe': this counts CPU time, of training, generation or llama" in said
 
 
 def test_the_first_loss_is_that_of_a_model_written_out_in_float64(tmp_path, data):
@@ -227,7 +252,7 @@ def test_visits_go_round_and_each_is_a_contender_of_its_own(tmp_path, data, monk
     names = [(spec["part"], spec["peer"]) for spec in plan]
     half = len(names) // 2
     assert names[:half] == names[half:] and len(set(names)) == half
-    assert not [name for name in names if "nanoGPT" in name[1] or name[0] == "recipe"]  # no clone was named
+    assert not [name for name in names if "nanoGPT" in name[1] or name[0] in peers.PROGRAMS]  # no clone was named
     assert ("training", "ours, eager") not in names  # which is ours on a CPU
     assert ("training", "ours, eager") in [(spec["part"], spec["peer"]) for spec in peers.plan(s, torch.device("cuda"))]
 
@@ -264,17 +289,36 @@ def test_nanogpts_train_py_runs_as_it_is_and_leaves_nothing_behind(tmp_path, dat
         recipe.run("nanoGPT", s, tmp_path)
 
 
-def test_from_the_command_line_and_again(tmp_path, data, clone, capsys):
-    changes = SIZES | dict(nanogpt=str(clone), only="*manual,recipe")
+def test_a_command_counts_the_cpu_time_of_its_process(tmp_path, data, monkeypatch):
+    def theirs(*_):
+        spin = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+        return {"done": subprocess.run([sys.executable, "-c", spin], check=True)}
+
+    monkeypatch.setattr(recipe, "_theirs", theirs)
+    s = types.SimpleNamespace(dataset=str(data), nanogpt="")
+    assert 0.25 < recipe.command("nanoGPT", s, tmp_path)["cpu_seconds"] < 2
+
+
+def test_from_the_command_line_and_again(tmp_path, data, clone, capsys, monkeypatch):
+    short = tmp_path / "train_shakespeare_cpu.py"
+    short.write_text(f"{recipe.OURS.read_text()}\nmax_iters = lr_decay_iters = eval_interval = 10\n")
+    monkeypatch.setattr(recipe, "OURS", short)
+    changes = SIZES | dict(nanogpt=str(clone), only="*manual,recipe,command")
     got = run("peers", tmp_path, data, **changes)
-    assert [row["peer"] for row in got] == ["ours, float32, manual", "ours", "nanoGPT"]
+    assert [row["peer"] for row in got] == ["ours, float32, manual", "ours", "nanoGPT", "ours", "nanoGPT"]
     assert {row["status"] for row in got} == {"measured"}, got
     assert got[1]["ran"]["activation"] == "gelu"  # nanoGPT's; ours was the tanh form, which took longer
+    ours, theirs = got[3:]  # whole commands, whose seconds were once measured by hand
+    assert ours["tokens"] == 10 * 24 * 64 and theirs["tokens"] == 2000 * 12 * 64
+    for row in (ours, theirs):
+        assert row["samples_ms"] == [row["median_ms"]] == [1e3 * row["seconds"]]
+    assert 1e3 * ours["seconds"] > 2 * 10 * got[1]["median_ms"]  # the start of Python and PyTorch counts
     text = (tmp_path / "results" / "peers" / "report.md").read_text()
     assert "## training" in text and "An iteration of nanoGPT's recipe: nanoGPT " in text
+    assert "A whole command: nanoGPT " in text and "`ours` is `train.py config/train_shakespeare_cpu.py`" in text
     capsys.readouterr()
     assert run("peers", tmp_path, data, **changes) == got == rows_of("peers", tmp_path)
-    assert "3 of 3 rows are there already" in capsys.readouterr().out
+    assert "5 of 5 rows are there already" in capsys.readouterr().out
 
 
 def row(peer, ms, n=1, **more):

@@ -11,7 +11,9 @@ import bench
 from configurator import configure
 from fusedgpt.bench import kinds, plan, plan_sweep
 from fusedgpt.errors import UserError
-from fusedgpt.estimates import scale
+from fusedgpt.estimates import step
+from fusedgpt.estimates.memory import Memory
+from fusedgpt.estimates.run import Run
 from fusedgpt.machine.gpus import GPUS
 from fusedgpt.settings import validate
 from model import GPTConfig
@@ -46,7 +48,7 @@ def test_a_plan_says_memory_time_and_what_bounds_it(tmp_path):
     total, least, most = numbers(r"memory: ([\d.]+) \(([\d.]+) to ([\d.]+)\) of 80 GB", said[1])
     assert sum(parts) == pytest.approx(total, abs=0.06) and least < total < most
     ms, fastest, slowest = numbers(r"step: ([\d.]+) \(([\d.]+) to ([\d.]+)\) ms", said[2])
-    assert (fastest / ms, slowest / ms) == pytest.approx(scale.TIME_RANGE, rel=0.01)
+    assert (fastest / ms, slowest / ms) == pytest.approx(step.RANGE, rel=0.01)
     speeds = numbers(r"speed: ([\d,]+) \(([\d,]+) to ([\d,]+)\) tokens/s", said[3])
     assert speeds == pytest.approx([491_520e3 / each for each in (ms, slowest, fastest)], rel=0.01)  # 40 x 12 x 1024
     took = numbers(r"take ([\d.]+) minutes \(([\d.]+) minutes to ([\d.]+) minutes\)", said[4])
@@ -95,10 +97,10 @@ def test_a_config_file_of_train_py_is_taken_as_it_is(monkeypatch):
         ([*XL, "--gpu=RTX 4090", "--gpus=4", "--batch_size=1"], {"parallel"}),
         ([*XL, "--gpu=RTX 4090", "--gpus=1", "--batch_size=1"], {"parallel", "gpus"}),
         (["--gpus=1", "--parallel=fsdp", "--batch_size=500"], {"batch_size"}),
-        ([*XL, "--n_layer=60", "--gpu=L4", "--batch_size=1", "--optimizer=muon"], {"parallel", "optimizer"}),
+        ([*XL, "--n_layer=60", "--gpu=L4", "--batch_size=1", "--optimizer=muon"], {"parallel"}),
         (["--gpus=131072", "--batch_size=1024", "--gradient_accumulation_steps=131072"], {"batch_size"}),
     ],
-    ids=["smaller micro-batch", "recompute", "fsdp", "more GPUs", "fsdp alone", "no muon in parts", "many GPUs"],
+    ids=["smaller micro-batch", "recompute", "fsdp", "more GPUs", "fsdp alone", "fsdp of muon", "many GPUs"],
 )
 def test_what_does_not_fit_is_refused_with_the_nearest_that_does(args, changes, tmp_path):
     # smaller micro-batches first, then recomputation, then fsdp, then more GPUs
@@ -117,27 +119,26 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does(args, changes, 
 
 def test_the_nearest_is_the_largest_micro_batch_that_fits_and_is_found_soon():
     room, started = GPUS["H100"].memory, time.monotonic()
-    found = plan.nearest(GPT2, scale.Run(2 * 10**9), room)  # every number down from there used to be tried
+    found = plan.nearest(GPT2, Run(2 * 10**9), room)  # every number down from there used to be tried
     assert time.monotonic() - started < 20
     twice = dataclasses.replace(found, batch_size=2 * found.batch_size)
-    assert scale.memory(GPT2, found).total <= room < scale.memory(GPT2, twice).total
+    assert Memory.of(GPT2, found).total <= room < Memory.of(GPT2, twice).total
 
 
 @pytest.mark.parametrize(("attention", "recompute"), [("auto", "block"), ("manual", "attention")])
 def test_the_nearest_saves_what_it_says(attention, recompute):
     # a fused kernel keeps next to nothing that recompute=attention could save
-    run = scale.Run(1, attention=attention)
-    room = scale.memory(GPT2, dataclasses.replace(run, recompute="attention")).total
+    run = Run(1, attention=attention)
+    room = Memory.of(GPT2, dataclasses.replace(run, recompute="attention")).total
     assert plan.nearest(GPT2, run, room).recompute == recompute
 
 
 def test_only_ways_that_train_py_has_are_compared():
-    muon = plan.alternatives(GPT2, scale.Run(1, 16, optimizer="muon", gpus=16), "H100", "ndr")
-    assert {row["parallel"] for row in muon} == {"ddp"}
-    adamw = plan.alternatives(GPT2, scale.Run(1, 16, gpus=16), "H100", "ndr")
-    assert {row["parallel"] for row in adamw} == {"ddp", "fsdp", "fsdp in groups of 8"}
+    for optimizer in ("adamw", "muon"):
+        rows = plan.alternatives(GPT2, Run(1, 16, optimizer=optimizer, gpus=16), "H100", "ndr")
+        assert {row["parallel"] for row in rows} == {"ddp", "fsdp", "fsdp in groups of 8"}
     # groups of one share nothing, and one GPU has nobody to share with
-    for alone in (scale.Run(1, 8, gpus=8, parallel="fsdp", shard_size=1), scale.Run(1, parallel="fsdp")):
+    for alone in (Run(1, 8, gpus=8, parallel="fsdp", shard_size=1), Run(1, parallel="fsdp")):
         assert plan.compute(GPT2, alone, "H100", "ndr")["parallel"] == "ddp"
 
 

@@ -200,7 +200,7 @@ def test_a_report_and_figures_can_be_drawn_at_any_moment(tmp_path):
 def page_faults(freed_memory, folder):
     """{(attention, pass): new pages of the median call} of a sweep, in a process whose allocator is as asked."""
     only = "manual,blocked,flash" if freed_memory == "kept" else "manual"
-    asked = ["--heads=9x64", "--lengths=1000", f"--only={only}", "--dtype=float32", "--repeats=4", "--device=cpu"]
+    asked = ["--heads=9x8", "--lengths=1000", f"--only={only}", "--dtype=float32", "--repeats=2", "--device=cpu"]
     command = [sys.executable, "bench.py", "sweep", *asked, f"--freed_memory={freed_memory}", f"--results={folder}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

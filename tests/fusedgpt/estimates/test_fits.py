@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fusedgpt.errors import UserError
-from fusedgpt.estimates.fits import check_sampling, check_training
+from fusedgpt.estimates.fits import check_sampling, check_training, in_words
+from fusedgpt.estimates.memory import Memory
 from fusedgpt.generation import generate
 from fusedgpt.machine import memory
 from model import GPT, GPTConfig
@@ -86,3 +87,13 @@ def test_ranks_that_share_a_model_need_their_part_only(monkeypatch):
     check_training(xl, 4, CPU, torch.bfloat16, shards=8)
     with pytest.raises(UserError, match="needs"):
         check_training(GPTConfig(1024, 50304, 96, 96, 12288), 1, CPU, torch.bfloat16, shards=8)
+
+
+def test_an_estimate_in_words():
+    found = Memory(2**30, 0, 2 * 2**30, 2**29, 0, 0)
+    line = "memory: about 3.50 GiB of tensors in each of 8 processes: weights 1.00, optimizer 2.00, activations 0.50"
+    assert in_words(found, 8) == line
+    # a small model's line said "gradients 0": what rounds to nothing is not named
+    small = in_words(Memory(2**20, 2**10, 2**20, 0, 0, 0), 1)
+    assert small == "memory: about 2 MiB of tensors: weights 1, optimizer 1"
+    assert in_words(Memory(2**10, 0, 0, 0, 0, 0), 1) == "memory: about 0 MiB of tensors"

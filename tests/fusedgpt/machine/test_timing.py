@@ -233,3 +233,17 @@ def test_a_forward_and_backward_is_captured():
     for name in ("manual", "math", "efficient", "flash"):
         _, how = timing.device_samples(lambda n=name: case.run(ATTENTION[n], *inputs), case.device, count=2, warmup=2)
         assert how == "graph replay, cold L2", name
+
+
+def test_time_that_other_programs_took_is_not_a_calls_own(monkeypatch):
+    # beside ten programs every call waits for the processor, and which kernel auto took was luck
+    clocks = {"wall": 0.0, "cpu": 0.0}
+
+    def step():
+        clocks["wall"] += waits.pop()
+        clocks["cpu"] += 0.002
+
+    monkeypatch.setattr(timing, "now", lambda device: clocks["wall"])
+    monkeypatch.setattr(timing.time, "process_time", lambda: clocks["cpu"])
+    waits = [0.001, 0.050, 0.030]  # the last: two threads on an idle machine
+    assert timing.own_samples(step, CPU, count=2, warmup=1) == pytest.approx([2.0, 1.0])

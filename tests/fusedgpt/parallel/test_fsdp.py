@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import types
 
 import pytest
 import torch
@@ -14,12 +15,12 @@ from tests.conftest import (
     assert_same_bytes,
     fails,
     flags,
+    ranks,
     rows,
     run,
     script,
     small,
     tensors,
-    torchrun,
     wait_for,
 )
 from tests.faults.processes import start
@@ -31,10 +32,10 @@ WHOLE, SHARED = dict(parallel="ddp"), dict(parallel="fsdp")
 SPLIT = [(2, SHARED), (4, SHARED), (4, dict(parallel="fsdp", shard_size=2))]
 
 
-def trained(out_dir, data, world, **settings):
-    """The folder of a run of `world` processes."""
+def trained(out_dir, data, world, env=types.MappingProxyType({}), **settings):
+    """The folder of a run of `world` processes with `env` in their environment, and what the run said."""
     args = flags(small(out_dir, data, **{**SETTINGS, **settings}))
-    return out_dir, torchrun(world, "train.py", *args) if world > 1 else script("train.py", *args)
+    return out_dir, ranks(world, "train.py", *args, **env) if world > 1 else script("train.py", *args, **env)
 
 
 def state(out_dir, name="ckpt.pt"):
@@ -71,7 +72,7 @@ def test_sharing_a_model_changes_no_result(tmp_path, data, ddp, fsdp, world, set
 
 def test_a_shared_run_resumes_to_the_bit(tmp_path, data, fsdp):
     half, _ = trained(tmp_path, data, 2, **SHARED, max_iters=10)
-    done = torchrun(2, "train.py", "--init_from=resume", f"--out_dir={half}", "--max_iters=20")
+    done = ranks(2, "train.py", "--init_from=resume", f"--out_dir={half}", "--max_iters=20")
     assert "resuming with max_iters=20; it was 10" in done.stdout and done.stdout.count("resuming with") == 1
     assert_same_bytes(state(half), state(fsdp))
     assert_same_bytes(state(half, "best.pt"), state(fsdp, "best.pt"))
@@ -85,7 +86,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, data, fsdp):
     done = script("train.py", "--init_from=resume", f"--out_dir={out}", "--max_iters=10")
     assert "parallel=fsdp shares nothing on one process, which holds the whole model" in done.stdout
     assert torch.load(out / "ckpt.pt", weights_only=True)["model"]  # in one file, as in any other run
-    torchrun(4, "train.py", "--init_from=resume", f"--out_dir={out}", "--max_iters=20")
+    ranks(4, "train.py", "--init_from=resume", f"--out_dir={out}", "--max_iters=20")
     assert [row["loss"] for row in rows(out)] == pytest.approx([row["loss"] for row in rows(fsdp)], rel=2e-5)
     for name, w in state(fsdp).items():
         torch.testing.assert_close(state(out)[name], w, rtol=1e-4, atol=2e-5)
@@ -98,9 +99,10 @@ def test_a_rank_holds_its_part_only(tmp_path, data, fsdp):
     assert len(parts) == 2 and all(0.4 * bytes_of_state < part for part in parts)
 
 
-def test_a_llama_is_shared_recomputed_in_chunks_and_resumed_to_the_bit(tmp_path, data):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_llama_is_shared_recomputed_in_chunks_and_resumed_to_the_bit(tmp_path, data, optimizer):
     # an untied output layer used to be tied again, and was left out of checkpoints
-    settings, less = dict(LLAMA, max_iters=10), dict(recompute="block", loss="chunked")
+    settings, less = dict(LLAMA, max_iters=10, optimizer=optimizer), dict(recompute="block", loss="chunked")
     whole, _ = trained(tmp_path / "whole", data, 2, **WHOLE, **settings)
     plain, _ = trained(tmp_path / "plain", data, 2, **SHARED, **settings, **less)
     for ours, theirs in zip(rows(plain), rows(whole), strict=True):
@@ -110,7 +112,7 @@ def test_a_llama_is_shared_recomputed_in_chunks_and_resumed_to_the_bit(tmp_path,
     weights = checkpoint.load(plain / "ckpt.pt")["model"]
     assert not torch.equal(weights["lm_head.weight"], weights["transformer.wte.weight"])
     half, _ = trained(tmp_path / "half", data, 2, **SHARED, **settings | less | {"max_iters": 5})
-    torchrun(2, "train.py", "--init_from=resume", f"--out_dir={half}", "--max_iters=10")
+    ranks(2, "train.py", "--init_from=resume", f"--out_dir={half}", "--max_iters=10")
     assert_same_bytes(state(half), state(plain))
     script("train.py", "--init_from=resume", f"--out_dir={half}", "--max_iters=11")  # on one process, in one file
     found = json.loads((half / "run.json").read_text())["model"]
@@ -118,8 +120,44 @@ def test_a_llama_is_shared_recomputed_in_chunks_and_resumed_to_the_bit(tmp_path,
     assert [row["iter"] for row in rows(half)] == [*range(11)]
 
 
+MUON, FLOAT32 = dict(optimizer="muon"), dict(ONEDNN_MAX_CPU_ISA="AVX2")  # with FLOAT32, Muon multiplies in float32
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("family", [{}, LLAMA], ids=["GPT-2", "Llama"])
+def test_muon_on_ranks_that_share_a_model_is_muon_on_one(tmp_path, data, family, world):
+    # matrices that went to the wrong owner, or rows that came back to the wrong rank, are off by far more
+    settings = dict(MUON, max_iters=6, gradient_accumulation_steps=6, **family)
+    one, _ = trained(tmp_path / "one", data, 1, FLOAT32, **settings)
+    out, _ = trained(tmp_path / "out", data, world, FLOAT32, **SHARED, **settings)
+    assert max(row["grad_norm"] for row in rows(one)) > SETTINGS["grad_clip"]
+    for ours, theirs in zip(rows(out), rows(one), strict=True):
+        assert [ours["loss"], ours["grad_norm"]] == pytest.approx([theirs["loss"], theirs["grad_norm"]], rel=5e-5)
+    ours, theirs = state(out), state(one)
+    assert ours.keys() == theirs.keys()
+    for name, w in theirs.items():
+        torch.testing.assert_close(ours[name], w, rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_run_of_muon_goes_on_divided_or_not(tmp_path, data):
+    # 3 → 2 whole copies → two copies of two: its running means were looked for as AdamW's moments
+    settings = dict(MUON, gradient_accumulation_steps=12)
+    one, _ = trained(tmp_path / "one", data, 1, FLOAT32, **settings, max_iters=6)
+    out, _ = trained(tmp_path / "out", data, 3, FLOAT32, **settings, **SHARED, max_iters=2)
+    again = ("train.py", "--init_from=resume", f"--out_dir={out}")
+    refused = ranks(3, *again, "--max_iters=4", "--optimizer=adamw", check=False)
+    assert "optimizer=adamw cannot use the state of muon: resume with --optimizer=muon" in refused.stderr
+    ranks(2, *again, "--max_iters=4", "--parallel=ddp", **FLOAT32)
+    ranks(4, *again, "--max_iters=6", "--parallel=fsdp", "--shard_size=2", **FLOAT32)
+    assert [row["loss"] for row in rows(out)] == pytest.approx([row["loss"] for row in rows(one)], rel=5e-5)
+    for name, w in state(one).items():
+        torch.testing.assert_close(state(out)[name], w, rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
 @pytest.mark.parametrize(
-    ("dtype", "family"), [("bfloat16", {}), ("float16", {}), ("bfloat16", LLAMA)], ids=["bfloat16", "float16", "Llama"]
+    ("dtype", "family"),
+    [("bfloat16", {}), ("float16", {}), ("bfloat16", LLAMA), ("bfloat16", LLAMA | MUON), ("float16", MUON)],
+    ids=["bfloat16", "float16", "Llama", "Llama of Muon", "float16 of Muon"],
 )
 def test_in_low_precision_sharing_changes_no_bit(tmp_path, data, dtype, family):
     # weights are gathered in autocast's dtype, gradients are averaged in float32, and the scaler finds infinities on
@@ -177,7 +215,6 @@ def test_samples_are_drawn_by_all_and_said_once(tmp_path, data):
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (["--optimizer=muon"], "optimizer=muon needs whole matrices"),
         (["--parallel=ddp", "--shard_size=2"], "shard_size=2 needs --parallel=fsdp: give that, or --shard_size=None"),
         (["--shard_size=0"], "shard_size=0 must be 1 or more"),
     ],
@@ -188,7 +225,7 @@ def test_what_cannot_be_shared_is_refused(tmp_path, data, args, reason):
 
 def test_groups_have_to_divide_the_processes(tmp_path, data):
     args = flags(small(tmp_path, data, **SETTINGS, **SHARED, shard_size=3))
-    done = torchrun(2, "train.py", *args, check=False)
+    done = ranks(2, "train.py", *args, check=False)
     assert done.returncode and "shard_size=3 does not divide 2 processes" in done.stderr
 
 

@@ -3,18 +3,22 @@
 import copy
 import functools
 import math
+import time
 import types
 
 import pytest
 import torch
+from torch.distributed.tensor import distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusedgpt.machine import memory
+from fusedgpt.parallel import distributed, fsdp, owners
 from fusedgpt.settings import Settings
 from fusedgpt.training import optimizer as optimizer_module
 from fusedgpt.training.optimizer import COOLDOWN, MuonAndAdamW, build_optimizer, learning_rate, update_weights
 from model import GPT, GPTConfig
 from tests.conftest import LLAMA
+from tests.forks import together
 
 SHAPE = dict(block_size=16, vocab_size=65, n_layer=2, n_head=2, n_embd=32, vocab_multiple=64)
 
@@ -117,6 +121,48 @@ def test_muon_is_pytorchs_to_the_bit(monkeypatch, n_embd, stack):
         assert all(torch.equal(p, q) for p, q in pairs)
 
 
+def share_and_step(rank, ranks, shape, groups):
+    """As one of `ranks` ranks in `groups` groups: the matrices after each step of Muon, and PyTorch's."""
+    optimizer_module.resolve_dtype = lambda *_: torch.bfloat16
+    s = Settings(optimizer="muon", learning_rate=0.1, weight_decay=0.2)
+    with torch.device("meta"):
+        model = GPT(GPTConfig(**shape))
+    fsdp.shard(model, ranks // groups, groups, torch.device("cpu"), torch.float32, compiled=False, seed=0)
+    optimizer = build_optimizer(model, s, "cpu")
+    matrices = optimizer.param_groups[-1]["params"]
+    whole = [torch.nn.Parameter(p.detach().full_tensor()) for p in matrices]
+    theirs, found = torch.optim.Muon(whole, 0.1, 0.2, adjust_lr_fn="match_rms_adamw"), []
+    for seed, bad in enumerate((True, False, True, False)):
+        random = torch.Generator().manual_seed(seed)
+        gradients = {p: torch.randn(p.shape, generator=random) for p in model.parameters()}
+        if bad:
+            gradients[matrices[0]][0, 0] = torch.inf
+        for p, gradient in gradients.items():
+            p.grad = distribute_tensor(gradient, p.device_mesh, p.placements, src_data_rank=None)
+        norm = distributed.gradient_norm(model)
+        update_weights(optimizer, norm, 0.0)
+        if not bad:
+            for p, q in zip(matrices, whole):
+                q.grad = gradients[p]
+            theirs.step()
+        sharded = all(optimizer.state[p]["momentum_buffer"].placements == p.placements for p in matrices)
+        both = [p.detach().full_tensor() for p in matrices], [q.detach().clone() for q in whole]
+        found.append((bad, bool(norm.isfinite()), sharded, *both))
+    return found
+
+
+@pytest.mark.parametrize(("ranks", "groups"), [(2, 1), (3, 1), (4, 2)], ids=["two", "three", "two groups of two"])
+@pytest.mark.parametrize("shape", [SHAPE, SHAPE | LLAMA], ids=["GPT-2", "Llama"])
+def test_ranks_that_share_matrices_make_pytorchs_step_to_the_bit(tmp_path, shape, ranks, groups):
+    # a rank that orthogonalised its rows alone would train on, to a worse loss. Three ranks have rows that three does
+    # not divide, and two matrices of a shape. A step that is skipped must be skipped by all
+    for found in together(ranks, tmp_path, share_and_step, shape, groups):
+        assert len(found) == 4
+        for bad, finite, sharded, ours, theirs in found:
+            assert finite != bad and sharded and len(ours) == len(theirs) > 0
+            assert all(map(torch.equal, ours, theirs))
+
+
 class Operators(TorchDispatchMode):
     """Lists the operators that PyTorch calls."""
 
@@ -179,6 +225,37 @@ def test_the_memory_of_a_step_of_muon_is_bounded(monkeypatch):
         step = functools.partial(optimizer_module._update_hidden, optimizer, norm, 1.0)
         needed.append(memory.peak_bytes(step, torch.device("cpu")))
     assert needed[1] == needed[0] == pytest.approx(4 * 4 * limit, rel=0.01)  # squares, the next ones, two between them
+
+
+def hold_a_few(rank, ranks):
+    """As one of `ranks` ranks that share a model: STACK, and the bytes of a step of Muon for 8 layers and for 16."""
+    optimizer_module.resolve_dtype = lambda *_: torch.float32
+    limit = optimizer_module.STACK["cpu"] = 4 * 160**2
+    cpu, needed, exchange = torch.device("cpu"), [], owners.Deal._exchange
+
+    def exchange_and_wait(*args):
+        received = exchange(*args)
+        time.sleep(0.02)  # gloo's thread lets go of what it sent a moment later
+        return received
+
+    owners.Deal._exchange = exchange_and_wait
+    for n_layer in (8, 16):
+        model = GPT(GPTConfig(**SHAPE | dict(n_layer=n_layer, n_embd=160)))
+        fsdp.shard(model, ranks, 1, cpu, torch.float32, compiled=False, seed=0)
+        optimizer = build_optimizer(model, Settings(optimizer="muon"), "cpu")
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        norm = distributed.gradient_norm(model)
+        step = functools.partial(optimizer_module._update_hidden, optimizer, norm, 1.0)
+        step()  # the first makes the running means
+        needed.append(memory.peak_bytes(step, cpu))
+    return [limit, *needed]
+
+
+def test_ranks_that_share_matrices_hold_a_few_whole_ones_at_once(tmp_path):
+    # all of a shape at once would be a third of the model on every rank
+    for limit, of_8, of_16 in together(2, tmp_path, hold_a_few):
+        assert of_16 == pytest.approx(of_8, rel=0.01) and of_8 < 6 * 4 * limit
 
 
 def test_a_cpu_without_bfloat16_orthogonalises_in_float32(monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fusedgpt.attention.case import Case
+from fusedgpt.machine.device import graphs_compiled
 from fusedgpt.training import tuning
 from model import GPT, GPTConfig
 
@@ -25,7 +26,7 @@ def _a_cpu_with_bfloat16(monkeypatch):
 
 def settle(model, calls=10, before=None, case=CASE, **settings):
     batch = (torch.zeros(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.long))
-    rest = dict(max_seconds=None, minutes=None, deterministic=False)
+    rest = dict(max_seconds=None, minutes=None, deterministic=False, choose="remembered")
     s = SimpleNamespace(**{**rest, **dict(attention="manual", dtype="auto", compile=False), **settings})
     return tuning.settle(s, model, [case], batch, calls, before)
 
@@ -43,7 +44,7 @@ def taking(monkeypatch, **ms):
         return [ms[str(steps[-1]).removeprefix("torch.")]] * count
 
     monkeypatch.setattr(tuning, "autocast", autocast)
-    monkeypatch.setattr(tuning.timing, "samples", samples)
+    monkeypatch.setattr(tuning.timing, "own_samples", samples)
     return steps
 
 
@@ -66,7 +67,7 @@ def test_a_step_is_timed_on_as_much_of_the_batch_as_takes_little(model, monkeypa
     model.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape))
     for flops in (1e15, 3 * 16 * model.flops_per_token(), 5 * model.flops_per_token()):
         monkeypatch.setattr(tuning, "ENOUGH_FLOPS", flops)
-        settle(model)
+        settle(model, choose="again")
     assert [*dict.fromkeys(map(tuple, shapes))] == [(4, 16), (3, 16), (1, 5)]
 
 
@@ -89,7 +90,7 @@ OPEN = dict(attention="auto", compile="auto", calls=10**9)
     ],
 )
 def test_what_is_named_resumed_evaluated_or_deterministic_is_not_timed(model, monkeypatch, settings, attention, dtype):
-    monkeypatch.delattr(tuning.timing, "samples")
+    monkeypatch.delattr(tuning.timing, "own_samples")
     chosen = settle(model, **settings)
     assert (chosen.attention, chosen.dtype, chosen.compiled) == (attention, dtype, False)
     assert chosen.dtype_trials == {}
@@ -102,20 +103,30 @@ def test_what_is_named_resumed_evaluated_or_deterministic_is_not_timed(model, mo
         (9999, {}, True),
         (9999, dict(max_seconds=9), False),
         (9, dict(minutes=31.0), True),  # minutes set the number of steps, whatever max_iters says
-        (9999, dict(minutes=29.0), False),
+        (9999, dict(minutes=2.0), False),
         (9, dict(minutes=31.0, max_seconds=9), False),
     ],
 )
-def test_a_cpu_compiles_if_the_run_is_long(model, monkeypatch, calls, limits, compiled):
+def test_a_cpu_compiles_if_the_run_is_long(model, monkeypatch, compiling_gains, calls, limits, compiled):
     taking(monkeypatch, bfloat16=1e3)
     monkeypatch.setattr(tuning, "resolve_compile", lambda wish, device: (wish is True, ""))
     chosen = settle(model, calls=calls, dtype="bfloat16", compile="auto", **limits)
     assert chosen.compiled is compiled and bool(chosen.why_eager) is not compiled
+    assert chosen.compile_trials["pays"] is compiled
 
 
-def test_a_kernel_is_compared_compiled_if_the_run_is_compiled(model, monkeypatch):
+@pytest.fixture
+def compiling_gains(monkeypatch, tmp_path):
+    """A compiler that takes a second and halves the time of a pass."""
+    found = {"compile_s": 1.0, "was_cached": False, "eager_ms": 2.0, "compiled_ms": 1.0}
+    monkeypatch.setattr(tuning.compiling, "measured", lambda *_: found)
+    monkeypatch.setattr(tuning.compiling, "_marker", lambda case: tmp_path / "marker")
+
+
+def test_a_kernel_is_compared_compiled_if_the_run_is_compiled(model, monkeypatch, compiling_gains):
     # that is known only after kernels are timed, and the chosen kernel had been compared eager
     taking(monkeypatch, bfloat16=1e3)
+    monkeypatch.setattr(tuning.choose, "still_runs", lambda *_, **__: False)
     asked = []
     monkeypatch.setattr(tuning, "resolve_compile", lambda wish, device: (wish is True, ""))
 
@@ -159,6 +170,76 @@ def test_a_kernel_must_run_the_attention_of_every_layer(model, monkeypatch):
     config = GPTConfig(block_size=16, n_layer=3, n_head=2, n_embd=32, window=4, window_pattern="LLS")
     cases = Case.of_layers(config, 4, CPU, torch.bfloat16)
     batch = (torch.zeros(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.long))
-    s = SimpleNamespace(attention="auto", dtype="float32", compile=False, deterministic=False, minutes=None)
+    s = SimpleNamespace(attention="auto", dtype="float32", compile=False, deterministic=False, choose="again")
     tuning.settle(s, model, cases, batch, 10, None)
     assert asked == [[(None, torch.float32), (4, torch.float32)]]
+
+
+def test_a_command_that_comes_again_takes_what_it_took_before(model, monkeypatch):
+    # the same command twice could take two kernels, and end with other weights
+    taking(monkeypatch, bfloat16=2.0, float32=1.0)
+    picks = iter(["math", "manual"])  # a clock that would choose otherwise the second time
+    monkeypatch.setattr(tuning.choose, "fastest", lambda *_, **__: (pick := next(picks), {pick: {"refused": None}}))
+    first = settle(model, attention="auto", dtype="float32")
+    again = settle(model, attention="auto", dtype="float32")
+    assert (first.attention, first.timed) == ("math", "timed now")
+    assert (again.attention, again.attention_trials) == ("math", first.attention_trials)
+    assert again.timed.startswith("remembered from 20")
+    assert settle(model, attention="auto", dtype="float32", choose="again").attention == "manual"
+    assert settle(model, attention="auto", dtype="float32").attention == "manual"  # it has replaced the other
+
+
+@pytest.mark.parametrize("other", ["batch", "threads", "torch", "asked", "code"])
+def test_another_shape_machine_or_version_is_timed_anew(model, monkeypatch, other):
+    taking(monkeypatch, bfloat16=2.0, float32=1.0)
+    settle(model)
+    if other == "batch":
+        monkeypatch.setattr(tuning.choices, "machine", lambda device: {"device": "another"})
+    elif other == "threads":
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
+    elif other == "torch":
+        monkeypatch.setattr(torch, "__version__", "9.9")
+    elif other == "code":
+        monkeypatch.setattr(tuning.choices, "_code", lambda: "0")
+    assert settle(model, **(dict(attention="math") if other == "asked" else {})).timed == "timed now"
+    assert settle(model, **(dict(attention="math") if other == "asked" else {})).timed != "timed now"
+
+
+def test_a_remembered_kernel_that_no_longer_passes_parity_is_not_taken(model, monkeypatch):
+    # another build of PyTorch of the same version may compute it wrongly
+    taking(monkeypatch, bfloat16=2.0, float32=1.0)
+    monkeypatch.setattr(tuning.choose, "fastest", lambda *_, **__: ("math", {}))
+    settle(model, attention="auto", dtype="float32")
+    wrong = lambda q, k, v, dropout_p=0.0: q + k + v  # noqa: E731
+    monkeypatch.setattr(tuning.choose, "ATTENTION", {**tuning.choose.ATTENTION, "math": wrong})
+    monkeypatch.setattr(tuning.choose, "fastest", lambda *_, **__: ("manual", {}))
+    chosen = settle(model, attention="auto", dtype="float32")
+    assert (chosen.attention, chosen.timed) == ("manual", "timed now")
+
+
+def test_rules_and_resumed_runs_neither_read_nor_write_what_is_remembered(model, monkeypatch):
+    taking(monkeypatch, bfloat16=2.0, float32=1.0)
+    settle(model, deterministic=True, attention="auto", compile="auto")
+    settle(model, before=BEFORE, attention="auto")
+    settle(model, dtype="float32")  # nothing is open
+    assert not tuning.choices.Choices().path.exists()
+    settle(model)
+    assert settle(model, before={"dtype": "bfloat16"}).dtype == torch.bfloat16
+
+
+def test_a_run_takes_the_graphs_that_were_compiled_to_compare(compiler, monkeypatch, tmp_path):
+    # compiled once to compare and once to train, it would wait twice
+    monkeypatch.setattr(tuning.compiling, "_marker", lambda case: tmp_path / "marker")
+    monkeypatch.setattr(tuning.compiling, "LEAST_GAIN", 0.0)
+    model = GPT(GPTConfig(block_size=16, vocab_size=65, n_layer=1, n_head=2, n_embd=32))
+    batch = (torch.zeros(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.long))
+    chosen = settle(model, calls=10**9, dtype="float32", compile="auto", attention="manual")
+    assert chosen.compiled and chosen.compile_trials["compile_s"] > 0
+    made = graphs_compiled()
+    model.use_attention(chosen.attention)
+    model.compile()
+    model(*batch, logits=False)[1].backward()
+    model.eval()
+    with torch.no_grad():
+        model(*batch, logits=False)
+    assert graphs_compiled() == made > 0

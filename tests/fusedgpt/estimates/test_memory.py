@@ -1,0 +1,88 @@
+"""Memory of a run: estimates against what a step really holds, and against computations by hand."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from fusedgpt.estimates.memory import Memory, least_memory
+from fusedgpt.estimates.run import Run
+from model import GPT, GPTConfig
+from tests import plan_errors
+
+GPT2 = GPTConfig(**plan_errors.GPT2)
+
+
+def of_case(case):
+    return "-".join(str(value) for part in case for value in part.values())
+
+
+@pytest.mark.parametrize("case", plan_errors.ALONE + plan_errors.FAMILIES + plan_errors.COMPILED, ids=of_case)
+def test_memory_is_what_a_step_really_holds(case):
+    # without weights and moments: they are easy to count, and would hide an error in the rest
+    shape, how = case
+    found = plan_errors.memory_error(*case)
+    assert found["estimate"] == pytest.approx(found["measured"], rel=0.15)
+    # train.py refuses by least_memory: it has to stay below what a run holds
+    config, run = GPTConfig(**shape), Run(**how)
+    held = found["measured"] + 12 * config.num_params
+    assert least_memory(config, run.batch_size, run.itemsize, backward=True, muon=False) <= held
+
+
+def test_memory_of_a_shared_model_is_what_a_step_really_holds():
+    for (_, how), found in zip(plan_errors.SHARED, plan_errors.shared_errors()):
+        assert found["estimate"] == pytest.approx(found["measured"], rel=0.15), how
+
+
+def test_memory_that_was_reserved_on_gpus_lies_in_the_range():
+    for gpus, measured, found in plan_errors.reserved():
+        low, high = found.range
+        assert low <= measured <= high, gpus
+        assert found.total == pytest.approx(measured, rel=0.15)
+
+
+def test_weights_and_moments_are_no_matter_of_doubt():
+    found = Memory(weights=4, gradients=4, optimizer=8, activations=3, logits=2, copies=1)
+    assert found.range == pytest.approx((12 + 0.8 * 10, 12 + 1.2 * 10))
+
+
+def test_weights_gradients_and_moments_are_sixteen_bytes_over_the_shards():
+    # one token: next to nothing else
+    tiny = dataclasses.replace(GPT2, block_size=1)
+    N = GPT(tiny).get_num_params(non_embedding=False)
+    for run, divided in ((Run(1), 1), (Run(1, 8, gpus=8), 1), (Run(1, 8, gpus=8, parallel="fsdp"), 8)):
+        found = Memory.of(tiny, run)
+        assert (found.weights, found.optimizer) == (4 * N / divided, 8 * N / divided)
+    assert Memory.of(tiny, Run(1)).gradients >= 4 * N
+    groups = Memory.of(tiny, Run(1, 8, gpus=8, parallel="fsdp", shard_size=2))
+    assert groups.weights == 2 * N
+    muon = Memory.of(tiny, Run(1, 8, gpus=8, parallel="fsdp", optimizer="muon"))  # one running mean for 12 L C² weights
+    assert muon.optimizer == (8 * N - 4 * 12 * 12 * 768**2) / 8
+
+
+def test_earlier_micro_batches_leave_a_whole_gradient():
+    # until it synchronises, FSDP2 keeps gradients whole: otherwise a plan would promise eight times too much room
+    once, twice = (Memory.of(GPT2, Run(12, 8 * n, gpus=8, parallel="fsdp")) for n in (1, 2))
+    assert twice.total - once.total == pytest.approx(4 * GPT2.num_params, rel=0.01)
+    ddp = Memory.of(GPT2, Run(12, 8, gpus=8))
+    assert ddp.total - Memory.of(GPT2, Run(12)).total == 4 * GPT2.num_params  # its buckets stay
+
+
+@pytest.mark.parametrize("attention", ["manual", "blocked", "flash", "masked"])
+def test_masks_of_documents_are_counted(attention):
+    added = {}
+    for start in (None, 0):
+        shape = dict(block_size=512, vocab_size=65, n_layer=1, n_head=4, n_embd=64, attention=attention)
+        config, kept = GPTConfig(**shape, document_start=start), {}
+        ids = torch.zeros(3, 512, dtype=torch.long)
+
+        def keep(x, kept=kept):
+            kept[x.untyped_storage().data_ptr()] = x  # kept, so that its address is not given again
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            GPT(config)(ids, ids, logits=False)
+        estimate = Memory.of(config, Run(3, attention=attention, dtype="float32", cpu=True, compile=False))
+        added[start] = sum(x.untyped_storage().nbytes() for x in kept.values()), estimate.activations
+    measured, estimated = (with_masks - without for with_masks, without in zip(added[0], added[None]))
+    assert estimated == pytest.approx(measured, rel=0.01 if attention != "masked" else 0.5)  # it has a causal one too

@@ -1,0 +1,150 @@
+"""The file of remembered choices: what is kept, and what a damaged, foreign or busy file costs."""
+
+import json
+import multiprocessing
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fusedgpt.machine import choices, files
+from fusedgpt.machine.choices import Choices
+from tests.conftest import ROOT
+
+CASE = {"for": "test", "shape": (2, 3), "device": "a CPU"}
+
+
+def test_what_is_remembered_is_there_for_the_same_case_alone():
+    Choices().remember(CASE, {"attention": "math", "ms": 1.5})
+    found = Choices().recall(dict(reversed(CASE.items())))
+    assert found.pop("when").startswith("20") and found == {"attention": "math", "ms": 1.5}
+    assert Choices().recall(CASE | {"shape": (2, 4)}) is None
+
+
+def test_again_asks_for_new_timings_and_replaces_the_old():
+    Choices().remember(CASE, {"attention": "math"})
+    again = Choices(again=True)
+    assert again.recall(CASE) is None and again.latest(CASE)["attention"] == "math"
+    again.remember(CASE, {"attention": "flash"})
+    assert Choices().recall(CASE)["attention"] == "flash"
+    assert len(Choices().path.read_text().splitlines()) == 1
+
+
+def test_only_the_latest_cases_are_kept(monkeypatch):
+    # a file that grows with every new shape would be read for seconds one day
+    monkeypatch.setattr(choices, "MOST", 3)
+    for n in range(5):
+        Choices().remember({"n": n}, {"took": n})
+    assert [bool(Choices().recall({"n": n})) for n in range(5)] == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\x00\xff\xfe garbage", "1 of 1 lines of .* are damaged, and ignored"),
+        (b'[1, 2]\n{"case": 3}\n', "2 of 2 lines"),
+        (b'{"case": {"n": 1}, "choice": {"attention": "evil"}, "when": "now", "sum": "0"}\n', "1 of 1 lines"),
+        (b"x" * 2**24 + b"x", "is ignored: it is too large"),
+    ],
+)
+def test_a_damaged_or_foreign_file_is_ignored_with_a_line_and_replaced(content, said):
+    path = Choices().path
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    damaged = Choices()
+    assert damaged.recall(CASE) is None and damaged.recall({"n": 1}) is None
+    (note,) = damaged.notes
+    assert re.search(said, note)
+    damaged.remember(CASE, {"attention": "math"})
+    fresh = Choices()
+    assert fresh.recall(CASE)["attention"] == "math" and not fresh.notes
+
+
+def test_one_damaged_line_costs_that_line_alone():
+    for n in range(3):
+        Choices().remember({"n": n}, {"took": n})
+    path = Choices().path
+    path.write_text(path.read_text().replace('"took": 1', '"took": 7'))  # a flipped bit
+    memory = Choices()
+    assert [bool(memory.recall({"n": n})) for n in range(3)] == [True, False, True]
+    assert len(memory.notes) == 1 and "1 of 3 lines" in memory.notes[0]
+
+
+def test_a_folder_that_cannot_be_written_costs_the_memory_alone(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    memory = Choices()
+    assert memory.recall(CASE) is None
+    memory.remember(CASE, {"attention": "math"})
+    assert any("what auto chose is not remembered" in note for note in memory.notes)
+    assert memory.recall(CASE) is None
+
+
+def test_a_user_without_a_home_has_no_memory_and_is_told(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(pathlib.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    memory = Choices()
+    memory.remember(CASE, {})
+    assert memory.recall(CASE) is None and "set XDG_CACHE_HOME" in memory.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("system", "variable", "want"),
+    [
+        ("linux", {"XDG_CACHE_HOME": "/there"}, "/there"),
+        ("linux", {"XDG_CACHE_HOME": "relative"}, "HOME/.cache"),  # XDG's rule
+        ("linux", {}, "HOME/.cache"),
+        ("darwin", {}, "HOME/Library/Caches"),
+    ],
+)
+def test_the_file_is_where_the_platform_keeps_caches(monkeypatch, system, variable, want):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    for name, value in variable.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(choices.sys, "platform", system)
+    folder = Choices().path.parent.parent
+    assert folder == pathlib.Path(want.replace("HOME", str(pathlib.Path.home())))
+
+
+def test_a_program_waits_for_another_but_not_for_long(monkeypatch):
+    monkeypatch.setattr(choices, "PATIENCE_S", 0.2)
+    folder = Choices().path.parent
+    hold = "import sys; from fusedgpt.machine import files; l = files.lock(sys.argv[1]); print(1, flush=True); input()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", hold, folder], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    child.stdout.readline()
+    busy = Choices()
+    busy.remember(CASE, {"attention": "math"})
+    child.communicate(b"\n")
+    assert "in use by another run" in busy.notes[0] and Choices().recall(CASE) is None
+
+
+def test_programs_that_write_at_once_lose_nothing_of_each_other():
+    # read, changed and replaced without a lock, the file would keep what the last of them had read
+    def write(who):
+        for n in range(10):
+            Choices().remember({"who": who, "n": n}, {})
+
+    forks = multiprocessing.get_context("fork")  # three imports of PyTorch would take longer than all of this file
+    others = [forks.Process(target=write, args=(who,)) for who in range(3)]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join()
+    rows = files.read_jsonl(Choices().path)
+    assert {(row["case"]["who"], row["case"]["n"]) for row in rows} == {(w, n) for w in range(3) for n in range(10)}
+
+
+def test_a_machine_is_its_processor_threads_versions_and_code(monkeypatch):
+    cpu = torch.device("cpu")
+    found = choices.machine(cpu)
+    assert json.loads(json.dumps(found)) == found == choices.machine(cpu)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
+    assert choices.machine(cpu) == found | {"threads": 99}
+    for path in (*choices.CODE[1:], *choices.CODE_FOLDERS):
+        assert os.path.exists(ROOT / path)
