@@ -21,7 +21,7 @@ from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.generation import engines, generate
 from fusedgpt.interchange.pretrained import to_transformers
 from fusedgpt.machine import determinism
-from fusedgpt.machine.device import multiplies_bfloat16, resolve_compile, resolve_dtype
+from fusedgpt.machine.device import resolve_compile, resolve_dtype
 from fusedgpt.parallel import distributed
 from fusedgpt.runs import checkpoint
 from fusedgpt.training.optimizer import update_weights
@@ -31,7 +31,7 @@ from model import GPT, GPTConfig
 NANOGPTS = {"dtype": "float32", "compile": False, "vocab_multiple": 1, "fused": False, "tf32": True}
 TRANSFORMERS = {"vocab_multiple": 1}
 EXACT = NANOGPTS | {"activation": "gelu"}  # our GPT with nanoGPT's arithmetic
-# what each contender sets; all else comes from the settings. "auto" is bfloat16 if the hardware multiplies it
+# what each contender sets; all else comes from the settings. "auto" is bfloat16 if the hardware gains by it
 TRAINING = {
     "ours": {},
     "ours, eager": {"compile": False},
@@ -77,7 +77,7 @@ def settings(part: str, peer: str, s: dict[str, Any]) -> types.SimpleNamespace:
     if part == "llama" and peer != "ours, GPT-2":  # three matrices of 8/3 n_embd have the FLOPs of GPT-2's two of 4
         vars(chosen).update(position="rotary", norm="rmsnorm", mlp="swiglu", n_inner=8 * chosen.n_embd // 3)
     if part in STEPS and chosen.dtype == "auto":  # float16 would need a gradient scaler
-        chosen.dtype = "bfloat16" if multiplies_bfloat16(torch.device(chosen.device)) else "float32"
+        chosen.dtype = "bfloat16" if resolve_dtype("auto", torch.device(chosen.device)) == torch.bfloat16 else "float32"
     return chosen
 
 

@@ -16,7 +16,7 @@ import torch
 from fusedgpt.bench import check, child, contenders, drawing, options, recipe, report, rounds, visit
 from fusedgpt.bench.disturbance import comparable, speedup
 from fusedgpt.errors import UserError
-from fusedgpt.machine.device import multiplies_bfloat16
+from fusedgpt.machine.device import cpu_multiplies_bfloat16
 from fusedgpt.machine.timing import summary
 
 TRAINS = True
@@ -88,8 +88,8 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
         )
     compiled = s.compile is True or (s.compile == "auto" and device.type == "cuda")
     left_out = ["ours, compiled" if compiled else "ours, eager"]  # `ours` is the same
-    if not multiplies_bfloat16(device):
-        # on a CPU without instructions for bfloat16, these contenders take 46 s if others take 10 s
+    if device.type == "cpu" and not cpu_multiplies_bfloat16():
+        # without instructions for bfloat16, these contenders take 46 s if others take 10 s
         left_out += [peer for peer in contenders.GENERATION if peer.startswith("Hugging Face") and "16" in peer]
     parts = {name: [peer for peer in peers if peer not in left_out] for name, peers in contenders.PARTS.items()}
     parts |= PROGRAMS

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import torch
 
 from fusedgpt.errors import UserError, first_line
 
+RATED = 512  # rows and columns of the matrices by which dtypes are rated
 NAMES = "auto, cpu, cuda, cuda:1 or mps"  # how messages list the devices
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -47,7 +49,7 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products that a setting names. 'auto' takes bfloat16 if the hardware multiplies it.
+    """The dtype of matrix products that a setting names. 'auto' takes bfloat16 if it is the hardware's fastest.
 
     If the setting names bfloat16, raises UserError on a GPU that only emulates it, and warns on such a CPU.
     """
@@ -59,7 +61,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
         return DTYPES[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    return torch.bfloat16 if device.type == "cpu" and cpu_multiplies_bfloat16() else torch.float32
+    return torch.bfloat16 if device.type == "cpu" and cpu_gains_by_bfloat16() else torch.float32
 
 
 @functools.cache  # Python itself would repeat the warning after each warnings.catch_warnings
@@ -72,11 +74,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether the hardware of `device` multiplies bfloat16, and not only emulates it."""
-    return resolve_dtype("auto", device) == torch.bfloat16
-
-
 def cpu_multiplies_bfloat16() -> bool:
     """Whether PyTorch has CPU instructions for products in bfloat16. Without them, products take many times as long."""
     has = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.11 does not have it yet
@@ -84,6 +81,27 @@ def cpu_multiplies_bfloat16() -> bool:
     # oneDNN computes these products, and ONEDNN_MAX_CPU_ISA=AVX2 forbids it to use newer instructions
     used = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)  # missing if built without oneDNN
     return bool(can and used())
+
+
+def cpu_gains_by_bfloat16() -> bool:
+    """Whether this CPU multiplies faster in bfloat16 than in float32.
+
+    Instructions alone do not say so: beside float32, an AMD EPYC with AVX-512 took half as long, and an Intel Xeon with
+    AVX-512 and no AMX nearly twice as long.
+    """
+    return cpu_multiplies_bfloat16() and _bfloat16_is_faster()
+
+
+@functools.cache
+def _bfloat16_is_faster():
+    """By CPU time, in turns. Processors differ so much that a busy machine does not change the answer."""
+    x, least = torch.ones(RATED, RATED, device="cpu"), {torch.float32: float("inf"), torch.bfloat16: float("inf")}
+    for _ in range(5):
+        for dtype in least:
+            a, began = x.to(dtype), time.process_time()
+            a @ a
+            least[dtype] = min(least[dtype], time.process_time() - began)
+    return least[torch.bfloat16] < least[torch.float32]
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager:

@@ -246,7 +246,7 @@ def test_ours_steps_as_train_py_does(tmp_path, data):
 
 
 def test_visits_go_round_and_each_is_a_contender_of_its_own(tmp_path, data, monkeypatch):
-    monkeypatch.setattr(peers, "multiplies_bfloat16", lambda device: True)
+    monkeypatch.setattr(peers, "cpu_multiplies_bfloat16", lambda: True)
     s = settings("peers", tmp_path, data, **SIZES | dict(rounds=2, compile="auto"))
     plan = peers.plan(s, CPU)
     names = [(spec["part"], spec["peer"]) for spec in plan]

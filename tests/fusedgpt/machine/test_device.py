@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -37,7 +38,23 @@ def test_auto_dtype_on_a_cpu_follows_its_instructions(monkeypatch, capability, u
     # T24: bfloat16 used to be assumed; and with ONEDNN_MAX_CPU_ISA=AVX2 it still was, 10 times slower
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True})
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: used)
+    monkeypatch.setattr(device, "_bfloat16_is_faster", lambda: True)
     assert resolve_dtype("auto", CPU) == DTYPES[dtype]
+
+
+@pytest.mark.skipif(not device.cpu_multiplies_bfloat16(), reason="this CPU has no instructions for bfloat16")
+def test_auto_takes_bfloat16_on_a_cpu_only_if_products_gain_by_it(monkeypatch):
+    # an Intel Xeon without AMX has the instructions, and a step of GPT-2 124M in bfloat16 took 1.7 times as long there
+    least = dict.fromkeys(DTYPES.values(), float("inf"))
+    for _ in range(10):
+        for dtype in (torch.float32, torch.bfloat16):
+            a, began = torch.ones(1024, 768).to(dtype), time.process_time()
+            a @ a.T
+            least[dtype] = min(least[dtype], time.process_time() - began)
+    faster = torch.bfloat16 if least[torch.bfloat16] < least[torch.float32] else torch.float32
+    assert resolve_dtype("auto", CPU) == faster
+    monkeypatch.setattr(device, "_bfloat16_is_faster", lambda: faster == torch.float32)
+    assert resolve_dtype("auto", CPU) != faster
 
 
 def test_bfloat16_on_a_cpu_without_it_is_a_warning(monkeypatch, recwarn):

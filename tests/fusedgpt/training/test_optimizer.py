@@ -263,8 +263,8 @@ def test_a_cpu_without_bfloat16_orthogonalises_in_float32(monkeypatch):
     asked = []
     real = optimizer_module.orthogonalised
     monkeypatch.setattr(optimizer_module, "orthogonalised", lambda ms, dtype: real(ms, asked.append(dtype) or dtype))
-    for multiplies in (False, True):
-        monkeypatch.setattr("fusedgpt.machine.device.cpu_multiplies_bfloat16", lambda does=multiplies: does)
+    for gains in (False, True):
+        monkeypatch.setattr("fusedgpt.machine.device.cpu_gains_by_bfloat16", lambda does=gains: does)
         model, optimizer = built()
         update_weights(optimizer, with_gradients(model, 0), 0.0)
     assert asked == [torch.float32] * 4 + [torch.bfloat16] * 4  # for each of four shapes
