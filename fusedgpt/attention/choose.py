@@ -6,6 +6,7 @@ A named kernel runs, or the program ends with the reason; nothing falls back in 
 import contextlib
 import inspect
 import math
+import statistics
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
@@ -26,6 +27,7 @@ MOST_COMPARED = 2048  # tokens of the longest comparison with float64: the score
 # a trial on a CPU: milliseconds and least calls in a round; scores of all heads together. Short calls and many: some of
 # them are not disturbed, even beside other programs
 QUICK_MS, LEAST_CALLS, QUICK_SCORES = 40, 4, 2**19
+HELD_UP = 1.25  # a call on all threads that takes so many times as long as on one thread is held up by other programs
 
 
 def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = False) -> tuple[str, dict]:
@@ -201,10 +203,10 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
     """The fastest kernel for the first case, and the trial of each kernel: its time, or why it has none.
 
     A kernel must be permitted in all cases. On a CPU kernels take turns call by call, so that other load on the machine
-    hits all of them, and the least time of each counts, because load only adds time; a kernel that is far behind drops
-    out. The fastest must pass parity, or the next one is tried. If the model will be `compiled`, the kernel alone is
-    compiled for parity; on a GPU it is also timed compiled (on a CPU compiling takes seconds). Raises UserError if none
-    is left.
+    hits all of them. The least time of each counts, because load only adds time, unless it holds up most calls: then
+    the median on one thread. A kernel that is far behind drops out. The fastest must pass parity, or the next one is
+    tried. If the model will be `compiled`, the kernel alone is compiled for parity; on a GPU it is also timed compiled
+    (on a CPU compiling takes seconds). Raises UserError if none is left.
     """
     trials = [_trial(name, cases, compiled) for name in SINGLE_KERNELS]
     case = trials[0].case
@@ -221,19 +223,52 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
 
 def _trial(name, cases, compiled):
     compared = _two_sequences(cases[0]) if cases[0].device.type == "cpu" else cases[0]  # all heads
-    return _Trial(name, _quick(cases[0]), compared, _refusal_of_any(name, cases, compiled))
+    return _Trial(name, _quick(cases[0], torch.get_num_threads()), compared, _refusal_of_any(name, cases, compiled))
 
 
 def _take_turns(trials):
-    """Time kernels on a CPU, a call of each at a time; after each of CUTOFFS, without those that are far behind."""
-    inputs = trials[0].case.inputs()
+    """Time kernels on a CPU, a call of each at a time; after each of CUTOFFS, without those that are far behind.
+
+    First on one thread, which hardly notices other programs. On all threads these may hold up every call: if most calls
+    of the quickest kernel take longer than on one thread, the times on one thread count.
+    """
+    alone = _on_one_thread(trials)
     for trial in trials:
-        trial.time(count=2, warmup=1, inputs=inputs)
-    for cutoff in CUTOFFS:
-        ahead, fastest_ms = _ahead(trials, cutoff)
-        for _ in range(min(10, LEAST_CALLS + int(QUICK_MS / fastest_ms))):
-            for trial in ahead:
-                trial.time(count=1, warmup=0, inputs=inputs)
+        trial.take(alone[trial.name])
+    inputs, (ahead, ms) = trials[0].case.inputs(), _ahead(trials, CUTOFFS[0])
+    quickest = min(ahead, key=lambda trial: trial.least_ms, default=None)
+    for trial in ahead:
+        trial.ms = []
+    _turns(ahead, ms, inputs)
+    if quickest and quickest.ms and statistics.median(quickest.ms) > HELD_UP * alone[quickest.name].least_ms:
+        for trial in trials:
+            trial.take(alone[trial.name])
+        return
+    for cutoff in CUTOFFS[1:]:
+        _turns(*_ahead(ahead, cutoff), inputs)
+
+
+def _on_one_thread(trials):
+    """{name: the same trial with fewer heads, timed on one thread}."""
+    alone = [_Trial(trial.name, _quick(trial.case, threads=2), trial.compared, trial.refused) for trial in trials]
+    inputs, threads = alone[0].case.inputs(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for trial in alone:
+            trial.time(count=1, warmup=1, inputs=inputs)
+        _turns(*_ahead(alone, CUTOFFS[1]), inputs)
+    finally:
+        torch.set_num_threads(threads)
+    for trial in alone:
+        trial.ms, trial.timed = [statistics.median(trial.ms)] if trial.ms else [], "calls on one thread, their median"
+    return {trial.name: trial for trial in alone}
+
+
+def _turns(trials, ms, inputs):
+    """Time a call of each of `trials` at a time, of which the fastest takes so many `ms`, in a round."""
+    for _ in range(min(10, LEAST_CALLS + int(QUICK_MS / ms))):
+        for trial in trials:
+            trial.time(count=1, warmup=0, inputs=inputs)
 
 
 def _take_turns_on_a_gpu(trials, compiled):
@@ -253,12 +288,12 @@ def _ahead(trials, cutoff):
     return [trial for trial in trials if trial.ms and trial.least_ms <= cutoff * fastest_ms], fastest_ms
 
 
-def _quick(case):
+def _quick(case, threads):
     """`case`; on a CPU, with just enough heads to tell which kernel is fastest. A trial on a GPU shows that all fit."""
     if case.device.type != "cpu":
         return case
     B, nh, T, _ = case.shape
-    enough = max(QUICK_SCORES // T**2, 2 * torch.get_num_threads())  # every thread has some heads
+    enough = max(QUICK_SCORES // T**2, 2 * threads)  # every thread has some heads
     kv_heads = case.kv_heads or nh
     return case.of_heads(min(B, -(-enough // nh)), min(kv_heads, -(-enough * kv_heads // nh)))
 
@@ -281,6 +316,10 @@ class _Trial:
     def compile(self):
         torch.compiler.reset()  # PyTorch counts recompilations over all kernels together
         self.attend, self.compiled = torch.compile(as_run(self.name, self.case), dynamic=False), True
+
+    def take(self, other):
+        """Take over the times of the trial `other`, or why it was refused."""
+        self.ms, self.timed, self.refused = other.ms.copy(), other.timed, other.refused
 
     def time(self, count, warmup, inputs=None):
         """Add `count` samples, unless the kernel is refused. inputs: of `case`, if several kernels share them."""

@@ -321,7 +321,7 @@ def test_auto_times_on_what_is_near_the_fastest(told):
     told |= {"manual": 1.0, "math": 1.8, "flash": 5.0}
     name, trials = choose.fastest(TRAINING)
     samples = {kernel: trial["samples"] for kernel, trial in trials.items()}
-    assert name == "manual" and samples["flash"] == 2 < samples["math"] < samples["manual"]
+    assert name == "manual" and samples["flash"] == 1 < samples["math"] < samples["manual"]
     assert [kernel for kernel, trial in trials.items() if "errors" in trial] == ["manual"]
 
 
@@ -332,13 +332,29 @@ def test_auto_is_not_misled_by_disturbed_calls(monkeypatch, told):
 
     def own_samples(*args):
         calls.append(None)
-        return [
-            one * (50 if len(calls) % 2 else 1) for one in quiet(*args)
-        ]  # 3 kernels: each is hit in every other round
+        hit = torch.get_num_threads() > 1 and len(calls) % 5 < 2  # 3 kernels: each in two rounds of five
+        return [one * (50 if hit else 1) for one in quiet(*args)]
 
     monkeypatch.setattr(choose, "CUTOFFS", (100, 100, 100))
     monkeypatch.setattr(choose.timing, "own_samples", own_samples)
     assert choose.fastest(TRAINING)[0] == "manual"
+
+
+@pytest.mark.skipif(torch.get_num_threads() < 2, reason="one thread only")
+def test_beside_a_program_that_holds_up_every_call_the_times_on_one_thread_count(monkeypatch, told):
+    # a kernel whose first two calls were held up dropped out: beside a spinning process, 5 of 32 picks lost a third
+    told |= {"manual": 1.3, "math": 1.0, "flash": 1.1}
+    quiet = choose.timing.own_samples
+
+    def own_samples(*args):
+        held_up = torch.get_num_threads() > 1
+        return [{1.3: 6.0, 1.0: 9.0, 1.1: 40.0}[ms] if held_up else ms for ms in quiet(*args)]
+
+    monkeypatch.setattr(choose.timing, "own_samples", own_samples)
+    threads = torch.get_num_threads()
+    name, trials = choose.fastest(TRAINING)
+    assert name == "math" and torch.get_num_threads() == threads
+    assert {trial["timed"] for trial in trials.values()} == {"calls on one thread, their median"}
 
 
 def test_auto_takes_no_kernel_that_the_compiler_replaces(monkeypatch, told):
