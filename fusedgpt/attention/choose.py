@@ -27,7 +27,7 @@ MOST_COMPARED = 2048  # tokens of the longest comparison with float64: the score
 # a trial on a CPU: milliseconds and least calls in a round; scores of all heads together. Short calls and many: some of
 # them are not disturbed, even beside other programs
 QUICK_MS, LEAST_CALLS, QUICK_SCORES = 40, 4, 2**19
-HELD_UP = 1.25  # a call on all threads that takes so many times as long as on one thread is held up by other programs
+HELD_UP = 1.1  # a call on all threads that takes so many times as long as on one thread is held up by other programs
 
 
 def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = False) -> tuple[str, dict]:
@@ -240,12 +240,11 @@ def _take_turns(trials):
     for trial in ahead:
         trial.ms = []
     _turns(ahead, ms, inputs)
+    for cutoff in CUTOFFS[1:]:
+        _turns(*_ahead(ahead, cutoff), inputs)
     if quickest and quickest.ms and statistics.median(quickest.ms) > HELD_UP * alone[quickest.name].least_ms:
         for trial in trials:
             trial.take(alone[trial.name])
-        return
-    for cutoff in CUTOFFS[1:]:
-        _turns(*_ahead(ahead, cutoff), inputs)
 
 
 def _on_one_thread(trials):
@@ -255,7 +254,7 @@ def _on_one_thread(trials):
     torch.set_num_threads(1)
     try:
         for trial in alone:
-            trial.time(count=1, warmup=1, inputs=inputs)
+            trial.time(count=2, warmup=1, inputs=inputs)
         _turns(*_ahead(alone, CUTOFFS[1]), inputs)
     finally:
         torch.set_num_threads(threads)
