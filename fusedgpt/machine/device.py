@@ -86,8 +86,8 @@ def cpu_multiplies_bfloat16() -> bool:
 def cpu_gains_by_bfloat16() -> bool:
     """Whether this CPU multiplies faster in bfloat16 than in float32.
 
-    Instructions alone do not say so: beside float32, an AMD EPYC with AVX-512 took half as long, and an Intel Xeon with
-    AVX-512 and no AMX nearly twice as long.
+    Instructions alone do not say so: an AMD EPYC with AVX-512 gains by them, and an Intel Xeon with AVX-512 and no AMX
+    takes nearly twice as long as in float32.
     """
     return cpu_multiplies_bfloat16() and _bfloat16_is_faster()
 
