@@ -44,7 +44,7 @@ def test_auto_dtype_on_a_cpu_follows_its_instructions(monkeypatch, capability, u
 
 @pytest.mark.skipif(not device.cpu_multiplies_bfloat16(), reason="this CPU has no instructions for bfloat16")
 def test_auto_takes_bfloat16_on_a_cpu_only_if_products_gain_by_it(monkeypatch):
-    # an Intel Xeon without AMX has the instructions, and a forward and backward in bfloat16 took 1.7 times as long there
+    # an Intel Xeon without AMX has the instructions, and GPT-2 124M trained 1.7 times as long in bfloat16 there
     least = dict.fromkeys(DTYPES.values(), float("inf"))
     for _ in range(10):
         for dtype in (torch.float32, torch.bfloat16):
