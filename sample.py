@@ -202,7 +202,7 @@ def prepare(s: Settings, model: GPT, prompt_length: int, device: torch.device) -
     cases = [*prompts, *(case.one_query() for case in prompts)]
     attention, when = choose_attention(s.attention, cases, compiled, remembered)
     model.use_attention(attention)
-    dtypes, chosen = choose_dtypes(s, model, prompt_length, device, remembered)
+    dtypes, chosen = choose_dtypes(s, model, prompt_length, device, compiled, remembered)
     engine = engines.prepare(model, device, dtypes, s.num_samples, prompt_length, s.max_new_tokens, compiled)
     if s.attention == "auto":
         chosen.append(f"attention {attention}, {when}; the same again: --attention={attention}")
@@ -225,7 +225,7 @@ def choose_attention(name: str, cases: list[Case], compiled: bool, remembered: c
 
 
 def choose_dtypes(
-    s: Settings, model: GPT, prompt_length: int, device: torch.device, remembered: choices.Choices
+    s: Settings, model: GPT, prompt_length: int, device: torch.device, compiled: bool, remembered: choices.Choices
 ) -> tuple[tuple[torch.dtype, torch.dtype], list[str]]:
     """The dtypes of the prompt and of the tokens after it, and a line on what 'auto' chose, if it chose.
 
@@ -237,11 +237,12 @@ def choose_dtypes(
     if s.dtype != "auto" or device.type != "cpu":
         first = resolve_dtype(s.dtype, device)
         return (first, second or first), []
-    shape = {"samples": s.num_samples, "rows": engines.timed_rows(model.config, s.num_samples, prompt_length)}
+    rows = engines.timed_rows(model.config, s.num_samples, prompt_length)
+    shape = {"samples": s.num_samples, "rows": rows, "compiled": compiled}
     case = {"for": "dtypes", **choices.machine(device), "model": str(model.config), **shape}
     past = remembered.recall(case)
     if not past:
-        dtypes, words = engines.fastest_dtypes(model, s.num_samples, prompt_length)
+        dtypes, words = engines.fastest_dtypes(model, s.num_samples, prompt_length, compiled)
         past = dict(zip(("prompt", "tokens"), map(dtype_name, dtypes)), words=words)
         remembered.remember(case, past)
     first, second = DTYPES[past["prompt"]], second or DTYPES[past["tokens"]]

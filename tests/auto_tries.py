@@ -74,7 +74,7 @@ def of_sampling(dimensions, samples, ids):
     """The dtypes of a token after the prompt with the times of all layers, and a function that lets auto pick one."""
     model = GPT(GPTConfig(**dimensions)).eval()
     idx = torch.zeros(samples, 1, dtype=torch.long)
-    models = {dtype_name(dtype): engines.converted(model, CPU, dtype).eval() for dtype in engines.PRECISE_FIRST}
+    models = {dtype_name(dtype): engines.ready(model, CPU, dtype, compiled=False) for dtype in engines.PRECISE_FIRST}
 
     @torch.no_grad()
     def token(name):

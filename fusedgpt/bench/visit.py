@@ -58,6 +58,7 @@ def visit(part: str, peer: str, asked: dict) -> dict:
     if device.type == "cpu":
         memory.keep_freed_memory(keep=True)  # for all contenders, because only train.py does so by itself
     contender, idx, ours = proven(part, peer, s, device)
+    shapes = {name: w.shape for name, w in contender.model.named_parameters()}  # before prepare(), which packs weights
     trains = part in contenders.STEPS
     attention = contender.prepare(s, device, backward=trains)
     torch.backends.cuda.matmul.allow_tf32 = s.tf32
@@ -65,16 +66,15 @@ def visit(part: str, peer: str, asked: dict) -> dict:
         found = _train(contender, *next_ids(idx), ours["loss"], attention, s, device)
     else:
         found = _generate(contender, idx, ours["ids"], s, device)
-    weights = dict(contender.model.named_parameters())  # only now, because prepare() replaces ours to generate
-    (embedding,) = (w for name, w in weights.items() if name.endswith(("wte.weight", "embed_tokens.weight")))
-    parameters = sum(w.numel() for w in weights.values())
-    positions = sum(w.numel() for name, w in weights.items() if name.endswith("wpe.weight"))
+    (embedding,) = (shape for name, shape in shapes.items() if name.endswith(("wte.weight", "embed_tokens.weight")))
+    parameters = sum(shape.numel() for shape in shapes.values())
+    positions = sum(shape.numel() for name, shape in shapes.items() if name.endswith("wpe.weight"))
     found["errors"]["float32"] = ours["error"]
     found["ran"] |= {
         "attention": attention,
         "device": str(device),
         "ids": contender.ids,
-        "rows_of_embedding": len(embedding),
+        "rows_of_embedding": embedding[0],
         "parameters": parameters,
         "positions": positions,
         # GPT.flops_per_token's rule, for all

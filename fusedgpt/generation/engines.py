@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fusedgpt.attention.functions import as_rows
 from fusedgpt.attention.table import KERNELS
+from fusedgpt.generation import packed
 from fusedgpt.generation.generate import LayerCache, capacity, empty, new_cache
 from fusedgpt.machine import timing
 from fusedgpt.machine.device import cpu_multiplies_bfloat16, dtype_name, resolve_dtype
@@ -43,7 +44,7 @@ class Engine:
         self.prefill, self.decode, self.dtypes, self.chosen = prefill, decode, dtypes, chosen
         self.config, self.cache = prefill.config, new_cache(prefill.config)
         # a step reads all weights, but of learned positions and of an untied embedding only one row
-        self.bytes_per_step = decode.get_num_params() * dtypes[1].itemsize
+        self.bytes_per_step = (self.config.num_params - self.config.looked_up) * dtypes[1].itemsize
 
     def __call__(self, idx: Tensor, cache: list[LayerCache]) -> tuple[Tensor, None]:
         """Logits (B, 1, V) after `idx` (B, T), as from the model's forward."""
@@ -75,11 +76,11 @@ def prepare(
     if isinstance(dtype, tuple):
         prefill, decode = dtype
     elif dtype == "auto" and device.type == "cpu":
-        (prefill, decode), chosen = fastest_dtypes(model, batch_size, prompt_length)
+        (prefill, decode), chosen = fastest_dtypes(model, batch_size, prompt_length, compiled)
     else:
         prefill = decode = resolve_dtype(dtype, device)
-    first = converted(model, device, prefill).eval()
-    second = first if prefill == decode else converted(model, device, decode).eval()
+    first = ready(model, device, prefill, compiled)
+    second = first if prefill == decode else ready(model, device, decode, compiled)
     engine = Engine(first, second, (prefill, decode), chosen)
     attention = KERNELS.get(model.config.attention)  # None: a user's own
     if compiled and device.type == "cuda" and attention and attention.takes_mask:
@@ -112,22 +113,33 @@ def converted(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn
     return copy.deepcopy(module, weights)  # `weights` is the memo: deepcopy takes these, and copies none
 
 
+def ready(model: nn.Module, device: torch.device, dtype: torch.dtype, compiled: bool) -> nn.Module:
+    """A copy of `model` as it generates in `dtype` on `device`. With a `compiled` decode step no weights are packed."""
+    copied = converted(model, device, dtype).eval()
+    if not compiled and packed.gains(device, dtype):
+        packed.pack(copied)
+    return copied
+
+
 @torch.no_grad()
-def fastest_dtypes(model: nn.Module, B: int, T: int) -> tuple[tuple[torch.dtype, torch.dtype], str]:
+def fastest_dtypes(
+    model: nn.Module, B: int, T: int, compiled: bool = False
+) -> tuple[tuple[torch.dtype, torch.dtype], str]:
     """The dtypes of prefill and decode that are fastest on this CPU for B prompts of T ids, and the times in words.
 
+    compiled: as in prepare(). The decode step is timed without the compiler, but in the layout that it takes.
     Without instructions for products in bfloat16 a prompt stays in float32, whatever a clock says on a busy machine.
     """
     layers = model.transformer.h
     several = min(len(layers), max(1, ENOUGH_WEIGHTS // sum(p.numel() for p in layers[0].parameters())))
-    decode = _milliseconds(_shortened(model, several), (B, 1), PRECISE_FIRST)
+    decode = _milliseconds(_shortened(model, several), (B, 1), PRECISE_FIRST, compiled)
     rows = timed_rows(model.config, B, T)
     of_prompt = "this CPU has no instructions for bfloat16"
     first, one = torch.float32, _first_worth_it(decode)
     if cpu_multiplies_bfloat16():
         prefill, n = {dtype: decode[dtype] for dtype in FOR_PROMPTS}, several
         if rows > 1:
-            prefill, n = _milliseconds(_shortened(model, 1), (B, rows), FOR_PROMPTS), 1
+            prefill, n = _milliseconds(_shortened(model, 1), (B, rows), FOR_PROMPTS, compiled), 1
         first = _first_worth_it(prefill)
         of_prompt = f"ms of {n} of {len(layers)} layers for {B} x {rows} tokens: {_in_words(prefill)}"
     of_tokens = f"ms of {several} layers for {B} x 1: {_in_words(decode)}"
@@ -159,13 +171,13 @@ def _first_worth_it(times):
     return best
 
 
-def _milliseconds(model, shape, dtypes):
+def _milliseconds(model, shape, dtypes, compiled):
     """Milliseconds of `model` on (B, T) tokens in each dtype: the least of several calls, in turns.
 
     Other load only adds time, and it hits all dtypes.
     """
     cpu, idx = torch.device("cpu"), torch.zeros(shape, dtype=torch.long)
-    models = {dtype: converted(model, cpu, dtype).eval() for dtype in dtypes}
+    models = {dtype: ready(model, cpu, dtype, compiled) for dtype in dtypes}
 
     def call(dtype):
         def step():

@@ -170,7 +170,7 @@ def test_a_copy_keeps_ties_and_leaves_the_model_alone(trained):
 def times(prefill, one):
     """A stand-in for the clock: milliseconds in float32, float16 and bfloat16."""
     table = {rows: dict(zip(engines.PRECISE_FIRST, ms, strict=True)) for rows, ms in (("many", prefill), ("one", one))}
-    return lambda blocks, shape, dtypes: {d: table["one" if shape[1] == 1 else "many"][d] for d in dtypes}
+    return lambda blocks, shape, dtypes, compiled: {d: table["one" if shape[1] == 1 else "many"][d] for d in dtypes}
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_dtypes_take_turns_and_the_least_time_counts(trained, monkeypatch):
     converted = engines.converted
     monkeypatch.setattr(engines, "converted", watched)
     monkeypatch.setattr(engines.timing, "own_samples", samples)
-    found = engines._milliseconds(trained, (1, 1), engines.PRECISE_FIRST)
+    found = engines._milliseconds(trained, (1, 1), engines.PRECISE_FIRST, compiled=False)
     assert min(found, key=found.get) == torch.float16
     assert order[:6] == [*engines.PRECISE_FIRST] * 2
 
