@@ -140,7 +140,7 @@ import contextlib, functools, io, json, runpy, sys, traceback
 sys.path.insert(0, "")
 from fusedgpt.machine import flops, memory, timing
 from fusedgpt.bench import disturbance
-timing.reference, disturbance._usage = lambda device: 1.0, lambda: (0, 0.0)  # disturbed rows are measured thrice
+timing.reference, disturbance.usage = lambda device: 1.0, lambda: (0, 0.0)  # disturbed rows are measured thrice
 flops.peak_flops, memory.bandwidth = functools.cache(flops.peak_flops), functools.cache(memory.bandwidth)
 for words in json.load(sys.stdin):
     sys.argv, out, status = words, io.StringIO(), 0

@@ -27,7 +27,6 @@ MOST_COMPARED = 2048  # tokens of the longest comparison with float64: the score
 # a trial on a CPU: milliseconds and least calls in a round; scores of all heads together. Short calls and many: some of
 # them are not disturbed, even beside other programs
 QUICK_MS, LEAST_CALLS, QUICK_SCORES = 40, 4, 2**19
-HELD_UP = 1.1  # a call on all threads that takes so many times as long as on one thread is held up by other programs
 
 
 def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = False) -> tuple[str, dict]:
@@ -229,8 +228,8 @@ def _trial(name, cases, compiled):
 def _take_turns(trials):
     """Time kernels on a CPU, a call of each at a time; after each of CUTOFFS, without those that are far behind.
 
-    First on one thread, which hardly notices other programs. On all threads these may hold up every call: if most calls
-    of the quickest kernel take longer than on one thread, the times on one thread count.
+    First on one thread, which hardly notices other programs. If these hold up the calls on all threads, the times on
+    one thread count.
     """
     alone = _on_one_thread(trials)
     for trial in trials:
@@ -239,10 +238,11 @@ def _take_turns(trials):
     quickest = min(ahead, key=lambda trial: trial.least_ms, default=None)
     for trial in ahead:
         trial.ms = []
+    before = timing.usage()
     _turns(ahead, ms, inputs)
     for cutoff in CUTOFFS[1:]:
         _turns(*_ahead(ahead, cutoff), inputs)
-    if quickest and quickest.ms and statistics.median(quickest.ms) > HELD_UP * alone[quickest.name].least_ms:
+    if quickest and quickest.ms and timing.held_up(before, quickest.ms, alone[quickest.name].least_ms):
         for trial in trials:
             trial.take(alone[trial.name])
 
@@ -250,14 +250,11 @@ def _take_turns(trials):
 def _on_one_thread(trials):
     """{name: the same trial with fewer heads, timed on one thread}."""
     alone = [_Trial(trial.name, _quick(trial.case, threads=2), trial.compared, trial.refused) for trial in trials]
-    inputs, threads = alone[0].case.inputs(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    inputs = alone[0].case.inputs()
+    with timing.on_one_thread():
         for trial in alone:
             trial.time(count=2, warmup=1, inputs=inputs)
         _turns(*_ahead(alone, CUTOFFS[1]), inputs)
-    finally:
-        torch.set_num_threads(threads)
     for trial in alone:
         trial.ms, trial.timed = [statistics.median(trial.ms)] if trial.ms else [], "calls on one thread, their median"
     return {trial.name: trial for trial in alone}

@@ -10,39 +10,24 @@ stricter. A group is measured again as a whole, because the rows that happen to 
 """
 
 import statistics
-import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
+from fusedgpt.machine.timing import PREEMPTED, usage
 
 SLOWER = 1.25  # limit of a row's reference over the best of all rows
 SLOWER_IN_GROUP = 1.1  # limit of its reference over the best of its group
 WIDE = 1.25  # limit of its p90 over its p10
-# limit of involuntary context switches per second of CPU time; other systems count other switches too
-PREEMPTED = 100 if sys.platform == "linux" else float("inf")
 
 
 def bracketed(measure: Callable[[dict], dict], spec: dict, reference: Callable[[], float]) -> dict:
     """The row of measure(spec). If it has a time, it gets a "reference": ms before and after, and preemptions."""
-    before, (switches, cpu) = reference(), _usage()
+    before, (switches, cpu) = reference(), usage()
     row = measure(spec)
     if "median_ms" not in row:
         return row
-    (switches_then, cpu_then), after = _usage(), reference()
+    (switches_then, cpu_then), after = usage(), reference()
     around = {"before_ms": before, "after_ms": after, "best_ms": min(before, after)}
     return row | {"reference": around | {"preempted": switches_then - switches, "cpu_s": cpu_then - cpu}}
-
-
-def _usage():
-    """(involuntary context switches, seconds of CPU time) of this process and of its children that have ended."""
-    if resource is None:
-        return 0, time.process_time()  # without the children
-    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(r.ru_nivcsw for r in both), sum(r.ru_utime + r.ru_stime for r in both)
 
 
 def group_of(row: dict, keys: Sequence[str]) -> tuple:

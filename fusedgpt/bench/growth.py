@@ -271,11 +271,11 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
         if axes := _axes(part, found):
             mine = [law for law in every if law["part"] == part]
             left_out = drawing.left_out(row for row in rows if row["part"] == part)
-            yield part, finding(mine), _subject(part, s, axes) + left_out, _figure(part, axes, mine)
+            yield part, finding(part, mine), _subject(part, s, axes) + left_out, _figure(part, axes, mine)
 
 
-def finding(found: list[dict]) -> str:
-    """By what time and memory are multiplied for twice as much. found: the laws of a part."""
+def finding(part: str, found: list[dict]) -> str:
+    """By what time and memory are multiplied for twice as much. found: the laws of this part."""
     said = {}  # {what grows: {time or memory: {curve: its number}}}
     for law in found:
         of = said.setdefault(AXES[law.get("over", law["part"])].what, {}).setdefault(law["law"], {})
@@ -289,7 +289,7 @@ def finding(found: list[dict]) -> str:
             each.append(f"{', '.join(parted)} times the {cost}")
             named = [*numbers]
         parts.append(f"twice the {what} take {' and '.join(each)}")
-    text = "; ".join(parts) or "no undisturbed curve"
+    text = "; ".join(parts) or f"no undisturbed curve of {part}"
     return text[0].upper() + text[1:]
 
 

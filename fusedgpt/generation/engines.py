@@ -8,6 +8,7 @@ B samples, T prompt ids, nkv heads of keys and values, hs head size.
 """
 
 import copy
+import statistics
 from typing import Any
 
 import torch
@@ -27,10 +28,8 @@ ENOUGH_WEIGHTS = 2**25  # time decode with so many weights: 64 MiB in 16 bits, m
 ROWS = 64  # time prefill with so many tokens: more would not change which dtype wins, and float16 may be slow
 # turns of each dtype, of two calls: after another dtype, the first call has no weights in the cache
 FEWEST, MOST, TURNS_MS = 5, 30, 300.0
-HOPELESS_MS, FAR_BEHIND = (
-    50.0,
-    3,
-)  # time a dtype no more if a call takes so long, and so many times as long as another's
+# time a dtype no more if a call takes so long, and so many times as long as another's
+HOPELESS_MS, FAR_BEHIND = 50.0, 3
 
 
 class Engine:
@@ -174,7 +173,8 @@ def _first_worth_it(times):
 def _milliseconds(model, shape, dtypes, compiled):
     """Milliseconds of `model` on (B, T) tokens in each dtype: the least of several calls, in turns.
 
-    Other load only adds time, and it hits all dtypes.
+    Other load only adds time, and it hits all dtypes. If it holds up the calls on all threads, the median on one thread
+    counts.
     """
     cpu, idx = torch.device("cpu"), torch.zeros(shape, dtype=torch.long)
     models = {dtype: ready(model, cpu, dtype, compiled) for dtype in dtypes}
@@ -185,12 +185,26 @@ def _milliseconds(model, shape, dtypes, compiled):
 
         return min(timing.own_samples(step, cpu, count=2, warmup=0))
 
-    least = {dtype: call(dtype) for dtype in dtypes}
-    ahead = [dtype for dtype, ms in least.items() if ms <= max(HOPELESS_MS, FAR_BEHIND * min(least.values()))]
-    for _ in range(min(MOST, max(FEWEST, int(TURNS_MS / sum(2 * least[dtype] for dtype in ahead))))):
-        for dtype in ahead:
-            least[dtype] = min(least[dtype], call(dtype))
-    return least
+    with timing.on_one_thread():
+        first = {dtype: call(dtype) for dtype in dtypes}
+        hopeless = max(HOPELESS_MS, FAR_BEHIND * min(first.values()))
+        likely = [dtype for dtype in dtypes if first[dtype] <= hopeless]
+        turns = min(MOST, max(FEWEST, int(TURNS_MS / sum(2 * first[dtype] for dtype in likely))))
+        alone = {dtype: statistics.median(ms) for dtype, ms in _in_turns(call, likely, turns).items()}
+    before = timing.usage()
+    together = _in_turns(call, likely, turns)
+    least = {dtype: min(ms) for dtype, ms in together.items()}
+    quickest = min(least, key=least.get)
+    return first | (alone if timing.held_up(before, together[quickest], alone[quickest]) else least)
+
+
+def _in_turns(call, dtypes, turns):
+    """{dtype: what `call` returned for it in each of its turns}."""
+    ms = {dtype: [] for dtype in dtypes}
+    for _ in range(turns):
+        for dtype in dtypes:
+            ms[dtype].append(call(dtype))
+    return ms
 
 
 class StaticLayer:

@@ -5,14 +5,26 @@ Triton has no such timer: its do_bench includes gaps between launches if launchi
 do_bench_cudagraph leaves the inputs in the L2 cache and gives no samples.
 """
 
+import contextlib
 import functools
 import math
+import statistics
+import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+# limit of involuntary context switches per second of CPU time; other systems count other switches too
+PREEMPTED = 100 if sys.platform == "linux" else math.inf
+HELD_UP = 1.1  # limit of the median on all threads over that on one thread
 
 
 def now(device: torch.device) -> float:
@@ -91,6 +103,36 @@ def own_samples(step: Callable[[], object], device: torch.device, count: int, wa
     if device.type != "cpu":
         return samples(step, device, count, warmup)
     return [*map(min, samples(counted, device, count, warmup), own[-count:])]
+
+
+def usage() -> tuple[int, float]:
+    """(involuntary context switches, seconds of CPU time) of this process and of its children that have ended."""
+    if resource is None:
+        return 0, time.process_time()  # without the children
+    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(r.ru_nivcsw for r in both), sum(r.ru_utime + r.ru_stime for r in both)
+
+
+def held_up(before: tuple[int, float], ms: list[float], alone_ms: float) -> bool:
+    """Whether other programs held up calls on all threads, so that their times say little.
+
+    The system often took the CPU away since `before`, an earlier usage(), or most calls took longer than on one thread.
+    ms: of the calls; alone_ms: of one on one thread.
+    """
+    (switches, cpu), (switches_then, cpu_then) = before, usage()
+    preempted = switches_then - switches > PREEMPTED * max(cpu_then - cpu, 0.1)  # a few in a moment say nothing
+    return preempted or statistics.median(ms) > HELD_UP * alone_ms
+
+
+@contextlib.contextmanager
+def on_one_thread() -> Iterator[None]:
+    """A context in which a CPU computes on one thread, which hardly notices other programs."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def device_samples(

@@ -29,7 +29,7 @@ def run(kind, tmp_path, data, **changes):
     asked = flags(settings(kind, tmp_path, data, **changes, results=str(tmp_path / "results")))
     idle = mock.patch.object(timing, "reference", lambda device: 1.0)
     wide = mock.patch.object(disturbance, "WIDE", float("inf"))  # samples of tiny models lie far apart
-    with idle, wide, mock.patch.object(disturbance, "_usage", lambda: (0, 0.0)):
+    with idle, wide, mock.patch.object(disturbance, "usage", lambda: (0, 0.0)):
         bench.main(kind, [flag for flag in asked if is_own(flag) or flag[2:].partition("=")[0] not in unused])
     return rows_of(kind, tmp_path)
 

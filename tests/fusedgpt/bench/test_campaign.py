@@ -450,7 +450,7 @@ def test_make_gpu_rehearsed(tmp_path, monkeypatch):
     monkeypatch.setattr(campaign.signal, "signal", lambda *_: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(timing, "reference", lambda device: 1.0)  # a disturbed row is measured three times
-    monkeypatch.setattr(disturbance, "_usage", lambda: (0, 0.0))
+    monkeypatch.setattr(disturbance, "usage", lambda: (0, 0.0))
     settings = campaign.Settings(rehearse=True, results=str(folder))
     whole = campaign.run(settings, CPU, kinds.left)
     assert whole.endswith("; nothing is missing"), whole

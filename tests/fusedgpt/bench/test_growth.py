@@ -187,17 +187,17 @@ def curve(part, name, power, memory=0, rounds=(1, 2), **more):
 def test_the_titles_say_by_what_cost_is_multiplied():
     rows = [*curve("length", "manual", 2, 2), *curve("length", "flash", 1.5, 1)]
     both = "Twice the tokens take 4.0 (manual), 2.8 (flash) times the time and 4.0, 2.0 times the memory"
-    assert growth.finding(power_laws.laws(rows)) == both
+    assert growth.finding("length", power_laws.laws(rows)) == both
     for each in rows[:6]:
         each |= {"disturbed": True, "reason": "another program"}
-    said = growth.finding(power_laws.laws(rows))
+    said = growth.finding("length", power_laws.laws(rows))
     assert said == "Twice the tokens take 2.8 (flash) times the time and 4.0 (manual), 2.0 (flash) times the memory"
     rows = [*curve("generation", "tokens", 1), *curve("generation", "samples", 0.5)]
     said = "Twice the new tokens take 2.0 times the time; twice the samples take 1.4 times the time"
-    assert growth.finding(power_laws.laws(rows)) == said
-    assert growth.finding([]) == "No undisturbed curve"
+    assert growth.finding("length", power_laws.laws(rows)) == said
+    assert growth.finding("prepare", []) == "No undisturbed curve of prepare"
     busy = curve("depth", "sdpa", 1, 1, disturbed=True, reason="another program")
-    assert growth.finding(power_laws.laws(busy)) == "Twice the layers take 2.0 times the memory"
+    assert growth.finding("depth", power_laws.laws(busy)) == "Twice the layers take 2.0 times the memory"
 
 
 def test_the_figures_show_the_points_and_their_law(tmp_path, data):

@@ -1,7 +1,9 @@
 """Two dtypes, static shapes and CUDA graphs against plain float32 generation, on a model that has learnt something."""
 
+import contextlib
 import copy
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -202,27 +204,55 @@ def test_a_cpu_without_bfloat16_reads_no_prompt_in_16_bits(trained, monkeypatch,
     assert "prompt in float32 (this CPU has no instructions for bfloat16)" in engine.chosen
 
 
-def test_dtypes_take_turns_and_the_least_time_counts(trained, monkeypatch):
-    # timed one after another, the dtype that ran beside another program's burst lost
-    order, weights = [], {}
+@pytest.fixture
+def clock(trained, monkeypatch):
+    """A clock that asks tick(dtype, whether there is one thread) for milliseconds; and the dtypes in their turns."""
+    order, running = [], {"alone": False}
 
     def samples(step, device, count, warmup):
         step()
-        order.append(weights["dtype"])
-        burst = 50.0 if len(order) % 4 else 0.0  # most calls are disturbed, some of each dtype are not
-        return [{torch.float32: 3.0, torch.float16: 1.0, torch.bfloat16: 2.0}[weights["dtype"]] + burst] * count
+        order.append(running["dtype"])
+        return [running["tick"](running["dtype"], running["alone"])] * count
 
     def watched(module, device, dtype):
         copy_ = converted(module, device, dtype)
-        copy_.register_forward_pre_hook(lambda *_: weights.update(dtype=dtype))
+        copy_.register_forward_pre_hook(lambda *_: running.update(dtype=dtype))
         return copy_
+
+    @contextlib.contextmanager
+    def on_one_thread():
+        running["alone"] = True
+        yield
+        running["alone"] = False
+
+    def timed(tick):
+        running["tick"] = tick
+        return engines._milliseconds(trained, (1, 1), engines.PRECISE_FIRST, compiled=False), order
 
     converted = engines.converted
     monkeypatch.setattr(engines, "converted", watched)
     monkeypatch.setattr(engines.timing, "own_samples", samples)
-    found = engines._milliseconds(trained, (1, 1), engines.PRECISE_FIRST, compiled=False)
-    assert min(found, key=found.get) == torch.float16
+    monkeypatch.setattr(engines.timing, "on_one_thread", on_one_thread)
+    monkeypatch.setattr(engines.timing, "usage", lambda: (0, 0.0))
+    return timed
+
+
+MS = {torch.float32: 3.0, torch.float16: 1.0, torch.bfloat16: 2.0}
+
+
+def test_dtypes_take_turns_and_the_least_time_counts(clock):
+    # timed one after another, the dtype that ran beside another program's burst lost
+    calls = itertools.count(1)
+    found, order = clock(lambda dtype, alone: MS[dtype] + (50.0 if next(calls) % 4 else 0.0))
+    assert found == MS  # most calls are disturbed, some of each dtype are not
     assert order[:6] == [*engines.PRECISE_FIRST] * 2
+
+
+def test_if_most_calls_are_held_up_those_on_one_thread_count(clock):
+    # beside a program that kept a core busy, one lucky call decided: float32 here
+    lucky = iter([0.5])  # on all threads
+    found, _ = clock(lambda dtype, alone: MS[dtype] if alone else next(lucky, 10.0 + MS[dtype]))
+    assert found == MS
 
 
 def test_nobody_waits_for_the_compiler_after_the_first_token(trained, monkeypatch):

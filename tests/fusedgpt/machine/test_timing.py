@@ -247,3 +247,25 @@ def test_time_that_other_programs_took_is_not_a_calls_own(monkeypatch):
     monkeypatch.setattr(timing.time, "process_time", lambda: clocks["cpu"])
     waits = [0.001, 0.050, 0.030]  # the last: two threads on an idle machine
     assert timing.own_samples(step, CPU, count=2, warmup=1) == pytest.approx([2.0, 1.0])
+
+
+def test_calls_that_other_programs_held_up_are_recognised(monkeypatch):
+    # 7 of 80 choices beside a busy process rested on calls that were all disturbed, each by another share
+    monkeypatch.setattr(timing, "PREEMPTED", 100)
+
+    def held_up(switches, ms, alone_ms, cpu_s=2.0):
+        monkeypatch.setattr(timing, "usage", lambda: (7 + switches, 1.0 + cpu_s))
+        return timing.held_up((7, 1.0), ms, alone_ms)
+
+    assert not held_up(199, [1.0, 1.0, 9.0], 1.0)
+    assert held_up(201, [1.0, 1.0, 1.0], 2.0)  # by the system's count
+    assert held_up(0, [1.0, 1.2, 1.2], 1.0)  # the median: one lucky call does not count
+    assert not held_up(9, [1.0], 2.0, cpu_s=0.0) and held_up(11, [1.0], 2.0, cpu_s=0.0)
+
+
+def test_on_one_thread_and_back_even_after_an_error():
+    threads = torch.get_num_threads()
+    with pytest.raises(ZeroDivisionError), timing.on_one_thread():
+        assert torch.get_num_threads() == 1
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == threads
