@@ -11,6 +11,7 @@ import collections
 import contextlib
 import json
 import pathlib
+import statistics
 import subprocess
 import sys
 
@@ -54,12 +55,12 @@ def neighbour():
 
 
 def with_care(steps):
-    """The least milliseconds of each of {name: step}, in turns."""
-    least = dict.fromkeys(steps, float("inf"))
+    """The median milliseconds of each of {name: step}, in turns: the clock may be quicker while one has its turn."""
+    ms = {name: [] for name in steps}
     for _ in range(ROUNDS):
         for name, step in steps.items():
-            least[name] = min(least[name], *timing.own_samples(step, CPU, count=2, warmup=1))
-    return least
+            ms[name] += timing.own_samples(step, CPU, count=2, warmup=1)
+    return {name: statistics.median(each) for name, each in ms.items()}
 
 
 def of_attention(shape):

@@ -270,8 +270,10 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     for part in (*STEPS, *OVER):
         if axes := _axes(part, found):
             mine = [law for law in every if law["part"] == part]
+            points = [row for lines in axes.values() for points in lines.values() for row in points.values()]
+            hollow = " Hollow: disturbed, and in no law." if any(row.get("disturbed") for row in points) else ""
             left_out = drawing.left_out(row for row in rows if row["part"] == part)
-            yield part, finding(part, mine), _subject(part, s, axes) + left_out, _figure(part, axes, mine)
+            yield part, finding(part, mine), _subject(part, s, axes) + hollow + left_out, _figure(part, axes, mine)
 
 
 def finding(part: str, found: list[dict]) -> str:
@@ -311,7 +313,7 @@ def _subject(part, s, axes):
 
 
 def _figure(part, axes, found):
-    """Each curve's points, dotted, and over them its power law."""
+    """Each curve's points, dotted, and over them its power law; disturbed points are hollow."""
     if part in STEPS:
         ((axis, lines),) = axes.items()
         panels = [("ms a step: median, p10 to p90", axis, lines, "time"), ("MiB of tensors", axis, lines, "memory")]
@@ -321,9 +323,7 @@ def _figure(part, axes, found):
     for place, (label, axis, lines, which) in zip(grid[0], panels):
         for name, points in lines.items():
             law = next((law for law in found if curve_of(law) == (part, name) and law["law"] == which), None)
-            points = {n: row for n, row in points.items() if counts(row, which)}
-            if points:
-                _draw(place, axis, name, points, which, law)
+            _draw(place, axis, name, points, which, law)
         every = sorted(set().union(*lines.values()))
         drawing.doubling("x", place, ticks=every)
         drawing.doubling("y", place)
@@ -339,13 +339,17 @@ def _figure(part, axes, found):
 def _draw(place, axis, name, points, which, law):
     """Draw a curve and its law into a panel; the legend has the power of what is drawn."""
     field, *ends = ("median_ms", "p10_ms", "p90_ms") if which == "time" else ("peak_memory",)
-    drawn = [(n, *(_drawn(row, each) for each in (field, *ends))) for n, row in points.items()]
-    drawn = [point if ends else (*point, None, None) for point in drawn]
     color, mark = (drawing.color(name), drawing.mark(name)) if axis == "length" else (drawing.FILLS[0], "o")
     fitted = {n: _drawn(points[n], field, law["factor"] * n ** law["exponent"]) for n in law["n"]} if law else {}
     power = f"{AXES[axis].letter}^{fit(fitted)[0]:.2f}" if law else "no law"
-    label = f"{name}: {power}" if axis == "length" else power
-    drawing.line(place, name, drawn, linestyle=":", linewidth=0.8, color=color, marker=mark, label=label)
+    look = dict(color=color, marker=mark, linewidth=0.8, label=f"{name}: {power}" if axis == "length" else power)
+    measured = {n: row for n, row in points.items() if row["status"] == "measured"}
+    for calm, style in ((True, dict(linestyle=":")), (False, dict(linestyle="", markerfacecolor="none"))):
+        drawn = [(n, *(_drawn(row, each) for each in (field, *ends))) for n, row in measured.items()]
+        drawn = [point for point in drawn if counts(points[point[0]], which) is calm]
+        if drawn:
+            drawing.line(place, name, [point if ends else (*point, None, None) for point in drawn], **look | style)
+            look["label"] = None
     place.plot(fitted.keys(), fitted.values(), color=color, linewidth=1.3)
 
 

@@ -245,6 +245,22 @@ def test_figures_of_disturbed_rows_can_be_drawn(tmp_path, data):
     growth.table(rows)
 
 
+def test_disturbed_points_are_hollow_and_beside_no_law(tmp_path, data):
+    # a panel of disturbed times was empty, with an axis from 0 to 1
+    ran, busy = {"ran": {"dtype": "float32", "compile": False}}, {"disturbed": True, "reason": "another program"}
+    rows = curve("length", "manual", 2, 2, **ran) + curve("length", "flash", 1.5, 1, **ran, **busy)
+    s = vars(settings("growth", tmp_path, data, **SIZES))
+    ((_, _, subject, figure),) = growth.figures(rows, s)
+    assert "Hollow: disturbed" in subject
+    time, memory = figure.axes
+    for panel, labels in ((time, ["manual: T^2.00", "flash: no law"]), (memory, ["manual: T^2.00", "flash: T^1.00"])):
+        assert [text.get_text() for text in panel.get_legend().get_texts()] == labels
+    hollow = [line for line in time.lines if line.get_markerfacecolor() == "none" and len(line.get_xdata())]
+    assert [len(line.get_xdata()) for line in hollow] == [3]
+    ((_, _, subject, _),) = growth.figures(rows[:6], s)
+    assert "Hollow" not in subject
+
+
 def test_claims_are_ratios_that_another_machine_can_check():
     rows = [*curve("length", "flash", 1.5, 1), *curve("generation", "tokens", 1)]
     rows += [{"part": "length", "attention": "cudnn", "n": 1, "round": 1, "status": "refused", "reason": "GPUs only"}]
