@@ -2,7 +2,8 @@
 
 Prefill reads a whole prompt and is bound by compute. Decode reads every weight for each token and is bound by memory.
 So the fastest dtype for one may be slow for the other. On 2 cores of an AMD EPYC (PyTorch 2.13, GPT-2 124M) a prompt
-of 32 tokens took 0.07 s in float32, 0.02 s in bfloat16 and 0.14 s in float16; a token took 33, 14 and 9 ms.
+of 32 tokens took 0.07 s in float32, 0.02 s in bfloat16 and 0.14 s in float16; a token took 33, 14 and 9 ms, before
+weights of bfloat16 were packed (packed.py).
 
 B samples, T prompt ids, nkv heads of keys and values, hs head size.
 """
@@ -27,7 +28,7 @@ WORTH = 0.95  # take a coarser dtype only below this share of the time
 ENOUGH_WEIGHTS = 2**25  # time decode with so many weights: 64 MiB in 16 bits, more than most CPUs' caches hold
 ROWS = 64  # time prefill with so many tokens: more would not change which dtype wins, and float16 may be slow
 # turns of each dtype, of two calls: after another dtype, the first call has no weights in the cache
-FEWEST, MOST, TURNS_MS = 5, 30, 300.0
+FEWEST, MOST, TURNS_MS = 3, 30, 300.0
 # time a dtype no more if a call takes so long, and so many times as long as another's
 HOPELESS_MS, FAR_BEHIND = 50.0, 3
 
@@ -35,6 +36,7 @@ HOPELESS_MS, FAR_BEHIND = 50.0, 3
 class Engine:
     """A model for generate.new_tokens that runs in one dtype on several ids and in another on a single id.
 
+    It only generates: if its weights are packed, its modules compute no chunked loss and count other parameters.
     `dtypes` are the dtypes of prefill and decode. `chosen` gives the reason in one line; it is empty if nothing was
     measured. Pass `cache` to every call of new_tokens, because a CUDA graph is bound to its buffers.
     """
@@ -131,17 +133,17 @@ def fastest_dtypes(
     """
     layers = model.transformer.h
     several = min(len(layers), max(1, ENOUGH_WEIGHTS // sum(p.numel() for p in layers[0].parameters())))
-    decode = _milliseconds(_shortened(model, several), (B, 1), PRECISE_FIRST, compiled)
+    decode, how = _milliseconds(_shortened(model, several), (B, 1), PRECISE_FIRST, compiled)
     rows = timed_rows(model.config, B, T)
-    of_prompt = "this CPU has no instructions for bfloat16"
+    of_prompt, of_tokens = "this CPU has no instructions for bfloat16", _in_words(decode) + how
     first, one = torch.float32, _first_worth_it(decode)
     if cpu_multiplies_bfloat16():
         prefill, n = {dtype: decode[dtype] for dtype in FOR_PROMPTS}, several
         if rows > 1:
-            prefill, n = _milliseconds(_shortened(model, 1), (B, rows), FOR_PROMPTS, compiled), 1
+            (prefill, how), n = _milliseconds(_shortened(model, 1), (B, rows), FOR_PROMPTS, compiled), 1
         first = _first_worth_it(prefill)
-        of_prompt = f"ms of {n} of {len(layers)} layers for {B} x {rows} tokens: {_in_words(prefill)}"
-    of_tokens = f"ms of {several} layers for {B} x 1: {_in_words(decode)}"
+        of_prompt = f"ms of {n} of {len(layers)} layers for {B} x {rows} tokens: {_in_words(prefill)}{how}"
+    of_tokens = f"ms of {several} layers for {B} x 1: {of_tokens}"
     chosen = f"prompt in {dtype_name(first)} ({of_prompt}); tokens after it in {dtype_name(one)} ({of_tokens})"
     return (first, one), chosen
 
@@ -171,10 +173,10 @@ def _first_worth_it(times):
 
 
 def _milliseconds(model, shape, dtypes, compiled):
-    """Milliseconds of `model` on (B, T) tokens in each dtype: the least of several calls, in turns.
+    """Milliseconds of `model` on (B, T) tokens in each dtype, the least of several calls in turns; and how, in words.
 
     Other load only adds time, and it hits all dtypes. If it holds up the calls on all threads, the median on one thread
-    counts.
+    counts. A dtype that is hopeless on one thread has its time of there.
     """
     cpu, idx = torch.device("cpu"), torch.zeros(shape, dtype=torch.long)
     models = {dtype: ready(model, cpu, dtype, compiled) for dtype in dtypes}
@@ -189,19 +191,21 @@ def _milliseconds(model, shape, dtypes, compiled):
         first = {dtype: call(dtype) for dtype in dtypes}
         hopeless = max(HOPELESS_MS, FAR_BEHIND * min(first.values()))
         likely = [dtype for dtype in dtypes if first[dtype] <= hopeless]
-        turns = min(MOST, max(FEWEST, int(TURNS_MS / sum(2 * first[dtype] for dtype in likely))))
-        alone = {dtype: statistics.median(ms) for dtype, ms in _in_turns(call, likely, turns).items()}
+        alone = {dtype: statistics.median(ms) for dtype, ms in _in_turns(call, likely).items()}
     before = timing.usage()
-    together = _in_turns(call, likely, turns)
+    together = _in_turns(call, likely)
     least = {dtype: min(ms) for dtype, ms in together.items()}
     quickest = min(least, key=least.get)
-    return first | (alone if timing.held_up(before, together[quickest], alone[quickest]) else least)
+    if timing.held_up(before, together[quickest], alone[quickest]):
+        return first | alone, ", on one thread"
+    return first | least, ""
 
 
-def _in_turns(call, dtypes, turns):
+def _in_turns(call, dtypes):
     """{dtype: what `call` returned for it in each of its turns}."""
-    ms = {dtype: [] for dtype in dtypes}
-    for _ in range(turns):
+    ms = {dtype: [call(dtype)] for dtype in dtypes}
+    turns = int(TURNS_MS / sum(2 * first for (first,) in ms.values()))
+    for _ in range(min(MOST, max(FEWEST, turns)) - 1):
         for dtype in dtypes:
             ms[dtype].append(call(dtype))
     return ms

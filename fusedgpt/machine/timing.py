@@ -24,7 +24,7 @@ except ImportError:  # Windows
 
 # limit of involuntary context switches per second of CPU time; other systems count other switches too
 PREEMPTED = 100 if sys.platform == "linux" else math.inf
-HELD_UP = 1.1  # limit of the median on all threads over that on one thread
+HELD_UP = 1.1  # limit of the median on all threads over that on one thread, if the system does not count
 
 
 def now(device: torch.device) -> float:
@@ -91,7 +91,8 @@ def samples(step: Callable[[], object], device: torch.device, count: int, warmup
 def own_samples(step: Callable[[], object], device: torch.device, count: int, warmup: int) -> list[float]:
     """`samples`, on a CPU without time that other programs took: no call is longer than all its threads have computed.
 
-    On an idle machine a call never is, because at least one thread computes all the time.
+    On an idle machine a call never is, because at least one thread computes all the time. Windows counts CPU time in
+    steps of 16 ms, so there it is `samples`.
     """
     own = []
 
@@ -100,7 +101,7 @@ def own_samples(step: Callable[[], object], device: torch.device, count: int, wa
         step()
         own.append(1e3 * (time.process_time() - began))
 
-    if device.type != "cpu":
+    if device.type != "cpu" or sys.platform == "win32":
         return samples(step, device, count, warmup)
     return [*map(min, samples(counted, device, count, warmup), own[-count:])]
 
@@ -116,12 +117,14 @@ def usage() -> tuple[int, float]:
 def held_up(before: tuple[int, float], ms: list[float], alone_ms: float) -> bool:
     """Whether other programs held up calls on all threads, so that their times say little.
 
-    The system often took the CPU away since `before`, an earlier usage(), or most calls took longer than on one thread.
-    ms: of the calls; alone_ms: of one on one thread.
+    On Linux: whether the system often took the CPU away since `before`, an earlier usage(). Elsewhere: whether most
+    calls took longer than on one thread, which on many cores a small model does without other programs too. ms: of the
+    calls; alone_ms: of one on one thread.
     """
+    if math.isinf(PREEMPTED):
+        return statistics.median(ms) > HELD_UP * alone_ms
     (switches, cpu), (switches_then, cpu_then) = before, usage()
-    preempted = switches_then - switches > PREEMPTED * max(cpu_then - cpu, 0.1)  # a few in a moment say nothing
-    return preempted or statistics.median(ms) > HELD_UP * alone_ms
+    return switches_then - switches > PREEMPTED * max(cpu_then - cpu, 0.1)  # a few in a moment say nothing
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 """Which kernel may run, and which is fastest."""
 
+import itertools
+import math
 import re
 import warnings
 from dataclasses import replace
@@ -342,7 +344,8 @@ def test_auto_is_not_misled_by_disturbed_calls(hits, of, monkeypatch, told):
 
 
 @pytest.mark.skipif(torch.get_num_threads() < 2, reason="one thread only")
-def test_beside_a_program_that_holds_up_every_call_the_times_on_one_thread_count(monkeypatch, told):
+@pytest.mark.parametrize("counted", [True, False], ids=["by the system", "by the times"])
+def test_beside_a_program_that_holds_up_every_call_the_times_on_one_thread_count(counted, monkeypatch, told):
     # a kernel whose first two calls were held up dropped out: beside a spinning process, 5 of 32 picks lost a third
     told |= {"manual": 1.3, "math": 1.0, "flash": 1.1}
     quiet = choose.timing.own_samples
@@ -352,6 +355,9 @@ def test_beside_a_program_that_holds_up_every_call_the_times_on_one_thread_count
         return [{1.3: 6.0, 1.0: 9.0, 1.1: 40.0}[ms] if held_up else ms for ms in quiet(*args)]
 
     monkeypatch.setattr(choose.timing, "own_samples", own_samples)
+    switches = itertools.count(0, 1000)
+    monkeypatch.setattr(choose.timing, "PREEMPTED", 100 if counted else math.inf)
+    monkeypatch.setattr(choose.timing, "usage", lambda: (next(switches), 1.0))
     threads = torch.get_num_threads()
     name, trials = choose.fastest(TRAINING)
     assert name == "math" and torch.get_num_threads() == threads

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import math
 
 import pytest
 import torch
@@ -172,7 +173,11 @@ def test_a_copy_keeps_ties_and_leaves_the_model_alone(trained):
 def times(prefill, one):
     """A stand-in for the clock: milliseconds in float32, float16 and bfloat16."""
     table = {rows: dict(zip(engines.PRECISE_FIRST, ms, strict=True)) for rows, ms in (("many", prefill), ("one", one))}
-    return lambda blocks, shape, dtypes, compiled: {d: table["one" if shape[1] == 1 else "many"][d] for d in dtypes}
+
+    def milliseconds(blocks, shape, dtypes, compiled):
+        return {dtype: table["one" if shape[1] == 1 else "many"][dtype] for dtype in dtypes}, ""
+
+    return milliseconds
 
 
 @pytest.mark.parametrize(
@@ -234,6 +239,7 @@ def clock(trained, monkeypatch):
     monkeypatch.setattr(engines.timing, "own_samples", samples)
     monkeypatch.setattr(engines.timing, "on_one_thread", on_one_thread)
     monkeypatch.setattr(engines.timing, "usage", lambda: (0, 0.0))
+    monkeypatch.setattr(engines.timing, "PREEMPTED", 100)
     return timed
 
 
@@ -243,16 +249,32 @@ MS = {torch.float32: 3.0, torch.float16: 1.0, torch.bfloat16: 2.0}
 def test_dtypes_take_turns_and_the_least_time_counts(clock):
     # timed one after another, the dtype that ran beside another program's burst lost
     calls = itertools.count(1)
-    found, order = clock(lambda dtype, alone: MS[dtype] + (50.0 if next(calls) % 4 else 0.0))
-    assert found == MS  # most calls are disturbed, some of each dtype are not
+    (found, how), order = clock(lambda dtype, alone: MS[dtype] + (9.0 if next(calls) % 4 else 0.0))
+    assert found == MS and how == ""  # most calls are disturbed, some of each dtype are not
     assert order[:6] == [*engines.PRECISE_FIRST] * 2
 
 
-def test_if_most_calls_are_held_up_those_on_one_thread_count(clock):
+@pytest.mark.parametrize("counted", [True, False], ids=["by the system", "by the times"])
+def test_if_calls_are_held_up_those_on_one_thread_count(counted, clock, monkeypatch):
     # beside a program that kept a core busy, one lucky call decided: float32 here
-    lucky = iter([0.5])  # on all threads
-    found, _ = clock(lambda dtype, alone: MS[dtype] if alone else next(lucky, 10.0 + MS[dtype]))
-    assert found == MS
+    switches, lucky = [0], iter([0.5])
+
+    def tick(dtype, alone):
+        switches[0] += 0 if alone else 50
+        return MS[dtype] if alone else next(lucky, 10.0 + MS[dtype])
+
+    monkeypatch.setattr(engines.timing, "PREEMPTED", 100 if counted else math.inf)
+    monkeypatch.setattr(engines.timing, "usage", lambda: (switches[0], 1.0))
+    (found, how), _ = clock(tick)
+    assert found == MS and how == ", on one thread"
+
+
+def test_a_hopeless_dtype_is_called_once_and_never_wins(clock):
+    # without instructions for it, a dtype takes a second a call
+    slow = {**MS, torch.float16: 500.0}
+    (found, _), order = clock(lambda dtype, alone: slow[dtype] if alone else 0.5 * slow[dtype])
+    assert order.count(torch.float16) == 1 and order.count(torch.bfloat16) > 5
+    assert found == {torch.float32: 1.5, torch.float16: 500.0, torch.bfloat16: 1.0}
 
 
 def test_nobody_waits_for_the_compiler_after_the_first_token(trained, monkeypatch):

@@ -65,13 +65,43 @@ def test_only_the_copy_is_packed_and_only_for_bfloat16():
     assert engine.bytes_per_step == 2 * (sum(p.numel() for p in net.parameters()) - 16 * 32)
 
 
-def test_no_weight_is_packed_where_that_gains_nothing(monkeypatch):
+def test_no_weight_is_packed_if_that_gains_nothing_or_the_step_is_compiled(monkeypatch):
+    monkeypatch.setattr(packed.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(packed, "cpu_multiplies_bfloat16", lambda: True)
+    assert packed.gains(CPU, torch.bfloat16)
+    assert not packed.gains(CPU, torch.float16) and not packed.gains(torch.device("cuda"), torch.bfloat16)
     net = GPT(GPTConfig(block_size=16, vocab_size=64, n_layer=1, n_head=2, n_embd=32)).eval()
-    compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda model, **_: compile_(model, dynamic=True, backend="eager"))
-    assert len(linears(engines.prepare(net, CPU, "bfloat16", compiled=True).prefill)) == 5  # compilers take plain ones
+    with monkeypatch.context() as patch:
+        patch.setattr(packed, "pack", lambda module: pytest.fail("packed"))
+        compile_ = torch.compile
+        patch.setattr(torch, "compile", lambda model, **_: compile_(model, dynamic=True, backend="eager"))
+        engines.prepare(net, CPU, "bfloat16", compiled=True)  # compilers take plain weights
     monkeypatch.setattr(packed, "cpu_multiplies_bfloat16", lambda: False)
-    assert len(linears(engines.prepare(net, CPU, "bfloat16").prefill)) == 5
+    assert not packed.gains(CPU, torch.bfloat16)
+    monkeypatch.setattr(packed, "cpu_multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(packed.platform, "machine", lambda: "aarch64")
+    assert not packed.gains(CPU, torch.bfloat16)
+
+
+def test_a_layer_that_computes_something_else_is_not_packed(monkeypatch):
+    # a layer of a class derived from nn.Linear lost its own forward, in silence
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    class StandIn(nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.linear = linear
+
+    monkeypatch.setattr(packed, "PackedLinear", StandIn)
+    plain, scaled, hooked, first = nn.Linear(4, 4), Scaled(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+    hooked.register_forward_hook(lambda *_: None)
+    first.register_forward_pre_hook(lambda *_: None)
+    model = nn.ModuleDict({"a": plain, "b": nn.ModuleList([scaled, hooked, first, nn.LayerNorm(4)])})
+    packed.pack(model)
+    assert isinstance(model["a"], StandIn) and model["a"].linear is plain
+    assert [*model["b"]][:3] == [scaled, hooked, first]
 
 
 def test_auto_times_a_dtype_in_the_layout_that_will_run(monkeypatch):
