@@ -154,6 +154,16 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "fusedgpt/generation/packed.py",
+        "fusedgpt/generation/test_packed.py::test_a_layer_that_computes_something_else_is_not_packed",
+        ("a layer of a class of its own is packed", "type(child) is nn.Linear", "isinstance(child, nn.Linear)"),
+    ),
+    *mutants(
+        "fusedgpt/generation/engines.py",
+        "fusedgpt/generation/test_engines.py::test_if_calls_are_held_up_those_on_one_thread_count",
+        ("calls that were held up decide", "return first | alone,", "return first | least,"),
+    ),
+    *mutants(
         "fusedgpt/attention/parity.py",
         "fusedgpt/attention/test_parity.py::test_the_gate_sees_what_is_wrong",
         ("the gate compares at round lengths only", "ODD_LENGTHS = (127, 300)", "ODD_LENGTHS = (128, 256)"),
