@@ -28,7 +28,8 @@ WORTH = 0.95  # take a coarser dtype only below this share of the time
 ENOUGH_WEIGHTS = 2**25  # time decode with so many weights: 64 MiB in 16 bits, more than most CPUs' caches hold
 ROWS = 64  # time prefill with so many tokens: more would not change which dtype wins, and float16 may be slow
 # turns of each dtype, of two calls: after another dtype, the first call has no weights in the cache
-FEWEST, MOST, TURNS_MS = 3, 30, 300.0
+FEWEST, MOST, TURNS_MS = 5, 30, 300.0
+FEWEST_ALONE = 3  # turns on one thread, where calls take long and hardly differ
 # time a dtype no more if a call takes so long, and so many times as long as another's
 HOPELESS_MS, FAR_BEHIND = 50.0, 3
 
@@ -135,7 +136,8 @@ def fastest_dtypes(
     several = min(len(layers), max(1, ENOUGH_WEIGHTS // sum(p.numel() for p in layers[0].parameters())))
     decode, how = _milliseconds(_shortened(model, several), (B, 1), PRECISE_FIRST, compiled)
     rows = timed_rows(model.config, B, T)
-    of_prompt, of_tokens = "this CPU has no instructions for bfloat16", _in_words(decode) + how
+    of_tokens = f"ms of {several} layers for {B} x 1: {_in_words(decode)}{how}"
+    of_prompt = "this CPU has no instructions for bfloat16"
     first, one = torch.float32, _first_worth_it(decode)
     if cpu_multiplies_bfloat16():
         prefill, n = {dtype: decode[dtype] for dtype in FOR_PROMPTS}, several
@@ -143,7 +145,6 @@ def fastest_dtypes(
             (prefill, how), n = _milliseconds(_shortened(model, 1), (B, rows), FOR_PROMPTS, compiled), 1
         first = _first_worth_it(prefill)
         of_prompt = f"ms of {n} of {len(layers)} layers for {B} x {rows} tokens: {_in_words(prefill)}{how}"
-    of_tokens = f"ms of {several} layers for {B} x 1: {of_tokens}"
     chosen = f"prompt in {dtype_name(first)} ({of_prompt}); tokens after it in {dtype_name(one)} ({of_tokens})"
     return (first, one), chosen
 
@@ -191,9 +192,9 @@ def _milliseconds(model, shape, dtypes, compiled):
         first = {dtype: call(dtype) for dtype in dtypes}
         hopeless = max(HOPELESS_MS, FAR_BEHIND * min(first.values()))
         likely = [dtype for dtype in dtypes if first[dtype] <= hopeless]
-        alone = {dtype: statistics.median(ms) for dtype, ms in _in_turns(call, likely).items()}
+        alone = {dtype: statistics.median(ms) for dtype, ms in _in_turns(call, likely, FEWEST_ALONE).items()}
     before = timing.usage()
-    together = _in_turns(call, likely)
+    together = _in_turns(call, likely, FEWEST)
     least = {dtype: min(ms) for dtype, ms in together.items()}
     quickest = min(least, key=least.get)
     if timing.held_up(before, together[quickest], alone[quickest]):
@@ -201,11 +202,11 @@ def _milliseconds(model, shape, dtypes, compiled):
     return first | least, ""
 
 
-def _in_turns(call, dtypes):
+def _in_turns(call, dtypes, fewest):
     """{dtype: what `call` returned for it in each of its turns}."""
     ms = {dtype: [call(dtype)] for dtype in dtypes}
     turns = int(TURNS_MS / sum(2 * first for (first,) in ms.values()))
-    for _ in range(min(MOST, max(FEWEST, turns)) - 1):
+    for _ in range(min(MOST, max(fewest, turns)) - 1):
         for dtype in dtypes:
             ms[dtype].append(call(dtype))
     return ms
