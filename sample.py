@@ -192,17 +192,18 @@ def prepare(s: Settings, model: GPT, prompt_length: int, device: torch.device) -
     Raises UserError if the kernel cannot run here, or cannot be compiled.
     """
     remembered = choices.Choices(again=s.choose == "again")
-    dtype = generate.cache_dtype(device, resolve_dtype(s.dtype, device))  # attention computes in the cache's dtype
+    compiled, why_eager = resolve_compile(s.compile, device)
+    model.use_attention("sdpa")  # dtypes are timed with it, because a kernel is tried in the dtype that it runs in
+    dtypes, chosen = choose_dtypes(s, model, prompt_length, device, compiled, remembered)
     # a trial at all of a long context could take more time and memory than the text will
     longest = generate.capacity(model.config, prompt_length + s.max_new_tokens)
     read = dataclasses.replace(model.config, block_size=longest)
-    prompts = Case.of_layers(read, s.num_samples, device, dtype, backward=False)
-    compiled, why_eager = resolve_compile(s.compile, device)
-    # a kernel may take a whole prompt but refuse one token after many
-    cases = [*prompts, *(case.one_query() for case in prompts)]
+    prompts = Case.of_layers(read, s.num_samples, device, dtypes[0], backward=False)
+    # a kernel may take a whole prompt but refuse one token after many, which attends in the cache's dtype
+    cached = generate.cache_dtype(device, dtypes[1])
+    cases = [*prompts, *(dataclasses.replace(case.one_query(), dtype=cached) for case in prompts)]
     attention, when = choose_attention(s.attention, cases, compiled, remembered)
     model.use_attention(attention)
-    dtypes, chosen = choose_dtypes(s, model, prompt_length, device, compiled, remembered)
     engine = engines.prepare(model, device, dtypes, s.num_samples, prompt_length, s.max_new_tokens, compiled)
     if s.attention == "auto":
         chosen.append(f"attention {attention}, {when}; the same again: --attention={attention}")

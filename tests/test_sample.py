@@ -100,6 +100,15 @@ def test_what_was_timed_is_remembered_and_its_flags_make_the_same_text(run, caps
     assert len(lines[0]) == 2 and not lines[2] and "timed now; the same again: --dtype=float32" in lines[3][0]
 
 
+def test_a_kernel_is_tried_in_the_dtype_in_which_it_runs(run, monkeypatch):
+    # on a CPU the prompt's kernel was tried and compared in float32, though the prompt ran in bfloat16
+    monkeypatch.setattr(engines, "fastest_dtypes", lambda *_: ((torch.bfloat16, torch.float16), ""))
+    tried, require = [], choose.require
+    monkeypatch.setattr(choose, "require", lambda name, case, *rest: tried.append(case) or require(name, case, *rest))
+    sample.main(quick(run, dtype="auto", attention="flash"))
+    assert [(case.shape[2] > 1, case.dtype) for case in tried] == [(True, torch.bfloat16), (False, torch.float32)]
+
+
 def test_samples_are_there_even_if_no_gigabyte_is_left_to_measure_with(run, monkeypatch, capsys):
     def full(device):
         raise torch.OutOfMemoryError("CUDA out of memory")

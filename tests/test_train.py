@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import train
-from fusedgpt.attention import choose
+from fusedgpt.attention import choose, permitted
 from fusedgpt.attention.case import Case
 from fusedgpt.data import dataset, prepare
 from fusedgpt.data.dataloader import DataLoader
@@ -525,7 +525,7 @@ def test_flex_trains_within_documents_as_manual_does(tmp_path, stories, compile)
 @pytest.mark.parametrize("attention", ["manual", "blocked", "math", "efficient", "flash", "cudnn", "flex", "auto"])
 def test_every_kernel_trains_on_a_gpu(tmp_path, data, attention, compile):
     case = Case((4, 1, 64, 64), torch.device("cuda"), torch.bfloat16)
-    if attention == "cudnn" and (reason := choose.refusal(attention, case)):  # ROCm has none
+    if attention == "cudnn" and (reason := permitted.refusal(attention, case)):  # ROCm has none
         pytest.skip(reason)
     options = dict(n_head=1, n_embd=64, block_size=64, device="cuda", dtype="bfloat16", max_iters=30)
     reference = rows(run(tmp_path / "reference", data, attention="math", **options))[-1]["loss"]

@@ -2,8 +2,8 @@
 
 A fixed seed draws 0.05 % of the documents for validation. The preparation needs some 54 GB in the cache of Hugging
 Face's `datasets`, and 36 GB for the bins while they are written, then 18 GB. In nanoGPT's preparation the splits have
-9,035,582,198 and 4,434,897 tokens. --input takes the same files and folders as data/text instead; each paragraph of a
-.txt is a document.
+9,035,582,198 and 4,434,897 tokens. --input takes the same files and folders as data/text instead; each paragraph is
+a document.
 """
 
 import pathlib

@@ -1,29 +1,19 @@
-"""Which attention kernels this machine permits, and which of them is fastest.
+"""Which attention kernel a setting means here, and for `auto` which one is fastest."""
 
-A named kernel runs, or the program ends with the reason; nothing falls back in silence.
-"""
-
-import contextlib
-import inspect
 import math
 import statistics
-import warnings
-from collections.abc import Iterable
-from dataclasses import replace
 
 import torch
 
-from fusedgpt.attention import flash_impl, parity
-from fusedgpt.attention.case import Attend, Case
-from fusedgpt.attention.functions import ATTENTION
+from fusedgpt.attention import parity
+from fusedgpt.attention.case import Case
+from fusedgpt.attention.permitted import as_run, reasons, refusal, require
 from fusedgpt.attention.receipt import contradiction, observe
-from fusedgpt.attention.table import KERNELS, SINGLE_KERNELS, is_own
-from fusedgpt.errors import UserError, first_line, out_of_memory
+from fusedgpt.attention.table import SINGLE_KERNELS
+from fusedgpt.errors import UserError, out_of_memory
 from fusedgpt.machine import timing
-from fusedgpt.machine.device import autocast, dtype_name, tf32
 
 CUTOFFS = (4, 2, 1.5)  # round i times only kernels that take at most CUTOFFS[i] times as long as the fastest
-MOST_COMPARED = 2048  # tokens of the longest comparison with float64: the scores of two heads then take 0.3 GB
 # a trial on a CPU: milliseconds and least calls in a round; scores of all heads together. Short calls and many: some of
 # them are not disturbed, even beside other programs
 QUICK_MS, LEAST_CALLS, QUICK_SCORES = 40, 4, 2**19
@@ -44,59 +34,6 @@ def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = 
     return name, {}
 
 
-def require(name: str, case: Case, compiled: bool = False) -> None:
-    """Raise UserError, with the reason and what would run instead, unless the kernel `name` can run `case` here.
-
-    Its results must also agree with float64, or it would silently train another model. A kernel of ours is compared on
-    one head; a user's own must pass parity.checks.
-    """
-    if reason := refusal(name, case, compiled) or _wrong(name, case, compiled):
-        others = [other for other in KERNELS if other != name and not refusal(other, case, compiled)]
-        doing = "train" if case.backward else "run"
-        raise UserError(
-            f"attention='{name}' cannot {doing} on {case.device.type} in {dtype_name(case.dtype)}"
-            f" with dropout {case.dropout:g}: {reason}. Here --attention can be {', '.join(others)} or auto."
-        )
-
-
-@tf32(allowed=False)  # TF32 would round float32 in every kernel
-def _wrong(name, case, compiled):
-    """Why the kernel `name` does not compute causal attention with `case`'s dropout, or None if it does."""
-    try:
-        for where, errors in _comparisons(name, case, compiled):
-            if not parity.passes(errors, case.dtype):
-                what = "attention within documents" if case.packed else "causal attention"
-                what += f" in a window of {case.window}" if case.window else ""
-                return (
-                    f"it is not {what}: {where} its errors against float64 are {errors}. A change of the function,"
-                    " such as a window, belongs to the model (Dimensions), which saves it with the weights"
-                )
-        if is_own(name) and case.dropout and not _drops(name, case):
-            return "it ignores dropout_p: two runs with different random numbers give the same result"
-    except torch.AcceleratorError:
-        raise
-    except Exception as error:  # a user's own kernel may raise anything at a shape for which it was not written
-        given = f" (k and v have {case.kv_heads} heads, q has {case.shape[1]})" if case.grouped else ""
-        return f"it fails in the comparison with float64: {reasons((), error)}{given}"
-    return None
-
-
-def _comparisons(name, case, compiled):
-    """(where, errors) of the comparisons with float64: one head for a kernel of ours, all checks for a user's own."""
-    attend, whole = as_run(name, case), _shortened(_two_sequences(case))
-    if not is_own(name):
-        yield "on one head", parity.compare(attend, whole.of_heads(1, 1))
-        return
-    yield from parity.checks(attend, whole)
-    if case.shape[2] > MOST_COMPARED:  # a window could be longer
-        last = case.of_heads(1, 1)
-        last = replace(last, shape=(1, last.shape[1], 64, case.shape[3]), keys=case.shape[2], backward=False)
-        yield f"for the last 64 of {case.shape[2]} tokens", parity.compare(as_run(name, last), last)
-    if compiled:
-        torch.compiler.reset()
-        yield "compiled", parity.compare(torch.compile(attend, dynamic=False), whole, heads=2)
-
-
 def still_runs(name: str, *cases: Case, compiled: bool = False) -> bool:
     """Whether 'auto' may take the kernel `name` without a trial: it is permitted in all cases and passes parity."""
     if name not in SINGLE_KERNELS:
@@ -107,95 +44,8 @@ def still_runs(name: str, *cases: Case, compiled: bool = False) -> bool:
     return trial.passes()
 
 
-def _drops(name, case):
-    probe = replace(case.of_heads(1, 1), backward=False)
-    attend, inputs = as_run(name, case), probe.inputs()
-    torch.manual_seed(0)
-    (first,) = probe.run(attend, *inputs)
-    (second,) = probe.run(attend, *inputs)
-    return not torch.equal(first, second)
-
-
 def _refusal_of_any(name, cases, compiled):
     return next(filter(None, (refusal(name, case, compiled) for case in cases)), None)
-
-
-def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
-    """Why the kernel `name` cannot run `case` here, in a model that is `compiled` or not; None if it can.
-
-    The kernel is run once, on one head of one sequence, under the profiler. If deterministic algorithms are required,
-    it runs twice and the gradients must agree to the bit.
-    """
-    if name == "flex" and case.device.type == "cpu" and case.packed:
-        return "on a CPU PyTorch cannot compile FlexAttention within documents for lengths that vary"  # 2.13
-    level = torch.backends.cpu.get_cpu_capability()
-    if name == "flex" and case.device.type == "cpu" and case.backward:
-        return "PyTorch has no backward of FlexAttention on a CPU"
-    if name == "flex" and case.device.type == "cpu" and compiled:
-        return "FlexAttention cannot run inside a compiled model on a CPU"
-    if name == "flex" and case.device.type == "cpu" and case.shape[-1] in (8, 16) and level == "AVX2":
-        return "PyTorch computes it wrongly for heads of 8 and 16 on a CPU with AVX2 only"  # 8, 24, 40, … keys; 2.13
-    if name == "flex" and case.dropout > 0:
-        return "FlexAttention has no dropout"
-    if name in KERNELS and KERNELS[name].gpu_only and case.device.type == "cpu":
-        return "PyTorch has it on GPUs only"
-    if name in ("flash", "flash3", "flash4") and case.window and case.device.type == "cuda":
-        return "SDPA has no argument for a window, and on a GPU its flash kernel takes no mask that could stand for it"
-    if is_own(name) and case.packed and not _takes(name, "documents"):
-        return "it must take an argument `documents` for mask=document: the document of each key, (B, Tk)"
-    if is_own(name) and case.window and not _takes(name, "window"):
-        return "it must take an argument `window` for a model with a window: the number of keys that a query sees"
-    probe = case.of_heads(1, 1)
-    attend, inputs, results = as_run(name, probe), probe.inputs(), []
-
-    def step():
-        torch.manual_seed(0)
-        results.append(probe.run(attend, *inputs))
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            receipt = observe(step)
-            if torch.are_deterministic_algorithms_enabled():
-                step()
-        except torch.AcceleratorError:  # the GPU itself has crashed, so nothing else would run on it
-            raise
-        except Exception as error:  # a kernel, its compiler and its package each raise types of their own
-            reason = flash_impl.explained(name, error, reasons(caught, error))
-            if case.grouped and "to have the same num_heads" in reason:  # `efficient` in PyTorch 2.13
-                reason = f"SDPA's {name} kernel takes no heads of queries that share keys and values (n_kv_head)"
-            only_forward = case.backward and not refusal(name, replace(case, backward=False))
-            return f"it runs forward, but not backward: {reason}" if only_forward else reason
-    if len(results) == 2 and not all(torch.equal(a, b) for a, b in zip(*results)):
-        return "it is not deterministic: two runs gave different gradients"
-    return contradiction(name, receipt, case)
-
-
-def _takes(name, mask):
-    try:
-        inspect.signature(ATTENTION[name]).bind("q", "k", "v", "dropout_p", **{mask: None})
-    except TypeError:
-        return False
-    return True
-
-
-def as_run(name: str, case: Case) -> Attend:
-    """The attention function `name` as the scripts call it: training under autocast, generation without."""
-
-    def attend(*inputs, **masks):
-        with autocast(case.device, case.dtype) if case.backward else contextlib.nullcontext():
-            return ATTENTION[name](*inputs, **masks)
-
-    return attend
-
-
-def reasons(caught: Iterable[warnings.WarningMessage], error: Exception) -> str:
-    """Why a kernel raised `error`, in one phrase. PyTorch explains its refusals in warnings, which were `caught`."""
-    if not any(sign in str(error) for sign in ("No available kernel", "No viable backend")):
-        caught = ()  # another kind of error: the warnings are about something else
-    said = dict.fromkeys(str(w.message).split(" (Triggered internally")[0].rstrip(". ") for w in caught)
-    found = [r for r in said if "not used because" not in r and "runtime disabled" not in r]
-    return "; ".join(found) or first_line(error) or type(error).__name__  # never empty, which would mean permitted
 
 
 def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]:
@@ -209,7 +59,7 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
     """
     trials = [_trial(name, cases, compiled) for name in SINGLE_KERNELS]
     case = trials[0].case
-    _take_turns(trials) if case.device.type == "cpu" else _take_turns_on_a_gpu(trials, compiled)
+    trials = _timed_on_a_cpu(trials) if case.device.type == "cpu" else _timed_on_a_gpu(trials, compiled)
     for trial in sorted((trial for trial in trials if trial.ms), key=lambda trial: trial.least_ms):
         if compiled and not trial.compiled:
             trial.compile()
@@ -221,34 +71,32 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
 
 
 def _trial(name, cases, compiled):
-    compared = _two_sequences(cases[0]) if cases[0].device.type == "cpu" else cases[0]  # all heads
-    return _Trial(name, _quick(cases[0], torch.get_num_threads()), compared, _refusal_of_any(name, cases, compiled))
+    case = cases[0]
+    compared = parity.shortened(case, B=2 if case.device.type == "cpu" else None)  # all heads
+    return _Trial(name, _quick(case, torch.get_num_threads()), compared, _refusal_of_any(name, cases, compiled))
 
 
-def _take_turns(trials):
-    """Time kernels on a CPU, a call of each at a time; after each of CUTOFFS, without those that are far behind.
+def _timed_on_a_cpu(trials):
+    """The trials that count: on all threads or, of kernels that are far behind there, on one.
 
-    First on one thread, which hardly notices other programs. If these hold up the calls on all threads, the times on
-    one thread count.
+    If other programs hold up the calls on all threads, those on one thread count, because they hardly notice.
     """
-    alone = _on_one_thread(trials)
-    for trial in trials:
-        trial.take(alone[trial.name])
-    inputs, (ahead, ms) = trials[0].case.inputs(), _ahead(trials, CUTOFFS[0])
+    alone = _timed_on_one_thread(trials)
+    ahead, ms = _ahead(alone.values(), CUTOFFS[0])
     quickest = min(ahead, key=lambda trial: trial.least_ms, default=None)
-    for trial in ahead:
-        trial.ms = []
+    likely, inputs = [trial for trial in trials if alone[trial.name] in ahead], trials[0].case.inputs()
     before = timing.usage()
-    _turns(ahead, ms, inputs)
+    _turns(likely, ms, inputs)
     for cutoff in CUTOFFS[1:]:
-        _turns(*_ahead(ahead, cutoff), inputs)
-    if quickest and quickest.ms and timing.held_up(before, quickest.ms, alone[quickest.name].least_ms):
-        for trial in trials:
-            trial.take(alone[trial.name])
+        _turns(*_ahead(likely, cutoff), inputs)
+    together = {trial.name: trial.ms for trial in likely if trial.ms}
+    if quickest and quickest.name in together and timing.held_up(before, together[quickest.name], quickest.least_ms):
+        together = {}
+    return [trial if trial.refused or trial.name in together else alone[trial.name] for trial in trials]
 
 
-def _on_one_thread(trials):
-    """{name: the same trial with fewer heads, timed on one thread}."""
+def _timed_on_one_thread(trials):
+    """{name: the same trial with fewer heads, with one time: the median of calls on one thread}."""
     alone = [_Trial(trial.name, _quick(trial.case, threads=2), trial.compared, trial.refused) for trial in trials]
     inputs = alone[0].case.inputs()
     with timing.on_one_thread():
@@ -267,8 +115,8 @@ def _turns(trials, ms, inputs):
             trial.time(count=1, warmup=0, inputs=inputs)
 
 
-def _take_turns_on_a_gpu(trials, compiled):
-    """Time kernels on a GPU, as they are, and then, compiled if the model will be, those that are not far behind."""
+def _timed_on_a_gpu(trials, compiled):
+    """The trials, timed as they are, and then, compiled if the model will be, those that are not far behind."""
     for trial in trials:
         trial.time(count=1, warmup=1)
     for trial in _ahead(trials, CUTOFFS[0])[0]:
@@ -276,6 +124,7 @@ def _take_turns_on_a_gpu(trials, compiled):
             trial.compile()
             trial.ms.clear()
         trial.time(count=10, warmup=1)
+    return trials
 
 
 def _ahead(trials, cutoff):
@@ -294,14 +143,6 @@ def _quick(case, threads):
     return case.of_heads(min(B, -(-enough // nh)), min(kv_heads, -(-enough * kv_heads // nh)))
 
 
-def _two_sequences(case):
-    return replace(case, shape=(min(case.shape[0], 2), *case.shape[1:]))
-
-
-def _shortened(case):
-    return replace(case, shape=(*case.shape[:2], min(case.shape[2], MOST_COMPARED), case.shape[3]))
-
-
 class _Trial:
     """One kernel: its times on `case`, its errors on `compared`, and why it was `refused`, if it was."""
 
@@ -312,10 +153,6 @@ class _Trial:
     def compile(self):
         torch.compiler.reset()  # PyTorch counts recompilations over all kernels together
         self.attend, self.compiled = torch.compile(as_run(self.name, self.case), dynamic=False), True
-
-    def take(self, other):
-        """Take over the times of the trial `other`, or why it was refused."""
-        self.ms, self.timed, self.refused = other.ms.copy(), other.timed, other.refused
 
     def time(self, count, warmup, inputs=None):
         """Add `count` samples, unless the kernel is refused. inputs: of `case`, if several kernels share them."""
@@ -349,9 +186,9 @@ class _Trial:
         return not self.refused
 
     def _checks(self):
-        yield from parity.checks(as_run(self.name, self.case), _shortened(self.compared))
+        yield from parity.checks(as_run(self.name, self.case), self.compared)
         if self.compiled:  # only at the compiled shape: every other shape would take seconds to compile
-            yield "compiled", parity.compare(self.attend, _shortened(self.case), heads=2)
+            yield "compiled", parity.compare(self.attend, parity.shortened(self.case), heads=2)
 
     def record(self):
         """For run.json: why it was refused, its times, and its errors if it was compared."""

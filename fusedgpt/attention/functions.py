@@ -200,7 +200,7 @@ def flex(
     documents: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """FlexAttention. It ignores `dropout_p`: choose.refusal refuses flex before a model trains with dropout."""
+    """FlexAttention. It ignores `dropout_p`: permitted.refusal refuses flex before a model trains with dropout."""
     T, Tk, mask = q.size(-2), k.size(-2), None
     inside = torch.compiler.is_compiling()  # a model that is being compiled traces flex into its own graph
     if documents is not None:

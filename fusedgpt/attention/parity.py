@@ -20,6 +20,7 @@ RMS_TOLERANCE = {torch.float64: 2.5e-14, torch.float32: 5e-6, torch.float16: 2e-
 # block or if full ones came before it.
 ODD_LENGTHS = (127, 300)
 ODD_WINDOW = 37  # shorter than these
+MOST_COMPARED = 2048  # tokens of the longest comparison that must be quick: the scores of two heads take 0.3 GB
 
 
 def reference(
@@ -140,6 +141,12 @@ def _on_large_scores(attend, case):
     found = compare(attend, case, case.inputs_of_large_scores())
     # there dq and dk are differences of numbers that are large and nearly equal
     return {name: error for name, error in found.items() if name in ("y", "dv")}
+
+
+def shortened(case: Case, B: int | None = None) -> Case:
+    """`case` with at most MOST_COMPARED tokens and, if B is given, at most B sequences, for a quick comparison."""
+    sequences, nh, T, hs = case.shape
+    return replace(case, shape=(min(sequences, B or sequences), nh, min(T, MOST_COMPARED), hs))
 
 
 def largest(found: dict[str, float]) -> float:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fusedgpt.attention import choose, parity
+from fusedgpt.attention import parity, permitted
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION, MASKED
 from fusedgpt.attention.receipt import observe
@@ -125,9 +125,9 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
 def _has_backward(path, case):
     """Whether `path` has a backward here. Raises UserError if not even its forward runs."""
     kernel = path.removesuffix(", masked")
-    if path == "scaled before" or not choose.refusal(kernel, case):
+    if path == "scaled before" or not permitted.refusal(kernel, case):
         return True
-    if reason := choose.refusal(kernel, dataclasses.replace(case, backward=False)):
+    if reason := permitted.refusal(kernel, dataclasses.replace(case, backward=False)):
         raise UserError(reason)
     return False
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from fusedgpt.attention import choose, parity
+from fusedgpt.attention import parity, permitted
 from fusedgpt.attention.case import Attend, Case
 from fusedgpt.attention.receipt import observe
 from fusedgpt.bench.options import Timed
@@ -27,9 +27,9 @@ def prove_kernel(name: str, *cases: Case, exact_as: torch.dtype | None = None) -
     Raises UserError if the kernel cannot run one of them here.
     """
     for case in cases:
-        if reason := choose.refusal(name, case):
+        if reason := permitted.refusal(name, case):
             raise UserError(reason)
-        proven = prove(choose.as_run(name, case), case, exact_as)
+        proven = prove(permitted.as_run(name, case), case, exact_as)
     return proven
 
 
@@ -64,7 +64,7 @@ def refusals() -> Iterator[None]:
         except (RuntimeError, ValueError, AssertionError) as error:  # any other type is a bug of this project
             if out_of_memory(error) or isinstance(error, (torch.AcceleratorError, UserError)):
                 raise
-            raise UserError(choose.reasons(caught, error)) from error
+            raise UserError(permitted.reasons(caught, error)) from error
 
 
 def timed(step: Callable[[], object], s: Timed, case: Case, trace: pathlib.Path) -> dict:

@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from fusedgpt.attention import choose, parity
+from fusedgpt.attention import parity, permitted
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.attention.receipt import contradiction
@@ -126,7 +126,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
 
 
 _inputs = functools.lru_cache(maxsize=1)(Case.inputs)  # kernels share them, because drawing them is slow
-_refusal = functools.lru_cache(choose.refusal)  # for one length; if a kernel refuses another length, it raises there
+_refusal = functools.lru_cache(permitted.refusal)  # for one length; if a kernel refuses another length, it raises there
 
 
 def _training(spec, s, device, folder):

@@ -8,7 +8,7 @@ import torch
 from torch.library import Library
 from torch.nn import attention
 
-from fusedgpt.attention import choose, flash_impl, parity
+from fusedgpt.attention import choose, flash_impl, parity, permitted
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.attention.table import KERNELS
@@ -104,7 +104,7 @@ def test_each_name_runs_its_own_version_whatever_ran_before(provide):
         saw = watch(name)
         want = "flash" if name in ("sdpa", "masked") else name
         assert (saw["forward"], saw["backward"]) == ([want], [want]), name
-        assert choose.refusal(name, TRAINING) is None
+        assert permitted.refusal(name, TRAINING) is None
         assert parity.passes(parity.compare(ATTENTION[name], TRAINING), torch.float32)
 
 
@@ -149,12 +149,12 @@ def test_auto_and_the_sweep_try_them_one_after_another(provide, monkeypatch):
 @pytest.mark.parametrize(("name", "module"), [("flash3", "flash_attn_interface"), ("flash4", "flash_attn")])
 def test_without_the_package_the_reason_names_it(monkeypatch, name, module):
     with pytest.raises(UserError, match="on GPUs only"):
-        choose.require(name, TRAINING)
+        permitted.require(name, TRAINING)
     if importlib.util.find_spec(module):
         pytest.skip(f"{module} is installed")
     monkeypatch.setattr(choose, "KERNELS", EVERYWHERE)
     package = KERNELS[name].package
-    assert choose.refusal(name, TRAINING) == f"the package {package} cannot be imported: No module named '{module}'"
+    assert permitted.refusal(name, TRAINING) == f"the package {package} cannot be imported: No module named '{module}'"
     assert watch("flash")["forward"] == ["flash"]  # a failed activation leaves it alone
 
 
@@ -164,10 +164,10 @@ def test_a_package_that_fails_is_refused_with_its_reason(provide, error):
         raise error
 
     provide("flash3", fwd=broken)
-    assert choose.refusal("flash3", TRAINING) == str(error)
+    assert permitted.refusal("flash3", TRAINING) == str(error)
     attention.register_flash_attention_impl("FA4", register_fn=broken)
-    assert choose.refusal("flash4", TRAINING) == str(error)
-    assert choose.refusal("flash", TRAINING) is None
+    assert permitted.refusal("flash4", TRAINING) == str(error)
+    assert permitted.refusal("flash", TRAINING) is None
 
 
 def test_a_package_that_returns_more_than_pytorch_expects_is_refused_with_both_versions(provide, monkeypatch):
@@ -178,7 +178,7 @@ def test_a_package_that_returns_more_than_pytorch_expects_is_refused_with_both_v
 
     provide("flash4", fwd=four)
     monkeypatch.setattr(flash_impl.importlib.metadata, "version", lambda package: "4.0.0b36")
-    reason = choose.refusal("flash4", TRAINING)
+    reason = permitted.refusal("flash4", TRAINING)
     assert f"flash-attn-4 4.0.0b36 does not fit PyTorch {torch.__version__}: too many values to unpack" in reason
     assert "4.0.0b17" in reason
 
@@ -188,20 +188,20 @@ def test_a_package_without_a_backward_samples_and_does_not_train(provide):
         raise RuntimeError("This flash attention build does not support backward.")
 
     provide("flash3", bwd=missing)
-    reason = choose.refusal("flash3", TRAINING)
+    reason = permitted.refusal("flash3", TRAINING)
     assert reason == "it runs forward, but not backward: This flash attention build does not support backward"
-    assert choose.refusal("flash3", Case((2, 2, 64, 32), CPU, torch.float32, backward=False)) is None
+    assert permitted.refusal("flash3", Case((2, 2, 64, 32), CPU, torch.float32, backward=False)) is None
 
 
 def test_a_package_that_changes_nothing_is_not_taken_for_its_version(provide):
     # if only PyTorch's operator is seen, a receipt must take it for FlashAttention-2
     provide("flash3", fwd=forward, bwd=backward)
-    assert "the profiler saw flash in the forward pass" in choose.refusal("flash3", TRAINING)
+    assert "the profiler saw flash in the forward pass" in permitted.refusal("flash3", TRAINING)
 
 
 def test_a_package_that_is_wrong_fails_parity(provide):
     provide("flash3", fwd=lambda q, k, v: torch.ops.flash_attn_3.fwd(q, k, 1.5 * v))
-    assert choose.refusal("flash3", TRAINING) is None
+    assert permitted.refusal("flash3", TRAINING) is None
     assert not parity.passes(parity.compare(ATTENTION["flash3"], TRAINING), torch.float32)
 
 
@@ -209,7 +209,7 @@ def test_a_package_that_is_wrong_fails_parity(provide):
 @pytest.mark.parametrize("name", VERSIONS)
 def test_on_a_gpu(name):
     case = Case((2, 2, 256, 64), torch.device("cuda"), torch.bfloat16)
-    if reason := choose.refusal(name, case):
+    if reason := permitted.refusal(name, case):
         pytest.skip(reason)
     for attention_name in (name, "flash", name):
         saw = watch(attention_name, case)

@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusedgpt.attention import choose, functions, parity
+from fusedgpt.attention import functions, parity, permitted
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION, MASKED
 from fusedgpt.machine.profiler import profile
@@ -32,7 +32,7 @@ EVERYWHERE = [
 
 
 def skip_refused(name, case):
-    reason = choose.refusal(name, case)
+    reason = permitted.refusal(name, case)
     if reason and name not in ("manual", "blocked", "math", "sdpa", "masked"):  # those run everywhere
         pytest.skip(f"{name} on {case.device}, {case.dtype}: {reason}")
 
@@ -47,7 +47,7 @@ def test_output_and_gradients_equal_float64(name, device, dtype):
         skip_refused(name, Case((1, 1, 64, hs), torch.device(device), dtype))
         for T in LENGTHS if name != "flex" else FLEX_LENGTHS:
             case = Case((2, 4, T, hs) if T <= 300 else (1, 2, T, hs), torch.device(device), dtype)
-            if name == "cudnn" and choose.refusal(name, case):  # which lengths it takes depends on its version
+            if name == "cudnn" and permitted.refusal(name, case):  # which lengths it takes depends on its version
                 continue
             found = parity.compare(ATTENTION[name], case)
             assert parity.passes(found, dtype), (T, hs, found)
@@ -84,7 +84,7 @@ def test_with_shared_keys_and_a_window_output_and_gradients_equal_float64(name, 
         packed = replace(case, packed=True)
         for each in (case, after_cache, chunk, packed):
             torch.compiler.reset()
-            if name in ("efficient", "flash", "cudnn", "flash3", "flash4", "flex") and choose.refusal(name, each):
+            if name in ("efficient", "flash", "cudnn", "flash3", "flash4", "flex") and permitted.refusal(name, each):
                 continue
             found = parity.compare(ATTENTION[name], each)
             assert parity.passes(found, dtype), (each, found)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fusedgpt.attention import choose
+from fusedgpt.attention import permitted
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.bench import kinds, ladder, numerics, sweep
@@ -83,7 +83,7 @@ def test_a_mistake_is_named(tmp_path, file, name, why):
     broken = tmp_path / "broken.py"
     broken.write_text("1 / 0")
     with pytest.raises(UserError, match=why):
-        choose.require(name.format(file=file, broken=broken), Case((1, 2, 16, 8), CPU, torch.float32))
+        permitted.require(name.format(file=file, broken=broken), Case((1, 2, 16, 8), CPU, torch.float32))
 
 
 def test_benchmarks_measure_it_beside_ours(tmp_path, data, file):
@@ -126,7 +126,7 @@ def test_one_that_fails_at_odd_lengths_is_one_sentence(file):
         FILE + "\n\ndef even(q, k, v, p=0.0):\n    assert q.size(2) % 2 == 0, 'odd'\n    return whole(q, k, v)\n"
     )
     with pytest.raises(UserError, match="it fails in the comparison with float64: odd") as refusal:
-        choose.require(f"{file}:even", Case((1, 2, 16, 8), CPU, torch.float32))
+        permitted.require(f"{file}:even", Case((1, 2, 16, 8), CPU, torch.float32))
     assert "even or auto" not in str(refusal.value)  # it recommended the kernel that it refused
 
 

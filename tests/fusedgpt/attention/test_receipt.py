@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fusedgpt.attention import choose, receipt
+from fusedgpt.attention import permitted, receipt
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
 
@@ -159,7 +159,7 @@ def test_contradiction_is_found():
 def test_receipt_on_a_gpu(name, dtype):
     # K3: on Hopper PyTorch's own pick is cuDNN, not flash
     case = Case(SHAPE, torch.device("cuda"), dtype)
-    reason = choose.refusal(name, case)
+    reason = permitted.refusal(name, case)
     if reason and name in ("cudnn", "flex"):  # the others run on every GPU
         pytest.skip(reason)
     for compiled in (False, True):
@@ -171,7 +171,7 @@ def test_receipt_on_a_gpu(name, dtype):
 @pytest.mark.parametrize("name", ["manual", "blocked", "math", "flash", "cudnn", "flex"])
 def test_on_a_gpu_only_math_copies_keys_for_each_head_of_queries(name):
     case = Case((2, 6, 64, 64), torch.device("cuda"), torch.bfloat16, kv_heads=2)
-    reason = choose.refusal(name, case)
+    reason = permitted.refusal(name, case)
     if reason and name in ("cudnn", "flex"):
         pytest.skip(reason)
     inputs = case.inputs()

@@ -16,7 +16,7 @@ NOT_IN_FLOAT32 = ("flash", "flash3", "flash4", "cudnn")  # on a GPU
 
 def model(attention="sdpa", device="cpu", **config):
     torch.manual_seed(0)
-    # heads of 32, because FlexAttention computes some of 16 wrongly (choose.refusal)
+    # heads of 32, because FlexAttention computes some of 16 wrongly (permitted.refusal)
     shape = dict(block_size=S, vocab_size=101, n_layer=3, n_head=2, n_embd=64)
     model = GPT(GPTConfig(**{**shape, **config}, attention=attention)).to(device).eval()
     with torch.no_grad():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fusedgpt.attention import permitted
 from fusedgpt.attention.case import Case
 from fusedgpt.machine.device import graphs_compiled
 from fusedgpt.training import tuning
@@ -211,7 +212,7 @@ def test_a_remembered_kernel_that_no_longer_passes_parity_is_not_taken(model, mo
     monkeypatch.setattr(tuning.choose, "fastest", lambda *_, **__: ("math", {}))
     settle(model, attention="auto", dtype="float32")
     wrong = lambda q, k, v, dropout_p=0.0: q + k + v  # noqa: E731
-    monkeypatch.setattr(tuning.choose, "ATTENTION", {**tuning.choose.ATTENTION, "math": wrong})
+    monkeypatch.setattr(permitted, "ATTENTION", {**permitted.ATTENTION, "math": wrong})
     monkeypatch.setattr(tuning.choose, "fastest", lambda *_, **__: ("manual", {}))
     chosen = settle(model, attention="auto", dtype="float32")
     assert (chosen.attention, chosen.timed) == ("manual", "timed now")

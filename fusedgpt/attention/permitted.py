@@ -1,0 +1,160 @@
+"""Which attention kernels this machine permits for a case, and why it does not permit the others.
+
+A named kernel runs, or the program ends with the reason; nothing falls back in silence.
+"""
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+
+from fusedgpt.attention import flash_impl, parity
+from fusedgpt.attention.case import Attend, Case
+from fusedgpt.attention.functions import ATTENTION
+from fusedgpt.attention.receipt import contradiction, observe
+from fusedgpt.attention.table import KERNELS, is_own
+from fusedgpt.errors import UserError, first_line
+from fusedgpt.machine.device import autocast, dtype_name, tf32
+
+
+def require(name: str, case: Case, compiled: bool = False) -> None:
+    """Raise UserError, with the reason and what would run instead, unless the kernel `name` can run `case` here.
+
+    Its results must also agree with float64, or it would silently train another model. A kernel of ours is compared on
+    one head; a user's own must pass parity.checks.
+    """
+    if reason := refusal(name, case, compiled) or _wrong(name, case, compiled):
+        others = [other for other in KERNELS if other != name and not refusal(other, case, compiled)]
+        doing = "train" if case.backward else "run"
+        raise UserError(
+            f"attention='{name}' cannot {doing} on {case.device.type} in {dtype_name(case.dtype)}"
+            f" with dropout {case.dropout:g}: {reason}. Here --attention can be {', '.join(others)} or auto."
+        )
+
+
+@tf32(allowed=False)  # TF32 would round float32 in every kernel
+def _wrong(name, case, compiled):
+    """Why the kernel `name` does not compute causal attention with `case`'s dropout, or None if it does."""
+    try:
+        for where, errors in _comparisons(name, case, compiled):
+            if not parity.passes(errors, case.dtype):
+                what = "attention within documents" if case.packed else "causal attention"
+                what += f" in a window of {case.window}" if case.window else ""
+                return (
+                    f"it is not {what}: {where} its errors against float64 are {errors}. A change of the function,"
+                    " such as a window, belongs to the model (Dimensions), which saves it with the weights"
+                )
+        if is_own(name) and case.dropout and not _drops(name, case):
+            return "it ignores dropout_p: two runs with different random numbers give the same result"
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:  # a user's own kernel may raise anything at a shape for which it was not written
+        given = f" (k and v have {case.kv_heads} heads, q has {case.shape[1]})" if case.grouped else ""
+        return f"it fails in the comparison with float64: {reasons((), error)}{given}"
+    return None
+
+
+def _comparisons(name, case, compiled):
+    """(where, errors) of the comparisons with float64: one head for a kernel of ours, all checks for a user's own."""
+    attend, whole = as_run(name, case), parity.shortened(case, B=2)
+    if not is_own(name):
+        yield "on one head", parity.compare(attend, whole.of_heads(1, 1))
+        return
+    yield from parity.checks(attend, whole)
+    if case.shape[2] > parity.MOST_COMPARED:  # a window could be longer
+        last = case.of_heads(1, 1)
+        last = replace(last, shape=(1, last.shape[1], 64, case.shape[3]), keys=case.shape[2], backward=False)
+        yield f"for the last 64 of {case.shape[2]} tokens", parity.compare(as_run(name, last), last)
+    if compiled:
+        torch.compiler.reset()
+        yield "compiled", parity.compare(torch.compile(attend, dynamic=False), whole, heads=2)
+
+
+def _drops(name, case):
+    probe = replace(case.of_heads(1, 1), backward=False)
+    attend, inputs = as_run(name, case), probe.inputs()
+    torch.manual_seed(0)
+    (first,) = probe.run(attend, *inputs)
+    (second,) = probe.run(attend, *inputs)
+    return not torch.equal(first, second)
+
+
+def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
+    """Why the kernel `name` cannot run `case` here, in a model that is `compiled` or not; None if it can.
+
+    The kernel is run once, on one head of one sequence, under the profiler. If deterministic algorithms are required,
+    it runs twice and the gradients must agree to the bit.
+    """
+    if name == "flex" and case.device.type == "cpu" and case.packed:
+        return "on a CPU PyTorch cannot compile FlexAttention within documents for lengths that vary"  # 2.13
+    level = torch.backends.cpu.get_cpu_capability()
+    if name == "flex" and case.device.type == "cpu" and case.backward:
+        return "PyTorch has no backward of FlexAttention on a CPU"
+    if name == "flex" and case.device.type == "cpu" and compiled:
+        return "FlexAttention cannot run inside a compiled model on a CPU"
+    if name == "flex" and case.device.type == "cpu" and case.shape[-1] in (8, 16) and level == "AVX2":
+        return "PyTorch computes it wrongly for heads of 8 and 16 on a CPU with AVX2 only"  # 8, 24, 40, … keys; 2.13
+    if name == "flex" and case.dropout > 0:
+        return "FlexAttention has no dropout"
+    if name in KERNELS and KERNELS[name].gpu_only and case.device.type == "cpu":
+        return "PyTorch has it on GPUs only"
+    if name in ("flash", "flash3", "flash4") and case.window and case.device.type == "cuda":
+        return "SDPA has no argument for a window, and on a GPU its flash kernel takes no mask that could stand for it"
+    if is_own(name) and case.packed and not _takes(name, "documents"):
+        return "it must take an argument `documents` for mask=document: the document of each key, (B, Tk)"
+    if is_own(name) and case.window and not _takes(name, "window"):
+        return "it must take an argument `window` for a model with a window: the number of keys that a query sees"
+    probe = case.of_heads(1, 1)
+    attend, inputs, results = as_run(name, probe), probe.inputs(), []
+
+    def step():
+        torch.manual_seed(0)
+        results.append(probe.run(attend, *inputs))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            receipt = observe(step)
+            if torch.are_deterministic_algorithms_enabled():
+                step()
+        except torch.AcceleratorError:  # the GPU itself has crashed, so nothing else would run on it
+            raise
+        except Exception as error:  # a kernel, its compiler and its package each raise types of their own
+            reason = flash_impl.explained(name, error, reasons(caught, error))
+            if case.grouped and "to have the same num_heads" in reason:  # `efficient` in PyTorch 2.13
+                reason = f"SDPA's {name} kernel takes no heads of queries that share keys and values (n_kv_head)"
+            only_forward = case.backward and not refusal(name, replace(case, backward=False))
+            return f"it runs forward, but not backward: {reason}" if only_forward else reason
+    if len(results) == 2 and not all(torch.equal(a, b) for a, b in zip(*results)):
+        return "it is not deterministic: two runs gave different gradients"
+    return contradiction(name, receipt, case)
+
+
+def _takes(name, mask):
+    try:
+        inspect.signature(ATTENTION[name]).bind("q", "k", "v", "dropout_p", **{mask: None})
+    except TypeError:
+        return False
+    return True
+
+
+def as_run(name: str, case: Case) -> Attend:
+    """The attention function `name` as the scripts call it: training under autocast, generation without."""
+
+    def attend(*inputs, **masks):
+        with autocast(case.device, case.dtype) if case.backward else contextlib.nullcontext():
+            return ATTENTION[name](*inputs, **masks)
+
+    return attend
+
+
+def reasons(caught: Iterable[warnings.WarningMessage], error: Exception) -> str:
+    """Why a kernel raised `error`, in one phrase. PyTorch explains its refusals in warnings, which were `caught`."""
+    if not any(sign in str(error) for sign in ("No available kernel", "No viable backend")):
+        caught = ()  # another kind of error: the warnings are about something else
+    said = dict.fromkeys(str(w.message).split(" (Triggered internally")[0].rstrip(". ") for w in caught)
+    found = [r for r in said if "not used because" not in r and "runtime disabled" not in r]
+    return "; ".join(found) or first_line(error) or type(error).__name__  # never empty, which would mean permitted
