@@ -16,8 +16,8 @@ import dataclasses
 import difflib
 import functools
 import os
+import pathlib
 import re
-import runpy
 import sys
 import types
 import typing
@@ -151,17 +151,38 @@ def _assignments(file, settings):
     so_far = dataclasses.asdict(settings)
     hint = ": config files are Python code with lines like batch_size = 8, and a run is named by its folder"
     hint *= not file.endswith(".py")
+    names = _Names({**so_far, "__name__": "<config file>", "__file__": file})
     try:
-        found = runpy.run_path(file, init_globals=so_far)
+        exec(compile(pathlib.Path(file).read_bytes(), file, "exec"), names.seen, names)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also exit(), which would end the script with status 0
         raise UserError(f"config file {file} fails: {type(error).__name__}: {first_line(error)}{hint}") from error
-    assigned = {k: v for k, v in found.items() if isinstance(k, str) and (k not in so_far or v is not so_far[k])}
+    found = {k: v for k, v in names.seen.items() if isinstance(k, str)}
+    assigned = {k: v for k, v in found.items() if k in names or k not in so_far or v is not so_far[k]}
     own = {k for k, v in assigned.items() if k.startswith("_") or callable(v) or isinstance(v, types.ModuleType)}
     if hint and assigned.keys() == own:  # YAML and JSON may be Python code that does nothing
         raise UserError(f"config file {file} assigns to no setting{hint}")
     return {k: v for k, v in assigned.items() if k not in own}
+
+
+class _Names(dict):
+    """What a config file assigns at its top level, even a value that was there before: an earlier run may have another.
+
+    seen: the file's globals, which its functions read.
+    """
+
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def __setitem__(self, name, value):
+        super().__setitem__(name, value)
+        self.seen[name] = value
+
+    def __delitem__(self, name):
+        super().__delitem__(name)
+        del self.seen[name]
 
 
 def _set(settings, name, value, where):

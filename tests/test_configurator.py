@@ -42,6 +42,17 @@ def test_order_is_defaults_files_flags(tmp_path):
     assert got == Settings(rate=5.0, steps=6, name="c", compile=False) and type(got.rate) is float
 
 
+def test_a_file_changes_an_earlier_run_to_a_default_too(tmp_path):
+    # Python keeps one object of a small number, a bool or a short text, so that a default counted as not assigned
+    (tmp_path / "c.py").write_text(
+        "rate = 0.1\nsteps = 2 * 5\nquick: bool = False\nif quick:\n    name = 'x'\nkernel = 'fla' 'sh'\n"
+        "def _set():\n    global size\n    size = steps\n_set()\nfor batch in range(3):\n    pass\ndel batch\n"
+    )
+    before = Settings(rate=0.2, steps=99, name="y", quick=True, compile=True, kernel="manual")
+    got = configure(Settings(), [str(tmp_path / "c.py")], "", earlier=lambda _: before)
+    assert got == Settings(name="y", compile=True, size=10)
+
+
 @pytest.mark.parametrize(
     ("flag", "name", "value"),
     [

@@ -334,6 +334,20 @@ def test_a_run_that_goes_on_with_another_text_says_so(tmp_path, data, capsys):
     assert best["best_val_loss"] == min(row["val_loss"] for row in rows(tmp_path / "out", "eval") if row["iter"] >= 12)
 
 
+def test_a_best_loss_of_other_windows_is_forgotten(tmp_path, data, capsys):
+    # with another batch an evaluation reads other windows: a loss of easier ones stayed the best for ever
+    run(tmp_path, data, batch_size=4, eval_iters=6)
+    saved = checkpoint_of(tmp_path)
+    torch.save(saved | {"best_val_loss": 0.0, "best_iter": 5}, tmp_path / "ckpt.pt")
+    run(tmp_path, data, batch_size=8, eval_iters=3, max_iters=12, init_from="resume")  # as many
+    said = capsys.readouterr().out
+    assert checkpoint_of(tmp_path)["best_val_loss"] == 0 and "of other windows" not in said
+    run(tmp_path, data, batch_size=8, eval_iters=6, max_iters=14, init_from="resume")
+    assert "resuming with evaluations of other windows: the next one is the best" in capsys.readouterr().out
+    evaluated = [row["val_loss"] for row in rows(tmp_path, "eval") if row["iter"] >= 12]
+    assert checkpoint_of(tmp_path)["best_val_loss"] == min(evaluated)
+
+
 def test_a_resumed_run_takes_up_the_scaler_and_the_best_loss(tmp_path, data):
     # T7: neither of them used to be restored
     run(tmp_path, data, dtype="float16")

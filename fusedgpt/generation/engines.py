@@ -251,11 +251,14 @@ class StaticStep:
         self.model = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # the same weights
         for block in self.model.transformer.h:
             block.attn.attend = self._attend
-        self.buffers = None
+        self.buffers = []
 
     def __call__(self, idx: Tensor, cache: list[LayerCache]) -> tuple[Tensor, None]:
         """Logits (B, 1, V) after one more id of each sample, `idx` (B, 1). The cache must have room for it."""
-        if self.buffers is not cache[0].k:  # another cache, at other addresses
+        buffers = [x for layer in cache for x in (layer.k, layer.v, layer.ids)]
+        # another cache, or one of which some buffers have grown: those of a window do not
+        if len(buffers) != len(self.buffers) or any(a is not b for a, b in zip(buffers, self.buffers)):
+            self.buffers = buffers
             self._bind(idx, cache)
         self.idx.copy_(idx)
         self.position.fill_(cache[0].length)
@@ -266,9 +269,9 @@ class StaticStep:
         return self.run(), None
 
     def _bind(self, idx, cache):
-        self.buffers, self.idx = cache[0].k, idx.clone()
-        self.position = torch.tensor([cache[0].length], device=idx.device)
-        self.slots = {layer.window: self.position.clone() for layer in cache} | {None: self.position}
+        self.idx, self.position = idx.clone(), torch.tensor([cache[0].length], device=idx.device)
+        slots = {layer.window: torch.tensor([layer.length - layer.dropped], device=idx.device) for layer in cache}
+        self.slots = slots | {None: self.position}
         self.static = [StaticLayer(layer, self.position, self.slots[layer.window]) for layer in cache]
         self.run = self.captured()
 

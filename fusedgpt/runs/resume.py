@@ -162,15 +162,16 @@ def meant_by_auto(saved: dict | None) -> dict[str, Any] | None:
 def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
     """Restore optimizer, scaler and best loss of `state`, a TrainState, from `saved`; say which settings changed.
 
-    Another mask or val.bin changes what a validation loss means. The best loss is then forgotten, in `saved` too, so
-    that the next evaluation is the best. meta: the data's. If ranks share the model, this restores its weights too;
-    otherwise the model has them already. Raises UserError if `saved` does not fit.
+    Another mask, other windows or another val.bin change what a validation loss means. The best loss is then
+    forgotten, in `saved` too, so that the next evaluation is the best. meta: the data's. If ranks share the model, this
+    restores its weights too; otherwise the model has them already. Raises UserError if `saved` does not fit.
     """
     if saved["model"]:
         checkpoint.restore_optimizer(saved, state.optimizer, state.model)
     else:
         checkpoint.read_shards(saved, state.optimizer, state.model)
-    if not (_same_mask(saved, s) and dataset.same_text(meta, saved.get("meta") or {}, "val")):
+    same = _same_mask(saved, s) and _same_windows(saved, s)
+    if not (same and dataset.same_text(meta, saved.get("meta") or {}, "val")):
         saved |= {"best_val_loss": math.inf, "best_iter": None}
     state.best_val_loss, state.best_iter = saved["best_val_loss"], saved["best_iter"]
     if saved["scaler"]:
@@ -185,8 +186,16 @@ def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
             moved = name == "lr_decay_iters" and s.lr_decay_iters == s.max_iters != was
             how = f": the schedule ends with the run (--lr_decay_iters={was} leaves it as it was)" if moved else ""
             say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}{how}")
+    if not _same_windows(saved, s):
+        say("resuming with evaluations of other windows: the next one is the best, whatever came before")
     if not _same_mask(saved, s):
         say(f"resuming with another mask, {s.mask}: losses from here on cannot be compared with those before")
+
+
+def _same_windows(saved, s):
+    was = {"eval_iters": s.eval_iters, "batch_size": s.batch_size, **saved["config"]}
+    same = was["eval_iters"] * was["batch_size"] == s.eval_iters * s.batch_size
+    return same and not checkpoint.is_nanogpts(saved)  # nanoGPT draws windows at random
 
 
 def _same_mask(saved, s):

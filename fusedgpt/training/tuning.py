@@ -107,12 +107,13 @@ class _Auto:
 
     def _kernel_and_dtype(self, weighs):
         """Attention and dtype, their trials, and the milliseconds `ms` of an eager forward and backward, if timed."""
-        case = {"for": "kernel and dtype", **self.case}
+        steps = weighs or len(self.dtypes) > 1  # not if ranks share the model, which has no weights yet
+        case = {"for": "kernel and dtype", "steps": steps, **self.case}
         if (past := self.memory.recall(case)) and self._can_run(past):
             return past
         picks = {d: choose.choose(self.s.attention, *_in(d, self.cases), compiled=self.compiled) for d in self.dtypes}
         dtype, ms, trials = self.dtypes[0], None, {}
-        if len(self.dtypes) > 1 or weighs:
+        if steps:
             times, share = _step_ms(self.model, self.batch, {d: attention for d, (attention, _) in picks.items()})
             dtype = min(times, key=times.get)
             ms, trials = times[dtype] / share, {dtype_name(d): each for d, each in times.items()}

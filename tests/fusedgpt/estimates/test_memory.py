@@ -68,11 +68,15 @@ def test_earlier_micro_batches_leave_a_whole_gradient():
     assert ddp.total - Memory.of(GPT2, Run(12)).total == 4 * GPT2.num_params  # its buckets stay
 
 
-@pytest.mark.parametrize("attention", ["manual", "blocked", "flash", "masked"])
-def test_masks_of_documents_are_counted(attention):
+@pytest.mark.parametrize(
+    ("attention", "kv_heads"), [("manual", 4), ("blocked", 4), ("flash", 4), ("masked", 4), ("flash", 2), ("manual", 2)]
+)
+def test_masks_of_documents_are_counted(attention, kv_heads):
+    # with shared keys a fused kernel has the mask once for each head that shares them, which was not counted
     added = {}
     for start in (None, 0):
         shape = dict(block_size=512, vocab_size=65, n_layer=1, n_head=4, n_embd=64, attention=attention)
+        shape |= dict(n_kv_head=kv_heads)
         config, kept = GPTConfig(**shape, document_start=start), {}
         ids = torch.zeros(3, 512, dtype=torch.long)
 

@@ -123,6 +123,20 @@ def test_static_shapes_compute_what_growing_ones_do_in_every_family(name, docume
     assert torch.equal(greedy(engine, ids(2, 9), S, cache=engine.cache), greedy(net, ids(2, 9), S))
 
 
+@pytest.mark.parametrize("document_start", [None, 3])
+@torch.no_grad()
+def test_static_shapes_follow_buffers_that_grow(document_start):
+    # the first layer's, of a window, stay: steps went on with the old keys of the other layers, in silence
+    net = family("pattern", window_pattern="SL", block_size=1024, document_start=document_start)
+    engine = engines.prepare(net, CPU, "float32", prompt_length=9, new_tokens=30)
+    engine.decode = engines.StaticStep(engine.prefill)
+    for T in (9, 240, 600):  # there is room for 256, then for more
+        prompt = ids(1, T)
+        assert torch.equal(greedy(engine, prompt, 30, cache=engine.cache), greedy(net, prompt, 30))
+    held = {layer.window: layer.k.size(2) for layer in engine.cache}
+    assert held[None] > 256 > held[net.config.window] and len(held) == 2
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_every_family_is_timed_and_copied_and_its_bytes_are_counted(name):

@@ -79,6 +79,9 @@ def test_an_axis_of_tokens_or_time_says_what_was_done_before_a_step(tmp_path):
     assert run.position(iters, "tokens").tolist() == [0, 8, 16, 24]
     assert run.position(iters, "time").tolist() == [0, 1, 1, 4]
     assert run_of(tmp_path, [evaluation(0)]).position(np.zeros(1), "time").tolist() == [0]
+    # resumed with half the batch: every step before was drawn at half its tokens
+    resumed = [step(0, ms=1000, tokens_per_s=16.0), step(1, ms=3000, tokens_per_s=8 / 3)]
+    assert run_of(tmp_path, resumed, tokens_per_step=8).position(iters[:3], "tokens").tolist() == [0, 16, 24]
 
 
 def test_bits_per_byte_of_training_steps_follow_from_the_evaluations(tmp_path):

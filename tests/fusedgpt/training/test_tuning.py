@@ -75,6 +75,16 @@ def test_a_step_is_timed_on_as_much_of_the_batch_as_takes_little(model, monkeypa
 FORWARD = Case((4, 2, 16, 16), CPU, torch.bfloat16, backward=False)
 
 
+def test_a_dtype_that_was_not_timed_is_not_remembered_as_if_it_was(model):
+    # ranks that share a model choose by rules: a run of one process then took their dtype, or failed on their `ms`
+    shared = settle(model.to("meta"), attention="auto")
+    assert (shared.dtype, shared.dtype_trials) == (torch.bfloat16, {})
+    whole = GPT(model.config)
+    for compile in (False, "auto"):
+        assert settle(whole, attention="auto", compile=compile).dtype_trials
+        assert "remembered" in settle(whole, attention="auto", compile=compile).timed
+
+
 BEFORE = {"attention": "math", "dtype": "float32", "compile": False}
 OPEN = dict(attention="auto", compile="auto", calls=10**9)
 
