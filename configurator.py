@@ -11,6 +11,7 @@ script that executes the text of this file, as nanoGPT's do, gets both applied t
 if __name__ != "configurator":  # a script executes this text
     _script = dict(globals())  # before names of ours, such as `re`, replace the script's
 
+import builtins
 import contextlib
 import dataclasses
 import difflib
@@ -153,7 +154,8 @@ def _assignments(file, settings):
     hint *= not file.endswith(".py")
     names = _Names({**so_far, "__name__": "<config file>", "__file__": file})
     try:
-        exec(compile(pathlib.Path(file).read_bytes(), file, "exec"), names.seen, names)
+        # not `compile`, which may be a setting of the script that executes this text
+        exec(builtins.compile(pathlib.Path(file).read_bytes(), file, "exec"), names.seen, names)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also exit(), which would end the script with status 0

@@ -152,14 +152,16 @@ def _inner(config, run, seen):
     A fused kernel keeps a float32 for each query and head (FlashAttention, arXiv:2205.14135). Other kernels keep the
     softmax of every score, a cast of it for the product, and with dropout its mask and a copy. Causal attention needs
     one mask, if any; within documents each sequence has its own. SDPA keeps that, or the mask of a window, in the dtype
-    of the products, and has it once for each of the heads that share keys (functions.as_rows).
+    of the products. Heads that share keys then become rows of one (functions.as_rows), each with the mask, and the
+    queries and the output are copied.
     """
     T, packed = config.block_size, config.packed
     masks = run.batch_size if packed else 1
     if not (scores := scores_of(config, run, seen)):
-        group = config.n_head // config.kv_heads
-        mask = run.itemsize * masks * group * T * T if (packed or seen < T) and run.attention != "flex" else 0
-        return 4 * tokens_of(config, run) * config.n_head + mask
+        masked, group = (packed or seen < T) and run.attention != "flex", config.n_head // config.kv_heads
+        mask = run.itemsize * masks * group * T * T if masked else 0
+        rows = 2 * run.itemsize * tokens_of(config, run) * widths(config)[1] if masked and group > 1 else 0
+        return 4 * tokens_of(config, run) * config.n_head + mask + rows
     softmax, e, dropout = _score_bytes(run), run.itemsize, config.dropout > 0
     each = 3 * softmax if run.cpu and dropout else softmax + (e if dropout or e < softmax else 0) + dropout
     return each * scores + masks * scores // (run.batch_size * config.n_head)  # a mask serves all heads

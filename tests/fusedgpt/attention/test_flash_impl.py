@@ -78,7 +78,7 @@ def provide(monkeypatch, operators):
 
     Without functions it computes with its own operators. Afterwards PyTorch's own packages are back.
     """
-    monkeypatch.setattr(choose, "KERNELS", EVERYWHERE)
+    monkeypatch.setattr(permitted, "KERNELS", EVERYWHERE)
     monkeypatch.setattr(attention._registry, "_FLASH_ATTENTION_IMPLS", {})
 
     def provide(name, fwd=None, bwd=None):
@@ -152,7 +152,7 @@ def test_without_the_package_the_reason_names_it(monkeypatch, name, module):
         permitted.require(name, TRAINING)
     if importlib.util.find_spec(module):
         pytest.skip(f"{module} is installed")
-    monkeypatch.setattr(choose, "KERNELS", EVERYWHERE)
+    monkeypatch.setattr(permitted, "KERNELS", EVERYWHERE)
     package = KERNELS[name].package
     assert permitted.refusal(name, TRAINING) == f"the package {package} cannot be imported: No module named '{module}'"
     assert watch("flash")["forward"] == ["flash"]  # a failed activation leaves it alone

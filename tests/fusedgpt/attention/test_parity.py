@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fusedgpt.attention import choose, parity
+from fusedgpt.attention import choose, parity, permitted
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.bench import proof
@@ -137,7 +137,7 @@ def test_the_gate_sees_what_is_wrong(name):
 def test_auto_has_the_same_gate(name, monkeypatch):
     # it compared two heads of the first sequence at the model's own length
     # and let seven of these pass
-    monkeypatch.setattr(choose, "ATTENTION", {"manual": WRONG[name]})
+    monkeypatch.setattr(permitted, "ATTENTION", {"manual": WRONG[name]})
     monkeypatch.setattr(choose, "SINGLE_KERNELS", ["manual"])
     dtype = getattr(torch, name.removeprefix("dk in ") if name.startswith("dk") else "float32")
     case = Case((2, 4, 512 if "length" in name else 64, 16), CPU, dtype)
