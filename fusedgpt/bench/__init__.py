@@ -7,9 +7,9 @@ A kind is a module with
     GROUP         fields of a row; rows with equal values of them form a group (disturbance.py)
     defaults      (gpu) -> the defaults for this machine: the articles' sizes on a GPU, sizes for minutes on a CPU
     plan          (s, device) -> what identifies each row, in order
-    measure       (spec, s, device, folder) -> what one row measured. It may raise UserError (refused), ParityError, or
-                  an out-of-memory error: rows.attempt turns each into a status. rows.OutOfTime leaves the row for the
-                  next call
+    measure       (spec, s, device, folder) -> what one row measured. It may raise UserError (refused, for good),
+                  ParityError, or an out-of-memory or other error, after which the next call tries again:
+                  rows.attempt turns each into a status. rows.OutOfTime leaves the row for the next call
     table         (rows) -> the lines of its report; it takes ratios only of rows that are disturbance.comparable
     claims        (rows) -> a list of check.Claim, which bench.py check compares with another machine's
     figures       (rows, s) -> (name, title, what was measured, figure), drawn from rows alone; s: the header's settings

@@ -74,7 +74,8 @@ def run(
 
     memory: bytes of data (not code) that the process may hold; an allocation beyond this limit fails. trace: the file
     for the profile, if settings["profile"] is set. variables: environment variables for the process, beside ours.
-    Raises UserError with train.py's last sentence, MemoryError if memory ran out, RuntimeError if it failed otherwise.
+    Raises UserError if train.py refused its kernel, MemoryError if memory ran out, ChildProcessError with train.py's
+    last sentence if that was another, RuntimeError if it failed otherwise.
     """
     given = {**settings, "out_dir": out_dir, "choose": "again"}  # what was remembered is no measurement of today
     flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
@@ -108,7 +109,11 @@ def run(
 
 
 def error_of(done: subprocess.CompletedProcess, name: str, limited: bool = False) -> Exception:
-    """The exception to raise for a failed process called `name`. limited: whether its memory was limited."""
+    """The exception to raise for a failed process called `name`. limited: whether its memory was limited.
+
+    Only a kernel's refusal is a UserError. Another sentence, such as one about missing data or a full disk, may not hold
+    for the next call, so it is a ChildProcessError.
+    """
     lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
     sentences = [line for line in lines if line.startswith("error: ")]
     exceptions = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]  # CUDA adds lines of advice
@@ -120,7 +125,7 @@ def error_of(done: subprocess.CompletedProcess, name: str, limited: bool = False
     if done.returncode == -KILLED or any(words in done.stderr for words in signs):
         return MemoryError(said)
     if done.returncode == 1 and f"error: {said}" in lines:
-        return UserError(said)
+        return UserError(said) if said.startswith("attention=") else ChildProcessError(said)
     return RuntimeError(f"{name} ended with status {done.returncode}: {said}")
 
 

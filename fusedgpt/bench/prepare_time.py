@@ -33,8 +33,8 @@ def counts_of_cores() -> list[int]:
 def run(megabytes: float, cores: int | None, tokenizer: str, folder: pathlib.Path) -> dict:
     """Time one call in ms, on `cores` cores or on all. Its files go to `folder`, and are removed.
 
-    Raises UserError with the script's last sentence, MemoryError, RuntimeError if it failed otherwise, and ParityError
-    if its ids are not those of the text.
+    Raises ChildProcessError with the script's last sentence, MemoryError, RuntimeError if it failed otherwise, and
+    ParityError if its ids are not those of the text.
     """
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         text, out_dir = pathlib.Path(temporary, "text.txt"), pathlib.Path(temporary, "out")

@@ -25,13 +25,16 @@ import torch
 from fusedgpt.bench import disturbance
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError, first_line, out_of_memory, shown
+from fusedgpt.machine.environment import FLASH_PACKAGES
 from fusedgpt.machine.files import atomic, read_jsonl
 
-FINAL = ("measured", "refused", "parity failed", "out of memory")  # a row that "failed" is tried again
+FINAL = ("measured", "refused", "parity failed", "out of memory")  # a row that "failed" does not count
+RETRIED = "out of memory"  # a row that counts, but is tried again by each call: others may have held the memory
+FULL = ("CUDA out of memory", "HIP out of memory", "DefaultCPUAllocator")  # why a kernel did not run, but not its own
 AGAIN = 2  # measure a disturbed row so many more times
 PAUSE = 1.0  # seconds before it is measured again
 # the parts of the environment that measurements depend on; on a CPU also the threads
-COMPARED = ("device", "torch", "cuda", "cudnn", "transformers")
+COMPARED = ("device", "torch", "cuda", "cudnn", "transformers", *FLASH_PACKAGES)
 REFERENCE_KEYS = {"before_ms", "after_ms", "best_ms", "preempted", "cpu_s"}  # a row's "reference" has these
 BEGAN = time.monotonic()  # about when bench.py started
 
@@ -55,7 +58,8 @@ def attempt(measure: Callable[[dict], dict], spec: dict, reference: Callable[[],
     except OutOfTime:
         raise
     except UserError as error:
-        return {**spec, "status": "refused", "reason": str(error)}
+        full = any(sign in str(error) for sign in FULL)
+        return {**spec, "status": "out of memory" if full else "refused", "reason": str(error)}
     except ParityError as error:
         return {**spec, "status": "parity failed", "reason": str(error)}
     except Exception as error:  # whatever it is, the next row must run
@@ -121,10 +125,11 @@ def run(
 def _done(earlier, group, untraced):
     """Those of the lines `earlier` whose rows need not be measured again. untraced: specs whose trace is wanted."""
     spoilt = {disturbance.group_of(line, group) for line in earlier if line.get("disturbed")} if group else set()
+    earlier = [line for line in earlier if line.get("status") != RETRIED]
     done = [n for n in earlier if not n.get("disturbed") and disturbance.group_of(n, group) not in spoilt]
     # rows without "kernel" never have a trace
     done = [line for line in done if "kernel" not in line or not _is_of(line, untraced)]
-    # a row that was not measured would end the same way again, even if its group was disturbed
+    # a row that was refused or failed parity would end the same way again, even if its group was disturbed
     return done + [line for line in earlier if _is_final(line) and line["status"] != "measured" and line not in done]
 
 

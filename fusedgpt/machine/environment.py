@@ -12,6 +12,7 @@ import torch
 from fusedgpt import home
 from fusedgpt.machine.device import cpu_multiplies_bfloat16
 
+FLASH_PACKAGES = ("flash-attn", "flash-attn-3", "flash-attn-4")  # their kernels run on GPUs only
 # columns to query from nvidia-smi
 GPU_STATE = ("driver_version", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "power.limit")
 
@@ -32,7 +33,7 @@ def environment(device: torch.device) -> dict:
         found |= {"memory": torch.cuda.get_device_properties(device).total_memory}
     elif hasattr(os, "sysconf"):
         found |= {"memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
-    for package in ("triton", "transformers"):
+    for package in ("triton", "transformers", *(FLASH_PACKAGES if device.type == "cuda" else ())):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found

@@ -14,7 +14,10 @@ FULL = "torch.AcceleratorError: CUDA error: out of memory"
 @pytest.mark.parametrize(
     ("code", "said", "error", "reason"),
     [
-        (1, "error: flash cannot\nsome library says goodbye\n", UserError, "flash cannot"),
+        (1, "error: attention='flash' cannot train\nsome library says goodbye\n", UserError, "'flash' cannot train"),
+        # all of these were refusals, and so final: they stayed after the data was prepared or the disk had room
+        (1, "error: [Errno 28] No space left on device\n", ChildProcessError, "No space left on device"),
+        (1, "error: dataset=shakespeare_char has no data here: run\n", ChildProcessError, "has no data here"),
         (-9, "", MemoryError, "exit status -9"),  # the system's own end to a full memory
         # the last line of a CUDA error says how PyTorch could be compiled
         (

@@ -83,7 +83,7 @@ def test_a_budget_ends_an_allocation_on_a_cpu(tmp_path, data):
     asked = child.settings(s, max_batch.Settings)
     with pytest.raises(MemoryError):
         child.run(asked, tmp_path / "run", held + 2**28)
-    with pytest.raises(UserError, match="cannot be split over"):
+    with pytest.raises(ChildProcessError, match="cannot be split over"):
         child.run({**asked, "n_head": 3}, tmp_path / "run")
 
 

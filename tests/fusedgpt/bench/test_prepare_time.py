@@ -8,7 +8,6 @@ import pytest
 
 from fusedgpt.bench import prepare_time
 from fusedgpt.bench.proof import ParityError
-from fusedgpt.errors import UserError
 
 
 def test_the_whole_command_is_timed_and_its_files_are_removed(tmp_path):
@@ -16,7 +15,7 @@ def test_the_whole_command_is_timed_and_its_files_are_removed(tmp_path):
     assert row["median_ms"] == row["samples_ms"][0] > 100  # it starts Python
     assert row["megabytes"] >= 0.2 and row["parity"] == "passed: its first 1000 ids are the beginning of the text"
     assert not list(tmp_path.iterdir())
-    with pytest.raises(UserError, match="train:1"):
+    with pytest.raises(ChildProcessError, match="train:1"):
         prepare_time.run(0.01, None, "train:1", tmp_path)
 
 

@@ -112,6 +112,26 @@ def test_a_failed_row_is_tried_again_and_a_refused_one_is_not(tmp_path):
     assert [row["status"] for row in got] == ["refused", "measured", "measured", "measured"]
 
 
+def test_a_row_without_memory_is_tried_again_once_by_each_call_and_stays_until_then(tmp_path):
+    # a neighbour held the GPU: at 16384 tokens the row stayed "out of memory", and the next call found all rows there
+    ends = {"a": torch.OutOfMemoryError("CUDA out of memory"), "b": UserError("CUDA out of memory. Tried to allocate")}
+    tried = []
+
+    def full(spec):
+        tried.append(spec["rung"])
+        if spec["rung"] in ends:
+            raise ends[spec["rung"]]
+        return TIME
+
+    got, _ = run(tmp_path, full)
+    assert [row["status"] for row in got] == ["out of memory"] * 2 + ["measured"] * 2  # b's kernel did not refuse
+    got, said = run(tmp_path, full)
+    assert tried == [*"abcd", *"ab"] and said[0] == "2 of 4 rows are there already" and len(got) == 4
+    assert rows.left(PLAN, tmp_path / "rows.jsonl", HEADER) == (0, {"out of memory": 2})  # make gpu ends
+    got, _ = run(tmp_path, lambda spec: TIME, plan=PLAN[1:])  # a is not asked for
+    assert {row["rung"]: row["status"] for row in got} == dict.fromkeys("bcd", "measured") | {"a": "out of memory"}
+
+
 @pytest.mark.parametrize("changed", ["settings", "environment"])
 def test_rows_of_other_settings_or_another_machine_do_not_mix(tmp_path, changed):
     run(tmp_path, lambda spec: {"n": 1})
@@ -132,6 +152,8 @@ CPU_ONLY = {key: value for key, value in GPU.items() if key not in ("cuda", "cud
     [
         *((GPU, {key: "another"}, True) for key in ("platform", "python", "threads", "commit", "triton")),
         *((GPU, {key: "another"}, False) for key in ("device", "torch", "cuda", "cudnn", "transformers")),
+        # flash4 stayed refused after its package was installed, and an upgrade went on with the old rows
+        *((GPU, {key: "another"}, False) for key in ("flash-attn", "flash-attn-3", "flash-attn-4")),
         *((CPU_ONLY, {key: "another"}, True) for key in ("platform", "python", "commit")),
         *((CPU_ONLY, {key: "another"}, False) for key in ("device", "torch", "transformers", "threads")),
     ],

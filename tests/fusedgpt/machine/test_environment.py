@@ -1,14 +1,28 @@
 """What is written beside a figure."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from fusedgpt.machine.environment import environment
+from fusedgpt.attention.table import KERNELS
+from fusedgpt.machine.environment import FLASH_PACKAGES, environment
 
 
 def test_environment_names_what_a_figure_depends_on():
     found = environment(torch.device("cpu"))
     assert found["torch"] == torch.__version__ and found["device"] and found["threads"] >= 1
+
+
+def test_a_gpu_is_recorded_with_the_packages_that_its_kernels_are_from(monkeypatch):
+    # rows of flash3 and flash4 went on over an upgrade of their packages, whose versions no header had
+    monkeypatch.setattr("importlib.metadata.version", lambda package: f"1.0 of {package}")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1))
+    of_kernels = {kernel.package for kernel in KERNELS.values()} - {""}
+    assert set(FLASH_PACKAGES) == of_kernels | {"flash-attn"}  # which transformers uses
+    assert {name: f"1.0 of {name}" for name in FLASH_PACKAGES}.items() <= environment(torch.device("cuda")).items()
+    assert not environment(torch.device("cpu")).keys() & set(FLASH_PACKAGES)  # their kernels run on GPUs only
 
 
 @pytest.mark.parametrize(
