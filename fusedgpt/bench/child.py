@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from fusedgpt.bench.options import Trained, family
+from fusedgpt.bench.options import Trained, changed, family
 from fusedgpt.errors import UserError
 from fusedgpt.home import SCRIPTS
 from fusedgpt.machine.device import dtype_name, resolve_device, resolve_dtype
@@ -29,6 +29,7 @@ DEFAULTS |= dict(warmup_iters=100, lr_decay_iters=1000, eval_interval=10**9, log
 ON_A_CPU = dict(n_layer=4, n_head=4, n_embd=256, block_size=1024, batch_size=1)
 # fields of run.json that a row keeps
 RAN = ("attention", "dtype", "tf32", "compile", "cuda_graphs", "padded_vocab_size", "device")
+WORK = ("mask", "dropout", "optimizer", "loss", "recompute")  # beside the model, these decide what a step computes
 # train.py's settings that no kind uses
 UNUSED = {
     **dict.fromkeys(("max_iters", "minutes"), "--steps says how many steps each run of a benchmark makes"),
@@ -56,8 +57,12 @@ def settings(s: Trained, kind_settings: type) -> dict:
 
 
 def subject(s: dict) -> str:
-    """The model and tokens per step of a run, for the title of a figure. s: the settings of a header."""
-    model = ", ".join([f"{s['n_layer']} layers, {s['n_head']} heads, {s['n_embd']} channels", *family(s).values()])
+    """The model, what changes the work of a step, and its tokens, for the title of a figure.
+
+    s: the settings of a header.
+    """
+    sizes = f"{s['n_layer']} layers, {s['n_head']} heads, {s['n_embd']} channels"
+    model = ", ".join([sizes, *family(s).values(), *changed(s, WORK)])
     count = s.get("gradient_accumulation_steps", 1)  # peers has none
     micro_batches = f"{count} × " if count > 1 else ""
     return f"a GPT of {model}, {micro_batches}{s['batch_size']} × {s['block_size']} tokens a step"

@@ -1,15 +1,16 @@
 """Settings that several kinds of benchmark share, and functions that read the lists in them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from fusedgpt.attention.functions import load
 from fusedgpt.attention.table import OWN, is_own
-from fusedgpt.dimensions import FAMILIES, Dimensions
+from fusedgpt.dimensions import FAMILIES
 from fusedgpt.errors import UserError
+from fusedgpt.settings import Settings as TrainSettings
 
 # settings that headers of earlier versions lack, with their values then; any other missing one has today's default
 EARLIER = {"rounds": 1, "freed_memory": "returned"}
@@ -62,9 +63,17 @@ def family(s: Mapping) -> dict[str, str]:
 
     Headers of earlier versions lack these settings, which then had GPT-2's values.
     """
-    defaults = {name: getattr(Dimensions, name) for name in FAMILIES}
-    said = [f"{name}={s[name]}" for name, default in defaults.items() if s.get(name, default) != default]
+    said = changed(s, FAMILIES)
     return {"model": ", ".join(said)} if said else {}
+
+
+def changed(s: Mapping, names: Iterable[str]) -> list[str]:
+    """'name=value' for each of `names` whose value in the settings `s` is not train.py's default.
+
+    A setting that a header of an earlier version lacks had today's default.
+    """
+    defaults = {name: getattr(TrainSettings, name) for name in names}
+    return [f"{name}={s[name]}" for name, default in defaults.items() if s.get(name, default) != default]
 
 
 def lengths(text: str, setting: str = "lengths") -> list[int]:

@@ -112,7 +112,8 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     ((nh, hs),) = options.heads(spec["heads"])
     name, dtype, T = spec["attention"], resolve_dtype(s.dtype, device), spec["T"]
     window = s.window if s.window and s.window < T else None
-    case = Case((1, nh, T, hs), device, dtype, backward=spec["pass"] != "forward", kv_heads=s.n_kv_head, window=window)
+    of_all = dict(dropout=s.dropout, packed=s.packed, kv_heads=s.n_kv_head, window=window)
+    case = Case((1, nh, T, hs), device, dtype, backward=spec["pass"] != "forward", **of_all)
     few = case.of_heads(1, 1)
     if reason := _refusal(name, dataclasses.replace(few, shape=(1, few.shape[1], 256, hs), window=window and 64)):
         raise UserError(reason)
@@ -261,7 +262,8 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
     alone, trained = ([row for row in part if row["status"] == "measured"] for part in (alone, trained))
     if alone:
         dtypes = ", ".join(dict.fromkeys(row["dtype"] for row in alone))
-        model = "".join(f", {each}" for each in options.family(s).values())
+        also = [*options.family(s).values(), *options.changed(s, ("mask", "dropout"))]
+        model = "".join(f", {each}" for each in also)
         subject = f"Causal attention alone, batch 1, {dtypes}{model}; manual is the hand-written masked softmax."
         subject += left_out
         figure = _panels(alone, "times as fast as manual, p10 to p90", _over_manual)

@@ -225,6 +225,15 @@ def test_a_model_that_is_no_gpt2_is_climbed_and_its_rows_say_so(tmp_path, data):
     assert f"channels, {model}," in child.subject(vars(s))
 
 
+def test_a_figure_names_what_changes_the_work_of_a_step(tmp_path, data):
+    # with these, and with campaign's dropout of 0.2, it said no more than "Training a GPT of 2 layers, …"
+    work = dict(mask="document", dropout=0.2, optimizer="muon", loss="chunked", recompute="block")
+    said = child.subject(vars(settings("ladder", tmp_path, data, **work)))
+    assert "channels, mask=document, dropout=0.2, optimizer=muon, loss=chunked, recompute=block, " in said
+    older = {"n_layer": 2, "n_head": 2, "n_embd": 32, "batch_size": 1, "block_size": 8}  # a header without them
+    assert child.subject(older) == "a GPT of 2 layers, 2 heads, 32 channels, 1 × 8 tokens a step"
+
+
 def test_both_attentions_of_a_model_with_windows_are_proven(tmp_path, data, monkeypatch):
     # the first layer has a window, the second has none
     proven = []

@@ -56,3 +56,12 @@ def test_tflops_count_what_a_window_shows():
     assert whole == proof.tflops(case, 1.0)  # heads that share keys compute as many scores as others
     assert half / whole == pytest.approx(3 / 4)  # the triangle without the one that is half as high
     assert narrow / whole == pytest.approx(2 / 1024, rel=0.01)
+
+
+def test_tflops_count_what_documents_show():
+    case = Case((2, 12, 96, 64), torch.device("cpu"), torch.float32, backward=False, packed=True)
+    lengths = [33, 33, 30, *[3, *[5] * 18, 3]]  # of the first sequence, and of the second, which begins in a document
+    assert [n for each in case.documents for n in each.unique(return_counts=True)[1].tolist()] == lengths
+    assert proof.tflops(case, 1.0) == pytest.approx(2 * 12 * 64 * sum(n * n for n in lengths) / 1e9)
+    in_a_window = 2 * 12 * 64 * sum(n * n - max(0, n - 10) ** 2 for n in lengths) / 1e9
+    assert proof.tflops(replace(case, window=10), 1.0) == pytest.approx(in_a_window)

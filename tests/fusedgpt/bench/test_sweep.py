@@ -62,6 +62,19 @@ def test_the_sweep_with_shared_keys_and_a_window(tmp_path, data):
         sweep.plan(settings("sweep", tmp_path, data, heads="3x40", n_kv_head=2), CPU)
 
 
+def test_attention_alone_has_the_mask_and_the_dropout_of_training(tmp_path, data, monkeypatch):
+    # it was plain causal attention, beside training with both, under a header that lists both for all rows
+    cases, kernel = [], {"forward": ["unfused"], "backward": []}
+    monkeypatch.setattr(sweep, "timed", lambda step, s, case, trace: cases.append(case) or dict(kernel=kernel, **time))
+    s, time = settings("sweep", tmp_path, data, mask="document", dropout=0.1), {"median_ms": 1.0}
+    spec = {"part": "attention", "heads": "2x16", "pass": "forward", "T": 96, "attention": "manual"}
+    row = sweep.measure(spec, s, CPU, tmp_path)
+    assert [(case.packed, case.dropout) for case in cases] == [(True, 0.1)]
+    assert row["tflops"] == pytest.approx(2 * 2 * 16 * (33**2 + 33**2 + 30**2) / 1e9)  # three documents
+    _, _, subject, _ = next(sweep.figures([alone("manual", 1.0), alone("flash", 1.0)], vars(s)))
+    assert "float32, mask=document, dropout=0.1; manual is" in subject
+
+
 def test_the_report_says_which_kernels_were_replayed():
     replayed, called = ({"attention": name, "timed": how} for name, how in (("flash", REPLAYED), ("flex", "calls")))
     said = report.how_timed([replayed, called, replayed, {"attention": "manual", "median_ms": 1.0}])
