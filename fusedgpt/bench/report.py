@@ -94,7 +94,7 @@ def machine(header: dict, lines: list[dict], kind: types.ModuleType) -> str:
         said.append(f"{found['threads']} thread{'s' * (str(found['threads']) != '1')}")
     times_calls = on_cpu and any(field.name == "freed_memory" for field in dataclasses.fields(kind.Settings))
     if times_calls and header["settings"].get("freed_memory", EARLIER["freed_memory"]) == "returned":
-        said.append("freed memory returned")
+        said.append("freed memory returned" + " in attention alone" * kind.TRAINS)  # train.py always keeps it
     versions = [name for name in ("torch", "cuda", "cudnn", "transformers", "commit") if name in found]
     return ", ".join([*said, *(f"{name} {found[name]}" for name in versions), found.get("date", "no date recorded")])
 

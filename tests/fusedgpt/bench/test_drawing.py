@@ -43,6 +43,8 @@ def test_a_figure_says_what_was_measured_where_and_when(kind, tmp_path, saved):
                 assert part in subtitle, name
             # the figures of the two ways looked alike
             assert ("freed memory returned" in subtitle) is (timed and freed != kept), name
+            # training.png said so too, of runs of train.py, which keep it
+            assert ("freed memory returned in attention alone" in subtitle) is (kind == "sweep" and freed != kept), name
             texts = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
             texts += [text.get_text() for legend in figure.legends for text in legend.get_texts()]
             assert any("bfloat16" in text for text in [subtitle, *texts]), name
