@@ -2,9 +2,9 @@
 
     python tests/step_cost.py config/quickstart.py config/study/families.py [--name=value ...]
 
-The arguments are study.py's. The variants take turns in one process on one thread; each steps on a micro-batch of
-random ids. Prints a line of JSON for each: the median of its steps in milliseconds, and how many times as long as the
-first variant it takes, as in turns.py.
+The arguments are study.py's. The variants take turns in one process on one thread; each steps on random ids, of which
+there are 256 unless vocab_size is set. Prints a line of JSON for each: the median of its steps in milliseconds, and how
+many times as long as the first variant it takes, as in turns.py.
 """
 
 import dataclasses
@@ -36,9 +36,10 @@ CPU = torch.device("cpu")
 def stepper(s: Settings) -> tuple[Callable[[], None], dict]:
     """A function that makes one step of a new model with the settings `s`, and what it computes with."""
     determinism.seed(s.seed, "init")
-    model = GPT(GPTConfig.of(s, vocab_size=s.vocab_size or 256, vocab_multiple=s.vocab_multiple))
+    same = dict(loss=s.loss, recompute=s.recompute, document_start=0 if s.packed else None)
+    model = GPT(GPTConfig.of(s, vocab_size=s.vocab_size or 256, **same))
     dtype = resolve_dtype(s.dtype, CPU)
-    attention, _ = choose.choose(s.attention, *Case.of_layers(model.config, s.batch_size, CPU, dtype))
+    attention, _ = choose.choose(s.attention, *Case.of_layers(model.config, s.batch_size, CPU, dtype, dropout=s.dropout))
     model.use_attention(attention)
     if s.compile is True:
         model.compile()
@@ -47,9 +48,10 @@ def stepper(s: Settings) -> tuple[Callable[[], None], dict]:
     x, y = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
     def step():
-        with cast:
-            _, loss = model(x, y, logits=False)
-        loss.backward()
+        for _ in range(s.gradient_accumulation_steps):
+            with cast:
+                _, loss = model(x, y, logits=False)
+            (loss / s.gradient_accumulation_steps).backward()
         update_weights(optimizer, gradient_norm(model), s.grad_clip)
         optimizer.zero_grad(set_to_none=True)
 

@@ -4,7 +4,9 @@ import shlex
 import pytest
 
 from fusedgpt.runs.metrics import record_of
+from fusedgpt.settings import Settings
 from fusedgpt.studies import command, outcomes
+from tests import step_cost
 from tests.conftest import ROOT, TINY, assert_same_bytes, fails, script, weights
 from tests.test_docs import COMMANDS
 
@@ -131,6 +133,22 @@ def test_commands_of_the_docs_are_studies(line):
     args = shlex.split(line)[2:]
     asked = command.read([str(ROOT / arg) if arg.endswith(".py") else arg for arg in args], "")
     assert len(asked.variants) > 1 or asked.study.against or asked.study.search
+
+
+def test_a_step_that_is_timed_computes_what_its_variant_says(monkeypatch):
+    # --recompute=none,block, and so with mask, loss and micro-batches, timed equal work under two names
+    seen, gpt = [], step_cost.GPT
+
+    def built(config):
+        model = gpt(config)
+        model.register_forward_hook(lambda *_: seen.append((config.loss, config.recompute, config.packed)))
+        return model
+
+    monkeypatch.setattr(step_cost, "GPT", built)
+    tiny = dict(n_layer=1, n_head=2, n_embd=32, block_size=16, batch_size=2, attention="manual", dtype="float32")
+    changes = dict(loss="chunked", recompute="block", mask="document", gradient_accumulation_steps=3)
+    step_cost.stepper(Settings(**tiny, **changes))[0]()
+    assert seen == [("chunked", "block", True)] * 3
 
 
 def test_what_a_step_of_each_variant_costs(tmp_path):

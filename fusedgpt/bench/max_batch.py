@@ -26,7 +26,10 @@ from fusedgpt.bench import check, child, drawing, options, report
 from fusedgpt.bench.disturbance import comparable
 from fusedgpt.bench.proof import prove_kernel
 from fusedgpt.bench.rows import OutOfTime, time_is_up, trace_path
+from fusedgpt.data import dataset
 from fusedgpt.errors import UserError, first_line
+from fusedgpt.estimates.run import hidden
+from fusedgpt.home import ROOT
 from fusedgpt.machine import memory
 from fusedgpt.machine.device import autocast, resolve_compile, resolve_dtype
 from fusedgpt.machine.files import read_jsonl
@@ -188,10 +191,12 @@ def largest(fits: Callable[[int], bool], guess: int) -> int:
 def estimate(s: Settings, device: torch.device, dtype: torch.dtype) -> tuple[int, int]:
     """(fixed, for each sequence): bytes of a training step, from two small steps of 2 and 4 sequences.
 
-    The small steps are compiled if the run will be.
+    The small steps are compiled if the run will be. Raises FileNotFoundError if the data, which may say how many ids the
+    model has, cannot be read.
     """
+    same = dict(attention=s.attention, loss=s.loss, recompute=s.recompute, document_start=0 if s.packed else None)
     with torch.device(device):
-        model = GPT(GPTConfig.of(s, vocab_size=s.vocab_size or 256, attention=s.attention))
+        model = GPT(GPTConfig.of(s, vocab_size=s.vocab_size or _ids(s.dataset), **same))
     if resolve_compile(s.compile, device)[0]:
         torch.compiler.reset()  # graphs of another kernel hold memory, and PyTorch counts recompilations
         model.compile(dynamic=False)
@@ -209,8 +214,18 @@ def estimate(s: Settings, device: torch.device, dtype: torch.dtype) -> tuple[int
 
     # peak(n) = fixed + n each; so each = (peak(4) - peak(2)) / 2 and fixed = 2 peak(2) - peak(4)
     two, four = peak(2), peak(4)
-    weights_and_moments = 12 * model.get_num_params(non_embedding=False)  # float32: the weights and AdamW's two means
-    return weights_and_moments + 2 * two - four, (four - two) // 2
+    weights_and_means = 12 * model.get_num_params(non_embedding=False)  # float32: the weights and AdamW's two means
+    if s.optimizer == "muon":
+        weights_and_means -= 4 * hidden(model.config)  # Muon has one
+    return weights_and_means + 2 * two - four, (four - two) // 2
+
+
+def _ids(name):
+    """The number of ids in the data set `name`."""
+    try:
+        return dataset.read_meta(dataset.find_folder(ROOT, name))["vocab_size"]
+    except UserError as error:  # a row would be refused for good, but the data may be prepared later
+        raise FileNotFoundError(str(error)) from error
 
 
 def curve(metrics: list[dict]) -> list[list[float]]:

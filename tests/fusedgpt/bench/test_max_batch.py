@@ -65,6 +65,23 @@ def test_the_estimate_of_a_llama_is_near_a_hand_count(tmp_path, data):
     assert 0.8 * kept < each < 2 * kept
 
 
+def test_the_estimate_is_of_the_run_that_is_tried(tmp_path, data):
+    # with --recompute=block or --loss=chunked it was of a run without, and the title said that it was far too low
+    def estimate(**changes):
+        s = settings("max_batch", tmp_path, data, **dict(block_size=128, n_embd=32, dtype="float32") | changes)
+        s.attention = "manual"
+        return max_batch.estimate(s, CPU, torch.float32)
+
+    fixed, each = estimate()
+    assert estimate(recompute="block")[1] < 0.8 * each
+    assert estimate(vocab_size=4096, loss="chunked")[1] < 0.5 * estimate(vocab_size=4096)[1]
+    assert estimate(mask="document")[1] > each  # the mask of each sequence
+    assert fixed - estimate(optimizer="muon")[0] == 4 * 12 * 2 * 32**2  # one mean of the blocks' matrices, not two
+    assert estimate(vocab_size=None) == (fixed, each)  # the data's 65 ids, not 256
+    with pytest.raises(FileNotFoundError, match="is no folder"):  # no refusal: it may be prepared later
+        estimate(vocab_size=None, dataset="nowhere")
+
+
 def test_each_kind_of_layer_is_proved_before_a_trial(tmp_path, data, monkeypatch, stand_in):
     proved = []
     monkeypatch.setattr(max_batch, "prove_kernel", lambda name, case: proved.append(case.window) or {})
