@@ -39,7 +39,8 @@ def stepper(s: Settings) -> tuple[Callable[[], None], dict]:
     same = dict(loss=s.loss, recompute=s.recompute, document_start=0 if s.packed else None)
     model = GPT(GPTConfig.of(s, vocab_size=s.vocab_size or 256, **same))
     dtype = resolve_dtype(s.dtype, CPU)
-    attention, _ = choose.choose(s.attention, *Case.of_layers(model.config, s.batch_size, CPU, dtype, dropout=s.dropout))
+    cases = Case.of_layers(model.config, s.batch_size, CPU, dtype, dropout=s.dropout)
+    attention, _ = choose.choose(s.attention, *cases)
     model.use_attention(attention)
     if s.compile is True:
         model.compile()

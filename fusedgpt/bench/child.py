@@ -116,8 +116,8 @@ def run(
 def error_of(done: subprocess.CompletedProcess, name: str, limited: bool = False) -> Exception:
     """The exception to raise for a failed process called `name`. limited: whether its memory was limited.
 
-    Only a kernel's refusal is a UserError. Another sentence, such as one about missing data or a full disk, may not hold
-    for the next call, so it is a ChildProcessError.
+    Only a kernel's refusal is a UserError. Another sentence, such as one about missing data or a full disk, may not
+    hold for the next call, so it is a ChildProcessError.
     """
     lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
     sentences = [line for line in lines if line.startswith("error: ")]

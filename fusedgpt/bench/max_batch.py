@@ -191,8 +191,8 @@ def largest(fits: Callable[[int], bool], guess: int) -> int:
 def estimate(s: Settings, device: torch.device, dtype: torch.dtype) -> tuple[int, int]:
     """(fixed, for each sequence): bytes of a training step, from two small steps of 2 and 4 sequences.
 
-    The small steps are compiled if the run will be. Raises FileNotFoundError if the data, which may say how many ids the
-    model has, cannot be read.
+    The small steps are compiled if the run will be. Raises FileNotFoundError if the data, which may say how many ids
+    the model has, cannot be read.
     """
     same = dict(attention=s.attention, loss=s.loss, recompute=s.recompute, document_start=0 if s.packed else None)
     with torch.device(device):
@@ -258,8 +258,8 @@ def table(rows: list[dict]) -> list[str]:
             made = ", ".join(f"{row['attention']} made about {_steps(row, until)}" for row in curves)
             text += [f"Compare losses after the same time, {until:.0f} s: between two evaluations on a straight line."]
             text += [f"Until then {made}, at the same learning rate."]
-            text += [f"Each run evaluates other windows: before the first step losses differ by {_by_windows(curves):.4f},"]
-            text += ["and a difference no larger than that shows nothing."]
+            apart = f"before the first step losses differ by {_by_windows(curves):.4f}"
+            text += [f"Each run evaluates other windows: {apart}, and a difference no larger than that shows nothing."]
         text += ["The article's best validation loss is lower with flash after an hour of training, each at its batch."]
         limits = [(row["attention"], row["largest"], _other_limit(row["trials"], row["largest"])) for row in measured]
         other = "Something other than memory ended a batch of"
@@ -372,7 +372,7 @@ def finding_of_curves(rows: list[dict]) -> str:
 
 
 def _by_windows(rows):
-    """How far losses lie apart because each run evaluates windows of its own: as far as those of the untrained model."""
+    """How far losses lie apart because each run evaluates other windows: as far as those of the untrained model."""
     first = [row["curve"][0][1] for row in rows]
     return max(first) - min(first)
 

@@ -102,8 +102,8 @@ def counting_faults(step: Callable[[], object]) -> tuple[Callable[[], None], Cal
 def tflops(case: Case, median_ms: float) -> float:
     """TFLOP/s of causal attention: two matrix products forward and five backward, half of each because of the mask.
 
-    This is the count of FlashAttention-2 (arXiv:2307.08691, section 4.1). Only scores in the window and within documents
-    count.
+    This is the count of FlashAttention-2 (arXiv:2307.08691, section 4.1). Only scores in the window and within
+    documents count.
     """
     B, nh, T, hs = case.shape
     lengths = [n for each in case.documents for n in each.bincount().tolist()] if case.packed else [T] * B
