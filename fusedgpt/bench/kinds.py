@@ -19,7 +19,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.home import ROOT, SCRIPTS
 from fusedgpt.machine import files, memory, timing
 from fusedgpt.machine.device import resolve_device
-from fusedgpt.machine.environment import environment, machine_state
+from fusedgpt.machine.environment import commit, environment, machine_state
 
 KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
 KINDS |= {"peers": peers, "anatomy": anatomy, "growth": growth}
@@ -120,6 +120,8 @@ def header(name: str, args: list[str], s, machine: dict) -> dict:
     used = {setting: value for setting, value in used.items() if setting not in {*NOT_IDENTITY, *KINDS[name].UNUSED}}
     if is_own(getattr(s, "attention", "")):
         used["own_kernel"] = digest(s.attention)  # rows of another version of the file do not count
+    if clone := getattr(s, "nanogpt", ""):
+        used["nanogpt_commit"] = commit(clone)  # nor do rows of another version of nanoGPT
     defaults = type(s)()
     changed = [setting for setting, value in used.items() if value != getattr(defaults, setting, value)]
     command = " ".join(["python bench.py", *args])

@@ -158,7 +158,7 @@ def _cells(part, peer, row, ours, columns):
         return [peer, f"{row['status']}: {row['reason']}", *[""] * (columns - 2)]
     times, ran = speedup(ours, row), row["ran"]
     memory = f"{row['peak_memory'] / report.GIB:.2f} GiB" if "peak_memory" in row else ""
-    how = [ran["attention"], *_dtypes(row), "compiled" if ran["compile"] else "eager"]
+    how = [ran["attention"], *_dtypes(row), report.compiled(row)]
     if "rows_of_embedding" in ran:
         how.append(f"{ran['rows_of_embedding']} ids")
     if ran.get("commit"):
@@ -176,7 +176,7 @@ def _cells(part, peer, row, ours, columns):
     if part == "generation":
         first = summary(row["first_token_ms"])["median_ms"]
         equal = f"{row['equal_ids']} of {row['tokens']}"
-        return [*cells, f"{first:.1f}", f"{100 * _share(row, first):.0f} %", equal, memory, ", ".join(how)]
+        return [*cells, f"{first:.1f}", _share(row, first), equal, memory, ", ".join(how)]
     took = row["cpu_seconds" if part == "command" else "seconds"]
     return [*cells, f"{row['val_loss']:.4f}", f"{took:.0f}", memory, ", ".join(how)]
 
@@ -187,10 +187,15 @@ def _dtypes(row):
 
 
 def _share(row, first):
-    """The share of the memory's bandwidth that reading the weights takes while tokens are decoded."""
+    """The share of the memory's bandwidth that reading the weights takes while tokens are decoded, in per cent.
+
+    It is empty if the rounds decoded in different dtypes.
+    """
     ran = row["ran"]
+    if not hasattr(torch, ran["decodes_in"]):
+        return ""
     read = (ran["parameters"] - ran["positions"]) * getattr(torch, ran["decodes_in"]).itemsize
-    return read * (row["tokens"] - 1) / (row["median_ms"] - first) * 1e3 / row["bandwidth"]
+    return f"{100 * read * (row['tokens'] - 1) / (row['median_ms'] - first) * 1e3 / row['bandwidth']:.0f} %"
 
 
 def _notes(part, peers):

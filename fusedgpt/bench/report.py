@@ -226,8 +226,8 @@ def why_not(row: dict | None) -> str:
 
 
 def compiled(row: dict) -> str:
-    """How a run's model ran: 'compiled' or 'eager'."""
-    return "compiled" if row["ran"]["compile"] else "eager"
+    """How a run's model ran: 'compiled', 'eager' or, if its rounds differ, 'compiled or eager'."""
+    return str(row["ran"]["compile"]).replace("True", "compiled").replace("False", "eager")
 
 
 def precision(row: dict) -> str:

@@ -37,8 +37,9 @@ def pooled(rows: Iterable[dict], by: str) -> dict[str | int, dict]:
     """{contender: one row for all its rounds}, in the order of first appearance, with the samples of whole rounds.
 
     "rounds" has the median of each whole round, "dropped" that of each other round. Errors and losses are the largest
-    of the whole rounds, so that a round that differs can be seen. If no round is whole, the row has all samples and is
-    marked as disturbed. A contender that failed parity in one round has no time.
+    of the whole rounds, so that a round that differs can be seen, and what ran is that of each of them: 'flash or
+    blocked'. If no round is whole, the row has all samples and is marked as disturbed. A contender that failed parity
+    in one round has no time.
     """
     rows, groups = list(rows), {}
     for row in rows:
@@ -66,12 +67,26 @@ def _together(group, kept):
         if name in chosen[0]:
             found[name] = [ms for row in chosen for ms in row[name]]
     last = chosen[-1]
+    found |= {name: _joined([row[name] for row in chosen if name in row]) for name in ("ran", "kernel") if name in last}
     found |= summary(found["samples_ms"]) if len(chosen) > 1 else {"median_ms": last["median_ms"]}
     found |= {name: last[name] * last["median_ms"] / found["median_ms"] for name in RATES if name in last}
     if not kept:
         reasons = [row["reason"] for row in measured if row.get("disturbed")]
         found |= {"disturbed": True, "reason": "; ".join(reasons) or "no round is whole: others were disturbed in each"}
     return last | found
+
+
+def _joined(values):
+    """What all `values` are, or each of them: 'flash or blocked'. Of dictionaries key by key; lists are united."""
+    if all(value == values[0] for value in values):
+        return values[0]
+    if isinstance(values[0], dict):
+        names = dict.fromkeys(name for value in values for name in value)
+        return {name: _joined([value[name] for value in values if name in value]) for name in names}
+    if isinstance(values[0], list):
+        every = [each for value in values for each in value]
+        return [each for n, each in enumerate(every) if each not in every[:n]]
+    return " or ".join(dict.fromkeys(map(str, values)))
 
 
 def medians(row: dict) -> str:

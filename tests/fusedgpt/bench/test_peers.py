@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import train
-from fusedgpt.bench import child, contenders, peers, recipe, visit
+from fusedgpt.bench import child, contenders, kinds, peers, recipe, visit
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
 from fusedgpt.machine.device import resolve_dtype, why_no_compiler
@@ -347,6 +347,29 @@ def test_a_round_counts_for_all_contenders_or_for_none():
     assert "| nanoGPT, float32 | parity failed: its loss |" in text
     (claim,) = (claim for claim in peers.claims(rows) if claim.timed)
     assert (claim.value, claim.low, claim.high) == pytest.approx((1 / 2.25, 0.4, 0.5), rel=0.02)
+
+
+def test_a_contender_is_named_with_what_it_ran_as_in_each_round():
+    # the first visit compiled and decoded in float16, the second did neither: the table named the second for both
+    def visit(n, **changes):
+        ran = row("", [1.0])["ran"] | dict(parameters=2**20, positions=0) | changes
+        more = dict(part="generation", first_token_ms=[1.0], equal_ids=8, bandwidth=1e12, ran=ran)
+        return row("ours", [10.0], n, **more)
+
+    rows = [visit(1, decodes_in="float16", compile=True), visit(2, decodes_in="float32")]
+    (line,) = (line for line in peers.table(rows) if line.startswith("| ours |"))
+    assert line.endswith("|  | 8 of 100 | 1.00 GiB | sdpa, float32, float16 or float32, compiled or eager, 65 ids |")
+    assert "| 5 % | 8 of 100 |" in "\n".join(peers.table(rows[1:]))
+
+
+def test_rows_of_another_version_of_nanogpt_do_not_count(tmp_path, data, monkeypatch):
+    # after `git pull` in the clone the same command pooled old rounds with new ones, under the new commit
+    commits = iter(("old", "new"))
+    monkeypatch.setattr(kinds, "commit", lambda folder: next(commits))
+    s = settings("peers", tmp_path, data, nanogpt="nanoGPT")
+    old, new = (kinds.header("peers", [], s, {}) for _ in range(2))
+    assert (old["settings"]["nanogpt_commit"], new["settings"]["nanogpt_commit"]) == ("old", "new")
+    assert "nanogpt_commit" not in kinds.header("peers", [], settings("peers", tmp_path, data), {})["settings"]
 
 
 def test_the_report_says_how_our_llama_stands_beside_our_gpt2():

@@ -51,6 +51,19 @@ def test_the_spread_of_a_single_round_is_that_of_its_samples():
     assert speedup(found["ours"], found["theirs"]) == pytest.approx((2.0, 20 / 10.8, 20 / 9.2))
 
 
+def test_what_ran_is_that_of_each_round():
+    # auto took flash in one round and blocked in the next, and the report named only the last over the times of both
+    def auto(n, kernel, seen, **more):
+        return row("auto", n, 10.0, ran={"attention": kernel, "dtype": "float32"}, kernel={"forward": [seen]}) | more
+
+    found = rounds.pooled(
+        [auto(1, "flash", "flash"), auto(2, "blocked", "unfused"), auto(3, "math", "math", **LOUD)], "peer"
+    )
+    assert found["auto"]["ran"] == {"attention": "flash or blocked", "dtype": "float32"}
+    assert found["auto"]["kernel"] == {"forward": ["flash", "unfused"]}
+    assert rounds.pooled([auto(1, "flash", "flash")] * 2, "peer")["auto"]["ran"]["attention"] == "flash"
+
+
 def test_rounds_of_several_calls_are_named():
     # "in one run and in turn" was said of 20 rows of one call and 12 of a later one
     rows = [row("ours", 1, 1.0, call=1), row("theirs", 1, 1.0, call=2), row("ours", 2, 1.0, call=2)]
