@@ -158,7 +158,8 @@ def compare(
 
 def _judged(claim, found, here, obstacles):
     """(the value here, the verdict with its reason) for a claim."""
-    calm = found is not None and not claim.whole  # the claim could be drawn here, so not all rounds were disturbed
+    # the claim could be drawn here from the same rows, so not all rounds were disturbed
+    calm = found is not None and not claim.whole and _compared(found) == _compared(claim)
     hindrances = [_hindered(claim, row, here.get(key_of(row)), obstacles.get(key_of(row)), calm) for row in claim.rows]
     hindrances = list(filter(None, hindrances))
     if hindrances:
@@ -170,6 +171,11 @@ def _judged(claim, found, here, obstacles):
     if claim.value == REFUSED and found.rows[0]["reason"] != claim.rows[0]["reason"]:
         return str(found), f"{HOLDS}: refused here because {found.rows[0]['reason']}"
     return str(found), _verdict(claim, found)
+
+
+def _compared(claim):
+    """What identifies the base of a claim, and the row that it is about, in any round."""
+    return [{k: v for k, v in spec_of(row).items() if k != "round"} for row in (claim.rows[0], claim.rows[-1])]
 
 
 def _hindered(claim, row, mine, obstacle, calm):

@@ -162,11 +162,15 @@ def _is_ours(row):
 
 
 def _beside_best(rows):
-    """(our row, the fastest comparable row of transformers, or None) for each model and length."""
-    found = []
+    """(our row, the fastest of transformers) for each model and length; None if one of these was disturbed.
+
+    The disturbed one may be the fastest.
+    """
+    measured, found = [row for row in rows if row["status"] == "measured" and not _is_ours(row)], []
     for ours in filter(_is_ours, rows):
-        same = [row for row in rows if (row["model"], row["T"]) == (ours["model"], ours["T"]) and not _is_ours(row)]
-        found.append((ours, min(filter(comparable, same), key=lambda row: row["median_ms"], default=None)))
+        same = [row for row in measured if (row["model"], row["T"]) == (ours["model"], ours["T"])]
+        best = min(same, key=lambda row: row["median_ms"], default=None)
+        found.append((ours, best if all(map(comparable, same)) else None))
     return found
 
 

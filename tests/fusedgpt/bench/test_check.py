@@ -107,6 +107,15 @@ def test_whole_rounds_here_are_enough_and_without_one_it_is_no_crossover_that_fa
     assert none_whole[SPEED][1:] == ("", "disturbed: no round here is whole")
 
 
+def test_a_claim_about_other_rows_does_not_calm_a_disturbed_one():
+    # "speed over transformers' fastest": flash there, and eager here because flash was disturbed
+    slow, fast, ours = rung("eager", 100.0), rung("flash", 50.0), rung("ours", 40.0)
+    loud = fast | {"disturbed": True, "reason": "loud"}
+    there, mine = (check.Claim("fastest", [base, ours], 2.0, speed=True) for base in (fast, slow))
+    ((*_, verdict),) = check.compare([there], [mine], [slow, loud, ours], {})
+    assert verdict == "disturbed: loud"
+
+
 def test_a_disturbed_row_claims_no_speed():
     rows = [rung("manual", 100.0), rung("flash", 50.0, disturbed=True, reason="loud")]
     assert [claim.name for claim in ladder.claims(rows)] == [LOSS]
