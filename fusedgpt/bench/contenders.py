@@ -104,11 +104,11 @@ def reference(contender: "Contender", state: dict[str, Tensor], s: types.SimpleN
 
 
 def _loaded(model, state, V):
-    """`model` with the weights `state`, whose embedding gets rows of 0 up to V ids."""
-    embedding = state["lm_head.weight"]
-    padded = F.pad(embedding, (0, 0, 0, V - len(embedding)))
+    """`model` with the weights `state`, whose embedding and output layer get rows of 0 up to V ids."""
+    names = ("transformer.wte.weight", "lm_head.weight")
+    padded = {name: F.pad(state[name], (0, 0, 0, V - len(state[name]))) for name in names}
     try:
-        model.load_state_dict(state | {"transformer.wte.weight": padded, "lm_head.weight": padded})
+        model.load_state_dict(state | padded)
     except RuntimeError as error:
         raise UserError(f"{type(model).__module__}.GPT does not take GPT-2's weights: {first_line(error)}") from error
     return model
@@ -228,6 +228,8 @@ class NanoGPT(Contender):
     activation = "gelu"  # the exact form, since May 2023
 
     def __init__(self, state: dict[str, Tensor], s: types.SimpleNamespace):
+        if not s.tie_embeddings:
+            raise UserError("nanoGPT's output layer has the weights of its embedding: leave tie_embeddings=True")
         self.ids = GPTConfig.of(s).padded_vocab_size  # nanoGPT does not tell padding from other ids
         try:
             module = _imported(pathlib.Path(s.nanogpt, "model.py"))

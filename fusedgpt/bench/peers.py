@@ -194,7 +194,8 @@ def _share(row, first):
     ran = row["ran"]
     if not hasattr(torch, ran["decodes_in"]):
         return ""
-    read = (ran["parameters"] - ran["positions"]) * getattr(torch, ran["decodes_in"]).itemsize
+    looked_up = ran.get("looked_up", ran.get("positions"))  # earlier rows, whose embeddings were tied, have positions
+    read = (ran["parameters"] - looked_up) * getattr(torch, ran["decodes_in"]).itemsize
     return f"{100 * read * (row['tokens'] - 1) / (row['median_ms'] - first) * 1e3 / row['bandwidth']:.0f} %"
 
 

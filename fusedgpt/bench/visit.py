@@ -68,7 +68,9 @@ def visit(part: str, peer: str, asked: dict) -> dict:
         found = _generate(contender, idx, ours["ids"], s, device)
     (embedding,) = (shape for name, shape in shapes.items() if name.endswith(("wte.weight", "embed_tokens.weight")))
     parameters = sum(shape.numel() for shape in shapes.values())
-    positions = sum(shape.numel() for name, shape in shapes.items() if name.endswith("wpe.weight"))
+    # a token reads a row of these and multiplies none: GPTConfig.looked_up
+    looked_up = sum(shape.numel() for name, shape in shapes.items() if name.endswith("wpe.weight"))
+    looked_up += embedding.numel() * any(name.endswith("lm_head.weight") for name in shapes)
     found["errors"]["float32"] = ours["error"]
     found["ran"] |= {
         "attention": attention,
@@ -76,9 +78,9 @@ def visit(part: str, peer: str, asked: dict) -> dict:
         "ids": contender.ids,
         "rows_of_embedding": embedding[0],
         "parameters": parameters,
-        "positions": positions,
+        "looked_up": looked_up,
         # GPT.flops_per_token's rule, for all
-        "flops_per_token": 6 * (parameters - positions) + ours["flops_in_attention"],
+        "flops_per_token": 6 * (parameters - looked_up) + ours["flops_in_attention"],
     }
     if isinstance(contender, contenders.NanoGPT):
         found["ran"]["commit"] = commit(s.nanogpt)

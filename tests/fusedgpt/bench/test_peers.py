@@ -17,6 +17,7 @@ from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
 from fusedgpt.machine.device import resolve_dtype, why_no_compiler
 from fusedgpt.parallel import distributed
+from model import GPT, GPTConfig
 from tests.conftest import TINY, fails, script
 from tests.fusedgpt.bench.small import rows_of, run, settings
 
@@ -168,6 +169,24 @@ def test_llamas_train_alike_and_have_the_flops_of_our_gpt2(tmp_path, data, monke
     assert {row["ran"]["flops_per_token"] for row in got.values()} == {got["ours, GPT-2"]["ran"]["flops_per_token"]}
     assert [row["ran"]["attention"] for row in llamas[1:]] == ["sdpa", "eager"]
     assert {row["errors"]["float32"] < 1e-6 for row in got.values()} == {True}
+
+
+@pytest.mark.parametrize(
+    ("part", "peer"),
+    [("training", "Hugging Face, eager"), ("generation", "Hugging Face, float32"), ("llama", "Hugging Face, sdpa")],
+)
+def test_an_output_layer_with_weights_of_its_own(tmp_path, data, part, peer, monkeypatch):
+    # ours and the reference got the output layer's weights as their embedding too, so transformers' model, which had
+    # its own, "failed parity"; and the embedding counted as FLOPs
+    monkeypatch.setitem(contenders.LLAMA, "ours", {"compile": False})
+    s = asked(tmp_path, data, tie_embeddings=False)
+    ours, theirs = (visit.visit(part, each, s) for each in ("ours", peer))
+    assert ours["errors"]["float32"] < 1e-6 and theirs["errors"]["float32"] < 1e-6
+    chosen = contenders.settings(part, "ours", s)
+    assert ours["ran"]["looked_up"] == GPTConfig.of(chosen).looked_up >= 128 * s["n_embd"]
+    assert ours["ran"]["flops_per_token"] == GPT(GPTConfig.of(chosen)).flops_per_token()
+    with pytest.raises(UserError, match="nanoGPT's output layer has the weights of its embedding: leave tie"):
+        contenders.build("nanoGPT, float32", {}, chosen)
 
 
 def test_a_llama_of_transformers_that_computes_something_else_gets_no_time(tmp_path, data, monkeypatch):
@@ -352,7 +371,7 @@ def test_a_round_counts_for_all_contenders_or_for_none():
 def test_a_contender_is_named_with_what_it_ran_as_in_each_round():
     # the first visit compiled and decoded in float16, the second did neither: the table named the second for both
     def visit(n, **changes):
-        ran = row("", [1.0])["ran"] | dict(parameters=2**20, positions=0) | changes
+        ran = row("", [1.0])["ran"] | dict(parameters=2**20, looked_up=0) | changes
         more = dict(part="generation", first_token_ms=[1.0], equal_ids=8, bandwidth=1e12, ran=ran)
         return row("ours", [10.0], n, **more)
 
