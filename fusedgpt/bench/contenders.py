@@ -31,17 +31,18 @@ from model import GPT, GPTConfig
 NANOGPTS = {"dtype": "float32", "compile": False, "vocab_multiple": 1, "fused": False, "tf32": True}
 TRANSFORMERS = {"vocab_multiple": 1}
 EXACT = NANOGPTS | {"activation": "gelu"}  # our GPT with nanoGPT's arithmetic
-# what each contender sets; all else comes from the settings. "auto" is bfloat16 if the hardware gains by it
+# what each contender sets; all else, such as a training step's dtype, comes from the settings. "auto" is bfloat16 if
+# the hardware gains by it
 TRAINING = {
     "ours": {},
     "ours, eager": {"compile": False},
     "ours, compiled": {"compile": True},
-    "Hugging Face, eager": TRANSFORMERS | {"dtype": "auto", "compile": False},
-    "Hugging Face, compiled": TRANSFORMERS | {"dtype": "auto", "compile": True},
+    "Hugging Face, eager": TRANSFORMERS | {"compile": False},
+    "Hugging Face, compiled": TRANSFORMERS | {"compile": True},
     "ours, float32, sdpa": EXACT | {"attention": "sdpa"},
     "ours, float32, manual": EXACT | {"attention": "manual"},
     "nanoGPT, float32": NANOGPTS,
-    "nanoGPT, patched": {"dtype": "auto", "compile": True, "vocab_multiple": 64},
+    "nanoGPT, patched": {"compile": True, "vocab_multiple": 64},
 }
 GENERATION = {  # `ours` has the defaults of sample.py
     "ours": {"attention": "sdpa", "dtype": "auto", "compile": False},
@@ -54,7 +55,7 @@ GENERATION = {  # `ours` has the defaults of sample.py
     "Hugging Face, float32, compiled": TRANSFORMERS | {"dtype": "float32", "compile": True},
     "nanoGPT, float32": NANOGPTS,
 }
-_EAGER, _COMPILED = (TRANSFORMERS | {"dtype": "auto", "compile": compiled} for compiled in (False, True))
+_EAGER, _COMPILED = (TRANSFORMERS | {"compile": compiled} for compiled in (False, True))
 LLAMA = {
     "ours": {"compile": True},
     "ours, GPT-2": {"compile": True},

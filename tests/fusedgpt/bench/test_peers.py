@@ -286,6 +286,15 @@ def test_without_products_in_bfloat16_nobody_computes_in_it(tmp_path, data, monk
             assert s.dtype == "float32"
 
 
+def test_all_train_in_the_dtype_that_was_asked_for(tmp_path, data):
+    # with --dtype=float32 ours computed in float32 beside transformers in bfloat16, and the title compared their times
+    for dtype in ("float32", "bfloat16"):
+        s = asked(tmp_path, data, dtype=dtype)
+        for part in contenders.STEPS:
+            peers_of_part = [peer for peer in contenders.PARTS[part] if "float32" not in peer]
+            assert {contenders.settings(part, peer, s).dtype for peer in peers_of_part} == {dtype}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"), [({"nanogpt": "nowhere"}, "has no model.py"), ({"new_tokens": 25}, "must be 2 or more")]
 )
