@@ -182,8 +182,10 @@ def _cells(part, peer, row, ours, columns):
 
 
 def _dtypes(row):
-    """The dtypes of a measured row: the prompt's, and that of the tokens after it if it differs."""
-    return list(dict.fromkeys((row["ran"]["dtype"], row["ran"].get("decodes_in", row["ran"]["dtype"]))))
+    """The dtypes of a measured row, or TF32: the prompt's, and that of the tokens after it if it differs."""
+    after = row["ran"].get("decodes_in", row["ran"]["dtype"])
+    both = (row, {"ran": row["ran"] | {"dtype": after}})
+    return list(dict.fromkeys(map(report.precision, both)))
 
 
 def _share(row, first):

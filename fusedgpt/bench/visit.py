@@ -75,6 +75,7 @@ def visit(part: str, peer: str, asked: dict) -> dict:
     found["ran"] |= {
         "attention": attention,
         "device": str(device),
+        "tf32": _multiplies_tf32(s, device),
         "ids": contender.ids,
         "rows_of_embedding": embedding[0],
         "parameters": parameters,

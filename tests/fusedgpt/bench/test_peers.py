@@ -390,6 +390,18 @@ def test_a_contender_is_named_with_what_it_ran_as_in_each_round():
     assert "| 5 % | 8 of 100 |" in "\n".join(peers.table(rows[1:]))
 
 
+def test_a_row_that_multiplied_in_tf32_says_so(tmp_path, data, monkeypatch):
+    # on a GPU nanoGPT generates in TF32, ours and transformers' in float32: all said float32
+    monkeypatch.setattr(visit, "_multiplies_tf32", lambda s, device: s.tf32)
+    for peer, said in (("ours, float32, sdpa", "TF32"), ("ours", "float32")):
+        ran = visit.visit("training", peer, asked(tmp_path, data, dtype="float32"))["ran"]
+        for more in ({}, {"decodes_in": "float32"}):
+            assert peers._dtypes({"ran": ran | more}) == [said]
+    rows = [row("nanoGPT, float32", [1.0], ran=row("", [1.0])["ran"] | {"tf32": True})]
+    assert "(sdpa, TF32, eager, 65 ids, fused AdamW)" in "\n".join(peers.table(rows))
+    assert peers._label("nanoGPT, float32", rows[0]) == "nanoGPT, float32, TF32"
+
+
 def test_rows_of_another_version_of_nanogpt_do_not_count(tmp_path, data, monkeypatch):
     # after `git pull` in the clone the same command pooled old rounds with new ones, under the new commit
     commits = iter(("old", "new"))
