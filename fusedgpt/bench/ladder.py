@@ -156,7 +156,8 @@ def table(rows: list[dict]) -> list[str]:
     names += ["beside manual, mean (range) of the rounds", "the article, 8 x A100, 12 x 1024 tokens"]
     names += ["tokens/s", "MFU", "peak memory", "final loss", "kernel seen forward / backward (as it ran)"]
     lines = report.markdown(names, [_cells(row, rungs) for row in shown])
-    return [*lines, "", *(f"- {note}" for note in [*notes(rungs), *rounds.calls(rows)])]
+    last = rounds.calls(rows) or _not_told_apart(rungs)  # ratios across calls may differ by more than rounds show
+    return [*lines, "", *(f"- {note}" for note in [*notes(rungs), *last])]
 
 
 def _cells(row, rungs):
@@ -198,7 +199,7 @@ def _quoted(rungs):
 
 
 def notes(rungs: dict[str, dict]) -> list[str]:
-    """What the rungs show together: agreement of losses, parity, conventions, noise. rungs: from `pooled`."""
+    """What the rungs show together: agreement of losses, parity, conventions. rungs: from `pooled`."""
     measured = {name: row for name, row in rungs.items() if row["status"] == "measured"}
     base = measured.get(BASELINE)
     if not base:
@@ -224,7 +225,7 @@ def notes(rungs: dict[str, dict]) -> list[str]:
     for row, other in _quoted(measured):
         what = WHAT_IT_IS.get(other["rung"], "")
         found.append(f"`{row['rung']}` is {speedup(row, other)[0]:.2f} times as fast as `{other['rung']}`{what}.")
-    return found + _not_told_apart(measured)
+    return found
 
 
 def _noise(rungs):
@@ -260,9 +261,9 @@ def finding(rungs: dict[str, dict]) -> str:
     return f"{text}; {top['rung']} is {whole} as {FLOAT32}" if whole and whole.word != "same" else text
 
 
-def _not_told_apart(measured):
+def _not_told_apart(rungs):
     """A sentence that says how well ratios repeat, and which neighbours in the climb lie closer together than that."""
-    noise = _noise(measured)
+    noise, measured = _noise(rungs), {name: row for name, row in rungs.items() if row["status"] == "measured"}
     if not noise:
         return []
     padded = PADDED if PADDED in measured else EFFICIENT_PADDED
@@ -319,7 +320,8 @@ def figures(rows: list[dict], s: dict) -> Iterator[tuple]:
         subject += (
             f", {report.precision(base)}, {report.compiled(base)} unless a rung says otherwise; dashed: {BASELINE}"
         )
-    subject += f". Ratios repeat within {100 * noise:.1f} %; a smaller one is no difference." if noise else "."
+    repeat = [f"Ratios repeat within {100 * noise:.1f} %; a smaller one is no difference."] if noise else []
+    subject = " ".join([f"{subject}.", *(rounds.calls(rows) or repeat)])
     kernels = [row | {"rung": row["rung"].removesuffix(" + padded vocabulary")} for row in rungs.values()]
     yield "ladder", finding(rungs), subject + drawing.left_out(kernels), figure
 

@@ -98,10 +98,10 @@ def medians(row: dict) -> str:
 def calls(rows: Iterable[dict]) -> list[str]:
     """A sentence for each round that was not measured in turn throughout, but in more than one call of bench.py.
 
-    Rows of earlier versions do not name their call.
+    Rows of earlier versions do not name their call, and a row without a time takes no turn.
     """
     found = {}
-    for row in rows:
+    for row in (row for row in rows if row["status"] == "measured"):
         found.setdefault(number(row), set()).add(row.get("call"))
     split = {n: sorted(each) for n, each in sorted(found.items()) if None not in each and len(each) > 1}
     return [f"Round {n} was measured in {len(each)} calls, not in one." for n, each in split.items()]

@@ -279,6 +279,27 @@ def test_per_cent_are_of_rounds_with_their_range_and_what_noise_hides_is_said():
     assert (claim.low, claim.high) == pytest.approx((1.5, 1.6)) and len(claim.rows) == 4
 
 
+def test_no_noise_is_claimed_of_rounds_that_several_calls_measured():
+    # make gpu measures some rungs first and the others in a later call, perhaps on another machine: "Ratios repeat"
+    # within what the rounds showed was said of both
+    times = {"manual": (120, 240), "math": (100, 200), "flash": (80, 150)}
+    rows = [rung(name, n, float(ms), call=1) for name, each in times.items() for n, ms in enumerate(each, start=1)]
+
+    def said(rows):
+        ((_, _, subject, _),) = ladder.figures(rows, CHILD)
+        return subject, "\n".join(ladder.table(rows))
+
+    for text, repeat in zip(said(rows), ("Ratios repeat within 6.7 %", "differs by up to 6.7 %")):
+        assert repeat in text and "calls" not in text
+    rows[2]["call"] = 2
+    for text in said(rows):
+        assert (
+            "Round 1 was measured in 2 calls, not in one." in text
+            and "within 6.7" not in text
+            and "up to 6.7" not in text
+        )
+
+
 FAILED = dict(status="parity failed", reason="y is off")
 REFUSED = dict(status="refused", reason="on GPUs only")
 BY_HAND = "hand-written attention"

@@ -69,3 +69,6 @@ def test_rounds_of_several_calls_are_named():
     rows = [row("ours", 1, 1.0, call=1), row("theirs", 1, 1.0, call=2), row("ours", 2, 1.0, call=2)]
     assert rounds.calls(rows) == ["Round 1 was measured in 2 calls, not in one."]
     assert rounds.calls([row("ours", 1, 1.0)]) == []
+    # a round that one call measured counted as two calls', because an earlier one had met the refusals
+    refused = {"peer": "gpu", "round": 2, "status": "refused", "call": 1}
+    assert rounds.calls([refused, row("ours", 2, 1.0, call=2)]) == []
