@@ -48,13 +48,14 @@ TITLES = {
 }
 # columns that only some parts have
 RAN = "kernel seen forward / backward (as it ran)"
+PEAK = "peak memory"  # not of contenders on a CPU: a process there keeps what the proof before the steps freed
 FIRST_TOKENS = ("first token, ms", "share of the bandwidth", "first ids equal to ours in float32")
 COLUMNS = {
-    "training": ("peak memory", "loss at the first step", "after the last", RAN),
-    "generation": (*FIRST_TOKENS, "peak memory", "as it ran"),
-    "llama": ("peak memory", "loss at the first step", "after the last", RAN, "GFLOP a token", "TFLOP/s"),
-    "recipe": ("validation loss", "whole run, s", "peak memory", "as it ran"),
-    "command": ("validation loss", "CPU time, s", "peak memory", "as it ran"),
+    "training": (PEAK, "loss at the first step", "after the last", RAN),
+    "generation": (*FIRST_TOKENS, PEAK, "as it ran"),
+    "llama": (PEAK, "loss at the first step", "after the last", RAN, "GFLOP a token", "TFLOP/s"),
+    "recipe": ("validation loss", "whole run, s", PEAK, "as it ran"),
+    "command": ("validation loss", "CPU time, s", PEAK, "as it ran"),
 }
 
 
@@ -146,18 +147,20 @@ def table(rows: list[dict]) -> list[str]:
     for part, peers in pooled(rows).items():
         names = ["who", f"{TITLES[part][1]}, median (p10-p90)", "median of each round"]
         names += ["time, ours = 1: mean (range) of the rounds", "tokens/s", *COLUMNS[part]]
-        cells = [_cells(part, peer, row, peers.get("ours"), len(names)) for peer, row in peers.items()]
+        if part not in PROGRAMS and any(row.get("ran", {}).get("device") == "cpu" for row in peers.values()):
+            names.remove(PEAK)
+        cells = [_cells(part, peer, row, peers.get("ours"), names) for peer, row in peers.items()]
         lines += [f"## {part}", "", *report.markdown(names, cells), ""]
         notes = [*_notes(part, peers), *rounds.calls(row for row in rows if row["part"] == part)]
         lines += [*(f"- {note}" for note in notes), ""]
     return lines[:-1]
 
 
-def _cells(part, peer, row, ours, columns):
+def _cells(part, peer, row, ours, names):
     if row["status"] != "measured":
-        return [peer, f"{row['status']}: {row['reason']}", *[""] * (columns - 2)]
+        return [peer, f"{row['status']}: {row['reason']}", *[""] * (len(names) - 2)]
     times, ran = speedup(ours, row), row["ran"]
-    memory = f"{row['peak_memory'] / report.GIB:.2f} GiB" if "peak_memory" in row else ""
+    memory = [f"{row['peak_memory'] / report.GIB:.2f} GiB" if "peak_memory" in row else ""] * (PEAK in names)
     how = [ran["attention"], *_dtypes(row), report.compiled(row)]
     if "rows_of_embedding" in ran:
         how.append(f"{ran['rows_of_embedding']} ids")
@@ -167,7 +170,7 @@ def _cells(part, peer, row, ours, columns):
     cells += [f"{1e3 * row['tokens'] / row['median_ms']:,.0f}"]
     if part in contenders.STEPS:
         optimizer = "fused AdamW" if ran["fused"] else "AdamW"
-        cells += [memory, f"{row['first_loss']:.4f}", f"{row['last_loss']:.4f}"]
+        cells += [*memory, f"{row['first_loss']:.4f}", f"{row['last_loss']:.4f}"]
         cells += [f"{report.kernel(row)} ({', '.join([*how, optimizer])})"]
         if part == "llama":
             flops = ran["flops_per_token"]
@@ -176,9 +179,9 @@ def _cells(part, peer, row, ours, columns):
     if part == "generation":
         first = summary(row["first_token_ms"])["median_ms"]
         equal = f"{row['equal_ids']} of {row['tokens']}"
-        return [*cells, f"{first:.1f}", _share(row, first), equal, memory, ", ".join(how)]
+        return [*cells, f"{first:.1f}", _share(row, first), equal, *memory, ", ".join(how)]
     took = row["cpu_seconds" if part == "command" else "seconds"]
-    return [*cells, f"{row['val_loss']:.4f}", f"{took:.0f}", memory, ", ".join(how)]
+    return [*cells, f"{row['val_loss']:.4f}", f"{took:.0f}", *memory, ", ".join(how)]
 
 
 def _dtypes(row):

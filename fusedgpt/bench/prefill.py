@@ -28,6 +28,7 @@ from fusedgpt.machine.profiler import busy_ms, profile
 TRAINS = False
 UNUSED = {}
 GROUP = ("model", "T")
+PEAK = "peak memory"  # a column for rows of GPUs
 # largest difference from the last logits of eager attention, as a share of the largest logit
 ALLOWED = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
@@ -64,7 +65,7 @@ def plan(s: Settings, device: torch.device) -> list[dict]:
 
 
 def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path) -> dict:
-    """What was measured for a row of `plan`: times in ms, peak bytes, the receipt, and errors as shares.
+    """What was measured for a row of `plan`: times in ms, a GPU's peak bytes, the receipt, and errors as shares.
 
     Times are how long a user waits, Python included. 'device_busy_ms' is how long the GPU is busy in one more call;
     None on a CPU. Raises UserError if the attention cannot run here or another kernel ran, ParityError if it differs
@@ -97,6 +98,8 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
     samples_ms = timing.samples(generate, device, s.repeats, s.warmup)
     times, parameters = timing.summary(samples_ms), sum(p.numel() for p in subject.model.parameters())
     body = parameters - sum({id(w): w.numel() for w in subject.embeddings}.values())
+    # a process on a CPU keeps what earlier rows and the comparisons freed, so its peak is not this row's
+    peak = {"peak_memory": memory.peak_memory(device)} if device.type == "cuda" else {}
     return {
         "parameters": parameters,
         "dtype": dtype_name(dtype),
@@ -105,7 +108,7 @@ def measure(spec: dict, s: Settings, device: torch.device, folder: pathlib.Path)
         **times,
         "page_faults": faults(),  # of the median call
         "tflops": 2 * body * T / (times["median_ms"] * 1e9),  # 2 FLOPs a weight and token, without embedding and output
-        "peak_memory": memory.peak_memory(device),
+        **peak,
         "kernel": receipt,
         "errors": errors,
         "parity": passed,
@@ -148,9 +151,11 @@ def table(rows: list[dict]) -> list[str]:
     """A line for each model, length and attention, and how our own GPT stands beside transformers."""
     eager = {(row["model"], row["T"]): row for row in rows if row["attention"] == "eager"}
     names = ["model", "tokens", "attention", "ms to the first token, median (p10-p90)", "device busy, ms"]
-    names += ["times as fast as eager", "TFLOP/s", "peak memory"]
+    names += ["times as fast as eager", "TFLOP/s"]
+    if any(row.get("device_busy_ms") is not None for row in rows):  # earlier rows of CPUs have another row's peak
+        names.append(PEAK)
     names += ["kernel seen", "logits for", "logits differ from eager's by"]
-    lines = report.markdown(names, [_cells(row, eager.get((row["model"], row["T"]))) for row in rows])
+    lines = report.markdown(names, [_cells(row, eager.get((row["model"], row["T"])), names) for row in rows])
     counts = "TFLOP/s counts two operations a weight and token, without the embedding and the output layer."
     whose = f"`{OURS}flash` is our own GPT with the weights of the rows above it, which are transformers'."
     whose = [whose, *(f"{said}." for said in beside_ours(rows))] if any(map(_is_ours, rows)) else []
@@ -182,15 +187,17 @@ def beside_ours(rows: list[dict]) -> Iterator[str]:
             yield f"At {T} tokens our GPT {said}"
 
 
-def _cells(row, eager):
+def _cells(row, eager, names):
     if row["status"] != "measured":
-        return [row["model"], row["T"], row["attention"], row["status"], *[""] * 7]
+        return [row["model"], row["T"], row["attention"], row["status"], *[""] * (len(names) - 4)]
     times = report.ratio(row, eager)
     difference = f"{row['logits_differ']:.1e}" if row.get("logits_differ") is not None else ""
     busy = f"{row['device_busy_ms']:.1f}" if row.get("device_busy_ms") is not None else ""
     who = ", ours" if row["model"] in causal_models.GPT2 else ""
     cells = [f"{row['model']} ({_size(row)}{who})", row["T"], row["attention"], report.spread(row), busy, times]
-    cells += [f"{row['tflops']:.3g}", f"{row['peak_memory'] / report.GIB:.2f} GiB"]
+    cells.append(f"{row['tflops']:.3g}")
+    if PEAK in names:
+        cells.append(f"{row['peak_memory'] / report.GIB:.2f} GiB")
     return [*cells, "+".join(row["kernel"]["forward"]), row["logits"], difference]
 
 

@@ -19,7 +19,7 @@ from fusedgpt.machine.device import resolve_dtype, why_no_compiler
 from fusedgpt.parallel import distributed
 from model import GPT, GPTConfig
 from tests.conftest import TINY, fails, script
-from tests.fusedgpt.bench.small import rows_of, run, settings
+from tests.fusedgpt.bench.small import published, rows_of, run, settings
 
 pytest.importorskip("transformers")
 CPU = torch.device("cpu")
@@ -115,7 +115,7 @@ def test_all_train_alike_from_the_same_weights(tmp_path, data, clone, monkeypatc
     assert [row["last_loss"] for row in got.values()] == pytest.approx([want] * len(got), abs=0.05)  # bfloat16, biases
     for peer, row in got.items():
         assert row["samples"] == len(row["samples_ms"]) == s["steps"] - child.WARM_UP, peer
-        assert row["errors"]["float32"] < 1e-6 and row["tokens"] == 64 and row["peak_memory"] > 2**26, peer
+        assert row["errors"]["float32"] < 1e-6 and row["tokens"] == 64 and "peak_memory" not in row, peer
     assert got["ours, float32, manual"]["kernel"]["forward"] == ["unfused"]
     assert {peer: row["ran"]["fused"] for peer, row in got.items()} == {peer: "float32" not in peer for peer in names}
     rows_of_embedding = [got[peer]["ran"]["rows_of_embedding"] for peer in ("ours", "nanoGPT, float32")]
@@ -410,6 +410,16 @@ def test_rows_of_another_version_of_nanogpt_do_not_count(tmp_path, data, monkeyp
     old, new = (kinds.header("peers", [], s, {}) for _ in range(2))
     assert (old["settings"]["nanogpt_commit"], new["settings"]["nanogpt_commit"]) == ("old", "new")
     assert "nanogpt_commit" not in kinds.header("peers", [], settings("peers", tmp_path, data), {})["settings"]
+
+
+def test_contenders_on_a_cpu_have_no_column_of_memory():
+    # the process keeps what it frees, so the peak was that of the reference: in float32 as much as in 16 bits
+    text = "\n".join(peers.table(published("peers")[1]))
+    contenders_there, programs = text.split("## recipe")
+    assert (
+        "## generation" in contenders_there and "memory |" not in contenders_there and " GiB |" not in contenders_there
+    )
+    assert "| peak memory |" in programs and " GiB |" in programs
 
 
 def test_the_report_says_how_our_llama_stands_beside_our_gpt2():
