@@ -101,16 +101,33 @@ def read(args: list[str], description: str) -> Request:
     request = Request(study, shared, variants, seeds or [shared.seed])
     _check(request, runs=len(request.seeds) * math.prod(map(len, axes)))
     _check_budget(request)
-    if study.tokens:
-        request.variants = {name: of_equal_tokens(request, changes) for name, changes in request.variants.items()}
+    request.variants = {name: completed(request, changes) for name, changes in request.variants.items()}
     return request
 
 
-def of_equal_tokens(request: Request, changes: dict[str, Any]) -> dict[str, Any]:
-    """`changes` with max_iters and lr_decay_iters, so that all variants train on as many tokens."""
-    s = dataclasses.replace(request.shared, **changes)
-    steps = math.ceil(request.study.tokens / (s.gradient_accumulation_steps * s.batch_size * s.block_size))
-    return changes | {"max_iters": steps, "lr_decay_iters": steps}
+def completed(request: Request, changes: dict[str, Any]) -> dict[str, Any]:
+    """`changes` with what follows from them: iterations for --tokens, and batches of an evaluation.
+
+    The evaluations of all variants have the same windows. Raises UserError if they do not fill whole batches.
+    """
+    s, follows = dataclasses.replace(request.shared, **changes), {}
+    if request.study.tokens:
+        steps = math.ceil(request.study.tokens / (s.gradient_accumulation_steps * s.batch_size * s.block_size))
+        follows |= {"max_iters": steps, "lr_decay_iters": steps}
+    if "batch_size" in changes and request.study.metric != "ms":
+        windows = request.shared.eval_iters * request.shared.batch_size
+        if windows % s.batch_size:
+            raise UserError(
+                f"batch_size={s.batch_size} does not divide the {windows:,} windows of an evaluation, which must be the"
+                " same for all variants: take batch sizes that do, or all of both splits, with --eval_iters=0"
+            )
+        follows["eval_iters"] = windows // s.batch_size
+    return changes | follows
+
+
+def following(s: StudySettings) -> tuple[str, ...]:
+    """The settings that `completed` may add to a variant. Nobody can vary them."""
+    return ("max_iters", "lr_decay_iters") * bool(s.tokens) + ("eval_iters",) * (s.metric != "ms")
 
 
 def _part(kind, both):
@@ -293,6 +310,11 @@ def _check_budget(request):
         raise UserError(
             f"{', '.join(sorted(changed))} cannot vary: losses on other validation text, or over other ids, say nothing"
             " about settings. Data sets of the same text with other tokenizers compare in --metric=bits_per_byte"
+        )
+    if s.metric != "ms" and request.shared.eval_iters and (changed := varied & {"block_size", "dataset"}):
+        raise UserError(
+            f"{' and '.join(sorted(changed))} cannot vary with eval_iters={request.shared.eval_iters}, whose windows"
+            " would then hold other text for each variant: give --eval_iters=0, which evaluates all of both splits"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fusedgpt.errors import UserError, shown
 from fusedgpt.machine.files import atomic
-from fusedgpt.studies.command import Request, StudySettings, safe, shortened
+from fusedgpt.studies.command import Request, StudySettings, following, safe, shortened
 
 FORMAT = 1
 # settings of a run that are named differently in each run, or that only say how it starts
@@ -30,7 +30,7 @@ class Design:
     target_loss: float | None
     interval: str
     baseline: str
-    varied: list[str]  # names of the settings in `variants`
+    varied: list[str]  # names of the settings in `variants`, without those that follow from others
     variants: dict[str, dict[str, Any]]
     seeds: list[int]
     settings: dict[str, Any]  # of all runs, without those that vary and those OF_A_RUN; with init_from
@@ -52,8 +52,9 @@ class Design:
 def of(request: Request, kind: str, command: str, code: str, data: dict[str, str], threads: int | None) -> Design:
     """The design that a command line asks for."""
     s, variants = request.study, request.variants
-    varied = list(dict.fromkeys(name for changes in variants.values() for name in changes))
-    left_out = {*varied, *OF_A_RUN} - {"init_from"}
+    names = dict.fromkeys(name for changes in variants.values() for name in changes)
+    varied = [name for name in names if name not in following(s)]
+    left_out = {*names, *OF_A_RUN} - {"init_from"}
     shared = {name: value for name, value in dataclasses.asdict(request.shared).items() if name not in left_out}
     how = dict(metric=s.metric, target_loss=s.target_loss, interval=s.interval)
     baseline = s.baseline or next(iter(variants))
@@ -129,6 +130,12 @@ def has_begun(folder: pathlib.Path) -> bool:
     return (ended.exists() and ended.stat().st_size > 0) or any(folder.glob("runs/*/*/metrics.jsonl"))
 
 
+def _windows(plan):
+    """The windows of an evaluation, the same for all variants."""
+    one = plan.settings | next(iter(plan.variants.values()))
+    return one["eval_iters"] * one["batch_size"]
+
+
 def _with_baseline(plan, name):
     if name not in plan.variants:
         raise UserError(f"baseline={name!r} is no variant: it can be {', '.join(plan.variants)}")
@@ -158,6 +165,8 @@ def require_same(earlier: Design, new: Design, fixed: tuple[str, ...], place: st
     for name, changes in new.variants.items():
         if earlier.variants.get(name, changes) != changes:
             raise UserError(f"{refused}: the variant {name} was {earlier.variants[name]}: {other}")
+    if new.metric != "ms" and (was := _windows(earlier)) != (now := _windows(new)):
+        raise UserError(f"{refused}: an evaluation had {was} windows, and has {now} now: {other}")
     for what, was, now in (("code", earlier.code, new.code), ("data", earlier.data, new.data)):
         if was != now:
             raise UserError(

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from fusedgpt.errors import UserError, first_line
 from fusedgpt.machine import files
 from fusedgpt.runs.metrics import number, read_metrics
-from fusedgpt.studies import database, design, outcomes, space, verdict
+from fusedgpt.studies import command, database, design, outcomes, space, verdict
 from fusedgpt.studies.command import Request
 from fusedgpt.studies.database import libraries
 from fusedgpt.studies.design import SAME_STUDY, SAME_VALUE, Design
@@ -256,7 +256,7 @@ class Worker:
         if named and any(each.user_attrs.get("variant") == named for each in earlier):
             raise Superfluous
         values = {name: axis.suggested(trial, name) for name, axis in self.space.items()}
-        variant, changes = named or space.name_of(values), space.complete(self.request, values)
+        variant, changes = named or space.name_of(values), command.completed(self.request, values)
         self._require_fit(changes)
         changes = self.plan.variants.setdefault(variant, changes)
         trial.set_user_attr("variant", variant)
@@ -390,7 +390,7 @@ def _pruner(request):
     pruners = libraries(request.study.storage).pruners
     if request.study.pruner == "none":
         return pruners.NopPruner()
-    steps = space.complete(request, {}).get("max_iters", request.shared.max_iters)
+    steps = command.completed(request, {}).get("max_iters", request.shared.max_iters)
     return pruners.HyperbandPruner(min_resource=request.shared.eval_interval, max_resource=steps)
 
 

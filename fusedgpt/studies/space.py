@@ -134,8 +134,11 @@ def prepared(request: Request) -> Request:
     if s.pruner == "hyperband":
         _require_rungs(request, space)
     command.require_meant(s.trials * len(request.seeds), s)
+    sizes = space.get("batch_size") if shared.eval_iters else None
+    for size in range(sizes.low, sizes.high + 1) if isinstance(sizes, Range) else getattr(sizes, "values", ()):
+        command.completed(request, {"batch_size": size})  # raises for one that does not divide the windows
     baseline = {name: axis.nearest(getattr(shared, name)) for name, axis in space.items()}
-    changes = complete(request, baseline)
+    changes = command.completed(request, baseline)
     check(request, changes)
     return dataclasses.replace(request, variants={name_of(baseline): changes})
 
@@ -143,11 +146,6 @@ def prepared(request: Request) -> Request:
 def name_of(values: dict[str, Any]) -> str:
     """The name of the variant with these `values` of a space. No other values have it."""
     return command.shortened(command.name_of(values))
-
-
-def complete(request: Request, values: dict[str, Any]) -> dict[str, Any]:
-    """All settings of a variant with these `values` of a space: with --tokens, also its number of iterations."""
-    return command.of_equal_tokens(request, values) if request.study.tokens else values
 
 
 def check(request: Request, changes: dict[str, Any]) -> None:
@@ -179,7 +177,7 @@ def _require_rungs(request, space):
         raise UserError(
             "pruner=hyperband prunes by the validation loss, but metric=ms is what counts: take --pruner=none"
         )
-    steps = complete(request, {}).get("max_iters", shared.max_iters)
+    steps = command.completed(request, {}).get("max_iters", shared.max_iters)
     if steps < 3 * shared.eval_interval:
         raise UserError(
             f"pruner=hyperband needs evaluations before the end, but eval_interval={shared.eval_interval} of"

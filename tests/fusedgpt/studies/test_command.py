@@ -6,6 +6,7 @@ import pytest
 from fusedgpt.errors import UserError
 from fusedgpt.settings import Settings
 from fusedgpt.studies import command
+from tests.conftest import ROOT
 
 
 def read(*args):
@@ -63,7 +64,8 @@ def test_text_of_a_setting_that_cannot_vary_may_hold_a_comma():
 
 
 def test_names_are_names_of_folders():
-    asked = read("--attention=manual,kernels/mine.py:attend", "--dataset=one,../two", "--metric=bits_per_byte")
+    data = ("--dataset=one,../two", "--metric=bits_per_byte", "--eval_iters=0")
+    asked = read("--attention=manual,kernels/mine.py:attend", *data)
     assert not any("/" in name or ":" in name for name in asked.variants)
     assert asked.variants["attention=kernels-mine.py-attend,dataset=..-two"]["dataset"] == "../two"
 
@@ -72,6 +74,18 @@ def test_equal_tokens_mean_other_iterations_for_another_batch():
     asked = read("--batch_size=4,10", "--tokens=1000000", "--block_size=100", "--gradient_accumulation_steps=1")
     assert [each["max_iters"] for each in asked.variants.values()] == [2500, 1000]
     assert [each["lr_decay_iters"] for each in asked.variants.values()] == [2500, 1000]
+
+
+def test_variants_evaluate_on_the_same_windows():
+    # a variant of batch 12 used to be compared on half of the windows that one of batch 24 had, and called worse
+    asked = read("--batch_size=12,24", "--eval_iters=10").variants
+    assert [each["batch_size"] * each["eval_iters"] for each in asked.values()] == [120, 120]
+    optimizers = [str(ROOT / "config" / name) for name in ("train_shakespeare_cpu.py", "study/optimizers.py")]
+    asked = read(*optimizers).variants
+    assert {each["batch_size"] * each["eval_iters"] for each in asked.values()} == {240}
+    whole = read("--batch_size=7,24", "--block_size=64,128", "--eval_iters=0").variants
+    assert {each["eval_iters"] for each in whole.values()} == {0}
+    assert read("--batch_size=7,24", "--metric=ms").variants["batch_size=7"] == {"batch_size": 7}  # it takes no loss
 
 
 @pytest.mark.parametrize(
@@ -118,6 +132,10 @@ def test_equal_tokens_mean_other_iterations_for_another_batch():
         # another yardstick for each variant
         (["--eval_iters=1,2"], "eval_iters cannot vary"),
         (["--dataset=one,two"], "dataset cannot vary"),
+        (["--batch_size=24,32", "--eval_iters=10"], "batch_size=32 does not divide the 120 windows of an evaluation"),
+        (["--block_size=64,128"], "block_size cannot vary with eval_iters=200"),
+        (["--search=block_size=64|128", "--metric=tokens_to_loss", "--target_loss=2"], "give --eval_iters=0"),
+        (["--dataset=one,two", "--metric=bits_per_byte"], "dataset cannot vary with eval_iters=200"),
     ],
 )
 def test_bad_input_is_refused(args, said):

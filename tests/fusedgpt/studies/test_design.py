@@ -6,7 +6,7 @@ import pytest
 from fusedgpt.errors import UserError
 from fusedgpt.settings import Settings
 from fusedgpt.studies import design
-from fusedgpt.studies.command import Request, StudySettings
+from fusedgpt.studies.command import Request, StudySettings, completed
 
 VARIANTS = {"learning_rate=0.001": {"learning_rate": 1e-3}, "learning_rate=0.002": {"learning_rate": 2e-3}}
 
@@ -91,6 +91,24 @@ def test_the_baseline_stays_when_variants_are_added(tmp_path):
     assert design.continued(earlier, tmp_path, looked=True, named=True).baseline == "learning_rate=0.002"
     with pytest.raises(UserError, match=r"baseline='x' is no variant: it can be learning_rate=0\.001, "):
         design.continued(dataclasses.replace(new, baseline="x"), tmp_path, looked=True, named=True)
+
+
+def test_batches_that_are_added_are_evaluated_on_the_same_windows(tmp_path):
+    def of(args):
+        request = Request(StudySettings(), Settings(**args), {}, [1])
+        sizes = {f"batch_size={n}": {"batch_size": n} for n in (12, args.get("batch_size", 24))}
+        request.variants = {name: completed(request, changes) for name, changes in sizes.items()}
+        return design.of(request, "grid", "python study.py", "", {}, None)
+
+    first = of({})
+    assert first.varied == ["batch_size"] and not {"batch_size", "eval_iters"} & first.settings.keys()
+    first.save(begun(tmp_path))
+    assert len(design.continued(of({"batch_size": 48, "eval_iters": 50}), tmp_path, looked=False).variants) == 3
+    # eval_iters is no longer among what all runs share, so another number of windows would be no other study
+    new = of({"batch_size": 48})
+    del new.variants["batch_size=12"]
+    with pytest.raises(UserError, match="an evaluation had 2400 windows, and has 9600 now"):
+        design.continued(dataclasses.replace(new, baseline="batch_size=48"), tmp_path, looked=False)
 
 
 def test_a_study_without_a_run_is_begun_anew(tmp_path):

@@ -111,12 +111,20 @@ def test_long_names_stay_different():
 
 
 def test_equal_tokens_give_each_trial_its_iterations():
-    asked = read("--search=batch_size=4..16", "--batch_size=8", "--tokens=80000", "--block_size=100")
+    asked = read("--search=batch_size=4..16", "--batch_size=8", "--tokens=80000", "--block_size=100", "--eval_iters=0")
     asked = space.prepared(
         dataclasses.replace(asked, shared=dataclasses.replace(asked.shared, gradient_accumulation_steps=1))
     )
-    assert asked.variants == {"batch_size=8": {"batch_size": 8, "max_iters": 100, "lr_decay_iters": 100}}
-    assert space.complete(asked, {"batch_size": 16})["max_iters"] == 50
+    one = {"batch_size": 8, "max_iters": 100, "lr_decay_iters": 100, "eval_iters": 0}
+    assert asked.variants == {"batch_size=8": one}
+    assert command.completed(asked, {"batch_size": 16})["max_iters"] == 50
+
+
+def test_trials_evaluate_on_the_same_windows():
+    # a batch that was half as large used to be evaluated on half of the windows
+    asked = space.prepared(read("--search=batch_size=4|8|24", "--batch_size=8", "--eval_iters=30"))
+    assert asked.variants == {"batch_size=8": {"batch_size": 8, "eval_iters": 30}}
+    assert command.completed(asked, {"batch_size": 24})["eval_iters"] == 10
 
 
 HYPERBAND = ("--search=learning_rate=1e-3..1e-2", "--pruner=hyperband")
@@ -127,6 +135,8 @@ HYPERBAND = ("--search=learning_rate=1e-3..1e-2", "--pruner=hyperband")
     [
         (["--search=n_layer=2..4", "--learning_rate=1e-3,2e-3"], "--search chooses the variants"),
         (["--search=n_layer=2..4", "--against=HEAD"], "--search chooses the variants"),
+        (["--search=batch_size=4..16"], "batch_size=7 does not divide the 2,400 windows"),
+        (["--search=batch_size=16|24", "--batch_size=16"], "batch_size=24 does not divide the 3,200 windows"),
         (["--search=n_layer=2..4", "--jobs=2"], "jobs=2: a trial of a search runs its 1 seed"),
         (["--search=n_layer=2..4", "--trials=201"], "this study has 201 runs"),
         (["--search=n_layer=2..4", "--trials=101", "--seed=1,2"], "this study has 202 runs"),
