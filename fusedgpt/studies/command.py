@@ -301,9 +301,15 @@ def _check_budget(request):
     if (s.tokens or minutes) and (taken := varied & {"max_iters", "lr_decay_iters"}):
         name = "tokens" if s.tokens else "minutes"
         raise UserError(f"--{name} sets {' and '.join(sorted(taken))} of each run: they cannot vary beside it")
-    if s.jobs > 1 and (s.metric in ("ms", "seconds_to_loss") or minutes):
+    timed = s.metric in ("ms", "seconds_to_loss") or minutes
+    if s.jobs > 1 and timed:
         raise UserError(
             f"jobs={s.jobs}: runs at once would slow each other down, and time is what counts: take --jobs=1"
+        )
+    if s.storage and timed:
+        raise UserError(
+            "--storage gives runs to workers on other machines, or that slow each other down, and time is what counts:"
+            " leave it out, so that one worker makes all runs in turn"
         )
     others = {"eval_iters", "vocab_size"} | ({"dataset"} if s.metric != "bits_per_byte" else set())
     if s.metric != "ms" and (changed := varied & others):

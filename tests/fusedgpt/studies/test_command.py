@@ -113,6 +113,10 @@ def test_variants_evaluate_on_the_same_windows():
         (["--target_loss=2"], "need --target_loss"),
         (["--metric=ms", "--jobs=2"], "slow each other down"),
         (["--minutes=1", "--jobs=2"], "slow each other down"),
+        # the times of different machines, or of workers that slow each other down, used to be compared
+        (["--metric=ms", "--storage=sqlite:///x.db"], "--storage gives runs to workers on other machines"),
+        (["--minutes=1", "--storage=sqlite:///x.db"], "time is what counts: leave it out"),
+        (["--metric=seconds_to_loss", "--target_loss=2", "--storage=sqlite:///x.db"], "time is what counts"),
         (["--interval=bootstrap", "--seed=1..9"], "needs at least 10 seeds, and there are 9"),
         (["--jobs=0"], "must be more than 0"),
         (["--seed=-1,2"], "seed=-1 must be from 0"),
