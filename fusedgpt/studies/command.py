@@ -36,7 +36,7 @@ class StudySettings:
     study_dir: str = "out-study"
     baseline: str | None = None  # variant that the others are compared with, as the table names it; None: the first
     # what is compared, lower is better: the validation loss at the end, in bits per byte, the median time of a step, or
-    # the training time or tokens until an evaluation is at target_loss
+    # the training time or tokens until the loss is at target_loss, on the line between two evaluations
     metric: Literal["val_loss", "bits_per_byte", "ms", "seconds_to_loss", "tokens_to_loss"] = "val_loss"
     target_loss: float | None = None  # validation loss to reach, for metric=seconds_to_loss or tokens_to_loss
     tokens: int | None = None  # train each run on this many tokens: settles max_iters and lr_decay_iters by its batch
@@ -316,6 +316,11 @@ def _check_budget(request):
         raise UserError(
             f"{', '.join(sorted(changed))} cannot vary: losses on other validation text, or over other ids, say nothing"
             " about settings. Data sets of the same text with other tokenizers compare in --metric=bits_per_byte"
+        )
+    if s.metric.endswith("_to_loss") and "eval_interval" in varied:
+        raise UserError(
+            f"eval_interval cannot vary with metric={s.metric}: between evaluations nobody sees that a loss is reached, so"
+            " give one interval for all variants"
         )
     if s.metric != "ms" and request.shared.eval_iters and (changed := varied & {"block_size", "dataset"}):
         raise UserError(

@@ -136,8 +136,7 @@ def _estimate(differences, interval):
     """(low, high, p) of the mean difference, by Student's t or the bootstrap unless all differences are equal.
 
     Without spread, the interval has no width. If no pair shows a difference, p is 1. If all show the same one, p is
-    `_chance_to_agree`. It is not 0, because values may be coarse: the tokens to a loss are known only to within an
-    evaluation interval.
+    `_chance_to_agree`. It is not 0, because values may be coarse, and those of equal variants then agree by chance.
     """
     n, (mean, sd) = len(differences), _mean_and_sd(differences)
     if n < 2:

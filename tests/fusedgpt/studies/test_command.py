@@ -139,6 +139,7 @@ def test_variants_evaluate_on_the_same_windows():
         (["--batch_size=24,32", "--eval_iters=10"], "batch_size=32 does not divide the 120 windows of an evaluation"),
         (["--block_size=64,128"], "block_size cannot vary with eval_iters=200"),
         (["--search=block_size=64|128", "--metric=tokens_to_loss", "--target_loss=2"], "give --eval_iters=0"),
+        (["--eval_interval=10,20", "--metric=tokens_to_loss", "--target_loss=2"], "eval_interval cannot vary with"),
         (["--dataset=one,two", "--metric=bits_per_byte"], "dataset cannot vary with eval_iters=200"),
     ],
 )

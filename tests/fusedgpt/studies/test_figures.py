@@ -128,7 +128,7 @@ def test_a_loss_that_is_not_reached_is_said_but_its_curve_is_whole(tmp_path):
     variants = {"a": {"n_layer": 1}, "b": {"n_layer": 2}}
     results = outcomes.read(study(tmp_path, variants, losses, metric="tokens_to_loss", target_loss=2.5))
     assert [each.status for each in drawn.curves(results)] == ["finished"] * 2
-    assert [text.get_text() for text in drawn_of(results)["differences"].texts] == ["+1,000  no difference found"]
+    assert [text.get_text() for text in drawn_of(results)["differences"].texts] == ["+26,000  no difference found"]
 
 
 @pytest.mark.parametrize(("ends", "title"), [

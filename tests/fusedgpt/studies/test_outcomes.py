@@ -11,8 +11,11 @@ from tests.fusedgpt.studies.test_design import plan
 VARIANT = "learning_rate=0.001"
 
 
-def study(folder, losses, name="val_loss", target=None, ended=True):
-    """A study with runs of these validation losses, {(variant, seed): losses}, evaluated every 2 steps of 10 ms."""
+def study(folder, losses, name="val_loss", target=None, ended=True, every=2):
+    """A study with runs of these validation losses, {(variant, seed): losses}, of steps of 10, 11, 12, … ms.
+
+    every: steps between evaluations.
+    """
     one = plan()
     one.metric, one.target_loss = name, target
     folder.mkdir()
@@ -20,9 +23,9 @@ def study(folder, losses, name="val_loss", target=None, ended=True):
     for (variant, seed), each in losses.items():
         out_dir = outcomes.folder_of(folder, variant, seed)
         out_dir.mkdir(parents=True)
-        rows = [{"kind": "train", "iter": i, "loss": 1.0, "ms": 10.0 + i} for i in range(2 * len(each) - 2)]
+        rows = [{"kind": "train", "iter": i, "loss": 1.0, "ms": 10.0 + i} for i in range(every * (len(each) - 1))]
         rows += [
-            {"kind": "eval", "iter": 2 * n, "train_loss": v, "val_loss": v, "val_bits_per_byte": v / 2}
+            {"kind": "eval", "iter": every * n, "train_loss": v, "val_loss": v, "val_bits_per_byte": v / 2}
             for n, v in enumerate(each)
         ]
         (out_dir / "metrics.jsonl").write_text("".join(map(json_line, rows)))
@@ -46,6 +49,20 @@ def study(folder, losses, name="val_loss", target=None, ended=True):
 def test_metrics(tmp_path, name, target, value):
     found = study(tmp_path / "study", {(VARIANT, 1): [4.0, 2.5, 1.4, 1.5]}, name, target)
     assert found.values()[VARIANT][1] == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("tokens_to_loss", 500.0), ("seconds_to_loss", 0.060)])
+def test_the_way_to_a_loss_does_not_depend_on_when_it_is_seen(tmp_path, name, value):
+    # it used to end at an evaluation: a run with half as many of them, or with twice the batch, was called worse
+    for every, losses in ((2, [4.0, 3.5, 3.0, 2.5]), (4, [4.0, 3.0, 2.0])):  # both fall by 0.25 a step
+        found = study(tmp_path / str(every), {(VARIANT, 1): losses}, name, 2.75, every=every)
+        assert found.values()[VARIANT][1] == pytest.approx(value)  # after five steps, of 10 to 14 ms
+
+
+def test_the_way_to_a_loss_may_be_none_or_lead_past_an_evaluation_that_is_not_finite(tmp_path):
+    losses = {(VARIANT, 1): [1.2, 1.0], (VARIANT, 2): [4.0, math.nan, 1.0]}
+    found = study(tmp_path / "study", losses, "tokens_to_loss", 2.0)
+    assert found.values()[VARIANT] == {1: 0.0, 2: pytest.approx(400 * 2 / 3)}
 
 
 def test_a_loss_that_is_not_reached_counts_as_the_worst(tmp_path):
