@@ -91,6 +91,10 @@ def plan_of(request: command.Request, line: str) -> tuple[Design, dict[str, path
         for meta in metas.values():
             Tokenizer(meta).byte_lengths()  # raises if a loss cannot be turned into bits per byte
     data = {f"{name}/{split}": digest for name, path in folders.items() for split, digest in digests(path, metas[name])}
+    runs = [dataclasses.asdict(request.shared) | changes for changes in request.variants.values()]
+    if s.search and "attention" in (axes := space.parse(s.search, request.shared)):
+        runs += [{"attention": kernel} for kernel in axes["attention"].values]
+    data |= versions.inputs(runs)
     how = dict(command=line, code=versions.digest(SCRIPTS), data=data, threads=threads(s.jobs))
     if not s.against:
         plan = design.of(request, "search" if s.search else "grid", **how)

@@ -3,9 +3,11 @@ import shlex
 
 import pytest
 
+from fusedgpt.errors import UserError
 from fusedgpt.runs.metrics import record_of
 from fusedgpt.settings import Settings
-from fusedgpt.studies import command, outcomes
+from fusedgpt.studies import command, design, outcomes, space
+from study import plan_of
 from tests import step_cost
 from tests.conftest import ROOT, TINY, assert_same_bytes, fails, script, weights
 from tests.test_docs import COMMANDS
@@ -80,6 +82,44 @@ def test_a_study_is_reported_again(done):
 def test_report_answers_help(flag):
     # --help/study.json does not exist
     assert "python study.py report out-study" in script("study.py", "report", flag).stdout
+
+
+def test_an_own_kernel_and_weights_to_begin_with_must_stay_the_same(tmp_path, data):
+    # between two calls they could be exchanged, and the verdict compared the old with the new
+    pytest.importorskip("tyro")
+    kernel, model = tmp_path / "mine.py", tmp_path / "model"
+    model.mkdir()
+    contents = {kernel: "a kernel", model / "config.json": "{}", model / "model.safetensors": "weights"}
+    for path, content in contents.items():
+        path.write_text(content)
+
+    def plan(*flags):
+        flags = (f"--dataset={data}", f"--init_from={model}", f"--study_dir={tmp_path}", *flags)
+        request = command.read(list(flags), "")
+        return plan_of(space.prepared(request) if request.study.search else request, "")[0]
+
+    for flag in (f"--attention=manual,{kernel}:attend", f"--search=attention=manual|{kernel}:attend"):
+        plan(flag).save(tmp_path)
+        (tmp_path / "outcomes.jsonl").write_text("{}\n")
+        assert design.continued(plan(flag), tmp_path, looked=False) == plan(flag)
+        for path, content in contents.items():
+            path.write_text("something else")
+            with pytest.raises(UserError, match=f"{kernel if path == kernel else model} changed since the study in"):
+                design.continued(plan(flag), tmp_path, looked=False)
+            path.write_text(content)
+        (model / "README.md").write_text("what decides nothing")
+        (tmp_path / "outcomes.jsonl").unlink()
+
+
+def test_variants_with_files_of_their_own_are_added(tmp_path, data):
+    pytest.importorskip("tyro")
+    (tmp_path / "mine.py").write_text("a kernel")
+    shared = (f"--dataset={data}", f"--study_dir={tmp_path}")
+    first = plan_of(command.read([*shared, f"--attention=manual,{tmp_path / 'mine.py'}:attend"], ""), "")[0]
+    first.save(tmp_path)
+    (tmp_path / "outcomes.jsonl").write_text("{}\n")
+    again = plan_of(command.read([*shared, "--attention=sdpa,blocked"], ""), "")[0]
+    assert design.continued(again, tmp_path, looked=False).data == first.data  # still looked at before each run
 
 
 def test_fail_unless_better(done, data):

@@ -35,7 +35,7 @@ class Design:
     seeds: list[int]
     settings: dict[str, Any]  # of all runs, without those that vary and those OF_A_RUN; with init_from
     code: str  # a digest of the code of the working tree
-    data: dict[str, str]  # SHA-256 of each split, as far as meta.json has it
+    data: dict[str, str]  # digests of each split, of the files of own kernels, and of models that runs begin with
     threads: int | None = None  # CPU threads of each run; None: PyTorch's choice
     settled: dict[str, Any] | None = None  # what `auto` became in the first run
     against: dict[str, Any] | None = None  # ref, commit, initial_weights
@@ -121,6 +121,7 @@ def continued(new: Design, folder: pathlib.Path, looked: bool, named: bool = Fal
     seeds = earlier.seeds + [seed for seed in new.seeds if seed not in earlier.seeds]
     more = earlier.looks + (looked and len(seeds) > len(earlier.seeds))
     kept = dict(variants=variants, seeds=seeds, settled=earlier.settled, against=earlier.against, looks=more)
+    kept["data"] = earlier.data | new.data  # of variants that only one of the two names, too
     return _with_baseline(dataclasses.replace(new, **kept), new.baseline if named else earlier.baseline)
 
 
@@ -167,9 +168,9 @@ def require_same(earlier: Design, new: Design, fixed: tuple[str, ...], place: st
             raise UserError(f"{refused}: the variant {name} was {earlier.variants[name]}: {other}")
     if new.metric != "ms" and (was := _windows(earlier)) != (now := _windows(new)):
         raise UserError(f"{refused}: an evaluation had {was} windows, and has {now} now: {other}")
-    for what, was, now in (("code", earlier.code, new.code), ("data", earlier.data, new.data)):
-        if was != now:
-            raise UserError(
-                f"the {what} changed since the study in {place} began, so its runs and new ones cannot be compared:"
-                f" go back to the {what} of then, or begin another study with --study_dir"
-            )
+    was, now = ({"the code": each.code} | each.data for each in (earlier, new))
+    if changed := [what for what in now if was.get(what, now[what]) != now[what]]:
+        raise UserError(
+            f"{' and '.join(changed)} changed since the study in {place} began, so its runs and new ones cannot be"
+            " compared: go back to what it was then, or begin another study with --study_dir"
+        )

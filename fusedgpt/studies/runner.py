@@ -19,7 +19,7 @@ from fusedgpt.runs.metrics import read_metrics, record_of
 from fusedgpt.settings import Settings
 from fusedgpt.studies import outcomes
 from fusedgpt.studies.design import SETTLED, Design
-from fusedgpt.studies.versions import digest, environment
+from fusedgpt.studies.versions import digest, environment, inputs
 
 POLL_S = 0.05  # seconds between looks at the running processes
 FRUITLESS = 3  # times that a run may be killed without a step before it counts as failed
@@ -123,11 +123,7 @@ class Runner:
 
     def _start(self, job, fruitless=0):
         variant, seed = job
-        if digest(self.code[variant]) != self.digests[self.code[variant]]:
-            raise UserError(
-                f"the code in {self.code[variant]} was changed while the study ran, so later runs could not be compared"
-                " with earlier ones: undo the change and give the same command, or begin another study with --study_dir"
-            )
+        self._require_unchanged(variant)
         out_dir = outcomes.folder_of(self.folder, variant, seed)
         out_dir.parent.mkdir(parents=True, exist_ok=True)
         flags = settings_of(self.plan, variant, seed, self.folder)
@@ -145,6 +141,18 @@ class Runner:
             preexec_fn=_die_with_parent if LIBC else None,  # noqa: PLW1509 (safe: it makes one system call)
         )
         self.running.append(_Process(job, out_dir, popen, log, steps_of(out_dir), fruitless))
+
+    def _require_unchanged(self, variant):
+        code, known = self.code[variant], self.plan.data
+        now = inputs([self.plan.settings | self.plan.variants[variant]])
+        changed = [path for path in now if known.get(path, now[path]) != now[path]]
+        if digest(code) != self.digests[code]:
+            changed.append(f"the code in {code}")
+        if changed:
+            raise UserError(
+                f"{' and '.join(changed)} changed since the study began, so later runs could not be compared with"
+                " earlier ones: undo the change and give the same command, or begin another study with --study_dir"
+            )
 
     def _settle(self):
         """Keep what `auto` became in the first run, for all runs after it."""

@@ -14,14 +14,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from typing import Any
 
 from fusedgpt import home
+from fusedgpt.attention.table import is_own
 from fusedgpt.errors import UserError, shown
 from fusedgpt.settings import Settings
 
 # the code that a run of train.py executes
 CODE = ("train.py", "model.py", "configurator.py", "fusedgpt/**/*.py")
+MODEL = ("*.json", "*.safetensors", "*.bin")  # of a folder that init_from names, what decides on the initial weights
 WHAT_A_REF_IS = "a branch, a tag, HEAD~1 (the commit before the last), or the first digits of a commit, as in git log"
 
 # A step with these settings moves no weight, to the bit. AdamW multiplies a weight by 1 - learning_rate * weight_decay,
@@ -89,13 +92,33 @@ def remove(root: pathlib.Path, folder: pathlib.Path) -> None:
 
 def digest(root: pathlib.Path) -> str:
     """SHA-256 of the names and contents of the code that training runs, to tell whether it was changed."""
-    found, patterns = hashlib.sha256(), CODE
+    patterns = CODE
     if home.INSTALLED:  # the scripts are inside the package
         root, patterns = root.parent, ("**/*.py",)
-    paths = {path.relative_to(root).as_posix(): path for pattern in patterns for path in root.glob(pattern)}
+    return _digest({path.relative_to(root).as_posix(): path for pattern in patterns for path in root.glob(pattern)})
+
+
+def inputs(runs: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """{path: SHA-256} of what `runs` with these settings read beside the project's code and their data.
+
+    A path is that of an own kernel's file, or of the folder of a model that a run begins with.
+    """
+    found = {}
+    for kernel, model in {(run.get("attention", "auto"), run.get("init_from", "scratch")) for run in runs}:
+        path = kernel.rpartition(":")[0]
+        if is_own(kernel) and pathlib.Path(path).is_file():
+            found[path] = {path: pathlib.Path(path)}
+        if model != "scratch":
+            found[model] = {path.name: path for pattern in MODEL for path in pathlib.Path(model).glob(pattern)}
+    return {name: _digest(paths) for name, paths in sorted(found.items()) if paths}
+
+
+def _digest(paths):
+    found = hashlib.sha256()
     for name, path in sorted(paths.items()):
-        content = path.read_bytes()
-        found.update(f"{name}\0{len(content)}\0".encode(errors="surrogateescape") + content)
+        with open(path, "rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        found.update(f"{name}\0{content}\0".encode(errors="surrogateescape"))
     return found.hexdigest()
 
 

@@ -59,7 +59,7 @@ def test_seeds_added_after_a_verdict_are_counted(tmp_path):
         (dict(n_layer=2), "n_layer was 12, and is 2 now"),
         (dict(threads=1), "threads of a run .* was None, and is 1 now"),
         (dict(code="abd"), "the code changed"),
-        (dict(data="deg"), "the data changed"),
+        (dict(data="deg"), "text/train changed since"),
         (dict(variants={"small": {"n_layer": 2}}), "varied was"),
         (dict(variants={"learning_rate=0.001": {"learning_rate": 1.1e-3}}), "the variant learning_rate=0.001 was"),
     ],

@@ -14,7 +14,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.machine import files
 from fusedgpt.runs.metrics import record_of
 from fusedgpt.settings import Settings
-from fusedgpt.studies import design, outcomes, runner
+from fusedgpt.studies import design, outcomes, runner, versions
 from fusedgpt.studies.command import Request, StudySettings
 from tests.fusedgpt.studies import fakes
 
@@ -157,10 +157,22 @@ def test_a_study_whose_code_is_changed_ends(tmp_path, monkeypatch):
 
     changer = threading.Thread(target=change)
     changer.start()
-    with pytest.raises(UserError, match="was changed while the study ran"):
+    with pytest.raises(UserError, match="the code in .* changed since the study began"):
         run(tmp_path, plan())
     changer.join()
     assert len(outcomes.statuses(tmp_path / "study")) == 1
+
+
+def test_a_study_whose_own_kernel_is_changed_ends(tmp_path):
+    # only the project's code was looked at, so a verdict compared runs of two kernels
+    kernel = tmp_path / "mine.py"
+    kernel.write_text("attend = 1")
+    the_plan = plan(attention=f"{kernel}:attend")
+    the_plan.data = versions.inputs([the_plan.settings])
+    assert len(run(tmp_path, the_plan, jobs=runner.order(the_plan)[:1])) == 1
+    kernel.write_text("attend = 2")
+    with pytest.raises(UserError, match=r"mine\.py changed since the study began"):
+        run(tmp_path, the_plan)
 
 
 def test_no_run_begins_after_the_deadline(tmp_path):
