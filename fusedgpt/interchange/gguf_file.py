@@ -198,6 +198,8 @@ def _bpe(ours):
     """A byte-level BPE that splits a text into words in a way that llama.cpp knows."""
     if ours.kind != "json" and ours.kind not in GPT2S_BPES:
         raise UserError(f"the tokenizer {ours.kind} cannot be written as GGUF, only {', '.join(GPT2S_BPES)}: {INSTEAD}")
+    if ours.end_of_text is None:  # llama.cpp would take the id 11, and end a text at it
+        raise UserError(f"llama.cpp can have a BPE only if an id ends a text, and this data has none: {INSTEAD}")
     content = json.loads(tokenizer_json.tokenizer(ours.meta, 1).backend_tokenizer.to_str())
     model, pre = content["model"], "gpt-2"
     if ours.kind == "json" and (pre := _words(content)) is None:

@@ -101,6 +101,14 @@ def test_without_an_end_of_text_no_id_ends_one(kind, tmp_path):
     assert read == Tokenizer(meta).tokens
 
 
+@pytest.mark.parametrize("kind", ["json", "r50k_base"])
+def test_a_bpe_without_an_end_of_text_is_refused(kind, tmp_path):
+    # it was written without one, so that llama.cpp ended each text at the id 11, which is a comma in GPT-2's
+    meta = {name: value for name, value in meta_of("json").items() if name != "end_of_text"}
+    meta = meta if kind == "json" else {"tokenizer": kind, "vocab_size": 50257}
+    assert "a BPE only if an id ends a text, and this data has none: name --format=hf" in refused(tmp_path, meta)
+
+
 def test_ids_without_text_have_names_of_their_own(tmp_path):
     # llama.cpp ends with a failed assertion if two tokens have one name
     meta = {"tokenizer": "char", "vocab_size": 5, "itos": ["a", None, "b", None, None], "end_of_text": 4}
