@@ -182,6 +182,14 @@ def test_a_gpt2_that_is_not_openais_is_refused(key):
         families.read(content_of("gpt2", **{key: True}))
 
 
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_attention_to_later_tokens_is_refused(name):
+    # is_causal=false was taken for a part that is off, and the model was read as a causal one
+    assert families.read(content_of(name, is_causal=True)) == families.read(content_of(name))
+    with pytest.raises(UserError, match="it has is_causal=False and not True"):
+        families.read(content_of(name, is_causal=False))
+
+
 ROTARY = dict(position="rotary", norm="rmsnorm", mlp="swiglu", bias=False, n_layer=2, n_head=2, n_embd=16, block_size=8)
 WRITTEN = {  # by the family that is written: the fields of a model
     "gpt2": dict(position="learned", norm="layernorm", mlp="gelu"),
