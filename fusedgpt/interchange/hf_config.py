@@ -239,8 +239,8 @@ OPTIONAL = dict.fromkeys(("n_inner", "n_kv_head", "head_size"), (None,))
 DEFAULTS = {
     "gpt2": dict(vocab_size=50257, n_positions=1024, n_layer=12, n_head=12, n_embd=768),
     "mistral": dict(num_key_value_heads=8, sliding_window=4096),
-    "qwen2": dict(num_key_value_heads=32),
-    "qwen3": dict(num_key_value_heads=32, head_dim=128),
+    "qwen2": dict(num_key_value_heads=32, sliding_window=4096),
+    "qwen3": dict(num_key_value_heads=32, head_dim=128, sliding_window=4096),
 }
 LLAMA = Family(
     title="Llama",

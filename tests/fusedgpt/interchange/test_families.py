@@ -134,6 +134,10 @@ def test_windows_of_qwen(name):
     config = families.read(content_of(name, use_sliding_window=True, layer_types=kinds, **usual))[1]
     assert config.windows == [8, None, 8]
     assert families.content(config, name)["layer_types"] == kinds
+    # use_sliding_window=true without sliding_window was a Qwen without windows
+    left_out = dict(use_sliding_window=True, max_window_layers=2, head_dim=16)
+    assert families.read(content_of(name, **left_out))[1].windows == [None, None, 4096]  # as transformers takes it
+    assert families.read(content_of(name, sliding_window=None, **left_out))[1].windows == [None] * 3
 
 
 REFUSED = {  # by what is said: what is not as it should be
