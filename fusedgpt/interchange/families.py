@@ -34,7 +34,7 @@ def read(content: Any) -> tuple[str, GPTConfig]:
     defaults = {key: value for key, value in DEFAULTS.get(name, {}).items() if key not in content}
     config.content = defaults | content
     config.require("is_causal", True)  # otherwise each token attends to later ones too
-    sizes = {ours: config.take(theirs, int, *OPTIONAL.get(ours, ())) for ours, theirs in family.sizes.items()}
+    sizes = {ours: config.take(theirs, int, *OPTIONAL.get(theirs, ())) for ours, theirs in family.sizes.items()}
     fields = sizes | family.read(config)
     config.require_all_read()
     found = GPTConfig(**fields)

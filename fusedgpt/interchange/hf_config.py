@@ -234,7 +234,7 @@ ALL_BIASES = {"bias": True, "attention_bias": None, "mlp_bias": None}
 SIZES = {"vocab_size": "vocab_size", "block_size": "max_position_embeddings", "n_layer": "num_hidden_layers"}
 SIZES |= {"n_head": "num_attention_heads", "n_embd": "hidden_size", "n_inner": "intermediate_size"}
 SIZES |= {"n_kv_head": "num_key_value_heads"}
-OPTIONAL = dict.fromkeys(("n_inner", "n_kv_head", "head_size"), (None,))
+OPTIONAL = dict.fromkeys(("n_inner", "num_key_value_heads", "head_dim"), (None,))  # keys that may be null
 # what transformers takes for a key that is not there, if that is not what null means
 DEFAULTS = {
     "gpt2": dict(vocab_size=50257, n_positions=1024, n_layer=12, n_head=12, n_embd=768),

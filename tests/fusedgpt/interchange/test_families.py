@@ -123,6 +123,22 @@ def test_a_config_of_before_transformers_5_is_read():
     assert families.read({"model_type": "gpt2"})[1] == GPTConfig(vocab_size=50257)
 
 
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_a_key_that_is_not_there_means_what_transformers_takes(name):
+    # without intermediate_size, a Llama's MLP was 4 times as wide as the model; each family has a width of its own
+    from transformers import AutoConfig
+
+    content = AutoConfig.for_model(name, **dict(use_sliding_window=True) if "qwen" in name else {}).to_dict()
+    content.pop("layer_types", None)  # which follows from the keys about windows
+    whole = families.read(content)
+    assert any(whole[1].windows) == (name in ("mistral", "qwen2", "qwen3"))
+    for key in content.keys() - {"model_type", "use_sliding_window"}:
+        try:
+            assert families.read({each: content[each] for each in content if each != key}) == whole, key
+        except UserError as error:
+            assert f"its config.json has {key}=None, which must be a whole number" in str(error)
+
+
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
 def test_windows_of_qwen(name):
     # Qwen2 names a window that no layer uses; older configs count the layers before the first with one
