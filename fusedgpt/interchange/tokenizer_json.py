@@ -145,7 +145,7 @@ def own_meta(name: str) -> dict | None:
     SentencePiece's with a token for each byte; no blank is put before a text. Raises UserError if the file is damaged,
     or if the tokenizer is another.
     """
-    if name in PRETRAINED:
+    if name in PRETRAINED and not os.path.isdir(name):  # a folder has its own, as it has its own weights
         return GPT2
     if pathlib.Path(name, "meta.json").exists():
         return dataset.read_meta(name)

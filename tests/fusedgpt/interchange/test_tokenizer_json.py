@@ -166,6 +166,16 @@ def test_a_folder_without_a_tokenizer_has_gpt2s(tmp_path):
     assert tokenizer_json.own_meta(str(tmp_path)) is None and tokenizer_json.own_meta("gpt2") == tokenizer.GPT2
 
 
+def test_a_folder_that_is_called_gpt2_has_its_own_tokenizer(tmp_path, monkeypatch):
+    # as after `python export.py RUN gpt2`: its weights came from the folder, but its ids were GPT-2's
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "meta.json").write_text(json.dumps(meta_of("byte")))
+    assert tokenizer_json.own_meta("gpt2") == meta_of("byte")
+    (tmp_path / "gpt2" / "meta.json").unlink()
+    assert tokenizer_json.own_meta("gpt2") is None
+
+
 @pytest.mark.parametrize("words", [["▁the", "▁cat"], ["the", "##cat"]])
 def test_a_tokenizer_json_that_is_not_byte_level_is_refused(tmp_path, words):
     # texts of the second came back without blanks: "deadthisdead"
