@@ -124,8 +124,9 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
     if s.init_from != "resume":
         if run_folder.checkpoints(s.init_from):
             raise UserError(f"{s.init_from} is a run: name it with --out_dir={s.init_from} and --init_from=resume")
-        model, meta = GPT.from_pretrained(s.init_from, changes), tokenizer_json.read_meta(s.init_from)
+        model = GPT.from_pretrained(s.init_from, changes)
         say(f"sampling from {s.init_from}")
+        meta = tokenizer_json.read_meta(s.init_from, say)
     else:
         saved, path = run_folder.load_best(s.out_dir)
         model, meta = GPT.from_checkpoint(saved, dropout=0.0, **changes), dataset.meta_of_checkpoint(ROOT, saved)

@@ -26,7 +26,7 @@ from fusedgpt.generation import engines
 from fusedgpt.machine.device import why_no_compiler
 from fusedgpt.runs import checkpoint, run_folder
 from model import GPT
-from tests.conftest import LLAMA, ROOT, as_nanogpt_wrote, fails, hugging_face, rows, small
+from tests.conftest import LLAMA, ROOT, as_nanogpt_wrote, fails, hugging_face, rows, small, why_no_bpe
 
 
 @pytest.fixture(scope="module")
@@ -382,6 +382,16 @@ def test_ids_that_the_model_has_not_are_refused(tmp_path):
     assert "the tokenizer (gpt2) has 50257 ids, the model 101: put the tokenizer.json or meta.json" in sentence
     with pytest.raises(UserError, match="the prompt has the id 97, but the model has only 65 ids: change --start"):
         sample.read_prompt("a", Tokenizer(BYTES), 65)
+
+
+def test_a_model_without_a_tokenizer_has_gpt2s_and_it_is_said(tmp_path, capsys):
+    # which used to be assumed in silence
+    if reason := why_no_bpe():
+        pytest.skip(reason)
+    hugging_face(tmp_path, n_layer=1, n_head=1, n_embd=8, n_positions=32, vocab_size=50257)
+    assert sample.load(quick(tmp_path, init_from=str(tmp_path)))[1].kind == "gpt2"
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == f"sampling from {tmp_path}" and second.startswith(f"{tmp_path} has no tokenizer.json and no meta.")
 
 
 def test_what_only_training_has_is_no_flag_and_a_misspelt_name_no_setting(tmp_path):

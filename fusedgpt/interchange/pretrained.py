@@ -101,15 +101,30 @@ def _refused(model_type):
         ) from error
 
 
-def _file(model_type, name):
-    """The path of a file of the model, downloaded if it has to be. Raises OSError if there is none."""
+def find_file(model_type: str | os.PathLike, name: str) -> str | None:
+    """The path of a file of the model, downloaded if it has to be; None if the model has none.
+
+    Raises an error, of the network or of the disk, if it cannot be reached.
+    """
+    from huggingface_hub import _CACHED_NO_EXIST, try_to_load_from_cache
     from transformers import logging
     from transformers.utils import cached_file
 
     logging.disable_progress_bar()  # one progress bar per rank would garble the log
-    if os.path.isdir(model_type) and not os.path.isfile(os.path.join(model_type, name)):
+    try:
+        return cached_file(model_type, name)
+    except OSError as error:
+        # transformers raises one without a cause if there is none; without a network, the cache may know that
+        if (error.__cause__ or error.errno) and try_to_load_from_cache(str(model_type), name) is not _CACHED_NO_EXIST:
+            raise
+        return None
+
+
+def _file(model_type, name):
+    """As find_file, but raises FileNotFoundError if the model has none."""
+    if (found := find_file(model_type, name)) is None:
         raise FileNotFoundError(f"it has no {name}")
-    return cached_file(model_type, name)
+    return found
 
 
 def _json(file, largest):
@@ -123,10 +138,13 @@ def _json(file, largest):
 
 def _stored(model_type):
     """The tensors in the files of the model, by their names there. Only the files' headers are read."""
+    unreachable = None
     for name in FILES:
         try:
-            file = _file(model_type, name)
-        except OSError:
+            file = find_file(model_type, name)
+        except OSError as error:  # without a network, the cache may hold one of the others
+            file, unreachable = None, error
+        if file is None:
             continue
         files = [file]
         if name.endswith(".json"):
@@ -138,7 +156,7 @@ def _stored(model_type):
                     raise ValueError(f"two of its files have {each}")
                 found[each] = tensor
         return found
-    raise FileNotFoundError(f"it has no {', '.join(FILES[:-1])} or {FILES[-1]}")
+    raise unreachable or FileNotFoundError(f"it has no {', '.join(FILES[:-1])} or {FILES[-1]}")
 
 
 def _shards(index, name):

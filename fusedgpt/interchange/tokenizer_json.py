@@ -5,6 +5,7 @@ import math
 import os
 import pathlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 from fusedgpt.data import dataset
@@ -18,7 +19,8 @@ from fusedgpt.data.tokenizer import (
     tiktoken_bpe,
     without_prefix,
 )
-from fusedgpt.errors import UserError
+from fusedgpt.errors import UserError, first_line
+from fusedgpt.interchange import pretrained
 from fusedgpt.settings import PRETRAINED
 
 BYTES = byte_characters()
@@ -133,33 +135,40 @@ def _of_json(ours):
     return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
-def read_meta(name: str) -> dict:
-    """The meta of a model's tokenizer as in own_meta. A model without one is taken to have GPT-2's BPE."""
-    return own_meta(name) or GPT2
+def read_meta(name: str, say: Callable[[str], None] = print) -> dict:
+    """The meta of a model's tokenizer as in own_meta. A model without one is taken to have GPT-2's BPE, and told of."""
+    if meta := own_meta(name):
+        return meta
+    say(f"{name} has no tokenizer.json and no meta.json, so its ids are taken for GPT-2's: if not, put one there")
+    return GPT2
 
 
 def own_meta(name: str) -> dict | None:
     """The meta of a model's tokenizer, as in a data set's meta.json, or None. name: hub id or folder of the model.
 
     It comes from the meta.json that export.py writes, or else from tokenizer.json, which must be a BPE of bytes, or of
-    SentencePiece's with a token for each byte; no blank is put before a text. Raises UserError if the file is damaged,
-    or if the tokenizer is another.
+    SentencePiece's with a token for each byte; no blank is put before a text. Raises UserError if the file is damaged
+    or cannot be reached, or if the tokenizer is another.
     """
     if name in PRETRAINED and not os.path.isdir(name):  # a folder has its own, as it has its own weights
         return GPT2
     if pathlib.Path(name, "meta.json").exists():
         return dataset.read_meta(name)
     from transformers import PreTrainedTokenizerFast
-    from transformers.utils import cached_file
 
     try:
-        file = pathlib.Path(cached_file(name, "tokenizer.json"))
-    except OSError as error:  # there is none
+        file = pretrained.find_file(name, "tokenizer.json")
+    except Exception as error:  # the network, the Hub, the disk: each has exceptions of its own
+        raise UserError(
+            f"cannot reach the tokenizer.json of {name}: {first_line(error):.300}. Try again with a network, or name a"
+            " folder that has it"
+        ) from error
+    if file is None:
         if os.path.lexists(pathlib.Path(name, "tokenizer.json")):
-            raise UserError(f"{name}/tokenizer.json is a link that leads nowhere: put the file there") from error
+            raise UserError(f"{name}/tokenizer.json is a link that leads nowhere: put the file there")
         return None
     with fails_as(f"cannot read the tokenizer.json of {name}"):  # a damaged file can raise anything
-        read_json(file.read_text(encoding="utf-8"), str(file))
+        read_json(pathlib.Path(file).read_text(encoding="utf-8"), file)
         theirs = PreTrainedTokenizerFast.from_pretrained(name)
         content = without_prefix(json.loads(theirs.backend_tokenizer.to_str()))
         ids = theirs.get_vocab()

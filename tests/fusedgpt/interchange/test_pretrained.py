@@ -143,6 +143,15 @@ def test_a_folder_that_is_damaged_is_one_sentence(llama, said):
     assert said in str(refused.value) and "\n" not in str(refused.value) and len(str(refused.value)) < 600
 
 
+def test_files_that_cannot_be_reached_are_not_said_to_be_absent(cached, llama):
+    # it was "it has no model.safetensors" if only the network was down
+    shutil.copy(llama / "config.json", cached.files)
+    with pytest.raises(UserError, match=r"init_from='owner/name' is no .*couldn't connect.*; without a network, name"):
+        GPT.from_pretrained("owner/name")
+    shutil.copy(llama / WEIGHTS, cached.files)
+    assert_same_bytes(GPT.from_pretrained("owner/name").state_dict(), GPT.from_pretrained(llama).state_dict())
+
+
 PEAK = """
 import json, sys, torch
 from fusedgpt.machine.memory import peak_memory, reset_peak_memory

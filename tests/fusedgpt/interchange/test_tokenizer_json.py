@@ -1,6 +1,8 @@
 """Tokenizers in Hugging Face's format, against tiktoken, `tokenizers` and our own."""
 
+import errno
 import json
+import types
 
 import numpy as np
 import pytest
@@ -161,9 +163,40 @@ def test_a_tokenizer_json_from_outside_becomes_a_meta(tmp_path):
     assert Tokenizer(meta).encode_text(TEXT).tolist() == AutoTokenizer.from_pretrained(tmp_path)(TEXT).input_ids
 
 
-def test_a_folder_without_a_tokenizer_has_gpt2s(tmp_path):
-    assert tokenizer_json.read_meta(str(tmp_path)) == tokenizer_json.read_meta("gpt2-xl") == tokenizer.GPT2
+def test_a_folder_without_a_tokenizer_has_gpt2s(tmp_path, capsys):
     assert tokenizer_json.own_meta(str(tmp_path)) is None and tokenizer_json.own_meta("gpt2") == tokenizer.GPT2
+    assert tokenizer_json.read_meta("gpt2-xl") == tokenizer.GPT2 and not capsys.readouterr().out
+    assert tokenizer_json.read_meta(str(tmp_path)) == tokenizer.GPT2  # which used to be assumed in silence
+    assert f"{tmp_path} has no tokenizer.json and no meta.json, so its ids are taken" in capsys.readouterr().out
+
+
+def test_a_tokenizer_that_cannot_be_reached_is_not_taken_for_gpt2s(cached, capsys):
+    # offline, with only the weights of a Qwen in the cache, its ids were decoded as GPT-2's
+    for read in (tokenizer_json.read_meta, tokenizer_json.own_meta):
+        with pytest.raises(UserError, match=r"cannot reach the tokenizer.json of owner/name: .*, or name a folder"):
+            read("owner/name")
+    (cached.absent / "tokenizer.json").touch()  # the Hub has said, on an earlier day, that there is none
+    assert tokenizer_json.read_meta("owner/name") == tokenizer.GPT2
+    assert "owner/name has no tokenizer.json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", ["absent", "a full disk", "a broken proxy"])
+def test_only_the_hubs_word_is_taken_for_a_model_without_a_tokenizer(what, cached, monkeypatch):
+    # a full disk was taken for it too, and an error that is no OSError was a traceback
+    from huggingface_hub.errors import RemoteEntryNotFoundError
+
+    def download(*args, **kwargs):
+        answer = types.SimpleNamespace(headers={}, request=None)
+        absent = RemoteEntryNotFoundError("Entry Not Found", response=answer)
+        full = OSError(errno.ENOSPC, what)
+        raise {"absent": absent, "a full disk": full, "a broken proxy": RuntimeError(what)}[what]
+
+    monkeypatch.setattr("transformers.utils.hub.hf_hub_download", download)
+    if what == "absent":
+        assert tokenizer_json.own_meta("owner/name") is None
+    else:
+        with pytest.raises(UserError, match=f"cannot reach the tokenizer.json of owner/name: .*{what}. Try again"):
+            tokenizer_json.own_meta("owner/name")
 
 
 def test_a_folder_that_is_called_gpt2_has_its_own_tokenizer(tmp_path, monkeypatch):
