@@ -156,17 +156,12 @@ def own_meta(name: str) -> dict | None:
         return dataset.read_meta(name)
     from transformers import PreTrainedTokenizerFast
 
-    try:
-        file = pretrained.find_file(name, "tokenizer.json")
-    except Exception as error:  # the network, the Hub, the disk: each has exceptions of its own
-        raise UserError(
-            f"cannot reach the tokenizer.json of {name}: {first_line(error):.300}. Try again with a network, or name a"
-            " folder that has it"
-        ) from error
+    file = _reached(name, "tokenizer.json")
     if file is None:
         if os.path.lexists(pathlib.Path(name, "tokenizer.json")):
             raise UserError(f"{name}/tokenizer.json is a link that leads nowhere: put the file there")
         return None
+    _reached(name, "tokenizer_config.json")  # which names the end of a text: transformers would go on without it
     with fails_as(f"cannot read the tokenizer.json of {name}"):  # a damaged file can raise anything
         read_json(pathlib.Path(file).read_text(encoding="utf-8"), file)
         theirs = PreTrainedTokenizerFast.from_pretrained(name)
@@ -177,3 +172,14 @@ def own_meta(name: str) -> dict | None:
     meta |= {} if end is None else {"end_of_text": end}
     Tokenizer(meta).byte_lengths()  # raises UserError if it is not byte-level
     return meta
+
+
+def _reached(name, file):
+    """As pretrained.find_file, with one sentence for all errors."""
+    try:
+        return pretrained.find_file(name, file)
+    except Exception as error:  # the network, the Hub, the disk: each has exceptions of its own
+        raise UserError(
+            f"cannot reach the {file} of {name}: {first_line(error):.300}. Try again with a network, or name a folder"
+            " that has it"
+        ) from error

@@ -180,6 +180,19 @@ def test_a_tokenizer_that_cannot_be_reached_is_not_taken_for_gpt2s(cached, capsy
     assert "owner/name has no tokenizer.json" in capsys.readouterr().out
 
 
+def test_the_end_of_a_text_is_not_lost_with_a_file_that_cannot_be_reached(cached):
+    # offline, with tokenizer.json alone in the cache, the id that ends a text was unknown, and texts went on beyond it
+    content = json.dumps(meta_of("json")["tokenizer_json"]).replace("<|endoftext|>", "<|im_end|>")
+    (cached.files / "tokenizer.json").write_text(content)
+    with pytest.raises(UserError, match=r"cannot reach the tokenizer_config.json of owner/name: "):
+        tokenizer_json.own_meta("owner/name")
+    (cached.files / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    assert tokenizer_json.own_meta("owner/name")["end_of_text"] == 0
+    (cached.files / "tokenizer_config.json").unlink()
+    (cached.absent / "tokenizer_config.json").touch()
+    assert "end_of_text" not in tokenizer_json.own_meta("owner/name")
+
+
 @pytest.mark.parametrize("what", ["absent", "a full disk", "a broken proxy"])
 def test_only_the_hubs_word_is_taken_for_a_model_without_a_tokenizer(what, cached, monkeypatch):
     # a full disk was taken for it too, and an error that is no OSError was a traceback
