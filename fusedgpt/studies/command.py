@@ -319,8 +319,8 @@ def _check_budget(request):
         )
     if s.metric.endswith("_to_loss") and "eval_interval" in varied:
         raise UserError(
-            f"eval_interval cannot vary with metric={s.metric}: between evaluations nobody sees that a loss is reached, so"
-            " give one interval for all variants"
+            f"eval_interval cannot vary with metric={s.metric}, because a loss is seen at evaluations only: give one"
+            " interval for all variants"
         )
     if s.metric != "ms" and request.shared.eval_iters and (changed := varied & {"block_size", "dataset"}):
         raise UserError(

@@ -157,7 +157,7 @@ def test_a_study_whose_code_is_changed_ends(tmp_path, monkeypatch):
 
     changer = threading.Thread(target=change)
     changer.start()
-    with pytest.raises(UserError, match="the code in .* changed since the study began"):
+    with pytest.raises(UserError, match=r"the code in .* changed since the study began"):
         run(tmp_path, plan())
     changer.join()
     assert len(outcomes.statuses(tmp_path / "study")) == 1
