@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from fusedgpt.attention import choose
+from fusedgpt.attention import permitted
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.attention.table import SINGLE_KERNELS
 from fusedgpt.bench import check, drawing, growth, options, power_laws, prepare_time
@@ -69,7 +69,7 @@ def test_a_wrong_kernel_gets_no_time(tmp_path, data, monkeypatch):
     def wrong(q, k, v, dropout_p=0.0):
         return ATTENTION["manual"](q, k, v) * 1.5
 
-    monkeypatch.setattr(choose, "ATTENTION", {**ATTENTION, "manual": wrong})
+    monkeypatch.setattr(permitted, "ATTENTION", {**ATTENTION, "manual": wrong})
     monkeypatch.setattr(timing, "samples", lambda *_: pytest.fail("a kernel that fails parity was timed"))
     with pytest.raises(ParityError):
         measured(tmp_path, data, part="length", attention="manual", n=32)

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 import torch
 
-from fusedgpt.attention import choose
+from fusedgpt.attention import permitted
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.bench import child, ladder, proof, report
 from fusedgpt.bench.proof import ParityError
@@ -237,7 +237,7 @@ def test_a_figure_names_what_changes_the_work_of_a_step(tmp_path, data):
 def test_both_attentions_of_a_model_with_windows_are_proven(tmp_path, data, monkeypatch):
     # the first layer has a window, the second has none
     proven = []
-    monkeypatch.setattr(proof.choose, "refusal", lambda name, case: None)
+    monkeypatch.setattr(proof.permitted, "refusal", lambda name, case: None)
     monkeypatch.setattr(proof, "prove", lambda attend, case, exact_as: proven.append(case.window) or {})
     monkeypatch.setattr(child, "run", lambda *_, **__: (dict(tf32=False, cuda_graphs=False, attention_trials={}), []))
     monkeypatch.setattr(child, "measured", lambda *_: {})
@@ -395,7 +395,7 @@ def test_parity_comes_before_the_run(tmp_path, data, monkeypatch):
     def wrong(q, k, v, dropout_p=0.0):
         return ATTENTION["manual"](q, k, v) * 1.5
 
-    monkeypatch.setattr(choose, "ATTENTION", {**ATTENTION, "manual": wrong})
+    monkeypatch.setattr(permitted, "ATTENTION", {**ATTENTION, "manual": wrong})
     monkeypatch.setattr(child, "run", lambda *_, **__: pytest.fail("a kernel that fails parity was timed"))
     with pytest.raises(ParityError):
         ladder.measure({"rung": "manual"}, settings("ladder", tmp_path, data), CPU, tmp_path)

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from fusedgpt.attention import choose
+from fusedgpt.attention import permitted
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.attention.table import SINGLE_KERNELS
 from fusedgpt.bench import child, kinds, report, sweep
@@ -85,7 +85,7 @@ def test_parity_comes_before_the_time(tmp_path, data, monkeypatch):
     def wrong(q, k, v, dropout_p=0.0):
         return ATTENTION["manual"](q, k, v) * 1.5
 
-    monkeypatch.setattr(choose, "ATTENTION", {**ATTENTION, "manual": wrong})
+    monkeypatch.setattr(permitted, "ATTENTION", {**ATTENTION, "manual": wrong})
     monkeypatch.setattr(sweep, "ATTENTION", {**ATTENTION, "manual": wrong})
     for module, name in ((child, "run"), (sweep, "timed")):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("a kernel that fails parity was timed"))
