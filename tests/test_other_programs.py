@@ -155,13 +155,13 @@ def test_transformers(python, trained, tmp_path):
         pytest.importorskip("transformers", minversion="5")
     runs = [trained(kind, "gelu") for kind in ("byte", "byte without end", "char", "json", *GPT2S)]
     runs += [trained("byte", "gelu_tanh", family) for family in FAMILIES]
-    for one, found in zip(runs, opened(PYTHONS[python], TRANSFORMERS, "hf", runs, tmp_path)):
+    for one, found in zip(runs, opened(PYTHONS[python], TRANSFORMERS, "hf", runs, tmp_path), strict=True):
         gap = one.gap(found["logits"], one.activation)
         print(f"transformers {found['version']}, {one.name}: logits within {gap:.1g}")
         print(f"    {found['text']!r}")
         assert found["version"].startswith(python[-1])
         assert found["text"] == one.text() and gap < 1e-4
-        for text, encoded, decoded in zip(one.texts, found["encoded"], found["decoded"]):
+        for text, encoded, decoded in zip(one.texts, found["encoded"], found["decoded"], strict=True):
             # for any qwen2, AutoTokenizer of transformers 5 normalizes and splits texts as Qwen does
             if not (python == "transformers 5" and one.name.startswith("qwen2")):
                 assert encoded == one.tokenizer.encode(text) and decoded == text
@@ -175,12 +175,12 @@ def test_llama_cpp(trained, tmp_path):
     runs = [trained(kind, "gelu") for kind in kinds] + [trained("byte", "gelu_tanh")]
     # llama.cpp has no window in a Llama, and Mistral is one there
     runs += [trained("byte", "gelu_tanh", family) for family in FAMILIES if family != "mistral"]
-    for one, found in zip(runs, opened(python, LLAMA_CPP, "gguf", runs, tmp_path)):
+    for one, found in zip(runs, opened(python, LLAMA_CPP, "gguf", runs, tmp_path), strict=True):
         gap, form = (one.gap(found["logits"], activation) for activation in (one.activation, "gelu_tanh"))
         within = f"logits within {gap:.1g}, and {form:.1g} of GELU in the tanh form"
         print(f"llama-cpp-python {found['version']}, {one.name}: {within}")
         print(f"    {found['text']!r}")
-        for text, encoded, decoded in zip(one.texts, found["encoded"], found["decoded"]):
+        for text, encoded, decoded in zip(one.texts, found["encoded"], found["decoded"], strict=True):
             assert encoded == one.tokenizer.encode_text(text).tolist() and decoded == text
         assert found["end"] == (-1 if one.tokenizer.end_of_text is None else one.tokenizer.end_of_text)
         assert found["text"] == one.text("ignore")

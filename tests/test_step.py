@@ -98,6 +98,17 @@ def test_nothing_waits_for_the_device_between_reported_steps(tmp_path, data, mon
     run(tmp_path / "often", data, max_iters=20, log_interval=1, eval_interval=10, dtype=dtype)
     for name in ("loss", "grad_norm", "lr", "iter"):  # every step has its line, whenever it was read
         assert [r[name] for r in rows(tmp_path / "rare")] == [r[name] for r in rows(tmp_path / "often")]
+    assert waits.count == 0
+    step = train.train_step
+
+    def reads(*args):
+        results = step(*args)
+        results["grad_norm"].item()
+        return results
+
+    monkeypatch.setattr(train, "train_step", reads)
+    run(tmp_path / "reads", data, max_iters=20, log_interval=7, eval_interval=10, dtype=dtype)
+    assert waits.count == 20  # so a read in a step would have been seen
 
 
 @pytest.mark.gpu

@@ -159,7 +159,9 @@ def test_bad_input_ends_in_one_sentence(tmp_path, data):
     folder = f"--study_dir={tmp_path / 'study'}"
     assert "learning_rate='quick' is not allowed" in fails("study.py", folder, "--learning_rate=1e-3,quick")
     assert "dataset='nowhere' is no folder" in fails("study.py", folder, "--dataset=nowhere", "--seed=1,2")
-    assert "--against=HEAD is no commit" not in fails("study.py", folder, f"--dataset={data}", "--against=no-such-ref")
+    assert "against='no-such-ref' is no commit of " in fails(
+        "study.py", folder, f"--dataset={data}", "--against=no-such-ref"
+    )
     assert "leave the settings the same" in fails(
         "study.py", folder, f"--dataset={data}", "--against=HEAD", "--seed=1", "--n_layer=1,2"
     )

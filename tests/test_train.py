@@ -18,7 +18,7 @@ from fusedgpt.attention.case import Case
 from fusedgpt.data import dataset, prepare
 from fusedgpt.data.dataloader import DataLoader
 from fusedgpt.errors import UserError
-from fusedgpt.machine import determinism
+from fusedgpt.machine import determinism, memory
 from fusedgpt.machine.choices import Choices
 from fusedgpt.parallel import distributed
 from fusedgpt.training import nonfinite
@@ -286,6 +286,28 @@ def assert_close_runs(a, b):
         torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4 * y.abs().max().item() + 1e-12)
 
 
+@pytest.mark.parametrize(
+    ("fails_at", "compared", "evaluated"), [(5, [0, 2, 4, 5], [0]), (7, [0, 2, 4, 5, 6, 7], [0, 5])]
+)
+def test_a_rank_that_drifts_ends_the_run_and_is_not_saved(tmp_path, data, monkeypatch, fails_at, compared, evaluated):
+    # without the call in the loop, ranks would train on with different weights, and rank 0 would save its own
+    seen = []
+
+    def require_same_weights(model, ranks, iteration):
+        seen.append(iteration)
+        if iteration == fails_at:
+            raise UserError("rank 1 no longer has the weights of rank 0")
+
+    monkeypatch.setattr(distributed, "require_same_weights", require_same_weights)
+    with pytest.raises(UserError, match="rank 1 no longer has"):
+        run(tmp_path, data, max_iters=7, check_interval=2, eval_interval=5)
+    assert seen == compared
+    assert [row["iter"] for row in rows(tmp_path, "eval")] == evaluated
+    for name in ("ckpt.pt", "best.pt"):
+        saved = checkpoint_of(tmp_path, name)["iter_num"] if (tmp_path / name).exists() else 0
+        assert saved == evaluated[-1], name
+
+
 def test_dropout_differs_from_step_to_step_and_from_micro_batch_to_micro_batch(tmp_path, data, monkeypatch):
     seeds, seed = [], determinism.seed
     monkeypatch.setattr(determinism, "seed", lambda *stream: seeds.append(stream) or seed(*stream))
@@ -535,6 +557,14 @@ def test_every_kernel_trains_on_a_gpu(tmp_path, data, attention, compile):
     receipt = json.loads((out_dir / "run.json").read_text())["receipt"]
     if attention in ("efficient", "flash", "cudnn", "flex"):
         assert receipt["forward"] == receipt["backward"] == [attention]
+
+
+def test_a_model_that_certainly_does_not_fit_is_refused_before_it_is_built(tmp_path, data, monkeypatch):
+    # the system ends a process whose memory is full without a word
+    monkeypatch.setattr(memory, "total_memory", lambda device: 1000)
+    monkeypatch.setattr(train, "GPT", None)
+    with pytest.raises(UserError, match="of memory or more, and this machine has"):
+        run(tmp_path, data)
 
 
 def test_data_are_looked_for_first(tmp_path, data, monkeypatch, capsys):

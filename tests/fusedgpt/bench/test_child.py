@@ -36,3 +36,14 @@ def test_the_reason_is_the_sentence_or_the_exception_and_not_what_follows(
     monkeypatch.setattr(child.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(error, match=reason):
         child.run({}, tmp_path / "run")
+
+
+@pytest.mark.parametrize("given", [{}, {"choose": "remembered"}])
+def test_what_auto_took_earlier_is_no_measurement(given, tmp_path, monkeypatch):
+    # a kernel that was fastest beside another program, or with another driver, would be in every later row
+    commands, done = [], subprocess.CompletedProcess([], returncode=1, stderr="error: enough\n")
+    monkeypatch.setattr(child.subprocess, "run", lambda command, **_: commands.append(command) or done)
+    with pytest.raises(UserError, match="enough"):
+        child.run(given, tmp_path / "run")
+    (command,) = commands
+    assert [word for word in map(str, command) if word.startswith("--choose")] == ["--choose=again"]

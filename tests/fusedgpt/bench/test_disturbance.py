@@ -80,8 +80,21 @@ def test_preemptions_of_child_processes_count():
         return {"median_ms": 1.0}
 
     around = disturbance.bracketed(measure, {}, lambda: 1.0)["reference"]
-    assert around["cpu_s"] >= 0.3 and around["preempted"] >= 0
+    assert around["cpu_s"] >= 0.3
     assert "reference" not in disturbance.bracketed(lambda spec: {"n": 1}, {}, lambda: 1.0)  # a row without a time
+
+
+def test_a_row_has_the_preemptions_and_cpu_time_of_its_own_measurement(monkeypatch):
+    # not those of the process since it began, nor of the reference before and after it
+    now = [5000, 900.0]
+    monkeypatch.setattr(disturbance, "usage", lambda: tuple(now))
+
+    def using(switches, cpu_s, result):
+        now[:] = now[0] + switches, now[1] + cpu_s
+        return result
+
+    bracketed = disturbance.bracketed(lambda spec: using(7, 2.5, {"median_ms": 1.0}), {}, lambda: using(100, 10.0, 1.0))
+    assert (bracketed["reference"]["preempted"], bracketed["reference"]["cpu_s"]) == (7, 2.5)
 
 
 PUBLISHED = sorted(path.parent for path in (ROOT / "results").rglob("report.md"))

@@ -33,7 +33,9 @@ def test_a_figure_says_what_was_measured_where_and_when(kind, tmp_path, saved):
         head, day = header | {"environment": environment | date}, date.get("date", "no date recorded")
         head |= {"settings": header["settings"] | freed}
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [head, *lines]))
+        saved.clear()
         report.write(tmp_path, kinds.KINDS[kind])
+        assert saved
         for name, figure in saved.items():
             title, subtitle = (text.get_text().replace("\n", " ") for text in figure.texts[-2:])
             assert title and figure.get_figwidth() == drawing.WIDTH

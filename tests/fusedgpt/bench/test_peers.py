@@ -202,7 +202,7 @@ def test_generation_is_greedy_and_counts_the_ids_that_agree(tmp_path, data, clon
     if "compiled" in peer and (reason := why_no_compiler(CPU)):
         pytest.skip(reason)
     row = visit.visit("generation", peer, asked(tmp_path, data, nanogpt=str(clone)))
-    assert row["equal_ids"] <= 8
+    assert 0 < row["equal_ids"] <= 8
     if "float32" in peer:
         assert row["equal_ids"] == 8 and row["ran"]["dtype"] == "float32"
     assert row["tokens"] == 8 and len(row["samples_ms"]) == len(row["first_token_ms"]) == 2

@@ -2,9 +2,9 @@
 
 import json
 import multiprocessing
-import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -146,5 +146,21 @@ def test_a_machine_is_its_processor_threads_versions_and_code(monkeypatch):
     assert json.loads(json.dumps(found)) == found == choices.machine(cpu)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
     assert choices.machine(cpu) == found | {"threads": 99}
-    for path in (*choices.CODE[1:], *choices.CODE_FOLDERS):
-        assert os.path.exists(ROOT / path)
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    monkeypatch.setattr(choices, "device_name", lambda device: "another")
+    assert choices.machine(cpu) == found | {"threads": 99, "torch": "9.9", "device": "another"}
+
+
+def test_a_change_of_any_code_that_choices_depend_on_is_another_machine(tmp_path, monkeypatch):
+    # with another model.py, or one more kernel, what was fastest before says nothing
+    shutil.copytree(ROOT / "fusedgpt", tmp_path / "fusedgpt", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "model.py", tmp_path)
+    monkeypatch.setattr(choices.home, "SCRIPTS", tmp_path)
+    monkeypatch.setattr(choices, "__file__", str(tmp_path / "fusedgpt" / "machine" / "choices.py"))
+    here, names = torch.device("cpu"), (*choices.CODE, *(f"{folder}/new.py" for folder in choices.CODE_FOLDERS))
+    found = [choices.machine(here)["code"]]
+    for name in names:
+        with open(tmp_path / name, "a") as file:
+            file.write("# changed")
+        found.append(choices.machine(here)["code"])
+    assert len({*found}) == 1 + len(names)

@@ -1,5 +1,6 @@
 """What `auto` chooses for a run."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -25,8 +26,8 @@ def _a_cpu_with_bfloat16(monkeypatch):
     monkeypatch.setattr(tuning, "resolve_dtype", lambda name, device: getattr(torch, name.replace("auto", "bfloat16")))
 
 
-def settle(model, calls=10, before=None, case=CASE, **settings):
-    batch = (torch.zeros(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.long))
+def settle(model, calls=10, before=None, case=CASE, rows=4, **settings):
+    batch = (torch.zeros(rows, 16, dtype=torch.long), torch.ones(rows, 16, dtype=torch.long))
     rest = dict(max_seconds=None, minutes=None, deterministic=False, choose="remembered")
     s = SimpleNamespace(**{**rest, **dict(attention="manual", dtype="auto", compile=False), **settings})
     return tuning.settle(s, model, [case], batch, calls, before)
@@ -200,20 +201,26 @@ def test_a_command_that_comes_again_takes_what_it_took_before(model, monkeypatch
     assert settle(model, attention="auto", dtype="float32").attention == "manual"  # it has replaced the other
 
 
-@pytest.mark.parametrize("other", ["batch", "threads", "torch", "asked", "code"])
+CHANGES = {"batch": dict(rows=2), "case": dict(case=replace(CASE, window=8)), "asked": dict(attention="math")}
+
+
+@pytest.mark.parametrize("other", [*CHANGES, "model", "device", "threads", "torch", "code"])
 def test_another_shape_machine_or_version_is_timed_anew(model, monkeypatch, other):
     taking(monkeypatch, bfloat16=2.0, float32=1.0)
     settle(model)
-    if other == "batch":
-        monkeypatch.setattr(tuning.choices, "machine", lambda device: {"device": "another"})
+    if other == "model":
+        model = GPT(replace(model.config, n_layer=2))
+    elif other == "device":
+        machine = tuning.choices.machine
+        monkeypatch.setattr(tuning.choices, "machine", lambda device: machine(device) | {"device": "another"})
     elif other == "threads":
         monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
     elif other == "torch":
         monkeypatch.setattr(torch, "__version__", "9.9")
     elif other == "code":
         monkeypatch.setattr(tuning.choices, "_code", lambda: "0")
-    assert settle(model, **(dict(attention="math") if other == "asked" else {})).timed == "timed now"
-    assert settle(model, **(dict(attention="math") if other == "asked" else {})).timed != "timed now"
+    assert settle(model, **CHANGES.get(other, {})).timed == "timed now"
+    assert settle(model, **CHANGES.get(other, {})).timed != "timed now"
 
 
 def test_a_remembered_kernel_that_no_longer_passes_parity_is_not_taken(model, monkeypatch):
