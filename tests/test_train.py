@@ -30,6 +30,7 @@ from tests.conftest import (
     fails,
     flags,
     optimizer_state,
+    ranks,
     rows,
     run,
     script,
@@ -262,8 +263,8 @@ def test_two_ranks_equal_one_and_resume_bitwise(tmp_path, data):
     assert record["world_size"] == 2 and record["tokens_per_step"] == 4 * 4 * 16
     evaluations = [[row["val_loss"] for row in rows(path, "eval")] for path in (one, two)]
     assert evaluations[0] == pytest.approx(evaluations[1], rel=1e-5)
-    torchrun(2, "train.py", *flags(small(tmp_path / "half", data, **{**settings, "max_iters": 3})))
-    torchrun(2, "train.py", *flags(small(tmp_path / "half", data, **settings, init_from="resume")))
+    ranks(2, "train.py", *flags(small(tmp_path / "half", data, **{**settings, "max_iters": 3})))
+    ranks(2, "train.py", *flags(small(tmp_path / "half", data, **settings, init_from="resume")))
     assert_same_bytes(weights(tmp_path / "half"), weights(two))
 
 
@@ -271,7 +272,7 @@ def test_two_ranks_of_muon_equal_one(tmp_path, data):
     # each rank orthogonalises all matrices: ranks that did not agree to the bit would end the run at check_interval
     settings = dict(optimizer="muon", gradient_accumulation_steps=2, max_iters=4)
     one = run(tmp_path / "one", data, **settings)
-    torchrun(2, "train.py", *flags(small(tmp_path / "two", data, **settings, check_interval=1)))
+    ranks(2, "train.py", *flags(small(tmp_path / "two", data, **settings, check_interval=1)))
     losses = [[row["loss"] for row in rows(path)] for path in (one, tmp_path / "two")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)  # Muon computes in bfloat16, which magnifies rounding
 

@@ -407,17 +407,18 @@ def test_a_step_that_takes_too_long_is_ended_with_its_children(tmp_path, capsys)
 def test_a_lost_session_ends_the_step_too(tmp_path, name, ignored):
     # after SIGHUP the step went on alone, and disturbed the next campaign
     late, number = tmp_path / "late", getattr(signal, name)
-    step = f"import time, pathlib; time.sleep(1.5); pathlib.Path({str(late)!r}).write_text('')"
+    step = f"import time, pathlib; print('computing', flush=True); time.sleep({0.5 if ignored else 5})"
+    step += f"; pathlib.Path({str(late)!r}).write_text('')"
     lines = ["import math, signal", "from fusedgpt.bench import campaign"]
     lines += [f"signal.signal({number}, signal.SIG_IGN)"] * ignored
     lines += ["campaign.end_with_steps()", f"campaign._step('slow', ['-c', {step!r}], 60, 1, math.inf)"]
     pipes = dict(cwd=ROOT, stdout=subprocess.PIPE, text=True)
     with subprocess.Popen([sys.executable, "-c", "\n".join(lines)], **pipes) as process:
         assert process.stdout.readline().startswith("== slow")
-        time.sleep(0.5)
+        assert process.stdout.readline() == "computing\n"
         process.send_signal(number)
         assert process.wait(30) == (0 if ignored else 128 + number)
-    time.sleep(2)
+        process.stdout.read()  # until the step, which has this pipe too, is gone
     assert late.exists() == ignored
 
 
