@@ -39,9 +39,9 @@ REPORT = 60.0  # of these, seconds to start bench.py and to draw the report
 LEAST = 10.0  # seconds for its rows with which a step is begun: with fewer, bench.py may end before its first row
 
 # the test files that need a GPU; each relies on what those before it test
-TESTS = ["functions", "flash_impl", "choose", "receipt", "timing", "memory", "profiler", "model", "generate"]
-TESTS += ["engines", "optimizer", "step", "train", "resume", "bench", "ladder", "prefill", "max_batch", "peers", "loss"]
-TESTS += ["saver"]
+TESTS = ["functions", "flash_impl", "permitted", "choose", "receipt", "timing", "memory", "profiler", "model"]
+TESTS += ["generate", "engines", "optimizer", "step", "train", "resume", "bench", "ladder", "prefill", "max_batch"]
+TESTS += ["peers", "loss", "saver"]
 KINDS = ["ladder", "numerics", "sweep", "prefill", "anatomy", "peers", "max_batch", "growth"]
 # guesses for an H200 that has compiled nothing yet, to print beside the time that is left
 ROW_SECONDS = {"ladder": 40, "numerics": 3, "sweep": 2, "prefill": 5, "anatomy": 4, "peers": 30, "max_batch": 420}

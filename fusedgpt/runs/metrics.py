@@ -136,10 +136,10 @@ class Run:
                 raise UserError(f"{self.folder / 'run.json'} has no tokens_per_step: take --x=iterations or --x=time")
             # of each step, because a run may have been resumed with another batch
             found = np.rint(self.train["tokens_per_s"] * self.train["ms"] / 1e3)
-            each = np.where(np.isfinite(found), found, self.tokens_per_step)
+            done = np.cumsum(np.where(np.isfinite(found), found, self.tokens_per_step))
         else:
-            each = np.nan_to_num(self.train["ms"]) / 1e3
-        return np.interp(iters, np.append(0, self.train["iter"] + 1), np.append(0, np.cumsum(each)))
+            done = np.cumsum(np.nan_to_num(self.train["ms"])) / 1e3
+        return np.interp(iters, np.append(0, self.train["iter"] + 1), np.append(0, done))
 
 
 def names_of(runs: list[Run]) -> list[str]:

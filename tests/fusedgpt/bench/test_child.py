@@ -43,7 +43,7 @@ def test_what_auto_took_earlier_is_no_measurement(given, tmp_path, monkeypatch):
     # a kernel that was fastest beside another program, or with another driver, would be in every later row
     commands, done = [], subprocess.CompletedProcess([], returncode=1, stderr="error: enough\n")
     monkeypatch.setattr(child.subprocess, "run", lambda command, **_: commands.append(command) or done)
-    with pytest.raises(UserError, match="enough"):
+    with pytest.raises(ChildProcessError, match="enough"):
         child.run(given, tmp_path / "run")
     (command,) = commands
     assert [word for word in map(str, command) if word.startswith("--choose")] == ["--choose=again"]
