@@ -6,7 +6,6 @@ import math
 import re
 import shutil
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -36,6 +35,7 @@ from tests.conftest import (
     script,
     small,
     torchrun,
+    wait_for,
     weights,
 )
 
@@ -304,6 +304,8 @@ def test_a_rank_that_drifts_ends_the_run_and_is_not_saved(tmp_path, data, monkey
         run(tmp_path, data, max_iters=7, check_interval=2, eval_interval=5)
     assert seen == compared
     assert [row["iter"] for row in rows(tmp_path, "eval")] == evaluated
+    if evaluated[-1]:
+        wait_for(tmp_path / "best.pt", 60)  # linked by a thread, after ckpt.pt; the end of a process waits for it
     for name in ("ckpt.pt", "best.pt"):
         saved = checkpoint_of(tmp_path, name)["iter_num"] if (tmp_path / name).exists() else 0
         assert saved == evaluated[-1], name
@@ -396,9 +398,7 @@ def test_another_process_gone_saves_whatever_the_unread_steps_were(tmp_path, dat
     with pytest.raises(UserError, match="another process is gone"):
         run(tmp_path, data, log_interval=100, eval_interval=100)
     assert [row["iter"] for row in rows(tmp_path)] == list(range(7))
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "ckpt.pt").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)  # it is written by a thread, which the end of a process would wait for
+    wait_for(tmp_path / "ckpt.pt", 60)  # written by a thread; the end of a process waits for it
     assert checkpoint_of(tmp_path)["iter_num"] == 7
 
 
