@@ -80,15 +80,28 @@ def bom(head: bytes) -> str | None:
     return next((encoding for bom, encoding in BOMS if head.startswith(bom)), None)
 
 
+def _wide(head):
+    """UTF-16 or UTF-32, if a text without a BOM has zero bytes where these have them, and nowhere else."""
+    zeros = [head[n::4].count(0) for n in range(4)]
+    even, odd = zeros[0] or zeros[2], zeros[1] or zeros[3]  # a blank or a line end has one in every script
+    if bool(even) != bool(odd):
+        return "utf-16-be" if even else "utf-16-le"
+    if odd and not zeros[0] and zeros[3] == len(head[3::4]):
+        return "utf-32-le"
+    if even and not zeros[3] and zeros[0] == len(head[::4]):
+        return "utf-32-be"
+    return None
+
+
 def decoded(path: pathlib.Path, chunks: Iterable[bytes], encoding: str | None = None) -> Iterator[str]:
     """The text of `chunks`: in the encoding that a BOM says, otherwise in `encoding`, otherwise in UTF-8.
 
     Raises UserError if it is not.
     """
     head, chunks = peeked(chunks)
-    if not (encoding := bom(head) or encoding) and head[:2].count(0) == 1:  # valid UTF-8, but hardly meant
-        meant = "utf-16-be" if head[0] == 0 else "utf-16-le"
-        raise UserError(f"{path} is no UTF-8 text: if it is UTF-16, add --encoding={meant}")
+    if not (encoding := bom(head) or encoding) and (meant := _wide(head)):  # valid UTF-8, but hardly meant
+        name = meant[:6].upper()
+        raise UserError(f"{path} is no UTF-8 text: if it is {name}, add --encoding={meant}, or remove its zero bytes")
     encoding = encoding or "utf-8"
     try:
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)

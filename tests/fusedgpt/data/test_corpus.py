@@ -315,3 +315,5 @@ def test_other_encodings_are_taken_by_name_alone(tmp_path, capsys):
         documents([tmp_path], encoding="latin-1")
     (tmp_path / "7.txt").write_bytes("no BOM".encode("utf-16-le"))
     assert documents([tmp_path / "7.txt"], encoding="utf-16-le") == ["no BOM"]
+    (tmp_path / "8.txt").write_bytes("“No BOM”".encode("utf-16-le"))  # valid UTF-8, and was read as that
+    assert documents([tmp_path / "8.txt"], encoding="utf-16-le") == ["“No BOM”"]

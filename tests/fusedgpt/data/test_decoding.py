@@ -27,6 +27,12 @@ def test_a_byte_order_mark_says_the_encoding(encoding, size):
         ("café".encode("latin-1"), None, r"is not UTF-8 text: .* at byte 3; if .* add --encoding=cp1252 .* or latin-1"),
         ("text".encode("utf-16-le"), None, "if it is UTF-16, add --encoding=utf-16-le"),
         ("text".encode("utf-16-be"), None, "if it is UTF-16, add --encoding=utf-16-be"),
+        # these were valid UTF-8, and went into the bins as control characters
+        ("“A text”".encode("utf-16-le"), None, "if it is UTF-16, add --encoding=utf-16-le"),
+        ("“A text”".encode("utf-16-be"), None, "if it is UTF-16, add --encoding=utf-16-be"),
+        ("Привет мир".encode("utf-16-le"), None, "if it is UTF-16, add --encoding=utf-16-le"),
+        ("a text".encode("utf-32-be"), None, "if it is UTF-32, add --encoding=utf-32-be"),
+        ("a text".encode("utf-32-le"), None, "if it is UTF-32, add --encoding=utf-32-le"),
         (b"ELF\0\0\xff\xff", None, "is no text, but binary: remove it"),
         (b"a\x81", "cp1252", "is not CP1252 text: .* at byte 1"),
         ("text".encode("utf-16")[:-1], None, "is not UTF-16 text: truncated data"),
