@@ -73,6 +73,14 @@ def require_readable(path: pathlib.Path) -> None:
         raise UserError(f"--input={path} is an archive: unpack it and name the folder")
 
 
+def _once(files):
+    """The files without those that came before. A link beside its file is another file."""
+    folders, firsts = {file.parent: os.path.realpath(file.parent) for file in files}, {}
+    for file in files:
+        firsts.setdefault((folders[file.parent], file.name), file)
+    return list(firsts.values())
+
+
 def found(paths: list[pathlib.Path], besides: pathlib.Path | None) -> list[pathlib.Path]:
     """The files to read, of those that `paths` name or contain. Prints what is left out.
 
@@ -92,8 +100,11 @@ def found(paths: list[pathlib.Path], besides: pathlib.Path | None) -> list[pathl
         remedies = ["save .doc, .rtf and .pages as .docx"] if others.keys() & {".doc", ".rtf", ".pages"} else []
         remedies.append("a text with another suffix is read if you name it")
         print(f"left out: {others.total():,} files of other kinds ({_counted(others)}): {'; '.join(remedies)}")
-    full = [f for f in files if not _blank(f)]
-    if empty := len(files) - len(full):
+    once = _once(files)  # a document that is there twice may be in both splits
+    if again := len(files) - len(once):
+        print(f"left out: {again:,} files that --input names twice")
+    full = [f for f in once if not _blank(f)]
+    if empty := len(once) - len(full):
         print(f"left out: {empty:,} empty files")
     if not full:
         raise UserError(

@@ -33,6 +33,17 @@ def test_folders_that_are_links_are_read_once(tmp_path, capsys):
     assert "left out: 1 files of other kinds (1 without a suffix)" in capsys.readouterr().out
 
 
+def test_a_file_that_is_named_twice_is_read_once(tmp_path, capsys):
+    # of a folder and a file in it, the file was two documents, of which one could be in each split
+    for name in ("in/a.txt", "in/sub/b.txt", "c.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    again = [tmp_path / "in", tmp_path / "c.txt", tmp_path / "link", tmp_path / "in" / "sub" / ".." / "a.txt"]
+    assert documents([tmp_path / "c.txt", *again]) == ["c.txt", "in/a.txt", "in/sub/b.txt"]
+    assert "left out: 4 files that --input names twice" in capsys.readouterr().out
+
+
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     (tmp_path / "secret").mkdir()
     (tmp_path / "a.txt").write_text("a")
