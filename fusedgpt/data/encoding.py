@@ -20,6 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fusedgpt.data.tokenizer import Tokenizer
+from fusedgpt.errors import UserError
 from fusedgpt.machine.files import Lines, cannot_write, json_line, read_jsonl
 
 PIECE = 2**16  # characters to tokenize at once: `tokenizers` needs hundreds of bytes for each
@@ -177,7 +178,8 @@ class Encoded:
         for name, count, array in (("ids", tokens, ids), ("ends", documents, tokens + ends)):
             try:
                 path = self.folder / name
-                with open(path, "r+b" if path.exists() else "wb") as file:  # a killed run may have left no file
+                # a killed run may have left no file. If ids were written, a new one would hold zeros in their place
+                with open(path, "r+b" if count else "wb") as file:
                     file.seek(count * array.itemsize)  # overwrite what a killed run may have left after its last step
                     file.write(array.tobytes())
             except OSError as error:
@@ -199,7 +201,8 @@ class Encoded:
 
     def ends(self, max_tokens: int | None = None) -> np.ndarray:
         """The number of ids after which each document ends, int64, up to the document that reaches `max_tokens`."""
-        ends = np.fromfile(self.folder / "ends", np.int64, self.state["documents"])
+        with open(self.folder / "ends", "rb") as file:
+            ends = self._next(file, np.int64, self.state["documents"])
         return ends if max_tokens is None else ends[: np.searchsorted(ends, max_tokens) + 1]
 
     def read(self, ranges: np.ndarray) -> Iterator[np.ndarray]:
@@ -208,4 +211,11 @@ class Encoded:
             for start, stop in map(np.ndarray.tolist, ranges):  # a list of all would take 1 GB for OpenWebText
                 file.seek(start * self.dtype.itemsize)
                 for at in range(start, stop, COPIED):
-                    yield np.fromfile(file, self.dtype, min(COPIED, stop - at))
+                    yield self._next(file, self.dtype, min(COPIED, stop - at))
+
+    def _next(self, file, dtype, count):
+        """The next `count` numbers of an open file. np.fromfile gives fewer if the file ends, or the disk fails."""
+        numbers = np.fromfile(file, dtype, count)
+        if len(numbers) < count:
+            raise UserError(f"{file.name} became shorter or cannot be read: remove {self.folder} and run this again")
+        return numbers

@@ -14,6 +14,7 @@ from fusedgpt.data import encoding
 from fusedgpt.data.corpus import Files
 from fusedgpt.data.encoding import Encoded, on_all_cores, pieces
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
+from fusedgpt.errors import UserError
 from tests.conftest import ROOT, why_no_bpe
 
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt"
@@ -166,6 +167,28 @@ def test_a_run_that_cut_in_another_way_is_not_continued(tmp_path, monkeypatch, c
     assert ids_of(filled(tmp_path / "work", Files([file]))) == want
     said = capsys.readouterr().out
     assert done > 0 and f"starting anew: {done:,} tokens of an interrupted run" in said
+
+
+@pytest.mark.parametrize("name", ["ids", "ends"])
+def test_what_is_gone_while_it_is_needed_is_named(tmp_path, monkeypatch, rows, two_cores, name):
+    # ids that were removed while a preparation ran came back as zeros, and of a shorter file the rest was left out
+    monkeypatch.setattr(encoding, "BATCH", 500)
+    folder = tmp_path / "work"
+
+    class Removed(Files):
+        def fragments(self):
+            for n, fragment in enumerate(super().fragments()):
+                if n == 200:
+                    (folder / name).unlink()
+                yield fragment
+
+    with pytest.raises(UserError, match=f"cannot write .*{name}"):
+        filled(folder, Removed([rows[0]]))
+    encoded = filled(folder, Files([rows[0]]))
+    assert ids_of(encoded) == rows[1]
+    os.truncate(folder / name, 8 * 100)
+    with pytest.raises(UserError, match=f"{name} became shorter or cannot be read: remove .*work and run this again"):
+        ids_of(encoded)
 
 
 def test_reading_needs_memory_for_one_range_at_a_time(tmp_path, rows):
