@@ -242,8 +242,8 @@ def write(
 
     `splits` maps 'train' and 'val' to arrays of ids. `tokenizer` and `extra` (end_of_text, itos, …) are as Tokenizer
     reads them from meta.json. If the process is killed, the folder has all old files, or all new ones, or a meta.json
-    that says that they are mixed, which every run refuses. Raises UserError if a split is empty, or if the disk is full
-    before any old file is replaced.
+    that says that they are mixed, which every run refuses. Raises UserError if a split is empty, if an id is beyond the
+    vocabulary, or if the disk is full before any old file is replaced.
     """
     dtype = dtype_of(vocab_size)
     meta = {
@@ -260,8 +260,11 @@ def write(
     with atomic(described, "w") as new, atomic(folder / "train.bin") as train, atomic(folder / "val.bin") as val:
         for split, file in (("train", train), ("val", val)):
             digest, count = hashlib.sha256(), 0
-            for ids in splits[split]:
-                raw = np.asarray(ids).astype(np.dtype(dtype).newbyteorder("<")).tobytes()
+            for ids in map(np.asarray, splits[split]):
+                if ids.size and not 0 <= (worst := ids.min() if ids.min() < 0 else ids.max()) < vocab_size:
+                    allowed = f"with vocab_size={vocab_size}, ids are from 0 to {vocab_size - 1}"
+                    raise UserError(f"{source} has the id {worst}: {allowed}. Mend the ids or vocab_size")
+                raw = ids.astype(np.dtype(dtype).newbyteorder("<")).tobytes()
                 file.write(raw)
                 digest.update(raw)
                 count += len(ids)

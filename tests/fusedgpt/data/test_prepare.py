@@ -36,6 +36,14 @@ def test_a_preparation_that_fails_keeps_the_old_one(tmp_path, monkeypatch, last)
     assert before == {f.name: f.read_bytes() for f in tmp_path.iterdir()}
 
 
+@pytest.mark.parametrize("id", [2**16 + 5, 256, -1, -(2**16)])
+def test_an_id_beyond_the_vocabulary_is_not_written(tmp_path, id):
+    # 65541 became 5
+    with pytest.raises(UserError, match=f"x has the id {id}: with vocab_size=256, ids are from 0 to 255"):
+        prepare.write(tmp_path, {"train": [[1, id]], "val": [[255]]}, source="x", tokenizer="byte", vocab_size=256)
+    assert not list(tmp_path.iterdir())
+
+
 CHANGES = ("fsync", "replace", "rename", "unlink")
 
 
