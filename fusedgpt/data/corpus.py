@@ -338,7 +338,10 @@ class Hub:
 
 
 class Halves:
-    """The text of a corpus as two documents: the first `share` of its characters, and the rest."""
+    """The text of a corpus as two documents: the first `share` of its characters, and the rest.
+
+    An empty line is put between the documents of the corpus, such as the rows of a table.
+    """
 
     def __init__(self, whole: Corpus, share: float):
         self.whole, self.share, self.source, self.key, self.size = whole, share, whole.source, whole.key, whole.size
@@ -351,14 +354,20 @@ class Halves:
 
     def fragments(self) -> Iterator[tuple[str, bool]]:
         """The two documents, as in Corpus."""
-        left = int(self.share * sum(len(text) for text, _ in self.whole.fragments()))
-        for text, _ in self.whole.fragments():
+        left = int(self.share * sum(map(len, self._text())))
+        for text in self._text():
             if 0 <= left <= len(text):
                 yield text[:left], True
                 text, left = text[left:], -1
             yield text, False
             left -= len(text)
         yield "", True
+
+    def _text(self):
+        ended = False
+        for text, last in self.whole.fragments():
+            yield "\n\n" + text if ended else text
+            ended = last
 
     def check(self) -> None:
         """Check the whole text."""

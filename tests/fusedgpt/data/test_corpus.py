@@ -206,6 +206,13 @@ def test_halves_are_cut_by_characters(tmp_path, monkeypatch):
         assert parts == [text[: int(share * 50)], text[int(share * 50) :]]
 
 
+def test_halves_of_a_table_do_not_join_its_rows(tmp_path):
+    # the last word of a row and the first of the next were one word
+    file = table(tmp_path / "a.csv")
+    text = "".join(fragment for fragment, _ in corpus.Halves(Files([file]), 0.5).fragments())
+    assert text == "\n\n".join(TEXTS)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_parquet_file_of_one_row_group_is_not_read_ahead(tmp_path):
     # the default of pyarrow held the whole row group, which can be the whole file
