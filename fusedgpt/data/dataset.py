@@ -268,7 +268,8 @@ class TokenFile:
     """The ids of `<split>.bin`, or of its shards `<split>_0000.bin …`, as one sequence that is read window by window.
 
     Files are not memory-mapped, because the process would keep every page that it reads in memory (nanoGPT#287).
-    Raises UserError if the files are missing, are no regular files, or do not have the size that `meta` says.
+    Raises UserError if the files are missing, a shard between others too, are no regular files, or do not have the size
+    that `meta` says.
     """
 
     def __init__(self, folder: str | pathlib.Path, split: str, meta: dict):
@@ -278,6 +279,13 @@ class TokenFile:
             raise UserError(f"{whole} does not exist: {_how_to_prepare(folder)}")
         if whole.exists() and shards:
             raise UserError(f"{folder} has {whole.name} and {shards[0].name}: which one counts? Remove the other")
+        numbers = [int(path.stem[-4:]) for path in shards]
+        for before, number in itertools.pairwise(numbers):
+            if number > before + 1:
+                raise UserError(
+                    f"{folder} has {split}_{number:04}.bin, but not {split}_{before + 1:04}.bin: copy it there, or"
+                    " number the shards without a gap"
+                )
         self.paths = shards or [whole]
         for path in self.paths:
             _require_file(path)

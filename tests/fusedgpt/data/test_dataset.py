@@ -54,6 +54,17 @@ def test_shards_are_one_stream(tmp_path):
         assert file.window(start, length).tolist() == list(range(start, start + length))
 
 
+def test_a_shard_that_is_missing_between_others_is_named(tmp_path):
+    # a copy that had failed for one shard was a shorter text
+    for n in (1, 2, 5, 6):  # build-nanogpt's begin with 1: its shard 0 is for validation
+        np.arange(10, dtype="<u2").tofile(tmp_path / f"train_{n:04}.bin")
+    with pytest.raises(UserError, match=r"has train_0005.bin, but not train_0003.bin: copy it there"):
+        TokenFile(tmp_path, "train", {"vocab_size": 100})
+    for n in (5, 6):
+        (tmp_path / f"train_{n:04}.bin").unlink()
+    assert len(TokenFile(tmp_path, "train", {"vocab_size": 100})) == 20
+
+
 def test_large_vocabularies_take_four_bytes(tmp_path):
     prepare.write(tmp_path, {"train": [[70_000, 1]], "val": [[2]]}, "big", tokenizer="byte", vocab_size=100_000)
     assert (tmp_path / "train.bin").stat().st_size == 8
