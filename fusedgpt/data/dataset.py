@@ -294,9 +294,11 @@ class TokenFile:
         sizes = [path.stat().st_size for path in self.paths]
         self.starts = [0, *itertools.accumulate(size // self.dtype.itemsize for size in sizes)]
         expected = meta.get("tokens", {}).get(split, len(self))
-        if any(size % self.dtype.itemsize for size in sizes) or len(self) != expected:
+        odd = [path for path, size in zip(self.paths, sizes) if size % self.dtype.itemsize]
+        if odd or len(self) != expected:
+            which = odd[0] if odd else folder / f"{split}_*.bin" if shards else whole
             raise UserError(
-                f"{self.paths[0]} is truncated or not what meta.json describes: {sum(sizes):,} bytes are"
+                f"{which} is truncated or not what meta.json describes: {sum(sizes):,} bytes are"
                 f" {sum(sizes) / self.dtype.itemsize:,} {self.dtype.name} tokens, not {expected:,}."
                 f" To mend it, {_how_to_prepare(folder)}"
             )
@@ -327,8 +329,9 @@ class TokenFile:
             ids[done : done + count] = read
             done += count
         if ids.max() >= self.vocab_size:
+            shard = bisect.bisect_right(self.starts, start + int(ids.argmax())) - 1
             raise UserError(
-                f"{self.paths[0]} holds the id {ids.max()}, but the vocabulary has {self.vocab_size}:"
+                f"{self.paths[shard]} holds the id {ids.max()}, but the vocabulary has {self.vocab_size}:"
                 f" {self._advice(ids)}"
             )
         return ids

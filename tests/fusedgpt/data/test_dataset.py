@@ -89,6 +89,19 @@ def test_bad_bins_are_named(tmp_path):
         TokenFile(tmp_path, "train", meta)
 
 
+def test_the_shard_that_is_bad_is_named(tmp_path):
+    # it was always the first one
+    for n, id in enumerate((1, 60, 1)):
+        np.full(10, id, "<u2").tofile(tmp_path / f"train_{n:04}.bin")
+    with pytest.raises(UserError, match=r"train_0001.bin holds the id 60"):
+        TokenFile(tmp_path, "train", {"vocab_size": 50}).window(5, 20)
+    with pytest.raises(UserError, match=r"train_\*.bin is truncated.*60 bytes are 30.0 uint16 tokens, not 40"):
+        TokenFile(tmp_path, "train", {"vocab_size": 50, "tokens": {"train": 40}})
+    os.truncate(tmp_path / "train_0002.bin", 19)
+    with pytest.raises(UserError, match=r"train_0002.bin is truncated.*59 bytes are 29.5 uint16 tokens"):
+        TokenFile(tmp_path, "train", {"vocab_size": 50})
+
+
 def compared(*folders):
     """What ranks with one of these folders each say when they compare their data."""
     ranks = []
