@@ -264,6 +264,11 @@ class _IntegerType:
         return int(np.frombuffer(raw, self.dtype)[0])
 
 
+def dtype_of(vocab_size: int) -> str:
+    """The type of the ids in a bin: 'uint16' or 'uint32'."""
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
 class TokenFile:
     """The ids of `<split>.bin`, or of its shards `<split>_0000.bin …`, as one sequence that is read window by window.
 
@@ -289,8 +294,8 @@ class TokenFile:
         self.paths = shards or [whole]
         for path in self.paths:
             _require_file(path)
-        self.dtype = np.dtype(meta.get("dtype", "uint16")).newbyteorder("<")
         self.vocab_size, self.assumed = meta["vocab_size"], "tokens" not in meta
+        self.dtype = np.dtype(meta.get("dtype", dtype_of(self.vocab_size))).newbyteorder("<")
         sizes = [path.stat().st_size for path in self.paths]
         self.starts = [0, *itertools.accumulate(size // self.dtype.itemsize for size in sizes)]
         expected = meta.get("tokens", {}).get(split, len(self))
@@ -351,4 +356,6 @@ class TokenFile:
                 "there is no meta.json, so GPT-2's ids were assumed. nanoGPT pads them to 50304 by default: set"
                 f" --vocab_size={NANOGPT_VOCAB_SIZE}"
             )
+        if self.assumed and self.dtype.itemsize == 4:
+            return 'it was read as uint32. If it is uint16, say so in a meta.json: "dtype": "uint16"'
         return "it was made with another tokenizer. Prepare it again, or set --vocab_size"

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from tqdm import tqdm
 
+from fusedgpt.data.dataset import dtype_of
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import Lines, cannot_write, json_line, read_jsonl
@@ -34,11 +35,6 @@ PLACE_TO_CUT = re.compile(r"\n(?<=\S\n)(?=[^\W_])|(?<=[^\W_])(?= [^\W_]|[、。�
 SECONDS_BETWEEN_LINES = 30
 
 Piece = tuple[str, bool]  # a text, and whether it ends a document
-
-
-def dtype_of(vocab_size: int) -> str:
-    """The type of the ids in a bin: 'uint16' or 'uint32'."""
-    return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
 def pieces(fragments: Iterable[Piece]) -> Iterator[Piece]:

@@ -16,8 +16,8 @@ import numpy as np
 from fusedgpt import home
 from fusedgpt.data import make_tokenizer
 from fusedgpt.data.corpus import Corpus, Files
-from fusedgpt.data.dataset import UNFINISHED
-from fusedgpt.data.encoding import Encoded, dtype_of
+from fusedgpt.data.dataset import UNFINISHED, dtype_of
+from fusedgpt.data.encoding import Encoded
 from fusedgpt.data.inputs import SHOWN, require_readable
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic, lock

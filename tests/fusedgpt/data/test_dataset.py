@@ -71,6 +71,23 @@ def test_large_vocabularies_take_four_bytes(tmp_path):
     assert TokenFile(tmp_path, "train", read_meta(tmp_path)).window(0, 2).tolist() == [70_000, 1]
 
 
+@pytest.mark.parametrize("name", ["meta.json", "meta.pkl", None])
+def test_bins_of_a_large_vocabulary_are_four_bytes_if_nothing_says_their_dtype(tmp_path, name):
+    # uint32 was read as uint16: twice as many ids, each of which was in the vocabulary
+    ids = np.arange(70_000, 70_100)
+    for split in ("train", "val"):
+        ids.astype("<u4").tofile(tmp_path / f"{split}.bin")
+    if name:
+        meta = {"tokenizer": "unknown", "vocab_size": 100_277}
+        (tmp_path / name).write_bytes(json.dumps(meta).encode() if "json" in name else pickle.dumps(meta))
+    meta = read_meta(tmp_path, 100_277)
+    assert TokenFile(tmp_path, "train", meta).window(0, 100).tolist() == ids.tolist()
+    np.arange(1, 101, dtype="<u2").tofile(tmp_path / "train.bin")
+    with pytest.raises(UserError, match=r"read as uint32\. If it is uint16, say so in a meta\.json"):
+        TokenFile(tmp_path, "train", meta).window(0, 9)
+    assert TokenFile(tmp_path, "train", meta | {"dtype": "uint16"}).window(0, 3).tolist() == [1, 2, 3]
+
+
 def test_bad_bins_are_named(tmp_path):
     meta = {"vocab_size": 50}
     with pytest.raises(UserError, match=r"train.bin does not exist.*prepare.py"):
