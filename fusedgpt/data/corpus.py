@@ -169,7 +169,7 @@ class Files:
             return
         blocks = decoding.decoded(path, chunks, self._encoding(path, head))
         if what in (".csv", ".tsv"):
-            yield from tables.csv_rows(blocks, "\t" if what == ".tsv" else ",")
+            yield from tables.csv_rows(blocks, "\t" if what == ".tsv" else ",", self._column_of(path))
         else:
             yield from tables.json_values(blocks)
 

@@ -24,13 +24,21 @@ def parquet_rows(file: BinaryIO, column: str) -> Iterator[dict]:
 
     # do not read ahead: a row group can be the whole file
     parquet = pyarrow.parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False)
+    _require_once(column, parquet.schema_arrow.names)
     columns = [column] if column in parquet.schema_arrow.names else None
     for batch in parquet.iter_batches(batch_size=ROWS, columns=columns):
         yield from batch.to_pylist()
 
 
-def csv_rows(blocks: Iterable[str], delimiter: str = ",") -> Iterator[dict]:
+def _require_once(column, names):
+    if names.count(column) > 1:  # a dict would keep the last one
+        raise ValueError(f"{names.count(column)} columns are called {column!r}")
+
+
+def csv_rows(blocks: Iterable[str], delimiter: str = ",", column: str = "text") -> Iterator[dict]:
     """The rows of a CSV file, by the columns of its first line. Missing cells are None, further ones are under None.
+
+    Raises ValueError if several columns are called `column`, and csv.Error if the file is damaged.
 
     Semicolons or tabs separate cells if the first line has some and no `delimiter`: so Excel writes a .csv in much of
     Europe, and its "Unicode text".
@@ -57,6 +65,7 @@ def csv_rows(blocks: Iterable[str], delimiter: str = ",") -> Iterator[dict]:
         characters = cells = 0
         if header is None:
             header = row or None
+            _require_once(column, row)
         elif row:
             beyond = {None: row[len(header) :]} if len(row) > len(header) else {}
             yield dict.fromkeys(header) | dict(zip(header, row)) | beyond

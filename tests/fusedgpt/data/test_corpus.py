@@ -177,6 +177,17 @@ def test_a_comma_at_the_end_of_a_row_loses_nothing(tmp_path):
     assert documents([tmp_path / "a.csv"]) == ["one"]
 
 
+def test_two_columns_of_one_name_are_not_one(tmp_path):
+    # the texts were those of the last
+    parquet.write_table(pyarrow.table([["one"], ["two"]], names=["text", "text"]), tmp_path / "a.parquet")
+    (tmp_path / "a.csv").write_text("text,,,text\none,,,two\n")
+    (tmp_path / "b.csv").write_text("id,text,id\n1,one,2\n")
+    for name in ("a.csv", "a.parquet"):
+        with pytest.raises(UserError, match=f"cannot read .*{name} .*: 2 columns are called 'text'"):
+            documents([tmp_path / name])
+    assert documents([tmp_path / "b.csv"]) == ["one"]
+
+
 def test_other_content_has_another_key(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     before = Files([tmp_path]).key
