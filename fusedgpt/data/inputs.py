@@ -125,7 +125,8 @@ def _counted(counter):
 def columns(given: str, files: list[pathlib.Path]) -> tuple[list[tuple[str, str]], str]:
     """What --text_column says: pairs of a pattern of files and their column, and the column of all others.
 
-    Raises UserError if it says two things of a file, or names one that is not there.
+    The first pattern that matches a file counts. Raises UserError if one would never count, because of those before it
+    or because it matches no file, or if there are two columns for all others.
     """
     named = [re.fullmatch(r"(.*?[.*][^:]*):(.+)", each) or each for each in given.split(",")]
     if not any(isinstance(each, re.Match) for each in named):  # a column's name may have a comma
@@ -137,8 +138,14 @@ def columns(given: str, files: list[pathlib.Path]) -> tuple[list[tuple[str, str]
             f"--text_column={given} names {len(others)} columns for the same files: give one, and FILE:COLUMN for files"
             " that have another"
         )
-    for pattern, _ in patterns:
-        if not any(file.match(pattern) for file in files):
+    for number, (pattern, _) in enumerate(patterns):
+        matched = [file for file in files if file.match(pattern)]
+        if matched and all(any(file.match(before) for before, _ in patterns[:number]) for file in matched):
+            raise UserError(
+                f"--text_column={given} names {pattern!r}, whose files have a column by what is before it: put"
+                f" {pattern!r} first"
+            )
+        if not matched:
             there = [file.name for file in files if kind(file) in tables.KINDS]
             tell = f"the tables are {', '.join(there[:SHOWN])}" if there else "there is no table"
             raise UserError(f"--text_column={given} names {pattern!r}, which no file matches: {tell}")

@@ -108,6 +108,15 @@ def test_each_file_can_have_its_own_column(tmp_path):
         Files(paths, "mail.csv:body,body,text")
 
 
+def test_a_column_that_would_never_be_taken_is_refused(tmp_path):
+    # the subject was read, and nothing said that the second pair counts for nothing
+    for name in ("mail.csv", "b.csv"):
+        (tmp_path / name).write_text("subject,body\nhello,text of the mail\n")
+    with pytest.raises(UserError, match=r"names 'mail.csv', whose files have a column by what is before it: put 'mail"):
+        Files([tmp_path], "*.csv:subject,mail.csv:body")
+    assert documents([tmp_path], column="mail.csv:body,*.csv:subject") == ["hello", "text of the mail"]
+
+
 def test_a_column_may_have_a_comma_in_its_name(tmp_path):
     # it was split into two columns for the same files
     (tmp_path / "a.csv").write_text('id,"body, cleaned"\n1,the text of a row\n')
