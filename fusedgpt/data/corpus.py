@@ -21,6 +21,7 @@ from fusedgpt.errors import UserError, first_line, out_of_memory, shown
 # Bytes of files that are read to their ends before any is tokenized, which takes seconds for text. So those that cannot
 # be read are named at once. Among larger ones, they are named when the first of them is met.
 CHECKED_FIRST = 2**28
+SEVEN_BITS = ("iso2022", "hz", "utf-7")  # text in these encodings is UTF-8 too, with escapes in place of its letters
 
 
 class Corpus(Protocol):
@@ -213,20 +214,23 @@ class Files:
     def _encoding(self, path, head, declared=None):
         """The encoding of a text: by its BOM, otherwise as it declares or UTF-8, or self.encoding if it is not in that.
 
-        None: as decoding.decoded finds it.
+        Those of SEVEN_BITS come before UTF-8. None: as decoding.decoded finds it.
         """
         if self.encoding is None or decoding.bom(head):
             return declared
         if path not in self._encodings:
+            first, second = declared, self.encoding
+            if declared is None and codecs.lookup(self.encoding).name.startswith(SEVEN_BITS):
+                first, second = second, first
             try:
                 with open(path, "rb") as file:
-                    collections.deque(decoding.decoded(path, decoding.unpacked(path, file), declared), maxlen=0)
-                self._encodings[path] = declared
+                    collections.deque(decoding.decoded(path, decoding.unpacked(path, file), first), maxlen=0)
+                self._encodings[path] = first
             except UserError as error:
                 if b"\0" in head and not self.encoding.lower().startswith("utf"):
                     raise UserError(f"{path} is no text: it has zero bytes. Remove it") from error
-                self._encodings[path] = self.encoding
-                self._say(f"reading {path} as {self.encoding}, because it is not {declared or 'UTF-8'}")
+                self._encodings[path] = second
+                self._say(f"reading {path} as {second or 'UTF-8'}, because it is not {first or 'UTF-8'}")
         return self._encodings[path]
 
     def _say(self, what):

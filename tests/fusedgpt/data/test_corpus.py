@@ -318,6 +318,18 @@ def test_one_unreadable_file_of_several_is_named_in_the_sentence(tmp_path):
         Files([tmp_path]).check()
 
 
+def test_an_encoding_of_seven_bits_is_not_taken_for_utf8(tmp_path, capsys):
+    # --encoding changed nothing, and the text was "\x1b$BF|K\\8l"
+    (tmp_path / "1.txt").write_bytes("日本語 text".encode("iso-2022-jp"))
+    (tmp_path / "2.txt").write_bytes("日本語 UTF-8".encode())
+    (tmp_path / "3.txt").write_bytes(b"plain")
+    assert documents([tmp_path], encoding="iso-2022-jp") == ["日本語 text", "日本語 UTF-8", "plain"]
+    assert f"reading {tmp_path / '2.txt'} as UTF-8, because it is not iso-2022-jp" in capsys.readouterr().out
+    for name in ("hz", "utf-7"):
+        (tmp_path / "4.txt").write_bytes("中文 text".encode(name))
+        assert documents([tmp_path / "4.txt"], encoding=name) == ["中文 text"]
+
+
 def test_other_encodings_are_taken_by_name_alone(tmp_path, capsys):
     (tmp_path / "1.txt").write_bytes("naïve UTF-8".encode())
     (tmp_path / "2.txt").write_bytes("naïve “Windows”".encode("cp1252"))
