@@ -128,10 +128,14 @@ class Files:
                 yield path, error
 
     def _fragments_of(self, path):
-        self._row = 0
+        self._row, nothing = 0, True
         try:
             with open(path, "rb") as self._file:
-                yield from self._read(path)
+                for fragment in self._read(path):
+                    nothing = False
+                    yield fragment
+            if nothing:
+                self._say(f"left out: {path}, which has no text")
         except UserError:
             raise
         except Exception as error:  # zlib, zstandard, csv, json, pyarrow and pypdf each have their own types
@@ -185,8 +189,6 @@ class Files:
                 self._kept.write(text.encode())
             self._places[path] = start, self._kept.tell()
         at, end = self._places[path]
-        if at == end:
-            self._say(f"left out: {path}, which has no text")
         decoder = codecs.getincrementaldecoder("utf-8")()
         while at < end:
             self._kept.seek(at)

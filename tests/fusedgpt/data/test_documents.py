@@ -1,5 +1,6 @@
 """The text of HTML, Word, OpenDocument, EPUB and PDF files, and only that. What cannot be read is named."""
 
+import gzip
 import io
 import re
 import sys
@@ -307,6 +308,17 @@ def test_a_document_without_text_is_named(tmp_path, capsys):
     (tmp_path / "a.html").write_text("<html><nav>menu</nav></html>")
     assert list(Files([tmp_path / "a.html"]).fragments()) == []
     assert f"left out: {tmp_path / 'a.html'}, which has no text" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [("a.txt.gz", gzip.compress(b"", mtime=0)), ("a.txt", b" \n\n" * 2000), ("a.csv", b"text\n"), ("a.json", b"[]")],
+)
+def test_a_text_or_table_without_a_document_is_named_too(tmp_path, capsys, name, raw):
+    # only Word, PDF and the like were
+    (tmp_path / name).write_bytes(raw)
+    assert list(Files([tmp_path / name], paragraphs=True).fragments()) == []
+    assert f"left out: {tmp_path / name}, which has no text" in capsys.readouterr().out
 
 
 def encrypted(user, owner):
