@@ -35,7 +35,8 @@ HTML = re.compile(rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?(?><!--.*?-->\s*)*<(!do
 CHARSET = re.compile(rb"<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
 # what browsers read under these names: pages have the quotation marks or the characters that only the second has
 READ_AS = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "gb2312": "gbk", "shift_jis": "cp932"}
-READ_AS |= {"euc_kr": "cp949", "utf-16": "utf-8"}  # UTF-16's own letters would not have been found by CHARSET
+READ_AS |= {"euc_kr": "cp949"}
+READ_AS |= dict.fromkeys(("utf-16", "utf-16-le", "utf-16-be"), "utf-8")  # its own letters CHARSET would not have found
 # how files begin that are no text, what they are, and what to do
 FOREIGN = (
     (b"\xd0\xcf\x11\xe0", "an Office file of before 2007, or one with a password", "save it as .docx, without one"),

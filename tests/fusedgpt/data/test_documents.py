@@ -163,6 +163,7 @@ def test_html_is_decoded_as_it_says(tmp_path, head, encoding):
         ("shift_jis", "cp932", "①"),
         ("ks_c_5601-1987", "cp949", "똠방각하"),
         ("utf-16", "utf-8", "“it’s”"),
+        ("utf-16le", "utf-8", "“it’s”"),  # all of the page, with its tags, became Chinese characters
     ],
 )
 def test_html_is_decoded_as_browsers_understand_what_it_says(tmp_path, says, encoding, text):
