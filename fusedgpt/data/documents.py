@@ -32,7 +32,8 @@ LONGEST_CONTENTS = 2**24  # most bytes of an EPUB's list of chapters
 
 # each comment is atomic (?>): in a text of 30 comments, trying where else they might end would take minutes
 HTML = re.compile(rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?(?><!--.*?-->\s*)*<(!doctype\s+html|html)[\s>]", re.I | re.S)
-CHARSET = re.compile(rb"<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
+CHARSET = re.compile(rb"<(?:meta[^>]*?charset|\?xml[^>]*?encoding)\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
+COMMENT = re.compile(rb"<!--.*?(?:-->|\Z)", re.S)
 # what browsers read under these names: pages have the quotation marks or the characters that only the second has
 READ_AS = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "gb2312": "gbk", "shift_jis": "cp932"}
 READ_AS |= {"euc_kr": "cp949"}
@@ -83,7 +84,7 @@ def versions() -> list[str]:
 
 def charset(head: bytes) -> str | None:
     """The encoding that an HTML or XML file declares, as browsers understand it."""
-    if not (found := CHARSET.search(head)):
+    if not (found := CHARSET.search(COMMENT.sub(b"", head))):
         return None
     name = found[1].decode()
     with contextlib.suppress(LookupError):  # decoding refuses it

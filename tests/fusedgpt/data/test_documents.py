@@ -143,6 +143,8 @@ def test_every_word_of_html_is_read_once_and_in_order(tree, size):
     [
         ('<meta charset="iso-8859-1">', "latin-1"),
         ("<META http-equiv=Content-Type content='text/html; charset=windows-1252'>", "cp1252"),
+        ("<!-- <meta charset=latin-1> --><meta charset=utf-8>", "utf-8"),  # these two were read as Latin-1
+        ('<meta name=description content="encoding=latin-1"><meta charset=utf-8>', "utf-8"),
         ("", "utf-8"),
         ("", "utf-8-sig"),
         ("", "utf-16"),
