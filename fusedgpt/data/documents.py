@@ -216,7 +216,7 @@ class _Office:
 
     def start(self, tag, attrs):
         """Called by XMLParser for a start tag, as `data` and `end` are for text and end tags. Raises ValueError."""
-        tag = tag.rpartition("}")[2]
+        full, tag = tag, tag.rpartition("}")[2]
         self.open.append(tag)
         self.events, self.wanted = self.events + 1, self.wanted + (tag in self.inside)
         if len(self.open) > MOST_OPEN:
@@ -226,7 +226,7 @@ class _Office:
             value = next((value for name, value in attrs.items() if name.endswith("}val")), "true")
             if self.open[-1 - len(around) : -1] == around and re.fullmatch(values, value):
                 self.hidden = min(self.hidden or MOST_OPEN, len(self.open) - len(around))
-        if not self.hidden and tag in self.left_out:
+        if not self.hidden and (tag in self.left_out or full in self.left_out):
             self.hidden = len(self.open)
         if self.hidden:
             return
@@ -272,11 +272,13 @@ WORD = dict(
     },
     after={"p": "\n\n"} | TABLES,
 )
-# deleted text, comments and notes stand amid OpenDocument's paragraphs
+SVG = "{urn:oasis:names:tc:opendocument:xmlns:svg-compatible:1.0}"
+# deleted text, comments, notes and what an image shows stand amid OpenDocument's paragraphs
 OPEN_DOCUMENT = dict(
     inside={"p", "h"},
     verbatim=False,
-    left_out={"tracked-changes", "annotation", "note", "table-of-content", "hidden-text", "ruby-text"},
+    left_out={"tracked-changes", "annotation", "note", "table-of-content", "hidden-text", "ruby-text"}
+    | {f"{SVG}title", f"{SVG}desc"},
     hiding={},
     after={"p": "\n\n", "h": "\n\n"} | TABLES,
 )

@@ -261,6 +261,14 @@ def test_open_document_keeps_blanks_that_count_and_leaves_out_what_is_hidden(tmp
     assert text_of(tmp_path / "a.odt", odt(body)) == "    if a:  b\n\n漢"
 
 
+def test_open_document_is_read_without_the_descriptions_of_images(tmp_path):
+    # "one A catA black cat two", but the title of the document is text where it stands
+    svg = 'xmlns:svg="urn:oasis:names:tc:opendocument:xmlns:svg-compatible:1.0"'
+    image = "<svg:title>A cat</svg:title><svg:desc>A black cat</svg:desc>"
+    body = f"<text:p {svg}>one <text:span>{image}</text:span>two <text:title>Title</text:title></text:p>"
+    assert text_of(tmp_path / "a.odt", odt(body)) == "one two Title"
+
+
 def test_a_number_of_blanks_is_bounded(tmp_path):
     text = text_of(tmp_path / "a.odt", odt('<text:p>a<text:s text:c="9999999999"/>b</text:p>'))
     assert text == "a" + " " * documents.MOST_BLANKS + "b"
