@@ -77,10 +77,11 @@ class Files:
         self._said = set()
         self._encodings = {}  # of texts, if there is a choice
         self._kept, self._places = None, {}  # the texts of documents, which take time to read, and where each is
-        self.size = sum(file.stat().st_size for file in self.files)
+        self._stamps = {file: _stamp(file) for file in self.files}
+        self.size = sum(size for size, _ in self._stamps.values())
         if skip_unreadable:
             self._skip_unreadable()
-        stamps = [[str(f.absolute()), f.stat().st_size, f.stat().st_mtime_ns] for f in self.files]
+        stamps = [[str(file.absolute()), *self._stamps[file]] for file in self.files]
         self.size = sum(size for _, size, _ in stamps)
         # the readers' versions count for all files, because one named .txt may turn out to be a PDF
         self.key = [column, paragraphs, encoding, documents.versions(), *stamps]
@@ -136,6 +137,8 @@ class Files:
                     yield fragment
             if nothing:
                 self._say(f"left out: {path}, which has no text")
+            if _stamp(path) != self._stamps[path]:
+                raise UserError(f"{path} has changed while it was read: run this again, or name a copy of it")
         except UserError:
             raise
         except Exception as error:  # zlib, zstandard, csv, json, pyarrow and pypdf each have their own types
@@ -270,6 +273,12 @@ class Files:
         except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
             raise UserError(f"{where} has half of a surrogate pair in {column!r}. Remove such rows") from error
         return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def _stamp(path):
+    """The size of a file and when it was written."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _say_each(prefix, notes):

@@ -188,6 +188,21 @@ def test_two_columns_of_one_name_are_not_one(tmp_path):
     assert documents([tmp_path / "b.csv"]) == ["one"]
 
 
+def test_a_file_that_changes_while_it_is_read_is_no_text(tmp_path, monkeypatch):
+    # the beginning of one text and the end of another were one document
+    monkeypatch.setattr(decoding, "CHUNK", 4)
+    (tmp_path / "a.txt").write_text("the first text")
+    files = Files([tmp_path / "a.txt"])
+    reading = files.fragments()
+    assert next(reading) == ("the ", False)
+    (tmp_path / "a.txt").write_text("another text, which is longer")
+    with pytest.raises(UserError, match=r"a\.txt has changed while it was read: run this again"):
+        list(reading)
+    with pytest.raises(UserError, match="has changed"):  # the characters may have been those of before
+        files.check()
+    assert documents([tmp_path / "a.txt"]) == ["another text, which is longer"]
+
+
 def test_other_content_has_another_key(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     before = Files([tmp_path]).key
