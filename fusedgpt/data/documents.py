@@ -70,6 +70,8 @@ def foreign(head: bytes) -> str | None:
     """What a file that begins with `head` is instead of text, and what to do. None if it may be text."""
     if MHTML.match(head):
         return "is a page with its images in one file (MHTML), no text: save it as 'Webpage, HTML only'"
+    if head[257:262] == b"ustar":  # the headers in it are valid UTF-8
+        return "is an archive (tar), no text: unpack it and name the folder"
     found = next(((what, remedy) for begin, what, remedy in FOREIGN if head.startswith(begin)), None)
     return f"is {found[0]}, no text: {found[1]}" if found else None
 

@@ -4,6 +4,7 @@ import gzip
 import io
 import re
 import sys
+import tarfile
 import tracemalloc
 
 import pytest
@@ -344,6 +345,15 @@ def test_a_pdf_that_only_forbids_copying_is_read_as_viewers_do(tmp_path):
     assert text_of(tmp_path / "a.pdf", encrypted("", "owner")).strip() == "secret"
 
 
+def tar(text):
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        name = tarfile.TarInfo("a.txt")
+        name.size = len(text)
+        archive.addfile(name, io.BytesIO(text.encode()))
+    return raw.getvalue()
+
+
 REFUSED = [
     ("a.pdf", lambda: encrypted("user", "owner"), "has a password: save it without one"),
     ("a.pdf", lambda: pytest.importorskip("pypdf") and pdf(["a"])[:200], "cannot read .*it is damaged"),
@@ -365,6 +375,8 @@ REFUSED = [
     ("a.pptx", lambda: zipped(ppt__presentation_xml="<a/>"), "is a PowerPoint file, no text: save it as .pdf"),
     ("a.ods", lambda: zipped(mimetype="x.spreadsheet", content_xml="<a/>"), "OpenDocument table or presentation"),
     ("a.txt", lambda: zipped(a_txt="text"), "is a zip archive: unpack it and name the folder"),
+    ("a.txt", lambda: tar("text"), r"is an archive \(tar\), no text: unpack it"),  # its headers were text
+    ("a.txt.gz", lambda: gzip.compress(tar("text"), mtime=0), "is an archive"),
     ("a.epub", lambda: zipped(**{"META-INF__container_xml": "<a/>"}), "names no list of chapters"),
     (
         "a.epub",
