@@ -75,7 +75,7 @@ def require_readable(path: pathlib.Path) -> None:
 
 def _once(files):
     """The files without those that came before. A link beside its file is another file."""
-    folders, firsts = {file.parent: os.path.realpath(file.parent) for file in files}, {}
+    folders, firsts = {folder: os.path.realpath(folder) for folder in {file.parent for file in files}}, {}
     for file in files:
         firsts.setdefault((folders[file.parent], file.name), file)
     return list(firsts.values())
