@@ -1,6 +1,6 @@
 """Find where a number that is not finite comes from: the first tensors of a forward and backward that have one."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -19,7 +19,7 @@ def explain(
     model: nn.Module,
     loader: DataLoader,
     seed: int,
-    micro_steps: Iterable[int],
+    micro_steps: Sequence[int],
     cast: AbstractContextManager,
     scaler: GradScaler,
     ranks: Ranks,
@@ -34,6 +34,7 @@ def explain(
     if ranks.shards > 1:
         return "parallel=fsdp cannot name the tensor in which this began: repeat the run with parallel=ddp"
     scale = scaler.get_scale() / scaler.get_backoff_factor() if scaler.is_enabled() else 1.0  # undo the backoff since
+    scale /= len(micro_steps)  # as the step divides each loss: undivided, a sound micro-step may overflow in float16
     found = None
     for micro_step in micro_steps:
         determinism.seed(seed, "dropout", iteration, micro_step)
@@ -59,7 +60,7 @@ def first_tensors(model: nn.Module, x: Tensor, y: Tensor, cast: AbstractContextM
     """Compute the loss of x and y (B, T) and its gradients eagerly; name the first tensors that are not finite.
 
     Weights come first, then the outputs of modules in the order of the forward, then gradients in the order of the
-    backward. None if all are finite. scale: the factor of the loss in float16. Changes no weight and no gradient.
+    backward. None if all are finite. scale: the factor of the loss, as in the step. Changes no weight and no gradient.
     """
     if bad := [name for name, p in model.named_parameters() if not p.isfinite().all()]:
         return f"weights: {', '.join(bad[:MOST_NAMED])}"

@@ -4,8 +4,11 @@ import contextlib
 
 import pytest
 import torch
+from torch.amp import GradScaler
 
-from fusedgpt.training.nonfinite import first_tensors
+from fusedgpt.data.dataloader import DataLoader
+from fusedgpt.parallel.distributed import Ranks
+from fusedgpt.training.nonfinite import explain, first_tensors
 from model import GPT, GPTConfig
 
 
@@ -57,3 +60,31 @@ def test_the_first_gradient_in_the_order_of_the_backward(model):
 def test_float16_overflows_at_the_scale_that_it_had(model):
     assert first(model, scale=3e38) == first(model, scale=3e38) != first(model)
     assert first(model, scale=3e38).startswith("gradients: ")
+
+
+def test_a_micro_step_that_did_not_overflow_in_the_step_is_not_blamed(model):
+    # the loss was not divided by the number of micro-steps: the first one overflowed for a fault of the third
+    class Loader(DataLoader):
+        def __init__(self):
+            """No files."""
+
+        def train(self, iteration, micro_step):
+            poisoned[0] = micro_step == 2
+            x = torch.arange(8).view(1, 8)
+            return x, x + 1
+
+        def starts(self, iteration, micro_step):
+            return [100 * micro_step]
+
+    def poison(gradient):
+        return gradient * torch.nan if poisoned[0] else gradient
+
+    poisoned, micro_steps, scale = [False], range(8), 2.0**16
+    while first(model, 2 * scale) is None:  # the largest one that a micro-step bears
+        scale *= 2
+    model.transformer.h[1].mlp.register_forward_hook(
+        lambda module, inputs, output: output.register_hook(poison) and None
+    )
+    scaler = GradScaler("cpu", init_scale=len(micro_steps) * scale / 2)  # after the step has halved it
+    said = explain(model, Loader(), 1, micro_steps, contextlib.nullcontext(), scaler, Ranks(), 0)
+    assert "in micro-step 2, whose windows begin at tokens 200" in said
