@@ -210,13 +210,17 @@ def read_jsonl(path: str | os.PathLike, having: str = "") -> list[dict]:
 class Lines:
     """A file that grows by whole lines. Lines that cannot be written wait in memory until the next one is added.
 
-    If the file vanishes while it is open, it is restored from the open file. If its folder vanishes, the folder is not
-    made anew, and lines wait in memory.
+    A torn last line of an earlier process stays a line of its own. If the file vanishes while it is open, it is
+    restored from the open file. If its folder vanishes, the folder is not made anew, and lines wait in memory.
     """
 
     def __init__(self, path: str | os.PathLike):
         self.path, self.pending = pathlib.Path(path), bytearray()
         self.file = open(path, "ab+", buffering=0)  # noqa: SIM115 (unbuffered: a kill loses no line)
+        if end := self.file.tell():
+            self.file.seek(end - 1)
+            if self.file.read() != b"\n":  # a full disk tore it: a line behind it would be damaged with it
+                self.pending += b"\n"
 
     def add(self, line: str) -> None:
         """Append the pending lines and this one. Raises OSError or UserError if the disk refuses; none is lost."""
@@ -238,7 +242,7 @@ class Lines:
     @property
     def unwritten(self) -> int:
         """How many lines are pending."""
-        return self.pending.count(b"\n")
+        return self.pending.count(b"\n") - self.pending.startswith(b"\n")  # without the end of a torn line
 
     def close(self) -> None:
         """Close the file. Pending lines are lost."""
