@@ -211,16 +211,21 @@ class Lines:
     """A file that grows by whole lines. Lines that cannot be written wait in memory until the next one is added.
 
     A torn last line of an earlier process stays a line of its own. If the file vanishes while it is open, it is
-    restored from the open file. If its folder vanishes, the folder is not made anew, and lines wait in memory.
+    restored from the open file; if another takes its name, such as an edited copy, that one grows. If its folder
+    vanishes, the folder is not made anew, and lines wait in memory.
     """
 
     def __init__(self, path: str | os.PathLike):
         self.path, self.pending = pathlib.Path(path), bytearray()
-        self.file = open(path, "ab+", buffering=0)  # noqa: SIM115 (unbuffered: a kill loses no line)
+        self._open()
         if end := self.file.tell():
             self.file.seek(end - 1)
             if self.file.read() != b"\n":  # a full disk tore it: a line behind it would be damaged with it
                 self.pending += b"\n"
+
+    def _open(self):
+        self.file = open(self.path, "ab+", buffering=0)  # noqa: SIM115 (unbuffered: a kill loses no line)
+        self.opened = os.fstat(self.file.fileno())
 
     def add(self, line: str) -> None:
         """Append the pending lines and this one. Raises OSError or UserError if the disk refuses; none is lost."""
@@ -229,13 +234,14 @@ class Lines:
 
     def flush(self) -> None:
         """Write what is pending. Raises OSError or UserError if the disk refuses."""
-        if not self.path.exists():
+        if not _is_still(self.path, self.opened):
             self.path.parent.stat()  # raises if the folder was moved away, because `atomic` would make it anew
-            with atomic(self.path) as new:
-                self.file.seek(0)
-                shutil.copyfileobj(self.file, new)
+            if not self.path.exists():
+                with atomic(self.path) as new:
+                    self.file.seek(0)
+                    shutil.copyfileobj(self.file, new)
             self.file.close()
-            self.file = open(self.path, "ab+", buffering=0)  # noqa: SIM115
+            self._open()
         while self.pending:
             del self.pending[: self.file.write(self.pending)]  # a disk that fills up writes only a part
 

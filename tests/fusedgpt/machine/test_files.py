@@ -124,6 +124,18 @@ def test_lines_come_back_with_all_their_content_if_the_file_vanishes(tmp_path):
     lines.close()
 
 
+def test_lines_go_on_in_a_file_that_takes_the_name(tmp_path):
+    # after sed -i or an editor's save, all further lines of a run went into the file that nobody could open any more
+    lines = Lines(tmp_path / "a")
+    lines.add("one\n")
+    for n, line in enumerate(("two\n", "three\n")):
+        (tmp_path / "edited").write_text((tmp_path / "a").read_text().replace("one", "ONE"))
+        os.replace(tmp_path / "edited", tmp_path / "a")
+        lines.add(line)
+        assert (tmp_path / "a").read_text() == ("ONE\ntwo\n", "ONE\ntwo\nthree\n")[n]
+    lines.close()
+
+
 def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path):
     (tmp_path / "a").write_text("old")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
