@@ -71,7 +71,13 @@ def _cpuinfo(name):
 
 def commit(folder: str | os.PathLike) -> str | None:
     """The commit of the clone in `folder`, marked if its files were changed since; None if it is no clone."""
-    git = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"]
+    # a copy without .git may lie in another repository, which then has none of its files
+    return _git(folder, "describe", "--always", "--dirty", "--abbrev=12") if _git(folder, "ls-files", ".") else None
+
+
+def _git(folder, *command):
+    """What a git command says of `folder`; None if it fails."""
+    git = ["git", "-C", folder, *command]
     try:
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -1,12 +1,13 @@
 """What is written beside a figure."""
 
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fusedgpt.attention.table import KERNELS
-from fusedgpt.machine.environment import FLASH_PACKAGES, environment
+from fusedgpt.machine.environment import FLASH_PACKAGES, commit, environment
 
 
 def test_environment_names_what_a_figure_depends_on():
@@ -34,3 +35,24 @@ def test_a_cpu_is_named_with_its_instructions(monkeypatch, level, has, said):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {has: True})
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     assert environment(torch.device("cpu"))["device"].endswith(f", {said}")
+
+
+def test_the_commit_is_that_of_the_files_and_of_no_repository_around_them(tmp_path):
+    # an archive that was unpacked in a user's repository ran as that repository's commit
+    def git(*args):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", "-C", tmp_path, *who, *args], check=True, capture_output=True)
+
+    (tmp_path / "unpacked").mkdir()
+    for name in ("a", "unpacked/train.py"):
+        (tmp_path / name).write_text("one")
+    git("init")
+    git("add", "a")
+    git("commit", "-m", "one")
+    assert commit(tmp_path) and commit(tmp_path / "unpacked") is None
+    git("add", "unpacked")
+    git("commit", "-m", "two")
+    assert commit(tmp_path / "unpacked") == commit(tmp_path) and not commit(tmp_path).endswith("-dirty")
+    (tmp_path / "unpacked" / "train.py").write_text("two")
+    assert commit(tmp_path / "unpacked").endswith("-dirty")
+    assert commit(tmp_path.parent) is None
