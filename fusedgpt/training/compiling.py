@@ -44,6 +44,8 @@ def decide(
     """
     of_run, of_model = {"for": "compile", **case, **length}, {"for": "cost of compiling", **case}
     past, costs = memory.recall(of_run), memory.latest(of_model) or {}
+    if memory.again and _no_gain(costs):  # other programs may have been the reason, and nothing would time it again
+        costs = {}
     if past and not past["compile"]:
         return past
     numbers = weigh(costs, bool(costs) and _marker(case).exists(), seconds, layers)

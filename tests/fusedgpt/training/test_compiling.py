@@ -97,6 +97,15 @@ def test_a_run_whose_passes_gain_nothing_goes_on_eager():
     assert not decide(1e6, minutes=999)["compile"]  # and no later run tries
 
 
+def test_a_gain_that_was_not_seen_is_sought_again_if_asked():
+    # --choose=again kept an eager model for ever, by one comparison on a busy machine
+    assert not decide(1e4, COLD | {"compiled_ms": 119.0})["compile"]
+    calls = []
+    assert not decide(60.0, again=True, calls=calls)["compile"] and not calls  # too short to find out
+    assert decide(1e4, again=True, calls=calls)["compile"] and calls == [True]
+    assert Choices().recall(COST)["compiled_ms"] == 100.0 and decide(1e4)["compile"]
+
+
 def test_what_is_compared_takes_turns_and_the_least_counts(monkeypatch):
     # by their mean or median, a load that hits one of the two would decide
     order, told = [], {"e": [9.0, 7.0, 5.0, *[6.0] * 6], "c": [4.0, 3.0, 2.0, *[3.0] * 6]}
