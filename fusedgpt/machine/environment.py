@@ -42,7 +42,9 @@ def environment(device: torch.device) -> dict:
 def machine_state(device: torch.device) -> dict:
     """What may change a figure from one minute to the next: clocks, temperature, power or load, if they can be read."""
     if device.type == "cuda" and torch.version.cuda:
-        query = ["nvidia-smi", f"--query-gpu={','.join(GPU_STATE)}", "--format=csv,noheader", f"--id={device.index}"]
+        # not by its index: nvidia-smi counts all GPUs of the machine, PyTorch those of CUDA_VISIBLE_DEVICES
+        which = f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"
+        query = ["nvidia-smi", f"--query-gpu={','.join(GPU_STATE)}", "--format=csv,noheader", which]
         try:
             answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout
         except (OSError, subprocess.CalledProcessError):
