@@ -83,6 +83,11 @@ def cpu_multiplies_bfloat16() -> bool:
     return bool(can and used())
 
 
+def cpu_has_amx() -> bool:
+    """Whether the CPU has AMX: Intel's instructions for products of whole tiles, in bfloat16 too."""
+    return bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_tile"))
+
+
 def cpu_gains_by_bfloat16() -> bool:
     """Whether this CPU multiplies faster in bfloat16 than in float32.
 

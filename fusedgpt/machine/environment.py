@@ -10,7 +10,7 @@ import sys
 import torch
 
 from fusedgpt import home
-from fusedgpt.machine.device import cpu_multiplies_bfloat16
+from fusedgpt.machine.device import cpu_has_amx, cpu_multiplies_bfloat16
 
 FLASH_PACKAGES = ("flash-attn", "flash-attn-3", "flash-attn-4")  # their kernels run on GPUs only
 # columns to query from nvidia-smi
@@ -62,7 +62,9 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     names = _cpuinfo("model name") if sys.platform == "linux" else []
-    instructions = torch.backends.cpu.get_cpu_capability() + ("+bfloat16" if cpu_multiplies_bfloat16() else "")
+    instructions = torch.backends.cpu.get_cpu_capability()
+    if cpu_multiplies_bfloat16():
+        instructions += "+bfloat16" + ("+AMX" if cpu_has_amx() else "")
     return f"{names[0] if names else platform.processor()}, {instructions}"
 
 

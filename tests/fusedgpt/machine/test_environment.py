@@ -41,12 +41,18 @@ def test_the_state_of_a_gpu_is_asked_of_that_very_gpu(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("level", "has", "said"), [("AVX2", "avx2", "AVX2"), ("AVX512", "avx512_bf16", "AVX512+bfloat16")]
+    ("level", "has", "said"),
+    [
+        ("AVX2", ["avx2"], "AVX2"),
+        ("AVX512", ["avx512_bf16"], "AVX512+bfloat16"),
+        ("AVX512", ["avx512_bf16", "amx_tile"], "AVX512+bfloat16+AMX"),
+    ],
 )
 def test_a_cpu_is_named_with_its_instructions(monkeypatch, level, has, said):
-    # rows of two processors were taken for one another: "AMD EPYC" with bfloat16 products, and many times slower
+    # rows of two processors were taken for one another: "AMD EPYC" with bfloat16 products, and many times slower; and
+    # "Intel(R) Xeon(R) Processor" with AMX, whose products in bfloat16 pay, and without, where they do not
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: level)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {has: True})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(has, True))
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     assert environment(torch.device("cpu"))["device"].endswith(f", {said}")
 
