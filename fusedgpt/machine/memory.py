@@ -5,6 +5,7 @@ import ctypes
 import itertools
 import math
 import os
+import pathlib
 import statistics
 import sys
 from collections.abc import Callable
@@ -18,6 +19,8 @@ try:
     import resource
 except ImportError:  # Windows
     resource = None
+
+OWN_GROUPS, CGROUPS = pathlib.Path("/proc/self/cgroup"), pathlib.Path("/sys/fs/cgroup")
 
 
 def keep_freed_memory(keep: bool) -> None:
@@ -79,12 +82,34 @@ def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
 
 
 def total_memory(device: torch.device) -> float:
-    """Total bytes of memory of a GPU, or of the machine for another `device`; infinite if the system does not say."""
+    """Total bytes of memory of a GPU, or for another `device` those that the machine, or its container, lets us have.
+
+    Infinite if the system does not say.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     if not hasattr(os, "sysconf"):  # Windows
         return math.inf
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits()])
+
+
+def _limits():
+    """The limits, in bytes, of the control groups of this process: those of Docker, SLURM or systemd (Linux only).
+
+    The system kills a process that exceeds one, without a word.
+    """
+    with contextlib.suppress(OSError):
+        for line in OWN_GROUPS.read_text(encoding="utf-8", errors="replace").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):  # of version 1, which has a tree for each
+                continue
+            root, name = CGROUPS, "memory.max"
+            if controllers:
+                root, name = CGROUPS / "memory", "memory.limit_in_bytes"
+            group = pathlib.PurePosixPath(path.lstrip("/"))
+            for each in (group, *group.parents):  # a limit holds for all below; Docker shows a container only its own
+                with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+                    yield int((root / each / name).read_text(encoding="ascii"))
 
 
 def bandwidth(device: torch.device) -> float:

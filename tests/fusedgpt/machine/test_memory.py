@@ -45,6 +45,33 @@ def test_what_a_system_does_not_say_is_no_number(monkeypatch):
     assert math.isnan(memory.peak_memory(cpu)) and memory.total_memory(cpu) == math.inf and memory.page_faults() == 0
 
 
+@pytest.mark.parametrize(
+    ("own", "limits", "least"),
+    [
+        ("0::/\n", {"memory.max": "4096000\n"}, 4096000),  # in a container
+        ("0::/a/b\n", {"a/memory.max": "8192000", "a/b/memory.max": "max\n"}, 8192000),  # the parent's
+        ("0::/a\n", {"b/memory.max": "4096"}, None),
+        ("5:cpu,cpuacct:/b\n4:memory:/a\n0::/\n", {"memory/a/memory.limit_in_bytes": "4096000"}, 4096000),
+        ("5:cpu:/b\n4:memory:/\n", {"memory/b/memory.limit_in_bytes": "4096"}, None),
+        ("4:memory:/docker/1f\n", {"memory/memory.limit_in_bytes": "4096000"}, 4096000),  # Docker with version 1
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": str(2**63 - 4096)}, None),
+        (None, {}, None),
+    ],
+)
+def test_the_limit_of_a_container_is_its_memory(tmp_path, monkeypatch, own, limits, least):
+    # a model that fits the host alone was built in a container, which was killed for it without a word
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(memory, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    machine = memory.total_memory(cpu)
+    if own is not None:
+        (tmp_path / "own").write_text(own)
+    for name, limit in limits.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(limit)
+    assert memory.total_memory(cpu) == (machine if least is None else least)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_peak_memory_is_of_this_process_and_remembers():
     # getrusage starts a child with the peak of its parent
