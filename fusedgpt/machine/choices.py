@@ -20,7 +20,7 @@ import torch
 from fusedgpt import home
 from fusedgpt.errors import UserError
 from fusedgpt.machine import files
-from fusedgpt.machine.environment import device_name
+from fusedgpt.machine.environment import device_name, kernel_versions
 
 MOST = 300  # cases that are kept, the latest ones; one takes about a kilobyte
 LARGEST = 2**24  # bytes; a larger file is not ours
@@ -93,6 +93,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "device": device_name(device),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        **kernel_versions(device),
         "code": _code(),
     }
 

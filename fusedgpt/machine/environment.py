@@ -29,11 +29,23 @@ def environment(device: torch.device) -> dict:
         "commit": (None if home.INSTALLED else commit(home.SCRIPTS)) or os.environ.get("FUSEDGPT_COMMIT"),
     }
     if device.type == "cuda":
-        found |= {"cuda": torch.version.cuda or f"ROCm {torch.version.hip}", "cudnn": torch.backends.cudnn.version()}
         found |= {"memory": torch.cuda.get_device_properties(device).total_memory}
     elif hasattr(os, "sysconf"):
         found |= {"memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
-    for package in ("triton", "transformers", *(FLASH_PACKAGES if device.type == "cuda" else ())):
+    return found | kernel_versions(device) | _versions("triton", "transformers")
+
+
+def kernel_versions(device: torch.device) -> dict:
+    """The versions, beside PyTorch's, of what has kernels for `device`: CUDA, cuDNN and packages."""
+    if device.type != "cuda":
+        return {}
+    found = {"cuda": torch.version.cuda or f"ROCm {torch.version.hip}", "cudnn": torch.backends.cudnn.version()}
+    return found | _versions("triton", *FLASH_PACKAGES)
+
+
+def _versions(*packages):
+    found = {}
+    for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found

@@ -13,6 +13,7 @@ import torch
 
 from fusedgpt.machine import choices, files
 from fusedgpt.machine.choices import Choices
+from fusedgpt.machine.environment import FLASH_PACKAGES
 from tests.conftest import ROOT
 
 CASE = {"for": "test", "shape": (2, 3), "device": "a CPU"}
@@ -149,6 +150,18 @@ def test_a_machine_is_its_processor_threads_versions_and_code(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "9.9")
     monkeypatch.setattr(choices, "device_name", lambda device: "another")
     assert choices.machine(cpu) == found | {"threads": 99, "torch": "9.9", "device": "another"}
+
+
+def test_a_machine_with_a_gpu_is_also_the_versions_of_what_has_its_kernels(monkeypatch):
+    # auto went on with flash after flash-attn-3 was installed or became faster, and said that it was remembered
+    monkeypatch.setattr(choices, "device_name", lambda device: "a GPU")
+    gpu, found = torch.device("cuda"), []
+    for version in ("1.0", "1.1"):
+        monkeypatch.setattr("importlib.metadata.version", lambda package, version=version: version)
+        found.append(choices.machine(gpu))
+    assert {name for name in found[0] if found[0][name] != found[1][name]} >= {*FLASH_PACKAGES, "triton"}
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 99999)
+    assert choices.machine(gpu) == found[1] | {"cudnn": 99999}
 
 
 def test_a_change_of_any_code_that_choices_depend_on_is_another_machine(tmp_path, monkeypatch):
