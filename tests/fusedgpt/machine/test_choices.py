@@ -1,5 +1,6 @@
 """The file of remembered choices: what is kept, and what a damaged, foreign or busy file costs."""
 
+import ast
 import json
 import multiprocessing
 import pathlib
@@ -162,6 +163,21 @@ def test_a_machine_with_a_gpu_is_also_the_versions_of_what_has_its_kernels(monke
     assert {name for name in found[0] if found[0][name] != found[1][name]} >= {*FLASH_PACKAGES, "triton"}
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 99999)
     assert choices.machine(gpu) == found[1] | {"cudnn": 99999}
+
+
+def test_the_code_of_choices_is_all_that_a_step_computes_with_and_what_decides():
+    # the rules of compiling.py changed, and runs went on as the old ones had decided
+    tree = ast.parse((ROOT / "model.py").read_text())
+    ours = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module.startswith("fusedgpt")]
+    paths = {
+        (ROOT / node.module.replace(".", "/") / name.name).with_suffix(".py") for node in ours for name in node.names
+    }
+    paths = {path if path.exists() else path.parent.with_suffix(".py") for path in paths}
+    names = {path.relative_to(ROOT).as_posix() for path in paths}
+    names -= {"fusedgpt/errors.py", "fusedgpt/interchange/pretrained.py"}  # no step calls them
+    assert len(names) > 5
+    names |= {"fusedgpt/training/compiling.py", "fusedgpt/machine/device.py"}
+    assert not [name for name in names if name not in choices.CODE and not name.startswith(choices.CODE_FOLDERS)]
 
 
 def test_a_change_of_any_code_that_choices_depend_on_is_another_machine(tmp_path, monkeypatch):
