@@ -277,6 +277,9 @@ def test_a_launch_is_known_by_its_id_and_its_process(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert distributed.launch()["id"] == "7" and distributed.restarted()
+    where, process, *began = distributed.launch()["torchrun"].split(":")
+    assert (where, int(process)) == (socket.gethostname(), os.getppid())
+    assert len(began) == os.path.exists("/proc/self/stat")  # containers reuse process ids
 
 
 def test_buckets_cut_the_compiled_model_and_the_graphs_are_counted(tmp_path, monkeypatch):
