@@ -3,6 +3,7 @@
 import contextlib
 import os
 import reprlib
+import select
 import signal
 import sys
 import traceback
@@ -71,6 +72,16 @@ def _open_closed_streams():
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (open to the end)
 
 
+def _reader_is_gone():
+    """Whether the output is a pipe whose reader, such as `head`, has ended. Another pipe may break: one to wandb."""
+    if not hasattr(select, "poll"):  # Windows
+        return True
+    poll = select.poll()
+    for number in (1, 2):
+        poll.register(number, 0)  # 0: errors alone
+    return bool(poll.poll(0))
+
+
 @contextlib.contextmanager
 def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
     """End the script with one sentence, status 1 and no traceback on a UserError, an OSError, or if memory runs out.
@@ -87,13 +98,13 @@ def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
     try:
         yield
-    except BrokenPipeError:  # the reader of a pipe (`| head`) has gone: nobody is left to tell
-        sys.stderr.close()
-        sys.exit(1)
     except KeyboardInterrupt:
         print(file=sys.stderr)  # the line on the console may be half written
         sys.exit(128 + signal.SIGINT)
     except (UserError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _reader_is_gone():
+            sys.stderr.close()  # nobody is left to tell
+            sys.exit(1)
         sentence = "error: " + as_called(" ".join(line.strip() for line in str(error).splitlines()))
         sys.exit(terminal.fit(sentence, sys.stderr))
     except ModuleNotFoundError as error:

@@ -564,7 +564,7 @@ def test_a_model_that_certainly_does_not_fit_is_refused_before_it_is_built(tmp_p
     # the system ends a process whose memory is full without a word
     monkeypatch.setattr(memory, "total_memory", lambda device: 1000)
     monkeypatch.setattr(train, "GPT", None)
-    with pytest.raises(UserError, match="of memory or more, and this machine has"):
+    with pytest.raises(UserError, match="of memory or more, and this machine or its container has"):
         run(tmp_path, data)
 
 

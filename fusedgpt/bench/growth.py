@@ -158,7 +158,8 @@ def _require_room(estimate, device):
     """Raise MemoryError on a CPU if a step certainly does not fit: the system would end this process, and all rows."""
     least, there = estimate.range[0], memory.total_memory(device)
     if device.type == "cpu" and least > there:
-        raise MemoryError(f"it needs {least / 2**30:.1f} GiB or more, and this machine has {there / 2**30:.1f} GiB")
+        least, there = (f"{n / 2**30:.1f} GiB" for n in (least, there))
+        raise MemoryError(f"it needs {least} or more, and this machine or its container has {there}")
 
 
 def _timed(step, s, device):

@@ -89,6 +89,6 @@ def check_sampling(config: Any, samples: int, length: int, device: torch.device,
 def _require(needed, device, what, advice):
     there = memory.total_memory(device)
     if needed > there:
-        gpu = f"{device}" if device.type == "cuda" else "this machine"
+        place = f"{device}" if device.type == "cuda" else "this machine or its container"
         needed, there = (f"{n // 2**20 / 2**10:,.1f} GiB" for n in (needed, there))
-        raise UserError(f"{what} needs {needed} of memory or more, and {gpu} has {there}: {advice}")
+        raise UserError(f"{what} needs {needed} of memory or more, and {place} has {there}: {advice}")

@@ -1,12 +1,14 @@
 """How a script ends on what a user can correct."""
 
+import os
 import re
+import subprocess
 import sys
 
 import pytest
 
 from fusedgpt.errors import UserError, first_line, one_sentence, shown
-from tests.conftest import fails, script, sentence
+from tests.conftest import ROOT, fails, script, sentence
 
 # runs a script as if a package were not installed
 WITHOUT = """
@@ -67,6 +69,22 @@ with one_sentence():
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "error: the end" in done.stderr or "2>&-" in closed
     assert (tmp_path / "file").read_text() == "whole"
+
+
+def test_only_an_output_that_nobody_reads_ends_in_silence():
+    # any pipe that broke, such as one to wandb, used to end a run with status 1 and not a word
+    read, unread = os.pipe()
+    os.close(read)
+    code = "import os, sys\nfrom fusedgpt.errors import one_sentence\nwith one_sentence():\n    {}"
+    for statement, stdout, said in (
+        ("print('line')", unread, ""),
+        ("os.write(int(sys.argv[1]), b'text')", subprocess.DEVNULL, "error: [Errno 32] Broken pipe\n"),
+    ):
+        command = [sys.executable, "-c", code.format(statement), str(unread)]
+        options = dict(stdout=stdout, stderr=subprocess.PIPE, pass_fds=[unread], text=True, cwd=ROOT)
+        done = subprocess.run(command, check=False, **options)
+        assert (done.returncode, done.stderr) == (1, said)
+    os.close(unread)
 
 
 def test_ctrl_c_leaves_the_console_on_a_new_line(capsys):

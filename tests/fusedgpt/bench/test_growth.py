@@ -99,7 +99,7 @@ def test_a_step_that_does_not_fit_is_a_row_and_no_crash(tmp_path, data, monkeypa
     changes = dict(SIZES, rounds=1, lengths="16,32,64,1024")
     rows = run("growth", tmp_path, data, **changes, only="manual")
     assert [each["status"] for each in rows] == [*["measured"] * 3, "out of memory"]
-    assert "it needs 0.0 GiB or more, and this machine has 0.0 GiB" in rows[-1]["reason"]
+    assert "it needs 0.0 GiB or more, and this machine or its container has 0.0 GiB" in rows[-1]["reason"]
     ((_, _, subject, _),) = growth.figures(rows, vars(settings("growth", tmp_path, data, **changes)))
     assert "Out of memory: " in subject
 
