@@ -3,6 +3,7 @@
 import contextlib
 import importlib.metadata
 import os
+import pathlib
 import platform
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from fusedgpt import home
 from fusedgpt.machine.device import cpu_has_amx, cpu_multiplies_bfloat16
 
 FLASH_PACKAGES = ("flash-attn", "flash-attn-3", "flash-attn-4")  # their kernels run on GPUs only
+CPUINFO = pathlib.Path("/proc/cpuinfo")
 # columns to query from nvidia-smi
 GPU_STATE = ("driver_version", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "power.limit")
 
@@ -73,7 +75,9 @@ def device_name(device: torch.device) -> str:
     """The name of a GPU, or the CPU's with its instructions, because generations of very different speed share one."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    names = _cpuinfo("model name") if sys.platform == "linux" else []
+    names = []
+    if sys.platform == "linux":  # which gives Arm's processors numbers instead of names
+        names = _cpuinfo("model name") or [f"CPU part {number}" for number in _cpuinfo("CPU part")]
     instructions = torch.backends.cpu.get_cpu_capability()
     if cpu_multiplies_bfloat16():
         instructions += "+bfloat16" + ("+AMX" if cpu_has_amx() else "")
@@ -81,8 +85,8 @@ def device_name(device: torch.device) -> str:
 
 
 def _cpuinfo(name):
-    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        return [line.split(":")[1].strip() for line in file if line.startswith(name)]
+    lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line.split(":")[1].strip() for line in lines if line.startswith(name)]
 
 
 def commit(folder: str | os.PathLike) -> str | None:

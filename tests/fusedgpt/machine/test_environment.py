@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from fusedgpt.attention.table import KERNELS
-from fusedgpt.machine.environment import FLASH_PACKAGES, GPU_STATE, commit, environment, machine_state
+from fusedgpt.machine.environment import (
+    FLASH_PACKAGES,
+    GPU_STATE,
+    commit,
+    device_name,
+    environment,
+    machine_state,
+)
 
 
 def test_environment_names_what_a_figure_depends_on():
@@ -55,6 +62,17 @@ def test_a_cpu_is_named_with_its_instructions(monkeypatch, level, has, said):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(has, True))
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     assert environment(torch.device("cpu"))["device"].endswith(f", {said}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where there is /proc/cpuinfo")
+def test_processors_of_arm_have_different_names(tmp_path, monkeypatch):
+    # they have no "model name", so what auto chose on a Graviton 2 was remembered on a Graviton 3, in one home folder
+    monkeypatch.setattr("fusedgpt.machine.environment.CPUINFO", tmp_path / "cpuinfo")
+    names = []
+    for part in ("0xd0c", "0xd40"):
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: {part}\n")
+        names.append(device_name(torch.device("cpu")))
+    assert names[0].startswith("CPU part 0xd0c, ") and names[1].startswith("CPU part 0xd40, ")
 
 
 def test_the_commit_is_that_of_the_files_and_of_no_repository_around_them(tmp_path):
