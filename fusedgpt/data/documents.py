@@ -6,9 +6,11 @@ HTML and XML are parsed as a stream by the standard library, so memory does not 
 import codecs
 import collections
 import contextlib
+import hashlib
 import html.parser
 import importlib.metadata
 import logging
+import pathlib
 import platform
 import posixpath
 import re
@@ -20,6 +22,7 @@ from typing import BinaryIO
 
 from fusedgpt.errors import UserError
 
+READERS = [pathlib.Path(__file__).with_name(f"{name}.py") for name in ("corpus", "decoding", "documents", "tables")]
 # by content: the suffixes of such files, and what they are
 SUFFIXES = {".html": (".html", ".htm", ".xhtml"), ".zip": (".docx", ".odt", ".epub"), ".pdf": (".pdf",)}
 NAMES = {".html": "HTML", ".zip": "a zip file, as those of Word, OpenDocument and EPUB are", ".pdf": "a PDF"}
@@ -77,8 +80,9 @@ def foreign(head: bytes) -> str | None:
 
 
 def versions() -> list[str]:
-    """The versions of what reads documents: another may find another text in them."""
-    found = [f"Python {platform.python_version()}"]
+    """The versions of what reads files: another may find another text in them."""
+    ours = hashlib.sha256(b"\0".join(path.read_bytes() for path in READERS))
+    found = [f"readers {ours.hexdigest()[:8]}", f"Python {platform.python_version()}"]
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found.append(f"pypdf {importlib.metadata.version('pypdf')}")
     return found
