@@ -331,7 +331,7 @@ def test_a_run_that_goes_on_with_another_text_says_so(tmp_path, data, capsys):
     assert f"resuming with another val.bin, of SHA-256 {now[:12]}…; it was {before}…: validation losses from" in said
     assert said.count("resuming with another") == 1
     best = checkpoint_of(tmp_path / "out", "best.pt")  # a loss on the other text stayed the best for ever
-    assert best["best_val_loss"] == min(row["val_loss"] for row in rows(tmp_path / "out", "eval") if row["iter"] >= 12)
+    assert best["best_val_loss"] == min(row["val_loss"] for row in rows(tmp_path / "out", "eval") if row["iter"] > 12)
 
 
 def test_a_best_loss_of_other_windows_is_forgotten(tmp_path, data, capsys):
@@ -344,7 +344,7 @@ def test_a_best_loss_of_other_windows_is_forgotten(tmp_path, data, capsys):
     assert checkpoint_of(tmp_path)["best_val_loss"] == 0 and "of other windows" not in said
     run(tmp_path, data, batch_size=8, eval_iters=6, max_iters=14, init_from="resume")
     assert "resuming with evaluations of other windows: the next one is the best" in capsys.readouterr().out
-    evaluated = [row["val_loss"] for row in rows(tmp_path, "eval") if row["iter"] >= 12]
+    evaluated = [row["val_loss"] for row in rows(tmp_path, "eval") if row["iter"] > 12]
     assert checkpoint_of(tmp_path)["best_val_loss"] == min(evaluated)
 
 
@@ -433,6 +433,21 @@ def test_a_run_that_makes_no_step_records_none(tmp_path, data, capsys):
     assert (tmp_path / "run.json").read_text() == before and rows(tmp_path, "eval") == losses
     run(tmp_path, data, max_iters=11, **again)
     assert json.loads((tmp_path / "run.json").read_text())["settings"]["learning_rate"] == 1e-4
+
+
+def test_the_evaluation_at_the_end_of_a_run_stays_if_the_run_trains_on(tmp_path, data):
+    # it vanished from metrics.jsonl and TensorBoard unless the end was at an interval, though best.pt was its state
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    options = dict(tensorboard_log=True, sample_interval=5, sample_prompts="!")
+    run(tmp_path, data, max_iters=7, **options)
+    before = rows(tmp_path, "eval")
+    for end, evaluated in ((12, [0, 5, 7, 10, 12]), (12, [0, 5, 7, 10, 12]), (15, [0, 5, 7, 10, 12, 15])):
+        run(tmp_path, data, max_iters=end, init_from="resume", **options)
+        for kind in ("eval", "sample"):
+            assert [row["iter"] for row in rows(tmp_path, kind)] == evaluated
+    assert rows(tmp_path, "eval")[:3] == before and [row["iter"] for row in rows(tmp_path)] == [*range(15)]
+    read = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in read.Scalars("val/loss")] == evaluated
 
 
 def test_a_run_that_was_stopped_early_does_not_go_on_to_an_end_that_was_given_up(tmp_path, data):

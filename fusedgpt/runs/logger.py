@@ -18,7 +18,7 @@ from fusedgpt.errors import UserError, first_line
 from fusedgpt.machine.files import Lines, Lock, atomic, json_line
 from fusedgpt.runs import report_page, run_folder, trackers
 from fusedgpt.runs.bar import Bar
-from fusedgpt.runs.metrics import TRAIN, read_metrics, record_of
+from fusedgpt.runs.metrics import EVAL, TRAIN, number, read_metrics, record_of
 
 SHOWN = 100  # characters of a sample on the console
 LARGE_METRICS = 2**20  # if metrics.jsonl has more bytes, some 5,000 iterations, another process writes report.html
@@ -44,14 +44,14 @@ class Logger:
     def open(self, out_dir: pathlib.Path, start: int, record: dict, lock: Lock) -> None:
         """Open metrics.jsonl, run.json, trackers and the bar at iteration `start`. `lock` is the lock of `out_dir`.
 
-        A resumed run drops the metrics of the iterations that it will repeat. A new run moves an earlier run aside.
-        Raises UserError if a tracker fails, or if the folder cannot be written.
+        A resumed run drops the metrics that it will log again. A new run moves an earlier run aside. Raises UserError
+        if a tracker fails, or if the folder cannot be written.
         """
         lock.check()
         self.out_dir, self.record, self.lock, s, before = out_dir, record, lock, record["settings"], {}
         path, kept = out_dir / "metrics.jsonl", []
         if s["init_from"] == "resume":
-            kept = self._metrics_before(start) if path.exists() else []
+            kept = self._metrics_before(start, s) if path.exists() else []
             before = record_of(out_dir)
             record.setdefault("time", before.get("time"))
             if before and start >= s["max_iters"]:  # no step will be made: the record stays that of the steps made
@@ -62,19 +62,27 @@ class Logger:
         with atomic(path, "w") as file:
             file.writelines(kept)
         self.lines = Lines(path)
+        for row in read_metrics(out_dir, "eval") if self.trackers else ():
+            if row["iter"] == start:  # TensorBoard drops all that it has from `start` on
+                losses = {name: number(row[name]) for name in EVAL if name in row}
+                self._tell("log", trackers.names(losses), start)
         self._write_record()
         self.bar.begin(start, s["max_iters"])
 
-    def _metrics_before(self, start):
+    def _metrics_before(self, start, s):
+        """The lines of metrics.jsonl that a run with the settings `s`, resumed at `start`, does not log again."""
         rows = read_metrics(self.out_dir)
         with open(self.out_dir / "metrics.jsonl", "rb") as file:
             damaged = sum(1 for _ in file) - len(rows)
         if damaged > 1:  # a kill damages one line at most
             self.say(f"{damaged} lines of {self.out_dir / 'metrics.jsonl'} are damaged and were left out")
+        # the evaluation at the end of a run is not repeated if the run trains on and its end was at no interval
+        every, ends = {"train": 1, "eval": s["eval_interval"], "sample": s["sample_interval"]}, start >= s["max_iters"]
+        again = {kind for kind, interval in every.items() if interval and (start % interval == 0 or ends)}
         kept = []
         for row in rows:
             with contextlib.suppress(RecursionError):  # hundreds of nested lists, in a field that is not ours
-                kept += [json_line(row)] if row["iter"] < start else []
+                kept += [json_line(row)] if row["iter"] < start + (row["kind"] not in again) else []
         return kept
 
     def _write_record(self):
