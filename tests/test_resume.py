@@ -435,6 +435,23 @@ def test_a_run_that_makes_no_step_records_none(tmp_path, data, capsys):
     assert json.loads((tmp_path / "run.json").read_text())["settings"]["learning_rate"] == 1e-4
 
 
+def test_a_finished_run_is_not_evaluated_on_another_text_as_if_it_were_its_own(tmp_path, data):
+    # the last evaluation and the best checkpoint became another text's, and run.json still named the first
+    run(tmp_path / "out", data)
+    mine = shutil.copytree(data, tmp_path / "data")
+    was, ids = json.loads((mine / "meta.json").read_text()), np.fromfile(mine / "val.bin", "<u2")
+    splits = {"train": [np.fromfile(mine / "train.bin", "<u2")], "val": [ids[::-1]]}
+    prepare.write(mine, splits, "the same from its end", tokenizer="char", vocab_size=65, itos=was["itos"])
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir() if file.name != ".lock"}
+    with pytest.raises(UserError, match=r"is done, and val\.bin of .* to evaluate on it, give --eval_only"):
+        run(tmp_path / "out", mine, init_from="resume")
+    for nothing_written in (dict(eval_only=True), dict(dry_run=True)):
+        run(tmp_path / "out", mine, init_from="resume", **nothing_written)
+    assert before == {name: (tmp_path / "out" / name).read_bytes() for name in before}
+    run(tmp_path / "out", mine, init_from="resume", max_iters=11)
+    assert len(rows(tmp_path / "out")) == 11
+
+
 def test_the_evaluation_at_the_end_of_a_run_stays_if_the_run_trains_on(tmp_path, data):
     # it vanished from metrics.jsonl and TensorBoard unless the end was at an interval, though best.pt was its state
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
