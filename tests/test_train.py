@@ -223,6 +223,15 @@ def test_another_mask_begins_the_best_loss_anew(tmp_path, stories, capsys, mask,
     assert best["best_val_loss"] == min(evaluated.values()) == evaluated[best["iter_num"]]
 
 
+def test_a_run_that_makes_no_step_keeps_its_mask(tmp_path, stories, capsys):
+    # its checkpoints and last evaluation became those of a model within documents, and run.json still said causal
+    run(tmp_path, stories)
+    before, losses = checkpoint_of(tmp_path)["extra_model_args"], rows(tmp_path, "eval")
+    run(tmp_path, stories, init_from="resume", mask="document")
+    assert "not used, because there is no step to make: mask='document'" in capsys.readouterr().out
+    assert checkpoint_of(tmp_path)["extra_model_args"] == before and rows(tmp_path, "eval") == losses
+
+
 def test_documents_that_end_with_another_id_are_refused(tmp_path, stories):
     # the data's id replaced the one that the weights were trained with, in silence
     run(tmp_path / "out", stories, mask="document")
@@ -231,7 +240,7 @@ def test_documents_that_end_with_another_id_are_refused(tmp_path, stories):
     (other / "meta.json").write_text(json.dumps(meta | {"end_of_text": 64}))
     with pytest.raises(UserError, match="begin with the id 65, but in the data documents end with the id 64"):
         run(tmp_path / "out", other, mask="document", init_from="resume")
-    run(tmp_path / "out", other, mask="causal", init_from="resume")
+    run(tmp_path / "out", other, mask="causal", init_from="resume", max_iters=11)
 
 
 def test_data_without_any_separator_say_that_the_mask_may_do_nothing(tmp_path, stories, capsys):

@@ -20,7 +20,7 @@ NOT_RESUMED = ("init_from", "out_dir", "eval_only", "dry_run", "profile", "choos
 # what steps learn and what an evaluation means: a run that makes no more steps keeps these settings as they were
 OF_STEPS = ("max_iters", "max_seconds", "minutes", "batch_size", "gradient_accumulation_steps", "optimizer", "seed")
 OF_STEPS += ("learning_rate", "weight_decay", "beta1", "beta2", "grad_clip", "max_bad_steps", "dropout", "decay_lr")
-OF_STEPS += ("schedule", "warmup_iters", "lr_decay_iters", "min_lr", "eval_interval", "eval_iters")
+OF_STEPS += ("schedule", "warmup_iters", "lr_decay_iters", "min_lr", "eval_interval", "eval_iters", "mask")
 
 
 def where_to_start(s: Settings) -> Settings:
