@@ -24,6 +24,8 @@ import sys
 import textwrap
 import time
 
+import numpy as np
+
 from configurator import separate
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import as_called
@@ -116,6 +118,8 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
                 look |= dict(marker=MARKERS[n % len(MARKERS)], markersize=4, linewidth=1.2, zorder=3)
             elif y in ("loss", "bits_per_byte"):
                 look |= dict(alpha=0.45)
+            if line.name != "validation" and (alone := between_gaps(line.values)):
+                look |= dict(marker=".", markersize=4, markevery=alone)
             axes.plot(at, line.values, label=name, **look)
     label_x(axes, x, unit)
     axes.set_ylim(view(shown, y))
@@ -126,6 +130,12 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
     axes.grid(alpha=0.3)
     if y == "tokens_per_s":
         axes.yaxis.set_major_formatter("{x:,.0f}")
+
+
+def between_gaps(values: np.ndarray) -> list[int]:
+    """Where a finite value has none beside it. A line through it has no length, so it would not be seen."""
+    known = np.pad(np.isfinite(values), 1)
+    return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:]).tolist()
 
 
 def draw_legend(figure, axes, beside: bool) -> None:

@@ -7,6 +7,7 @@ import pathlib
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 import plot
@@ -145,6 +146,17 @@ def test_a_loss_that_is_not_finite_is_a_gap(tmp_path, axes):
     assert validation.get_label() == "validation, at the end not finite"
     plot.draw([run], tmp_path / "loss.png", "loss")
     assert (tmp_path / "loss.png").read_bytes()[:4] == PNG
+
+
+def test_a_value_between_gaps_is_seen(tmp_path, axes):
+    # what a changed train_step returns at each fifth step was an empty panel, and so was a run of one step
+    run = run_of(tmp_path, [step(n, **{"probe": 1.0 + n} if n % 5 == 0 or n > 10 else {}) for n in range(13)])
+    plot.draw_panel(axes, [run], "probe", "iterations")
+    (line,) = axes.lines
+    assert line.get_marker() == "." and line.get_markevery() == [0, 5]
+    plot.draw_panel(axes, [run], "loss", "iterations")
+    assert axes.lines[1].get_marker() == "None"
+    assert plot.between_gaps(np.array([1.0])) == [0] and plot.between_gaps(np.array([])) == []
 
 
 @pytest.mark.parametrize("lines", [[], [evaluation(0)], [step(0)]])
