@@ -136,7 +136,9 @@ class Run:
                 raise UserError(f"{self.folder / 'run.json'} has no tokens_per_step: take --x=iterations or --x=time")
             # of each step, because a run may have been resumed with another batch
             found = np.rint(self.train["tokens_per_s"] * self.train["ms"] / 1e3)
-            done = np.cumsum(np.where(np.isfinite(found), found, self.tokens_per_step))
+            # a checkpoint that was copied goes on without the lines of the steps before it
+            missing = np.maximum(0, np.diff(self.train["iter"], prepend=-1) - 1)
+            done = np.cumsum(np.where(np.isfinite(found), found, self.tokens_per_step) + missing * self.tokens_per_step)
         else:
             done = np.cumsum(np.nan_to_num(self.train["ms"])) / 1e3
         return np.interp(iters, np.append(0, self.train["iter"] + 1), np.append(0, done))

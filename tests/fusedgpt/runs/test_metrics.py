@@ -82,6 +82,9 @@ def test_an_axis_of_tokens_or_time_says_what_was_done_before_a_step(tmp_path):
     # resumed with half the batch: every step before was drawn at half its tokens
     resumed = [step(0, ms=1000, tokens_per_s=16.0), step(1, ms=3000, tokens_per_s=8 / 3)]
     assert run_of(tmp_path, resumed, tokens_per_step=8).position(iters[:3], "tokens").tolist() == [0, 16, 24]
+    # a copied checkpoint went on: a run from iteration 1000 was drawn as if it had seen no token before
+    branch = run_of(tmp_path, [step(1000), step(1003)], tokens_per_step=8)
+    assert branch.position(np.array([0, 1000, 1001, 1002, 1004]), "tokens").tolist() == [0, 8000, 8008, 8016, 8032]
 
 
 def test_bits_per_byte_of_training_steps_follow_from_the_evaluations(tmp_path):
