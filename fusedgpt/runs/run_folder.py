@@ -14,12 +14,11 @@ from collections.abc import Callable
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import link
 from fusedgpt.runs import checkpoint
-from fusedgpt.runs.metrics import MEANING, record_of, section
+from fusedgpt.runs.metrics import record_of, section
 
 LATEST, BEST = "ckpt.pt", "best.pt"
-# the other files of a run, with its figures
-NOT_CHECKPOINTS = ("metrics.jsonl", "run.json", "report.html", "trace.json", "lm_eval.json", "curves.png")
-NOT_CHECKPOINTS += tuple(f"{name}.png" for name in MEANING)
+# the other files of a run; a figure has the name of what it shows, also of what a changed train_step returns
+NOT_CHECKPOINTS = ("metrics.jsonl", "run.json", "report.html", "trace.json", "lm_eval.json", "*.png")
 FOLDERS = ("tensorboard", "hf", "gguf", "nanogpt")  # event files, and exports
 
 Say = Callable[[str], None]
@@ -135,7 +134,7 @@ def set_aside(out_dir: str | os.PathLike, say: Say) -> None:
     """Move an earlier run, if it has a checkpoint, to a folder previous-N of its own. Raises UserError if it cannot."""
     out_dir = pathlib.Path(out_dir)
     if saved := checkpoints(out_dir):
-        others = [path for path in (out_dir / name for name in NOT_CHECKPOINTS) if path.exists()]
+        others = [path for name in NOT_CHECKPOINTS for path in sorted(out_dir.glob(name)) if path.is_file()]
         # ckpt.pt leaves last: until then the run can be resumed in its old place
         aside = _move(out_dir, others + saved[::-1], [path for path in map(out_dir.joinpath, FOLDERS) if path.is_dir()])
         say(f"an earlier run in {out_dir} was moved to {aside}")
