@@ -58,7 +58,7 @@ def _end(run, loss):
 
 
 def headline(runs: list[Run], loss: str) -> str:
-    """Which of several runs ends lowest, and whether they end at the same iteration, on the same data.
+    """Which of several runs ends lowest, and whether their last losses are of one iteration, data, mask and windows.
 
     loss: as losses_in(runs).
     """
@@ -77,10 +77,15 @@ def headline(runs: list[Run], loss: str) -> str:
     after = [f"{run.eval['iter'][-1]:,.0f}" for run, end in zip(runs, ends) if math.isfinite(end)]
     if len(set(after)) > 1:
         said += f" But they were last evaluated after {', '.join(after[:-1])} and {after[-1]} iterations."
-    evaluated = [run for run, end in zip(runs, ends) if math.isfinite(end)]
-    data = {str(section(run.record, "settings").get("dataset")) for run in evaluated} - {"None"}
-    if len(data) > 1:
-        said += f" But they were evaluated on different data, {' and '.join(sorted(data))}: such losses do not compare."
+    settings = [section(run.record, "settings") for run, end in zip(runs, ends) if math.isfinite(end)]
+    for name, differs in (("dataset", "on different data"), ("mask", "with different masks")):
+        found = {str(each.get(name)) for each in settings} - {"None"}
+        if len(found) > 1:
+            said += f" But they were evaluated {differs}, {' and '.join(sorted(found))}: such losses do not compare."
+    windows = {number(each.get("eval_iters")) * number(each.get("batch_size")) for each in settings}
+    numbers = [f"{n:,.0f}" if n else "all" for n in sorted(windows) if math.isfinite(n)]
+    if len(numbers) > 1:
+        said += f" But they were evaluated on {' and '.join(numbers)} windows: small differences may come from that."
     return said
 
 

@@ -80,6 +80,13 @@ def test_equal_ends_are_not_ranked(tmp_path):
     code = some_run(tmp_path / "code", settings={"dataset": "python_stdlib"})
     said = page_of(compared(tmp_path, other, code))["headline"]
     assert said.endswith("evaluated on different data, book and python_stdlib: such losses do not compare.")
+    within = some_run(tmp_path / "within", settings={"mask": "document", "eval_iters": 0, "batch_size": 12})
+    across = some_run(tmp_path / "across", settings={"mask": "causal", "eval_iters": 100, "batch_size": 12})
+    said = page_of(compared(tmp_path, within, across))["headline"]  # ranked, though a resumed run refuses to
+    assert "evaluated with different masks, causal and document: such losses do not compare." in said
+    assert said.endswith("But they were evaluated on all and 1,200 windows: small differences may come from that.")
+    same = some_run(tmp_path / "same", settings={"mask": "causal", "eval_iters": 300, "batch_size": 4})
+    assert "But" not in page_of(compared(tmp_path, same, across))["headline"]
     new = run_of(tmp_path / "new", [step(0)])
     assert page_of(compared(tmp_path, a, new))["headline"] == "Fewer than two of these runs have been evaluated."
 
