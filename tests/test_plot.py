@@ -121,6 +121,7 @@ def test_runs_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path):
     assert plot.losses_in([a, b]) == "bits_per_byte"
     near = some_run(tmp_path / "near", ratio=1.4427 * 1.005)  # other windows of the same data
     assert plot.losses_in([a, near]) == "loss"
+    assert plot.losses_in([a, some_run(tmp_path / "far", ratio=1.4427 * 1.02)]) == "bits_per_byte"
     silent, other = some_run(tmp_path / "silent"), some_run(tmp_path / "other", vocab_size=50257)
     assert plot.losses_in([silent, silent]) == "loss"
     with pytest.raises(UserError, match=r"tokenizers of these runs differ.*/silent, .*/other has none"):

@@ -164,9 +164,11 @@ def test_a_damaged_latest_falls_back_to_the_one_before(folder, capsys):
         load_latest(folder)
 
 
-def test_a_run_that_fell_back_ends_as_if_nothing_had_been(folder, tmp_path, data):
+@pytest.mark.parametrize("damaged", [["ckpt.pt"], ["ckpt.pt", "best.pt"]], ids=["to the best", "to the one before"])
+def test_a_run_that_fell_back_ends_as_if_nothing_had_been(folder, tmp_path, data, damaged):
     run(tmp_path / "whole", data, max_iters=20)
-    damage(folder / "ckpt.pt")
+    for name in damaged:
+        damage(folder / name)
     run(folder, data, max_iters=20, init_from="resume")
     assert sorted(os.listdir(folder)) == sorted(os.listdir(tmp_path / "whole"))
     for name in ("ckpt.pt", "ckpt-15.pt", "best.pt"):
