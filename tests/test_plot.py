@@ -150,9 +150,9 @@ def test_a_loss_that_is_not_finite_is_a_gap(tmp_path, axes):
 
 
 def test_a_value_between_gaps_is_seen(tmp_path, axes):
-    # what a changed train_step returns at each fifth step was an empty panel, and so was a run of one step
-    run = run_of(tmp_path, [step(n, **{"probe": 1.0 + n} if n % 5 == 0 or n > 10 else {}) for n in range(13)])
-    plot.draw_panel(axes, [run], "probe", "iterations")
+    # it was not drawn, so a run of one step had empty panels
+    run = run_of(tmp_path, [step(n, lr=1.0 if n % 5 == 0 or n > 10 else None) for n in range(13)])
+    plot.draw_panel(axes, [run], "lr", "iterations")
     (line,) = axes.lines
     assert line.get_marker() == "." and line.get_markevery() == [0, 5]
     plot.draw_panel(axes, [run], "loss", "iterations")

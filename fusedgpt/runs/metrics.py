@@ -101,6 +101,8 @@ class Run:
         others = sorted(seen.difference(TRAIN, ("kind", "iter")))  # what a changed train_step adds
         self.train, self.eval = _columns(rows, "train", (*TRAIN, *others)), _columns(rows, "eval", EVAL)
         self.others = [name for name in others if np.isfinite(self.train[name]).any()]
+        steps = sorted((row for row in rows if row["kind"] == "train"), key=lambda row: row["iter"])
+        self.returned = {name: np.array([name in row for row in steps]) for name in self.others}  # at which steps
         self.samples = sorted((row for row in rows if row["kind"] == "sample"), key=lambda row: row["iter"])
         self.record = record_of(out_dir)
         self.name = self.folder.resolve().name
@@ -119,7 +121,8 @@ class Run:
         column = {"bits_per_byte": "loss", "memory": "peak_memory"}.get(y, y)
         scale = {"bits_per_byte": self.bits_per_byte_of_a_nat, "memory": 2**-30}.get(y, 1.0)
         values = self.train.get(column, np.full(len(self.train["iter"]), np.nan))  # NaN if only another run has `y`
-        lines = [Line("training", self.train["iter"], scale * values)]
+        known = self.returned.get(y, slice(None))  # a step that did not return `y` is no gap
+        lines = [Line("training", self.train["iter"][known], scale * values[known])]
         validation = {"loss": "val_loss", "bits_per_byte": "val_bits_per_byte"}.get(y)
         return lines + ([Line("validation", self.eval["iter"], self.eval[validation])] if validation else [])
 

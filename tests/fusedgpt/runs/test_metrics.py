@@ -60,6 +60,13 @@ def test_a_column_of_odd_values_is_a_gap(value, tmp_path):
     assert run.eval["val_bits_per_byte"] == pytest.approx([known], nan_ok=True)
 
 
+def test_what_some_steps_return_is_a_line_of_those_steps(tmp_path):
+    # its figure was empty, and pages said that it was not finite
+    lines = [step(0, probe=1.0), step(1), step(2, probe=None), step(3), step(4, probe=3.0), step(5)]
+    (line,) = run_of(tmp_path, lines[::-1]).lines("probe")
+    assert line.iters.tolist() == [0, 2, 4] and line.values == pytest.approx([1.0, math.nan, 3.0], nan_ok=True)
+
+
 def test_run_json_may_be_damaged(tmp_path):
     run_of(tmp_path, [step(0)])
     for text in ("", "[]", "{", "[" * 100_000, "\x00", '{"tokens_per_step": "many"}'):
