@@ -212,6 +212,9 @@ def test_values_above_the_axis_are_named(tmp_path, axes):
     other = axes.figure.subplots()
     plot.draw_panel(other, [some_run(tmp_path / "flat")], "loss", "iterations")
     assert other.get_title(loc="right") == ""
+    both = axes.figure.subplots()
+    plot.draw_panel(both, [some_run(tmp_path / "flat"), falling], "loss", "iterations")
+    assert both.get_title(loc="right") == "▲ up to 5.5 above"
 
 
 def test_a_figure_has_two_pixels_for_each_of_a_readmes_column(tmp_path):
