@@ -22,7 +22,6 @@ import pathlib
 import re
 import sys
 import textwrap
-import time
 
 import numpy as np
 
@@ -70,7 +69,7 @@ def about(run: Run) -> str:
     for name in ("torch", "commit"):
         if environment.get(name):
             said.append(f"{name} {environment[name]}")
-    said.append(time.strftime("%Y-%m-%d", time.localtime((run.folder / "metrics.jsonl").stat().st_mtime)))
+    said.append(record.get("date"))  # not that of a file, which a copy or a clone may change
     return ", ".join(str(each) for each in said if each)
 
 

@@ -168,12 +168,15 @@ def test_a_run_that_has_just_begun_is_drawn(lines, tmp_path):
     assert (tmp_path / "curves.png").read_bytes()[:4] == PNG
 
 
-def test_a_caption_says_where_a_run_ran(small_run):
+def test_a_caption_says_where_and_when_a_run_ran(small_run, tmp_path):
     record = json.loads((small_run / "run.json").read_text())
     (caption,) = plot.captions([plot.Run(small_run)])
     for part in ("cpu (", "float32", "2 layers × 32", "64 tokens a step", record["environment"]["torch"]):
         assert part in caption
     assert plot.captions([plot.Run(small_run)] * 2) == [caption]  # what is the same for all is said once
+    copied = shutil.copytree(small_run, tmp_path / "copied")  # as git does: it used to become the date of the run
+    os.utime(copied / "metrics.jsonl", (0, 0))
+    assert plot.captions([plot.Run(copied)]) == [caption] and re.search(r", 20\d\d-\d\d-\d\d$", caption)
 
 
 def test_a_title_says_the_finding(tmp_path):

@@ -78,6 +78,7 @@ def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen
         **seen,
         "world_size": ranks.world,
         "launch": distributed.launch(),
+        "date": f"{datetime.date.today()}",
         "tokens_per_step": s.gradient_accumulation_steps * s.batch_size * s.block_size,
         "parameters": model.get_num_params(non_embedding=False),
         "parameters_without_positions": model.get_num_params(),
