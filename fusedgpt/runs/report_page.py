@@ -43,9 +43,11 @@ def write(out_dir: str | pathlib.Path, running: bool = False, parent: int | None
 
 def _page(run, running):
     """What the template's script draws: texts, and curves whose numbers are all finite or null."""
-    steps, planned = run.train["iter"], number(section(run.record, "settings").get("max_iters"))
+    settings, steps = section(run.record, "settings"), run.train["iter"]
+    planned, limit = number(settings.get("max_iters")), number(settings.get("max_seconds"))
     done = int(max([0, *(steps[-1:] + 1), *run.eval["iter"][-1:]]))
     left = median(run.train["ms"][-100:]) / 1e3 * (planned - done)
+    unless = "" if math.isnan(limit) else f"; max_seconds={limit:g} may end it before"
     return {
         "name": run.name,
         "running": running,
@@ -53,7 +55,7 @@ def _page(run, running):
         "patience": _patience(run, _since(run)),
         "done": done,
         "planned": None if math.isnan(planned) else planned,
-        "left": f"about {duration(left)} of training left" if running and left > 0 else "",
+        "left": f"about {duration(left)} of training left{unless}" if running and left > 0 else "",
         "tiles": _tiles(run),
         "attention": _attention(run.record),
         "axes": {"iterations": "iteration"},

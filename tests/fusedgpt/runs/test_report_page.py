@@ -102,6 +102,16 @@ def test_a_page_loads_itself_again_only_while_the_run_goes_on(small_run, tmp_pat
         assert ('http-equiv="refresh"' in path.read_text()) == page_of(path)["running"] == running
 
 
+def test_the_training_that_is_left_may_end_before(tmp_path):
+    # of a run with a limit of five minutes and no other end, the page said only that 27 h of training were left
+    for limit, unless in ((300.0, "; max_seconds=300 may end it before"), (None, "")):
+        settings = {"max_iters": 100_001, "max_seconds": limit}
+        run_of(tmp_path, [step(0, ms=1000)], settings=settings)
+        page = page_of(report_page.write(tmp_path, running=True))
+        assert page["left"] == f"about 1 d 3 h of training left{unless}"
+        assert page_of(report_page.write(tmp_path))["left"] == ""
+
+
 def cycle(seconds):
     """Training of so many seconds between two evaluations."""
     return [evaluation(0), *(step(n, ms=1000) for n in range(seconds)), evaluation(seconds)]
