@@ -40,8 +40,8 @@ def settings_lines(s: Settings) -> list[str]:
 
 
 def schedule_lines(s: Settings) -> list[str]:
-    """What a new run is told about its schedule: that it ends within the warm-up, or at a high learning rate."""
-    n, end = s.max_iters, learning_rate(s.max_iters, s)
+    """What a new run is told about its schedule: its end within the warm-up, a drop after that, or a high end."""
+    n, end, after = s.max_iters, learning_rate(s.max_iters, s), learning_rate(s.warmup_iters, s)
     if not s.decay_lr or s.eval_only or not n:
         return []
     goes_on = s.schedule != "constant" and n < s.lr_decay_iters
@@ -50,6 +50,13 @@ def schedule_lines(s: Settings) -> list[str]:
             f"warmup_iters={s.warmup_iters} is not below max_iters={n}: the learning rate rises to"
             f" {100 * n / (s.warmup_iters + 1):.0f} % of its peak, and never falls. Give fewer, such as"
             f" --warmup_iters={n // 10}{f', and --lr_decay_iters={n}' if goes_on else ''}"
+        ]
+    if s.warmup_iters and s.learning_rate - after > HIGH_END * s.learning_rate:
+        return [
+            f"the learning rate drops to {100 * after / s.learning_rate:.0f} % of its peak at once when"
+            f" warmup_iters={s.warmup_iters} are over, because schedule={s.schedule} with"
+            f" lr_decay_iters={s.lr_decay_iters} has begun to fall by then: give fewer, such as"
+            f" --warmup_iters={s.lr_decay_iters // 10}"
         ]
     if goes_on and end - s.min_lr > HIGH_END * s.learning_rate:
         return [

@@ -47,6 +47,13 @@ def test_a_pipe_gets_the_line_of_a_group_whole(tmp_path, data):
         (dict(eval_only=True), None),
         (dict(warmup_iters=50), "rises to 78 % of its peak, and never falls. Give fewer, such as --warmup_iters=4, "),
         (dict(warmup_iters=40, lr_decay_iters=40), "never falls. Give fewer, such as --warmup_iters=4"),
+        # a warm-up that went on while the schedule fell ended in a fall from one step to the next
+        (
+            dict(schedule="wsd", warmup_iters=32, lr_decay_iters=40),
+            "drops to 46 % of its peak at once when warmup_iters=32",
+        ),
+        (dict(warmup_iters=30, lr_decay_iters=20), "drops to 10 % of its peak at once when warmup_iters=30 are over"),
+        (dict(schedule="wsd", warmup_iters=20, lr_decay_iters=40), None),
     ],
     ids=str,
 )
