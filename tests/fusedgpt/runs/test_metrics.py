@@ -116,6 +116,7 @@ def test_the_first_steps_and_a_spike_leave_the_view():
     assert view([Line("training", iters[:10], loss[:10])], "loss")[1] > 10.8  # a short run is shown whole
     assert view([Line("training", iters, np.full(1000, np.nan))], "loss") == (0, 1)
     assert view([Line("training", iters, 0 * iters)], "memory") == (0, 1)
+    assert view([Line("training", iters, 5.0 + 0 * iters)], "tokens_per_s")[0] == 0  # ratios are compared by heights
     assert view([], "loss") == (0, 1)
 
 
