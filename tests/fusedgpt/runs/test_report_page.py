@@ -67,6 +67,24 @@ def test_a_page_shows_what_a_run_left(small_run, tmp_path):
     assert ["validation loss", f"{evals[-1]['val_loss']:.4f}"] in [tile[:2] for tile in page["tiles"]]
 
 
+def test_the_figures_at_the_top_follow_from_the_rows(tmp_path):
+    early, late = dict(ms=1000, tokens_per_s=60.0, mfu=0.2), dict(ms=3000, tokens_per_s=20.0, mfu=0.1)
+    lines = [step(n, **(early if n < 60 else late), peak_memory=2.0**30 * (1 + n % 2)) for n in range(120)]
+    run_of(tmp_path, [*lines, evaluation(0, 4.0), evaluation(10, 1.5), evaluation(20)], settings={"max_iters": 220})
+    page = page_of(report_page.write(tmp_path, running=True))
+    assert page["tiles"] == [
+        ["validation loss", "2.0000", "lowest 1.5000 at 10"],
+        ["tokens per second", "40", "median; 2,000 ms a step"],
+        ["MFU", "15.0 %", ""],
+        ["peak memory", "2.00 GiB", "of a process"],
+        ["training time", "4 min 0 s", "of the steps alone"],
+    ]
+    assert (page["done"], page["planned"]) == (120, 220)
+    assert page["left"] == "about 5 min 0 s of training left"  # 100 steps of 3 s, as most of the last 100 took
+    (memory,) = [chart["lines"][0]["y"] for chart in page["charts"] if chart["title"] == "peak memory (GiB)"]
+    assert memory == [1, 2] * 60
+
+
 def test_a_page_says_what_auto_timed_and_whom_it_refused(tmp_path):
     trials = {"manual": {"refused": None, "p10_ms": 3.5}, "flash": {"refused": None, "p10_ms": 1.25}}
     trials |= {name: {"refused": "on GPUs only"} for name in ("cudnn", "flash3")} | {"flex": {"refused": "no backward"}}
