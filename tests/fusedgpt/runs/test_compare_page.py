@@ -61,6 +61,8 @@ def test_a_page_puts_runs_beside_each_other(tmp_path):
     ]  # fmt: skip
     assert loss["lines"][3]["x"] == {"iterations": [0, 20, 40], "time": [0, 10, 20], "tokens": [0, 20_000, 40_000]}
     assert loss["lines"][3]["y"] == [5.9, 1.4, 1.9] and page["axes"]["time"] == "seconds"
+    slow = page_of(compared(tmp_path, a, some_run(tmp_path / "slow", ms=9000.0)))
+    assert slow["charts"][0]["lines"][3]["x"]["time"] == [0, 3, 6] and slow["axes"]["time"] == "minutes"
 
 
 def test_equal_ends_are_not_ranked(tmp_path):
