@@ -33,6 +33,7 @@ def evaluate(folder: str, tasks: list[str]) -> dict[str, Any]:
     try:
         import lm_eval
         from lm_eval.tasks import TaskManager
+        from transformers import PreTrainedTokenizerFast
     except ImportError as error:
         raise UserError("harness.py needs the package lm_eval: pip install 'lm_eval[hf]'") from error
 
@@ -46,10 +47,17 @@ def evaluate(folder: str, tasks: list[str]) -> dict[str, Any]:
         # lm_eval predicts the first id of a text from this id: end-of-text, or a new line if the tokenizer has none
         before = tokenizer.encode("\n")[0] if tokenizer.end_of_text is None else tokenizer.end_of_text
         model = {"pretrained": str(pathlib.Path(folder).resolve()), "dtype": "float32", "prefix_token_id": before}
+        own = {}
+        if pathlib.Path(folder, "tokenizer.json").exists():
+            # lm_eval's AutoTokenizer splits the texts of any Qwen2 as Qwen does, whatever this file says
+            own["tokenizer"] = PreTrainedTokenizerFast.from_pretrained(model["pretrained"])
         with contextlib.chdir(TASKS.parent):  # lm_eval reads the texts of eval/ from the current folder
-            return lm_eval.simple_evaluate(
-                "hf", model, tasks=tasks, device=str(resolve_device("auto")), task_manager=known, log_samples=False
+            device = str(resolve_device("auto"))
+            found = lm_eval.simple_evaluate(
+                "hf", model | own, tasks=tasks, device=device, task_manager=known, log_samples=False
             )
+        found["config"]["model_args"] = model  # without the tokenizer, which is no JSON
+        return found
     except Exception as error:  # tokenizers raises a bare Exception for an unknown character
         if tokenizer.kind != "char" or not ("Missing [UNK] token" in str(error) or isinstance(error, UserError)):
             raise

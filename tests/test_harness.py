@@ -12,6 +12,7 @@ import torch
 import export
 import harness
 from fusedgpt.data import prepare
+from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError
 from fusedgpt.runs import run_folder
 from model import GPT
@@ -64,6 +65,35 @@ def test_bits_per_byte_are_our_own_loss(of_bytes, tmp_path, capsys):
         assert scores[task]["bits_per_byte,none"] == pytest.approx(want, rel=1e-5)
         assert 3 < want < 8
     assert "|bits_per_byte" in capsys.readouterr().out
+
+
+def test_a_qwen2_reads_the_ids_that_it_was_trained_on(tmp_path):
+    # AutoTokenizer splits texts as Qwen does, so a model of other words was given ids that it had never seen
+    import datasets
+    import tokenizers
+
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # across words
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet)
+    bpe.train_from_iterator(["Shall I compare thee to a summer's day?", "and often is the"] * 9, trainer)
+    meta = {"tokenizer": "json", "vocab_size": 300, "tokenizer_json": json.loads(bpe.to_str())}
+    ids = np.random.default_rng(0).integers(0, 300, 2000)
+    prepare.write(tmp_path / "data", {"train": [ids[:1500]], "val": [ids[1500:]]}, "random", **meta)
+    qwen2 = dict(position="rotary", norm="rmsnorm", mlp="swiglu", attention_bias="qkv")
+    export.main(run(tmp_path / "run", tmp_path / "data", **qwen2), tmp_path / "hf")
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["model_type"] == "qwen2"
+    harness.main("hf", "scores.json", "sonnets")
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    model, ours = GPT.from_pretrained(tmp_path / "hf").eval(), Tokenizer(meta)
+    files = str(ROOT / "eval" / "sonnets.txt")
+    texts = datasets.load_dataset("text", data_files=files, sample_by="paragraph", split="train")["text"]
+    with torch.no_grad():
+        loss = sum(nats(model, ours.encode(text), before=ours.encode("\n")[0]) for text in texts)
+    want = loss / math.log(2) / sum(len(text.encode()) for text in texts)
+    assert scores["results"]["sonnets"]["bits_per_byte,none"] == pytest.approx(want, rel=1e-5)
+    assert "tokenizer" not in scores["config"]["model_args"]
 
 
 def test_a_text_that_a_character_model_cannot_read_is_one_sentence(small_run, tmp_path):
