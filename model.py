@@ -69,8 +69,9 @@ class CausalSelfAttention(nn.Module):
             k, v = cache.extend(k, v)  # (B, nkv, Tk, hs): earlier keys first, in the cache's dtype
         # softmax(q kᵀ / √hs) v, over the keys up to each query's own position, in the dtype of the keys
         dropout = self.dropout if self.training else 0.0  # unlike nn.Dropout, SDPA would apply it in evaluation too
-        masks = {} if documents is None else {"documents": documents[:, -k.size(2) :]}
-        if self.window and k.size(2) > self.window:
+        Tk = k.size(2)  # uncut, documents stay one tensor for all layers: flex makes a mask for each tensor
+        masks = {} if documents is None else {"documents": documents if documents.size(1) == Tk else documents[:, -Tk:]}
+        if self.window and Tk > self.window:
             masks["window"] = self.window
         attend = functools.partial(self.attend, **masks)
         inputs = q.to(k.dtype), k, v, dropout

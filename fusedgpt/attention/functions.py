@@ -238,7 +238,8 @@ def _document_mask(T, documents, window):
 
 
 _kept_block_mask = functools.lru_cache(maxsize=64)(_block_mask)
-_last_document_mask = functools.lru_cache(maxsize=1)(_document_mask)  # all layers get the same tensor of documents
+# all layers get the same tensor of documents; some may have a window, and the others none
+_last_document_mask = functools.lru_cache(maxsize=2)(_document_mask)
 
 
 @functools.lru_cache(maxsize=2)

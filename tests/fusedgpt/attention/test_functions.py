@@ -17,7 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fusedgpt.attention import functions, parity, permitted
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION, MASKED
+from fusedgpt.generation import generate
 from fusedgpt.machine.profiler import profile
+from model import GPT, GPTConfig
 from tests.conftest import GPU
 
 CPU = torch.device("cpu")
@@ -414,3 +416,24 @@ def test_the_mask_of_flex_leaves_out_blocks_before_the_window():
     assert blocks(None) == [1, 2, 3, 4, 5, 6, 7, 8]  # of 128 keys
     assert blocks(128) == [1, 2, 2, 2, 2, 2, 2, 2]
     assert blocks(1) == [1] * 8
+
+
+def test_flex_makes_one_mask_of_documents_for_all_layers_that_see_the_same(monkeypatch):
+    # each layer gave it another view of the documents, so it made a mask in each: `auto` had timed it with one
+    made, make = [], functions.create_block_mask
+    monkeypatch.setattr(functions, "create_block_mask", lambda *args, **how: made.append(args) or make(*args, **how))
+    attend = lambda q, k, v, block_mask: ATTENTION["manual"](q, k, v)  # noqa: E731
+    monkeypatch.setattr(functions, "_compiled_flex", lambda dynamic: attend)
+    shape = dict(block_size=40, vocab_size=101, n_layer=5, n_head=2, n_embd=16, attention="flex", document_start=3)
+    idx = torch.arange(40)[None]
+    for windows, kinds in (({}, 1), (dict(window=8, window_pattern="SL"), 2)):
+        net, made[:] = GPT(GPTConfig(**shape, **windows)), []
+        with torch.no_grad():
+            net(idx, idx)
+            assert len(made) == kinds
+            cache = generate.new_cache(net.config)
+            net(idx[:, :30], cache=cache)
+            assert len(made) == 2 * kinds + 1  # in the last layer only the last token asks
+            if not windows:  # keys that a window has dropped leave the documents too
+                net(idx[:, 30:31], cache=cache)
+                assert len(made) == 2 * kinds + 2
