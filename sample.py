@@ -150,7 +150,7 @@ def read_prompt(text: str, tokenizer: Tokenizer, vocab_size: int) -> tuple[str, 
     if text.startswith("FILE:"):
         path = text.removeprefix("FILE:")
         try:
-            text = pathlib.Path(path).read_text(encoding="utf-8")
+            text = pathlib.Path(path).read_text(encoding="utf-8-sig")  # data has no BOM either
         except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with the character NUL
             raise UserError(f"cannot read the prompt in {path}: {error}") from error
     ids = tokenizer.encode(text)

@@ -130,6 +130,12 @@ def test_a_prompt_from_a_file(run, capsys, tmp_path):
     assert drawn(run, capsys, start=f"FILE:{tmp_path / 'prompt.txt'}")[0].startswith("ABC")
 
 
+def test_a_prompt_from_a_file_of_windows_is_the_text_alone(tmp_path):
+    # the BOM, which data loses when they are prepared, was read as three more bytes of the prompt
+    (tmp_path / "prompt.txt").write_bytes("\ufeffé\r\n".encode())
+    assert sample.read_prompt(f"FILE:{tmp_path / 'prompt.txt'}", Tokenizer(BYTES), 256) == ("é\n", [*"é\n".encode()])
+
+
 def test_a_seed_draws_the_same_again(run, capsys):
     assert drawn(run, capsys) == drawn(run, capsys) != drawn(run, capsys, seed=2)
 
