@@ -250,7 +250,8 @@ def choose_dtypes(
     first, second = DTYPES[past["prompt"]], second or DTYPES[past["tokens"]]
     flags = f"--dtype={dtype_name(first)}" + (f" --decode_dtype={dtype_name(second)}" if second != first else "")
     when = f"remembered from {past['when']}" if "when" in past else "timed now"
-    return (first, second), [f"{past['words']}, {when}; the same again: {flags}"]
+    named = f", but decode_dtype={s.decode_dtype} was given" if s.decode_dtype else ""
+    return (first, second), [f"{past['words']}, {when}{named}; the same again: {flags}"]
 
 
 def report(engine: engines.Engine, s: Settings, drawn: int, first: float, rest: float, device: torch.device) -> str:

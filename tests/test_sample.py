@@ -101,6 +101,15 @@ def test_what_was_timed_is_remembered_and_its_flags_make_the_same_text(run, caps
     assert len(lines[0]) == 2 and not lines[2] and "timed now; the same again: --dtype=float32" in lines[3][0]
 
 
+def test_a_dtype_that_is_named_is_said_beside_the_one_that_was_chosen(run, capsys, monkeypatch):
+    # the line went on saying that the tokens were in bfloat16
+    words = "prompt in float32 (times); tokens after it in bfloat16 (times)"
+    monkeypatch.setattr(engines, "fastest_dtypes", lambda *_: ((torch.float32, torch.bfloat16), words))
+    sample.main(quick(run, dtype="auto", decode_dtype="float16", max_new_tokens=3, choose="again"))
+    said = f"{words}, timed now, but decode_dtype=float16 was given; the same again: --dtype=float32 --decode_dtype="
+    assert f"{said}float16\n" in capsys.readouterr().err
+
+
 def test_a_kernel_is_tried_in_the_dtype_in_which_it_runs(run, monkeypatch):
     # on a CPU the prompt's kernel was tried and compared in float32, though the prompt ran in bfloat16
     monkeypatch.setattr(engines, "fastest_dtypes", lambda *_: ((torch.bfloat16, torch.float16), ""))
