@@ -129,7 +129,7 @@ def sample(
 
     top_k: draw from the k likeliest ids; None or 0: from all.
     top_p: draw from the fewest likeliest ids that together reach this probability ("nucleus sampling",
-    arXiv:1904.09751); None or 0: from all.
+    arXiv:1904.09751); None, 0 or 1: from all.
     Raises UserError if one of the three is negative, or if top_p is above 1.
     """
     if not (temperature >= 0 and (top_k or 0) >= 0 and 0 <= (top_p or 0) <= 1):
@@ -144,7 +144,7 @@ def sample(
     if top_k and top_k < logits.size(-1):
         # top_k first: a draw among k ids is quick, and one among GPT-2's 50257 takes a millisecond
         logits, ids = logits.topk(top_k)
-    if top_p:
+    if top_p and top_p < 1:  # 1 would drop ids: in float32 the likelier ones already add up to it
         p, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
         # drop an id if the likelier ones already reach top_p; the likeliest always stays
         beyond = p.cumsum(dim=-1) - p >= max(top_p, FLOAT32.tiny)

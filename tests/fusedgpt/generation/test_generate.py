@@ -222,6 +222,16 @@ def test_top_p_keeps_the_fewest_that_reach_it():
         assert (drawn(logits, top_p=top_p) > 0).sum() == kept, top_p
 
 
+def test_top_p_of_1_drops_no_id(monkeypatch):
+    # a third of these could not be drawn, because in float32 the likelier ones already add up to 1
+    seen = []
+    monkeypatch.setattr(torch, "multinomial", lambda p, *_, **__: seen.append(p) or p.argmax(-1, keepdim=True))
+    logits = 4 * torch.randn(1, 50257, generator=torch.Generator().manual_seed(0))
+    for top_p in (None, 0.0, 1.0):
+        generate.sample(logits, top_p=top_p)
+        assert (seen[-1] > 0).all() and torch.equal(seen[-1], seen[0]), top_p
+
+
 @pytest.mark.parametrize(
     "options", [dict(temperature=0), dict(temperature=1e-320), dict(temperature=1e-40), dict(top_p=1e-320)], ids=str
 )
