@@ -84,17 +84,21 @@ def compare(
     largest number in all rows would hide their errors. The divisor is at least FLOOR of that number, because some rows
     are 0 in theory (dq of the first token). 'rms' is divided by the root mean square of y, or for gradients by the
     largest of their three, because dq and dk are 0 in theory if there is one token. NaN counts as infinite.
+    Raises ValueError if `attend` changes its inputs.
     """
     case = replace(case, dropout=0.0)
     q, k, v, dy = inputs or case.inputs()
-    got = case.run(attend, q, k, v, dy)
     first, group = -1 if heads else None, q.size(1) // k.size(1)
 
     def some(x):
         return x[first:, -heads * (group if x.size(1) == q.size(1) else 1) :] if heads else x
 
+    given = [some(x).detach().clone() for x in (q, k, v, dy)]  # or `attend` could change what it is compared with
+    got = case.run(attend, q, k, v, dy)
+    if not all(torch.equal(some(x), before) for x, before in zip((q, k, v, dy), given)):
+        raise ValueError("it changes q, k, v or dy in place, and generation caches k and v: let it change copies")
     documents = case.documents[first:] if case.packed else None
-    want = reference(*map(some, (q, k, v)), some(dy) if case.backward else None, documents, case.window)
+    want = reference(*given[:3], given[3] if case.backward else None, documents, case.window)
     largest, typical = ({"y": size(want[:1]), "d": size(want[1:])} for size in (_largest, _rms))
     found, rms = {}, []  # one divisor for y, and one for the three gradients together ("dq"[0] is "d")
     for name, g, w in zip(("y", "dq", "dk", "dv"), got, want):
