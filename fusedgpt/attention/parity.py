@@ -125,16 +125,22 @@ def checks(attend: Attend, case: Case) -> Iterator[tuple[str, dict[str, float]]]
     """Yield (where, errors) of each comparison that `attend` must pass before it trains or is timed.
 
     First all heads of two sequences at ODD_LENGTHS, then scores beyond 60, and last the shape of `case`: its last two
-    heads of keys, or one if T is beyond 4096, because float64 holds T² scores of each. A window is shorter at first.
+    heads of keys, or one if T is beyond 4096, because float64 holds T² scores of each. A window is shorter at first. If
+    `case` has more keys than queries, these lengths are numbers of keys.
     """
     _, nh, T, hs = case.shape
-    short = replace(case, keys=None, window=case.window and min(case.window, ODD_WINDOW))
+    short = replace(case, window=case.window and min(case.window, ODD_WINDOW))
+
+    def of(length):
+        queries, keys = (min(T, length), length) if case.keys else (length, None)
+        return replace(short, shape=(2, nh, queries, hs), keys=keys)
+
     for length in ODD_LENGTHS:
-        yield f"at {length} tokens", _compared(attend, replace(short, shape=(2, nh, length, hs)))
-    yield "on large scores", _on_large_scores(attend, replace(short, shape=(2, nh, ODD_LENGTHS[0], hs)))
-    of = case.kv_heads or nh
-    heads = min(of, 2 if T <= 4096 else 1)
-    yield f"on {heads} of {of} heads", compare(attend, case, heads=heads)
+        yield f"at {length} tokens", _compared(attend, of(length))
+    yield "on large scores", _on_large_scores(attend, of(ODD_LENGTHS[0]))
+    nkv = case.kv_heads or nh
+    heads = min(nkv, 2 if T <= 4096 else 1)
+    yield f"on {heads} of {nkv} heads", compare(attend, case, heads=heads)
 
 
 _compared = functools.lru_cache(compare)  # a sweep asks for the same odd lengths at each of its lengths

@@ -1,5 +1,7 @@
 """The judge of every kernel: its reference is right, and it passes nothing that is wrong."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -94,6 +96,19 @@ def test_parity_sees_late_rows():
 
     found = parity.compare(forgets, Case((1, 1, 4096, 16), CPU, torch.bfloat16, backward=False))
     assert found["y"] > 3 * parity.TOLERANCE[torch.bfloat16]
+
+
+def test_the_gate_tries_a_query_after_an_odd_number_of_keys():
+    # it tried whole prompts of odd lengths, and a query after 256 keys alone: this one drew its texts from 64, 128, ...
+    def whole_blocks(q, k, v, dropout_p=0.0):
+        kept = max(64, k.size(2) // 64 * 64) if q.size(2) == 1 else k.size(2)
+        return ATTENTION["manual"](q, k[:, :, :kept], v[:, :, :kept])
+
+    prompt = Case((2, 4, 256, 16), CPU, torch.float32, kv_heads=2, backward=False)
+    for case, right in ((prompt, True), (prompt.one_query(), False), (replace(prompt, keys=300), True)):
+        found = {where: parity.passes(errors, torch.float32) for where, errors in parity.checks(whole_blocks, case)}
+        assert all(found.values()) == right, found
+        assert all(parity.passes(errors, torch.float32) for _, errors in parity.checks(ATTENTION["blocked"], case))
 
 
 def of_rows(wrong):
