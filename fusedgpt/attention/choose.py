@@ -1,5 +1,6 @@
 """Which attention kernel a setting means here, and for `auto` which one is fastest."""
 
+import itertools
 import math
 import statistics
 
@@ -53,9 +54,9 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
 
     A kernel must be permitted in all cases. On a CPU kernels take turns call by call, so that other load on the machine
     hits all of them. The least time of each counts, because load only adds time, unless it holds up most calls: then
-    the median on one thread. A kernel that is far behind drops out. The fastest must pass parity, or the next one is
-    tried. If the model will be `compiled`, the kernel alone is compiled for parity; on a GPU it is also timed compiled
-    (on a CPU compiling takes seconds). Raises UserError if none is left.
+    the median on one thread. A kernel that is far behind drops out. The fastest must pass parity, on
+    one head in the other cases, or the next one is tried. If the model will be `compiled`, the kernel alone is compiled
+    for parity; on a GPU it is also timed compiled (on a CPU compiling takes seconds). Raises UserError if none is left.
     """
     trials = [_trial(name, cases, compiled) for name in SINGLE_KERNELS]
     case = trials[0].case
@@ -73,7 +74,9 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
 def _trial(name, cases, compiled):
     case = cases[0]
     compared = parity.shortened(case, B=2 if case.device.type == "cpu" else None)  # all heads
-    return _Trial(name, _quick(case, torch.get_num_threads()), compared, _refusal_of_any(name, cases, compiled))
+    others = [parity.shortened(each, B=2).of_heads(1, 1) for each in cases[1:]]  # as for a kernel that is named
+    refused = _refusal_of_any(name, cases, compiled)
+    return _Trial(name, _quick(case, torch.get_num_threads()), compared, others, refused)
 
 
 def _timed_on_a_cpu(trials):
@@ -97,7 +100,7 @@ def _timed_on_a_cpu(trials):
 
 def _timed_on_one_thread(trials):
     """{name: the same trial with fewer heads, with one time: the median of calls on one thread}."""
-    alone = [_Trial(trial.name, _quick(trial.case, threads=2), trial.compared, trial.refused) for trial in trials]
+    alone = [_Trial(t.name, _quick(t.case, threads=2), t.compared, t.others, t.refused) for t in trials]
     inputs = alone[0].case.inputs()
     with timing.on_one_thread():
         for trial in alone:
@@ -144,10 +147,13 @@ def _quick(case, threads):
 
 
 class _Trial:
-    """One kernel: its times on `case`, its errors on `compared`, and why it was `refused`, if it was."""
+    """One kernel: its times on `case`, its errors on `compared`, and why it was `refused`, if it was.
 
-    def __init__(self, name, case, compared, refused):
-        self.name, self.case, self.compared, self.refused = name, case, compared, refused
+    It is compared on `others` too: another layer's attention, or that of one query after many keys.
+    """
+
+    def __init__(self, name, case, compared, others, refused):
+        self.name, self.case, self.compared, self.others, self.refused = name, case, compared, others, refused
         self.attend, self.compiled, self.ms, self.timed, self.errors = as_run(name, case), False, [], "", None
 
     def compile(self):
@@ -174,9 +180,11 @@ class _Trial:
         """Whether it passes parity and, if compiled, still runs the kernel that was asked for."""
 
         def compare(step):
-            for where, errors in self._checks():
+            others = ((f"on {each}", parity.compare(as_run(self.name, each), each), each.dtype) for each in self.others)
+            own = ((where, errors, self.case.dtype) for where, errors in self._checks())
+            for where, errors, dtype in itertools.chain(others, own):
                 self.errors = errors
-                if not parity.passes(self.errors, self.case.dtype):
+                if not parity.passes(self.errors, dtype):
                     self.refused = f"it fails parity with float64 {where}: {self.errors}"
                     return
             if self.compiled:  # the compiler may have replaced it

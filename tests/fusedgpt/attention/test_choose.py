@@ -132,6 +132,22 @@ def test_auto_takes_no_kernel_that_another_case_refuses(monkeypatch):
     assert name == "flash" and trials["math"]["refused"] == "not one query"
 
 
+def test_auto_takes_no_kernel_that_is_wrong_in_another_case(monkeypatch):
+    # only the first case was compared: one that was wrong for a lone token, or in the second layer, was taken
+    def wrong(q, k, v, dropout_p=0.0, window=None):
+        y = ATTENTION["math"](q, k, v, window=window)
+        return y if q.size(-2) > 1 and window is None else 0 * y
+
+    monkeypatch.setattr(permitted, "ATTENTION", {"math": wrong})
+    monkeypatch.setattr(choose, "SINGLE_KERNELS", ["math"])
+    prompt = Case(SHAPE, CPU, torch.float32, backward=False)
+    assert choose.choose("auto", prompt)[0] == "math" and choose.still_runs("math", prompt)
+    for other in (replace(prompt, window=9), prompt.one_query()):
+        with pytest.raises(UserError, match=r"math: it fails parity with float64 on Case\(shape=\(1, 1, "):
+            choose.choose("auto", prompt, other)
+        assert not choose.still_runs("math", prompt, other)
+
+
 @pytest.fixture
 def told(monkeypatch):
     """Replaces the clock by the times in {name: ms}. Kernels are told apart by what they compute."""
