@@ -54,9 +54,9 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
 
     A kernel must be permitted in all cases. On a CPU kernels take turns call by call, so that other load on the machine
     hits all of them. The least time of each counts, because load only adds time, unless it holds up most calls: then
-    the median on one thread. A kernel that is far behind drops out. The fastest must pass parity, on
-    one head in the other cases, or the next one is tried. If the model will be `compiled`, the kernel alone is compiled
-    for parity; on a GPU it is also timed compiled (on a CPU compiling takes seconds). Raises UserError if none is left.
+    the median on one thread. A kernel that is far behind drops out. The fastest must pass parity, in the other cases on
+    one head, or the next one is tried. If the model will be `compiled`, the kernel alone is compiled for parity; on a
+    GPU it is also timed compiled (on a CPU compiling takes seconds). Raises UserError if none is left.
     """
     trials = [_trial(name, cases, compiled) for name in SINGLE_KERNELS]
     case = trials[0].case

@@ -27,7 +27,7 @@ class Prompts:
         texts = [prompts]
         if prompts.startswith("FILE:"):
             try:
-                texts = pathlib.Path(prompts.removeprefix("FILE:")).read_text(encoding="utf-8").splitlines()
+                texts = pathlib.Path(prompts.removeprefix("FILE:")).read_text(encoding="utf-8-sig").splitlines()
             except (OSError, ValueError) as error:
                 raise UserError(f"cannot read sample_prompts={prompts}: {error}") from error
         try:

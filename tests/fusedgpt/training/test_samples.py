@@ -17,7 +17,8 @@ def test_samples_are_logged_and_change_nothing_else(tmp_path, data, family):
     # a sample that drew from the stream of dropout would change every step after it
     settings = dict(max_iters=10, eval_interval=5, dropout=0.2, **family)
     run(tmp_path / "without", data, **settings)
-    (tmp_path / "prompts.txt").write_text("!!\n#$%\n")
+    # a byte order mark, as Notepad writes it, was a part of the first prompt
+    (tmp_path / "prompts.txt").write_text("!!\n#$%\n", encoding="utf-8-sig")
     run(tmp_path / "with", data, **settings, sample_interval=4, sample_prompts=f"FILE:{tmp_path / 'prompts.txt'}")
     found = rows(tmp_path / "with", "sample")
     assert [(row["iter"], row["prompt"]) for row in found] == [(n, p) for n in (0, 4, 8, 10) for p in ("!!", "#$%")]
