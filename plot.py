@@ -23,8 +23,6 @@ import re
 import sys
 import textwrap
 
-import numpy as np
-
 from configurator import separate
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import as_called
@@ -33,6 +31,7 @@ from fusedgpt.runs.metrics import (
     MEANING,
     Run,
     above,
+    between_gaps,
     losses_in,
     names_of,
     number,
@@ -129,12 +128,6 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
     axes.grid(alpha=0.3)
     if y == "tokens_per_s":
         axes.yaxis.set_major_formatter("{x:,.0f}")
-
-
-def between_gaps(values: np.ndarray) -> list[int]:
-    """Where a finite value has none beside it. A line through it has no length, so it would not be seen."""
-    known = np.pad(np.isfinite(values), 1)
-    return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:]).tolist()
 
 
 def draw_legend(figure, axes, beside: bool) -> None:

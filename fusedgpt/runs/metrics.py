@@ -221,6 +221,12 @@ def view(lines: list[Line], y: str) -> tuple[float, float]:
     return float(low - margin), float(high + margin)
 
 
+def between_gaps(values: np.ndarray) -> list[int]:
+    """Where a finite value has none beside it. A line through it has no length, so it would not be seen."""
+    known = np.pad(np.isfinite(values), 1)
+    return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:]).tolist()
+
+
 def above(lines: list[Line], view: tuple[float, float]) -> float:
     """The largest value of `lines` above the `view` of them, so that a figure can say so; NaN if there is none."""
     values = np.concatenate([np.array([view[1]]), *(line.values[np.abs(line.values) < LARGEST] for line in lines)])
