@@ -7,7 +7,6 @@ import pathlib
 import re
 import shutil
 
-import numpy as np
 import pytest
 
 import plot
@@ -157,7 +156,6 @@ def test_a_value_between_gaps_is_seen(tmp_path, axes):
     assert line.get_marker() == "." and line.get_markevery() == [0, 5]
     plot.draw_panel(axes, [run], "loss", "iterations")
     assert axes.lines[1].get_marker() == "None"
-    assert plot.between_gaps(np.array([1.0])) == [0] and plot.between_gaps(np.array([])) == []
 
 
 @pytest.mark.parametrize("lines", [[], [evaluation(0)], [step(0)]])

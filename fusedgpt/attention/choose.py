@@ -1,6 +1,5 @@
 """Which attention kernel a setting means here, and for `auto` which one is fastest."""
 
-import itertools
 import math
 import statistics
 
@@ -180,9 +179,7 @@ class _Trial:
         """Whether it passes parity and, if compiled, still runs the kernel that was asked for."""
 
         def compare(step):
-            others = ((f"on {each}", parity.compare(as_run(self.name, each), each), each.dtype) for each in self.others)
-            own = ((where, errors, self.case.dtype) for where, errors in self._checks())
-            for where, errors, dtype in itertools.chain(others, own):
+            for where, errors, dtype in self._checks():
                 self.errors = errors
                 if not parity.passes(self.errors, dtype):
                     self.refused = f"it fails parity with float64 {where}: {self.errors}"
@@ -194,9 +191,13 @@ class _Trial:
         return not self.refused
 
     def _checks(self):
-        yield from parity.checks(as_run(self.name, self.case), self.compared)
+        """Yield (where, errors, dtype) of each comparison, last that of the case itself."""
+        for each in self.others:
+            yield f"on {each}", parity.compare(as_run(self.name, each), each), each.dtype
+        for where, errors in parity.checks(as_run(self.name, self.case), self.compared):
+            yield where, errors, self.case.dtype
         if self.compiled:  # only at the compiled shape: every other shape would take seconds to compile
-            yield "compiled", parity.compare(self.attend, parity.shortened(self.case), heads=2)
+            yield "compiled", parity.compare(self.attend, parity.shortened(self.case), heads=2), self.case.dtype
 
     def record(self):
         """For run.json: why it was refused, its times, and its errors if it was compared."""
