@@ -173,8 +173,8 @@ MUTANTS = [
         "fusedgpt/attention/test_parity.py::test_auto_has_the_same_gate",
         (
             "auto compares two heads at the model's own length",
-            "yield from parity.checks(as_run(self.name, self.case), self.compared)",
-            'yield "", parity.compare(self.attend, parity.shortened(self.case), heads=2)',
+            "in parity.checks(as_run(self.name, self.case), self.compared):",
+            'in [("", parity.compare(self.attend, parity.shortened(self.case), heads=2))]:',
         ),
     ),
     *mutants(
