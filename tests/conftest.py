@@ -1,6 +1,5 @@
 """What the tests share: devices, a small data set, small settings, and runs of the scripts."""
 
-import contextlib
 import functools
 import json
 import math
@@ -8,8 +7,6 @@ import os
 import pathlib
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -20,7 +17,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # from nohup; a run that 
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads slow down models this small, most of all on a busy machine
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from tests.launch import ROOT, SCRIPTS, as_it_was
+
 # Not the user's cache: a graph compiled there for other CPU instructions (test_device.py) would end the tests
 KEPT_GRAPHS = f"inductor_{os.environ.get('ATEN_CPU_CAPABILITY', 'all')}"
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / ".pytest_cache" / KEPT_GRAPHS))
@@ -37,15 +35,15 @@ os.environ["XDG_CACHE_HOME"] = CACHES
 # before the first product, when cuBLAS reads it: a test that makes PyTorch deterministic would be refused after others
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-# Check annotations when tests call functions in this process. Exceptions: what torch.compile traces (model.py too),
-# which stays as users run it, and `profiler`, which is given made-up profiles
+# make test-all checks annotations when tests call functions in this process. Exceptions: what torch.compile traces
+# (model.py too), which stays as users run it, and `profiler`, which is given made-up profiles
 UNCHECKED = ("functions", "engines", "generate", "loss", "profiler")
-SCRIPTS = ("bench", "configurator", "convert", "export", "harness", "plot", "sample", "study", "train")
-FILES = [file.relative_to(ROOT).with_suffix("") for file in ROOT.glob("fusedgpt/**/*.py") if file.stem not in UNCHECKED]
-with contextlib.suppress(ImportError):  # a machine that is lent may lack typeguard
+if os.environ.get("CHECK_TYPES"):
     from typeguard import install_import_hook
 
-    install_import_hook([*(".".join(file.parts) for file in FILES), *SCRIPTS])
+    files = [file.relative_to(ROOT).with_suffix("") for file in ROOT.glob("fusedgpt/**/*.py")]
+    checked = [".".join(file.parts) for file in files if file.stem not in UNCHECKED]
+    install_import_hook([*checked, "configurator", *SCRIPTS])
 
 import numpy as np
 import pytest
@@ -58,18 +56,12 @@ from fusedgpt.errors import UserError
 from fusedgpt.machine import flops, memory
 from fusedgpt.machine.device import why_no_compiler
 from fusedgpt.runs import progress
-from tests import forks
 
 OFFLINE_BPE = ROOT.parent / "shared" / "data" / "tiktoken_cache"  # if it exists, tests of GPT-2's BPE need no network
 if OFFLINE_BPE.exists():
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(OFFLINE_BPE))
 
-TOOLS = ("tests/save_cost", "tests/step_cost", "tests/peer_cost")
-NEEDED_BY = {f"{name}.py": ["tyro"] for name in ("train", "sample", "export", "bench", "study", *TOOLS)}
 MEASURED_ONCE = functools.cache(flops.peak_flops)  # it takes a quarter of a second, as long as the rest of a small run
-# they begin first, so that at the end no worker waits for another's
-LONGEST = ("test_fsdp", "test_memory", "test_hacks", "test_functions", "test_docs", "test_train", "test_search")
-LONGEST += ("test_campaign", "test_other_programs", "test_sample", "test_max_batch")
 TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, batch_size=4)
 # every switch that another family has and that goes with TINY, in one model; its heads are wider than n_embd / n_head
 LLAMA = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_inner=40, n_kv_head=1, head_size=32, qk_norm=True)
@@ -83,7 +75,6 @@ def pytest_sessionfinish():
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="needs a GPU")
         for item in items:
@@ -111,13 +102,8 @@ def _as_it_was(monkeypatch):
     monkeypatch.setattr(flops, "peak_flops", MEASURED_ONCE)
     monkeypatch.setattr(progress, "LONGEST_SILENCE_S", math.inf)  # when steps are read must not depend on the machine
     monkeypatch.setattr(memory, "keep_freed_memory", lambda keep: None)  # it cannot be undone in this process
-    signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
-    yield
-    for number, handler in signals.items():  # a run's handlers would keep this process from ending
-        signal.signal(number, handler)
-    torch.use_deterministic_algorithms(False)
-    if "torch._dynamo" in sys.modules:  # to import it takes as long as many a test file
-        torch.compiler.reset()  # PyTorch counts recompilations over a whole process
+    with as_it_was():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -165,51 +151,6 @@ def flags(settings):
     """The command line that asks for `settings`. Skips the test if tyro, which reads it, is missing."""
     pytest.importorskip("tyro")
     return [f"--{name}={value}" for name, value in vars(settings).items() if value is not None]
-
-
-def script(name, *args, check=True, prefix=(), closed=(), **env):
-    """Run a script of the project as a user does; the finished process with its text output.
-
-    closed: the numbers (0 to 2) of streams to close. Skips the test if the script needs a package that is missing.
-    """
-    for needs in NEEDED_BY.get(str(name), ()):
-        pytest.importorskip(needs)
-    command, environment = [str(name), *map(str, args)], {**os.environ, **env}
-    if prefix or command[0].startswith("-"):
-        start, pipes = [*(prefix or [sys.executable]), *command], dict(capture_output=True, text=True)
-        done = subprocess.run(start, cwd=ROOT, env=environment, **pipes, timeout=300, check=False)
-    else:
-        done = forks.run(command, ROOT, environment, timeout=300, closed=closed)
-    assert not check or done.returncode == 0, done.stdout + done.stderr
-    return done
-
-
-def ranks(processes, name, *args, check=True, **env):
-    """Run a script in processes that train together; one finished process with the text of all."""
-    pytest.importorskip("tyro")
-    done = forks.ranks(processes, [str(name), *map(str, args)], ROOT, {**os.environ, **env}, timeout=300)
-    assert not check or done.returncode == 0, done.stdout + done.stderr
-    return done
-
-
-def torchrun(processes, name, *args, check=True, **env):
-    """Run a script under torchrun on this machine."""
-    prefix = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    return script(name, *args, prefix=prefix, check=check, **env)
-
-
-def fails(*args, **env):
-    """Run a script with bad input; the one sentence that it ends with, with status 1 and no traceback."""
-    done = script(*args, check=False, **env)
-    assert done.returncode == 1, done.stdout + done.stderr
-    return sentence(done.stderr)
-
-
-def sentence(said):
-    """The one sentence with which a script that said `said` ended, without a traceback."""
-    errors = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and "Traceback" not in said, said[-3000:]
-    return errors[0]
 
 
 def rows(out_dir, kind="train"):

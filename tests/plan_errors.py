@@ -11,7 +11,6 @@ import dataclasses
 import pathlib
 import statistics
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 
@@ -31,7 +30,7 @@ from fusedgpt.machine.gpus import GPUS, NETWORKS, Network
 from fusedgpt.machine.memory import peak_bytes
 from fusedgpt.parallel import fsdp
 from model import GPT, GPTConfig
-from tests import forks, limited_memory
+from tests import launch
 
 CPU = torch.device("cpu")
 SMALL = dict(block_size=256, vocab_size=512, n_layer=4, n_head=4, n_embd=128, bias=False)
@@ -211,8 +210,7 @@ def memory_error(shape: dict, how: dict, gpus: int = 1) -> dict:
 
 def shared_errors() -> list[dict]:
     """memory_error of each of SHARED, measured by two processes."""
-    with tempfile.TemporaryDirectory() as folder:
-        return forks.together(2, pathlib.Path(folder), _measure_shared)[0]
+    return launch.together(2, _measure_shared)[0]
 
 
 def _measure_shared(rank, ranks):
@@ -299,8 +297,7 @@ def process_table() -> list[str]:
             run = Run(1, attention=ran["attention"], dtype=ran["dtype"], compile=ran["compile"], cpu=True)
             config = GPTConfig(vocab_size=ran["padded_vocab_size"], bias=False)
             held.append((f"`{row['rung']}`", row["peak_memory"], config, run))
-    model = {name: value for name, value in limited_memory.MODEL.items() if name not in ("dataset", "batch_size")}
-    config = GPTConfig(**model, vocab_size=256, bias=False)
+    config = GPTConfig(n_layer=14, n_head=12, n_embd=768, block_size=128, vocab_size=256, bias=False)
     for row in read_jsonl(ROOT / "results" / "cpu_amx" / "limited_memory.jsonl"):
         if row["trained"]:
             how = dict(recompute=row.get("recompute", "none"), parallel=row["parallel"], gpus=row["processes"])

@@ -12,8 +12,8 @@ import bench
 from fusedgpt.bench import child, kinds, ladder, report, rows, sweep
 from fusedgpt.errors import UserError
 from fusedgpt.machine import files
-from tests.conftest import ROOT, fails, script
 from tests.fusedgpt.bench.small import rows_of, run, settings
+from tests.launch import ROOT, fails, process, script
 
 pytest.importorskip("tyro")  # reads the command line
 
@@ -203,7 +203,7 @@ def test_the_budget_is_not_that_of_a_training_run(tmp_path, data, kind):
 
 def test_bench_starts_without_what_it_does_not_use():
     heavy = "('transformers', 'wandb', 'datasets', 'matplotlib')"
-    done = script("-c", f"import sys, bench; print([m for m in {heavy} if m in sys.modules])")
+    done = process("-c", f"import sys, bench; print([m for m in {heavy} if m in sys.modules])")
     assert done.stdout.strip() == "[]"
 
 

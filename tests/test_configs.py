@@ -12,7 +12,8 @@ from fusedgpt.dimensions import NAMES, GPTConfig
 from fusedgpt.interchange import families
 from fusedgpt.settings import Settings
 from model import GPT
-from tests.conftest import ROOT, rows, run
+from tests.conftest import rows, run
+from tests.launch import ROOT
 
 # the keys of each config.json that decide what the model computes
 LLAMA = dict(model_type="llama", hidden_act="silu", rms_norm_eps=1e-5, attention_bias=False)

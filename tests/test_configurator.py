@@ -15,7 +15,7 @@ import sample
 import train
 from configurator import configure, separate
 from fusedgpt.errors import UserError
-from tests.conftest import ROOT, script, sentence
+from tests.launch import ROOT, script, sentence
 
 pytest.importorskip("tyro")
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.launch import ROOT
 
 LINES = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
 TARGETS = {found[2]: found[1] for found in (re.match(r"FROM (\S+) AS (\S+)$", line) for line in LINES) if found}

@@ -5,7 +5,6 @@ The commands run one after another in one process, because importing PyTorch tak
 
 import gzip
 import json
-import os
 import re
 import shlex
 import shutil
@@ -17,8 +16,8 @@ import pytest
 
 from fusedgpt.__main__ import script_of
 from fusedgpt.data import prepare, tokenizer
-from tests import forks
-from tests.conftest import ROOT, hugging_face, why_no_bpe
+from tests.conftest import hugging_face, why_no_bpe
+from tests.launch import ROOT, torchrun
 
 PAGES = [ROOT / "README.md", ROOT / "results" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SMALL = dict(n_layer=1, n_head=2, n_embd=32, batch_size=2, compile=False, device="cpu")
@@ -71,10 +70,6 @@ OTHERS = {  # what is not run, and why
     "python sample.py --out_dir=../fusedgpt/": "it is nanoGPT's; tests/test_other_programs.py runs it",
     "python study.py": "tests/test_study.py reads it, and runs smaller studies",
     "python tests/calibration.py": "tests/test_calibration.py runs it",
-    "python tests/save_cost.py": "tests/fusedgpt/runs/test_saver.py runs it",
-    "python tests/step_cost.py": "tests/test_study.py runs it",
-    "python tests/peer_cost.py": "tests/fusedgpt/bench/test_peers.py runs it",
-    "python tests/limited_memory.py": "tests/fusedgpt/parallel/test_fsdp.py runs it",
     "python tests/plan_errors.py": "tests/fusedgpt/estimates/test_run.py has it",
     "python tests/prepare_speed.py": "tests/data/test_prepare_scripts.py runs it",
 }
@@ -236,7 +231,7 @@ def test_a_command_of_the_docs_runs(command, ran, copy):
         done = run([*shlex.split(command), "-n"], copy)
         status, output = done.returncode, done.stdout + done.stderr
     elif command.startswith("torchrun"):
-        done = forks.ranks(2, shortened(command), copy, dict(os.environ), timeout=300)
+        done = torchrun(2, *shortened(command), cwd=copy, check=False)
         status, output = done.returncode, done.stdout + done.stderr
     else:
         status, output = ran[command]

@@ -19,9 +19,10 @@ from fusedgpt.errors import UserError
 from fusedgpt.interchange import tokenizer_json
 from fusedgpt.runs import run_folder
 from model import GPT
-from tests.conftest import as_nanogpt_wrote, assert_same_bytes, fails, hugging_face, run, script
+from tests.conftest import as_nanogpt_wrote, assert_same_bytes, hugging_face, run
 from tests.fusedgpt.data.test_tokenizer import TEXT, meta_of
 from tests.kill_points import killed_before
+from tests.launch import fails, script
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError
 from fusedgpt.runs import run_folder
 from model import GPT
-from tests.conftest import ROOT, fails, run
+from tests.conftest import run
+from tests.launch import ROOT, fails
 
 pytest.importorskip("lm_eval")
 

@@ -11,7 +11,8 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT, flags, small
+from tests.conftest import flags, small
+from tests.launch import ROOT
 
 pytest.importorskip("tyro")
 

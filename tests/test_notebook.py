@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT
+from tests.launch import ROOT
 
 NOTEBOOK = ROOT / "docs" / "tour.ipynb"
 STEPS = "STEPS = 800 "

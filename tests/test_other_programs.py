@@ -25,9 +25,10 @@ from fusedgpt.data import prepare
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.runs import run_folder
 from model import GPT
-from tests.conftest import ROOT, run, why_no_bpe
+from tests.conftest import run, why_no_bpe
 from tests.fusedgpt.data.test_tokenizer import TEXT, meta_of
 from tests.fusedgpt.interchange.test_tokenizer_json import ORDINARY, random_texts
+from tests.launch import ROOT
 
 SONNETS = (ROOT / "eval" / "sonnets.txt").read_text() + 9 * TEXT
 PROMPT = "Shall I"

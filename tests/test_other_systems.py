@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT, TINY
+from tests.conftest import TINY
+from tests.launch import ROOT
 
 # Python imports this when it starts, in child processes too. msvcrt, which locks a range of bytes, becomes lockf
 AS_ON_WINDOWS = """

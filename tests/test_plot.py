@@ -12,8 +12,8 @@ import pytest
 import plot
 from fusedgpt.errors import UserError
 from fusedgpt.runs.metrics import Run
-from tests.conftest import fails, script
 from tests.fusedgpt.runs.test_metrics import evaluation, run_of, step
+from tests.launch import fails, script
 
 PNG = b"\x89PNG"
 

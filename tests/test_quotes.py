@@ -11,7 +11,7 @@ import json
 import pytest
 
 from tests import quotes
-from tests.conftest import ROOT
+from tests.launch import ROOT
 
 HEADER = {
     "kind": "header",

@@ -22,18 +22,16 @@ from tests.conftest import (
     as_we_wrote_before_families,
     assert_same_bytes,
     checkpoint_of,
-    fails,
     flags,
     hugging_face,
     rows,
     run,
-    script,
-    sentence,
     small,
     tensors,
     wait_for,
     weights,
 )
+from tests.launch import fails, script, sentence
 
 
 @pytest.mark.parametrize(("device", "dtype"), ON_GPU_TOO)

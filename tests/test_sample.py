@@ -26,7 +26,8 @@ from fusedgpt.generation import engines
 from fusedgpt.machine.device import why_no_compiler
 from fusedgpt.runs import checkpoint, run_folder
 from model import GPT
-from tests.conftest import LLAMA, ROOT, as_nanogpt_wrote, fails, hugging_face, rows, small, why_no_bpe
+from tests.conftest import LLAMA, as_nanogpt_wrote, hugging_face, rows, small, why_no_bpe
+from tests.launch import ROOT, fails
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ import sys
 import pytest
 
 import train
-from tests.conftest import ROOT, flags, rows, small, wait_for_lines
+from tests.conftest import flags, rows, small, wait_for_lines
+from tests.launch import ROOT
 
 SCRIPT = ROOT / "slurm" / "train.sh"
 COMMANDS = {  # stand-ins for SLURM's, on one node

@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.launch import ROOT
 from tests.mutants import MUTANTS
 
 SCRIPTS = {"train", "sample", "bench", "study", "export", "convert", "harness", "plot"}

@@ -5,11 +5,10 @@ import pytest
 
 from fusedgpt.errors import UserError
 from fusedgpt.runs.metrics import record_of
-from fusedgpt.settings import Settings
 from fusedgpt.studies import command, design, outcomes, space
 from study import plan_of
-from tests import step_cost
-from tests.conftest import ROOT, TINY, assert_same_bytes, fails, script, weights
+from tests.conftest import TINY, assert_same_bytes, weights
+from tests.launch import ROOT, fails, script
 from tests.test_docs import COMMANDS
 
 SMALL = TINY | dict(gradient_accumulation_steps=1, max_iters=6, eval_interval=3, eval_iters=2, warmup_iters=1)
@@ -175,32 +174,3 @@ def test_commands_of_the_docs_are_studies(line):
     args = shlex.split(line)[2:]
     asked = command.read([str(ROOT / arg) if arg.endswith(".py") else arg for arg in args], "")
     assert len(asked.variants) > 1 or asked.study.against or asked.study.search
-
-
-def test_a_step_that_is_timed_computes_what_its_variant_says(monkeypatch):
-    # --recompute=none,block, and so with mask, loss and micro-batches, timed equal work under two names
-    seen, gpt = [], step_cost.GPT
-
-    def built(config):
-        model = gpt(config)
-        model.register_forward_hook(lambda *_: seen.append((config.loss, config.recompute, config.packed)))
-        return model
-
-    monkeypatch.setattr(step_cost, "GPT", built)
-    tiny = dict(n_layer=1, n_head=2, n_embd=32, block_size=16, batch_size=2, attention="manual", dtype="float32")
-    changes = dict(loss="chunked", recompute="block", mask="document", gradient_accumulation_steps=3)
-    step_cost.stepper(Settings(**tiny, **changes))[0]()
-    assert seen == [("chunked", "block", True)] * 3
-
-
-def test_what_a_step_of_each_variant_costs(tmp_path):
-    """A table of step times could not be made again: the script that had measured it was not in the project."""
-    variants = tmp_path / "layers.py"
-    variants.write_text("variants = {'one': dict(n_layer=1), 'eight': dict(n_layer=8), 'gated': dict(mlp='swiglu')}")
-    flags = [f"--{name}={value}" for name, value in (SMALL | dict(vocab_size=50)).items()]
-    lines = script("tests/step_cost.py", str(variants), *flags).stdout.splitlines()
-    one, eight, gated = map(json.loads, lines)
-    assert [row["variant"] for row in (one, eight, gated)] == ["one", "eight", "gated"]
-    assert one["times_first"] == 1 and one["dtype"] == "float32" and one["compile"] is False
-    assert 1.5 < eight["times_first"] < 8  # eight layers, but one embedding and one loss
-    assert eight["median_ms"] > 1.3 * one["median_ms"] > 0

@@ -26,18 +26,15 @@ from tests.conftest import (
     LLAMA,
     assert_same_bytes,
     checkpoint_of,
-    fails,
     flags,
     optimizer_state,
-    ranks,
     rows,
     run,
-    script,
     small,
-    torchrun,
     wait_for,
     weights,
 )
+from tests.launch import fails, process, ranks, script, torchrun
 
 # at the rate of `small`, a Llama's rounding grows to 1e-3 of the loss in 20 steps
 GENTLE_LLAMA = LLAMA | dict(learning_rate=1e-3)
@@ -516,7 +513,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, data):
     before = weights(tmp_path)
     ask = flags(small(tmp_path, data, init_from="resume", max_iters=20))
     limited = ["bash", "-c", f'ulimit -f 40; exec "{sys.executable}" "$@"', "train"]  # files up to 40 KiB
-    done = script("train.py", *ask, check=False, prefix=limited)
+    done = process("train.py", *ask, check=False, prefix=limited)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "ckpt.pt: " in done.stderr and "what it held before is kept" in done.stderr
     assert_same_bytes(weights(tmp_path), before)
@@ -536,7 +533,7 @@ def test_scripts_run_without_what_they_do_not_use(tmp_path, data, small_run, nam
     )
     code = f"import atexit, runpy, sys; sys.argv = {[name, *map(str, ask)]}; sys.path.insert(0, '.')"
     code += f"; atexit.register(lambda: print([m for m in {heavy} if m in sys.modules]))"
-    done = script("-c", f"{code}; runpy.run_path({name!r}, run_name='__main__')")
+    done = process("-c", f"{code}; runpy.run_path({name!r}, run_name='__main__')")
     assert done.stdout.splitlines()[-1] == "[]"
 
 

@@ -12,7 +12,7 @@ import zipfile
 import pytest
 
 from fusedgpt import home
-from tests.conftest import ROOT
+from tests.launch import ROOT
 
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.argv[1])"
 SMALL = ["--n_layer=1", "--n_head=2", "--n_embd=32", "--batch_size=2", "--block_size=16", "--device=cpu"]

@@ -23,7 +23,8 @@ from fusedgpt.data.encoding import Encoded
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.settings import Settings
 from tests import documents
-from tests.conftest import ROOT, fails, script, sentence, wait_for_lines, why_no_bpe
+from tests.conftest import wait_for_lines, why_no_bpe
+from tests.launch import ROOT, fails, process, script, sentence
 
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt"
 needs_bpe = pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are not here (set TIKTOKEN_CACHE_DIR)")
@@ -262,7 +263,7 @@ def test_the_memory_of_a_preparation_does_not_grow_with_the_text():
     two_cores = ["taskset", "-c", ",".join(map(str, sorted(os.sched_getaffinity(0))[:2])), sys.executable]
     peaks = []
     for megabytes in (20, 120):
-        said = script("tests/prepare_speed.py", megabytes, "byte", 0, prefix=two_cores).stdout
+        said = process("tests/prepare_speed.py", megabytes, "byte", 0, prefix=two_cores).stdout
         peaks.append([json.loads(line)["peak_mb"] for line in said.splitlines()])
     # 200 MB of characters once took 3.6 GB
     assert len(peaks[0]) == 2 and all(more - less < 30 for less, more in zip(*peaks, strict=True))  # of 100 more

@@ -13,7 +13,7 @@ import torch
 
 import train
 from fusedgpt.errors import TRAIN_WITH_LESS, one_sentence
-from tests.forks import FORKS
+from tests.launch import FORKS
 
 SEED = int(os.environ.get("FAULTS_SEED", "8"))
 

@@ -14,8 +14,8 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from tests.conftest import ROOT
 from tests.documents import zip_of
+from tests.launch import ROOT
 
 pytestmark = [pytest.mark.faults, pytest.mark.skipif(sys.platform != "linux", reason="reads the peak in Linux's /proc")]
 

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from fusedgpt.runs.run_folder import load_latest
-from tests.conftest import ROOT, checkpoint_of, fails, flags, rows, script, sentence, small, wait_for
+from tests.conftest import checkpoint_of, flags, rows, small, wait_for
 from tests.faults.processes import rng, start
+from tests.launch import ROOT, fails, script, sentence
 
 pytestmark = pytest.mark.faults
 

@@ -7,9 +7,10 @@ import time
 import pytest
 
 from fusedgpt.runs import checkpoint
-from tests.conftest import assert_same_bytes, flags, rows, small, torchrun
+from tests.conftest import assert_same_bytes, flags, rows, small
 from tests.faults.processes import rng
 from tests.faults.torchrun import Torchrun
+from tests.launch import torchrun
 
 pytestmark = [
     pytest.mark.faults,

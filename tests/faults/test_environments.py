@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT, flags, rows, script, sentence, small
+from tests.conftest import flags, rows, small
 from tests.faults.test_disks import succeeds_or_skips
+from tests.launch import ROOT, script, sentence
 
 pytestmark = pytest.mark.faults
 
@@ -16,9 +17,8 @@ pytestmark = pytest.mark.faults
 # and environment. They come as arguments, because Python decodes these like the arguments of a script.
 DRIVER = """
 import json, os, pathlib, sys
-from tests import forks
 for command in json.loads(sys.argv[1]):
-    done = forks.run(command, pathlib.Path.cwd(), dict(os.environ), 300)
+    done = process(*command, cwd=pathlib.Path.cwd(), check=False)
     print(json.dumps([done.returncode, done.stdout, done.stderr]))
 """
 TEXT = "Zwölf Boxkämpfer jagen Viktor über den großen Sylter Deich.\nThe quick brown fox jumps over the lazy dog.\n"

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from fusedgpt.errors import UserError
 from fusedgpt.interchange import tokenizer_json
 from model import GPT
-from tests.conftest import ROOT, Evil, assert_same_bytes, fails, flags, hugging_face, small
+from tests.conftest import Evil, assert_same_bytes, flags, hugging_face, small
+from tests.launch import ROOT, fails
 
 pytestmark = pytest.mark.faults
 

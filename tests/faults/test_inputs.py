@@ -27,8 +27,8 @@ from fusedgpt.data.tokenizer import KINDS, Tokenizer, vocabulary
 from fusedgpt.errors import UserError
 from fusedgpt.estimates import fits
 from model import GPTConfig
-from tests.conftest import ROOT
 from tests.faults.processes import SEED
+from tests.launch import ROOT
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore")]  # a mutated config file may well deserve one
 

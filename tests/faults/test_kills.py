@@ -14,7 +14,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.runs import checkpoint
 from tests.conftest import assert_same_bytes, rows, small, tensors, wait_for
 from tests.faults.processes import SETTINGS, finish, rng, start
-from tests.forks import FORKS
+from tests.launch import FORKS
 
 pytestmark = pytest.mark.faults
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from fusedgpt.bench import campaign
-from tests.conftest import ROOT
+from tests.launch import ROOT
 
 pytestmark = [pytest.mark.faults, pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")]
 HIDES = """

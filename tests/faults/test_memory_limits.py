@@ -9,8 +9,9 @@ import pytest
 
 from fusedgpt.runs import checkpoint, saver
 from fusedgpt.training import evaluation
-from tests.conftest import assert_same_bytes, run, sentence, small, weights
+from tests.conftest import assert_same_bytes, run, small, weights
 from tests.faults.processes import rng, start
+from tests.launch import sentence
 
 pytestmark = [
     pytest.mark.faults,

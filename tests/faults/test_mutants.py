@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.launch import ROOT
 from tests.mutants import MUTANTS
 
 pytestmark = pytest.mark.faults

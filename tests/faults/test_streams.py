@@ -5,8 +5,9 @@ import json
 import pytest
 
 from fusedgpt.runs import checkpoint
-from tests.conftest import TINY, assert_same_bytes, flags, rows, run, script, small, weights, why_no_bpe
+from tests.conftest import TINY, assert_same_bytes, flags, rows, run, small, weights, why_no_bpe
 from tests.fusedgpt.data.test_tokenizer import TEXT, meta_of
+from tests.launch import process
 from tests.test_export import data_of
 
 pytestmark = pytest.mark.faults
@@ -60,7 +61,7 @@ def test_scripts(closed, of_bytes, tmp_path):
     for file, command in scripts(tmp_path, of_bytes):
         if file is not None and file.exists():
             file.unlink()
-        done = script(*command, closed=CLOSED[closed], check=False)
+        done = process(*command, closed=CLOSED[closed], check=False)
         assert done.returncode == 0, (command, done)
         assert "Traceback" not in done.stderr and (file is None or file.exists()), (command, done)
     assert_same_bytes(checkpoint.load(tmp_path / "out" / "ckpt.pt")["model"], weights(of_bytes))

@@ -15,8 +15,9 @@ import pytest
 
 from fusedgpt.runs.metrics import read_metrics
 from fusedgpt.studies import outcomes
-from tests.conftest import ROOT, TINY, wait_for
+from tests.conftest import TINY, wait_for
 from tests.fusedgpt.studies import fakes, workers
+from tests.launch import ROOT
 
 pytestmark = pytest.mark.faults
 optuna = pytest.importorskip("optuna")

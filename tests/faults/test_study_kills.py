@@ -13,10 +13,10 @@ import pytest
 from fusedgpt.settings import Settings
 from fusedgpt.studies import design, outcomes
 from fusedgpt.studies.command import Request, StudySettings
-from tests.conftest import ROOT
 from tests.faults.processes import rng
 from tests.fusedgpt.studies import fakes
 from tests.fusedgpt.studies.test_runner import STUDY
+from tests.launch import ROOT
 
 pytestmark = [pytest.mark.faults, pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")]
 

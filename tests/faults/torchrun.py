@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from tests.conftest import ROOT
+from tests.launch import ROOT
 
 
 class Torchrun:

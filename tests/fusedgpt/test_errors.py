@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fusedgpt.errors import UserError, first_line, one_sentence, shown
-from tests.conftest import ROOT, fails, script, sentence
+from tests.launch import ROOT, fails, process, sentence
 
 # runs a script as if a package were not installed
 WITHOUT = """
@@ -65,7 +65,7 @@ with one_sentence():
     raise UserError("the end")
 """
     shell = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable]
-    done = script("-c", code, prefix=shell, check=False)
+    done = process("-c", code, prefix=shell, check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "error: the end" in done.stderr or "2>&-" in closed
     assert (tmp_path / "file").read_text() == "whole"
@@ -110,7 +110,7 @@ def test_a_panic_of_rust_is_one_sentence(capsys):
 def test_without_the_environment_a_script_says_how_to_get_it(name, package, tmp_path):
     # "python train.py" before "source .venv/bin/activate" was a traceback that ended in No module named 'torch'
     prefix = [sys.executable, "-c", WITHOUT.format(package=package)]
-    done = script(name, prefix=prefix, check=False)
+    done = process(name, prefix=prefix, check=False)
     assert f"has no package {package}: " in sentence(done.stderr)
     assert any(remedy in done.stderr for remedy in ("bin/activate", "make setup"))
 
@@ -124,7 +124,7 @@ def test_a_package_that_is_missing_is_one_sentence(capsys):
 
 def test_an_old_python_is_named():
     code = "import sys; sys.version_info = (3, 8, 18); import fusedgpt"
-    assert "and 3.11 or newer is needed" in sentence(script("-c", code, check=False).stderr)
+    assert "and 3.11 or newer is needed" in sentence(process("-c", code, check=False).stderr)
 
 
 def test_anything_can_be_shown():

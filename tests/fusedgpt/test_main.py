@@ -9,7 +9,7 @@ import pytest
 from fusedgpt import __main__ as command
 from fusedgpt import home
 from fusedgpt.errors import UserError
-from tests.conftest import ROOT
+from tests.launch import ROOT
 
 
 def test_every_script_has_a_command():

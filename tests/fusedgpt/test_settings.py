@@ -7,7 +7,7 @@ import pytest
 
 from fusedgpt.errors import UserError
 from fusedgpt.settings import Settings, require_learning
-from tests.conftest import ROOT
+from tests.launch import ROOT
 
 SCRIPTS = ["train.py", "sample.py", "export.py", "plot.py", "bench.py", "harness.py", "data/text/prepare.py"]
 

@@ -4,7 +4,6 @@ Each once went wrong in silence: a log that ended the run, a model exported as a
 """
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -12,10 +11,10 @@ import sys
 
 import pytest
 
-from tests import forks
-from tests.conftest import ROOT, TINY, rows, small
+from tests.conftest import TINY, rows, small
 from tests.conftest import flags as flags_of
 from tests.hacks import changes
+from tests.launch import ROOT, process
 
 TEXT = "The house in which a change works or fails aloud. " * 400
 SIZES = [f"--{name}={value}" for name, value in TINY.items()]
@@ -42,7 +41,7 @@ class Project:
 
     def run(self, *command):
         if command[0] != "-c":
-            return forks.run([*command], self.folder, dict(os.environ), timeout=300)
+            return process(*command, cwd=self.folder, check=False)
         return subprocess.run([sys.executable, *command], cwd=self.folder, capture_output=True, text=True, check=False)
 
     def says(self, *command):

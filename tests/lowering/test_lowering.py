@@ -21,7 +21,7 @@ from fusedgpt.estimates.rates import Machine
 from fusedgpt.estimates.run import Run
 from fusedgpt.estimates.step import Step
 from fusedgpt.machine.gpus import GPUS, NETWORKS
-from tests.conftest import ROOT
+from tests.launch import ROOT
 
 HERE = pathlib.Path(__file__).parent
 TORCH = pathlib.Path(torch.__file__).parent

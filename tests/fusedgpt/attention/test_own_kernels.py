@@ -10,9 +10,10 @@ from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.bench import kinds, ladder, numerics, sweep
 from fusedgpt.errors import UserError
-from tests.conftest import rows, run, script
+from tests.conftest import rows, run
 from tests.fusedgpt.bench import small
 from tests.fusedgpt.bench.small import settings
+from tests.launch import script
 
 CPU = torch.device("cpu")
 FILE = """

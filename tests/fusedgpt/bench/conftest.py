@@ -1,14 +1,12 @@
 """train.py's runs in a benchmark, forked: importing PyTorch takes longer than they do."""
 
-import os
 import subprocess
 import types
 
 import pytest
 
 from fusedgpt.bench import child
-from tests import forks
-from tests.conftest import ROOT
+from tests.launch import script
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +14,7 @@ def _forked(monkeypatch):
     def run(command, preexec_fn=None, check=False, env=None, **options):
         if preexec_fn or command[1] != child.TRAIN:  # a limit of memory counts what a process imports
             return subprocess.run(command, preexec_fn=preexec_fn, check=check, env=env, **options)
-        return forks.run([str(word) for word in command[1:]], ROOT, env or dict(os.environ), timeout=300)
+        return script(*command[1:], check=False, **(env or {}))
 
     completed = subprocess.CompletedProcess
     monkeypatch.setattr(child, "subprocess", types.SimpleNamespace(run=run, CompletedProcess=completed))

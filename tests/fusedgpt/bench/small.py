@@ -8,7 +8,8 @@ from fusedgpt.attention.table import is_own
 from fusedgpt.bench import disturbance, kinds
 from fusedgpt.machine import timing
 from fusedgpt.machine.files import read_jsonl
-from tests.conftest import ROOT, flags, small
+from tests.conftest import flags, small
+from tests.launch import ROOT
 
 CPU_RESULTS = ROOT / "results" / "cpu_amx"
 

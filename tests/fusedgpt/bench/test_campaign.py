@@ -19,7 +19,7 @@ import bench
 from fusedgpt.bench import campaign, disturbance, kinds, ladder, options, rows
 from fusedgpt.errors import UserError
 from fusedgpt.machine import timing
-from tests.conftest import ROOT
+from tests.launch import ROOT
 
 CPU = torch.device("cpu")
 

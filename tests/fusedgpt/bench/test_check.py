@@ -10,8 +10,8 @@ import torch
 import bench
 from fusedgpt.bench import check, kinds, ladder, numerics, report, sweep
 from fusedgpt.errors import UserError
-from tests.conftest import ROOT
 from tests.fusedgpt.bench.small import run
+from tests.launch import ROOT
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ import pytest
 
 from fusedgpt.bench import disturbance, drawing, kinds, ladder, max_batch, numerics, prefill, report, sweep
 from fusedgpt.machine.files import read_jsonl
-from tests.conftest import ROOT
 from tests.fusedgpt.bench.small import CPU_RESULTS, published
+from tests.launch import ROOT
 
 
 def rows_of(kind):

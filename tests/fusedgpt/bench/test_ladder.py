@@ -13,8 +13,9 @@ from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
 from fusedgpt.machine.device import why_no_compiler
 from fusedgpt.runs.metrics import read_metrics, record_of
-from tests.conftest import flags, script, small
+from tests.conftest import flags, small
 from tests.fusedgpt.bench.small import rows_of, run, settings
+from tests.launch import script
 
 CPU = torch.device("cpu")
 

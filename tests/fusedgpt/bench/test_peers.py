@@ -1,6 +1,5 @@
 """Contenders compute one function from the same weights, are visited in turn, and a wrong one gets no time."""
 
-import json
 import os
 import pathlib
 import subprocess
@@ -18,7 +17,6 @@ from fusedgpt.errors import UserError
 from fusedgpt.machine.device import resolve_dtype, why_no_compiler
 from fusedgpt.parallel import distributed
 from model import GPT, GPTConfig
-from tests.conftest import TINY, fails, script
 from tests.fusedgpt.bench.small import published, rows_of, run, settings
 
 pytest.importorskip("transformers")
@@ -120,27 +118,6 @@ def test_all_train_alike_from_the_same_weights(tmp_path, data, clone, monkeypatc
     assert {peer: row["ran"]["fused"] for peer, row in got.items()} == {peer: "float32" not in peer for peer in names}
     rows_of_embedding = [got[peer]["ran"]["rows_of_embedding"] for peer in ("ours", "nanoGPT, float32")]
     assert rows_of_embedding == [128, 65]
-
-
-def test_the_cpu_time_of_each_contender_in_turns(tmp_path, data, clone):
-    """Ratios that were measured on a busy machine could not be made again: their script was not in the project."""
-    sizes = [f"--{name}={value}" for name, value in (TINY | SIZES | dict(vocab_size=65, rounds=2)).items()]
-    which = "training&ours,training&Hugging Face, eager,training&nanoGPT, float32,generation&*, float32"
-    args = [f"--only={which}", f"--nanogpt={clone}", f"--dataset={data}", "--device=cpu", *sizes]
-    lines = script("tests/peer_cost.py", *args).stdout.splitlines()
-    rows = [json.loads(line) for line in lines if line.startswith("{")]  # nanoGPT prints lines of its own
-    found = {(row["part"], row["peer"]): row for row in rows}
-    assert [*found] == [
-        *(("training", peer) for peer in ("ours", "Hugging Face, eager", "nanoGPT, float32")),
-        *(("generation", peer) for peer in ("ours, float32", "Hugging Face, float32", "nanoGPT, float32")),
-    ]
-    for (part, peer), row in found.items():
-        assert row["seconds"] > 0 and row["rounds"] == 2 and row["error"] < 1e-5, (part, peer)
-        assert row["least"] <= row["times_first"] <= row["most"], (part, peer)
-    assert found["training", "ours"]["times_first"] == found["generation", "ours, float32"]["times_first"] == 1
-    assert not [*clone.glob("**/*.pyc")]
-    said = fails("tests/peer_cost.py", "--only=recipe", f"--nanogpt={clone}", "--device=cpu")
-    assert "only='recipe': this counts CPU time, of training, generation or llama" in said
 
 
 def test_the_first_loss_is_that_of_a_model_written_out_in_float64(tmp_path, data):

@@ -17,7 +17,7 @@ from fusedgpt.estimates.run import Run
 from fusedgpt.machine.gpus import GPUS
 from fusedgpt.settings import validate
 from model import GPTConfig
-from tests.conftest import ROOT, script
+from tests.launch import ROOT, script
 
 pytest.importorskip("tyro")  # reads the command line
 GPT2 = GPTConfig(vocab_size=50304, bias=False)

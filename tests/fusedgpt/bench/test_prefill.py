@@ -14,8 +14,8 @@ from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
 from fusedgpt.machine import determinism
 from model import GPT
-from tests.conftest import ROOT
 from tests.fusedgpt.bench.small import published as published_rows
+from tests.launch import ROOT
 
 CPU = torch.device("cpu")
 

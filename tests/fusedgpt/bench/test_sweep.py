@@ -17,8 +17,8 @@ from fusedgpt.bench import child, kinds, report, sweep
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import read_jsonl
-from tests.conftest import ROOT
 from tests.fusedgpt.bench.small import published, run, settings
+from tests.launch import ROOT
 
 CPU, SETTINGS = torch.device("cpu"), kinds.settings_class(sweep)
 KEYS = ("part", "heads", "pass", "T", "attention")  # what identifies a row

@@ -18,8 +18,8 @@ from pyarrow import parquet
 from fusedgpt.data import corpus, decoding, encoding
 from fusedgpt.data.corpus import Files
 from fusedgpt.errors import UserError
-from tests.conftest import script
 from tests.documents import pdf
+from tests.launch import process
 
 TEXTS = ["one\nline more", 'with "quotes", commas', "", "äöü 漢字", "007", "NA", "2020-01-01", "null"]
 
@@ -249,7 +249,7 @@ def test_a_parquet_file_of_one_row_group_is_not_read_ahead(tmp_path):
         code = "import re; from pathlib import Path; from fusedgpt.data.corpus import Files;"
         code += f"print(sum(1 for _ in Files([Path({str(tmp_path / 'a.parquet')!r})]).fragments()));"
         code += "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"  # KiB, at the peak
-        rows, peak = map(int, script("-c", code).stdout.split())
+        rows, peak = map(int, process("-c", code).stdout.split())
         assert rows == 1000 * thousands
         peaks.append(peak)
     assert peaks[1] - peaks[0] < 25 * 1024  # of 50 MB more

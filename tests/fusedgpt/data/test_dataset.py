@@ -18,7 +18,8 @@ from fusedgpt.data.tokenizer import GPT2, Tokenizer
 from fusedgpt.errors import UserError
 from fusedgpt.interchange import tokenizer_json
 from fusedgpt.machine import memory
-from tests.conftest import ROOT, Evil, rows, run, script, small, why_no_bpe
+from tests.conftest import Evil, rows, run, small, why_no_bpe
+from tests.launch import ROOT, process
 
 
 def drawn(out_dir, **settings):
@@ -151,7 +152,7 @@ def test_ranks_with_other_data_are_named(tmp_path, data):
     command = ["sh", "-c", f'cd {tmp_path} && exec "$@"', "sh", *prefix]
     bin = tmp_path / "node-1" / "walk" / "train.bin"
     np.fromfile(bin, "<u2")[::-1].tofile(bin)
-    done = script("run.py", vars(settings), prefix=command, check=False, PYTHONPATH=str(ROOT))
+    done = process("run.py", vars(settings), prefix=command, check=False, PYTHONPATH=str(ROOT))
     assert done.returncode != 0  # the status and the traceback are torchrun's
     assert (
         "error: rank(s) 1 of 2 have other data than rank 0 (train.bin): copy walk from the node of rank 0"

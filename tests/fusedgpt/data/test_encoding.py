@@ -15,7 +15,8 @@ from fusedgpt.data.corpus import Files
 from fusedgpt.data.encoding import Encoded, on_all_cores, pieces
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
 from fusedgpt.errors import UserError
-from tests.conftest import ROOT, why_no_bpe
+from tests.conftest import why_no_bpe
+from tests.launch import ROOT
 
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt"
 BYTES = {"tokenizer": "byte", "vocab_size": 257, "end_of_text": 256}

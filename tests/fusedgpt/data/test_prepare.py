@@ -14,7 +14,7 @@ from fusedgpt.data import corpus, encoding, make_tokenizer, prepare
 from fusedgpt.data.corpus import Files
 from fusedgpt.data.dataset import TokenFile, read_meta
 from fusedgpt.errors import UserError
-from tests.forks import FORKS
+from tests.launch import FORKS
 
 
 @pytest.mark.parametrize("last", [1, 2, 3, 4])

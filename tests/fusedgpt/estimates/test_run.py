@@ -9,7 +9,7 @@ from fusedgpt.estimates.run import Run
 from fusedgpt.estimates.step import Step
 from model import GPTConfig
 from tests import plan_errors
-from tests.conftest import ROOT
+from tests.launch import ROOT
 
 GPT2 = GPTConfig(**plan_errors.GPT2)
 H100 = plan_errors.MACHINES["H100"]

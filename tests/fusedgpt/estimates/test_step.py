@@ -13,7 +13,7 @@ from fusedgpt.estimates.step import RANGE, REST, Step
 from fusedgpt.training.optimizer import orthogonalised
 from model import GPT, GPTConfig
 from tests import plan_errors
-from tests.conftest import script
+from tests.launch import process
 
 GPT2 = GPTConfig(**plan_errors.GPT2)
 SMALL = GPTConfig(**plan_errors.SMALL)
@@ -111,4 +111,4 @@ def test_no_number_of_gpus_makes_a_step_shorter_than_its_share():
 
 def test_it_starts_without_pytorch():
     names = "fusedgpt.estimates.step, fusedgpt.estimates.memory"
-    assert script("-c", f"import sys, {names}; print('torch' in sys.modules)").stdout.strip() == "False"
+    assert process("-c", f"import sys, {names}; print('torch' in sys.modules)").stdout.strip() == "False"

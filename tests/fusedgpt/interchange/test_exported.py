@@ -7,7 +7,7 @@ import pytest
 import export
 from fusedgpt.errors import UserError
 from fusedgpt.interchange import exported
-from tests.conftest import fails
+from tests.launch import fails
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 pytest.importorskip("transformers")

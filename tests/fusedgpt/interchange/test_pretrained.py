@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from fusedgpt.errors import UserError
 from model import GPT
-from tests.conftest import ROOT, assert_same_bytes
+from tests.conftest import assert_same_bytes
 from tests.fusedgpt.interchange.test_families import MODELS, SIZES, random_model
+from tests.launch import ROOT
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 Q = "model.layers.1.self_attn.q_proj.weight"

@@ -15,7 +15,7 @@ import torch
 from fusedgpt.machine import choices, files
 from fusedgpt.machine.choices import Choices
 from fusedgpt.machine.environment import FLASH_PACKAGES
-from tests.conftest import ROOT
+from tests.launch import ROOT
 
 CASE = {"for": "test", "shape": (2, 3), "device": "a CPU"}
 

@@ -8,7 +8,7 @@ import torch
 from torch._inductor import config as inductor
 
 from fusedgpt.machine import determinism
-from tests.conftest import ROOT
+from tests.launch import ROOT
 
 
 def test_streams_of_random_numbers_are_their_own():

@@ -12,7 +12,7 @@ from torch._inductor import config
 from fusedgpt.errors import UserError
 from fusedgpt.machine import device
 from fusedgpt.machine.device import DTYPES, cuda_graphs, require_no_accumulation, resolve_device, resolve_dtype
-from tests.conftest import ROOT
+from tests.launch import ROOT
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ import pytest
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import Lines, atomic, json_line, link, read_jsonl
-from tests.conftest import script
+from tests.launch import process
 
 
 def test_a_file_appears_whole_with_ordinary_rights(tmp_path):
@@ -167,5 +167,5 @@ def main():
 with one_sentence():
     main()
 """
-    done = script("-X", "dev", "-c", code, tmp_path, check=False)
+    done = process("-X", "dev", "-c", code, tmp_path, check=False)
     assert done.stderr == "error: no\n"

@@ -9,7 +9,7 @@ import torch
 
 from fusedgpt.machine import memory
 from fusedgpt.machine.memory import peak_bytes
-from tests.conftest import script
+from tests.launch import process
 
 MIB = 1 << 20
 
@@ -86,7 +86,7 @@ print(peak_memory(cpu) - before)
     parent = (
         f"import subprocess, sys; x = b'x' * (1 << 29); subprocess.run([sys.executable, '-c', {code!r}], check=True)"
     )
-    assert 60 * MIB < int(script("-c", parent).stdout) < 80 * MIB
+    assert 60 * MIB < int(process("-c", parent).stdout) < 80 * MIB
 
 
 def test_the_machine_has_at_least_what_this_process_holds(device):

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from fusedgpt.runs import run_folder
-from tests.conftest import ROOT, checkpoint_of, flags, rows, small, wait_for, wait_for_lines
+from tests.conftest import checkpoint_of, flags, rows, small, wait_for, wait_for_lines
+from tests.launch import ROOT
 
 ENDLESS = dict(max_iters=100_000, eval_interval=100_000)
 

@@ -18,7 +18,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.machine.device import graphs_compiled
 from fusedgpt.parallel import distributed
 from model import GPT, GPTConfig
-from tests.conftest import ROOT, sentence
+from tests.launch import ROOT, sentence
 
 WORKER = """
 import os, sys, time, torch

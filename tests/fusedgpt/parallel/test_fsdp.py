@@ -9,21 +9,9 @@ import pytest
 import torch
 
 from fusedgpt.runs import checkpoint
-from tests import limited_memory
-from tests.conftest import (
-    LLAMA,
-    assert_same_bytes,
-    fails,
-    flags,
-    ranks,
-    rows,
-    run,
-    script,
-    small,
-    tensors,
-    wait_for,
-)
+from tests.conftest import LLAMA, assert_same_bytes, flags, rows, run, small, tensors, wait_for
 from tests.faults.processes import start
+from tests.launch import fails, ranks, script
 
 # dropout, accumulation on each rank and clipping; with 2 x 4 windows, ranks of 4 have none at an evaluation's end
 SETTINGS = dict(max_iters=20, dropout=0.1, gradient_accumulation_steps=8, batch_size=2, grad_clip=0.5, eval_iters=3)
@@ -237,11 +225,3 @@ def test_a_pretrained_model_is_shared_too(tmp_path, data):
         out, _ = trained(tmp_path / name, data, 2, **settings, init_from=str(tmp_path / "hf"), max_iters=1, n_layer=2)
         first[name] = rows(out, "eval")[-1]["val_loss"]
     assert first["fsdp"] == pytest.approx(first["ddp"], rel=1e-5)
-
-
-def test_what_fits_a_limit_is_measured(tmp_path, data, monkeypatch):
-    monkeypatch.setattr(limited_memory, "MODEL", dict(n_layer=1, n_embd=32, block_size=16, n_head=2, dataset=data))
-    shared = limited_memory.row(2, SHARED, 20_000, 2, tmp_path / "out")
-    assert shared["trained"] and shared["val_loss"] < 5 and 50 < shared["peak_mb"] < 2000
-    refused = limited_memory.row(1, WHOLE, 60, 2, tmp_path / "none")  # not even PyTorch fits
-    assert not refused["trained"] and refused["why_not"]

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from fusedgpt.parallel.owners import Deal, owners
-from tests.forks import together
+from tests.launch import together
 
 # (matrices of a batch, rows, columns); of 3 ranks, some have fewer rows, none at all, or no matrix
 BATCHES = [(6, 6, 4), (5, 7, 3), (2, 2, 4), (1, 1, 1), (4, 5, 2)]
@@ -35,7 +35,7 @@ def exchange(rank, ranks, groups):
 @pytest.mark.parametrize(("ranks", "groups"), [(2, 1), (3, 1), (4, 2)], ids=["two", "three", "two groups of two"])
 def test_each_matrix_is_whole_on_one_rank_and_goes_back_as_it_came(tmp_path, ranks, groups):
     # rows of another rank or matrix would be orthogonalised without an error, and the model would train on
-    for found in together(ranks, tmp_path, exchange, groups):
+    for found in together(ranks, exchange, groups):
         assert len(found) == 2 * len(BATCHES)
         for batch in found:
             owned, parts, back = batch["owned"], batch["parts"], batch["back"]

@@ -17,7 +17,8 @@ import convert
 from fusedgpt.errors import UserError
 from fusedgpt.parallel import shard_files
 from fusedgpt.runs import checkpoint, run_folder
-from tests.conftest import LLAMA, assert_same_bytes, fails, flags, rows, run, script, small, tensors, torchrun
+from tests.conftest import LLAMA, assert_same_bytes, flags, rows, run, small, tensors
+from tests.launch import fails, process, script, torchrun
 
 
 @pytest.fixture
@@ -162,7 +163,7 @@ def test_a_rank_whose_disk_is_full_loses_nothing(tmp_path, data):
     before = tensors(checkpoint.load(out / "ckpt.pt"))
     limited = f"ulimit -f 40; exec {sys.executable} -m torch.distributed.run --standalone --nproc_per_node=2 train.py "
     args = flags(small(out, data, **together | dict(max_iters=20), init_from="resume"))
-    done = script("-c", limited + shlex.join(args), prefix=["bash"], check=False)
+    done = process("-c", limited + shlex.join(args), prefix=["bash"], check=False)
     assert done.returncode and "NOT SAVED at iteration 15: rank" in done.stdout and "iter 19:" in done.stdout
     assert re.search(r"^error: rank . cannot write .*: no space left, or the disk refuses", done.stderr, re.MULTILINE)
     assert_same_bytes(tensors(checkpoint.load(out / "ckpt.pt")), before)

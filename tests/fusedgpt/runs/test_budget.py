@@ -13,18 +13,9 @@ import torch
 import train
 from fusedgpt.errors import UserError
 from fusedgpt.runs import budget, checkpoint
-from tests.conftest import (
-    assert_same_bytes,
-    checkpoint_of,
-    hugging_face,
-    rows,
-    run,
-    script,
-    small,
-    tensors,
-    weights,
-)
+from tests.conftest import assert_same_bytes, checkpoint_of, hugging_face, rows, run, small, tensors, weights
 from tests.faults.processes import finish, start
+from tests.launch import script
 
 NUMBERS = dict(max_iters=12, lr_decay_iters=12)
 

@@ -18,7 +18,8 @@ import pytest
 from fusedgpt.machine.files import lock
 from fusedgpt.runs import logger
 from fusedgpt.settings import Settings
-from tests.conftest import ROOT, flags, rows, run, script, small, weights
+from tests.conftest import flags, rows, run, small, weights
+from tests.launch import ROOT, script
 
 
 def test_the_page_of_a_long_run_is_made_by_another_process(tmp_path, data, monkeypatch):

@@ -11,7 +11,8 @@ from fusedgpt.machine.device import graphs_compiled
 from fusedgpt.runs import progress
 from fusedgpt.settings import Settings
 from fusedgpt.training import evaluation
-from tests.conftest import flags, run, script, small
+from tests.conftest import flags, run, small
+from tests.launch import script
 
 
 def test_the_settings_that_differ_are_said_group_by_group(tmp_path, data):

@@ -12,8 +12,9 @@ import time
 import pytest
 
 from fusedgpt.runs import report_page
-from tests.conftest import ROOT, rows
+from tests.conftest import rows
 from tests.fusedgpt.runs.test_metrics import ODD, evaluation, run_of, step
+from tests.launch import ROOT
 
 EVIL = "</script><script>document.title = 'broken'</script><!-- &amp; \u2028 \ud800 {{title}} <b>"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -16,7 +16,8 @@ from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic, lock
 from fusedgpt.runs import run_folder
 from fusedgpt.runs.run_folder import is_this_launch, load_best, load_latest, set_aside
-from tests.conftest import ROOT, assert_same_bytes, rows, run, wait_for, weights
+from tests.conftest import assert_same_bytes, rows, run, wait_for, weights
+from tests.launch import ROOT
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Checkpoints in the background."""
 
 import gc
-import json
 import threading
 import typing
 import weakref
@@ -14,8 +13,6 @@ from fusedgpt.machine.files import lock
 from fusedgpt.parallel.distributed import Ranks
 from fusedgpt.runs import checkpoint, saver
 from fusedgpt.runs.saver import Saver
-from tests import save_cost
-from tests.conftest import script
 
 W = torch.zeros(3)
 
@@ -215,22 +212,3 @@ def test_a_failed_write_frees_the_copy(tmp_path, monkeypatch):
     it.writing = None
     gc.collect()
     assert it.failed and copies and all(copy() is None for copy in copies)
-
-
-def test_the_cost_of_a_save_is_measured(data):
-    settings = dict(n_layer=1, n_head=1, n_embd=32, block_size=16, batch_size=2, vocab_size=65, dataset=data)
-    flags = [f"--{name}={value}" for name, value in settings.items()]
-    cost = json.loads(script("tests/save_cost.py", *flags, "--device=cpu", "--max_iters=30").stdout.splitlines()[-1])
-    assert cost["saves"] == 6 and cost["stood_still_ms"] > 0 and cost["write_ms"] > 0
-
-
-def test_the_cost_of_a_save_is_what_its_steps_took_longer():
-    times = dict(writing=[(0, 2.5), (4, 6)], steps=[(0, 1.5), (1.5, 3), (3, 4), (4, 5.5)])
-    assert save_cost.cost([2.0, 4.0, 3.0], **times) == dict(
-        stood_still_ms=3.0, slowed_ms=750.0, step_ms=1000.0, write_ms=2250.0
-    )
-    # on a slow disk, a checkpoint was being written during every step, and the median of no steps ended CI
-    times["writing"] = [(0, 9)]
-    assert save_cost.cost([2.0], **times) == dict(stood_still_ms=2.0, slowed_ms=None, step_ms=None, write_ms=9000.0)
-    times["writing"] = [(9, 10)]
-    assert save_cost.cost([2.0], **times) == dict(stood_still_ms=2.0, slowed_ms=None, step_ms=1500.0, write_ms=1000.0)

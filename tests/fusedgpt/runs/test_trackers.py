@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from fusedgpt.runs import trackers
-from tests.conftest import flags, rows, run, script, small
+from tests.conftest import flags, rows, run, small
+from tests.launch import script
 
 
 def test_tensorboard_reads_what_was_logged(tmp_path, data):

@@ -6,7 +6,7 @@ import pytest
 from fusedgpt.errors import UserError
 from fusedgpt.settings import Settings
 from fusedgpt.studies import command
-from tests.conftest import ROOT
+from tests.launch import ROOT
 
 
 def read(*args):

@@ -18,9 +18,10 @@ from fusedgpt.machine import files
 from fusedgpt.runs.metrics import read_metrics
 from fusedgpt.studies import command, database, design, outcomes, search
 from fusedgpt.studies.runner import Stopped
-from tests.conftest import ROOT, TINY, script, wait_for
+from tests.conftest import TINY, wait_for
 from tests.fusedgpt.studies import fakes, workers
 from tests.fusedgpt.studies.workers import finish, work
+from tests.launch import ROOT, script
 
 optuna = pytest.importorskip("optuna")
 pytest.importorskip("tyro")

@@ -12,7 +12,8 @@ from fusedgpt.machine import determinism
 from fusedgpt.settings import Settings
 from fusedgpt.studies import versions
 from model import GPT, GPTConfig
-from tests.conftest import ROOT, assert_same_bytes, run, small, weights
+from tests.conftest import assert_same_bytes, run, small, weights
+from tests.launch import ROOT
 
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 

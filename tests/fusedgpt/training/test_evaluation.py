@@ -15,7 +15,8 @@ from fusedgpt.parallel.distributed import Ranks
 from fusedgpt.runs import logger
 from fusedgpt.training import evaluation
 from model import GPT, GPTConfig
-from tests.conftest import flags, rows, run, script, small
+from tests.conftest import flags, rows, run, small
+from tests.launch import script
 
 CPU = torch.device("cpu")
 TEXT = "Ein Käse für zwei Euro, drei Käse für fünf 🧀. " * 8

@@ -18,7 +18,7 @@ from fusedgpt.training import optimizer as optimizer_module
 from fusedgpt.training.optimizer import COOLDOWN, MuonAndAdamW, build_optimizer, learning_rate, update_weights
 from model import GPT, GPTConfig
 from tests.conftest import LLAMA
-from tests.forks import together
+from tests.launch import together
 
 SHAPE = dict(block_size=16, vocab_size=65, n_layer=2, n_head=2, n_embd=32, vocab_multiple=64)
 
@@ -156,7 +156,7 @@ def share_and_step(rank, ranks, shape, groups):
 def test_ranks_that_share_matrices_make_pytorchs_step_to_the_bit(tmp_path, shape, ranks, groups):
     # a rank that orthogonalised its rows alone would train on, to a worse loss. Three ranks have rows that three does
     # not divide, and two matrices of a shape. A step that is skipped must be skipped by all
-    for found in together(ranks, tmp_path, share_and_step, shape, groups):
+    for found in together(ranks, share_and_step, shape, groups):
         assert len(found) == 4
         for bad, finite, sharded, ours, theirs in found:
             assert finite != bad and sharded and len(ours) == len(theirs) > 0
@@ -254,7 +254,7 @@ def hold_a_few(rank, ranks):
 
 def test_ranks_that_share_matrices_hold_a_few_whole_ones_at_once(tmp_path):
     # all of a shape at once would be a third of the model on every rank
-    for limit, of_8, of_16 in together(2, tmp_path, hold_a_few):
+    for limit, of_8, of_16 in together(2, hold_a_few):
         assert of_16 == pytest.approx(of_8, rel=0.01) and of_8 < 6 * 4 * limit
 
 

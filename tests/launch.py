@@ -1,0 +1,263 @@
+"""Run the project's scripts: in this process, in a process of their own, or in ranks that train together.
+
+A script in this process costs no import of PyTorch. Ranks are processes that wait for work, so only their first run
+pays for PyTorch's first steps. A process of its own is for what belongs to a process: signals, streams, its start, its
+memory.
+"""
+
+import atexit
+import contextlib
+import io
+import multiprocessing
+import os
+import pathlib
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import connection
+from unittest import mock
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SCRIPTS = ("bench", "convert", "export", "harness", "plot", "sample", "study", "train")
+OURS = ("fusedgpt", "model", "configurator", *SCRIPTS)
+SIGNALS = [number for name in ("SIGTERM", "SIGHUP", "SIGINT") if (number := getattr(signal, name, None))]
+NEEDED_BY = {f"{name}.py": ["tyro"] for name in ("train", "sample", "export", "bench", "study")}
+TIMEOUT_S = 90.0
+
+FORKS = multiprocessing.get_context("forkserver")
+SLOW_TO_IMPORT = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.profiler", "tyro")
+FORKS.set_forkserver_preload([*SLOW_TO_IMPORT, "train", "sample", "tests.launch"])
+
+
+def script(name, *args, check: bool = True, **env) -> subprocess.CompletedProcess:
+    """Run a script in this process as `python NAME ARGS` would; its status and what it printed.
+
+    env: more environment variables. Skips the test if the script needs a package that is missing.
+    """
+    for package in NEEDED_BY.get(str(name), ()):
+        pytest.importorskip(package)
+    return _checked(_run_here([str(name), *map(str, args)], {**os.environ, **env}), check)
+
+
+def process(
+    name, *args, check: bool = True, prefix: tuple = (), closed: tuple = (), cwd: pathlib.Path = ROOT, **env
+) -> subprocess.CompletedProcess:
+    """Run a script, or Python with options such as -c, in a process of its own.
+
+    prefix: a command that starts it. closed: the numbers (0 to 2) of streams to close. cwd: ROOT, or a changed copy of
+    the project, whose modules the script then imports.
+    """
+    command, env = [str(name), *map(str, args)], {**os.environ, **env}
+    if prefix or command[0].startswith("-"):
+        start, pipes = [*(prefix or [sys.executable]), *command], dict(capture_output=True, text=True)
+        done = subprocess.run(start, cwd=cwd, env=env, **pipes, timeout=TIMEOUT_S, check=False)
+        return _checked(done, check)
+    with tempfile.TemporaryDirectory() as folder:
+        streams = [pathlib.Path(folder, name) for name in ("stdout", "stderr")]
+        fork = FORKS.Process(target=_run_fork, args=(command, cwd, env, streams, closed))
+        fork.start()
+        fork.join(TIMEOUT_S)
+        if fork.exitcode is None:
+            fork.kill()
+            raise subprocess.TimeoutExpired(command, TIMEOUT_S)
+        said = [stream.read_text() for stream in streams]
+        return _checked(subprocess.CompletedProcess(command, fork.exitcode, *said), check)
+
+
+def torchrun(processes: int, name, *args, check: bool = True, **env) -> subprocess.CompletedProcess:
+    """Run a script under torchrun on this machine. It takes ten seconds, `ranks` one."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    return process(name, *args, prefix=start, check=check, **env)
+
+
+def ranks(world: int, name, *args, check: bool = True, **env) -> subprocess.CompletedProcess:
+    """Run a script in `world` ranks with the variables that torchrun sets.
+
+    The status is that of the rank that failed, or 0; the text is that of all. If one fails, the others are ended.
+    """
+    pytest.importorskip("tyro")
+    command = [str(name), *map(str, args)]
+    done = POOL.call(world, {**os.environ, **env}, _run_as_rank, command)
+    status = next((each.returncode for each in done if each and each.returncode), 0)
+    said = ["".join(getattr(each, stream) for each in done if each) for stream in ("stdout", "stderr")]
+    return _checked(subprocess.CompletedProcess(command, status, *said), check)
+
+
+def together(world: int, work: Callable, *args) -> list:
+    """What `work(rank, world, *args)` returns in each of `world` ranks, which are connected over gloo."""
+    return POOL.call(world, dict(os.environ), _work, work, args)
+
+
+def fails(*args, run: Callable = script, **env) -> str:
+    """Run a script with bad input; the one sentence that it ends with, with status 1 and no traceback."""
+    done = run(*args, check=False, **env)
+    assert done.returncode == 1, done.stdout + done.stderr
+    return sentence(done.stderr)
+
+
+def sentence(said: str) -> str:
+    """The one sentence with which a script that said `said` ended, without a traceback."""
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "Traceback" not in said, said[-3000:]
+    return errors[0]
+
+
+def _checked(done, check):
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def _run_here(command, env):
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    streams = mock.patch.multiple(sys, argv=command, stdin=io.StringIO(), stdout=out, stderr=err)
+    with as_it_was(), streams, mock.patch.dict(os.environ, env, clear=True), contextlib.chdir(ROOT):
+        status = _status(command)
+    return subprocess.CompletedProcess(command, status, *(each.buffer.getvalue().decode() for each in (out, err)))
+
+
+def _status(command):
+    """The exit status of a script that runs as the program."""
+    try:
+        runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+@contextlib.contextmanager
+def as_it_was():
+    """No signal handler or setting of PyTorch stays behind."""
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():  # a run's handlers would keep this process from ending
+            signal.signal(number, handler)
+        if "torch" in sys.modules:
+            sys.modules["torch"].use_deterministic_algorithms(False)
+        if "torch._dynamo" in sys.modules:  # to import it takes as long as many a test file
+            sys.modules["torch"].compiler.reset()  # PyTorch counts recompilations over a whole process
+
+
+def _run_fork(command, cwd, env, streams, closed):
+    for number, path in enumerate(streams, start=1):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, number)
+        os.close(file)
+    for number in closed:
+        os.close(number)
+        setattr(sys, ("stdin", "stdout", "stderr")[number], None)  # as Python does when it starts
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = command
+    if cwd != ROOT:
+        for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+            del sys.modules[name]
+    sys.path[:] = [os.path.dirname(os.path.abspath(command[0])), *(p for p in sys.path if p not in ("", str(ROOT)))]
+    if cwd == ROOT:
+        sys.path.insert(1, str(ROOT))
+    runpy.run_path(command[0], run_name="__main__")
+
+
+class Pool:
+    """Processes that wait for work. One that fails ends all, and the next call starts new ones."""
+
+    def __init__(self):
+        self.members = []
+
+    def call(self, world: int, env: dict, work: Callable, *args) -> list:
+        """What `work(*args)` returns in each of `world` ranks; None for one that was ended because another failed.
+
+        A result with a `returncode` that is not 0 is a failure. Raises the exception of a rank, or TimeoutError.
+        """
+        while len(self.members) < world:
+            ours, theirs = FORKS.Pipe()
+            member = FORKS.Process(target=_serve, args=(theirs,), daemon=True)
+            member.start()
+            theirs.close()
+            self.members.append((member, ours))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        waiting = {}
+        for rank, (_, pipe) in enumerate(self.members[:world]):
+            pipe.send((env | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, work, args))
+            waiting[pipe] = rank
+        results, failed, limit = [None] * world, None, time.monotonic() + TIMEOUT_S
+        while waiting and not failed:
+            ready = connection.wait(waiting, limit - time.monotonic())
+            failed = None if ready else TimeoutError(f"ranks {[*waiting.values()]} did not end in {TIMEOUT_S} s")
+            for pipe in ready:
+                try:
+                    results[waiting.pop(pipe)] = result = pipe.recv()
+                except EOFError as error:
+                    failed = error
+                else:
+                    failed = failed or ((isinstance(result, Exception) or getattr(result, "returncode", 0)) and result)
+        if failed:
+            self.end()
+        if isinstance(failed, Exception):
+            raise failed
+        return results
+
+    def end(self):
+        """End all processes."""
+        for member, _ in self.members:
+            member.kill()
+        for member, pipe in self.members:
+            member.join()
+            pipe.close()
+        self.members = []
+
+
+POOL = Pool()
+atexit.register(POOL.end)
+
+
+def _serve(pipe):
+    """Do what comes through the pipe, one after another."""
+    import torch
+
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which end this process
+    with contextlib.suppress(EOFError):
+        while True:
+            env, work, args = pipe.recv()
+            os.environ.clear()
+            os.environ.update(env)
+            try:
+                with as_it_was():
+                    pipe.send(work(*args))
+            except Exception as error:
+                traceback.print_exc()
+                pipe.send(error)
+
+
+def _run_as_rank(command):
+    return _run_here(command, dict(os.environ))
+
+
+def _work(work, args):
+    from torch import distributed
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = distributed.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), world, rank == 0)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    try:
+        return work(rank, world, *args)
+    finally:
+        distributed.destroy_process_group()
