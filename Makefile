@@ -1,19 +1,20 @@
-# make setup, quickstart, eval, test, test-avx2, faults, lowering, lint: each sets up .venv first, if it is not there yet.
+# make setup, quickstart, eval, test, test-all, lint: each sets up .venv first, if it is not there yet.
 # make gpu runs in your own environment.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# A test that hangs or kills its worker is named as failed. The slowest test takes three minutes on two quiet cores.
-# Dead workers are not restarted, because pytest-xdist 3.8 may then wait for ever (its issue 1378).
-PYTEST := $(BIN)/python -m pytest --timeout=600 --max-worker-restart=0 --dist loadfile
+# A test that hangs is named as failed after 100 s, the limit in pyproject.toml. Dead workers are not restarted, because
+# pytest-xdist 3.8 may then wait for ever (its issue 1378).
+PYTEST := $(BIN)/python -m pytest -n auto --max-worker-restart=0 --dist loadfile
+unexport PYTHONDONTWRITEBYTECODE  # processes that tests start would compile every module anew
 
 # PyTorch comes first, so that pip takes the build it would take without hashes: one for CPUs if an index has it
 # (CONTRIBUTING.md). It comes again at the end for what a build for CUDA needs beside it.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH = $$(grep -o '^torch==[0-9.]*' requirements.lock)
 
-.PHONY: setup quickstart eval test test-avx2 faults lowering lint gpu
+.PHONY: setup quickstart eval test test-all test-slow test-avx2 lowering lint gpu
 
 setup: $(VENV)/.installed
 
@@ -40,31 +41,33 @@ eval: setup
 	@$(BIN)/python export.py $(RUN) $(RUN)/hf
 	@$(BIN)/python harness.py $(RUN)/hf $(RUN)/lm_eval.json $(TASKS)
 
-# One pytest worker per core. To use one process, run python -m pytest. The order of files is that of tests/conftest.py.
+# Every promise once: what a change must not break. One pytest worker per core; for one process, run python -m pytest
 test: setup
-	$(PYTEST) -n auto --no-loadscope-reorder
+	$(PYTEST)
 
-# Test as on a CPU with only AVX2, which adds up in another order and has no instructions for bfloat16. Takes each test
-# file that imports torch, except those that measure time or memory, or end processes. On a CPU with only AVX2, make
-# test covers this.
-SAME_ON_AVX2 := test_(campaign|distributed|fits|max_batch|memory|sample|scale|shard_files|signals|sweep)[.]py
+# All there is, one after another; the GitHub workflow runs these side by side
+test-all: test-slow test-avx2 lowering
+
+# The tests of make test, with annotations checked, and those marked slow: kills, full disks, fuzzing, mutants, the
+# commands of the docs. FAULTS_SEED=7 draws other random numbers
+test-slow: setup
+	CHECK_TYPES=1 $(PYTEST) -m '' --ignore=tests/lowering
+
+# As on a CPU with only AVX2, which adds up in another order and has no instructions for bfloat16. On such a CPU, make
+# test covers this
 test-avx2: export ATEN_CPU_CAPABILITY := avx2
 test-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
 test-avx2: setup
 	@if env -u ATEN_CPU_CAPABILITY $(BIN)/python -c 'import sys, torch; sys.exit(torch.backends.cpu.get_cpu_capability() != "AVX2")'; \
 	then echo 'make test covers it: this CPU has only AVX2'; \
-	else $(PYTEST) -n auto $$(grep -rlE '^(import|from) torch' tests --include='test_*.py' | grep -vE '$(SAME_ON_AVX2)'); fi
-
-# Kills, corruptions, full disks, dying workers, fuzzing. FAULTS_SEED=7 make faults draws other random numbers.
-faults: setup
-	$(PYTEST) -m faults -rs -n 2 tests/faults
+	else $(PYTEST); fi
 
 # what Inductor makes of a step for an H200, without one: docs/benchmarks.md. Triton (700 MB) has a folder of its own,
 # because PyTorch's build for CPUs does not need it
 TRITON := $(VENV)/triton
 lowering: setup
 	@test -d $(TRITON)/triton || $(PIP) --no-deps --target $(TRITON) triton==3.7.0 || { echo 'Triton cannot be installed here: the tests skip, except in CI'; test -z "$$CI"; }
-	PYTHONPATH=$(TRITON) $(PYTEST) -rs -n 2 tests/lowering
+	PYTHONPATH=$(TRITON) $(PYTEST) -rs -m slow tests/lowering
 
 lint: setup
 	$(BIN)/ruff check .

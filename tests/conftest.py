@@ -49,6 +49,7 @@ import numpy as np
 import pytest
 import torch
 
+import export
 import train
 from fusedgpt.data import prepare, tokenizer
 from fusedgpt.dimensions import FAMILIES
@@ -66,8 +67,17 @@ TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, batch_size=4)
 # every switch that another family has and that goes with TINY, in one model; its heads are wider than n_embd / n_head
 LLAMA = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_inner=40, n_kv_head=1, head_size=32, qk_norm=True)
 LLAMA |= dict(window=8, window_pattern="LS", tie_embeddings=False, attention_bias="qkv", output_bias=True)
+# a run of each kind; at the rate of `small`, a Llama's rounding grows to 1e-3 of the loss in 20 steps
+RECIPES = {"gpt2": {}, "llama": LLAMA | dict(learning_rate=1e-3), "muon": dict(optimizer="muon")}
+RECIPES |= {"float16": dict(dtype="float16")}
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 ON_GPU_TOO = [("cpu", "float32"), *(pytest.param(*GPU.values, d, marks=GPU.marks) for d in ("bfloat16", "float16"))]
+
+
+def pytest_runtest_logreport(report):
+    # at once: at the end, a test that hangs is named only after all others
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.outcome}: {report.nodeid} ({report.when})", flush=True)
 
 
 def pytest_sessionfinish():
@@ -119,9 +129,23 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def small_run(tmp_path_factory, data):
+def finished(tmp_path_factory, data):
+    """finished(name): the folder of a finished run of RECIPES[name]. Tests that change it copy it first."""
+    return functools.cache(lambda name: run(tmp_path_factory.mktemp(name), data, **RECIPES[name]))
+
+
+@pytest.fixture(scope="session")
+def small_run(finished):
     """The folder of a finished run of `small` settings. Tests only read it."""
-    return run(tmp_path_factory.mktemp("small_run"), data)
+    return finished("gpt2")
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory, small_run):
+    """`small_run`, exported for transformers. Tests only read it."""
+    folder = tmp_path_factory.mktemp("exported") / "hf"
+    export.main(small_run, folder)
+    return folder
 
 
 def small(out_dir, data, **settings):

@@ -17,7 +17,7 @@ import zstandard
 from tests.documents import zip_of
 from tests.launch import ROOT
 
-pytestmark = [pytest.mark.faults, pytest.mark.skipif(sys.platform != "linux", reason="reads the peak in Linux's /proc")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads the peak in Linux's /proc")]
 
 MIB = 2**20
 READ = """

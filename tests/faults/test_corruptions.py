@@ -16,7 +16,7 @@ from fusedgpt.runs.run_folder import load_best, load_latest
 from tests.conftest import assert_same_bytes, run, small, tensors, weights
 from tests.faults.processes import finish, rng, start
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.slow
 
 CORRUPTIONS = 400
 TIMES = 5  # corruptions of each file before train.py itself resumes the run

@@ -18,7 +18,7 @@ from tests.conftest import checkpoint_of, flags, rows, small, wait_for
 from tests.faults.processes import rng, start
 from tests.launch import ROOT, fails, script, sentence
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.slow
 
 LONG = dict(max_iters=1_000_000, lr_decay_iters=1_000_000, learning_rate=1e-3, eval_interval=20, eval_iters=1)
 MOVES = 4

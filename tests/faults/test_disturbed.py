@@ -12,7 +12,7 @@ import torch
 from fusedgpt.bench import disturbance
 from fusedgpt.machine import timing
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.slow
 
 
 def measure(spec):

@@ -13,7 +13,7 @@ from tests.faults.torchrun import Torchrun
 from tests.launch import torchrun
 
 pytestmark = [
-    pytest.mark.faults,
+    pytest.mark.slow,
     pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="finds the workers in Linux's /proc"),
 ]
 DEATHS = {"ddp": 20, "fsdp": 8}

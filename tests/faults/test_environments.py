@@ -11,7 +11,7 @@ from tests.conftest import flags, rows, small
 from tests.faults.test_disks import succeeds_or_skips
 from tests.launch import ROOT, script, sentence
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.slow
 
 # Run commands one after another, forked from one process, so that PyTorch is imported only once. They have its flags
 # and environment. They come as arguments, because Python decodes these like the arguments of a script.

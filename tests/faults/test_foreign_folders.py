@@ -16,7 +16,7 @@ from model import GPT
 from tests.conftest import Evil, assert_same_bytes, flags, hugging_face, small
 from tests.launch import ROOT, fails
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.slow
 
 WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
 ONE = "transformer.h.0.attn.c_attn.weight"

@@ -30,7 +30,7 @@ from model import GPTConfig
 from tests.faults.processes import SEED
 from tests.launch import ROOT
 
-pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore")]  # a mutated config file may well deserve one
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # a mutated config file may well deserve one
 
 CASES = int(os.environ.get("FAULTS_CASES", "100000"))
 SHARES = {"flags": 0.6, "config files": 0.25, "metas": 0.15}

@@ -16,7 +16,7 @@ from tests.conftest import assert_same_bytes, rows, small, tensors, wait_for
 from tests.faults.processes import SETTINGS, finish, rng, start
 from tests.launch import FORKS
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.slow
 
 TIMES = ("ms", "tokens_per_s", "mfu", "peak_memory")  # metrics that differ between equal runs
 

@@ -13,7 +13,7 @@ import pytest
 from fusedgpt.bench import campaign
 from tests.launch import ROOT
 
-pytestmark = [pytest.mark.faults, pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")]
 HIDES = """
 import sys
 from importlib import machinery

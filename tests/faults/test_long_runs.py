@@ -10,7 +10,7 @@ from fusedgpt.data import prepare
 from tests.conftest import rows, run, small
 from tests.faults.processes import start
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.slow
 
 STEPS = 50_000
 TERABYTE = 10**12

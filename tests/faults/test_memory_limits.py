@@ -14,7 +14,7 @@ from tests.faults.processes import rng, start
 from tests.launch import sentence
 
 pytestmark = [
-    pytest.mark.faults,
+    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA limits all private memory on Linux only"),
 ]
 

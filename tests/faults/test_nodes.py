@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import assert_same_bytes, flags, rows, small, weights
 from tests.faults.torchrun import Torchrun
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.slow
 TIMEOUT = 10  # --timeout: seconds that a process waits for another
 SLACK = 10  # most seconds from then to the message, on a busy machine
 BOUND = 90  # most seconds from the cable's return to the next step: TCP tells the far torchrun late

@@ -16,7 +16,7 @@ from tests.faults.processes import rng
 from tests.kill_points import killed_before
 from tests.test_export import export_of_bytes, kill_and_repeat, loaded
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("over", ["nothing", "an older export"])

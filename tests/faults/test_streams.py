@@ -10,7 +10,7 @@ from tests.fusedgpt.data.test_tokenizer import TEXT, meta_of
 from tests.launch import process
 from tests.test_export import data_of
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.slow
 
 CLOSED = {">&-": (1,), "2>&-": (2,), "<&- >&- 2>&-": (0, 1, 2)}
 # A config file that writes to the numbers 1 and 2 all the time, as C code does. Without a guard, the first opened

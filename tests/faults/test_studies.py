@@ -19,7 +19,7 @@ from tests.conftest import TINY, wait_for
 from tests.fusedgpt.studies import fakes, workers
 from tests.launch import ROOT
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.slow
 optuna = pytest.importorskip("optuna")
 pytest.importorskip("psycopg")
 pytest.importorskip("tyro")

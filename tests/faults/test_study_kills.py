@@ -18,7 +18,7 @@ from tests.fusedgpt.studies import fakes
 from tests.fusedgpt.studies.test_runner import STUDY
 from tests.launch import ROOT
 
-pytestmark = [pytest.mark.faults, pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")]
 
 RATES = {f"learning_rate={rate}": {"learning_rate": rate} for rate in (0.01, 0.1, 100.0)}
 

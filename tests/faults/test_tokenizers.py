@@ -11,7 +11,7 @@ from tests.faults.processes import rng
 from tests.faults.test_inputs import tried
 from tests.fusedgpt.data.test_tokenizer import HOSTILE, trained_bpe, used
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.slow
 
 CASES = 1000
 THINGS = [None, True, "", "a", "<|endoftext|>", "\0", -1, 0, 1, 7, 300, 2**24, 2**31, 2**32 - 1, 2**63, 1e308, [], {}]

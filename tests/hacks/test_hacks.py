@@ -16,6 +16,8 @@ from tests.conftest import flags as flags_of
 from tests.hacks import changes
 from tests.launch import ROOT, process
 
+pytestmark = pytest.mark.slow
+
 TEXT = "The house in which a change works or fails aloud. " * 400
 SIZES = [f"--{name}={value}" for name, value in TINY.items()]
 

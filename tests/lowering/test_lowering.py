@@ -23,6 +23,8 @@ from fusedgpt.estimates.step import Step
 from fusedgpt.machine.gpus import GPUS, NETWORKS
 from tests.launch import ROOT
 
+pytestmark = pytest.mark.slow
+
 HERE = pathlib.Path(__file__).parent
 TORCH = pathlib.Path(torch.__file__).parent
 LOGITS = 12 * 1024 * 50257  # the loss cuts the padding off, so a second tensor may lack it
