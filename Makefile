@@ -4,9 +4,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# A test that hangs is named as failed after 100 s, the limit in pyproject.toml. Dead workers are not restarted, because
-# pytest-xdist 3.8 may then wait for ever (its issue 1378).
+# Dead workers are not restarted, because pytest-xdist 3.8 may then wait for ever (its issue 1378)
 PYTEST := $(BIN)/python -m pytest -n auto --max-worker-restart=0 --dist loadfile
+# A test that hangs is named and failed after 100 s (pyproject.toml), and after 110 s if it hangs in C++, where no signal
+# is handled: its worker prints where, and ends
+FAST := $(PYTEST) -o faulthandler_timeout=110 -o faulthandler_exit_on_timeout=true
 unexport PYTHONDONTWRITEBYTECODE  # processes that tests start would compile every module anew
 
 # PyTorch comes first, so that pip takes the build it would take without hashes: one for CPUs if an index has it
@@ -43,7 +45,7 @@ eval: setup
 
 # Every promise once: what a change must not break. One pytest worker per core; for one process, run python -m pytest
 test: setup
-	$(PYTEST)
+	$(FAST)
 
 # All there is, one after another; the GitHub workflow runs these side by side
 test-all: test-slow test-avx2 lowering
@@ -60,7 +62,7 @@ test-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
 test-avx2: setup
 	@if env -u ATEN_CPU_CAPABILITY $(BIN)/python -c 'import sys, torch; sys.exit(torch.backends.cpu.get_cpu_capability() != "AVX2")'; \
 	then echo 'make test covers it: this CPU has only AVX2'; \
-	else $(PYTEST); fi
+	else $(FAST); fi
 
 # what Inductor makes of a step for an H200, without one: docs/benchmarks.md. Triton (700 MB) has a folder of its own,
 # because PyTorch's build for CPUs does not need it
