@@ -1,5 +1,8 @@
+"""study.py as its users call it, and train.py's runs in it, which are in this process."""
+
 import json
 import shlex
+import shutil
 
 import pytest
 
@@ -8,23 +11,31 @@ from fusedgpt.runs.metrics import record_of
 from fusedgpt.studies import command, design, outcomes, space
 from study import plan_of
 from tests.conftest import TINY, assert_same_bytes, weights
-from tests.launch import ROOT, fails, script
+from tests.fusedgpt.studies import fakes
+from tests.launch import ROOT, fails, process, script
 from tests.test_docs import COMMANDS
 
 SMALL = TINY | dict(gradient_accumulation_steps=1, max_iters=6, eval_interval=3, eval_iters=2, warmup_iters=1)
 SMALL |= dict(lr_decay_iters=6, log_interval=1, device="cpu", dtype="float32", compile=False)
+RATES = ("--learning_rate=1e-2,1e-9", "--seed=1..3")
 
 
-def study(folder, data, *args, check=True, **env):
+@pytest.fixture(scope="module", autouse=True)
+def cheap():
+    with fakes.in_this_process(), fakes.blank_figures():
+        yield
+
+
+def study(folder, data, *args, check=True, run=script):
     shared = {"study_dir": folder, "dataset": data, **SMALL}
-    return script("study.py", *(f"--{name}={value}" for name, value in shared.items()), *args, check=check, **env)
+    return run("study.py", *(f"--{name}={value}" for name, value in shared.items()), *args, check=check)
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory, data):
     """A study of two rates, one of which learns nothing, with three seeds, and what it said."""
     folder = tmp_path_factory.mktemp("studies") / "rates"
-    return folder, study(folder, data, "--learning_rate=1e-2,1e-9", "--seed=1..3").stdout
+    return folder, study(folder, data, *RATES).stdout
 
 
 def test_a_study_ends_with_a_verdict(done):
@@ -62,9 +73,9 @@ def test_a_run_of_a_study_is_the_run_that_its_settings_make(done, tmp_path):
 def test_the_same_command_again_makes_no_run_and_other_settings_are_refused(done, data):
     folder, _ = done
     before = (folder / "outcomes.jsonl").read_bytes()
-    study(folder, data, "--learning_rate=1e-2,1e-9", "--seed=1..3")
+    study(folder, data, *RATES)
     assert (folder / "outcomes.jsonl").read_bytes() == before
-    said = study(folder, data, "--learning_rate=1e-2,1e-9", "--seed=1..3", "--weight_decay=0.3", check=False)
+    said = study(folder, data, *RATES, "--weight_decay=0.3", check=False)
     assert "weight_decay was 0.1, and is 0.3 now" in said.stderr
     assert said.returncode == 1
 
@@ -123,10 +134,16 @@ def test_variants_with_files_of_their_own_are_added(tmp_path, data):
 
 def test_fail_unless_better(done, data):
     folder, _ = done
-    both = ("--learning_rate=1e-2,1e-9", "--seed=1..3", "--fail_unless=better")
+    both = (*RATES, "--fail_unless=better")
     ended = study(folder, data, *both, check=False)
     assert (ended.returncode, ended.stderr.strip()) == (1, "error: no variant is better than learning_rate=0.01")
     assert study(folder, data, *both, "--baseline=learning_rate=1e-09").returncode == 0
+
+
+@pytest.mark.slow  # six starts of PyTorch; test_runner.py has the processes of a study, with another train.py
+def test_a_study_whose_runs_are_processes_has_the_same_losses(done, tmp_path, data):
+    study(tmp_path / "study", data, *RATES, run=process)
+    assert outcomes.read(tmp_path / "study").values() == outcomes.read(done[0]).values()
 
 
 def test_a_dry_run_says_what_a_study_takes_and_writes_nothing(tmp_path, data):
@@ -137,8 +154,6 @@ def test_a_dry_run_says_what_a_study_takes_and_writes_nothing(tmp_path, data):
 
 
 def test_more_seeds_are_added_and_said_to_be(done, data, tmp_path):
-    import shutil
-
     folder = shutil.copytree(done[0], tmp_path / "study")
     said = study(folder, data, "--learning_rate=1e-2,1e-9", "--seed=4").stdout
     assert "seeds were added after a verdict" in said
@@ -148,24 +163,21 @@ def test_more_seeds_are_added_and_said_to_be(done, data, tmp_path):
 def test_one_seed_decides_nothing(tmp_path, data):
     said = study(tmp_path / "study", data, "--learning_rate=1e-2,1e-9").stdout
     assert "one seed decides nothing" in said
-    assert json.loads((tmp_path / "study" / "verdict.json").read_text())["comparisons"][0]["word"] not in (
-        "better",
-        "worse",
-    )
+    (comparison,) = json.loads((tmp_path / "study" / "verdict.json").read_text())["comparisons"]
+    assert comparison["word"] == "no difference found"
 
 
 def test_bad_input_ends_in_one_sentence(tmp_path, data):
-    folder = f"--study_dir={tmp_path / 'study'}"
-    assert "learning_rate='quick' is not allowed" in fails("study.py", folder, "--learning_rate=1e-3,quick")
-    assert "dataset='nowhere' is no folder" in fails("study.py", folder, "--dataset=nowhere", "--seed=1,2")
-    assert "against='no-such-ref' is no commit of " in fails(
-        "study.py", folder, f"--dataset={data}", "--against=no-such-ref"
-    )
-    assert "leave the settings the same" in fails(
-        "study.py", folder, f"--dataset={data}", "--against=HEAD", "--seed=1", "--n_layer=1,2"
-    )
-    assert "name the folder of a study" in fails("study.py", "report")
-    assert "study.json does not exist" in fails("study.py", "report", tmp_path)
+    folder, its = f"--study_dir={tmp_path / 'study'}", f"--dataset={data}"
+    for args, said in [
+        ((folder, "--learning_rate=1e-3,quick"), "learning_rate='quick' is not allowed"),
+        ((folder, "--dataset=nowhere", "--seed=1,2"), "dataset='nowhere' is no folder"),
+        ((folder, its, "--against=no-such-ref"), "against='no-such-ref' is no commit of "),
+        ((folder, its, "--against=HEAD", "--seed=1", "--n_layer=1,2"), "leave the settings the same"),
+        (("report",), "name the folder of a study"),
+        (("report", tmp_path), "study.json does not exist"),
+    ]:
+        assert said in fails("study.py", *args)
     assert not (tmp_path / "study" / "runs").exists()
 
 

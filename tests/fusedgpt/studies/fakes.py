@@ -1,7 +1,18 @@
-"""A train.py that learns nothing but writes what the real one writes, in a tenth of a second."""
+"""Stand-ins for what takes a study's tests long: train.py, processes for its runs, and figures.
 
+The fake train.py learns nothing but writes what the real one writes, in a tenth of a second.
+"""
+
+import contextlib
 import pathlib
 import textwrap
+import types
+from collections.abc import Iterator
+from typing import IO
+from unittest import mock
+
+from fusedgpt.studies import figures, progress, runner
+from tests.launch import script
 
 # The loss falls towards (log10(learning_rate) + 2)² + 1, plus a part that follows from the seed. A rate above 10
 # diverges, n_layer=13 is refused, n_layer=14 fills the disk
@@ -66,3 +77,38 @@ def code(folder: pathlib.Path) -> pathlib.Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.py").write_text(textwrap.dedent(FAKE))
     return folder
+
+
+class Here:
+    """Stands for a Popen: its command, a train.py, has run to its end in this process."""
+
+    def __init__(self, command: list, stdout: IO, env: dict, **_):
+        done = script(*command[1:], check=False, **env)
+        stdout.write(done.stdout + done.stderr)
+        self.returncode = done.returncode
+
+    def poll(self) -> int:
+        """The exit status."""
+        return self.returncode
+
+    wait = poll
+
+    def send_signal(self, number: int):
+        """It comes too late."""
+
+
+@contextlib.contextmanager
+def in_this_process() -> Iterator[None]:
+    """Runs of a study, and dry runs, are in this process, one after another: no import of PyTorch for each."""
+    dry = types.SimpleNamespace(run=lambda command, **_: script(*command[1:], check=False), DEVNULL=None)
+    processes = types.SimpleNamespace(Popen=Here, DEVNULL=None)
+    with mock.patch.multiple(runner, subprocess=processes, POLL_S=0), mock.patch.object(progress, "subprocess", dry):
+        yield
+
+
+@contextlib.contextmanager
+def blank_figures() -> Iterator[None]:
+    """Reports have files of the right names in place of figures, which take seconds to draw and write."""
+    blank = mock.Mock(**{"return_value.savefig": lambda file, **_: file.write(bytes(200))})
+    with mock.patch.multiple(figures, curves=blank, differences=blank, settings=blank, importance=blank):
+        yield
