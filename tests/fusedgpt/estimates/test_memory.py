@@ -13,11 +13,20 @@ from tests import plan_errors
 GPT2 = GPTConfig(**plan_errors.GPT2)
 
 
-def of_case(case):
-    return "-".join(str(value) for part in case for value in part.values())
+SMALL = plan_errors.SMALL | dict(n_layer=2)
+MANY_IDS = SMALL | dict(n_layer=1, vocab_size=8000)
+FLASH, MANUAL = (dict(batch_size=4, attention=name, dtype="float32") for name in ("flash", "manual"))
+# one of each kind; all of plan_errors take minutes
+QUICK = [(SMALL, MANUAL), (SMALL, MANUAL | dict(recompute="attention")), (SMALL, FLASH | dict(recompute="block"))]
+QUICK += [(MANY_IDS, FLASH), (MANY_IDS | dict(loss="chunked"), FLASH), (SMALL, dict(batch_size=1, attention="flash"))]
+QUICK += [(SMALL | dict(dropout=0.1), dict(batch_size=1, attention="manual"))]
+QUICK += [(SMALL | plan_errors.PARTS | dict(n_inner=352), FLASH)]
+QUICK += [(SMALL | dict(block_size=512, window=64), dict(batch_size=2, attention="blocked", dtype="float32"))]
+SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in plan_errors.ALONE + plan_errors.FAMILIES]
+SLOW += [pytest.param(case, marks=pytest.mark.slow) for case in plan_errors.COMPILED]
 
 
-@pytest.mark.parametrize("case", plan_errors.ALONE + plan_errors.FAMILIES + plan_errors.COMPILED, ids=of_case)
+@pytest.mark.parametrize("case", [*QUICK, *SLOW])
 def test_memory_is_what_a_step_really_holds(case):
     # without weights and moments: they are easy to count, and would hide an error in the rest
     shape, how = case
@@ -29,6 +38,7 @@ def test_memory_is_what_a_step_really_holds(case):
     assert least_memory(config, run.batch_size, run.itemsize, backward=True, muon=False) <= held
 
 
+@pytest.mark.slow  # two processes that share a model measure for half a minute
 def test_memory_of_a_shared_model_is_what_a_step_really_holds():
     for (_, how), found in zip(plan_errors.SHARED, plan_errors.shared_errors()):
         assert found["estimate"] == pytest.approx(found["measured"], rel=0.15), how
@@ -49,7 +59,8 @@ def test_weights_and_moments_are_no_matter_of_doubt():
 def test_weights_gradients_and_moments_are_sixteen_bytes_over_the_shards():
     # one token: next to nothing else
     tiny = dataclasses.replace(GPT2, block_size=1)
-    N = GPT(tiny).get_num_params(non_embedding=False)
+    with torch.device("meta"):
+        N = GPT(tiny).get_num_params(non_embedding=False)
     for run, divided in ((Run(1), 1), (Run(1, 8, gpus=8), 1), (Run(1, 8, gpus=8, parallel="fsdp"), 8)):
         found = Memory.of(tiny, run)
         assert (found.weights, found.optimizer) == (4 * N / divided, 8 * N / divided)
