@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from unittest import mock
 
@@ -72,20 +72,38 @@ def process(
         return _checked(subprocess.CompletedProcess(command, fork.exitcode, *said), check)
 
 
+@contextlib.contextmanager
+def on_terminal(name, *args) -> Iterator[tuple]:
+    """A script in a process on a terminal of its own, and the terminal's other end: what is written there is typed."""
+    pty = pytest.importorskip("pty")  # Windows has none
+    keys, terminal = pty.openpty()
+    child = FORKS.Process(target=_run_on_terminal, args=([str(name), *map(str, args)], os.ttyname(terminal)))
+    child.start()
+    try:
+        yield child, keys
+    finally:
+        child.kill()
+        child.join()
+        os.close(keys)
+        os.close(terminal)
+
+
 def torchrun(processes: int, name, *args, check: bool = True, **env) -> subprocess.CompletedProcess:
     """Run a script under torchrun on this machine. It takes ten seconds, `ranks` one."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     return process(name, *args, prefix=start, check=check, **env)
 
 
-def ranks(world: int, name, *args, check: bool = True, **env) -> subprocess.CompletedProcess:
-    """Run a script in `world` ranks with the variables that torchrun sets.
+def ranks(
+    world: int, name, *args, check: bool = True, inside: Callable = contextlib.nullcontext, **env
+) -> subprocess.CompletedProcess:
+    """Run a script in `world` ranks with the variables that torchrun sets, each in the context that `inside()` returns.
 
     The status is that of the rank that failed, or 0; the text is that of all. If one fails, the others are ended.
     """
     pytest.importorskip("tyro")
     command = [str(name), *map(str, args)]
-    done = POOL.call(world, {**os.environ, **env}, _run_as_rank, command)
+    done = POOL.call(world, {**os.environ, **env}, _run_as_rank, command, inside)
     status = next((each.returncode for each in done if each and each.returncode), 0)
     said = ["".join(getattr(each, stream) for each in done if each) for stream in ("stdout", "stderr")]
     return _checked(subprocess.CompletedProcess(command, status, *said), check)
@@ -173,6 +191,18 @@ def _run_fork(command, cwd, env, streams, closed):
     runpy.run_path(command[0], run_name="__main__")
 
 
+def _run_on_terminal(command, terminal):
+    import fcntl
+    import termios
+
+    os.setsid()  # so that Ctrl-C becomes a signal
+    fcntl.ioctl(keys := os.open(terminal, os.O_RDWR), termios.TIOCSCTTY, 0)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        os.dup2(keys, number)
+        setattr(sys, name, os.fdopen(number, "w" if number else "r", buffering=1, closefd=False))
+    _run_fork(command, ROOT, dict(os.environ), [pathlib.Path(terminal)] * 2, ())
+
+
 class Pool:
     """Processes that wait for work. One that fails ends all, and the next call starts new ones."""
 
@@ -247,8 +277,9 @@ def _serve(pipe):
                 pipe.send(error)
 
 
-def _run_as_rank(command):
-    return _run_here(command, dict(os.environ))
+def _run_as_rank(command, inside):
+    with inside():
+        return _run_here(command, dict(os.environ))
 
 
 def _work(work, args):
