@@ -17,9 +17,6 @@ from tests.launch import FORKS
 
 SEED = int(os.environ.get("FAULTS_SEED", "8"))
 
-# long enough to be killed many times; a checkpoint is being written most of the time
-SETTINGS = dict(max_iters=300, eval_interval=5, eval_iters=1, dropout=0.1, init_from="auto", keep_checkpoints=2)
-
 
 def rng(name: str) -> random.Random:
     """Random numbers for one test; FAULTS_SEED in the environment changes them."""
@@ -33,15 +30,11 @@ def start(
 
     before: what each process calls before it trains.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     processes = []
     for rank in range(world):
-        env = {"OMP_NUM_THREADS": "1"}
-        if world > 1:
-            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        env = place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {}
         processes.append(FORKS.Process(target=_main, args=(dataclasses.asdict(settings), env, log, before)))
         processes[-1].start()
     return processes
