@@ -3,7 +3,7 @@
     TRANSFORMERS_4=PYTHON LLAMA_CPP=PYTHON NANOGPT=FOLDER python -m pytest -s tests/test_other_programs.py
 
 PYTHON is an interpreter whose environment has transformers 4, or llama-cpp-python; FOLDER is a clone of nanoGPT. What
-is not named is skipped. transformers 5 runs in the environment of the tests.
+is not named is skipped. transformers 5 runs in the process of the tests.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import pathlib
 import subprocess
 import sys
 import unicodedata
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -46,7 +47,8 @@ FAMILIES = {  # the settings of a model, by its family
     "qwen3": ROTARY | dict(qk_norm=True, head_size=48, tie_embeddings=True),
     "phi": dict(position="rotary", rope_fraction=0.5, parallel_block=True, output_bias=True, tie_embeddings=False),
 }
-PYTHONS = {"transformers 5": sys.executable, "transformers 4": os.environ.get("TRANSFORMERS_4")}
+HERE = "transformers 5"
+PYTHONS = {HERE: sys.executable, "transformers 4": os.environ.get("TRANSFORMERS_4")}
 TRANSFORMERS = """
 import json, sys, torch, transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -97,13 +99,13 @@ def meta(kind):
 class Trained:
     """A run on SONNETS in a tokenizer, and what its model says. family: None: GPT-2."""
 
-    def __init__(self, folder, kind, activation, family=None):
+    def __init__(self, folder, kind, activation, family=None, **settings):
         self.name, self.run, data = f"{family or 'gpt2'}, {kind}, {activation}", folder / "run", folder / "data"
         self.tokenizer = Tokenizer(meta(kind))
         ids = self.tokenizer.encode_text(self.known(SONNETS))
         prepare.write(data, {"train": [ids], "val": [ids]}, "sonnets", **meta(kind))
         with contextlib.redirect_stdout(io.StringIO()):
-            how = SIZES | (OF_GPT2S if kind == "gpt2" else {}) | FAMILIES.get(family, {})
+            how = SIZES | (OF_GPT2S if kind == "gpt2" else {}) | FAMILIES.get(family, {}) | settings
             run(self.run, data, activation=activation, **how)
         self.saved, self.activation = run_folder.load_best(self.run)[0], activation
         self.model = GPT.from_checkpoint(self.saved).eval()
@@ -137,8 +139,14 @@ def opened(python, program, format, runs, folder):
         export.main(one.run, folder / str(number), format)
         asked.append(dict(folder=str(folder / str(number)), prompt=PROMPT, new=NEW, ids=one.ids, texts=one.texts))
         asked[-1] |= dict(context=one.model.config.block_size)
+    program = f"LAST = {LAST}\n{program}"
+    if python == sys.executable:
+        said = io.StringIO()
+        with mock.patch.object(sys, "stdin", io.StringIO(json.dumps(asked))), contextlib.redirect_stdout(said):
+            exec(program, {})
+        return json.loads(said.getvalue())
     how = dict(input=json.dumps(asked), text=True, stdout=subprocess.PIPE, cwd=folder, timeout=1800)
-    return json.loads(subprocess.run([python, "-c", f"LAST = {LAST}\n{program}"], check=True, **how).stdout)
+    return json.loads(subprocess.run([python, "-c", program], check=True, **how).stdout)
 
 
 @pytest.fixture(scope="module")
@@ -147,16 +155,10 @@ def trained(tmp_path_factory):
     return functools.cache(lambda *what: Trained(tmp_path_factory.mktemp("trained"), *what))
 
 
-@pytest.mark.parametrize("python", PYTHONS)
-def test_transformers(python, trained, tmp_path):
-    # transformers 4.57 did not know the tokenizer's class, "TokenizersBackend"
-    if not PYTHONS[python]:
-        pytest.skip("TRANSFORMERS_4 names no interpreter that has transformers 4")
-    if PYTHONS[python] == sys.executable:
-        pytest.importorskip("transformers", minversion="5")
-    runs = [trained(kind, "gelu") for kind in ("byte", "byte without end", "char", "json", *GPT2S)]
-    runs += [trained("byte", "gelu_tanh", family) for family in FAMILIES]
-    for one, found in zip(runs, opened(PYTHONS[python], TRANSFORMERS, "hf", runs, tmp_path), strict=True):
+def compare_with_transformers(python, runs, folder):
+    """Texts, logits and ids of the `runs`, as this transformers has them and as the models have them."""
+    pytest.importorskip("transformers", minversion="5")
+    for one, found in zip(runs, opened(PYTHONS[python], TRANSFORMERS, "hf", runs, folder), strict=True):
         gap = one.gap(found["logits"], one.activation)
         print(f"transformers {found['version']}, {one.name}: logits within {gap:.1g}")
         print(f"    {found['text']!r}")
@@ -164,11 +166,30 @@ def test_transformers(python, trained, tmp_path):
         assert found["text"] == one.text() and gap < 1e-4
         for text, encoded, decoded in zip(one.texts, found["encoded"], found["decoded"], strict=True):
             # for any qwen2, AutoTokenizer of transformers 5 normalizes and splits texts as Qwen does
-            if not (python == "transformers 5" and one.name.startswith("qwen2")):
+            if not (python == HERE and one.name.startswith("qwen2")):
                 assert encoded == one.tokenizer.encode(text) and decoded == text
         assert found["end"] == one.tokenizer.end_of_text
 
 
+def test_transformers_5_says_what_the_model_says(tmp_path):
+    quick = dict(max_iters=20, eval_interval=20, batch_size=4)
+    compare_with_transformers(HERE, [Trained(tmp_path / "trained", "byte", "gelu_tanh", "llama", **quick)], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("python", PYTHONS)
+def test_transformers(python, trained, tmp_path):
+    # transformers 4.57 did not know the tokenizer's class, "TokenizersBackend"
+    if not PYTHONS[python]:
+        pytest.skip("TRANSFORMERS_4 names no interpreter that has transformers 4")
+    runs = [trained(kind, "gelu") for kind in ("byte", "byte without end", "char", "json", *GPT2S)]
+    runs += [trained("byte", "gelu_tanh", family) for family in FAMILIES]
+    compare_with_transformers(python, runs, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_llama_cpp(trained, tmp_path):
     if not (python := os.environ.get("LLAMA_CPP")):
         pytest.skip("LLAMA_CPP names no interpreter that has llama-cpp-python")
@@ -188,6 +209,8 @@ def test_llama_cpp(trained, tmp_path):
         assert form < 5e-3  # llama.cpp reads GELU from a table of float16
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("kind", "activation"),
     [("byte", "gelu"), ("byte", "gelu_tanh"), ("char", "gelu"), *((each, "gelu") for each in GPT2S)],
