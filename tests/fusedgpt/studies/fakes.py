@@ -15,7 +15,8 @@ from fusedgpt.studies import figures, progress, runner
 from tests.launch import script
 
 # The loss falls towards (log10(learning_rate) + 2)² + 1, plus a part that follows from the seed. A rate above 10
-# diverges, n_layer=13 is refused, n_layer=14 fills the disk
+# diverges, n_layer=13 is refused, n_layer=14 fills the disk. Before its fourth step, a run sends the signal that a test
+# has written to the file `signal` of its folder, once: to itself, or to its study if the number is negative
 FAKE = """
 import json, math, os, pathlib, random, signal, sys, time
 
@@ -30,6 +31,7 @@ if flags.get("dry_run"):
 if flags.get("n_layer") in ("13", "14"):
     sys.exit("error: n_layer=13 is unlucky" if flags["n_layer"] == "13" else "error: cannot write x: No space left")
 out.mkdir(parents=True, exist_ok=True)
+(out / "pid").write_text(str(os.getpid()))
 signals = []
 signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
 state = out / "ckpt.pt"
@@ -62,6 +64,12 @@ with open(path, "a", buffering=1) as file:
             aside.replace(state)
         if iteration == steps:
             break
+        if iteration == 3 and (out / "signal").exists():
+            number = int((out / "signal").read_text())
+            (out / "signal").unlink()
+            os.kill(os.getppid() if number < 0 else os.getpid(), abs(number))
+            while number < 0 and not signals:
+                time.sleep(0.01)
         if signals:
             state.write_text(str(iteration))
             sys.exit(143)
@@ -77,6 +85,12 @@ def code(folder: pathlib.Path) -> pathlib.Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.py").write_text(textwrap.dedent(FAKE))
     return folder
+
+
+def send(number: int, out_dir: pathlib.Path) -> None:
+    """Let the fake run in `out_dir` send a signal: to itself, or to its study if `number` is negative."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    (out_dir / "signal").write_text(str(number))
 
 
 class Here:
@@ -97,11 +111,38 @@ class Here:
         """It comes too late."""
 
 
+class Stepwise(Here):
+    """A run that gets to its next evaluation each time it is polled, and ends when it gets a signal."""
+
+    def __init__(self, command: list, **how):
+        super().__init__(command, **how)
+        out_dir = next(flag.partition("=")[2] for flag in command if str(flag).startswith("--out_dir="))
+        self.path, self.returncode, self.ends_with = pathlib.Path(out_dir, "metrics.jsonl"), None, self.returncode
+        self.left = self.path.read_text().splitlines(keepends=True)
+        self.path.write_text("")
+
+    def poll(self) -> int | None:
+        """The exit status, or None while it goes on."""
+        if self.returncode is None and not self.left:
+            self.returncode = self.ends_with
+        while self.returncode is None and self.left:
+            line = self.left.pop(0)
+            with open(self.path, "a") as file:
+                file.write(line)
+            if '"eval"' in line:
+                break
+        return self.returncode
+
+    def send_signal(self, number: int):
+        """End it."""
+        self.returncode = 128 + number
+
+
 @contextlib.contextmanager
-def in_this_process() -> Iterator[None]:
+def in_this_process(popen: type = Here) -> Iterator[None]:
     """Runs of a study, and dry runs, are in this process, one after another: no import of PyTorch for each."""
     dry = types.SimpleNamespace(run=lambda command, **_: script(*command[1:], check=False), DEVNULL=None)
-    processes = types.SimpleNamespace(Popen=Here, DEVNULL=None)
+    processes = types.SimpleNamespace(Popen=popen, DEVNULL=None)
     with mock.patch.multiple(runner, subprocess=processes, POLL_S=0), mock.patch.object(progress, "subprocess", dry):
         yield
 

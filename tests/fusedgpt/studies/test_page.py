@@ -12,11 +12,18 @@ import pytest
 
 from fusedgpt.studies import outcomes, page, report
 from tests.fusedgpt.runs.test_report_page import in_browser, in_chromium, on_a_phone, page_of, text_in
+from tests.fusedgpt.studies import by_hand, fakes
 from tests.fusedgpt.studies.by_hand import renamed, study, three
 
 EVIL = "</script><b>{{page}}&amp;<!--"
 ADAMW, MUON = "learning_rate=0.01,optimizer=adamw", "learning_rate=0.01,optimizer=muon"
 FAST = "learning_rate=0.1,optimizer=muon"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cheap():
+    with fakes.blank_figures():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +107,8 @@ def test_a_search_says_what_it_found_in_its_own_words(tmp_path):
     assert content["search"] and any("--seed=2.." in text for _, text in content["sentences"])
 
 
-def test_a_large_study_makes_a_page_that_a_browser_can_take(tmp_path):
+def test_a_large_study_makes_a_page_that_a_browser_can_take(tmp_path, monkeypatch):
+    monkeypatch.setattr(by_hand, "EVERY", 1)
     variants = {f"n_layer={n}": {"n_layer": n, "n_head": n % 3} for n in range(60)}
     losses = {name: {1: [4.0 / (n + 1) for n in range(150)]} for name in variants}
     folder = study(tmp_path, variants, losses)

@@ -12,9 +12,16 @@ from fusedgpt.runs.metrics import record_of
 from fusedgpt.studies import outcomes, report
 from tests.conftest import small
 from tests.fusedgpt.runs.test_report_page import page_of
+from tests.fusedgpt.studies import fakes
 from tests.fusedgpt.studies.by_hand import study, three
 
 ADAMW, MUON = "learning_rate=0.01,optimizer=adamw", "learning_rate=0.01,optimizer=muon"
+
+
+@pytest.fixture(autouse=True)
+def cheap():
+    with fakes.blank_figures():
+        yield
 
 
 def strict(text):

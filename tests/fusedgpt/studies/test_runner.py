@@ -1,11 +1,11 @@
+"""The runs of a study with a train.py that learns nothing: in this process where it is not about processes."""
+
+import contextlib
 import json
 import math
 import os
-import pathlib
 import signal
-import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -16,7 +16,9 @@ from fusedgpt.runs.metrics import record_of
 from fusedgpt.settings import Settings
 from fusedgpt.studies import design, outcomes, runner, versions
 from fusedgpt.studies.command import Request, StudySettings
+from tests.conftest import wait_for
 from tests.fusedgpt.studies import fakes
+from tests.launch import FORKS
 
 RATES = {f"learning_rate={rate}": {"learning_rate": rate} for rate in (0.01, 0.1)}
 
@@ -26,13 +28,19 @@ def plan(variants=RATES, seeds=(1, 2), threads=None, **shared):
     return design.of(Request(StudySettings(), settings, dict(variants), list(seeds)), "grid", "", "", {}, threads)
 
 
-def run(tmp_path, plan, at_once=1, jobs=None, deadline=math.inf):
-    """Run a study with the fake train.py; the jobs in the order in which they ended."""
-    folder = tmp_path / "study"
+@contextlib.contextmanager
+def runner_of(tmp_path, plan):
+    """The runner of a study in tmp_path/study, with the fake train.py in tmp_path/code."""
     code = fakes.code(tmp_path / "code")
-    with files.lock(folder) as lock:
-        plan.save(folder)
-        own = runner.Runner(plan, folder, dict.fromkeys(plan.variants, code), lock, print)
+    with files.lock(tmp_path / "study") as lock:
+        plan.save(tmp_path / "study")
+        yield runner.Runner(plan, tmp_path / "study", dict.fromkeys(plan.variants, code), lock, print)
+
+
+def run(tmp_path, plan, at_once=1, jobs=None, deadline=math.inf, processes=False):
+    """Run a study, with or without processes; the jobs in the order in which they ended."""
+    where = contextlib.nullcontext() if processes else fakes.in_this_process()
+    with where, runner_of(tmp_path, plan) as own:
         return list(own.run(runner.order(plan) if jobs is None else jobs, at_once, deadline))
 
 
@@ -147,19 +155,14 @@ def test_a_full_disk_ends_the_study_which_goes_on_later(tmp_path):
     assert list(outcomes.statuses(tmp_path / "study")) == [("n_layer=2", 1)]
 
 
-def test_a_study_whose_code_is_changed_ends(tmp_path, monkeypatch):
+def test_a_study_whose_code_is_changed_ends(tmp_path):
     # half of the runs would be of another program, and a verdict would compare the two
-    monkeypatch.setenv("FAKE_PAUSE", "0.05")
-
-    def change():
-        process_of(outcomes.folder_of(tmp_path / "study", "learning_rate=0.01", 1))
+    with fakes.in_this_process(), runner_of(tmp_path, plan()) as own:
+        running = own.run(runner.order(plan()), 1, math.inf)
+        next(running)
         (tmp_path / "code" / "model.py").write_text("")
-
-    changer = threading.Thread(target=change)
-    changer.start()
-    with pytest.raises(UserError, match=r"the code in .* changed since the study began"):
-        run(tmp_path, plan())
-    changer.join()
+        with pytest.raises(UserError, match=r"the code in .* changed since the study began"):
+            next(running)
     assert len(outcomes.statuses(tmp_path / "study")) == 1
 
 
@@ -179,35 +182,20 @@ def test_no_run_begins_after_the_deadline(tmp_path):
     assert run(tmp_path, plan(), deadline=time.monotonic() - 1) == []
 
 
-def process_of(out_dir):
-    """The id of the process of the run in `out_dir`, as soon as it has made a step."""
-    while True:
-        for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-            words = path.read_bytes() if path.exists() else b""
-            if f"--out_dir={out_dir}".encode() in words and runner.steps_of(out_dir) > 2:
-                return int(path.parent.name)
-        time.sleep(0.01)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_that_is_killed_is_resumed(tmp_path, monkeypatch, number):
+def test_a_run_that_is_killed_is_resumed(tmp_path, number):
     unbroken = run(tmp_path / "unbroken", plan())
-    monkeypatch.setenv("FAKE_PAUSE", "0.05")
     out_dir = outcomes.folder_of(tmp_path / "study", "learning_rate=0.1", 1)
-    killer = threading.Thread(target=lambda: os.kill(process_of(out_dir), number))
-    killer.start()
-    ended = run(tmp_path, plan())
-    killer.join()
-    assert ended == unbroken
+    fakes.send(number, out_dir)
+    assert run(tmp_path, plan(), processes=True) == unbroken
+    assert not (out_dir / "signal").exists()
     assert values(tmp_path) == values(tmp_path / "unbroken")
     assert record_of(out_dir)["settings"]["init_from"] == ("resume" if number == signal.SIGTERM else "scratch")
 
 
 def test_a_run_that_is_killed_again_and_again_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(fakes, "FAKE", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    ended = run(tmp_path, plan({"config": {}}, seeds=[1]))
-    assert ended == [("config", 1)]
+    assert run(tmp_path, plan({"config": {}}, seeds=[1]), processes=True) == [("config", 1)]
     assert "killed 3 times without a step" in outcomes.read(tmp_path / "study").outcomes[0].why
 
 
@@ -227,6 +215,30 @@ with files.lock(folder) as lock:
 """
 
 
+def study_of(*args):
+    sys.argv = ["study", *args]
+    os.environ["FAKE_PAUSE"] = "0.02"
+    exec(compile(STUDY, "study", "exec"), {})
+
+
+def process_of(out_dir):
+    """The process id of a run, once it has made some steps."""
+    wait_for(out_dir / "pid", 60)
+    while runner.steps_of(out_dir) < 3:
+        time.sleep(0.01)
+    return int((out_dir / "pid").read_text())
+
+
+def is_gone(pid, seconds=10):
+    for _ in range(100 * seconds):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere runs outlive a study that was killed")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_run_outlives_a_study(tmp_path, number):
@@ -234,19 +246,13 @@ def test_no_run_outlives_a_study(tmp_path, number):
     folder.mkdir()
     the_plan.settled = {"attention": "manual", "dtype": "float32", "compile": False}
     the_plan.save(folder)
-    command = [sys.executable, "-c", STUDY, folder, fakes.code(tmp_path / "code")]
-    study = subprocess.Popen(command, env=os.environ | {"FAKE_PAUSE": "0.02"})
-    runs = [process_of(outcomes.folder_of(folder, *job)) for job in runner.order(the_plan)[:2]]
+    study = FORKS.Process(target=study_of, args=(folder, fakes.code(tmp_path / "code")))
+    study.start()
+    jobs = runner.order(the_plan)[:2]
+    runs = [process_of(outcomes.folder_of(folder, *job)) for job in jobs]
     os.kill(study.pid, number)
-    status = study.wait(timeout=20)
-    assert status == (-number if number == signal.SIGKILL else 128 + number)
-    for pid in runs:
-        for _ in range(500):
-            if not pathlib.Path(f"/proc/{pid}").exists():
-                break
-            time.sleep(0.01)
-        else:
-            pytest.fail(f"the run {pid} goes on")
+    study.join(60)
+    assert study.exitcode == (-number if number == signal.SIGKILL else 128 + number)
+    assert all(map(is_gone, runs))
     assert not outcomes.statuses(folder)
-    saved = outcomes.folder_of(folder, *runner.order(the_plan)[0]) / "ckpt.pt"
-    assert int(saved.read_text()) > 2  # the run has saved
+    assert int((outcomes.folder_of(folder, *jobs[0]) / "ckpt.pt").read_text()) > 2  # the run has saved

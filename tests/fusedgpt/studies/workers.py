@@ -47,9 +47,14 @@ def finish(workers: list[subprocess.Popen], timeout: float = 120) -> list[str]:
     return said
 
 
-if __name__ == "__main__":
-    database.PATIENCE_S = int(os.environ["PATIENCE"])
+def main(folder: pathlib.Path, code: pathlib.Path, *flags: str, patience: int = 3) -> None:
+    """Work as a worker in a process of its own does."""
+    database.PATIENCE_S = patience
     database.HEARTBEAT_S, database.GRACE_S = 1, database.PATIENCE_S + 2
     search.NAP_S, search.LOOK_S = 0.1, 0.02
     with one_sentence():
-        work(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), *sys.argv[3:])
+        work(pathlib.Path(folder), pathlib.Path(code), *flags)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:], patience=int(os.environ["PATIENCE"]))
