@@ -3,7 +3,9 @@
 import json
 import math
 import os
+import pathlib
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -14,28 +16,82 @@ import harness
 from fusedgpt.data import prepare
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError
-from fusedgpt.runs import run_folder
+from fusedgpt.interchange import tokenizer_json
 from model import GPT
-from tests.conftest import run
+from tests.conftest import hugging_face, run
 from tests.launch import ROOT, fails
 
-pytest.importorskip("lm_eval")
+BYTES = {"tokenizer": "byte", "vocab_size": 256}
 
 
 @pytest.fixture(autouse=True)
-def _offline(monkeypatch, tmp_path):
+def _elsewhere(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # the tasks used to be found in the project's folder alone
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
 
 
-@pytest.fixture(scope="module")
-def of_bytes(tmp_path_factory):
-    """The exported folder of a run on bytes."""
-    folder = tmp_path_factory.mktemp("bytes")
-    ids = np.frombuffer((ROOT / "model.py").read_bytes(), np.uint8)
-    prepare.write(folder / "data", {"train": [ids[:9000]], "val": [ids[9000:]]}, "model.py", "byte", 256)
-    export.main(run(folder / "run", folder / "data", max_iters=30), folder / "hf")
-    return folder / "hf"
+@pytest.fixture
+def lm_eval(monkeypatch):
+    """A stand-in for lm_eval, which takes seconds to import: what it was asked, and what it answers."""
+    found = types.SimpleNamespace(answer=lambda: {"results": {"sonnets": 4.5}, "config": {}})
+
+    def simple_evaluate(kind, model, **how):
+        found.kind, found.model, found.how, found.folder = kind, model, how, os.getcwd()
+        return found.answer()
+
+    def task_manager(include_path, include_defaults=True):
+        own = [file.stem for file in pathlib.Path(include_path).glob("*.yaml")]
+        return types.SimpleNamespace(all_tasks=own + ["piqa"] * include_defaults)
+
+    modules = {"lm_eval": dict(simple_evaluate=simple_evaluate), "lm_eval.tasks": dict(TaskManager=task_manager)}
+    modules["lm_eval.utils"] = dict(handle_non_serializable=str, make_table="table of {results}".format_map)
+    for name, content in modules.items():
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    return found
+
+
+def of_bytes(folder, **more):
+    """The folder of a random model in transformers' format that reads bytes."""
+    meta = BYTES | more
+    hugging_face(folder, n_layer=1, n_head=1, n_embd=8, n_positions=8, vocab_size=meta["vocab_size"])
+    (folder / "meta.json").write_text(json.dumps(meta))
+    tokenizer_json.save(tokenizer_json.tokenizer(meta, 8), folder)
+    return folder
+
+
+@pytest.mark.parametrize(("more", "before"), [({}, ord("\n")), (dict(vocab_size=257, end_of_text=256), 256)])
+def test_lm_eval_gets_the_models_own_tokenizer_and_the_id_before_a_text(more, before, lm_eval, tmp_path, capsys):
+    harness.main(of_bytes(tmp_path / "hf", **more), "scores.json", "sonnets", "piqa")
+    assert lm_eval.kind == "hf" and lm_eval.how["tasks"] == ["sonnets", "piqa"] and lm_eval.folder == str(ROOT)
+    tokenizer = lm_eval.model.pop("tokenizer")
+    assert tokenizer("aé").input_ids == [*"aé".encode()]
+    asked = {"pretrained": str(tmp_path / "hf"), "dtype": "float32", "prefix_token_id": before}
+    assert lm_eval.model == asked
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores == {"results": {"sonnets": 4.5}, "config": {"model_args": asked}}  # a tokenizer is no JSON
+    assert "table of {'sonnets': 4.5}\nwrote scores.json\n" in capsys.readouterr().out
+
+
+def test_what_cannot_be_scored_is_one_sentence(lm_eval, exported, tmp_path, monkeypatch):
+    def fail():
+        raise Exception("Missing [UNK] token from the vocabulary")
+
+    # the characters of `exported` have no new line
+    with pytest.raises(UserError, match=r"the character model in .* has no ids: take a task without"):
+        harness.main(exported, "scores.json", "sonnets")
+    with pytest.raises(UserError, match="lm_eval has no task nonsense, sonets: python -m lm_eval ls tasks"):
+        harness.evaluate(exported, ["sonets", "nonsense", "sonnets"])
+    lm_eval.answer = fail
+    with pytest.raises(Exception, match=r"^Missing \[UNK\]"):  # no character model: not what the sentence is for
+        harness.evaluate(of_bytes(tmp_path / "hf"), ["sonnets"])
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(UserError, match=r"harness.py needs the package lm_eval: pip install 'lm_eval\[hf\]'"):
+        harness.main(exported, "scores.json", "sonnets")
+    assert not (tmp_path / "scores.json").exists()
+    assert "name a model, a file and tasks" in fails("harness.py")
+    assert "has no model: write it with python export.py" in fails("harness.py", tmp_path, "scores.json", "sonnets")
 
 
 def nats(model, ids, before):
@@ -50,27 +106,36 @@ def nats(model, ids, before):
     return total
 
 
-def test_bits_per_byte_are_our_own_loss(of_bytes, tmp_path, capsys):
+@torch.no_grad()
+def bits_per_byte(folder, meta, task, by):
+    """The score of a task, by our own model and tokenizer."""
     import datasets
 
-    harness.main(os.path.relpath(of_bytes), "scores.json", "sonnets", "python_code")
+    texts = datasets.load_dataset("text", data_files=str(ROOT / "eval" / f"{task}.txt"), sample_by=by, split="train")
+    model, tokenizer = GPT.from_pretrained(folder).eval(), Tokenizer(meta)
+    before = tokenizer.encode("\n")[0]
+    loss = sum(nats(model, tokenizer.encode(text), before) for text in texts["text"])
+    return loss / math.log(2) / sum(len(text.encode()) for text in texts["text"])
+
+
+@pytest.mark.slow
+def test_bits_per_byte_are_our_own_loss(tmp_path, capsys):
+    pytest.importorskip("lm_eval")
+    ids = np.frombuffer((ROOT / "model.py").read_bytes(), np.uint8)
+    prepare.write(tmp_path / "data", {"train": [ids[:9000]], "val": [ids[9000:]]}, "model.py", "byte", 256)
+    export.main(run(tmp_path / "run", tmp_path / "data", max_iters=30), tmp_path / "hf")
+    harness.main("hf", "scores.json", "sonnets", "python_code")
     scores = json.loads((tmp_path / "scores.json").read_text())["results"]
-    model = GPT.from_pretrained(of_bytes).eval()
     for task, by in (("sonnets", "paragraph"), ("python_code", "document")):
-        files = str(ROOT / "eval" / f"{task}.txt")
-        texts = datasets.load_dataset("text", data_files=files, sample_by=by, split="train")["text"]
-        coded = [list(text.encode()) for text in texts]
-        with torch.no_grad():
-            loss = sum(nats(model, ids, before=ord("\n")) for ids in coded)
-        want = loss / math.log(2) / sum(map(len, coded))
-        assert scores[task]["bits_per_byte,none"] == pytest.approx(want, rel=1e-5)
-        assert 3 < want < 8
+        want = bits_per_byte(tmp_path / "hf", BYTES, task, by)
+        assert 3 < want < 8 and scores[task]["bits_per_byte,none"] == pytest.approx(want, rel=1e-5)
     assert "|bits_per_byte" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_qwen2_reads_the_ids_that_it_was_trained_on(tmp_path):
     # AutoTokenizer splits texts as Qwen does, so a model of other words was given ids that it had never seen
-    import datasets
+    pytest.importorskip("lm_eval")
     import tokenizers
 
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -86,35 +151,6 @@ def test_a_qwen2_reads_the_ids_that_it_was_trained_on(tmp_path):
     export.main(run(tmp_path / "run", tmp_path / "data", **qwen2), tmp_path / "hf")
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["model_type"] == "qwen2"
     harness.main("hf", "scores.json", "sonnets")
-    scores = json.loads((tmp_path / "scores.json").read_text())
-    model, ours = GPT.from_pretrained(tmp_path / "hf").eval(), Tokenizer(meta)
-    files = str(ROOT / "eval" / "sonnets.txt")
-    texts = datasets.load_dataset("text", data_files=files, sample_by="paragraph", split="train")["text"]
-    with torch.no_grad():
-        loss = sum(nats(model, ours.encode(text), before=ours.encode("\n")[0]) for text in texts)
-    want = loss / math.log(2) / sum(len(text.encode()) for text in texts)
-    assert scores["results"]["sonnets"]["bits_per_byte,none"] == pytest.approx(want, rel=1e-5)
-    assert "tokenizer" not in scores["config"]["model_args"]
-
-
-def test_a_text_that_a_character_model_cannot_read_is_one_sentence(small_run, tmp_path):
-    saved = run_folder.load_best(small_run)[0]
-    saved["meta"]["itos"][0] = "\n"  # it has no 'b'
-    torch.save(saved, tmp_path / "ckpt.pt")
-    export.main(tmp_path, tmp_path / "hf")
-    with pytest.raises(UserError, match=r"the character model in .* has no ids: take a task without"):
-        harness.main(str(tmp_path / "hf"), str(tmp_path / "scores.json"), "sonnets")
-    assert not (tmp_path / "scores.json").exists()
-
-
-def test_without_lm_eval_it_is_one_sentence(of_bytes, monkeypatch):
-    # this used to be a traceback
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(UserError, match=r"harness.py needs the package lm_eval: pip install 'lm_eval\[hf\]'"):
-        harness.main(str(of_bytes), "scores.json", "sonnets")
-
-
-def test_bad_arguments_are_one_sentence(tmp_path):
-    assert "name a model, a file and tasks" in fails("harness.py")
-    sentence = fails("harness.py", str(tmp_path), "scores.json", "sonnets")
-    assert "has no model: write it with python export.py" in sentence
+    scores = json.loads((tmp_path / "scores.json").read_text())["results"]["sonnets"]
+    want = bits_per_byte(tmp_path / "hf", meta, "sonnets", "paragraph")
+    assert scores["bits_per_byte,none"] == pytest.approx(want, rel=1e-5)
