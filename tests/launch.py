@@ -73,10 +73,11 @@ def process(
 
 
 @contextlib.contextmanager
-def on_terminal(name, *args) -> Iterator[tuple]:
+def on_terminal(name, *args, columns: int = 80) -> Iterator[tuple]:
     """A script in a process on a terminal of its own, and the terminal's other end: what is written there is typed."""
-    pty = pytest.importorskip("pty")  # Windows has none
+    pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")  # Windows has none
     keys, terminal = pty.openpty()
+    termios.tcsetwinsize(keys, (24, columns))
     child = FORKS.Process(target=_run_on_terminal, args=([str(name), *map(str, args)], os.ttyname(terminal)))
     child.start()
     try:

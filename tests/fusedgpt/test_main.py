@@ -1,7 +1,5 @@
 """The command fusedgpt: which script it runs, and how it refuses. tests/test_wheel.py runs it without a clone."""
 
-import os
-import subprocess
 import sys
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from fusedgpt import __main__ as command
 from fusedgpt import home
 from fusedgpt.errors import UserError
-from tests.launch import ROOT
+from tests.launch import ROOT, process, script
 
 
 def test_every_script_has_a_command():
@@ -50,27 +48,29 @@ def test_a_config_file_is_taken_from_here_before_the_projects(tmp_path, monkeypa
 
 def test_help_has_a_line_for_each_command_and_is_quick():
     code = "import sys; from fusedgpt.__main__ import main; sys.argv = ['fusedgpt', '--help']\ntry: main()\n"
-    code += "finally: assert not {'torch', 'numpy'} & set(sys.modules)"
-    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    lines = said.splitlines()
+    lines = process("-c", f"{code}finally: assert not {{'torch', 'numpy'}} & set(sys.modules)").stdout.splitlines()
     for name in ("prepare", *command.COMMANDS, *command.data_sets()):
         assert sum(line.startswith((f"  {name} ", f"    {name} ")) for line in lines) == 1, name
 
 
-def test_a_script_runs_as_python_would_run_it(tmp_path):
+def called(monkeypatch, *args):
+    """What `fusedgpt ARGS` does in this process."""
+    monkeypatch.setattr(home, "by_command", False)  # as before, after the test
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return script("fusedgpt/__main__.py", *args, check=False)
+
+
+def test_a_script_runs_as_python_would_run_it(monkeypatch):
     # arguments, exit status and the sentence pass through
-    how = {"capture_output": True, "text": True, "cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
-    done = subprocess.run([sys.executable, "-m", "fusedgpt", "plot", "no such run"], check=False, **how)
-    alone = subprocess.run([sys.executable, ROOT / "plot.py", "no such run"], check=False, **how)
-    assert (done.returncode, done.stdout, done.stderr) == (1, alone.stdout, alone.stderr)
-    assert "no such run" in done.stderr
+    alone = script("plot.py", "no such run", check=False)
+    done = called(monkeypatch, "plot", "no such run")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", alone.stderr) and "no such run" in done.stderr
 
 
 @pytest.mark.parametrize("name", command.COMMANDS)
-def test_the_help_of_a_command_names_the_command(name):
+def test_the_help_of_a_command_names_the_command(name, monkeypatch):
     # it named the script, by its path in site-packages
-    how = {"capture_output": True, "text": True, "cwd": ROOT}
-    said = subprocess.run([sys.executable, "-m", "fusedgpt", name, "--help"], check=False, **how).stdout
+    said = called(monkeypatch, name, "--help").stdout
     assert f"fusedgpt {name}" in said and f"python {name}.py" not in said and str(ROOT) not in said
 
 

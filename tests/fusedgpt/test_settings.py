@@ -1,31 +1,41 @@
 """The settings of training."""
 
-import subprocess
-import sys
+import contextlib
 
 import pytest
 
 from fusedgpt.errors import UserError
 from fusedgpt.settings import Settings, require_learning
-from tests.launch import ROOT
+from tests.launch import process
 
 SCRIPTS = ["train.py", "sample.py", "export.py", "plot.py", "bench.py", "harness.py", "data/text/prepare.py"]
 
+# one process for all, because the imports that they need take most of the time
+HELP = """
+import contextlib, io, runpy, sys
+sys.path.insert(0, ".")
+for script in sys.argv[1:]:
+    said, sys.argv = io.StringIO(), [script, "--help"]
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        runpy.run_path(script, run_name="__main__")
+    text = said.getvalue()
+    print(script, "torch" in sys.modules, "python " in text or "usage" in text)
+"""
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_help_does_not_import_pytorch(script):
+
+def test_help_does_not_import_pytorch():
     # --help took 2.6 s
     pytest.importorskip("tyro")
-    look = f"import atexit, runpy, sys; sys.argv = [{script!r}, '--help']; sys.path.insert(0, '.')"
-    look += "; atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))"
-    look += "; runpy.run_path(sys.argv[0], run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "python " in done.stdout or "usage" in done.stdout
-    assert done.stderr.strip() == "False"
+    assert process("-c", HELP, *SCRIPTS).stdout.splitlines() == [f"{script} False True" for script in SCRIPTS]
+
+
+def refused(sentence, yes):
+    """The context of a call that must end with `sentence`, or with none."""
+    return pytest.raises(UserError, match=sentence) if yes else contextlib.nullcontext()
 
 
 @pytest.mark.parametrize(
-    ("changes", "refused"),
+    ("changes", "is_refused"),
     [
         (dict(min_lr=0.0, lr_decay_iters=5), True),  # it used to train on and learn nothing
         (dict(min_lr=0.0, lr_decay_iters=5, schedule="wsd"), True),
@@ -37,17 +47,13 @@ def test_help_does_not_import_pytorch(script):
         (dict(min_lr=0.0, lr_decay_iters=5, eval_only=True), False),
     ],
 )
-def test_a_schedule_that_ends_before_the_run_is_refused(changes, refused):
-    s = Settings(max_iters=10, **changes)
-    if refused:
-        with pytest.raises(UserError, match="give --lr_decay_iters=10, or a --min_lr above 0"):
-            require_learning(s)
-    else:
-        require_learning(s)
+def test_a_schedule_that_ends_before_the_run_is_refused(changes, is_refused):
+    with refused("give --lr_decay_iters=10, or a --min_lr above 0", is_refused):
+        require_learning(Settings(max_iters=10, **changes))
 
 
 @pytest.mark.parametrize(
-    ("changes", "was", "refused"),
+    ("changes", "was", "is_refused"),
     [
         # an earlier version began such runs; they could not be resumed or evaluated
         (dict(), dict(max_iters=10, lr_decay_iters=5, min_lr=0.0), False),
@@ -59,10 +65,6 @@ def test_a_schedule_that_ends_before_the_run_is_refused(changes, refused):
         (dict(), dict(), False),  # a checkpoint with few settings: it counts as begun with these
     ],
 )
-def test_a_run_goes_on_as_it_was_begun_even_if_its_end_learns_nothing(changes, was, refused):
-    s = Settings(**(dict(max_iters=10, lr_decay_iters=5, min_lr=0.0) | changes))
-    if refused:
-        with pytest.raises(UserError, match="so nothing more would be learnt"):
-            require_learning(s, was)
-    else:
-        require_learning(s, was)
+def test_a_run_goes_on_as_it_was_begun_even_if_its_end_learns_nothing(changes, was, is_refused):
+    with refused("so nothing more would be learnt", is_refused):
+        require_learning(Settings(**(dict(max_iters=10, lr_decay_iters=5, min_lr=0.0) | changes)), was)

@@ -1,11 +1,12 @@
 """A run of so many minutes: how many iterations it settles, and that it can be made again to the bit."""
 
-import functools
+import contextlib
+import io
 import json
-import math
 import os
-import signal
 import time
+import types
+from unittest import mock
 
 import pytest
 import torch
@@ -13,23 +14,17 @@ import torch
 import train
 from fusedgpt.errors import UserError
 from fusedgpt.runs import budget, checkpoint
-from tests.conftest import assert_same_bytes, checkpoint_of, hugging_face, rows, run, small, tensors, weights
-from tests.faults.processes import finish, start
-from tests.launch import script
+from tests.conftest import assert_same_bytes, checkpoint_of, rows, run, small, tensors, weights
+from tests.launch import POOL, script
 
 NUMBERS = dict(max_iters=12, lr_decay_iters=12)
 
 
-def at_most(n):
-    """Let `minutes` settle no more than `n` iterations in this process, after a short timing."""
-    budget.MOST_ITERATIONS, budget.LONGEST_S = n, 0.1
-
-
 @pytest.fixture
 def at_most_12(monkeypatch):
-    for name in ("MOST_ITERATIONS", "LONGEST_S"):
-        monkeypatch.setattr(budget, name, getattr(budget, name))  # as it was, after the test
-    at_most(12)
+    """Let `minutes` settle no more than 12 iterations, after a short timing."""
+    monkeypatch.setattr(budget, "MOST_ITERATIONS", 12)
+    monkeypatch.setattr(budget, "LONGEST_S", 0.05)
 
 
 def assert_same_runs(a, b):
@@ -42,21 +37,11 @@ def assert_same_runs(a, b):
 
 
 @pytest.mark.usefixtures("at_most_12")
-@pytest.mark.parametrize(
-    "settings",
-    [
-        dict(attention="manual"),
-        dict(dropout=0.2, dtype="bfloat16"),
-        dict(dropout=0.2, dtype="float16", optimizer="muon", schedule="wsd"),
-        dict(init_from="pretrained", n_layer=2, dropout=0.1),
-        dict(sample_interval=5, sample_prompts="!"),
-    ],
-    ids=lambda settings: " ".join(map(str, settings.values())),
-)
-def test_a_run_with_the_numbers_that_it_settled_is_the_same_to_the_bit(tmp_path, data, settings):
-    if settings.get("init_from"):
-        hugging_face(tmp_path / "hf", n_layer=2, n_head=2, n_embd=32, n_positions=16, vocab_size=65)
-        settings = settings | dict(init_from=str(tmp_path / "hf"))
+@pytest.mark.parametrize("weights_from", ["scratch", "an export"])
+def test_a_run_with_the_numbers_that_it_settled_is_the_same_to_the_bit(tmp_path, data, exported, weights_from):
+    settings = dict(dropout=0.2, dtype="float16", optimizer="muon", schedule="wsd")
+    if weights_from != "scratch":
+        settings = dict(init_from=str(exported), sample_interval=5, sample_prompts="!")
     timed = run(tmp_path / "timed", data, minutes=1.0, **settings)
     assert_same_runs(timed, run(tmp_path / "again", data, **settings, **NUMBERS))
     settled = json.loads((timed / "run.json").read_text())["settings"]
@@ -91,45 +76,41 @@ def test_what_a_changed_step_draws_and_keeps_is_undone_too(tmp_path, data, monke
     assert_same_bytes(weights(timed), weights(steps))
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def train_as_rank(settings, most):
+    """Train in a rank, where `minutes` settles no more than `most` iterations; what it printed."""
+    limits = mock.patch.multiple(budget, MOST_ITERATIONS=most, LONGEST_S=0.05)
+    with limits, contextlib.redirect_stdout(io.StringIO()) as said:
+        train.main(settings)
+    return said.getvalue()
+
+
+@pytest.mark.parametrize("parallel", ["fsdp", pytest.param("ddp", marks=pytest.mark.slow)])
 def test_two_ranks_settle_one_number_and_are_the_same_to_the_bit(tmp_path, data, parallel):
-    settings = dict(
-        gradient_accumulation_steps=2, dropout=0.1, parallel=parallel, sample_interval=6, sample_prompts="!"
-    )
-    timed, again, log = tmp_path / "timed", tmp_path / "again", tmp_path / "log"
-    minutes = small(timed, data, minutes=1.0, **settings)
-    finish(start(minutes, log, world=2, before=functools.partial(at_most, 12)), log)
-    finish(start(small(again, data, **settings, **NUMBERS), log, world=2), log)
-    assert_same_runs(timed, again)
-    assert log.read_text().count("minutes=1: 12 iterations") == 1
+    s = dict(gradient_accumulation_steps=2, dropout=0.1, parallel=parallel, eval_iters=1, lr_decay_iters=4, max_iters=4)
+    asked = small(tmp_path / "timed", data, minutes=1.0, **s), small(tmp_path / "again", data, **s)
+    said, _ = (POOL.call(2, dict(os.environ), train_as_rank, settings, 4) for settings in asked)
+    assert_same_runs(tmp_path / "timed", tmp_path / "again")
+    assert "".join(said).count("minutes=1: 4 iterations") == 1
 
 
-def killed_in_step(n, out_dir):
-    """Let `minutes` settle 100 iterations, and SIGKILL this process in step `n` of the run that it then makes."""
-    step = train.train_step
-    at_most(100)
+@pytest.mark.usefixtures("at_most_12")
+def test_a_run_that_is_cut_off_keeps_its_numbers(tmp_path, data, monkeypatch, capsys):
+    step, broken = train.train_step, tmp_path / "broken"
 
     def train_step(state, *args):
-        if state.iteration == n and (out_dir / "ckpt.pt").exists():  # not while steps are timed
-            os.kill(os.getpid(), signal.SIGKILL)
+        if state.iteration == 7 and (broken / "ckpt.pt").exists():  # not while steps are timed
+            raise ArithmeticError
         return step(state, *args)
 
-    train.train_step = train_step
-
-
-def test_a_run_that_is_killed_keeps_its_numbers(tmp_path, data):
-    broken, log = tmp_path / "broken", tmp_path / "log"
-    # on a busy machine, fewer than 100 iterations may fit into one minute
-    asked = small(broken, data, minutes=60.0, max_iters=30, dropout=0.1, init_from="auto")
-    (killed,) = start(asked, log, before=functools.partial(killed_in_step, 30, broken))
-    killed.join(120)
-    assert killed.exitcode == -signal.SIGKILL and len(rows(broken)) < 100
-    finish(start(asked, log), log)  # the same command
-    said = log.read_text()
-    assert said.count("minutes=60: 100 iterations of ") == 1 and "resuming with" not in said
-    assert "max_iters=100 and lr_decay_iters=100, as minutes=60 settled: to take others, give --max_iters" in said
-    numbers = dict(max_iters=100, lr_decay_iters=100)
-    assert_same_runs(broken, run(tmp_path / "whole", data, dropout=0.1, **numbers))
+    asked = dict(minutes=60.0, max_iters=3, dropout=0.1, init_from="auto")
+    with monkeypatch.context() as patch, pytest.raises(ArithmeticError):
+        patch.setattr(train, "train_step", train_step)
+        run(broken, data, **asked)
+    run(broken, data, **asked)  # the same command
+    said = capsys.readouterr().out
+    assert said.count("minutes=60: 12 iterations of ") == 1 and "resuming with" not in said
+    assert "max_iters=12 and lr_decay_iters=12, as minutes=60 settled: to take others, give --max_iters" in said
+    assert_same_runs(broken, run(tmp_path / "whole", data, dropout=0.1, **NUMBERS))
 
 
 @pytest.mark.usefixtures("at_most_12")
@@ -151,7 +132,7 @@ def test_a_run_goes_on_with_other_numbers_only_if_it_gives_up_its_minutes(tmp_pa
     run(timed, data, minutes=2.0, init_from="resume", eval_only=True)  # no length matters
 
 
-@pytest.mark.parametrize("every", [7, 50, 100, 10**9])
+@pytest.mark.parametrize("every", [7, 50, 10**9])
 def test_steps_evaluations_and_samples_fill_the_minutes(tmp_path, data, every):
     s = small(tmp_path, data, eval_interval=every, sample_interval=20)
 
@@ -175,14 +156,10 @@ def test_a_run_says_what_it_settled_and_how_to_make_it_again(tmp_path, data):
 
 
 @pytest.mark.usefixtures("at_most_12")
-@pytest.mark.parametrize("warmup_iters", [11, 12, 23])
-def test_a_run_that_would_never_leave_its_warm_up_says_so(tmp_path, data, capsys, warmup_iters):
-    run(tmp_path, data, minutes=1.0, warmup_iters=warmup_iters, learning_rate=1.0)
+def test_a_run_that_would_never_leave_its_warm_up_says_so(tmp_path, data, capsys):
+    run(tmp_path, data, minutes=1.0, warmup_iters=23)
     said = "warmup_iters=23 is not below max_iters=12: the learning rate rises to 50 % of its peak, and never falls"
-    printed = capsys.readouterr().out
-    assert ("is not below" in printed) == (warmup_iters > 11) and (said in printed) == (warmup_iters == 23)
-    rates = [row["lr"] for row in rows(tmp_path)]
-    assert (max(rates) < 1) == (warmup_iters > 11)
+    assert said in capsys.readouterr().out
 
 
 def test_a_flag_of_max_iters_overrides_the_minutes_of_a_config_file(tmp_path):
@@ -201,32 +178,32 @@ def test_minutes_that_are_over_before_the_first_step_leave_one(tmp_path, data, c
     assert "minutes=1e-06: 1 iteration of" in said and "minutes=1e-06 is too short: starting took " in said
 
 
+@pytest.mark.slow  # it takes its 3 seconds
 def test_a_run_takes_about_its_minutes(tmp_path, data):
     began = time.perf_counter()
     run(tmp_path, data, minutes=0.05, eval_interval=100, dropout=0.1)
-    assert 1 < time.perf_counter() - began < 12  # 3 s, on a machine whose load may change meanwhile
+    assert 1 < time.perf_counter() - began < 40  # load may come after the timing
     assert len(rows(tmp_path)) > 1
 
 
-@pytest.mark.usefixtures("at_most_12")
 @pytest.mark.parametrize(
-    ("factor", "said"), [(1.3, "minutes, 30 % more, because"), (0.7, "minutes, 30 % less, because"), (1.1, None)]
+    ("took", "changes", "said"),
+    [
+        (78, {}, "minutes=1: the run took 1.3 minutes, 30 % more, because"),
+        (42, {}, "minutes=1: the run took 0.7 minutes, 30 % less, because"),
+        (66, {}, None),
+        (78, dict(init_from="resume"), None),  # its time is only a part of the whole
+        (78, dict(max_iters=13), None),  # a signal ended it
+    ],
 )
-def test_a_run_that_missed_its_minutes_says_by_how_much(tmp_path, data, capsys, monkeypatch, factor, said):
+def test_a_run_that_missed_its_minutes_says_by_how_much(tmp_path, data, monkeypatch, took, changes, said):
     # load that came after the timing made a run late, and nothing said so
-    clock, tell = time.perf_counter, budget.say_if_missed
-
-    def later(run, began):
-        monkeypatch.setattr(time, "perf_counter", lambda: began + factor * 60)
-        tell(run, began)
-        monkeypatch.setattr(time, "perf_counter", clock)
-
-    monkeypatch.setattr(budget, "say_if_missed", later)
-    run(tmp_path, data, minutes=1.0)
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert (f"minutes=1: the run took {factor} {said}" in last) if said else last.startswith("ms per iteration")
-    run(tmp_path, data, minutes=1.0, init_from="resume")  # its time is only a part of the whole
-    assert "the run took" not in capsys.readouterr().out
+    lines, s = [], small(tmp_path, data, **dict(minutes=1.0, max_iters=12) | changes)
+    ended = types.SimpleNamespace(s=s, logger=types.SimpleNamespace(say=lines.append))
+    ended.state = types.SimpleNamespace(iteration=12)
+    monkeypatch.setattr(time, "perf_counter", lambda: 5.0 + took)
+    budget.say_if_missed(ended, 5.0)
+    assert len(lines) == (said is not None) and "".join(lines).startswith(said or "")
 
 
 def test_a_dry_run_says_what_would_be_settled_and_writes_nothing(tmp_path, data, capsys):
@@ -237,17 +214,11 @@ def test_a_dry_run_says_what_would_be_settled_and_writes_nothing(tmp_path, data,
     assert not (tmp_path / "out").exists()
 
 
-def test_peak_memory_leaves_the_timing_out(tmp_path, data, monkeypatch):
-    order = []
-    for module, name in ((budget, "_evaluation_s"), (train.memory, "reset_peak_memory"), (train, "training_loop")):
+def test_a_run_counts_its_peak_memory_after_the_timing_and_its_minutes_to_the_end(tmp_path, data, monkeypatch):
+    order, parts = [], [(budget, "_evaluation_s"), (train.memory, "reset_peak_memory"), (train, "training_loop")]
+    for module, name in (*parts, (budget, "say_if_missed")):
         call = getattr(module, name)
         noted = lambda *args, call=call, name=name: order.append(name) or call(*args)  # noqa: E731
         monkeypatch.setattr(module, name, noted)
     run(tmp_path, data, minutes=1e-6)
-    assert order == ["_evaluation_s", "reset_peak_memory", "training_loop"]
-
-
-@pytest.mark.parametrize("minutes", [0.0, -1.0, math.nan, math.inf])
-def test_minutes_that_no_run_can_take_are_refused(tmp_path, data, minutes):
-    with pytest.raises(UserError, match=f"minutes={minutes} must be more than 0, and finite"):
-        run(tmp_path, data, minutes=minutes)
+    assert order == ["_evaluation_s", "reset_peak_memory", "training_loop", "say_if_missed"]

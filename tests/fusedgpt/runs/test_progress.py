@@ -28,12 +28,14 @@ def test_the_settings_that_differ_are_said_group_by_group(tmp_path, data):
     assert progress.settings_lines(Settings()) == ["settings other than the defaults: none"]
 
 
-def test_a_pipe_gets_the_line_of_a_group_whole(tmp_path, data):
-    # it was broken at the COLUMNS of the environment, or at 80
-    s = small(tmp_path, data, dry_run=True)
-    said = script("train.py", *flags(s), COLUMNS="40").stdout.splitlines()
-    lines = progress.settings_lines(s)
+def test_a_pipe_gets_whole_lines_and_no_bar(tmp_path, data):
+    # lines were broken at the COLUMNS of the environment, or at 80; and how long a run takes stood in the bar alone
+    s = small(tmp_path, data, max_iters=20, log_interval=100)
+    done = script("train.py", *flags(s), COLUMNS="40")
+    said, lines = done.stdout.splitlines(), progress.settings_lines(s)
     assert said[: len(lines)] == lines and max(map(len, lines)) > 80
+    assert "\r" not in done.stdout and done.stderr == ""
+    assert sum("estimate: " in line for line in said) == 1  # after a few steps, even if none of them has a line
 
 
 @pytest.mark.parametrize(
@@ -119,9 +121,9 @@ def test_a_step_is_reported_for_a_sample_or_after_a_silence(tmp_path, data, monk
     assert progress.is_reported(done, s, silent_s) == reported
 
 
-def test_a_dry_run_says_what_a_run_takes_and_writes_nothing(tmp_path, data):
-    out_dir = tmp_path / "out"
-    said = script("train.py", *flags(small(out_dir, data, max_iters=2000, dry_run=True))).stdout
+def test_a_dry_run_says_what_a_run_takes_and_writes_nothing(tmp_path, data, capsys):
+    out_dir = run(tmp_path / "out", data, max_iters=2000, dry_run=True)
+    said = capsys.readouterr().out
     assert "tokens per iteration: 64" in said and "parameters" in said
     assert "GiB at the peak; a checkpoint takes " in said
     assert "estimate: " in said and "2000 steps of " in said and ", and 401 evaluations of " in said
@@ -138,6 +140,7 @@ def test_a_dry_run_of_an_evaluation_makes_no_steps(tmp_path, data, monkeypatch, 
     assert ": sample " not in capsys.readouterr().out
 
 
+@pytest.mark.slow  # it compiles
 @pytest.mark.parametrize(("dry_run", "windows"), [(False, [4, 16, 16, 16]), (True, [4, 4])])
 def test_the_time_of_no_evaluation_has_the_compilers(tmp_path, data, monkeypatch, dry_run, windows):
     # the estimate of a compiled run counted the compiler's seconds again for each batch that is left
@@ -159,9 +162,3 @@ def test_after_the_last_step_nothing_is_estimated_and_the_times_say_of_how_many_
     run(tmp_path, data, max_iters=progress.STEPS_OF_AN_ESTIMATE, log_interval=100, lr_decay_iters=6)
     said = capsys.readouterr().out
     assert "estimate: " not in said and re.search(r"ms per iteration: median .*, of 1 step after the first", said)
-
-
-def test_a_run_says_how_long_it_will_take_without_a_terminal(tmp_path, data):
-    said = script("train.py", *flags(small(tmp_path, data, max_iters=20, log_interval=100))).stdout.splitlines()
-    assert said[0] == "settings other than the defaults:"
-    assert sum("estimate: " in line for line in said) == 1  # after a few steps, even if none of them has a line

@@ -7,12 +7,11 @@ from fusedgpt.runs import style
 pytest.importorskip("matplotlib")
 
 
-@pytest.mark.parametrize("word", ["mmmm", "iiii", "m" * 200, "lr=1e-3,seed=" * 30])
-def test_lines_are_as_long_as_their_letters_permit(word):
+@pytest.mark.parametrize("text", ["mmmm " * 30, "iiii " * 60, "lr=1e-3,seed=" * 30])
+def test_lines_are_as_long_as_their_letters_permit(text):
     # lines had so many letters, whatever these were: those of a title of many wide ones were cut off
     from matplotlib.figure import Figure
 
-    text = " ".join([word] * 30)
     lines = style.wrapped(text, size=10, weight="bold")
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
     figure = Figure(figsize=(style.WIDTH, 1), dpi=style.DPI)
