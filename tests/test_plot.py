@@ -11,7 +11,6 @@ import pytest
 
 import plot
 from fusedgpt.errors import UserError
-from fusedgpt.runs.metrics import Run
 from tests.fusedgpt.runs.test_metrics import evaluation, run_of, step
 from tests.launch import fails, script
 
@@ -53,42 +52,12 @@ def test_several_runs_never_overwrite_the_figure_of_another(tmp_path, monkeypatc
     runs = [some_run(tmp_path / name) for name in ("a/run", "b", "c")]
     files = [next(iter(plot.targets(each, "loss", None))) for each in (runs[:2], runs[1:], runs)]
     assert [str(file) for file in files] == ["a-run+b-loss.png", "b+c-loss.png", "a-run+b+c-loss.png"]
-    assert plot.targets(runs, None, "x.png") == {pathlib.Path("x.png"): None}
     assert plot.targets(runs[:1], "lr", None) == {tmp_path / "a" / "run" / "lr.png": "lr"}
     (name,), (other,) = (plot.targets([*runs * 20, last], None, None) for last in runs[:2])
     assert re.fullmatch(r"a-run\+60 more-[0-9a-f]{8}-curves\.png", str(name)) and other != name
-
-
-def test_a_name_of_any_runs_is_one_of_a_file(tmp_path, monkeypatch):
     # 100 characters were allowed, and of some scripts these are 300 or 400 bytes
-    monkeypatch.chdir(tmp_path)
-    runs = [some_run(pathlib.Path(name)) for name in ("語" * 85, "b")]
-    (name,) = plot.targets(runs, None, None)
+    (name,) = plot.targets([some_run(pathlib.Path("語" * 85)), runs[1]], None, None)
     assert re.fullmatch(r"語{33}\+1 more-[0-9a-f]{8}-curves\.png", str(name))
-    name.touch()
-
-
-def test_runs_on_two_drives_are_compared(tmp_path, monkeypatch):
-    # on Windows no path leads from one drive to another: a ValueError
-    runs = [some_run(tmp_path / name) for name in "ab"]
-    (tmp_path / "b").rename(tmp_path / "a" / "a")
-    runs[1] = Run(tmp_path / "a" / "a")
-
-    def on_another_drive(path):
-        raise ValueError("path is on mount 'D:', start on mount 'C:'")
-
-    with monkeypatch.context() as windows:
-        windows.setattr(os.path, "relpath", on_another_drive)
-        windows.setattr(os.path, "abspath", lambda path: "D:\\" + "\\".join(path.relative_to(tmp_path).parts))
-        names, (file,) = plot.labels(runs), plot.targets(runs, None, None)
-    assert names == ["D:\\a", "D:\\a\\a"] and str(file) == "D-a+D-a-a-curves.png"
-
-
-def test_tokens_are_counted_in_thousands_and_millions(tmp_path, axes):
-    # 5e+03, 2.05e+04
-    plot.draw_panel(axes, [some_run(tmp_path / "a")], "loss", "tokens")
-    axes.set_xlim(0, 2.5e6)
-    assert [axes.xaxis.get_major_formatter()(x) for x in (0, 5e3, 1.2e6)] == ["0", "5k", "1.2M"]
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path, monkeypatch):
@@ -99,6 +68,25 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path, monkeypatch):
     runs = [some_run(tmp_path / name / "previous-1") for name in ("a", "b")]
     assert plot.labels(runs) == ["a/previous-1", "b/previous-1"] and plot.labels(runs[:1]) == ["previous-1"]
 
+    def on_another_drive(path):  # on Windows no path leads from one drive to another
+        raise ValueError("path is on mount 'D:', start on mount 'C:'")
+
+    with monkeypatch.context() as windows:
+        windows.setattr(os.path, "relpath", on_another_drive)
+        windows.setattr(os.path, "abspath", lambda path: "D:\\" + "\\".join(path.relative_to(tmp_path).parts))
+        names, (file,) = plot.labels(runs), plot.targets(runs, None, None)
+    assert names == ["D:\\a\\previous-1", "D:\\b\\previous-1"]
+    assert str(file) == "D-a-previous-1+D-b-previous-1-curves.png"
+
+
+@pytest.mark.parametrize(("steps", "unit", "end"), [(30, "seconds", 58), (100, "minutes", 3.3)])
+def test_an_axis_has_its_unit(tmp_path, axes, steps, unit, end):
+    run = some_run(tmp_path / "a", steps=steps)  # of 2 s each
+    plot.draw_panel(axes, [run], "loss", "time")
+    assert axes.get_xlabel() == f"training time ({unit})" and axes.lines[0].get_xdata()[-1] == pytest.approx(end)
+    plot.draw_panel(tokens := axes.figure.subplots(), [run], "loss", "tokens")
+    assert tokens.xaxis.get_major_formatter()(1.2e6) == "1.2M"  # it was 1.2e+06
+
 
 def test_the_legend_names_both_lines_of_each_run(tmp_path, axes):
     # it used to name the training line once, in grey, whatever the colour of the lines, and left out a name with _
@@ -108,32 +96,36 @@ def test_the_legend_names_both_lines_of_each_run(tmp_path, axes):
     assert labels == ["_a: training", f"_a: {end}", "b: training", f"b: {end}"]
     a, _, b, validation = axes.lines
     assert b.get_color() == validation.get_color() != a.get_color()
-    assert axes.get_xlabel() == "training time (seconds)" and a.get_xdata()[-1] == 58  # 29 steps of 2 s
-    plot.draw_panel(axes.figure.subplots(), [some_run(tmp_path / "c", steps=100)], "loss", "time")
-    assert axes.figure.axes[-1].get_xlabel() == "training time (minutes)"
 
 
-def test_runs_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path):
-    # a loss of 3.3 per token of GPT-2 is better than one of 1.2 per byte
-    a, b = some_run(tmp_path / r"a$\foo$", ratio=1.4427), some_run(tmp_path / "b", ratio=0.35)
-    assert plot.losses_in([a]) == plot.losses_in([a, a]) == "loss"
-    assert plot.losses_in([a, b]) == "bits_per_byte"
-    near = some_run(tmp_path / "near", ratio=1.4427 * 1.005)  # other windows of the same data
-    assert plot.losses_in([a, near]) == "loss"
-    assert plot.losses_in([a, some_run(tmp_path / "far", ratio=1.4427 * 1.02)]) == "bits_per_byte"
-    silent, other = some_run(tmp_path / "silent"), some_run(tmp_path / "other", vocab_size=50257)
-    assert plot.losses_in([silent, silent]) == "loss"
-    with pytest.raises(UserError, match=r"tokenizers of these runs differ.*/silent, .*/other has none"):
-        plot.losses_in([silent, other])
-    # padded by hand, as nanoGPT has it: the same tokens, which used to be another tokenizer
-    padded = some_run(tmp_path / "padded", ratio=1.4427, vocab_size=50304)
-    assert plot.losses_in([a, padded]) == "loss"
-    with pytest.raises(UserError, match=r"tokenizers of these runs differ.*/silent has none"):
-        plot.losses_in([silent, padded])
-    with pytest.raises(UserError, match="silent has none"):
-        plot.draw([silent], tmp_path / "never.png", "bits_per_byte")
-    plot.draw([a, b], tmp_path / "both.svg", "loss")  # a $ in a name used to be a ParseFatalException
+@pytest.mark.parametrize(
+    ("a", "b", "unit"),
+    [
+        ((1.4427, 256), (0.35, 256), "bits_per_byte"),  # a loss of 3.3 per token of GPT-2 is better than 1.2 per byte
+        ((1.4427, 256), (1.4427 * 1.005, 256), "loss"),  # other windows of the same data
+        ((1.4427, 256), (1.4427 * 1.02, 256), "bits_per_byte"),
+        ((None, 256), (None, 256), "loss"),
+        ((1.4427, 256), (1.4427, 50304), "loss"),  # padded by hand, as nanoGPT has it: the same tokens
+        ((None, 256), (None, 50257), None),
+        ((None, 256), (1.4427, 50304), None),
+    ],
+)
+def test_runs_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path, a, b, unit):
+    runs = some_run(tmp_path / "silent", *a), some_run(tmp_path / "b", *b)
+    if unit:
+        assert plot.losses_in(runs) == unit
+    else:
+        with pytest.raises(UserError, match=r"tokenizers of these runs differ.*/silent(, .*/b)? has none"):
+            plot.losses_in(runs)
+
+
+def test_a_figure_in_bits_per_byte_says_so_or_which_run_has_none(tmp_path):
+    # a $ in a name used to be a ParseFatalException
+    runs = some_run(tmp_path / r"a$\foo$", 1.4427), some_run(tmp_path / "b", 0.35)
+    plot.draw(runs, tmp_path / "both.svg", "loss")
     assert "bits per byte" in (tmp_path / "both.svg").read_text()
+    with pytest.raises(UserError, match="silent has none"):
+        plot.draw([some_run(tmp_path / "silent")], tmp_path / "never.png", "bits_per_byte")
 
 
 def test_a_loss_that_is_not_finite_is_a_gap(tmp_path, axes):
@@ -144,8 +136,6 @@ def test_a_loss_that_is_not_finite_is_a_gap(tmp_path, axes):
     assert training.get_xdata().tolist() == [0, 1, 2] and training.get_alpha() < 1 and validation.get_marker() == "o"
     assert training.get_ydata() == pytest.approx([2.0, math.nan, 2.0], nan_ok=True)
     assert validation.get_label() == "validation, at the end not finite"
-    plot.draw([run], tmp_path / "loss.png", "loss")
-    assert (tmp_path / "loss.png").read_bytes()[:4] == PNG
 
 
 def test_a_value_between_gaps_is_seen(tmp_path, axes):
@@ -163,7 +153,7 @@ def test_a_run_that_has_just_begun_is_drawn(lines, tmp_path):
     run = run_of(tmp_path, lines)
     (tmp_path / "run.json").unlink()
     plot.draw([run, run], tmp_path / "curves.png", x="time")
-    assert (tmp_path / "curves.png").read_bytes()[:4] == PNG
+    assert int.from_bytes((tmp_path / "curves.png").read_bytes()[16:20]) == 2 * 832  # two pixels for one of a README
 
 
 def test_a_caption_says_where_and_when_a_run_ran(small_run, tmp_path):
@@ -208,19 +198,10 @@ def test_a_legend_of_long_names_is_whole(tmp_path):
 def test_values_above_the_axis_are_named(tmp_path, axes):
     # the first losses are cut off, so that the later ones can be read; nothing used to say so
     falling = run_of(tmp_path / "falling", [step(n, loss=5.5 - 0.3 * min(n, 10)) for n in range(200)])
-    plot.draw_panel(axes, [falling], "loss", "iterations")
-    assert axes.get_title(loc="right") == "▲ up to 5.5 above" and axes.get_ylim()[1] < 5.5
-    other = axes.figure.subplots()
-    plot.draw_panel(other, [some_run(tmp_path / "flat")], "loss", "iterations")
-    assert other.get_title(loc="right") == ""
-    both = axes.figure.subplots()
-    plot.draw_panel(both, [some_run(tmp_path / "flat"), falling], "loss", "iterations")
-    assert both.get_title(loc="right") == "▲ up to 5.5 above"
-
-
-def test_a_figure_has_two_pixels_for_each_of_a_readmes_column(tmp_path):
-    plot.draw([some_run(tmp_path / "a")], tmp_path / "loss.png", "loss")
-    assert int.from_bytes((tmp_path / "loss.png").read_bytes()[16:20]) == 2 * 832
+    for runs, said in (([falling], "▲ up to 5.5 above"), ([some_run(tmp_path / "flat")], "")):
+        panel = axes.figure.subplots()
+        plot.draw_panel(panel, runs, "loss", "iterations")
+        assert panel.get_title(loc="right") == said
 
 
 def test_html_writes_a_page(tmp_path, monkeypatch):

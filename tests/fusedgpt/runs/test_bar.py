@@ -78,16 +78,6 @@ def test_another_activity_is_shown_at_once_and_a_part_of_one_not_always(clock, c
     assert "batch 9 of 40" in drawn(capsys)
 
 
-def test_without_a_terminal_nothing_is_written(capsys):
-    hidden = bar.Bar(shown=False)
-    hidden.status("timing")
-    hidden.begin(0, 10)
-    hidden.step(METRICS)
-    hidden.ends_in(6000.0)
-    hidden.close()
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize(("limit", "least"), [(None, 10**4), (3600.0, 0.0)])
 def test_a_run_with_a_time_limit_ends_by_then(tmp_path, data, monkeypatch, limit, least):
     # max_iters may be days away

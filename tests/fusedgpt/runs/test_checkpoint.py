@@ -69,6 +69,16 @@ def test_a_fifo_is_no_checkpoint(tmp_path):
         checkpoint.load(tmp_path / "ckpt.pt")
 
 
+@pytest.fixture
+def saved(small_run):
+    """The content of a checkpoint, to be changed."""
+    return checkpoint.load(small_run / "ckpt.pt")
+
+
+def optimizer_of(model):
+    return model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -82,11 +92,9 @@ def test_a_fifo_is_no_checkpoint(tmp_path):
         (lambda o: o.update(state=[1, 2]), "does not fit"),
     ],
 )
-def test_optimizer_state_that_does_not_fit_is_refused_before_it_is_used(small_run, spoil, message):
+def test_optimizer_state_that_does_not_fit_is_refused_before_it_is_used(saved, spoil, message):
     # F5: an exp_avg of three numbers ended in SIGSEGV in AdamW's fused kernel
-    saved = checkpoint.load(small_run / "ckpt.pt")
-    model = GPT.from_checkpoint(saved)
-    optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
+    optimizer = optimizer_of(model := GPT.from_checkpoint(saved))
     spoil(saved["optimizer"])
     with pytest.raises(UserError, match=message):
         checkpoint.restore_optimizer(saved, optimizer, model)
@@ -97,8 +105,7 @@ def test_what_was_loaded_outlives_its_file(small_run, tmp_path):
     # tensors are mapped from the file
     shutil.copyfile(small_run / "ckpt.pt", tmp_path / "ckpt.pt")
     saved = checkpoint.load(tmp_path / "ckpt.pt")
-    model = GPT.from_checkpoint(saved)
-    optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
+    optimizer = optimizer_of(model := GPT.from_checkpoint(saved))
     checkpoint.restore_optimizer(saved, optimizer, model)
     del saved
     gc.collect()
@@ -128,8 +135,7 @@ def test_a_checkpoint_that_does_not_name_its_activation_has_its_writers(small_ru
         assert GPT.from_checkpoint(found, activation="gelu_tanh").config.activation == "gelu_tanh"
 
 
-def test_weights_and_dimensions_that_do_not_fit_are_one_sentence(small_run):
-    saved = checkpoint.load(small_run / "ckpt.pt")
+def test_weights_and_dimensions_that_do_not_fit_are_one_sentence(saved):
     for wrong in ({"n_embd": 64}, {"n_head": 5}, {"n_layers": 2}):
         with pytest.raises(UserError, match="do not fit each other"):
             GPT.from_checkpoint({**saved, "model_args": saved["model_args"] | wrong})
@@ -137,6 +143,5 @@ def test_weights_and_dimensions_that_do_not_fit_are_one_sentence(small_run):
 
 def test_a_name_that_is_not_utf8(small_run, tmp_path):
     # PyTorch cannot map such a file: a run in a folder of that name was saved, but resuming called it damaged
-    path = tmp_path / os.fsdecode(b"\xff.pt")
-    shutil.copy(small_run / "ckpt.pt", path)
+    path = shutil.copy(small_run / "ckpt.pt", tmp_path / os.fsdecode(b"\xff.pt"))
     assert_same_bytes(checkpoint.load(path)["model"], checkpoint.load(small_run / "ckpt.pt")["model"])

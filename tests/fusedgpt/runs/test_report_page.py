@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from fusedgpt.runs import report_page
 from tests.conftest import rows
 from tests.fusedgpt.runs.test_metrics import ODD, evaluation, run_of, step
-from tests.launch import ROOT
 
 EVIL = "</script><script>document.title = 'broken'</script><!-- &amp; \u2028 \ud800 {{title}} <b>"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -43,7 +41,9 @@ def sample(n, text, prompt="\n"):
 
 def test_a_page_shows_what_a_run_left(small_run, tmp_path):
     run = shutil.copytree(small_run, tmp_path / "run")
-    page = page_of(report_page.write(run))
+    path = report_page.write(run)
+    page = page_of(path)
+    assert report_page.RELOAD not in path.read_text()
     training, validation = page["charts"][0]["lines"]
     train, evals = rows(run), rows(run, "eval")
     assert training["x"]["iterations"] == [m["iter"] for m in train]
@@ -72,7 +72,9 @@ def test_the_figures_at_the_top_follow_from_the_rows(tmp_path):
     early, late = dict(ms=1000, tokens_per_s=60.0, mfu=0.2), dict(ms=3000, tokens_per_s=20.0, mfu=0.1)
     lines = [step(n, **(early if n < 60 else late), peak_memory=2.0**30 * (1 + n % 2)) for n in range(120)]
     run_of(tmp_path, [*lines, evaluation(0, 4.0), evaluation(10, 1.5), evaluation(20)], settings={"max_iters": 220})
-    page = page_of(report_page.write(tmp_path, running=True))
+    path = report_page.write(tmp_path, running=True)
+    page = page_of(path)
+    assert page["running"] and report_page.RELOAD in path.read_text()  # it loads itself again
     assert page["tiles"] == [
         ["validation loss", "2.0000", "lowest 1.5000 at 10"],
         ["tokens per second", "40", "median; 2,000 ms a step"],
@@ -103,32 +105,13 @@ def test_a_setting_of_blanks_is_seen(tmp_path):
     assert settings == {"sample_prompts": [r"'\n'"], "dataset": ["mine"]}
 
 
-def test_losses_that_lie_above_a_chart_are_named(tmp_path):
-    # the first losses are cut off, so that later ones can be read; the chart used to look as if they did not exist
-    lines = [step(n, loss=5.5 - 0.3 * min(n, 10), grad_norm=1.0) for n in range(200)]
-    run_of(tmp_path, lines)
-    charts = {chart["title"]: chart for chart in page_of(report_page.write(tmp_path))["charts"]}
-    assert charts["loss (nats per token)"]["above"] == 5.5 > charts["loss (nats per token)"]["range"][1]
-    assert charts["gradient norm"]["above"] is None
-
-
-def test_a_page_loads_itself_again_only_while_the_run_goes_on(small_run, tmp_path):
-    # a resumed run has the times of its earlier start in run.json, so they do not tell whether it goes on
-    run = shutil.copytree(small_run, tmp_path / "run")
-    assert "time" in json.loads((run / "run.json").read_text())
-    for running in (True, False):
-        path = report_page.write(run, running)
-        assert ('http-equiv="refresh"' in path.read_text()) == page_of(path)["running"] == running
-
-
-def test_the_training_that_is_left_may_end_before(tmp_path):
+@pytest.mark.parametrize(("limit", "unless"), [(300.0, "; max_seconds=300 may end it before"), (None, "")])
+def test_the_training_that_is_left_may_end_before(tmp_path, limit, unless):
     # of a run with a limit of five minutes and no other end, the page said only that 27 h of training were left
-    for limit, unless in ((300.0, "; max_seconds=300 may end it before"), (None, "")):
-        settings = {"max_iters": 100_001, "max_seconds": limit}
-        run_of(tmp_path, [step(0, ms=1000)], settings=settings)
-        page = page_of(report_page.write(tmp_path, running=True))
-        assert page["left"] == f"about 1 d 3 h of training left{unless}"
-        assert page_of(report_page.write(tmp_path))["left"] == ""
+    run_of(tmp_path, [step(0, ms=1000)], settings={"max_iters": 100_001, "max_seconds": limit})
+    page = page_of(report_page.write(tmp_path, running=True))
+    assert page["left"] == f"about 1 d 3 h of training left{unless}"
+    assert page_of(report_page.write(tmp_path))["left"] == ""
 
 
 def cycle(seconds):
@@ -159,10 +142,9 @@ def test_a_child_writes_no_page_once_its_run_is_killed(tmp_path):
     # it wrote over the page of the resumed run, or into that page's unfinished file
     run_of(tmp_path, [step(0)])
     (tmp_path / ".report.html.tmp").write_text("half a page of the resumed run")
-    command = [sys.executable, "-m", "fusedgpt.runs.report_page", str(tmp_path), "True"]
-    subprocess.run([*command, "1"], check=True, cwd=ROOT)  # a parent that this process is not
+    report_page.write(tmp_path, True, os.getpid())  # a parent that is not that of this process
     assert not (tmp_path / "report.html").exists()
-    subprocess.run([*command, str(os.getpid())], check=True, cwd=ROOT)
+    report_page.write(tmp_path, True, os.getppid())
     assert page_of(tmp_path / "report.html")["running"]
     assert (tmp_path / ".report.html.tmp").read_text() == "half a page of the resumed run"
 
