@@ -12,40 +12,30 @@ from fusedgpt.dimensions import NAMES, GPTConfig
 from fusedgpt.interchange import families
 from fusedgpt.settings import Settings
 from model import GPT
-from tests.conftest import rows, run
 from tests.launch import ROOT
 
-# the keys of each config.json that decide what the model computes
-LLAMA = dict(model_type="llama", hidden_act="silu", rms_norm_eps=1e-5, attention_bias=False)
+# the keys of each config.json that decide what the model computes, and how many parameters transformers counts
+LLAMA = dict(model_type="llama", hidden_act="silu", rms_norm_eps=1e-5, attention_bias=False, num_hidden_layers=32)
+LLAMA |= dict(num_attention_heads=32, num_key_value_heads=8, hidden_size=4096, intermediate_size=14336)
+LLAMA |= dict(tie_word_embeddings=False, rope_theta=10000.0)
 PUBLISHED = {
-    "llama-3-8b": LLAMA
-    | dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32)
-    | dict(num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192, rope_theta=500000.0)
-    | dict(tie_word_embeddings=False),
-    "mistral-7b": dict(model_type="mistral", hidden_act="silu", rms_norm_eps=1e-5, sliding_window=4096)
-    | dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32)
-    | dict(num_key_value_heads=8, vocab_size=32000, max_position_embeddings=32768, rope_theta=10000.0)
-    | dict(tie_word_embeddings=False),
+    "llama-3-8b": LLAMA | dict(vocab_size=128256, max_position_embeddings=8192, rope_theta=500000.0),
+    "mistral-7b": LLAMA
+    | dict(model_type="mistral", vocab_size=32000, max_position_embeddings=32768, sliding_window=4096),
     "phi-2": dict(model_type="phi", hidden_act="gelu_new", layer_norm_eps=1e-5, partial_rotary_factor=0.4)
     | dict(hidden_size=2560, intermediate_size=10240, num_hidden_layers=32, num_attention_heads=32)
     | dict(num_key_value_heads=32, vocab_size=51200, max_position_embeddings=2048, rope_theta=10000.0)
     | dict(qk_layernorm=False, tie_word_embeddings=False),
-    "qwen3-0.6b": dict(model_type="qwen3", hidden_act="silu", rms_norm_eps=1e-6, attention_bias=False)
-    | dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, head_dim=128)
-    | dict(num_key_value_heads=8, vocab_size=151936, max_position_embeddings=40960, rope_theta=1000000)
+    "qwen3-0.6b": LLAMA
+    | dict(model_type="qwen3", rms_norm_eps=1e-6, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28)
+    | dict(num_attention_heads=16, head_dim=128, vocab_size=151936, max_position_embeddings=40960, rope_theta=1000000)
     | dict(max_window_layers=28, use_sliding_window=False, sliding_window=None, tie_word_embeddings=True),
     "smollm-135m": LLAMA
-    | dict(hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9)
-    | dict(num_key_value_heads=3, vocab_size=49152, max_position_embeddings=2048, rope_theta=10000.0)
-    | dict(tie_word_embeddings=True),
+    | dict(hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3)
+    | dict(vocab_size=49152, max_position_embeddings=2048, tie_word_embeddings=True),
 }
-PARAMETERS = {
-    "llama-3-8b": 8_030_261_248,
-    "mistral-7b": 7_241_732_096,
-    "phi-2": 2_779_683_840,
-    "qwen3-0.6b": 596_049_920,
-    "smollm-135m": 134_515_008,
-}
+PARAMETERS = {"llama-3-8b": 8_030_261_248, "mistral-7b": 7_241_732_096, "phi-2": 2_779_683_840}
+PARAMETERS |= {"qwen3-0.6b": 596_049_920, "smollm-135m": 134_515_008}
 FILES = sorted((ROOT / "config").glob("*.py")) + sorted((ROOT / "config" / "model").glob("*.py"))
 
 
@@ -72,25 +62,6 @@ def test_a_preset_is_the_published_model(name):
     with torch.device("meta"):  # 8 billion parameters without storage
         assert GPT(ours).get_num_params(non_embedding=False) == PARAMETERS[name]
     assert f"{PARAMETERS[name]:,} parameters" in (ROOT / "config" / "model" / f"{name}.py").read_text()
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_transformers_counts_the_same_parameters(name):
-    transformers = pytest.importorskip("transformers")
-    config = transformers.AutoConfig.for_model(**PUBLISHED[name])
-    with torch.device("meta"):
-        theirs = transformers.AutoModelForCausalLM.from_config(config)
-    assert theirs.num_parameters() == PARAMETERS[name]
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_small_model_of_each_preset_learns(tmp_path, data, name):
-    small = dict(block_size=16, vocab_size=None, n_layer=2, n_embd=60, n_inner=96)  # three heads of 20 or of 16
-    small |= dict(n_head=3, n_kv_head=1) if "n_kv_head" in preset(name) else dict(n_head=3)
-    small |= {"head_size": 16} if "head_size" in preset(name) else {}
-    small |= {"window": 5} if "window" in preset(name) else {}
-    losses = [row["loss"] for row in rows(run(tmp_path / "out", data, **preset(name) | small))]
-    assert len(losses) == 10 and losses[-1] < losses[0] - 0.2
 
 
 def test_a_llama_of_124m_costs_what_gpt2_costs():
@@ -120,7 +91,7 @@ def test_a_script_takes_each_file(file):
     if kind:
         s, _ = kinds.read_settings(kind, [str(file), "--device=cpu"])
     else:
-        s = train.read_settings([str(file)])
+        train.validate(s := train.read_settings([str(file)]))
     found.pop("wandb_run_name", None)  # it may have the time in it
     assert {name: getattr(s, name) for name in found} == found
     if not kind:

@@ -1,7 +1,6 @@
 """Defaults, then files, then flags; and a sentence for each mistake."""
 
 import dataclasses
-import importlib
 import os
 import subprocess
 import sys
@@ -53,56 +52,19 @@ def test_a_file_changes_an_earlier_run_to_a_default_too(tmp_path):
     assert got == Settings(name="y", compile=True, size=10)
 
 
-@pytest.mark.parametrize(
-    ("flag", "name", "value"),
-    [
-        ("--rate=0", "rate", 0.0),  # T8: each of these ended nanoGPT with a bare AssertionError or ValueError
-        ("--rate=1", "rate", 1.0),
-        ("--rate=1e308", "rate", 1e308),
-        ("--name=5", "name", "5"),
-        ("--name=a=b", "name", "a=b"),
-        ("--name=", "name", ""),
-        ("--name=--x", "name", "--x"),
-        ("--name=two words", "name", "two words"),
-        ("--name=True", "name", "True"),
-        ("--steps=2_000", "steps", 2000),
-        (f"--steps={2**63 - 1}", "steps", 2**63 - 1),
-        ("--quick=True", "quick", True),
-        ("--quick=False", "quick", False),
-        ("--compile=True", "compile", True),
-        ("--compile=auto", "compile", "auto"),
-        ("--kernel=manual", "kernel", "manual"),
-        ("--size=5", "size", 5),
-        ("--size=None", "size", None),
-    ],
-)
-def test_flags_are_read(flag, name, value):
-    got = getattr(parse(flag), name)
-    assert got == value and type(got) is type(value)
-
-
-KINDS = [
-    bool,
-    int,
-    float,
-    str,
-    bool | Literal["auto"],
-    Literal["manual", "flash"],
-    int | None,
-    float | None,
-    str | None,
-]
-KINDS += [Literal["manual", "flash"] | str, types.NoneType | bool | int | float | str]
-TEXTS = [
-    "",
-    " ",
+KINDS = [bool, int, float, str, bool | Literal["auto"], Literal["manual", "flash"], int | None, float | None]
+KINDS += [str | None, Literal["manual", "flash"] | str, types.NoneType | bool | int | float | str]
+# T8: many of these ended nanoGPT with a bare AssertionError or ValueError
+TEXTS = ["", " ", " 5 ", "two words", "\u0665", "5" * 5000, "'flash'"]
+TEXTS += [
+    "0",
     "5",
-    " 5 ",
     "-5",
     "+5",
     "2_000",
     "5.0",
     "1e3",
+    "1e308",
     "-.5",
     "inf",
     "nan",
@@ -112,7 +74,7 @@ TEXTS = [
     "False",
     "1",
 ]
-TEXTS += ["None", "none", "auto", "flash", "'flash'", "two words", "a=b", "--x", "\u0665", "5" * 5000]
+TEXTS += ["1", "None", "none", "auto", "flash", "a=b", "--x", str(2**63 - 1)]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -141,6 +103,9 @@ def test_values_are_read_as_tyro_reads_them(kind, capfd):
         (("-steps=3", "--na-me=x"), "there is no setting 'na_me': did you mean name?"),
         (("--quick", "--steps=3"), "--quick has no value: flags are written --name=value, as in --quick=True"),
         (("--name", "-x"), "--name has no value: flags are written --name=value, as in --name=x"),
+        (("--name=a=b", "--size=None", "--compile=auto"), Settings(name="a=b")),
+        (("--name=", "--rate=0"), Settings(name="", rate=0.0)),
+        (("--name=--x",), Settings(name="--x")),
         (("--rate",), "--rate has no value: flags are written --name=value, as in --rate=0.1"),
         (("--quick", str(ROOT / "config/quickstart.py")), "--quick has no value before .*: name config files first"),
         (("steps=3",), "steps=3 has no name: flags begin with two plain dashes: --steps=3"),
@@ -200,6 +165,11 @@ print(config, resume_from)
 """
 
 
+def executed(*command):
+    how = dict(cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    return subprocess.run([sys.executable, *command], check=False, **how)
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -209,11 +179,7 @@ print(config, resume_from)
             "{'n_layer': 3, 'learning_rate': 1.0, 'compile': False, 'out_dir': 'out-x'} 5\n",
         ),
         # its annotations become text in what it executes
-        (
-            ["from __future__ import annotations", "--n_layer=4"],
-            "{'n_layer': 4, 'learning_rate': 0.0006, 'compile': True",
-        ),
-        (["--n_layers=3"], "there is no setting 'n_layers': did you mean n_layer?"),
+        (["from __future__ import annotations", "--n_layer=4"], "{'n_layer': 4, 'learning_rate': 0.0006, 'compile'"),
         (["--n_layer=2.5"], "n_layer='2.5' is not allowed: it takes a whole number"),
         (["--LARGEST=5"], "there is no setting 'LARGEST'"),  # a name of configurator.py
         (["--_private=6"], "there is no setting '_private'"),
@@ -226,9 +192,7 @@ def test_a_script_that_executes_the_text_is_configured(args, said, tmp_path):
     config.write_text("import time\nn_layer = 2 * 2\nlearning_rate = 1\nout_dir = 'out-' + 'x'")
     mine.write_text("\n".join(arg for arg in args if arg.startswith("from")) + NANOGPTS)
     args = [str(config) if arg == "CONFIG" else arg for arg in args if not arg.startswith("from")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    how = dict(cwd=ROOT, env=environment, capture_output=True, text=True)
-    done = subprocess.run([sys.executable, mine, *args], check=False, **how)
+    done = executed(mine, *args)
     assert done.returncode == (0 if said.startswith("{") else 1)
     assert done.stdout.startswith(said) if said.startswith("{") else said in sentence(done.stderr)
 
@@ -242,9 +206,7 @@ def test_a_script_keeps_its_globals_that_are_named_like_ours(tmp_path):
         f"globals().update(dict.fromkeys({names}, 5))\nexec(open('configurator.py').read())\n"
         f"print([name for name in {names} if globals()[name] != 5], apply)"
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    how = dict(cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert subprocess.run([sys.executable, mine, "--apply=6"], check=True, **how).stdout == "['apply'] 6\n"
+    assert executed(mine, "--apply=6").stdout == "['apply'] 6\n"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +214,6 @@ def test_a_script_keeps_its_globals_that_are_named_like_ours(tmp_path):
     [
         ("--stepz=5", "the command line: there is no setting 'stepz': did you mean steps?"),
         ("--qqqqq=5", "the command line: there is no setting 'qqqqq': --help lists every setting"),
-        ("--compile", "--compile has no value: flags are written --name=value, as in --compile=True"),
         ("--steps=2.5", "the command line: steps='2.5' is not allowed: it takes a whole number"),
         ("--rate=fast", "the command line: rate='fast' is not allowed: it takes a number"),
         ("--quick=1", "the command line: quick='1' is not allowed: it takes True or False"),
@@ -332,18 +293,6 @@ def test_a_flag_without_effect_is_refused_and_not_in_the_help(capsys):
         configure(Settings(), ["--steps=7", "--help"], "", UNUSED)
     shown = capsys.readouterr().out
     assert "--quick" not in shown and "--epochs" not in shown and "(default: 7)" in shown
-
-
-@pytest.mark.parametrize("file", sorted((ROOT / "config").glob("*.py")), ids=lambda f: f.name)
-def test_every_config_file_loads(file):
-    if file.name.startswith("bench_"):
-        kinds = importlib.import_module("fusedgpt.bench.kinds")
-        kind = file.read_text().partition("python bench.py ")[2].split()[0]  # as its first lines say
-        assert kinds.read_settings(kind, [str(file)])[0] != kinds.read_settings(kind, [])[0]
-    else:
-        settings = configure(train.Settings(), [str(file)], "")
-        assert settings != train.Settings()
-        train.validate(settings)
 
 
 def test_the_articles_batch_and_nanogpts():

@@ -87,16 +87,15 @@ def test_the_package_knows_no_model():
             assert all(name.startswith("fusedgpt") for name in names), module
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_slow_libraries_load_only_where_they_are_used(module):
-    top = {name for node in MODULES[module].body for name in names_in(node) if name}
-    assert not {name.split(".")[0] for name in top} & LAZY
+def test_slow_libraries_load_only_where_they_are_used():
+    for module, tree in MODULES.items():
+        top = {name for node in tree.body for name in names_in(node) if name}
+        assert not {name.split(".")[0] for name in top} & LAZY, module
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_text_is_read_and_written_in_a_named_encoding(module):
+def test_text_is_read_and_written_in_a_named_encoding():
     # Windows would take the code page of its user's language
-    for node in ast.walk(MODULES[module]):
+    for module, node in ((module, node) for module, tree in MODULES.items() for node in ast.walk(tree)):
         if not isinstance(node, ast.Call) or any(keyword.arg in ("encoding", None) for keyword in node.keywords):
             continue
         name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")

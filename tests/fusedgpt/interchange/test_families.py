@@ -1,4 +1,4 @@
-"""Each family against transformers: logits, gradients, greedy text, and back to the same bytes."""
+"""Each family against transformers: logits, gradients, and back to the same bytes."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from fusedgpt.interchange.pretrained import to_transformers
 from model import GPT
 from tests.conftest import assert_same_bytes
 
-V, CONTEXT = 101, 64
+V, CONTEXT = 101, 32
 SIZES = dict(vocab_size=V, max_position_embeddings=CONTEXT, num_hidden_layers=3, hidden_size=64, intermediate_size=96)
 SIZES |= dict(num_attention_heads=4, num_key_value_heads=2)
 SCALED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -63,7 +63,7 @@ def pair(request, tmp_path_factory):
 
 def test_logits_and_gradients_equal_those_of_transformers(pair):
     theirs, ours, family, _ = pair
-    idx = torch.randint(0, V, (2, 40), generator=torch.Generator().manual_seed(1))
+    idx = torch.randint(0, V, (2, 30), generator=torch.Generator().manual_seed(1))
     logits, loss = ours(idx[:, :-1], idx[:, 1:])
     want = theirs(idx, labels=idx)
     torch.testing.assert_close(logits[..., :V], want.logits[:, :-1], rtol=1e-5, atol=1e-5)
@@ -74,13 +74,6 @@ def test_logits_and_gradients_equal_those_of_transformers(pair):
     for name, place in families.places(ours.config, family).items():
         found = place.theirs(gradients[place.ours])
         torch.testing.assert_close(found, theirs.get_parameter(name).grad, rtol=1e-5, atol=1e-5, msg=name)
-
-
-def test_greedy_text_equals_that_of_transformers(pair):
-    theirs, ours, _, _ = pair
-    idx = torch.randint(1, V, (2, 10), generator=torch.Generator().manual_seed(1))
-    options = dict(max_new_tokens=30, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    assert torch.equal(ours.generate(idx, 30, temperature=0), theirs.generate(idx, **options))
 
 
 def test_an_export_is_the_same_model_to_the_bit(pair, tmp_path):
@@ -100,9 +93,7 @@ def test_an_export_is_the_same_model_to_the_bit(pair, tmp_path):
 
 def content_of(name="llama", **changes):
     """A config.json as transformers 4 wrote it, with `changes`; those that are `...` are not in it."""
-    common = dict(
-        model_type=name, torch_dtype="bfloat16", transformers_version="4.31.0", use_cache=True, bos_token_id=1
-    )
+    common = dict(model_type=name, torch_dtype="bfloat16", transformers_version="4.31.0", use_cache=True)
     found = common | (GPT2 if name == "gpt2" else SIZES | {"hidden_act": "gelu_new" if name == "phi" else "silu"})
     return {key: value for key, value in (found | changes).items() if value is not ...}
 
@@ -121,6 +112,7 @@ def test_a_config_of_before_transformers_5_is_read():
     assert families.read(content_of("mistral"))[1].window == 4096  # as transformers takes it
     assert families.read(content_of("mistral", sliding_window=None))[1].window is None
     assert families.read({"model_type": "gpt2"})[1] == GPTConfig(vocab_size=50257)
+    assert families.read(content_of(is_causal=True)) == families.read(content_of())
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)
@@ -186,6 +178,10 @@ REFUSED = {  # by what is said: what is not as it should be
     "layer_types with sliding_attention, but no": dict(model_type="qwen2", layer_types=["sliding_attention"] * 3),
     "num_hidden_layers=10000000, which must be at most": WINDOWS | dict(model_type="qwen2", num_hidden_layers=10**7),
     "it has hidden_act=relu and not gelu_new, ": dict(model_type="phi", hidden_act="relu"),
+    "it has scale_attn_by_inverse_layer_idx=True": dict(name="gpt2", scale_attn_by_inverse_layer_idx=True),
+    "has add_cross_attention=True, which is unknown": dict(name="gpt2", add_cross_attention=True),
+    # it was taken for a part that is off, and the model was read as a causal one
+    "it has is_causal=False and not True": dict(is_causal=False),
 }
 
 
@@ -194,20 +190,6 @@ def test_what_a_gpt_does_not_have_is_refused_by_its_name(said):
     with pytest.raises(UserError) as refused:
         families.read(content_of(**REFUSED[said]))
     assert said in str(refused.value) and len(str(refused.value)) < 400
-
-
-@pytest.mark.parametrize("key", ["scale_attn_by_inverse_layer_idx", "add_cross_attention"])
-def test_a_gpt2_that_is_not_openais_is_refused(key):
-    with pytest.raises(UserError, match=f"{key}=True"):
-        families.read(content_of("gpt2", **{key: True}))
-
-
-@pytest.mark.parametrize("name", families.FAMILIES)
-def test_attention_to_later_tokens_is_refused(name):
-    # is_causal=false was taken for a part that is off, and the model was read as a causal one
-    assert families.read(content_of(name, is_causal=True)) == families.read(content_of(name))
-    with pytest.raises(UserError, match="it has is_causal=False and not True"):
-        families.read(content_of(name, is_causal=False))
 
 
 ROTARY = dict(position="rotary", norm="rmsnorm", mlp="swiglu", bias=False, n_layer=2, n_head=2, n_embd=16, block_size=8)
@@ -236,9 +218,7 @@ def test_the_family_follows_from_the_config_and_biases_that_are_missing_become_z
 
 NO_FAMILY = {  # by what is said: the fields of a model
     "Llama, which is nearest, has norm=rmsnorm, and not layernorm": dict(norm="layernorm"),
-    "GPT-2, which is nearest, has n_kv_head=2, and not 1": dict(
-        position="learned", norm="layernorm", mlp="gelu", n_kv_head=1
-    ),
+    "GPT-2, which is nearest, has n_kv_head=2, and not 1": WRITTEN["gpt2"] | dict(n_kv_head=1),
     "Qwen3, which is nearest, has no biases as in mlp_bias=True": dict(qk_norm=True, mlp_bias=True),
     "Mistral, which is nearest, has no biases as in attention_bias=True": dict(window=4, attention_bias=True),
     "Phi, which is nearest, has window=None, and not 4": WRITTEN["phi"] | dict(window=4),

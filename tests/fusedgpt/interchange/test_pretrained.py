@@ -5,12 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from fusedgpt.errors import UserError
+from fusedgpt.interchange import pretrained
 from model import GPT
 from tests.conftest import assert_same_bytes
 from tests.fusedgpt.interchange.test_families import MODELS, SIZES, random_model
@@ -52,9 +54,7 @@ FORMS = {
     "a pickle": pickled,
     "a pickle of before PyTorch 1.6": lambda f: pickled(f, _use_new_zipfile_serialization=False),
     "float64": lambda f: rewritten(f, lambda w: {n: w[n].double() for n in w}),
-    "frequencies": lambda f: rewritten(
-        f, lambda w: w | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
-    ),
+    "frequencies": lambda f: rewritten(f, lambda w: w | {"model.layers.0.self_attn.rotary_emb.inv_freq": w[Q] + 0}),
 }
 
 
@@ -80,9 +80,7 @@ def test_an_output_layer_that_is_tied_may_be_in_the_file_if_it_is_the_embedding(
     rewritten(tmp_path, lambda weights: weights | {"lm_head.weight": embedding.clone()})
     assert_same_bytes(GPT.from_pretrained(tmp_path).state_dict(), before)
     rewritten(tmp_path, lambda weights: weights | {"lm_head.weight": embedding + 1})
-    with pytest.raises(
-        UserError, match=r"have lm_head.weight and another model.embed_tokens.weight, but its tie_word_"
-    ):
+    with pytest.raises(UserError, match=r"have lm_head.weight and another model.embed_tokens.weight, but its tie_"):
         GPT.from_pretrained(tmp_path)
 
 
@@ -92,9 +90,8 @@ def test_bfloat16_is_kept_if_it_is_asked_for(llama):
     kept = GPT.from_pretrained(llama, {"vocab_multiple": 64}, dtype=torch.bfloat16)
     assert {p.dtype for p in kept.parameters()} == {torch.bfloat16}
     wte = kept.transformer.wte.weight
-    assert (
-        torch.equal(wte[:101], stored["model.embed_tokens.weight"]) and wte.shape == (128, 64) and not wte[101:].any()
-    )
+    assert torch.equal(wte[:101], stored["model.embed_tokens.weight"])
+    assert wte.shape == (128, 64) and not wte[101:].any()
     trained = GPT.from_pretrained(llama, {"vocab_multiple": 64})
     assert_same_bytes({n: w.bfloat16() for n, w in trained.state_dict().items()}, kept.state_dict())
     assert trained.lm_head.weight.dtype == torch.float32
@@ -113,14 +110,9 @@ def index(folder, weight_map):
 REFUSED = {  # by what is said: what is done to the folder
     f"they lack {Q}": lambda f: rewritten(f, lambda w: {n: w[n] for n in w if n != Q} | {"x": w[Q]}),
     "they have lora too": lambda f: rewritten(f, lambda w: w | {"lora": torch.ones(1)}),
-    f"{Q} is (64, 32), and not (64, 64)": lambda f: rewritten(
-        f, lambda w: w | {Q: torch.ones(64, 32), "model.layers.1.self_attn.k_proj.weight": torch.ones(64, 64)}
-    ),
+    f"{Q} is (64, 64, 1), and not (64, 64)": lambda f: rewritten(f, lambda w: w | {Q: w[Q][..., None]}),
     f"it has weights that are not finite: {Q}": lambda f: rewritten(f, lambda w: w | {Q: w[Q] / 0}),
     "no floating-point numbers": lambda f: rewritten(f, lambda w: w | {Q: w[Q].int()}),
-    "they lack lm_head.weight": lambda f: rewritten(
-        f, lambda w: {n: w[n] for n in w if n != "lm_head.weight"} | {"x": w["lm_head.weight"]}
-    ),
     "weights, but its files have ": lambda f: change(f, num_hidden_layers=2_000),
     "it has no absent.safetensors": lambda f: index(f, {Q: "absent.safetensors"}),
     "names '../x', which is not beside it": lambda f: index(f, {Q: "../x"}),
@@ -137,9 +129,7 @@ REFUSED = {  # by what is said: what is done to the folder
 @pytest.mark.parametrize("said", REFUSED)
 def test_a_folder_that_is_damaged_is_one_sentence(llama, said):
     REFUSED[said](llama)
-    with pytest.raises(
-        UserError, match="is no GPT-2, Llama, Mistral, Qwen2, Qwen3 or Phi that can be loaded"
-    ) as refused:
+    with pytest.raises(UserError, match=r"is no GPT-2, Llama, .* or Phi that can be loaded") as refused:
         GPT.from_pretrained(llama)
     assert said in str(refused.value) and "\n" not in str(refused.value) and len(str(refused.value)) < 600
 
@@ -151,6 +141,19 @@ def test_files_that_cannot_be_reached_are_not_said_to_be_absent(cached, llama):
         GPT.from_pretrained("owner/name")
     shutil.copy(llama / WEIGHTS, cached.files)
     assert_same_bytes(GPT.from_pretrained("owner/name").state_dict(), GPT.from_pretrained(llama).state_dict())
+
+
+def test_weights_are_read_one_at_a_time(llama, monkeypatch):
+    # all weights of the file were in memory at once
+    alive, one_tensor = weakref.WeakSet(), pretrained._one_tensor
+
+    def watched(file, name):
+        assert not alive
+        alive.add(tensor := one_tensor(file, name))
+        return tensor
+
+    monkeypatch.setattr(pretrained, "_one_tensor", watched)
+    GPT.from_pretrained(llama)
 
 
 PEAK = """
@@ -171,6 +174,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what the peak of a process is from here on")
 def test_reading_takes_the_models_memory_and_one_tensor(llama, tmp_path):
     # a model with random weights, and all weights of the file, were in memory at once
