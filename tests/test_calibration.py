@@ -10,6 +10,7 @@ from scipy import stats
 from tests import calibration
 from tests.calibration import Settings, Trainer, equal, pairing, planted, power, simulated
 
+pytestmark = pytest.mark.slow  # of thousands of studies; test_verdict.py has the numbers of single ones
 COLUMNS = {"what", "data", "seeds", "comparisons", "studies", "share", "low", "high"}
 
 

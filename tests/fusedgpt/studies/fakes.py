@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from typing import IO
 from unittest import mock
 
+import torch
+
 from fusedgpt.studies import figures, progress, runner
 from tests.launch import script
 
@@ -143,7 +145,11 @@ def in_this_process(popen: type = Here) -> Iterator[None]:
     """Runs of a study, and dry runs, are in this process, one after another: no import of PyTorch for each."""
     dry = types.SimpleNamespace(run=lambda command, **_: script(*command[1:], check=False), DEVNULL=None)
     processes = types.SimpleNamespace(Popen=popen, DEVNULL=None)
-    with mock.patch.multiple(runner, subprocess=processes, POLL_S=0), mock.patch.object(progress, "subprocess", dry):
+    with (
+        mock.patch.multiple(runner, subprocess=processes, POLL_S=0),
+        mock.patch.object(progress, "subprocess", dry),
+        mock.patch.object(torch.compiler, "reset"),  # after each script; these compile nothing
+    ):
         yield
 
 

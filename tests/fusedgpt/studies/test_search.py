@@ -84,9 +84,9 @@ def test_a_best_variant_that_no_flag_can_name_is_confirmed_by_a_config_file():
 
 
 def test_tpe_comes_near_the_optimum(tmp_path, code, here):
-    found = work(tmp_path / "study", code, RATE, "--trials=24", "--max_iters=3")
+    found = work(tmp_path / "study", code, RATE, "--trials=20", "--max_iters=3")
     far = [abs(math.log10(each["learning_rate"]) + 2) for each in found.design.variants.values()]
-    first, last = far[1:10], far[-10:]  # after the baseline, those at random, and those that follow from others
+    first, last = far[1:10], far[-8:]  # after the baseline, those at random, and those that follow from others
     assert sum(last) / len(last) < 0.8 < 1.5 < sum(first) / len(first), far
 
 

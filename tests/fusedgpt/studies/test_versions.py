@@ -255,6 +255,7 @@ def test_a_standing_step_moves_no_weight(optimizer, dropout, tmp_path, data):
     assert_same_bytes(weights(tmp_path), GPT(GPTConfig.of(s, vocab_size=65)).state_dict())
 
 
+@pytest.mark.slow  # four starts of PyTorch; the tests above have another train.py
 def test_this_project_against_itself(tmp_path, data):
     try:
         versions.commit_of(ROOT, "HEAD")
