@@ -48,9 +48,11 @@ if os.environ.get("CHECK_TYPES"):
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import flex_attention
 
 import export
 import train
+from fusedgpt.attention import functions
 from fusedgpt.data import prepare, tokenizer
 from fusedgpt.dimensions import FAMILIES
 from fusedgpt.errors import UserError
@@ -103,6 +105,15 @@ def compiler():
     reason = why_no_compiler(torch.device("cpu"))
     if reason:
         pytest.skip(reason)
+
+
+@pytest.fixture
+def uncompiled_flex(request, monkeypatch):
+    """On a CPU FlexAttention runs operator by operator, as for debugging: Inductor takes 8 s a kernel."""
+    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    if params.get("device") != "cuda":
+        monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+        monkeypatch.setattr(functions, "_compiled_flex", lambda dynamic: flex_attention.flex_attention)
 
 
 @pytest.fixture(autouse=True)

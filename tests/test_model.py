@@ -1,20 +1,11 @@
 """Our GPT against transformers' GPT-2, and what nanoGPT's users rely on."""
 
-import copy
-import dataclasses
 import math
-import re
 
 import pytest
 import torch
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.utils import run_fw_bw_and_get_code
 from torch.nn import functional as F
 
-from fusedgpt import eager
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.dimensions import ACTIVATIONS, LOSSES, RECOMPUTE
 from fusedgpt.errors import UserError
@@ -29,7 +20,7 @@ TINY = dict(block_size=32, vocab_size=101, n_layer=3, n_head=4, n_embd=64)
 @pytest.mark.parametrize("attention", ["manual", "flash"])
 def test_equals_transformers(tmp_path, attention):
     V, T = 1000, 128
-    theirs = hugging_face(tmp_path, n_layer=12, n_head=12, n_embd=192, n_positions=T, vocab_size=V)
+    theirs = hugging_face(tmp_path, n_layer=3, n_head=12, n_embd=192, n_positions=T, vocab_size=V)
     ours = GPT.from_pretrained(tmp_path, {"attention": attention, "vocab_multiple": 64}).eval()
     idx = torch.randint(0, V, (2, T), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -40,47 +31,19 @@ def test_equals_transformers(tmp_path, attention):
     torch.testing.assert_close(loss, want.loss, rtol=1e-4, atol=1e-4)
 
 
-def test_greedy_generation_equals_transformers(tmp_path):
-    theirs = hugging_face(tmp_path, n_layer=3, n_head=4, n_embd=64, n_positions=48, vocab_size=101)
-    ours = GPT.from_pretrained(tmp_path).eval()
-    idx = torch.randint(1, 101, (2, 8), generator=torch.Generator().manual_seed(1))
-    want = theirs.generate(idx, max_new_tokens=40, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    assert torch.equal(ours.generate(idx, 40, temperature=0), want)
-
-
 @pytest.mark.parametrize("attention", ["manual", "masked"])
+@torch.no_grad()
 def test_each_document_is_computed_as_if_it_were_alone(attention):
-    shape = dict(TINY, bias=False, attention=attention)
     torch.manual_seed(0)
-    packed = GPT(GPTConfig(**shape, document_start=7))
+    packed = GPT(GPTConfig(**TINY, attention=attention, document_start=7))
+    alone, positions = GPT(GPTConfig(**TINY, attention=attention)), packed.transformer.wpe.weight
     idx = torch.randint(8, 101, (2, 32), generator=torch.Generator().manual_seed(1))
     idx[0, [5, 20]], idx[1, 31] = 7, 7  # the first sequence has 3 documents, the second ends with the start of one
-    targets = idx.roll(-1, dims=1)
-    alone = copy.deepcopy(packed)
-    alone.config = dataclasses.replace(alone.config, document_start=None)
-    logits, losses, models = [], [], []
-    for row, parts in ((0, (slice(0, 5), slice(5, 20), slice(20, 32))), (1, (slice(0, 31), slice(31, 32)))):
-        for part in parts:
-            at = copy.deepcopy(alone)  # each document keeps its positions
-            at.transformer.wpe.weight.data = alone.transformer.wpe.weight.data.roll(-part.start, dims=0)
-            z, loss = at(idx[row : row + 1, part], targets[row : row + 1, part])
-            logits.append(z[0])
-            losses.append(loss * z.size(1) / 64)
-            losses[-1].backward()
-            models.append(at)
-    z, loss = packed(idx, targets)
-    loss.backward()
-    torch.testing.assert_close(z.flatten(0, 1), torch.cat(logits), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(loss, sum(losses))
-    for block, *each in zip(packed.transformer.h, *(at.transformer.h for at in models)):
-        for p, *theirs in zip(block.parameters(), *(other.parameters() for other in each)):
-            torch.testing.assert_close(p.grad, sum(q.grad for q in theirs), rtol=1e-4, atol=1e-7)
-
-
-def test_another_architecture_is_refused(tmp_path):
-    hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=16, vocab_size=64, activation_function="relu")
-    with pytest.raises(UserError, match=r"no GPT-2, .* it has activation_function=relu and not gelu_new, .* Name"):
-        GPT.from_pretrained(tmp_path)
+    logits, _ = packed(idx, idx)
+    for row, start, stop in ((0, 0, 5), (0, 5, 20), (0, 20, 32), (1, 0, 31), (1, 31, 32)):
+        alone.load_state_dict(packed.state_dict() | {"transformer.wpe.weight": positions.roll(-start, dims=0)})
+        part = idx[row : row + 1, start:stop]  # it keeps its positions
+        torch.testing.assert_close(logits[row, start:stop], alone(part, part)[0][0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -101,10 +64,6 @@ def test_the_activation_is_that_of_the_weights_and_survives_an_export(tmp_path, 
         assert (other(idx, idx)[0] - want).abs().max() > 1e-4  # so the tolerance tells them apart
         exported = to_transformers(model.config, model.state_dict()).eval()
         torch.testing.assert_close(exported(idx).logits, want, rtol=1e-5, atol=1e-5)
-        exported.save_pretrained(tmp_path / "ours")
-        back = GPT.from_pretrained(tmp_path / "ours").eval()
-        assert back.config == model.config
-        torch.testing.assert_close(back(idx, idx)[0], want, rtol=1e-5, atol=1e-5)
 
 
 def test_the_weights_decide_their_dimensions(tmp_path):
@@ -119,28 +78,18 @@ def test_the_weights_decide_their_dimensions(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "layers", "heads", "channels", "parameters"),
+    ("layers", "heads", "channels", "parameters"),
     [
-        ("gpt2", 12, 12, 768, 124_439_808),
-        ("gpt2-medium", 24, 16, 1024, 354_823_168),
-        ("gpt2-large", 36, 20, 1280, 774_030_080),
-        ("gpt2-xl", 48, 25, 1600, 1_557_611_200),
+        (12, 12, 768, 124_439_808),
+        (24, 16, 1024, 354_823_168),
+        (36, 20, 1280, 774_030_080),
+        (48, 25, 1600, 1_557_611_200),
     ],
 )
-def test_parameter_counts_are_the_published_ones(monkeypatch, name, layers, heads, channels, parameters):
-    monkeypatch.setattr(GPT, "init_weights", lambda self: None)
-    monkeypatch.setattr(eager, "to_empty", lambda model: None)  # stay on the meta device
-    model = GPT(GPTConfig(vocab_size=50257, n_layer=layers, n_head=heads, n_embd=channels))
-    assert model.get_num_params(non_embedding=False) == parameters
-    assert model.get_num_params() == parameters - 1024 * channels
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("multiple", [1, 64])
-@pytest.mark.parametrize("shape", [dict(n_layer=1, n_head=1, n_embd=8), dict(n_layer=3, n_head=4, n_embd=64)], ids=str)
-def test_parameters_are_counted_without_a_model(shape, bias, multiple):
-    config = GPTConfig(block_size=32, vocab_size=101, bias=bias, vocab_multiple=multiple, **shape)
-    assert config.num_params == GPT(config).get_num_params(non_embedding=False)
+def test_parameter_counts_of_gpt2_are_the_published_ones(layers, heads, channels, parameters):
+    config = GPTConfig(vocab_size=50257, n_layer=layers, n_head=heads, n_embd=channels)
+    assert config.num_params == parameters  # GPT.__init__ compares it with the model
+    assert config.num_params - config.looked_up == parameters - 1024 * channels
 
 
 @pytest.mark.parametrize(
@@ -201,60 +150,6 @@ def test_padding_starts_equal_and_stays_out():
     assert (padded.transformer.wte.weight.grad[101:] == 0).all()  # so padding stays 0
 
 
-def recorded(model, *batch, **options):
-    """The forward and backward graphs that torch.compile makes of `model`, decomposed as for its default backend."""
-    graphs = []
-    backend = aot_autograd(
-        fw_compiler=lambda graph, inputs: graphs.append(graph) or make_boxed_func(graph),
-        bw_compiler=lambda graph, inputs: graphs.append(graph) or make_boxed_func(graph),
-        partition_fn=min_cut_rematerialization_partition,
-        decompositions=select_decomp_table(),
-    )
-    with torch.autocast("cpu", torch.bfloat16):
-        _, loss = torch.compile(model, backend=backend)(*batch, **options)
-    loss.backward()
-    return graphs
-
-
-def shapes(graph):
-    """The shapes of the inputs of a graph."""
-    return [tuple(n.meta["val"].shape) for n in graph.graph.nodes if n.op == "placeholder" and "val" in n.meta]
-
-
-def test_training_keeps_no_logits_and_copies_none():
-    # the loop used to hold the logits until the next forward, and the compiled backward read a gradient of them;
-    # writing -inf into the padding copied all logits (slice_scatter)
-    model = GPT(GPTConfig(**TINY, vocab_multiple=64))
-    B, T, V = 2, 32, 128
-    idx = torch.randint(0, 101, (B, T))
-    forward, backward = recorded(model, idx, idx, logits=False)
-    assert (B, T, V) not in shapes(backward)
-    assert shapes(backward).count((B * T, V)) == 1  # what the head computed, which the softmax's backward needs
-    called = [str(node.target) for node in forward.graph.nodes if node.op == "call_function"]
-    assert not [name for name in called if "slice_scatter" in name or ".copy" in name]
-    torch.compiler.reset()
-    _, with_logits = recorded(model, idx, idx)
-    assert (B, T, V) in shapes(with_logits)  # so this test would see them
-
-
-@pytest.mark.usefixtures("compiler")
-def test_the_compiled_backward_of_a_padded_head_takes_no_memory_of_its_own():
-    # the gradient of the logits, zeros of the padding included, is written where the logits were
-    shape = TINY | dict(vocab_size=501, n_layer=1)
-    model, idx = GPT(GPTConfig(**shape, vocab_multiple=64)), torch.randint(0, 501, (4, 32))
-
-    def loss():
-        with torch.autocast("cpu", torch.bfloat16):
-            return compiled(idx, idx, logits=False)[1]
-
-    compiled = torch.compile(model)
-    _, (forward, backward) = run_fw_bw_and_get_code(loss)
-    shapes = [re.findall(r"empty_strided_cpu\(\(([^)]*)\)", code) for code in (forward, backward)]
-    sizes = [[math.prod(map(int, re.findall(r"\d+", shape))) for shape in each] for each in shapes]
-    assert sizes[0].count(4 * 32 * 512) == 1  # so a tensor of this size would be seen
-    assert max(sizes[1]) < 4 * 32 * 501
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(("B", "T"), [(2, 32), (3, 7), (1, 2)])  # 2 tokens are fewer than there are chunks
 @pytest.mark.parametrize(("device", "dtype"), [*ON_GPU_TOO, ("cpu", "bfloat16")])
@@ -290,20 +185,20 @@ def test_each_loss_equals_float64(loss, B, T, device, dtype, output):
 
 
 def test_a_chunked_loss_holds_an_eighth_of_the_logits(device):
-    idx = torch.randint(0, 50_000, (8, 64), device=device)
+    idx = torch.randint(0, 20_000, (8, 64), device=device)
     peaks = {}
     for loss in LOSSES:
-        model = GPT(GPTConfig(64, 50_000, n_layer=1, n_head=1, n_embd=8, loss=loss)).to(device)
+        model = GPT(GPTConfig(64, 20_000, n_layer=1, n_head=1, n_embd=8, loss=loss)).to(device)
         model(idx, idx, logits=False)[1].backward()  # from here on the gradients are held
         peaks[loss] = peak_bytes(lambda model=model: model(idx, idx, logits=False)[1].backward(), device)
-    logits = 8 * 64 * 50_000 * 4
+    logits = 8 * 64 * 20_000 * 4
     assert peaks["whole"] > 2 * logits > 4 * peaks["chunked"]
 
 
 @pytest.mark.parametrize("family", [{}, LLAMA], ids=["GPT-2", "Llama"])
 def test_what_is_computed_again_is_the_same_to_the_bit_and_takes_less_memory(device, family):
     # dropout has to be drawn again as it was: with another mask, training would go on with wrong gradients
-    idx = torch.randint(0, 65, (4, 256), generator=torch.Generator().manual_seed(0)).to(device)
+    idx = torch.randint(0, 65, (2, 256), generator=torch.Generator().manual_seed(0)).to(device)
     found, peaks = {}, {}
     for recompute in RECOMPUTE:
         config = GPTConfig(256, 65, 4, 4, 64, dropout=0.2, attention="manual", recompute=recompute, **family)
@@ -322,7 +217,7 @@ def test_what_is_computed_again_is_the_same_to_the_bit_and_takes_less_memory(dev
         peaks[recompute] = peak_bytes(step, device)
     for other in ("attention", "block"):
         assert all(map(torch.equal, found[other], found["none"]))
-    scores = 4 * 4 * 4 * 256 * 256  # bytes of B x nh x T x T in float32; a layer keeps two or three such
+    scores = 4 * 2 * 4 * 256 * 256  # bytes of B x nh x T x T in float32; a layer keeps two or three such
     assert peaks["none"] - peaks["attention"] > 2 * 3 * scores  # of four layers, one is held at a time
     assert peaks["attention"] > 1.2 * peaks["block"]
 
@@ -345,7 +240,7 @@ def test_a_compiled_gelu_is_the_same_function(activation):
 def test_a_chunked_loss_stays_out_of_the_compiled_graph():
     # compiled, all chunks were held at once: 8 x 1024 tokens took 2110 MiB instead of 1203
     # the exact GELU: the tanh form's sigmoid would round to bfloat16 in a graph that runs operation by operation
-    model = GPT(GPTConfig(**TINY, vocab_multiple=64, activation="gelu", loss="chunked"))
+    model = GPT(GPTConfig(**TINY | dict(n_layer=1), vocab_multiple=64, activation="gelu", loss="chunked"))
     idx, graphs = torch.randint(0, 101, (2, 32)), []
     with torch.autocast("cpu", torch.bfloat16):
         want = model(idx, idx, logits=False)[1]
@@ -370,15 +265,6 @@ def test_dropout_is_off_outside_training(attention):
     assert torch.equal(model(idx, idx)[0], no_dropout(idx, idx)[0])
 
 
-def test_attention_can_be_swapped_without_touching_a_weight():
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(**TINY))
-    idx = torch.randint(0, 101, (2, 32))
-    manual, flash = (model.use_attention(name) or model(idx, idx)[0] for name in ("manual", "flash"))
-    torch.testing.assert_close(manual[..., :101], flash[..., :101], rtol=1e-4, atol=1e-5)
-    assert model.config.attention == "flash"
-
-
 def test_nanogpt_interface():
     model = GPT(GPTConfig(**TINY))
     idx = torch.randint(0, 101, (2, 10))
@@ -392,6 +278,7 @@ def test_nanogpt_interface():
     torch.testing.assert_close(model(idx, ignored)[1], want)
     assert model.generate(idx, 5, temperature=1.0, top_k=3).shape == (2, 15)
     n = model.get_num_params()
+    assert n == model.get_num_params(non_embedding=False) - 32 * 64 == model.config.num_params - 32 * 64
     assert model.estimate_mfu(2, 0.5) == pytest.approx((6 * n + 12 * 3 * 64 * 32) * 32 * 2 / 0.5 / 312e12)
     assert GPTConfig() == GPTConfig(1024, 50304, 12, 12, 768, 0.0, True)
 
@@ -415,21 +302,3 @@ def test_optimizer_decays_matrices_only():
     assert decayed["weight_decay"] == 0.1 and others["weight_decay"] == 0
     assert all(p.dim() >= 2 for p in decayed["params"]) and all(p.dim() < 2 for p in others["params"])
     assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
-
-
-@pytest.mark.parametrize("start", [-1, 101, 1.5, True, "7"])
-def test_an_id_between_documents_that_cannot_be_one_is_named(start):
-    # 1.5 and True were taken, and no id of the data is either
-    with pytest.raises(UserError, match=f"document_start={start!r}, the id between documents for mask=document, must"):
-        GPTConfig(**TINY, document_start=start)
-
-
-def test_bad_shapes_are_named():
-    with pytest.raises(UserError, match="n_head=5"):
-        GPTConfig(n_embd=64, n_head=5)
-    with pytest.raises(UserError, match="n_head=-2 must be 1 or more"):
-        GPTConfig(n_embd=64, n_head=-2)  # it divides 64
-    with pytest.raises(UserError, match="flsh"):
-        GPTConfig(attention="flsh")
-    with pytest.raises(UserError, match="activation='relu' is unknown: it can be gelu_tanh, gelu"):
-        GPTConfig(activation="relu")

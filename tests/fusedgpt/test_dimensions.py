@@ -57,21 +57,25 @@ def test_a_window_is_what_its_layers_count():
     assert saved == 12 * 32 * 4 * (16 - 4)  # 4 of 5 layers, for each of 32 channels
 
 
-def test_biases_are_where_a_family_has_them():
-    bias = {name: GPTConfig(**SHAPE, bias=False, **given).biases for name, given in BIASES.items()}
-    assert bias["none"] == dict(qkv=False, proj=False, mlp=False, output=False)
-    assert bias["Qwen2"] == dict(qkv=True, proj=False, mlp=False, output=False)
-    assert bias["Phi"] == dict(qkv=True, proj=True, mlp=True, output=True)
-    assert GPTConfig(**SHAPE, bias=True, mlp_bias=False).biases == dict(qkv=True, proj=True, mlp=False, output=False)
+@pytest.mark.parametrize(
+    ("given", "biases"),
+    [
+        (dict(bias=False), []),
+        (dict(bias=False, attention_bias="qkv"), ["qkv"]),  # Qwen2
+        (dict(bias=False, attention_bias=True, mlp_bias=True, output_bias=True), ["qkv", "proj", "mlp", "output"]),
+        (dict(bias=True, mlp_bias=False), ["qkv", "proj"]),
+    ],
+)
+def test_biases_are_where_a_family_has_them(given, biases):
+    assert [name for name, is_there in GPTConfig(**SHAPE, **given).biases.items() if is_there] == biases
 
 
-BIASES = {
-    "none": {},
-    "Qwen2": dict(attention_bias="qkv"),
-    "Phi": dict(attention_bias=True, mlp_bias=True, output_bias=True),
-}
 ROTARY = dict(position="rotary")
 WRONG = [
+    *((dict(document_start=n), f"document_start={n!r}, the id between documents") for n in (-1, 37, 1.5, True, "7")),
+    (dict(n_head=-2), "n_head=-2 must be 1 or more"),  # it divides 32
+    (dict(attention="flsh"), "attention='flsh' is unknown"),
+    (dict(activation="relu"), "activation='relu' is unknown: it can be gelu_tanh, gelu"),
     (dict(n_kv_head=3), "n_head=4 cannot be split over n_kv_head=3: make it a multiple"),
     (dict(n_kv_head=8), "n_head=4 cannot be split over n_kv_head=8"),
     (dict(n_kv_head=0), "n_kv_head=0 must be 1 or more"),

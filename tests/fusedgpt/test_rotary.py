@@ -26,18 +26,6 @@ def test_channels_turn_as_complex_numbers_do(fraction):
     assert torch.equal(found[:, 0], x[:, 0])
 
 
-def test_a_score_depends_on_the_distance_alone():
-    q, k = (torch.randn(1, 1, 1, 24, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
-    config = GPTConfig(**SHAPE)
-
-    def score(i, j):
-        at = [rotary.rotate(x, rotary.rotation(torch.tensor([n]), config)) for x, n in ((q, i), (k, j))]
-        return (at[0] * at[1]).sum().item()
-
-    assert score(9, 4) == pytest.approx(score(60, 55), abs=1e-4)
-    assert abs(score(9, 4) - score(9, 5)) > 1e-3
-
-
 @pytest.mark.parametrize("theta", [1e4, 5e5])
 @pytest.mark.parametrize("scaling", [1.0, 8.0, 32.0])
 def test_frequencies_are_transformers(theta, scaling):

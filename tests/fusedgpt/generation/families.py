@@ -2,6 +2,7 @@
 
 import torch
 
+from fusedgpt.generation import generate
 from model import GPT, GPTConfig
 
 S, V = 48, 101
@@ -22,7 +23,7 @@ WINDOWS = ("mistral", "pattern", "odd")
 def family(name, **changes):
     """A random GPT of a family, whose logits are far from uniform: near ties would hide or feign errors."""
     torch.manual_seed(0)
-    small = dict(block_size=S, vocab_size=V, n_layer=4, n_head=4, n_embd=64)
+    small = dict(block_size=S, vocab_size=V, n_layer=3, n_head=4, n_embd=64)
     net = GPT(GPTConfig(**{**small, **FAMILIES[name], **changes})).eval()
     with torch.no_grad():
         for p in net.parameters():
@@ -36,3 +37,8 @@ def family(name, **changes):
 def ids(B, T, seed=1):
     """Random ids (B, T)."""
     return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+def greedy(model, idx, new, **kwargs):
+    """The likeliest next `new` ids (B, new) after `idx`, generated with a cache."""
+    return torch.cat(list(generate.new_tokens(model, idx, new, temperature=0, **kwargs)), dim=1)

@@ -8,7 +8,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.generation import generate
 from model import GPT, GPTConfig
 from tests.conftest import GPU
-from tests.fusedgpt.generation.families import FAMILIES, WINDOWS, family, ids
+from tests.fusedgpt.generation.families import FAMILIES, WINDOWS, family, greedy, ids
 
 S = 32
 NOT_IN_FLOAT32 = ("flash", "flash3", "flash4", "cudnn")  # on a GPU
@@ -26,102 +26,65 @@ def model(attention="sdpa", device="cpu", **config):
     return model
 
 
-def uncached(model, idx, new):
-    """Greedy, with the whole window computed for every id."""
-    for _ in range(new):
-        logits = model(idx)[0][:, -1]
-        idx = torch.cat((idx, logits.argmax(-1, keepdim=True)), dim=1)
-    return idx
-
-
-@pytest.mark.parametrize("length", [1, 2, 7, S - 1, S])
-@pytest.mark.parametrize(
-    ("attention", "device"),
-    [
-        *((name, "cpu") for name in ("manual", "blocked", "math", "flash", "sdpa", "masked", "flex")),
-        *(pytest.param(name, *GPU.values, marks=GPU.marks) for name in ATTENTION if name not in NOT_IN_FLOAT32),
-    ],
-)
-@torch.no_grad()
-def test_cached_equals_uncached(attention, device, length):
-    # T16: a cache that admits cached != uncached
-    if attention == "flex" and length != 7:
-        pytest.skip("flex compiles for a while: one length will do")
-    net, reference = model(attention, device), model("manual", device)
-    idx = torch.randint(0, 101, (3, length), generator=torch.Generator().manual_seed(1)).to(device)
-    new = S - length + 1  # the last id is drawn with the window full
-    assert torch.equal(net.generate(idx, new, temperature=0), uncached(reference, idx, new))
-
-
-@pytest.mark.parametrize("attention", ["manual", "blocked", "math", "flash", "sdpa", "masked"])
-@torch.no_grad()
-def test_cached_equals_uncached_within_documents(attention):
-    # a cache without the ids would let a token see the document before its own
-    net = model(attention, document_start=3)
-    idx = torch.randint(0, 101, (3, 12), generator=torch.Generator().manual_seed(1))
-    idx[0, 4], idx[1, [2, 9]], idx[2, 11] = 3, 3, 3  # they begin elsewhere in each sample
-    assert torch.equal(net.generate(idx, S - 11, temperature=0), uncached(net, idx, S - 11))
-    across = model(attention).generate(idx, S - 11, temperature=0)
-    assert not torch.equal(net.generate(idx, S - 11, temperature=0), across)
-    at_once, _ = net(idx)
-    cache = generate.new_cache(net.config)
-    for chunk in idx.split((1, 8, 2, 1), dim=1):
-        logits, _ = net(chunk, cache=cache)
-    torch.testing.assert_close(logits, at_once, rtol=1e-4, atol=1e-4)
-
-
-@torch.no_grad()
-def test_prefill_in_chunks_equals_prefill_at_once():
-    # T17: a chunk after a cache has fewer queries than keys
-    for attention in ("manual", "blocked", "math", "flash", "sdpa", "masked"):
-        net = model(attention)
-        idx = torch.randint(0, 101, (2, S), generator=torch.Generator().manual_seed(1))
-        at_once, _ = net(idx)
-        cache = generate.new_cache(net.config)
-        for chunk in idx.split((1, 9, 21, 1), dim=1):
-            logits, _ = net(chunk, cache=cache)
-        torch.testing.assert_close(logits, at_once, rtol=1e-4, atol=1e-4)
+def assert_greedy(net, text, start):
+    """Each id of `text` from `start` on is the likeliest after those before it, computed without a cache."""
+    logits, _ = net(text[:, :-1], text[:, 1:])
+    assert torch.equal(logits[:, start - 1 :].argmax(-1), text[:, start:])
 
 
 def assert_same_logits(net, text, chunks, cache):
-    """Reading `text` in `chunks` with a cache gives the logits of reading each beginning of it without one."""
+    """Reading `text` in `chunks` with a cache gives the logits of reading all of it at once without one."""
+    whole, _ = net(text, text)
     read = 0
     for chunk in text.split(chunks, dim=1):
         read += chunk.size(1)
-        got, want = net(chunk, cache=cache)[0], net(text[:, :read])[0]
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * want.abs().max().item())
+        want = whole[:, read - 1 : read]
+        torch.testing.assert_close(net(chunk, cache=cache)[0], want, rtol=1e-5, atol=1e-5 * want.abs().max().item())
+
+
+@pytest.mark.usefixtures("uncompiled_flex")
+@pytest.mark.parametrize(
+    ("attention", "device", "document_start"),
+    [
+        *((name, "cpu", n) for name in ("manual", "blocked", "math", "flash", "sdpa", "masked") for n in (None, 3)),
+        ("flex", "cpu", None),
+        *(pytest.param(name, *GPU.values, 3, marks=GPU.marks) for name in ATTENTION if name not in NOT_IN_FLOAT32),
+    ],
+)
+@torch.no_grad()
+def test_cached_equals_uncached(attention, device, document_start):
+    # T16: a cache that admits cached != uncached, or without the ids, so that a token saw the document before its own.
+    # T17: a chunk after a cache has fewer queries than keys
+    net, reference = (model(name, device, document_start=document_start) for name in (attention, "manual"))
+    for length in (1, 12, S):
+        idx = ids(3, length).to(device)
+        if length == 12:  # documents begin elsewhere in each sample
+            idx[0, 4], idx[1, [2, 9]], idx[2, 11] = 3, 3, 3
+        text = net.generate(idx, S - length + 1, temperature=0)  # the last id is drawn with the window full
+        assert_greedy(reference, text, length)
+        assert_same_logits(net, text[:, :S], (1, 9, 21, 1), generate.new_cache(net.config))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_every_family_generates_with_a_cache_what_it_does_without(name):
     # the prompt is longer than the windows, and the text goes round their buffers several times
-    net, idx = family(name), ids(3, 17)
+    net = family(name)
     S = net.config.block_size
-    text = net.generate(idx, S - 17, temperature=0)
-    assert torch.equal(text, uncached(net, idx, S - 17))
+    text = net.generate(ids(3, 17), S - 17, temperature=0)
+    assert_greedy(net, text, 17)
     for length in (0, S):  # a cache that grows, and one that has room for all
         assert_same_logits(net, text, [17] + [1] * (S - 17), generate.new_cache(net.config, length))
         assert_same_logits(net, text, [1, 1, 9, 3, 4, 1, 14, 2, S - 35], generate.new_cache(net.config, length))
 
 
-@pytest.mark.parametrize("attention", ["manual", "blocked", "math", "masked"])
-@torch.no_grad()
-def test_every_kernel_fits_the_cache_of_a_window(attention):
-    net, reference = family("pattern", attention=attention), family("pattern", attention="manual")
-    text = reference.generate(ids(2, 17), 20, temperature=0)
-    assert torch.equal(net.generate(text[:, :17], 20, temperature=0), text)
-    assert_same_logits(net, text, [3, 5, 14, 1, 1, 13], generate.new_cache(net.config))
-
-
 @pytest.mark.parametrize("name", ["gpt2", *WINDOWS])
 @torch.no_grad()
 def test_a_token_sees_neither_another_document_nor_beyond_its_window(name):
-    net, idx = family(name, document_start=3), ids(3, 12)
-    idx[0, 4], idx[1, [2, 9]], idx[2, 11] = 3, 3, 3  # they begin elsewhere in each sample
+    net = family(name, document_start=3)
     S = net.config.block_size
-    text = uncached(net, idx, S - 12)
-    text[1, 20], text[2, [30, 33]] = 3, 3
+    text = ids(3, S)
+    text[0, 4], text[1, [2, 9, 20]], text[2, [11, 30, 33]] = 3, 3, 3  # they begin elsewhere in each sample
     assert not torch.allclose(net(text)[0], family(name)(text)[0])
     assert_same_logits(net, text, [12] + [1] * (S - 12), generate.new_cache(net.config))
     assert_same_logits(net, text, [1, 9, 3, 20, 2, S - 35], generate.new_cache(net.config))
@@ -134,58 +97,46 @@ def held(cache):
 
 @torch.no_grad()
 def test_a_window_bounds_the_memory_of_the_cache():
-    net = family("pattern", block_size=4096)  # windows of 6 in three of four layers, two heads of 16 channels
+    net = family("pattern", block_size=4096)  # windows of 6 in two of three layers, two heads of 16 channels
     cache = generate.new_cache(net.config)
-    list(generate.new_tokens(net, ids(2, 700), 120, temperature=0, cache=cache))
+    greedy(net, ids(2, 800), 20, cache=cache)
     a_key = 2 * 2 * 2 * 16 * 4  # keys and values of 2 samples, in float32
-    assert [layer.window for layer in cache] == [6, 6, None, 6]
-    assert held(cache) == a_key * (3 * 12 + 1024)  # the text has 820 tokens
+    assert [layer.window for layer in cache] == [6, 6, None]
+    assert held(cache) == a_key * (2 * 12 + 1024)  # the text has 820 tokens
 
 
 @torch.no_grad()
 def test_a_long_context_takes_memory_for_the_text_alone():
-    # a cache of all 131,072 positions would take 2 GiB a sample in this small model
-    config = dict(block_size=131_072, n_head=16, n_kv_head=8, head_size=32, n_layer=8)
-    net = family("llama", **config)
+    # a cache of all 131,072 positions would take 512 MiB a sample in this small model
+    net = family("llama", block_size=131_072, n_head=16, n_kv_head=8, head_size=32, n_layer=2)
     cache = generate.new_cache(net.config)
-    first = [net.generate(ids(1, 9), 30, temperature=0)]
-    first.append(torch.cat([ids(1, 9), *generate.new_tokens(net, ids(1, 9), 30, temperature=0, cache=cache)], dim=1))
-    assert torch.equal(*first) and held(cache) == 8 * 2 * 8 * 32 * 256 * 4
+    greedy(net, ids(1, 9), 30, cache=cache)
+    assert held(cache) == 2 * 2 * 8 * 32 * 256 * 4
     alone = generate.new_cache(net.config)  # it does not know how long the text will be
     for token in ids(1, 40).split(1, dim=1):
         net(token, cache=alone)
-    assert held(alone) == 8 * 2 * 8 * 32 * 64 * 4
+    assert held(alone) == 2 * 2 * 8 * 32 * 64 * 4
 
 
 @torch.no_grad()
 def test_a_cache_serves_one_text_after_another():
     net = family("mistral")
     cache = generate.new_cache(net.config)
-    for B, T, new in ((2, 3, 4), (2, 17, 40), (1, 30, 3), (3, 1, 60), (2, 3, 4)):
-        got = torch.cat([ids(B, T), *generate.new_tokens(net, ids(B, T), new, temperature=0, cache=cache)], dim=1)
-        assert torch.equal(got, net.generate(ids(B, T), new, temperature=0)), (B, T, new)
+    for B, T, new in ((2, 3, 4), (2, 17, 12), (1, 30, 3), (3, 1, 50), (2, 3, 4)):
+        assert torch.equal(greedy(net, ids(B, T), new, cache=cache), greedy(net, ids(B, T), new)), (B, T, new)
 
 
-@pytest.mark.parametrize("net", [model(), family("llama", block_size=S), family("mistral", block_size=S)])
+@pytest.mark.parametrize("name", ["gpt2", "mistral"])
 @torch.no_grad()
-def test_past_block_size_the_older_half_is_dropped(net):
+def test_past_block_size_the_older_half_is_dropped(name):
     # learned positions cannot shift, and rotary ones beyond block_size were never trained
-    idx = torch.randint(0, 101, (2, 5), generator=torch.Generator().manual_seed(1))
-    got = net.generate(idx, 3 * S, temperature=0)
-    assert got.shape == (2, 5 + 3 * S)
-    window = idx
-    for position in range(5, 5 + 3 * S):  # the same rule, written out without a cache
+    net = family(name, block_size=S)
+    window = ids(2, 3 * S)  # of a longer prompt, the end is kept
+    got, window = net.generate(window, S + 8, temperature=0)[:, 3 * S :], window[:, -S:]
+    for n in range(S + 8):  # the same rule, written out without a cache
         window = window[:, -S // 2 :] if window.size(1) > S else window
-        window = uncached(net, window, 1)
-        assert torch.equal(got[:, position], window[:, -1])
-
-
-@torch.no_grad()
-def test_a_prompt_longer_than_block_size_keeps_its_end():
-    net = model()
-    long = torch.randint(0, 101, (1, 3 * S))
-    short = net.generate(long[:, -S:], 4, temperature=0)
-    assert torch.equal(net.generate(long, 4, temperature=0)[:, -4:], short[:, -4:])
+        window = torch.cat((window, net(window)[0][:, -1].argmax(-1, keepdim=True)), dim=1)
+        assert torch.equal(got[:, n], window[:, -1])
 
 
 def test_padded_ids_are_never_drawn():
@@ -194,10 +145,8 @@ def test_padded_ids_are_never_drawn():
     assert net.lm_head.weight.shape[0] == 128
     assert net.generate(torch.zeros(8, 1, dtype=torch.long), 24, temperature=100.0).max() < 101
     nanogpt = model()  # nanoGPT's own padding is not marked as such: the tokenizer's size is the bound
-    drawn = torch.cat(
-        list(generate.new_tokens(nanogpt, torch.zeros(8, 1, dtype=torch.long), 24, 100.0, vocab_size=65)), dim=1
-    )
-    assert drawn.max() < 65
+    drawn = generate.new_tokens(nanogpt, torch.zeros(8, 1, dtype=torch.long), 24, 100.0, vocab_size=65)
+    assert max(each.max() for each in drawn) < 65
 
 
 def drawn(logits, **options):
@@ -233,18 +182,17 @@ def test_top_p_of_1_drops_no_id(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [dict(temperature=0), dict(temperature=1e-320), dict(temperature=1e-40), dict(top_p=1e-320)], ids=str
+    ("options", "shares"),
+    [
+        *((options, [0, 1, 0, 0]) for options in (dict(temperature=0), dict(temperature=1e-320), dict(top_p=1e-320))),
+        *((dict(temperature=t, top_k=10**30), [1 / 3, 1 / 3, 1 / 3, 0]) for t in (1e300, float("inf"), 10**400)),
+    ],
 )
-def test_what_is_0_in_float32_draws_the_likeliest(options):
-    # T15: it used to divide by 0, or to make NaN of every probability
-    logits = [0.5, 2.0, 1.0, -float("inf")]
-    assert drawn(logits, **options).tolist() == [0, 1, 0, 0]
-
-
-@pytest.mark.parametrize("temperature", [1e300, float("inf"), 10**400], ids=["1e300", "inf", "10**400"])
-def test_what_is_infinite_in_float32_draws_all_alike_but_no_padding(temperature):
-    p = drawn([5.0, 2.0, -float("inf")], temperature=temperature, top_k=10**30)
-    torch.testing.assert_close(p, torch.tensor([0.5, 0.5, 0.0]), atol=0.03, rtol=0)
+def test_what_is_0_in_float32_draws_the_likeliest_and_what_is_infinite_draws_all_alike(options, shares):
+    # T15: it used to divide by 0, or to make NaN of every probability. No padding is drawn
+    torch.testing.assert_close(
+        drawn([0.5, 2.0, 1.0, -float("inf")], **options), torch.tensor(shares), atol=0.03, rtol=0
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from torch import nn
 
 from fusedgpt.generation import engines, generate, packed
 from model import GPT, GPTConfig
-from tests.fusedgpt.generation.families import FAMILIES, family, ids
+from tests.fusedgpt.generation.families import family, ids
 
 CPU = torch.device("cpu")
 needs_bfloat16 = pytest.mark.skipif(
@@ -38,7 +38,7 @@ def test_a_packed_product_is_that_of_float64_rounded(inner, outer, bias):
 
 
 @needs_bfloat16
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["gpt2", "pattern", "phi"])
 @torch.no_grad()
 def test_a_packed_model_generates_what_it_did_before(name):
     net = family(name)
@@ -107,6 +107,7 @@ def test_a_layer_that_computes_something_else_is_not_packed(monkeypatch):
 def test_auto_times_a_dtype_in_the_layout_that_will_run(monkeypatch):
     # timed unpacked, bfloat16 would lose on CPUs on which it wins
     timed = []
+    monkeypatch.setattr(engines, "TURNS_MS", 0.0)
     monkeypatch.setattr(packed, "gains", lambda device, dtype: dtype == torch.bfloat16)
     monkeypatch.setattr(packed, "pack", lambda module: timed.append(next(module.parameters()).dtype))
     net = GPT(GPTConfig(block_size=16, vocab_size=64, n_layer=1, n_head=2, n_embd=32)).eval()
