@@ -11,10 +11,20 @@ import pytest
 
 import plot
 from fusedgpt.errors import UserError
+from fusedgpt.runs import style
+from fusedgpt.runs.metrics import Run
 from tests.fusedgpt.runs.test_metrics import evaluation, run_of, step
 from tests.launch import fails, script
 
 PNG = b"\x89PNG"
+
+
+@pytest.fixture(autouse=True)
+def _few_pixels(monkeypatch):
+    """Drawing takes as long as a figure has pixels."""
+    assert style.WIDTH * style.DPI == 2 * 832  # two pixels for each of a README's column
+    for module in (style, plot):
+        monkeypatch.setattr(module, "DPI", 50)
 
 
 @pytest.fixture
@@ -148,12 +158,13 @@ def test_a_value_between_gaps_is_seen(tmp_path, axes):
     assert axes.lines[1].get_marker() == "None"
 
 
-@pytest.mark.parametrize("lines", [[], [evaluation(0)], [step(0)]])
-def test_a_run_that_has_just_begun_is_drawn(lines, tmp_path):
-    run = run_of(tmp_path, lines)
-    (tmp_path / "run.json").unlink()
-    plot.draw([run, run], tmp_path / "curves.png", x="time")
-    assert int.from_bytes((tmp_path / "curves.png").read_bytes()[16:20]) == 2 * 832  # two pixels for one of a README
+def test_a_run_that_has_just_begun_is_drawn(tmp_path, axes):
+    runs = [run_of(tmp_path / name, lines) for name, lines in (("a", []), ("b", [evaluation(0)]), ("c", [step(0)]))]
+    for run in runs:
+        plot.draw_panel(axes.figure.subplots(), [run, run], "loss", "time")
+    (tmp_path / "a" / "run.json").unlink()
+    plot.draw([Run(tmp_path / "a")], tmp_path / "curves.png", x="time")
+    assert int.from_bytes((tmp_path / "curves.png").read_bytes()[16:20]) == plot.WIDTH * 50
 
 
 def test_a_caption_says_where_and_when_a_run_ran(small_run, tmp_path):

@@ -4,10 +4,12 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 
 import pytest
+import torch
 
-from fusedgpt.errors import UserError, first_line, one_sentence, shown
+from fusedgpt.errors import TRAIN_WITH_LESS, UserError, first_line, one_sentence, shown
 from tests.launch import ROOT, fails, process, sentence
 
 # runs a script as if a package were not installed
@@ -23,17 +25,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def test_full_memory_is_one_sentence():
-    code = """
-import torch
-from fusedgpt.errors import TRAIN_WITH_LESS, one_sentence
-with one_sentence(TRAIN_WITH_LESS):
-    torch.empty(1 << 50)
-"""
-    sentence = fails("-c", code)
-    assert "out of memory. Halve --batch_size" in sentence
     # sample.py used to advise --batch_size, which it does not have
-    alone = fails("-c", code.replace("one_sentence(TRAIN_WITH_LESS)", "one_sentence()"))
-    assert "out of memory. PyTorch said" in alone and "batch_size" not in alone
+    for advice, said in ((TRAIN_WITH_LESS, "out of memory. Halve --batch_size"), ("", "out of memory. PyTorch said")):
+        with pytest.raises(SystemExit, match=said) as ended, one_sentence(advice):
+            torch.empty(1 << 50)
+        assert ("--batch_size" in str(ended.value)) == bool(advice)
 
 
 def test_what_a_console_cannot_show_is_escaped():
@@ -44,7 +40,7 @@ with one_sentence():
     print("out_dir=a\udcffb")
     raise UserError("no \udcff")
 """
-    assert fails("-c", code, PYTHONIOENCODING="ascii") == r"error: no \udcff"
+    assert fails("-c", code, run=process, PYTHONIOENCODING="ascii") == r"error: no \udcff"
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
@@ -103,11 +99,17 @@ def test_a_panic_of_rust_is_one_sentence(capsys):
         pre_tokenizers.FixedLength(0).pre_tokenize_str("ab")
 
 
-@pytest.mark.parametrize("package", ["torch", "numpy"])
 @pytest.mark.parametrize(
-    "name", ["train.py", "plot.py", "study.py", "fusedgpt/__main__.py", "data/shakespeare/prepare.py"]
+    ("name", "package"),
+    [
+        ("train.py", "torch"),
+        ("study.py", "torch"),
+        ("plot.py", "numpy"),
+        ("fusedgpt/__main__.py", "torch"),
+        ("data/shakespeare/prepare.py", "numpy"),
+    ],
 )
-def test_without_the_environment_a_script_says_how_to_get_it(name, package, tmp_path):
+def test_without_the_environment_a_script_says_how_to_get_it(name, package):
     # "python train.py" before "source .venv/bin/activate" was a traceback that ended in No module named 'torch'
     prefix = [sys.executable, "-c", WITHOUT.format(package=package)]
     done = process(name, prefix=prefix, check=False)
@@ -152,16 +154,11 @@ with one_sentence():
 """
     sentence = "error: 'zw\\xf6lf' cannot be a file name here, because file names are ascii: set PYTHONUTF8=1, or"
     sentence += " take another name"
-    assert fails("-c", code, **ascii_only) == sentence
+    assert fails("-c", code, run=process, **ascii_only) == sentence
 
 
 def test_a_warning_that_is_made_an_error_is_one_sentence():
     # python -W error: our own warning about bfloat16 used to be a traceback
-    code = """
-import warnings
-from fusedgpt.errors import one_sentence
-with one_sentence():
-    warnings.warn("this CPU is slow")
-"""
-    sentence = "turns a warning into an error, at line 5 of <string>: UserWarning: this CPU is slow"
-    assert fails("-W", "error", "-c", code).endswith(sentence)
+    said = r"turns a warning into an error, at line \d+ of .*test_errors.py: UserWarning: this CPU is slow$"
+    with pytest.raises(SystemExit, match=said), one_sentence(), warnings.catch_warnings(action="error"):
+        warnings.warn("this CPU is slow", stacklevel=1)

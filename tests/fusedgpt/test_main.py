@@ -1,5 +1,6 @@
 """The command fusedgpt: which script it runs, and how it refuses. tests/test_wheel.py runs it without a clone."""
 
+import pathlib
 import sys
 
 import pytest
@@ -88,7 +89,7 @@ def test_sentences_name_the_commands_that_are_here(monkeypatch):
 def test_data_go_beside_their_script_in_a_clone_and_here_without_one(tmp_path, monkeypatch):
     script = str(ROOT / "data" / "text" / "prepare.py")
     assert home.data_folder(script) == ROOT / "data" / "text" and home.SCRIPTS == home.ROOT == ROOT
-    own = tmp_path / "mine" / "prepare.py"
-    assert home.data_folder(str(own)) == tmp_path / "mine"
-    monkeypatch.setattr(home, "ROOT", type(tmp_path)())  # as in an installed package
-    assert home.data_folder(script).parts == ("data", "text") and home.data_folder(str(own)) == tmp_path / "mine"
+    own = pathlib.Path(tmp_path.anchor) / "elsewhere" / "prepare.py"
+    assert home.data_folder(str(own)) == own.parent
+    monkeypatch.setattr(home, "ROOT", pathlib.Path())  # as in an installed package
+    assert home.data_folder(script).parts == ("data", "text") and home.data_folder(str(own)) == own.parent

@@ -6,12 +6,11 @@ import multiprocessing
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from fusedgpt.errors import UserError
 from fusedgpt.machine import choices, files
 from fusedgpt.machine.choices import Choices
 from fusedgpt.machine.environment import FLASH_PACKAGES
@@ -76,22 +75,20 @@ def test_one_damaged_line_costs_that_line_alone():
     assert len(memory.notes) == 1 and "1 of 3 lines" in memory.notes[0]
 
 
-def test_a_folder_that_cannot_be_written_costs_the_memory_alone(tmp_path, monkeypatch):
+def no_home():
+    raise RuntimeError("no home")
+
+
+@pytest.mark.parametrize(
+    ("cache", "said"), [("file", "what auto chose is not remembered"), (None, "set XDG_CACHE_HOME")]
+)
+def test_a_folder_that_cannot_be_written_costs_the_memory_alone(tmp_path, monkeypatch, cache, said):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file")) if cache else monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(pathlib.Path, "home", no_home)
     memory = Choices()
-    assert memory.recall(CASE) is None
     memory.remember(CASE, {"attention": "math"})
-    assert any("what auto chose is not remembered" in note for note in memory.notes)
-    assert memory.recall(CASE) is None
-
-
-def test_a_user_without_a_home_has_no_memory_and_is_told(monkeypatch):
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(pathlib.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    memory = Choices()
-    memory.remember(CASE, {})
-    assert memory.recall(CASE) is None and "set XDG_CACHE_HOME" in memory.notes[0]
+    assert memory.recall(CASE) is None and any(said in note for note in memory.notes)
 
 
 @pytest.mark.parametrize(
@@ -113,17 +110,23 @@ def test_the_file_is_where_the_platform_keeps_caches(monkeypatch, system, variab
 
 
 def test_a_program_waits_for_another_but_not_for_long(monkeypatch):
-    monkeypatch.setattr(choices, "PATIENCE_S", 0.2)
-    folder = Choices().path.parent
-    hold = "import sys; from fusedgpt.machine import files; l = files.lock(sys.argv[1]); print(1, flush=True); input()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", hold, folder], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    child.stdout.readline()
+    lock, refusals = files.lock, [True] * 2
+
+    def taken(folder):
+        if refusals:
+            refusals.pop()
+            raise UserError("in use by another run")
+        return lock(folder)
+
+    Choices().path.parent.mkdir(parents=True)
+    monkeypatch.setattr(files, "lock", taken)
+    Choices().remember(CASE, {"attention": "math"})
+    assert not refusals and Choices().recall(CASE)["attention"] == "math"
+    monkeypatch.setattr(choices, "PATIENCE_S", 0.0)
+    refusals += [True] * 99
     busy = Choices()
-    busy.remember(CASE, {"attention": "math"})
-    child.communicate(b"\n")
-    assert "in use by another run" in busy.notes[0] and Choices().recall(CASE) is None
+    busy.remember({"n": 1}, {"attention": "math"})
+    assert "in use by another run" in busy.notes[0] and busy.recall({"n": 1}) is None
 
 
 def test_programs_that_write_at_once_lose_nothing_of_each_other():

@@ -1,13 +1,14 @@
 """What the settings device and dtype mean on this machine."""
 
 import os
+import runpy
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 from torch._inductor import config
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine import device
@@ -42,19 +43,23 @@ def test_auto_dtype_on_a_cpu_follows_its_instructions(monkeypatch, capability, u
     assert resolve_dtype("auto", CPU) == DTYPES[dtype]
 
 
-@pytest.mark.skipif(not device.cpu_multiplies_bfloat16(), reason="this CPU has no instructions for bfloat16")
-def test_auto_takes_bfloat16_on_a_cpu_only_if_products_gain_by_it(monkeypatch):
+@pytest.mark.parametrize("gains", [True, False])
+def test_auto_takes_bfloat16_on_a_cpu_only_if_products_gain_by_it(monkeypatch, gains):
     # an Intel Xeon without AMX has the instructions, and GPT-2 124M trained 1.7 times as long in bfloat16 there
-    least = dict.fromkeys(DTYPES.values(), float("inf"))
-    for _ in range(10):
-        for dtype in (torch.float32, torch.bfloat16):
-            a, began = torch.ones(1024, 768).to(dtype), time.process_time()
-            a @ a.T
-            least[dtype] = min(least[dtype], time.process_time() - began)
-    faster = torch.bfloat16 if least[torch.bfloat16] < least[torch.float32] else torch.float32
-    assert resolve_dtype("auto", CPU) == faster
-    monkeypatch.setattr(device, "_bfloat16_is_faster", lambda: faster == torch.float32)
-    assert resolve_dtype("auto", CPU) != faster
+    told, ones = [0.0], torch.ones
+
+    class Product(torch.Tensor):
+        """A matrix whose product takes 2 s in float32, and in bfloat16 1 s if this CPU gains by it."""
+
+        def __matmul__(self, other):
+            told[0] += 2.0 if self.dtype == torch.float32 else 1.0 if gains else 3.0
+
+    monkeypatch.setattr(torch, "ones", lambda *shape, **how: ones(2, 2).as_subclass(Product))
+    monkeypatch.setattr(device.time, "process_time", lambda: told[0])
+    assert device._bfloat16_is_faster.__wrapped__() == gains
+    monkeypatch.setattr(device, "cpu_multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(device, "_bfloat16_is_faster", lambda: gains)
+    assert resolve_dtype("auto", CPU) == (torch.bfloat16 if gains else torch.float32)
 
 
 def test_bfloat16_on_a_cpu_without_it_is_a_warning(monkeypatch, recwarn):
@@ -95,6 +100,7 @@ print(torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"])
 """
 
 
+@pytest.mark.slow  # it compiles in three processes
 @pytest.mark.usefixtures("compiler")
 def test_a_graph_made_for_fewer_instructions_is_not_run_with_more(tmp_path):
     # make test-avx2 used to leave graphs with which a later make test lost its heap: "double free or corruption"
@@ -107,6 +113,14 @@ def test_a_graph_made_for_fewer_instructions_is_not_run_with_more(tmp_path):
         for fewer in ({"ATEN_CPU_CAPABILITY": "avx2"}, {}, {})
     ]
     assert hits == [0, 0, 1]  # the last shows that a hit would be seen
+
+
+@pytest.mark.parametrize(("fewer", "folder"), [("avx2", f"{default_cache_dir()}_avx2"), ("", None)])
+def test_graphs_for_fewer_instructions_are_kept_apart(monkeypatch, fewer, folder):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", fewer)
+    runpy.run_path(device.__file__)
+    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == folder
 
 
 def test_cuda_graphs_count_only_if_pytorch_left_none_out(monkeypatch):

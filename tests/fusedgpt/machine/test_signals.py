@@ -1,5 +1,7 @@
 """Ctrl-C, SIGTERM, hang-ups and readers that go away: a run ends with a checkpoint and says so."""
 
+import functools
+import os
 import signal
 import subprocess
 import sys
@@ -8,66 +10,89 @@ import time
 import pytest
 
 from fusedgpt.runs import run_folder
-from tests.conftest import checkpoint_of, flags, rows, small, wait_for, wait_for_lines
-from tests.launch import ROOT
+from fusedgpt.runs.logger import Logger
+from tests.conftest import checkpoint_of, flags, rows, run, small
+from tests.faults.processes import start
+from tests.launch import ROOT, script
 
 ENDLESS = dict(max_iters=100_000, eval_interval=100_000)
 
 
-def start(settings, prefix=(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE):
-    command = [*prefix, sys.executable, "train.py", *flags(settings)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=stderr, text=True)
+def after_step(n, do):
+    """A `Logger.iteration` that calls `do` once step `n` is logged."""
+    log = Logger.iteration
+
+    def iteration(logger, metrics, to_console):
+        log(logger, metrics, to_console)
+        if metrics["iter"] == n:
+            do()
+
+    return iteration
+
+
+def sends(monkeypatch, number, n=7):
+    """Send this process a signal after step `n` of its run."""
+    monkeypatch.setattr(Logger, "iteration", after_step(n, lambda: signal.raise_signal(number)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signals_end_with_a_checkpoint(tmp_path, data, number):
-    child = start(small(tmp_path, data, **ENDLESS), stdout=subprocess.PIPE, stderr=None)
-    wait_for_lines(child, tmp_path / "metrics.jsonl", 10)
-    child.send_signal(number)
-    out, _ = child.communicate(timeout=60)
-    assert child.returncode == 128 + number
+def test_signals_end_with_a_checkpoint(tmp_path, data, monkeypatch, number):
+    sends(monkeypatch, number)
+    done = script("train.py", *flags(small(tmp_path, data, **ENDLESS)), check=False)
+    assert done.returncode == 128 + number
     steps = len(rows(tmp_path))
-    assert f"stopped after {steps} iterations, saved: go on with the same command and --init_from=resume" in out
-    assert checkpoint_of(tmp_path)["iter_num"] == steps
+    assert f"stopped after {steps} iterations, saved: go on with the same command and --init_from=resume" in done.stdout
+    assert checkpoint_of(tmp_path)["iter_num"] == steps < 12
 
 
-def test_nohup_keeps_a_hang_up_away(tmp_path, data):
-    child = start(small(tmp_path, data, **ENDLESS), prefix=["nohup"], stderr=None)
-    wait_for_lines(child, tmp_path / "metrics.jsonl", 10)
-    child.send_signal(signal.SIGHUP)
-    wait_for_lines(child, tmp_path / "metrics.jsonl", (tmp_path / "metrics.jsonl").read_text().count("\n") + 20)
-    child.terminate()
-    assert child.wait(timeout=60) == 128 + signal.SIGTERM
+def test_nohup_keeps_a_hang_up_away(tmp_path, data, monkeypatch):
+    sends(monkeypatch, signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run(tmp_path, data)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert len(rows(tmp_path)) == 10
 
 
-def test_a_reader_that_goes_away_is_a_hang_up(tmp_path, data):
+def test_a_reader_that_goes_away_is_a_hang_up(tmp_path, data, monkeypatch, capfd):
     # `python train.py | head` used to end without a checkpoint
-    child = start(small(tmp_path, data, **ENDLESS), stdout=subprocess.PIPE)
-    assert any("iter 5:" in line for line in child.stdout)
-    child.stdout.close()
-    err = child.stderr.read()
-    assert child.wait(timeout=60) == 128 + signal.SIGHUP
-    assert "Traceback" not in err and "Exception ignored" not in err and "SIGHUP: stopping with a checkpoint" in err
-    assert checkpoint_of(tmp_path)["iter_num"] == len(rows(tmp_path)) > 5
+    read, write = os.pipe()
+    monkeypatch.setattr(Logger, "iteration", after_step(7, lambda: os.close(read)))
+    with open(write, "w") as pipe, monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "stdout", pipe)
+        run(tmp_path, data, **ENDLESS)
+    assert ended.value.code == 128 + signal.SIGHUP
+    assert "SIGHUP: stopping with a checkpoint\n" in capfd.readouterr().err
+    assert checkpoint_of(tmp_path)["iter_num"] == len(rows(tmp_path)) > 7
 
 
-def test_ctrl_c_is_acknowledged_at_once_in_an_evaluation_too(tmp_path, data):
+def test_ctrl_c_is_acknowledged_at_once_in_an_evaluation_too(tmp_path, data, monkeypatch, capfd):
     # an evaluation used to run to its end first, in silence
-    child = start(small(tmp_path, data, max_iters=10, eval_iters=10**9, batch_size=1, block_size=1))
-    wait_for(tmp_path / "run.json", seconds=60)
-    time.sleep(1)  # the evaluation of 22,998 windows has begun
-    began = time.monotonic()
-    child.send_signal(signal.SIGINT)
-    assert child.stderr.readline() == "\n"
-    assert child.stderr.readline().startswith("SIGINT: stopping with a checkpoint; Ctrl-C again ends at once")
-    assert child.wait(timeout=60) == 128 + signal.SIGINT
-    assert time.monotonic() - began < 10
+    seen, status = [], Logger.status
+
+    def interrupted(logger, doing):
+        status(logger, doing)
+        if doing.startswith("evaluating, "):
+            seen.append(capfd.readouterr().err)
+            if len(seen) == 3:
+                signal.raise_signal(signal.SIGINT)
+                assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL  # the second ends the program
+
+    monkeypatch.setattr(Logger, "status", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path, data, eval_iters=100)
+    assert ended.value.code == 128 + signal.SIGINT and len(seen) <= 4
+    said = "".join([*seen, capfd.readouterr().err])
+    assert said == "\nSIGINT: stopping with a checkpoint; Ctrl-C again ends at once, without saving\n"
     assert rows(tmp_path, "eval") == []
 
 
+@pytest.mark.slow  # it imports PyTorch three times
 def test_ctrl_c_at_the_start_ends_at_once_without_a_traceback(tmp_path, data):
     for seconds in (0.3, 1.0, 5.0):  # while PyTorch is imported, twice, and while the model is built
-        child = start(small(tmp_path, data, n_layer=2000))
+        command = [sys.executable, "train.py", *flags(small(tmp_path, data, n_layer=2000))]
+        child = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         time.sleep(seconds)
         child.send_signal(signal.SIGINT)
         _, err = child.communicate(timeout=30)
@@ -75,11 +100,15 @@ def test_ctrl_c_at_the_start_ends_at_once_without_a_traceback(tmp_path, data):
         assert "Traceback" not in err
 
 
+def two_ctrl_c(n):
+    """Two Ctrl-C in this process, after step `n` of its run."""
+    Logger.iteration = after_step(n, lambda: [signal.raise_signal(signal.SIGINT) for _ in range(2)])
+
+
+@pytest.mark.slow  # a run in a process of its own; kills are in tests/faults
 def test_a_second_ctrl_c_leaves_the_last_checkpoint_whole(tmp_path, data):
-    child = start(small(tmp_path, data, max_iters=100_000, eval_interval=1, eval_iters=1, n_embd=128))
-    wait_for(tmp_path / "ckpt.pt", seconds=60)
-    child.send_signal(signal.SIGINT)
-    child.stderr.readline()  # the signal is acknowledged; the step and its save may be under way or done
-    child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=60) in (-signal.SIGINT, 128 + signal.SIGINT)
-    run_folder.load_latest(tmp_path, say=pytest.fail)
+    often = small(tmp_path / "out", data, eval_interval=1, eval_iters=1)  # a save is under way
+    (child,) = start(often, tmp_path / "log", before=functools.partial(two_ctrl_c, 7))
+    child.join(90)
+    assert child.exitcode == -signal.SIGINT
+    assert run_folder.load_latest(tmp_path / "out", say=pytest.fail)[0]["iter_num"] in (6, 7)

@@ -30,8 +30,7 @@ def test_the_reference_is_a_mean_of_milliseconds_a_call(monkeypatch):
     assert 0 < timing.reference(CPU) < 1e4
 
 
-@pytest.mark.parametrize("slow_for", [0.2, 0.28])
-def test_the_reference_waits_until_the_clocks_of_a_gpu_have_risen(monkeypatch, slow_for):
+def test_the_reference_waits_until_the_clocks_of_a_gpu_have_risen(monkeypatch):
     # it warmed up for 4 ms, so that a row after a pause of the GPU would have been called disturbed
     told = [0.0]
 
@@ -39,7 +38,7 @@ def test_the_reference_waits_until_the_clocks_of_a_gpu_have_risen(monkeypatch, s
         """A stand-in for a matrix on a GPU, whose product takes 0.2 ms, and 0.5 ms until the clocks have risen."""
 
         def __matmul__(self, other):
-            told[0] += 0.0005 if told[0] < slow_for else 0.0002
+            told[0] += 0.0005 if told[0] < 0.28 else 0.0002
 
     monkeypatch.setattr(timing, "now", lambda device: told[0])
     monkeypatch.setattr(torch, "full", lambda *args, **options: Product())
@@ -90,7 +89,7 @@ def test_steps_on_a_gpu_are_timed_by_its_own_events(monkeypatch):
 class StandIns:
     """What PyTorch has for CUDA graphs, without a GPU: `did` is what was asked of the device, in order."""
 
-    def __init__(self, monkeypatch, why_not=None):
+    def __init__(self, monkeypatch, why_not=None, l2=200):
         self.did, self.stream = [], "main"
         stream = types.SimpleNamespace(wait_stream=lambda other: None)
         for name, stand_in in {
@@ -102,7 +101,7 @@ class StandIns:
             "Event": self.event,
             "set_sync_debug_mode": self.did.append,
             "synchronize": lambda *device: self.did.append("wait"),
-            "get_device_properties": lambda device: types.SimpleNamespace(L2_cache_size=200 << 20),
+            "get_device_properties": lambda device: types.SimpleNamespace(L2_cache_size=l2 << 20),
         }.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
         monkeypatch.setattr(torch, "empty", self.buffer)
@@ -152,22 +151,13 @@ def test_a_gpu_is_timed_by_replays_from_a_cold_cache(monkeypatch):
     assert device.stream == "main"
 
 
-@pytest.mark.parametrize(
-    ("l2", "hip", "flushed"), [(200, None, 400), (50, None, 256), (4, "7.2", 512), (300, "7.2", 600)]
-)
+@pytest.mark.parametrize(("l2", "hip", "flushed"), [(200, None, 400), (50, None, 256), (4, "7.2", 512)])
 def test_what_is_written_between_replays_is_twice_the_cache(l2, hip, flushed, monkeypatch):
     # an MI300X has an L2 cache of 4 MiB and 256 MiB behind it: a flush of 256 MiB would leave some inputs there
-    device = StandIns(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(L2_cache_size=l2 << 20))
+    device = StandIns(monkeypatch, l2=l2)
     monkeypatch.setattr(torch.version, "hip", hip)
     timing.device_samples(device.step, GPU_7, count=1, warmup=0)
     assert device.flushed == flushed << 20
-
-
-def test_something_runs_before_it_is_captured(monkeypatch):
-    device = StandIns(monkeypatch)
-    timing.device_samples(device.step, GPU_7, count=1, warmup=0)
-    assert device.did[:4] == ["error", "step on side", "default", "capture"]  # a first call may wait for the GPU
 
 
 def test_a_call_that_cannot_be_captured_is_timed_as_a_call_and_says_so(monkeypatch):
@@ -188,11 +178,6 @@ def test_a_call_that_waits_for_the_gpu_is_never_captured(monkeypatch):
     monkeypatch.setattr(timing, "samples", lambda step, device, count, warmup: [7.0] * count)
     assert timing.device_samples(waits, GPU_7, count=1, warmup=1) == ([7.0], "calls")
     assert device.did == ["step", "error", "step", "default"] and device.stream == "main"
-
-
-def test_a_cpu_is_timed_by_calls():
-    ms, how = timing.device_samples(lambda: torch.ones(4) + 1, CPU, count=3, warmup=1)
-    assert how == "calls" and len(ms) == 3 and all(0 < each < 100 for each in ms)
 
 
 @pytest.mark.gpu
@@ -220,20 +205,15 @@ def test_replays_leave_the_launch_out_and_agree_on_long_kernels():
 
 
 @pytest.mark.gpu
-def test_a_call_that_waits_for_the_gpu_is_timed_by_calls():
-    x = torch.ones(4, device="cuda")
-    ms, how = timing.device_samples(lambda: x.sum().item(), torch.device("cuda"), count=3, warmup=1)
-    assert how == "calls" and len(ms) == 3
-    assert (torch.rand(4, device="cuda") < 1).all()  # and the GPU still works
-
-
-@pytest.mark.gpu
-def test_a_forward_and_backward_is_captured():
+def test_a_forward_and_backward_is_captured_and_a_call_that_waits_is_not():
     case = Case((1, 2, 64, 32), torch.device("cuda"), torch.bfloat16)
-    inputs = case.inputs()
-    for name in ("manual", "math", "efficient", "flash"):
-        _, how = timing.device_samples(lambda n=name: case.run(ATTENTION[n], *inputs), case.device, count=2, warmup=2)
+    inputs, x = case.inputs(), torch.ones(4, device="cuda")
+    steps = {name: lambda n=name: case.run(ATTENTION[n], *inputs) for name in ("manual", "math", "efficient", "flash")}
+    for name, step in steps.items():
+        _, how = timing.device_samples(step, case.device, count=2, warmup=2)
         assert how == "graph replay, cold L2", name
+    assert timing.device_samples(lambda: x.sum().item(), case.device, count=3, warmup=1)[1] == "calls"
+    assert (torch.rand(4, device="cuda") < 1).all()  # and the GPU still works
 
 
 def test_time_that_other_programs_took_is_not_a_calls_own(monkeypatch):

@@ -81,25 +81,22 @@ def test_the_groups_are_those_that_comments_in_settings_name():
     assert {"block_size": "model"} | {first: name for name, first in groups} == progress.GROUPS
 
 
-def test_the_estimate_counts_the_steps_and_evaluations_that_are_left(tmp_path, data):
-    s = small(tmp_path, data, max_iters=100, eval_interval=30)
-    line = progress.estimate([9e4] * 3 + [2e3] * 3, 10, 60.0, s)  # evaluations at 30, 60, 90, 100
-    assert line.startswith("estimate: 7 min, until ")
-    assert line.endswith("90 steps of 2 s, and 4 evaluations of 60 s")
-    assert "and 4 evaluations of" in progress.estimate([2e3] * 6, 30, 60.0, s)  # the one at 30 is still to come
-    assert "and 5 evaluations of" in progress.estimate([2e3] * 6, 0, 60.0, s)
-    assert progress.estimate([2e3] * 6, 99, 60.0, s).endswith(": 1 step of 2 s, and 1 evaluation of 60 s")
-    # a resumed run said that its evaluations take 0 s before its first evaluation
-    assert progress.estimate([2e3] * 6, 0, 0.0, s).endswith("100 steps of 2 s, and 5 evaluations, not timed yet")
-    # samples were not counted
-    s = small(tmp_path, data, max_iters=100, eval_interval=50, sample_interval=50)
-    line = progress.estimate([2e3] * 6, 1, 1.0, s, samples_s=100.0)
-    assert line.startswith("estimate: 7 min") and line.endswith(
-        "2 evaluations of 1 s, and 2 rounds of samples of 2 min"
-    )
-    s = small(tmp_path, data, max_iters=90, eval_interval=30, max_seconds=100)
-    line = progress.estimate([2e3] * 6, 10, 60.0, s)
-    assert "and 3 evaluations of" in line and line.endswith("; max_seconds=100 may end it before")
+@pytest.mark.parametrize(
+    ("done", "evaluation_s", "changes", "begins", "ends"),
+    [
+        (10, 60.0, {}, "7 min", "90 steps of 2 s, and 4 evaluations of 60 s"),  # at 30, 60, 90, 100
+        (30, 60.0, {}, "6 min", "70 steps of 2 s, and 4 evaluations of 60 s"),  # the one at 30 is still to come
+        (99, 60.0, {}, "62 s", "1 step of 2 s, and 1 evaluation of 60 s"),
+        # a resumed run said that its evaluations take 0 s before its first evaluation
+        (0, 0.0, {}, "3 min", "100 steps of 2 s, and 5 evaluations, not timed yet"),
+        (1, 1.0, dict(sample_interval=50), "7 min", "4 evaluations of 1 s, and 2 rounds of samples of 2 min"),
+        (10, 60.0, dict(max_seconds=100), "7 min", "4 evaluations of 60 s; max_seconds=100 may end it before"),
+    ],
+)
+def test_the_estimate_counts_what_is_left(tmp_path, data, done, evaluation_s, changes, begins, ends):
+    s = small(tmp_path, data, **dict(max_iters=100, eval_interval=30) | changes)
+    line = progress.estimate([9e4] * 3 + [2e3] * 3, done, evaluation_s, s, samples_s=100.0)
+    assert line.startswith(f"estimate: {begins}, until ") and line.endswith(ends)
 
 
 def test_the_end_of_a_run_of_days_has_its_date(tmp_path, data, monkeypatch):

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import types
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ import torch
 import train
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic, lock
-from fusedgpt.runs import run_folder
 from fusedgpt.runs.run_folder import is_this_launch, load_best, load_latest, set_aside
 from tests.conftest import assert_same_bytes, rows, run, wait_for, weights
 from tests.launch import ROOT
@@ -74,20 +72,17 @@ def test_a_run_whose_folder_was_moved_ends_and_says_where_it_is(tmp_path, data, 
     out, moved = tmp_path / "out", tmp_path / "moved"
     begun = at_step_7(monkeypatch, out, lambda: out.rename(moved))
     with pytest.raises(UserError, match=rf"{out} was moved to {moved} .* with --init_from=auto and that --out_dir"):
-        run(out, data, max_iters=40)
+        run(out, data)
     assert begun[-1] == 7 and not out.exists()
-    assert saved_in(moved / "ckpt.pt")["iter_num"] == 5
     monkeypatch.undo()
-    run(moved, data, max_iters=40, init_from="auto")  # the advice works, and nothing is missing
-    whole = run(tmp_path / "whole", data, max_iters=40)
-    assert [row["iter"] for row in rows(moved)] == list(range(40))
-    assert_same_bytes(weights(moved), weights(whole))
+    run(moved, data, init_from="auto")  # the advice works, and nothing is missing
+    assert [row["iter"] for row in rows(moved)] == list(range(10)) and saved_in(moved / "ckpt.pt")["iter_num"] == 10
 
 
 def test_a_run_whose_folder_was_removed_does_not_make_it_anew(tmp_path, data, monkeypatch):
     begun = at_step_7(monkeypatch, tmp_path / "out", lambda: shutil.rmtree(tmp_path / "out"))
     with pytest.raises(UserError, match=r"out was removed, or moved to another disk, while .* --init_from=auto"):
-        run(tmp_path / "out", data, max_iters=40)
+        run(tmp_path / "out", data)
     assert begun[-1] == 7 and not (tmp_path / "out").exists()
 
 
@@ -108,7 +103,7 @@ def test_a_run_touches_nothing_that_another_may_have(tmp_path, data, small_run, 
 
     begun = at_step_7(monkeypatch, out, change)
     with pytest.raises(UserError, match=said):
-        run(out, data, max_iters=40)
+        run(out, data)
     assert begun[-1] == 7 and bytes_in(out) == before and "ckpt.pt" in before
 
 
@@ -125,22 +120,22 @@ def test_a_checkpoint_under_way_does_not_land_in_the_folder_of_another_run(tmp_p
         held.check()
 
 
+def refused(number):
+    def call(*_, **__):
+        raise OSError(number, "no answer")
+
+    return call
+
+
 def test_a_lock_that_cannot_be_compared_refuses_nothing(tmp_path, monkeypatch):
     # if a disk does not answer for a moment, as over a network, the folder was not moved
     held = lock(tmp_path)
-    monkeypatch.setattr(os, "stat", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EIO, "no answer")))
+    monkeypatch.setattr(os, "stat", refused(errno.EIO))
     held.check()
-    monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
-    monkeypatch.setitem(sys.modules, "msvcrt", types.SimpleNamespace(locking=lambda *_: None, LK_NBLCK=2))
-    with lock(tmp_path / "windows") as held:
-        held.check()
 
 
 def test_a_disk_without_locks_lets_a_run_in(tmp_path, monkeypatch):
-    import fcntl
-
-    monkeypatch.setattr(fcntl, "lockf", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
+    monkeypatch.setattr("fcntl.lockf", refused(errno.ENOLCK))
     with lock(tmp_path / "out") as held:
         held.check()
         (tmp_path / "out").rename(tmp_path / "moved")
@@ -176,20 +171,17 @@ def test_a_run_that_fell_back_ends_as_if_nothing_had_been(folder, tmp_path, data
         assert_same_bytes(weights(folder, name), weights(tmp_path / "whole", name))
 
 
-@pytest.mark.parametrize(("keep", "there"), [(1, []), (2, [15]), (4, [5, 10, 15])])
+@pytest.mark.parametrize(("keep", "there"), [(1, []), (4, [5, 10, 15])])
 def test_keep_checkpoints(tmp_path, data, keep, there):
     run(tmp_path, data, max_iters=20, keep_checkpoints=keep)
-    assert sorted(int(path.stem[5:]) for path in tmp_path.glob("ckpt-*.pt")) == there
-    for iteration in there:
-        assert saved_in(tmp_path / f"ckpt-{iteration}.pt")["iter_num"] == iteration
+    assert {int(p.stem[5:]): saved_in(p)["iter_num"] for p in tmp_path.glob("ckpt-*.pt")} == dict(zip(there, there))
 
 
-def test_a_copy_that_the_user_made_is_never_deleted(tmp_path, data):
-    run(tmp_path, data)
+def test_a_copy_that_the_user_made_is_never_deleted(folder, data):
     for name in ("ckpt-10.pt", "ckpt-3.pt"):
-        shutil.copyfile(tmp_path / "ckpt.pt", tmp_path / name)
-    run(tmp_path, data, max_iters=30, init_from="resume")
-    assert {"ckpt-10.pt", "ckpt-3.pt"} <= set(os.listdir(tmp_path))
+        shutil.copyfile(folder / "ckpt.pt", folder / name)
+    run(folder, data, max_iters=25, init_from="resume")
+    assert {"ckpt-10.pt", "ckpt-3.pt"} <= set(os.listdir(folder))
 
 
 def test_the_fallback_is_the_latest_by_its_content_and_not_by_its_name(folder):
@@ -299,18 +291,18 @@ def test_only_what_has_a_checkpoint_is_set_aside_under_the_next_number(folder, c
         assert (folder / "previous-1" / name).read_text() == name
 
 
-def test_a_restarted_process_knows_its_own_run(tmp_path):
-    def launch(id, torchrun):
-        return {"id": id, "torchrun": torchrun}
-
-    (tmp_path / "run.json").write_text('{"launch": {"id": "a", "torchrun": "host:1"}}')
-    assert is_this_launch(tmp_path, launch("a", "host:1"), restarted=False)
-    assert is_this_launch(tmp_path, launch("a", "other:2"), restarted=True)  # rank 0 moved to another node
-    assert not is_this_launch(tmp_path, launch("a", "other:2"), restarted=False)  # an id that is used again
-    assert not is_this_launch(tmp_path, launch("b", "host:1"), restarted=True)
-    assert not is_this_launch(tmp_path, None, restarted=False)
-    for damaged in ("", "[]", '{"launch": null}', '{"launch": 3}', "[" * 100_000):
-        (tmp_path / "run.json").write_text(damaged)
-        assert not is_this_launch(tmp_path, launch("a", "host:1"), restarted=True)
-    assert not is_this_launch(tmp_path / "nowhere", launch("a", "host:1"), restarted=True)
-    assert run_folder.checkpoints(tmp_path / "nowhere") == []
+@pytest.mark.parametrize(
+    ("began", "launch", "restarted", "known"),
+    [
+        ('{"launch": {"id": "a", "torchrun": "host:1"}}', ("a", "host:1"), False, True),
+        ('{"launch": {"id": "a", "torchrun": "host:1"}}', ("a", "other:2"), True, True),  # rank 0 moved
+        ('{"launch": {"id": "a", "torchrun": "host:1"}}', ("a", "other:2"), False, False),  # an id that is used again
+        ('{"launch": {"id": "a", "torchrun": "host:1"}}', ("b", "host:1"), True, False),
+        ('{"launch": {"id": "a", "torchrun": "host:1"}}', None, False, False),
+        ("", ("a", "host:1"), True, False),
+        ('{"launch": 3}', ("a", "host:1"), True, False),
+    ],
+)
+def test_a_restarted_process_knows_its_own_run(tmp_path, began, launch, restarted, known):
+    (tmp_path / "run.json").write_text(began)
+    assert is_this_launch(tmp_path, launch and dict(zip(("id", "torchrun"), launch)), restarted) == known

@@ -29,11 +29,12 @@ def test_tensorboard_reads_what_was_logged(tmp_path, data):
 
 def test_wandb_keeps_its_run_when_it_is_resumed(tmp_path, data):
     # a resumed run used to become a second one with half a curve; nanoGPT's dashboards were empty
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     offline = dict(WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true")
     named = dict(wandb_log=True, wandb_project="walks", wandb_run_name="first")
     for more in ({}, dict(max_iters=15, init_from="resume")):
         script("train.py", *flags(small(tmp_path / "out", data, **named, **more)), **offline)
+    wandb.teardown()  # as at the end of a process: wandb's own process then has written all
     own = json.loads((tmp_path / "out" / "run.json").read_text())["wandb_id"]
     written = glob.glob(f"{tmp_path}/wandb/offline-run-*/run-*.wandb")
     assert len(written) == 2 and all(path.endswith(f"run-{own}.wandb") for path in written)
@@ -46,7 +47,11 @@ def test_wandb_keeps_its_run_when_it_is_resumed(tmp_path, data):
         for name, key in names.items():
             found = {values["iter"]: values[name] for values in logged if name in values}
             assert found == {row["iter"]: pytest.approx(row[key]) for row in rows(tmp_path / "out", kind)}
-    assert trackers.names({"iter": 3, "mfu": 0.5}) == {"mfu": 50.0}  # in per cent
+
+
+def test_dashboards_get_nanogpts_names_and_mfu_in_per_cent():
+    said = {"iter": 3, "mfu": 0.5, "val_loss": 2.0, "val_bits_per_byte": 1.0, "ms": 9.0}
+    assert trackers.names(said) == {"mfu": 50.0, "val/loss": 2.0, "val/bits_per_byte": 1.0, "step/ms": 9.0}
 
 
 def values_in(history):
