@@ -6,7 +6,9 @@ import runpy
 import pytest
 import torch
 
+import sample
 import train
+from configurator import configure
 from fusedgpt.bench import kinds
 from fusedgpt.dimensions import NAMES, GPTConfig
 from fusedgpt.interchange import families
@@ -95,6 +97,9 @@ def test_a_script_takes_each_file(file):
     found.pop("wandb_run_name", None)  # it may have the time in it
     assert {name: getattr(s, name) for name in found} == found
     if not kind:
+        # as in nanoGPT, sample.py takes it too: it used to refuse settings that only training has
+        sampling = vars(configure(sample.Settings(), [str(file)], "", sample.ONLY_TRAINING))
+        assert sampling == vars(sample.Settings()) | {name: found[name] for name in found.keys() & sampling}
         config = GPTConfig.of(s, vocab_size=s.vocab_size or 50257)
         with torch.device("meta"):
             assert GPT(config).get_num_params(non_embedding=False) == config.num_params

@@ -80,26 +80,15 @@ def test_values_are_read_as_tyro_reads_them(kind, capfd):
     ("written", "meant"),
     [
         # as --help prints it, and as other tools take it
-        (("--steps", "3", "--rate", "-1"), Settings(steps=3, rate=-1.0)),
-        (("--quick", "True", "--name", "two words"), Settings(quick=True, name="two words")),
-        (("-steps=3", "--na-me=x"), "there is no setting 'na_me': did you mean name?"),
-        (("--quick", "--steps=3"), "--quick has no value: flags are written --name=value, as in --quick=True"),
-        (("--name", "-x"), "--name has no value: flags are written --name=value, as in --name=x"),
-        (("--name=a=b", "--size=None", "--compile=auto"), Settings(name="a=b")),
-        (("--name=", "--rate=0"), Settings(name="", rate=0.0)),
-        (("--name=--x",), Settings(name="--x")),
-        (("--rate",), "--rate has no value: flags are written --name=value, as in --rate=0.1"),
-        (("--quick", str(ROOT / "config/quickstart.py")), "--quick has no value before .*: name config files first"),
-        (("steps=3",), "steps=3 has no name: flags begin with two plain dashes: --steps=3"),
-        (("—steps=3",), "—steps=3 has no name: flags begin with two plain dashes: --steps=3"),
+        (["--steps", "3", "--rate", "-1"], dict(steps=3, rate=-1.0)),
+        (["--quick", "True", "--name", "two words"], dict(quick=True, name="two words")),
+        (["--name=a=b", "--size=None", "--compile=auto"], dict(name="a=b")),
+        (["--name=", "--rate=0"], dict(name="", rate=0.0)),
+        (["--name=--x"], dict(name="--x")),
     ],
 )
-def test_a_flag_may_be_apart_from_its_value(written, meant):
-    if isinstance(meant, Settings):
-        assert parse(*written) == meant
-    else:
-        with pytest.raises(UserError, match=meant):
-            parse(*written)
+def test_a_flag_may_be_apart_from_its_value_and_have_any_text(written, meant):
+    assert parse(*written) == Settings(**meant)
 
 
 def test_arguments_without_names_set_places(tmp_path):
@@ -111,26 +100,6 @@ def test_arguments_without_names_set_places(tmp_path):
     with pytest.raises(UserError, match="'8' is one argument too many"):
         configure(Settings(), ["a", "7", "8"], "", places=both)
     assert separate(["a", "--x-y", "1", "-h", "b", "--z"]) == (["a", "b"], ["--x_y=1", "--z"])
-
-
-@pytest.mark.parametrize(
-    ("flag", "meant"),
-    [
-        ("--kernel=FLASH", "kernel=flash"),
-        ("--kernel='flash'", "kernel=flash"),  # cmd.exe leaves quotes where they are
-        ("--compile=false", "compile=False"),
-        ("--quick=1", "quick=True"),
-        ("--steps=1e3", "steps=1000"),
-        ("--steps=1,000", "steps=1000"),
-        ("--size=none", "size=None"),
-        ("--steps=2.5", None),
-        ("--no_quick=True", "quick=False"),
-    ],
-)
-def test_what_was_meant_is_named(flag, meant):
-    with pytest.raises(UserError) as raised:
-        parse(flag)
-    assert str(raised.value).partition("did you mean ")[2] == (f"{meant}?" if meant else "")
 
 
 NANOGPTS = """
@@ -191,42 +160,59 @@ def test_a_script_keeps_its_globals_that_are_named_like_ours(tmp_path):
     assert executed(mine, "--apply=6").stdout == "['apply'] 6\n"
 
 
+NO_VALUE, NO_NAME = (
+    "has no value: flags are written --name=value, as in",
+    "has no name: flags begin with two plain dashes",
+)
+
+
 @pytest.mark.parametrize(
-    ("flag", "message"),
+    ("written", "said"),
     [
-        ("--stepz=5", "the command line: there is no setting 'stepz': did you mean steps?"),
-        ("--qqqqq=5", "the command line: there is no setting 'qqqqq': --help lists every setting"),
-        ("--steps=2.5", "the command line: steps='2.5' is not allowed: it takes a whole number"),
-        ("--rate=fast", "the command line: rate='fast' is not allowed: it takes a number"),
-        ("--quick=1", "the command line: quick='1' is not allowed: it takes True or False"),
-        ("--compile=maybe", "the command line: compile='maybe' is not allowed: it takes True or False or 'auto'"),
-        ("--kernel=flsh", "the command line: kernel='flsh' is not allowed: it takes 'manual' or 'flash'"),
-        ("--size=big", "the command line: size='big' is not allowed: it takes a whole number or None"),
-        ("config.py", "config file config.py does not exist"),
-        ("x=5", "config file x=5 does not exist; flags are written --name=value"),
+        ("--stepz=5", "there is no setting 'stepz': did you mean steps?"),
+        ("--qqqqq=5", "there is no setting 'qqqqq': --help lists every setting"),
+        ("-steps=3 --na-me=x", "there is no setting 'na_me': did you mean name?"),
+        ("--\udcff=1", r"there is no setting '\udcff': --help lists every setting"),
+        ("--quick --steps=3", f"--quick {NO_VALUE} --quick=True"),
+        ("--name -x", f"--name {NO_VALUE} --name=x"),
+        ("--rate", f"--rate {NO_VALUE} --rate=0.1"),
+        ("--quick config/quickstart.py", "before config/quickstart.py: name config files first, then --name=value"),
+        ("steps=3", f"steps=3 {NO_NAME}: --steps=3"),
+        ("—steps=3", f"—steps=3 {NO_NAME}: --steps=3"),
+        ("--steps=2.5", "steps='2.5' is not allowed: it takes a whole number"),
+        ("--rate=fast", "rate='fast' is not allowed: it takes a number"),
+        ("--quick=1", "quick='1' is not allowed: it takes True or False: did you mean quick=True?"),
+        ("--compile=maybe", "compile='maybe' is not allowed: it takes True or False or 'auto'"),
+        ("--compile=false", "did you mean compile=False?"),
+        ("--kernel=flsh", "kernel='flsh' is not allowed: it takes 'manual' or 'flash'"),
+        ("--kernel=FLASH", "did you mean kernel=flash?"),
+        ("--kernel='flash'", "did you mean kernel=flash?"),  # cmd.exe leaves quotes where they are
+        ("--steps=1e3", "did you mean steps=1000?"),
+        ("--steps=1,000", "did you mean steps=1000?"),
+        ("--size=none", "size='none' is not allowed: it takes a whole number or None: did you mean size=None?"),
+        ("--no_quick=True", "did you mean quick=False?"),
+        ("config.py", "config file config.py does not exist; flags are written --name=value"),
         ("quickstart", "config file quickstart does not exist: did you mean config/quickstart.py?"),
         (r"config\quickstart", r"config file config\quickstart does not exist: did you mean config/quickstart.py?"),
         ("/", "config file / is no regular file; flags are written --name=value"),
         # these used to reach PyTorch and end in an OverflowError or a RuntimeError
-        (f"--steps={2**63}", f"the command line: steps='{2**63}' is not allowed: it takes whole numbers below 2**63"),
-        ("--name=a\0b", r"the command line: name='a\x00b' is not allowed: it takes text without the character NUL"),
-        ("--\udcff=1", r"the command line: there is no setting '\udcff'"),
+        (f"--steps={2**63}", f"steps='{2**63}' is not allowed: it takes whole numbers below 2**63"),
+        ("--name=a\0b", r"name='a\x00b' is not allowed: it takes text without the character NUL"),
     ],
 )
-def test_bad_flags_are_named(flag, message, capfd):
+def test_bad_flags_are_named_with_what_was_meant(written, said, capfd, monkeypatch):
+    monkeypatch.chdir(ROOT)
     with pytest.raises(UserError) as raised:
-        parse(flag)
-    assert str(raised.value).startswith(message)
+        parse(*written.split(" "))
+    assert str(raised.value).endswith(said)
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("stepz = 5", "there is no setting 'stepz': did you mean steps?"),  # T8: used to be ignored in silence
         ("steps = '5'", "steps='5' is not allowed: it takes a whole number"),
         ("name = 5", "name=5 is not allowed: it takes text"),
-        ("kernel = 'flsh'", "kernel='flsh' is not allowed"),
         ("steps = 1 / 0", "fails: ZeroDivisionError"),
         # each of these used to be a traceback, or to end the script with status 0
         ("def f(): f()\nf()", "fails: RecursionError"),
@@ -248,20 +234,13 @@ def test_ctrl_c_in_a_file_is_no_mistake_of_the_file(tmp_path):
         parse(str(tmp_path / "c.py"))
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
-def test_a_fifo_is_no_file(tmp_path):
-    os.mkfifo(tmp_path / "c.py")
-    with pytest.raises(UserError, match="is no regular file"):
-        parse(str(tmp_path / "c.py"))
-
-
 UNUSED = {"quick": "it is of no use here", "epochs": "it is a setting of another script"}
 
 
 def test_a_file_may_be_another_scripts(tmp_path):
     (tmp_path / "c.py").write_text("epochs = 7\nquick = True\nsteps = 3")
     assert configure(Settings(), [str(tmp_path / "c.py")], "", UNUSED) == Settings(steps=3)
-    (tmp_path / "c.py").write_text("epochs = 7\nstepz = 3")
+    (tmp_path / "c.py").write_text("epochs = 7\nstepz = 3")  # T8: used to be ignored in silence
     with pytest.raises(UserError, match="there is no setting 'stepz': did you mean steps"):
         configure(Settings(), [str(tmp_path / "c.py")], "", UNUSED)
 

@@ -19,7 +19,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.interchange import tokenizer_json
 from fusedgpt.runs import run_folder
 from model import GPT
-from tests.conftest import as_nanogpt_wrote, assert_same_bytes, hugging_face, run
+from tests.conftest import as_nanogpt_wrote, assert_same_bytes, checkpoint_of, hugging_face, rows, run
 from tests.fusedgpt.data.test_tokenizer import TEXT, meta_of
 from tests.kill_points import killed_before
 from tests.launch import script
@@ -37,7 +37,8 @@ def test_export_has_the_same_logits_without_padding(small_run, exported):
     from transformers import AutoModelForCausalLM
 
     theirs = AutoModelForCausalLM.from_pretrained(exported).eval()
-    assert (exported / "model.safetensors").exists()
+    # only the owner could read the weights, and a server under another user was refused
+    assert len({file.stat().st_mode for file in exported.iterdir()}) == 1
     assert theirs.transformer.wte.weight.shape == (65, 32)
     ours = GPT.from_checkpoint(run_folder.load_best(small_run)[0]).eval()
     idx = torch.randint(0, 65, (2, 16), generator=torch.Generator().manual_seed(0))
@@ -66,13 +67,12 @@ def test_the_pipeline_of_transformers_continues_a_text_as_sample_py_does(small_r
 def test_the_card_says_what_the_run_says(small_run, exported):
     card = (exported / "README.md").read_text()
     record = json.loads((small_run / "run.json").read_text())
-    evaluations = [json.loads(line) for line in (small_run / "metrics.jsonl").read_text().splitlines()]
-    best = min(row["val_loss"] for row in evaluations if row["kind"] == "eval" and row["iter"])
-    rows = dict(re.findall(r"^\| (.+) \| (.+) \|$", card, re.M))
-    assert rows["validation loss"] == f"{best:.4f}" and rows["tokenizer"] == "char, 65 ids"
-    assert rows["trained on"] == record["environment"]["device"] and "data set" in rows
+    best = min(row["val_loss"] for row in rows(small_run, "eval") if row["iter"])
+    said = dict(re.findall(r"^\| (.+) \| (.+) \|$", card, re.M))
+    assert said["validation loss"] == f"{best:.4f}" and said["tokenizer"] == "char, 65 ids"
+    assert said["trained on"] == record["environment"]["device"] and "data set" in said
     assert card.startswith("---\nlibrary_name: transformers\n") and 'pipeline("text-generation"' in card
-    assert "attention" not in rows
+    assert "attention" not in said
 
 
 def test_the_card_says_that_attention_was_within_documents(tmp_path, capsys):
@@ -149,11 +149,6 @@ def test_a_program_with_another_gelu_is_said_with_the_gap(small_run, tmp_path, c
     assert gap / 5 < float(said[1]) < 5 * gap and gap > 1e-4  # of other ids
 
 
-def test_others_may_read_the_weights_as_the_umask_says(exported):
-    # only the owner could, and a server under another user was refused
-    assert len({file.stat().st_mode for file in exported.iterdir()}) == 1
-
-
 def test_what_another_run_has_is_in_its_export(tmp_path, capsys):
     # dropout used to be GPT-2's 0.1, whatever the run had, and the end of a text the last id
     folder = export_of_bytes(tmp_path, dropout=0.25, activation="gelu", bias=True)
@@ -179,12 +174,12 @@ def test_a_llama_is_exported_as_one(tmp_path):
     assert config["rope_scaling"]["factor"] == 4.0 and config["rope_scaling"]["rope_type"] == "llama3"
     card = (folder / "README.md").read_text()
     assert "A Llama that was trained with fusedGPT." in card and "tags: [llama, fusedgpt]" in card
-    rows = dict(re.findall(r"^\| (.+) \| (.+) \|$", card, re.M))
-    assert rows["family"] == "Llama" and rows["heads of keys and values"] == "1"
-    assert rows["positions"] == "rotary, theta 500, wavelengths beyond 8 tokens stretched 4 times"
+    said = dict(re.findall(r"^\| (.+) \| (.+) \|$", card, re.M))
+    assert said["family"] == "Llama" and said["heads of keys and values"] == "1"
+    assert said["positions"] == "rotary, theta 500, wavelengths beyond 8 tokens stretched 4 times"
     ours = GPT.from_checkpoint(run_folder.load_best(tmp_path / "run")[0]).eval()
     theirs, back = AutoModelForCausalLM.from_pretrained(folder).eval(), GPT.from_pretrained(folder).eval()
-    assert rows["parameters"] == f"{sum(p.numel() for p in theirs.parameters()):,}"
+    assert said["parameters"] == f"{sum(p.numel() for p in theirs.parameters()):,}"
     idx = torch.randint(0, 257, (2, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = ours(idx, idx)[0][..., :257]
@@ -280,7 +275,7 @@ def test_an_outside_model_comes_back_with_the_same_bytes_and_ids(tmp_path):
 
 def of_nanogpt(run, folder, dataset):
     """A folder with the checkpoint of a run as nanoGPT wrote it."""
-    saved = as_nanogpt_wrote(torch.load(run / "ckpt.pt", weights_only=True))
+    saved = as_nanogpt_wrote(checkpoint_of(run))
     saved["config"]["dataset"] = dataset
     torch.save(saved, folder / "ckpt.pt")
     return folder

@@ -33,11 +33,8 @@ def row(name, ms, T=256, **more):
 def results(tmp_path):
     """A folder of results: one with a row of each rung, one with rounds, a run's evaluations and its run.json."""
     refused = {"kind": "row", "rung": "cudnn", "T": 256, "status": "refused", "reason": "GPUs only"}
-    alone = [
-        row("manual", 1600.0),
-        row("flash", 1250.0, peak_memory=3 * 2**30, errors={"y": 0.0125}, ran="sdpa"),
-        refused,
-    ]
+    alone = [refused, row("manual", 1600.0)]
+    alone += [row("flash", 1250.0, peak_memory=3 * 2**30, errors={"y": 0.0125}, ran="sdpa")]
     alone += [row("manual", 9000.0, T=512), row("flash", 3000.0, T=512), row("math", 1500.0, disturbed=True)]
     rounds = [row("manual", 100.0, round=1), row("flash", 50.0, round=1), row("manual", 120.0, round=2)]
     rounds += [row("flash", 50.0, round=2), row("manual", 900.0, round=3, disturbed=True), row("flash", 40.0, round=3)]
@@ -52,9 +49,8 @@ def results(tmp_path):
         (tmp_path / "cpu" / name).mkdir(parents=True)
         header = HEADER | {"benchmark": {"one": "sweep", "rounds": "ladder"}.get(name, name)}
         (tmp_path / "cpu" / name / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [header, *rows]))
-    (tmp_path / "cpu" / "evaluations.jsonl").write_text(
-        '{"iter": 0, "val_loss": 5.4}\n{"iter": 9, "val_loss": 1.2612}\n'
-    )
+    lines = '{"iter": 0, "val_loss": 5.4}\n{"iter": 9, "val_loss": 1.2612}\n'
+    (tmp_path / "cpu" / "evaluations.jsonl").write_text(lines)
     (tmp_path / "cpu" / "run.json").write_text('{"time": {"median_ms": 126.9}, "tokens": 18912.2}')
     return tmp_path
 
@@ -79,9 +75,7 @@ def test_every_measured_number_of_a_page_says_what_its_row_says(path):
         ("`sdpa`", "one rung=flash T=256 ran"),
         ("`A`", "one environment.device"),
         ("+28 %", "one faster rung=flash T=256 / rung=manual"),
-        ("-21.9 %", "one faster rung=manual T=256 / rung=flash"),
         ("1.28 times", "one times rung=flash T=256 / rung=manual"),
-        ("1.3 to 3.0 times", "one times rung=flash / rung=manual"),
         ("+28 % to +200 %", "one faster rung=flash / rung=manual"),
         ("3.0 times", "one times rung=flash T>=512 / rung=manual"),
         ("1.25 s to 3.00 s", "one rung=flash median_ms"),
@@ -103,9 +97,8 @@ def test_a_quotation_that_is_right_is_left_and_one_that_is_wrong_is_put_right(re
     wrong = wrong.replace("`A`", "`B`").replace("`sdpa`", "`math`")
     right, found = quotes.check(wrong, "p.md", results)
     assert right == page
-    assert (
-        len(found) == 1 and found[0].startswith("p.md:3 says ") and f"the row says {quotation.strip('*')} (" in found[0]
-    )
+    (said,) = found
+    assert said.startswith("p.md:3 says ") and f"the row says {quotation.strip('*')} (" in said
 
 
 @pytest.mark.parametrize(
@@ -132,12 +125,11 @@ def test_what_cannot_be_quoted_is_said(results, comment, why):
     assert why in found[0], found
 
 
-def test_a_range_needs_two_rows_and_a_comment_its_number(results):
-    for page, why in {
-        "1 to 2 ms<!-- cpu/one rung=manual T=256 median_ms -->": "only one row is like that",
-        "long<!-- cpu/one rung=manual T=256 median_ms -->": "there is no number before it",
-    }.items():
-        assert why in quotes.check(page, "p.md", results)[1][0]
+@pytest.mark.parametrize(
+    ("before", "why"), [("1 to 2 ms", "only one row is like that"), ("long", "there is no number before it")]
+)
+def test_a_range_needs_two_rows_and_a_comment_its_number(results, before, why):
+    assert why in quotes.check(f"{before}<!-- cpu/one rung=manual T=256 median_ms -->", "p.md", results)[1][0]
 
 
 MEASURED = [

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import runpy
 import select
 import signal
 import subprocess
@@ -16,7 +15,6 @@ import pytest
 import torch
 
 import sample
-from configurator import configure
 from fusedgpt.attention import choose
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError
@@ -339,18 +337,6 @@ def test_a_nanogpt_checkpoint_is_sampled_with_the_exact_gelu(small_run, tmp_path
         want = GPT.from_checkpoint(checkpoint.load(small_run / "best.pt"), activation=used)
         torch.testing.assert_close(model(idx, idx)[0][..., :65], want(idx, idx)[0][..., :65], rtol=0, atol=0)
         assert tokenizer.encode("!") == [0]
-
-
-@pytest.mark.parametrize(
-    "file", sorted(f for f in (ROOT / "config").glob("*.py") if not f.name.startswith("bench_")), ids=lambda f: f.name
-)
-def test_a_training_config_is_taken(file):
-    # as in nanoGPT's sample.py; ours used to refuse settings that only training has
-    pytest.importorskip("tyro")
-    assigned = runpy.run_path(str(file))
-    defaults = vars(sample.Settings())
-    got = configure(sample.Settings(), [str(file)], "", sample.ONLY_TRAINING)
-    assert vars(got) == {name: assigned.get(name, default) for name, default in defaults.items()}
 
 
 def test_ids_that_the_model_has_not_are_refused(tmp_path):
