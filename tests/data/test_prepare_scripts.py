@@ -7,7 +7,6 @@ import os
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -17,14 +16,14 @@ import zstandard
 from pyarrow import parquet
 
 from fusedgpt import home
-from fusedgpt.data import prepare
+from fusedgpt.data import encoding, prepare
 from fusedgpt.data.corpus import Files
 from fusedgpt.data.encoding import Encoded
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.settings import Settings
 from tests import documents
-from tests.conftest import wait_for_lines, why_no_bpe
-from tests.launch import ROOT, fails, process, script, sentence
+from tests.conftest import why_no_bpe
+from tests.launch import FORKS, ROOT, fails, process, script, sentence
 
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt"
 needs_bpe = pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are not here (set TIKTOKEN_CACHE_DIR)")
@@ -41,6 +40,7 @@ def prepared(name, tmp_path, *args):
     return meta, ids["train"], ids["val"]
 
 
+@pytest.mark.slow  # 10 MB; the next test has a small folder
 def test_python_stdlib(tmp_path):
     meta, train, val = prepared("python_stdlib", tmp_path)
     assert "CPython" in meta["source"] and "3." in meta["source"]  # whose library it is
@@ -58,12 +58,6 @@ def test_python_stdlib_of_a_folder_is_split_by_file(tmp_path):
     assert modules[0] | modules[1] == {f"module_{n}" for n in range(40)}
     assert modules[1] and not modules[0] & modules[1]
     assert meta["source"] == f"{tmp_path.name} (40 files)"
-
-
-def test_python_stdlib_of_a_few_files_says_what_is_missing(tmp_path):
-    (tmp_path / "a.py").write_text("a = 1\n")
-    sentence = fails("data/python_stdlib/prepare.py", f"--input={tmp_path}", f"--out_dir={tmp_path / 'out'}")
-    assert "has 1 .py files, none of them for val: give more, or only one, which is cut" in sentence
 
 
 def test_shakespeare_char(tmp_path):
@@ -115,14 +109,6 @@ def test_fineweb_of_local_parquet_stops_at_max_tokens(tmp_path):
     assert 100 <= len(train) + len(val) < 110
 
 
-def test_text_without_an_input_is_refused():
-    assert "give files or folders with --input=PATH" in fails("data/text/prepare.py")
-
-
-def test_fineweb_of_no_tokens_is_refused():
-    assert "--max_tokens=0 must be 1 or more" in fails("data/fineweb/prepare.py", "--max_tokens=0")
-
-
 @pytest.mark.parametrize("name", ["fineweb", "openwebtext"])
 def test_a_data_set_of_the_hub_is_of_one_commit(monkeypatch, name):
     # an interrupted preparation skips as much of the text as it has, which must not have changed meanwhile
@@ -138,20 +124,25 @@ def test_a_missing_input_is_named(name):
     assert "--input=/no/such/file does not exist" in fails(f"data/{name}/prepare.py", "--input=/no/such/file")
 
 
-def test_text_that_is_too_short_or_no_text_is_named(tmp_path):
-    out = f"--out_dir={tmp_path / 'out'}"
-    (tmp_path / "empty.txt").write_text("")
-    (tmp_path / "bom.txt").write_bytes(b"\xef\xbb\xbf")
-    for name in ("empty.txt", "bom.txt"):
-        assert "holds no text" in fails("data/shakespeare_char/prepare.py", f"--input={tmp_path / name}", out)
-    (tmp_path / "rows.jsonl").write_text('{"text": ""}\n' * 99)  # made bins of ends of text alone
-    rows = f"--input={tmp_path / 'rows.jsonl'}"
-    assert "holds no text" in fails("data/text/prepare.py", "--tokenizer=byte", rows, out)
-    (tmp_path / "short.txt").write_text("To be")
-    sentence = fails("data/shakespeare_char/prepare.py", f"--input={tmp_path / 'short.txt'}", out)
-    assert "short.txt is too short: of its 5 tokens, 1 would be in the val split" in sentence
-    assert "is a folder" in fails("data/shakespeare_char/prepare.py", f"--input={tmp_path}", out)
-    assert "got 2 paths" in fails("data/python_stdlib/prepare.py", "--input", tmp_path, tmp_path, out)
+def test_bad_input_is_one_sentence(tmp_path):
+    contents = {"empty.txt": b"", "bom.txt": b"\xef\xbb\xbf", "short.txt": b"To be", "one/a.py": b"a = 1\n"}
+    contents["rows.jsonl"] = b'{"text": ""}\n' * 99  # made bins of ends of text alone
+    for name, raw in contents.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(raw)
+    for name, args, said in [
+        ("text", [], "give files or folders with --input=PATH"),
+        ("fineweb", ["--max_tokens=0"], "--max_tokens=0 must be 1 or more"),
+        ("shakespeare_char", ["empty.txt"], "holds no text"),
+        ("shakespeare_char", ["bom.txt"], "holds no text"),
+        ("text", ["rows.jsonl", "--tokenizer=byte"], "holds no text"),
+        ("shakespeare_char", ["short.txt"], "short.txt is too short: of its 5 tokens, 1 would be in the val split"),
+        ("shakespeare_char", ["."], "is a folder"),
+        ("python_stdlib", [".", "."], "got 2 paths"),
+        ("python_stdlib", ["one"], "has 1 .py files, none of them for val: give more, or only one, which is cut"),
+    ]:
+        args = [arg if arg.startswith("--") else tmp_path / arg for arg in args]
+        assert said in fails(f"data/{name}/prepare.py", f"--out_dir={tmp_path / 'out'}", *args)
     assert not (tmp_path / "out" / "meta.json").exists()
 
 
@@ -173,11 +164,19 @@ def test_a_typo_leaves_an_interrupted_run_as_it_is(tmp_path, typo):
     assert "starting anew: 36 tokens of an interrupted run" in done.stdout
 
 
-@pytest.mark.parametrize("option", ["--input=", "--out_dir="])
-def test_an_empty_path_is_not_the_current_folder(tmp_path, option):
-    # --input="$UNSET" prepared whatever was there
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--input=", "no path was given"),  # --input="$UNSET" prepared whatever was there
+        ("--out_dir=", "no path was given"),
+        ("--encoding=klingon", "klingon is no encoding: it can be latin-1"),
+        ("--encoding=hex", "hex is no encoding"),
+        ("--skip_unreadable=yes", "yes is neither True nor False"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(option, said, tmp_path):
     done = script("data/text/prepare.py", f"--input={tmp_path}", f"--out_dir={tmp_path}", option, check=False)
-    assert done.returncode == 2 and "no path was given" in done.stderr
+    assert done.returncode == 2 and said in done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
@@ -241,23 +240,39 @@ def test_text_takes_files_and_folders_in_their_order_with_an_end_after_each(tmp_
         assert not (tmp_path / "in" / ".prepare").exists()
 
 
-def test_a_killed_preparation_goes_on_and_leaves_the_same_bytes(tmp_path):
-    text = (SHAKESPEARE.read_text() if SHAKESPEARE.exists() else "To be, or not to be.\n" * 50_000) * 12
-    (tmp_path / "text.txt").write_text(text)
+def test_a_killed_preparation_goes_on_and_leaves_the_same_bytes(tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("To be, or not to be.\n" * 5000)
     command = ["data/text/prepare.py", f"--input={tmp_path / 'text.txt'}", "--tokenizer=char"]
+    monkeypatch.setattr(encoding, "BATCH", 10_000)
+    monkeypatch.setattr(encoding, "PIECE", 5_000)
     script(*command, f"--out_dir={tmp_path / 'whole'}")
-    killed = f"--out_dir={tmp_path / 'killed'}"
-    steps = tmp_path / "killed" / ".prepare" / "steps.jsonl"
-    child = subprocess.Popen([sys.executable, *command, killed], cwd=ROOT, stdout=subprocess.DEVNULL)
-    wait_for_lines(child, steps, 3)
-    child.kill()
-    child.wait()
-    assert not (tmp_path / "killed" / "train.bin").exists()
-    assert "continuing after" in script(*command, killed).stdout
+    killed = tmp_path / "killed"
+    child = FORKS.Process(target=die_in_a_batch, args=([*command, f"--out_dir={killed}"], 3))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 9 and not (killed / "train.bin").exists()
+    assert "continuing after" in script(*command, f"--out_dir={killed}").stdout
     for name in ("train.bin", "val.bin", "meta.json"):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (killed / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+def die_in_a_batch(command, batches):
+    """Run a script that is killed after its ids of some batches were written, before the step that says so."""
+    encoding.BATCH, encoding.PIECE = 10_000, 5_000
+    write, written = Encoded._write_step, []
+
+    def dying(encoded, step):
+        written.append(step)
+        if len(written) > batches:
+            os._exit(9)
+        write(encoded, step)
+
+    Encoded._write_step = dying
+    script(*command)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(not shutil.which("taskset"), reason="needs a command that limits the cores")
 def test_the_memory_of_a_preparation_does_not_grow_with_the_text():
     two_cores = ["taskset", "-c", ",".join(map(str, sorted(os.sched_getaffinity(0))[:2])), sys.executable]
@@ -371,16 +386,3 @@ def test_the_next_command_names_a_data_set_that_the_config_file_does_not(monkeyp
     monkeypatch.setattr(home, "INSTALLED", True)
     prepare.say_next(tmp_path, "config/train_text_cpu.py", "text")
     assert capsys.readouterr().out == f"next: fusedgpt train config/train_text_cpu.py --dataset={tmp_path}\n"
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ("--encoding=klingon", "klingon is no encoding: it can be latin-1"),
-        ("--encoding=hex", "hex is no encoding"),
-        ("--skip_unreadable=yes", "yes is neither True nor False"),
-    ],
-)
-def test_an_option_that_does_not_exist_is_named(option, said, tmp_path):
-    done = script("data/text/prepare.py", f"--input={tmp_path}", option, check=False)
-    assert done.returncode == 2 and said in done.stderr

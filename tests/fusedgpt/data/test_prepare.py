@@ -72,7 +72,9 @@ def bins_of(folder):
     return found, meta.get("tokenizer"), meta.get("sha256")
 
 
-@pytest.mark.parametrize("before", ["ours", "nanoGPT's", "nothing"])
+@pytest.mark.parametrize(
+    "before", ["ours", *(pytest.param(each, marks=pytest.mark.slow) for each in ("nanoGPT's", "nothing"))]
+)
 def test_bins_of_two_preparations_are_never_taken_together(tmp_path, before):
     # a kill between renames left new bins of the same size under the old meta.json, and a run trained on them
     old, new = ({"train": [[n, n]], "val": [[n, n + 1]]} for n in (1, 5))

@@ -1,3 +1,5 @@
+import types
+
 import pytest
 
 from fusedgpt.errors import UserError
@@ -12,7 +14,8 @@ def test_durations_in_words_are_read_back(seconds):
     assert progress.seconds_in(in_words(seconds)) == pytest.approx(seconds, rel=0.03)
 
 
-def test_an_outlook_says_how_many_runs_there_are_and_what_they_take(tmp_path):
+def test_an_outlook_says_how_many_runs_there_are_and_what_they_take(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "time", types.SimpleNamespace(perf_counter=lambda: 0))  # how long a process starts
     one, code = plan(), fakes.code(tmp_path / "code")
     left = runner.order(one)[1:]
     said = progress.outlook(one, tmp_path / "study", dict.fromkeys(one.variants, code), left, at_once=1)

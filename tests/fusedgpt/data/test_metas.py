@@ -1,0 +1,211 @@
+"""Metas, which say what the ids of a data set mean: ours, nanoGPT's, and those of runs that go on."""
+
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import sample
+from fusedgpt.data import prepare, tokenizer
+from fusedgpt.data.dataset import check_same_ids, read_meta
+from fusedgpt.data.tokenizer import GPT2, Tokenizer
+from fusedgpt.errors import UserError
+from fusedgpt.interchange import tokenizer_json
+from fusedgpt.machine import memory
+from tests.conftest import Evil, run, why_no_bpe
+from tests.fusedgpt.data.test_tokenizer import meta_of
+
+
+def drawn(out_dir, **settings):
+    settings = {"start": "!", "num_samples": 8, "max_new_tokens": 40, "temperature": 50.0, "top_k": 0, **settings}
+    sample.main(sample.Settings(out_dir=str(out_dir), device="cpu", dtype="float32", **settings))
+
+
+# metas
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"itos": {0: "a"}, "stoi": Evil()}, "which is code"),  # T14: a pickle can run anything
+        ({"vocab_size": np.float64(65)}, "it holds a numpy float64, which is no whole number"),
+        ({"vocab_size": 65, "itos": np.arange(65)}, r"(_reconstruct|_frombuffer), which is code"),
+        ({"vocab_size": np.int64, "itos": {0: "a"}}, "numpy.int64, which is code"),
+        ({"vocab_size": Evil()}, "system, which is code"),
+        ([65], "has no attribute 'get'"),  # this one and the next used to be a loop until the memory is full
+        ({"vocab_size": 10**30, "itos": {0: "a"}}, "vocab_size=1000000000000000000000000000000 must be"),
+        ({"itos": {0: "\ud800"}}, "itos must hold characters of UTF-8"),
+    ],
+    ids=["code", "a float", "an array", "a type", "a command", "a list", "huge", "half a character"],
+)
+def test_a_meta_pkl_runs_no_code_and_holds_no_more_than_integers(tmp_path, monkeypatch, content, reason):
+    # T14: to admit all of numpy's module for the sake of its integers would admit its functions too
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps(content))
+    with pytest.raises(UserError, match=rf"no nanoGPT meta.pkl \(.*{reason}.*\): run a data"):
+        read_meta(tmp_path)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_nine_damaged_bytes_do_not_fill_the_memory(tmp_path):
+    # pickle's C code makes room for 2**31 objects here: 17 GB, for a minute
+    (tmp_path / "meta.pkl").write_bytes(b"\x80\x04}r\x00\x00\x00\x40.")
+    before = memory.peak_memory(torch.device("cpu"))
+    with pytest.raises(UserError, match=r"no nanoGPT meta\.pkl"):
+        read_meta(tmp_path)
+    assert memory.peak_memory(torch.device("cpu")) - before < 1 << 28
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "[" * 100_000,  # a RecursionError, and so on: each used to be a traceback
+        '{"tokenizer": "byte", "vocab_size": 256, "tokens": []}',
+        '{"tokenizer": "byte", "vocab_size": 256, "dtype": []}',
+        '{"tokenizer": "unknown", "vocab_size": 0}',
+        '{"tokenizer": "unknown", "vocab_size": 9, "end_of_text": "9"}',
+    ],
+    ids=lambda text: text[:60],
+)
+def test_a_damaged_meta_is_named(tmp_path, text):
+    (tmp_path / "meta.json").write_text(text)
+    with pytest.raises(UserError, match=r"meta\.json"):
+        read_meta(tmp_path)
+
+
+@pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are not here (set TIKTOKEN_CACHE_DIR)")
+def test_ids_that_only_pad_gpt2s_are_no_error_in_sampling():
+    # T15: GPT-2's BPE has no text for them, and used to fail on the first one drawn
+    assert Tokenizer(GPT2 | {"vocab_size": 50304}).decode([0, 50303]).decode() == "!\ufffd"
+
+
+# nanoGPT's meta.pkl, as other people's prepare scripts write it
+
+ITOS = {i: chr(33 + i) for i in range(65)}
+STOI = {c: i for i, c in ITOS.items()}
+NUMPYS = {"vocab_size": np.int64(65), "itos": ITOS, "stoi": STOI}
+GAPS = {i: c for i, c in ITOS.items() if i not in (3, 40)}
+
+
+def nanogpts_folder(tmp_path, data, pickled):
+    """The bins of `data` with a meta.pkl."""
+    for name in ("train.bin", "val.bin"):
+        shutil.copy(data / name, tmp_path)
+    (tmp_path / "meta.pkl").write_bytes(pickled)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("pickled", "characters"),
+    [
+        (pickle.dumps({"vocab_size": 65}), None),
+        (pickle.dumps(NUMPYS), ITOS),
+        (pickle.dumps(NUMPYS, protocol=3).replace(b"numpy._core", b"numpy.core"), ITOS),
+        (pickle.dumps({"vocab_size": 65, "stoi": STOI}), ITOS),
+        (pickle.dumps({"vocab_size": 65, "itos": GAPS, "stoi": {c: i for i, c in GAPS.items()}}), GAPS),
+        (pickle.dumps({"itos": {np.uint16(i): c for i, c in ITOS.items()}}), ITOS),
+    ],
+    ids=["vocab_size alone", "numpy's integer", "numpy 1's", "stoi without itos", "gaps", "ids that are numpy's"],
+)
+def test_what_nanogpt_trains_on_is_read(tmp_path, pickled, characters):
+    # nanoGPT's train.py reads vocab_size alone; each of these used to end the run
+    (tmp_path / "meta.pkl").write_bytes(pickled)
+    meta = read_meta(tmp_path)
+    assert meta["vocab_size"] == 65 and type(meta["vocab_size"]) is int
+    if characters:
+        assert Tokenizer(meta).tokens == [characters[i].encode() if i in characters else None for i in range(65)]
+
+
+def test_without_itos_a_run_trains_and_sampling_says_what_is_missing(tmp_path, data):
+    # it used to be "no nanoGPT meta.pkl: 'itos'"
+    folder = nanogpts_folder(tmp_path, data, pickle.dumps({"vocab_size": 65}))
+    with pytest.raises(UserError, match=r"meta.pkl has no itos .*sampling needs itos"):
+        drawn(run(tmp_path / "out", folder, max_iters=1))
+
+
+def test_ids_without_a_character_are_counted_and_shown(tmp_path, data, capsys):
+    folder = nanogpts_folder(tmp_path, data, pickle.dumps({"vocab_size": 65, "itos": GAPS}))
+    out_dir = run(tmp_path / "out", folder, max_iters=1)
+    capsys.readouterr()
+    drawn(out_dir)
+    _, said, text = capsys.readouterr().out.split("\n", 2)
+    assert "no character for 2 ids, such as 3" in said
+    assert [len(t) for t in text.split("\n---------------\n")] == [41] * 8 + [0]
+    assert set(text) - {"\n", "-"} <= {*GAPS.values(), "\ufffd"} and "\ufffd" in text
+    with pytest.raises(UserError, match="the training text has no '\\$'"):  # id 3
+        drawn(out_dir, start="$")
+
+
+def test_a_meta_json_without_characters_trains_and_says_what_sampling_needs(tmp_path):
+    # export.py writes one for a run on a meta.pkl that has vocab_size only; it used to be called damaged
+    meta = {"tokenizer": "unknown", "vocab_size": 65}
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    assert read_meta(tmp_path) == meta
+    with pytest.raises(UserError, match="sampling needs itos"):
+        Tokenizer(read_meta(tmp_path))
+
+
+def test_a_run_goes_on_with_its_own_ids_only(tmp_path, data):
+    # a run used to go on in silence with data of another tokenizer, in which every id is another text
+    run(tmp_path / "out", data, max_iters=5)
+    meta = json.loads((data / "meta.json").read_text())
+    for name, itos in (("same", meta["itos"]), ("more", [*meta["itos"], "é"]), ("other", meta["itos"][::-1])):
+        ids = np.arange(2000) % 65
+        own = dict(tokenizer="char", vocab_size=len(itos), itos=itos)
+        prepare.write(tmp_path / name, {"train": [ids], "val": [ids]}, name, **own)
+    run(tmp_path / "out", tmp_path / "same", max_iters=6, init_from="resume")
+    check_same_ids(read_meta(tmp_path / "more"), read_meta(data), pytest.fail)  # as far as both have ids
+    with pytest.raises(UserError, match=r"stand for other texts than .* \(each with other tokens\): prepare the data"):
+        run(tmp_path / "out", tmp_path / "other", max_iters=7, init_from="resume")
+    with pytest.raises(UserError, match="now byte, then char"):
+        check_same_ids({"tokenizer": "byte", "vocab_size": 256}, read_meta(data), pytest.fail)
+    check_same_ids({"tokenizer": "unknown", "vocab_size": 65}, read_meta(data), pytest.fail)
+
+
+def test_pretrained_weights_go_on_with_their_own_ids_only(tmp_path, data, exported, capsys):
+    # in silence, it gave 10.6 bits per byte in place of 2.95
+    hf = shutil.copytree(exported, tmp_path / "hf")
+    meta = json.loads((data / "meta.json").read_text())
+    ids = np.arange(2000) % 65
+    own = dict(tokenizer="char", vocab_size=65, itos=meta["itos"][::-1])
+    prepare.write(tmp_path / "other", {"train": [ids], "val": [ids]}, "other", **own)
+    tuned = dict(init_from=str(hf), max_iters=1)
+    with pytest.raises(UserError, match=r"stand for other texts than those that the weights were trained on"):
+        run(tmp_path / "tuned", tmp_path / "other", **tuned)
+    run(tmp_path / "tuned", data, **tuned)
+    for file, said in [  # as transformers leaves the model if it saves it again
+        ("meta.json", "were trained on the data's ids: tokenizer_json is not byte-level"),
+        ("tokenizer.json", "the data's ids: it has no tokenizer.json and no meta.json"),
+    ]:
+        (hf / file).unlink()
+        run(tmp_path / "tuned", tmp_path / "other", **tuned)
+        assert said in capsys.readouterr().out
+
+
+def test_ids_of_files_that_cannot_be_downloaded_are_taken_to_be_the_same(monkeypatch):
+    # otherwise a node without a network could not train
+    monkeypatch.setattr(tokenizer, "tiktoken_bpe", lambda name: (_ for _ in ()).throw(UserError("no network")))
+    said = []
+    check_same_ids(GPT2, {"tokenizer": "byte", "vocab_size": 256}, said.append)
+    assert said == ["cannot tell whether the weights were trained on the data's ids: no network"]
+    with pytest.raises(UserError, match=r"no tokenizer\.json of `tokenizers`"):
+        check_same_ids({"tokenizer": "json", "vocab_size": 9, "tokenizer_json": {}}, GPT2, said.append)
+
+
+def test_two_forms_of_one_tokenizer_have_the_same_ids():
+    one = meta_of("json")
+    other = one | {"tokenizer_json": one["tokenizer_json"] | {"post_processor": one["tokenizer_json"]["pre_tokenizer"]}}
+    assert other["tokenizer_json"] != one["tokenizer_json"]
+    check_same_ids(other, one, pytest.fail)
+
+
+@pytest.mark.slow  # 50,257 tokens of two libraries
+@pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are not here (set TIKTOKEN_CACHE_DIR)")
+def test_gpt2s_tokenizer_json_has_tiktokens_ids():
+    theirs = json.loads(tokenizer_json.tokenizer(GPT2, 1024).backend_tokenizer.to_str())
+    check_same_ids({"tokenizer": "json", "vocab_size": 50257, "tokenizer_json": theirs}, GPT2, pytest.fail)
