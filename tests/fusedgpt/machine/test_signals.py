@@ -1,6 +1,5 @@
 """Ctrl-C, SIGTERM, hang-ups and readers that go away: a run ends with a checkpoint and says so."""
 
-import functools
 import os
 import signal
 import subprocess
@@ -9,35 +8,28 @@ import time
 
 import pytest
 
-from fusedgpt.runs import run_folder
 from fusedgpt.runs.logger import Logger
 from tests.conftest import checkpoint_of, flags, rows, run, small
-from tests.faults.processes import start
 from tests.launch import ROOT, script
 
 ENDLESS = dict(max_iters=100_000, eval_interval=100_000)
 
 
-def after_step(n, do):
-    """A `Logger.iteration` that calls `do` once step `n` is logged."""
+def after_step(monkeypatch, do):
+    """Call `do` once the run in this process has made step 7."""
     log = Logger.iteration
 
     def iteration(logger, metrics, to_console):
         log(logger, metrics, to_console)
-        if metrics["iter"] == n:
+        if metrics["iter"] == 7:
             do()
 
-    return iteration
-
-
-def sends(monkeypatch, number, n=7):
-    """Send this process a signal after step `n` of its run."""
-    monkeypatch.setattr(Logger, "iteration", after_step(n, lambda: signal.raise_signal(number)))
+    monkeypatch.setattr(Logger, "iteration", iteration)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_end_with_a_checkpoint(tmp_path, data, monkeypatch, number):
-    sends(monkeypatch, number)
+    after_step(monkeypatch, lambda: signal.raise_signal(number))
     done = script("train.py", *flags(small(tmp_path, data, **ENDLESS)), check=False)
     assert done.returncode == 128 + number
     steps = len(rows(tmp_path))
@@ -46,7 +38,7 @@ def test_signals_end_with_a_checkpoint(tmp_path, data, monkeypatch, number):
 
 
 def test_nohup_keeps_a_hang_up_away(tmp_path, data, monkeypatch):
-    sends(monkeypatch, signal.SIGHUP)
+    after_step(monkeypatch, lambda: signal.raise_signal(signal.SIGHUP))
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         run(tmp_path, data)
@@ -58,7 +50,7 @@ def test_nohup_keeps_a_hang_up_away(tmp_path, data, monkeypatch):
 def test_a_reader_that_goes_away_is_a_hang_up(tmp_path, data, monkeypatch, capfd):
     # `python train.py | head` used to end without a checkpoint
     read, write = os.pipe()
-    monkeypatch.setattr(Logger, "iteration", after_step(7, lambda: os.close(read)))
+    after_step(monkeypatch, lambda: os.close(read))
     with open(write, "w") as pipe, monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
         patch.setattr(sys, "stdout", pipe)
         run(tmp_path, data, **ENDLESS)
@@ -98,17 +90,3 @@ def test_ctrl_c_at_the_start_ends_at_once_without_a_traceback(tmp_path, data):
         _, err = child.communicate(timeout=30)
         assert child.returncode == -signal.SIGINT, (seconds, err)
         assert "Traceback" not in err
-
-
-def two_ctrl_c(n):
-    """Two Ctrl-C in this process, after step `n` of its run."""
-    Logger.iteration = after_step(n, lambda: [signal.raise_signal(signal.SIGINT) for _ in range(2)])
-
-
-@pytest.mark.slow  # a run in a process of its own; kills are in tests/faults
-def test_a_second_ctrl_c_leaves_the_last_checkpoint_whole(tmp_path, data):
-    often = small(tmp_path / "out", data, eval_interval=1, eval_iters=1)  # a save is under way
-    (child,) = start(often, tmp_path / "log", before=functools.partial(two_ctrl_c, 7))
-    child.join(90)
-    assert child.exitcode == -signal.SIGINT
-    assert run_folder.load_latest(tmp_path / "out", say=pytest.fail)[0]["iter_num"] in (6, 7)

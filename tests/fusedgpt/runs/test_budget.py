@@ -115,16 +115,13 @@ def test_a_run_that_is_cut_off_keeps_its_numbers(tmp_path, data, monkeypatch, ca
 
 @pytest.mark.usefixtures("at_most_12")
 def test_a_run_goes_on_with_other_numbers_only_if_it_gives_up_its_minutes(tmp_path, data, capsys):
-    timed = run(tmp_path / "timed", data, minutes=1.0)
-    with pytest.raises(
-        UserError, match=r"minutes=2 can only settle the length of a new run, .* max_iters=12 and .* another --out_dir"
-    ):
+    timed = run(tmp_path, data, minutes=1.0)
+    other = r"minutes=2 can only settle the length of a new run, .* max_iters=12 and .* another --out_dir"
+    with pytest.raises(UserError, match=other):
         run(timed, data, minutes=2.0, init_from="resume")
     script("train.py", "--init_from=resume", f"--out_dir={timed}")  # nothing is left to do
-    assert len(rows(timed)) == 12
-    capsys.readouterr()
     run(timed, data, minutes=1.0, max_iters=20, init_from="resume")
-    assert "raise --max_iters above that to train on" in capsys.readouterr().out
+    assert len(rows(timed)) == 12 and "raise --max_iters above that to train on" in capsys.readouterr().out
     script("train.py", "--init_from=resume", f"--out_dir={timed}", "--max_iters=20")
     assert len(rows(timed)) == 20
     with pytest.raises(UserError, match="give a larger --max_iters and no --minutes"):

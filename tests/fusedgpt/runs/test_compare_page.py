@@ -10,7 +10,6 @@ from tests.fusedgpt.runs.test_report_page import (
     RECORDS,
     in_browser,
     in_chromium,
-    on_a_phone,
     page_of,
     sample,
     text_in,
@@ -151,14 +150,6 @@ def test_the_pointer_reads_all_runs_and_the_axis_can_be_changed(tmp_path):
     # half of 40 iterations; then 24 s of 80: the slow run's nearest evaluation is at 40 s, and the fast one has ended
     assert text_in(document, "seen") == "iteration 20|1.500 1.400|40 seconds|1.500 1.900|training time"
     assert 'data-requests="0"' in document and 'data-wide="false"' in document and console == []
-
-
-@in_browser
-def test_a_page_of_several_runs_is_readable_on_a_phone(tmp_path):
-    long = "a-very-long-name-of-a-run-" * 5
-    runs = some_run(tmp_path / long, settings={"dataset": "x" * 200}), some_run(tmp_path / "b", 1.5)
-    told = 'columns("figure")', 'columns("pre")'
-    assert on_a_phone(compared(tmp_path, *runs), "svg, pre, figure, .card, h1", *told) == "true true 1 1"
 
 
 @in_browser
