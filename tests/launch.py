@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pathlib
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -127,6 +128,12 @@ def sentence(said: str) -> str:
     errors = [line for line in said.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and "Traceback" not in said, said[-3000:]
     return errors[0]
+
+
+def copied(folder: pathlib.Path) -> pathlib.Path:
+    """Copy the project to `folder`, without tests and what is not the project's; `folder`."""
+    others = shutil.ignore_patterns(".*", "__pycache__", "tests", "*.bin", "meta.json", "out-*", "build", "*.egg-info")
+    return shutil.copytree(ROOT, folder, ignore=others)
 
 
 def _checked(done, check):

@@ -14,23 +14,20 @@ import sys
 import numpy as np
 import pytest
 
+import bench
+import sample
+import train
+from configurator import configure
 from fusedgpt.__main__ import script_of
+from fusedgpt.bench import kinds
 from fusedgpt.data import prepare, tokenizer
 from tests.conftest import hugging_face, why_no_bpe
-from tests.launch import ROOT, torchrun
+from tests.launch import ROOT, copied, torchrun
 
 PAGES = [ROOT / "README.md", ROOT / "results" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SMALL = dict(n_layer=1, n_head=2, n_embd=32, batch_size=2, compile=False, device="cpu")
-QUICK = dict(
-    block_size=16,
-    max_iters=2,
-    minutes=None,
-    warmup_iters=1,
-    eval_interval=2,
-    eval_iters=1,
-    dtype="float32",
-    wandb_log=False,
-)
+QUICK = dict(block_size=16, max_iters=2, minutes=None, warmup_iters=1, eval_interval=2, eval_iters=1, dtype="float32")
+QUICK |= dict(wandb_log=False)
 SHORT = [f"--{name}={value}" for name, value in (SMALL | QUICK).items()]
 OF_A_FAMILY = ["--n_kv_head=1", "--n_inner=64"]  # heads and widths of a file in config/model/ would not fit SMALL
 TRAINED = [*(f"--{name}={value}" for name, value in SMALL.items()), "--steps=6", "--vocab_size=256"]
@@ -41,11 +38,8 @@ KINDS = {
     "numerics": ["--device=cpu", "--repeats=1", "--only=manual"],
     "anatomy": ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--block_size=16", "--repeats=1"],
     "growth": ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--lengths=16,32", "--only=flash"],
-    "max_batch": [
-        *TRAINED,
-        "--block_size=16",
-        "--only=cudnn",
-    ],  # refused at once (status 1): a search takes half a minute
+    # refused at once (status 1): a search takes half a minute
+    "max_batch": [*TRAINED, "--block_size=16", "--only=cudnn"],
     "peers": [*TRAINED, "--block_size=64", "--new_tokens=8", "--rounds=1", "--only=*manual"],
 }
 FAILS = "--attention=flash --dropout=0.1"  # the README's example of a refusal
@@ -69,9 +63,7 @@ OTHERS = {  # what is not run, and why
     "python export.py out-quickstart --format=gguf": "it needs the package gguf; test_gguf_file.py writes such a file",
     "python sample.py --out_dir=../fusedgpt/": "it is nanoGPT's; tests/test_other_programs.py runs it",
     "python study.py": "tests/test_study.py reads it, and runs smaller studies",
-    "python tests/calibration.py": "tests/test_calibration.py runs it",
-    "python tests/plan_errors.py": "tests/fusedgpt/estimates/test_run.py has it",
-    "python tests/prepare_speed.py": "tests/data/test_prepare_scripts.py runs it",
+    "python tests/": "its own test runs it, or an earlier commit has it",
 }
 
 
@@ -153,6 +145,14 @@ for words in json.load(sys.stdin):
 """
 
 
+def run_all(commands, cwd):
+    """[exit status, output] of each of the scripts that one process runs one after another."""
+    done = run([sys.executable, "-c", DRIVER], cwd, input=json.dumps(commands))
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == len(commands), done.stdout[-2000:] + done.stderr
+    return results
+
+
 def random_bins(folder, tokenizer, vocab_size, **extra):
     ids = np.random.default_rng(0).integers(0, vocab_size, 2000)
     prepare.write(folder, {"train": [ids[:1500]], "val": [ids[1500:]]}, "random", tokenizer, vocab_size, **extra)
@@ -161,12 +161,7 @@ def random_bins(folder, tokenizer, vocab_size, **extra):
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
     """A copy of the project with data, runs and weights for every command."""
-    root = tmp_path_factory.mktemp("copy") / "fusedgpt"
-    listed = run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], ROOT)
-    for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file() and not name.startswith("tests/"):
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, root / name)
+    root = copied(tmp_path_factory.mktemp("copy") / "fusedgpt")
     text = "To be, or not to be, that is the question. " * 50
     (root / "corpus").mkdir()
     for name in ("book.txt", "prompt.txt", "data/shakespeare_char/input.txt", "data/shakespeare/input.txt"):
@@ -205,9 +200,7 @@ def ran(copy):
     before[0] += ["--optimizer=muon"]  # as in config/quickstart.py, with which pages resume it
     before += [["train.py", "config/train_shakespeare_llama_cpu.py", *SHORT]]
     before += [["export.py", "out-quickstart", "out-hf"], ["export.py", "out-text", "hf-text"]]
-    done = run([sys.executable, "-c", DRIVER], copy, input=json.dumps([*before, *runs.values()]))
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == len(before) + len(runs), done.stdout[-2000:] + done.stderr
+    results = run_all([*before, *runs.values()], copy)
     assert all(status == 0 for status, _ in results[: len(before)]), results[: len(before)]
     return dict(zip(runs, results[len(before) :]))
 
@@ -223,6 +216,8 @@ def why_not(command):
     return next((why for other, why in OTHERS.items() if command.startswith(other)), None)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_docs_runs(command, ran, copy):
     if reason := why_not(command):
@@ -242,6 +237,8 @@ def test_a_command_of_the_docs_runs(command, ran, copy):
         assert status == refused, f"{command}\n{output}"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_readmes_five_commands_lead_from_a_folder_of_anything_to_a_score(copy):
     # each used to be tested on its own only, with data and weights of the tests
     for package in ("tyro", "tokenizers", "transformers", "lm_eval", "pyarrow", "zstandard"):
@@ -254,17 +251,16 @@ def test_readmes_five_commands_lead_from_a_folder_of_anything_to_a_score(copy):
     steps = [[*words[1:], *(small if "train.py" in words else [])] for words in commands] + score
     assert [words[0] for words in steps[1:]] == ["train.py", "export.py", "-c", "export.py", "harness.py"]
     fill(copy / "mixed")
-    done = run([sys.executable, "-c", DRIVER], copy, input=json.dumps(steps))
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [status for status, _ in results] == [0] * len(steps), f"{results}\n{done.stderr}"
+    results = run_all(steps, copy)
+    assert [status for status, _ in results] == [0] * len(steps), results
     assert json.loads((copy / "data" / "text" / "meta.json").read_text())["tokenizer"] == "json"
     assert '"sonnets"' in (copy / "out-text" / "lm_eval.json").read_text()
 
 
-def test_the_quick_start_without_make_is_that_of_make(copy):
+def test_the_quick_start_without_make_is_that_of_make():
     # a page that gave other minutes, or none, would take longer than the two that it promises
     (four,) = re.findall(r"four commands:\n\n((?: {4}.*\n)+)", (ROOT / "docs" / "tour.md").read_text())
-    made = run(["make", "-n", "-o", "setup", "quickstart"], copy).stdout.replace(" --init_from=auto", "")
+    made = run(["make", "-n", "-o", "setup", "quickstart"], ROOT).stdout.replace(" --init_from=auto", "")
     commands = [re.findall(r"python (\S+[.]py.*)", text) for text in (four, made)]
     without, of_make = ([shlex.split(command) for command in each] for each in commands)
     assert len(of_make) == 4 and without == of_make
@@ -279,25 +275,23 @@ def fill(folder):
     (folder / "pages.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in pages[3].splitlines()))
 
 
-def test_no_warning_is_ours(copy):
-    # bins used to be left open
-    pytest.importorskip("tyro")
-    own = ["train.py", "--out_dir=out-strict", "--dataset=python_stdlib", *SHORT, "--gradient_accumulation_steps=1"]
-    steps = [
-        ["data/text/prepare.py", "--input=book.txt", "--tokenizer=byte", "--out_dir=data/strict"],
-        own,
-        [*own, "--init_from=resume", "--max_iters=3"],
-        ["sample.py", "--out_dir=out-strict", "--num_samples=1", "--max_new_tokens=3", "--device=cpu"],
-        ["plot.py", "out-strict"],
-        ["export.py", "out-strict", "strict"],
-    ]
-    done = run([sys.executable, "-W", "always", "-c", DRIVER], copy, input=json.dumps(steps))
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [status for status, _ in results] == [0] * len(steps), f"{results}\n{done.stderr}"
-    output = "".join((done.stderr, *(said for _, said in results)))
-    warned = re.findall(r"(?m)^(\S+):\d+: \w*Warning.*", output)  # PyTorch and others may warn of themselves
-    assert [path for path in warned if path.startswith(str(copy)) or not path.startswith("/")] == [], output
-    assert "Exception ignored" not in output and "ResourceWarning" not in output
+def test_scripts_know_every_flag_that_the_documents_give_them(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    parsed = 0
+    for script, *args in filter(None, (shortened(command) for command in COMMANDS if takes_settings(command))):
+        kind = args[0] if args and args[0] in kinds.KINDS else "ladder"
+        if script == "train.py":
+            configure(train.Settings(), args, "")
+        elif script == "sample.py":
+            configure(sample.Settings(), args, "", sample.ONLY_TRAINING, places=sample.PLACES)
+        elif not {*args[:1]} & bench.COMMANDS.keys():
+            kinds.read_settings(kind, args[args[:1] == [kind] :])
+        parsed += 1
+    assert parsed > 50
+
+
+def takes_settings(command):
+    return re.match("python (train|sample|bench)", command) and not why_not(command) and "--help" not in command
 
 
 def test_the_commands_are_found():

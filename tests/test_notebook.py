@@ -2,12 +2,11 @@
 
 import json
 import re
-import shutil
 
 import numpy as np
 import pytest
 
-from tests.launch import ROOT
+from tests.launch import ROOT, copied
 
 NOTEBOOK = ROOT / "docs" / "tour.ipynb"
 STEPS = "STEPS = 800 "
@@ -23,14 +22,7 @@ def ran(tmp_path_factory):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     for package in ("ipykernel", "matplotlib", "tyro"):
         pytest.importorskip(package)
-    root = tmp_path_factory.mktemp("copy") / "fusedgpt"
-    for name in ("fusedgpt", "config", "data/python_stdlib/prepare.py", *(file.name for file in ROOT.glob("*.py"))):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, root / name)
-    (root / "docs").mkdir()
+    root = copied(tmp_path_factory.mktemp("copy") / "fusedgpt")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     first = notebook.cells[1]
     assert first.source.startswith(STEPS)
@@ -43,6 +35,7 @@ def ran(tmp_path_factory):
     return notebook, root
 
 
+@pytest.mark.slow
 def test_every_cell_runs(ran):
     notebook, root = ran
     kinds = {output.output_type for cell in code_cells(notebook) for output in cell.outputs}
@@ -55,6 +48,7 @@ def test_every_cell_runs(ran):
     assert f"{record['attention']} was chosen" in said and said.count(": ok") >= 3 and "WRONG" not in said
 
 
+@pytest.mark.slow
 def test_the_pictures_are_of_causal_attention(ran):
     _, root = ran
     seen = np.load(root / "seen.npz")

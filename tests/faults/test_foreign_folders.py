@@ -16,8 +16,6 @@ from model import GPT
 from tests.conftest import Evil, assert_same_bytes, flags, hugging_face, small
 from tests.launch import ROOT, fails
 
-pytestmark = pytest.mark.slow
-
 WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
 ONE = "transformer.h.0.attn.c_attn.weight"
 EVIL = "import os; os.system('touch pwned')\n"
@@ -121,7 +119,7 @@ def pickled(folder):
     return folder / "pytorch_model.bin"
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "50 MB")) for n in REFUSED])
 def test_a_trap_is_refused(trap, name):
     spring, said = REFUSED[name]
     spring(trap)

@@ -1,21 +1,20 @@
 """Bad input of every kind. Whatever a user writes, the outcome is settings, a meta, or one sentence.
 
-FAULTS_CASES inputs (by default 100,000) are made from FAULTS_SEED: flags, config files, and the metas of
-data folders and checkpoints. Any exception but UserError fails, SystemExit too.
+FAULTS_CASES inputs (by default 20,000, and a few in make test) are made from FAULTS_SEED: flags, config files, and the
+metas of data folders and checkpoints. Any exception but UserError fails, SystemExit too.
 """
 
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import pickle
 import random
 import typing
 
-import hypothesis
 import pytest
 import torch
-from hypothesis import strategies
 
 import configurator
 import sample
@@ -30,11 +29,15 @@ from model import GPTConfig
 from tests.faults.processes import SEED
 from tests.launch import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # a mutated config file may well deserve one
+pytestmark = pytest.mark.filterwarnings("ignore")  # a mutated config file may well deserve one
 
-CASES = int(os.environ.get("FAULTS_CASES", "100000"))
-SHARES = {"flags": 0.6, "config files": 0.25, "metas": 0.15}
+CASES = int(os.environ.get("FAULTS_CASES", "20000"))
 CPU = torch.device("cpu")
+
+
+def few_or_many(share):
+    """Run a test with a few cases, and in the slow tier with its `share` of CASES."""
+    return pytest.mark.parametrize("cases", [200, pytest.param(int(share * CASES), marks=pytest.mark.slow)])
 
 
 def tried(call, got, what=None):
@@ -90,16 +93,10 @@ TEXTS += ["=", "--", "-", "scratch", "resume", "gpt2", "gpt5", "char", "256-16-0
 
 def value(rng):
     """Text that a flag may be given: of any setting, or nonsense."""
-    kind = rng.randrange(10)
-    if kind < 4:
-        return rng.choice(NUMBERS)
-    if kind < 6:
-        return str(rng.choice((rng.randrange(100), rng.random(), rng.randrange(10**6), rng.uniform(-2, 2))))
-    if kind < 7:
-        return rng.choice(CHOICES)
-    if kind < 9:
-        return rng.choice(TEXTS)
-    return "".join(chr(rng.choice((rng.randrange(1, 128), rng.randrange(0x11_0000)))) for _ in range(rng.randrange(9)))
+    number = rng.choice((rng.randrange(100), rng.random(), rng.randrange(10**6), rng.uniform(-2, 2)))
+    noise = "".join(chr(rng.choice((rng.randrange(1, 128), rng.randrange(0x11_0000)))) for _ in range(rng.randrange(9)))
+    kinds = (rng.choice(NUMBERS), str(number), rng.choice(CHOICES), rng.choice(TEXTS), noise)
+    return rng.choices(kinds, (4, 2, 1, 2, 1))[0]
 
 
 def fitting(rng, annotation):
@@ -107,12 +104,7 @@ def fitting(rng, annotation):
     options = typing.get_args(annotation)
     if options:
         return str(rng.choice(options)) if typing.get_origin(annotation) is typing.Literal else fitting(rng, options[0])
-    some = {
-        bool: ("True", "False"),
-        int: (1, 2, 64, rng.randrange(5000)),
-        float: (0, 0.5, rng.random()),
-        str: ("x", "cpu"),
-    }
+    some = {bool: ("True", "False"), int: (1, 64, rng.randrange(5000)), float: (0, rng.random()), str: ("x", "cpu")}
     return str(rng.choice(some[annotation]))
 
 
@@ -144,17 +136,27 @@ def right_types(s):
     return True
 
 
-def test_flags(tell):
-    rng, valid, cases = random.Random(SEED), 0, int(SHARES["flags"] * CASES)
+def fuzz(cases, make):
+    """Give scripts what `make(rng, settings)` makes: (arguments, what they are). How many of the cases were valid."""
+    rng, valid = random.Random(SEED), 0
     for _ in range(cases):
         script, settings = rng.choice(SCRIPTS)
-        args = [flag(rng, settings) for _ in range(rng.randrange(1, 5))]
-        s = tried(script, args)
+        args, what = make(rng, settings)
+        s = tried(script, args, what)
         if s is not None:
             valid += 1
-            assert right_types(s), args
-    tell(f"{cases:,} command lines, {valid:,} of them valid")
+            assert right_types(s), what
     assert 0.05 * cases < valid < 0.95 * cases  # both sides have to be fuzzed
+    return valid
+
+
+@few_or_many(0.6)
+def test_flags_become_settings_or_one_sentence(tell, cases):
+    def make(rng, settings):
+        args = [flag(rng, settings) for _ in range(rng.randrange(1, 5))]
+        return args, args
+
+    tell(f"{cases:,} command lines, {fuzz(cases, make):,} of them valid")
 
 
 EXPRESSIONS = """0 | 1 | -1 | 2.5 | True | False | None | 'auto' | 'cpu' | 'sdpa' | 'gelu' | 32 | 64 | 0.1 | 1e-3
@@ -166,36 +168,19 @@ __import__('fractions').Fraction(1, 2) | type('T', (), {})() | type('T', (), {'_
 type('T', (int,), {'__eq__': None})(3) | type('T', (str,), {'__eq__': lambda s, o: []})()
 type('T', (), {'__eq__': lambda s, o: 1 / 0})() | type('T', (), {'__str__': lambda s: exit()})()"""
 EXPRESSIONS = [expression.strip() for line in EXPRESSIONS.splitlines() for expression in line.split(" | ")]
-STATEMENTS = [
-    "exit()",
-    "raise GeneratorExit",
-    "raise Exception(b'\\xff')",
-    "raise type('E', (BaseException,), {'__str__': None})",
-    "raise ExceptionGroup('x', [ValueError(1)])",
+STATEMENTS = ["exit()", "raise GeneratorExit", r"raise Exception(b'\xff')", "\0", "\ufeff", "'\udcff'", "return"]
+STATEMENTS += ["raise type('E', (BaseException,), {'__str__': None})", "raise ExceptionGroup('x', [ValueError(1)])"]
+STATEMENTS += [
     "def f(): return f()\nf()",
-    "assert False, 'x\\ny'",
-    "x = " + "(" * 300,
-    "x = " + "-" * 20_000 + "1",
-    "_x = " + "[" * 90 + "]" * 90,
+    r"assert False, 'x\ny'",
     "if True:\nx = 1",
     "\tx = 1\n  y = 2",
-    "return",
-    "# -*- coding: nonsense -*-",
-    "\0",
-    "\ufeff",
-    "'\udcff'",
-    "globals()[''] = 1",
-    "globals()[5] = 1",
-    "del batch_size",
-    "del __name__, __file__",
-    "globals().clear()",
-    "__builtins__ = {}",
     "import train",
-    "class batch_size: pass",
-    "with open(__file__) as dataset: pass",
-    "learning_rate *= 2; batch_size //= 2",
-    "batch_size, block_size = 4, 64",
 ]
+STATEMENTS += ["x = " + "(" * 300, "x = " + "-" * 20_000 + "1", "_x = " + "[" * 90 + "]" * 90, "__builtins__ = {}"]
+STATEMENTS += ["# -*- coding: nonsense -*-", "globals()[''] = 1", "globals()[5] = 1", "globals().clear()"]
+STATEMENTS += ["del batch_size", "del __name__, __file__", "class batch_size: pass", "batch_size, block_size = 4, 64"]
+STATEMENTS += ["with open(__file__) as dataset: pass", "learning_rate *= 2; batch_size //= 2"]
 OURS = sorted(file.read_bytes() for file in (ROOT / "config").glob("*.py"))
 
 
@@ -208,68 +193,60 @@ def config_file(rng, settings):
             # no *, because ** could make a power that takes an hour
             raw[at : at + rng.randrange(3)] = bytes(b for b in rng.randbytes(rng.randrange(3)) if b != ord("*"))
         return bytes(raw)
-    fields = [
-        rng.choice(FIELDS if rng.random() < 0.2 else dataclasses.fields(settings)) for _ in range(rng.randrange(4))
-    ]
-    lines = [f"{field.name} = {rng.choice(EXPRESSIONS)}" for field in fields]
+    choices = [FIELDS if rng.random() < 0.2 else dataclasses.fields(settings) for _ in range(rng.randrange(4))]
+    lines = [f"{rng.choice(fields).name} = {rng.choice(EXPRESSIONS)}" for fields in choices]
     if rng.random() < 0.4:
         lines.insert(rng.randrange(len(lines) + 1), rng.choice(STATEMENTS))
     return "\n".join(lines).encode(errors="surrogateescape")
 
 
-def test_config_files(tell, tmp_path):
-    rng, valid, cases = random.Random(SEED), 0, int(SHARES["config files"] * CASES)
-    for _ in range(cases):
-        script, settings = rng.choice(SCRIPTS)
+@few_or_many(0.25)
+def test_config_files_become_settings_or_one_sentence(tell, tmp_path, cases):
+    def make(rng, settings):
         raw = config_file(rng, settings)
         (tmp_path / "config.py").write_bytes(raw)
-        s = tried(script, [str(tmp_path / "config.py")], raw)
-        if s is not None:
-            valid += 1
-            assert right_types(s), raw
-    tell(f"{cases:,} config files, {valid:,} of them valid")
-    assert 0.05 * cases < valid < 0.95 * cases
+        return [str(tmp_path / "config.py")], raw
+
+    tell(f"{cases:,} config files, {fuzz(cases, make):,} of them valid")
 
 
 # metas
 
-LEAVES = (
-    strategies.none()
-    | strategies.booleans()
-    | strategies.integers()
-    | strategies.sampled_from([0, -1, 1, 65, 2**24, 2**24 + 1, 2**32, 10**30, 10**4000])
-    | strategies.floats()
-    | strategies.text(strategies.characters(codec=None), max_size=3)
-    | strategies.binary(max_size=3)
-)
-THINGS = strategies.recursive(
-    LEAVES,
-    lambda inner: (
-        strategies.lists(inner, max_size=3)
-        | strategies.dictionaries(strategies.text(max_size=2) | strategies.integers(), inner, max_size=3)
-        | strategies.tuples(inner, inner)
-    ),
-    max_leaves=6,
-)
-GOOD = strategies.builds(
-    lambda itos: {"tokenizer": "char", "vocab_size": len(itos), "itos": itos, "dtype": "uint16", "tokens": {"val": 3}},
-    strategies.lists(strategies.text(min_size=1, max_size=1) | strategies.none(), min_size=1, max_size=4),
-) | strategies.sampled_from([{"tokenizer": kind, "vocab_size": 256} for kind in (*KINDS, "unknown")])
-ONE_WRONG = strategies.builds(
-    lambda meta, name, thing: meta | {name: thing},
-    GOOD,
-    strategies.sampled_from(["tokenizer", "vocab_size", "itos", "stoi", "dtype", "tokens", "source"]),
-    THINGS,
-)
-DAMAGE = strategies.lists(strategies.tuples(strategies.integers(0, 400), strategies.binary(max_size=2)), max_size=3)
+THINGS = [None, True, 0, -1, 1, 65, 2**24, 2**24 + 1, 2**32, 10**30, 10**4000, 0.5, float("nan"), "", "a", "\udcff"]
+THINGS += [
+    b"x",
+    [],
+    {},
+    (1, 2),
+    [[]],
+    ["a", None],
+    [1],
+    ["ab"],
+    {"a": 0},
+    {"val": 3},
+    {"val": "x"},
+    {1: [{}]},
+    "uint16",
+]
+ITOS = [["a"], ["a", None, "b"], [None], ["\n", "é", "\udcff"], [str(n) for n in range(10)]]
+GOOD = [{"tokenizer": "char", "vocab_size": len(itos), "itos": itos, "tokens": {"val": 3}} for itos in ITOS]
+GOOD += [{"tokenizer": kind, "vocab_size": 256} for kind in (*KINDS, "unknown")]
+FIELDS_OF_A_META = ["tokenizer", "vocab_size", "itos", "stoi", "dtype", "tokens", "source"]
 
 
-def damaged(raw, damage):
-    """`raw` with the bytes of `damage` over its own."""
+def some_meta(rng):
+    """A meta that is good, or has a field or two that are not, or no meta at all."""
+    if rng.random() < 0.1:
+        return rng.choice(THINGS)
+    return rng.choice(GOOD) | {rng.choice(FIELDS_OF_A_META): rng.choice(THINGS) for _ in range(rng.randrange(3))}
+
+
+def damaged(rng, raw):
+    """`raw`, some bytes of which are others in a third of all cases."""
     raw = bytearray(raw)
-    for at, new in damage:
-        at %= len(raw) + 1
-        raw[at : at + len(new)] = new
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        at = rng.randrange(len(raw))
+        raw[at : at + 2] = rng.randbytes(rng.randrange(3))
     return bytes(raw)
 
 
@@ -283,45 +260,28 @@ def use(meta):
             assert all(0 <= id < tokenizer.vocab_size for id in tried(tokenizer.encode, text, meta) or ())
 
 
-def test_metas(tell, tmp_path):
-    counts = {"checkpoint": 0, "meta.json": 0, "meta.pkl": 0, "valid": 0}
-    cases = int(SHARES["metas"] * CASES) - 2  # and the two deep ones
+@pytest.mark.slow
+def test_metas_are_read_or_refused_in_one_sentence(tell, tmp_path):
+    rng, valid, cases = random.Random(SEED), 0, int(0.15 * CASES)
 
     def read(what):
-        route, meta, damage = what
+        route, meta = what
         if route == "checkpoint":
             return dataset.meta_of_checkpoint(ROOT, {"meta": meta, "config": {"dataset": "no such"}})
         for name in ("meta.json", "meta.pkl"):
             (tmp_path / name).unlink(missing_ok=True)
         raw = pickle.dumps(meta) if route == "meta.pkl" else json.dumps(meta, default=repr).encode()
-        (tmp_path / route).write_bytes(damaged(raw, damage))
+        (tmp_path / route).write_bytes(damaged(rng, raw))
         return dataset.read_meta(tmp_path)
 
-    def one(route, meta, damage=()):
-        counts[route] += 1
-        got = tried(read, (route, meta, damage))
-        if got is not None:
-            counts["valid"] += 1
-            use(got)
-
-    @hypothesis.seed(SEED)
-    @hypothesis.settings(
-        max_examples=cases, database=None, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
-    )
-    @hypothesis.given(
-        strategies.sampled_from(["checkpoint", "meta.json", "meta.pkl"]),
-        GOOD | ONE_WRONG | THINGS,
-        DAMAGE | strategies.just([]),
-    )
-    def many(route, meta, damage):
-        one(route, meta, damage)
-
-    many()
     deep = []
     for _ in range(10_000):
         deep = [deep]
-    one("checkpoint", deep)
-    one("checkpoint", {"tokenizer": deep, "vocab_size": 10**5000})
-    by_route = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    tell(f"{sum(counts.values()) - counts['valid']:,} metas ({by_route})")
-    assert 0 < counts["valid"] < cases
+    made = ((rng.choice(("checkpoint", "meta.json", "meta.pkl")), some_meta(rng)) for _ in range(cases))
+    for what in itertools.chain(made, [("checkpoint", deep), ("checkpoint", {"tokenizer": deep, "vocab_size": 1})]):
+        got = tried(read, what)
+        if got is not None:
+            valid += 1
+            use(got)
+    assert 0.05 * cases < valid < 0.95 * cases
+    tell(f"{cases:,} metas, {valid:,} of them valid")

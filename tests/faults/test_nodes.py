@@ -14,12 +14,13 @@ import pytest
 
 from tests.conftest import assert_same_bytes, flags, rows, small, weights
 from tests.faults.torchrun import Torchrun
+from tests.launch import ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 TIMEOUT = 10  # --timeout: seconds that a process waits for another
 SLACK = 10  # most seconds from then to the message, on a busy machine
 BOUND = 90  # most seconds from the cable's return to the next step: TCP tells the far torchrun late
-SETTINGS = dict(max_iters=2000, eval_interval=50, eval_iters=2, dropout=0.1, gradient_accumulation_steps=2)
+SETTINGS = dict(max_iters=1000, eval_interval=50, eval_iters=2, dropout=0.1, gradient_accumulation_steps=2)
 INSIDE = ["unshare", "--user", "--map-root-user", "--net"]
 
 
@@ -73,10 +74,7 @@ def machines():
 
 def test_a_machine_is_cut_off_and_loses_power_and_nothing_is_lost(tmp_path, data, machines, tell):
     first, second = machines
-    settings = small(tmp_path / "whole", data, **SETTINGS)
-    whole = [machine.start(first, settings) for machine in machines]
-    finish(whole)
-
+    ranks(2, "train.py", *flags(small(tmp_path / "whole", data, **SETTINGS)))
     settings = small(tmp_path / "broken", data, **SETTINGS, init_from="auto", timeout=TIMEOUT)
     here, there = runs = [machine.start(first, settings) for machine in machines]
     try:
@@ -92,7 +90,8 @@ def test_a_machine_is_cut_off_and_loses_power_and_nothing_is_lost(tmp_path, data
         second.ip("link", "set", "eth0", "up")
         runs[1] = second.start(first, settings)
         back.append(wait_for_a_step(here))
-        finish(runs)
+        for run in runs:
+            assert run.ended(120) == 0, run.output[-5000:]
     finally:
         for run in runs:
             run.stop()
@@ -126,8 +125,3 @@ def lose_power(run):
     (worker,) = run.workers()
     for pid in (run.process.pid, worker):
         os.kill(pid, signal.SIGKILL)
-
-
-def finish(runs):
-    for run in runs:
-        assert run.ended(120) == 0, run.output[-5000:]

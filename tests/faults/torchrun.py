@@ -50,11 +50,6 @@ class Torchrun:
         self.wait_for("tokens per iteration", seconds)  # said once by each start
         self.wait_for("iter ", seconds)
 
-    def forget(self):
-        """Skip the lines that have come by now."""
-        while not self._lines.empty():
-            self._lines.get()
-
     def workers(self):
         """The process ids of the workers."""
         pid = self.process.pid
@@ -65,7 +60,8 @@ class Torchrun:
         deadline = time.monotonic() + seconds
         while True:
             if len(workers := self.workers() - dead) == number:
-                self.forget()
+                while not self._lines.empty():
+                    self._lines.get()
                 return workers
             assert time.monotonic() < deadline, f"no {number} new workers within {seconds} s:\n{self.output[-5000:]}"
             time.sleep(0.01)

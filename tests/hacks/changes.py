@@ -1,4 +1,4 @@
-"""Six changes that people make to a GPT after reading CONTRIBUTING.md: in each file, old text and new."""
+"""Changes that people make to a GPT after reading CONTRIBUTING.md: in each file, old text and new."""
 
 WEIGHT_NORM = {
     "train.py": [
@@ -45,7 +45,7 @@ EMBEDDING_SCALE = {
     ],
 }
 
-# ALiBi (arXiv:2108.12409) lowers scores by the distance. As a kernel: refused, because it computes another function
+# ALiBi (arXiv:2108.12409) lowers scores by the distance. As a kernel, it computes another function
 _ALIBI = """
 def alibi(q, k, v, dropout_p=0.0, documents=None, window=None):
     distances = torch.arange(k.size(2))[None] - torch.arange(k.size(2) - q.size(2), k.size(2))[:, None]
@@ -60,28 +60,6 @@ ALIBI_AS_A_KERNEL = {
     ],
     "fusedgpt/attention/table.py": [
         ('    "masked": Kernel', '    "alibi": Kernel((), "", "0.5", "*"),\n    "masked": Kernel')
-    ],
-}
-# as part of the model: saved with the weights
-ALIBI_IN_THE_MODEL = {
-    "fusedgpt/dimensions.py": [
-        (
-            "    n_embd: int = 768  # channels, the width of the model\n",
-            "    n_embd: int = 768  # channels, the width of the model\n"
-            "    alibi: bool = False  # scores fall with the distance\n",
-        ),
-        ('COUNTED = (*FAMILIES, "document_start")', 'COUNTED = (*FAMILIES, "document_start", "alibi")'),
-    ],
-    "model.py": [
-        ("\n\nclass CausalSelfAttention(nn.Module):", f"\n{_ALIBI}\n\nclass CausalSelfAttention(nn.Module):"),
-        (
-            "        self.window, self.dropout = window, config.dropout\n",
-            "        self.window, self.dropout, self.alibi = window, config.dropout, config.alibi\n",
-        ),
-        (
-            "        attend = functools.partial(self.attend, **masks)\n",
-            "        attend = functools.partial(alibi if self.alibi else self.attend, **masks)\n",
-        ),
     ],
 }
 
