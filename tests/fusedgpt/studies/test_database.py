@@ -7,7 +7,7 @@ import pytest
 from fusedgpt.errors import UserError
 from fusedgpt.studies import database
 
-pytest.importorskip("optuna")
+optuna = pytest.importorskip("optuna")
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,16 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pymysql", None)
     with pytest.raises(UserError, match="pymysql for MySQL"):
         database.connect("mysql://me@host/db", print)
+
+
+def test_a_trial_that_is_queued_again_keeps_its_settings_and_its_variant():
+    study = optuna.create_study()
+    trial = study.ask()
+    rate = trial.suggest_float("learning_rate", 0, 1)
+    trial.set_user_attr("variant", "a")
+    database.queue_again(study, study.tell(trial, state=optuna.trial.TrialState.FAIL))
+    again = study.ask()
+    assert again.suggest_float("learning_rate", 0, 1) == rate and again.user_attrs == {"variant": "a"}
 
 
 def test_passwords_stay_out_of_the_design():

@@ -32,7 +32,7 @@ def test_an_outlook_names_the_variant_that_cannot_run(tmp_path):
 
 
 def test_each_run_and_each_complete_seed_get_a_line(tmp_path, capsys):
-    one = plan(seeds=[1, 2, 3])
+    one = plan(seeds=[1, 2, 3, 4])
     told = progress.Progress(one, tmp_path / "study", done=0)
     for job in runner.order(one):
         run(tmp_path, one, jobs=[job])
@@ -40,4 +40,4 @@ def test_each_run_and_each_complete_seed_get_a_line(tmp_path, capsys):
     told.close()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("learning_rate=0.01 with seed 1: val_loss 1.1")
-    assert [n for n, line in enumerate(lines) if line.startswith("so far: learning_rate=0.1 ")] == [4]
+    assert [n for n, line in enumerate(lines) if line.startswith("so far: learning_rate=0.1 ")] == [4, 7]
