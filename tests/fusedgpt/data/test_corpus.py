@@ -6,7 +6,6 @@ import gzip
 import importlib.metadata
 import json
 import os
-import random
 import struct
 import sys
 
@@ -19,7 +18,6 @@ from fusedgpt.data import corpus, decoding, encoding, tables
 from fusedgpt.data.corpus import Files
 from fusedgpt.errors import UserError
 from tests.documents import pdf
-from tests.launch import process
 
 TEXTS = ["one\nline more", 'with "quotes", commas', "", "äöü 漢字", "007", "NA", "2020-01-01", "null"]
 
@@ -239,23 +237,6 @@ def test_parquet_is_read_in_small_batches_without_reading_ahead(tmp_path, monkey
     with open(table(tmp_path / "a.parquet"), "rb") as file:
         assert [row["text"] for row in tables.parquet_rows(file, "text")] == TEXTS
     assert made == [{"buffer_size": tables.BUFFER, "pre_buffer": False}]
-
-
-@pytest.mark.slow  # two processes that read 60 MB; the test above has the way of reading
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_a_parquet_file_of_one_row_group_is_not_read_ahead(tmp_path):
-    # the default of pyarrow held the whole row group, which can be the whole file
-    peaks = []
-    for thousands in (10, 60):
-        texts = [random.Random(n).randbytes(500).hex() for n in range(1000 * thousands)]
-        parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=10**6)
-        code = "import re; from pathlib import Path; from fusedgpt.data.corpus import Files;"
-        code += f"print(sum(1 for _ in Files([Path({str(tmp_path / 'a.parquet')!r})]).fragments()));"
-        code += "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"  # KiB, at the peak
-        rows, peak = map(int, process("-c", code).stdout.split())
-        assert rows == 1000 * thousands
-        peaks.append(peak)
-    assert peaks[1] - peaks[0] < 25 * 1024  # of 50 MB more
 
 
 def test_a_data_set_of_the_hub_is_its_column_text(tmp_path):

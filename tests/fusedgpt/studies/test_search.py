@@ -16,9 +16,9 @@ from fusedgpt.machine import files
 from fusedgpt.runs.metrics import read_metrics
 from fusedgpt.studies import command, database, design, outcomes, runner, search
 from fusedgpt.studies.runner import Stopped
-from tests.conftest import TINY, wait_for
+from tests.conftest import TINY
 from tests.fusedgpt.studies import fakes, workers
-from tests.fusedgpt.studies.workers import finish, work
+from tests.fusedgpt.studies.workers import work
 from tests.launch import FORKS, script
 
 optuna = pytest.importorskip("optuna")
@@ -227,37 +227,16 @@ def test_workers_share_the_trials_of_a_search(tmp_path, code):
     assert collections.Counter(asked) == {"auto": 1, "settled": 4}
 
 
-@pytest.mark.slow  # processes that import PyTorch and Optuna, as in the next two
-def test_workers_with_folders_of_their_own_have_all_values(tmp_path, code):
+def test_workers_with_folders_of_their_own_have_all_values(tmp_path, code, here):
     url = f"sqlite:///{tmp_path / 'shared.db'}"
     folders = [tmp_path / where / "study" for where in ("here", "there")]
-    flags = (RATE, "--trials=6", "--seed=1,2", f"--storage={url}")
-    finish([workers.start(folder, code, *flags) for folder in folders])
-    here, there = map(outcomes.read, folders)
-    assert here.values() == there.values() and len(here.outcomes) == 12
-    for results in (here, there):
-        assert {each.status for each in results.outcomes} == {"finished"}
-        assert 0 < sum(each.run is not None for each in results.outcomes) < 12
-    assert sum(each.run is not None for each in (*here.outcomes, *there.outcomes)) == 12  # nothing ran twice
-    assert len(trials(url)) == 6
-
-
-@pytest.mark.slow
-def test_a_killed_workers_trial_is_done_by_another_once(tmp_path, code):
-    url = f"sqlite:///{tmp_path / 'shared.db'}"
-    flags = (RATE, "--trials=4", f"--storage={url}")
-    killed = workers.start(tmp_path / "study", code, *flags, pause=0.05)
-    first = outcomes.folder_of(tmp_path / "study", "learning_rate=0.001", 1)
-    wait_for(first / "ckpt.pt", 60)
-    killed.kill()
-    killed.communicate()
-    finish([workers.start(tmp_path / "study", code, *flags) for _ in range(2)])
-    found = trials(url)
-    assert len(found) == len(set(names(found))) == 4 and {each.state.name for each in found} == {"COMPLETE"}
-    results = outcomes.read(tmp_path / "study")
-    assert [each.status for each in results.outcomes] == ["finished"] * 4
-    settings = {each.variant: each.run.record["settings"] for each in results.outcomes}
-    assert settings["learning_rate=0.001"]["init_from"] == "resume"
+    flags = (RATE, "--seed=1,2", "--max_iters=3", f"--storage={url}")
+    work(folders[0], code, *flags, "--trials=1")
+    both = [work(folder, code, *flags, "--trials=3") for folder in folders[::-1]]
+    assert both[0].values() == both[1].values() and [len(each.outcomes) for each in both] == [6, 6]
+    assert {each.status for results in both for each in results.outcomes} == {"finished"}
+    assert [sum(each.run is not None for each in results.outcomes) for results in both] == [4, 2]  # nothing ran twice
+    assert len(trials(url)) == 3
 
 
 def test_a_trial_that_a_dead_worker_only_took_is_not_lost(tmp_path, code, here, monkeypatch):
@@ -271,24 +250,8 @@ def test_a_trial_that_a_dead_worker_only_took_is_not_lost(tmp_path, code, here, 
     results = work(tmp_path / "study", code, *flags)
     assert [each.status for each in results.outcomes] == ["finished"] * 2
     assert names(trials(url)) == ["learning_rate=0.001", "learning_rate=0.002"]
-
-
-@pytest.mark.slow
-def test_workers_share_a_grid(tmp_path, code):
-    url = f"sqlite:///{tmp_path / 'shared.db'}"
-    flags = ("--learning_rate=1e-3,1e-2", "--optimizer=adamw,muon", "--seed=1,2", f"--storage={url}")
-    finish([workers.start(tmp_path / "study", code, *flags) for _ in range(2)])
-    results = outcomes.read(tmp_path / "study")
-    assert [each.status for each in results.outcomes] == ["finished"] * 8
-    found = trials(url)
-    assert names(found) == sorted(results.design.variants) and len(found) == 4
-    assert {(each.params["learning_rate"], each.params["optimizer"]) for each in found} == {
-        (rate, optimizer) for rate in (1e-3, 1e-2) for optimizer in ("adamw", "muon")
-    }
-    lines = (tmp_path / "study" / "outcomes.jsonl").read_text().splitlines()
-    assert len(lines) == 8
     with pytest.raises(UserError, match="variants was"):
-        work(tmp_path / "study", code, "--learning_rate=1e-3,1e-2,1e-1", *flags[1:])
+        work(tmp_path / "study", code, "--learning_rate=1e-3,2e-3,3e-3", *flags[1:])
 
 
 def lock(folder, shared):
