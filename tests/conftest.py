@@ -151,6 +151,12 @@ def small_run(finished):
     return finished("gpt2")
 
 
+@pytest.fixture
+def done(small_run, tmp_path):
+    """A copy of `small_run`."""
+    return shutil.copytree(small_run, tmp_path / "done")
+
+
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory, small_run):
     """`small_run`, exported for transformers. Tests only read it."""
@@ -192,6 +198,11 @@ def rows(out_dir, kind="train"):
     """The rows of one kind in a run's metrics.jsonl."""
     lines = (pathlib.Path(out_dir) / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if row["kind"] == kind]
+
+
+def record(out_dir):
+    """What a run's run.json holds."""
+    return json.loads((pathlib.Path(out_dir) / "run.json").read_text())
 
 
 def wait_for(path, seconds=10):

@@ -193,7 +193,7 @@ def test_a_run_of_muon_goes_on_divided_or_not(tmp_path, data):
     again = ("--init_from=resume", f"--out_dir={out}", "--max_iters=2")
     refused = fails("train.py", *again, "--optimizer=adamw")
     assert "optimizer=adamw cannot use the state of muon: resume with --optimizer=muon" in refused
-    resumed(out, 2, "--max_iters=2", "--parallel=ddp", inside=FLOAT32)
+    resumed(out, 2, "--max_iters=2", "--parallel=ddp", "--check_interval=1", inside=FLOAT32)
     resumed(out, 4, "--max_iters=3", "--parallel=fsdp", "--shard_size=2", inside=FLOAT32)
     assert_same_run(out, one)
     assert_close_state(out, one)

@@ -1,0 +1,229 @@
+"""What a run that goes on keeps, and what it says if it is given something else."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import train
+from fusedgpt.data import prepare
+from fusedgpt.errors import UserError
+from fusedgpt.runs import checkpoint
+from tests.conftest import (
+    LLAMA,
+    as_nanogpt_wrote,
+    as_we_wrote_before_activation,
+    as_we_wrote_before_families,
+    assert_same_bytes,
+    checkpoint_of,
+    flags,
+    record,
+    rows,
+    run,
+    small,
+    weights,
+)
+from tests.launch import fails, script
+
+
+def flagged(out_dir, *args):
+    """The command line that resumes `out_dir`."""
+    return ("train.py", "--init_from=resume", f"--out_dir={out_dir}", *args)
+
+
+def from_its_end(data, folder):
+    """A copy of `data` whose validation text is read from its end, and the digests of both."""
+    mine = shutil.copytree(data, folder)
+    was, ids = json.loads((mine / "meta.json").read_text()), np.fromfile(mine / "val.bin", "<u2")
+    splits = {"train": [np.fromfile(mine / "train.bin", "<u2")], "val": [ids[::-1]]}
+    prepare.write(mine, splits, "the same from its end", tokenizer="char", vocab_size=65, itos=was["itos"])
+    return mine, was["sha256"]["val"], hashlib.sha256(ids[::-1].tobytes()).hexdigest()
+
+
+def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tmp_path, data):
+    # `--init_from=resume --out_dir=X` alone used to switch to OpenWebText and 600,000 iterations
+    options = dict(dropout=0.1, learning_rate=3e-3)
+    whole = run(tmp_path / "whole", data, max_iters=4, **options)
+    half = run(tmp_path / "half", data, max_iters=2, **options)
+    moved = half.rename(tmp_path / "moved")
+    said = script(*flagged(moved, "--max_iters=4")).stdout
+    assert "resuming with max_iters=4; it was 2" in said and said.count("resuming with") == 1
+    assert_same_bytes(weights(moved), weights(whole))
+    assert not half.exists()
+    (tmp_path / "slower.py").write_text("learning_rate = 1e-4\n")
+    said = script(*flagged(moved, tmp_path / "slower.py", "--max_iters=5")).stdout
+    assert "resuming with learning_rate=0.0001; it was 0.003" in said
+
+
+def test_config_files_run_once_though_settings_come_from_a_checkpoint(tmp_path, data):
+    # if `learning_rate *= 2` ran on the checkpoint's settings, every restart would double the learning rate
+    (tmp_path / "config.py").write_text("learning_rate *= 2\nlr_decay_iters = max_iters + 7\n")
+    begin = flags(small(tmp_path / "out", data))
+    kept = [flag for flag in begin if not flag.startswith(("--learning_rate", "--lr_decay_iters"))]
+    for max_iters in (1, 2):
+        script("train.py", tmp_path / "config.py", *kept, "--init_from=auto", f"--max_iters={max_iters}")
+        settings = record(tmp_path / "out")["settings"]
+        assert (settings["learning_rate"], settings["lr_decay_iters"]) == (2 * 6e-4, 600_007)
+    assert len(rows(tmp_path / "out")) == 2
+
+
+@pytest.mark.parametrize(
+    ("activation", "rewrite", "asked", "says"),
+    [
+        ("gelu", dict, {}, 0),
+        ("gelu", as_nanogpt_wrote, {}, 1),  # it silently went on with GPT-2's tanh form, another function
+        ("gelu_tanh", as_nanogpt_wrote, dict(activation="gelu_tanh"), 0),
+        ("gelu_tanh", as_we_wrote_before_activation, {}, 0),
+        ("gelu_tanh", as_we_wrote_before_families, {}, 0),
+    ],
+)
+def test_a_run_goes_on_with_its_activation(tmp_path, data, capsys, activation, rewrite, asked, says):
+    options = dict(activation=activation, vocab_multiple=1)
+    whole = run(tmp_path / "whole", data, max_iters=3, **options)
+    half = run(tmp_path / "half", data, max_iters=1, **options)
+    torch.save(rewrite(checkpoint_of(half)), half / "ckpt.pt")
+    capsys.readouterr()
+    for max_iters in (2, 3):  # from 2 on it is a checkpoint of ours
+        run(half, data, max_iters=max_iters, init_from="resume", **asked)
+    said = capsys.readouterr().out
+    assert said.count(checkpoint.NANOGPTS_ACTIVATION) == says and "resuming with activation" not in said
+    assert checkpoint_of(half)["extra_model_args"]["activation"] == activation
+    assert_same_bytes(weights(half), weights(whole))
+
+
+def test_a_llama_goes_on_as_one_and_not_as_what_is_asked_for(tmp_path, finished, data, capsys):
+    # weights decide the family: flags of another used to be nothing that a checkpoint knows
+    out = shutil.copytree(finished("llama"), tmp_path / "out")
+    run(out, data, max_iters=11, init_from="resume", **LLAMA | {"window": 3, "norm": "layernorm"})
+    said = capsys.readouterr().out
+    assert "window=8, as in the weights of init_from=resume" in said
+    assert "norm=rmsnorm, as in the weights of init_from=resume" in said
+    assert record(out)["settings"]["window"] == 8
+    for folder in (finished("llama"), out):
+        assert {name: checkpoint_of(folder)["extra_model_args"][name] for name in LLAMA} == LLAMA
+
+
+def test_a_resumed_run_takes_its_own_weight_decay_and_betas(done, data, capsys):
+    # the optimizer's saved state holds them too, and used to win silently
+    run(done, data, max_iters=11, init_from="resume", weight_decay=0.3, beta2=0.9)
+    decayed, others = checkpoint_of(done)["optimizer"]["param_groups"]
+    assert (decayed["weight_decay"], others["weight_decay"], decayed["betas"]) == (0.3, 0.0, (0.9, 0.9))
+    assert "resuming with weight_decay=0.3; it was 0.1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("was", "now"), [("gpt2", "muon"), ("muon", "adamw")])
+def test_a_run_goes_on_with_its_own_optimizer_only(tmp_path, finished, data, was, now):
+    # a new running mean in the middle of a run would be neither the old run nor a new one
+    out, was = shutil.copytree(finished(was), tmp_path / "out"), was.replace("gpt2", "adamw")
+    with pytest.raises(UserError, match=f"optimizer={now} cannot use the state of {was}: resume .*={was}"):
+        run(out, data, max_iters=11, optimizer=now, init_from="resume")
+    assert len(rows(out)) == 10
+
+
+def test_a_run_that_goes_on_with_another_text_says_so(tmp_path, done, data, capsys):
+    # a text prepared anew, of the same size, was trained on without a word
+    run(done, shutil.copytree(data, tmp_path / "copy"), max_iters=11, init_from="resume")
+    assert "resuming with another" not in capsys.readouterr().out
+    mine, was, now = from_its_end(data, tmp_path / "mine")
+    run(done, mine, max_iters=12, init_from="resume")
+    said = capsys.readouterr().out
+    assert f"resuming with another val.bin, of SHA-256 {now[:12]}…; it was {was[:12]}…: validation losses from" in said
+    assert said.count("resuming with another") == 1
+    # a loss on the other text stayed the best for ever
+    assert checkpoint_of(done, "best.pt")["best_val_loss"] == rows(done, "eval")[-1]["val_loss"]
+
+
+def test_a_finished_run_is_not_evaluated_on_another_text_as_if_it_were_its_own(tmp_path, done, data):
+    # the last evaluation and the best checkpoint became another text's, and run.json still named the first
+    mine, _, _ = from_its_end(data, tmp_path / "data")
+    before = {file.name: file.read_bytes() for file in done.iterdir() if file.name != ".lock"}
+    with pytest.raises(UserError, match=r"is done, and val\.bin of .* to evaluate on it, give --eval_only"):
+        run(done, mine, init_from="resume")
+    for nothing_written in (dict(eval_only=True), dict(dry_run=True)):
+        run(done, mine, init_from="resume", **nothing_written)
+    assert before == {name: (done / name).read_bytes() for name in before}
+    run(done, mine, init_from="resume", max_iters=11)
+    assert len(rows(done)) == 11
+
+
+def test_a_best_loss_of_other_windows_is_forgotten(done, data, capsys):
+    # with another batch an evaluation reads other windows: a loss of easier ones stayed the best for ever
+    torch.save(checkpoint_of(done) | {"best_val_loss": 0.0, "best_iter": 5}, done / "ckpt.pt")
+    run(done, data, batch_size=8, eval_iters=2, max_iters=11, init_from="resume")  # as many
+    assert checkpoint_of(done)["best_val_loss"] == 0 and "of other windows" not in capsys.readouterr().out
+    run(done, data, batch_size=8, eval_iters=4, max_iters=12, init_from="resume")
+    assert "resuming with evaluations of other windows: the next one is the best" in capsys.readouterr().out
+    assert checkpoint_of(done)["best_val_loss"] == rows(done, "eval")[-1]["val_loss"]
+
+
+def test_a_run_trains_on_with_its_schedule(tmp_path, data):
+    # raising --max_iters as is said at a run's end used to learn nothing: lr_decay_iters stayed, and min_lr was 0
+    out = run(tmp_path / "out", data, max_iters=3, min_lr=0.0, lr_decay_iters=3)
+    before = weights(out)
+    config = tmp_path / "c.py"
+    config.write_text("max_iters = 3\nlr_decay_iters = 3")  # the file that began it names the old end
+    said = script(*flagged(out, config, "--max_iters=6")).stdout
+    assert "resuming with lr_decay_iters=6; it was 3: the schedule ends with the run (--lr_decay_iters=3" in said
+    longer = small(out, data, min_lr=0.0, lr_decay_iters=6)
+    assert [row["lr"] for row in rows(out)[3:]] == [train.learning_rate(it, longer) for it in (3, 4, 5)]
+    assert any(not torch.equal(w, before[name]) for name, w in weights(out).items())
+    # the same command goes on with what it did, and a flag of its own counts
+    assert "lr_decay_iters" not in script(*flagged(out, config, "--max_iters=6")).stdout.partition("resuming")[2]
+    own = (config, "--max_iters=7", "--lr_decay_iters=6")
+    assert "iteration lr_decay_iters=6 on, so nothing more would be learnt" in fails(*flagged(out, *own))
+    script(*flagged(out, *own, "--min_lr=1e-4"))
+    assert rows(out)[-1]["lr"] == 1e-4
+
+
+def test_a_run_trains_on_with_the_config_file_that_named_a_longer_schedule(tmp_path, data):
+    # the file's schedule began then, at a higher learning rate than that of the last step
+    config = tmp_path / "c.py"
+    config.write_text("max_iters = 100\nlr_decay_iters = 100")
+    out = run(tmp_path / "out", data, max_iters=3, lr_decay_iters=3)
+    said = script(*flagged(out, config, "--max_iters=5")).stdout
+    assert "resuming with lr_decay_iters=5; it was 3: the schedule ends with the run (--lr_decay_iters=3" in said
+    assert rows(out)[-1]["lr"] == train.learning_rate(4, small(out, data, lr_decay_iters=5))
+    script(*flagged(out, config, "--max_iters=6", "--lr_decay_iters=100"))
+    assert record(out)["settings"]["lr_decay_iters"] == 100
+
+
+def test_a_run_of_an_earlier_version_goes_on_to_its_end_at_a_rate_of_0(tmp_path, data, monkeypatch):
+    # it could neither be resumed nor evaluated at its end without a flag
+    with monkeypatch.context() as earlier:
+        earlier.setattr(train, "require_learning", lambda *_: None)
+        run(tmp_path, data, max_seconds=0, min_lr=0.0, lr_decay_iters=5)
+    assert len(rows(tmp_path)) < 10
+    for _ in range(2):  # to its end, and at its end
+        script(*flagged(tmp_path, "--max_seconds=None"))
+        assert len(rows(tmp_path)) == 10
+    assert "give --lr_decay_iters=11, or a --min_lr above 0" in fails(*flagged(tmp_path, "--max_iters=11"))
+
+
+def test_a_run_that_makes_no_step_says_so_and_records_none(done, data, capsys):
+    # it timed kernels for seconds, printed its last line as if it had trained, and run.json and report.html said that
+    # it had been made with what it was given afterwards
+    before, losses = (done / "run.json").read_text(), rows(done, "eval")
+    again = dict(init_from="resume", learning_rate=1e-4, batch_size=8, eval_iters=1)
+    run(done, data, **again)
+    said = capsys.readouterr().out
+    assert "all 10 iterations are done: raise --max_iters above that to train on" in said
+    assert "not used, because there is no step to make: batch_size=8, learning_rate=0.0001, eval_iters=1" in said
+    assert "resuming with" not in said
+    assert (done / "run.json").read_text() == before and rows(done, "eval") == losses
+    run(done, data, eval_only=True, **again)
+    assert (done / "run.json").read_text() == before and rows(done, "eval") == losses
+    capsys.readouterr()
+    run(done, data, max_iters=11, **again)
+    assert record(done)["settings"]["learning_rate"] == 1e-4 and "are done" not in capsys.readouterr().out
+
+
+def test_a_run_that_was_stopped_early_does_not_go_on_to_an_end_that_was_given_up(done, data):
+    saved = checkpoint_of(done)
+    saved["config"]["max_iters"] = 20  # as if it had been stopped half way
+    torch.save(saved, done / "ckpt.pt")
+    for lower in (10, 5):
+        run(done, data, init_from="resume", max_iters=lower)
+        assert len(rows(done)) == 10 and checkpoint_of(done)["iter_num"] == 10

@@ -1,0 +1,120 @@
+"""Runs whose attention stays within documents, `mask=document`: trained, resumed, evaluated, refused."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from fusedgpt.data import prepare
+from fusedgpt.errors import UserError
+from tests.conftest import LLAMA, assert_same_bytes, checkpoint_of, rows, run, weights
+from tests.launch import script
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory):
+    """A data folder of short documents: 65 ids, and one that ends each of them, after some ten tokens."""
+    folder, rng = tmp_path_factory.mktemp("stories"), np.random.default_rng(0)
+    ids = np.cumsum(rng.integers(-3, 4, 23_000)) % 65
+    ids[rng.random(23_000) < 0.1] = 65
+    meta = dict(tokenizer="char", vocab_size=66, itos=[*(chr(33 + i) for i in range(65)), None], end_of_text=65)
+    prepare.write(folder, {"train": [ids[:20_000]], "val": [ids[20_000:]]}, "stories", **meta)
+    return folder
+
+
+KERNELS_OF_A_CPU = ("manual", "blocked", "math", "masked")
+GENTLE_LLAMA = LLAMA | dict(learning_rate=1e-3)  # at the rate of `small`, a Llama's rounding grows
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [({}, (*KERNELS_OF_A_CPU, "flash", "across")), (GENTLE_LLAMA, KERNELS_OF_A_CPU)],
+    ids=["GPT-2", "Llama"],
+)
+def test_every_kernel_trains_to_the_same_loss_within_documents(tmp_path, stories, family, names):
+    losses = {}
+    for name in names:
+        how = dict(mask="document", attention=name) if name != "across" else dict(attention="manual")
+        losses[name] = [row["loss"] for row in rows(run(tmp_path / name, stories, max_iters=4, **family, **how))]
+    for name in losses.keys() - {"manual", "across"}:
+        assert losses[name] == pytest.approx(losses["manual"], rel=1e-4), name
+    saved = checkpoint_of(tmp_path / "masked")
+    assert saved["extra_model_args"]["document_start"] == 65
+    if "across" in names:
+        assert losses["across"] != pytest.approx(losses["manual"], rel=1e-3)
+        assert "document_start" not in checkpoint_of(tmp_path / "across")["extra_model_args"]
+
+
+def test_a_run_within_documents_goes_on_so_and_can_be_evaluated_otherwise(tmp_path, stories, capsys):
+    whole = run(tmp_path / "whole", stories, mask="document", max_iters=4)
+    half = run(tmp_path / "half", stories, mask="document", max_iters=2)
+    script("train.py", *["--init_from=resume", f"--out_dir={half}", "--max_iters=4"])  # as a user would
+    assert_same_bytes(weights(half), weights(whole))
+    within = rows(whole, "eval")[-1]["val_loss"]
+    capsys.readouterr()
+    for mask, differs in (("document", False), ("causal", True)):
+        run(whole, stories, init_from="resume", eval_only=True, mask=mask)
+        found = float(re.search(r"val loss ([\d.]+)", capsys.readouterr().out)[1])
+        assert (abs(found - within) > 2e-4) == differs, mask
+
+
+@pytest.mark.parametrize(("mask", "then"), [("causal", "document"), ("document", "causal")])
+def test_another_mask_begins_the_best_loss_anew(tmp_path, stories, capsys, mask, then):
+    # a loss across documents stayed the best of a run that had gone on within them: best.pt was never replaced
+    run(tmp_path, stories, mask=mask, max_iters=2)
+    saved = checkpoint_of(tmp_path) | {"best_val_loss": 0.0, "best_iter": 1}
+    saved["config"].pop("mask")  # as in checkpoints from before there was a mask
+    torch.save(saved, tmp_path / "ckpt.pt")
+    capsys.readouterr()
+    run(tmp_path, stories, init_from="resume", mask=then, max_iters=4, eval_interval=1)
+    said = capsys.readouterr().out
+    assert "resuming with mask" not in said
+    assert f"another mask, {then}: losses from here on cannot be compared with those before" in said
+    best = checkpoint_of(tmp_path, "best.pt")
+    evaluated = {row["iter"]: row["val_loss"] for row in rows(tmp_path, "eval") if row["iter"] >= 2}
+    assert best["best_val_loss"] == min(evaluated.values()) == evaluated[best["iter_num"]]
+
+
+def test_a_run_that_makes_no_step_keeps_its_mask(tmp_path, stories, capsys):
+    # its checkpoints and last evaluation became those of a model within documents, and run.json still said causal
+    run(tmp_path, stories, max_iters=1)
+    before, losses = checkpoint_of(tmp_path)["extra_model_args"], rows(tmp_path, "eval")
+    run(tmp_path, stories, init_from="resume", mask="document", max_iters=1)
+    assert "not used, because there is no step to make: mask='document'" in capsys.readouterr().out
+    assert checkpoint_of(tmp_path)["extra_model_args"] == before and rows(tmp_path, "eval") == losses
+
+
+def test_documents_that_end_with_another_id_are_refused(tmp_path, stories):
+    # the data's id replaced the one that the weights were trained with, in silence
+    run(tmp_path / "out", stories, mask="document", max_iters=1)
+    other = shutil.copytree(stories, tmp_path / "data")
+    meta = json.loads((other / "meta.json").read_text())
+    (other / "meta.json").write_text(json.dumps(meta | {"end_of_text": 64}))
+    with pytest.raises(UserError, match="begin with the id 65, but in the data documents end with the id 64"):
+        run(tmp_path / "out", other, mask="document", init_from="resume")
+    run(tmp_path / "out", other, mask="causal", init_from="resume", max_iters=2)
+
+
+def test_data_without_any_separator_say_that_the_mask_may_do_nothing(tmp_path, stories, capsys):
+    # nanoGPT's shakespeare has GPT-2's ids and not one <|endoftext|>: the mask hid nothing, and no line said so
+    run(tmp_path / "stories", stories, mask="document", max_iters=1)
+    assert "may do nothing" not in capsys.readouterr().out
+    for split in ("train", "val"):
+        np.tile(np.arange(65), 100).astype("<u2").tofile(tmp_path / f"{split}.bin")
+    run(tmp_path / "none", tmp_path, mask="document", max_iters=1, vocab_size=50257)
+    assert "mask=document may do nothing: the id 50256, which ends a document, is not among" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compile", [False, True])
+def test_flex_trains_within_documents_as_manual_does(tmp_path, stories, compile):
+    options = dict(n_head=1, n_embd=64, block_size=256, device="cuda", dtype="bfloat16", max_iters=30, mask="document")
+    losses = {}
+    for attention in ("manual", "flex"):
+        torch.compiler.reset()
+        losses[attention] = rows(run(tmp_path / attention, stories, attention=attention, compile=compile, **options))
+    assert losses["flex"][-1]["loss"] == pytest.approx(losses["manual"][-1]["loss"], rel=0.02)
+    assert losses["flex"][0]["loss"] == pytest.approx(losses["manual"][0]["loss"], rel=1e-3)
