@@ -176,12 +176,11 @@ def test_auto_times_on_what_is_near_the_fastest(told):
 
 
 @pytest.fixture
-def two_threads():
-    """Two threads for PyTorch. With one, as in all other tests, nothing is disturbed on "all threads"."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
+def two_threads(monkeypatch):
+    """PyTorch says that it has two threads. With one, as in all other tests, nothing is disturbed on "all threads"."""
+    threads = [2]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[0])
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: threads.__setitem__(0, n))
 
 
 @pytest.mark.usefixtures("two_threads")
