@@ -121,7 +121,7 @@ def test_the_legend_names_both_lines_of_each_run(tmp_path, axes):
     ],
 )
 def test_runs_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path, a, b, unit):
-    runs = some_run(tmp_path / "silent", *a), some_run(tmp_path / "b", *b)
+    runs = [some_run(tmp_path / "silent", *a), some_run(tmp_path / "b", *b)]
     if unit:
         assert plot.losses_in(runs) == unit
     else:
@@ -131,7 +131,7 @@ def test_runs_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path, a, b,
 
 def test_a_figure_in_bits_per_byte_says_so_or_which_run_has_none(tmp_path):
     # a $ in a name used to be a ParseFatalException
-    runs = some_run(tmp_path / r"a$\foo$", 1.4427), some_run(tmp_path / "b", 0.35)
+    runs = [some_run(tmp_path / r"a$\foo$", 1.4427), some_run(tmp_path / "b", 0.35)]
     plot.draw(runs, tmp_path / "both.svg", "loss")
     assert "bits per byte" in (tmp_path / "both.svg").read_text()
     with pytest.raises(UserError, match="silent has none"):
