@@ -12,7 +12,7 @@ import torch
 
 from fusedgpt.runs import checkpoint
 from model import GPT
-from tests.conftest import rows, run
+from tests.conftest import checkpoint_of, rows, run
 
 NANOGPT = os.environ.get("NANOGPT")
 pytestmark = pytest.mark.skipif(not NANOGPT, reason="NANOGPT names no clone of nanoGPT")
@@ -43,9 +43,10 @@ def logits(model):
     return model.eval()(IDX, IDX)[0]
 
 
-def tells_the_activations_apart(saved, want):
-    """The tolerance of 1e-5 below would see GPT-2's tanh form."""
-    return (logits(GPT.from_checkpoint(saved, activation="gelu_tanh")) - want).abs().max() > 1e-4
+def assert_has_the_logits(saved, want):
+    """Our model of the checkpoint `saved` has the logits `want`; with the tanh form of GELU it would have others."""
+    torch.testing.assert_close(logits(GPT.from_checkpoint(saved)), want, rtol=1e-5, atol=1e-5)
+    assert (logits(GPT.from_checkpoint(saved, activation="gelu_tanh")) - want).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -58,10 +59,7 @@ def test_nanogpts_checkpoint_opens_here_and_goes_on(nanogpt, tmp_path, data, cap
     state = {"model": theirs.state_dict(), "optimizer": optimizer.state_dict(), "model_args": args}
     state |= {"iter_num": 1, "best_val_loss": torch.tensor(9.0), "config": {"dataset": str(data), "bias": bias}}
     torch.save(state, tmp_path / "ckpt.pt")
-    saved = checkpoint.load(tmp_path / "ckpt.pt")
-    want = logits(theirs)
-    torch.testing.assert_close(logits(GPT.from_checkpoint(saved)), want, rtol=1e-5, atol=1e-5)
-    assert tells_the_activations_apart(saved, want)
+    assert_has_the_logits(checkpoint.load(tmp_path / "ckpt.pt"), logits(theirs))
     run(tmp_path, data, init_from="resume", max_iters=3, learning_rate=1e-3)
     assert [row["iter"] for row in rows(tmp_path)] == [1, 2]
     assert capsys.readouterr().out.count(checkpoint.NANOGPTS_ACTIVATION) == 1
@@ -70,13 +68,10 @@ def test_nanogpts_checkpoint_opens_here_and_goes_on(nanogpt, tmp_path, data, cap
 @pytest.mark.parametrize("bias", [True, False])
 def test_our_checkpoint_opens_in_nanogpt(nanogpt, tmp_path, data, bias):
     run(tmp_path, data, vocab_multiple=1, activation="gelu", bias=bias, max_iters=60, learning_rate=3e-2)
-    saved = torch.load(tmp_path / "ckpt.pt", map_location="cpu")
+    saved = checkpoint_of(tmp_path)
     theirs = nanogpt.GPT(nanogpt.GPTConfig(**saved["model_args"]))
     theirs.load_state_dict(saved["model"])
     optimizer = theirs.configure_optimizers(0.1, 1e-2, (0.9, 0.95), "cpu")
     optimizer.load_state_dict(saved["optimizer"])
-    ours = checkpoint.load(tmp_path / "ckpt.pt")
-    want = logits(GPT.from_checkpoint(ours))
-    torch.testing.assert_close(logits(theirs), want, rtol=1e-5, atol=1e-5)
-    assert tells_the_activations_apart(ours, want)
+    assert_has_the_logits(checkpoint.load(tmp_path / "ckpt.pt"), logits(theirs))
     assert saved["iter_num"] == 60 and saved["best_val_loss"] < 9 and saved["config"]["dataset"] == str(data)

@@ -5,8 +5,9 @@ import types
 import pytest
 
 from fusedgpt.data import tokenizer
+from fusedgpt.data.tokenizer import byte_characters
 from fusedgpt.interchange import tokenizer_json
-from tests.conftest import why_no_bpe
+from tests.fusedgpt.data.test_tokenizer import TEXT
 
 COMMIT = "a" * 40
 
@@ -30,23 +31,27 @@ def cached(tmp_path, monkeypatch):
 
 @pytest.fixture
 def shorter(monkeypatch):
-    """shorter(name): an encoding of tiktoken with its own pattern and special tokens, but GPT-2's first 3,000 tokens.
+    """shorter(name): an encoding of tiktoken with its own pattern and special tokens, but 400 tokens of a text here.
 
-    All 50,000 take seconds, and those of other encodings are not here. The project takes it for the whole encoding.
+    The project takes it for the whole encoding, whose file may not be here, and whose conversion takes seconds.
     """
-    if reason := why_no_bpe():
-        pytest.skip(reason)
     import tiktoken
+    import tokenizers
     from tiktoken_ext import openai_public
 
     def made(name, **changes):
-        ranks = tokenizer.tiktoken_bpe("gpt2")._mergeable_ranks
-        few = dict(sorted(ranks.items(), key=lambda each: each[1])[:3000])
+        bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+        bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+        trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+        bpe.train_from_iterator([TEXT, "don't (2000) (2000) (2000) we'll the 漢字 they \n\n  I'll"] * 9, trainer)
+        byte = {character: number for number, character in enumerate(byte_characters())}
+        ranks = {bytes(byte[c] for c in token): rank for token, rank in bpe.get_vocab().items()}
         for loader in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
-            monkeypatch.setattr(openai_public, loader, lambda *args, **kwargs: few)
-        bpe = tiktoken.Encoding(**getattr(openai_public, name)() | {"explicit_n_vocab": None} | changes)
+            monkeypatch.setattr(openai_public, loader, lambda *args, **kwargs: ranks)
+        few = tiktoken.Encoding(**getattr(openai_public, name)() | {"explicit_n_vocab": None} | changes)
         for module in (tokenizer, tokenizer_json):
-            monkeypatch.setattr(module, "tiktoken_bpe", lambda name: bpe)
-        return bpe
+            monkeypatch.setattr(module, "tiktoken_bpe", lambda name: few)
+        return few
 
     return made
