@@ -1,24 +1,17 @@
-"""The order of a campaign, that it goes on where it stopped, and that it leaves no process behind."""
+"""The order of a campaign, and that it goes on where it stopped."""
 
 import json
 import math
 import os
 import pathlib
-import re
 import runpy
-import signal
-import subprocess
-import sys
-import time
 import types
 
 import pytest
 import torch
 
-import bench
-from fusedgpt.bench import campaign, disturbance, kinds, ladder, options, rows
+from fusedgpt.bench import campaign, kinds, ladder, options
 from fusedgpt.errors import UserError
-from fusedgpt.machine import timing
 from tests.launch import ROOT
 
 CPU = torch.device("cpu")
@@ -294,173 +287,16 @@ def test_a_report_that_a_kill_prevented_is_drawn(tmp_path, monkeypatch):
     assert "; prefill: its report ended with status 1 after 2 s; ladder small: its report" in said
 
 
-def test_another_machine_goes_on_with_what_was_kept(tmp_path, monkeypatch):
-    keep = tmp_path / "keep"
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "one" / "graphs"))
-    (tmp_path / "one" / "graphs" / "aa").mkdir(parents=True)
-    (tmp_path / "one" / "graphs" / "aa" / "code.py").write_text("compiled")
-    machine = Machine(monkeypatch, tmp_path / "one" / "h200", rows_a_step=10)
-    machine.run(keep=str(keep))
-    written = (tmp_path / "one" / "h200" / "tests.json").read_bytes()
-
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "two" / "graphs"))
-    (tmp_path / "two" / "h200").mkdir(parents=True)
-    (tmp_path / "two" / "h200" / "tests.json").write_text("{}")  # of an older checkout
-    monkeypatch.setattr(campaign, "folder", lambda *_: tmp_path / "two" / "h200")
-    said, ran = machine.run(keep=str(keep))
-    assert [path.name for path in keep.iterdir()] == [f"{campaign.short_name(CPU)}.tar.gz"]
-    assert ran == [] and said.endswith("nothing is missing")  # machine.rows stand for rows.jsonl
-    assert (tmp_path / "two" / "h200" / "tests.json").read_bytes() == written
-    assert (tmp_path / "two" / "graphs" / "aa" / "code.py").read_text() == "compiled"
+def test_a_campaign_runs_every_test_that_needs_a_gpu(request):
+    needed = {item.path.stem for item in request.session.items if item.get_closest_marker("gpu")}
+    assert needed <= {f"test_{name}" for name in campaign.TESTS}
 
 
-def kept(monkeypatch, tmp_path, name):
-    """What another campaign on the same machine keeps, with results in a folder called `name`."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "graphs"))
-    return campaign.Kept(tmp_path / "keep", "h200", tmp_path / name)
-
-
-def test_a_copy_replaces_results_only_if_it_is_later(tmp_path, monkeypatch):
-    # the larger file won: rows of an older PyTorch replaced the few new ones
-    def write(name, text):
-        (tmp_path / name).mkdir(exist_ok=True)
-        (tmp_path / name / "rows.jsonl").write_text(text)
-
-    def read(name):
-        return (tmp_path / name / "rows.jsonl").read_text()
-
-    write("one", "many old rows")
-    kept(monkeypatch, tmp_path, "one").write()
-    kept(monkeypatch, tmp_path, "two").write()  # goes on from them
-    assert read("two") == "many old rows"
-    write("two", "few")
-    kept(monkeypatch, tmp_path, "two")  # an interrupted call kept nothing of these
-    assert read("two") == "few"
-    kept(monkeypatch, tmp_path, "two").write()
-    kept(monkeypatch, tmp_path, "one")
-    assert read("one") == "few"
-    write("three", "measured without a copy")
-    write("four", "")  # a fresh checkout
-    kept(monkeypatch, tmp_path, "three")
-    kept(monkeypatch, tmp_path, "four")
-    assert read("three") == "measured without a copy" and read("four") == "few"
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
-def test_a_copy_that_was_cut_is_set_aside(tmp_path, monkeypatch, capsys, share):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "rows.jsonl").write_bytes(os.urandom(9999))
-    kept(monkeypatch, tmp_path, "one").write()
-    tar = tmp_path / "keep" / "h200.tar.gz"
-    tar.write_bytes(tar.read_bytes()[: int(share * tar.stat().st_size)])
-    again = kept(monkeypatch, tmp_path, "two")
-    assert f"{tar} is damaged" in capsys.readouterr().out and not (tmp_path / "two").exists()
-    assert (tmp_path / "keep" / "h200.tar.gz.damaged").exists() and not tar.exists()
-    again.write()
-    assert tar.exists()
-
-
-def test_a_folder_that_cannot_be_written_is_refused_at_once_and_later_only_said(tmp_path, monkeypatch, capsys):
-    # the first step ran for nine minutes, and then the campaign ended
-    keep = tmp_path / "keep"
-    keep.write_text("a file")
-    machine = Machine(monkeypatch, tmp_path / "results", rows_a_step=10)
-    with pytest.raises(UserError, match=r"cannot write .*keep"):
-        machine.run(keep=str(keep))
-    assert machine.ran == []
-    keep.unlink()
-
-    def lose(*step):
-        if keep.is_dir():
-            keep.rmdir()
-            keep.write_text("the disk is gone")
-        return machine.step(*step)
-
-    monkeypatch.setattr(campaign, "_step", lose)
-    assert machine.run(keep=str(keep))[0].endswith("; nothing is missing")
-    assert "== not kept: cannot write " in capsys.readouterr().out
-
-
-def test_a_campaign_runs_every_test_that_needs_a_gpu():
+@pytest.mark.slow  # it collects all tests
+def test_each_test_file_of_a_campaign_has_tests_that_need_a_gpu():
     found = types.SimpleNamespace(
         pytest_collection_finish=lambda session: files.update(i.path.stem for i in session.items)
     )
     files = set()
     pytest.main(["-m", "gpu", "--collect-only", str(ROOT / "tests")], plugins=[found])
     assert files == {f"test_{name}" for name in campaign.TESTS}
-
-
-def test_a_step_that_takes_too_long_is_ended_with_its_children(tmp_path, capsys):
-    # bench.py's train.py would go on computing, and disturb whatever is measured next
-    child = f"import time, pathlib; time.sleep(2); pathlib.Path({str(tmp_path / 'late')!r}).write_text('')"
-    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    status, took = campaign._step("slow", ["-c", parent], 0.5, 1, math.inf)
-    assert status is None and 0.5 <= took < 2
-    assert "slow was killed at its limit after 0.5" in capsys.readouterr().out
-    time.sleep(2.5)
-    assert not (tmp_path / "late").exists()
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
-@pytest.mark.parametrize("ignored", [False, True])
-@pytest.mark.parametrize("name", ["SIGHUP", "SIGTERM"])
-def test_a_lost_session_ends_the_step_too(tmp_path, name, ignored):
-    # after SIGHUP the step went on alone, and disturbed the next campaign
-    late, number = tmp_path / "late", getattr(signal, name)
-    step = f"import time, pathlib; print('computing', flush=True); time.sleep({0.5 if ignored else 5})"
-    step += f"; pathlib.Path({str(late)!r}).write_text('')"
-    lines = ["import math, signal", "from fusedgpt.bench import campaign"]
-    lines += [f"signal.signal({number}, signal.SIG_IGN)"] * ignored
-    lines += ["campaign.end_with_steps()", f"campaign._step('slow', ['-c', {step!r}], 60, 1, math.inf)"]
-    pipes = dict(cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    with subprocess.Popen([sys.executable, "-c", "\n".join(lines)], **pipes) as process:
-        assert process.stdout.readline().startswith("== slow")
-        assert process.stdout.readline() == "computing\n"
-        process.send_signal(number)
-        assert process.wait(30) == (0 if ignored else 128 + number)
-        process.stdout.read()  # until the step, which has this pipe too, is gone
-    assert late.exists() == ignored
-
-
-def make(*args):
-    """`make gpu`; its output, whose last line is what counts."""
-    alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # `make test` runs this
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return subprocess.run(["make", "gpu", *args], cwd=ROOT, env=alone, check=False, **pipes).stdout
-
-
-def test_make_gpu_rehearsed(tmp_path, monkeypatch):
-    folder = tmp_path / "results"
-    folder.mkdir()
-    rehearsed = [f"PYTHON={sys.executable}", f"ARGS=--rehearse=True --results={folder}"]
-    passed = {"status": 0, "seconds": 1.0, "passed": 1, "failed": [], "skipped": [], "began": []}
-    ran = dict.fromkeys(campaign.TESTS, passed)  # by an earlier call
-    (folder / "tests.json").write_text(json.dumps({"of": campaign._of(CPU), "files": ran}))
-    short = make(rehearsed[0], f"{rehearsed[1]} --max_seconds={campaign.REPORT + 3 + campaign.LEAST + 5}").splitlines()
-    # a row of the ladder might take longer than is left
-    assert re.match(r"== numerics, \d+ rows: about \d+ s of \d\d s that are left$", short[0]), short
-    assert "missing: " in short[-1] and "max_batch (1 rows)" in short[-1], short
-
-    # the benchmarks in this process: they take seconds, and as long to start
-    def step(name, command, *times):
-        monkeypatch.setattr(rows, "BEGAN", time.monotonic())  # as in a process of its own
-        bench.main(command[1], command[2:])
-        return 0, 1.0
-
-    monkeypatch.setattr(campaign, "_step", step)
-    monkeypatch.setattr(campaign.signal, "signal", lambda *_: None)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(timing, "reference", lambda device: 1.0)  # a disturbed row is measured three times
-    monkeypatch.setattr(disturbance, "usage", lambda: (0, 0.0))
-    settings = campaign.Settings(rehearse=True, results=str(folder))
-    whole = campaign.run(settings, CPU, kinds.left)
-    assert whole.endswith("; nothing is missing"), whole
-    for kind in campaign.KINDS:
-        assert (folder / kind / "report.md").exists() and list((folder / kind).glob("*.png")), kind
-    again = make(*rehearsed).splitlines()
-    assert again == [whole]
-
-
-def test_make_gpu_says_what_to_install():
-    said = make(f"PYTHON={sys.executable} -S")  # without site-packages
-    assert "error: not installed: torch, numpy, tyro" in said and "-m pip install torch numpy tyro" in said

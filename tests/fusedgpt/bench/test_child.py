@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from fusedgpt.bench import child
+from fusedgpt.bench import child, ladder
 from fusedgpt.errors import UserError
 
 ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
@@ -39,11 +39,13 @@ def test_the_reason_is_the_sentence_or_the_exception_and_not_what_follows(
 
 
 @pytest.mark.parametrize("given", [{}, {"choose": "remembered"}])
-def test_what_auto_took_earlier_is_no_measurement(given, tmp_path, monkeypatch):
+def test_what_auto_took_earlier_is_no_measurement_and_variables_are_beside_ours(given, tmp_path, monkeypatch):
     # a kernel that was fastest beside another program, or with another driver, would be in every later row
-    commands, done = [], subprocess.CompletedProcess([], returncode=1, stderr="error: enough\n")
-    monkeypatch.setattr(child.subprocess, "run", lambda command, **_: commands.append(command) or done)
+    calls, done = [], subprocess.CompletedProcess([], returncode=1, stderr="error: enough\n")
+    monkeypatch.setattr(child.subprocess, "run", lambda command, env, **_: calls.append((command, env)) or done)
+    monkeypatch.setenv("TORCHINDUCTOR_CUDAGRAPHS", "1")
     with pytest.raises(ChildProcessError, match="enough"):
-        child.run(given, tmp_path / "run")
-    (command,) = commands
+        child.run(given, tmp_path / "run", variables=ladder.USUAL)
+    ((command, env),) = calls
     assert [word for word in map(str, command) if word.startswith("--choose")] == ["--choose=again"]
+    assert ladder.USUAL.items() <= env.items() and env["PATH"]

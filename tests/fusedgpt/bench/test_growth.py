@@ -30,22 +30,23 @@ def _quick(monkeypatch):
 
 
 def test_growth_to_its_report(tmp_path, data):
-    rows = run("growth", tmp_path, data, **SIZES, only="manual,flash,cudnn,sdpa,generation")
+    two = dict(lengths="32,64", depths="1,2", widths="16,32", batches="1,2", texts="8,16", rounds=1)
+    rows = run("growth", tmp_path, data, **SIZES | two, only="manual,cudnn,sdpa,generation")
     refused = [each for each in rows if each["status"] != "measured"]
     assert {(each["attention"], each["reason"]) for each in refused} == {("cudnn", "PyTorch has it on GPUs only")}
-    assert len(rows) == 2 * (3 * 3 + 3 * 3 + 2 * 3) and len(refused) == 2 * 3
+    assert len(rows) == 2 * (2 + 3 + 2) and len(refused) == 2
     assert all("parity" in each and each["median_ms"] > 0 for each in rows if each not in refused)
     found = {(*power_laws.curve_of(law), law["law"]): law for law in power_laws.laws(rows)}
-    steps = {("length", "manual"), ("length", "flash"), ("depth", "sdpa"), ("width", "sdpa"), ("batch", "sdpa")}
+    steps = {("length", "manual"), ("depth", "sdpa"), ("width", "sdpa"), ("batch", "sdpa")}
     others = {("generation", "tokens"), ("generation", "samples")}
     wanted = {(*of, law) for of in steps for law in ("time", "memory")} | {(*of, "time") for of in others}
-    assert found.keys() == wanted and all(len(found[key]["exponents"]) == 2 for key in found if key[-1] == "time")
+    assert found.keys() == wanted
     folder = tmp_path / "results" / "growth"
     text = (folder / "report.md").read_text()
-    assert "## length, over tokens" in text and "| tokens | manual, ms (MiB) | flash, ms (MiB) |" in text
+    assert "## length, over tokens" in text and "| tokens | manual, ms (MiB) |" in text
     assert "## generation, over samples" in text and "| cudnn |" not in text and "cudnn: refused" in text
     for name in ("length", "depth", "width", "batch", "generation"):
-        assert (folder / f"{name}.png").stat().st_size > 300
+        assert (folder / f"{name}.png").exists()
     assert not (folder / "prepare.png").exists()
 
 
@@ -96,9 +97,9 @@ def test_generation_with_a_wrong_cache_gets_no_time(tmp_path, data, monkeypatch)
 def test_a_step_that_does_not_fit_is_a_row_and_no_crash(tmp_path, data, monkeypatch):
     # the system would end the process, with all rows
     monkeypatch.setattr(memory, "total_memory", lambda device: 2**22)
-    changes = dict(SIZES, rounds=1, lengths="16,32,64,1024")
+    changes = dict(SIZES, rounds=1, lengths="16,32,1024")
     rows = run("growth", tmp_path, data, **changes, only="manual")
-    assert [each["status"] for each in rows] == [*["measured"] * 3, "out of memory"]
+    assert [each["status"] for each in rows] == [*["measured"] * 2, "out of memory"]
     assert "it needs 0.0 GiB or more, and this machine or its container has 0.0 GiB" in rows[-1]["reason"]
     ((_, _, subject, _),) = growth.figures(rows, vars(settings("growth", tmp_path, data, **changes)))
     assert "Out of memory: " in subject
@@ -236,7 +237,7 @@ def _kept(figures):
         yield name, title, subject, panels
 
 
-def test_figures_of_disturbed_rows_can_be_drawn(tmp_path, data):
+def test_figures_of_disturbed_rows_can_be_drawn(tmp_path, data, drawn):
     ran = {"ran": {"dtype": "float32", "compile": False}, "disturbed": True, "reason": "another program"}
     rows = [*curve("length", "manual", 2, 2, **ran), *curve("prepare", "text", 1, disturbed=True, reason="another")]
     s = vars(settings("growth", tmp_path, data, **SIZES))

@@ -1,7 +1,6 @@
 """The ladder: each rung is a real run of train.py, changes one thing, and earns its time by parity."""
 
 import json
-import subprocess
 
 import pytest
 import torch
@@ -41,6 +40,7 @@ def test_the_ladder_from_the_command_line_and_again(tmp_path, data, capsys):
     assert f"{len(before)} of {len(before)} rows are there already" in capsys.readouterr().out
 
 
+@pytest.mark.slow  # to compile a step takes seconds
 def test_manual_stays_manual_under_compile(tmp_path, data):
     # K5: Inductor may rewrite hand-written attention into SDPA
     if reason := why_no_compiler(CPU):
@@ -76,23 +76,21 @@ found.append(inductor.triton.cudagraphs)
 """
 
 
+@pytest.mark.slow  # each is a process that imports PyTorch
 @pytest.mark.parametrize(
-    ("rung", "found"),
-    [
-        (ladder.FLOAT32, [False, True, True, False]),
-        (ladder.TF32, [True, True, True, False]),
-        (ladder.UNPADDED, [False, False, False, False]),
-        (ladder.GRAPHED, [False, True, True, True]),
-    ],
+    ("rungs", "found"),
+    [([ladder.TF32, ladder.UNPADDED, ladder.GRAPHED], [True, False, False, True]), ([], [False, True, True, False])],
+    ids=["changed", "usual"],
 )
-def test_pytorch_reads_the_variables_of_a_rung(rung, found, tmp_path, monkeypatch):
+def test_pytorch_reads_the_variables_of_a_rung(rungs, found, tmp_path, monkeypatch, processes):
     # NVIDIA's containers turn TF32 on, and the rung in float32 would have used it
-    for name in ladder.USUAL:
-        monkeypatch.setenv(name, "0" if "PADDING" in name else "1")
-    monkeypatch.setattr(child, "subprocess", subprocess)  # no fork: PyTorch reads variables when it is imported
+    variables = dict(ladder.USUAL)
+    for name, usual in variables.items():
+        monkeypatch.setenv(name, "0" if usual == "1" else "1")
+    for rung in rungs:
+        variables |= ladder.VARIABLES[rung]
     (tmp_path / "train.py").write_text(SAYS_WHAT_PYTORCH_READ)
     monkeypatch.setattr(child, "TRAIN", tmp_path / "train.py")
-    variables = ladder.USUAL | ladder.VARIABLES.get(rung, {})
     assert child.run({"profile": False}, tmp_path / "run", variables=variables)[0] == {"found": found}
 
 
@@ -355,32 +353,6 @@ def test_the_title_is_the_finding_and_claims_nothing_that_the_noise_hides(times,
 
 
 CHILD = dict(n_layer=1, n_head=1, n_embd=1, batch_size=1, block_size=1)  # settings that a subject names
-
-
-def test_a_single_round_is_judged_by_its_own_spread():
-    rows = [rung("manual", 1, 100.0), rung("flash", 1, 90.0)]
-    assert "1.11 times as fast" in ladder.finding(ladder.pooled(rows))
-    rows[1] |= {"p90_ms": 101.0}
-    assert "no difference" in ladder.finding(ladder.pooled(rows))
-
-
-def test_slower_rungs_take_times_as_long_and_refused_ones_have_no_line():
-    # a rung that took 2.2 times as long read -54.5 %
-    rows = [rung("manual", n, 100.0) for n in (1, 2)] + [rung("math", n, 220.0) for n in (1, 2)]
-    refused = [{"rung": name, "round": 1} | REFUSED for name in ("efficient", "cudnn + padded vocabulary")]
-    lines = ladder.table(rows + refused)
-    assert "| 2.20 times as long (2.20 to 2.20) |" in lines[3]
-    assert lines[4].startswith("| efficient | refused: on GPUs only |")  # the article has it
-    assert not any("cudnn" in line for line in lines)
-
-
-def test_rows_of_before_there_were_rounds_stand_beside_both_baselines():
-    rows = [rung("manual", 1, 1592.0), rung("math", 1, 1338.0), rung(ladder.AGAIN, 1, 1514.0)]
-    for row in rows:
-        del row["round"]
-    found = ladder.pooled(rows)
-    assert ladder.faster_than(found["manual"], found["math"]) == pytest.approx((16.07, 13.15, 18.98), abs=0.01)
-    assert list(found) == ["manual", "math"]
 
 
 def test_per_cent_are_counted_as_the_article_counts_and_its_own_column_is_what_it_printed():

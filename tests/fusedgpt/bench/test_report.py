@@ -13,41 +13,22 @@ BASE = row(100.0)
 
 
 @pytest.mark.parametrize(
-    ("mine", "noise", "beside", "clause", "ratio", "time"),
+    ("mine", "noise", "beside", "ratio", "time"),
     [
-        (row(80.0), 0, "1.25 times as fast", "is 1.25 times as fast as it", "1.25x", "80 ms, 1.25 times as fast"),
-        (
-            row(220.0),
-            0,
-            "2.2 times as long",
-            "takes 2.2 times as long as it",
-            "2.20x as long",
-            "220 ms, 2.2 times as long",
-        ),
-        (
-            row(95.0),
-            0.1,
-            "no difference",
-            "shows no difference from it beyond the noise",
-            "1.05x",
-            "95 ms, no difference",
-        ),
-        (
-            row(95.0, 80, 110),
-            0,
-            "no difference",
-            "shows no difference from it beyond the noise",
-            "1.05x",
-            "95 ms, no difference",
-        ),
-        (row(80.0, disturbed=True), 0, "None", None, "", "80 ms"),
-        (BASE, 0, "no difference", "shows no difference from it beyond the noise", "", "100 ms"),
+        (row(80.0), 0, "1.25 times as fast", "1.25x", "80 ms, 1.25 times as fast"),
+        (row(220.0), 0, "2.2 times as long", "2.20x as long", "220 ms, 2.2 times as long"),
+        (row(95.0), 0.1, "no difference", "1.05x", "95 ms, no difference"),
+        (row(95.0, 80, 110), 0, "no difference", "1.05x", "95 ms, no difference"),
+        (row(80.0, disturbed=True), 0, "None", "", "80 ms"),
+        (BASE, 0, "no difference", "", "100 ms"),
     ],
 )
-def test_a_row_beside_its_base(mine, noise, beside, clause, ratio, time):
+def test_a_row_beside_its_base(mine, noise, beside, ratio, time):
     # a slower row read -54.6 %, and a gain within the noise looked like one
     assert str(report.beside(mine, BASE, noise)) == beside
-    assert report.clause([(mine, BASE)], "it", noise) == clause
+    clauses = {"None": None, "no difference": "shows no difference from it beyond the noise"}
+    verb = "is" if beside.endswith("fast") else "takes"
+    assert report.clause([(mine, BASE)], "it", noise) == clauses.get(beside, f"{verb} {beside} as it")
     assert report.ratio(mine, BASE) == ratio
     assert report.time(mine, BASE, noise) == time
 

@@ -45,29 +45,10 @@ CPU = dict(compile=False, cpu=True)
 BEFORE = [
     ({}, dict(batch_size=12), 7193723904, 0.029765759086942543),
     (
-        {},
-        dict(batch_size=4, attention="blocked", optimizer="muon", gradient_accumulation_steps=16, gpus=8),
-        6037352448,
-        0.031843692435861486,
-    ),
-    (
-        dict(vocab_multiple=1, bias=True),
-        dict(batch_size=12, attention="manual", dtype="float32", **CPU),
-        23487568896,
-        0.044579753442157366,
-    ),
-    (
         dict(BABY, vocab_multiple=1, bias=True, dropout=0.2, document_start=0, loss="chunked"),
         dict(batch_size=64, attention="masked", **CPU),
         3648682752,
         0.005525168022276176,
-    ),
-    (
-        dict(BABY, vocab_multiple=1, bias=True),
-        dict(batch_size=2, gpus=16, gradient_accumulation_steps=16, parallel="fsdp", attention="manual")
-        | dict(recompute="attention"),
-        67105312,
-        0.001492800439283582,
     ),
     (
         GPT2_XL,
