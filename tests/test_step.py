@@ -7,7 +7,6 @@ import time
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 import plot
@@ -47,27 +46,10 @@ def state_of(model, s, device, dtype):
     return train.TrainState(model, optimizer, scaler, 0, *loop, StepResults(Ranks()))
 
 
-@pytest.mark.parametrize(("dropout", "optimizer"), [(0.0, "adamw"), (0.1, "adamw"), (0.0, "muon")])
-def test_a_step_reads_nothing_from_the_device(dropout, optimizer):
-    # a step used to wait for the norm of the gradient. Fake tensors have no values: reading one raises
-    shape = dict(n_layer=1, n_head=2, n_embd=32, block_size=16)
-    s = train.Settings(**shape, batch_size=2, dropout=dropout, optimizer=optimizer)
-    model = GPT(GPTConfig(block_size=16, vocab_size=65, n_layer=1, n_head=2, n_embd=32, dropout=dropout))
-    with FakeTensorMode():
-        for module in model.modules():
-            for name, p in module._parameters.items():
-                module._parameters[name] = p if p is None else torch.nn.Parameter(torch.empty(p.shape))
-        model.lm_head.weight = model.transformer.wte.weight
-        state = state_of(model, s, torch.device("cpu"), torch.float32)
-        for _ in range(2):
-            results = train.train_step(state, s, range(2))
-        with pytest.raises(DataDependentOutputException):
-            results["grad_norm"].item()  # so a read would have been seen
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_nothing_waits_for_the_device_between_reported_steps(tmp_path, data, monkeypatch, dtype):
+def test_nothing_waits_for_the_device_between_reported_steps(tmp_path, data, monkeypatch):
+    # a step used to wait for the norm of the gradient
     waits, reports, loop = Waits(), [], train.training_loop
+    options = dict(max_iters=20, eval_interval=10, dtype="float16", optimizer="muon", dropout=0.1)
 
     def outside(call):
         def called(*args, **options):
@@ -92,10 +74,10 @@ def test_nothing_waits_for_the_device_between_reported_steps(tmp_path, data, mon
             loop(run)
 
     monkeypatch.setattr(train, "training_loop", watched)
-    run(tmp_path / "rare", data, max_iters=20, log_interval=7, eval_interval=10, dtype=dtype)
+    run(tmp_path / "rare", data, log_interval=7, **options)
     assert waits.count == 0
     assert reports == [1, 8, 10, 15, 20]  # after steps 0, 7 and 14, which have a line, and before evaluations
-    run(tmp_path / "often", data, max_iters=20, log_interval=1, eval_interval=10, dtype=dtype)
+    run(tmp_path / "often", data, log_interval=1, **options)
     for name in ("loss", "grad_norm", "lr", "iter"):  # every step has its line, whenever it was read
         assert [r[name] for r in rows(tmp_path / "rare")] == [r[name] for r in rows(tmp_path / "often")]
     assert waits.count == 0
@@ -107,7 +89,7 @@ def test_nothing_waits_for_the_device_between_reported_steps(tmp_path, data, mon
         return results
 
     monkeypatch.setattr(train, "train_step", reads)
-    run(tmp_path / "reads", data, max_iters=20, log_interval=7, eval_interval=10, dtype=dtype)
+    run(tmp_path / "reads", data, log_interval=7, **options)
     assert waits.count == 20  # so a read in a step would have been seen
 
 
@@ -207,24 +189,23 @@ def test_one_graph_trains_and_one_evaluates(tmp_path, data, monkeypatch):
     made = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(train.tuning, "resolve_compile", lambda *_: (True, ""))
     monkeypatch.setattr(GPT, "compile", lambda self: torch.nn.Module.compile(self, backend=made))
-    run(tmp_path, data, max_iters=9, eval_interval=2, gradient_accumulation_steps=2)  # five evaluations
+    run(tmp_path, data, max_iters=2, eval_interval=1, gradient_accumulation_steps=2)  # three evaluations
     assert made.frame_count == 2
     assert json.loads((tmp_path / "run.json").read_text())["graphs"] == 1
 
 
 def test_another_number_that_a_step_returns_is_logged_and_drawn_by_its_name(tmp_path, data, monkeypatch, capsys):
-    # flags used to be read by their position: one more number silently ended a run of 20 iterations after the first
+    # flags used to be read by their position: one more number silently ended a run after the first step
     step = train.train_step
 
     def with_weight_norm(state, *args):
         return step(state, *args) | {"weight_norm": state.model.lm_head.weight.norm()}
 
     monkeypatch.setattr(train, "train_step", with_weight_norm)
-    run(tmp_path, data, max_iters=20, log_interval=1)
+    run(tmp_path, data, max_iters=4)
     found = [row["weight_norm"] for row in rows(tmp_path)]
-    assert len(found) == 20 and found[-1] == pytest.approx(weights(tmp_path)["lm_head.weight"].norm().item())
+    assert len(found) == 4 and found[-1] == pytest.approx(weights(tmp_path)["lm_head.weight"].norm().item())
     assert f"tok/s, weight_norm {found[0]:.4g}\n" in capsys.readouterr().out
     assert "weight_norm" in {chart["title"] for chart in page_of(tmp_path / "report.html")["charts"]}
     runs, options = plot.arguments([str(tmp_path), "--y=weight_norm"])
     plot.draw(runs, tmp_path / "weight_norm.png", options["y"])
-    plot.draw(runs, tmp_path / "all.png")

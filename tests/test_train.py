@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import re
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from fusedgpt.data import dataset
 from fusedgpt.data.dataloader import DataLoader
 from fusedgpt.errors import UserError
 from fusedgpt.machine import determinism, memory
-from fusedgpt.machine.choices import Choices
 from fusedgpt.parallel import distributed
 from model import GPT, GPTConfig
 from tests.conftest import (
@@ -29,7 +27,7 @@ from tests.conftest import (
     wait_for,
     weights,
 )
-from tests.launch import fails, process, ranks, torchrun
+from tests.launch import fails, process, ranks
 
 
 def test_the_loss_falls_and_everything_is_written(tmp_path, data, capsys):
@@ -53,20 +51,6 @@ def test_the_loss_falls_and_everything_is_written(tmp_path, data, capsys):
     assert kept["settings"]["max_iters"] == 60 and kept["environment"]["torch"] == torch.__version__
     assert kept["time"]["samples"] == 55 and kept["time"]["p10_ms"] <= kept["time"]["median_ms"]
     assert kept["parameters"] - kept["parameters_without_positions"] == 16 * 32
-
-
-def test_learning_rate_warms_up_and_decays(tmp_path, data):
-    s = small(tmp_path, data, learning_rate=1.0, min_lr=0.1, warmup_iters=9, lr_decay_iters=109)
-    assert train.learning_rate(0, s) == pytest.approx(0.1)
-    assert train.learning_rate(8, s) == pytest.approx(0.9)
-    assert train.learning_rate(9, s) == 1.0
-    assert train.learning_rate(34, s) == pytest.approx(0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2)  # a quarter of the cosine
-    assert train.learning_rate(59, s) == pytest.approx(0.55)
-    assert train.learning_rate(109, s) == train.learning_rate(5000, s) == 0.1
-    s.schedule = "constant"
-    assert train.learning_rate(0, s) == pytest.approx(0.1) and train.learning_rate(5000, s) == 1.0
-    s.decay_lr = False
-    assert train.learning_rate(0, s) == 1.0
 
 
 def test_one_step_is_adamw_on_the_clipped_mean_gradient(tmp_path, data):
@@ -151,12 +135,6 @@ def test_two_ranks_equal_one_and_resume_bitwise(tmp_path, data):
     assert_same_bytes(weights(half), weights(two))
 
 
-@pytest.mark.slow
-def test_torchrun_starts_a_run(tmp_path, data):
-    torchrun(2, "train.py", *flags(small(tmp_path, data, gradient_accumulation_steps=2, max_iters=2)))
-    assert record(tmp_path)["world_size"] == 2
-
-
 def assert_close_runs(a, b):
     """The same losses, gradient norms, and means of gradients in AdamW, to rounding."""
     for key in ("loss", "grad_norm"):
@@ -206,22 +184,6 @@ def test_a_run_whose_kernel_is_another_ends(tmp_path, data, monkeypatch):
     monkeypatch.setattr(train, "observe", lambda *_, **__: flash)
     with pytest.raises(UserError, match="attention='manual' was asked for, but the profiler saw flash"):
         run(tmp_path, data, attention="manual")
-
-
-def test_a_command_that_comes_again_ends_with_the_same_bytes(tmp_path, data, monkeypatch, capsys):
-    # timed anew, auto could take another kernel, and the weights differed in their last digits
-    remembered = Choices().path
-    remembered.parent.mkdir(parents=True)
-    remembered.write_bytes(b"\xff garbage")
-    picks = iter(["math", "manual"])
-    monkeypatch.setattr(train.tuning.choose, "fastest", lambda *_, **__: (next(picks), {}))
-    a, b = (run(tmp_path / name, data, attention="auto", max_iters=2) for name in "ab")
-    assert_same_bytes(weights(a), weights(b))
-    said = capsys.readouterr().out
-    # the first run has replaced the damaged file
-    assert said.count("auto: timed now") == said.count("1 of 1 lines") == 1
-    assert re.search(r"^auto: remembered from 20.*; --choose=again times anew$", said, re.M)
-    assert record(tmp_path / "b")["timed"].startswith("remembered from 20")
 
 
 @pytest.mark.parametrize(

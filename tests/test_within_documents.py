@@ -10,7 +10,7 @@ import torch
 
 from fusedgpt.data import prepare
 from fusedgpt.errors import UserError
-from tests.conftest import LLAMA, assert_same_bytes, checkpoint_of, rows, run, weights
+from tests.conftest import assert_same_bytes, checkpoint_of, rows, run, weights
 from tests.launch import script
 
 
@@ -23,29 +23,6 @@ def stories(tmp_path_factory):
     meta = dict(tokenizer="char", vocab_size=66, itos=[*(chr(33 + i) for i in range(65)), None], end_of_text=65)
     prepare.write(folder, {"train": [ids[:20_000]], "val": [ids[20_000:]]}, "stories", **meta)
     return folder
-
-
-KERNELS_OF_A_CPU = ("manual", "blocked", "math", "masked")
-GENTLE_LLAMA = LLAMA | dict(learning_rate=1e-3)  # at the rate of `small`, a Llama's rounding grows
-
-
-@pytest.mark.parametrize(
-    ("family", "names"),
-    [({}, (*KERNELS_OF_A_CPU, "flash", "across")), (GENTLE_LLAMA, KERNELS_OF_A_CPU)],
-    ids=["GPT-2", "Llama"],
-)
-def test_every_kernel_trains_to_the_same_loss_within_documents(tmp_path, stories, family, names):
-    losses = {}
-    for name in names:
-        how = dict(mask="document", attention=name) if name != "across" else dict(attention="manual")
-        losses[name] = [row["loss"] for row in rows(run(tmp_path / name, stories, max_iters=4, **family, **how))]
-    for name in losses.keys() - {"manual", "across"}:
-        assert losses[name] == pytest.approx(losses["manual"], rel=1e-4), name
-    saved = checkpoint_of(tmp_path / "masked")
-    assert saved["extra_model_args"]["document_start"] == 65
-    if "across" in names:
-        assert losses["across"] != pytest.approx(losses["manual"], rel=1e-3)
-        assert "document_start" not in checkpoint_of(tmp_path / "across")["extra_model_args"]
 
 
 def test_a_run_within_documents_goes_on_so_and_can_be_evaluated_otherwise(tmp_path, stories, capsys):

@@ -1,6 +1,5 @@
 """Processes that start together connect, whatever earlier ones left; and a lost one ends them in one sentence."""
 
-import dataclasses
 import glob
 import math
 import os
@@ -17,7 +16,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
 from fusedgpt.errors import UserError, one_sentence
-from fusedgpt.machine.device import graphs_compiled
 from fusedgpt.parallel import distributed
 from model import GPT, GPTConfig
 from tests.launch import FORKS, POOL, sentence, together
@@ -172,18 +170,6 @@ def test_a_choice_that_does_not_come_ends_the_others_in_time(waiting, rank_1, mo
     assert not waiting
 
 
-def choose_slowly(ranks):
-    ranks = dataclasses.replace(ranks, timeout=3)
-    distributed.join(ranks, "gloo", CPU, ranks.timeout)
-    print(ranks.from_main(lambda: time.sleep(6) or f"the choice of rank {ranks.rank}"))
-    distributed.leave(ranks)
-
-
-@pytest.mark.slow
-def test_rank_0_may_choose_for_longer_than_the_timeout(store):
-    assert start(choose_slowly, port=store.port) == [(0, "the choice of rank 0\n")] * 2
-
-
 def listen(address):
     """The addresses on which a rank listens that has joined another; MASTER_ADDR is `address`."""
     os.environ["MASTER_ADDR"], before = address, listening()
@@ -314,27 +300,10 @@ def group(tmp_path):
 
 @pytest.mark.usefixtures("group")
 def test_buckets_are_as_large_as_is_said():
+    # DDP's default of 25 MiB makes 14 graphs of GPT-2 124M
     model = GPT(GPTConfig(block_size=16, vocab_size=65, n_layer=1, n_head=2, n_embd=32))
     parallel = distributed.parallelize(model, distributed.Ranks(world=2), CPU, torch.float32, False, 0)
     assert parallel.bucket_bytes_cap == distributed.BUCKET_MB * 2**20 and parallel.gradient_as_bucket_view
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("group")
-def test_buckets_cut_the_compiled_model_and_the_graphs_are_counted(monkeypatch):
-    # DDP's default of 25 MiB makes 14 graphs of GPT-2 124M; run.json and the console say how many there are
-    idx, found = torch.zeros(1, 16, dtype=torch.long), []
-    for mib in (distributed.BUCKET_MB, 1):
-        torch.compiler.reset()
-        monkeypatch.setattr(distributed, "BUCKET_MB", mib)
-        model = GPT(GPTConfig(block_size=16, vocab_size=65, n_layer=3, n_head=2, n_embd=256))
-        model.compile(backend="aot_eager")
-        parallel = distributed.parallelize(model, distributed.Ranks(world=2), CPU, torch.float32, False, 0)
-        before = graphs_compiled()
-        for _ in range(2):
-            parallel(idx, idx, logits=False)[1].backward()
-        found.append(graphs_compiled() - before)
-    assert found[0] == 2 < found[1]  # the first bucket always has 1 MiB, so that sending begins early
 
 
 @pytest.mark.usefixtures("group")

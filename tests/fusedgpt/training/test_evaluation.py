@@ -87,10 +87,10 @@ def test_a_tokenizer_that_is_not_here_is_said_once(tmp_path, data, capsys, monke
     (tmp_path / "meta.json").write_text('{"tokenizer": "gpt2", "vocab_size": 50257, "dtype": "uint16"}')
     status = []
     monkeypatch.setattr(logger.Logger, "status", lambda self, doing: status.append(doing))
-    run(tmp_path / "out", tmp_path)
+    run(tmp_path / "out", tmp_path, max_iters=1)
     said = capsys.readouterr().out
     assert said.count("evaluations have no bits per byte: cannot load the BPE files of gpt2\n") == 1
-    assert "loading the tokenizer" in status and len(rows(tmp_path / "out", "eval")) == 3
+    assert "loading the tokenizer" in status and len(rows(tmp_path / "out", "eval")) == 2
 
 
 def test_an_evaluation_that_a_signal_ends_leaves_the_model_training(characters):
@@ -100,11 +100,10 @@ def test_an_evaluation_that_a_signal_ends_leaves_the_model_training(characters):
     assert model.training
 
 
-def test_eval_only_says_perplexity_and_bits_per_byte_of_all(tmp_path, data):
-    run(tmp_path, data)
-    args = flags(small(tmp_path, data, init_from="resume", eval_only=True, eval_iters=0))
+def test_eval_only_says_perplexity_and_bits_per_byte_of_all(small_run, data):
+    args = flags(small(small_run, data, init_from="resume", eval_only=True, eval_iters=0))
     said = script("train.py", *args).stdout
-    before = rows(tmp_path, "eval")[-1]
+    before = rows(small_run, "eval")[-1]
     assert before["val_bits_per_byte"] == pytest.approx(before["val_loss"] / math.log(2))  # a byte each
     line = next(line for line in said.splitlines() if line.startswith("step 10"))
     loss = float(line.split()[-1])

@@ -50,42 +50,46 @@ def orthogonalised(m):
     return x.T if m.size(0) > m.size(1) else x
 
 
-def test_learning_rate_is_stable_then_falls_in_a_line():
-    s = Settings(learning_rate=1.0, min_lr=0.1, warmup_iters=9, lr_decay_iters=100, schedule="wsd")
-    begin = round(100 * (1 - COOLDOWN))
-    assert learning_rate(0, s) == pytest.approx(0.1) and learning_rate(8, s) == pytest.approx(0.9)
-    assert learning_rate(9, s) == learning_rate(begin, s) == 1.0
-    assert learning_rate((begin + 100) // 2, s) == pytest.approx(0.55)
-    assert learning_rate(99, s) == pytest.approx(0.1 + 0.9 / (100 - begin))
-    assert learning_rate(100, s) == learning_rate(5000, s) == 0.1
-    # a longer run has the same stable phase: what was trained there can go on
-    longer = Settings(**{**vars(s), "lr_decay_iters": 1000})
-    assert all(learning_rate(it, longer) == learning_rate(it, s) for it in range(begin))
+QUARTER = 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2  # after a quarter of the cosine
+FALLS = round(100 * (1 - COOLDOWN))
+LINE = {FALLS: 1.0, (FALLS + 100) // 2: 0.55, 99: 0.1 + 0.9 / (100 - FALLS), 100: 0.1, 5000: 0.1}
 
 
-def test_muon_has_the_matrices_of_the_layers_and_adamw_all_else():
-    # embeddings are 2-D as well: orthogonalised, rare tokens would move as far as frequent ones
-    model, optimizer = built(weight_decay=0.3)
+@pytest.mark.parametrize(
+    ("settings", "rates"),
+    [
+        ({}, {0: 0.1, 8: 0.9, 9: 1.0, 34: QUARTER, 59: 0.55, 109: 0.1, 5000: 0.1}),
+        (dict(schedule="wsd", lr_decay_iters=100), {0: 0.1, 8: 0.9, 9: 1.0, **LINE}),
+        (dict(schedule="constant"), {0: 0.1, 9: 1.0, 5000: 1.0}),
+        (dict(decay_lr=False), {0: 1.0, 5000: 1.0}),
+        # a longer run has the same stable phase: what was trained there can go on
+        (dict(schedule="wsd", lr_decay_iters=1000), {0: 0.1, 8: 0.9, 9: 1.0, FALLS: 1.0, 10 * FALLS: 1.0}),
+    ],
+    ids=str,
+)
+def test_a_learning_rate_warms_up_and_falls_as_its_schedule_says(settings, rates):
+    s = Settings(**dict(learning_rate=1.0, min_lr=0.1, warmup_iters=9, lr_decay_iters=109) | settings)
+    assert {it: learning_rate(it, s) for it in rates} == pytest.approx(rates)
+
+
+OF_GPT2 = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+OF_A_LLAMA = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_gate", "mlp.c_proj")
+
+
+@pytest.mark.parametrize(
+    ("family", "others", "layers"), [({}, "transformer.wpe", OF_GPT2), (LLAMA, "lm_head", OF_A_LLAMA)]
+)
+def test_muon_has_the_matrices_of_the_layers_and_adamw_all_else(family, others, layers):
+    # embeddings are 2-D as well: orthogonalised, rare tokens would move as far as frequent ones. Queries, keys and
+    # values are one matrix, also if keys and values have fewer heads
+    model, optimizer = built(shape=SHAPE | family, weight_decay=0.3)
     names = {p: name for name, p in model.named_parameters()}
-    decayed, others, hidden = ([names[p] for p in group["params"]] for group in optimizer.param_groups)
-    assert decayed == ["transformer.wte.weight", "transformer.wpe.weight"]
-    assert all("ln_" in name or name.endswith("bias") for name in others)
-    ends = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-    assert hidden == [f"transformer.h.{n}.{end}" for n in range(2) for end in ends]
-    assert sorted(decayed + others + hidden) == sorted(names.values())
+    decayed, rest, hidden = ([names[p] for p in group["params"]] for group in optimizer.param_groups)
+    assert decayed == ["transformer.wte.weight", f"{others}.weight"]
+    assert all("ln_" in name or "_norm" in name or name.endswith("bias") for name in rest)
+    assert hidden == [f"transformer.h.{n}.{end}.weight" for n in range(2) for end in layers]
+    assert sorted(decayed + rest + hidden) == sorted(names.values())
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0, 0.3]
-
-
-def test_muon_has_the_matrices_of_a_llama_too_but_no_output_layer():
-    # queries, keys and values are one matrix, as in GPT-2, also if keys and values have fewer heads
-    model, optimizer = built(shape=SHAPE | LLAMA)
-    names = {p: name for name, p in model.named_parameters()}
-    decayed, others, hidden = ([names[p] for p in group["params"]] for group in optimizer.param_groups)
-    assert decayed == ["transformer.wte.weight", "lm_head.weight"]
-    assert "transformer.h.0.attn.q_norm.weight" in others and "lm_head.bias" in others
-    ends = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_gate", "mlp.c_proj")
-    assert hidden == [f"transformer.h.{n}.{end}.weight" for n in range(2) for end in ends]
-    assert tuple(optimizer.param_groups[-1]["params"][0].shape) == ((2 + 2) * 32, 32)
 
 
 @pytest.mark.parametrize("matrix", ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"])

@@ -6,31 +6,38 @@ import pytest
 
 from fusedgpt.errors import UserError
 from fusedgpt.generation import generate
+from fusedgpt.training import samples
 from fusedgpt.training.samples import Prompts
 from tests.conftest import LLAMA, assert_same_bytes, rows, run, weights
 
 META = {"tokenizer": "char", "vocab_size": 65, "itos": [chr(33 + i) for i in range(65)]}
 
 
+@pytest.fixture(autouse=True)
+def few_tokens(monkeypatch):
+    """A sample has 20 tokens, more than a window."""
+    monkeypatch.setattr(samples, "NEW_TOKENS", 20)
+
+
 @pytest.mark.parametrize("family", [{}, LLAMA], ids=["GPT-2", "Llama"])
 def test_samples_are_logged_and_change_nothing_else(tmp_path, data, family):
     # a sample that drew from the stream of dropout would change every step after it
-    settings = dict(max_iters=10, eval_interval=5, dropout=0.2, **family)
+    settings = dict(max_iters=5, dropout=0.2, **family)
     run(tmp_path / "without", data, **settings)
     # a byte order mark, as Notepad writes it, was a part of the first prompt
     (tmp_path / "prompts.txt").write_text("!!\n#$%\n", encoding="utf-8-sig")
-    run(tmp_path / "with", data, **settings, sample_interval=4, sample_prompts=f"FILE:{tmp_path / 'prompts.txt'}")
+    run(tmp_path / "with", data, **settings, sample_interval=3, sample_prompts=f"FILE:{tmp_path / 'prompts.txt'}")
     found = rows(tmp_path / "with", "sample")
-    assert [(row["iter"], row["prompt"]) for row in found] == [(n, p) for n in (0, 4, 8, 10) for p in ("!!", "#$%")]
-    assert all(len(row["text"]) == 200 for row in found)
+    assert [(row["iter"], row["prompt"]) for row in found] == [(n, p) for n in (0, 3, 5) for p in ("!!", "#$%")]
+    assert all(len(row["text"]) == 20 for row in found)
     assert found[0]["text"] != found[-2]["text"]
     assert_same_bytes(weights(tmp_path / "with"), weights(tmp_path / "without"))
 
 
 def test_a_resumed_run_has_each_sample_once(tmp_path, data):
-    run(tmp_path, data, max_iters=8, sample_interval=4, sample_prompts="!")
-    run(tmp_path, data, max_iters=12, sample_interval=4, sample_prompts="!", init_from="resume")
-    assert [row["iter"] for row in rows(tmp_path, "sample")] == [0, 4, 8, 12]
+    run(tmp_path, data, max_iters=4, sample_interval=2, sample_prompts="!")
+    run(tmp_path, data, max_iters=6, sample_interval=2, sample_prompts="!", init_from="resume")
+    assert [row["iter"] for row in rows(tmp_path, "sample")] == [0, 2, 4, 6]
 
 
 def test_a_signal_is_seen_after_each_prompt(tmp_path, data, monkeypatch):

@@ -1,5 +1,6 @@
 """What `auto` chooses for a run."""
 
+import functools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -245,11 +246,12 @@ def test_rules_and_resumed_runs_neither_read_nor_write_what_is_remembered(model,
     assert settle(model, before={"dtype": "bfloat16"}).dtype == torch.bfloat16
 
 
-def test_a_run_takes_the_graphs_that_were_compiled_to_compare(compiler, monkeypatch, tmp_path):
+def test_a_run_takes_the_graphs_that_were_compiled_to_compare(model, monkeypatch, tmp_path):
     # compiled once to compare and once to train, it would wait twice
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(tuning, "resolve_compile", lambda wish, device: (wish is True, ""))
     monkeypatch.setattr(tuning.compiling, "_marker", lambda case: tmp_path / "marker")
     monkeypatch.setattr(tuning.compiling, "LEAST_GAIN", 0.0)
-    model = GPT(GPTConfig(block_size=16, vocab_size=65, n_layer=1, n_head=2, n_embd=32))
     batch = (torch.zeros(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.long))
     chosen = settle(model, calls=10**9, dtype="float32", compile="auto", attention="manual")
     assert chosen.compiled and chosen.compile_trials["compile_s"] > 0
