@@ -108,14 +108,34 @@ def test_fineweb_of_local_parquet_stops_at_max_tokens(tmp_path):
     assert 100 <= len(train) + len(val) < 110
 
 
+def asked(monkeypatch, name, *args):
+    """What a script asks of prepare.prepare: (the arguments without a name, those with one)."""
+    found = []
+    monkeypatch.setattr(prepare, "prepare", lambda *args, **how: found.append((args, how)))
+    monkeypatch.setattr(sys, "argv", ["prepare.py", *args])
+    runpy.run_path(str(ROOT / "data" / name / "prepare.py"))["main"]()
+    return found[0]
+
+
 @pytest.mark.parametrize("name", ["fineweb", "openwebtext"])
 def test_a_data_set_of_the_hub_is_of_one_commit(monkeypatch, name):
     # an interrupted preparation skips as much of the text as it has, which must not have changed meanwhile
-    found = []
-    monkeypatch.setattr(prepare, "prepare", lambda corpus, *_, **__: found.append(corpus))
-    monkeypatch.setattr(sys, "argv", ["prepare.py"])
-    runpy.run_path(str(ROOT / "data" / name / "prepare.py"))["main"]()
-    assert re.search(r"\b[0-9a-f]{40}\b", str(found[0].key))
+    assert re.search(r"\b[0-9a-f]{40}\b", str(asked(monkeypatch, name)[0][0].key))
+
+
+def test_documents_of_openwebtext_keep_the_order_of_the_draw(monkeypatch):
+    (*_, split), how = asked(monkeypatch, "openwebtext")
+    ends = np.arange(1, 61) * 5000
+    assert how == {} and split(ends)["train"].tolist() == prepare.draw(ends, 0.0005, shuffled=True)["train"].tolist()
+    assert split(ends)["train"].tolist() != sorted(split(ends)["train"].tolist())
+
+
+def test_shakespeare_is_cut_before_it_is_tokenized_and_has_no_ends(monkeypatch, tmp_path):
+    (tmp_path / "a.txt").write_text("to be or not")
+    (halves, tokenizer, _, split), how = asked(monkeypatch, "shakespeare", f"--input={tmp_path / 'a.txt'}")
+    assert (halves.share, tokenizer, how) == (0.9, "gpt2", {"ended": False})
+    parts = {name: part.tolist() for name, part in split(np.array([9, 10])).items()}
+    assert parts == {"train": [[0, 9]], "val": [[9, 10]]}
 
 
 @pytest.mark.parametrize("name", sorted(f.parent.name for f in (ROOT / "data").glob("*/prepare.py")))
