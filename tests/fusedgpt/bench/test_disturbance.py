@@ -17,9 +17,6 @@ def rows_of(kind):
     return published(kind)[1]
 
 
-SETTINGS = published("ladder")[0]
-
-
 def mark(row):
     row |= {"disturbed": True, "reason": "it was slow"}
 
@@ -145,13 +142,13 @@ def test_the_ladders_bars_without_a_whole_round_are_hollow():
     for disturbed in (False, True):
         if disturbed:
             mark(rows[1])
-        ((*_, figure),) = ladder.figures(rows, SETTINGS)
+        ((*_, figure),) = ladder.figures(rows, published("ladder")[0])
         assert {bar.get_fill() for bar in figure.axes[0].patches} == {not disturbed}
 
 
 def drawn_by(kind, rows):
     """The figures of a kind by name, with the settings of the ladder."""
-    return {name: figure for name, _, _, figure in kind.figures(rows, SETTINGS)}
+    return {name: figure for name, _, _, figure in kind.figures(rows, published("ladder")[0])}
 
 
 def alone(rows, attention, T):
