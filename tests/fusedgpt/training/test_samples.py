@@ -21,7 +21,7 @@ def few_tokens(monkeypatch):
 
 @pytest.mark.parametrize("family", [{}, LLAMA], ids=["GPT-2", "Llama"])
 def test_samples_are_logged_and_change_nothing_else(tmp_path, data, family):
-    # a sample that drew from the stream of dropout would change every step after it
+    # a model that stayed in evaluation, or drew for a sample from a stream of training, would take other steps
     settings = dict(max_iters=5, dropout=0.2, **family)
     run(tmp_path / "without", data, **settings)
     # a byte order mark, as Notepad writes it, was a part of the first prompt
