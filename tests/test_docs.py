@@ -32,10 +32,10 @@ SHORT = [f"--{name}={value}" for name, value in (SMALL | QUICK).items()]
 OF_A_FAMILY = ["--n_kv_head=1", "--n_inner=64"]  # heads and widths of a file in config/model/ would not fit SMALL
 TRAINED = [*(f"--{name}={value}" for name, value in SMALL.items()), "--steps=6", "--vocab_size=256"]
 KINDS = {
-    "ladder": [*TRAINED, "--block_size=16", "--only=math"],
+    "ladder": [*TRAINED, "--block_size=16", "--only=math", "--rounds=1"],
     "sweep": [*TRAINED, "--lengths=32", "--heads=2x16", "--repeats=1", "--only=flash"],
     "prefill": ["--device=cpu", "--models=phi-small", "--lengths=16", "--repeats=1", "--only=flash"],
-    "numerics": ["--device=cpu", "--repeats=1", "--only=manual"],
+    "numerics": ["--device=cpu", "--repeats=1", "--only=scaled before = math"],
     "anatomy": ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--block_size=16", "--repeats=1"],
     "growth": ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--lengths=16,32", "--only=flash"],
     # refused at once (status 1): a search takes half a minute

@@ -10,7 +10,7 @@ from tests.fusedgpt.data.test_tokenizer import TEXT, meta_of
 from tests.launch import process
 from tests.test_export import data_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 # A config file that writes to the numbers 1 and 2 all the time, as C code does. Without a guard, the first opened
 # files would get these numbers.
@@ -42,7 +42,7 @@ def scripts(folder, data):
     yield folder / "lm_eval.json", ["harness.py", folder / "hf", folder / "lm_eval.json", "sonnets"]
     sizes = [f"--{name}={value}" for name, value in TINY.items()]
     yield folder / "plan" / "plan" / "plan.md", ["bench.py", "plan", *sizes, "--gpus=1", f"--results={folder / 'plan'}"]
-    for name in ("text", "shakespeare_char", "shakespeare", "fineweb", "openwebtext", "python_stdlib"):
+    for name in ("text", "shakespeare_char", "openwebtext", "python_stdlib"):
         yield folder / "data" / "meta.json", [f"data/{name}/prepare.py", *text]
 
 

@@ -23,7 +23,7 @@ from fusedgpt.estimates.step import Step
 from fusedgpt.machine.gpus import GPUS, NETWORKS
 from tests.launch import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 HERE = pathlib.Path(__file__).parent
 TORCH = pathlib.Path(torch.__file__).parent
@@ -146,7 +146,7 @@ def test_a_step_is_one_graph_and_holds_the_logits_once(lower, attention):
 @pytest.mark.parametrize(("attention", "more", "its_bytes"), [("flex", 0, 2e6), ("manual", 1, 8e7)])
 def test_attention_within_documents_costs_flex_no_launch_and_manual_one(lower, attention, more, its_bytes):
     # the mask of each layer is computed once for all
-    within, across = (lower(attention=attention, n_layer=2, document_start=start) for start in (50256, None))
+    within, across = (lower(attention=attention, n_layer=2, **its) for its in ({"document_start": 50256}, {}))
     assert within["graph_breaks"] == 0
     assert within["forward"]["launches"] == across["forward"]["launches"] + more
     assert within["backward"]["launches"] == across["backward"]["launches"]
@@ -157,12 +157,9 @@ def test_attention_within_documents_costs_flex_no_launch_and_manual_one(lower, a
 
 
 @needs_triton
-@pytest.mark.parametrize(
-    ("attention", "changes"), [("flash", {"n_kv_head": 4}), ("flex", {"n_kv_head": 4, "window": 256})]
-)
-def test_shared_keys_and_a_window_cost_no_launch(lower, attention, changes):
+def test_shared_keys_cost_no_launch(lower):
     # a copy of keys and values for each head of queries would be a kernel in each layer, and bytes
-    shared, equal = lower(attention=attention, n_layer=2, **changes), lower(attention=attention, n_layer=2)
+    shared, equal = (lower(attention="flash", n_layer=2, **heads) for heads in ({"n_kv_head": 4}, {}))
     assert shared["graph_breaks"] == 0
     for way in ("forward", "backward"):
         for what in ("launches", "calls", "buffers"):
