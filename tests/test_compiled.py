@@ -53,8 +53,8 @@ def test_a_training_step_is_that_of_eager(given):
     ("backend", "family"),
     [
         pytest.param("aot_eager", dict(n_layer=1), id="traced"),
-        pytest.param("inductor", {}, id="GPT-2", marks=[slow, pytest.mark.timeout(300)]),
-        pytest.param("inductor", LLAMA | dict(learning_rate=1e-3), id="Llama", marks=[slow, pytest.mark.timeout(300)]),
+        pytest.param("inductor", {}, id="GPT-2", marks=[slow, pytest.mark.timeout(900)]),
+        pytest.param("inductor", LLAMA | dict(learning_rate=1e-3), id="Llama", marks=[slow, pytest.mark.timeout(900)]),
     ],
 )
 def test_a_run_trains_to_the_same_loss(tmp_path, data, monkeypatch, backend, family):
