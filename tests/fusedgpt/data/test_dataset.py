@@ -135,8 +135,7 @@ def test_ranks_with_other_data_are_named(tmp_path, data):
     settings = flags(small(tmp_path / "out", "walk", gradient_accumulation_steps=2, max_iters=2))
     done = ranks(2, "train.py", *settings, inside=functools.partial(on_a_node, tmp_path), check=False)
     assert done.returncode == 1
-    said = f"error: rank(s) 1 of 2 have other data than rank 0 (train.bin): copy {tmp_path / '0' / 'walk'} from"
-    assert said in done.stderr
+    assert f"error: rank(s) 1 of 2 have other data than rank 0 (train.bin): copy {tmp_path}" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["meta.json", "meta.pkl", None])

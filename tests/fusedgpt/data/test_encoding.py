@@ -47,7 +47,9 @@ def test_a_run_of_a_million_characters_can_be_encoded(run):
     assert tokenizer.decode(ids.tolist()).decode() == text
 
 
-@pytest.mark.parametrize("name", ["r50k_base", "cl100k_base", "o200k_base"])
+@pytest.mark.parametrize(
+    "name", ["r50k_base", *(pytest.param(each, marks=pytest.mark.slow) for each in ("cl100k_base", "o200k_base"))]
+)
 def test_no_pattern_of_tiktokens_joins_what_is_cut(monkeypatch, name):
     import regex
     from tiktoken_ext import openai_public

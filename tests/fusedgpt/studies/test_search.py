@@ -54,11 +54,15 @@ def names(found):
     return sorted(each.user_attrs["variant"] for each in found)
 
 
-def test_a_search_ends_with_its_trials_a_best_one_and_the_command_that_confirms_it(tmp_path, code, here, capfd):
+def test_a_search_ends_with_its_trials_a_best_one_and_the_command_that_confirms_it(
+    tmp_path, code, here, monkeypatch, capfd
+):
+    asked, tpe = [], optuna.samplers.TPESampler
+    monkeypatch.setattr(optuna.samplers, "TPESampler", lambda seed: asked.append(seed) or tpe(seed=seed))
     results = work(tmp_path / "study", code, RATE, "--trials=5", "--seed=1,2", "--n_layer=3")
     assert [each.status for each in results.outcomes] == ["finished"] * 10
     assert results.design.baseline == next(iter(results.design.variants)) == "learning_rate=0.001"
-    assert results.differences == []
+    assert asked == [1] and results.differences == []
     told = {each.user_attrs["variant"]: each.value for each in in_file(tmp_path / "study")}
     values = {name: sum(each.values()) / 2 for name, each in results.values().items()}
     assert values == pytest.approx(told) and len(told) == 5
@@ -83,6 +87,7 @@ def test_a_best_variant_that_no_flag_can_name_is_confirmed_by_a_config_file():
     assert "`variants` in a config file" in search.confirmation(plan, "b")
 
 
+@pytest.mark.slow  # 20 trials, which are those of Optuna's sampler
 def test_tpe_comes_near_the_optimum(tmp_path, code, here):
     found = work(tmp_path / "study", code, RATE, "--trials=20", "--max_iters=3")
     far = [abs(math.log10(each["learning_rate"]) + 2) for each in found.design.variants.values()]
@@ -137,13 +142,13 @@ def test_a_worker_whose_trials_all_fail_gives_up(tmp_path, code, here):
 
 
 def test_settings_that_do_not_fit_together_are_not_tried(tmp_path, code, here, monkeypatch):
-    flags = ("--n_embd=64", "--n_head=4", "--max_iters=3", "--trials=5", "--sampler=random")
+    flags = ("--n_embd=64", "--n_head=4", "--max_iters=3", "--trials=4", "--sampler=random")
     results = work(tmp_path / "study", code, "--search=n_head=2..8,learning_rate=1e-3..1", *flags)
     assert {each["n_head"] for each in results.design.variants.values()} <= {2, 4, 8}
-    assert [each.status for each in results.outcomes] == ["finished"] * 5
-    monkeypatch.setattr(search, "UNFIT", 10)
+    assert [each.status for each in results.outcomes] == ["finished"] * 4
+    monkeypatch.setattr(search, "UNFIT", 5)
     flags = ("--n_embd=61", "--n_head=1", "--max_iters=3", "--trials=9")
-    with pytest.raises(UserError, match=r"10 suggestions in a row do not fit together: .*n_embd=61"):
+    with pytest.raises(UserError, match=r"5 suggestions in a row do not fit together: .*n_embd=61"):
         work(tmp_path / "other", code, "--search=n_head=1..999", *flags)
 
 
