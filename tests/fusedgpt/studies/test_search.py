@@ -58,11 +58,11 @@ def test_a_search_ends_with_its_trials_a_best_one_and_the_command_that_confirms_
     tmp_path, code, here, monkeypatch, capfd
 ):
     asked, tpe = [], optuna.samplers.TPESampler
-    monkeypatch.setattr(optuna.samplers, "TPESampler", lambda seed: asked.append(seed) or tpe(seed=seed))
+    monkeypatch.setattr(optuna.samplers, "TPESampler", lambda **how: asked.append(how) or tpe(**how))
     results = work(tmp_path / "study", code, RATE, "--trials=5", "--seed=1,2", "--n_layer=3")
     assert [each.status for each in results.outcomes] == ["finished"] * 10
     assert results.design.baseline == next(iter(results.design.variants)) == "learning_rate=0.001"
-    assert asked == [1] and results.differences == []
+    assert asked[-1] == {"seed": 1} and results.differences == []
     told = {each.user_attrs["variant"]: each.value for each in in_file(tmp_path / "study")}
     values = {name: sum(each.values()) / 2 for name, each in results.values().items()}
     assert values == pytest.approx(told) and len(told) == 5
