@@ -105,6 +105,7 @@ def test_make_gpu_rehearsed(tmp_path, monkeypatch):
         return 0, 1.0
 
     monkeypatch.setattr(campaign, "_step", step)
+    monkeypatch.setattr(campaign, "LIMIT", 3600.0)  # on a busy machine a row may take minutes
     monkeypatch.setattr(campaign.signal, "signal", lambda *_: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(timing, "reference", lambda device: 1.0)  # a disturbed row is measured three times

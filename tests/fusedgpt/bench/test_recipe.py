@@ -39,6 +39,7 @@ def test_a_command_counts_the_cpu_time_of_its_process(tmp_path, data, monkeypatc
     assert 0.25 < recipe.command("nanoGPT", s, tmp_path)["cpu_seconds"] < 2
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.slow  # whole commands, whose seconds were once measured by hand: the start of Python and PyTorch counts
 def test_whole_commands_are_timed(tmp_path, data, clone, short_recipe, processes):
     changes = SIZES | dict(nanogpt=str(clone), only="*manual,command")
