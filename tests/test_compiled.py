@@ -26,14 +26,14 @@ from tests.fusedgpt.attention.test_receipt import watch
 from tests.fusedgpt.generation.families import family, greedy, ids
 from tests.launch import script
 
-pytestmark = pytest.mark.usefixtures("compiler")
+# a minute on an idle machine, many on a busy one
+pytestmark = [pytest.mark.usefixtures("compiler"), pytest.mark.timeout(900)]
 CPU = torch.device("cpu")
 TRAINING = Case((2, 2, 64, 32), CPU, torch.float32)
 LENGTHS = (1, 7, 64, 127, 192, 257, 300, 1000, 1024)
 slow = pytest.mark.slow
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("given", [{}, pytest.param(dict(attention="masked", document_start=3), marks=slow)], ids=str)
 def test_a_training_step_is_that_of_eager(given):
     torch.manual_seed(0)
@@ -53,8 +53,8 @@ def test_a_training_step_is_that_of_eager(given):
     ("backend", "family"),
     [
         pytest.param("aot_eager", dict(n_layer=1), id="traced"),
-        pytest.param("inductor", {}, id="GPT-2", marks=[slow, pytest.mark.timeout(900)]),
-        pytest.param("inductor", LLAMA | dict(learning_rate=1e-3), id="Llama", marks=[slow, pytest.mark.timeout(900)]),
+        pytest.param("inductor", {}, id="GPT-2", marks=slow),
+        pytest.param("inductor", LLAMA | dict(learning_rate=1e-3), id="Llama", marks=slow),
     ],
 )
 def test_a_run_trains_to_the_same_loss(tmp_path, data, monkeypatch, backend, family):
@@ -104,7 +104,7 @@ def test_generated_ids_are_those_of_eager(attention):
 
 @slow
 def test_sampled_texts_are_those_of_eager(small_run):
-    flags = [f"--out_dir={small_run}", "--device=cpu", "--dtype=float32", "--temperature=0", "--max_new_tokens=40"]
+    flags = [f"--out_dir={small_run}", "--device=cpu", "--dtype=float32", "--temperature=0", "--start=!"]
     eager, compiled = (script("sample.py", *flags, f"--compile={how}").stdout for how in (False, True))
     assert compiled == eager
 
