@@ -41,7 +41,7 @@ LEAST = 10.0  # seconds for its rows with which a step is begun: with fewer, ben
 # the test files that need a GPU; each relies on what those before it test
 TESTS = ["functions", "flash_impl", "permitted", "choose", "receipt", "timing", "memory", "profiler", "model"]
 TESTS += ["generate", "engines", "optimizer", "step", "train", "resume", "bench", "ladder", "prefill", "max_batch"]
-TESTS += ["peers", "loss", "saver"]
+TESTS += ["peers", "loss", "saver", "parity", "within_documents"]
 KINDS = ["ladder", "numerics", "sweep", "prefill", "anatomy", "peers", "max_batch", "growth"]
 # guesses for an H200 that has compiled nothing yet, to print beside the time that is left
 ROW_SECONDS = {"ladder": 40, "numerics": 3, "sweep": 2, "prefill": 5, "anatomy": 4, "peers": 30, "max_batch": 420}

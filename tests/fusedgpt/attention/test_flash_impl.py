@@ -197,3 +197,15 @@ def test_a_package_that_changes_nothing_or_is_wrong_is_not_taken_for_its_version
     provide("flash4", fwd=lambda q, k, v: torch.ops.kernel_cutlass.kernel_flash_attncuteflash_fwd_sm90(q, k, 1.5 * v))
     assert permitted.refusal("flash4", TRAINING) is None
     assert not parity.passes(parity.compare(ATTENTION["flash4"], TRAINING), torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", VERSIONS)
+def test_on_a_gpu(name):
+    case = Case((2, 2, 256, 64), torch.device("cuda"), torch.bfloat16)
+    if reason := permitted.refusal(name, case):
+        pytest.skip(reason)
+    for attention_name in (name, "flash", name):
+        saw = watch(attention_name, case)
+        assert (saw["forward"], saw["backward"]) == ([attention_name], [attention_name]), saw
+        assert parity.passes(parity.compare(ATTENTION[attention_name], case), torch.bfloat16)

@@ -86,6 +86,18 @@ def test_copies_from_a_gpu_are_queued_and_waited_for_once(tmp_path, monkeypatch)
     assert saved["model"]["w"].tolist() == [1, 1, 1] and saved["optimizer"]["state"][0]["step"] == 7
 
 
+@pytest.mark.gpu
+def test_copies_from_a_gpu_use_the_same_pinned_memory_again():
+    w, places = torch.ones(2**20, device="cuda"), []
+    for n in range(3):
+        copied = saver._copy({"w": w, "tied": w.view(-1)})
+        w += 1
+        assert copied["w"].is_pinned() and copied["tied"] is copied["w"] and (copied["w"] == n + 1).all()
+        places.append(copied["w"].data_ptr())
+        del copied
+    assert len(set(places)) == 1
+
+
 def test_writes_never_overlap(tmp_path, monkeypatch):
     running, save = threading.Lock(), checkpoint.save
 
