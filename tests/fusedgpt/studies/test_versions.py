@@ -256,6 +256,7 @@ def test_a_standing_step_moves_no_weight(optimizer, dropout, tmp_path, data):
 
 
 @pytest.mark.slow  # four starts of PyTorch; the tests above have another train.py
+@pytest.mark.timeout(300)
 def test_this_project_against_itself(tmp_path, data):
     try:
         versions.commit_of(ROOT, "HEAD")
