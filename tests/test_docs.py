@@ -22,7 +22,7 @@ from fusedgpt.__main__ import script_of
 from fusedgpt.bench import kinds
 from fusedgpt.data import prepare, tokenizer
 from tests.conftest import hugging_face, why_no_bpe
-from tests.launch import ROOT, copied, torchrun
+from tests.launch import ROOT, copied
 
 PAGES = [ROOT / "README.md", ROOT / "results" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SMALL = dict(n_layer=1, n_head=2, n_embd=32, batch_size=2, compile=False, device="cpu")
@@ -33,7 +33,7 @@ OF_A_FAMILY = ["--n_kv_head=1", "--n_inner=64"]  # heads and widths of a file in
 TRAINED = [*(f"--{name}={value}" for name, value in SMALL.items()), "--steps=6", "--vocab_size=256"]
 KINDS = {
     "ladder": [*TRAINED, "--block_size=16", "--only=math", "--rounds=1"],
-    "sweep": [*TRAINED, "--lengths=32", "--heads=2x16", "--repeats=1", "--only=flash"],
+    "sweep": [*TRAINED, "--lengths=32", "--heads=2x16", "--repeats=1", "--only=attention"],
     "prefill": ["--device=cpu", "--models=phi-small", "--lengths=16", "--repeats=1", "--only=flash"],
     "numerics": ["--device=cpu", "--repeats=1", "--only=scaled before = math"],
     "anatomy": ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--block_size=16", "--repeats=1"],
@@ -90,9 +90,8 @@ def shortened(command):
         script, args = script_of(words[1:])
         words = ["python", str(script.relative_to(ROOT)), *args]
     family = OF_A_FAMILY if any("config/model/" in word for word in words) else []
-    if words[0] == "torchrun":
-        at = words.index("train.py")
-        return [*words[at:], *SHORT, *family, "--gradient_accumulation_steps=2"]
+    if words[0] == "torchrun":  # tests/faults/test_environments.py runs torchrun
+        words = ["python", *words[words.index("train.py") :], "--parallel=ddp"]
     name, args = words[1], words[2:]
     if "--help" in args or name in ("plot.py", "export.py", "convert.py", "-c"):
         return [name, *args]
@@ -103,7 +102,7 @@ def shortened(command):
     weights = weights or "config/finetune_shakespeare.py" in args
     changes = ["--init_from=hf"] if weights else []
     if name == "train.py":
-        return [name, *args, *SHORT, "--gradient_accumulation_steps=1", *changes]
+        return [name, *args, *SHORT, "--gradient_accumulation_steps=1", *family, *changes]
     if name == "sample.py":
         return [name, *args, "--num_samples=1", "--max_new_tokens=3", "--device=cpu", *changes]
     assert name == "bench.py", f"no rule to shorten {command}"
@@ -186,7 +185,7 @@ def copy(tmp_path_factory):
 def ran(copy):
     """{command: (exit status, output)} of every command that one process can run."""
     pytest.importorskip("tyro")  # reads the command lines
-    python = [command for command in COMMANDS if command.split()[0] in ("python", "fusedgpt") and not why_not(command)]
+    python = [command for command in COMMANDS if not command.startswith("make") and not why_not(command)]
     runs = {command: shortened(command) for command in python}
     before = [
         ["train.py", f"--out_dir={out}", f"--dataset={data}", *SHORT, "--gradient_accumulation_steps=1"]
@@ -224,9 +223,6 @@ def test_a_command_of_the_docs_runs(command, ran, copy):
         pytest.skip(reason)
     if command.startswith("make"):
         done = run([*shlex.split(command), "-n"], copy)
-        status, output = done.returncode, done.stdout + done.stderr
-    elif command.startswith("torchrun"):
-        done = torchrun(2, *shortened(command), cwd=copy, check=False)
         status, output = done.returncode, done.stdout + done.stderr
     else:
         status, output = ran[command]

@@ -36,6 +36,7 @@ def ran(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_every_cell_runs(ran):
     notebook, root = ran
     kinds = {output.output_type for cell in code_cells(notebook) for output in cell.outputs}
@@ -49,6 +50,7 @@ def test_every_cell_runs(ran):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_pictures_are_of_causal_attention(ran):
     _, root = ran
     seen = np.load(root / "seen.npz")

@@ -13,8 +13,8 @@ import time
 import pytest
 
 from tests.conftest import assert_same_bytes, flags, rows, small, weights
+from tests.faults.processes import finish, start
 from tests.faults.torchrun import Torchrun
-from tests.launch import ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 TIMEOUT = 10  # --timeout: seconds that a process waits for another
@@ -74,7 +74,7 @@ def machines():
 
 def test_a_machine_is_cut_off_and_loses_power_and_nothing_is_lost(tmp_path, data, machines, tell):
     first, second = machines
-    ranks(2, "train.py", *flags(small(tmp_path / "whole", data, **SETTINGS)))
+    finish(start(small(tmp_path / "whole", data, **SETTINGS), tmp_path / "log", 2), tmp_path / "log")
     settings = small(tmp_path / "broken", data, **SETTINGS, init_from="auto", timeout=TIMEOUT)
     here, there = runs = [machine.start(first, settings) for machine in machines]
     try:
