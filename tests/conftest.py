@@ -184,7 +184,8 @@ def small(out_dir, data, **settings):
 
 def run(out_dir, data, **settings):
     """A run of `small` settings in this process."""
-    train.main(small(out_dir, data, **settings))
+    with as_it_was():  # fixtures of the session call this too
+        train.main(small(out_dir, data, **settings))
     return out_dir
 
 

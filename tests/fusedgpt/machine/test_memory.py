@@ -1,7 +1,6 @@
 """Bytes at the peak."""
 
 import math
-import pathlib
 import sys
 import types
 
@@ -80,19 +79,14 @@ def test_the_limit_of_a_container_is_its_memory(tmp_path, monkeypatch, own, limi
     assert memory.total_memory(cpu) == (machine if least is None else least)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_peak_memory_remembers_what_was_held():
-    cpu, status = torch.device("cpu"), pathlib.Path("/proc/self/status").read_text()
-    before, now = memory.peak_memory(cpu), 1024 * int(status.partition("VmRSS:")[2].split()[0])
-    torch.ones(int(before) - now + 256 * MIB, dtype=torch.uint8)  # freed at once
-    assert 200 * MIB < memory.peak_memory(cpu) - before < 320 * MIB
-
-
 @pytest.mark.slow  # it imports PyTorch
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_peak_memory_is_of_this_process():
+def test_peak_memory_is_of_this_process_and_remembers():
     # getrusage starts a child with the peak of its parent
-    code = "import torch; from fusedgpt.machine.memory import peak_memory; print(peak_memory(torch.device('cpu')))"
-    child = "subprocess.check_output([sys.executable, '-c', sys.argv[1]])"
-    parent = f"import subprocess, sys; x = b'x' * 2**30; print(int(float({child})))"
-    assert int(process("-c", parent, code).stdout) < 2**30
+    code = "import torch; from fusedgpt.machine.memory import peak_memory; cpu = torch.device('cpu')"
+    code += "; before = peak_memory(cpu); torch.ones(2**28, dtype=torch.uint8)"
+    code += "; print(before, peak_memory(cpu) - before)"
+    child = "subprocess.check_output([sys.executable, '-c', sys.argv[1]], text=True)"
+    parent = f"import subprocess, sys; x = b'x' * 2**30; print({child})"
+    before, added = map(int, process("-c", parent, code).stdout.split())
+    assert before < 2**30 and 200 * MIB < added < 320 * MIB
