@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pathlib
 import runpy
+import secrets
 import shutil
 import signal
 import socket
@@ -212,6 +213,14 @@ def _run_on_terminal(command, terminal):
     _run_fork(command, ROOT, env, [pathlib.Path(terminal)] * 2, ())
 
 
+def free_port() -> int:
+    """A port on which nobody listens, and which no connection is given by chance before a rank listens there."""
+    while True:
+        port = secrets.choice(range(20_000, 32_000))
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
 class Pool:
     """Processes that wait for work. One that fails ends all, and the next call starts new ones."""
 
@@ -229,9 +238,7 @@ class Pool:
             member.start()
             theirs.close()
             self.members.append((member, ours))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = str(free.getsockname()[1])
-        place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         waiting = {}
         for rank, (_, pipe) in enumerate(self.members[:world]):
             pipe.send((env | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, work, args))

@@ -148,7 +148,7 @@ def test_a_collective_begins_once_rank_0_has_chosen(waiting, rank_1):
 
     with ThreadPoolExecutor() as pool:
         for _ in range(2):
-            other = pool.submit(rank_1.from_main, None)
+            other = pool.submit(rank_1.from_main, dict)
             assert distributed.Ranks(0, 0, 2).from_main(choose) == other.result() == "chosen by 0"
             assert waiting[0] == "rank 0 has chosen" and sorted(waiting[1:]) == [0, 1]
             waiting.clear()
@@ -162,11 +162,11 @@ def test_a_choice_that_does_not_come_ends_the_others_in_time(waiting, rank_1, mo
     with pytest.raises(UserError, match="nothing fits"):
         distributed.Ranks(0, 0, 2).from_main(choose)
     with pytest.raises(UserError, match="rank 0 could not choose for all processes: nothing fits"):
-        rank_1.from_main(None)
+        rank_1.from_main(dict)
     monkeypatch.setattr(distributed, "CHOOSING", 0.2)
     ends = "rank 1 failed while waiting for what rank 0 chooses, .*it did not answer within 0 s"
     with pytest.raises(UserError, match=ends):
-        rank_1.from_main(None)
+        rank_1.from_main(dict)
     assert not waiting
 
 
@@ -211,6 +211,8 @@ def test_one_process_needs_nobody():
     alone = distributed.Ranks()
     distributed.join(alone, "nccl", torch.device("cpu"))
     assert alone.all_reduce(torch.tensor([2, 3])).tolist() == [2, 3] and alone.broadcast("x") == "x"
+    distributed.require_same_weights(torch.nn.Linear(2, 2), alone, 0)
+    assert alone.gather("a") == ["a"]
     distributed.leave(alone)
     assert not c10d.is_initialized()
 
@@ -231,11 +233,6 @@ def drift(rank, world):
 def test_a_rank_that_drifts_by_one_bit_is_named_on_every_rank():
     for said in together(2, drift):
         assert said.startswith("after 7 steps, rank 1 no longer has the weights of rank 0 (1 differ, such as bias)")
-
-
-def test_one_process_has_nobody_to_compare_with():
-    distributed.require_same_weights(torch.nn.Linear(2, 2), distributed.Ranks(), 0)
-    assert distributed.Ranks().gather("a") == ["a"]
 
 
 NO_PLACE = [{"RANK": text} for text in ("x", "", "-1", "1.0", "2", "３", "9" * 5000)]

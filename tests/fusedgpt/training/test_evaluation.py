@@ -61,14 +61,6 @@ def test_all_of_a_split_against_a_sum_in_float64(characters):
     assert found["val_bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-6)
 
 
-def test_bits_per_byte_of_bytes_are_bits_per_token(tmp_path):
-    raw = np.frombuffer(TEXT.encode(), np.uint8)
-    prepare.write(tmp_path, {"train": [raw], "val": [raw]}, "cheese", "byte", 256)
-    found = losses(tmp_path, GPT(GPTConfig(8, 256, 1, 2, 16)), 5)
-    for split in ("train", "val"):
-        assert found[f"{split}_bits_per_byte"] == pytest.approx(found[f"{split}_loss"] / math.log(2))
-
-
 def test_without_a_tokenizer_there_is_a_loss_alone(characters):
     # a meta.pkl of nanoGPT's that has only a size must not end the run
     meta = {"tokenizer": "unknown", "vocab_size": dataset.read_meta(characters)["vocab_size"]}

@@ -9,7 +9,6 @@ from unittest import mock
 
 import pytest
 import torch
-from torch.distributed.tensor import distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusedgpt.machine import memory
@@ -124,54 +123,6 @@ def test_muon_is_pytorchs_to_the_bit(monkeypatch, n_embd, stack):
         with_gradients(other, seed)
         theirs.step()
         assert all(torch.equal(p, q) for p, q in pairs)
-
-
-def share_and_step(rank, ranks, shape, groups):
-    """As one of `ranks` ranks in `groups` groups: the matrices after each step of Muon, and PyTorch's."""
-    s = Settings(optimizer="muon", learning_rate=0.1, weight_decay=0.2)
-    with torch.device("meta"):
-        model = GPT(GPTConfig(**shape))
-    fsdp.shard(model, ranks // groups, groups, torch.device("cpu"), torch.float32, compiled=False, seed=0)
-    optimizer = build_optimizer(model, s, "cpu")
-    matrices = optimizer.param_groups[-1]["params"]
-    whole = [torch.nn.Parameter(p.detach().full_tensor()) for p in matrices]
-    theirs, found = torch.optim.Muon(whole, 0.1, 0.2, adjust_lr_fn="match_rms_adamw"), []
-    for seed, bad in enumerate((True, False, True, False)):
-        random = torch.Generator().manual_seed(seed)
-        gradients = {p: torch.randn(p.shape, generator=random) for p in model.parameters()}
-        if bad:
-            gradients[matrices[0]][0, 0] = torch.inf
-        for p, gradient in gradients.items():
-            p.grad = distribute_tensor(gradient, p.device_mesh, p.placements, src_data_rank=None)
-        norm = distributed.gradient_norm(model)
-        update_weights(optimizer, norm, 0.0)
-        if not bad:
-            for p, q in zip(matrices, whole):
-                q.grad = gradients[p]
-            theirs.step()
-        sharded = all(optimizer.state[p]["momentum_buffer"].placements == p.placements for p in matrices)
-        both = [p.detach().full_tensor() for p in matrices], [q.detach().clone() for q in whole]
-        found.append((bad, bool(norm.isfinite()), sharded, *both))
-    return found
-
-
-def in_bfloat16(*args):
-    with mock.patch.object(optimizer_module, "resolve_dtype", return_value=torch.bfloat16):
-        return share_and_step(*args)
-
-
-SHARED = {"two": (SHAPE | LLAMA, 2, 1), "three": (SHAPE, 3, 1), "two groups of two": (SHAPE | LLAMA, 4, 2)}
-
-
-@pytest.mark.parametrize(("shape", "ranks", "groups"), SHARED.values(), ids=SHARED)
-def test_ranks_that_share_matrices_make_pytorchs_step_to_the_bit(shape, ranks, groups):
-    # a rank that orthogonalised its rows alone would train on, to a worse loss. Three ranks have rows that three does
-    # not divide, and two matrices of a shape. A step that is skipped must be skipped by all
-    for found in together(ranks, in_bfloat16, shape, groups):
-        assert len(found) == 4
-        for bad, finite, sharded, ours, theirs in found:
-            assert finite != bad and sharded and len(ours) == len(theirs) > 0
-            assert all(map(torch.equal, ours, theirs))
 
 
 class Operators(TorchDispatchMode):
