@@ -236,9 +236,16 @@ def test_a_run_may_be_called_scratch(done, data, monkeypatch):
     assert s.init_from == "scratch"
 
 
-def test_deterministic_holds_for_the_run(tmp_path, data):
-    run(tmp_path, data, deterministic=True, max_iters=1)
-    assert torch.are_deterministic_algorithms_enabled()
+def test_deterministic_holds_in_each_step(tmp_path, data, monkeypatch):
+    seen, step = [], train.train_step
+
+    def watched(*args):
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return step(*args)
+
+    monkeypatch.setattr(train, "train_step", watched)
+    run(tmp_path, data, deterministic=True, max_iters=2)
+    assert seen == [True, True]
 
 
 def test_finetuning_starts_from_hugging_face_weights(tmp_path, data, capsys):
