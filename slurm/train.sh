@@ -27,7 +27,8 @@ export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120
 
 stopped=
-trap 'stopped=yes; kill -TERM "$step"' TERM
+step=
+trap 'stopped=yes; [ -z "$step" ] || kill -TERM "$step"' TERM
 
 # init_from=auto: the run in out_dir if there is one. A flag given to this script comes later and wins.
 srun --kill-on-bad-exit=1 python -m torch.distributed.run \
@@ -36,6 +37,7 @@ srun --kill-on-bad-exit=1 python -m torch.distributed.run \
     train.py --init_from=auto "$@" &
 step=$!
 
+[ -z "$stopped" ] || kill -TERM "$step" # the signal came before the line above
 wait "$step"
 status=$?
 if [ -n "$stopped" ]; then
