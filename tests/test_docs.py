@@ -199,16 +199,17 @@ def ran(copy):
     before[0] += ["--optimizer=muon"]  # as in config/quickstart.py, with which pages resume it
     before += [["train.py", "config/train_shakespeare_llama_cpu.py", *SHORT]]
     before += [["export.py", "out-quickstart", "out-hf"], ["export.py", "out-text", "hf-text"]]
-    once = {without_results(words): words for words in runs.values()}
+    once = {meaning(words): words for words in runs.values()}
     results = run_all([*before, *once.values()], copy)
     assert all(status == 0 for status, _ in results[: len(before)]), results[: len(before)]
-    by_words = dict(zip(once, results[len(before) :]))
-    return {command: by_words[without_results(words)] for command, words in runs.items()}
+    by_meaning = dict(zip(once, results[len(before) :]))
+    return {command: by_meaning[meaning(words)] for command, words in runs.items()}
 
 
-def without_results(words):
-    """The words of a command but for the folder of its results: what differs in that alone runs once."""
-    return tuple(word for word in words if not word.startswith("--results="))
+def meaning(words):
+    """What a command does: commands that differ in an overruled flag or the folder of their results run once."""
+    last = {word.partition("=")[0] if word.startswith("--") else word: word for word in words}
+    return tuple(sorted(word for name, word in last.items() if name != "--results"))
 
 
 def why_not(command):

@@ -23,15 +23,15 @@ SETTINGS = dict(parallel="fsdp", optimizer="muon", max_iters=150, eval_interval=
 SETTINGS |= dict(gradient_accumulation_steps=2)
 
 
-def test_after_deaths_at_the_start_and_in_training_nothing_is_lost(tmp_path, data, tell):
+def test_after_deaths_at_the_start_and_in_training_nothing_is_lost(tmp_path, data):
     # restarted workers found the addresses of dead ones in torchrun's store: they hung, or were refused a connection
     chance, dead = rng("deaths"), set()
     whole, settings = (small(tmp_path / name, data, **SETTINGS, init_from="auto") for name in ("whole", "broken"))
     ranks(2, "train.py", *flags(whole))
     # as many restarts as deaths, so that the run fails if one restart fails
-    run = Torchrun("--standalone", "--nproc_per_node=2", "--max_restarts=3", "train.py", *flags(settings))
+    run = Torchrun("--standalone", "--nproc_per_node=2", "--max_restarts=2", "train.py", *flags(settings))
     try:
-        for starting in (False, True, False):
+        for starting in (False, True):
             workers = run.wait_for_workers(2, dead, BOUND)
             if starting:
                 time.sleep(chance.uniform(0, 4))
@@ -49,4 +49,3 @@ def test_after_deaths_at_the_start_and_in_training_nothing_is_lost(tmp_path, dat
     left = [checkpoint.load(tmp_path / name / "ckpt.pt")["model"] for name in ("broken", "whole")]
     assert_same_bytes(*left)
     assert rows(tmp_path / "broken", "eval") == rows(tmp_path / "whole", "eval")
-    tell("3 of 3 deaths of a rank were recovered from")

@@ -102,7 +102,7 @@ def ordinary(tmp_path_factory):
 
 
 ENVIRONMENTS = {
-    "strict": ([], ["-O", "-W", "error", "-X", "dev"]),  # not -OO: transformers needs its docstrings to be imported
+    "strict": ([], ["-O", "-W", "error"]),  # not -OO: transformers needs its docstrings to be imported
     "few files, no user, no variables, ASCII, a read-only checkout": ([*read_only(ROOT), *BARE], []),
 }
 

@@ -77,8 +77,6 @@ def test_a_norm_of_the_embeddings(tmp_path, data):
     assert "the model is no GPT-2 and cannot be written as one" in project.refuses("export.py", "out", "hf")
     assert not (project.folder / "hf").exists()
     project.says(*project.planning())
-    quick = ["--device=cpu", f"--dataset={data}", "--vocab_size=65", "--steps=7", "--rounds=1", "--only=manual, eager"]
-    project.says("bench.py", "ladder", *SIZES, *quick, "--results=measured")
 
 
 @pytest.mark.slow
