@@ -8,6 +8,7 @@ Source: "Language Models are Unsupervised Multitask Learners" (GPT-2); module na
 import functools
 import math
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Self
 
@@ -311,13 +312,18 @@ class GPT(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, model_type: str | os.PathLike, override_args: dict | None = None, dtype: torch.dtype = torch.float32
+        cls,
+        model_type: str | os.PathLike,
+        override_args: dict | None = None,
+        dtype: torch.dtype = torch.float32,
+        say: Callable[[str], None] = print,
     ) -> Self:
         """A GPT with pretrained weights. model_type: an id on the hub, such as gpt2-xl, or a folder in that format.
 
-        `override_args` may set the fields in dimensions.OVERRIDES. Raises UserError as pretrained.load does.
+        `override_args` may set the fields in dimensions.OVERRIDES. say: prints a line on what is ignored. Raises
+        UserError as pretrained.load does.
         """
-        config, weights = pretrained.load(model_type, override_args or {})
+        config, weights = pretrained.load(model_type, override_args or {}, say)
         with torch.device("meta"):
             model = cls(config).to(dtype)
         eager.to_empty(model)

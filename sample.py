@@ -124,7 +124,7 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
     if s.init_from != "resume":
         if run_folder.checkpoints(s.init_from):
             raise UserError(f"{s.init_from} is a run: name it with --out_dir={s.init_from} and --init_from=resume")
-        model = GPT.from_pretrained(s.init_from, changes)
+        model = GPT.from_pretrained(s.init_from, changes, say=say)
         say(f"sampling from {s.init_from}")
         meta = tokenizer_json.read_meta(s.init_from, say)
     else:

@@ -111,7 +111,7 @@ def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torc
         with torch.device("meta" if ranks.shards > 1 else "cpu"):
             model = GPT.from_checkpoint(saved, **changes)
     else:
-        model = GPT.from_pretrained(s.init_from, changes)
+        model = GPT.from_pretrained(s.init_from, changes, say=say)
         if s.block_size != model.config.block_size:
             model.crop_block_size(s.block_size)
     if s.init_from != "scratch":

@@ -4,6 +4,7 @@ GPT-2, Llama, Mistral, Qwen2, Qwen3 and Phi, as transformers has them; docs/mode
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,15 +13,16 @@ from torch import Tensor
 from fusedgpt import dimensions
 from fusedgpt.dimensions import GPTConfig, require_known
 from fusedgpt.errors import UserError, shown
-from fusedgpt.interchange.hf_config import DEFAULTS, FAMILIES, OPTIONAL, Config
+from fusedgpt.interchange.hf_config import DEFAULTS, FAMILIES, OPTIONAL, Config, declared
 
 WRITTEN = (*dimensions.FAMILIES, "document_start")  # fields beyond GPT-2's that are written, or refused by name
 
 
-def read(content: Any) -> tuple[str, GPTConfig]:
+def read(content: Any, say: Callable[[str], None] = lambda line: None) -> tuple[str, GPTConfig]:
     """The family and the config of a model with this config.json.
 
-    Raises UserError if the family is unknown, or if the model has something that a GPT does not have.
+    say: prints a line on the keys that transformers does not know either, and that are ignored. Raises UserError if the
+    family is unknown, or if the model has something that a GPT does not have.
     """
     if not isinstance(content, dict):
         raise UserError(f"its config.json must be a mapping, not {type(content).__name__}")
@@ -28,15 +30,15 @@ def read(content: Any) -> tuple[str, GPTConfig]:
     name = config.take("model_type", str, "gpt2")
     if name not in FAMILIES:
         raise UserError(f"it has model_type={shown(name)}, which can be {', '.join(FAMILIES)}")
-    if content.get("quantization_config"):
-        raise UserError("it has quantized weights (quantization_config): name the model that they were made of")
     family = FAMILIES[name]
     defaults = {key: value for key, value in DEFAULTS.get(name, {}).items() if key not in content}
     config.content = defaults | content
     config.require("is_causal", True)  # otherwise each token attends to later ones too
     sizes = {ours: config.take(theirs, int, *OPTIONAL.get(theirs, ())) for ours, theirs in family.sizes.items()}
     fields = sizes | family.read(config)
-    config.require_all_read()
+    config.require_none_foreign()
+    if foreign := sorted(content.keys() - config.taken - declared(name)):
+        say(f"its config.json has {', '.join(foreign)}, which transformers' {family.title} does not read: ignored")
     found = GPTConfig(**fields)
     same = {"n_kv_head": found.n_head, "head_size": found.n_embd / found.n_head, "n_inner": 4 * found.n_embd}
     usual = {field: None for field, value in same.items() if getattr(found, field) == value}

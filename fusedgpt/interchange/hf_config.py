@@ -1,7 +1,6 @@
 """What config.json says of each family of models in transformers, as fields of GPTConfig, and its names of weights."""
 
 import dataclasses
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -22,37 +21,28 @@ LLAMAS |= {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
 PHIS = SIDE_BY_SIDE | {"attn.c_proj": "self_attn.dense", "mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
 PHIS |= {"attn.q_norm": "self_attn.q_layernorm", "attn.k_norm": "self_attn.k_layernorm"}
 
-# keys of a config.json that change no logits: bookkeeping, dropout, the start of training, defaults for generation
-HARMLESS = set(
-    re.findall(
-        r"\S+",
-        """
-    _attn_implementation _attn_implementation_autoset _attn_implementation_internal _name_or_path architectures
-    attention_dropout attn_implementation attn_pdrop begin_suppress_tokens bos_token_id cache_implementation
-    chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
-    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task flash_attn flash_rotary
-    forced_bos_token_id forced_eos_token_id fused_dense gradient_checkpointing id2label initializer_range
-    is_llama_config label2id length_penalty max_length min_length model_type n_ctx no_repeat_ngram_size
-    num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states output_scores pad_token_id
-    prefix pretraining_tp problem_type remove_invalid_values reorder_and_upcast_attn repetition_penalty resid_pdrop
-    return_dict return_dict_in_generate sep_token_id summary_activation summary_first_dropout summary_proj_to_labels
-    summary_type summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k
-    top_p torch_dtype torchscript transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version
-    use_bfloat16 use_cache
-    """,
-    )
+# keys that a forward pass of transformers reads for parts that a GPT, or most families, do not have, and what they mean
+FOREIGN = dict.fromkeys(
+    (
+        *("add_cross_attention", "attention_chunk_size", "decoder", "full_attention", "generator", "head_dim"),
+        *("is_encoder_decoder", "kv_sharing_modes", "layer_types", "per_layer_config", "sliding_attention"),
+        *("sliding_window", "text_config"),
+    ),
+    "which is not computed here",
 )
+FOREIGN |= {"auto_map": "code of its own, which is never run here"}
+FOREIGN |= {"quantization_config": "quantized weights: name the model that they were made of"}
 
 
 class Config:
-    """The content of a config.json, read key by key, so that what nobody has read can be refused."""
+    """The content of a config.json, read key by key, so that what nobody has read is known."""
 
     def __init__(self, content: dict):
-        self.content, self.read = content, set(HARMLESS)
+        self.content, self.taken = content, set()
 
     def take(self, key: str, kind: type, *default: Any) -> Any:
         """The value of `key`, which must be of this kind; null, or none at all, is the default, if there is one."""
-        self.read.add(key)
+        self.taken.add(key)
         value = self.content.get(key)
         if value is None and default:
             return default[0]
@@ -68,20 +58,11 @@ class Config:
         if (found := self.take(key, type(wanted), wanted)) != wanted:
             raise UserError(f"it has {key}={found} and not {wanted}")
 
-    def require_all_read(self) -> None:
-        """Raise UserError if there is a key that nobody has read and that is not off: the model may need it."""
-        if code := self.content.get("auto_map"):
-            raise UserError(
-                f"its config.json names code of its own (auto_map={shown(code)}), which is never run here: if the"
-                " model does without, take auto_map out of config.json"
-            )
-        for key, value in self.content.items():
-            off = value is None or value is False or value in ({}, [])
-            if key not in self.read and not off:
-                raise UserError(
-                    f"its config.json has {key}={shown(value)}, which is unknown here: if it changes no logits, take"
-                    " it out of config.json"
-                )
+    def require_none_foreign(self) -> None:
+        """Raise UserError if a key that transformers computes with is on, and nobody has taken it."""
+        for key in FOREIGN.keys() & self.content.keys() - self.taken:
+            if self.content[key]:
+                raise UserError(f"its config.json has {key}={shown(self.content[key])}, {FOREIGN[key]}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +113,7 @@ def _rope(config, fraction=1.0):
             rope.require(key, float(value))
     elif kinds - {"default"}:
         raise UserError(f"it has rope_scaling of the kind {', '.join(sorted(kinds))}, which can be default or llama3")
-    rope.require_all_read()
+    rope.require_none_foreign()
     return found
 
 
@@ -200,6 +181,8 @@ def _write_windows(config):
 def _read_gpt2(config):
     for key, value in (("scale_attn_by_inverse_layer_idx", False), ("scale_attn_weights", True)):
         config.require(key, value)
+    for size, key in OTHER_NAMES.items():
+        config.require(size, config.take(key, int))
     found = _activation(config, "activation_function")
     found["norm_eps"] = config.take("layer_norm_epsilon", float, 1e-5)
     return found | {"tie_embeddings": config.take("tie_word_embeddings", bool, True)}
@@ -235,6 +218,8 @@ SIZES = {"vocab_size": "vocab_size", "block_size": "max_position_embeddings", "n
 SIZES |= {"n_head": "num_attention_heads", "n_embd": "hidden_size", "n_inner": "intermediate_size"}
 SIZES |= {"n_kv_head": "num_key_value_heads"}
 OPTIONAL = dict.fromkeys(("n_inner", "num_key_value_heads", "head_dim"), (None,))  # keys that may be null
+OTHER_NAMES = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
+OTHER_NAMES |= {"max_position_embeddings": "n_positions"}  # which transformers takes for a GPT-2 too
 # what transformers takes for a key that is not there, if that is not what null means
 DEFAULTS = {
     "gpt2": dict(vocab_size=50257, n_positions=1024, n_layer=12, n_head=12, n_embd=768),
@@ -303,3 +288,10 @@ FAMILIES = {
         biases=lambda config: ALL_BIASES | {"output_bias": True},
     ),
 }
+
+
+def declared(name: str) -> set[str]:
+    """The keys that transformers' own class of this family writes into a config.json."""
+    from transformers import CONFIG_MAPPING
+
+    return {*CONFIG_MAPPING[name]().to_dict(), "torch_dtype"}  # transformers 4's name of dtype

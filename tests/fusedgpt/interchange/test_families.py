@@ -5,7 +5,7 @@ import torch
 
 from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError
-from fusedgpt.interchange import families
+from fusedgpt.interchange import families, hf_config
 from fusedgpt.interchange.pretrained import to_transformers
 from model import GPT
 from tests.conftest import assert_same_bytes
@@ -150,15 +150,15 @@ def test_windows_of_qwen(name):
 
 REFUSED = {  # by what is said: what is not as it should be
     "it has model_type='mixtral', which can be gpt2, llama, mistral, qwen2, qwen3, phi": dict(model_type="mixtral"),
-    "it has quantized weights": dict(quantization_config={"bits": 4}),
-    "names code of its own (auto_map=": dict(auto_map={"AutoModelForCausalLM": "mine.Model"}),
+    "has quantization_config={'bits': 4}, quantized weights": dict(quantization_config={"bits": 4}),
+    "'mine.Model'}, code of its own, which is never run": dict(auto_map={"AutoModelForCausalLM": "mine.Model"}),
     "rope_scaling of the kind yarn, which can be default or llama3": dict(rope_scaling={"type": "yarn", "factor": 2.0}),
     "it has low_freq_factor=2.0 and not 1.0": dict(rope_scaling=SCALED | {"low_freq_factor": 2.0}),
     "its config.json has rope_theta=10000.0, and 500.0": dict(rope_parameters=SCALED, rope_theta=1e4),
-    "has attention_factor=1.2, which is unknown": dict(rope_scaling=SCALED | {"attention_factor": 1.2}),
     "has full_attention={": dict(rope_parameters={"full_attention": SCALED}),
     "partial_rotary_factor=0.5, which must be 1": dict(partial_rotary_factor=0.5),
-    "has num_local_experts=8, which is unknown": dict(num_local_experts=8),
+    "has attention_chunk_size=8, which is not computed here": dict(attention_chunk_size=8),
+    "has sliding_window=8, which is not computed here": dict(sliding_window=8),
     "it has hidden_act=gelu and not silu or swish": dict(hidden_act="gelu"),
     "has hidden_size='64', which must be a whole number": dict(hidden_size="64"),
     "has hidden_size=None, which must be a whole number": dict(hidden_size=...),
@@ -172,7 +172,9 @@ REFUSED = {  # by what is said: what is not as it should be
     "num_hidden_layers=10000000, which must be at most": WINDOWS | dict(model_type="qwen2", num_hidden_layers=10**7),
     "it has hidden_act=relu and not gelu_new, ": dict(model_type="phi", hidden_act="relu"),
     "it has scale_attn_by_inverse_layer_idx=True": dict(name="gpt2", scale_attn_by_inverse_layer_idx=True),
-    "has add_cross_attention=True, which is unknown": dict(name="gpt2", add_cross_attention=True),
+    "has add_cross_attention=True, which is not computed": dict(name="gpt2", add_cross_attention=True),
+    # transformers takes the last of the two names
+    "it has hidden_size=80 and not 64": dict(name="gpt2", hidden_size=80),
     # it was taken for a part that is off, and the model was read as a causal one
     "it has is_causal=False and not True": dict(is_causal=False),
 }
@@ -183,6 +185,92 @@ def test_what_a_gpt_does_not_have_is_refused_by_its_name(said):
     with pytest.raises(UserError) as refused:
         families.read(content_of(**REFUSED[said]))
     assert said in str(refused.value) and len(str(refused.value)) < 400
+
+
+PUBLISHED_GPT2 = dict(activation_function="gelu_new", architectures=["GPT2LMHeadModel"], bos_token_id=50256)
+PUBLISHED_GPT2 |= dict(attn_pdrop=0.1, embd_pdrop=0.1, resid_pdrop=0.1, eos_token_id=50256, initializer_range=0.02)
+PUBLISHED_GPT2 |= dict(layer_norm_epsilon=1e-05, n_ctx=1024, summary_activation=None, summary_first_dropout=0.1)
+PUBLISHED_GPT2 |= dict(summary_proj_to_labels=True, summary_type="cls_index", summary_use_proj=True)
+PUBLISHED_GPT2 |= dict(task_specific_params={"text-generation": {"do_sample": True, "max_length": 50}})
+LABELS = dict(id2label={"0": "LABEL_0"}, label2id={"LABEL_0": 0})
+TINYLLAMA = dict(attention_bias=False, hidden_act="silu", initializer_range=0.02, pretraining_tp=1, rms_norm_eps=1e-05)
+TINYLLAMA |= dict(
+    rope_scaling=None, rope_theta=10000.0, tie_word_embeddings=False, torch_dtype="float32", use_cache=True
+)
+QWEN = dict(hidden_act="silu", max_window_layers=24, rms_norm_eps=1e-06, rope_theta=1000000.0, sliding_window=32768)
+QWEN |= dict(
+    tie_word_embeddings=True, torch_dtype="bfloat16", use_cache=True, use_mrope=False, use_sliding_window=False
+)
+# what the config.json of models has, as it is published, with small sizes; and what is said to be ignored
+PUBLISHED = {
+    "gpt2-medium": (
+        "gpt2",
+        PUBLISHED_GPT2 | dict(n_special=0, predict_special_tokens=True),
+        "n_ctx, n_special, predict_",
+    ),
+    "gpt2-xl": ("gpt2", PUBLISHED_GPT2 | dict(output_past=True), "n_ctx, output_past, task_specific_params"),
+    "distilgpt2": ("gpt2", PUBLISHED_GPT2 | LABELS | dict(_num_labels=1), "_num_labels, n_ctx"),
+    "TinyLlama": ("llama", TINYLLAMA, ""),
+    "Qwen2.5": ("qwen2", QWEN, "use_mrope"),
+    "of experts": ("llama", TINYLLAMA | dict(num_local_experts=8), "num_local_experts"),
+    "other positions": (
+        "llama",
+        TINYLLAMA | dict(rope_scaling=SCALED | dict(attention_factor=1.2), rope_theta=500.0),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_model_computes_what_transformers_does_and_what_nobody_reads_is_named(name, tmp_path, capsys):
+    # OpenAI's own weights were refused: n_special, output_past and _num_labels were "unknown"
+    import json
+
+    from transformers import AutoModelForCausalLM
+
+    family, published, ignored = PUBLISHED[name]
+    sizes = GPT2 if family == "gpt2" else SIZES
+    tied = {"tie_word_embeddings": published["tie_word_embeddings"]} if "tie_word_embeddings" in published else {}
+    random_model(tmp_path, family, sizes | tied)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family} | published | sizes))
+    ours = GPT.from_pretrained(tmp_path).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    said = capsys.readouterr().out
+    assert f"its config.json has {ignored}" in said if ignored else not said
+    idx = torch.randint(0, V, (1, 8), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(idx, idx)[0], theirs(idx).logits, rtol=1e-5, atol=1e-5)
+    drawn = theirs.generate(idx, max_new_tokens=12, min_new_tokens=12, do_sample=False, pad_token_id=0)
+    assert ours.generate(idx, 12, temperature=0.0).tolist() == drawn.tolist()
+
+
+# what transformers reads of each config, although it changes no logits of a model that is evaluated
+NEUTRAL = {"attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "initializer_range", "dtype", "use_cache"}
+NEUTRAL |= {"output_attentions", "output_hidden_states", "output_cross_attentions", "return_dict", "name_or_path"}
+NEUTRAL |= {"pad_token_id", "reorder_and_upcast_attn", "gradient_checkpointing", "sub_configs", "is_heterogeneous"}
+NEUTRAL |= {f"base_model_{kind}_plan" for kind in ("ep", "fsdp", "pp", "tp")}
+NEUTRAL |= {f"vision_{kind}" for kind in ("aspect_ratio", "feature_layer", "feature_select_strategy")}
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_each_key_that_transformers_computes_with_is_taken_or_refused(name, monkeypatch):
+    # what is neither is ignored: a part that a new version adds to a family would be left out in silence
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config, read = AutoConfig.for_model(name, **(GPT2 if name == "gpt2" else SIZES)), set()
+    plain = type(config).__getattribute__
+    monkeypatch.setattr(type(config), "__getattribute__", lambda self, key: (read.add(key), plain(self, key))[1])
+    theirs = AutoModelForCausalLM.from_config(config).eval()
+    theirs(torch.zeros(1, 4, dtype=torch.long))
+    monkeypatch.undo()
+    values = {key for key in read if not (key.startswith("_") or callable(getattr(config, key, None)))}
+    taken = hf_config.Config(
+        {"model_type": name} | hf_config.DEFAULTS.get(name, {}) | (GPT2 if name == "gpt2" else SIZES)
+    )
+    families.FAMILIES[name].read(taken)
+    ours = taken.taken | set(families.FAMILIES[name].sizes.values()) | {"is_causal"}
+    assert values - ours - set(hf_config.FOREIGN) - NEUTRAL == set()
+    assert {"vocab_size", "tie_word_embeddings"} <= values  # the watch works
 
 
 ROTARY = dict(position="rotary", norm="rmsnorm", mlp="swiglu", bias=False, n_layer=2, n_head=2, n_embd=16, block_size=8)
