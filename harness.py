@@ -16,7 +16,6 @@ from fusedgpt.home import as_called
 if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):
     sys.exit(print(as_called(__doc__)))  # before PyTorch, which takes seconds to import
 
-from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.interchange import tokenizer_json
 from fusedgpt.machine.device import resolve_device
@@ -42,15 +41,16 @@ def evaluate(folder: str, tasks: list[str]) -> dict[str, Any]:
         known = TaskManager(include_path=str(TASKS))  # reading lm_eval's thousands of tasks takes a while
     if unknown := set(tasks) - set(known.all_tasks):
         raise UserError(f"lm_eval has no task {', '.join(sorted(unknown))}: python -m lm_eval ls tasks lists them")
-    tokenizer = Tokenizer(tokenizer_json.read_meta(folder))
+    meta, theirs = tokenizer_json.read(folder)
+    tokenizer = tokenizer_json.OfModel(meta, theirs, (), bos=True)
     try:
-        # lm_eval predicts the first id of a text from this id: end-of-text, or a new line if the tokenizer has none
-        before = tokenizer.encode("\n")[0] if tokenizer.end_of_text is None else tokenizer.end_of_text
-        model = {"pretrained": str(pathlib.Path(folder).resolve()), "dtype": "float32", "prefix_token_id": before}
+        # lm_eval predicts the first id of a text from this id: that before each text, end-of-text, or else a new line
+        before = [*tokenizer.begin, *tokenizer.ends] or tokenizer.encode("\n")
+        model = {"pretrained": str(pathlib.Path(folder).resolve()), "dtype": "float32", "prefix_token_id": before[0]}
         own = {}
         if pathlib.Path(folder, "tokenizer.json").exists():
             # lm_eval's AutoTokenizer splits the texts of any Qwen2 as Qwen does, whatever this file says
-            own["tokenizer"] = PreTrainedTokenizerFast.from_pretrained(model["pretrained"])
+            own["tokenizer"] = theirs or PreTrainedTokenizerFast.from_pretrained(model["pretrained"])
         with contextlib.chdir(TASKS.parent):  # lm_eval reads the texts of eval/ from the current folder
             device = str(resolve_device("auto"))
             found = lm_eval.simple_evaluate(
@@ -58,6 +58,13 @@ def evaluate(folder: str, tasks: list[str]) -> dict[str, Any]:
             )
         found["config"]["model_args"] = model  # without the tokenizer, which is no JSON
         return found
+    except TypeError as error:
+        if tokenizer.ends:
+            raise
+        raise UserError(
+            f"{', '.join(tasks)} generates text up to its end, and the model in {folder} has no id for that: take a"
+            " task that compares likelihoods"
+        ) from error
     except Exception as error:  # tokenizers raises a bare Exception for an unknown character
         if tokenizer.kind != "char" or not ("Missing [UNK] token" in str(error) or isinstance(error, UserError)):
             raise

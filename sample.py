@@ -33,6 +33,8 @@ class Settings:
     # folder of a run: best.pt is sampled, or ckpt.pt if there is no best.pt; or of a model in Hugging Face's format
     out_dir: str = "out"
     start: str = "\n"  # prompt, or FILE:path
+    # begin a prompt as the tokenizer of a model in Hugging Face's format does by default, such as Llama's with <s>
+    bos: bool = True
     # ask for prompts on the console, ignore `start`, and draw one sample for each prompt. Ctrl-C ends a text; Ctrl-D or
     # an empty prompt ends the program
     interactive: bool = False
@@ -88,7 +90,7 @@ from fusedgpt.errors import UserError, one_sentence, out_of_memory
 from fusedgpt.estimates import fits
 from fusedgpt.generation import engines, generate
 from fusedgpt.home import ROOT
-from fusedgpt.interchange import tokenizer_json
+from fusedgpt.interchange import pretrained, tokenizer_json
 from fusedgpt.machine import choices, memory
 from fusedgpt.machine.device import DTYPES, dtype_name, resolve_compile, resolve_device, resolve_dtype
 from fusedgpt.runs import checkpoint, metrics, run_folder
@@ -126,17 +128,21 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
             raise UserError(f"{s.init_from} is a run: name it with --out_dir={s.init_from} and --init_from=resume")
         model = GPT.from_pretrained(s.init_from, changes, say=say)
         say(f"sampling from {s.init_from}")
-        meta = tokenizer_json.read_meta(s.init_from, say)
+        meta, theirs = tokenizer_json.read(s.init_from, say)
+        tokenizer = tokenizer_json.OfModel(meta, theirs, pretrained.ends(s.init_from), s.bos)
+        if tokenizer.begin:
+            names = " ".join(theirs.convert_ids_to_tokens(tokenizer.begin))
+            say(f"each prompt begins with {names}, as the model's tokenizer has it; not with --bos=False")
     else:
         saved, path = run_folder.load_best(s.out_dir)
         model, meta = GPT.from_checkpoint(saved, dropout=0.0, **changes), dataset.meta_of_checkpoint(ROOT, saved)
+        tokenizer = Tokenizer(meta)
         losses = [f", {what} {loss}" for what, loss in metrics.losses_at(s.out_dir, saved["iter_num"]).items()]
         say(f"sampling from {path}, after {saved['iter_num']} iterations{''.join(losses)}")
         if checkpoint.is_nanogpts(saved) and not s.activation:
             say(checkpoint.NANOGPTS_ACTIVATION)
     remedy = "put the tokenizer.json or meta.json of the model into its folder"
     dataset.check_fit(meta, model.config.vocab_size, f"the tokenizer ({meta['tokenizer']})", remedy)
-    tokenizer = Tokenizer(meta)
     if gaps := tokenizer.ids_without_text():
         say(f"the data's meta has no character for {len(gaps)} ids, such as {gaps[0]}: they are shown as \ufffd")
     return model, tokenizer
@@ -162,7 +168,7 @@ def read_prompt(text: str, tokenizer: Tokenizer, vocab_size: int) -> tuple[str, 
 
 
 class Sample:
-    """The text of one sample, which grows id by id until the text `stop` or the end-of-text id comes."""
+    """The text of one sample, which grows id by id until the text `stop` or an id that ends a text comes."""
 
     def __init__(self, prompt: str, tokenizer: Tokenizer, stop: str):
         self.text, self.tokenizer, self.stop, self.ended = prompt, tokenizer, stop, False
@@ -172,7 +178,7 @@ class Sample:
 
     def add(self, token: int) -> None:
         """Append the next id, unless the sample has ended."""
-        self.ended |= token == self.tokenizer.end_of_text
+        self.ended |= token in self.tokenizer.ends
         if self.ended:
             return
         self.text += self.utf8.decode(self.tokenizer.decode([token]))

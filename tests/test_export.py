@@ -262,7 +262,7 @@ def test_an_outside_model_comes_back_with_the_same_bytes_and_ids(tmp_path):
     shape = dict(n_layer=2, n_head=2, n_embd=32, n_positions=16, vocab_size=vocab_size)
     theirs = hugging_face(outside, **shape, activation_function="gelu")
     tokenizer_json.tokenizer(meta, 16).save_pretrained(outside)
-    known = tokenizer_json.read_meta(str(outside))
+    known = tokenizer_json.read(str(outside))[0]
     standing_still = dict(init_from=str(outside), max_iters=1, learning_rate=0.0, min_lr=0.0)
     run(tmp_path / "run", data_of(known, tmp_path / "data"), **standing_still)
     export.main(tmp_path / "run", tmp_path / "back")

@@ -200,6 +200,7 @@ class Tokenizer:
             if self.kind not in known:
                 raise UserError(f"tokenizer {shown(self.kind)} is unknown: it can be {', '.join(map(repr, known))}")
         _checked_end(self.end_of_text, self.vocab_size)
+        self.ends = {self.end_of_text} - {None}  # the ids at which a text ends
 
     @functools.cached_property
     def tokens(self) -> list[bytes | None]:

@@ -101,6 +101,16 @@ def _refused(model_type):
         ) from error
 
 
+def ends(model_type: str | os.PathLike) -> set[int]:
+    """The ids at which the model's texts end, as its generation_config.json says, or else its config.json."""
+    with _refused(model_type):
+        for name in ("generation_config.json", "config.json"):
+            if file := find_file(model_type, name):
+                found = _json(file, LARGEST_CONFIG).get("eos_token_id")
+                return {each for each in (found if isinstance(found, list) else [found]) if type(each) is int}
+    return set()
+
+
 def find_file(model_type: str | os.PathLike, name: str) -> str | None:
     """The path of a file of the model, downloaded if it has to be; None if the model has none.
 

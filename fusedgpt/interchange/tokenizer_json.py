@@ -5,7 +5,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from fusedgpt.data import dataset
@@ -19,7 +19,7 @@ from fusedgpt.data.tokenizer import (
     tiktoken_bpe,
     without_prefix,
 )
-from fusedgpt.errors import UserError, first_line
+from fusedgpt.errors import UserError, first_line, shown
 from fusedgpt.interchange import pretrained
 from fusedgpt.settings import PRETRAINED
 
@@ -135,43 +135,70 @@ def _of_json(ours):
     return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
-def read_meta(name: str, say: Callable[[str], None] = print) -> dict:
-    """The meta of a model's tokenizer as in own_meta. A model without one is taken to have GPT-2's BPE, and told of."""
-    if meta := own_meta(name):
-        return meta
-    say(f"{name} has no tokenizer.json and no meta.json, so its ids are taken for GPT-2's: if not, put one there")
-    return GPT2
+def read(name: str, say: Callable[[str], None] = print) -> tuple[dict, Any]:
+    """As `own`, but a model without a tokenizer is taken to have GPT-2's BPE, and told of."""
+    meta, theirs = own(name)
+    if not meta:
+        say(f"{name} has no tokenizer.json and no meta.json, so its ids are taken for GPT-2's: if not, put one there")
+    return meta or GPT2, theirs
 
 
-def own_meta(name: str) -> dict | None:
-    """The meta of a model's tokenizer, as in a data set's meta.json, or None. name: hub id or folder of the model.
+def own(name: str) -> tuple[dict | None, Any]:
+    """A model's tokenizer: the meta of data in its ids, or None, and what transformers has for it, or None.
 
-    It comes from the meta.json that export.py writes, or else from tokenizer.json, which must be a BPE of bytes, or of
-    SentencePiece's with a token for each byte; no blank is put before a text. Raises UserError if the file is damaged
-    or cannot be reached, or if the tokenizer is another.
+    name: hub id or folder of the model. The meta comes from the meta.json that export.py writes, or else from
+    tokenizer.json, or from vocab.json and merges.txt. These must be a BPE of bytes, or of SentencePiece's with a token
+    for each byte; in data, no blank is put before a text. Raises UserError if a file is damaged or cannot be reached,
+    or if the tokenizer is another.
     """
     if name in PRETRAINED and not os.path.isdir(name):  # a folder has its own, as it has its own weights
-        return GPT2
+        return GPT2, None
     if pathlib.Path(name, "meta.json").exists():
-        return dataset.read_meta(name)
-    from transformers import PreTrainedTokenizerFast
+        return dataset.read_meta(name), None
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    file = _reached(name, "tokenizer.json")
-    if file is None:
+    found, kind = [_reached(name, "tokenizer.json")], PreTrainedTokenizerFast
+    if found == [None]:
         if os.path.lexists(pathlib.Path(name, "tokenizer.json")):
             raise UserError(f"{name}/tokenizer.json is a link that leads nowhere: put the file there")
-        return None
+        # the two files of older models do not say how text is split: the class of the model does
+        found, kind = [_reached(name, each) for each in ("vocab.json", "merges.txt")], AutoTokenizer
+    if None in found:
+        return None, None
     _reached(name, "tokenizer_config.json")  # which names the end of a text: transformers would go on without it
-    with fails_as(f"cannot read the tokenizer.json of {name}"):  # a damaged file can raise anything
-        read_json(pathlib.Path(file).read_text(encoding="utf-8"), file)
-        theirs = PreTrainedTokenizerFast.from_pretrained(name)
+    with fails_as(f"cannot read the {os.path.basename(found[0])} of {name}"):  # a damaged file can raise anything
+        if kind is PreTrainedTokenizerFast:
+            read_json(pathlib.Path(found[0]).read_text(encoding="utf-8"), found[0])
+        theirs = kind.from_pretrained(name)
         content = without_prefix(json.loads(theirs.backend_tokenizer.to_str()))
         ids = theirs.get_vocab()
         end = ids.get(END_OF_TEXT) if theirs.eos_token_id is None else theirs.eos_token_id
         meta = {"tokenizer": "json", "vocab_size": 1 + max(ids.values()), "tokenizer_json": content}
     meta |= {} if end is None else {"end_of_text": end}
     Tokenizer(meta).byte_lengths()  # raises UserError if it is not byte-level
-    return meta
+    return meta, theirs
+
+
+class OfModel(Tokenizer):
+    """The tokenizer of a model from elsewhere, as `read` gives it. A prompt gets the ids that transformers gives it.
+
+    ends: more ids at which a text ends. bos: whether a prompt gets the ids that the tokenizer puts before each text.
+    """
+
+    def __init__(self, meta: dict, theirs: Any, ends: Collection[int], bos: bool):
+        super().__init__(meta)
+        self.theirs, self.begin = theirs, []
+        self.ends |= set(ends)
+        if theirs and bos:
+            whole, text = theirs("a").input_ids, theirs("a", add_special_tokens=False).input_ids
+            self.begin = next((whole[:n] for n in range(len(whole)) if whole[n : n + len(text)] == text), [])
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a prompt. Special tokens in it count, and a blank comes first if the tokenizer puts one there."""
+        if self.theirs is None:
+            return super().encode(text)
+        with fails_as(f"the model's tokenizer cannot tokenize the prompt {shown(text)}"):
+            return self.begin + self.theirs(text, add_special_tokens=False).input_ids
 
 
 def _reached(name, file):

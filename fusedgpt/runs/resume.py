@@ -154,7 +154,7 @@ def _trained_on(s, saved, say):
         return saved.get("meta") or dataset.UNKNOWN
     why = "it has no tokenizer.json and no meta.json"
     try:
-        if meta := tokenizer_json.own_meta(s.init_from):
+        if meta := tokenizer_json.own(s.init_from)[0]:
             return meta
     except UserError as error:  # a tokenizer that no meta describes, such as WordPiece
         why = str(error)

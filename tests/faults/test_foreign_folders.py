@@ -125,7 +125,7 @@ def test_a_trap_is_refused(trap, name):
     spring(trap)
     with pytest.raises(UserError, match=said) as refused:
         GPT.from_pretrained(str(trap))
-        tokenizer_json.read_meta(str(trap))
+        tokenizer_json.read(str(trap))
     assert len(str(refused.value)) < 600
     assert not os.path.exists("pwned")
 
@@ -148,7 +148,7 @@ TAKEN = {
 def test_what_is_harmless_is_loaded_and_runs_no_code(trap, good, name):
     TAKEN[name](trap)
     found = GPT.from_pretrained(str(trap)).state_dict()
-    tokenizer_json.read_meta(str(trap))
+    tokenizer_json.read(str(trap))
     assert_same_bytes(found, GPT.from_pretrained(str(good)).state_dict())
     assert not os.path.exists("pwned")
 

@@ -288,7 +288,7 @@ def test_a_hostile_tokenizer_json_is_one_sentence(what, tmp_path):
     with pytest.raises(UserError):
         used(make_tokenizer.of(str(file), None))
     with pytest.raises(UserError):
-        used(tokenizer_json.own_meta(str(tmp_path)))
+        used(tokenizer_json.own(str(tmp_path))[0])
     with contextlib.suppress(UserError):
         tokenizer_json.tokenizer(meta, 16)
 

@@ -190,3 +190,21 @@ def test_reading_takes_the_models_memory_and_one_tensor(llama, tmp_path):
     for folder, (peak, model) in zip(folders, json.loads(said)):
         largest = 4000 * 512 * (2 if "bfloat16" in folder else 4)
         assert 0.9 * model < peak < model + largest + 4e6, folder  # 4 MB for what is not a tensor
+
+
+@pytest.mark.parametrize(
+    ("generation", "own", "found"),
+    [
+        ({"eos_token_id": [2, 7]}, 3, {2, 7}),
+        ({"eos_token_id": 2}, 3, {2}),
+        (None, 3, {3}),
+        ({}, 3, set()),
+        (None, None, set()),
+    ],
+)
+def test_a_text_ends_at_each_id_that_the_model_names(generation, own, found, tmp_path):
+    # Qwen3 and Llama-3-instruct name several ends, and texts went on after all but one
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": own}))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert pretrained.ends(tmp_path) == found

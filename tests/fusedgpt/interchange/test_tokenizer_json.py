@@ -143,28 +143,29 @@ def test_a_tokenizer_json_from_outside_becomes_a_meta(tmp_path):
 
     (tmp_path / "tokenizer.json").write_text(json.dumps(meta_of("json")["tokenizer_json"]))
     named = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), eos_token="<|endoftext|>")
-    assert tokenizer_json.read_meta(str(tmp_path))["end_of_text"] == 0  # by its name alone
+    assert tokenizer_json.read(str(tmp_path))[0]["end_of_text"] == 0  # by its name alone
     named.save_pretrained(tmp_path)
-    meta = tokenizer_json.read_meta(str(tmp_path))
+    meta = tokenizer_json.read(str(tmp_path))[0]
     assert (meta["tokenizer"], meta["vocab_size"], meta["end_of_text"]) == ("json", len(named), 0)
     hugging_face(tmp_path, n_layer=1, n_head=1, n_embd=8, n_positions=8, vocab_size=8)
     assert Tokenizer(meta).encode_text(TEXT).tolist() == AutoTokenizer.from_pretrained(tmp_path)(TEXT).input_ids
 
 
 def test_a_folder_without_a_tokenizer_has_gpt2s(tmp_path, capsys):
-    assert tokenizer_json.own_meta(str(tmp_path)) is None and tokenizer_json.own_meta("gpt2") == tokenizer.GPT2
-    assert tokenizer_json.read_meta("gpt2-xl") == tokenizer.GPT2 and not capsys.readouterr().out
-    assert tokenizer_json.read_meta(str(tmp_path)) == tokenizer.GPT2  # which used to be assumed in silence
+    assert tokenizer_json.own(str(tmp_path))[0] is None and tokenizer_json.own("gpt2")[0] == tokenizer.GPT2
+    assert tokenizer_json.read("gpt2-xl")[0] == tokenizer.GPT2 and not capsys.readouterr().out
+    assert tokenizer_json.read(str(tmp_path))[0] == tokenizer.GPT2  # which used to be assumed in silence
     assert f"{tmp_path} has no tokenizer.json and no meta.json, so its ids are taken" in capsys.readouterr().out
 
 
 def test_a_tokenizer_that_cannot_be_reached_is_not_taken_for_gpt2s(cached, capsys):
     # offline, with only the weights of a Qwen in the cache, its ids were decoded as GPT-2's
-    for read in (tokenizer_json.read_meta, tokenizer_json.own_meta):
+    for read in (tokenizer_json.read, tokenizer_json.own):
         with pytest.raises(UserError, match=r"cannot reach the tokenizer.json of owner/name: .*, or name a folder"):
             read("owner/name")
-    (cached.absent / "tokenizer.json").touch()  # the Hub has said, on an earlier day, that there is none
-    assert tokenizer_json.read_meta("owner/name") == tokenizer.GPT2
+    for name in ("tokenizer.json", "vocab.json", "merges.txt"):
+        (cached.absent / name).touch()  # the Hub has said, on an earlier day, that there is none
+    assert tokenizer_json.read("owner/name")[0] == tokenizer.GPT2
     assert "owner/name has no tokenizer.json" in capsys.readouterr().out
 
 
@@ -173,12 +174,12 @@ def test_the_end_of_a_text_is_not_lost_with_a_file_that_cannot_be_reached(cached
     content = json.dumps(meta_of("json")["tokenizer_json"]).replace("<|endoftext|>", "<|im_end|>")
     (cached.files / "tokenizer.json").write_text(content)
     with pytest.raises(UserError, match=r"cannot reach the tokenizer_config.json of owner/name: "):
-        tokenizer_json.own_meta("owner/name")
+        tokenizer_json.own("owner/name")
     (cached.files / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
-    assert tokenizer_json.own_meta("owner/name")["end_of_text"] == 0
+    assert tokenizer_json.own("owner/name")[0]["end_of_text"] == 0
     (cached.files / "tokenizer_config.json").unlink()
     (cached.absent / "tokenizer_config.json").touch()
-    assert "end_of_text" not in tokenizer_json.own_meta("owner/name")
+    assert "end_of_text" not in tokenizer_json.own("owner/name")
 
 
 @pytest.mark.parametrize("what", ["absent", "a full disk", "a broken proxy"])
@@ -194,10 +195,10 @@ def test_only_the_hubs_word_is_taken_for_a_model_without_a_tokenizer(what, cache
 
     monkeypatch.setattr("transformers.utils.hub.hf_hub_download", download)
     if what == "absent":
-        assert tokenizer_json.own_meta("owner/name") is None
+        assert tokenizer_json.own("owner/name")[0] is None
     else:
         with pytest.raises(UserError, match=f"cannot reach the tokenizer.json of owner/name: .*{what}. Try again"):
-            tokenizer_json.own_meta("owner/name")
+            tokenizer_json.own("owner/name")
 
 
 def test_a_folder_that_is_called_gpt2_has_its_own_tokenizer(tmp_path, monkeypatch):
@@ -205,9 +206,9 @@ def test_a_folder_that_is_called_gpt2_has_its_own_tokenizer(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gpt2").mkdir()
     (tmp_path / "gpt2" / "meta.json").write_text(json.dumps(meta_of("byte")))
-    assert tokenizer_json.own_meta("gpt2") == meta_of("byte")
+    assert tokenizer_json.own("gpt2")[0] == meta_of("byte")
     (tmp_path / "gpt2" / "meta.json").unlink()
-    assert tokenizer_json.own_meta("gpt2") is None
+    assert tokenizer_json.own("gpt2")[0] is None
 
 
 @pytest.mark.parametrize("words", [["▁the", "▁cat"], ["the", "##cat"]])
@@ -219,7 +220,7 @@ def test_a_tokenizer_json_that_is_not_byte_level_is_refused(tmp_path, words):
     ids = {word: id for id, word in enumerate(words)}
     Theirs(models.WordLevel(ids, unk_token=words[0])).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match="tokenizer_json is not byte-level"):
-        tokenizer_json.read_meta(str(tmp_path))
+        tokenizer_json.read(str(tmp_path))
 
 
 def of_sentencepiece(metaspace=False):
@@ -255,7 +256,7 @@ def test_a_tokenizer_of_sentencepiece_is_read_without_the_blank_before_a_text(me
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     names = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
-    meta = tokenizer_json.own_meta(str(tmp_path))
+    meta = tokenizer_json.own(str(tmp_path))[0]
     prepared = make_tokenizer.of(str(tmp_path / "tokenizer.json"), None)
     assert Tokenizer(prepared).tokens == Tokenizer(meta).tokens and meta["end_of_text"] == prepared["end_of_text"] == 2
     ours, theirs = Tokenizer(meta), Theirs.from_str(json.dumps(content))
@@ -271,6 +272,49 @@ def test_a_tokenizer_of_sentencepiece_is_read_without_the_blank_before_a_text(me
     content["model"]["vocab"]["other"] = content["model"]["vocab"].pop("<0x41>")
     with pytest.raises(UserError, match="it has no <0x41>"):
         Tokenizer(meta | {"tokenizer_json": content}).byte_lengths()
+
+
+@pytest.mark.parametrize("around", ["", "begin", "begin and end"])
+def test_a_prompt_begins_as_transformers_has_it(around, tmp_path):
+    # a Llama was given its prompt without <s>, and "<s>" in a prompt was three letters
+    from transformers import AutoTokenizer
+
+    content, ids = of_sentencepiece(), {"<s>": 1, "</s>": 2}
+    single = [{"SpecialToken": {"id": name, "type_id": 0}} for name in ids]
+    single.insert(1, {"Sequence": {"id": "A", "type_id": 0}})
+    single = single[: 1 + len(around.split())] if around != "begin and end" else single
+    special = {name: {"id": name, "ids": [id], "tokens": [name]} for name, id in ids.items()}
+    if around:
+        after = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special}
+        content |= {"post_processor": after}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    names = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    meta, ours = tokenizer_json.own(str(tmp_path))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("the cat", TEXT, ""):
+        want = theirs(text).input_ids[: -1 if "end" in around else None]  # a prompt goes on
+        assert tokenizer_json.OfModel(meta, ours, (), bos=True).encode(text) == want
+        bare = theirs(text, add_special_tokens=False).input_ids
+        assert tokenizer_json.OfModel(meta, ours, (), bos=False).encode(text) == bare
+    one = tokenizer_json.OfModel(meta, ours, (), bos=True)
+    assert one.begin == [1] * bool(around) and one.encode("<s>a")[len(one.begin)] == 1
+
+
+def test_the_two_files_of_an_older_gpt2_are_read(tmp_path):
+    # vocab.json and merges.txt were passed over, and the ids taken for GPT-2's
+    from transformers import AutoTokenizer
+
+    hugging_face(tmp_path, n_layer=1, n_head=1, n_embd=8, n_positions=8, vocab_size=8)
+    model = meta_of("json")["tokenizer_json"]["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in model["merges"]))
+    meta, theirs = tokenizer_json.own(str(tmp_path))
+    assert Tokenizer(meta).encode_text(TEXT).tolist() == AutoTokenizer.from_pretrained(tmp_path)(TEXT).input_ids
+    assert meta["end_of_text"] == 0 and theirs.eos_token == "<|endoftext|>"
+    (tmp_path / "merges.txt").unlink()
+    assert tokenizer_json.own(str(tmp_path)) == (None, None)
 
 
 def test_ids_of_a_model_beyond_those_of_its_tokenizer_have_no_text():
