@@ -136,9 +136,12 @@ def fastest_dtypes(
     several = min(len(layers), max(1, ENOUGH_WEIGHTS // sum(p.numel() for p in layers[0].parameters())))
     decode, how = _milliseconds(_shortened(model, several), (B, 1), PRECISE_FIRST, compiled)
     rows = timed_rows(model.config, B, T)
-    of_tokens = f"ms of {several} layers for {B} x 1: {_in_words(decode)}{how}"
     of_prompt = "this CPU has no instructions for bfloat16"
+    if _first_worth_it(decode) == torch.float16 and not _finite(model, torch.float16):
+        del decode[torch.float16]
+        how += "; in float16 its logits are not finite"
     first, one = torch.float32, _first_worth_it(decode)
+    of_tokens = f"ms of {several} layers for {B} x 1: {_in_words(decode)}{how}"
     if cpu_multiplies_bfloat16():
         prefill, n = {dtype: decode[dtype] for dtype in FOR_PROMPTS}, several
         if rows > 1:
@@ -152,6 +155,13 @@ def fastest_dtypes(
 def timed_rows(config: Any, B: int, T: int) -> int:
     """How many ids of each of B prompts of T ids are timed. Longer prompts share a choice. config: a GPTConfig."""
     return min(T, config.block_size, max(1, ROWS // B))
+
+
+def _finite(model, dtype):
+    """Whether all logits after an id are: the residual stream of some models overflows float16, above 65504."""
+    one = ready(model, torch.device("cpu"), dtype, compiled=True)  # not packed: that would copy the weights once more
+    logits, _ = one(torch.zeros(1, 1, dtype=torch.long), cache=new_cache(model.config, 1))
+    return bool(logits[..., : model.config.vocab_size].isfinite().all())
 
 
 def _in_words(times):

@@ -222,7 +222,7 @@ def _matched(stored, wanted):
             raise ValueError(f"its weights have {name} twice")
         found[name] = each
     if TIED in found and TIED not in wanted:
-        if embedding in found and not torch.equal(found[TIED].read(), found[embedding].read()):
+        if not torch.equal(found.setdefault(embedding, found[TIED]).read(), found[TIED].read()):
             raise ValueError(f"its weights have {TIED} and another {embedding}, but its tie_word_embeddings ties them")
         del found[TIED]
     lacking, foreign = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())

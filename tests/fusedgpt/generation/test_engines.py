@@ -194,6 +194,17 @@ def test_a_cpu_without_bfloat16_reads_no_prompt_in_16_bits(trained, monkeypatch,
     assert "prompt in float32 (this CPU has no instructions for bfloat16)" in engine.chosen
 
 
+def test_a_dtype_that_the_model_overflows_is_out(trained, monkeypatch):
+    # a model like Qwen2, whose residual stream reaches 1.7e5, was given float16 for being fast, and no text
+    model = copy.deepcopy(trained)
+    with torch.no_grad():
+        model.transformer.h[-1].mlp.c_proj.weight *= 1e7
+    monkeypatch.setattr(engines, "cpu_multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(engines, "_milliseconds", times((5, 1, 1), (7, 2, 3)))
+    engine = engines.prepare(model, CPU)
+    assert engine.dtypes == (torch.float32, torch.bfloat16) and "in float16 its logits are not finite" in engine.chosen
+
+
 @pytest.fixture
 def clock(trained, monkeypatch):
     """A clock that asks tick(dtype, whether there is one thread) for milliseconds; and the dtypes in their turns."""
