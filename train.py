@@ -69,7 +69,10 @@ def read_settings(args: list[str]) -> Settings:
 
     def earlier(s):
         found.extend(resume.earlier_config(s) or ())
-        return dataclasses.replace(adopt(Settings(), *found), out_dir=s.out_dir) if found else None
+        if not found:
+            return None
+        kept = {name: value for name, value in found[0].items() if name not in resume.reaching_out(found[0])}
+        return dataclasses.replace(adopt(Settings(), kept, found[1]), out_dir=s.out_dir)
 
     found, (unnamed, flags) = [], separate(args)
     for name in unnamed:
@@ -77,6 +80,8 @@ def read_settings(args: list[str]) -> Settings:
             raise UserError(f"{name} is a folder: to train its run on, give --init_from=resume --out_dir={name}")
     s = configure(Settings(), args, __doc__, earlier=earlier)
     given = {flag.partition("=")[0] for flag in flags}
+    if found:
+        resume.require_given_again(s, found[0])
     if found and "--lr_decay_iters" not in given:
         s = resume.prolonged(s, found[0])
     if "--max_iters" in given and "--minutes" not in given:

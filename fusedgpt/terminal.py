@@ -20,8 +20,9 @@ def filled(line: str, columns: int) -> str:
 
 
 def fit(text: str, stream: TextIO) -> str:
-    """`text` with each line filled, if `stream` is a terminal."""
-    return "\n".join(filled(line, width()) for line in text.splitlines()) if stream.isatty() else text
+    """`text` with each line filled, and harmless, if `stream` is a terminal."""
+    lines = (harmless(line, stream) for line in text.splitlines())
+    return "\n".join(filled(line, width()) for line in lines) if stream.isatty() else text
 
 
 def cut(line: str, stream: TextIO) -> str:

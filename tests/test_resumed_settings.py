@@ -29,9 +29,9 @@ from tests.conftest import (
 from tests.launch import fails, script
 
 
-def flagged(out_dir, *args):
-    """The command line that resumes `out_dir`."""
-    return ("train.py", "--init_from=resume", f"--out_dir={out_dir}", *args)
+def flagged(out_dir, data, *args):
+    """The command line that resumes `out_dir`. `data` is outside of data/, so it has to be named again."""
+    return ("train.py", "--init_from=resume", f"--out_dir={out_dir}", f"--dataset={data}", *args)
 
 
 def from_its_end(data, folder):
@@ -49,12 +49,12 @@ def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tmp_path, data):
     whole = run(tmp_path / "whole", data, max_iters=4, **options)
     half = run(tmp_path / "half", data, max_iters=2, **options)
     moved = half.rename(tmp_path / "moved")
-    said = script(*flagged(moved, "--max_iters=4")).stdout
+    said = script(*flagged(moved, data, "--max_iters=4")).stdout
     assert "resuming with max_iters=4; it was 2" in said and said.count("resuming with") == 1
     assert_same_bytes(weights(moved), weights(whole))
     assert not half.exists()
     (tmp_path / "slower.py").write_text("learning_rate = 1e-4\n")
-    said = script(*flagged(moved, tmp_path / "slower.py", "--max_iters=5")).stdout
+    said = script(*flagged(moved, data, tmp_path / "slower.py", "--max_iters=5")).stdout
     assert "resuming with learning_rate=0.0001; it was 0.003" in said
 
 
@@ -165,16 +165,16 @@ def test_a_run_trains_on_with_its_schedule(tmp_path, data):
     before = weights(out)
     config = tmp_path / "c.py"
     config.write_text("max_iters = 3\nlr_decay_iters = 3")  # the file that began it names the old end
-    said = script(*flagged(out, config, "--max_iters=6")).stdout
+    said = script(*flagged(out, data, config, "--max_iters=6")).stdout
     assert "resuming with lr_decay_iters=6; it was 3: the schedule ends with the run (--lr_decay_iters=3" in said
     longer = small(out, data, min_lr=0.0, lr_decay_iters=6)
     assert [row["lr"] for row in rows(out)[3:]] == [train.learning_rate(it, longer) for it in (3, 4, 5)]
     assert any(not torch.equal(w, before[name]) for name, w in weights(out).items())
     # the same command goes on with what it did, and a flag of its own counts
-    assert "lr_decay_iters" not in script(*flagged(out, config, "--max_iters=6")).stdout.partition("resuming")[2]
+    assert "lr_decay_iters" not in script(*flagged(out, data, config, "--max_iters=6")).stdout.partition("resuming")[2]
     own = (config, "--max_iters=7", "--lr_decay_iters=6")
-    assert "iteration lr_decay_iters=6 on, so nothing more would be learnt" in fails(*flagged(out, *own))
-    script(*flagged(out, *own, "--min_lr=1e-4"))
+    assert "iteration lr_decay_iters=6 on, so nothing more would be learnt" in fails(*flagged(out, data, *own))
+    script(*flagged(out, data, *own, "--min_lr=1e-4"))
     assert rows(out)[-1]["lr"] == 1e-4
 
 
@@ -183,10 +183,10 @@ def test_a_run_trains_on_with_the_config_file_that_named_a_longer_schedule(tmp_p
     config = tmp_path / "c.py"
     config.write_text("max_iters = 100\nlr_decay_iters = 100")
     out = run(tmp_path / "out", data, max_iters=3, lr_decay_iters=3)
-    said = script(*flagged(out, config, "--max_iters=5")).stdout
+    said = script(*flagged(out, data, config, "--max_iters=5")).stdout
     assert "resuming with lr_decay_iters=5; it was 3: the schedule ends with the run (--lr_decay_iters=3" in said
     assert rows(out)[-1]["lr"] == train.learning_rate(4, small(out, data, lr_decay_iters=5))
-    script(*flagged(out, config, "--max_iters=6", "--lr_decay_iters=100"))
+    script(*flagged(out, data, config, "--max_iters=6", "--lr_decay_iters=100"))
     assert record(out)["settings"]["lr_decay_iters"] == 100
 
 
@@ -197,9 +197,9 @@ def test_a_run_of_an_earlier_version_goes_on_to_its_end_at_a_rate_of_0(tmp_path,
         run(tmp_path, data, max_seconds=0, min_lr=0.0, lr_decay_iters=5)
     assert len(rows(tmp_path)) < 10
     for _ in range(2):  # to its end, and at its end
-        script(*flagged(tmp_path, "--max_seconds=None"))
+        script(*flagged(tmp_path, data, "--max_seconds=None"))
         assert len(rows(tmp_path)) == 10
-    assert "give --lr_decay_iters=11, or a --min_lr above 0" in fails(*flagged(tmp_path, "--max_iters=11"))
+    assert "give --lr_decay_iters=11, or a --min_lr above 0" in fails(*flagged(tmp_path, data, "--max_iters=11"))
 
 
 def test_a_run_that_makes_no_step_says_so_and_records_none(done, data, capsys):
@@ -227,3 +227,33 @@ def test_a_run_that_was_stopped_early_does_not_go_on_to_an_end_that_was_given_up
     for lower in (10, 5):
         run(done, data, init_from="resume", max_iters=lower)
         assert len(rows(done)) == 10 and checkpoint_of(done)["iter_num"] == 10
+
+
+OUTSIDE = {  # settings of a checkpoint that reach outside of its folder, and what is said if they are not given again
+    "attention": "attention='{0}/k.py:f', which runs the code of a file: if you trust it, give --attention={0}/k.py:f",
+    "dataset": "has dataset='{0}', which is a path outside of data/: if you trust it, give --dataset={0} again",
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("how", ["--max_iters=11", "--eval_only=True"])
+def test_a_strangers_checkpoint_runs_no_code_and_reads_no_data_of_its_choice(done, data, tmp_path, name, how):
+    # the file that its `attention` names was imported, even to evaluate it
+    (tmp_path / "k.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')\ndef f(q, k, v, dropout_p): return v\n")
+    saved, reached = checkpoint_of(done), {"attention": f"{tmp_path}/k.py:f", "dataset": str(tmp_path)}
+    torch.save(saved | {"config": saved["config"] | {name: reached[name]}}, done / "ckpt.pt")
+    given = {"attention": [f"--dataset={data}"], "dataset": []}[name]
+    said = fails("train.py", "--init_from=resume", f"--out_dir={done}", *given, how)
+    assert OUTSIDE[name].format(tmp_path) in said
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_strangers_checkpoint_reads_no_file_and_sends_nothing(done, data, tmp_path):
+    # a private file was put into report.html
+    (tmp_path / "private").write_text("!private")
+    saved = checkpoint_of(done)
+    outside = {"sample_prompts": f"FILE:{tmp_path}/private", "wandb_log": True}
+    torch.save(saved | {"config": saved["config"] | outside}, done / "ckpt.pt")
+    said = script(*flagged(done, data, "--max_iters=11")).stdout
+    assert f"resuming with sample_prompts='\\n'; it was 'FILE:{tmp_path}/private'" in said
+    assert "resuming with wandb_log=False; it was True" in said

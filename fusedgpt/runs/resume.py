@@ -3,11 +3,13 @@
 import dataclasses
 import math
 import os
+import pathlib
 from typing import Any
 
+from fusedgpt.attention.table import is_own
 from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import end_of_text
-from fusedgpt.errors import UserError
+from fusedgpt.errors import UserError, shown
 from fusedgpt.interchange import tokenizer_json
 from fusedgpt.parallel import distributed
 from fusedgpt.runs import checkpoint, run_folder
@@ -42,6 +44,28 @@ def earlier_config(s: Settings) -> tuple[dict[str, Any], str] | None:
         return None
     saved, path = run_folder.load_latest(s.out_dir, say=lambda line: None, verify=False)
     return {name: value for name, value in saved["config"].items() if name not in NOT_RESUMED}, str(path)
+
+
+def reaching_out(config: dict[str, Any]) -> dict[str, str]:
+    """The settings of a checkpoint that reach outside of its folder, and what each of them does.
+
+    A checkpoint may come from a stranger, so they count only if the command line or its config files give them again.
+    """
+    found = {"attention": "runs the code of a file"} if is_own(config.get("attention") or "") else {}
+    path = pathlib.PurePath(config.get("dataset") or "")
+    found |= {"dataset": "is a path outside of data/"} if path.is_absolute() or ".." in path.parts else {}
+    found |= {"sample_prompts": "reads a file"} if (config.get("sample_prompts") or "").startswith("FILE:") else {}
+    return found | ({"wandb_log": "sends the run to a server"} if config.get("wandb_log") else {})
+
+
+def require_given_again(s: Settings, was: dict[str, Any]) -> None:
+    """Raise UserError if `s` leaves out the kernel or the data of the run that it resumes. was: that run's settings."""
+    for name, what in reaching_out(was).items():
+        if name in ("attention", "dataset") and getattr(s, name) == getattr(Settings, name):
+            raise UserError(
+                f"the checkpoint in {s.out_dir} has {name}={shown(was[name])}, which {what}: if you trust it, give"
+                f" --{name}={was[name]} again"
+            )
 
 
 def require_right_flag(s: Settings) -> None:

@@ -52,7 +52,7 @@ def chain(folder, text):
         ["data/text/prepare.py", "--tokenizer=char", f"--out_dir={folder / DATA}", "--input", text],
         ["data/python_stdlib/prepare.py", f"--out_dir={folder / 'stdlib'}", "--input", text / "d.py"],
         ["train.py", *tiny(out, folder / DATA, sample_interval=2)],
-        ["train.py", f"--out_dir={out}", "--init_from=resume", "--max_iters=6"],
+        ["train.py", f"--out_dir={out}", f"--dataset={folder / DATA}", "--init_from=resume", "--max_iters=6"],
         ["sample.py", f"--out_dir={out}", "--device=cpu", "--num_samples=1", "--max_new_tokens=20"],
         ["plot.py", out],
         ["export.py", out, folder / "export"],
@@ -138,14 +138,14 @@ def test_what_a_read_only_folder_keeps_from_being_written_is_one_sentence(ordina
     folder, text = ordinary
     out, data, new = folder / RUN, folder / DATA, tmp_path / ODD_NAME
     work = [
-        ["train.py", f"--out_dir={out}", "--init_from=resume", "--eval_only=True"],
+        ["train.py", f"--out_dir={out}", f"--dataset={data}", "--init_from=resume", "--eval_only=True"],
         ["train.py", *tiny(new, data)],
         ["sample.py", f"--out_dir={out}", "--device=cpu", "--num_samples=1", "--max_new_tokens=20"],
         ["plot.py", out, f"--out={tmp_path / 'curves.png'}"],
         ["export.py", out, tmp_path / "export"],
     ]
     refused = [
-        ["train.py", f"--out_dir={out}", "--init_from=resume", "--max_iters=8"],
+        ["train.py", f"--out_dir={out}", f"--dataset={data}", "--init_from=resume", "--max_iters=8"],
         ["train.py", *tiny(folder / "new", data)],
         ["plot.py", out],
         ["export.py", out, folder / "export"],

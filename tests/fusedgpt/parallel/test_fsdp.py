@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fusedgpt.runs import checkpoint
-from tests.conftest import LLAMA, assert_same_bytes, flags, rows, small, tensors, wait_for
+from tests.conftest import LLAMA, assert_same_bytes, flags, record, rows, small, tensors, wait_for
 from tests.faults.processes import start
 from tests.launch import fails, ranks, script
 
@@ -37,9 +37,14 @@ def trained(out_dir, data, world, inside=contextlib.nullcontext, **settings):
     return go(out_dir, world, *args, inside=inside)
 
 
+def again(out_dir, *args):
+    """The flags that resume the run in `out_dir`. Its data are outside of data/, so they have to be named again."""
+    return ("--init_from=resume", f"--out_dir={out_dir}", f"--dataset={record(out_dir)['settings']['dataset']}", *args)
+
+
 def resumed(out_dir, world, *args, inside=contextlib.nullcontext):
     """`out_dir`, in which `world` processes have gone on."""
-    return go(out_dir, world, "--init_from=resume", f"--out_dir={out_dir}", *args, inside=inside)
+    return go(out_dir, world, *again(out_dir, *args), inside=inside)
 
 
 def go(out_dir, world, *args, inside):
@@ -126,8 +131,7 @@ def test_a_rank_holds_its_part_only(fsdp):
 
 def test_a_shared_run_resumes_to_the_bit(tmp_path, half, fsdp):
     out = shutil.copytree(half, tmp_path / "out")
-    args = ("--init_from=resume", f"--out_dir={out}", "--max_iters=4")
-    said = ranks(2, "train.py", *args).stdout
+    said = ranks(2, "train.py", *again(out, "--max_iters=4")).stdout
     assert "resuming with max_iters=4; it was 2" in said and said.count("resuming with") == 1
     for name in ("ckpt.pt", "best.pt"):
         assert_same_bytes(state(out, name), state(fsdp, name))
@@ -138,7 +142,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, half, one):
     # 2 → 1 → 4: shards to one file and back; on one process a run that was shared goes on as a plain one
     out = shutil.copytree(half, tmp_path / "out")
     assert list(out.glob("shards-*"))
-    said = script("train.py", "--init_from=resume", f"--out_dir={out}", "--max_iters=3").stdout
+    said = script("train.py", *again(out, "--max_iters=3")).stdout
     assert "parallel=fsdp shares nothing on one process, which holds the whole model" in said
     assert torch.load(out / "ckpt.pt", weights_only=True)["model"]  # in one file, as in any other run
     resumed(out, 4, "--max_iters=4")
@@ -190,8 +194,7 @@ def test_a_run_of_muon_goes_on_divided_or_not(tmp_path, data):
     settings = dict(MUON, gradient_accumulation_steps=12, batch_size=1)
     one = trained(tmp_path / "one", data, 1, FLOAT32, **settings, max_iters=3)
     out = trained(tmp_path / "out", data, 3, FLOAT32, **settings, **SHARED, max_iters=1)
-    again = ("--init_from=resume", f"--out_dir={out}", "--max_iters=2")
-    refused = fails("train.py", *again, "--optimizer=adamw")
+    refused = fails("train.py", *again(out, "--max_iters=2", "--optimizer=adamw"))
     assert "optimizer=adamw cannot use the state of muon: resume with --optimizer=muon" in refused
     resumed(out, 2, "--max_iters=2", "--parallel=ddp", "--check_interval=1", inside=FLOAT32)
     resumed(out, 4, "--max_iters=3", "--parallel=fsdp", "--shard_size=2", inside=FLOAT32)

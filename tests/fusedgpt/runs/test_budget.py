@@ -14,7 +14,7 @@ import torch
 import train
 from fusedgpt.errors import UserError
 from fusedgpt.runs import budget, checkpoint
-from tests.conftest import assert_same_bytes, checkpoint_of, rows, run, small, tensors, weights
+from tests.conftest import assert_same_bytes, checkpoint_of, rows, run, small, tensors, wait_for, weights
 from tests.launch import POOL, script
 
 NUMBERS = dict(max_iters=12, lr_decay_iters=12)
@@ -98,7 +98,8 @@ def test_a_run_that_is_cut_off_keeps_its_numbers(tmp_path, data, monkeypatch, ca
     step, broken = train.train_step, tmp_path / "broken"
 
     def train_step(state, *args):
-        if state.iteration == 7 and (broken / "ckpt.pt").exists():  # not while steps are timed
+        if state.iteration == 7 and (broken / "metrics.jsonl").exists():  # not while steps are timed
+            wait_for(broken / "ckpt.pt")  # a thread writes it
             raise ArithmeticError
         return step(state, *args)
 
@@ -119,10 +120,11 @@ def test_a_run_goes_on_with_other_numbers_only_if_it_gives_up_its_minutes(tmp_pa
     other = r"minutes=120 can only settle the length of a new run, .* max_iters=12 and .* another --out_dir"
     with pytest.raises(UserError, match=other):
         run(timed, data, minutes=120.0, init_from="resume")
-    script("train.py", "--init_from=resume", f"--out_dir={timed}")  # nothing is left to do
+    again = ("train.py", "--init_from=resume", f"--out_dir={timed}", f"--dataset={data}")
+    script(*again)  # nothing is left to do
     run(timed, data, minutes=60.0, max_iters=20, init_from="resume")
     assert len(rows(timed)) == 12 and "raise --max_iters above that to train on" in capsys.readouterr().out
-    script("train.py", "--init_from=resume", f"--out_dir={timed}", "--max_iters=20")
+    script(*again, "--max_iters=20")
     assert len(rows(timed)) == 20
     with pytest.raises(UserError, match="give a larger --max_iters and no --minutes"):
         run(timed, data, minutes=60.0, init_from="resume")
