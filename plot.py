@@ -26,6 +26,7 @@ import textwrap
 from configurator import separate
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import as_called
+from fusedgpt.machine.files import atomic
 from fusedgpt.runs import compare_page, report_page
 from fusedgpt.runs.metrics import (
     MEANING,
@@ -167,7 +168,8 @@ def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "it
         draw_panel(axes, runs, name, x)
     draw_legend(figure, panels[main], beside=len(runs) == 1)
     title(figure, finding(runs, main), captions(runs))
-    figure.savefig(path, dpi=DPI)
+    with atomic(path) as file:
+        figure.savefig(file, format=pathlib.Path(path).suffix[1:], dpi=DPI)
     plt.close(figure)
 
 

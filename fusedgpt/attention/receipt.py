@@ -34,6 +34,8 @@ def observe(
     profiled = profile(step, shapes=ids is not None or grouped)
     if trace:
         trace.parent.mkdir(parents=True, exist_ok=True)
+        for name in (trace.name, f"{trace.name}.tmp"):  # PyTorch would write through links of these names
+            trace.with_name(name).unlink(missing_ok=True)
         profiled.export_chrome_trace(str(trace))
     # read names alone: key_averages() adds up times too, which takes as long as the step
     ops = sorted(filter(_is_attention, {event.name() for event in profiled.kineto_results.events()}))

@@ -12,6 +12,7 @@ from math import inf
 from fusedgpt.attention.table import KERNELS
 from fusedgpt.bench.disturbance import comparable
 from fusedgpt.bench.rows import unmeasured
+from fusedgpt.machine.files import atomic
 from fusedgpt.runs import style
 from fusedgpt.runs.style import COLOURS, DPI, WIDTH
 
@@ -38,7 +39,8 @@ def save(figures: Iterable[tuple], folder: pathlib.Path, machine: str, form: str
             style.title(figure, title, [subject, machine])
             for suffix in ("png", form):
                 paths.append(folder / f"{name}.{suffix}")
-                figure.savefig(paths[-1], dpi=DPI)
+                with atomic(paths[-1]) as file:
+                    figure.savefig(file, format=suffix, dpi=DPI)
             _compress(folder / f"{name}.png")
     return paths
 

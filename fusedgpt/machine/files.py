@@ -35,7 +35,8 @@ def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterat
         path.parent.mkdir(parents=True, exist_ok=True)
         # write names of files and folders that are not UTF-8 as escapes
         how = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace"}
-        with open(temporary, mode, **how) as file:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, mode.replace("w", "x"), **how) as file:  # x: not through a link that a stranger put there
             opened = os.fstat(file.fileno())
             yield file
             file.flush()
@@ -127,7 +128,7 @@ def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:
     path = pathlib.Path(out_dir) / ".lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115 (open as long as the run)
+        file = open(path, "a+", encoding="utf-8", errors="replace", opener=_no_link)  # noqa: SIM115 (kept)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}. Name another folder") from error
     try:
@@ -143,6 +144,11 @@ def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:
     started = time.strftime("%Y-%m-%d %H:%M:%S")
     print(f"process {os.getpid()} on {socket.gethostname()}, started {started}", file=file, flush=True)
     return Lock(file)
+
+
+def _no_link(path, flags):
+    """Open `path` unless it is a symbolic link, which in a folder from a stranger may name any file of this machine."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)  # Windows has no such flag
 
 
 def _take(file, shared):
@@ -224,7 +230,8 @@ class Lines:
                 self.pending += b"\n"
 
     def _open(self):
-        self.file = open(self.path, "ab+", buffering=0)  # noqa: SIM115 (unbuffered: a kill loses no line)
+        # unbuffered: a kill loses no line
+        self.file = open(self.path, "ab+", buffering=0, opener=_no_link)  # noqa: SIM115 (kept)
         self.opened = os.fstat(self.file.fileno())
 
     def add(self, line: str) -> None:

@@ -88,7 +88,7 @@ def _from_all(value, group=None):
 def _writer(folder):
     writer = dcp.FileSystemWriter(folder, per_thread_copy_ahead=0)  # copying ahead is for tensors on a GPU
     # PyTorch's mkdir also makes parents: it would bring back a run's folder that was moved meanwhile
-    writer.fs.mkdir = lambda path: pathlib.Path(path).mkdir(exist_ok=True)
+    writer.fs.mkdir = lambda path: pathlib.Path(path).mkdir(exist_ok=not pathlib.Path(path).is_symlink())
     return writer
 
 
