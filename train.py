@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 
 from configurator import adopt, answer_help, configure, separate
-from fusedgpt.attention.table import located
+from fusedgpt.attention.table import is_own, located
 from fusedgpt.settings import Settings, as_built, require_learning, validate
 
 if __name__ == "__main__":
@@ -39,7 +39,7 @@ from fusedgpt.attention.case import Case
 from fusedgpt.attention.receipt import contradiction, observe
 from fusedgpt.data import dataset
 from fusedgpt.data.dataloader import DataLoader
-from fusedgpt.errors import TRAIN_WITH_LESS, UserError, one_sentence
+from fusedgpt.errors import TRAIN_WITH_LESS, UserError, first_line, one_sentence, out_of_memory
 from fusedgpt.estimates import fits
 from fusedgpt.home import ROOT
 from fusedgpt.machine import determinism, files, memory, timing
@@ -207,6 +207,11 @@ def training_loop(run: Run) -> None:
         except UserError:  # another process or the data is gone; the steps before this one are complete
             run.save_whole_steps()
             raise
+        except (Exception, SystemExit) as error:
+            if not is_own(s.attention) or out_of_memory(error):
+                raise
+            run.save_whole_steps()
+            raise UserError(f"attention={s.attention} fails: {type(error).__name__}: {first_line(error)}") from error
         # sum the stop flags over the ranks, so that all stop at the same step
         flags = {"time is up": time.perf_counter() > run.deadline, "stopped": bool(run.stopped_by)}
         state.results.add(results, flags)

@@ -9,6 +9,7 @@ The exit status is 1 if a mutant lives. If one cannot be planted, because its te
 without it, a sentence says so.
 """
 
+import compileall
 import dataclasses
 import importlib
 import multiprocessing
@@ -71,7 +72,8 @@ def _run(folder, mutant):
     for number in (1, 2):
         os.dup2(os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.path[:] = [path for path in sys.path if pathlib.Path(path).resolve() not in (ROOT, ROOT / "tests")]
-    sys.dont_write_bytecode = True  # a cache goes by a file's size and second of writing, which a mutant can share
+    sys.dont_write_bytecode = True  # the bytecode is shared, and not that of a mistake
+    os.environ.pop("CHECK_TYPES", None)  # to check annotations takes longer than the tests
     options = ["-x", "-q", "--tb=line", "-rfE", "--disable-warnings", "-p", "no:cacheprovider", "-p", "no:xdist"]
     sys.exit(int(pytest.main([*options, f"--basetemp={folder / 'tmp'}", *mutant.tests])))
 
@@ -88,7 +90,7 @@ def outcomes(mutants: Iterable[Mutant], root: pathlib.Path) -> Iterator[tuple[Mu
                 number, each = waiting.pop(0)
                 folder = root / str(number)
                 _copy(folder)
-                (folder / each.file).write_text(each.planted(folder))
+                _plant(each, folder)
                 process = fork.Process(target=_run, args=(folder, each))
                 process.start()
                 running[process.sentinel] = process, folder, each, time.monotonic()
@@ -110,12 +112,29 @@ def outcomes(mutants: Iterable[Mutant], root: pathlib.Path) -> Iterator[tuple[Mu
 
 
 def _copy(folder):
+    """Fill `folder` with links to the project's files and their bytecode, which goes by their time of writing."""
     folder.mkdir()
     for path in COPIED:
         if (ROOT / path).is_dir():
-            shutil.copytree(ROOT / path, folder / path, ignore=shutil.ignore_patterns("__pycache__", "*.bin"))
+            shutil.copytree(ROOT / path, folder / path, copy_function=_link, ignore=shutil.ignore_patterns("*.bin"))
         else:
-            shutil.copy(ROOT / path, folder)
+            _link(ROOT / path, folder / path)
+
+
+def _link(file, name):
+    try:
+        os.link(file, name)
+    except OSError:  # the folder for temporary files is on another disk
+        shutil.copy2(file, name)
+
+
+def _plant(mutant, folder):
+    """Replace a file of `folder`, not the one that it is linked to, and its bytecode: their seconds may be the same."""
+    file, text = folder / mutant.file, mutant.planted(folder)
+    file.unlink()
+    file.write_text(text)
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+        compiled.unlink()
 
 
 def main(words: list[str]) -> int:
@@ -125,6 +144,8 @@ def main(words: list[str]) -> int:
     """
     for name in PRELOADED:
         importlib.import_module(name)
+    for folder in COPIED[:2]:
+        compileall.compile_dir(ROOT / folder, quiet=2)
     chosen = [
         each for each in table() if not words or any(word in f"{each.what} {each.file} {each.tests}" for word in words)
     ]

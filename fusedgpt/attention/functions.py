@@ -288,12 +288,25 @@ def load(name: str) -> Callable[..., Tensor]:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"attention={name}: {path} fails: {type(error).__name__}: {first_line(error)}") from error
     if not callable(found := getattr(module, function, None)):
         there = sorted(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
         raise UserError(f"attention={name}: {path} has no function {function}: it has {', '.join(there) or 'none'}")
-    return found
+    return _without_exit(found)
+
+
+def _without_exit(function):
+    """`function`, but its sys.exit is an error, and not the end of the program with the status that it names."""
+
+    @functools.wraps(function)
+    def called(*inputs, **masks):
+        try:
+            return function(*inputs, **masks)
+        except SystemExit as error:
+            raise RuntimeError(f"it calls sys.exit({error.code!r})") from error
+
+    return called
 
 
 _FUNCTIONS = {

@@ -20,6 +20,7 @@ RMS_TOLERANCE = {torch.float64: 2.5e-14, torch.float32: 5e-6, torch.float16: 2e-
 # block or if full ones came before it.
 ODD_LENGTHS = (127, 300)
 ODD_WINDOW = 37  # shorter than these
+FIRST_TOKENS = 2**15  # whose dropout is looked at: enough to tell p = 0.2 from 3/16, to which cuDNN may round it
 MOST_COMPARED = 2048  # tokens of the longest comparison that must be quick: the scores of two heads take 0.3 GB
 
 
@@ -84,7 +85,7 @@ def compare(
     largest number in all rows would hide their errors. The divisor is at least FLOOR of that number, because some rows
     are 0 in theory (dq of the first token). 'rms' is divided by the root mean square of y, or for gradients by the
     largest of their three, because dq and dk are 0 in theory if there is one token. NaN counts as infinite.
-    Raises ValueError if `attend` changes its inputs.
+    Raises ValueError if `attend` changes its inputs, or returns another dtype.
     """
     case = replace(case, dropout=0.0)
     q, k, v, dy = inputs or case.inputs()
@@ -97,6 +98,8 @@ def compare(
     got = case.run(attend, q, k, v, dy)
     if not all(torch.equal(some(x), before) for x, before in zip((q, k, v, dy), given)):
         raise ValueError("it changes q, k, v or dy in place, and generation caches k and v: let it change copies")
+    if got[0].dtype != q.dtype:
+        raise ValueError(f"it returns {got[0].dtype} for q, k and v in {q.dtype}")
     documents = case.documents[first:] if case.packed else None
     want = reference(*given[:3], given[3] if case.backward else None, documents, case.window)
     largest, typical = ({"y": size(want[:1]), "d": size(want[1:])} for size in (_largest, _rms))
@@ -107,6 +110,29 @@ def compare(
         found[name] = _finite(fraction.max())
         rms.append(_finite(_rms([error]) / typical[name[0]]))
     return found | {"rms": max(rms)}
+
+
+def dropped_wrongly(attend: Attend, case: Case) -> str | None:
+    """What is wrong with the dropout of `attend` at the rate of `case`, or None if it is right.
+
+    A first token sees only itself. So its output is 0 if that weight was dropped, and otherwise its value / (1 - p).
+    The share of zeros among many first tokens must be p within 5 standard deviations.
+    """
+    _, nh, _, hs = case.shape
+    B = -(-FIRST_TOKENS // nh)
+    first = replace(case, shape=(B, nh, 2, hs), keys=None, backward=False)
+    q, k, v, dy = first.inputs()
+    torch.manual_seed(0)
+    y = first.run(attend, q, k, torch.ones_like(v), dy)[0][:, :, 0].double()  # (B, nh, hs)
+    p, kept = case.dropout, y != 0
+    share, deviation = 1 - kept.double().mean().item(), (p * (1 - p) / (B * nh)) ** 0.5
+    if share == 0:
+        return "it ignores dropout_p: no weight is dropped"
+    if abs(share - p) > 5 * deviation:
+        return f"its dropout_p={p:g} drops {share:.3f} of the weights"
+    if not torch.allclose(y[kept], torch.full_like(y[kept], 1 / (1 - p)), rtol=TOLERANCE[case.dtype]):
+        return f"with dropout_p={p:g} it does not divide what is left by {1 - p:g}"
+    return None
 
 
 def _largest(tensors):

@@ -47,11 +47,14 @@ def _wrong(name, case, compiled):
                     f"it is not {what}: {where} its errors against float64 are {errors}. A change of the function,"
                     " such as a window, belongs to the model (Dimensions), which saves it with the weights"
                 )
-        if is_own(name) and case.dropout and not _drops(name, case):
-            return "it ignores dropout_p: two runs with different random numbers give the same result"
+        if case.dropout and (wrong := parity.dropped_wrongly(as_run(name, case), case)):
+            return wrong
     except torch.AcceleratorError:
         raise
-    except Exception as error:  # a user's own kernel may raise anything at a shape for which it was not written
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a user's own kernel may raise anything at a shape for which it was not written
         given = f" (k and v have {case.kv_heads} heads, q has {case.shape[1]})" if case.grouped else ""
         return f"it fails in the comparison with float64: {reasons((), error)}{given}"
     return None
@@ -64,6 +67,8 @@ def _comparisons(name, case, compiled):
         yield "on one head", parity.compare(attend, whole.of_heads(1, 1))
         return
     yield from parity.checks(attend, whole)
+    if case.backward:  # as evaluation calls it
+        yield "without gradients", parity.compare(ATTENTION[name], replace(whole, backward=False), heads=2)
     if case.shape[2] > parity.MOST_COMPARED:  # a window could be longer
         last = case.of_heads(1, 1)
         last = replace(last, shape=(1, last.shape[1], 64, case.shape[3]), keys=case.shape[2], backward=False)
@@ -71,15 +76,6 @@ def _comparisons(name, case, compiled):
     if compiled:
         torch.compiler.reset()
         yield "compiled", parity.compare(torch.compile(attend, dynamic=False), whole, heads=2)
-
-
-def _drops(name, case):
-    probe = replace(case.of_heads(1, 1), backward=False)
-    attend, inputs = as_run(name, case), probe.inputs()
-    torch.manual_seed(0)
-    (first,) = probe.run(attend, *inputs)
-    (second,) = probe.run(attend, *inputs)
-    return not torch.equal(first, second)
 
 
 def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
@@ -122,7 +118,7 @@ def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
                 step()
         except torch.AcceleratorError:  # the GPU itself has crashed, so nothing else would run on it
             raise
-        except Exception as error:  # a kernel, its compiler and its package each raise types of their own
+        except (Exception, SystemExit) as error:  # a kernel, its compiler and its package each raise types of their own
             reason = flash_impl.explained(name, error, reasons(caught, error))
             if case.grouped and "to have the same num_heads" in reason:  # `efficient` in PyTorch 2.13
                 reason = f"SDPA's {name} kernel takes no heads of queries that share keys and values (n_kv_head)"

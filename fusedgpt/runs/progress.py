@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from fusedgpt.attention import functions
 from fusedgpt.errors import UserError
 from fusedgpt.machine import flops, memory, timing
 from fusedgpt.machine.device import cuda_graphs, dtype_name, multiplies_tf32
@@ -81,6 +82,7 @@ def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen
         "cuda_graphs": cuda_graphs(device),
         "attention": chosen.attention,
         "attention_trials": chosen.attention_trials,
+        "attention_sha256": functions.digest(chosen.attention),  # of a user's own file
         "timed": chosen.timed,
         **seen,
         "world_size": ranks.world,

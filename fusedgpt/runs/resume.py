@@ -6,6 +6,7 @@ import os
 import pathlib
 from typing import Any
 
+from fusedgpt.attention import functions
 from fusedgpt.attention.table import is_own
 from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import end_of_text
@@ -221,6 +222,8 @@ def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
             moved = name == "lr_decay_iters" and s.lr_decay_iters == s.max_iters != was
             how = f": the schedule ends with the run (--lr_decay_iters={was} leaves it as it was)" if moved else ""
             say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}{how}")
+    if saved.get("attention_sha256") not in (None, functions.digest(s.attention)):
+        say(f"resuming with a changed file: attention={s.attention} has another SHA-256 than before")
     if not _same_windows(saved, s):
         say("resuming with evaluations of other windows: the next one is the best, whatever came before")
     if not _same_mask(saved, s):

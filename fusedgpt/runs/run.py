@@ -132,6 +132,7 @@ class Run:
         content |= {"optimizer": state.optimizer.state_dict(), "scaler": state.scaler.state_dict()}
         content |= {"iter_num": state.iteration, "best_val_loss": state.best_val_loss, "best_iter": state.best_iter}
         content |= {"config": record["settings"], "meta": self.meta, "attention": record["attention"]}
+        content |= {"attention_sha256": record["attention_sha256"]}
         content |= {"dtype": record["dtype"], "compile": record["compile"]}  # auto keeps them if the run is resumed
         self.saver.save(content)
 

@@ -1,5 +1,7 @@
 """--attention=path/to/file.py:function: a user's own kernel passes parity, trains and is measured, or is refused."""
 
+import contextlib
+import io
 import json
 
 import pytest
@@ -11,13 +13,14 @@ from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.attention.table import located
 from fusedgpt.bench import kinds, numerics, sweep
 from fusedgpt.errors import UserError
-from tests.conftest import rows, run
+from tests.conftest import checkpoint_of, rows, run, wait_for
 from tests.fusedgpt.bench import small
 from tests.fusedgpt.bench.small import settings
 from tests.launch import fails, script
 
 CPU = torch.device("cpu")
 FILE = """
+import sys
 import torch
 
 LAST = 8
@@ -37,6 +40,26 @@ def window(q, k, v, dropout_p=0.0):
 
 def narrow(q, k, v, dropout_p=0.0):
     return whole(q, k, v)[..., :1]
+
+def cheat(q, k, v, dropout_p=0.0):
+    return whole(q, k, v) if q.requires_grad else _weights(q, k, _hidden(q, k, 2)) @ v
+
+def double(q, k, v, dropout_p=0.0):
+    return whole(q.double(), k.double(), v.double())
+
+def leaves(q, k, v, dropout_p=0.0):
+    sys.exit(0)
+
+def dropped(q, k, v, dropout_p=0.0, rate=1.0, scale=True):
+    p = dropout_p and min(0.9, rate * dropout_p)
+    kept = torch.rand(*q.shape[:-1], k.size(-2)) >= p
+    return (_weights(q, k, _hidden(q, k, 1)) * kept / (1 - p if scale else 1)) @ v
+
+def more(q, k, v, dropout_p=0.0):
+    return dropped(q, k, v, dropout_p, rate=1.25)
+
+def unscaled(q, k, v, dropout_p=0.0):
+    return dropped(q, k, v, dropout_p, scale=False)
 
 def even(q, k, v, dropout_p=0.0):
     assert q.size(2) % 2 == 0, "odd"
@@ -81,7 +104,12 @@ def test_its_function_is_loaded_once_and_can_be_compiled(file):
     ("name", "why"),
     [
         ("missing.py:f", "there is no file missing.py"),
-        ("{file}:absent", r"has no function absent: it has even, narrow, whole, window"),
+        ("{file}:absent", r"has no function absent: it has cheat, double, dropped, even, .*, whole, window"),
+        # these four trained: the first evaluated better, the third ended the run with status 0
+        ("{file}:cheat", "it is not causal attention: without gradients its errors"),
+        ("{file}:double", "it returns torch.float64 for q, k and v in torch.float32"),
+        ("{file}:leaves", r"cannot train on cpu .*it calls sys.exit\(0\)"),
+        ("{leaver}:f", "fails: SystemExit: 0"),
         ("{broken}:f", "fails: ZeroDivisionError: division by zero"),
         ("{file}:narrow", "cannot train on cpu"),
         ("{file}:even", "it fails in the comparison with float64: odd"),
@@ -91,8 +119,10 @@ def test_its_function_is_loaded_once_and_can_be_compiled(file):
 def test_a_mistake_is_named(tmp_path, file, name, why):
     broken = tmp_path / "broken.py"
     broken.write_text("1 / 0")
+    leaver = tmp_path / "leaver.py"
+    leaver.write_text("exit(0)")
     with pytest.raises(UserError, match=why) as refusal:
-        permitted.require(name.format(file=file, broken=broken), Case((1, 2, 16, 8), CPU, torch.float32))
+        permitted.require(name.format(file=file, broken=broken, leaver=leaver), Case((1, 2, 16, 8), CPU, torch.float32))
     assert "even or auto" not in str(refusal.value)  # it recommended the kernel that it refused
 
 
@@ -102,6 +132,56 @@ def test_what_is_no_causal_attention_or_ignores_dropout_does_not_train(tmp_path,
         run(tmp_path / "run", data, attention=f"{file}:window")
     with pytest.raises(UserError, match="it ignores dropout_p"):
         run(tmp_path / "run", data, attention=f"{file}:whole", dropout=0.1)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.2, 0.5])
+def test_its_dropout_is_looked_at_at_the_rate_of_the_run(file, p):
+    # p + 0.5 passed, and so did weights that were dropped without 1 / (1 - p)
+    case = Case((2, 2, 16, 8), CPU, torch.float32, dropout=p)
+    permitted.require(f"{file}:dropped", case)
+    for name in ("manual", "math", "sdpa"):
+        permitted.require(name, case)
+    with pytest.raises(UserError, match=rf"its dropout_p={p} drops 0\.\d+ of the weights"):
+        permitted.require(f"{file}:more", case)
+    with pytest.raises(UserError, match=rf"with dropout_p={p} it does not divide what is left by {1 - p:g}"):
+        permitted.require(f"{file}:unscaled", case)
+    with pytest.raises(UserError, match="it ignores dropout_p"):
+        permitted.require(f"{file}:whole", case)
+
+
+LATER = """
+import sys
+import torch
+from fusedgpt.attention.functions import manual
+
+calls = 0
+
+def fails(q, k, v, dropout_p=0.0):
+    global calls
+    calls += q.requires_grad and q.shape[-2] == 16
+    if calls > {calls}:
+        {how}
+    return manual(q, k, v, dropout_p)
+"""
+
+
+@pytest.mark.parametrize("how", ["raise KeyError('x')", "sys.exit(0)"])
+def test_one_that_fails_in_mid_run_loses_no_step_and_a_changed_file_is_said(tmp_path, data, how):
+    # the steps since the last checkpoint were lost; sys.exit(0) ended the run as if it were done
+    (tmp_path / "own.py").write_text(LATER.format(calls=40, how=how))
+    own, out = f"{tmp_path / 'own.py'}:fails", tmp_path / "out"
+    with pytest.raises(UserError, match=r"attention=.*own.py:fails fails: (KeyError: 'x'|.*it calls sys.exit\(0\))"):
+        run(out, data, attention=own, max_iters=100, eval_interval=1000)
+    done = len(rows(out))
+    wait_for(out / "ckpt.pt")  # a thread writes it
+    assert 5 < done < 60 and checkpoint_of(out)["iter_num"] == done
+    (tmp_path / "own.py").write_text(LATER.format(calls=10**6, how=how))
+    ATTENTION.pop(own)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        run(out, data, attention=own, max_iters=done + 2, init_from="resume")
+    assert f"resuming with a changed file: attention={own} has another SHA-256" in said.getvalue()
+    assert len(rows(out)) == done + 2
 
 
 @pytest.mark.parametrize("kind", ["ladder", "sweep", "numerics"])
