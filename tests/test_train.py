@@ -80,6 +80,33 @@ def test_one_step_is_adamw_on_the_clipped_mean_gradient(tmp_path, data):
         torch.testing.assert_close(got[name].double()[clear], want[clear], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_frozen_layer_and_a_head_that_the_loss_skips_are_left_alone(tmp_path, data, monkeypatch, optimizer):
+    # each was a traceback: its gradient is None, which "has no attribute is_cpu"
+    counted, more = GPTConfig.num_params.fget, []
+
+    class Forked(GPT):
+        def __init__(self, config):
+            more.clear()
+            super().__init__(config)
+            self.second_head = torch.nn.Linear(config.n_embd, 3)
+            more.append(3 * config.n_embd + 3)
+            for p in (self.transformer.wte.weight, *self.transformer.h[0].parameters()):
+                p.requires_grad_(False)
+
+    monkeypatch.setattr(train, "GPT", Forked)
+    monkeypatch.setattr(GPTConfig, "num_params", property(lambda config: counted(config) + sum(more)))
+    still = dict(learning_rate=0.0, min_lr=0.0)
+    begun = weights(run(tmp_path / "begun", data, max_iters=1, optimizer=optimizer, **still))
+    whole = run(tmp_path / "whole", data, max_iters=4, optimizer=optimizer)
+    half = run(tmp_path / "half", data, max_iters=2, optimizer=optimizer)
+    run(half, data, max_iters=4, optimizer=optimizer, init_from="resume")
+    assert_same_bytes(weights(half), weights(whole))
+    kept = {name for name, w in weights(whole).items() if torch.equal(w, begun[name])}
+    frozen = {name for name in begun if ".h.0." in name or "wte" in name or "lm_head" in name or "second" in name}
+    assert kept == frozen
+
+
 def test_bfloat16_and_float16_train_on_a_cpu(tmp_path, data):
     # T9: nanoGPT's dtype did nothing on a CPU; T7: the scaler's state was not saved
     gently = dict(max_iters=6, learning_rate=1e-3)  # so that rounding does not grow

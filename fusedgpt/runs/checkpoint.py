@@ -153,13 +153,15 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
             return  # the optimizer has no state before its first step
         sizes = [len(group["params"]) for group in saved["optimizer"]["param_groups"]]
         _require(sizes == [len(group["params"]) for group in groups], f"it has groups of {sizes} parameters")
-        _require(state.keys() == set(range(len(forms))), f"it has state of {len(state)} parameters, not {len(forms)}")
-        for number, (p, like) in enumerate(forms):
+        # a parameter that had no gradient yet, such as a head that the loss skips, has no state
+        forms = {number: form for number, form in enumerate(forms) if number in state}
+        _require(state and state.keys() == forms.keys(), f"it has state of {len(state)} parameters, not {len(forms)}")
+        for number, (p, like) in forms.items():
             found = {key: _form(value) for key, value in state[number].items()}
             wanted = {key: _form(value) for key, value in like.items()}
             _require(found == wanted, f"for {names[p]} it has {found}, not {wanted}")
         # copy: the loaded tensors are mapped from the file
-        copies = {n: {key: _copy_like(value, p) for key, value in state[n].items()} for n, (p, _) in enumerate(forms)}
+        copies = {n: {key: _copy_like(value, p) for key, value in state[n].items()} for n, (p, _) in forms.items()}
         optimizer.load_state_dict({"state": copies, "param_groups": groups})
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         if out_of_memory(error):

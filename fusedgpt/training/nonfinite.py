@@ -84,7 +84,7 @@ def first_tensors(model: nn.Module, x: Tensor, y: Tensor, cast: AbstractContextM
         return f"outputs: {', '.join(bad[:MOST_NAMED])}"
     if not loss.isfinite():
         return "the loss alone"
-    names, params = zip(*model.named_parameters())
-    gradients = torch.autograd.grad(loss * scale, params)
-    bad = [name for name, gradient in zip(names, gradients) if not gradient.isfinite().all()]
+    names, params = zip(*((name, p) for name, p in model.named_parameters() if p.requires_grad))
+    gradients = torch.autograd.grad(loss * scale, params, allow_unused=True)
+    bad = [name for name, grad in zip(names, gradients) if grad is not None and not grad.isfinite().all()]
     return f"gradients: {', '.join(bad[::-1][:MOST_NAMED])}" if bad else None

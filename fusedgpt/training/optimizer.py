@@ -71,7 +71,7 @@ def build_optimizer(model: Any, s: Settings, device_type: str) -> Optimizer:
     if s.optimizer == "adamw":
         return adamw
     # queries, keys and values are one matrix, as they are one product: GPT-2's, and those of grouped heads
-    matrices = [p for p in model.transformer.h.parameters() if p.dim() == 2]
+    matrices = [p for p in model.transformer.h.parameters() if p.dim() == 2 and p.requires_grad]
     hidden = set(matrices)
     for group in adamw.param_groups:
         group["params"] = [p for p in group["params"] if p not in hidden]
@@ -110,7 +110,7 @@ def _update_hidden(optimizer, norm, limit):
     group = optimizer.param_groups[-1]
     finite, scale = norm.isfinite(), (norm / limit).clamp(min=1) if limit else 1
     dtype = resolve_dtype("auto", norm.device)  # that of the fastest products: a GPU without bfloat16 has float16
-    for matrices in _batches(group["params"]):
+    for matrices in _batches([p for p in group["params"] if p.grad is not None]):
         for p in matrices:
             if "momentum_buffer" not in optimizer.state[p]:
                 optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)

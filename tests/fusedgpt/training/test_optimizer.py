@@ -166,7 +166,8 @@ def test_an_update_is_exact_for_tiny_gradients_in_float16_too():
 @pytest.mark.parametrize("bfloat16", [False, True])
 def test_a_gpu_without_bfloat16_orthogonalises_in_float16(monkeypatch, bfloat16):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: bfloat16)
-    _, optimizer = built()
+    model, optimizer = built()
+    with_gradients(model, 0)
     asked = []
     monkeypatch.setattr(optimizer_module, "_update_batch", lambda *args: asked.append(args[-1]))
     norm = types.SimpleNamespace(device=torch.device("cuda"), isfinite=lambda: torch.tensor(True))
