@@ -11,15 +11,20 @@ script that executes the text of this file, as nanoGPT's do, gets both applied t
 if __name__ != "configurator":  # a script executes this text
     _script = dict(globals())  # before names of ours, such as `re`, replace the script's
 
+import ast
 import builtins
 import contextlib
 import dataclasses
 import difflib
 import functools
+import importlib
+import math
 import os
 import pathlib
+import pickle
 import re
 import sys
+import time
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -31,6 +36,9 @@ from fusedgpt.home import as_called
 
 COMMAND_LINE = "the command line"
 LARGEST = 2**63 - 1  # the largest whole number of PyTorch and numpy
+# what nanoGPT's train.py has imported when it executes a config file; those that take long only if they are named
+LENT = {module.__name__: module for module in (os, time, math, pickle)}
+LENT_LATE = {"np": "numpy", "torch": "torch"}
 PLAIN = (types.NoneType, bool, int, float, str)  # types of settings
 
 
@@ -152,20 +160,39 @@ def _assignments(file, settings):
     so_far = dataclasses.asdict(settings)
     hint = ": config files are Python code with lines like batch_size = 8, and a run is named by its folder"
     hint *= not file.endswith(".py")
-    names = _Names({**so_far, "__name__": "<config file>", "__file__": file})
+    names = _Names({**so_far, **LENT, "__name__": "<config file>", "__file__": file})
     try:
+        tree = ast.parse(pathlib.Path(file).read_bytes(), file)
+        _require_assignments(tree, file, so_far, hint)
         # not `compile`, which may be a setting of the script that executes this text
-        exec(builtins.compile(pathlib.Path(file).read_bytes(), file, "exec"), names.seen, names)
+        exec(builtins.compile(tree, file, "exec"), names.seen, names)
+    except UserError:
+        raise
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also exit(), which would end the script with status 0
         raise UserError(f"config file {file} fails: {type(error).__name__}: {first_line(error)}{hint}") from error
     found = {k: v for k, v in names.seen.items() if isinstance(k, str)}
     assigned = {k: v for k, v in found.items() if k in names or k not in so_far or v is not so_far[k]}
+    loops = [each.target for each in ast.walk(tree) if isinstance(each, (ast.For, ast.comprehension))]
+    counters = {each.id for target in loops for each in ast.walk(target) if isinstance(each, ast.Name)} - set(so_far)
     own = {k for k, v in assigned.items() if k.startswith("_") or callable(v) or isinstance(v, types.ModuleType)}
+    own |= counters & set(assigned)
     if hint and assigned.keys() == own:  # YAML and JSON may be Python code that does nothing
         raise UserError(f"config file {file} assigns to no setting{hint}")
     return {k: v for k, v in assigned.items() if k not in own}
+
+
+def _require_assignments(tree, file, settings, hint):
+    """Raise UserError for `name: value` or `name == value`, which are Python that assigns nothing."""
+    for line in tree.body:
+        left = line.target if isinstance(line, ast.AnnAssign) and line.value is None else None
+        left = line.value.left if isinstance(line, ast.Expr) and isinstance(line.value, ast.Compare) else left
+        if isinstance(left, ast.Name) and left.id in settings:
+            raise UserError(
+                f"config file {file}, line {line.lineno}: {ast.unparse(line)} assigns nothing: write {left.id} ="
+                f" VALUE{hint}"
+            )
 
 
 class _Names(dict):
@@ -186,6 +213,11 @@ class _Names(dict):
         super().__delitem__(name)
         del self.seen[name]
 
+    def __missing__(self, name):
+        if name not in self.seen and name in LENT_LATE:
+            self.seen[name] = importlib.import_module(LENT_LATE[name])
+        return self.seen[name]  # KeyError: builtins are next
+
 
 def _set(settings, name, value, where):
     """Return `settings` with the field `name` set to `value`: a flag's text, or a file's value of the right type."""
@@ -193,6 +225,8 @@ def _set(settings, name, value, where):
     refused = f"{where}: {name}={shown(value)} is not allowed: it takes"
     text = ""
     try:
+        if where != COMMAND_LINE:
+            value = _of_nanogpt(value, field)
         text = str(value)  # raises for whole numbers of more than 4300 digits, and for some types of one's own
         new = _read(text, field)
         if where != COMMAND_LINE and new != value:  # in a file, steps = "5" is a mistake
@@ -204,6 +238,13 @@ def _set(settings, name, value, where):
     if isinstance(new, str) and "\0" in new:
         raise UserError(f"{refused} text without the character NUL")
     return dataclasses.replace(settings, **{name: new})
+
+
+def _of_nanogpt(value, field):
+    """A file's `value` as nanoGPT's scripts take it: any number for a whole one, and None for no name."""
+    if type(value) is float and field.type is int:
+        return round(value)
+    return "" if value is None and field.type is str else value
 
 
 def _read(text, field):

@@ -214,7 +214,7 @@ def training_loop(run: Run) -> None:
             raise UserError(f"attention={s.attention} fails: {type(error).__name__}: {first_line(error)}") from error
         # sum the stop flags over the ranks, so that all stop at the same step
         flags = {"time is up": time.perf_counter() > run.deadline, "stopped": bool(run.stopped_by)}
-        state.results.add(results, flags)
+        state.results.add(results, flags, lr=state.optimizer.param_groups[0]["lr"])  # what the step has used
         state.clock.stop()
         state.iteration += 1
         silent_s = time.perf_counter() - reported_at if alone and state.clock.device.type == "cpu" else 0.0

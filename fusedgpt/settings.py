@@ -119,6 +119,11 @@ def validate_each(s: Settings) -> None:
     for name in (*at_least_zero.split(), "eval_iters", "sample_interval"):
         if not 0 <= (getattr(s, name) or 0) < math.inf:
             raise UserError(f"{name}={getattr(s, name)} must be 0 or more, and finite")
+    if s.decay_lr and s.schedule != "constant" and s.min_lr > s.learning_rate:
+        raise UserError(
+            f"min_lr={s.min_lr:g} is above learning_rate={s.learning_rate:g}, so the rate would rise to it: give"
+            f" --min_lr={s.learning_rate / 10:g}, or --decay_lr=False"
+        )
     if s.minutes is not None and not 0 < s.minutes < math.inf:
         raise UserError(f"minutes={s.minutes} must be more than 0, and finite")
     for name in ("dropout", "beta1", "beta2"):

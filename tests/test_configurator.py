@@ -216,6 +216,9 @@ def test_bad_flags_are_named_with_what_was_meant(written, said, capfd, monkeypat
         ("steps = 1 / 0", "fails: ZeroDivisionError"),
         # each of these used to be a traceback, or to end the script with status 0
         ("def f(): f()\nf()", "fails: RecursionError"),
+        # these two were passed over: a file of nothing else ran with all defaults
+        ("name = 'y'\nsteps: 5", "line 2: steps: 5 assigns nothing: write steps = VALUE"),
+        ("rate == 0.5", "line 1: rate == 0.5 assigns nothing: write rate = VALUE"),
         ("rate = 10**400", "is not allowed: it takes a number"),
         ("steps = 10**5000", "is not allowed: it takes a whole number"),
         ("steps = type('T', (), {'__repr__': None, '__str__': None})()", "is not allowed: it takes a whole number"),
@@ -226,6 +229,28 @@ def test_files_pass_the_same_check(tmp_path, line, message):
     with pytest.raises(UserError, match=r"c\.py") as raised:
         parse(str(tmp_path / "c.py"))
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("steps = 0.03 * 10466", dict(steps=314)),
+        ("name = None", dict(name="")),
+        (
+            "rate = math.cos(np.pi) + 2\nname = os.path.basename('a/b')\ndef later(): return time.time()",
+            dict(rate=1.0, name="b"),
+        ),
+        ("size = torch.ones(3).numel()\nname = pickle.__name__", dict(size=3, name="pickle")),
+        (
+            "for i, part in enumerate('ab'):\n    name = part\nsteps: int = sum(k for k in range(4))",
+            dict(name="b", steps=6),
+        ),
+    ],
+)
+def test_files_of_nanogpt_load(tmp_path, text, meant):
+    # names that its train.py had imported, a float for a whole number, None for a name and a counter were refused
+    (tmp_path / "c.py").write_text(text)
+    assert parse(str(tmp_path / "c.py")) == Settings(**meant)
 
 
 def test_ctrl_c_in_a_file_is_no_mistake_of_the_file(tmp_path):

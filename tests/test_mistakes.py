@@ -88,6 +88,7 @@ MISTAKES = [
     ("train.py {small} --mask=document", "data/text/prepare.py, or set --mask=causal"),
     ("train.py {small} --min_lr=0 --lr_decay_iters=5", "give --lr_decay_iters=10"),
     ("train.py {small} --minutes=0", "must be more than 0"),
+    ("train.py {small} --learning_rate=1e-5 --min_lr=6e-5", "give --min_lr=1e-06, or --decay_lr=False"),
     ("train.py {small} --gpus=2", "torchrun --standalone --nproc_per_node=N train.py trains on N GPUs"),
     ("{torchrun} train.py {small} --gradient_accumulation_steps=5", "make it a multiple of 2"),
     ("RANK=0 train.py {small}", "Let torchrun set them, or unset RANK"),

@@ -80,6 +80,17 @@ def test_one_step_is_adamw_on_the_clipped_mean_gradient(tmp_path, data):
         torch.testing.assert_close(got[name].double()[clear], want[clear], rtol=1e-3, atol=1e-3)
 
 
+def test_a_learning_rate_that_a_step_changes_is_the_one_that_is_logged(tmp_path, data, monkeypatch):
+    # a schedule of one's own in train_step trained, and metrics.jsonl had ours
+    def halved(it, s):
+        return train_rate(it, s) / 2
+
+    train_rate = train.learning_rate
+    monkeypatch.setattr(train, "learning_rate", halved)
+    logged = [row["lr"] for row in rows(run(tmp_path, data, max_iters=4))]
+    assert logged == [halved(it, small(tmp_path, data)) for it in range(4)]
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_frozen_layer_and_a_head_that_the_loss_skips_are_left_alone(tmp_path, data, monkeypatch, optimizer):
     # each was a traceback: its gradient is None, which "has no attribute is_cpu"

@@ -130,7 +130,7 @@ def report(
         metrics = {
             "iter": it,
             "loss": results["loss"],
-            "lr": learning_rate(it, s),
+            "lr": results["lr"],
             **results,
             "ms": ms,
             "tokens_per_s": tokens_per_s,

@@ -17,10 +17,11 @@ class StepResults:
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
-        self.steps: list[tuple[tuple[str, ...], tuple[str, ...], Tensor]] = []  # names of results and flags, the sums
+        # learning rates, names of results, names of flags, and the sums of both
+        self.steps: list[tuple[float, tuple[str, ...], tuple[str, ...], Tensor]] = []
 
-    def add(self, results: dict[str, Tensor | float], flags: dict[str, bool]) -> None:
-        """Add what a step returned, and this rank's flags; one all-reduce sums both over the ranks.
+    def add(self, results: dict[str, Tensor | float], flags: dict[str, bool], lr: float) -> None:
+        """Add what a step returned, this rank's flags, and `lr`; one all-reduce sums the former two over the ranks.
 
         Raises UserError if a result is not a single number, or has a name in RESERVED.
         """
@@ -39,14 +40,17 @@ class StepResults:
                 )
             numbers.append(value.reshape(()).float())
         numbers += [torch.full_like(numbers[0], flag) for flag in flags.values()]
-        self.steps.append((tuple(results), tuple(flags), self.ranks.all_reduce(torch.stack(numbers))))
+        self.steps.append((lr, tuple(results), tuple(flags), self.ranks.all_reduce(torch.stack(numbers))))
 
     def read(self) -> tuple[list[dict[str, float]], set[str]]:
-        """The results of each step, as means over the ranks, and the flags that any rank raised. Forgets them."""
+        """The results of each step, as means over the ranks, with its lr; and the flags that any rank raised.
+
+        Forgets them.
+        """
         steps, raised = [], set()
-        for results, flags, sums in self.steps:
+        for lr, results, flags, sums in self.steps:
             numbers = sums.tolist()
-            steps.append({name: total / self.ranks.world for name, total in zip(results, numbers)})
+            steps.append({"lr": lr} | {name: total / self.ranks.world for name, total in zip(results, numbers)})
             raised |= {flag for flag, count in zip(flags, numbers[len(results) :]) if count}
         self.steps.clear()
         return steps, raised
