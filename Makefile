@@ -69,7 +69,7 @@ test-avx2: setup
 TRITON := $(VENV)/triton
 lowering: setup
 	@test -d $(TRITON)/triton || $(PIP) --no-deps --target $(TRITON) triton==3.7.0 || { echo 'Triton cannot be installed here: the tests skip, except in CI'; test -z "$$CI"; }
-	PYTHONPATH=$(TRITON) $(PYTEST) -rs -m slow tests/lowering
+	PYTHONPATH=$(TRITON) $(PYTEST) --dist load -rs -m slow tests/lowering
 
 lint: setup
 	$(BIN)/ruff check .

@@ -143,9 +143,9 @@ def test_a_step_is_one_graph_and_holds_the_logits_once(lower, attention):
 
 
 @needs_triton
-@pytest.mark.parametrize(("attention", "more", "its_bytes"), [("flex", 0, 2e6), ("manual", 1, 8e7)])
-def test_attention_within_documents_costs_flex_no_launch_and_manual_one(lower, attention, more, its_bytes):
-    # the mask of each layer is computed once for all
+@pytest.mark.parametrize(("attention", "more", "its_bytes"), [("flex", 0, 2e6), ("manual", 2, 8e7)])
+def test_attention_within_documents_costs_flex_no_launch_and_manual_two(lower, attention, more, its_bytes):
+    # once for all layers: the number of each document, and the mask
     within, across = (lower(attention=attention, n_layer=2, **its) for its in ({"document_start": 50256}, {}))
     assert within["graph_breaks"] == 0
     assert within["forward"]["launches"] == across["forward"]["launches"] + more
