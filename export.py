@@ -90,6 +90,7 @@ NEXT = {
     "nanogpt": "copy its meta.pkl, if there is one, to data/{data} of nanoGPT, and load it with --out_dir={folder}",
 }
 WORDS = {"gelu": "GELU exactly", "gelu_tanh": "GELU in GPT-2's tanh form"}
+SAME = 2e-4  # of the largest logit: what rounding in another order may change
 WITHIN_DOCUMENTS = "within documents in training, across them in {family}: give it one document at a time"
 NANOGPTS_ACTIVATION = (
     "a nanoGPT checkpoint does not name its activation: it is exported with the exact GELU, nanoGPT's since May 2023"
@@ -184,6 +185,7 @@ def write_hf(folder, model, meta, saved):
         except UserError as error:
             print(f"no tokenizer is written: {error}")
     theirs = to_transformers(model.config, model.state_dict(), bos_token_id=end, eos_token_id=end)
+    require_same_logits(model, theirs)
     # by default transformers generates 256 more tokens, but the model has no positions beyond its context
     theirs.generation_config.max_length = model.config.block_size
     with contextlib.chdir(folder):  # the package tokenizers takes only paths in UTF-8
@@ -212,10 +214,36 @@ def _say_to_older_transformers(config):
         file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def require_same_logits(model, theirs=None):
+    """Raise UserError if transformers' model of the same family computes other logits: model.py may be another now.
+
+    theirs: that model, if it is there already.
+    """
+    c, few = model.config, min(32, model.config.block_size)
+    if theirs is None:
+        try:
+            theirs = to_transformers(c, model.state_dict())
+        except ImportError:
+            return print("not compared with transformers' model of this family, because transformers is not installed")
+    ids = torch.randint(c.vocab_size, (1, few), generator=torch.Generator().manual_seed(0))
+    if c.packed:  # theirs attends across documents
+        ids[ids == c.document_start] = 0 if c.document_start else c.vocab_size - 1
+    with torch.no_grad():
+        ours, other = model.eval()(ids, ids)[0][..., : c.vocab_size], theirs.eval()(ids).logits
+    gap = (ours - other).abs().max()
+    if not gap <= SAME * ours.abs().max():
+        raise UserError(
+            f"the logits of {families.FAMILIES[theirs.config.model_type].title} in transformers differ from those of"
+            f" this model by up to {gap:.2g}: model.py computes something that it does not, so no other program would"
+            " compute this model"
+        )
+
+
 def write_gguf(folder, model, meta, saved):
     """Write model.gguf and a Modelfile for Ollama."""
     if meta is None:
         raise UserError("a GGUF file needs the tokenizer of the data: put the data where the checkpoint names it")
+    require_same_logits(model)
     gguf_file.write(folder, model.config, model.state_dict(), meta, data_of(saved))
     if (context := model.config.block_size) % gguf_file.STEP:
         print(f"llama.cpp does not stop at {context} tokens, where the model's context ends: ask for fewer, with -n")
@@ -224,6 +252,7 @@ def write_gguf(folder, model, meta, saved):
 
 def write_nanogpt(folder, model, meta, saved):
     """Write nanoGPT's ckpt.pt and, if it needs one, meta.pkl."""
+    require_same_logits(model)
     if meta is not None and (ids := nanogpt.characters(meta)):
         (folder / "meta.pkl").write_bytes(pickle.dumps(ids))
     checkpoint.save(folder / "ckpt.pt", nanogpt.checkpoint(model.config, model.state_dict(), saved, data_of(saved)))

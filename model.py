@@ -8,9 +8,9 @@ Source: "Language Models are Unsupervised Multitask Learners" (GPT-2); module na
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,10 @@ from fusedgpt.dimensions import ACTIVATIONS, COUNTED, GPTConfig, require_known
 from fusedgpt.errors import UserError, out_of_memory
 from fusedgpt.generation import generate
 from fusedgpt.interchange import pretrained
+from fusedgpt.machine import determinism
+
+LOADS = """GPT.from_checkpoint(fusedgpt.runs.checkpoint.load(PATH)) loads a checkpoint, nanoGPT's too, with the padding
+and the activation that its weights were trained with"""
 
 
 def _recomputed(function, *args):
@@ -138,6 +142,7 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
+        self.init_seed = torch.randint(2**62, (), device="cpu").item()
         # build on the meta device, which has no storage. On a real device PyTorch's default initialisation would draw
         # random numbers, and more of them for a padded vocabulary, so that padding would change every other weight
         with torch.device("meta"):
@@ -168,20 +173,24 @@ class GPT(nn.Module):
     def init_weights(self, part: nn.Module | None = None) -> None:
         """Initialise as GPT-2: normal, deviation 0.02, or 0.02 / √(2 n_layer) into the residual stream; biases 0.
 
-        Padding draws no random numbers, so every other weight is the same with and without it. part: initialise only
-        this module. Calls for wte, wpe, each block and an untied lm_head, in this order, draw the same numbers as one
-        call for all.
+        Each weight has random numbers of its own, which follow from `init_seed` and its name: two models that were
+        built after the same torch.manual_seed have equal weights wherever their shapes are equal, whatever else
+        differs. Padding draws none. part: initialise only this module.
         """
-        for name, p in (self if part is None else part).named_parameters():
+        own = None if part is None else set(part.parameters())
+        for name, p in self.named_parameters():
+            if p.is_meta or not (own is None or p in own):
+                continue
+            numbers = torch.Generator(p.device).manual_seed(determinism.number(self.init_seed, name))
             if p.dim() < 2:
                 nn.init.constant_(p, 0.0 if name.endswith("bias") else 1.0)
             elif p is self.transformer.wte.weight or p is self.lm_head.weight:
-                nn.init.normal_(p[: self.config.vocab_size], std=0.02)
+                nn.init.normal_(p[: self.config.vocab_size], std=0.02, generator=numbers)
                 nn.init.zeros_(p[self.config.vocab_size :])
             else:
                 # 2 n_layer branches add up in the residual stream: shrunk, their variances sum to that of one branch
                 shrink = math.sqrt(2 * self.config.n_layer) if name.endswith("c_proj.weight") else 1.0
-                nn.init.normal_(p, std=0.02 / shrink)
+                nn.init.normal_(p, std=0.02 / shrink, generator=numbers)
 
     def forward(
         self,
@@ -229,6 +238,13 @@ class GPT(nn.Module):
         z = self.lm_head(x)  # (B, T, V)
         mean = loss.whole(z, targets, self.config.vocab_size)
         return (_mask_padding(z, self.config.vocab_size) if logits else None), mean
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As in torch.nn.Module; an error also names what loads a whole checkpoint."""
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}\n{LOADS}") from error
 
     def use_attention(self, name: str) -> None:
         """From now on, compute attention with ATTENTION[name]. No weight changes."""
@@ -300,7 +316,7 @@ class GPT(nn.Module):
                 raise ValueError(f"model_args mean {config.num_params:,} parameters, but the weights have {held:,}")
             model = cls(config)
             if saved["model"]:  # on the meta device, the model takes over these tensors, which are not read yet
-                model.load_state_dict(saved["model"], assign=model.lm_head.weight.is_meta)
+                nn.Module.load_state_dict(model, saved["model"], assign=model.lm_head.weight.is_meta)
                 model.tie_weights()
         except (ArithmeticError, AttributeError, TypeError, ValueError, RuntimeError) as error:
             if out_of_memory(error):

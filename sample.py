@@ -30,7 +30,8 @@ class Settings:
     # source of the weights: resume (the run in out_dir), or a GPT-2 in Hugging Face's format, by its folder or by its
     # id on the hub, such as gpt2, gpt2-medium, gpt2-large, gpt2-xl or owner/name
     init_from: str = "resume"
-    # folder of a run: best.pt is sampled, or ckpt.pt if there is no best.pt; or of a model in Hugging Face's format
+    # folder of a run: best.pt is sampled, or ckpt.pt if there is none; or a checkpoint, such as out/ckpt-20.pt; or the
+    # folder of a model in Hugging Face's format
     out_dir: str = "out"
     start: str = "\n"  # prompt, or FILE:path
     # begin a prompt as the tokenizer of a model in Hugging Face's format does by default, such as Llama's with <s>
@@ -134,10 +135,11 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
             names = " ".join(theirs.convert_ids_to_tokens(tokenizer.begin))
             say(f"each prompt begins with {names}, as the model's tokenizer has it; not with --bos=False")
     else:
-        saved, path = run_folder.load_best(s.out_dir)
+        named = pathlib.Path(s.out_dir).suffix == ".pt" and pathlib.Path(s.out_dir).is_file()
+        saved, path = run_folder.load_named(s.out_dir) if named else run_folder.load_best(s.out_dir)
         model, meta = GPT.from_checkpoint(saved, dropout=0.0, **changes), dataset.meta_of_checkpoint(ROOT, saved)
         tokenizer = Tokenizer(meta)
-        losses = [f", {what} {loss}" for what, loss in metrics.losses_at(s.out_dir, saved["iter_num"]).items()]
+        losses = [f", {what} {loss}" for what, loss in metrics.losses_at(path.parent, saved["iter_num"]).items()]
         say(f"sampling from {path}, after {saved['iter_num']} iterations{''.join(losses)}")
         if checkpoint.is_nanogpts(saved) and not s.activation:
             say(checkpoint.NANOGPTS_ACTIVATION)

@@ -187,18 +187,16 @@ def training_loop(run: Run) -> None:
     s, state, ranks = run.s, run.state, run.ranks
     time_is_up, alone, reported_at = False, ranks.world == 1, time.perf_counter()
     while True:
-        cut_short = False  # whether a signal ended the evaluation
         last = state.iteration >= s.max_iters or time_is_up or s.eval_only
         if state.iteration % s.check_interval == 0 or state.iteration % s.eval_interval == 0 or last:
             distributed.require_same_weights(state.model, ranks, state.iteration)
-        if state.iteration % s.eval_interval == 0 or last:
-            cut_short = not run.evaluate_and_save()
-            last |= cut_short
-        # if ranks share the model, all draw or none does, so a signal to one of them skips no sample
-        draws = not (cut_short or (run.stopped_by and ranks.shards == 1))
-        if s.sample_interval and (state.iteration % s.sample_interval == 0 or last) and draws:
+        evaluates = state.iteration % s.eval_interval == 0 or last
+        whole = run.evaluate_and_save() if evaluates else True  # False: a signal has ended the evaluation
+        samples = s.sample_interval and (state.iteration % s.sample_interval == 0 or last)
+        if samples and whole:
             run.sample()
-        if last:
+        # a signal that came meanwhile ends the run before the next step: if resumed, it evaluates and draws here again
+        if last or ((evaluates or samples) and any(ranks.gather(bool(run.stopped_by)))):
             return
 
         state.clock.start()  # time the step alone, without evaluations and files
@@ -294,7 +292,7 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     model.use_attention(chosen.attention)
 
     # what a step changes, and what saves it
-    parallel = distributed.parallelize(model, ranks, device, chosen.dtype, chosen.compiled, s.seed)
+    parallel = distributed.parallelize(model, ranks, device, chosen.dtype, chosen.compiled)
     optimizer = build_optimizer(model, s, device.type)
     # float16 rounds gradients below 3e-8 to 0, so the loss is scaled up for backward; bfloat16 has float32's range
     scaler = GradScaler(device.type, enabled=chosen.dtype == torch.float16)

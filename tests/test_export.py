@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -279,6 +280,21 @@ def of_nanogpt(run, folder, dataset):
     saved["config"]["dataset"] = dataset
     torch.save(saved, folder / "ckpt.pt")
     return folder
+
+
+@pytest.mark.parametrize("format", ["hf", "gguf", "nanogpt"])
+def test_a_model_that_another_program_would_compute_otherwise_is_not_exported(format, small_run, tmp_path, monkeypatch):
+    # with ReLU² in one line of model.py, an export was another model, without a word: logits off by 0.07
+    monkeypatch.setattr("model._gelu", lambda x, form: x.relu() ** 2)
+    with pytest.raises(UserError, match="the logits of GPT-2 in transformers differ from those of this model by up to"):
+        export.main(small_run, tmp_path / "out", format)
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_transformers_nothing_is_compared_and_it_is_said(small_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    export.main(small_run, tmp_path / "out", "nanogpt")
+    assert "not compared with transformers' model of this family" in capsys.readouterr().out
 
 
 def test_a_nanogpt_checkpoint_is_exported_with_the_tokenizer_of_its_data(small_run, data, tmp_path, capsys):

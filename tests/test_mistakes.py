@@ -57,7 +57,7 @@ MISTAKES = [
     ("train.py {small} --out_dir={file}", "Name another folder"),
     ("train.py {small} --init_from=nobody/no-such-model", "name a folder"),
     ("sample.py {absent}", "train first, or name the folder of another run"),
-    ("sample.py {run}/best.pt", "name the folder that it is in, {run}"),
+    ("export.py {run}/best.pt", "name the folder that it is in, {run}"),
     ("sample.py --init_from={run}", "name it with --out_dir={run}"),
     ("sample.py {run} --start=FILE:{absent}", "cannot read the prompt in {absent}"),
     ("export.py {absent}", "train first, or name the folder of another run"),

@@ -1,5 +1,6 @@
 """Our GPT against transformers' GPT-2, and what nanoGPT's users rely on."""
 
+import collections
 import math
 
 import pytest
@@ -126,6 +127,48 @@ def test_initialisation_follows_gpt2():
             assert p.std().item() == pytest.approx(std, rel=0.03)
             assert abs(p.mean().item()) < 0.1 * std
     assert model.lm_head.weight is model.transformer.wte.weight
+
+
+@pytest.mark.parametrize(
+    "changes", [dict(position="rotary"), dict(block_size=8), dict(mlp="swiglu"), dict(bias=True)], ids=str
+)
+def test_weights_of_equal_shape_begin_equal_whatever_else_differs(changes):
+    # one stream of numbers for all: another position or MLP gave every later weight other numbers
+    def of(**fields):
+        torch.manual_seed(0)
+        return GPT(GPTConfig(**TINY | fields)), GPT(GPTConfig(**TINY | fields))
+
+    (one, second), (other, _) = (dict_of_two(models) for models in (of(), of(**changes)))
+    alike = [name for name, w in one.items() if name in other and other[name].shape == w.shape]
+    assert "transformer.wte.weight" in alike and "transformer.h.1.attn.c_proj.weight" in alike
+    assert all(torch.equal(one[name], other[name]) for name in alike)
+    drawn = [name for name in one if one[name].dim() > 1 and name != "lm_head.weight"]
+    assert not any(torch.equal(one[name], second[name]) for name in drawn)  # each model has its own
+    assert len({one[name].flatten()[0].item() for name in drawn}) == len(drawn)  # and each of its weights
+
+
+def dict_of_two(models):
+    return [model.state_dict() for model in models]
+
+
+def test_weights_of_a_checkpoint_that_do_not_fit_name_what_loads_it_whole():
+    # how notebooks open a nanoGPT checkpoint: a size mismatch of the padding, and nothing on what to do
+    plain = GPT(GPTConfig(**TINY, vocab_multiple=1)).state_dict()
+    with pytest.raises(RuntimeError, match=r"size mismatch[\s\S]*GPT.from_checkpoint\(fusedgpt.runs.checkpoint.load"):
+        GPT(GPTConfig(**TINY)).load_state_dict(plain)
+
+
+def test_dropout_is_after_the_embedding_and_after_each_branch():
+    # without one of these sites a model trains on, and no other test saw it
+    model, seen = GPT(GPTConfig(**TINY, dropout=0.3)).train(), collections.Counter()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.register_forward_hook(lambda *_, name=name: seen.update([name]))
+    model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long))
+    branches = [
+        f"transformer.h.{n}.{each}" for n in range(TINY["n_layer"]) for each in ("attn.resid_dropout", "mlp.dropout")
+    ]
+    assert seen == dict.fromkeys(["transformer.drop", *branches], 1)
 
 
 def test_padding_starts_equal_and_stays_out():

@@ -215,6 +215,14 @@ def test_in_one_file_the_lines_have_the_order_of_a_terminal(small_run, tmp_path,
     assert before.startswith("sampling from")
 
 
+def test_a_kept_checkpoint_is_sampled_by_its_name(done, capsys):
+    # sample.py took folders alone, and so only the best checkpoint
+    (earlier,) = sorted(done.glob("ckpt-*.pt"))[-1:]
+    sample.main(quick(earlier, num_samples=1, max_new_tokens=5))
+    iteration = checkpoint_of(done, earlier.name)["iter_num"]
+    assert f"sampling from {earlier}, after {iteration} iterations, train loss" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("prompt", "stop", "ids", "shown", "ended"),
     [

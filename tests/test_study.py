@@ -14,8 +14,8 @@ from tests.conftest import TINY, assert_same_bytes, weights
 from tests.fusedgpt.studies import fakes
 from tests.launch import ROOT, fails, process, script
 
-SMALL = TINY | dict(gradient_accumulation_steps=1, max_iters=6, eval_interval=3, eval_iters=2, warmup_iters=1)
-SMALL |= dict(lr_decay_iters=6, log_interval=1, device="cpu", dtype="float32", compile=False)
+SMALL = TINY | dict(gradient_accumulation_steps=1, max_iters=12, eval_interval=6, eval_iters=2, warmup_iters=1)
+SMALL |= dict(lr_decay_iters=12, min_lr=0.0, log_interval=1, device="cpu", dtype="float32", compile=False)
 RATES = ("--learning_rate=1e-2,1e-9", "--seed=1..3")
 
 

@@ -106,13 +106,23 @@ def masked(
 
 
 def _picked(attend, *inputs):
-    q, k = inputs[:2]
+    q, k, _, dropout_p = inputs[:4]
     flash_impl.use(None)
-    if q.is_cuda and q.size(-2) < k.size(-2):
+    if q.is_cuda and (q.size(-2) < k.size(-2) or rounded_by_cudnn(dropout_p)):
         # cuDNN, PyTorch's first choice on Hopper, would build a plan for every length of the cache
-        with sdpa_kernel(_ALL_BUT_CUDNN):
-            return attend(*inputs)
+        return without_cudnn(attend, *inputs)
     return attend(*inputs)
+
+
+def rounded_by_cudnn(dropout_p: float) -> bool:
+    """Whether cuDNN may drop another share: it may round to sixteenths, as PyTorch 2.13 says (pytorch#174245)."""
+    return 16 * dropout_p % 1 != 0
+
+
+def without_cudnn(attend: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """`attend(*inputs)`, in which SDPA picks any kernel but cuDNN's."""
+    with sdpa_kernel(_ALL_BUT_CUDNN):
+        return attend(*inputs)
 
 
 _ALL_BUT_CUDNN = [kind for name, kind in SDPBackend.__members__.items() if name not in ("ERROR", "CUDNN_ATTENTION")]

@@ -13,7 +13,7 @@ import torch
 
 from fusedgpt.attention import flash_impl, parity
 from fusedgpt.attention.case import Attend, Case
-from fusedgpt.attention.functions import ATTENTION
+from fusedgpt.attention.functions import ATTENTION, rounded_by_cudnn
 from fusedgpt.attention.receipt import contradiction, observe
 from fusedgpt.attention.table import KERNELS, is_own
 from fusedgpt.errors import UserError, first_line
@@ -95,6 +95,8 @@ def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
         return "PyTorch computes it wrongly for heads of 8 and 16 on a CPU with AVX2 only"  # 8, 24, 40, … keys; 2.13
     if name == "flex" and case.dropout > 0:
         return "FlexAttention has no dropout"
+    if name == "cudnn" and rounded_by_cudnn(case.dropout):
+        return f"cuDNN may round dropout {case.dropout:g} to sixteenths"
     if name in KERNELS and KERNELS[name].gpu_only and case.device.type == "cpu":
         return "PyTorch has it on GPUs only"
     if name in ("flash", "flash3", "flash4") and case.window and case.device.type == "cuda":

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pathlib
+import pickle
 import shlex
 import shutil
 import urllib.request
@@ -277,5 +278,16 @@ def write(
             os.fsync(file.fileno())
         with atomic(described, "w", aside=".unfinished") as file:
             json.dump(UNFINISHED, file)
+        _write_meta_pkl(folder, vocab_size, extra.get("itos"))
     for split, count in meta["tokens"].items():
         print(f"{folder / split}.bin: {count:,} tokens")
+
+
+def _write_meta_pkl(folder, vocab_size, itos):
+    """Write characters as nanoGPT's meta.pkl has them, because notebooks open it; remove that of other data."""
+    if itos is None:
+        (folder / "meta.pkl").unlink(missing_ok=True)
+        return
+    known = {id: c for id, c in enumerate(itos) if c is not None}
+    with atomic(folder / "meta.pkl") as file:
+        pickle.dump({"vocab_size": vocab_size, "itos": known, "stoi": {c: id for id, c in known.items()}}, file)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedgpt.attention.functions import as_rows
+from fusedgpt.attention.functions import as_rows, without_cudnn
 from fusedgpt.attention.table import KERNELS
 from fusedgpt.generation import packed
 from fusedgpt.generation.generate import LayerCache, capacity, empty, new_cache
@@ -299,7 +299,7 @@ class StaticStep:
             seen = seen & (every > slot - window)
         if documents is not None:  # the last column is this token's, which belongs into its slot
             seen = (seen & (_rotated(documents, -1 - slot) == documents[:, -1:]))[:, None, None]
-        return as_rows(q, k, v, seen)
+        return without_cudnn(as_rows, q, k, v, seen)  # cuDNN would be slow for one query
 
 
 class GraphedStep(StaticStep):

@@ -6,13 +6,18 @@ import numpy as np
 import torch
 
 
-def seed(*stream: int | str) -> None:
-    """Seed PyTorch on every device with a named stream, such as (1337, 'dropout', iteration).
+def number(*stream: int | str) -> int:
+    """The seed of a named stream, such as (1337, 'dropout', iteration).
 
-    Each use (weights, dropout of one micro-batch) has its own stream, so that it does not depend on earlier draws.
+    Each use (one weight, dropout of one micro-batch) has its own stream, so that it does not depend on earlier draws.
     """
     words = [int.from_bytes(word.encode()) if isinstance(word, str) else word for word in stream]
-    torch.manual_seed(int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1))
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
+
+
+def seed(*stream: int | str) -> None:
+    """Seed PyTorch on every device with a named stream."""
+    torch.manual_seed(number(*stream))
 
 
 def require_deterministic() -> None:

@@ -88,20 +88,28 @@ def samples(step: Callable[[], object], device: torch.device, count: int, warmup
     return [sample(calls) for _ in range(count)]
 
 
+@functools.cache
+def own_clock() -> Callable[[], float]:
+    """The clock in seconds of this process's own CPU time, if it is finer than a call; otherwise the usual clock.
+
+    Windows counts CPU time in steps of 16 ms, and Linux under `ulimit -t` in steps of 4 ms.
+    """
+    return time.process_time if len({time.process_time() for _ in range(1000)}) > 100 else time.perf_counter
+
+
 def own_samples(step: Callable[[], object], device: torch.device, count: int, warmup: int) -> list[float]:
     """`samples`, on a CPU without time that other programs took: no call is longer than all its threads have computed.
 
-    On an idle machine a call never is, because at least one thread computes all the time. Windows counts CPU time in
-    steps of 16 ms, so there it is `samples`.
+    On an idle machine a call never is, because at least one thread computes all the time.
     """
-    own = []
+    own, clock = [], own_clock()
 
     def counted():
-        began = time.process_time()
+        began = clock()
         step()
-        own.append(1e3 * (time.process_time() - began))
+        own.append(1e3 * (clock() - began))
 
-    if device.type != "cpu" or sys.platform == "win32":
+    if device.type != "cpu":
         return samples(step, device, count, warmup)
     return [*map(min, samples(counted, device, count, warmup), own[-count:])]
 

@@ -273,19 +273,17 @@ def leave(ranks: Ranks) -> None:
             time.sleep(0.1)
 
 
-def parallelize(
-    model: Any, ranks: Ranks, device: torch.device, dtype: torch.dtype, compiled: bool, seed: int
-) -> torch.nn.Module:
+def parallelize(model: Any, ranks: Ranks, device: torch.device, dtype: torch.dtype, compiled: bool) -> torch.nn.Module:
     """A GPT, `compiled` or not, whose backward averages gradients over the ranks.
 
     Every rank has a copy of the model (DDP), or a part of it (FSDP) if `ranks.shards` is more than 1. FSDP needs
-    `dtype` and `seed` (fsdp.shard).
+    `dtype` (fsdp.shard).
     """
     if ranks.shards > 1:
         from fusedgpt.parallel import fsdp  # takes a second to import
 
         with others_needed("dividing the model"):
-            fsdp.shard(model, ranks.shards, ranks.world // ranks.shards, device, dtype, compiled, seed)
+            fsdp.shard(model, ranks.shards, ranks.world // ranks.shards, device, dtype, compiled)
         return model
     if compiled:
         model.compile()  # compiles at the first call: DDP's gradient buckets cut the graph

@@ -12,12 +12,8 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from fusedgpt.machine import determinism
 
-
-def shard(
-    model: Any, shards: int, copies: int, device: torch.device, dtype: torch.dtype, compiled: bool, seed: int
-) -> None:
+def shard(model: Any, shards: int, copies: int, device: torch.device, dtype: torch.dtype, compiled: bool) -> None:
     """Divide a GPT among `shards` ranks. There are `copies` such groups of ranks, each with a whole model.
 
     Weights on PyTorch's meta device, which has no storage, are drawn here as GPT(config) draws them, block by block, so
@@ -29,9 +25,7 @@ def shard(
     low = None if dtype == torch.float32 else dtype
     matrices = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
     new, t = model.lm_head.weight.is_meta, model.transformer
-    if new:
-        determinism.seed(seed, "init")
-    for part in t.children():  # in the order in which GPT(config) draws them
+    for part in t.children():
         for module in part if part is t.h else [part]:
             if new:
                 _draw(model, module)

@@ -10,12 +10,13 @@ import sys
 import pyarrow
 import pyarrow.parquet
 import pytest
-import zstandard
 
 from fusedgpt.data.corpus import Files
 from fusedgpt.errors import UserError
 from tests.documents import zip_of
 from tests.launch import FORKS, process
+
+zstandard = pytest.importorskip("zstandard")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the peak in Linux's /proc")
 

@@ -186,5 +186,5 @@ def test_a_second_run_in_a_folder_is_refused_while_the_first_lives(tmp_path, dat
     first.kill()  # the lock of a dead run is no obstacle
     first.join()
     steps = checkpoint_of(out_dir)["iter_num"] + 20
-    script("train.py", f"--out_dir={out_dir}", "--init_from=auto", f"--max_iters={steps}")
+    script("train.py", f"--out_dir={out_dir}", f"--dataset={data}", "--init_from=auto", f"--max_iters={steps}")
     assert checkpoint_of(out_dir)["iter_num"] == steps and not list(out_dir.glob("previous*"))

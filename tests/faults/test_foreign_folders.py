@@ -75,9 +75,12 @@ def with_code(folder):
 
 
 REFUSED = {
-    "code": (with_code, "code of its own .*, which is never run here: .* take auto_map out of config"),
+    "code": (with_code, "has auto_map=.*, code of its own, which is never run here"),
     "another architecture": (lambda f: change(f, model_type="bert"), "model_type='bert', which can be gpt2, llama, "),
-    "quantized": (lambda f: change(f, quantization_config={"quant_method": "gptq"}), "it has quantized weights"),
+    "quantized": (
+        lambda f: change(f, quantization_config={"quant_method": "gptq"}),
+        "has quantization_config=.*, quantized weights",
+    ),
     "10**9 layers": (lambda f: change(f, n_layer=10**9), "its config means 12,704,000,003,168 weights"),
     "10**12 ids": (lambda f: change(f, vocab_size=10**12), "its config means 32,000,000,026,496 weights"),
     "10**12 positions": (lambda f: change(f, n_positions=10**12), "its config means 32,000,000,027,552 weights"),

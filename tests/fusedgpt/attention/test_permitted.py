@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusedgpt.attention import permitted
+from fusedgpt.attention import functions, permitted
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.errors import UserError
@@ -151,3 +151,11 @@ def test_deterministic_refuses_a_kernel_that_is_not(monkeypatch):
     torch.use_deterministic_algorithms(True)
     assert "not deterministic" in permitted.refusal("manual", TRAINING)
     assert permitted.refusal("flash", TRAINING) is None
+
+
+@pytest.mark.parametrize(("p", "refused"), [(0.1, True), (0.2, True), (0.125, False), (0.0, False)])
+def test_cudnn_is_refused_where_it_may_round_the_rate_of_dropout(p, refused):
+    # PyTorch 2.11's cuDNN may train at n/16, and on Hopper sdpa is cuDNN first
+    case = replace(SHARED, device=torch.device("cuda"), dtype=torch.bfloat16, kv_heads=None, dropout=p)
+    reason = permitted.refusal("cudnn", case)
+    assert (reason == f"cuDNN may round dropout {p:g} to sixteenths") == refused == functions.rounded_by_cudnn(p)

@@ -124,5 +124,5 @@ def test_make_gpu_rehearsed(tmp_path, monkeypatch):
 
 
 def test_make_gpu_says_what_to_install():
-    said = make(f"PYTHON={sys.executable} -S")  # without site-packages
+    said = make(f"PYTHON={sys.executable} -S -E")  # without site-packages and PYTHONPATH
     assert "error: not installed: torch, numpy, tyro" in said and "-m pip install torch numpy tyro" in said

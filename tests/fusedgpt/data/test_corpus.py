@@ -11,13 +11,14 @@ import sys
 
 import pyarrow
 import pytest
-import zstandard
 from pyarrow import parquet
 
 from fusedgpt.data import corpus, decoding, encoding, tables
 from fusedgpt.data.corpus import Files
 from fusedgpt.errors import UserError
 from tests.documents import pdf
+
+zstandard = pytest.importorskip("zstandard")
 
 TEXTS = ["one\nline more", 'with "quotes", commas', "", "äöü 漢字", "007", "NA", "2020-01-01", "null"]
 

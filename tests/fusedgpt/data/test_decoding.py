@@ -3,10 +3,11 @@
 import pathlib
 
 import pytest
-import zstandard
 
 from fusedgpt.data import decoding
 from fusedgpt.errors import UserError
+
+zstandard = pytest.importorskip("zstandard")
 
 PATH = pathlib.Path("a.txt")
 

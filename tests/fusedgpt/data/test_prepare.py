@@ -5,12 +5,13 @@ import functools
 import itertools
 import json
 import os
+import pickle
 import tracemalloc
 
 import numpy as np
 import pytest
 
-from fusedgpt.data import corpus, encoding, make_tokenizer, prepare
+from fusedgpt.data import corpus, dataset, encoding, make_tokenizer, prepare
 from fusedgpt.data.corpus import Files
 from fusedgpt.data.dataset import TokenFile, read_meta
 from fusedgpt.errors import UserError
@@ -205,3 +206,14 @@ def test_what_an_interrupted_run_has_counts_with_another_max_tokens(tmp_path, mo
     monkeypatch.setattr(Files, "fragments", lambda files: pytest.fail("it has 1000 tokens already"))
     prepared(max_tokens=1000)
     assert 1000 <= sum(json.loads((tmp_path / "out" / "meta.json").read_text())["tokens"].values()) < 1020
+
+
+def test_characters_are_in_nanogpts_meta_pkl_too_and_that_of_other_data_goes(tmp_path):
+    # notebooks open it; nanoGPT took data that were prepared here for GPT-2's ids
+    ids = [np.arange(3)]
+    prepare.write(tmp_path, {"train": ids, "val": ids}, "text", "char", 4, itos=["a", "b", "é", None], end_of_text=3)
+    kept = pickle.loads((tmp_path / "meta.pkl").read_bytes())
+    assert kept == {"vocab_size": 4, "itos": {0: "a", 1: "b", 2: "é"}, "stoi": {"a": 0, "b": 1, "é": 2}}
+    assert dataset.read_meta(tmp_path)["end_of_text"] == 3  # meta.json counts
+    prepare.write(tmp_path, {"train": ids, "val": ids}, "text", "byte", 256)
+    assert not (tmp_path / "meta.pkl").exists()

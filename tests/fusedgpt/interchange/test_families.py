@@ -148,6 +148,15 @@ def test_windows_of_qwen(name):
     assert families.read(content_of(name, sliding_window=None, **left_out))[1].windows == [None] * 3
 
 
+def test_what_qwen3_leaves_out_is_not_what_its_sizes_suggest():
+    # its heads have 128 channels, whatever hidden_size and num_attention_heads are; windows begin at layer 28
+    config = families.read(content_of("qwen3"))[1]
+    assert config.head_size == 128 != config.n_embd // config.n_head
+    for name in ("qwen2", "qwen3"):
+        windows = families.read(content_of(name, num_hidden_layers=30, use_sliding_window=True))[1].windows
+        assert windows == [None] * 28 + [4096] * 2
+
+
 REFUSED = {  # by what is said: what is not as it should be
     "it has model_type='mixtral', which can be gpt2, llama, mistral, qwen2, qwen3, phi": dict(model_type="mixtral"),
     "has quantization_config={'bits': 4}, quantized weights": dict(quantization_config={"bits": 4}),

@@ -124,6 +124,8 @@ def test_a_llama_has_its_pairs_side_by_side(tmp_path):
     paired = torch.tensor(tensors["blk.1.attn_q.weight"]).view(2, 8, 16)
     for i in range(4):
         assert torch.equal(paired[:, 2 * i], q[:, i]) and torch.equal(paired[:, 2 * i + 1], q[:, i + 4])
+    k, its = model.transformer.h[1].attn.c_attn.weight[16:24], torch.tensor(tensors["blk.1.attn_k.weight"])
+    assert torch.equal(its[::2], k[:4]) and torch.equal(its[1::2], k[4:])
     assert torch.equal(torch.tensor(tensors["blk.1.attn_v.weight"]), model.transformer.h[1].attn.c_attn.weight[24:])
     assert torch.equal(torch.tensor(tensors["output.weight"]), model.lm_head.weight[:257])
     assert torch.equal(torch.tensor(tensors["blk.0.ffn_gate.weight"]), model.transformer.h[0].mlp.c_gate.weight)

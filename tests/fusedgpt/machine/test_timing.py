@@ -3,6 +3,9 @@
 import contextlib
 import itertools
 import math
+import shutil
+import subprocess
+import sys
 import time
 import types
 
@@ -12,6 +15,7 @@ import torch
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.machine import timing
+from tests.launch import ROOT
 
 CPU = torch.device("cpu")
 
@@ -271,3 +275,18 @@ def test_usage_is_that_of_this_process_and_of_its_children(monkeypatch):
     monkeypatch.setattr(timing, "resource", None)  # Windows
     monkeypatch.setattr(timing.time, "process_time", lambda: 7.0)
     assert timing.usage() == (0, 7.0)
+
+
+@pytest.mark.skipif(not shutil.which("sh") or sys.platform == "win32", reason="needs ulimit")
+def test_under_a_limit_of_cpu_time_calls_have_times(monkeypatch):
+    # Linux then counts CPU time in steps of 4 ms: `auto` divided by 0, or remembered a choice by whole steps
+    code = "from fusedgpt.machine import timing; import time, torch; print(timing.own_clock() is time.perf_counter)"
+    code += "; print(min(timing.own_samples(lambda: torch.ones(9), torch.device('cpu'), 20, 1)) > 0)"
+    said = subprocess.run(
+        ["sh", "-c", f'ulimit -t 1000; exec "{sys.executable}" -c "{code}"'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert said[1] == "True" and (said[0] == "True" or sys.platform != "linux")

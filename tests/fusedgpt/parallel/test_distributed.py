@@ -97,7 +97,7 @@ def test_a_process_that_never_comes_ends_the_others_in_time(store, rank_1, monke
 def pass_back(ranks):
     distributed.join(ranks, "gloo", CPU)
     model = GPT(GPTConfig(block_size=8, vocab_size=8, n_layer=1, n_head=1, n_embd=8))
-    parallel = distributed.parallelize(model, ranks, CPU, torch.float32, False, 1)
+    parallel = distributed.parallelize(model, ranks, CPU, torch.float32, False)
     parallel(*torch.zeros(2, 1, 8, dtype=torch.long))[1].backward()
     print(threads_of_gloo() > 0)
     del model, parallel
@@ -299,7 +299,7 @@ def group(tmp_path):
 def test_buckets_are_as_large_as_is_said():
     # DDP's default of 25 MiB makes 14 graphs of GPT-2 124M
     model = GPT(GPTConfig(block_size=16, vocab_size=65, n_layer=1, n_head=2, n_embd=32))
-    parallel = distributed.parallelize(model, distributed.Ranks(world=2), CPU, torch.float32, False, 0)
+    parallel = distributed.parallelize(model, distributed.Ranks(world=2), CPU, torch.float32, False)
     assert parallel.bucket_bytes_cap == distributed.BUCKET_MB * 2**20 and parallel.gradient_as_bucket_view
 
 

@@ -3,8 +3,11 @@
 import datetime
 import inspect
 import re
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+import torch
 
 import train
 from fusedgpt.machine.device import graphs_compiled
@@ -159,3 +162,15 @@ def test_after_the_last_step_nothing_is_estimated_and_the_times_say_of_how_many_
     run(tmp_path, data, max_iters=progress.STEPS_OF_AN_ESTIMATE, log_interval=100, lr_decay_iters=6)
     said = capsys.readouterr().out
     assert "estimate: " not in said and re.search(r"ms per iteration: median .*, of 1 step after the first", said)
+
+
+def test_mfu_is_a_share_of_the_peak_of_all_devices():
+    # of one alone, a run on 8 devices would use 8 times its share
+    steps = [{"lr": 0.1, "loss": 2.0, "grad_norm": 1.0}], set()
+    device = SimpleNamespace(read=lambda: [100.0], device=torch.device("cpu"))
+    state = SimpleNamespace(clock=device, results=SimpleNamespace(read=lambda: steps), step_ms=[], iteration=1)
+    record = {"tokens_per_step": 1000, "mfu": {"flops_per_token": 1e6, "peak_flops": 1e12}, "world_size": 8}
+    logger = mock.Mock()
+    progress.report(state, Settings(), record, logger, None, None)
+    ((metrics,), _) = logger.iteration.call_args
+    assert metrics["tokens_per_s"] == 10_000 and metrics["mfu"] == pytest.approx(1e10 / 8e12)

@@ -17,7 +17,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 def work(folder: pathlib.Path, code: pathlib.Path, *flags: str, deadline: float = math.inf) -> outcomes.Results:
     """Do what study.py does with these flags; what the folder then has. code: the folder of train.py."""
-    settings = (f"--study_dir={folder}", "--learning_rate=1e-3", "--max_iters=27", "--eval_interval=3", "--seed=1")
+    settings = (
+        f"--study_dir={folder}",
+        "--learning_rate=1e-3",
+        "--min_lr=0",
+        "--max_iters=27",
+        "--eval_interval=3",
+        "--seed=1",
+    )
     given = {flag.partition("=")[0]: flag for flag in (*settings, *flags)}
     request = command.read(list(given.values()), "a study")
     if request.study.search:

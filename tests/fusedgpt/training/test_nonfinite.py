@@ -62,20 +62,33 @@ def test_float16_overflows_at_the_scale_that_it_had(model):
     assert first(model, scale=3e38).startswith("gradients: ")
 
 
+class Loader(DataLoader):
+    """Always the same batch, from no files; calls `told` with the micro-step."""
+
+    def __init__(self, told=lambda micro_step: None):
+        self.told = told
+
+    def train(self, iteration, micro_step):
+        self.told(micro_step)
+        x = torch.arange(8).view(1, 8)
+        return x, x + 1
+
+    def starts(self, iteration, micro_step):
+        return [100 * micro_step]
+
+
+def test_the_scale_of_the_step_is_the_one_before_it_was_halved(model):
+    # at half of it nothing overflows, and the sentence blamed the compiled kernels
+    scale = 2.0**16
+    while first(model, 2 * scale) is None:  # the largest one that a step bears
+        scale *= 2
+    scaler = GradScaler("cpu", init_scale=scale)  # half of that of the step
+    said = explain(model, Loader(), 1, range(1), contextlib.nullcontext(), scaler, Ranks(), 0)
+    assert said.startswith("first in gradients: ")
+
+
 def test_a_micro_step_that_did_not_overflow_in_the_step_is_not_blamed(model):
     # the loss was not divided by the number of micro-steps: the first one overflowed for a fault of the third
-    class Loader(DataLoader):
-        def __init__(self):
-            """No files."""
-
-        def train(self, iteration, micro_step):
-            poisoned[0] = micro_step == 2
-            x = torch.arange(8).view(1, 8)
-            return x, x + 1
-
-        def starts(self, iteration, micro_step):
-            return [100 * micro_step]
-
     def poison(gradient):
         return gradient * torch.nan if poisoned[0] else gradient
 
@@ -86,5 +99,6 @@ def test_a_micro_step_that_did_not_overflow_in_the_step_is_not_blamed(model):
         lambda module, inputs, output: output.register_hook(poison) and None
     )
     scaler = GradScaler("cpu", init_scale=len(micro_steps) * scale / 2)  # after the step has halved it
-    said = explain(model, Loader(), 1, micro_steps, contextlib.nullcontext(), scaler, Ranks(), 0)
+    loader = Loader(lambda micro_step: poisoned.__setitem__(0, micro_step == 2))
+    said = explain(model, loader, 1, micro_steps, contextlib.nullcontext(), scaler, Ranks(), 0)
     assert "in micro-step 2, whose windows begin at tokens 200" in said

@@ -6,7 +6,7 @@ import pytest
 
 from fusedgpt.errors import UserError
 from fusedgpt.generation import generate
-from fusedgpt.training import samples
+from fusedgpt.training import evaluation, samples
 from fusedgpt.training.samples import Prompts
 from tests.conftest import LLAMA, assert_same_bytes, rows, run, weights
 
@@ -53,6 +53,29 @@ def test_a_signal_is_seen_after_each_prompt(tmp_path, data, monkeypatch):
     with pytest.raises(SystemExit, match="143"):
         run(tmp_path / "out", data, sample_interval=4, sample_prompts=f"FILE:{tmp_path / 'prompts.txt'}")
     assert [row["prompt"] for row in rows(tmp_path / "out", "sample")] == ["!!"]
+
+
+@pytest.mark.parametrize("where", ["evaluate", "sample"])
+@pytest.mark.parametrize("at", [1, 2])  # in the middle, and at the end
+def test_a_signal_around_an_evaluation_loses_no_sample(tmp_path, data, monkeypatch, where, at):
+    # the run left after one more step, and that round of samples was never drawn: 6 of 6
+    module, calls = {"evaluate": evaluation, "sample": samples.Prompts}[where], []
+    plain = getattr(module, where)
+
+    def stopped(*args):
+        calls.append(plain(*args))
+        if len(calls) == at + 1:
+            signal.raise_signal(signal.SIGTERM)
+        return calls[-1]
+
+    how = dict(max_iters=4, eval_interval=2, sample_interval=2, sample_prompts="!")
+    whole = run(tmp_path / "whole", data, **how)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="143"):
+        patch.setattr(module, where, stopped)
+        run(tmp_path / "out", data, **how)
+    run(tmp_path / "out", data, **how, init_from="resume")
+    for kind in ("sample", "eval"):
+        assert rows(tmp_path / "out", kind) == rows(whole, kind)
 
 
 @pytest.mark.parametrize(

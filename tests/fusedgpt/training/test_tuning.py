@@ -62,6 +62,18 @@ def test_the_dtype_is_the_one_whose_step_is_quicker(model, monkeypatch, quick):
     assert all(p.grad is None and torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
+def test_other_load_on_a_step_does_not_decide(model, monkeypatch):
+    # by its slowest step, or by their mean, the dtype whose step met other load would lose
+    steps = taking(monkeypatch, bfloat16=1.0, float32=2.0)
+    plain = tuning.timing.own_samples
+
+    def loaded(*args, **how):
+        return [ms + 50 * (len(steps) == 3) for ms in plain(*args, **how)]
+
+    monkeypatch.setattr(tuning.timing, "own_samples", loaded)
+    assert settle(model).dtype == torch.bfloat16 and len(steps) > 3
+
+
 def test_a_step_is_timed_on_as_much_of_the_batch_as_takes_little(model, monkeypatch):
     # a step of GPT-2 124M takes seconds in float32
     taking(monkeypatch, bfloat16=1.0, float32=2.0)
