@@ -153,9 +153,9 @@ def dict_of_two(models):
 
 def test_weights_of_a_checkpoint_that_do_not_fit_name_what_loads_it_whole():
     # how notebooks open a nanoGPT checkpoint: a size mismatch of the padding, and nothing on what to do
-    plain = GPT(GPTConfig(**TINY, vocab_multiple=1)).state_dict()
+    padded = GPT(GPTConfig(**TINY, vocab_multiple=64)).state_dict()
     with pytest.raises(RuntimeError, match=r"size mismatch[\s\S]*GPT.from_checkpoint\(fusedgpt.runs.checkpoint.load"):
-        GPT(GPTConfig(**TINY)).load_state_dict(plain)
+        GPT(GPTConfig(**TINY, vocab_multiple=1)).load_state_dict(padded)
 
 
 def test_dropout_is_after_the_embedding_and_after_each_branch():

@@ -220,7 +220,7 @@ def test_a_kept_checkpoint_is_sampled_by_its_name(done, capsys):
     (earlier,) = sorted(done.glob("ckpt-*.pt"))[-1:]
     sample.main(quick(earlier, num_samples=1, max_new_tokens=5))
     iteration = checkpoint_of(done, earlier.name)["iter_num"]
-    assert f"sampling from {earlier}, after {iteration} iterations, train loss" in capsys.readouterr().out
+    assert f"sampling from {earlier}, after {iteration} iterations, validation loss" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ LARGEST = 2**24  # bytes; a larger file is not ours
 PATIENCE_S = 2.0  # wait so long for another program that writes the file
 # what decides how fast a choice is, or what it computes; a choice of other code is not remembered
 CODE = ("model.py", "fusedgpt/dimensions.py", "fusedgpt/eager.py", "fusedgpt/loss.py", "fusedgpt/rotary.py")
-CODE += ("fusedgpt/machine/device.py", "fusedgpt/machine/timing.py")
+CODE += ("fusedgpt/machine/determinism.py", "fusedgpt/machine/device.py", "fusedgpt/machine/timing.py")
 CODE += ("fusedgpt/training/compiling.py", "fusedgpt/training/tuning.py")
 CODE_FOLDERS = ("fusedgpt/attention", "fusedgpt/generation")
 

@@ -109,6 +109,8 @@ class Run:
             return False
         state.evaluation_s = time.perf_counter() - began
         self.logger.evaluation({"iter": state.iteration, **losses}, in_full=s.eval_only)
+        if not math.isfinite(losses["train_loss"] + losses["val_loss"]):
+            state.loss = math.nan  # the last batch may have missed what diverged
         saver.wait()
         if saver.failed:  # a best state since then was never written, so the best on the disk counts
             state.best_val_loss, state.best_iter = saver.best
@@ -123,11 +125,11 @@ class Run:
         """Save the whole state, unless the run has diverged. Raises UserError if a weight is not finite."""
         state, record = self.state, self.record
         advice = self.saver.recovery_advice()
+        if not distributed.finite_weights(state.model):
+            raise UserError(f"the weights are not finite after {state.iteration} steps and were not saved: {advice}")
         if not state.sound:
             self.logger.say(f"iteration {state.iteration} is not saved, because the run has diverged: {advice}")
             return
-        if not distributed.finite_weights(state.model):
-            raise UserError(f"the weights are not finite after {state.iteration} steps and were not saved: {advice}")
         content = {"model": state.model.state_dict(), **checkpoint.model_args(record["model"])}
         content |= {"optimizer": state.optimizer.state_dict(), "scaler": state.scaler.state_dict()}
         content |= {"iter_num": state.iteration, "best_val_loss": state.best_val_loss, "best_iter": state.best_iter}

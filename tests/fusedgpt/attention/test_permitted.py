@@ -157,5 +157,6 @@ def test_deterministic_refuses_a_kernel_that_is_not(monkeypatch):
 def test_cudnn_is_refused_where_it_may_round_the_rate_of_dropout(p, refused):
     # PyTorch 2.11's cuDNN may train at n/16, and on Hopper sdpa is cuDNN first
     case = replace(SHARED, device=torch.device("cuda"), dtype=torch.bfloat16, kv_heads=None, dropout=p)
-    reason = permitted.refusal("cudnn", case)
-    assert (reason == f"cuDNN may round dropout {p:g} to sixteenths") == refused == functions.rounded_by_cudnn(p)
+    assert functions.rounded_by_cudnn(p) == refused
+    if refused:
+        assert permitted.refusal("cudnn", case) == f"cuDNN may round dropout {p:g} to sixteenths"

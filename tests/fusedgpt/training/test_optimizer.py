@@ -207,7 +207,7 @@ def hold_a_few(rank, ranks):
     with dtype, stack, mock.patch.object(owners.Deal, "_exchange", exchange_and_wait):
         for n_layer in (8, 16):
             model = GPT(GPTConfig(**SHAPE | dict(n_layer=n_layer, n_embd=160)))
-            fsdp.shard(model, ranks, 1, cpu, torch.float32, compiled=False, seed=0)
+            fsdp.shard(model, ranks, 1, cpu, torch.float32, compiled=False)
             optimizer = build_optimizer(model, Settings(optimizer="muon"), "cpu")
             for p in model.parameters():
                 p.grad = torch.randn_like(p)
