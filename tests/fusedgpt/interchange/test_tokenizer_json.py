@@ -44,7 +44,12 @@ def test_ids_are_ours_and_text_comes_back(kind, tmp_path, shorter):
     if kind == "gpt2":
         shorter(kind)
     ours, theirs = Tokenizer(meta), loaded(meta, tmp_path)
-    for text in (TEXT, TEXT * 3, *([] if kind == "char" else [ORDINARY, *random_texts(50)])):
+    for text in (
+        TEXT,
+        TEXT * 3,
+        TEXT.replace("\n", "\n\n"),
+        *([] if kind == "char" else [ORDINARY, *random_texts(50)]),
+    ):
         ids = theirs(text).input_ids
         assert ids == ours.encode_text(text).tolist()
         assert theirs.decode(ids) == text
