@@ -198,7 +198,7 @@ def memory_error(shape: dict, how: dict, gpus: int = 1) -> dict:
     torch.manual_seed(0)
     model = GPT(GPTConfig(**shape, attention=run.attention, recompute=run.recompute))
     if gpus > 1:
-        fsdp.shard(model, gpus, 1, CPU, DTYPES[run.dtype], compiled=False, seed=0)
+        fsdp.shard(model, gpus, 1, CPU, DTYPES[run.dtype], compiled=False)
     if run.compile:
         model.compile()
     step = step_of(model, run)

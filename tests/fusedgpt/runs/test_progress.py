@@ -170,7 +170,7 @@ def test_mfu_is_a_share_of_the_peak_of_all_devices():
     device = SimpleNamespace(read=lambda: [100.0], device=torch.device("cpu"))
     state = SimpleNamespace(clock=device, results=SimpleNamespace(read=lambda: steps), step_ms=[], iteration=1)
     record = {"tokens_per_step": 1000, "mfu": {"flops_per_token": 1e6, "peak_flops": 1e12}, "world_size": 8}
-    logger = mock.Mock()
-    progress.report(state, Settings(), record, logger, None, None)
+    logger = mock.Mock(spec=progress.Logger)
+    progress.report(state, Settings(), record, logger, mock.Mock(spec=progress.Saver), None)
     ((metrics,), _) = logger.iteration.call_args
     assert metrics["tokens_per_s"] == 10_000 and metrics["mfu"] == pytest.approx(1e10 / 8e12)
