@@ -53,7 +53,7 @@ test-all: test-slow test-avx2 lowering
 # The tests of make test, with annotations checked, and those marked slow: kills, full disks, fuzzing, mutants, the
 # commands of the docs. FAULTS_SEED=7 draws other random numbers
 test-slow: setup
-	CHECK_TYPES=1 $(PYTEST) -m '' --ignore=tests/lowering
+	CHECK_TYPES=1 $(PYTEST) --timeout=300 -m '' --ignore=tests/lowering
 
 # As on a CPU with only AVX2, which adds up in another order and has no instructions for bfloat16. On such a CPU, make
 # test covers this
