@@ -248,6 +248,15 @@ def test_a_strangers_checkpoint_runs_no_code_and_reads_no_data_of_its_choice(don
     assert not (tmp_path / "pwned").exists()
 
 
+@pytest.mark.parametrize("name", ["attention", "dataset", "sample_prompts"])
+def test_a_strangers_setting_of_another_type_is_one_sentence(done, data, name):
+    # whether it reaches out was asked of a number: a traceback
+    saved = checkpoint_of(done)
+    torch.save(saved | {"config": saved["config"] | {name: 5}}, done / "ckpt.pt")
+    said = fails("train.py", "--init_from=resume", f"--out_dir={done}")
+    assert f"{name}=5 is not allowed" in said
+
+
 def test_a_strangers_checkpoint_reads_no_file_and_sends_nothing(done, data, tmp_path):
     # a private file was put into report.html
     (tmp_path / "private").write_text("!private")

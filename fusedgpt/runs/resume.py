@@ -52,10 +52,11 @@ def reaching_out(config: dict[str, Any]) -> dict[str, str]:
 
     A checkpoint may come from a stranger, so they count only if the command line or its config files give them again.
     """
-    found = {"attention": "runs the code of a file"} if is_own(config.get("attention") or "") else {}
-    path = pathlib.PurePath(config.get("dataset") or "")
+    attention, data, prompts = (str(config.get(name) or "") for name in ("attention", "dataset", "sample_prompts"))
+    found = {"attention": "runs the code of a file"} if is_own(attention) else {}
+    path = pathlib.PurePath(data)
     found |= {"dataset": "is a path outside of data/"} if path.is_absolute() or ".." in path.parts else {}
-    found |= {"sample_prompts": "reads a file"} if (config.get("sample_prompts") or "").startswith("FILE:") else {}
+    found |= {"sample_prompts": "reads a file"} if prompts.startswith("FILE:") else {}
     return found | ({"wandb_log": "sends the run to a server"} if config.get("wandb_log") else {})
 
 
