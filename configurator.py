@@ -174,7 +174,7 @@ def _assignments(file, settings):
         raise UserError(f"config file {file} fails: {type(error).__name__}: {first_line(error)}{hint}") from error
     found = {k: v for k, v in names.seen.items() if isinstance(k, str)}
     assigned = {k: v for k, v in found.items() if k in names or k not in so_far or v is not so_far[k]}
-    loops = [each.target for each in ast.walk(tree) if isinstance(each, (ast.For, ast.comprehension))]
+    loops = [each.target for each in ast.walk(tree) if isinstance(each, ast.For)]
     counters = {each.id for target in loops for each in ast.walk(target) if isinstance(each, ast.Name)} - set(so_far)
     own = {k for k, v in assigned.items() if k.startswith("_") or callable(v) or isinstance(v, types.ModuleType)}
     own |= counters & set(assigned)

@@ -135,8 +135,10 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
             names = " ".join(theirs.convert_ids_to_tokens(tokenizer.begin))
             say(f"each prompt begins with {names}, as the model's tokenizer has it; not with --bos=False")
     else:
-        named = s.out_dir.endswith(".pt") and not pathlib.Path(s.out_dir).is_dir()
-        saved, path = run_folder.load_named(s.out_dir) if named else run_folder.load_best(s.out_dir)
+        if (path := pathlib.Path(s.out_dir)).suffix == ".pt" and not path.is_dir():
+            saved = checkpoint.load(path, optimizer=False)
+        else:
+            saved, path = run_folder.load_best(path)
         model, meta = GPT.from_checkpoint(saved, dropout=0.0, **changes), dataset.meta_of_checkpoint(ROOT, saved)
         tokenizer = Tokenizer(meta)
         losses = [f", {what} {loss}" for what, loss in metrics.losses_at(path.parent, saved["iter_num"]).items()]

@@ -67,11 +67,6 @@ def load_best(out_dir: str | os.PathLike, say: Say = print) -> tuple[dict, pathl
     return _first_whole(out_dir, best, say, optimizer=False)
 
 
-def load_named(path: str | os.PathLike) -> tuple[dict, pathlib.Path]:
-    """The checkpoint in the file `path`, without the optimizer's shards, and its path. Raises UserError if damaged."""
-    return checkpoint.load(path, optimizer=False), pathlib.Path(path)
-
-
 def is_best(saved: dict) -> bool:
     """Whether the checkpoint `saved` is the best of its run so far."""
     return saved["best_iter"] == saved["iter_num"]
