@@ -77,9 +77,11 @@ ON_GPU_TOO = [("cpu", "float32"), *(pytest.param(*GPU.values, d, marks=GPU.marks
 
 
 def pytest_runtest_logreport(report):
-    # at once: at the end, a test that hangs is named only after all others
+    # at once: a session that hangs, or whose time is up on a lent GPU, says nothing at its end
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        print(f"\n{report.outcome}: {report.nodeid} ({report.when})", flush=True)
+        crash = getattr(report.longrepr, "reprcrash", None)  # none if a worker died
+        why = crash.message.partition("\n")[0] if crash else str(report.longrepr)[-200:]
+        print(f"\n{report.outcome}: {report.nodeid} ({report.when}): {why}", flush=True)
 
 
 def pytest_sessionfinish():

@@ -101,11 +101,11 @@ def test_dropout_drops_single_weights_and_scales_the_rest(name, device, nkv):
     torch.testing.assert_close(first, want, rtol=parity.TOLERANCE[dtype], atol=1e-6)
 
     dropped = ~kept & seen  # 66,560 weights: both shares are known to 0.002
-    assert dropped.sum() / (32 * seen.sum()) == pytest.approx(p, abs=0.01)
+    assert (dropped.sum() / (32 * seen.sum())).item() == pytest.approx(p, abs=0.01)
     for dim in range(4):  # neighbours in sequence, head, query and key are dropped independently of each other
         n = dropped.size(dim) - 1
         both_dropped, both_seen = (x.narrow(dim, 0, n) & x.narrow(dim, 1, n) for x in (dropped, seen.expand_as(kept)))
-        assert both_dropped.sum() / both_seen.sum() == pytest.approx(p * p, abs=0.01), dim
+        assert (both_dropped.sum() / both_seen.sum()).item() == pytest.approx(p * p, abs=0.01), dim
 
     # the backward drops the same weights: the chain rule through dropout and softmax
     dp = dy @ v.mT * kept / (1 - p)

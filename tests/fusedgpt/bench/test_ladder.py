@@ -1,6 +1,7 @@
 """The ladder: each rung is a real run of train.py, changes one thing, and earns its time by parity."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from fusedgpt.machine.device import why_no_compiler
 from fusedgpt.runs.metrics import read_metrics, record_of
 from tests.conftest import flags, small
 from tests.fusedgpt.bench.small import rows_of, run, settings
-from tests.launch import script
+from tests.launch import process
 
 CPU = torch.device("cpu")
 
@@ -160,7 +161,8 @@ def test_cuda_graphs_change_no_bit(tmp_path, data, dropout):
         out_dir = tmp_path / graphs
         of_all = dict(device="cuda", compile=True, attention="flash", dtype="bfloat16", max_iters=30, dropout=dropout)
         s = small(out_dir, data, **of_all)
-        script("train.py", *flags(s), TORCHINDUCTOR_CUDAGRAPHS=graphs)
+        # Inductor reads the variable when it is imported
+        process("train.py", *flags(s), prefix=(sys.executable,), TORCHINDUCTOR_CUDAGRAPHS=graphs)
         assert record_of(out_dir)["cuda_graphs"] == (graphs == "1")
         losses[graphs] = [row["loss"] for row in read_metrics(out_dir, "train")]
     assert losses["0"] == losses["1"]
