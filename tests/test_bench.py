@@ -207,6 +207,7 @@ def test_bench_starts_without_what_it_does_not_use():
 
 
 @pytest.mark.gpu
+@pytest.mark.timeout(600)  # each rung of the ladder compiles
 @pytest.mark.parametrize(
     ("kind", "only"),
     [

@@ -352,7 +352,8 @@ def _panels(rows, label, value):
     drawing.doubling("y", *grid.flat)
     for axes in grid[-1]:
         axes.set_xlabel("tokens")
-    figure.supylabel(label, fontsize="medium")
+    for axes in grid[:, 0]:
+        axes.set_ylabel(label.replace(", ", ",\n"))
     if names:  # there is none if every time was disturbed
         figure.legend(names.values(), names.keys(), loc="outside lower center", ncols=4, frameon=False)
     return figure
