@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE  # processes that tests start would compile eve
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH = $$(grep -o '^torch==[0-9.]*' requirements.lock)
 
-.PHONY: setup quickstart eval test test-all test-slow test-avx2 lowering lint gpu
+.PHONY: setup quickstart eval test test-all other-programs test-slow test-avx2 lowering lint gpu
 
 setup: $(VENV)/.installed
 
@@ -50,9 +50,20 @@ test: setup
 # All there is, one after another; the GitHub workflow runs these side by side
 test-all: test-slow test-avx2 lowering
 
+# Programs that open our exports, each in a folder of its own: tests/test_other_programs.py
+OTHERS := $(abspath $(VENV))/others
+other-programs: $(OTHERS)/.installed
+
+$(OTHERS)/.installed: $(VENV)/.installed
+	$(PIP) --no-deps --upgrade --target $(OTHERS)/transformers_4 transformers==4.57.1 tokenizers==0.22.1 huggingface_hub==0.36.2
+	$(PIP) --no-deps --upgrade --target $(OTHERS)/llama_cpp xllamacpp==2026.10.11549
+	touch $@
+
 # The tests of make test, with annotations checked, and those marked slow: kills, full disks, fuzzing, mutants, the
 # commands of the docs. FAULTS_SEED=7 draws other random numbers
-test-slow: setup
+test-slow: export TRANSFORMERS_4 := $(OTHERS)/transformers_4
+test-slow: export LLAMA_CPP := $(OTHERS)/llama_cpp
+test-slow: setup other-programs
 	CHECK_TYPES=1 $(PYTEST) --timeout=300 -m '' --ignore=tests/lowering
 
 # As on a CPU with only AVX2, which adds up in another order and has no instructions for bfloat16. On such a CPU, make

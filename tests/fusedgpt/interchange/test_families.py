@@ -1,5 +1,7 @@
 """Each family against transformers: logits, gradients, and back to the same bytes."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -251,6 +253,33 @@ def test_a_published_model_computes_what_transformers_does_and_what_nobody_reads
         torch.testing.assert_close(ours(idx, idx)[0], theirs(idx).logits, rtol=1e-5, atol=1e-5)
     drawn = theirs.generate(idx, max_new_tokens=12, min_new_tokens=12, do_sample=False, pad_token_id=0)
     assert ours.generate(idx, 12, temperature=0.0).tolist() == drawn.tolist()
+
+
+def of_gpt2(n_layer, n_head, n_embd):
+    return "gpt2", PUBLISHED_GPT2 | dict(n_layer=n_layer, n_head=n_head, n_embd=n_embd, n_positions=1024)
+
+
+def of_llama(family, published, layers, heads, kv_heads, width, inner, context, V):
+    sizes = dict(num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, hidden_size=width)
+    return family, published | sizes | dict(intermediate_size=inner, max_position_embeddings=context, vocab_size=V)
+
+
+FULL_SIZES = {  # with the parameters of the weights that are published
+    "distilgpt2": (*of_gpt2(6, 12, 768), 81_912_576),
+    "gpt2": (*of_gpt2(12, 12, 768), 124_439_808),
+    "gpt2-medium": (*of_gpt2(24, 16, 1024), 354_823_168),
+    "gpt2-large": (*of_gpt2(36, 20, 1280), 774_030_080),
+    "gpt2-xl": (*of_gpt2(48, 25, 1600), 1_557_611_200),
+    "Qwen2.5-0.5B": (*of_llama("qwen2", QWEN, 24, 14, 2, 896, 4864, 32768, 151936), 494_032_768),
+    "TinyLlama": (*of_llama("llama", TINYLLAMA, 22, 32, 4, 2048, 5632, 2048, 32000), 1_100_048_384),
+}
+
+
+@pytest.mark.parametrize("name", FULL_SIZES)
+def test_a_published_config_at_full_size_has_the_published_parameters(name):
+    family, published, parameters = FULL_SIZES[name]
+    found, config = families.read({"model_type": family, "vocab_size": 50257} | published)
+    assert found == family and dataclasses.replace(config, vocab_multiple=1).num_params == parameters
 
 
 # what transformers reads of each config, although it changes no logits of a model that is evaluated
