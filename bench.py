@@ -7,18 +7,16 @@
     python bench.py plan [config/file.py ...] [--key=value ...]   memory and time of a run on GPUs you do not have
 
 KIND is ladder (the default: PyTorch's article, rung by rung), sweep (attention over lengths), prefill (time to the
-first token), numerics (errors against float64), max_batch (the largest micro-batch), peers (beside transformers' GPT-2
-and nanoGPT), anatomy (where a training step's time goes) or growth (how time and memory grow with tokens, layers,
-channels, sequences, text and cores). Each kind has its own settings: python bench.py KIND --help. ladder, sweep and
-numerics also measure a kernel of your own: --attention=path/to/file.py:function. To continue an interrupted run, give
-the same command again. plan measures nothing: it computes.
+first token), numerics (errors against float64), max_batch (the largest micro-batch) or peers (beside transformers'
+GPT-2 and nanoGPT). Each kind has its own settings: python bench.py KIND --help. ladder, sweep and numerics also measure
+a kernel of your own: --attention=path/to/file.py:function. To continue an interrupted run, give the same command again.
+plan measures nothing: it computes.
 """
 
 import dataclasses
 import difflib
 import os
 import pathlib
-import shlex
 import sys
 
 from fusedgpt.errors import UserError, one_sentence
@@ -30,7 +28,7 @@ if __name__ == "__main__" and sys.argv[1:2] in (["-h"], ["--help"]):
 
 from configurator import answer_help, configure, separate
 from fusedgpt import settings
-from fusedgpt.bench import campaign, check, kinds, plan, plan_sweep, report, rows
+from fusedgpt.bench import campaign, check, kinds, plan, report, rows
 from fusedgpt.machine.device import resolve_device
 from fusedgpt.machine.environment import environment
 
@@ -58,19 +56,11 @@ def run_campaign(args: list[str]) -> None:
     print(campaign.run(s, resolve_device("cpu" if s.rehearse else "auto"), kinds.left))
 
 
-def write_plan(args: list[str]) -> None:
-    """Compute what a run takes, or the sweep if --sweep=True; print it, and write it to `results`/plan.
-
-    Raises UserError if the run does not fit into a GPU's memory; the message names the nearest settings that fit.
-    """
-    defaults, unused = kinds.settings_class(plan)(**plan.DEFAULTS), kinds.unused_settings("plan")
-    s = configure(defaults, args, __doc__, unused)
-    if s.sweep:
-        s = configure(defaults, args, __doc__, unused | plan_sweep.UNUSED)
+def say_plan(args: list[str]) -> None:
+    """Say what a run takes. Raises UserError if it does not fit; the message names the nearest settings that do."""
+    s = configure(kinds.settings_class(plan)(**plan.DEFAULTS), args, __doc__, kinds.unused_settings("plan"))
     settings.validate(s)
-    command = f"python bench.py plan {shlex.join(args)}".rstrip()
-    paths = (plan_sweep if s.sweep else plan).answer(s, command, print)
-    print(f"wrote {', '.join(map(str, paths))}")
+    plan.answer(s, print)
 
 
 def write_reports(args: list[str]) -> None:
@@ -121,7 +111,7 @@ def check_folder(args: list[str]) -> None:
     print(f"wrote {check.write(folder, folders[0], verdicts, there_on, machine, assumed)}")
 
 
-COMMANDS = {"report": write_reports, "check": check_folder, "gpu": run_campaign, "plan": write_plan}
+COMMANDS = {"report": write_reports, "check": check_folder, "gpu": run_campaign, "plan": say_plan}
 
 
 def parse(args: list[str]) -> tuple[str, list[str]]:

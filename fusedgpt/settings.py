@@ -26,7 +26,7 @@ class Settings(Dimensions):
     eval_iters: int = 200  # batches of each split that an evaluation reads, always the same ones; 0: all of both splits
     eval_only: bool = False  # evaluate once and do not train
     dry_run: bool = False  # make a few steps, say what a step and the whole run take, and write nothing
-    profile: bool = False  # write a profile of one forward and backward to out_dir/trace.json, for ui.perfetto.dev
+    profile: bool = False  # print a profile of one forward and backward; out_dir/trace.json is for ui.perfetto.dev
     # iterations between lines on the console; metrics.jsonl has every iteration. A run waits for the GPU only at a
     # line, an evaluation, a sample or a check (check_interval); with several processes, it sees a signal only there
     log_interval: int = 10

@@ -18,8 +18,6 @@ A comment names a file under results/ and what to take from it. It stands direct
   differs from it by B alone: of the same length, model and round. `faster A / B` is the same in the article's per cent.
 - Rows that differ only in `round` count as one row, as in the report: a ratio is the mean over whole rounds, a time the
   median of their samples (fusedgpt/bench/rounds.py).
-- Each power law of `growth` is a row too, with `law=time` or `law=memory` and the fields `exponent` and `doubling`
-  (fusedgpt/bench/power_laws.py).
 - A single number needs a single row. `X to Y` is the smallest and the largest of several rows, or of one row's rounds.
 - The value is converted to the unit that is written behind the number, and rounded to the digits that are written.
 - A disturbed row cannot be quoted.
@@ -46,13 +44,13 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from fusedgpt.bench import ladder, peers, power_laws, report
+from fusedgpt.bench import ladder, peers, report
 from fusedgpt.bench.disturbance import comparable, speedup
 from fusedgpt.bench.rows import spec_of
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import read_jsonl
 
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md", "results/plan/README.md")]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")]
 PAGES += [ROOT / "results" / "study_calibration" / "README.md"]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 
@@ -107,9 +105,6 @@ def rows_of(path: pathlib.Path, chosen: bool) -> list[dict]:
         rows = [*ladder.pooled(rows).values()]
     elif header["benchmark"] == "peers":
         rows = [row for peers_of_part in peers.pooled(rows).values() for row in peers_of_part.values()]
-    elif header["benchmark"] == "growth":  # its points, and its power laws
-        points = [row for curve in power_laws.curves(rows).values() for row in curve.values()]
-        rows = [*points, *power_laws.laws(rows)]
     return rows if chosen else [header]
 
 

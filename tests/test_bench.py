@@ -70,8 +70,8 @@ def test_amds_setting_by_config_file():
         # each row used to fail on its own, with an internal exception
         (["numerics", "--repeats=0"], "repeats=0 must be 1 or more"),
         (["ladder", "--steps=5"], "steps=5 must be 6 or more"),
-        (["anatomy", "--batch_size=0"], "batch_size=0 must be 1 or more"),
-        (["anatomy", "--n_head=5"], "n_embd=768 cannot be split over n_head=5: make it a multiple"),
+        (["peers", "--batch_size=0"], "batch_size=0 must be 1 or more"),
+        (["peers", "--n_head=5"], "n_embd=768 cannot be split over n_head=5: make it a multiple"),
         (["max_batch", "--memory_gb=inf"], "memory_gb=inf must be more than 0, and finite"),
         (["numerics", "--max_seconds=nan"], "max_seconds=nan must be more than 0, and finite"),
     ],
@@ -215,7 +215,6 @@ def test_bench_starts_without_what_it_does_not_use():
         ("sweep", "manual,flash,efficient,cudnn,flex"),
         ("prefill", "eager,flash"),
         ("numerics", "manual,flash,efficient,cudnn,flex"),
-        ("anatomy", "manual,flash,output layer"),
     ],
 )
 def test_every_kind_on_a_gpu(tmp_path, data, kind, only):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.table import KERNELS
-from fusedgpt.machine.profiler import batches, factors, profile
+from fusedgpt.machine.profiler import batches, factors, profile, table
 
 _SIGNS = {name: kernel.sign for name, kernel in KERNELS.items() if kernel.sign and not kernel.package}
 _PACKAGED = {name: kernel.sign for name, kernel in KERNELS.items() if kernel.package}
@@ -22,10 +22,11 @@ def observe(
     Returns {'forward': [...], 'backward': [...], 'ops': [...]}. Names are those of ATTENTION. 'unfused' means that no
     attention kernel was seen, only matrix products and a softmax: `manual` does that, and so does a compiled `math`.
     'ops' are all operators and device kernels with attention in their names, as the profiler spells them. The whole
-    profile is written to the file `trace`, if given, for ui.perfetto.dev. With `ids`, the columns of a model's logits,
-    there is also 'logits': [columns, stride of a row] of the logits in its matrix products, which a compiler may pad.
-    With `case`, the attention in `step`, if several of its heads share keys and values, there is also 'expanded':
-    whether these were copied for each head, as PyTorch's `math` does. Its products have B nh matrices, ours B nkv.
+    profile is written to the file `trace`, if given, for ui.perfetto.dev, and its table is printed. With `ids`, the
+    columns of a model's logits, there is also 'logits': [columns, stride of a row] of the logits in its matrix
+    products, which a compiler may pad. With `case`, the attention in `step`, if several of its heads share keys and
+    values, there is also 'expanded': whether these were copied for each head, as PyTorch's `math` does. Its products
+    have B nh matrices, ours B nkv.
 
     'flash3' shows as an operator of its package, flash_attn_3::…, and 'flash4' as a device kernel named after its
     module, …flash_attncute…. Both are called by PyTorch's flash operator, which by itself means 'flash', version 2.
@@ -37,6 +38,7 @@ def observe(
         for name in (trace.name, f"{trace.name}.tmp"):  # PyTorch would write through links of these names
             trace.with_name(name).unlink(missing_ok=True)
         profiled.export_chrome_trace(str(trace))
+        print(table(profiled))
     # read names alone: key_averages() adds up times too, which takes as long as the step
     ops = sorted(filter(_is_attention, {event.name() for event in profiled.kineto_results.events()}))
     packaged = {(name, "bwd" in op) for op in ops for name, sign in _PACKAGED.items() if sign in op}

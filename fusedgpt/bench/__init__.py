@@ -17,6 +17,6 @@ A kind is a module with
 
 The meaning of `peak_memory` in a row depends on the kind. For a run of train.py, in prefill and in peers, it is all
 memory that the process held (on a GPU, that PyTorch held); prefill and the contenders of peers have it on a GPU only,
-because a process on a CPU keeps what was freed before a row. For attention alone in sweep, in numerics and in anatomy,
-it is only what one call held beyond its inputs. For a step in growth, it is all its tensors, with weights and moments.
+because a process on a CPU keeps what was freed before a row. For attention alone in sweep and in numerics, it is
+only what one call held beyond its inputs.
 """

@@ -42,10 +42,9 @@ LEAST = 10.0  # seconds for its rows with which a step is begun: with fewer, ben
 TESTS = ["functions", "flash_impl", "permitted", "choose", "receipt", "timing", "memory", "profiler", "model"]
 TESTS += ["generate", "engines", "optimizer", "step", "train", "resume", "bench", "ladder", "prefill", "max_batch"]
 TESTS += ["peers", "loss", "saver", "parity", "within_documents"]
-KINDS = ["ladder", "numerics", "sweep", "prefill", "anatomy", "peers", "max_batch", "growth"]
+KINDS = ["ladder", "numerics", "sweep", "prefill", "peers", "max_batch"]
 # guesses for an H200 that has compiled nothing yet, to print beside the time that is left
-ROW_SECONDS = {"ladder": 40, "numerics": 3, "sweep": 2, "prefill": 5, "anatomy": 4, "peers": 30, "max_batch": 420}
-ROW_SECONDS |= {"growth": 20}
+ROW_SECONDS = {"ladder": 40, "numerics": 3, "sweep": 2, "prefill": 5, "peers": 30, "max_batch": 420}
 TEST_SECONDS = 40
 
 
@@ -84,11 +83,9 @@ STEPS = [
     Step("ladder"),
     Step("numerics"),
     Step("ladder", SMALL, part="small"),
-    Step("anatomy"),
     Step("peers"),
     Step("max_batch", MAX_BATCH),
     Step("sweep"),
-    Step("growth"),
 ]
 
 # flags with which every step takes seconds on a CPU
@@ -96,12 +93,10 @@ _MODEL = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=128", "--batch_
 TINY = {
     "ladder": [*_MODEL, "--block_size=32", "--only=math"],
     "numerics": ["--device=cpu", "--repeats=2", "--only=manual"],
-    "anatomy": ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--block_size=32", "--repeats=2"],
     "prefill": ["--device=cpu", "--models=mistral-small", "--lengths=32", "--repeats=2"],
     "sweep": [*_MODEL, "--heads=2x16", "--lengths=32", "--repeats=2", "--only=manual"],
     "max_batch": [*_MODEL, "--block_size=2048", "--memory_gb=0.75", "--only=manual"],
     "peers": [*_MODEL, "--block_size=64", "--new_tokens=8", "--rounds=1", "--only=*manual"],
-    "growth": ["--device=cpu", "--n_head=2", "--n_embd=32", "--lengths=16,32", "--rounds=1", "--only=manual"],
 }
 
 

@@ -13,7 +13,7 @@ from configurator import adopt, configure, separate, subclass
 from fusedgpt import settings
 from fusedgpt.attention.functions import digest
 from fusedgpt.attention.table import is_own
-from fusedgpt.bench import anatomy, check, child, growth, ladder, max_batch, numerics, peers, plan, prefill, rows, sweep
+from fusedgpt.bench import check, child, ladder, max_batch, numerics, peers, plan, prefill, rows, sweep
 from fusedgpt.bench.options import EACH_ROW_NAMES_IT, EARLIER, admitted
 from fusedgpt.errors import UserError
 from fusedgpt.home import ROOT, SCRIPTS
@@ -22,7 +22,7 @@ from fusedgpt.machine.device import resolve_device
 from fusedgpt.machine.environment import commit, environment, machine_state
 
 KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
-KINDS |= {"peers": peers, "anatomy": anatomy, "growth": growth}
+KINDS |= {"peers": peers}
 TAKE_SETTINGS = KINDS | {"plan": plan}
 NOT_IDENTITY = ("results", "only", "profile", "max_seconds")  # settings that do not change what a row measures
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 from fusedgpt.attention.table import scores_held
 from fusedgpt.estimates.run import BLOCK, Run, hidden, keys_seen, scores_of, tokens_of, widths
 
-# measured over estimated bytes beyond weights and moments, in all cases of tests/plan_errors.py
+# measured over estimated bytes beyond weights and moments: test_memory.py, and two published runs of torchtitan
 RANGE = (0.8, 1.2)
 
 
@@ -150,10 +150,10 @@ def _inner(config, run, seen):
     """Bytes that attention keeps beside q, k, v and its output.
 
     A fused kernel keeps a float32 for each query and head (FlashAttention, arXiv:2205.14135). Other kernels keep the
-    softmax of every score, a cast of it for the product, and with dropout its mask and a copy. Causal attention needs
-    one mask, if any; within documents each sequence has its own. SDPA keeps that, or the mask of a window, in the dtype
-    of the products. Heads that share keys then become rows of one (functions.as_rows), each with the mask, and the
-    queries and the output are copied.
+    softmax of every score, a cast of it for the product (compiled: casts alone), and with dropout its mask and a copy.
+    Causal attention needs one mask, if any; within documents each sequence has its own. SDPA keeps that, or the mask of
+    a window, in the dtype of the products. Heads that share keys then become rows of one (functions.as_rows), each with
+    the mask, and the queries and the output are copied.
     """
     T, packed = config.block_size, config.packed
     masks = run.batch_size if packed else 1
@@ -164,17 +164,20 @@ def _inner(config, run, seen):
         return 4 * tokens_of(config, run) * config.n_head + mask + rows
     softmax, e, dropout = _score_bytes(run), run.itemsize, config.dropout > 0
     each = 3 * softmax if run.cpu and dropout else softmax + (e if dropout or e < softmax else 0) + dropout
+    if run.compile and e < softmax:
+        each = 2 * e + dropout  # the scores and their softmax, both cast: the backward computes in float32 again
     return each * scores + masks * scores // (run.batch_size * config.n_head)  # a mask serves all heads
 
 
 def _score_bytes(run):
     """Bytes of a score in the softmax.
 
-    On a GPU it counts as float32, in which autocast computes the softmax. On a CPU it has the dtype of the products,
-    also in the named `math` (attention.only). Only `sdpa` and `masked` compute in float32 there, if dropout leaves
-    PyTorch no kernel but math.
+    On a GPU it is float32, in which autocast computes the softmax, but for the named `math` (functions.only). On a CPU
+    it has the dtype of the products. Only `sdpa` and `masked` compute in float32 there, if dropout leaves PyTorch no
+    kernel but math.
     """
-    return run.itemsize if run.cpu and scores_held(run.attention) != "none" else 4
+    narrow = scores_held(run.attention) != "none" if run.cpu else run.attention == "math"
+    return run.itemsize if narrow else 4
 
 
 def _mask(config, run, itemsize):
@@ -186,10 +189,12 @@ def _logits(config, run):
     """Peak bytes of the logits and their gradients.
 
     If eager, the cross-entropy's gradient takes three float32 numbers for each logit. If compiled, it takes the logits'
-    place, and memory also holds the output layer's gradient, not yet in float32. Chunks compute a part of the logits at
-    a time, and add that gradient up.
+    place, and memory also holds the output layer's gradient, not yet in float32. On a GPU the compiler pads products of
+    an odd number of ids itself, in a second tensor. Chunks compute a part of the logits at a time, and add that
+    gradient up.
     """
     e, V = run.itemsize, config.padded_vocab_size
+    tensors = 2 if V % 8 and not run.cpu else 1
     if config.chunks > 1:
         return 12 * tokens_of(config, run) * V // config.chunks + 2 * e * V * config.n_embd
-    return (e * (tokens_of(config, run) + config.n_embd) if run.compile else 12 * tokens_of(config, run)) * V
+    return (e * (tensors * tokens_of(config, run) + config.n_embd) if run.compile else 12 * tokens_of(config, run)) * V

@@ -1,13 +1,11 @@
-"""A training run as the estimates see it: its settings, and the sizes that memory and time both depend on. No PyTorch.
+"""A training run as the estimates of memory see it: its settings, and sizes of its tensors. No PyTorch.
 
 Symbols: N parameters, L layers, C channels, nh heads, A and K channels of all heads of queries and of keys, I channels
 inside an MLP, V vocabulary with its padding, B sequences and T tokens of each in a micro-batch, M = B T, e bytes of the
-dtype of matrix products. In GPT-2, A = K = C and I = 4 C. A `config` is a GPTConfig. Sizes are bytes, times seconds.
-results/plan/README.md says how far off the estimates are.
+dtype of matrix products. In GPT-2, A = K = C and I = 4 C. A `config` is a GPTConfig. Sizes are bytes.
 """
 
 import collections
-import math
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -18,7 +16,7 @@ BLOCK = 256  # queries in a block of attention=blocked
 
 @dataclass(frozen=True)
 class Run:
-    """The settings of a training run on which memory and time depend; names and values as in Settings."""
+    """The settings of a training run on which memory depends; names and values as in Settings."""
 
     batch_size: int
     gradient_accumulation_steps: int = 1  # over all GPUs
@@ -63,21 +61,6 @@ def widths(config: Any) -> tuple[int, int, int, int]:
     """C, A, K and I."""
     hs = config.head_channels
     return config.n_embd, config.n_head * hs, config.kv_heads * hs, config.inner
-
-
-def matrix_shapes(config: Any) -> list[tuple[int, int]]:
-    """The shapes of a block's matrices; those of queries, keys and values are one, as in GPT-2."""
-    C, A, K, inside = widths(config)
-    return [(A + 2 * K, C), (C, A), *[(inside, C)] * (2 if config.mlp == "swiglu" else 1), (C, inside)]
-
-
-def owned_matrices(config: Any, run: Run) -> dict[tuple[int, int], int]:
-    """{shape: how many matrices Muon computes} on the GPU that owns the most; with AdamW, none.
-
-    The matrices of a shape are dealt out to the GPUs that share a copy of the model. With ddp each GPU computes all.
-    """
-    numbers = collections.Counter(matrix_shapes(config) if run.optimizer == "muon" else [])
-    return {shape: math.ceil(config.n_layer * number / run.shards) for shape, number in numbers.items()}
 
 
 def keys_seen(config: Any) -> dict[int, int]:

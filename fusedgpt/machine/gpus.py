@@ -50,48 +50,12 @@ PEAK_TFLOPS = {
 
 @dataclass(frozen=True)
 class GPU:
-    """A GPU and the links to its neighbours, from its data sheet."""
+    """A GPU, from its data sheet."""
 
     peak: float  # FLOP/s, dense 16-bit products
     memory: float  # bytes, with a sheet's GB as 1e9. A chip's GB is 2**30; the other 7 % are left for CUDA and NCCL
-    bandwidth: float  # bytes/s of its memory
-    link: float  # bytes/s in one direction to the other GPUs of its node
-    hop: float  # seconds for a message over that link
-    per_node: int  # GPUs per node
-    reached: float = 0.8  # share of the peak in the fastest product that anyone measured; if unknown, an H100's
 
 
-@dataclass(frozen=True)
-class Network:
-    """The network between nodes."""
-
-    rate: float  # bytes/s in one direction for each GPU
-    hop: float = 14.0e-6  # seconds for a message
-
-
-# measured TFLOP/s over the peak, from "Maximum Achievable Matmul FLOPS" in stas00/ml-engineering, compute/accelerator
-_REACHED = {"A100": 267.9 / 312, "H100": 792.1 / 989, "H200": 794.5 / 989, "B200": 1745 / 2250, "MI300X": 781.9 / 1307}
-# latency of one step of a ring with the simple protocol, from NCCL's own model in its src/graph/tuning.cc
-NVLINK_HOP, PCIE_HOP = 3.4e-6, 5.7e-6
-# GB and GB/s of memory, GB/s of the links in one direction (sheets add both), seconds per hop, GPUs per node. Links are
-# NVLink or Infinity Fabric if the card has it, otherwise PCIe x16. If the maker sells no server, a usual node is taken
-_SHEETS = {
-    "A100": (80, 2039, 300, NVLINK_HOP, 8),
-    "A100 40GB": (40, 1555, 300, NVLINK_HOP, 8),
-    "H100": (80, 3350, 450, NVLINK_HOP, 8),
-    "H200": (141, 4800, 450, NVLINK_HOP, 8),
-    "B200": (180, 8000, 900, NVLINK_HOP, 8),
-    "MI300X": (192, 5300, 448, NVLINK_HOP, 8),
-    "L4": (24, 300, 32, PCIE_HOP, 8),
-    "L40S": (48, 864, 32, PCIE_HOP, 8),
-    "RTX 4090": (24, 1008, 32, PCIE_HOP, 4),
-    "RTX 5090": (32, 1792, 64, PCIE_HOP, 4),
-}
-_CHIPS = {name: name.removesuffix(" 40GB") for name in _SHEETS}
-GPUS = {
-    name: GPU(PEAK_TFLOPS[chip] * 1e12, gb * 1e9, memory * 1e9, link * 1e9, hop, per_node, _REACHED.get(chip, 0.8))
-    for (name, chip), (gb, memory, link, hop, per_node) in zip(_CHIPS.items(), _SHEETS.values())
-}
-# InfiniBand NDR and HDR have 400 and 200 Gbit/s for each GPU, as in NVIDIA's DGX H100 and DGX A100. Ethernet has
-# 100 Gbit/s for a node of 8 GPUs.
-NETWORKS = {"ndr": Network(50e9), "hdr": Network(25e9), "ethernet": Network(12.5e9 / 8)}
+_GB = {"A100": 80, "A100 40GB": 40, "H100": 80, "H200": 141, "B200": 180, "MI300X": 192, "L4": 24, "L40S": 48}
+_GB |= {"RTX 4090": 24, "RTX 5090": 32}
+GPUS = {name: GPU(PEAK_TFLOPS[name.removesuffix(" 40GB")] * 1e12, gb * 1e9) for name, gb in _GB.items()}

@@ -27,6 +27,12 @@ def profile(step: Callable[[], object], memory: bool = False, shapes: bool = Fal
     return getattr(recorder, "profiler", recorder)
 
 
+def table(profiled: torch.autograd.profiler.profile) -> str:
+    """PyTorch's table of the operators that took the most time by themselves, on the GPU if there is one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return profiled.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=20, max_name_column_width=50)
+
+
 def busy_ms(profiled: torch.autograd.profiler.profile) -> float | None:
     """Milliseconds in which the GPU ran at least one kernel or copy; None if it ran none."""
     events = [e for e in profiled.kineto_results.events() if e.device_type() == DeviceType.CUDA]  # ROCm's too

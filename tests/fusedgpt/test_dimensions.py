@@ -7,8 +7,6 @@ import pytest
 from fusedgpt import eager
 from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError
-from fusedgpt.estimates.run import matrix_shapes
-from fusedgpt.estimates.step import flops_per_token
 from model import GPT
 
 SHAPE = dict(block_size=16, vocab_size=37, n_head=4, n_embd=32)
@@ -32,8 +30,8 @@ CHOICES = dict(
 )
 
 
-def test_parameters_and_flops_of_any_switches_are_those_of_the_model(monkeypatch):
-    # estimates of memory and time rest on these formulas
+def test_parameters_of_any_switches_are_those_of_the_model(monkeypatch):
+    # estimates of memory rest on these formulas
     monkeypatch.setattr(GPT, "init_weights", lambda self: None)
     monkeypatch.setattr(eager, "to_empty", lambda model: None)  # stay on the meta device
     chance = random.Random(0)
@@ -45,15 +43,13 @@ def test_parameters_and_flops_of_any_switches_are_those_of_the_model(monkeypatch
         assert config.num_params == sum(p.numel() for p in model.parameters()), config
         matrices = [tuple(p.shape) for p in model.transformer.h[0].parameters() if p.dim() == 2]
         assert config.block_matrices == sum(rows * columns for rows, columns in matrices), config
-        assert sorted(matrix_shapes(config)) == sorted(matrices), config
-        assert flops_per_token(config) == model.flops_per_token(), config
 
 
 def test_a_window_is_what_its_layers_count():
     shape = dict(SHAPE, n_layer=5, window=4)
     assert GPTConfig(**shape, window_pattern="SSL").windows == [4, 4, None, 4, 4]
-    plain = flops_per_token(GPTConfig(**dict(SHAPE, n_layer=5)))
-    saved = plain - flops_per_token(GPTConfig(**shape, window_pattern="SSL"))
+    plain = GPT(GPTConfig(**dict(SHAPE, n_layer=5))).flops_per_token()
+    saved = plain - GPT(GPTConfig(**shape, window_pattern="SSL")).flops_per_token()
     assert saved == 12 * 32 * 4 * (16 - 4)  # 4 of 5 layers, for each of 32 channels
 
 

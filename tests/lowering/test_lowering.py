@@ -17,10 +17,7 @@ import torch
 
 from fusedgpt.dimensions import GPTConfig
 from fusedgpt.estimates.memory import Memory
-from fusedgpt.estimates.rates import Machine
 from fusedgpt.estimates.run import Run
-from fusedgpt.estimates.step import Step
-from fusedgpt.machine.gpus import GPUS, NETWORKS
 from tests.launch import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -70,16 +67,14 @@ def lower(guard):
 def line_of(attention, forward, backward):
     """The line of a kernel in the table of docs/benchmarks.md."""
     config, run = GPTConfig(**GPT2), Run(batch_size=12, attention=attention)
-    held, step = Memory.of(config, run), Step.of(config, run, Machine.of(GPUS["H200"], NETWORKS["ndr"]))
+    held = Memory.of(config, run)
     least = 2 * (held.weights + 4 * config.num_params + held.activations + held.logits) / 1e9
     both = [
         f"{forward['launches']} + {backward['launches']}",
         f"{sum(forward['calls'].values())} + {sum(backward['calls'].values())}",
         f"{forward['bytes'] / 1e9:.1f} + {backward['bytes'] / 1e9:.1f}",
     ]
-    low, high = (1e3 * seconds for seconds in step.range)
-    times = f"{1e3 * step.total:.1f} ({low:.1f} to {high:.1f})"
-    return " | ".join([f"| `{attention}`", *both, f"{least:.1f}", f"{times} |"])
+    return " | ".join([f"| `{attention}`", *both, f"{least:.1f} |"])
 
 
 def kernels_of(attention, forward, backward):

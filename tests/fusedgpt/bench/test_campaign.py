@@ -93,11 +93,10 @@ def test_the_most_useful_comes_first_and_the_next_call_goes_on(tmp_path, monkeyp
         *BEFORE_TESTS,
         *TESTS,
         *("ladder, 5 rows", "numerics, 5 rows"),
-        *("ladder small, 10 rows", "anatomy, 10 rows", "peers, 10 rows", "max_batch, 10 rows", "sweep, 5 rows"),
-        "growth, 10 rows",
+        *("ladder small, 10 rows", "peers, 10 rows", "max_batch, 10 rows", "sweep, 5 rows"),
     ]
     assert f"{7 * len(TESTS)} tests ran ({2 * len(TESTS)} skipped); rows: ladder 10 of 10, " in said
-    later = ("prefill", "ladder small", "anatomy", "peers", "max_batch", "growth")
+    later = ("prefill", "ladder small", "peers", "max_batch")
     missing = ", ".join(f"{name} (5 rows)" for name in later)
     assert said.endswith(f"missing: {missing}. The same command goes on")
     said, ran = machine.run()
@@ -127,7 +126,7 @@ def test_tests_that_do_not_pass_hold_no_measurement_up(tmp_path, monkeypatch):
     machine = Machine(monkeypatch, tmp_path, rows_a_step=10)
     machine.failing, machine.ends = (TESTS[3],), {TESTS[0]: (None, 540.0)}
     said, ran = machine.run()
-    assert TESTS[0] in ran and ran[-1] == "growth, 10 rows"
+    assert TESTS[0] in ran and ran[-1] == "max_batch, 10 rows"
     assert f"{TESTS[0]} was killed at its limit after 9 min, 3 passed; {TESTS[3]} failed 1 of 7; " in said
     machine.failing, machine.ends = (), {}
     said, ran = machine.run()
@@ -137,13 +136,13 @@ def test_tests_that_do_not_pass_hold_no_measurement_up(tmp_path, monkeypatch):
 def test_a_step_that_dies_at_once_is_not_said_to_have_taken_its_limit(tmp_path, monkeypatch):
     # with a package hidden, pytest died at once; tests.json said "ended_after": 540.0, and nothing was missing
     machine = Machine(monkeypatch, tmp_path, rows_a_step=10)
-    machine.ends = {TESTS[1]: (4, 1.2), "numerics": (1, 2.0), "anatomy": (None, 540.0)}
+    machine.ends = {TESTS[1]: (4, 1.2), "numerics": (1, 2.0), "peers": (None, 540.0)}
     said, _ = machine.run()
     found = json.loads((tmp_path / "tests.json").read_text())["files"][campaign.TESTS[1]]
     assert found == {"status": 4, "seconds": 1.2, "passed": 0, "failed": [], "skipped": [], "began": []}
     assert f"{TESTS[1]} ended with status 4 after 1.2 s, 0 passed" in said
     assert (
-        "numerics (10 rows, ended with status 1 after 2 s), anatomy (10 rows, was killed at its limit after 9 min)"
+        "numerics (10 rows, ended with status 1 after 2 s), peers (10 rows, was killed at its limit after 9 min)"
         in said
     )
 

@@ -95,7 +95,7 @@ def test_a_row_has_the_preemptions_and_cpu_time_of_its_own_measurement(monkeypat
 
 
 FOLDERS = sorted(path.parent for path in (ROOT / "results").rglob("report.md"))
-ONE_OF_EACH = {folder.name: folder for folder in FOLDERS if folder.name not in ("ladder_124M", "growth")}.values()
+ONE_OF_EACH = {folder.name: folder for folder in FOLDERS if folder.name != "ladder_124M"}.values()
 OTHERS = [pytest.param(folder, marks=pytest.mark.slow) for folder in FOLDERS if folder not in ONE_OF_EACH]
 
 

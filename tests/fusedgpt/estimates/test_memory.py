@@ -7,30 +7,31 @@ import torch
 
 from fusedgpt.estimates.memory import Memory, least_memory
 from fusedgpt.estimates.run import Run
+from fusedgpt.machine.files import read_jsonl
 from model import GPT, GPTConfig
-from tests import plan_errors
+from tests.fusedgpt.estimates import measured
+from tests.launch import ROOT
 
-GPT2 = GPTConfig(**plan_errors.GPT2)
+GPT2 = GPTConfig(vocab_size=50257, vocab_multiple=64, bias=False)
 
-
-SMALL = plan_errors.SMALL | dict(n_layer=2)
+SMALL = measured.SMALL | dict(n_layer=2)
 MANY_IDS = SMALL | dict(n_layer=1, vocab_size=8000)
 FLASH, MANUAL = (dict(batch_size=4, attention=name, dtype="float32") for name in ("flash", "manual"))
-# one of each kind; all of plan_errors take minutes
+# one of each kind; all of `measured` take minutes
 QUICK = [(SMALL, MANUAL), (SMALL, MANUAL | dict(recompute="attention")), (SMALL, FLASH | dict(recompute="block"))]
 QUICK += [(MANY_IDS, FLASH), (MANY_IDS | dict(loss="chunked"), FLASH), (SMALL, dict(batch_size=1, attention="flash"))]
 QUICK += [(SMALL | dict(dropout=0.1), dict(batch_size=1, attention="manual"))]
-QUICK += [(SMALL | plan_errors.PARTS | dict(n_inner=352), FLASH)]
+QUICK += [(SMALL | measured.PARTS | dict(n_inner=352), FLASH)]
 QUICK += [(SMALL | dict(block_size=512, window=64), dict(batch_size=2, attention="blocked", dtype="float32"))]
-SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in plan_errors.ALONE + plan_errors.FAMILIES]
-SLOW += [pytest.param(case, marks=pytest.mark.slow) for case in plan_errors.COMPILED]
+SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in measured.ALONE + measured.FAMILIES]
+SLOW += [pytest.param(case, marks=pytest.mark.slow) for case in measured.COMPILED]
 
 
 @pytest.mark.parametrize("case", [*QUICK, *SLOW])
 def test_memory_is_what_a_step_really_holds(case):
     # without weights and moments: they are easy to count, and would hide an error in the rest
     shape, how = case
-    found = plan_errors.memory_error(*case)
+    found = measured.memory_error(*case)
     assert found["estimate"] == pytest.approx(found["measured"], rel=0.15)
     # train.py refuses by least_memory: it has to stay below what a run holds
     config, run = GPTConfig(**shape), Run(**how)
@@ -38,17 +39,23 @@ def test_memory_is_what_a_step_really_holds(case):
     assert least_memory(config, run.batch_size, run.itemsize, backward=True, muon=False) <= held
 
 
-@pytest.mark.slow  # two processes that share a model measure for half a minute
-def test_memory_of_a_shared_model_is_what_a_step_really_holds():
-    for (_, how), found in zip(plan_errors.SHARED, plan_errors.shared_errors()):
-        assert found["estimate"] == pytest.approx(found["measured"], rel=0.15), how
+@pytest.mark.slow  # two processes that share a model
+@pytest.mark.parametrize("case", measured.SHARED)
+def test_memory_of_a_shared_model_is_what_a_step_really_holds(case):
+    found = measured.shared_error(*case)
+    assert found["estimate"] == pytest.approx(found["measured"], rel=0.15)
 
 
-def test_memory_that_was_reserved_on_gpus_lies_in_the_range():
-    for gpus, measured, found in plan_errors.reserved():
+def test_memory_of_an_h200_lies_in_the_range():
+    # what PyTorch held at the peak of each rung of the ladder there
+    rows = [row for row in read_jsonl(ROOT / "results" / "h200" / "ladder" / "rows.jsonl") if row["kind"] == "row"]
+    assert len(rows) >= 6
+    for row in rows:
+        ran = row["ran"]
+        config = dataclasses.replace(GPT2, vocab_size=ran["padded_vocab_size"], vocab_multiple=1)
+        found = Memory.of(config, Run(12, attention=ran["attention"]))
         low, high = found.range
-        assert low <= measured <= high, gpus
-        assert found.total == pytest.approx(measured, rel=0.15)
+        assert low <= row["peak_memory"] <= high, (row["rung"], row["peak_memory"] / found.total)
 
 
 def test_weights_and_moments_are_no_matter_of_doubt():
