@@ -66,14 +66,16 @@ test-slow: export LLAMA_CPP := $(OTHERS)/llama_cpp
 test-slow: setup other-programs
 	CHECK_TYPES=1 $(PYTEST) --timeout=300 -m '' --ignore=tests/lowering
 
-# As on a CPU with only AVX2, which adds up in another order and has no instructions for bfloat16. On such a CPU, make
-# test covers this
+# What computes, as on a CPU with only AVX2, which adds up in another order and has no instructions for bfloat16. On such
+# a CPU, make test covers this
+COMPUTES := $(addprefix tests/fusedgpt/,attention generation interchange machine parallel training test_loss.py test_rotary.py)
+COMPUTES += $(addprefix tests/test_,compiled.py model.py resume.py sample.py step.py train.py within_documents.py)
 test-avx2: export ATEN_CPU_CAPABILITY := avx2
 test-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
 test-avx2: setup
 	@if env -u ATEN_CPU_CAPABILITY $(BIN)/python -c 'import sys, torch; sys.exit(torch.backends.cpu.get_cpu_capability() != "AVX2")'; \
 	then echo 'make test covers it: this CPU has only AVX2'; \
-	else $(FAST); fi
+	else $(FAST) $(wildcard $(COMPUTES)); fi
 
 # what Inductor makes of a step for an H200, without one: docs/benchmarks.md. Triton (700 MB) has a folder of its own,
 # because PyTorch's build for CPUs does not need it

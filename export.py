@@ -281,4 +281,7 @@ WRITE = {"hf": write_hf, "gguf": write_gguf, "nanogpt": write_nanogpt}
 if __name__ == "__main__":
     with one_sentence():
         s = configure(Settings(), sys.argv[1:], __doc__, places=PLACES)
-        main(s.out_dir, s.folder or os.path.join(s.out_dir, s.format), s.format, s.push, s.license)
+        folder = s.folder or os.path.join(s.out_dir, s.format)
+        if not s.folder and os.path.islink(folder):  # of a run from elsewhere: it could lead to any export
+            raise UserError(f"{folder} is a link to {os.path.realpath(folder)}: remove it, or name a folder to write")
+        main(s.out_dir, folder, s.format, s.push, s.license)

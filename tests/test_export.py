@@ -23,7 +23,7 @@ from model import GPT
 from tests.conftest import as_nanogpt_wrote, assert_same_bytes, checkpoint_of, hugging_face, rows, run
 from tests.fusedgpt.data.test_tokenizer import TEXT, meta_of
 from tests.kill_points import killed_before
-from tests.launch import script
+from tests.launch import fails, script
 
 
 def data_of(meta, folder):
@@ -135,6 +135,17 @@ def test_an_export_replaces_all_of_an_earlier_one(small_run, tmp_path):
     export.main(small_run, folder)
     assert folder.is_symlink() and (tmp_path / "elsewhere" / "config.json").exists()
     assert {file.name for file in tmp_path.iterdir()} == {"export", "elsewhere"}
+
+
+def test_a_link_in_a_run_from_elsewhere_is_not_exported_through(done, small_run, tmp_path):
+    # run/hf led to somebody's export, which was replaced
+    mine = tmp_path / "mine"
+    export.main(small_run, mine)
+    before = {file.name: file.read_bytes() for file in mine.iterdir()}
+    for format in ("hf", "gguf", "nanogpt"):
+        (done / format).symlink_to(mine)
+        assert f"{done / format} is a link to {mine}" in fails("export.py", done, f"--format={format}")
+    assert {file.name: file.read_bytes() for file in mine.iterdir()} == before
 
 
 def test_a_program_with_another_gelu_is_said_with_the_gap(small_run, tmp_path, capsys):

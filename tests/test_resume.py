@@ -167,7 +167,7 @@ def test_what_is_damaged_beside_a_good_checkpoint_does_not_block_resuming(done, 
 def test_a_profile_is_printed_and_is_of_the_run_that_made_it(tmp_path, data, capsys):
     # the trace of an earlier run used to stay beside a new one
     run(tmp_path, data, profile=True, max_iters=1)
-    assert "Self CPU total" in capsys.readouterr().out
+    assert "Self CPU time total" in capsys.readouterr().out
     old = (tmp_path / "trace.json").read_bytes()
     run(tmp_path, data, profile=True, max_iters=1)
     assert (tmp_path / "previous-1" / "trace.json").read_bytes() == old != (tmp_path / "trace.json").read_bytes()

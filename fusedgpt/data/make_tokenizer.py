@@ -54,7 +54,10 @@ def stamp(name: str) -> list:
         return []
     path = pathlib.Path(name)
     if not path.is_file():
-        raise UserError(f"--tokenizer={name} is no file: name a tokenizer.json")
+        raise UserError(
+            f"--tokenizer={name} is no file: name a tokenizer.json. transformers writes one into a model's folder:"
+            " AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
     return [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns]
 
 

@@ -16,7 +16,7 @@ import zipfile
 import torch
 from torch.optim import Optimizer
 
-from fusedgpt.dimensions import IMPLEMENTATION
+from fusedgpt.dimensions import COUNTED, IMPLEMENTATION, GPTConfig
 from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.machine.files import atomic
 
@@ -152,7 +152,12 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
         if not saved["iter_num"] and not state:
             return  # the optimizer has no state before its first step
         sizes = [len(group["params"]) for group in saved["optimizer"]["param_groups"]]
-        _require(sizes == [len(group["params"]) for group in groups], f"it has groups of {sizes} parameters")
+        if sizes != [len(group["params"]) for group in groups]:
+            raise UserError(
+                f"the checkpoint trained {sum(sizes)} weights, and this model.py trains"
+                f" {sum(len(group['params']) for group in groups)}: export the run before you freeze or add weights"
+                " (python export.py OUT_DIR FOLDER), and begin a new one with --init_from=FOLDER"
+            )
         # a parameter that had no gradient yet, such as a head that the loss skips, has no state
         forms = {number: form for number, form in enumerate(forms) if number in state}
         _require(state and state.keys() == forms.keys(), f"it has state of {len(state)} parameters, not {len(forms)}")
@@ -211,10 +216,14 @@ def _form(value):
 
 
 def model_args(config: dict) -> dict[str, dict]:
-    """The fields of a model's `config`, a GPTConfig as a dict, in a checkpoint: nanoGPT's, and ours beside them."""
+    """The fields of a model's `config`, a GPTConfig as a dict, in a checkpoint: nanoGPT's, and ours beside them.
+
+    What makes the model no GPT-2 is among nanoGPT's too: its GPTConfig does not take it, and ours computes it.
+    """
     beside = {name: value for name, value in config.items() if name not in (*NANOGPTS, *IMPLEMENTATION)}
     ours = {name: value for name, value in beside.items() if value is not None}  # None: as in a GPT-2
-    return {"model_args": {name: config[name] for name in NANOGPTS}, "extra_model_args": ours}
+    other = {name: config[name] for name in COUNTED if config[name] != getattr(GPTConfig, name)}
+    return {"model_args": {name: config[name] for name in NANOGPTS} | other, "extra_model_args": ours}
 
 
 def is_nanogpts(state: dict) -> bool:

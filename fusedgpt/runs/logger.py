@@ -131,8 +131,8 @@ class Logger:
         ids, rows, padding = r["model"]["vocab_size"], r["padded_vocab_size"], "not padded"
         if rows > ids:
             padding = f"padded to {rows}"
-        without = f"{r['parameters_without_positions']:,} without positions"
-        self.say(f"model: {r['parameters']:,} parameters, {without}; vocabulary {ids}, {padding}")
+        in_products = f"{r['parameters_in_products']:,} of them in products"  # not those that are only looked up
+        self.say(f"model: {r['parameters']:,} parameters, {in_products}; vocabulary {ids}, {padding}")
         mode, remark = "eager", why_eager
         if r["compile"]:
             mode, remark = "compiled", {None: "", 0: "", 1: "1 graph"}.get(r["graphs"], f"{r['graphs']} graphs")

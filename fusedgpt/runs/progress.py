@@ -90,7 +90,7 @@ def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen
         "date": f"{datetime.date.today()}",
         "tokens_per_step": s.gradient_accumulation_steps * s.batch_size * s.block_size,
         "parameters": model.get_num_params(non_embedding=False),
-        "parameters_without_positions": model.get_num_params(),
+        "parameters_in_products": model.get_num_params(),
         "padded_vocab_size": model.config.padded_vocab_size,
         "mfu": {
             "counts": "6 N + 12 L nh hs T a token; T: the window, in layers that have one",

@@ -127,7 +127,7 @@ def _tables(run):
     machine |= {"memory": f"{memory / 2**30:.0f} GiB" if memory > 0 else None}
     model = section(record, "model") | {
         n.replace("_", " "): f"{number(record.get(n)):,.0f}"
-        for n in ("parameters", "parameters_without_positions", "tokens_per_step")
+        for n in ("parameters", "parameters_in_products", "tokens_per_step")
         if number(record.get(n)) >= 0
     }
     operators = section(record, "receipt").get("ops")

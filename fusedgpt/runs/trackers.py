@@ -86,6 +86,8 @@ class TensorBoard:
     def __init__(self, folder: pathlib.Path, iteration: int):
         from torch.utils.tensorboard import SummaryWriter
 
+        if folder.is_symlink():  # in a run from elsewhere it could lead anywhere
+            raise UserError(f"{folder} is a link: remove it, or give --tensorboard_log=False")
         self.writer = SummaryWriter(folder, purge_step=iteration)
 
     def log(self, metrics: dict[str, float], step: int) -> None:

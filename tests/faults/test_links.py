@@ -63,6 +63,14 @@ def test_no_link_is_written_through(which, done, data, names):
     assert_no_harm(done, data, [which] if which in REFUSED else absent)
 
 
+def test_no_event_file_is_written_through_a_link(done, data, tmp_path):
+    (tmp_path / "outside").mkdir()
+    (done / "tensorboard").symlink_to(tmp_path / "outside")
+    with pytest.raises(UserError, match=r"tensorboard is a link: remove it"):
+        run(done, data, init_from="resume", max_iters=12, tensorboard_log=True)
+    assert not list((tmp_path / "outside").iterdir())
+
+
 @pytest.mark.slow
 def test_no_file_of_a_run_is_written_through_if_it_is_a_link(small_run, data, tmp_path, names):
     there = [name for name in names if (small_run / name).exists()]

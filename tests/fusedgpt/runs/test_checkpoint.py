@@ -13,7 +13,7 @@ from fusedgpt.dimensions import FAMILIES, GPTConfig
 from fusedgpt.errors import UserError
 from fusedgpt.runs import checkpoint
 from model import GPT
-from tests.conftest import Evil, as_nanogpt_wrote, as_we_wrote_before_activation, assert_same_bytes
+from tests.conftest import Evil, as_nanogpt_wrote, as_we_wrote_before_activation, assert_same_bytes, checkpoint_of, run
 
 
 def test_it_is_nanogpts_dict(small_run):
@@ -28,6 +28,18 @@ def test_it_is_nanogpts_dict(small_run):
     model = GPT.from_checkpoint(checkpoint.load(small_run / "ckpt.pt"))
     assert all(torch.equal(w, saved["model"][name]) for name, w in model.state_dict().items())
     assert saved["iter_num"] == 10 and saved["config"]["batch_size"] == 4
+
+
+def test_a_notebook_opens_a_model_of_another_family_as_it_is_or_not_at_all(tmp_path, data):
+    # GPT(GPTConfig(**model_args)) took all weights of a model with a window, and computed another one
+    shape = dict(window=4, norm_eps=1e-3, window_pattern="SL", vocab_multiple=1, activation="gelu_tanh")
+    saved = checkpoint_of(run(tmp_path, data, max_iters=1, **shape))
+    model, idx = GPT(GPTConfig(**saved["model_args"])).eval(), torch.arange(32).view(2, 16)
+    model.load_state_dict(saved["model"])
+    whole = GPT.from_checkpoint(checkpoint.load(tmp_path / "ckpt.pt")).eval()
+    with torch.no_grad():
+        assert torch.equal(model(idx, idx)[0], whole(idx, idx)[0])
+    assert saved["model_args"]["window"] == 4  # nanoGPT's GPTConfig takes no such argument
 
 
 def test_cut_short_anywhere_it_is_named(small_run, tmp_path):
@@ -88,7 +100,7 @@ def optimizer_of(model):
         (lambda o: o["state"][2].pop("step"), "for transformer.h.0"),
         (lambda o: o["state"].update({99: o["state"][0]}), "has state of 16 parameters, not 15"),
         (lambda o: o["state"].clear(), "has state of 0 parameters"),
-        (lambda o: o["param_groups"].pop(), "has groups of"),
+        (lambda o: o["param_groups"].pop(), "weights, and this model.py trains"),
         (lambda o: o.update(state=[1, 2]), "does not fit"),
     ],
 )
