@@ -142,7 +142,7 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.init_seed = torch.randint(2**62, (), device="cpu").item()
+        self.init_seed = None  # the first init_weights draws it
         # build on the meta device, which has no storage. On a real device PyTorch's default initialisation would draw
         # random numbers, and more of them for a padded vocabulary, so that padding would change every other weight
         with torch.device("meta"):
@@ -177,6 +177,8 @@ class GPT(nn.Module):
         built after the same torch.manual_seed have equal weights wherever their shapes are equal, whatever else
         differs. Padding draws none. part: initialise only this module.
         """
+        if self.init_seed is None:
+            self.init_seed = torch.randint(2**62, (), device="cpu").item()
         own = None if part is None else set(part.parameters())
         for name, p in self.named_parameters():
             if p.is_meta or not (own is None or p in own):
