@@ -281,11 +281,10 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     batch = next(batches)
 
     # time what `auto` leaves open
-    logger.status("timing attention, dtype and compile")
+    logger.status("timing attention and dtype")
     dtype, dropout = resolve_dtype(s.dtype, device), 0.0 if s.eval_only else s.dropout
     cases = Case.of_layers(model.config, s.batch_size, device, dtype, dropout=dropout, backward=not s.eval_only)
-    calls = (s.max_iters - start) * len(micro_steps)
-    decide = functools.partial(tuning.settle, s, model, cases, batch, calls, resume.meant_by_auto(saved))
+    decide = functools.partial(tuning.settle, s, model, cases, batch, resume.meant_by_auto(saved))
     # ranks that time on their own could disagree about what is fastest
     any_auto = "auto" in (s.attention, s.dtype, s.compile)
     chosen = ranks.from_main(decide) if any_auto else decide()

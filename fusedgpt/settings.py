@@ -81,8 +81,7 @@ class Settings(Dimensions):
     # dtype of matrix products; weights are float32. auto: bfloat16 on a GPU that has it, or else float16; on a CPU the
     # faster of bfloat16 and float32; on mps float32
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    # torch.compile; auto: on GPUs of NVIDIA and AMD, and on a CPU if the run is so long that it saves time
-    compile: bool | Literal["auto"] = "auto"
+    compile: bool | Literal["auto"] = "auto"  # torch.compile; auto: on GPUs of NVIDIA and AMD
     # what auto chose for such a run on this machine; remembered: take it again; again: time it anew
     choose: Literal["remembered", "again"] = "remembered"
     timeout: float = 300.0  # seconds that a process waits for another before it gives up and ends

@@ -28,7 +28,7 @@ PATIENCE_S = 2.0  # wait so long for another program that writes the file
 # what decides how fast a choice is, or what it computes; a choice of other code is not remembered
 CODE = ("model.py", "fusedgpt/dimensions.py", "fusedgpt/eager.py", "fusedgpt/loss.py", "fusedgpt/rotary.py")
 CODE += ("fusedgpt/machine/determinism.py", "fusedgpt/machine/device.py", "fusedgpt/machine/timing.py")
-CODE += ("fusedgpt/training/compiling.py", "fusedgpt/training/tuning.py")
+CODE += ("fusedgpt/training/tuning.py",)
 CODE_FOLDERS = ("fusedgpt/attention", "fusedgpt/generation")
 
 
@@ -43,10 +43,8 @@ class Choices:
 
     def recall(self, case: dict[str, Any]) -> dict[str, Any] | None:
         """What was chosen for `case`, with the minute as `when`; None if nothing was, or if all is timed anew."""
-        return None if self.again else self.latest(case)
-
-    def latest(self, case: dict[str, Any]) -> dict[str, Any] | None:
-        """What was remembered for `case`, even if all is timed anew."""
+        if self.again:
+            return None
         case = _as_read(case)
         found = [row for row in self._rows() if row["case"] == case]
         return {**found[-1]["choice"], "when": found[-1]["when"]} if found else None

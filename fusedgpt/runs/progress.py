@@ -78,7 +78,6 @@ def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen
         "tf32": multiplies_tf32(device),
         "dtype_trials": chosen.dtype_trials,
         "compile": chosen.compiled,
-        "compile_trials": chosen.compile_trials,
         "cuda_graphs": cuda_graphs(device),
         "attention": chosen.attention,
         "attention_trials": chosen.attention_trials,

@@ -1,6 +1,5 @@
 """What `auto` chooses for a run."""
 
-import functools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,7 +8,7 @@ import torch
 
 from fusedgpt.attention import permitted
 from fusedgpt.attention.case import Case
-from fusedgpt.machine.device import graphs_compiled
+from fusedgpt.machine import device as device_module
 from fusedgpt.training import tuning
 from model import GPT, GPTConfig
 
@@ -27,11 +26,11 @@ def _a_cpu_with_bfloat16(monkeypatch):
     monkeypatch.setattr(tuning, "resolve_dtype", lambda name, device: getattr(torch, name.replace("auto", "bfloat16")))
 
 
-def settle(model, calls=10, before=None, case=CASE, rows=4, **settings):
+def settle(model, before=None, case=CASE, rows=4, **settings):
     batch = (torch.zeros(rows, 16, dtype=torch.long), torch.ones(rows, 16, dtype=torch.long))
-    rest = dict(max_seconds=None, minutes=None, deterministic=False, choose="remembered")
+    rest = dict(deterministic=False, choose="remembered")
     s = SimpleNamespace(**{**rest, **dict(attention="manual", dtype="auto", compile=False), **settings})
-    return tuning.settle(s, model, [case], batch, calls, before)
+    return tuning.settle(s, model, [case], batch, before)
 
 
 def taking(monkeypatch, **ms):
@@ -94,13 +93,12 @@ def test_a_dtype_that_was_not_timed_is_not_remembered_as_if_it_was(model):
     shared = settle(model.to("meta"), attention="auto")
     assert (shared.dtype, shared.dtype_trials) == (torch.bfloat16, {})
     whole = GPT(model.config)
-    for compile in (False, "auto"):
-        assert settle(whole, attention="auto", compile=compile).dtype_trials
-        assert "remembered" in settle(whole, attention="auto", compile=compile).timed
+    assert settle(whole, attention="auto").dtype_trials
+    assert "remembered" in settle(whole, attention="auto").timed
 
 
 BEFORE = {"attention": "math", "dtype": "float32", "compile": False}
-OPEN = dict(attention="auto", compile="auto", calls=10**9)
+OPEN = dict(attention="auto", compile="auto")
 
 
 @pytest.mark.parametrize(
@@ -121,46 +119,11 @@ def test_what_is_named_resumed_evaluated_or_deterministic_is_not_timed(model, mo
     assert chosen.dtype_trials == {}
 
 
-@pytest.mark.parametrize(
-    ("calls", "limits", "compiled"),
-    [
-        (9, {}, False),
-        (9999, {}, True),
-        (9999, dict(max_seconds=9), False),
-        (9, dict(minutes=31.0), True),  # minutes set the number of steps, whatever max_iters says
-        (9999, dict(minutes=2.0), False),
-        (9, dict(minutes=31.0, max_seconds=9), False),
-    ],
-)
-def test_a_cpu_compiles_if_the_run_is_long(model, monkeypatch, compiling_gains, calls, limits, compiled):
-    taking(monkeypatch, bfloat16=1e3)
-    monkeypatch.setattr(tuning, "resolve_compile", lambda wish, device: (wish is True, ""))
-    chosen = settle(model, calls=calls, dtype="bfloat16", compile="auto", **limits)
-    assert chosen.compiled is compiled and bool(chosen.why_eager) is not compiled
-    assert chosen.compile_trials["pays"] is compiled
-
-
-@pytest.fixture
-def compiling_gains(monkeypatch, tmp_path):
-    """A compiler that takes a second and halves the time of a pass."""
-    found = {"compile_s": 1.0, "was_cached": False, "eager_ms": 2.0, "compiled_ms": 1.0}
-    monkeypatch.setattr(tuning.compiling, "measured", lambda *_: found)
-    monkeypatch.setattr(tuning.compiling, "_marker", lambda case: tmp_path / "marker")
-
-
-def test_a_kernel_is_compared_compiled_if_the_run_is_compiled(model, monkeypatch, compiling_gains):
-    # that is known only after kernels are timed, and the chosen kernel had been compared eager
-    taking(monkeypatch, bfloat16=1e3)
-    monkeypatch.setattr(tuning.choose, "still_runs", lambda *_, **__: False)
-    asked = []
-    monkeypatch.setattr(tuning, "resolve_compile", lambda wish, device: (wish is True, ""))
-
-    def choose(name, case, before=None, compiled=False):
-        return asked.append(compiled) or (("flash", "math")[compiled], {})
-
-    monkeypatch.setattr(tuning.choose, "choose", choose)
-    chosen = settle(model, calls=9999, dtype="bfloat16", attention="auto", compile="auto")
-    assert (chosen.attention, chosen.compiled, asked) == ("math", True, [False, True])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_auto_compiles_on_a_gpu_and_not_on_a_cpu(monkeypatch, device):
+    # a CPU weighed cost against gain, and most runs of minutes gained nothing
+    monkeypatch.setattr(device_module, "why_no_compiler", lambda device: None)
+    assert device_module.resolve_compile("auto", torch.device(device)) == (device == "cuda", "")
 
 
 def test_attention_is_chosen_for_each_dtype(model, monkeypatch):
@@ -196,7 +159,7 @@ def test_a_kernel_must_run_the_attention_of_every_layer(model, monkeypatch):
     cases = Case.of_layers(config, 4, CPU, torch.bfloat16)
     batch = (torch.zeros(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.long))
     s = SimpleNamespace(attention="auto", dtype="float32", compile=False, deterministic=False, choose="again")
-    tuning.settle(s, model, cases, batch, 10, None)
+    tuning.settle(s, model, cases, batch, None)
     assert asked == [[(None, torch.float32), (4, torch.float32)]]
 
 
@@ -256,22 +219,3 @@ def test_rules_and_resumed_runs_neither_read_nor_write_what_is_remembered(model,
     assert not tuning.choices.Choices().path.exists()
     settle(model)
     assert settle(model, before={"dtype": "bfloat16"}).dtype == torch.bfloat16
-
-
-def test_a_run_takes_the_graphs_that_were_compiled_to_compare(model, monkeypatch, tmp_path):
-    # compiled once to compare and once to train, it would wait twice
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr(tuning, "resolve_compile", lambda wish, device: (wish is True, ""))
-    monkeypatch.setattr(tuning.compiling, "_marker", lambda case: tmp_path / "marker")
-    monkeypatch.setattr(tuning.compiling, "LEAST_GAIN", 0.0)
-    batch = (torch.zeros(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.long))
-    chosen = settle(model, calls=10**9, dtype="float32", compile="auto", attention="manual")
-    assert chosen.compiled and chosen.compile_trials["compile_s"] > 0
-    made = graphs_compiled()
-    model.use_attention(chosen.attention)
-    model.compile()
-    model(*batch, logits=False)[1].backward()
-    model.eval()
-    with torch.no_grad():
-        model(*batch, logits=False)
-    assert graphs_compiled() == made > 0
