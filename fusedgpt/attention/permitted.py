@@ -61,8 +61,15 @@ def _wrong(name, case, compiled):
 
 
 def _comparisons(name, case, compiled):
-    """(where, errors) of the comparisons with float64: one head for a kernel of ours, all checks for a user's own."""
+    """(where, errors) of the comparisons with float64: one head for a kernel of ours, all checks for a user's own.
+
+    flex is compared compiled too: the backward of PyTorch 2.11 reads full blocks by the strides of the others, which
+    may differ if the mask is made in the graph of the model. On an H200 the test within documents failed so.
+    """
     attend, whole = as_run(name, case), parity.shortened(case, B=2)
+    if compiled and (is_own(name) or name == "flex"):  # the compiler traces these into the graph of the model
+        torch.compiler.reset()
+        yield "compiled", parity.compare(torch.compile(attend, dynamic=False), whole, heads=2)
     if not is_own(name):
         yield "on one head", parity.compare(attend, whole.of_heads(1, 1))
         return
@@ -73,9 +80,6 @@ def _comparisons(name, case, compiled):
         last = case.of_heads(1, 1)
         last = replace(last, shape=(1, last.shape[1], 64, case.shape[3]), keys=case.shape[2], backward=False)
         yield f"for the last 64 of {case.shape[2]} tokens", parity.compare(as_run(name, last), last)
-    if compiled:
-        torch.compiler.reset()
-        yield "compiled", parity.compare(torch.compile(attend, dynamic=False), whole, heads=2)
 
 
 def refusal(name: str, case: Case, compiled: bool = False) -> str | None:

@@ -140,6 +140,22 @@ def test_flex_is_refused_where_it_computes_wrongly(monkeypatch):
         assert "wrongly for heads of 8 and 16" in permitted.refusal("flex", case)
 
 
+def test_flex_is_compared_as_the_compiler_makes_it(monkeypatch):
+    # with PyTorch 2.11 on an H200, training within documents was as manual's eager, and not compiled
+    case = Case((2, 2, 64, 16), torch.device("cpu"), torch.float32, backward=False, packed=True)
+    monkeypatch.setattr(permitted, "refusal", lambda *_: None)
+    monkeypatch.setattr(permitted, "ATTENTION", {"flex": ATTENTION["manual"], "manual": ATTENTION["manual"]})
+
+    def compiled_wrongly(attend, dynamic):
+        return lambda *inputs, **masks: 1.1 * attend(*inputs, **masks)
+
+    monkeypatch.setattr(torch, "compile", compiled_wrongly)
+    permitted.require("flex", case)
+    permitted.require("manual", case, compiled=True)
+    with pytest.raises(UserError, match="not attention within documents: compiled its errors"):
+        permitted.require("flex", case, compiled=True)
+
+
 def test_deterministic_refuses_a_kernel_that_is_not(monkeypatch):
     # K7: determinism differs by kernel
     def noisy(q, k, v, dropout_p=0.0):
