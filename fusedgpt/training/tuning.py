@@ -99,7 +99,8 @@ def _timed(attention, model, cases, batch, dtypes, compiled):
     dtype, trials = dtypes[0], {}
     if len(dtypes) > 1:
         times = _step_ms(model, batch, {each: name for each, (name, _) in picks.items()})
-        dtype, trials = min(times, key=times.get), {dtype_name(each): ms for each, ms in times.items()}
+        dtype = min(times, key=times.get)
+        trials = {dtype_name(each): ms for each, ms in times.items()}
     name, attention_trials = picks[dtype]
     return {
         "attention": name,
