@@ -107,12 +107,10 @@ def shortened(command):
     if name == "sample.py":
         return [name, *args, "--num_samples=1", "--max_new_tokens=3", "--device=cpu", *changes]
     assert name == "bench.py", f"no rule to shorten {command}"
-    if args[:1] == ["report"]:
+    if args[:1] in (["report"], ["plan"]):
         return [name, *args]
     if args[:1] == ["check"]:
         return [name, *args, "--only=scaled before = math", "--results=out-short"]
-    if args[:1] == ["plan"]:
-        return [name, *args, "--results=out-short"]
     kind = args[0] if args and args[0] in KINDS else "ladder"
     return [name, *args, "--results=out-short", *KINDS[kind], *family]
 

@@ -80,7 +80,8 @@ def answer(asked):
         return json.load(urllib.request.urlopen(request))
     def likeliest(ids):
         said = ask("/completion", prompt=ids, n_predict=1, n_probs=500, cache_prompt=False)
-        return {each["id"]: each["logprob"] for each in said["completion_probabilities"][0]["top_logprobs"]}
+        found = said.get("completion_probabilities")  # none if the likeliest id ends the text
+        return {each["id"]: each["logprob"] for each in found[0]["top_logprobs"]} if found else {}
     letters = dict(add_special=True, parse_special=False)  # "<|endoftext|>" in a text is text
     encoded = [ask("/tokenize", content=text, **letters)["tokens"] for text in asked["texts"]]
     decoded = [ask("/detokenize", tokens=ids)["content"] for ids in encoded]

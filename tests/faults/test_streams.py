@@ -41,7 +41,7 @@ def scripts(folder, data):
     yield out / "shards-10" / ".metadata", ["convert.py", out, "shards"]
     yield folder / "lm_eval.json", ["harness.py", folder / "hf", folder / "lm_eval.json", "sonnets"]
     sizes = [f"--{name}={value}" for name, value in TINY.items()]
-    yield folder / "plan" / "plan" / "plan.md", ["bench.py", "plan", *sizes, "--gpus=1", f"--results={folder / 'plan'}"]
+    yield None, ["bench.py", "plan", *sizes, "--gpus=1"]
     for name in ("text", "shakespeare_char", "openwebtext", "python_stdlib"):
         yield folder / "data" / "meta.json", [f"data/{name}/prepare.py", *text]
 
