@@ -1,26 +1,24 @@
-"""The models of the prefill benchmark: one interface to our GPT and to causal models from transformers.
+"""The models of the prefill benchmark: our GPT, and causal models from transformers (foreign.py).
 
 Mistral-7B, Llama-3-8B and Phi-2 are built offline as published, with random weights. Their stand-ins for a CPU have an
 eighth of the width, heads and layers, so that head size and grouping stay the same. Each is there twice, as
 transformers has it and as our own GPT, and both use one copy of the weights. The other models are our own GPT in
 GPT-2's sizes, and any causal model that transformers loads.
 
-B = 1, T prompt tokens, nh heads, hs head size, V vocabulary.
+B = 1, T prompt tokens, V vocabulary.
 """
 
-import contextlib
 import copy
 import dataclasses
 import gc
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fusedgpt.attention import parity
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
+from fusedgpt.bench.foreign import Transformers
 from fusedgpt.bench.proof import ParityError
-from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.interchange import families
 from fusedgpt.machine import determinism
 from model import GPT, GPTConfig
@@ -95,7 +93,7 @@ class OurGPT:
             return cls(GPT(GPTConfig(**dimensions)).to(dtype), dtype)
 
     @classmethod
-    def beside(cls, other: "TransformersModel") -> "OurGPT":
+    def beside(cls, other: Transformers) -> "OurGPT":
         """The model that computes the same as `other`, which from then on uses our copy of its weights."""
         family, own = families.read(other.model.config.to_dict())
         shapes, state = families.shapes(own), {}
@@ -109,15 +107,15 @@ class OurGPT:
         with torch.device("meta"):  # takes no memory, until the weights are put in
             model = GPT(own)
         model.load_state_dict(state, assign=True)
-        return cls(model, other.dtype)
+        return cls(model, other.output.weight.dtype)
 
     def use(self, attention: str) -> None:
         """Compute attention by 'eager' or 'flash' from here on."""
         self.model.use_attention(OUR_NAMES.get(attention, attention))
 
-    def generate(self, idx: torch.Tensor) -> None:
-        """The timed call: prefill into a new cache, and the likeliest id."""
-        self.model.generate(idx, 1, temperature=0)
+    def generate(self, idx: torch.Tensor, new: int) -> torch.Tensor:
+        """`idx` (1, T) and the `new` likeliest ids after it."""
+        return self.model.generate(idx, new, temperature=0)
 
     def compare(self, idx: torch.Tensor) -> dict[str, float]:
         """parity.compare of the current attention, for two heads of keys and a prompt like `idx` (1, T)."""
@@ -129,100 +127,6 @@ class OurGPT:
         return Case.of_model(config, 1, idx.device, self.dtype, backward=False)
 
 
-class TransformersModel:
-    """A causal model from transformers: a published one, a stand-in, or one loaded by its name."""
-
-    def __init__(self, name: str, device: torch.device, dtype: torch.dtype, **changes):
-        from transformers import AutoModelForCausalLM
-
-        if has_both(name):
-            with torch.device(device):  # not on meta: to_empty would lose the rotary frequencies, which are buffers
-                self.model = AutoModelForCausalLM.from_config(config(name, **changes), dtype=dtype)
-        else:
-            try:
-                self.model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device)
-            except Exception as error:  # a missing, damaged or foreign file can raise anything
-                if out_of_memory(error):
-                    raise
-                raise UserError(f"cannot load {name!r}: {first_line(error)}") from error
-        self.model.eval()
-        c = self.model.config
-        limits = (getattr(c, "max_position_embeddings", None), getattr(c, "sliding_window", None))
-        self.max_length = min(filter(None, limits), default=float("inf"))
-        self.output, self.dtype = self.model.get_output_embeddings(), dtype
-        self.embeddings = [self.model.get_input_embeddings().weight, self.output.weight]
-
-    def use(self, attention: str) -> None:
-        """Compute attention by 'eager', 'flash' or 'flash_attention_2' from here on; UserError if the model cannot."""
-        implementation = "sdpa" if attention == "flash" else attention
-        try:
-            self.model.set_attn_implementation(implementation)
-        except (ValueError, ImportError) as error:
-            raise UserError(first_line(error)) from error
-        if self.model.config._attn_implementation != implementation:  # transformers may only warn
-            raise UserError(f"{type(self.model).__name__} does not switch its attention to {implementation}")
-
-    def case(self, idx: torch.Tensor) -> Case:
-        """Attention to a prompt like `idx` (1, T), of one head: the profiler sees the same for all."""
-        return Case((1, 1, idx.size(1), 1), idx.device, self.dtype, backward=False)
-
-    def _flash_only(self):
-        """A context in which SDPA uses its flash kernel and no other, if the model calls SDPA."""
-        calls_sdpa = self.model.config._attn_implementation == "sdpa"
-        return sdpa_kernel(SDPBackend.FLASH_ATTENTION) if calls_sdpa else contextlib.nullcontext()
-
-    def generate(self, idx: torch.Tensor) -> None:
-        """The timed call: `generate` of one token, with the mask of ones that a tokenizer gives."""
-        with self._flash_only():
-            self.model.generate(
-                idx, attention_mask=torch.ones_like(idx), max_new_tokens=1, do_sample=False, pad_token_id=0
-            )
-
-    def compare(self, idx: torch.Tensor) -> dict[str, float]:
-        """parity.compare of the current attention, called as the model itself calls it for `idx` (1, T).
-
-        The call has the model's mask and options, two heads of keys, and as many heads of queries to each as the model.
-        Raises UserError if the model does not call attention through transformers' AttentionInterface.
-        """
-        calls = []
-        with _listening(calls):
-            self.generate(idx)
-        if not calls:
-            raise UserError(f"{type(self.model).__name__} has attention of its own, which cannot be compared")
-        attend, module, (nh, nh_k, hs), mask, options = calls[0]
-        groups = nh // nh_k
-
-        def grouped(q, k, v, dropout_p=0.0):
-            with self._flash_only():
-                y, _ = attend(module, q.repeat_interleave(groups, dim=1), k, v, mask, **options)  # (1, T, nh, hs)
-            return y.transpose(1, 2).unflatten(1, (-1, groups))[0].transpose(0, 1)  # (groups, 2, T, hs), all alike
-
-        return parity.compare(grouped, Case((1, 2, idx.size(1), hs), idx.device, self.dtype, backward=False))
-
-
-@contextlib.contextmanager
-def _listening(calls):
-    """Append (function, module, shape, mask, options) to `calls` when a transformers model calls attention."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as interfaces
-
-    find = interfaces.get_interface
-
-    def get_interface(name, default):
-        attend = find(name, default)
-
-        def call(module, q, k, v, mask, **options):
-            calls.append((attend, module, (q.size(1), k.size(1), q.size(3)), mask, options))
-            return attend(module, q, k, v, mask, **options)
-
-        return call
-
-    interfaces.get_interface = get_interface  # an attribute of the instance shadows the method
-    try:
-        yield
-    finally:
-        del interfaces.get_interface
-
-
 _loaded = {}  # at most one model, with ours beside it: two at full size may not fit
 
 
@@ -231,7 +135,7 @@ def has_both(name: str) -> bool:
     return name in PUBLISHED or name in STAND_INS
 
 
-def load(name: str, attention: str, seed: int, device: torch.device, dtype: torch.dtype) -> OurGPT | TransformersModel:
+def load(name: str, attention: str, seed: int, device: torch.device, dtype: torch.dtype) -> OurGPT | Transformers:
     """The model `name` that computes `attention`: ours if that begins with OURS. Kept until another name is asked for.
 
     The old model is freed before the new one is built. Raises ParityError if ours does not compute what transformers'
@@ -249,9 +153,18 @@ def load(name: str, attention: str, seed: int, device: torch.device, dtype: torc
         if name in GPT2:
             _loaded[key] = (OurGPT.of_gpt2(name, device, dtype),)
         else:
-            theirs = TransformersModel(name, device, dtype)
+            theirs = _theirs(name, device, dtype)
             _loaded[key] = (theirs, OurGPT.beside(theirs)) if has_both(name) else (theirs,)
     return _loaded[key][attention.startswith(OURS)]
+
+
+def _theirs(name, device, dtype, **changes):
+    from transformers import AutoModelForCausalLM
+
+    if not has_both(name):
+        return Transformers.loaded(name, dtype, device)
+    with torch.device(device):  # not on meta: to_empty would lose the rotary frequencies, which are buffers
+        return Transformers(AutoModelForCausalLM.from_config(config(name, **changes), dtype=dtype).eval())
 
 
 @torch.no_grad()
@@ -259,7 +172,7 @@ def _prove(name, seed, device):
     """Raise ParityError unless two layers of the model compute the same logits in float32 as ours do."""
     determinism.seed(seed, "prefill")
     window = {"sliding_window": PROOF_WINDOW} if config(name).to_dict().get("sliding_window") else {}
-    theirs = TransformersModel(name, device, torch.float32, num_hidden_layers=PROOF_LAYERS, **window)
+    theirs = _theirs(name, device, torch.float32, num_hidden_layers=PROOF_LAYERS, **window)
     theirs.model.set_attn_implementation("eager")
     for p in theirs.model.model.layers.parameters():
         if p.dim() == 2:

@@ -1,35 +1,44 @@
-"""The kinds of benchmark by name, their settings, and how their rows are measured."""
+"""The kinds of benchmark by name, their settings, and how their contenders are measured."""
 
 import dataclasses
 import datetime
 import functools
+import json
 import math
+import os
 import pathlib
-import statistics
 import subprocess
 import sys
+import time
 
-from configurator import adopt, configure, separate, subclass
+import torch
+
+from configurator import configure, separate, subclass
 from fusedgpt import settings
 from fusedgpt.attention.functions import digest
-from fusedgpt.attention.table import is_own
-from fusedgpt.bench import check, child, ladder, max_batch, numerics, peers, plan, prefill, rows, sweep
-from fusedgpt.bench.options import EACH_ROW_NAMES_IT, EARLIER, admitted
+from fusedgpt.attention.table import is_own, located
+from fusedgpt.bench import comparison, ladder, max_batch, numerics, peers, plan, prefill, rows, sweep
+from fusedgpt.bench.comparison import Comparison, InProcess, Measurement
+from fusedgpt.bench.options import EACH_ROW_NAMES_IT, admitted
+from fusedgpt.bench.process import Contender
 from fusedgpt.errors import UserError
 from fusedgpt.home import ROOT, SCRIPTS
-from fusedgpt.machine import files, memory, timing
+from fusedgpt.machine import files, memory
 from fusedgpt.machine.device import resolve_device
-from fusedgpt.machine.environment import commit, environment, machine_state
+from fusedgpt.machine.environment import commit, environment
+from fusedgpt.machine.turns import Turn
 
 KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
 KINDS |= {"peers": peers}
 TAKE_SETTINGS = KINDS | {"plan": plan}
-NOT_IDENTITY = ("results", "only", "profile", "max_seconds")  # settings that do not change what a row measures
+# settings that do not change what a contender does, only which ones there are and for how long
+NOT_IDENTITY = ("results", "only", "precision", "seconds", "max_seconds", "lengths", "heads", "models")
+BEGAN = time.monotonic()  # about when bench.py started
 
 
 @functools.cache  # each is asked for every kind's names
 def settings_class(kind) -> type:
-    """The dataclass of a kind's settings, which include train.py's if its rows run train.py."""
+    """The dataclass of a kind's settings, which include train.py's if its contenders have them."""
     return subclass([], kind.Settings, settings.Settings) if kind.TRAINS else kind.Settings
 
 
@@ -42,7 +51,7 @@ def unused_settings(name: str) -> dict[str, str]:
     every = set().union(*map(_setting_names, TAKE_SETTINGS.values()))
     others = every.difference(_setting_names(TAKE_SETTINGS[name]))
     unused = dict.fromkeys(others, f"bench.py {name} does not use it")
-    unused["real_data"] = "a benchmark trains on the tokens of --dataset, and peers' steps on random ids"  # nanoGPT's
+    unused["real_data"] = "a benchmark trains on the tokens of --dataset"  # nanoGPT's
     return unused | TAKE_SETTINGS[name].UNUSED
 
 
@@ -55,67 +64,95 @@ def read_settings(name: str, args: list[str], description: str = ""):
     asked = [arg for arg in args if arg not in ("-h", "--help")]
     device = resolve_device(configure(settings_class(kind)(), asked, description, unused).device)
     defaults = settings_class(kind)(**kind.defaults(device.type == "cuda"))
-    return configure(defaults, args, description, unused), device
+    s = configure(defaults, args, description, unused)
+    if hasattr(s, "attention"):
+        s = dataclasses.replace(s, attention=located(s.attention))
+    _validate(kind, s)
+    return s, device
 
 
-def validate(kind, s) -> None:
+def _validate(kind, s):
     """Raise UserError if a number is out of range."""
-    for setting in ("max_seconds", "train_seconds", "memory_gb"):
+    for setting in ("precision", "seconds", "max_seconds", "memory_gb"):
         value = getattr(s, setting, None)
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"{setting}={value} must be more than 0, and finite")
     if kind.TRAINS:
         settings.validate(s)
-    least_of = {"repeats": 1, "warmup": 0, "rounds": 1, "new_tokens": 1, "batch_size": 1}
-    least_of |= dict.fromkeys(("steps", "iterations"), child.WARM_UP + 1)
-    for setting, least in least_of.items():
-        if getattr(s, setting, least) < least:
-            raise UserError(f"{setting}={getattr(s, setting)} must be {least} or more")
+    if getattr(s, "batch_size", 1) < 1:
+        raise UserError(f"batch_size={s.batch_size} must be 1 or more")
 
 
-def planned(name: str, s, device) -> list[dict]:
-    """The rows of the kind `name` that --only selects. Raises UserError if a name in --only is in no row."""
-    return admitted(KINDS[name].plan(s, device), s.only)
+def planned(name: str, s, device: torch.device) -> list[Comparison]:
+    """The comparisons that --only selects. Raises UserError if a name in --only is no contender's."""
+    return admitted(KINDS[name].comparisons(s, device), s.only)
 
 
-def measure(name: str, args: list[str], s, device, plan: list[dict], folder: pathlib.Path) -> None:
-    """Measure those rows of `plan` that `folder` lacks. name: their kind; args: for the header's command."""
+def build(name: str, given: str, of: dict, contender: str) -> tuple[Turn | None, dict]:
+    """Build a contender in its own process. given: the settings of the kind `name`, as JSON."""
     kind = KINDS[name]
+    s = settings_class(kind)(**json.loads(given))
+    return kind.build(of, contender, s, resolve_device(s.device))
+
+
+def measure(name: str, args: list[str], s, device: torch.device, folder: pathlib.Path) -> None:
+    """Measure what `folder` lacks of the kind `name`. args: for the header's command."""
+    kind, plan, end = KINDS[name], planned(name, s, device), BEGAN + (s.max_seconds or math.inf)
     if kind.TRAINS and s.dataset == "python_stdlib" and not (ROOT / "data" / s.dataset / "meta.json").exists():
         prepare = SCRIPTS / "data" / s.dataset / "prepare.py"
         if subprocess.run([sys.executable, prepare], check=False).returncode:  # the checkout may be read-only
             raise UserError(f"{prepare} failed, see above: run it with --out_dir=FOLDER, and give --dataset=FOLDER")
-    machine = environment(device) | {"date": datetime.date.today().isoformat()}
-    of_this_call = {key: value for key, value in machine.items() if key not in rows.COMPARED}
-    if device.type == "cpu" and getattr(s, "freed_memory", "kept") == "kept":
+    machine = environment(device) | {"threads wait": os.environ.get("OMP_WAIT_POLICY", "actively").lower()}
+    if kind.TOGETHER and device.type == "cpu":
         memory.keep_freed_memory(keep=True)  # as train.py does
     with files.lock(folder) as lock:  # two calls would overwrite each other's rows
-        rows.run(
-            plan,
-            functools.partial(kind.measure, s=s, device=device, folder=folder),
-            folder / "rows.jsonl",
-            header(name, args, s, machine),
-            reference=functools.partial(timing.reference, device),
-            state=lambda: machine_state(device) | {"commit": machine["commit"], "machine": of_this_call},
-            say=print,
-            still_ours=functools.partial(lock.check, "the same command and that --results"),
-            group=kind.GROUP,
-            profile=s.profile,
-            max_seconds=s.max_seconds,
-        )
+        path = folder / "rows.jsonl"
+        earlier, said = rows.begin(path, header(name, args, s, machine))
+        if said:
+            print(said)
+        found = {tuple(result.of.items()): result for result in earlier}
+        with open(path, "a", buffering=1, encoding="utf-8") as file:
+
+            def write(line):
+                lock.check("the same command and that --results")
+                if line["kind"] == "contender":
+                    line |= {"commit": machine["commit"], "date": f"{datetime.date.today()}"}
+                file.write(files.json_line(line))
+
+            for each in plan:
+                if time.monotonic() >= end:
+                    break
+                result = found.get(tuple(each.of.items()), rows.Result(each.of, each.baseline))
+                start = functools.partial(_start, name, s, device, each, folder)
+                many = 1 if kind.TOGETHER else comparison.builders(device)
+                Measurement(
+                    each, result, start, write, print, device, kind.TURN, s.precision, s.seconds, end, many
+                ).run()
 
 
-def left(name: str, args: list[str]) -> tuple[int, dict[str, int], int]:
-    """(missing rows, {what is wrong with others: their number}, planned rows) of the kind `name` if run with `args`."""
+def _start(name, s, device, each, folder, contender):
+    kind = KINDS[name]
+    if kind.TOGETHER:
+        return InProcess(*kind.build(each.of, contender, s, device))
+    log = folder / "logs" / f"{'-'.join(map(str, (*each.of.values(), contender)))}.txt".replace("/", "-")
+    given = json.dumps(dataclasses.asdict(s) | {"device": str(device)})
+    return Contender(build, (name, given, each.of, contender), kind.variables(contender), log)
+
+
+def left(name: str, args: list[str]) -> tuple[int, int]:
+    """(missing contenders, all) of the kind `name` if run with `args`; missing: not built yet, or out of memory."""
     s, device = read_settings(name, args)
-    plan = planned(name, s, device)
-    path = pathlib.Path(s.results) / name / "rows.jsonl"
-    missing, wrong = rows.left(plan, path, header(name, [name, *args], s, environment(device)))
-    return missing, wrong, len(plan)
+    path, settled = pathlib.Path(s.results) / name / "rows.jsonl", set()
+    if path.exists():
+        for result in rows.results(rows.read(path)[1]):
+            lines = result.contenders.items()
+            settled |= {(*result.of.values(), who) for who, line in lines if line["status"] != "failed"}
+    every = {(*each.of.values(), who) for each in planned(name, s, device) for who in each.names}
+    return len(every - settled), len(every)
 
 
 def header(name: str, args: list[str], s, machine: dict) -> dict:
-    """The header of rows.jsonl, which identifies its rows by the settings that their kind uses and the machine."""
+    """The header of rows.jsonl: the settings that the kind uses, and the machine."""
     used = {field.name: getattr(s, field.name) for field in dataclasses.fields(s)}
     used = {setting: value for setting, value in used.items() if setting not in {*NOT_IDENTITY, *KINDS[name].UNUSED}}
     if is_own(getattr(s, "attention", "")):
@@ -126,27 +163,6 @@ def header(name: str, args: list[str], s, machine: dict) -> dict:
     changed = [setting for setting, value in used.items() if value != getattr(defaults, setting, value)]
     command = " ".join(["python bench.py", *args])
     return {"benchmark": name, "command": command, "settings": used, "set": changed, "environment": machine}
-
-
-def published_settings(published: dict, there: list[dict]) -> tuple:
-    """(settings of published rows, the device for them here, {name: value} of settings that their header lacks).
-
-    published: the header; there: the rows. A device or dtype "auto" becomes what it was there. A setting that the
-    header lacks has its value in EARLIER, or today's default. Raises UserError if this machine lacks the device, or a
-    setting is no longer allowed.
-    """
-    kind, gpu = kind_of(published), "cuda" in published["environment"]
-    defaults = settings_class(kind)(**kind.defaults(gpu))
-    used = [name for name in _setting_names(kind) if name not in {*NOT_IDENTITY, *kind.UNUSED}]
-    named = {name: published["settings"][name] for name in used if name in published["settings"]}
-    s = adopt(defaults, {name: EARLIER[name] for name in used if name in EARLIER} | named, "the header")
-    if s.device == "auto":
-        s = dataclasses.replace(s, device="cuda" if gpu else "cpu")
-    dtypes = list(filter(None, map(check.dtype_of, there)))
-    if dtypes and getattr(s, "dtype", None) == "auto":
-        s = dataclasses.replace(s, dtype=statistics.mode(dtypes))
-    validate(kind, s)
-    return s, resolve_device(s.device), {name: getattr(s, name) for name in used if name not in named}
 
 
 def kind_of(published: dict):

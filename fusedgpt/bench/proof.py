@@ -1,20 +1,14 @@
-"""What a row must have before it gets a time: parity with float64, and the kernel that the profiler saw."""
+"""What a contender must pass before it takes turns: parity with float64."""
 
 import contextlib
-import itertools
-import pathlib
-import statistics
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
 from fusedgpt.attention import parity, permitted
 from fusedgpt.attention.case import Attend, Case
-from fusedgpt.attention.receipt import observe
-from fusedgpt.bench.options import Timed
 from fusedgpt.errors import UserError, out_of_memory
-from fusedgpt.machine import memory, timing
 
 
 class ParityError(Exception):
@@ -45,7 +39,7 @@ def prove(attend: Attend, case: Case, exact_as: torch.dtype | None = None) -> di
 
 
 def verdict(errors: dict[str, float], dtype: torch.dtype, where: str) -> str:
-    """A sentence for the row: 'passed: largest error …'. Raises ParityError if an error is beyond the tolerance."""
+    """A sentence for the report: 'passed: largest error …'. Raises ParityError if an error is beyond the tolerance."""
     worst = f"largest error {parity.largest(errors):.1e} {where}, allowed {parity.TOLERANCE[dtype]:.0e}"
     if "rms" in errors:
         worst += f"; root mean square {errors['rms']:.1e}, allowed {parity.RMS_TOLERANCE[dtype]:.1e}"
@@ -65,38 +59,6 @@ def refusals() -> Iterator[None]:
             if out_of_memory(error) or isinstance(error, (torch.AcceleratorError, UserError)):
                 raise
             raise UserError(permitted.reasons(caught, error)) from error
-
-
-def timed(step: Callable[[], object], s: Timed, case: Case, trace: pathlib.Path) -> dict:
-    """The receipt of `step`, which computes `case`, and its `cost`. If s.profile is set, `trace` gets the profile."""
-    return {"kernel": observe(step, trace if s.profile else None, case=case)} | cost(step, s, case.device)
-
-
-def cost(step: Callable[[], object], s: Timed, device: torch.device) -> dict:
-    """The peak memory of `step` in bytes, and s.repeats times in ms.
-
-    Times are the device's (timing.device_samples); 'timed' says how they were taken. 'page_faults' is their number in
-    the median call: 0 if freed memory is kept; otherwise the times include the work of the allocator.
-    """
-    peak = memory.peak_bytes(step, device)
-    counted, faults = counting_faults(step)
-    samples_ms, how = timing.device_samples(counted, device, s.repeats, s.warmup)
-    found = {"peak_memory": peak, "timed": how, "page_faults": faults(), "samples_ms": samples_ms}
-    return found | timing.summary(samples_ms)
-
-
-def counting_faults(step: Callable[[], object]) -> tuple[Callable[[], None], Callable[[], float]]:
-    """`step`, and a function that returns how many new pages of memory the median call of `step` got.
-
-    The median is right because a process that keeps freed memory still grows now and then, if no free block fits.
-    """
-    seen = [memory.page_faults()]
-
-    def counted():
-        step()
-        seen.append(memory.page_faults())
-
-    return counted, lambda: statistics.median(after - before for before, after in itertools.pairwise(seen))
 
 
 def tflops(case: Case, median_ms: float) -> float:

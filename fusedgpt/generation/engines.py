@@ -19,7 +19,7 @@ from fusedgpt.attention.functions import as_rows, without_cudnn
 from fusedgpt.attention.table import KERNELS
 from fusedgpt.generation import packed
 from fusedgpt.generation.generate import LayerCache, capacity, empty, new_cache
-from fusedgpt.machine import timing
+from fusedgpt.machine import timing, turns
 from fusedgpt.machine.device import cpu_multiplies_bfloat16, dtype_name, resolve_dtype
 
 PRECISE_FIRST = (torch.float32, torch.float16, torch.bfloat16)
@@ -27,11 +27,7 @@ FOR_PROMPTS = (torch.float32, torch.bfloat16)  # bound by products, which no CPU
 WORTH = 0.95  # take a coarser dtype only below this share of the time
 ENOUGH_WEIGHTS = 2**25  # time decode with so many weights: 64 MiB in 16 bits, more than most CPUs' caches hold
 ROWS = 64  # time prefill with so many tokens: more would not change which dtype wins, and float16 may be slow
-# turns of each dtype, of two calls: after another dtype, the first call has no weights in the cache
-FEWEST, MOST, TURNS_MS = 5, 30, 300.0
-FEWEST_ALONE = 3  # turns on one thread, where calls take long and hardly differ
-# time a dtype no more if a call takes so long, and so many times as long as another's
-HOPELESS_MS, FAR_BEHIND = 50.0, 3
+SECONDS = 0.3  # of a race of dtypes
 
 
 class Engine:
@@ -134,20 +130,20 @@ def fastest_dtypes(
     """
     layers = model.transformer.h
     several = min(len(layers), max(1, ENOUGH_WEIGHTS // sum(p.numel() for p in layers[0].parameters())))
-    decode, how = _milliseconds(_shortened(model, several), (B, 1), PRECISE_FIRST, compiled)
-    rows = timed_rows(model.config, B, T)
+    decode = _milliseconds(_shortened(model, several), (B, 1), PRECISE_FIRST, compiled)
+    rows, how = timed_rows(model.config, B, T), ""
     of_prompt = "this CPU has no instructions for bfloat16"
     if _first_worth_it(decode) == torch.float16 and not _finite(model, torch.float16):
         del decode[torch.float16]
-        how += "; in float16 its logits are not finite"
+        how = "; in float16 its logits are not finite"
     first, one = torch.float32, _first_worth_it(decode)
     of_tokens = f"ms of {several} layers for {B} x 1: {_in_words(decode)}{how}"
     if cpu_multiplies_bfloat16():
-        prefill, n = {dtype: decode[dtype] for dtype in FOR_PROMPTS}, several
+        prefill, n = decode, several
         if rows > 1:
-            (prefill, how), n = _milliseconds(_shortened(model, 1), (B, rows), FOR_PROMPTS, compiled), 1
-        first = _first_worth_it(prefill)
-        of_prompt = f"ms of {n} of {len(layers)} layers for {B} x {rows} tokens: {_in_words(prefill)}{how}"
+            prefill, n = _milliseconds(_shortened(model, 1), (B, rows), FOR_PROMPTS, compiled), 1
+        first = _first_worth_it({dtype: prefill[dtype] for dtype in FOR_PROMPTS if dtype in prefill})
+        of_prompt = f"ms of {n} of {len(layers)} layers for {B} x {rows} tokens: {_in_words(prefill)}"
     chosen = f"prompt in {dtype_name(first)} ({of_prompt}); tokens after it in {dtype_name(one)} ({of_tokens})"
     return (first, one), chosen
 
@@ -176,50 +172,23 @@ def _shortened(model, layers):
 
 
 def _first_worth_it(times):
-    best = next(iter(times))
-    for dtype, ms in times.items():
-        if ms < WORTH * times[best]:
+    best, *coarser = (dtype for dtype in PRECISE_FIRST if dtype in times)
+    for dtype in coarser:
+        if times[dtype] < WORTH * times[best]:
             best = dtype
     return best
 
 
 def _milliseconds(model, shape, dtypes, compiled):
-    """Milliseconds of `model` on (B, T) tokens in each dtype, the least of several calls in turns; and how, in words.
-
-    Other load only adds time, and it hits all dtypes. If it holds up the calls on all threads, the median on one thread
-    counts. A dtype that is hopeless on one thread has its time of there.
-    """
+    """{dtype: ms of `model` on (B, T) tokens}, from the fastest on, of dtypes that take turns (machine/turns.py)."""
     cpu, idx = torch.device("cpu"), torch.zeros(shape, dtype=torch.long)
-    models = {dtype: ready(model, cpu, dtype, compiled) for dtype in dtypes}
 
-    def call(dtype):
-        def step():
-            models[dtype](idx, cache=new_cache(model.config, shape[1]))
+    def turn(dtype):
+        one = ready(model, cpu, dtype, compiled)
+        return timing.Steps(lambda: one(idx, cache=new_cache(model.config, shape[1])), cpu, warmup=0)
 
-        return min(timing.own_samples(step, cpu, count=2, warmup=0))
-
-    with timing.on_one_thread():
-        first = {dtype: call(dtype) for dtype in dtypes}
-        hopeless = max(HOPELESS_MS, FAR_BEHIND * min(first.values()))
-        likely = [dtype for dtype in dtypes if first[dtype] <= hopeless]
-        alone = {dtype: statistics.median(ms) for dtype, ms in _in_turns(call, likely, FEWEST_ALONE).items()}
-    before = timing.usage()
-    together = _in_turns(call, likely, FEWEST)
-    least = {dtype: min(ms) for dtype, ms in together.items()}
-    quickest = min(least, key=least.get)
-    if timing.held_up(before, together[quickest], alone[quickest]):
-        return first | alone, ", on one thread"
-    return first | least, ""
-
-
-def _in_turns(call, dtypes, fewest):
-    """{dtype: what `call` returned for it in each of its turns}."""
-    ms = {dtype: [call(dtype)] for dtype in dtypes}
-    turns = int(TURNS_MS / sum(2 * first for (first,) in ms.values()))
-    for _ in range(min(MOST, max(fewest, turns)) - 1):
-        for dtype in dtypes:
-            ms[dtype].append(call(dtype))
-    return ms
+    laps = turns.race({dtype: turn(dtype) for dtype in dtypes}, cpu, SECONDS)
+    return {dtype: statistics.median(laps.of(dtype)) for dtype in laps.by_speed()}
 
 
 class StaticLayer:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from fusedgpt.errors import UserError, first_line
-from fusedgpt.machine.timing import own_clock
+from fusedgpt.machine import timing, turns
 
 RATED = 512  # rows and columns of the matrices by which dtypes are rated
 NAMES = "auto, cpu, cuda, cuda:1 or mps"  # how messages list the devices
@@ -99,15 +99,16 @@ def cpu_gains_by_bfloat16() -> bool:
 
 @functools.cache
 def _bfloat16_is_faster():
-    """By CPU time, in turns. Processors differ so much that a busy machine does not change the answer."""
-    clock = own_clock()
-    x, least = torch.ones(RATED, RATED, device="cpu"), {torch.float32: float("inf"), torch.bfloat16: float("inf")}
-    for _ in range(5):
-        for dtype in least:
-            a, began = x.to(dtype), clock()
-            a @ a
-            least[dtype] = min(least[dtype], clock() - began)
-    return least[torch.bfloat16] < least[torch.float32]
+    x = torch.ones(RATED, RATED, device="cpu")
+
+    def turn(dtype):
+        a = x.to(dtype)
+        return timing.Steps(lambda: a @ a, x.device)
+
+    return (
+        turns.race({dtype: turn(dtype) for dtype in (torch.float32, torch.bfloat16)}, x.device, 0).by_speed()[0]
+        != x.dtype
+    )
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager:

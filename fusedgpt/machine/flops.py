@@ -25,6 +25,6 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     while ms < 20 and n < 16384:  # larger products come closer to the peak
         n *= 2
         a, b = (torch.randn(n, n, generator=random, device=device, dtype=dtype) for _ in range(2))
-        ms = min(timing.samples(lambda a=a, b=b: F.linear(a, b), device, count=5, warmup=1))
+        ms = min(timing.Steps(lambda a=a, b=b: F.linear(a, b), device).make(5))
         best = max(best, 2 * n**3 / (ms / 1e3))
     return best, f"measured: products of up to {n} x {n}"

@@ -63,11 +63,6 @@ def peak_memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def page_faults() -> int:
-    """How many pages of memory, cleared or shared, the system has given this process; 0 if it does not say."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
-
-
 def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
     """Most bytes of tensors and kernels' scratch memory that a call of `step` adds to what is held before it."""
     if device.type == "cuda":
@@ -93,6 +88,16 @@ def total_memory(device: torch.device) -> float:
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits()])
 
 
+def free_memory(device: torch.device) -> float:
+    """Bytes that a new process could get on `device` now; infinite if the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if sys.platform != "linux":
+        return math.inf
+    with open("/proc/meminfo", encoding="ascii") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+
+
 def _limits():
     """The limits, in bytes, of the control groups of this process: those of Docker, SLURM or systemd (Linux only).
 
@@ -115,5 +120,5 @@ def _limits():
 def bandwidth(device: torch.device) -> float:
     """Bytes a second that PyTorch reads from the memory of `device`: the median of five sums over 1 GiB."""
     words = torch.ones(2**28, device=device)  # more than the caches of any processor hold
-    ms = timing.samples(words.sum, device, count=5, warmup=1)
+    ms = timing.Steps(words.sum, device).make(5)
     return words.nbytes / (statistics.median(ms) / 1e3)

@@ -127,7 +127,7 @@ def _tables(runs, names):
     ]
     timed = [
         {
-            name: f"{number(trial.get('least_ms', trial.get('p10_ms'))):.4g} ms"
+            name: f"{number(trial.get('median_ms')):.4g} ms"
             for name, trial in section(record, "attention_trials").items()
             if isinstance(trial, dict) and number(trial.get("p10_ms")) > 0
         }

@@ -149,7 +149,7 @@ class Logger:
         names = {}  # by what there is to say: on a CPU, four kernels are refused for one reason
         for name, trial in trials.items():
             passed = ", parity passed" if "errors" in trial else ""
-            said = trial["refused"] or f"{trial['least_ms']:.3f} ms{passed}"
+            said = trial["refused"] or f"{trial['median_ms']:.3f} ms{passed}"
             names.setdefault(said, []).append(name)
         for said, which in names.items():
             self.say(f"  {', '.join(which)}: {said}")

@@ -149,7 +149,7 @@ def _attention(record):
     rows |= {"forward seen": receipt.get("forward"), "backward seen": receipt.get("backward")}
     rows |= {"grouped queries": EXPANDED} if receipt.get("expanded") is True else {}
     trials = {n: trial for n, trial in section(record, "attention_trials").items() if isinstance(trial, dict)}
-    times = {name: number(trial.get("least_ms", trial.get("p10_ms"))) for name, trial in trials.items()}
+    times = {name: number(trial.get("median_ms")) for name, trial in trials.items()}
     timed = sorted((name for name, ms in times.items() if ms > 0), key=times.__getitem__)
     refused = {}
     for name, trial in trials.items():

@@ -4,6 +4,7 @@ What was timed is remembered (fusedgpt/machine/choices.py), so that a command th
 """
 
 import functools
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,12 +14,12 @@ from torch import Tensor
 
 from fusedgpt.attention import choose
 from fusedgpt.attention.case import Case
-from fusedgpt.machine import choices, timing
+from fusedgpt.machine import choices, timing, turns
 from fusedgpt.machine.device import DTYPES, autocast, dtype_name, resolve_compile, resolve_dtype
 
-ENOUGH_FLOPS = 2e11  # a forward and backward of this size tell which dtype is faster; a slow CPU takes a second
+ENOUGH_FLOPS = 5e10  # a forward and backward of this size tell which dtype is faster
 LEAST_TOKENS = 64  # on fewer, a step of a large model would mostly cast its weights
-MORE_TIMINGS = 3  # time each dtype so many times after the first; its fastest time counts
+SECONDS = 0.3  # of a race of dtypes
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,8 @@ def _timed(attention, model, cases, batch, dtypes, compiled):
     picks = {dtype: choose.choose(attention, *_in(dtype, cases), compiled=compiled) for dtype in dtypes}
     dtype, trials = dtypes[0], {}
     if len(dtypes) > 1:
-        times = _step_ms(model, batch, {each: name for each, (name, _) in picks.items()})
-        dtype = min(times, key=times.get)
-        trials = {dtype_name(each): ms for each, ms in times.items()}
+        trials = _step_ms(model, batch, {each: name for each, (name, _) in picks.items()})
+        dtype = DTYPES[next(iter(trials))]
     name, attention_trials = picks[dtype]
     return {
         "attention": name,
@@ -118,27 +118,20 @@ def _can_run(attention, past, cases, compiled):
     return True
 
 
-def _forward_backward(model, x, y, dtype):
-    with autocast(x.device, dtype):
-        _, loss = model(x, y, logits=False)
-    loss.backward()
-    model.zero_grad(set_to_none=True)
-
-
 def _step_ms(model, batch, attention):
     """Milliseconds of a forward and backward on a part of `batch`, in each dtype of {dtype: kernel}."""
     (B, T), device = batch[0].shape, batch[0].device
     tokens = max(LEAST_TOKENS, int(ENOUGH_FLOPS / model.flops_per_token()))
     b, t = min(B, max(1, tokens // T)), min(T, tokens)
     x, y = (part[:b, :t] for part in batch)
-    ms = {dtype: [] for dtype in attention}
 
-    def sample(dtype, warmup):
+    def step(dtype):
         model.use_attention(attention[dtype])
-        step = functools.partial(_forward_backward, model, x, y, dtype)
-        ms[dtype] += timing.own_samples(step, device, count=1, warmup=warmup)
+        with autocast(device, dtype):
+            _, loss = model(x, y, logits=False)
+        loss.backward()
+        model.zero_grad(set_to_none=True)
 
-    for warmup in (1, *[0] * MORE_TIMINGS):  # dtypes take turns, so that other load hits them all
-        for dtype in attention:
-            sample(dtype, warmup)
-    return {dtype: min(each) for dtype, each in ms.items()}
+    contenders = {dtype: timing.Steps(functools.partial(step, dtype), device, warmup=0) for dtype in attention}
+    laps = turns.race(contenders, device, SECONDS)
+    return {dtype_name(dtype): statistics.median(laps.of(dtype)) for dtype in laps.by_speed()}
