@@ -4,5 +4,3 @@
 models = "mistral-7b,llama-3-8b,phi-2"
 lengths = "512,1024,2048"
 dtype = "bfloat16"
-warmup = 4
-repeats = 256

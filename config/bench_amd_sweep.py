@@ -4,5 +4,3 @@
 lengths = "256-4096-64"
 heads = "32x128"
 dtype = "float16"
-warmup = 4
-repeats = 256

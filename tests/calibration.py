@@ -31,7 +31,7 @@ from scipy import stats
 
 from configurator import configure
 from fusedgpt import settings
-from fusedgpt.bench import drawing
+from fusedgpt.bench import figures as drawing
 from fusedgpt.data import dataset
 from fusedgpt.data.dataloader import DataLoader
 from fusedgpt.errors import one_sentence

@@ -5,22 +5,19 @@
 
 A comment names a file under results/ and what to take from it. It stands directly behind the number and its unit:
 
-    1592 ms<!-- cpu_amx/ladder_124M rung=manual median_ms -->
-    +19 %<!-- cpu_amx/ladder_124M faster rung=math / rung=manual -->
-    1.6 to 3.0 times<!-- cpu_amx/prefill times T=1024 attention=flash / attention=eager -->
+    1592 ms<!-- cpu_avx2/ladder name=manual median_ms -->
+    +19 %<!-- cpu_avx2/ladder name=math faster -->
+    1.6 to 3.0 times<!-- cpu_avx2/prefill T=1024 name=flash times -->
     1.261<!-- cpu_amx/quickstart/evaluations.jsonl val_loss -->
 
 - The file is the folder of a benchmark, a `.jsonl`, a `.json` or a `.csv`. `key=value` and `key>=value` choose rows;
   put a value with blanks in double quotes. Without conditions, a field is that of the header, or of the last line of a
   .jsonl.
 - A field may be nested: `errors.y`, `environment.device`. A text stands in backticks on the page.
-- `times A / B` is how many times as fast the rows A are as their baselines. The baseline of a row is the row that
-  differs from it by B alone: of the same length, model and round. `faster A / B` is the same in the article's per cent.
-- Rows that differ only in `round` count as one row, as in the report: a ratio is the mean over whole rounds, a time the
-  median of their samples (fusedgpt/bench/rounds.py).
-- A single number needs a single row. `X to Y` is the smallest and the largest of several rows, or of one row's rounds.
+- The folder of a benchmark has a row for each contender: `name`, the fields of its comparison, what was found out
+  about it, its `median_ms`, and beside its baseline `times` (as fast), `faster` (per cent) and `longer` (times).
+- A single number needs a single row. `X to Y` is the smallest and the largest of several rows, or the interval of one.
 - The value is converted to the unit that is written behind the number, and rounded to the digits that are written.
-- A disturbed row cannot be quoted.
 
 A number that is no measurement of ours has a comment that says so:
 
@@ -44,9 +41,7 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from fusedgpt.bench import ladder, peers, report
-from fusedgpt.bench.disturbance import comparable, speedup
-from fusedgpt.bench.rows import spec_of
+from fusedgpt.bench import rows as bench_rows
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import read_jsonl
 
@@ -97,15 +92,25 @@ def rows_of(path: pathlib.Path, chosen: bool) -> list[dict]:
         lines = read_jsonl(path)
         return lines if chosen else lines[-1:]
     try:
-        header, lines = report.read(path)
+        header, lines = bench_rows.read(path / "rows.jsonl")
     except UserError as error:
         raise Unfit(str(error)) from None
-    rows = report.rows_in(lines)
-    if header["benchmark"] == "ladder":
-        rows = [*ladder.pooled(rows).values()]
-    elif header["benchmark"] == "peers":
-        rows = [row for peers_of_part in peers.pooled(rows).values() for row in peers_of_part.values()]
-    return rows if chosen else [header]
+    return (
+        [_row(result, name) for result in bench_rows.results(lines) for name in result.measured] if chosen else [header]
+    )
+
+
+def _row(result, name):
+    """What can be quoted of a contender."""
+    row = result.of | result.measured[name] | (result.ms(name) or {})
+    if ratio := result.ratio(name):
+        times = [ratio.times, ratio.low, ratio.high]
+        row |= {
+            "times": times,
+            "faster": [each - 1 for each in times],
+            "longer": [1 / each if each else float("inf") for each in times],
+        }
+    return row
 
 
 def _cell(text):
@@ -140,53 +145,24 @@ def meets(row: dict, wanted: list[tuple[str, str, str]]) -> bool:
 
 
 def value_of(row: dict, name: str) -> tuple:
-    """(value of a field, [value in each round])."""
-    if "status" in row and not comparable(row):
-        raise Unfit(f"the row is {'disturbed' if row.get('disturbed') else row['status']}")
+    """(value of a field, [the ends of its interval, if it has one])."""
     value = field(row, name)
     if value is None:
         raise Unfit(f"the row has no {name}")
-    in_rounds = row.get({"median_ms": "rounds", "exponent": "exponents"}.get(name))
-    return value, [*in_rounds.values()] if in_rounds else [value]
-
-
-def ratio_of(row: dict, rows: list[dict], other: list[tuple[str, str, str]]) -> tuple:
-    """(how many times as fast as its baseline a row is, the smallest and the largest of its rounds)."""
-
-    def spec(row):
-        return {key: str(value) for key, value in spec_of(row).items() if key != "round"}
-
-    changed = spec(row) | {key: value for key, _, value in other}
-    base = next((row for row in rows if spec(row) == changed), None)
-    if base is None:
-        raise Unfit(f"there is no row {changed} to compare with")
-    times = speedup(row, base)
-    if times is None:
-        raise Unfit("the row or its baseline is disturbed, or was not measured")
-    return times[0], [*times[1:]] if len(row.get("rounds", ())) > 1 else [times[0]]
+    return (value[0], sorted(value[1:])) if name in ("times", "faster", "longer") else (value, [value])
 
 
 def values(text: str, results: pathlib.Path) -> tuple[str, list[tuple]]:
-    """What a comment quotes: the name of a field, `times` or `faster`; and for each row (value, that of each round)."""
+    """What a comment quotes: the name of a field; and for each row (value, [the ends of its interval])."""
     try:
         file, *words = shlex.split(text)
     except ValueError as error:
         raise Unfit(str(error)) from None
-    if words[:1] in (["times"], ["faster"]) and words.count("/") == 1:
-        what, at = words[0], words.index("/")
-        wanted, other = conditions(words[1:at]), conditions(words[at + 1 :])
-        rows = rows_of(results / file, True)
-        measured = [row for row in rows if meets(row, wanted) and row.get("status") == "measured"]
-        found = [ratio_of(row, rows, other) for row in measured]
-        if what == "faster":
-            found = [(middle - 1, [times - 1 for times in each]) for middle, each in found]
-    elif not words:
+    if not words:
         raise Unfit("it names no field, and is no note (source: …, computed: …, setting)")
-    else:
-        *words, what = words
-        wanted = conditions(words)
-        rows = [row for row in rows_of(results / file, bool(words)) if meets(row, wanted)]
-        found = [value_of(row, what) for row in rows]
+    *words, what = words
+    wanted = conditions(words)
+    found = [value_of(row, what) for row in rows_of(results / file, bool(words)) if meets(row, wanted)]
     if not found:
         raise Unfit("no row is like that")
     return what, found

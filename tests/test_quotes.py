@@ -6,42 +6,24 @@ whose head has a unit; and "seven times as" in words. "every 30 s" is none. A nu
 with a unit ("12 ms, before it 15") is not found: write units out.
 """
 
-import json
-
 import pytest
 
 from tests import quotes
+from tests.fusedgpt.bench.small import result
+from tests.fusedgpt.bench.test_report import write
 from tests.launch import ROOT
-
-HEADER = {
-    "kind": "header",
-    "benchmark": "ladder",
-    "command": "",
-    "set": [],
-    "settings": {},
-    "environment": {"device": "A"},
-}
-
-
-def row(name, ms, T=256, **more):
-    spec = {"rung": name, "T": T} | ({"round": more.pop("round")} if "round" in more else {})
-    times = {"median_ms": ms, "p10_ms": ms, "p90_ms": ms, "samples_ms": [ms] * 3}
-    return {"kind": "row"} | spec | {"status": "measured"} | times | more
 
 
 @pytest.fixture
 def results(tmp_path):
-    """A folder of results: one with a row of each rung, one with rounds, a run's evaluations and its run.json."""
-    refused = {"kind": "row", "rung": "cudnn", "T": 256, "status": "refused", "reason": "GPUs only"}
-    alone = [refused, row("manual", 1600.0)]
-    alone += [row("flash", 1250.0, peak_memory=3 * 2**30, errors={"y": 0.0125}, ran="sdpa")]
-    alone += [row("manual", 9000.0, T=512), row("flash", 3000.0, T=512), row("math", 1500.0, disturbed=True)]
-    rounds = [row("manual", 100.0, round=1), row("flash", 50.0, round=1), row("manual", 120.0, round=2)]
-    rounds += [row("flash", 50.0, round=2), row("manual", 900.0, round=3, disturbed=True), row("flash", 40.0, round=3)]
-    for name, rows in {"one": alone, "rounds": rounds}.items():
-        (tmp_path / "cpu" / name).mkdir(parents=True)
-        header = HEADER | {"benchmark": {"one": "sweep", "rounds": "ladder"}.get(name, name)}
-        (tmp_path / "cpu" / name / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [header, *rows]))
+    """A folder of results: a sweep, a run's evaluations and its run.json."""
+    refused = {"status": "refused", "reason": "GPUs only"}
+    flash = {"peak_memory": 3 * 2**30, "errors": {"y": 0.0125}, "ran": "sdpa"}
+    short = {"manual": [1600.0] * 8, "flash": [1250.0] * 8, "math": [2000.0] * 8, "masked": [800.0, 1600.0] * 8}
+    both = [result(short, {"T": 256}, flash=flash, cudnn=refused)]
+    both.append(result({"manual": [9000.0] * 8, "flash": [3000.0] * 8}, {"T": 512}))
+    (tmp_path / "cpu" / "one").mkdir(parents=True)
+    write(tmp_path / "cpu" / "one", *both)
     lines = '{"iter": 0, "val_loss": 5.4}\n{"iter": 9, "val_loss": 1.2612}\n'
     (tmp_path / "cpu" / "evaluations.jsonl").write_text(lines)
     (tmp_path / "cpu" / "run.json").write_text('{"time": {"median_ms": 126.9}, "tokens": 18912.2}')
@@ -60,21 +42,20 @@ def test_every_measured_number_of_a_page_says_what_its_row_says(path):
 @pytest.mark.parametrize(
     ("quotation", "comment"),
     [
-        ("1600 ms", "one rung=manual T=256 median_ms"),
-        ("**1600 ms**", "one rung=manual T=256 median_ms"),
-        ("1.60 s", "one rung=manual T=256 median_ms"),
-        ("3.0 GiB", "one rung=flash T=256 peak_memory"),
-        ("0.0125", "one rung=flash T=256 errors.y"),
-        ("`sdpa`", "one rung=flash T=256 ran"),
-        ("`A`", "one environment.device"),
-        ("+28 %", "one faster rung=flash T=256 / rung=manual"),
-        ("1.28 times", "one times rung=flash T=256 / rung=manual"),
-        ("+28 % to +200 %", "one faster rung=flash / rung=manual"),
-        ("3.0 times", "one times rung=flash T>=512 / rung=manual"),
-        ("1.25 s to 3.00 s", "one rung=flash median_ms"),
-        ("2.2 times", "rounds times rung=flash / rung=manual"),  # not that of the means, nor of the third round
-        ("2.0 to 2.4 times", "rounds times rung=flash / rung=manual"),
-        ("110 ms", "rounds rung=manual median_ms"),
+        ("1600 ms", "one name=manual T=256 median_ms"),
+        ("**1600 ms**", "one name=manual T=256 median_ms"),
+        ("1.60 s", "one name=manual T=256 median_ms"),
+        ("3.0 GiB", "one name=flash T=256 peak_memory"),
+        ("0.0125", "one name=flash T=256 errors.y"),
+        ("`sdpa`", "one name=flash T=256 ran"),
+        ("`a CPU`", "one environment.device"),
+        ("+28 %", "one name=flash T=256 faster"),
+        ("1.28 times", "one name=flash T=256 times"),
+        ("1.25 times", "one name=math longer"),
+        ("1.0 to 2.0 times", "one name=masked times"),  # its interval
+        ("1.28 to 3.00 times", "one name=flash times"),  # of two rows
+        ("3.0 times", "one name=flash T>=512 times"),
+        ("1.25 s to 3.00 s", "one name=flash median_ms"),
         ("1.261", "evaluations.jsonl val_loss"),
         ("127 ms", "run.json time.median_ms"),
         ("18,912 tokens/s", "run.json tokens"),
@@ -84,7 +65,7 @@ def test_a_quotation_that_is_right_is_left_and_one_that_is_wrong_is_put_right(re
     page = f"\n\nIt took {quotation}<!-- cpu/{comment} --> here.\n"
     assert quotes.check(page, "p.md", results) == (page, [])
     wrong = page.replace(quotation, "".join("7" if letter.isdigit() else letter for letter in quotation))
-    wrong = wrong.replace("`A`", "`B`").replace("`sdpa`", "`math`")
+    wrong = wrong.replace("`a CPU`", "`B`").replace("`sdpa`", "`math`")
     right, found = quotes.check(wrong, "p.md", results)
     assert right == page
     (said,) = found
@@ -94,19 +75,16 @@ def test_a_quotation_that_is_right_is_left_and_one_that_is_wrong_is_put_right(re
 @pytest.mark.parametrize(
     ("comment", "why"),
     [
-        ("one rung=math median_ms", "the row is disturbed"),
-        ("one faster rung=math / rung=manual", "disturbed"),
-        ("one rung=cudnn median_ms", "the row is refused"),
-        ("one times rung=cudnn / rung=manual", "no row is like that"),
-        ("one rung=flash median_ms", "2 rows are like that"),
-        ("one times rung=flash T=256 / rung=nobody", "to compare with"),
-        ("one rung=manual T=256 median", "the row has no median"),
-        ("one rung median_ms", "'rung' is no condition"),
-        ("nowhere rung=manual median_ms", "results/ has no nowhere"),
+        ("one name=cudnn median_ms", "no row is like that"),
+        ("one name=flash median_ms", "2 rows are like that"),
+        ("one name=manual T=256 times", "the row has no times"),
+        ("one name=manual T=256 median", "the row has no median"),
+        ("one name median_ms", "'name' is no condition"),
+        ("nowhere name=manual median_ms", "results/ has no nowhere"),
         ("gone.json time", "results/ has no gone.json"),
         ("one", "it names no field, and is no note"),
-        ('one rung="manual median_ms', "No closing quotation"),
-        ("one rung=flash T=256 ran", "a text: write it in backticks"),
+        ('one name="manual median_ms', "No closing quotation"),
+        ("one name=flash T=256 ran", "a text: write it in backticks"),
     ],
 )
 def test_what_cannot_be_quoted_is_said(results, comment, why):
@@ -119,7 +97,7 @@ def test_what_cannot_be_quoted_is_said(results, comment, why):
     ("before", "why"), [("1 to 2 ms", "only one row is like that"), ("long", "there is no number before it")]
 )
 def test_a_range_needs_two_rows_and_a_comment_its_number(results, before, why):
-    assert why in quotes.check(f"{before}<!-- cpu/one rung=manual T=256 median_ms -->", "p.md", results)[1][0]
+    assert why in quotes.check(f"{before}<!-- cpu/one name=manual T=256 median_ms -->", "p.md", results)[1][0]
 
 
 MEASURED = [
@@ -156,7 +134,7 @@ def test_a_measured_number_without_a_row_is_found(text):
         "A command:\n\n    python train.py  # 12 minutes\n\nand\n\n```text\n12 ms\n```\n",
         "[12](https://example.com/12ms?a=1.305), [arXiv:2404.06395](https://arxiv.org/abs/2404.06395)",
         "the page loads itself again every 30 seconds",
-        "such as `12 ms<!-- cpu/gone rung=manual median_ms -->`",
+        "such as `12 ms<!-- cpu/gone name=manual median_ms -->`",
         "It waits 30 s and then 60 s<!-- setting -->.",
         "<!-- source: the article -->\nThey took 12 ms, and the loss is 1.305.\nIt is 19 % faster.\n",
         "<!-- computed: scale.py -->\n## A\n\n12 ms\n\n### B\n\n13 ms\n",

@@ -50,7 +50,9 @@ def test_no_module_imports_itself_through_others():
 
 
 def test_no_script_is_imported():
-    assert not {(module, name) for module, names in IMPORTS.items() for name in names & SCRIPTS}
+    # but train.py's build and train_step, so that a benchmark times what users run
+    imported = {(module, name) for module, names in IMPORTS.items() for name in names & SCRIPTS}
+    assert imported == {("fusedgpt.bench.training", "train")}
 
 
 def room_of(module):

@@ -29,11 +29,11 @@ for words in json.loads(sys.argv[1]):
     except SystemExit as ended:
         if ended.code:
             print(f"failed {words[0]}:", ended.code)
-from fusedgpt.bench import child, kinds
+from fusedgpt.bench import kinds
 from fusedgpt.studies import versions
 before, new = versions.digest(home.SCRIPTS), home.SCRIPTS.parent / "new.py"
 new.touch()
-print("where", child.TRAIN, kinds.SCRIPTS, versions.digest(home.SCRIPTS) != before)
+print("where", home.SCRIPTS / "train.py", kinds.SCRIPTS, versions.digest(home.SCRIPTS) != before)
 new.unlink()
 """
 

@@ -55,11 +55,11 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
     case = cases[0]
     if case.device.type == "cpu":
         case = _quick(case, torch.get_num_threads())
-    order = _raced(trials, case)
+    order, near = _raced(trials, case)
     if compiled and case.device.type == "cuda":
-        for name in order:
+        for name in near:
             trials[name].compile()
-        order = _raced({name: trials[name] for name in order}, case)
+        order = [*_raced({name: trials[name] for name in near}, case)[0], *(name for name in order if name not in near)]
     for name in order:
         if compiled and not trials[name].compiled:
             trials[name].compile()
@@ -71,7 +71,7 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
 
 
 def _raced(trials, case):
-    """The names of `trials` from the fastest on, without those that are refused or far behind."""
+    """(the names of `trials` from the fastest on, without those that are refused; those that are not far behind)."""
     inputs = case.inputs() if case.device.type == "cpu" else None  # on a GPU they would take memory from the kernels
     contenders = {name: trial.turn(case, inputs) for name, trial in trials.items() if not trial.refused}
     laps = turns.race(contenders, case.device, SECONDS if case.device.type == "cpu" else 0.0, TURN)
@@ -79,7 +79,7 @@ def _raced(trials, case):
         trials[name].refused = _why(error)
     for name in laps.by_speed():
         trials[name].ms = laps.of(name)
-    return [name for name in laps.by_speed() if name in laps.turns]
+    return laps.by_speed(), [*laps.turns]
 
 
 def _why(error):
@@ -165,5 +165,5 @@ class _Trial:
         """For run.json: why it was refused, its times, and its errors if it was compared."""
         record = {"refused": self.refused}
         if self.ms and not self.refused:
-            record |= {"timed": self.timed} | turns.summary(self.ms)
+            record |= {"timed": self.timed} | timing.summary(self.ms)
         return record | ({"errors": self.errors} if self.errors else {})

@@ -122,9 +122,8 @@ def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tupl
     print(
         f"== tests {TESTS_S:.0f} s, then {', '.join(f'{step.name} {step.seconds:.0f} s' for step in steps)}", flush=True
     )
-    print(
-        f"== {in_words(total)} in all" + (f", of which {in_words(s.max_seconds)} are asked for" * bool(s.max_seconds))
-    )
+    ends = f"; it ends after {in_words(s.max_seconds)}" if s.max_seconds else ""
+    print(f"== {in_words(total)} in all{ends}", flush=True)
     tests = _tests(results, _of(device), s, end)
     for step in steps:
         seconds = min(step.seconds, end - time.monotonic())

@@ -46,8 +46,10 @@ def _verdict(one, other, name):
     for field, factor in FACTORS.items():
         if all(field in line for line in lines):
             values = [line[field] for line in lines]
-            agree = values[0] == values[1] or 1 / factor <= values[1] / values[0] <= factor
-            return (*(f"{value:.3g}" for value in values), "agrees" if agree else "differs")
+            known = None not in values  # an error that is infinite is null
+            agree = values[0] == values[1] or (known and 1 / factor <= values[1] / values[0] <= factor)
+            said = ("infinite" if value is None else f"{value:.3g}" for value in values)
+            return (*said, "agrees" if agree else "differs")
     return None
 
 

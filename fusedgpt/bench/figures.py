@@ -62,31 +62,23 @@ def new(height: float, **options) -> tuple:
     return plt.subplots(layout="constrained", figsize=(WIDTH, height), **options)
 
 
-def bars(results: list[Result]):
-    """A panel for each comparison, a line in it for each contender: its ratio with the interval, and its time."""
-    results = [result for result in results if any(map(result.ms, result.measured))]
-    counts = [sum(bool(result.ms(name)) for name in result.measured) for result in results]
-    heights = [0.30 * count + 0.5 for count in counts]
-    options = dict(nrows=len(results), squeeze=False, height_ratios=heights)
-    figure, grid = new(sum(heights), **options)
-    for axes, result, count in zip(grid[:, 0], results, counts):
-        names = [name for name in result.measured if result.ms(name)]
-        for n, name in enumerate(names):
-            ratio, ms = result.ratio(name), result.ms(name)["median_ms"]
-            look = dict(color=color(name, result.measured[name]), marker="o", markersize=4)
-            if ratio:
-                axes.plot([ratio.low, min(ratio.high, 2 * ratio.times)], [n, n], color=look["color"], linewidth=2)
-            axes.plot(ratio.times if ratio else 1.0, n, **look)
-            text = f"{ms:,.4g} ms" + (f", {ratio.times:.3g}×" if ratio else "")
-            axes.text(1.01, n, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
-        axes.axvline(1, color="0.2", linewidth=0.8, linestyle="--", zorder=0)
-        axes.set_yticks(range(count), names)
-        axes.set_ylim(count - 0.5, -0.5)
-        axes.grid(visible=False, axis="y")
-        axes.margins(x=0.08)
-        axes.set_xlabel(f"times as fast as {result.baseline}, 95 % interval")
-        if result.of:
-            axes.set_title(", ".join(map(str, result.of.values())), loc="left", weight="bold")
+def bars(result: Result):
+    """A line for each contender: its ratio with the interval, and its time."""
+    names = [name for name in result.measured if result.ms(name)]
+    figure, axes = new(0.30 * len(names) + 0.5)
+    for n, name in enumerate(names):
+        ratio, ms, look = result.ratio(name), result.ms(name)["median_ms"], color(name, result.measured[name])
+        if ratio:
+            axes.plot([ratio.low, min(ratio.high, 2 * ratio.times)], [n, n], color=look, linewidth=2)
+        axes.plot(ratio.times if ratio else 1.0, n, color=look, marker="o", markersize=4)
+        text = f"{ms:,.4g} ms" + (f", {ratio.times:.3g}×" if ratio else "")
+        axes.text(1.01, n, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
+    axes.axvline(1, color="0.2", linewidth=0.8, linestyle="--", zorder=0)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.margins(x=0.08)
+    axes.set_xlabel(f"times as fast as {result.baseline}, 95 % interval")
     return figure
 
 

@@ -6,6 +6,7 @@ the rungs take turns.
 """
 
 import dataclasses
+import math
 
 import torch
 
@@ -107,7 +108,7 @@ def columns(result: Result, name: str) -> dict[str, str]:
         "the article, 8 x A100": f"{ARTICLE[name]} ms" if name in ARTICLE else "",
         **shares(result, name),
         "peak memory": gib(line["peak_memory"]),
-        f"loss after {training.WARM_UP} steps": f"{line['loss']:.4f}",
+        f"loss after {line['steps']} steps": f"{line['loss']:.4f}",
         "kernel seen forward / backward (as it ran)": how_it_ran(line),
     }
 
@@ -125,8 +126,10 @@ def notes(results: list[Result]) -> list[str]:
         losses = [line["loss"] for line in result.measured.values()]
         if len(losses) > 1:
             apart = max(losses) - min(losses)
-            agree = "they agree" if apart < 0.01 * min(losses) else "**they DISAGREE**"
-            found.append(f"Losses after {training.WARM_UP} steps lie within {apart:.4f} of each other: {agree}.")
+            same = all(map(math.isfinite, losses)) and apart < 0.01 * min(losses)
+            agree = "they agree" if same else "**they DISAGREE**"
+            steps = next(iter(result.measured.values()))["steps"]
+            found.append(f"Losses after {steps} steps lie within {apart:.4f} of each other: {agree}.")
         for top, base in ((PADDED, FLOAT32), (PADDED, TF32), (PADDED, UNPADDED)):
             if ratio := result.ratio(top, base):
                 found.append(f"`{top}` is {ratio.times:.2f} times as fast as `{base}`.")

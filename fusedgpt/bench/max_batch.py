@@ -10,6 +10,7 @@ import json
 import pathlib
 import sys
 import tempfile
+import types
 from collections.abc import Callable, Iterator
 
 import torch
@@ -26,7 +27,8 @@ from fusedgpt.estimates.run import hidden
 from fusedgpt.home import ROOT
 from fusedgpt.machine import memory
 from fusedgpt.machine.device import autocast, resolve_compile, resolve_device, resolve_dtype
-from fusedgpt.machine.turns import Turn, summary
+from fusedgpt.machine.timing import summary
+from fusedgpt.machine.turns import Turn
 from model import GPT, GPTConfig
 
 ARTICLE = {"manual": 24, "flash": 39}  # the largest batch in the article's figure 3, on 8 A100 of 80 GB
@@ -100,9 +102,7 @@ def _trial(s, free):
 
 def _limited(given: str, free: int) -> tuple[Turn, dict]:
     """In a process of its own: training.build, on a CPU with at most `free` bytes more than the process has by then."""
-    from fusedgpt.bench.kinds import settings_class
-
-    s = settings_class(sys.modules[__name__])(**json.loads(given))
+    s = types.SimpleNamespace(**json.loads(given))
     if resolve_device(s.device).type == "cpu":
         import resource  # not on Windows
 

@@ -46,11 +46,18 @@ def write(folder: pathlib.Path, shown: Shown, form: str = "svg", title: str = ""
     """
     header, lines = rows.read(folder / "rows.jsonl")
     results = rows.results(lines)
-    findings = [finding(results, shown)] if any(result.laps for result in results) else []
+    timed = [result for result in results if result.laps]
+    findings = findings_of(timed, shown)
 
     def drawn():
-        if findings:
-            yield header["benchmark"], title or findings[0], _subject(results, shown, header), _figure(results, shown)
+        if shown.axis and timed:
+            figure = figures.lines(panels(timed, shown.axis), shown.axis, shown.axis_label)
+            yield header["benchmark"], title or findings[0], _subject(results, shown, header), figure
+        for result, own in zip(timed, findings if not shown.axis else ()):
+            name = "-".join(
+                [header["benchmark"], *map(str, result.of.values())] if len(timed) > 1 else [header["benchmark"]]
+            )
+            yield name, title or own, _subject([result], shown, header), figures.bars(result)
         for name, own, *rest in shown.extra(results, header["settings"]):
             findings.append(own)
             yield name, title or own, *rest
@@ -68,11 +75,6 @@ def write(folder: pathlib.Path, shown: Shown, form: str = "svg", title: str = ""
 def _subject(results, shown, header):
     text = f"{shown.subject(header['settings'])}; {shown.unit}, {HOW.split('. ')[0].lower()}."
     return " ".join([text, *_not_measured(results, short=True)])
-
-
-def _figure(results, shown):
-    timed = [result for result in results if result.laps]
-    return figures.lines(panels(timed, shown.axis), shown.axis, shown.axis_label) if shown.axis else figures.bars(timed)
 
 
 def machine(header: dict, results: Iterable[Result]) -> str:
@@ -149,31 +151,38 @@ def _table(result, shown):
 def in_figures(ratio: Ratio) -> str:
     """'1.414 (1.402 to 1.425)'; without an interval, how many laps there were."""
     if ratio.precision == float("inf"):
-        return f"{ratio.times:.4g} ({ratio.laps} laps)"
+        return f"{ratio.times:.4g} ({_few(ratio)})"
     return f"{ratio.times:.4g} ({ratio.low:.4g} to {ratio.high:.4g})"
 
 
 def in_words(ratio: Ratio) -> str:
     """'1.41 times as fast (1.40 to 1.43)', '1.27 times as long (…)', or 'no faster or slower (…)'."""
+    known = ratio.told or ratio.precision == float("inf")
     times, low, high, word = ratio.times, ratio.low, ratio.high, "fast"
-    if times < 1 and ratio.told:
-        times, low, high, word = 1 / times, 1 / high, 1 / low, "long"
-    around = "" if high == float("inf") else f" ({low:.3g} to {high:.3g})"
-    return f"{times:.3g} times as {word}{around}" if ratio.told else f"no faster or slower{around}"
+    around = f"{low:.3g} to {high:.3g}"
+    if times < 1 and known:
+        times, word = 1 / times, "long"
+        around = f"{1 / high:.3g} to {1 / low:.3g}" if low else ""
+    around = _few(ratio) if ratio.precision == float("inf") else around
+    return f"{times:.3g} times as {word} ({around})" if known else f"no faster or slower ({around})"
 
 
-def finding(results: list[Result], shown: Shown) -> str:
-    """What the title says: the ratios of the headline, at the longest length if there is an axis."""
+def _few(ratio):
+    """How many laps there were, if they are too few for an interval."""
+    return f"in {ratio.laps} lap{'s' * (ratio.laps > 1)} alone"
+
+
+def findings_of(results: list[Result], shown: Shown) -> list[str]:
+    """What titles say: the ratios of the headline, for each result; if there is an axis, at the longest length."""
     if shown.axis:
-        return _finding_at_the_end(results, shown)
+        return [_finding_at_the_end(results, shown)] if results else []
     said = []
-    for result in filter(lambda result: result.laps, results):
+    for result in results:
         ratios = {name: result.ratio(name) for name in shown.headline(result) or _fastest(result)}
         parts = [f"{name} {_verb(ratio)} {in_words(ratio)}" for name, ratio in ratios.items() if ratio]
         start = f"{result.name().capitalize()}: " if len(results) > 1 and result.of else ""
-        if parts:
-            said.append(f"{start}{_as(parts, result.baseline)}")
-    return ". ".join(said) or "No ratio was measured"
+        said.append(f"{start}{_as(parts, result.baseline) if parts else 'no ratio was measured'}")
+    return said
 
 
 def _as(parts, base):
@@ -183,7 +192,7 @@ def _as(parts, base):
 
 
 def _verb(ratio):
-    return "takes" if ratio.told and ratio.times < 1 else "is"
+    return "takes" if (ratio.told or ratio.precision == float("inf")) and ratio.times < 1 else "is"
 
 
 def _fastest(result):

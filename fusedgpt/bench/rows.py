@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError, first_line, out_of_memory, shown
-from fusedgpt.machine import turns
+from fusedgpt.machine import timing, turns
 from fusedgpt.machine.environment import FLASH_PACKAGES
 from fusedgpt.machine.files import atomic, read_jsonl
 
@@ -70,7 +70,7 @@ class Result:
     def ms(self, name: str) -> dict[str, float] | None:
         """The median, 10th and 90th percentile of a contender's laps in milliseconds; None without laps."""
         ms = [lap[name] for lap in self.laps if name in lap]
-        return turns.summary(ms) if ms and name in self.measured else None
+        return timing.summary(ms) if ms and name in self.measured else None
 
     def precise(self, names: Iterable[str], precision: float) -> bool:
         """Whether the interval of each of `names`, as a share of its ratio, is ± `precision` or narrower.

@@ -84,12 +84,18 @@ def build(s) -> tuple[Turn, dict]:
     found = {"errors": record["attention_trials"][record["attention"]]["errors"]} if record["attention_trials"] else {}
     return timing.Steps(functools.partial(step), device, warmup=0), found | {
         "loss": loss,
+        "steps": WARM_UP,
         "tokens": record["tokens_per_step"],
         "peak_memory": memory.peak_memory(device),
         "kernel": record["receipt"],
         "ran": {name: record[name] for name in RAN},
         **{name: record["mfu"][name] for name in ("flops_per_token", "peak_flops", "peak_source")},
     }
+
+
+def data(s) -> tuple:
+    """(the folder of the data set of the settings `s` of a kind, its meta). Raises UserError if bins are missing."""
+    return train.find_data(settings(s))
 
 
 def subject(s: dict) -> str:

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 
@@ -149,3 +150,9 @@ def in_words(seconds: float) -> str:
     if minutes < 100:
         return f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else f"{minutes / 60 / 24:.1f} days"
+
+
+def summary(ms: list[float]) -> dict[str, float]:
+    """Median, 10th and 90th percentile of samples in milliseconds, and their number."""
+    p10, median, p90 = np.percentile(ms, [10, 50, 90]).tolist()
+    return {"median_ms": median, "p10_ms": p10, "p90_ms": p90, "samples": len(ms)}

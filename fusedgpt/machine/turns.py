@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 Turn = Callable[[float], list[float]]  # takes seconds; makes steps, one at least; returns the ms of each
@@ -115,12 +114,14 @@ def race(turns: Mapping[Hashable, Turn], device: torch.device, seconds: float, t
     laps = Laps(turns)
     with _threads_of_use(laps) if device.type == "cpu" else contextlib.nullcontext():
         end = time.perf_counter() + seconds
-        while len(laps.turns) > 1 and (len(laps.ms) < FEWEST or time.perf_counter() < end):
+        while laps.turns and (len(laps.ms) < FEWEST or time.perf_counter() < end):
             laps.run(turn)
             behind = HOPELESS if len(laps.ms) < LAPS_TO_TELL else FAR_BEHIND
             middle = {name: statistics.median(laps.of(name)) for name in laps.turns}
             for name in [name for name in middle if middle[name] > behind * min(middle.values())]:
                 laps.drop(name)
+            if len(laps.turns) == 1:
+                break
     return laps
 
 
@@ -140,9 +141,3 @@ def _threads_of_use(laps):
         yield
     finally:
         torch.set_num_threads(every)
-
-
-def summary(ms: list[float]) -> dict[str, float]:
-    """Median, 10th and 90th percentile of samples in milliseconds, and their number."""
-    p10, median, p90 = np.percentile(ms, [10, 50, 90]).tolist()
-    return {"median_ms": median, "p10_ms": p10, "p90_ms": p90, "samples": len(ms)}

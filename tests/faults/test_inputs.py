@@ -73,9 +73,7 @@ def sampling(args):
 
 
 def benchmarking(args, kind):
-    s, _ = kinds.read_settings(kind, args)
-    kinds.validate(kinds.KINDS[kind], s)
-    return s
+    return kinds.read_settings(kind, args)[0]
 
 
 SCRIPTS = [(training, train.Settings)] * 4 + [(sampling, sample.Settings)] * 3

@@ -25,8 +25,10 @@ def test_a_file_of_tests_that_is_killed_keeps_what_passed(tmp_path, monkeypatch)
         "def test_is_killed(): os.kill(os.getpid(), 9)\n"
     )
     monkeypatch.setattr(campaign, "ROOT", tmp_path)
-    campaign._test(tmp_path, "ends", "this code", math.inf)
-    found = json.loads((tmp_path / "tests.json").read_text())["files"]["ends"]
+    monkeypatch.setattr(campaign, "WORKERS", 0)
+    monkeypatch.setattr(campaign, "COMPILED", campaign.Step("numerics", 1))
+    campaign._tests(tmp_path, "this code", campaign.Settings(), math.inf)
+    found = json.loads((tmp_path / "tests.json").read_text())
     named = {which: [test.partition("::")[2] for test in found[which]] for which in ("failed", "began")}
     assert (found["status"], found["passed"]) == (-9, 1)
     assert named == {"failed": ["test_fails"], "began": ["test_is_killed"]}

@@ -142,7 +142,7 @@ def test_auto_and_the_sweep_try_them_one_after_another(provide, monkeypatch):
     monkeypatch.setattr(choose, "SINGLE_KERNELS", ["flash3", "flash", "flash4"])
     _, trials = choose.fastest(TRAINING)
     assert all("median_ms" in trial for trial in trials.values()), trials
-    assert {"flash3", "flash4"} <= {spec["attention"] for spec in sweep.plan(SETTINGS(heads="2x32", lengths="64"), CPU)}
+    assert {"flash3", "flash4"} <= {*sweep.comparisons(SETTINGS(heads="2x32", lengths="64"), CPU)[0].names}
 
 
 @pytest.mark.parametrize(("name", "module"), [("flash3", "flash_attn_interface"), ("flash4", "flash_attn")])

@@ -14,7 +14,6 @@ from fusedgpt.attention.table import located
 from fusedgpt.bench import kinds, numerics, sweep
 from fusedgpt.errors import UserError
 from tests.conftest import checkpoint_of, rows, run, wait_for
-from tests.fusedgpt.bench import small
 from tests.fusedgpt.bench.small import settings
 from tests.launch import fails, script
 
@@ -188,8 +187,7 @@ def test_one_that_fails_in_mid_run_loses_no_step_and_a_changed_file_is_said(tmp_
 def test_a_benchmark_takes_it_as_a_flag_and_plans_it_beside_ours(kind, file):
     own = f"{file}:whole"
     s, _ = kinds.read_settings(kind, [f"--attention={own}"])
-    planned = [row for row in kinds.planned(kind, s, CPU) if own in row.values()]
-    assert {row.get("part") for row in planned} >= ({"attention", "training"} if kind == "sweep" else set()) and planned
+    assert any(own in each.names for each in kinds.planned(kind, s, CPU))
     assert "attention" not in kinds.header(kind, [], s, {})["settings"]  # rows of ours are the same with and without it
 
 
@@ -197,11 +195,8 @@ def test_benchmarks_measure_it(tmp_path, data, file):
     own = f"{file}:whole"
     for kind, module in (("sweep", sweep), ("numerics", numerics)):
         s = settings(kind, tmp_path, data, attention=own)
-        spec = next(spec for spec in module.plan(s, CPU) if own in spec.values())
-        assert "passed" in module.measure(spec, s, CPU, tmp_path)["parity"]
-    # in the ladder it was measured without parity, and left out of the report
-    (row,) = small.run("ladder", tmp_path, data, attention=own, only=own)
-    assert "passed" in row["parity"] and own in (tmp_path / "results/ladder/report.md").read_text()
+        each = next(each for each in module.comparisons(s, CPU) if own in each.names)
+        assert "passed" in module.build(each.of, own, s, CPU)[1]["parity"]
 
 
 def test_it_samples_too(small_run, file):

@@ -1,20 +1,13 @@
-"""Benchmarks of a tiny model, for the tests of every kind."""
+"""Benchmarks of a tiny model, for the tests of every kind, and rows that were made up."""
 
 import dataclasses
-from unittest import mock
 
 import bench
 from fusedgpt.attention.table import is_own
-from fusedgpt.bench import disturbance, kinds
-from fusedgpt.machine import timing
-from fusedgpt.machine.files import read_jsonl
+from fusedgpt.bench import kinds, rows
 from tests.conftest import flags, small
-from tests.launch import ROOT
 
-CPU_RESULTS = ROOT / "results" / "cpu_amx"
-
-TINY = dict(steps=8, eval_interval=100, eval_iters=1, vocab_size=65, repeats=2, warmup=1)
-TINY |= dict(lengths="32,64", heads="2x16", memory_gb=0.5, rounds=1)
+TINY = dict(vocab_size=65, seconds=0.01, lengths="32,64", heads="2x16", memory_gb=0.5, prompt_tokens=8, new_tokens=8)
 
 
 def settings(kind, tmp_path, data, **changes):
@@ -24,31 +17,26 @@ def settings(kind, tmp_path, data, **changes):
     return chosen(**{field.name: given[field.name] for field in dataclasses.fields(chosen) if field.name in given})
 
 
-# to draw a figure takes longer than to measure its rows
-UNDRAWN = {
-    "matplotlib.figure.Figure.savefig": lambda *_, **__: None,
-    "fusedgpt.bench.drawing._compress": lambda path: None,
-}
-
-
 def run(kind, tmp_path, data, **changes):
-    """Run a kind of benchmark from its command line, as on a machine that nothing else uses; its rows."""
+    """Run a kind of benchmark from its command line; its results."""
     unused = kinds.unused_settings(kind)
     asked = flags(settings(kind, tmp_path, data, **changes, results=str(tmp_path / "results")))
-    idle = mock.patch.object(timing, "reference", lambda device: 1.0)
-    wide = mock.patch.object(disturbance, "WIDE", float("inf"))  # samples of tiny models lie far apart
-    undrawn, uncompressed = (mock.patch(*each) for each in UNDRAWN.items())
-    with idle, wide, undrawn, uncompressed, mock.patch.object(disturbance, "usage", lambda: (0, 0.0)):
-        bench.main(kind, [flag for flag in asked if is_own(flag) or flag[2:].partition("=")[0] not in unused])
-    return rows_of(kind, tmp_path)
+    bench.main(kind, [flag for flag in asked if is_own(flag) or flag[2:].partition("=")[0] not in unused])
+    return results_of(kind, tmp_path)
 
 
-def rows_of(kind, tmp_path):
-    """The rows that `run` left."""
-    return [row for row in read_jsonl(tmp_path / "results" / kind / "rows.jsonl") if row["kind"] == "row"]
+def results_of(kind, tmp_path):
+    """The results that `run` left."""
+    return rows.results(rows.read(tmp_path / "results" / kind / "rows.jsonl")[1])
 
 
-def published(folder):
-    """(settings, rows) of a benchmark in results/."""
-    header, *lines = read_jsonl(CPU_RESULTS / folder / "rows.jsonl")
-    return header["settings"], [line for line in lines if line["kind"] == "row"]
+def result(ms, of=None, baseline="manual", **lines):
+    """A result with contenders that took ms[name], a list with the milliseconds of each lap.
+
+    lines: what more is known of a contender, by its name.
+    """
+    names = dict.fromkeys((*ms, *lines))
+    known = {"status": "measured", "errors": {"y": 1e-6}, "commit": "abc", "date": "2026-11-27"}
+    contenders = {name: {"name": name, **known, **lines.get(name, {})} for name in names}
+    laps = [dict(zip(ms, lap)) for lap in zip(*ms.values())]
+    return rows.Result(of or {}, baseline, contenders, laps)

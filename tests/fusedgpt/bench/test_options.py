@@ -2,13 +2,14 @@
 
 import pytest
 
+from fusedgpt.bench.comparison import Comparison
 from fusedgpt.bench.options import admitted, family, heads, lengths
 from fusedgpt.errors import UserError
 from fusedgpt.settings import Settings
 
 
 def test_a_row_names_what_makes_a_model_no_gpt2():
-    assert family({"n_kv_head": None, "norm": "layernorm"}) == {}  # headers of earlier versions have none of them
+    assert family({"n_kv_head": None, "norm": "layernorm"}) == {}
     assert family(vars(Settings(n_kv_head=4, window=256))) == {"model": "n_kv_head=4, window=256"}
 
 
@@ -26,32 +27,28 @@ def test_heads_are_numbers_of_heads_and_their_size():
             heads(wrong)
 
 
-PLAN = [{"rung": name} for name in ("manual", "manual, again", "flash", "flash + padded vocabulary", "flash3")]
+NAMES = ("manual", "manual, eager", "flash", "flash + padded vocabulary", "flash3")
+LADDER = [Comparison({}, NAMES, "manual")]
 
 
 @pytest.mark.parametrize(
-    ("only", "rungs"),
+    ("only", "names"),
     [
-        ("", [spec["rung"] for spec in PLAN]),
-        ("flash,manual", ["manual", "flash"]),  # they were words, which five of these have
-        ("manual, again", ["manual, again"]),
-        ("flash*", ["flash", "flash + padded vocabulary", "flash3"]),
-        ("flash?, manual*", []),
+        ("", NAMES),
+        ("flash,manual", ("manual", "flash")),  # they were words, which five of these have
+        ("manual, eager", ("manual", "manual, eager")),  # the baseline is always there
+        ("flash*", ("manual", "flash", "flash + padded vocabulary", "flash3")),
     ],
 )
-def test_only_names_whole_values_or_patterns(only, rungs):
-    if rungs:
-        assert [spec["rung"] for spec in admitted(PLAN, only)] == rungs
-        return
-    with pytest.raises(UserError, match=r"names no row: .* rung: manual \| manual, again \| flash \|"):
-        admitted(PLAN, only)
+def test_only_names_whole_values_or_patterns(only, names):
+    assert admitted(LADDER, only) == [Comparison({}, names, "manual")]
 
 
-def test_a_name_without_a_row_is_refused_although_others_have_one():
-    plan = [{"T": 256, "attention": "flash"}, {"T": 1024, "attention": "manual"}]
+def test_a_name_without_a_contender_is_refused_although_others_have_one():
+    plan = [Comparison({"T": T}, ("manual", "flash"), "manual") for T in (256, 1024)]
     assert admitted(plan, "1024") == plan[1:]
-    assert admitted(plan, "1024&man*,256&flash") == plan
-    with pytest.raises(UserError, match="only='1024&flash' names no row"):
-        admitted(plan, "1024&flash")
-    with pytest.raises(UserError, match=r"only='fly' names no row: .*T: 256 to 1024; attention: flash \| manual"):
+    assert admitted(plan, "1024&man*,256&flash") == [plan[0], Comparison({"T": 1024}, ("manual",), "manual")]
+    with pytest.raises(UserError, match="only='1024&fly' names no contender"):
+        admitted(plan, "1024&fly")
+    with pytest.raises(UserError, match=r"only='fly' names no contender: .* or manual \| flash; T: 256 \| 1024"):
         admitted(plan, "flash,fly")

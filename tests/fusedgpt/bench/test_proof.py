@@ -30,13 +30,11 @@ def test_not_a_number_fails_parity():
         (proof.ParityError("e"), "parity failed"),
     ],
 )
-def test_how_a_row_ends(raised, status):
-    def end(spec):
-        with proof.refusals():
-            raise raised
-
-    row = rows.attempt(end, {"rung": "a"}, lambda: 1.0)
-    assert row["status"] == status and row["reason"].endswith(str(raised))
+def test_what_a_kernel_raises_is_its_refusal(raised, status):
+    with pytest.raises(Exception) as ended, proof.refusals():
+        raise raised
+    found, reason = rows.status_of(ended.value)
+    assert found == status and reason.endswith(str(raised))
 
 
 def test_tflops_by_hand():

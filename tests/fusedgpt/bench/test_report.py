@@ -1,62 +1,128 @@
-"""What reports and titles say of ratios: faster, slower, or no difference if the spread hides it."""
+"""report.md and figures: one look for all kinds, and titles that say no more than intervals do."""
+
+import json
 
 import pytest
 
-from fusedgpt.bench import report
+from fusedgpt.bench import figures, report
+from fusedgpt.bench.report import Shown
+from fusedgpt.machine.turns import Ratio
+from tests.fusedgpt.bench.small import result
+
+HEADER = {"benchmark": "ladder", "command": "python bench.py ladder", "settings": {"n_layer": 2}, "set": ["n_layer"]}
+HEADER |= {"environment": {"device": "a CPU", "torch": "2.13", "threads": 2}}
 
 
-def row(ms, low=None, high=None, **more):
-    return {"status": "measured", "median_ms": ms, "p10_ms": low or 0.99 * ms, "p90_ms": high or 1.01 * ms} | more
+def shown(**changes):
+    plain = dict(unit="ms per step", columns=lambda result, name: {"more": name.upper()}, headline=lambda result: [])
+    return Shown(**plain | dict(notes=lambda results: ["a note"], subject=lambda s: "Training") | changes)
 
 
-BASE = row(100.0)
+def write(folder, *results):
+    """The folder of a benchmark with these results."""
+    lines = [{"kind": "header", **HEADER}]
+    for each in results:
+        about = {"of": each.of}
+        for line in each.contenders.values():
+            lines.append({"kind": "contender", **about, "baseline": each.baseline, **line})
+        lines += [{"kind": "lap", **about, "ms": lap} for lap in each.laps]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+FASTER = {"manual": [20.0, 22.0] * 5, "flash": [10.0, 11.0] * 5}
+REFUSED = {"status": "refused", "reason": "on GPUs only"}
+
+
+@pytest.mark.usefixtures("drawn")
+def test_rows_alone_make_a_report_and_a_figure(tmp_path):
+    paths = report.write(write(tmp_path, result(FASTER, cudnn=REFUSED)), shown(), form="pdf")
+    assert [path.name for path in paths] == ["report.md", "ladder.png", "ladder.pdf"]
+    assert all(path.stat().st_size > 500 for path in paths) and (tmp_path / "ladder.png").stat().st_size < 300_000
+    text = (tmp_path / "report.md").read_text()
+    assert "- **flash is 2 times as fast as manual (2 to 2).**" in text
+    assert (
+        "| flash | 10.5 (10 to 11) | 2 (2 to 2) | FLASH |" in text and "| manual | 21 (20 to 22) |  | MANUAL |" in text
+    )
+    assert "| cudnn | refused: on GPUs only |  |  |" in text and "- refused: cudnn: on GPUs only" in text
+    assert (
+        "a CPU, PyTorch 2.13, 2 threads; commit abc, 2026-11-27" in text and "n_layer 2" in text and "- a note" in text
+    )
+
+
+def test_a_table_over_an_axis_has_a_line_for_each_value_and_a_column_for_each_contender(tmp_path):
+    long, short = result(FASTER, {"heads": "2x8", "T": 64}), result(FASTER, {"heads": "2x8", "T": 32}, cudnn=REFUSED)
+    report.write(write(tmp_path, long, short), shown(axis="T", axis_label="tokens"))
+    text = (tmp_path / "report.md").read_text()
+    assert "## 2x8" in text and "| tokens | manual | flash |" in text
+    assert "| 32 | 21 | 10.5; 2 (2 to 2) |\n| 64 | 21 | 10.5; 2 (2 to 2) |" in text
+    assert "- **At 64 tokens: flash is 2 times as fast as manual (2 to 2).**" in text
 
 
 @pytest.mark.parametrize(
-    ("mine", "noise", "beside", "ratio", "time"),
+    ("ratio", "words"),
     [
-        (row(80.0), 0, "1.25 times as fast", "1.25x", "80 ms, 1.25 times as fast"),
-        (row(220.0), 0, "2.2 times as long", "2.20x as long", "220 ms, 2.2 times as long"),
-        (row(95.0), 0.1, "no difference", "1.05x", "95 ms, no difference"),
-        (row(95.0, 80, 110), 0, "no difference", "1.05x", "95 ms, no difference"),
-        (row(80.0, disturbed=True), 0, "None", "", "80 ms"),
-        (BASE, 0, "no difference", "", "100 ms"),
+        (Ratio(1.414, 1.402, 1.425, 40), "1.41 times as fast (1.4 to 1.43)"),
+        (Ratio(0.8, 0.75, 0.9, 40), "1.25 times as long (1.11 to 1.33)"),
+        (Ratio(1.03, 0.99, 1.05, 40), "no faster or slower (0.99 to 1.05)"),
+        (Ratio(1.4, 0.0, float("inf"), 5), "1.4 times as fast (in 5 laps alone)"),
+        (Ratio(0.5, 0.0, float("inf"), 1), "2 times as long (in 1 lap alone)"),
     ],
 )
-def test_a_row_beside_its_base(mine, noise, beside, ratio, time):
-    # a slower row read -54.6 %, and a gain within the noise looked like one
-    assert str(report.beside(mine, BASE, noise)) == beside
-    clauses = {"None": None, "no difference": "shows no difference from it beyond the noise"}
-    verb = "is" if beside.endswith("fast") else "takes"
-    assert report.clause([(mine, BASE)], "it", noise) == clauses.get(beside, f"{verb} {beside} as it")
-    assert report.ratio(mine, BASE) == ratio
-    assert report.time(mine, BASE, noise) == time
+def test_words_say_no_more_than_the_interval(ratio, words):
+    # "flash was 1.4 times as fast" was said of a ratio that differed by as much from run to run
+    assert report.in_words(ratio) == words
 
 
-def test_several_rows_are_one_clause():
-    fast, faster, slow, same = row(80.0), row(50.0), row(125.0), row(100.5)
-
-    def said(*rows):
-        return report.clause([(each, BASE) for each in rows], "it")
-
-    assert said(fast, faster) == "is 1.25 to 2 times as fast as it"
-    assert said(fast, faster, same) == "is up to 2 times as fast as it"
-    assert said(fast, slow) == "is up to 1.25 times as fast and takes up to 1.25 times as long as it"
-    assert said(slow, row(150.0)) == "takes 1.25 to 1.5 times as long as it"
-    assert said() is None and report.clause([(fast, None)], "it") is None
+def test_the_title_names_the_headline_beside_the_baseline():
+    ms = {"manual": [20.0] * 8, "flash": [10.0] * 8, "math": [40.0] * 8, "auto": [20.0, 20.1, 19.9] * 3}
+    (found,) = report.findings_of([result(ms)], shown(headline=lambda result: ["flash", "math", "auto"]))
+    assert found == (
+        "flash is 2 times as fast as manual (2 to 2); math takes 2 times as long (2 to 2);"
+        " auto is no faster or slower (0.995 to 1.01)"
+    )
+    assert report.findings_of([result(ms)], shown()) == ["flash is 2 times as fast as manual (2 to 2)"]  # the fastest
+    assert report.findings_of([result({"manual": [1.0]})], shown()) == ["no ratio was measured"]
 
 
-def test_the_times_of_rounds_are_the_means_of_their_ratios():
-    rounds = row(60.0, rounds={1: 50.0, 2: 100.0}), row(110.0, rounds={1: 100.0, 2: 150.0})
-    assert report.ratio(*rounds, spread=True) == "1.75x (1.50-2.00)"
-    assert report.ratio(*rounds[::-1], spread=True) == "1.75x as long (1.50-2.00)"
-    assert str(report.beside(*rounds)) == "1.75 times as fast"
-
-
-def test_why_a_row_has_no_ratio():
-    refused = {"status": "refused", "reason": "GPUs only"}
-    assert [report.why_not(each) for each in (None, refused, row(1.0, disturbed=True))] == [
-        "not measured",
-        "refused",
-        "disturbed",
+def test_the_title_over_an_axis_is_about_the_longest_with_a_ratio():
+    # at the longest of all, manual may be out of memory
+    results = [
+        result(FASTER, {"pass": "forward", "T": 32}),
+        result(FASTER, {"pass": "both", "T": 32}),
+        result({"flash": [1.0] * 8}, {"pass": "both", "T": 64}, manual={"status": "out of memory", "reason": "full"}),
     ]
+    results[0].laps[:] = [{"manual": 30.0, "flash": 10.0}] * 8
+    (found,) = report.findings_of(results, shown(axis="T", axis_label="tokens"))
+    assert found == "At 32 tokens: flash is 2 to 3 times as fast as manual"
+
+
+def test_each_comparison_has_a_finding_of_its_own():
+    results = [result(FASTER, {"part": "training"}), result(FASTER, {"part": "llama"})]
+    said = "flash is 2 times as fast as manual (2 to 2)"
+    assert report.findings_of(results, shown()) == [f"Training: {said}", f"Llama: {said}"]
+
+
+def test_mfu_is_of_one_peak_for_all():
+    # each contender measures the peak itself, and a busy machine reaches less
+    line = {"tokens": 1000, "flops_per_token": 1e6, "ran": {"dtype": "float32"}}
+    found = result(
+        {"manual": [10.0], "flash": [5.0]}, manual=line | {"peak_flops": 1e12}, flash=line | {"peak_flops": 4e11}
+    )
+    assert report.shares(found, "flash") == {"tokens/s": "200,000", "MFU": "20.0 %"}
+    assert report.shares(found, "manual")["MFU"] == "10.0 %"
+
+
+def test_how_a_contender_ran():
+    seen = {"forward": ["flash"], "backward": ["flash"], "logits": [[50264, 50264]], "expanded": True}
+    ran = {"attention": "flash", "dtype": "float32", "tf32": True, "compile": True, "padded_vocab_size": 50257}
+    text = report.how_it_ran({"kernel": seen, "ran": ran})
+    assert text.endswith("(flash, TF32, compiled, 50257 ids, padded by the compiler to 50264)")
+    assert text.startswith("flash / flash, keys and values copied for each head")
+
+
+def test_kernels_and_projects_keep_their_colours():
+    assert figures.color("manual, eager") == figures.color("eager") == figures.color("manual")
+    assert figures.color("cudnn + padded vocabulary") == figures.color("cudnn") != figures.color("flash")
+    assert figures.color("auto + padded vocabulary", {"ran": {"attention": "flash"}}) == figures.color("flash")
+    assert figures.color("Hugging Face, eager") == figures.color("Hugging Face, compiled") != figures.color("ours")

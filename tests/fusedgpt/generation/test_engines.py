@@ -1,9 +1,6 @@
 """Two dtypes, static shapes and CUDA graphs against plain float32 generation, on a model that has learnt something."""
 
-import contextlib
 import copy
-import itertools
-import math
 
 import pytest
 import torch
@@ -132,7 +129,7 @@ def test_static_shapes_follow_buffers_that_grow(document_start):
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_every_family_is_timed_and_copied_and_its_bytes_are_counted(name, monkeypatch):
-    monkeypatch.setattr(engines, "TURNS_MS", 0.0)
+    monkeypatch.setattr(engines, "SECONDS", 0.0)
     net = family(name)
     engine = engines.prepare(net, CPU, "auto", batch_size=2, prompt_length=9)
     assert len(greedy(engine, ids(2, 9), 40, cache=engine.cache)) == 2 and engine.chosen
@@ -168,7 +165,7 @@ def times(prefill, one):
     table = {rows: dict(zip(engines.PRECISE_FIRST, ms, strict=True)) for rows, ms in (("many", prefill), ("one", one))}
 
     def milliseconds(blocks, shape, dtypes, compiled):
-        return {dtype: table["one" if shape[1] == 1 else "many"][dtype] for dtype in dtypes}, ""
+        return {dtype: table["one" if shape[1] == 1 else "many"][dtype] for dtype in dtypes}
 
     return milliseconds
 
@@ -213,76 +210,29 @@ def test_a_dtype_that_the_model_overflows_is_out(trained, monkeypatch):
     assert engine.dtypes == (torch.float32, torch.bfloat16) and "in float16 its logits are not finite" in engine.chosen
 
 
-@pytest.fixture
-def clock(trained, monkeypatch):
-    """A clock that asks tick(dtype, whether there is one thread) for milliseconds; and the dtypes in their turns."""
-    order, running = [], {"alone": False}
+def test_dtypes_take_turns_on_the_model_in_each(trained, monkeypatch):
+    # timed one after another, the dtype that ran beside another program's burst lost (machine/turns.py)
+    order, running, converted = [], {}, engines.converted
 
-    def samples(step, device, count, warmup):
-        step()
+    def make(self, count):
+        self.step()
         order.append(running["dtype"])
-        return [running["tick"](running["dtype"], running["alone"])] * count
+        return [{torch.float32: 3.0, torch.float16: 2.0, torch.bfloat16: 2.5}[running["dtype"]]] * count
 
     def watched(module, device, dtype):
-        copy_ = converted(module, device, dtype)
-        copy_.register_forward_pre_hook(lambda *_: running.update(dtype=dtype))
-        return copy_
+        copied = converted(module, device, dtype)
+        copied.register_forward_pre_hook(lambda *_: running.update(dtype=dtype))
+        return copied
 
-    @contextlib.contextmanager
-    def on_one_thread():
-        running["alone"] = True
-        yield
-        running["alone"] = False
-
-    def timed(tick):
-        running["tick"] = tick
-        return engines._milliseconds(trained, (1, 1), engines.PRECISE_FIRST, compiled=False), order
-
-    converted = engines.converted
     monkeypatch.setattr(engines, "converted", watched)
-    monkeypatch.setattr(engines.timing, "own_samples", samples)
-    monkeypatch.setattr(engines.timing, "on_one_thread", on_one_thread)
-    monkeypatch.setattr(engines.timing, "usage", lambda: (0, 0.0))
-    monkeypatch.setattr(engines.timing, "PREEMPTED", 100)
-    return timed
-
-
-MS = {torch.float32: 3.0, torch.float16: 1.0, torch.bfloat16: 2.0}
-
-
-def test_dtypes_take_turns_and_the_least_time_counts(clock):
-    # timed one after another, the dtype that ran beside another program's burst lost
-    calls = itertools.count(1)
-    (found, how), order = clock(lambda dtype, alone: MS[dtype] + (50.0 if next(calls) % 4 else 0.0))
-    assert found == MS and how == ""  # most calls are disturbed, some of each dtype are not
-    assert order[:6] == [*engines.PRECISE_FIRST] * 2
-
-
-@pytest.mark.parametrize("counted", [True, False], ids=["by the system", "by the times"])
-def test_if_calls_are_held_up_those_on_one_thread_count(counted, clock, monkeypatch):
-    # beside a program that kept a core busy, one lucky call decided: float32 here
-    switches, lucky = [0], iter([0.5])
-
-    def tick(dtype, alone):
-        switches[0] += 0 if alone else 50
-        return MS[dtype] if alone else next(lucky, 10.0 + MS[dtype])
-
-    monkeypatch.setattr(engines.timing, "PREEMPTED", 100 if counted else math.inf)
-    monkeypatch.setattr(engines.timing, "usage", lambda: (switches[0], 1.0))
-    (found, how), _ = clock(tick)
-    assert found == MS and how == ", on one thread"
-
-
-def test_a_hopeless_dtype_is_called_once_and_never_wins(clock):
-    # without instructions for it, a dtype takes a second a call
-    slow = {**MS, torch.float16: 500.0}
-    (found, _), order = clock(lambda dtype, alone: slow[dtype] if alone else 0.5 * slow[dtype])
-    assert order.count(torch.float16) == 1 and order.count(torch.bfloat16) > 5
-    assert found == {torch.float32: 1.5, torch.float16: 500.0, torch.bfloat16: 1.0}
+    monkeypatch.setattr(engines.timing.Steps, "make", make)
+    found = engines._milliseconds(trained, (1, 1), engines.PRECISE_FIRST, compiled=False)
+    assert list(found.items()) == [(torch.float16, 2.0), (torch.bfloat16, 2.5), (torch.float32, 3.0)]
+    assert all({*order[n : n + 3]} == {*engines.PRECISE_FIRST} for n in range(0, len(order), 3))
 
 
 def test_auto_measures_every_dtype(trained, monkeypatch):
-    monkeypatch.setattr(engines, "TURNS_MS", 0.0)
+    monkeypatch.setattr(engines, "SECONDS", 0.0)
     monkeypatch.setattr(engines, "cpu_multiplies_bfloat16", lambda: True)
     for length in (1, 500):  # a prompt of one id, and one beyond the window
         chosen = engines.prepare(trained, CPU, batch_size=2, prompt_length=length).chosen

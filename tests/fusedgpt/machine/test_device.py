@@ -55,7 +55,7 @@ def test_auto_takes_bfloat16_on_a_cpu_only_if_products_gain_by_it(monkeypatch, g
             told[0] += 2.0 if self.dtype == torch.float32 else 1.0 if gains else 3.0
 
     monkeypatch.setattr(torch, "ones", lambda *shape, **how: ones(2, 2).as_subclass(Product))
-    monkeypatch.setattr(device, "own_clock", lambda: lambda: told[0])
+    monkeypatch.setattr(device.timing.time, "perf_counter", lambda: told[0])
     assert device._bfloat16_is_faster.__wrapped__() == gains
     monkeypatch.setattr(device, "cpu_multiplies_bfloat16", lambda: True)
     monkeypatch.setattr(device, "_bfloat16_is_faster", lambda: gains)

@@ -1,5 +1,7 @@
 """The peak that MFU is a share of."""
 
+import types
+
 import pytest
 import torch
 
@@ -50,7 +52,7 @@ def test_the_peak_of_a_gpu_is_of_that_very_gpu(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     monkeypatch.setattr(torch, "Generator", OnTheCPU)  # no GPU here
     monkeypatch.setattr(torch, "randn", lambda *shape, **options: None)  # a product of 256 in 20 ms
-    monkeypatch.setattr(flops.timing, "samples", lambda *_, **__: [20.0])
+    monkeypatch.setattr(flops.timing, "Steps", lambda *_: types.SimpleNamespace(make=lambda count: [20.0]))
     peak, source = peak_flops(torch.device("cuda"), torch.bfloat16)
     if DEVICES[name]:
         assert peak == pytest.approx(DEVICES[name] * 1e12) and source.startswith("data sheet of ")

@@ -41,12 +41,13 @@ def taking(monkeypatch, **ms):
         steps.append(dtype)
         return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
-    def samples(step, device, count, warmup):
-        step()
+    def make(self, count):
+        self.step()
         return [ms[str(steps[-1]).removeprefix("torch.")]] * count
 
     monkeypatch.setattr(tuning, "autocast", autocast)
-    monkeypatch.setattr(tuning.timing, "own_samples", samples)
+    monkeypatch.setattr(tuning.timing.Steps, "make", make)
+    monkeypatch.setattr(tuning, "SECONDS", 0.0)
     return steps
 
 
@@ -57,20 +58,9 @@ def test_the_dtype_is_the_one_whose_step_is_quicker(model, monkeypatch, quick):
     steps = taking(monkeypatch, **{"bfloat16": 2.0, "float32": 2.0, quick: 1.0})
     chosen = settle(model)
     assert chosen.dtype == getattr(torch, quick) and chosen.dtype_trials[quick] == 1.0
-    assert steps[:4] == [torch.bfloat16, torch.float32] * 2  # in turn
+    pairs = [set(steps[n : n + 2]) for n in range(0, len(steps), 2)]
+    assert pairs == [{torch.bfloat16, torch.float32}] * len(pairs)  # in turns
     assert all(p.grad is None and torch.equal(p, before[name]) for name, p in model.named_parameters())
-
-
-def test_other_load_on_a_step_does_not_decide(model, monkeypatch):
-    # by its slowest step, or by their mean, the dtype whose step met other load would lose
-    steps = taking(monkeypatch, bfloat16=1.0, float32=2.0)
-    plain = tuning.timing.own_samples
-
-    def loaded(*args, **how):
-        return [ms + 50 * (len(steps) == 3) for ms in plain(*args, **how)]
-
-    monkeypatch.setattr(tuning.timing, "own_samples", loaded)
-    assert settle(model).dtype == torch.bfloat16 and len(steps) > 3
 
 
 def test_a_step_is_timed_on_as_much_of_the_batch_as_takes_little(model, monkeypatch):
@@ -113,7 +103,7 @@ OPEN = dict(attention="auto", compile="auto")
     ],
 )
 def test_what_is_named_resumed_evaluated_or_deterministic_is_not_timed(model, monkeypatch, settings, attention, dtype):
-    monkeypatch.delattr(tuning.timing, "own_samples")
+    monkeypatch.delattr(tuning.turns, "race")
     chosen = settle(model, **settings)
     assert (chosen.attention, chosen.dtype, chosen.compiled) == (attention, dtype, False)
     assert chosen.dtype_trials == {}
