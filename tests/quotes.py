@@ -105,11 +105,8 @@ def _row(result, name):
     row = result.of | result.measured[name] | (result.ms(name) or {})
     if ratio := result.ratio(name):
         times = [ratio.times, ratio.low, ratio.high]
-        row |= {
-            "times": times,
-            "faster": [each - 1 for each in times],
-            "longer": [1 / each if each else float("inf") for each in times],
-        }
+        longer = [1 / each if each else float("inf") for each in times]
+        row |= {"times": times, "faster": [each - 1 for each in times], "longer": longer}
     return row
 
 

@@ -105,10 +105,8 @@ def _bfloat16_is_faster():
         a = x.to(dtype)
         return timing.Steps(lambda: a @ a, x.device)
 
-    return (
-        turns.race({dtype: turn(dtype) for dtype in (torch.float32, torch.bfloat16)}, x.device, 0).by_speed()[0]
-        != x.dtype
-    )
+    contenders = {dtype: turn(dtype) for dtype in (torch.float32, torch.bfloat16)}
+    return turns.race(contenders, x.device, 0).by_speed()[0] == torch.bfloat16
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager:
