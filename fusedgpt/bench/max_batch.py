@@ -21,15 +21,14 @@ from fusedgpt.bench.comparison import Comparison
 from fusedgpt.bench.process import Contender
 from fusedgpt.bench.report import Shown, gib, how_it_ran, shares
 from fusedgpt.bench.rows import Ended, Result
-from fusedgpt.data import dataset
 from fusedgpt.errors import UserError
-from fusedgpt.estimates.run import hidden
-from fusedgpt.home import ROOT
+from fusedgpt.estimates.memory import Memory
+from fusedgpt.estimates.run import Run
 from fusedgpt.machine import memory
-from fusedgpt.machine.device import autocast, resolve_compile, resolve_device, resolve_dtype
+from fusedgpt.machine.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
 from fusedgpt.machine.timing import summary
 from fusedgpt.machine.turns import Turn
-from model import GPT, GPTConfig
+from model import GPTConfig
 
 ARTICLE = {"manual": 24, "flash": 39}  # the largest batch in the article's figure 3, on 8 A100 of 80 GB
 TIMED_S = 5.0  # seconds of steps at the largest batch
@@ -60,13 +59,11 @@ def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
 def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[None, dict]:
     """The largest batch of a kernel, found by trials from an estimate on, and the times of a step there."""
     s = dataclasses.replace(s, attention=name, device=str(device))
-    dtype = resolve_dtype(s.dtype, device)
     found = training.proven(dataclasses.replace(s, batch_size=1))
-    fixed, each = estimate(s, device, dtype)
     torch.cuda.empty_cache()
     free = memory.free_memory(device) if device.type == "cuda" else int(s.memory_gb * 2**30)
-    guess = max(0, int(free - fixed) // each)
-    print(f"{name}: estimated {fixed / 2**30:.2f} GiB + {each / 2**30:.4f} GiB a sequence, so {guess} fit")
+    guess = estimated(s, device, free)
+    print(f"{name}: by the formulas {guess} fit into {gib(free)}")
     fitting, trials = {}, []
 
     def fits(batch_size):
@@ -84,8 +81,7 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[None,
     if not size:
         raise Ended(*trials[-1]["reason"].split(": ", 1))
     why = next(trial["reason"] for trial in trials if trial["batch_size"] == size + 1)
-    at = {"fixed": fixed, "each": each, "largest": guess}
-    return None, found | fitting[size] | {"largest": size, "one_more": why, "memory": free, "estimate": at}
+    return None, found | fitting[size] | {"largest": size, "one_more": why, "memory": free, "estimated": guess}
 
 
 def _trial(s, free):
@@ -141,44 +137,12 @@ def largest(fits: Callable[[int], bool], guess: int) -> int:
     return low
 
 
-def estimate(s: Settings, device: torch.device, dtype: torch.dtype) -> tuple[int, int]:
-    """(fixed, for each sequence): bytes of a training step, from two small steps of 2 and 4 sequences.
-
-    The small steps are compiled if the run will be. Raises FileNotFoundError if the data, which may say how many ids
-    the model has, cannot be read.
-    """
-    same = dict(attention=s.attention, loss=s.loss, recompute=s.recompute, document_start=0 if s.packed else None)
-    with torch.device(device):
-        model = GPT(GPTConfig.of(s, vocab_size=s.vocab_size or _ids(s.dataset), **same))
-    if resolve_compile(s.compile, device)[0]:
-        torch.compiler.reset()  # graphs of another kernel hold memory, and PyTorch counts recompilations
-        model.compile(dynamic=False)
-
-    def step(sequences):
-        ids = torch.zeros(sequences, s.block_size, dtype=torch.long, device=device)
-        with autocast(device, dtype):
-            _, loss = model(ids, ids, logits=False)
-        loss.backward()
-        model.zero_grad(set_to_none=True)
-
-    def peak(sequences):
-        step(sequences)  # the first call compiles, and the memory for that is not the step's
-        return memory.peak_bytes(lambda: step(sequences), device)  # with the gradients
-
-    # peak(n) = fixed + n each; so each = (peak(4) - peak(2)) / 2 and fixed = 2 peak(2) - peak(4)
-    two, four = peak(2), peak(4)
-    weights_and_means = 12 * model.get_num_params(non_embedding=False)  # float32: the weights and AdamW's two means
-    if s.optimizer == "muon":
-        weights_and_means -= 4 * hidden(model.config)  # Muon has one
-    return weights_and_means + 2 * two - four, (four - two) // 2
-
-
-def _ids(name):
-    """The number of ids in the data set `name`."""
-    try:
-        return dataset.read_meta(dataset.find_folder(ROOT, name))["vocab_size"]
-    except UserError as error:  # a row would be refused for good, but the data may be prepared later
-        raise FileNotFoundError(str(error)) from error
+def estimated(s: Settings, device: torch.device, free: float) -> int:
+    """The most sequences that fit by the formulas of estimates/memory.py; 0 if none does."""
+    config = GPTConfig.of(s, vocab_size=s.vocab_size or training.data(s)[1]["vocab_size"], loss=s.loss)
+    of_this = dict(dtype=dtype_name(resolve_dtype(s.dtype, device)), compile=resolve_compile(s.compile, device)[0])
+    run = Run.of(s, **of_this, cpu=device.type == "cpu")
+    return largest(lambda n: Memory.of(config, dataclasses.replace(run, batch_size=n)).total <= free, 1)
 
 
 def columns(result: Result, name: str) -> dict[str, str]:
@@ -189,7 +153,7 @@ def columns(result: Result, name: str) -> dict[str, str]:
         "largest batch": str(line["largest"]),
         f"times {BASELINE}'s": f"{line['largest'] / base['largest']:.2f}" if base else "",
         "the article, 8 x A100 80 GB": str(ARTICLE.get(name, "")),
-        "by the estimate": str(line["estimate"]["largest"]),
+        "by the formulas": str(line["estimated"]),
         "measured peak": gib(line["peak_memory"]),
         "ms per step there": f"{line['median_ms']:,.0f} ({line['p10_ms']:,.0f} to {line['p90_ms']:,.0f})",
         **shares(result, name),
@@ -220,7 +184,7 @@ def draw(results: list[Result], s: dict) -> Iterator[tuple]:
         return
     figure, axes = figures.new(2.4)
     groups = {"measured": [line["largest"] for line in lines.values()]}
-    groups["estimated"] = [line["estimate"]["largest"] for line in lines.values()]
+    groups["estimated"] = [line["estimated"] for line in lines.values()]
     for n, (label, values) in enumerate(groups.items()):
         look = dict(color=("#0072b2", "#e69f00")[n], hatch=("", "///")[n], edgecolor="white", label=label)
         at = [i + (n - 0.5) * 0.38 for i in range(len(lines))]
