@@ -12,7 +12,6 @@ import os
 import pathlib
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,7 +21,6 @@ from fusedgpt.machine.turns import Turn
 
 BUILD_LIMIT, TURN_LIMIT = 900.0, 300.0  # seconds after which a contender that builds, or makes a turn, hangs
 STOP, CONTINUE = getattr(signal, "SIGSTOP", None), getattr(signal, "SIGCONT", None)  # Windows has neither
-_starting = threading.Lock()  # contenders are started with other environment variables each
 
 
 class Contender:
@@ -37,7 +35,7 @@ class Contender:
         self.pipe, theirs = spawn.Pipe()
         self.log, self.waits = log, False
         self.process = spawn.Process(target=_serve, args=(theirs, build, args, log, os.getpid()), daemon=True)
-        with _starting, _environment(variables):
+        with _environment(variables):
             self.process.start()
         theirs.close()
 
