@@ -11,5 +11,5 @@ A kind is a module with
     variables     (name) -> environment variables of a contender's process
     build         (of, name, s, device) -> (its turn or None, what was found out: proof, receipt, memory, …). It raises
                   UserError (refused, for good), ParityError, or an out-of-memory or other error (rows.status_of)
-    shown         report.Shown: how its table and figure look, and what its title says
+    SHOWN         report.Shown: how its table and figure look, and what its title says
 """

@@ -1,4 +1,4 @@
-"""Measure on a GPU everything that there is to measure, in fifteen minutes, and run the tests that need a GPU.
+"""Measure on a GPU everything that there is to measure, and run the tests that need a GPU: a first look in 15 minutes.
 
 The tests come first; beside them the article's rungs are compiled, all at once. Then comes breadth: a little of every
 kind of benchmark. Then depth: more laps, more lengths, more rungs. The same command continues with what is missing.
@@ -67,10 +67,10 @@ DEPTH = [
     Step("peers", 300),
     Step("max_batch", 300),
 ]
-_MODEL = ("--n_layer=1", "--n_head=2", "--n_embd=32", "--compile=False", "--seconds=1")
+_MODEL = ("--n_layer=1", "--n_head=2", "--n_embd=32", "--compile=False")
 TINY = {  # flags of a rehearsal on a CPU
-    "ladder": [*_MODEL, "--block_size=32", "--batch_size=1"],
-    "peers": [*_MODEL, "--block_size=64", "--new_tokens=8"],
+    "ladder": [*_MODEL, "--block_size=32", "--batch_size=1", "--seconds=1"],
+    "peers": [*_MODEL, "--block_size=64", "--new_tokens=8", "--seconds=1"],
     "max_batch": [*_MODEL, "--block_size=2048", "--memory_gb=0.5", "--only=manual"],
     "sweep": ["--heads=2x8", "--lengths=16,32", "--seconds=1"],
     "numerics": [],
@@ -129,11 +129,11 @@ def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tupl
         seconds = min(step.seconds, end - time.monotonic())
         if seconds >= LEAST:
             _measure(step, s, results, seconds)
-    missing = {}
-    for step in steps[len(BREADTH) :]:
+    built = {}
+    for step in DEPTH:
         absent, every = left(step.kind, _arguments(step, s, results))
-        missing[step.kind] = f"{every - absent} of {every}"
-    counted = ", ".join(f"{kind} {count}" for kind, count in missing.items())
+        built[step.kind] = f"{every - absent} of {every}"
+    counted = ", ".join(f"{kind} {count}" for kind, count in built.items())
     return f"{results}: {tests}; contenders built: {counted}. The same command adds what is missing, and more laps"
 
 
@@ -171,11 +171,12 @@ def _running(name, command):
 
 def _wait(process, name, seconds):
     """Wait for a process; says how it ended, unless it ended well."""
+    began = time.monotonic()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
     if process.returncode != 0:
         how = "is ended at its limit" if process.returncode is None else f"ended with status {process.returncode}"
-        print(f"== {name} {how} after {in_words(seconds)}", flush=True)
+        print(f"== {name} {how} after {in_words(time.monotonic() - began)}", flush=True)
 
 
 def _tests(results, of, s, end):

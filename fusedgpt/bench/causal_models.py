@@ -80,9 +80,6 @@ class OurGPT:
     def __init__(self, model: GPT, dtype: torch.dtype):
         self.model, self.output, self.dtype = model.eval(), model.lm_head, dtype
         self.max_length = model.config.block_size
-        # these weights do not multiply every token
-        self.embeddings = [model.transformer.wte.weight, model.lm_head.weight]
-        self.embeddings += [model.transformer.wpe.weight] if model.config.position == "learned" else []
 
     @classmethod
     def of_gpt2(cls, name: str, device: torch.device, dtype: torch.dtype) -> "OurGPT":

@@ -20,7 +20,7 @@ class Settings:
 
 
 def compare(one: list[rows.Result], other: list[rows.Result]) -> list[tuple[str, str, str, str]]:
-    """(contender, what one folder says, what the other says, "agrees" or "differs") of each contender in both."""
+    """(contender, what one folder says, what the other says, whether they agree) of each contender in both."""
     others, found = {tuple(result.of.items()): result for result in other}, []
     for result in one:
         mine = others.get(tuple(result.of.items()))
@@ -39,6 +39,8 @@ def _verdict(one, other, name):
         status = [line["status"] for line in lines]
         return (*status, "agrees" if status[0] == status[1] else "differs")
     ratios = one.ratio(name), other.ratio(name)
+    if all(ratios) and max(ratio.precision for ratio in ratios) == float("inf"):
+        return (*map(in_figures, ratios), "too few laps")
     if all(ratios):
         low, high = ratios[0].low * (1 - MARGIN), ratios[0].high * (1 + MARGIN)
         meet = ratios[1].low <= high and low <= ratios[1].high
@@ -63,10 +65,11 @@ def report(folders: list[pathlib.Path]) -> list[str]:
     if not found:
         raise UserError(f"{folders[0]} and {folders[1]} have no contender in common")
     agree = sum(verdict == "agrees" for *_, verdict in found)
+    told = sum(verdict != "too few laps" for *_, verdict in found)
     return [
         *(f"{folder}: {machine(*each)}" for folder, each in zip(folders, ((one, results[0]), (other, results[1])))),
         "",
         *markdown(["contender", *map(str, folders), ""], found),
         "",
-        f"{agree} of {len(found)} agree",
+        f"{agree} of {told} agree",
     ]

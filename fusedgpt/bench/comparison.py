@@ -3,6 +3,7 @@
 If not all fit into memory, groups of those that fit take turns, each group beside the baseline.
 """
 
+import contextlib
 import gc
 import os
 import time
@@ -80,32 +81,36 @@ class Measurement:
             for contender in self.alive.values():
                 contender.close()
             gc.collect()
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            _empty_cache(self.device)
 
     def _to_do(self):
-        """The contenders to build: none if all is known, and otherwise all that can be measured."""
+        """The contenders to build: those that are absent and, if others are not known well enough, these too."""
         status = {name: self.result.contenders.get(name, {}).get("status") for name in self.comparison.names}
         possible = [name for name in status if status[name] not in SETTLED]
         absent = [name for name in possible if status[name] != "measured"]
-        if not self.turn or absent:
-            return possible if self.turn else absent
-        return [] if self.result.precise(possible, self.precision) else possible
+        if not self.turn:
+            return absent
+        known = [name for name in possible if name not in absent]
+        if known and self.result.precise(known, self.precision):
+            return [*absent, *([self.comparison.baseline] if absent and self.comparison.baseline in known else [])]
+        return possible
 
     def _build(self, waiting):
         """Start contenders of `waiting`, and take them from there, as long as they fit beside those alive."""
         largest = 0.0
-        while waiting:
+        while waiting and time.monotonic() < self.end:
+            _empty_cache(self.device)
             free = memory.free_memory(self.device)
             if len(self.alive) > 1 and free < ROOM * largest:
                 return
             # the first is alone, to see how much memory it takes
-            batch = waiting[: self.many if self.alive else 1]
+            fit = int(free / (ROOM * largest)) if largest > 0 else self.many
+            batch = waiting[: max(1, min(self.many, fit)) if self.alive else 1]
             starting = [_or_line(lambda name=name: self.start(name)) for name in batch]
             lines = self._ready(dict(zip(batch, starting)))
-            largest = max(largest, (free - memory.free_memory(self.device)) / len(batch))
             full = [name for name, line in zip(batch, lines) if line["status"] == "out of memory"]
-            again = full if len(self.alive) > 1 or len(batch) > 1 else []  # others may have held the memory
+            # others may have held the memory
+            again = full if self.turn and (len(self.alive) > 1 or len(batch) > 1) else []
             for name, line in zip(batch, lines):
                 if name not in again:
                     waiting.remove(name)
@@ -113,6 +118,7 @@ class Measurement:
             if again:
                 self.many = 1
                 return
+            largest = max(largest, (free - memory.free_memory(self.device)) / len(batch))
 
     def _ready(self, starting):
         """The line of each that is `starting`, {name: contender, or a line if it ended}; they are built at once."""
@@ -140,7 +146,7 @@ class Measurement:
     def _take_turns(self):
         """Laps of those alive, until the intervals are narrow enough or the time is over."""
         laps = Laps({name: contender.turn for name, contender in self.alive.items() if contender.turn})
-        if not laps.turns:
+        if not laps.turns or time.monotonic() >= self.end:
             return
         laps.run(0.0)  # warms up what cooled down while others were built, and does not count
         self._drop_failed(laps)
@@ -171,6 +177,13 @@ class Measurement:
             return "no interval yet"
         name = max(found, key=lambda name: found[name].precision)
         return f"the widest interval is {name}'s, ± {100 * found[name].precision:.1f} %"
+
+
+def _empty_cache(device):
+    """Give back what PyTorch keeps in this process, for others."""
+    if device.type == "cuda":
+        with contextlib.suppress(torch.AcceleratorError):  # the GPU has crashed, and the rows say so
+            torch.cuda.empty_cache()
 
 
 def _or_line(do):

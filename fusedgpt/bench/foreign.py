@@ -32,7 +32,6 @@ class Transformers:
         self.max_length = min(filter(None, limits), default=float("inf"))
         self.output, self.options, self.flash_only = model.get_output_embeddings(), {}, False
         self.ids = self.output.weight.size(0)
-        self.embeddings = [model.get_input_embeddings().weight, self.output.weight]
 
     @classmethod
     def of(cls, config: GPTConfig, state: dict[str, Tensor], attention: str = "sdpa") -> "Transformers":

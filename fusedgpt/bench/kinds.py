@@ -25,7 +25,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.home import ROOT, SCRIPTS
 from fusedgpt.machine import files, memory
 from fusedgpt.machine.device import resolve_device
-from fusedgpt.machine.environment import commit, environment
+from fusedgpt.machine.environment import environment
 from fusedgpt.machine.turns import Turn
 
 KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
@@ -33,6 +33,7 @@ KINDS |= {"peers": peers}
 TAKE_SETTINGS = KINDS | {"plan": plan}
 # settings that do not change what a contender does, only which ones there are and for how long
 NOT_IDENTITY = ("results", "only", "precision", "seconds", "max_seconds", "lengths", "heads", "models")
+NOT_IDENTITY += ("device", "nanogpt")  # the header names the device, and rows the commit of a clone
 BEGAN = time.monotonic()  # about when bench.py started
 
 
@@ -111,23 +112,24 @@ def measure(name: str, args: list[str], s, device: torch.device, folder: pathlib
         if said:
             print(said)
         found = {tuple(result.of.items()): result for result in earlier}
-        with open(path, "a", buffering=1, encoding="utf-8") as file:
+        lines, of_all = files.Lines(path), {"commit": machine["commit"], "date": f"{datetime.date.today()}"}
+        of_all["command"] = " ".join(["python bench.py", *args])
 
-            def write(line):
-                lock.check("the same command and that --results")
-                if line["kind"] == "contender":
-                    line |= {"commit": machine["commit"], "date": f"{datetime.date.today()}"}
-                file.write(files.json_line(line))
+        def write(line):
+            lock.check("the same command and that --results")
+            if line["kind"] == "contender":
+                line |= of_all | ({"own_kernel": digest(line["name"])} if is_own(line["name"]) else {})
+            lines.add(files.json_line(line))
 
-            for each in plan:
-                if time.monotonic() >= end:
-                    break
-                result = found.get(tuple(each.of.items()), rows.Result(each.of, each.baseline))
-                start = functools.partial(_start, name, s, device, each, folder)
-                many = 1 if kind.TOGETHER else comparison.builders(device)
-                Measurement(
-                    each, result, start, write, print, device, kind.TURN, s.precision, s.seconds, end, many
-                ).run()
+        for each in plan:
+            if time.monotonic() >= end:
+                break
+            result = found.get(tuple(each.of.items()), rows.Result(each.of, each.baseline))
+            start = functools.partial(_start, name, s, device, each, folder)
+            many = 1 if kind.TOGETHER else comparison.builders(device)
+            limits = (s.precision, s.seconds, end, many)
+            Measurement(each, result, start, write, print, device, kind.TURN, *limits).run()
+        lines.close()
 
 
 def _start(name, s, device, each, folder, contender):
@@ -140,7 +142,7 @@ def _start(name, s, device, each, folder, contender):
 
 
 def left(name: str, args: list[str]) -> tuple[int, int]:
-    """(missing contenders, all) of the kind `name` if run with `args`; missing: not built yet, or out of memory."""
+    """(missing contenders, all) of the kind `name` if run with `args`; missing: not built yet, or failed."""
     s, device = read_settings(name, args)
     path, settled = pathlib.Path(s.results) / name / "rows.jsonl", set()
     if path.exists():
@@ -155,11 +157,8 @@ def header(name: str, args: list[str], s, machine: dict) -> dict:
     """The header of rows.jsonl: the settings that the kind uses, and the machine."""
     used = {field.name: getattr(s, field.name) for field in dataclasses.fields(s)}
     used = {setting: value for setting, value in used.items() if setting not in {*NOT_IDENTITY, *KINDS[name].UNUSED}}
-    if is_own(getattr(s, "attention", "")):
-        used["own_kernel"] = digest(s.attention)  # rows of another version of the file do not count
-    if clone := getattr(s, "nanogpt", ""):
-        used["nanogpt_commit"] = commit(clone)  # nor do rows of another version of nanoGPT
-    defaults = type(s)()
+    kind = KINDS[name]
+    defaults = settings_class(kind)(**kind.defaults("cuda" in machine))
     changed = [setting for setting, value in used.items() if value != getattr(defaults, setting, value)]
     command = " ".join(["python bench.py", *args])
     return {"benchmark": name, "command": command, "settings": used, "set": changed, "environment": machine}

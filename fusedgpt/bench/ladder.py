@@ -136,4 +136,4 @@ def notes(results: list[Result]) -> list[str]:
     return found
 
 
-SHOWN = Shown("ms per training step", columns, headline, notes, lambda s: f"Training {training.subject(s)}")
+SHOWN = Shown("ms per training step", headline, notes, lambda s: f"Training {training.subject(s)}", columns)

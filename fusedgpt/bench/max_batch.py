@@ -35,7 +35,8 @@ TIMED_S = 5.0  # seconds of steps at the largest batch
 BASELINE = "manual"
 
 TRAINS, TOGETHER, TURN = True, True, 0.0
-UNUSED = {**training.UNUSED, "attention": "each row sets it"}
+UNUSED = {**training.UNUSED, "attention": "each row sets it", "batch_size": "the search sets it"}
+UNUSED |= dict.fromkeys(("precision", "seconds"), "these contenders take no turns")
 
 
 @dataclasses.dataclass
@@ -45,7 +46,7 @@ class Settings(options.Common):
 
 def defaults(gpu: bool) -> dict:
     """GPT-2 124M in all of a GPU's memory; four small layers in 1 GiB on a CPU."""
-    small = training.ON_A_CPU | dict(vocab_size=None, block_size=512, batch_size=4)
+    small = training.ON_A_CPU | dict(vocab_size=None, block_size=512)
     return training.DEFAULTS | ({"compile": True} if gpu else small)
 
 
@@ -203,4 +204,4 @@ def subject(s: dict) -> str:
     return training.subject(s | {"batch_size": "n"})
 
 
-SHOWN = Shown("", columns, lambda result: [], notes, subject, extra=draw)
+SHOWN = Shown("", lambda result: [], notes, subject, columns, extra=draw)

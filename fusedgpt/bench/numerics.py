@@ -50,6 +50,7 @@ BEFORE += " `manual` scales q kᵀ, as in nanoGPT."
 
 TRAINS, TOGETHER, TURN = False, True, 0.0
 UNUSED = {"attention": options.EACH_ROW_NAMES_IT}
+UNUSED |= dict.fromkeys(("precision", "seconds"), "errors are no times")
 PAIR = "allclose"
 
 
@@ -232,4 +233,4 @@ def _dots(axes, result, paths):
         axes.plot([0.97] * len(lost), lost, "x", color=color, markersize=7, **edge)
 
 
-SHOWN = Shown("", columns, lambda result: [], notes, subject, extra=draw)
+SHOWN = Shown("", lambda result: [], notes, subject, columns, extra=draw)

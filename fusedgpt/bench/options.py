@@ -24,7 +24,7 @@ class Common:
     only: str = ""  # measure only contenders with one of these names, values or patterns, such as flash,manual
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
     precision: float = 0.01  # take turns until every ratio is known to this share, with 95 % confidence,
-    seconds: float = 120.0  # or for so many seconds of each comparison; the same command adds laps
+    seconds: float = 120.0  # or for so many seconds of laps in each comparison; the same command adds laps
     max_seconds: float | None = None  # begin no lap after this many seconds in all; the same command continues
 
 
@@ -51,11 +51,8 @@ def changed(s: Mapping, names: Iterable[str]) -> list[str]:
     return [f"{name}={s[name]}" for name, default in defaults.items() if s.get(name, default) != default]
 
 
-def lengths(text: str, setting: str = "lengths") -> list[int]:
-    """'256,512' or '256-4096-64' (first-last-step) as a list. Raises UserError for anything else.
-
-    setting: the name of the setting that `text` is the value of.
-    """
+def lengths(text: str) -> list[int]:
+    """'256,512' or '256-4096-64' (first-last-step) as a list. Raises UserError for anything else."""
     try:
         found = []
         for word in text.split(","):
@@ -65,7 +62,7 @@ def lengths(text: str, setting: str = "lengths") -> list[int]:
         if not found or min(found) < 1:
             raise ValueError
     except ValueError:
-        raise UserError(f"{setting}={text!r} must be like 256,512 or 256-4096-64 (first-last-step)") from None
+        raise UserError(f"lengths={text!r} must be like 256,512 or 256-4096-64 (first-last-step)") from None
     return found
 
 

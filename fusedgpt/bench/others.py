@@ -40,13 +40,13 @@ def training_step(name: str, s, device: torch.device) -> tuple[Turn, dict]:
     gc.freeze()
     for _ in range(training.WARM_UP):
         step()
-    peak, source = flops.peak_flops(device, step.dtype)
+    held, (peak, source) = memory.peak_memory(device), flops.peak_flops(device, step.dtype)
     ran = {"attention": "sdpa", "dtype": dtype_name(step.dtype), "compile": step.compiled, "ids": step.contender.ids}
     return timing.Steps(step, device, warmup=0), {
         "loss": step.loss.item(),
         "steps": training.WARM_UP,
         "tokens": s.batch_size * s.block_size,
-        "peak_memory": memory.peak_memory(device),
+        "peak_memory": held,
         "kernel": receipt,
         "errors": step.errors,
         "ran": ran | ({"commit": commit(s.nanogpt)} if name.startswith("nanoGPT") else {}),
@@ -104,7 +104,8 @@ class _Step:
             group["lr"] = learning_rate(self.iteration, self.s)
         self.loss = self._forward_backward()
         self.batch, self.iteration = next(self.batches), self.iteration + 1
-        nn.utils.clip_grad_norm_(self.contender.model.parameters(), self.s.grad_clip)
+        if self.s.grad_clip:
+            nn.utils.clip_grad_norm_(self.contender.model.parameters(), self.s.grad_clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

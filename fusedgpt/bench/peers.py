@@ -89,6 +89,8 @@ def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
     parts["generation"] = list(GENERATION)
     if device.type == "cpu" and not cpu_multiplies_bfloat16():  # such a CPU takes five times as long in 16 bits
         parts["generation"] = [peer for peer in GENERATION if not (peer.startswith("Hugging") and "16" in peer)]
+    if device.type != "cpu":  # recipes for cheap computers
+        del parts["recipe"], parts["command"]
     if not s.nanogpt:
         parts = {part: [peer for peer in peers if "nanoGPT" not in peer] for part, peers in parts.items()}
     return [Comparison({"part": part}, tuple(peers), BASELINE) for part, peers in parts.items() if len(peers) > 1]

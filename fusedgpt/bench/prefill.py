@@ -93,7 +93,6 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn,
     memory.reset_peak_memory(device)
     turn(0.0)
     parameters = sum(p.numel() for p in subject.model.parameters())
-    body = parameters - sum({id(w): w.numel() for w in subject.embeddings}.values())
     found = {"parameters": parameters, "dtype": dtype_name(dtype), "errors": errors, "parity": passed}
     if device.type == "cuda":  # a process on a CPU keeps what earlier contenders and the comparisons freed
         found["peak_memory"] = memory.peak_memory(device)
@@ -101,7 +100,6 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn,
         "kernel": receipt,
         "logits": "last position" if positions == 1 else "all positions",
         "logits_differ": difference,
-        "flops": 2 * body * of["T"],  # 2 a weight and token, without the embedding and the output layer
     }
 
 
@@ -133,11 +131,6 @@ def _contradiction(attention, receipt, case):
         foreign = receipt["forward"] == ["unfused"] and receipt["ops"]
         return None if foreign else f"{attention} was asked for, but the profiler saw {receipt['forward'][0]}"
     return contradiction(causal_models.OUR_NAMES.get(attention, attention), receipt, case)
-
-
-def columns(result: Result, name: str) -> dict[str, str]:
-    """None: the table has a line for each length."""
-    return {}
 
 
 def headline(result: Result) -> list[str]:
@@ -180,4 +173,4 @@ def subject(s: dict) -> str:
     return f"One prompt (batch 1), random weights{dtype}; `ours` is our own GPT with transformers' weights"
 
 
-SHOWN = Shown("ms to the first token", columns, headline, notes, subject, axis="T", axis_label="tokens")
+SHOWN = Shown("ms to the first token", headline, notes, subject, axis="T", axis_label="tokens")

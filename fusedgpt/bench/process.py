@@ -5,6 +5,7 @@ warms up, says that it is ready, and waits for turns. Where the system can stop 
 so that none of its threads waits actively.
 """
 
+import atexit
 import contextlib
 import ctypes
 import multiprocessing
@@ -19,7 +20,7 @@ from typing import Any
 from fusedgpt.bench.rows import Ended, status_of
 from fusedgpt.machine.turns import Turn
 
-BUILD_LIMIT, TURN_LIMIT = 900.0, 300.0  # seconds after which a contender that builds, or makes a turn, hangs
+BUILD_LIMIT, TURN_LIMIT = 900.0, 900.0  # seconds after which a contender that builds, or makes a turn, hangs
 STOP, CONTINUE = getattr(signal, "SIGSTOP", None), getattr(signal, "SIGCONT", None)  # Windows has neither
 
 
@@ -38,6 +39,8 @@ class Contender:
         with _environment(variables):
             self.process.start()
         theirs.close()
+        # multiprocessing's own way to end it at exit is SIGTERM, on which a stopped process does not act
+        atexit.register(self.process.kill)
 
     def ready(self) -> dict:
         """What the contender found out, once it is built. Raises Ended, with a status and a reason, if it ends."""
@@ -64,7 +67,10 @@ class Contender:
             with contextlib.suppress(OSError):
                 self.pipe.send(None)
             self.process.join(5)
-        self.process.kill()  # SIGKILL, which ends a stopped process too
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and so have its children
+                os.killpg(self.process.pid, signal.SIGKILL)  # SIGKILL, which ends stopped processes too
+        self.process.kill()
         self.process.join(10)
 
     def _signal(self, number):
@@ -108,7 +114,8 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 def _serve(pipe: Connection, build: Callable, args: Any, log: pathlib.Path, parent: int) -> None:
     """The process of a contender: build it, then make steps whenever seconds come through the pipe."""
     _end_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; the parent decides
+    if hasattr(os, "setpgid"):  # a group of its own: Ctrl-C is for the parent alone, and its children end with it
+        os.setpgid(0, 0)
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w", encoding="utf-8") as file:
         for stream in (1, 2):

@@ -59,16 +59,3 @@ def refusals() -> Iterator[None]:
             if out_of_memory(error) or isinstance(error, (torch.AcceleratorError, UserError)):
                 raise
             raise UserError(permitted.reasons(caught, error)) from error
-
-
-def tflops(case: Case, median_ms: float) -> float:
-    """TFLOP/s of causal attention: two matrix products forward and five backward, half of each because of the mask.
-
-    This is the count of FlashAttention-2 (arXiv:2307.08691, section 4.1). Only scores in the window and within
-    documents count.
-    """
-    B, nh, T, hs = case.shape
-    lengths = [n for each in case.documents for n in each.bincount().tolist()] if case.packed else [T] * B
-    seen = [(n, min(n, case.window or n)) for n in lengths]
-    scores = sum(n * window - window * window / 2 for n, window in seen)  # T² / 2 of a sequence, or less
-    return 4 * nh * scores * hs * (3.5 if case.backward else 1) / (median_ms * 1e9)

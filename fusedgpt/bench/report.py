@@ -29,10 +29,11 @@ class Shown:
     """What a kind of benchmark shows beside times and ratios."""
 
     unit: str  # of a time, such as "ms per training step"
-    columns: Callable[[Result, str], dict[str, str]]  # (result, contender) -> more columns of its line
     headline: Callable[[Result], list[str]]  # the contenders in the title; empty: the fastest
     notes: Callable[[list[Result]], list[str]]
     subject: Callable[[dict], str]  # the header's settings -> what was measured
+    # (result, contender) -> more columns of its line
+    columns: Callable[[Result, str], dict[str, str]] = lambda result, name: {}
     axis: str = ""  # a field of `of` whose values make the x-axis of the figure, such as T
     axis_label: str = ""
     extra: Callable[[list[Result], dict], Iterator[tuple]] = lambda results, s: iter(())  # its own figures
@@ -95,7 +96,9 @@ def _heading(header, results):
     environment = {name: value for name, value in header["environment"].items() if name != "memory"}
     said = [("machine", machine(header, results)), *environment.items(), ("settings other than the defaults", settings)]
     title = header["benchmark"].replace("_", " ")
-    return [f"# {title}", "", f"`{header['command']}`", "", *markdown(["", ""], said), ""]
+    lines = [line for result in results for line in result.contenders.values()]
+    commands = dict.fromkeys([header["command"], *(line["command"] for line in lines if "command" in line)])
+    return [f"# {title}", "", "\n\n".join(f"`{each}`" for each in commands), "", *markdown(["", ""], said), ""]
 
 
 def markdown(names: list[str], cells: Iterable[Iterable]) -> list[str]:
@@ -119,7 +122,7 @@ def tables(results: list[Result], shown: Shown) -> Iterator[str]:
         ]
         base = group[0].baseline
         text = f"{shown.unit}, times as fast as {base}"
-        yield from [f"## {panel}", "", text, "", *markdown([shown.axis_label, *names], cells), ""] if panel else []
+        yield from [*([f"## {panel}", ""] if panel else []), text, "", *markdown([shown.axis_label, *names], cells), ""]
 
 
 def _cell(result, name):
@@ -203,21 +206,20 @@ def _fastest(result):
 
 def _finding_at_the_end(results, shown):
     """How the headline's contenders stand beside the baseline at the longest length, over all panels."""
-    found = {}
-    for result in results:
-        for name in shown.headline(result) or _fastest(result):
-            if ratio := result.ratio(name):
-                found.setdefault(result.of[shown.axis], {}).setdefault(name, []).append(ratio)
-    if not found:
+    ends = [result.of[shown.axis] for result in results if any(map(result.ratio, result.measured))]
+    if not ends:
         return "No ratio was measured"
-    last, base, said = max(found), results[0].baseline, []
-    for name, ratios in found[last].items():
+    at_last = [result for result in results if result.of[shown.axis] == max(ends)]
+    names = dict.fromkeys(name for result in at_last for name in shown.headline(result) or _fastest(result))
+    found = {name: [ratio for result in at_last if (ratio := result.ratio(name))] for name in names}
+    base, said = results[0].baseline, []
+    for name, ratios in found.items():
         if len(ratios) == 1:
             said.append(_as([f"{name} {_verb(ratios[0])} {in_words(ratios[0])}"], base))
         else:
             low, high = min(ratio.times for ratio in ratios), max(ratio.times for ratio in ratios)
             said.append(f"{name} is {low:.3g} to {high:.3g} times as fast as {base}")
-    return f"At {last} {shown.axis_label}: {'; '.join(said)}"
+    return f"At {max(ends)} {shown.axis_label}: {'; '.join(said)}"
 
 
 def _not_measured(results, short=False):
@@ -228,7 +230,8 @@ def _not_measured(results, short=False):
             if line["status"] != "measured":
                 found.setdefault((line["status"], line["reason"]), {})[name] = None
     if short:
-        names = dict.fromkeys(name for each in found.values() for name in each)
+        measured = {name for result in results for name in result.measured}
+        names = dict.fromkeys(name for each in found.values() for name in each if name not in measured)
         return [f"Not measured: {', '.join(names)}."] if names else []
     return [f"{status}: {', '.join(names)}: {reason}" for (status, reason), names in found.items()]
 

@@ -114,15 +114,29 @@ def _is_sound(line):
 
 
 def results(lines: Iterable[dict]) -> list[Result]:
-    """The results of the lines of rows.jsonl, in the order in which comparisons began."""
+    """The results of the lines of rows.jsonl, in the order in which comparisons began.
+
+    Laps of a contender do not count once it was measured with other code.
+    """
     found = {}
     for line in lines:
         key = tuple(line["of"].items())
-        if line["kind"] == "contender":
-            found.setdefault(key, Result(line["of"], line["baseline"])).contenders[line["name"]] = line
-        elif key in found:
-            found[key].laps.append(line["ms"])
+        if line["kind"] == "lap":
+            if key in found:
+                found[key].laps.append(dict(line["ms"]))
+            continue
+        result = found.setdefault(key, Result(line["of"], line["baseline"]))
+        before = result.contenders.get(line["name"])
+        if before and _code(before) != _code(line):
+            for lap in result.laps:
+                lap.pop(line["name"], None)
+        result.contenders[line["name"]] = line
     return list(found.values())
+
+
+def _code(line):
+    """What code a contender ran: the commit of this project, of a clone of another, and the user's own kernel."""
+    return line.get("commit"), line.get("ran", {}).get("commit"), line.get("own_kernel")
 
 
 def panels(results: Iterable[Result], axis: str) -> dict[str, list[Result]]:

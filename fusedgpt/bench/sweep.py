@@ -19,7 +19,7 @@ from fusedgpt.attention.receipt import contradiction, observe
 from fusedgpt.attention.table import SINGLE_KERNELS
 from fusedgpt.bench import options
 from fusedgpt.bench.comparison import Comparison
-from fusedgpt.bench.proof import prove, refusals, tflops
+from fusedgpt.bench.proof import prove, refusals
 from fusedgpt.bench.report import Shown, kernel
 from fusedgpt.bench.rows import Result, panels
 from fusedgpt.errors import UserError
@@ -113,10 +113,8 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn,
             raise UserError(reason)
         peak = memory.peak_bytes(step, device)
         turn, how = timing.of_a_kernel(step, device)
-    flops = tflops(case, 1.0)  # of a call that takes a millisecond
-    return turn, found | {"kernel": receipt, "peak_memory": peak, "timed": how, "tflops_ms": flops} | {
-        "dtype": dtype_name(dtype)
-    }
+    seen = {"kernel": receipt, "peak_memory": peak, "timed": how, "dtype": dtype_name(dtype)}
+    return turn, found | seen
 
 
 _inputs = functools.lru_cache(maxsize=1)(Case.inputs)  # kernels share them, because drawing them is slow
@@ -148,8 +146,8 @@ def notes(results: list[Result]) -> list[str]:
     seen = dict.fromkeys(f"{name}: {kernel(line)}" for name, line in lines)
     worst = max((parity.largest(line["errors"]) for _, line in lines), default=0)
     found.append(f"Every kernel passed a comparison with float64 first; the largest error is {worst:.1e}.")
-    ways = ", ".join(dict.fromkeys(line["timed"] for _, line in lines))
-    return [*found, f"Kernels seen, forward / backward: {'; '.join(seen)}. Timed: {ways}."]
+    ways = ", ".join(dict.fromkeys(f"{name}: {line['timed']}" for name, line in lines))
+    return [*found, f"Kernels seen, forward / backward: {'; '.join(seen)}.", f"How each was timed: {ways}."]
 
 
 def _faster_from(group, name):
@@ -168,9 +166,4 @@ def subject(s: dict) -> str:
     return f"Causal attention alone, batch 1{dtype}{''.join(f', {each}' for each in also)}; manual is hand-written"
 
 
-def columns(result: Result, name: str) -> dict[str, str]:
-    """None: the table has a line for each length."""
-    return {}
-
-
-SHOWN = Shown("ms per call", columns, headline, notes, subject, axis="T", axis_label="tokens")
+SHOWN = Shown("ms per call", headline, notes, subject, axis="T", axis_label="tokens")

@@ -1,7 +1,6 @@
 """Our training step as a contender: train.py's own `build` and `train_step`, so that benchmarks time what users run."""
 
 import dataclasses
-import functools
 import gc
 
 import torch
@@ -82,7 +81,7 @@ def build(s) -> tuple[Turn, dict]:
         step()
     record, loss = run.record, losses[0].item()
     found = {"errors": record["attention_trials"][record["attention"]]["errors"]} if record["attention_trials"] else {}
-    return timing.Steps(functools.partial(step), device, warmup=0), found | {
+    return timing.Steps(step, device, warmup=0), found | {
         "loss": loss,
         "steps": WARM_UP,
         "tokens": record["tokens_per_step"],

@@ -15,8 +15,6 @@ from fusedgpt.machine.device import cpu_has_amx, cpu_multiplies_bfloat16
 
 FLASH_PACKAGES = ("flash-attn", "flash-attn-3", "flash-attn-4")  # their kernels run on GPUs only
 CPUINFO = pathlib.Path("/proc/cpuinfo")
-# columns to query from nvidia-smi
-GPU_STATE = ("driver_version", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "power.limit")
 
 
 def environment(device: torch.device) -> dict:
@@ -50,24 +48,6 @@ def _versions(*packages):
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-    return found
-
-
-def machine_state(device: torch.device) -> dict:
-    """What may change a figure from one minute to the next: clocks, temperature, power or load, if they can be read."""
-    if device.type == "cuda" and torch.version.cuda:
-        # not by its index: nvidia-smi counts all GPUs of the machine, PyTorch those of CUDA_VISIBLE_DEVICES
-        which = f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"
-        query = ["nvidia-smi", f"--query-gpu={','.join(GPU_STATE)}", "--format=csv,noheader", which]
-        try:
-            answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-        except (OSError, subprocess.CalledProcessError):
-            return {}
-        return dict(zip(GPU_STATE, (word.strip() for word in answer.split(","))))
-    found = {"load": os.getloadavg()[0]} if hasattr(os, "getloadavg") else {}
-    if sys.platform == "linux":
-        mhz = [float(value) for value in _cpuinfo("cpu MHz")]
-        return found | {"clock": f"{max(mhz):.0f} MHz"} if mhz else found
     return found
 
 

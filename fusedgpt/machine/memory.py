@@ -95,7 +95,8 @@ def free_memory(device: torch.device) -> float:
     if sys.platform != "linux":
         return math.inf
     with open("/proc/meminfo", encoding="ascii") as file:
-        return next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+        available = next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+    return min(available, total_memory(device))
 
 
 def _limits():

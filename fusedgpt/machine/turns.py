@@ -28,8 +28,8 @@ class Laps:
     A contender whose turn raises an exception takes no more turns; `failed` has the exception.
     """
 
-    def __init__(self, turns: Mapping[Hashable, Turn], order: random.Random | None = None):
-        self.turns, self.order = dict(turns), order or random.Random()
+    def __init__(self, turns: Mapping[Hashable, Turn]):
+        self.turns, self.order = dict(turns), random.Random()
         self.ms: list[dict[Hashable, float]] = []
         self.failed: dict[Hashable, Exception] = {}
 
@@ -43,7 +43,7 @@ class Laps:
             except torch.AcceleratorError:  # the GPU has crashed, for every other contender too
                 raise
             except Exception as error:
-                self.failed[name] = error
+                self.failed[name] = error.with_traceback(None)  # its frames would keep tensors
                 del self.turns[name]
         self.ms.append(ms)
         return ms
@@ -60,6 +60,8 @@ class Laps:
         """The contenders that did not fail, from the fastest on; one that was dropped is judged by its own laps."""
         timed = [name for name in dict.fromkeys(name for lap in self.ms for name in lap) if name not in self.failed]
         base = next(iter(self.turns), None)  # it ran in every lap
+        if base is None:
+            return sorted(timed, key=lambda name: statistics.median(self.of(name)))
         return sorted(timed, key=lambda name: -statistics.median(ratios(self.ms, name, base)))
 
 
@@ -109,7 +111,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 def race(turns: Mapping[Hashable, Turn], device: torch.device, seconds: float, turn: float = 0.0) -> Laps:
     """Laps for `seconds`, to find the fastest contender: whoever is far behind drops out.
 
-    turn: seconds of a turn; 0 means one step.
+    turn: seconds of a turn; 0 means one step. Raises what the first contender raised if none is left.
     """
     laps = Laps(turns)
     with _threads_of_use(laps) if device.type == "cpu" else contextlib.nullcontext():
@@ -122,6 +124,8 @@ def race(turns: Mapping[Hashable, Turn], device: torch.device, seconds: float, t
                 laps.drop(name)
             if len(laps.turns) == 1:
                 break
+    if laps.failed and not laps.by_speed():
+        raise next(iter(laps.failed.values()))
     return laps
 
 

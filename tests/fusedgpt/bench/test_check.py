@@ -27,6 +27,12 @@ def test_what_has_no_ratio_is_compared_by_status_and_numbers():
     assert found == {"a": "agrees", "b": "differs", "c": "differs", "d": "agrees"}
 
 
+def test_too_few_laps_agree_with_nothing():
+    few = {name: ms[:3] for name, ms in slower(2.0).items()}
+    ((*_, verdict),) = check.compare([result(FASTER)], [result(few)])
+    assert verdict == "too few laps"
+
+
 def test_the_command(tmp_path):
     folders = [tmp_path / name for name in ("one", "other")]
     for folder, by in zip(folders, (1.0, 2.0)):

@@ -159,6 +159,30 @@ def test_what_takes_no_turns_is_known_once_it_is_built(measure):
     assert built == ["a"] and result.laps == [] and result.measured.keys() == {"a"}
 
 
+def test_only_what_is_absent_is_built_again_if_the_others_are_known(measure):
+    # one kernel that never fits made the same command measure all others again
+    def full():
+        raise MemoryError("no room")
+
+    found = {"a": lambda: Fake(1.0), "b": lambda: Fake(2.0), "c": full}
+    result, _, _ = measure(found, seconds=1000.0)
+    _, lines, _ = measure(found, result, seconds=1000.0)
+    assert {line["name"] for line in lines if line["kind"] == "contender"} == {"a", "c"}
+
+
+def test_nothing_is_built_once_the_time_is_over(measure):
+    built = []
+
+    def slow(name):
+        built.append(name)
+        time.sleep(0.3)
+        return Fake(1.0)
+
+    found = {name: lambda name=name: slow(name) for name in "abcd"}
+    result, _, _ = measure(found, end=time.monotonic() + 0.5)
+    assert built == ["a", "b"] and result.laps == []
+
+
 def test_ctrl_c_ends_all_contenders(measure):
     def interrupted():
         contender = Fake(1.0)

@@ -8,6 +8,7 @@ import torch
 from fusedgpt.bench import rows
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
+from fusedgpt.machine import files
 from tests.fusedgpt.bench.small import result
 
 HEADER = {
@@ -98,3 +99,30 @@ def test_a_ratio_needs_both_in_the_same_laps():
     found.contenders["flash"] |= {"status": "failed", "reason": "it hung"}
     assert found.ratio("flash") is None and found.ms("flash") is None
     assert found.precise(["math"], 0.01) and not result({"manual": [1.0], "math": [1.0]}).precise(["math"], 0.5)
+
+
+def test_laps_of_other_code_do_not_count():
+    # a kernel was edited, the same command given again, and the median was of both
+    def line(commit, **more):
+        return READY | {"commit": commit} | more
+
+    other = {"kind": "contender", "of": {"T": 8}, "name": "b", "baseline": "a", "status": "measured", "commit": "1"}
+    lap = {"kind": "lap", "of": {"T": 8}, "ms": {"a": 1.0, "b": 2.0}}
+    (found,) = rows.results([line("1"), other, lap, lap, line("2"), lap])
+    assert [sorted(lap) for lap in found.laps] == [["b"], ["b"], ["a", "b"]]
+    (found,) = rows.results([line("1"), lap, line("1"), lap])
+    assert len(found.laps) == 2 and all("a" in lap for lap in found.laps)
+    (found,) = rows.results([line("1", own_kernel="x"), lap, line("1", own_kernel="y")])
+    assert found.laps == [{"b": 2.0}]
+
+
+def test_a_torn_last_line_takes_no_other_with_it(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows.begin(path, HEADER)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write('{"kind": "lap", "of": {"T"')
+    lines = files.Lines(path)
+    lines.add(files.json_line(READY))
+    lines.close()
+    ((found,), _) = rows.begin(path, HEADER)
+    assert found.measured.keys() == {"a"}

@@ -1,6 +1,5 @@
 """What is written beside a figure."""
 
-import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -11,11 +10,9 @@ import torch
 from fusedgpt.attention.table import KERNELS
 from fusedgpt.machine.environment import (
     FLASH_PACKAGES,
-    GPU_STATE,
     commit,
     device_name,
     environment,
-    machine_state,
 )
 
 
@@ -36,17 +33,6 @@ def test_a_gpu_is_recorded_with_the_packages_that_its_kernels_are_from(monkeypat
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the stand-in is a shell script")
-def test_the_state_of_a_gpu_is_asked_of_that_very_gpu(tmp_path, monkeypatch):
-    # with CUDA_VISIBLE_DEVICES=3 a row had the clocks and the temperature of GPU 0, because nvidia-smi counts all
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text('#!/bin/sh\ncase "$*" in *--id=GPU-12ab-34*) echo 1, 2, 3, 4, 5, 6;; *) echo another;; esac\n')
-    smi.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="12ab-34"))
-    assert machine_state(torch.device("cuda", 0)) == dict(zip(GPU_STATE, "123456"))
-
-
 @pytest.mark.parametrize(
     ("level", "has", "said"),
     [

@@ -79,6 +79,15 @@ def test_who_fails_takes_no_more_turns_and_the_others_go_on():
         laps.run(0.0)
 
 
+def test_a_race_in_which_all_fail_raises_what_they_raised():
+    # out of memory while dtypes were timed was a bare StopIteration
+    def full(seconds):
+        raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        turns.race({"a": full, "b": full}, CPU, seconds=0.0)
+
+
 def contenders(monkeypatch, **ms):
     """Turns of contenders that take so many ms a step, by a clock of their own; and the steps made."""
     told, made = [0.0], []
