@@ -167,6 +167,9 @@ def notes(results: list[Result]) -> list[str]:
     return found
 
 
-SHOWN = Shown(
-    "ms", columns, headline, notes, lambda s: f"{training.subject(s)}; generation of {s['new_tokens']} tokens"
-)
+def subject(s: dict) -> str:
+    """What was measured."""
+    return f"{training.subject(s)}; generation of {s['new_tokens']} tokens"
+
+
+SHOWN = Shown("ms", headline, notes, subject, columns)

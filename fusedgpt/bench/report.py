@@ -8,6 +8,7 @@ from typing import Literal
 from fusedgpt.attention.table import EXPANDED
 from fusedgpt.bench import figures, rows
 from fusedgpt.bench.rows import Result, panels
+from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic
 from fusedgpt.machine.turns import Ratio
 
@@ -55,18 +56,22 @@ def write(folder: pathlib.Path, shown: Shown, form: str = "svg", title: str = ""
             figure = figures.lines(panels(timed, shown.axis), shown.axis, shown.axis_label)
             yield header["benchmark"], title or findings[0], _subject(results, shown, header), figure
         for result, own in zip(timed, findings if not shown.axis else ()):
-            name = "-".join(
-                [header["benchmark"], *map(str, result.of.values())] if len(timed) > 1 else [header["benchmark"]]
-            )
+            name = header["benchmark"] + "".join(f"-{value}" for value in result.of.values()) * (len(timed) > 1)
             yield name, title or own, _subject([result], shown, header), figures.bars(result)
         for name, own, *rest in shown.extra(results, header["settings"]):
             findings.append(own)
             yield name, title or own, *rest
 
-    paths = figures.save(drawn(), folder, machine(header, results), form)
-    text = [*_heading(header, results), *(f"- **{each}.**" for each in findings), ""]
-    text += [*tables(results, shown), "", *figures.lines_of(paths)]
-    notes = [HOW] * any(result.laps for result in results) + shown.notes(results)
+    try:
+        paths = figures.save(drawn(), folder, machine(header, results), form)
+        text = [*_heading(header, results), *(f"- **{each}.**" for each in findings), ""]
+        text += [*tables(results, shown), "", *figures.lines_of(paths)]
+        notes = [HOW] * bool(timed) + shown.notes(results)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(
+            f"no report can be drawn from {folder / 'rows.jsonl'}, which is damaged or of another version:"
+            f" {type(error).__name__}: {error}. Take a whole copy, or measure again"
+        ) from error
     text += [f"- {note}" for note in [*notes, *_not_measured(results)]]
     with atomic(folder / "report.md", "w") as file:
         file.write("\n".join(text).rstrip() + "\n")

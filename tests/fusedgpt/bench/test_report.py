@@ -6,6 +6,7 @@ import pytest
 
 from fusedgpt.bench import figures, report
 from fusedgpt.bench.report import Shown
+from fusedgpt.errors import UserError
 from fusedgpt.machine.turns import Ratio
 from tests.fusedgpt.bench.small import result
 
@@ -101,6 +102,12 @@ def test_each_comparison_has_a_finding_of_its_own():
     results = [result(FASTER, {"part": "training"}), result(FASTER, {"part": "llama"})]
     said = "flash is 2 times as fast as manual (2 to 2)"
     assert report.findings_of(results, shown()) == [f"Training: {said}", f"Llama: {said}"]
+
+
+def test_rows_that_lack_what_a_table_shows_are_one_sentence(tmp_path):
+    missing = shown(columns=lambda result, name: {"loss": result.measured[name]["loss"]})
+    with pytest.raises(UserError, match=r"no report can be drawn from .*KeyError: 'loss'\. Take a whole copy"):
+        report.write(write(tmp_path, result(FASTER)), missing)
 
 
 def test_mfu_is_of_one_peak_for_all():
