@@ -13,7 +13,7 @@ from fusedgpt.runs import style
 from fusedgpt.runs.style import DPI, WIDTH
 
 DRAWN_AS = {"eager": "manual", "flash_attention_2": "flash3"}  # transformers' names for a kernel
-PROJECTS = {"ours": "#0072b2", "Hugging Face": "#e69f00", "nanoGPT": "#cc79a7"}
+PROJECTS = {"ours": "#009e73", "Hugging Face": "#e69f00", "nanoGPT": "#cc79a7"}
 STYLE = {"font.size": 8.5, "axes.titlesize": 8.5, "axes.spines.top": False, "axes.spines.right": False}
 STYLE |= {"axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3}
 TICKS = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)

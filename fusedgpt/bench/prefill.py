@@ -170,7 +170,7 @@ def _size(line):
 def subject(s: dict) -> str:
     """What was measured."""
     dtype = "" if s["dtype"] == "auto" else f", {s['dtype']}"
-    return f"One prompt (batch 1), random weights{dtype}; `ours` is our own GPT with transformers' weights"
+    return f"One prompt (batch 1), random weights{dtype}; ours is our own GPT with transformers' weights"
 
 
 SHOWN = Shown("ms to the first token", headline, notes, subject, axis="T", axis_label="tokens")
