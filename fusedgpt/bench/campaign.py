@@ -83,7 +83,7 @@ class Settings:
     results: str = ""  # folder for results; empty: results/ and the name of the device, such as results/h200
     max_seconds: float | None = None  # begin no step after this many seconds; the same command continues
     nanogpt: str = ""  # folder of a clone of nanoGPT, to measure its step in the same laps
-    rehearse: bool = False  # run each step at tiny sizes on the CPU, to see that it works; results go to out-rehearsal
+    rehearse: bool = False  # run the first look at tiny sizes on the CPU, to see that it works; into out-rehearsal
 
 
 def folder(s: Settings, device: torch.device) -> pathlib.Path:
@@ -117,7 +117,7 @@ def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tupl
     if s.rehearse:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     end = time.monotonic() + (s.max_seconds or float("inf"))
-    steps = BREADTH + DEPTH
+    steps = BREADTH + ([] if s.rehearse else DEPTH)
     total = TESTS_S + sum(step.seconds for step in steps)
     print(
         f"== tests {TESTS_S:.0f} s, then {', '.join(f'{step.name} {step.seconds:.0f} s' for step in steps)}", flush=True

@@ -161,7 +161,7 @@ def _finite(model, dtype):
 
 
 def _in_words(times):
-    return ", ".join(f"{dtype_name(dtype)} {ms:.2f}" for dtype, ms in times.items())
+    return ", ".join(f"{dtype_name(dtype)} {times[dtype]:.2f}" for dtype in PRECISE_FIRST if dtype in times)
 
 
 def _shortened(model, layers):

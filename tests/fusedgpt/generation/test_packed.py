@@ -107,7 +107,7 @@ def test_a_layer_that_computes_something_else_is_not_packed(monkeypatch):
 def test_auto_times_a_dtype_in_the_layout_that_will_run(monkeypatch):
     # timed unpacked, bfloat16 would lose on CPUs on which it wins
     timed = []
-    monkeypatch.setattr(engines, "TURNS_MS", 0.0)
+    monkeypatch.setattr(engines, "SECONDS", 0.0)
     monkeypatch.setattr(packed, "gains", lambda device, dtype: dtype == torch.bfloat16)
     monkeypatch.setattr(packed, "pack", lambda module: timed.append(next(module.parameters()).dtype))
     net = GPT(GPTConfig(block_size=16, vocab_size=64, n_layer=1, n_head=2, n_embd=32)).eval()

@@ -89,7 +89,7 @@ def test_the_figures_at_the_top_follow_from_the_rows(tmp_path):
 
 
 def test_a_page_says_what_auto_timed_and_whom_it_refused(tmp_path):
-    trials = {"manual": {"refused": None, "p10_ms": 3.5}, "flash": {"refused": None, "p10_ms": 1.25}}
+    trials = {"manual": {"refused": None, "median_ms": 3.5}, "flash": {"refused": None, "median_ms": 1.25}}
     trials |= {name: {"refused": "on GPUs only"} for name in ("cudnn", "flash3")} | {"flex": {"refused": "no backward"}}
     run_of(tmp_path, [step(0)], attention="flash", attention_trials=trials, settings={"attention": "auto"})
     attention = page_of(report_page.write(tmp_path))["attention"]
