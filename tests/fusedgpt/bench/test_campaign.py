@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import subprocess
-import sys
 import time
 import types
 
@@ -12,7 +10,7 @@ import torch
 
 from fusedgpt.bench import campaign, kinds
 from fusedgpt.errors import UserError
-from tests.launch import fails, script
+from tests.launch import fails
 
 CPU = torch.device("cpu")
 
@@ -110,19 +108,3 @@ def test_each_step_is_a_command_that_its_kind_takes(tmp_path):
         rehearsed = campaign._arguments(step, campaign.Settings(rehearse=True), tmp_path)
         s, _ = kinds.read_settings(step.kind, rehearsed)
         assert kinds.planned(step.kind, s, CPU), step.name
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_rehearsal_runs_every_step(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "bench.py", "gpu", "--rehearse=True", f"--results={tmp_path}"],
-        capture_output=True,
-        text=True,
-        cwd=campaign.ROOT,
-        check=True,
-    )
-    for kind in kinds.KINDS:
-        assert (tmp_path / kind / "report.md").exists(), done.stdout[-3000:]
-    assert "ended" not in done.stdout and "contenders built: ladder " in done.stdout
-    assert script("bench.py", "check", tmp_path / "numerics", tmp_path / "numerics").stdout.count("differs") == 0
