@@ -39,7 +39,7 @@ def _verdict(one, other, name):
         status = [line["status"] for line in lines]
         return (*status, "agrees" if status[0] == status[1] else "differs")
     ratios = one.ratio(name), other.ratio(name)
-    if all(ratios) and max(ratio.precision for ratio in ratios) == float("inf"):
+    if all(ratios) and not all(ratio.known for ratio in ratios):
         return (*map(in_figures, ratios), "too few laps")
     if all(ratios):
         low, high = ratios[0].low * (1 - MARGIN), ratios[0].high * (1 + MARGIN)

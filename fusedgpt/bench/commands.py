@@ -35,6 +35,7 @@ def build(name: str, s) -> tuple[Turn, dict]:
     losses, cpu_s = [], []
 
     def run():
+        """Run the command once; its milliseconds. Notes its loss and CPU time."""
         with tempfile.TemporaryDirectory() as out:
             began, before = time.perf_counter(), os.times()
             if name == "ours":

@@ -172,7 +172,7 @@ class Measurement:
 
     def _widest(self, names):
         found = {name: self.result.ratio(name) for name in names}
-        found = {name: ratio for name, ratio in found.items() if ratio and ratio.precision < float("inf")}
+        found = {name: ratio for name, ratio in found.items() if ratio and ratio.known}
         if not found:
             return "no interval yet"
         name = max(found, key=lambda name: found[name].precision)

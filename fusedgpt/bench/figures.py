@@ -68,8 +68,8 @@ def bars(result: Result):
     figure, axes = new(0.30 * len(names) + 0.5)
     for n, name in enumerate(names):
         ratio, ms, look = result.ratio(name), result.ms(name)["median_ms"], color(name, result.measured[name])
-        if ratio:
-            axes.plot([ratio.low, min(ratio.high, 2 * ratio.times)], [n, n], color=look, linewidth=2)
+        if ratio and ratio.known:
+            axes.plot([ratio.low, ratio.high], [n, n], color=look, linewidth=2)
         axes.plot(ratio.times if ratio else 1.0, n, color=look, marker="o", markersize=4)
         text = f"{ms:,.4g} ms" + (f", {ratio.times:.3g}×" if ratio else "")
         axes.text(1.01, n, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
@@ -78,7 +78,7 @@ def bars(result: Result):
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.margins(x=0.08)
-    axes.set_xlabel(f"times as fast as {result.baseline}, 95 % interval")
+    axes.set_xlabel(f"times as fast as {result.baseline}{_interval([result])}")
     return figure
 
 
@@ -95,8 +95,9 @@ def lines(groups: dict[str, list[Result]], axis: str, label: str):
             if found:
                 look = dict(color=color(name), marker=mark(name), markersize=4.5, linewidth=1.3, label=name)
                 (handles[name],) = axes.plot(found.keys(), [ratio.times for ratio in found.values()], **look)
-                ends = [(ratio.low, min(ratio.high, 4 * ratio.times)) for ratio in found.values()]
-                axes.vlines(found.keys(), *zip(*ends), color=look["color"], linewidth=2.2, alpha=0.45)
+                for x, ratio in found.items():
+                    if ratio.known:
+                        axes.vlines(x, ratio.low, ratio.high, color=look["color"], linewidth=2.2, alpha=0.45)
         axes.axhline(1, color="0.2", linewidth=0.8, linestyle="--", zorder=0)
         axes.set_title(panel)
     results = [result for group in groups.values() for result in group]
@@ -106,9 +107,14 @@ def lines(groups: dict[str, list[Result]], axis: str, label: str):
     for axes in grid[-1]:
         axes.set_xlabel(label)
     for axes in grid[:, 0]:
-        axes.set_ylabel(f"times as fast as\n{results[0].baseline}, 95 % interval")
+        axes.set_ylabel(f"times as fast as\n{results[0].baseline}{_interval(results)}")
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
     return figure
+
+
+def _interval(results):
+    """What the label of an axis says of intervals: nothing if there were too few laps for any."""
+    return ", 95 % interval" if any(result.known for result in results) else ""
 
 
 def _doubling(axes, ticks):

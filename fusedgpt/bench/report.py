@@ -17,6 +17,7 @@ HOW = (
     "Contenders take turns in a new random order each lap. A ratio is the median over laps of the ratio within a lap;"
     " in brackets its 95 % interval, by order statistics."
 )
+FEW = "Too few laps for an interval."
 
 
 @dataclasses.dataclass
@@ -52,6 +53,7 @@ def write(folder: pathlib.Path, shown: Shown, form: str = "svg", title: str = ""
     findings = findings_of(timed, shown)
 
     def drawn():
+        """(name, title, what was measured, figure) of each figure, one at a time, as figures.save asks for them."""
         if shown.axis and timed:
             figure = figures.lines(panels(timed, shown.axis), shown.axis, shown.axis_label)
             yield header["benchmark"], title or findings[0], _subject(results, shown, header), figure
@@ -66,7 +68,7 @@ def write(folder: pathlib.Path, shown: Shown, form: str = "svg", title: str = ""
         paths = figures.save(drawn(), folder, machine(header, results), form)
         text = [*_heading(header, results), *(f"- **{each}.**" for each in findings), ""]
         text += [*tables(results, shown), "", *figures.lines_of(paths)]
-        notes = [HOW] * bool(timed) + shown.notes(results)
+        notes = ([HOW if any(result.known for result in timed) else FEW] if timed else []) + shown.notes(results)
     except (AttributeError, KeyError, TypeError) as error:
         raise UserError(
             f"no report can be drawn from {folder / 'rows.jsonl'}, which is damaged or of another version:"
@@ -79,7 +81,8 @@ def write(folder: pathlib.Path, shown: Shown, form: str = "svg", title: str = ""
 
 
 def _subject(results, shown, header):
-    text = f"{shown.subject(header['settings'])}; {shown.unit}, {HOW.split('. ')[0].lower()}."
+    how = HOW.partition(". ")[0].lower() if any(result.known for result in results) else FEW.lower().rstrip(".")
+    text = f"{shown.subject(header['settings'])}; {shown.unit}, {how}."
     return " ".join([text, *_not_measured(results, short=True)])
 
 
@@ -158,20 +161,20 @@ def _table(result, shown):
 
 def in_figures(ratio: Ratio) -> str:
     """'1.414 (1.402 to 1.425)'; without an interval, how many laps there were."""
-    if ratio.precision == float("inf"):
+    if not ratio.known:
         return f"{ratio.times:.4g} ({_few(ratio)})"
     return f"{ratio.times:.4g} ({ratio.low:.4g} to {ratio.high:.4g})"
 
 
 def in_words(ratio: Ratio) -> str:
     """'1.41 times as fast (1.40 to 1.43)', '1.27 times as long (…)', or 'no faster or slower (…)'."""
-    known = ratio.told or ratio.precision == float("inf")
+    known = ratio.told or not ratio.known
     times, low, high, word = ratio.times, ratio.low, ratio.high, "fast"
     around = f"{low:.3g} to {high:.3g}"
     if times < 1 and known:
         times, word = 1 / times, "long"
         around = f"{1 / high:.3g} to {1 / low:.3g}" if low else ""
-    around = _few(ratio) if ratio.precision == float("inf") else around
+    around = _few(ratio) if not ratio.known else around
     return f"{times:.3g} times as {word} ({around})" if known else f"no faster or slower ({around})"
 
 
@@ -200,7 +203,7 @@ def _as(parts, base):
 
 
 def _verb(ratio):
-    return "takes" if (ratio.told or ratio.precision == float("inf")) and ratio.times < 1 else "is"
+    return "takes" if (ratio.told or not ratio.known) and ratio.times < 1 else "is"
 
 
 def _fastest(result):
@@ -214,17 +217,25 @@ def _finding_at_the_end(results, shown):
     ends = [result.of[shown.axis] for result in results if any(map(result.ratio, result.measured))]
     if not ends:
         return "No ratio was measured"
-    at_last = [result for result in results if result.of[shown.axis] == max(ends)]
+    last = max(ends)
+    at_last = [result for result in results if result.of[shown.axis] == last]
     names = dict.fromkeys(name for result in at_last for name in shown.headline(result) or _fastest(result))
     found = {name: [ratio for result in at_last if (ratio := result.ratio(name))] for name in names}
     base, said = results[0].baseline, []
     for name, ratios in found.items():
+        known = [ratio for ratio in ratios if ratio.known]
+        ratios = known or ratios  # a ratio of few laps says nothing beside others
         if len(ratios) == 1:
             said.append(_as([f"{name} {_verb(ratios[0])} {in_words(ratios[0])}"], base))
         else:
             low, high = min(ratio.times for ratio in ratios), max(ratio.times for ratio in ratios)
-            said.append(f"{name} is {low:.3g} to {high:.3g} times as fast as {base}")
-    return f"At {max(ends)} {shown.axis_label}: {'; '.join(said)}"
+            around = (
+                f" (intervals from {min(r.low for r in known):.3g} to {max(r.high for r in known):.3g})"
+                if known
+                else ""
+            )
+            said.append(f"{name} is {low:.3g} to {high:.3g} times as fast as {base}{around}")
+    return f"At {last} {shown.axis_label}: {'; '.join(said)}"
 
 
 def _not_measured(results, short=False):

@@ -67,6 +67,11 @@ class Result:
         both = {name, base} <= self.measured.keys()
         return turns.ratio(self.laps, name, base) if both and name != base else None
 
+    @property
+    def known(self) -> bool:
+        """Whether some ratio has an interval."""
+        return any(ratio.known for name in self.measured if (ratio := self.ratio(name)))
+
     def ms(self, name: str) -> dict[str, float] | None:
         """The median, 10th and 90th percentile of a contender's laps in milliseconds; None without laps."""
         ms = [lap[name] for lap in self.laps if name in lap]

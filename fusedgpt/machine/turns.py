@@ -80,6 +80,11 @@ class Ratio:
         return (self.high - self.low) / 2 / self.times
 
     @property
+    def known(self) -> bool:
+        """Whether there were laps enough for an interval."""
+        return self.high < float("inf")
+
+    @property
     def told(self) -> bool:
         """Whether the interval tells the two apart."""
         return not self.low <= 1 <= self.high

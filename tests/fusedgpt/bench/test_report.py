@@ -95,7 +95,7 @@ def test_the_title_over_an_axis_is_about_the_longest_with_a_ratio():
     ]
     results[0].laps[:] = [{"manual": 30.0, "flash": 10.0}] * 8
     (found,) = report.findings_of(results, shown(axis="T", axis_label="tokens"))
-    assert found == "At 32 tokens: flash is 2 to 3 times as fast as manual"
+    assert found == "At 32 tokens: flash is 2 to 3 times as fast as manual (intervals from 2 to 3)"
 
 
 def test_each_comparison_has_a_finding_of_its_own():
@@ -126,6 +126,17 @@ def test_how_a_contender_ran():
     text = report.how_it_ran({"kernel": seen, "ran": ran})
     assert text.endswith("(flash, TF32, compiled, 50257 ids, padded by the compiler to 50264)")
     assert text.startswith("flash / flash, keys and values copied for each head")
+
+
+def test_without_an_interval_none_is_drawn_or_claimed(tmp_path, monkeypatch):
+    # rows of one lap had bars from 0 to twice the ratio, called a 95 % interval
+    drawn, lines = [], figures.bars
+    monkeypatch.setattr(figures, "bars", lambda result: drawn.append(lines(result)) or drawn[-1])
+    report.write(write(tmp_path, result({"manual": [2.0], "flash": [1.0]})), shown())
+    (axes,) = drawn[0].axes
+    assert [len(line.get_xdata()) for line in axes.lines] == [1, 1, 2]  # two points, and the line at 1
+    text = (tmp_path / "report.md").read_text()
+    assert axes.get_xlabel() == "times as fast as manual" and "95 %" not in text and "- Too few laps for an" in text
 
 
 def test_kernels_and_projects_keep_their_colours():
