@@ -1,5 +1,6 @@
 """A call that is killed before one of its changes to files; all of them, one by one, are its kill points."""
 
+import faulthandler
 import os
 import pathlib
 import signal
@@ -8,6 +9,7 @@ import traceback
 from collections.abc import Callable
 
 import pytest
+import torch
 
 CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate")
 KILLED = 9
@@ -29,7 +31,7 @@ def killed_before(number: int, call: Callable[[], object], folder: pathlib.Path)
     with open(read) as told:
         change = told.read()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status in (0, KILLED), f"status {status} before change {number}"
+    assert status in (0, KILLED), f"status {status} before change {number}: {change}"
     return change if status else None
 
 
@@ -53,7 +55,9 @@ def _in_child(number, call, folder, write):
             changes += path.startswith(folder)
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    faulthandler.register(signal.SIGALRM, file=write, chain=True)
     signal.alarm(60)  # a lock that another thread held at the fork stays locked: an end, and no test that never ends
+    torch.set_num_threads(1)  # OpenMP's others are not in a fork, and it would wait for them for ever
     try:
         sys.addaudithook(watch)
         call()
