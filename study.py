@@ -7,8 +7,9 @@
 
 Any setting of train.py takes several values: a,b,c, or 1..5 for whole numbers. Two settings vary together if they are
 given as --learning_rate,min_lr=1e-3:1e-4,2e-3:2e-4. A config file may name variants of any settings:
-variants = {"small": dict(n_layer=2), "large": dict(n_layer=8)}. Each run is train.py in a process of its own. To
-continue a study that was broken off, give the same command again; with more seeds or values, these are added.
+variants = {"small": dict(n_layer=2), "large": dict(n_layer=8)}. Each run is train.py in a process of its own. The plan
+is fixed before the first run; what is changed after a verdict is exploratory. To continue a study that was broken off,
+give the same command again.
 """
 
 import signal
@@ -18,13 +19,13 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until a run has begun, Ctrl-C ends the program at once
 
 import dataclasses
-import hashlib
 import math
 import os
 import pathlib
+import re
 import shlex
+import subprocess
 import time
-from collections.abc import Iterator
 
 from configurator import answer_help
 from fusedgpt.errors import UserError, one_sentence
@@ -33,17 +34,19 @@ from fusedgpt.studies import command
 if __name__ == "__main__" and "report" not in sys.argv[1:2]:
     answer_help(command.settings_class()(), sys.argv[1:], __doc__, unused=command.SET_BY_THE_STUDY)
 
+from tqdm import tqdm
+
 from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.home import ROOT, SCRIPTS, as_called
 from fusedgpt.machine import files
-from fusedgpt.studies import design, outcomes, report, search, space, versions
-from fusedgpt.studies.database import without_password
+from fusedgpt.machine.timing import in_words
+from fusedgpt.studies import design, outcomes, report, runner, search, space, step_time, versions, words
 from fusedgpt.studies.design import Design
-from fusedgpt.studies.progress import Progress, outlook
 from fusedgpt.studies.runner import Runner, Stopped, order
 
 WORKING_TREE = "working tree"
+Roots = dict[str, pathlib.Path]  # {version: the folder of its code}
 
 
 def main(args: list[str]) -> None:
@@ -53,72 +56,54 @@ def main(args: list[str]) -> None:
     s, folder = request.study, pathlib.Path(request.study.study_dir)
     if s.search:
         request = space.prepared(request)
-    plan, code = plan_of(request, without_password(shlex.join(["python", "study.py", *args])))
-    plan = design.continued(plan, folder, (folder / "verdict.json").exists(), named=s.baseline is not None)
-    left = [job for job in order(plan) if not outcomes.is_over(folder, job)]
-    if len(plan.seeds) == 1:
-        print("one seed decides nothing: with --seed=1..5 the verdict has intervals")
-    if s.search:
-        left = search.left(plan, folder, s.trials)
+    new, roots = plan_of(request, search.without_password(shlex.join(["python", "study.py", *args])))
+    named = frozenset(arg.lstrip("-").partition("=")[0] for arg in args)
+    plan = design.continued(new, folder, seen(folder), named)
     if s.dry_run:
-        return print(outlook(plan, folder, code, left, s.jobs))
-    if s.search or s.storage:
-        search.run(request, plan, folder, SCRIPTS, began + 60 * (s.max_minutes or math.inf))
-        with search.turn(folder):
-            return conclude(folder, s.fail_unless)
-    with files.lock(folder) as lock:
-        plan.save(folder)
-        progress = Progress(plan, folder, done=len(order(plan)) - len(left))
-        runner = Runner(plan, folder, code, lock, progress.say)
-        try:
-            for job in runner.run(left, s.jobs, began + 60 * (s.max_minutes or math.inf)):
-                progress.ended(job)
-        finally:
-            progress.close()
+        return print(outlook(plan, roots, folder, s.trials if s.search else None))
+    deadline = began + 60 * (s.max_minutes or math.inf)
+    if s.search:
+        search.run(request, plan, folder, roots, deadline, tqdm.write)
+    else:
+        with files.lock(folder) as lock:
+            plan.save(folder)
+            versions.save_diff(SCRIPTS, folder / "working-tree.diff")
+            time_steps(plan, roots, folder)
+            if plan.metric != "ms":
+                train(Runner(plan, folder, roots, lock, tqdm.write), s.jobs, deadline)
+    with files.lock(folder):
         conclude(folder, s.fail_unless)
 
 
-def plan_of(request: command.Request, line: str) -> tuple[Design, dict[str, pathlib.Path]]:
-    """The design of a study, and the folder of the code that runs each of its variants.
+def plan_of(request: command.Request, line: str) -> tuple[Design, Roots]:
+    """The design of a study, and its versions of the code. line: the command line.
 
-    line: the command line. Raises UserError if the data or the other version are missing.
+    Raises UserError if the data or the other version are missing.
     """
-    s = request.study
-    names = {changes.get("dataset", request.shared.dataset) for changes in request.variants.values()}
-    folders = {name: dataset.find_folder(ROOT, name).resolve() for name in sorted(names)}
-    metas = {name: dataset.read_meta(path) for name, path in folders.items()}
-    if s.metric == "bits_per_byte":
-        for meta in metas.values():
-            Tokenizer(meta).byte_lengths()  # raises if a loss cannot be turned into bits per byte
-    data = {f"{name}/{split}": digest for name, path in folders.items() for split, digest in digests(path, metas[name])}
-    runs = [dataclasses.asdict(request.shared) | changes for changes in request.variants.values()]
+    s, roots, against, shared = request.study, {WORKING_TREE: SCRIPTS}, None, dataclasses.asdict(request.shared)
+    if s.against:
+        if any(request.variants.values()):
+            raise UserError(
+                "--against compares two versions of the code: leave the settings the same, with one value each"
+            )
+        name, there, against = versions.other(SCRIPTS, s.against, pathlib.Path(s.study_dir) / "code")
+        roots = {name: there} | roots
+        folder = dataset.find_folder(ROOT, request.shared.dataset).resolve()  # data are not in git
+        own = dataclasses.replace(request.shared, dataset=str(folder))
+        request = dataclasses.replace(request, shared=own, variants={name: {}, WORKING_TREE: {}})
+        shared = dataclasses.asdict(own)
+    runs = [shared | changes for changes in request.variants.values()]
     if s.search and "attention" in (axes := space.parse(s.search, request.shared)):
-        runs += [{"attention": kernel} for kernel in axes["attention"].values]
-    data |= versions.inputs(runs)
-    how = dict(command=line, code=versions.digest(SCRIPTS), data=data, threads=threads(s.jobs))
-    if not s.against:
-        plan = design.of(request, "search" if s.search else "grid", **how)
-        return plan, dict.fromkeys(plan.variants, SCRIPTS)
-    if any(request.variants.values()):
-        raise UserError("--against compares two versions of the code: leave the settings the same, with one value each")
-    sha = versions.commit_of(SCRIPTS, s.against)
-    there = versions.check_out(SCRIPTS, sha, pathlib.Path(s.study_dir) / "code" / sha[:7])
-    shared = dataclasses.replace(request.shared, dataset=str(folders[request.shared.dataset]))  # data are not in git
-    arms = {sha[:7]: {}, WORKING_TREE: {}}
-    plan = design.of(dataclasses.replace(request, shared=shared, variants=arms), "against", **how)
-    weights = versions.initial_weights(there, SCRIPTS, versions.flags_for(plan.settings | {"seed": plan.seeds[0]}))
-    plan.against = {"ref": s.against, "commit": sha, "initial_weights": weights}
-    return plan, {sha[:7]: there, WORKING_TREE: SCRIPTS}
-
-
-def digests(folder: pathlib.Path, meta: dict) -> Iterator[tuple[str, str]]:
-    """(split, a digest of its length and of a sample of its ids): a meta.json may be absent, or of earlier bins.
-
-    Raises UserError if a bin is missing.
-    """
-    for split in dataset.SPLITS:
-        file = dataset.TokenFile(folder, split, meta)
-        yield split, f"{len(file)} {hashlib.sha256(file.sample().tobytes()).hexdigest()}"
+        runs += [shared | {"attention": kernel} for kernel in axes["attention"].values]
+    data = versions.data(runs)
+    if s.metric == "bits_per_byte":
+        for name in {run["dataset"] for run in runs}:
+            Tokenizer(dataset.read_meta(dataset.find_folder(ROOT, name))).byte_lengths()  # raises if it has none
+    code = {name: versions.digest(root) for name, root in roots.items()}
+    kind = "search" if s.search else "against" if s.against else "grid"
+    plan = design.of(request, kind, line, code, data, threads(s.jobs))
+    plan.against = against
+    return plan, roots
 
 
 def threads(jobs: int) -> int | None:
@@ -127,22 +112,77 @@ def threads(jobs: int) -> int | None:
     return max(1, cores // jobs) if jobs > 1 else None
 
 
+def seen(folder: pathlib.Path) -> bool:
+    """Whether the study in `folder` has runs enough for a verdict, which somebody may have seen."""
+    if not (folder / "study.json").exists():
+        return False
+    results = outcomes.read(folder)
+    return results.design.kind == "search" or results.counted > 0
+
+
+def outlook(plan: Design, roots: Roots, folder: pathlib.Path, trials: int | None) -> str:
+    """How many runs are left, and how long they take, by a dry run of one. Raises UserError if it fails."""
+    left = [job for job in order(plan) if not outcomes.is_over(folder, job)]
+    many = trials * len(plan.seeds) if trials else len(left)
+    flags = runner.settings_of(plan, plan.baseline, plan.seeds[0], folder) | {"dry_run": True}
+    asked = runner.command(roots, plan.baseline, flags)
+    done = subprocess.run(asked, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        raise UserError(f"{plan.baseline} cannot run: {said.removeprefix('error: ')}")
+    found = re.search(r"^estimate: (.+?), until", done.stdout, re.M)
+    each = in_words(60 * plan.minutes) if plan.minutes else found[1] if found else "an unknown time"
+    checkpoint = re.search(r"a checkpoint takes ([\d,]+ MB)", done.stdout)
+    disk = f"; each keeps checkpoints of {checkpoint[1]}" if checkpoint else ""
+    kinds = f"{trials} trials" if trials else f"{len(plan.variants)} variants"
+    return f"{kinds} × {len(plan.seeds)} seeds: {many} runs are left, of {each} each like {plan.baseline}{disk}"
+
+
+def time_steps(plan: Design, roots: Roots, folder: pathlib.Path) -> None:
+    """Time a step of each variant in turns, once, and say how many iterations fit into --minutes."""
+    missing = [name for name in plan.variants if name not in plan.times]
+    needed = plan.minutes or plan.metric in ("ms", "seconds_to_loss") or len(plan.variants) > 1
+    if missing and needed:
+        plan.times |= step_time.measure(plan, missing, roots, folder, tqdm.write)
+        plan.save(folder)
+    for name in plan.variants:
+        if steps := plan.iterations(name):
+            ms = plan.times[name]["ms"]
+            tqdm.write(f"{name}: {steps:,} iterations of {ms:.4g} ms are {ms * steps / 1e3:.3g} s of steps")
+
+
+def train(own: Runner, at_once: int, deadline: float) -> None:
+    """Make the runs that are missing, look by look, until the verdict is decided."""
+    plan = own.plan
+    for look in plan.looks:
+        seeds = set(plan.seeds[:look])
+        left = [job for job in order(plan) if job[1] in seeds and not outcomes.is_over(own.folder, job)]
+        quiet = not sys.stderr.isatty()
+        with tqdm(total=len(left), disable=quiet, leave=False, unit="run", dynamic_ncols=True) as bar:
+            for job in own.run(left, at_once, deadline):
+                row = outcomes.statuses(own.folder)[job]
+                this = outcomes.outcome(plan, *job, row)
+                value = f"{plan.metric} {this.value:.5g}" if this.status == "finished" else f"{this.status}: {this.why}"
+                tqdm.write(f"{runner.name_of(job)}: {value}")
+                bar.update()
+        results = outcomes.read(own.folder)
+        if results.counted == look < plan.looks[-1] and results.decided:
+            return tqdm.write(f"decided after {look} of {len(plan.seeds)} seeds: the others are not needed")
+
+
 def conclude(folder: pathlib.Path, fail_unless: str | None = None) -> None:
     """Write the report of a study, and say its verdict.
 
-    Ends the script with status 1 if `fail_unless` is "better" and no variant is. Raises UserError if no run finished.
+    Ends the script with status 1 if `fail_unless` is "better" and no variant is. Raises UserError if no run has ended.
     """
     results = outcomes.read(folder)
-    missing = [each for each in results.outcomes if each.status == "missing"]
-    if len(missing) == len(results.outcomes):
-        raise UserError(f"no run of the study in {folder} has ended yet: give its command again")
-    paths = report.write(folder)
-    print((folder / "table.md").read_text(encoding="utf-8"))
-    said = search.sentences(results) if results.design.kind == "search" else results.sentences()
-    for line in (*results.warnings(), *said):
-        print(line)
+    if not any(o.row for o in results.outcomes) and not (results.design.metric == "ms" and results.design.times):
+        raise UserError(f"no run of the study in {folder} has ended, or outcomes.jsonl is gone: nothing to report")
+    said = search.sentences(results) if results.design.kind == "search" else words.sentences(results)
+    paths = report.write(folder, said)
+    print(report.markdown(results), "", *results.warnings(), *said, sep="\n")
     print(f"wrote {paths[-1]}, and tables and figures beside it")
-    if fail_unless and not any(each.word == fail_unless for each in results.comparisons()):
+    if fail_unless and not any(c.word == fail_unless and c.planned for c in results.comparisons):
         sys.exit(f"error: no variant is {fail_unless} than {results.design.baseline}")
 
 

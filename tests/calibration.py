@@ -5,6 +5,10 @@
 Writes rows.jsonl and calibration.png to --out_dir. Each row is about many studies of the same kind:
 
 equal     no variant differs from the baseline. `share` of the studies find a difference; 5 % may
+looks     the same, with a verdict at each of the planned looks
+added     the same, where a variant is added after a verdict: `share` find a difference of a planned one
+intervals half of the variants differ. `share` of the studies have only intervals that hold the true difference; 95 %
+range     `share` of the printed ranges hold the smallest difference that the seeds really find in 80 %; 95 %
 planted   one variant is better by `of_smallest` times the smallest difference that the verdict promises to find in 80 %
           of studies. `share` of the studies find it; `promised` is what the noncentral t distribution says
 unpaired  what a t test finds that takes the runs of a `planted` row, but not as pairs
@@ -53,11 +57,11 @@ NOISES = {
     "heavy tails": lambda rng, n: NOISE * rng.standard_t(2, n),  # of infinite variance: some runs end far from the rest
     "counts": lambda rng, n: rng.integers(2, size=n),  # such as the evaluation at which a loss is reached, this or next
 }
-# (interval, seeds, comparisons, noise)
-EQUAL = [("t", SEEDS, 1, "normal"), ("t", SEEDS, 5, "normal"), ("t", 2, 1, "normal"), ("t", 2, 5, "normal")]
-EQUAL += [("bootstrap", 10, 1, "normal"), ("bootstrap", 10, 5, "normal")]
-EQUAL += [("t", SEEDS, 1, "heavy tails"), ("t", SEEDS, 5, "heavy tails"), ("bootstrap", 10, 1, "heavy tails")]
-EQUAL += [("t", seeds, comparisons, "counts") for seeds in (2, 3, SEEDS) for comparisons in (1, 5)]
+# (seeds, comparisons, noise)
+EQUAL = [(SEEDS, 1, "normal"), (SEEDS, 5, "normal"), (2, 1, "normal"), (2, 5, "normal"), (10, 1, "normal")]
+EQUAL += [(SEEDS, 1, "heavy tails"), (SEEDS, 5, "heavy tails")]
+EQUAL += [(seeds, comparisons, "counts") for seeds in (2, 3, SEEDS) for comparisons in (1, 5)]
+LOOKS = [((5, 10), 1), ((5, 10), 5), ((5, 10, 15, 20), 1)]  # (looks, comparisons)
 OF_SMALLEST = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 # a training takes a tenth of a second on one core
 MODEL = dict(block_size=32, n_layer=1, n_head=2, n_embd=32, activation="gelu", bias=False)
@@ -66,7 +70,7 @@ WINDOWS = 64  # of the validation split
 HIGHER = 1.1  # times the learning rate: a small step of a search
 LONGER = {300: 60, 1000: 30}  # {iterations: pairs}, to see how much of what pairs share is left after longer trainings
 # (rows, (colour, mark, label))
-LOOKS = [
+MARKS = [
     (dict(data="simulated", comparisons=1), (COLOURS[0], "o", "1 comparison")),
     (dict(data="simulated", comparisons=5), (COLOURS[1], "s", "5 comparisons")),
     (dict(data="real"), (COLOURS[2], "D", "real runs")),
@@ -96,17 +100,62 @@ def share(found: Iterable[bool]) -> dict:
     return dict(studies=len(found), share=sum(found) / len(found), low=float(low), high=float(high))
 
 
-def differ(values: Values, interval: str = "t") -> bool:
-    """Whether a verdict on any variant is better or worse."""
-    return any(c.word != "no difference found" for c in verdict.compare(values, next(iter(values)), interval))
+def compared(values: Values, **how) -> list[verdict.Comparison]:
+    """The verdict on each variant but the first, which is the baseline."""
+    (_, base), *others = ((name, np.array(list(each.values()))) for name, each in values.items())
+    return verdict.compare({name: each - base for name, each in others}, largest=10.0, **how)
 
 
-def equal(studies: int, interval: str, seeds: int, comparisons: int, noise: str) -> dict:
+def differ(values: Values, **how) -> bool:
+    """Whether a verdict on any planned variant is better or worse."""
+    return any(c.word in ("better", "worse") and c.planned for c in compared(values, **how))
+
+
+def first(values: Values, n: int) -> Values:
+    """The first `n` seeds of a study."""
+    return {name: {seed: each[seed] for seed in range(n)} for name, each in values.items()}
+
+
+def equal(studies: int, seeds: int, comparisons: int, noise: str) -> dict:
     """The row of simulated studies whose variants are all equal."""
     rng = np.random.default_rng((seeds, comparisons))
-    found = (differ(simulated(rng, seeds, comparisons, noise), interval) for _ in range(studies))
-    spec = dict(interval=interval, seeds=seeds, comparisons=comparisons, noise=noise)
-    return dict(what="equal", data="simulated") | spec | share(found)
+    found = (differ(simulated(rng, seeds, comparisons, noise)) for _ in range(studies))
+    return dict(what="equal", data="simulated", seeds=seeds, comparisons=comparisons, noise=noise) | share(found)
+
+
+def at_looks(studies: int, looks: tuple[int, ...], comparisons: int) -> dict:
+    """The row of simulated studies of equal variants that end as soon as a look finds a difference."""
+    rng = np.random.default_rng((*looks, comparisons))
+    drawn = (simulated(rng, looks[-1], comparisons) for _ in range(studies))
+    found = (any(differ(first(values, n), looks=looks) for n in looks) for values in drawn)
+    return dict(what="looks", data="simulated", looks=list(looks), comparisons=comparisons) | share(found)
+
+
+def added(studies: int) -> dict:
+    """The row of simulated studies of equal variants, to which a variant is added after the verdict on the first."""
+    rng = np.random.default_rng(11)
+    drawn = (simulated(rng, SEEDS, 2) for _ in range(studies))
+    return dict(what="added", data="simulated") | share(differ(each, planned=frozenset("1")) for each in drawn)
+
+
+def intervals(studies: int, comparisons: int) -> dict:
+    """The row of simulated studies whose variants 1, 3, … are better by three standard errors of the mean."""
+    rng, gain = np.random.default_rng(comparisons), 3 * SPREAD / math.sqrt(SEEDS)
+
+    def hold():
+        values = simulated(rng, SEEDS, comparisons)
+        for name in list(values)[1::2]:
+            values[name] = {seed: value - gain for seed, value in values[name].items()}
+        return all(c.low <= -gain * (int(c.variant) % 2) <= c.high for c in compared(values))
+
+    return dict(what="intervals", data="simulated", comparisons=comparisons) | share(hold() for _ in range(studies))
+
+
+def ranges(studies: int, seeds: int) -> dict:
+    """The row of the ranges that verdicts print for what their seeds find."""
+    rng, true = np.random.default_rng(seeds), verdict.smallest(SPREAD, seeds)
+    found = (compared(simulated(rng, seeds, 1))[0].found for _ in range(studies))
+    return dict(what="range", data="simulated", seeds=seeds) | share(low <= true <= high for low, high in found)
 
 
 def power(difference: float, spread: float, seeds: int, comparisons: int) -> float:
@@ -118,9 +167,9 @@ def power(difference: float, spread: float, seeds: int, comparisons: int) -> flo
 def planted(studies: int, comparisons: int, of_smallest: float) -> dict:
     """The row of simulated studies in which one variant is better by `of_smallest` times the smallest difference."""
     rng = np.random.default_rng((comparisons, round(100 * of_smallest)))
-    gain = of_smallest * verdict.smallest(SPREAD, SEEDS, comparisons)
+    gain = of_smallest * verdict.smallest(SPREAD, SEEDS, verdict.LEVEL / comparisons)
     drawn = (simulated(rng, SEEDS, comparisons, gain=gain) for _ in range(studies))
-    found = (verdict.compare(values, "0")[0].word == "better" for values in drawn)
+    found = (compared(values)[0].word == "better" for values in drawn)
     spec = dict(seeds=SEEDS, comparisons=comparisons, of_smallest=of_smallest)
     promised = power(gain, SPREAD, SEEDS, comparisons)
     return dict(what="planted", data="simulated") | spec | share(found) | dict(promised=promised)
@@ -163,7 +212,7 @@ def real_rows(s: Settings) -> Iterator[dict]:
     """The rows of real runs. Runs of a pair have the same initial weights."""
     trainer, seeds = Trainer(s.dataset), s.real_studies * SEEDS
     base, same, higher = (trainer.losses(seeds, **how) for how in ({}, dict(stream=1), dict(times=HIGHER)))
-    spec = dict(data="real", interval="t", seeds=SEEDS, comparisons=1)
+    spec = dict(data="real", seeds=SEEDS, comparisons=1)
     yield dict(what="equal") | spec | share(map(differ, studies(base, same)))
     spread = float((same - base).std(ddof=1))
     for of_smallest in OF_SMALLEST:
@@ -183,7 +232,7 @@ def real_rows(s: Settings) -> Iterator[dict]:
 def planted_in_runs(base: np.ndarray, other: np.ndarray, difference: float, spread: float, spec: dict) -> dict:
     """The row of studies of real runs that differ by `difference` on average, with standard deviation `spread`."""
     word = "better" if difference < 0 else "worse"
-    found = (verdict.compare(each, "0")[0].word == word for each in studies(base, other))
+    found = (compared(each)[0].word == word for each in studies(base, other))
     spec = spec | dict(of_smallest=abs(difference) / verdict.smallest(spread, SEEDS), difference=difference)
     promised = power(abs(difference), spread, SEEDS, 1)
     return dict(what="planted") | spec | share(found) | dict(promised=promised)
@@ -216,6 +265,13 @@ def rows(s: Settings) -> Iterator[dict]:
     """Every row."""
     for spec in EQUAL:
         yield equal(s.studies, *spec)
+    for looks, comparisons in LOOKS:
+        yield at_looks(s.studies, looks, comparisons)
+    yield added(s.studies)
+    for comparisons in (1, 4):
+        yield intervals(s.studies, comparisons)
+    for seeds in (3, SEEDS, 10):
+        yield ranges(s.studies, seeds)
     for comparisons in (1, 5):
         for of_smallest in OF_SMALLEST:
             yield planted(s.studies, comparisons, of_smallest)
@@ -243,12 +299,12 @@ def draw_shares(axes, shares: list[dict], at: list[float], look: tuple, upright:
 
 def draw_power(axes, found: list[dict]) -> None:
     """The share of studies that find a planted difference, beside what was promised."""
-    for like, look in LOOKS:
+    for like, look in MARKS:
         drawn = chosen(found, what="planted", **like)
         draw_shares(axes, drawn, [row["of_smallest"] for row in drawn], look, upright=True)
     sizes = np.linspace(0, max(OF_SMALLEST), 100)
-    for comparisons, (_, (colour, *_)) in zip((1, 5), LOOKS):
-        smallest = verdict.smallest(SPREAD, SEEDS, comparisons)
+    for comparisons, (_, (colour, *_)) in zip((1, 5), MARKS):
+        smallest = verdict.smallest(SPREAD, SEEDS, verdict.LEVEL / comparisons)
         promised = [100 * power(size * smallest, SPREAD, SEEDS, comparisons) for size in sizes]
         axes.plot(sizes, promised, color=colour, linewidth=0.9)
     axes.set(xlabel="planted difference / smallest", ylabel="studies that find it (%)", ylim=(0, 102))
@@ -261,7 +317,7 @@ def draw_equal(axes, found: list[dict]) -> None:
     drawn = chosen(found, what="equal")
     kinds = list(dict.fromkeys(map(kind, drawn)))[::-1]
     axes.axvline(100 * verdict.LEVEL, color="0.4", linewidth=0.9)
-    for (like, look), offset in zip(LOOKS, (0.15, -0.15, 0)):
+    for (like, look), offset in zip(MARKS, (0.15, -0.15, 0)):
         some = chosen(drawn, **like)
         draw_shares(axes, some, [kinds.index(kind(row)) + offset for row in some], look, upright=False)
     axes.set_yticks(range(len(kinds)), kinds, fontsize=7.5)
@@ -272,14 +328,13 @@ def draw_equal(axes, found: list[dict]) -> None:
 def kind(row: dict) -> str:
     """What distinguishes a row of equal variants, in words."""
     said = [f"{row['seeds']} seeds", "real runs" if row["data"] == "real" else row["noise"]]
-    said += ["bootstrap"] if row["interval"] == "bootstrap" else []
     return ", ".join(word for word in said if word != "normal")
 
 
 def draw(found: list[dict], folder: pathlib.Path, machine: str) -> None:
     """Draw calibration.png."""
-    (equal,) = chosen(found, what="equal", **LOOKS[0][0], interval="t", seeds=SEEDS, noise="normal")
-    (smallest,) = chosen(found, what="planted", **LOOKS[0][0], of_smallest=1.0)
+    (equal,) = chosen(found, what="equal", **MARKS[0][0], seeds=SEEDS, noise="normal")
+    (smallest,) = chosen(found, what="planted", **MARKS[0][0], of_smallest=1.0)
     shares = [f"{100 * row['share']:.1f} %" for row in (equal, smallest)]
     title = f"{shares[0]} of studies of equal variants find a difference, {shares[1]} a real one"
     subject = f"Allowed: 5 %. Promised: 80 % of the smallest ({SEEDS} seeds). Each mark: {equal['studies']:,} studies"

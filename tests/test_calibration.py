@@ -8,10 +8,22 @@ import pytest
 from scipy import stats
 
 from tests import calibration
-from tests.calibration import Settings, Trainer, equal, pairing, planted, power, simulated
+from tests.calibration import (
+    Settings,
+    Trainer,
+    added,
+    at_looks,
+    equal,
+    intervals,
+    pairing,
+    planted,
+    power,
+    ranges,
+    simulated,
+)
 
 pytestmark = pytest.mark.slow  # of thousands of studies; test_verdict.py has the numbers of single ones
-COLUMNS = {"what", "data", "seeds", "comparisons", "studies", "share", "low", "high"}
+COLUMNS = {"what", "data", "studies", "share", "low", "high"}
 
 
 def almost_surely(studies, share):
@@ -19,16 +31,22 @@ def almost_surely(studies, share):
     return stats.binom.ppf([0.0005, 0.9995], studies, share) / studies
 
 
-@pytest.mark.parametrize("interval, seeds, comparisons, noise", [
-    ("t", 5, 1, "normal"),
-    ("t", 5, 1, "heavy tails"),
-    ("bootstrap", 10, 1, "normal"),
-    ("t", 2, 5, "counts"),
-    ("t", 3, 5, "counts"),
-    ("t", 5, 5, "counts"),
+@pytest.mark.parametrize("row", [
+    lambda: equal(300, 5, 1, "normal"),
+    lambda: equal(300, 5, 1, "heavy tails"),
+    lambda: equal(300, 2, 5, "counts"),
+    lambda: equal(300, 3, 5, "counts"),
+    lambda: equal(300, 5, 5, "counts"),
+    lambda: at_looks(300, (5, 10), 1),
+    lambda: added(300),
 ])  # fmt: skip
-def test_equal_variants_differ_in_5_percent_of_studies_at_most(interval, seeds, comparisons, noise):
-    assert equal(300, interval, seeds, comparisons, noise)["share"] <= almost_surely(300, 0.05)[1]
+def test_equal_variants_differ_in_5_percent_of_studies_at_most(row):
+    assert row()["share"] <= almost_surely(300, 0.05)[1]
+
+
+@pytest.mark.parametrize("row", [lambda: intervals(300, 4), lambda: ranges(300, 3), lambda: ranges(300, 10)])
+def test_intervals_and_ranges_hold_in_95_percent_of_studies(row):
+    assert row()["share"] >= almost_surely(300, 0.95)[0]
 
 
 @pytest.mark.parametrize("comparisons, of_smallest", [(1, 0.5), (1, 1.0), (5, 1.0)])
@@ -72,7 +90,7 @@ def test_real_runs_share_what_they_should(data):
 
 
 def test_rows_and_figure(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(calibration, "EQUAL", [("t", 5, 1, "normal"), ("t", 5, 5, "normal")])
+    monkeypatch.setattr(calibration, "EQUAL", [(5, 1, "normal"), (5, 5, "normal")])
     monkeypatch.setattr(calibration, "LONGER", {20: 3})
     said = []
     s = Settings(str(tmp_path), studies=20, real=True, real_studies=2, dataset=str(data))

@@ -16,13 +16,13 @@ from fusedgpt.runs.metrics import MEANING, Run, above, thinned, view
 HERE = pathlib.Path(__file__).parent
 
 
-def fill(template: pathlib.Path, title: str, page: dict[str, Any], refresh: str = "") -> bytes:
-    """A page: the `template` with the shared head, style and scripts, and with `page`, which its script draws.
+def fill(template: pathlib.Path, title: str, page: dict[str, Any], refresh: str = "", body: str = "") -> bytes:
+    """A page: the `template` with the shared head, style and scripts, with `page`, which its script draws, and `body`.
 
     Raises ValueError if a number in `page` is not finite.
     """
     data = json.dumps(page, allow_nan=False).replace("<", "\\u003c")  # no text of a run can end the script
-    parts = {"title": html.escape(title), "refresh": refresh, "page": data}
+    parts = {"title": html.escape(title), "refresh": refresh, "page": data, "body": body}
     parts |= {"style": _read("page.css"), "script": _read("page.js"), "curves": _read("curves.js")}
     text = template.read_text(encoding="utf-8").replace("{{head}}", _read("head.html"))
     text = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], text)

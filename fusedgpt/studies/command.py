@@ -14,7 +14,6 @@ from configurator import configure, separate, subclass
 from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError, shown
 from fusedgpt.settings import Settings, require_learning, validate
-from fusedgpt.studies.verdict import LEAST_RESAMPLED
 
 RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 LARGEST_RANGE = 10_000  # values of a range a..b
@@ -35,21 +34,19 @@ class StudySettings:
     # folder of the study; the same command continues the study in it, and more seeds or variants are added to it
     study_dir: str = "out-study"
     baseline: str | None = None  # variant that the others are compared with, as the table names it; None: the first
-    # what is compared, lower is better: the validation loss at the end, in bits per byte, the median time of a step, or
-    # the training time or tokens until the loss is at target_loss, on the line between two evaluations
+    # what is compared, lower is better: the validation loss at the end, in bits per byte, the time of a step, or the
+    # training time or tokens until the loss is at target_loss, on the line between two evaluations
     metric: Literal["val_loss", "bits_per_byte", "ms", "seconds_to_loss", "tokens_to_loss"] = "val_loss"
     target_loss: float | None = None  # validation loss to reach, for metric=seconds_to_loss or tokens_to_loss
     tokens: int | None = None  # train each run on this many tokens: settles max_iters and lr_decay_iters by its batch
-    # intervals of differences by Student's t, or by the bootstrap, which needs 10 seeds
-    interval: Literal["t", "bootstrap"] = "t"
-    against: str | None = None  # a git commit: compare its code with the working tree's
+    looks: str = ""  # as in 5,10: make a verdict after so many seeds too, and end the study if it is decided then
+    matters: float | None = None  # the smallest difference of interest: the verdict says which are surely smaller
+    against: str | None = None  # a git commit, or the folder of a clone: compare its code with the working tree's
     # let Optuna choose settings, as in 'learning_rate=1e-3..2e-2:log, n_layer=2..6, optimizer=adamw|muon'
     search: str | None = None
     trials: int = 40  # variants that a search tries, over all workers and the calls that continue it
-    sampler: Literal["tpe", "random"] = "tpe"  # how a search chooses: by the trials so far, or at random
-    pruner: Literal["none", "hyperband"] = "none"  # hyperband: end trials early whose first evaluations are bad
-    # database in which workers share a study: the same command joins it, and a worker that is killed loses nothing.
-    # postgresql://user@host/db or mysql://user@host/db for many machines, sqlite:///file.db for several GPUs of one
+    # database in which workers share a search: the same command joins it, and a worker that is killed loses nothing.
+    # postgresql://user@host/db or mysql://user@host/db
     storage: str | None = None
     jobs: int = 1  # runs at once; each gets its share of the CPU's cores
     max_minutes: float | None = None  # begin no run after this many minutes; the same command goes on
@@ -123,6 +120,18 @@ def completed(request: Request, changes: dict[str, Any]) -> dict[str, Any]:
             )
         follows["eval_iters"] = windows // s.batch_size
     return changes | follows
+
+
+def looks_of(text: str, seeds: int) -> list[int]:
+    """The numbers of seeds after which a verdict is made, as --looks has them; the last is all. Raises UserError."""
+    try:
+        looks = [int(each) for each in text.split(",") if each] if text else []
+    except ValueError:
+        looks = [0]
+    looks += [seeds] * (seeds not in looks)
+    if looks != sorted(set(looks)) or looks[-1] > seeds or (len(looks) > 1 and looks[0] < 2):
+        raise UserError(f"looks={text!r} must be numbers of seeds that go up, from 2 to {seeds}, as in --looks=5,10")
+    return looks
 
 
 def following(s: StudySettings) -> tuple[str, ...]:
@@ -270,15 +279,11 @@ def _check(request, runs):
     for name in ("jobs", "trials", "tokens", "max_minutes"):
         if getattr(s, name) is not None and not 0 < getattr(s, name) < math.inf:
             raise UserError(f"{name}={getattr(s, name)} must be more than 0, and finite")
-    if s.against and s.storage:
-        raise UserError("--storage shares a search or a grid among workers: leave it out with --against")
-    if s.pruner != "none" and not s.search:
-        raise UserError(f"pruner={s.pruner} ends trials of a search: give --search, or leave it out")
-    if s.interval == "bootstrap" and len(request.seeds) < LEAST_RESAMPLED:
-        raise UserError(
-            f"interval=bootstrap needs at least {LEAST_RESAMPLED} seeds, and there are {len(request.seeds)}: give more"
-            " with --seed=1..10, or take --interval=t"
-        )
+    if s.storage and not s.search:
+        raise UserError("--storage shares the trials of a search among workers: give --search, or leave it out")
+    if s.matters is not None and not 0 < s.matters < math.inf:
+        raise UserError(f"matters={s.matters} must be more than 0, and finite: the smallest difference of interest")
+    looks_of(s.looks, len(request.seeds))
     for seed in request.seeds:
         validate(dataclasses.replace(request.shared, out_dir="run", seed=seed))
     for changes in request.variants.values():
@@ -301,16 +306,13 @@ def _check_budget(request):
     if (s.tokens or minutes) and (taken := varied & {"max_iters", "lr_decay_iters"}):
         name = "tokens" if s.tokens else "minutes"
         raise UserError(f"--{name} sets {' and '.join(sorted(taken))} of each run: they cannot vary beside it")
-    timed = s.metric in ("ms", "seconds_to_loss") or minutes
-    if s.jobs > 1 and timed:
+    if s.search and (minutes or s.metric in ("ms", "seconds_to_loss")):
         raise UserError(
-            f"jobs={s.jobs}: runs at once would slow each other down, and time is what counts: take --jobs=1"
+            "times are taken in turns before the first run, when a search does not know its variants: compare losses at"
+            " equal iterations or, with --tokens, at equal tokens"
         )
-    if s.storage and timed:
-        raise UserError(
-            "--storage gives runs to workers on other machines, or that slow each other down, and time is what counts:"
-            " leave it out, so that one worker makes all runs in turn"
-        )
+    if "minutes" in varied:
+        raise UserError("minutes cannot vary: it gives all variants equal time")
     others = {"eval_iters", "vocab_size"} | ({"dataset"} if s.metric != "bits_per_byte" else set())
     if s.metric != "ms" and (changed := varied & others):
         raise UserError(

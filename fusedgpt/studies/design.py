@@ -1,4 +1,4 @@
-"""study.json: what a study compares, and whether a new command line continues the study in a folder."""
+"""study.json: what a study compares, fixed before its first run, and whether a new command line continues it."""
 
 import dataclasses
 import json
@@ -10,14 +10,14 @@ from typing import Any
 
 from fusedgpt.errors import UserError, shown
 from fusedgpt.machine.files import atomic
-from fusedgpt.studies.command import Request, StudySettings, following, safe, shortened
+from fusedgpt.studies.command import Request, StudySettings, following, looks_of, safe, shortened
 
-FORMAT = 1
+FORMAT = 2
 # settings of a run that are named differently in each run, or that only say how it starts
 OF_A_RUN = ("out_dir", "init_from", "seed", "wandb_run_name")
 SETTLED = ("attention", "dtype", "compile")  # `auto` settles these once, for all runs
-SAME_STUDY = ("kind", "space", "varied")
-SAME_VALUE = ("metric", "target_loss", "seeds")  # the values that Optuna was told follow from these
+FIXED = ("kind", "space", "varied", "threads", "minutes")
+PLANNED = ("metric", "target_loss", "baseline", "matters", "looks")  # what makes a verdict exploratory if it changes
 
 
 @dataclasses.dataclass
@@ -28,18 +28,22 @@ class Design:
     kind: str  # grid: all variants with all seeds; against: one config with two versions of the code; search: by Optuna
     metric: str
     target_loss: float | None
-    interval: str
+    matters: float | None
     baseline: str
     varied: list[str]  # names of the settings in `variants`, without those that follow from others
     variants: dict[str, dict[str, Any]]
+    planned: list[str]  # variants whose comparisons were planned before anybody saw a verdict
     seeds: list[int]
+    looks: list[int]  # numbers of seeds after which a verdict is made; the last is all
     settings: dict[str, Any]  # of all runs, without those that vary and those OF_A_RUN; with init_from
-    code: str  # a digest of the code of the working tree
-    data: dict[str, str]  # digests of each split, of the files of own kernels, and of models that runs begin with
+    code: dict[str, str]  # {version: digest of its code}
+    data: dict[str, str]  # SHA-256 of each split, of the files of own kernels, and of models that runs begin with
+    minutes: float | None = None  # of training steps that each run has
     threads: int | None = None  # CPU threads of each run; None: PyTorch's choice
     settled: dict[str, Any] | None = None  # what `auto` became in the first run
-    against: dict[str, Any] | None = None  # ref, commit, initial_weights
-    looks: int = 0  # times that seeds were added after a verdict
+    against: dict[str, Any] | None = None  # the other version: as it was named, and its commit
+    times: dict[str, dict] = dataclasses.field(default_factory=dict)  # of a step, in turns; see step_time
+    changes: list[str] = dataclasses.field(default_factory=list)  # of the plan, after somebody could see a verdict
     space: str | None = None  # of a search, as --search has it; each line of outcomes.jsonl then has its settings
     format: int = FORMAT
 
@@ -48,19 +52,29 @@ class Design:
         with atomic(folder / "study.json", "w", aside=f".{os.getpid()}") as file:  # workers may begin at once
             json.dump(dataclasses.asdict(self), file, indent=1)
 
+    def iterations(self, variant: str) -> int | None:
+        """The steps of each run of a variant that fit into --minutes by its time of a step; None without --minutes."""
+        ms = self.times.get(variant, {}).get("ms")
+        return max(1, round(60e3 * self.minutes / ms)) if self.minutes and ms else None
 
-def of(request: Request, kind: str, command: str, code: str, data: dict[str, str], threads: int | None) -> Design:
+
+def of(request: Request, kind: str, command: str, code: dict, data: dict[str, str], threads: int | None) -> Design:
     """The design that a command line asks for."""
     s, variants = request.study, request.variants
     names = dict.fromkeys(name for changes in variants.values() for name in changes)
     varied = [name for name in names if name not in following(s)]
-    left_out = {*names, *OF_A_RUN} - {"init_from"}
+    left_out = {*names, *OF_A_RUN, "minutes"} - {"init_from"}
     shared = {name: value for name, value in dataclasses.asdict(request.shared).items() if name not in left_out}
-    how = dict(metric=s.metric, target_loss=s.target_loss, interval=s.interval)
+    how = dict(metric=s.metric, target_loss=s.target_loss, matters=s.matters, minutes=request.shared.minutes)
+    how |= dict(seeds=request.seeds, looks=looks_of(s.looks, len(request.seeds)))
     baseline = s.baseline or next(iter(variants))
-    named = dict(command=command, kind=kind, baseline=baseline, varied=varied, variants=variants, seeds=request.seeds)
+    if baseline not in variants:
+        raise UserError(f"baseline={baseline!r} is no variant: it can be {', '.join(variants)}")
+    named = dict(command=command, kind=kind, baseline=baseline, varied=varied, variants=variants)
     space = "".join(s.search.split()) if s.search else None
-    return Design(**named, **how, settings=shared, code=code, data=data, threads=threads, space=space)
+    planned = [name for name in variants if name != baseline]
+    more = dict(settings=shared, code=code, data=data, threads=threads, space=space)
+    return Design(**named, **how, planned=planned, **more)
 
 
 def load(folder: pathlib.Path) -> Design | None:
@@ -73,56 +87,69 @@ def load(folder: pathlib.Path) -> Design | None:
         if found.get("format") != FORMAT:
             raise ValueError(f"its format is {found.get('format')}, not {FORMAT}")
         return _checked(Design(**found))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}. Name another folder with --study_dir") from error
 
 
 def _checked(plan):
     """`plan`, which somebody may have edited. Raises ValueError if it is no study."""
-    variants, seeds = plan.variants, plan.seeds
-    names = isinstance(variants, dict) and all(shortened(safe(name)) == name for name in variants)
-    if not (names and variants and all(isinstance(each, dict) for each in variants.values())):
-        raise ValueError(f"its variants are {shown(variants)}")
-    if not (isinstance(seeds, list) and seeds and all(type(seed) is int for seed in seeds)):
-        raise ValueError(f"its seeds are {shown(seeds)}")
-    if len(set(seeds)) < len(seeds):
-        raise ValueError(f"its seeds {shown(seeds)} have one twice")
-    if plan.baseline not in variants:
-        raise ValueError(f"its baseline {shown(plan.baseline)} is no variant")
-    allowed = {field.name: typing.get_args(field.type) for field in dataclasses.fields(StudySettings)}
-    for name in ("metric", "interval"):
-        if getattr(plan, name) not in allowed[name]:
-            raise ValueError(f"its {name} is {shown(getattr(plan, name))}")
-    if plan.metric.endswith("_to_loss") and not isinstance(plan.target_loss, (int, float)):
-        raise ValueError(f"its metric {plan.metric} has no target_loss")
-    if not isinstance(plan.settings, dict) or not isinstance(plan.against, (dict, types.NoneType)):
-        raise ValueError("its settings or against are no objects")
+    for name, kind in typing.get_type_hints(Design).items():
+        kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+        kinds = tuple(typing.get_origin(each) or each for each in kinds)
+        if not isinstance(value := getattr(plan, name), (*kinds, *((int,) * (float in kinds)))):
+            raise ValueError(f"its {name} is {shown(value)}")
+    if not all(shortened(safe(name)) == name and isinstance(each, dict) for name, each in plan.variants.items()):
+        raise ValueError(f"its variants are {shown(plan.variants)}")
+    if not all(type(seed) is int for seed in (*plan.seeds, *plan.looks)) or len(set(plan.seeds)) < len(plan.seeds):
+        raise ValueError(f"its seeds are {shown(plan.seeds)}, and its looks {shown(plan.looks)}")
+    if not plan.seeds or plan.looks[-1:] != [len(plan.seeds)] or plan.baseline not in plan.variants:
+        raise ValueError(f"its seeds, its looks or its baseline {shown(plan.baseline)} do not fit")
+    allowed = typing.get_args(typing.get_type_hints(StudySettings)["metric"])
+    to_loss = plan.metric.endswith("_to_loss")
+    if plan.metric not in allowed or to_loss != isinstance(plan.target_loss, (int, float)):
+        raise ValueError(f"its metric is {shown(plan.metric)}, and its target_loss {shown(plan.target_loss)}")
+    if not all(isinstance(each, dict) for each in (*plan.times.values(), plan.against or {}, plan.settled or {})):
+        raise ValueError("its times, against or settled are no objects")
     return plan
 
 
-def continued(new: Design, folder: pathlib.Path, looked: bool, named: bool = False) -> Design:
+def continued(new: Design, folder: pathlib.Path, seen: bool, named: frozenset[str] = frozenset()) -> Design:
     """The design of a study in `folder` that `new` begins or continues, possibly with more variants and seeds.
 
-    looked: whether the study has a verdict. named: whether the command line names the baseline; otherwise it stays, as
-    do what `auto` became, and variants and seeds that the command line no longer names. Raises UserError if the folder
-    has another study: what its runs share, the code or the data differ.
+    seen: whether a verdict could be seen. What is changed after that is noted in `changes`, and its comparisons are
+    exploratory. named: fields of PLANNED that the command line names; others stay, as do what `auto` became, the times,
+    and variants and seeds that are no longer named. Raises UserError if the folder has another study: what its runs
+    share, the code or the data differ.
     """
     if not has_begun(folder):  # a study whose first run was refused leaves nothing to continue
-        return _with_baseline(new, new.baseline)
+        return new
     earlier = load(folder)
     if earlier is None:
         raise UserError(
             f"{folder} has runs of a study, but study.json, which says what they are, is gone: name another folder with"
             " --study_dir"
         )
-    fixed = (*SAME_STUDY, "threads", *(SAME_VALUE if new.kind == "search" else ()))
-    require_same(earlier, new, fixed, str(folder))
-    variants = earlier.variants | new.variants
-    seeds = earlier.seeds + [seed for seed in new.seeds if seed not in earlier.seeds]
-    more = earlier.looks + (looked and len(seeds) > len(earlier.seeds))
-    kept = dict(variants=variants, seeds=seeds, settled=earlier.settled, against=earlier.against, looks=more)
-    kept["data"] = earlier.data | new.data  # of variants that only one of the two names, too
-    return _with_baseline(dataclasses.replace(new, **kept), new.baseline if named else earlier.baseline)
+    require_same(earlier, new, FIXED, str(folder))
+    plan = dataclasses.replace(earlier, command=new.command, changes=list(earlier.changes))
+    if "baseline" in named and new.baseline not in (plan.variants | new.variants):
+        raise UserError(f"baseline={new.baseline!r} is no variant: it can be {', '.join(plan.variants | new.variants)}")
+    more = [seed for seed in new.seeds if seed not in plan.seeds]
+    added = [name for name in new.variants if name not in plan.variants]
+    plan.seeds, plan.variants, plan.data = plan.seeds + more, plan.variants | new.variants, plan.data | new.data
+    changed = [f"seeds {', '.join(map(str, more))} were added"] if more else []
+    for name in sorted(named.intersection(PLANNED)):
+        was, now = getattr(earlier, name), getattr(new, name)
+        if was != now:
+            changed.append(f"{name} was {shown(was)}, and is {shown(now)} now")
+            setattr(plan, name, now)
+    if plan.looks[-1] != len(plan.seeds):
+        plan.looks = [*(each for each in plan.looks[:-1] if each < len(plan.seeds)), len(plan.seeds)]
+    if seen:
+        plan.changes += changed + [f"the variant {name} was added" for name in added]
+        plan.planned = [] if changed else plan.planned
+    else:
+        plan.planned = [name for name in plan.variants if name != plan.baseline]
+    return plan
 
 
 def has_begun(folder: pathlib.Path) -> bool:
@@ -137,12 +164,6 @@ def _windows(plan):
     return one["eval_iters"] * one["batch_size"]
 
 
-def _with_baseline(plan, name):
-    if name not in plan.variants:
-        raise UserError(f"baseline={name!r} is no variant: it can be {', '.join(plan.variants)}")
-    return dataclasses.replace(plan, baseline=name)
-
-
 def require_same(earlier: Design, new: Design, fixed: tuple[str, ...], place: str) -> None:
     """Raise UserError, which names it, if the study in `place` differs from `new` in a field of `fixed`, or in more.
 
@@ -154,11 +175,6 @@ def require_same(earlier: Design, new: Design, fixed: tuple[str, ...], place: st
         if was != now:
             what = "threads of a run (by --jobs and the cores)" if name == "threads" else name
             raise UserError(f"{refused}: {what} was {shown(was)}, and is {shown(now)} now: {other}")
-    if (was := earlier.against) and (now := new.against) and was["commit"] != now["commit"]:
-        raise UserError(
-            f"{refused}: {was['ref']} was commit {was['commit'][:7]}, and {now['ref']} is {now['commit'][:7]} now: give"
-            f" --against={was['commit'][:7]}, or {other}"
-        )
     for name in sorted(earlier.settings.keys() | new.settings.keys()):
         was, now = (each.settings.get(name, "absent") for each in (earlier, new))
         if was != now:
@@ -168,9 +184,14 @@ def require_same(earlier: Design, new: Design, fixed: tuple[str, ...], place: st
             raise UserError(f"{refused}: the variant {name} was {earlier.variants[name]}: {other}")
     if new.metric != "ms" and (was := _windows(earlier)) != (now := _windows(new)):
         raise UserError(f"{refused}: an evaluation had {was} windows, and has {now} now: {other}")
-    was, now = ({"the code": each.code} | each.data for each in (earlier, new))
+    require_unchanged(earlier, {f"the code of {name}": each for name, each in new.code.items()} | new.data, place)
+
+
+def require_unchanged(plan: Design, now: dict[str, str], place: str) -> None:
+    """Raise UserError if the code or the data, {what: digest}, are other ones than when the study began."""
+    was = {f"the code of {name}": each for name, each in plan.code.items()} | plan.data
     if changed := [what for what in now if was.get(what, now[what]) != now[what]]:
         raise UserError(
-            f"{' and '.join(changed)} changed since the study in {place} began, so its runs and new ones cannot be"
-            " compared: go back to what it was then, or begin another study with --study_dir"
+            f"{' and '.join(changed)} changed since the study in {place} began, so later runs could not be compared"
+            " with earlier ones: undo the change and give the same command, or begin another study with --study_dir"
         )

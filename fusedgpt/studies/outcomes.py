@@ -1,26 +1,27 @@
-"""What the runs of a study gave: one value each, and whether they differ in anything but what varies."""
+"""What the runs of a study gave: a line of outcomes.jsonl each, with all that a report needs, and the verdict."""
 
 import dataclasses
+import functools
 import math
 import pathlib
 from typing import Any
 
 import numpy as np
 
-from fusedgpt import dimensions
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import read_jsonl
 from fusedgpt.runs.metrics import Run, number, section
-from fusedgpt.studies import design
-from fusedgpt.studies.design import OF_A_RUN, SETTLED, Design
-from fusedgpt.studies.verdict import LEAST_RESAMPLED, Comparison, compare, sentence
+from fusedgpt.studies import design, verdict
+from fusedgpt.studies.design import Design
+from fusedgpt.studies.verdict import Comparison
 
-STAND_INS = ("diverged", "not reached")  # statuses of runs without a value, which count as the worst
-OVER = ("finished", "pruned", *STAND_INS)  # a run that failed is tried again by the next call
-WARM_UP = 5  # first steps that metric=ms leaves out: they still fill caches
-NOT_REACHED = "did not reach the loss {loss:g}"
-SEEN = ("device", "dtype", "compile", "attention", "world_size")  # in run.json, what ran
+OVER = ("finished", "diverged")  # a run that failed is tried again by the next call
+WITHOUT = ("diverged", "did not reach the loss", "failed")  # how a run may be over without a value
+EVALS = ("iter", "tokens", "val_loss", "val_bits_per_byte")
+WARM_UP = 5  # first steps that the time of a step leaves out: they still fill caches
+SEEN = ("dtype", "compile", "attention", "world_size")  # in run.json, what ran
 MACHINE = ("device", "torch", "python", "threads", "commit")  # in run.json's environment
+UNEQUAL = 0.05  # a share by which times may differ that should be equal
 
 
 @dataclasses.dataclass
@@ -29,10 +30,14 @@ class Outcome:
 
     variant: str
     seed: int
-    status: str  # finished, diverged, not reached, failed, pruned or missing
+    status: str  # finished, one of WITHOUT, or missing
     why: str  # the reason, in a sentence, unless it finished
-    value: float  # of the study's metric; one of STAND_INS has the worst value of all; NaN if there is none
-    run: Run | None  # None if it has no metrics.jsonl
+    value: float  # of the study's metric; NaN if there is none
+    row: dict[str, Any]  # its line in outcomes.jsonl; {} if it is missing
+
+    def evals(self, name: str) -> np.ndarray:
+        """A column of EVALS; NaN where a value was not finite."""
+        return _floats(self.row, name)
 
 
 @dataclasses.dataclass
@@ -42,62 +47,109 @@ class Results:
     design: Design
     folder: pathlib.Path
     outcomes: list[Outcome]  # every variant with every seed, in the order of the design
-    differences: list[str]  # what differs between runs though it does not vary, such as "dtype: bfloat16, float32"
+
+    @functools.cached_property
+    def counted(self) -> int:
+        """The number of seeds of the last look that is complete; 0 before the first."""
+        plan = self.design
+        waited_for = {plan.baseline, *(plan.planned or plan.variants)}
+        missing = {o.seed for o in self.outcomes if o.variant in waited_for and o.status in ("missing", "failed")}
+        complete = [n for n in plan.looks if not missing.intersection(plan.seeds[:n])]
+        return max(complete, default=0)
+
+    @property
+    def decided(self) -> bool:
+        """Whether a look found a difference of every planned variant, so that no more seeds are needed."""
+        each = [c for c in self.comparisons if c.planned]
+        return bool(each) and all(c.p < verdict.LEVEL for c in each)
 
     def values(self) -> dict[str, dict[int, float]]:
-        """{variant: {seed: value}} of the runs that have a value. STAND_INS count as the worst."""
+        """{variant: {seed: value}} of the runs that have a value; from the first look on, of its seeds."""
         found = {name: {} for name in self.design.variants}
+        seeds = self.design.seeds[: self.counted or None]
         for each in self.outcomes:
-            if not math.isnan(each.value):
+            if each.seed in seeds and not math.isnan(each.value):
                 found[each.variant][each.seed] = each.value
         return found
 
-    def stand_ins(self) -> dict[str, set[int]]:
-        """{variant: seeds of its runs that count as the worst}."""
-        found = {name: set() for name in self.design.variants}
-        for each in self.outcomes:
-            if each.status in STAND_INS and not math.isnan(each.value):
-                found[each.variant].add(each.seed)
-        return found
+    def without(self, variant: str) -> dict[str, int]:
+        """{how: number of runs} of the variant's runs that are over without a value."""
+        ended = [o.status for o in self.outcomes if o.variant == variant and o.status in WITHOUT]
+        return {how: ended.count(how) for how in WITHOUT if how in ended}
 
+    @functools.cached_property
     def comparisons(self) -> list[Comparison]:
-        """The verdict on each variant but the baseline."""
-        return compare(self.values(), self.design.baseline, self.design.interval, self.stand_ins())
+        """The verdict on each variant but the baseline. There is none before a look is complete, or without a value."""
+        plan, values = self.design, self.values()
+        seeds, base = plan.seeds[: self.counted], values[plan.baseline]
+        pairs = {
+            name: np.array([each[seed] - base[seed] for seed in plan.seeds if seed in each and seed in base])
+            for name, each in values.items()
+            if name != plan.baseline
+        }
+        lacks = {name for name in values if not seeds or any(seed not in values[name] for seed in seeds)}
+        untested = pairs.keys() if plan.baseline in lacks else lacks
+        largest = max((abs(v) for each in values.values() for v in each.values()), default=1.0)
+        how = dict(untested=frozenset(untested), planned=frozenset(plan.planned), matters=plan.matters)
+        return verdict.compare(pairs, largest, looks=tuple(plan.looks), **how)
 
-    def sentences(self) -> list[str]:
-        """The verdict on each variant, in words."""
-        return [sentence(each, self.design.baseline, self.design.metric) for each in self.comparisons()]
+    def ms(self, variant: str) -> float:
+        """Milliseconds of a step: in turns or, if there were none, the median of its runs; NaN if neither is known."""
+        if variant in self.design.times:
+            return number(self.design.times[variant].get("ms"))
+        known = [v for o in self.outcomes if o.variant == variant and math.isfinite(v := number(o.row.get("ms")))]
+        return float(np.median(known)) if known else math.nan
+
+    def seconds(self, variant: str) -> float:
+        """Seconds of the training steps of a run, on average over its runs; NaN if no run ended."""
+        known = [v for o in self.outcomes if o.variant == variant and math.isfinite(v := number(o.row.get("seconds")))]
+        return float(np.mean(known)) if known else math.nan
 
     def warnings(self) -> list[str]:
         """What a reader of the verdict has to know beside it, in sentences."""
-        found = [f"the runs differ in more than what varies: {each}" for each in self.differences]
-        happened = {
-            "diverged": "diverged, and counts as the worst: {why}",
-            "not reached": "{why}, and counts as the worst",
-            "failed": "failed: {why}",
-        }
-        for status, what in happened.items():
-            ended_so = [each for each in self.outcomes if each.status == status]
-            found += [f"{o.variant} with seed {o.seed} {what.format(why=o.why)}" for o in ended_so]
-        found += self._too_few_to_resample()
-        if missing := sum(each.status == "missing" for each in self.outcomes):
-            found.append(f"{missing} of {len(self.outcomes)} runs are missing: the verdict is not final")
-        if self.design.looks:
-            found.append(
-                "seeds were added after a verdict: whoever adds them until a difference shows finds one more often than"
-                " 1 time in 20"
-            )
-        weights = (self.design.against or {"initial_weights": "equal"})["initial_weights"]
-        if weights != "equal":
-            said = f"the initial weights of the two versions {weights or 'could not be compared'}"
-            found.append(f"{said}, so the runs are not pairs that differ in one thing")
-        return found
+        plan = self.design
+        found = [f"after a verdict could be seen, {each}: what it touches is exploratory" for each in plan.changes]
+        for name in plan.variants:
+            for how, count in self.without(name).items():
+                why = next(o.why for o in self.outcomes if o.variant == name and o.status == how)
+                found.append(f"{name}: {count} of {len(plan.seeds)} runs {how}{f' ({why})' if why else ''}")
+        ran = {name: [o.row.get("ran", {}).get(name) for o in self.outcomes if o.row] for name in (*SEEN, *MACHINE)}
+        free = {*plan.varied, *(("commit",) if plan.kind == "against" else ())}
+        for name, each in ran.items():
+            kinds = list(dict.fromkeys(map(str, each)))
+            if len(kinds) > 1 and name not in free:
+                found.append(f"the runs differ in more than what varies: {name}: {', '.join(kinds)}")
+        if missing := sum(o.status == "missing" for o in self.outcomes):
+            known = f"the verdict is of the first {self.counted} seeds" if self.counted else "there is no verdict yet"
+            if not self.decided:
+                found.append(f"{missing} of {len(self.outcomes)} runs are missing: {known}")
+        return found + self._unequal_times() + self._unequal_starts()
 
-    def _too_few_to_resample(self):
-        few = [each.variant for each in self.comparisons() if each.tested and each.n < LEAST_RESAMPLED]
-        if not few or self.design.interval != "bootstrap":
+    def _unequal_times(self):
+        """Runs of equal minutes whose steps took unequal time in all."""
+        base = self.seconds(self.design.baseline)
+        shares = {name: self.seconds(name) / base for name in self.design.variants} if self.design.minutes else {}
+        return [
+            f"the steps of {name} took {share:.2f} times the baseline's seconds, though both were given equal time"
+            for name, share in shares.items()
+            if abs(share - 1) > UNEQUAL
+        ]
+
+    def _unequal_starts(self):
+        """Two versions of the code whose first evaluations differ."""
+        if self.design.kind != "against":
             return []
-        return [f"too few pairs for the bootstrap, so the verdict is by Student's t: {', '.join(few)}"]
+        first = {o.seed: {} for o in self.outcomes}
+        for o in self.outcomes:
+            if len(losses := o.evals("val_loss")):
+                first[o.seed][o.variant] = losses[0]
+        different = [seed for seed, each in first.items() if len(set(each.values())) > 1]
+        if not different:
+            return []
+        return [
+            f"the two versions differ before their first step (seed {different[0]}): they begin with other weights or"
+            " other data, so their runs are no pairs"
+        ]
 
 
 def folder_of(folder: pathlib.Path, variant: str, seed: int) -> pathlib.Path:
@@ -105,17 +157,37 @@ def folder_of(folder: pathlib.Path, variant: str, seed: int) -> pathlib.Path:
     return folder / "runs" / variant / f"seed-{seed}"
 
 
-def is_over(folder: pathlib.Path, job: tuple[str, int]) -> bool:
-    """Whether a run has ended for good: a run that failed, or whose folder was removed, is made again."""
-    row = statuses(folder).get(job)
-    return row is not None and row["status"] in OVER and (folder_of(folder, *job) / "metrics.jsonl").exists()
-
-
 def statuses(folder: pathlib.Path) -> dict[tuple[str, int], dict]:
     """{(variant, seed): its last line in outcomes.jsonl} of the runs that ended."""
     path = folder / "outcomes.jsonl"
     rows = read_jsonl(path) if path.exists() else []
-    return {(row["variant"], row["seed"]): row for row in rows if {"variant", "seed", "status"} <= row.keys()}
+    named = [row for row in rows if isinstance(row.get("variant"), str) and type(row.get("seed")) is int]
+    return {(row["variant"], row["seed"]): row for row in named}
+
+
+def is_over(folder: pathlib.Path, job: tuple[str, int]) -> bool:
+    """Whether a run has ended for good."""
+    return statuses(folder).get(job, {}).get("status") in OVER
+
+
+def row_of(out_dir: pathlib.Path) -> dict[str, Any]:
+    """What outcomes.jsonl keeps of the run in a folder: its evaluations, times and machine; {} if it has none."""
+    if not (out_dir / "metrics.jsonl").exists():
+        return {}
+    run = Run(out_dir)
+    ms, iters = run.train["ms"], run.eval["iter"]
+    tokens = run.position(iters, "tokens") if run.tokens_per_step > 0 else np.full(len(iters), math.nan)
+    evals = {"iter": iters, "tokens": tokens} | {name: run.eval[name] for name in EVALS[2:]}
+    ran = {name: run.record.get(name) for name in SEEN}
+    ran |= {name: section(run.record, "environment").get(name) for name in MACHINE}
+    late = ms[WARM_UP:] if len(ms) > WARM_UP else ms
+    return {
+        "iterations": len(ms),
+        "ms": float(np.nanmedian(late)) if np.isfinite(late).any() else None,
+        "seconds": float(np.nansum(ms)) / 1e3,
+        "evals": {name: each.tolist() for name, each in evals.items()},
+        "ran": ran,
+    }
 
 
 def read(folder: str | pathlib.Path) -> Results:
@@ -126,120 +198,48 @@ def read(folder: str | pathlib.Path) -> Results:
         raise UserError(f"{folder / 'study.json'} does not exist: name the folder of a study")
     ended = statuses(folder)
     if plan.kind == "search":
-        plan.variants |= {row["variant"]: row["settings"] for row in ended.values() if "settings" in row}
-    outcomes = []
-    for variant in plan.variants:
-        for seed in plan.seeds:
-            outcomes.append(outcome(folder, plan, variant, seed, ended.get((variant, seed))))
-    _count_as_worst(outcomes, plan.metric)
-    return Results(plan, folder, outcomes, [*_differences(outcomes, plan), *_other_settings(outcomes, plan)])
+        plan.variants |= {v: r["settings"] for (v, _), r in ended.items() if isinstance(r.get("settings"), dict)}
+        plan.planned = [name for name in plan.variants if name != plan.baseline]
+    try:
+        found = [outcome(plan, v, seed, ended.get((v, seed), {})) for v in plan.variants for seed in plan.seeds]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{folder / 'outcomes.jsonl'} is damaged: {error}. Take a whole copy") from error
+    return Results(plan, folder, found)
 
 
-def outcome(folder: pathlib.Path, plan: Design, variant: str, seed: int, row: dict | None) -> Outcome:
-    """The outcome of a run, from its `row` in outcomes.jsonl and its folder. A run on another machine has no folder."""
-    row = row or {"status": "missing"}
-    path = folder_of(folder, variant, seed)
-    elsewhere = "value" in row
-    run = Run(path) if not elsewhere and (path / "metrics.jsonl").exists() else None
-    status, why, value = row["status"], row.get("why", ""), math.nan
-    if elsewhere:
-        value = number(row["value"])
-    elif status == "finished":
-        value = metric(run, plan.metric, plan.target_loss) if run else math.nan
+def outcome(plan: Design, variant: str, seed: int, row: dict) -> Outcome:
+    """The outcome of a run, from its line in outcomes.jsonl."""
+    status, why, value = row.get("status", "missing"), row.get("why", ""), math.nan
+    if status == "finished":
+        value = metric(row, plan, variant)
         if math.isnan(value):
-            status, why = ("failed", "metrics.jsonl is gone") if run is None else ("diverged", "not finite at the end")
+            status, why = "diverged", "not finite at the end"
         elif math.isinf(value):
-            status, why, value = "not reached", NOT_REACHED.format(loss=plan.target_loss), math.nan
-    return Outcome(variant, seed, status, why, value, run)
+            status, value = "did not reach the loss", math.nan
+    return Outcome(variant, seed, status, why, value, row)
 
 
-def metric(run: Run, name: str, target_loss: float | None) -> float:
-    """The value of `name`, a metric of StudySettings, for a run: infinite if it did not reach `target_loss`.
+def metric(row: dict, plan: Design, variant: str) -> float:
+    """The value of the study's metric for a run: infinite if it did not reach the loss, NaN if it is not known.
 
     Between the first evaluation at or below `target_loss` and the one before, the loss counts as a line. The evaluation
-    itself would be too late, by half an interval on average, and by more tokens or seconds if a step has more.
+    itself would be too late, by half an interval on average. Seconds are those of steps in turns, whatever else the
+    machine did during the run.
     """
-    if name == "ms":
-        ms = run.train["ms"][WARM_UP:]
-        return float(np.nanmedian(ms)) if np.isfinite(ms).any() else math.nan
-    losses = run.eval["val_bits_per_byte" if name == "bits_per_byte" else "val_loss"]
-    if not name.endswith("_to_loss"):
+    if plan.metric == "ms":
+        return number(row.get("ms"))
+    losses = _floats(row, "val_bits_per_byte" if plan.metric == "bits_per_byte" else "val_loss")
+    if not plan.metric.endswith("_to_loss"):
         return float(losses[-1]) if len(losses) else math.nan
-    iters, losses = run.eval["iter"][np.isfinite(losses)], losses[np.isfinite(losses)]
-    reached = np.flatnonzero(losses <= target_loss)
+    known = np.isfinite(losses)
+    at, losses = _floats(row, "tokens" if plan.metric == "tokens_to_loss" else "iter")[known], losses[known]
+    reached = np.flatnonzero(losses <= plan.target_loss)
     if not len(reached):
         return math.inf
     around = slice(max(0, reached[0] - 1), reached[0] + 1)
-    crossed = np.interp(-target_loss, -losses[around], iters[around])
-    axis = {"seconds_to_loss": "time", "tokens_to_loss": "tokens"}[name]
-    return float(run.position(np.array([crossed]), axis)[0])
+    crossed = float(np.interp(-plan.target_loss, -losses[around], at[around]))
+    return crossed if plan.metric == "tokens_to_loss" else crossed * number(plan.times[variant]["ms"]) / 1e3
 
 
-def _count_as_worst(outcomes, name):
-    """Give each of STAND_INS the worst value of the study, so that it counts, but makes no mean infinite."""
-    worst = worst_of([each.value for each in outcomes], [each.run for each in outcomes if each.run], name)
-    for each in outcomes:
-        if each.status in STAND_INS:
-            each.value = worst
-
-
-def worst_of(values: list[float], runs: list[Run], name: str) -> float:
-    """What counts as the worst value of the metric `name`, among `values` and the least that `runs` show; NaN if none.
-
-    Of the losses in the course of a run, only the first counts, that of untrained weights: others may be of any size if
-    the run diverges. The way to a loss is a step longer than the longest run, whose last step might have reached it.
-    """
-    known = list(values)
-    for run in runs:
-        steps = len(run.train["iter"])
-        if name in ("val_loss", "bits_per_byte"):
-            known += [float(v) for v in run.eval["val_loss" if name == "val_loss" else "val_bits_per_byte"][:1]]
-        elif name == "seconds_to_loss" and steps:
-            known.append(float(np.nansum(run.train["ms"]) / 1e3) * (1 + 1 / steps))
-        elif name == "tokens_to_loss":
-            known.append((steps + 1) * run.tokens_per_step)
-    return max((value for value in known if math.isfinite(value)), default=math.nan)
-
-
-def _differences(outcomes, plan):
-    """What differs between the records of the runs, except for what varies and, against another version, the code."""
-    records = [each.run.record for each in outcomes if each.run and each.status != "missing"]
-    free = {*plan.varied, *OF_A_RUN}
-    if plan.settings.get("minutes"):
-        free |= {"max_iters", "lr_decay_iters"}
-    if plan.settings.get("vocab_size") is None and "dataset" in free:
-        free.add("vocab_size")
-    settings = {name: _each(section(record, "settings").get(name) for record in records) for name in plan.settings}
-    settings = {name: found for name, found in settings.items() if name not in SETTLED}  # auto in the first run alone
-    seen = {name: _each(record.get(name) for record in records) for name in SEEN}
-    machine = {name: _each(section(record, "environment").get(name) for record in records) for name in MACHINE}
-    if plan.kind == "against":
-        del machine["commit"]
-    machine = {("machine" if name == "device" else name): found for name, found in machine.items()}
-    return [
-        f"{name}: {', '.join(found)}"
-        for name, found in (settings | seen | machine).items()
-        if len(found) > 1 and name not in free
-    ]
-
-
-def _other_settings(outcomes, plan):
-    """What runs have other than the plan asked of them, such as runs of another study that were moved here."""
-    free = {*SETTLED, *OF_A_RUN}
-    if (plan.settings | plan.variants[plan.baseline]).get("init_from", "scratch") != "scratch":
-        free |= set(dimensions.NAMES)  # those of the weights count
-    found = []
-    for each in outcomes:
-        if not each.run or each.status == "missing":
-            continue
-        asked, has = plan.settings | plan.variants[each.variant], section(each.run.record, "settings")
-        if asked.get("minutes"):
-            asked = {name: value for name, value in asked.items() if name not in ("max_iters", "lr_decay_iters")}
-        asked = {name: value for name, value in asked.items() if value is not None and name not in free}
-        wrong = [n for n, value in (asked | {"seed": each.seed}).items() if n in has and str(has[n]) != str(value)]
-        found += [f"{each.variant} with seed {each.seed} ran with {n}={has[n]}" for n in wrong]
-    return found
-
-
-def _each(values: Any) -> list[str]:
-    return list(dict.fromkeys(map(str, values)))
+def _floats(row, name):
+    return np.array([number(each) for each in (row.get("evals") or {}).get(name, [])])

@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import dataclasses
+import functools
+import os
 import pathlib
 import re
 import signal
@@ -18,8 +20,8 @@ from fusedgpt.runs import run_folder
 from fusedgpt.runs.metrics import read_metrics, record_of
 from fusedgpt.settings import Settings
 from fusedgpt.studies import outcomes
-from fusedgpt.studies.design import SETTLED, Design
-from fusedgpt.studies.versions import digest, environment, inputs
+from fusedgpt.studies.design import SETTLED, Design, require_unchanged
+from fusedgpt.studies.versions import data, digest, environment
 
 POLL_S = 0.05  # seconds between looks at the running processes
 FRUITLESS = 3  # times that a run may be killed without a step before it counts as failed
@@ -34,7 +36,6 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here, be
 
 Say = Callable[[str], None]
 Job = tuple[str, int]  # a variant and a seed
-Prune = Callable[[Job], bool]
 
 
 class Stopped(Exception):
@@ -56,6 +57,8 @@ def settings_of(plan: Design, variant: str, seed: int, folder: pathlib.Path) -> 
     defaults = dataclasses.asdict(Settings())
     named = plan.settings | {name: value for name, value in (plan.settled or {}).items() if name not in plan.varied}
     named |= plan.variants[variant]
+    if steps := plan.iterations(variant):
+        named |= {"max_iters": steps, "lr_decay_iters": steps}
     flags = {name: value for name, value in named.items() if name not in defaults or value != defaults[name]}
     out_dir = outcomes.folder_of(folder, variant, seed)
     if named.get("wandb_log"):
@@ -68,6 +71,36 @@ def settings_of(plan: Design, variant: str, seed: int, folder: pathlib.Path) -> 
     return flags | {"seed": seed, "out_dir": str(out_dir), "init_from": start}
 
 
+def settle(plan: Design, out_dir: pathlib.Path, folder: pathlib.Path) -> None:
+    """Keep in study.json what `auto` became in the run in `out_dir`, once it has made a step, for all runs after it."""
+    record = record_of(out_dir)
+    if plan.settled is None and record and steps_of(out_dir):
+        plan.settled = {name: record[name] for name in SETTLED if name in record}  # old code says less
+        plan.save(folder)
+
+
+def command(roots: dict[str, pathlib.Path], variant: str, flags: dict[str, Any]) -> list:
+    """The command of a run. roots: {version: the folder of its code}; a variant that is no version has the first."""
+    root = roots.get(variant, next(iter(roots.values())))
+    return [sys.executable, root / "train.py", *(f"--{name}={value}" for name, value in flags.items())]
+
+
+def variables(plan: Design) -> dict[str, str]:
+    """The environment of a run: ours, with its CPU threads, and how they wait."""
+    threads = {"OMP_NUM_THREADS": str(plan.threads)} if plan.threads else {}
+    return _waiting() | environment() | threads
+
+
+@functools.cache  # the runs of this study are load too
+def _waiting():
+    """On a busy machine threads wait passively: at each barrier, active ones would lose a time slice to other programs.
+
+    A step of the quick start took eight times as long so. On an idle machine active ones are faster.
+    """
+    busy = hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5
+    return {"OMP_WAIT_POLICY": "PASSIVE"} if busy else {}
+
+
 @dataclasses.dataclass
 class _Process:
     """A run that is going on."""
@@ -78,23 +111,20 @@ class _Process:
     log: IO
     began_at: int  # steps that were done when this process started
     fruitless: int  # processes in a row before this one that were killed without a step
-    pruned: bool = False  # whether it was told to end early
 
 
 class Runner:
-    """Runs the jobs of a study. `code`: {variant: the folder whose train.py runs it}."""
+    """Runs the jobs of a study. `roots`: {version: the folder of its code}, as in `command`."""
 
-    def __init__(self, plan: Design, folder: pathlib.Path, code: dict[str, pathlib.Path], lock: Lock, say: Say):
-        self.plan, self.folder, self.code, self.lock, self.say = plan, folder, code, lock, say
+    def __init__(self, plan: Design, folder: pathlib.Path, roots: dict[str, pathlib.Path], lock: Lock, say: Say):
+        self.plan, self.folder, self.roots, self.lock, self.say = plan, folder, roots, lock, say
         self.running, self.signals = [], []
-        self.digests = {root: digest(root) for root in set(code.values())}
 
-    def run(self, jobs: list[Job], at_once: int, deadline: float, prune: Prune = lambda job: False) -> Iterator[Job]:
+    def run(self, jobs: list[Job], at_once: int, deadline: float) -> Iterator[Job]:
         """Run the `jobs`, and yield each that has ended. Begins none after `deadline`, of time.monotonic().
 
-        prune: called again and again with each job that is running; if it returns True, the run is ended.
-        Raises Stopped after a signal, once the runs have saved; UserError if the disk is full, or if the first run
-        cannot start.
+        Raises Stopped after a signal, once the runs have saved; UserError if the disk is full, if the code or the data
+        have changed, or if the first run cannot start.
         """
         waiting = jobs[::-1]
         self.lines = Lines(self.folder / "outcomes.jsonl")
@@ -104,10 +134,8 @@ class Runner:
                     while waiting and self._may_start(at_once) and time.monotonic() < deadline and not self.signals:
                         self._start(waiting.pop())
                     time.sleep(POLL_S)
-                    self._settle()
-                    for process in [each for each in self.running if not each.pruned and prune(each.job)]:
-                        process.pruned = True
-                        process.popen.send_signal(signal.SIGTERM)
+                    if self.running:
+                        settle(self.plan, self.running[0].out_dir, self.folder)
                     for process in [each for each in self.running if each.popen.poll() is not None]:
                         if self._ended(process):
                             yield process.job
@@ -123,45 +151,23 @@ class Runner:
 
     def _start(self, job, fruitless=0):
         variant, seed = job
-        self._require_unchanged(variant)
+        now = {f"the code of {name}": digest(root) for name, root in self.roots.items() if name in self.plan.code}
+        require_unchanged(self.plan, now | data([self.plan.settings | self.plan.variants[variant]]), str(self.folder))
         out_dir = outcomes.folder_of(self.folder, variant, seed)
         out_dir.parent.mkdir(parents=True, exist_ok=True)
-        flags = settings_of(self.plan, variant, seed, self.folder)
-        command = [sys.executable, self.code[variant] / "train.py", *(f"--{n}={v}" for n, v in flags.items())]
-        threads = {"OMP_NUM_THREADS": str(self.plan.threads)} if self.plan.threads else {}
         log = open(out_dir.parent / f"{out_dir.name}.log", "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
         # a session of its own: Ctrl-C reaches the study alone, which then tells its runs
         popen = subprocess.Popen(
-            command,
+            command(self.roots, variant, settings_of(self.plan, variant, seed, self.folder)),
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
-            env=environment() | threads,
+            env=variables(self.plan),
             start_new_session=True,
-            preexec_fn=_die_with_parent if LIBC else None,  # noqa: PLW1509 (safe: it makes one system call)
+            # a system call, which is safe in a fork: no run is left without its study
+            preexec_fn=LIBC and functools.partial(die_with_parent, signal.SIGTERM),  # noqa: PLW1509
         )
         self.running.append(_Process(job, out_dir, popen, log, steps_of(out_dir), fruitless))
-
-    def _require_unchanged(self, variant):
-        code, known = self.code[variant], self.plan.data
-        now = inputs([self.plan.settings | self.plan.variants[variant]])
-        changed = [path for path in now if known.get(path, now[path]) != now[path]]
-        if digest(code) != self.digests[code]:
-            changed.append(f"the code in {code}")
-        if changed:
-            raise UserError(
-                f"{' and '.join(changed)} changed since the study began, so later runs could not be compared with"
-                " earlier ones: undo the change and give the same command, or begin another study with --study_dir"
-            )
-
-    def _settle(self):
-        """Keep what `auto` became in the first run, for all runs after it."""
-        if self.plan.settled is not None or not self.running:
-            return
-        record = record_of(self.running[0].out_dir)
-        if record and steps_of(self.running[0].out_dir):  # it has begun
-            self.plan.settled = {name: record[name] for name in SETTLED if name in record}  # old code says less
-            self.plan.save(self.folder)
 
     def _ended(self, process):
         """Note how a process ended; whether its run is over. Raises UserError if no run could go on."""
@@ -172,9 +178,7 @@ class Runner:
         status, why = process.popen.returncode, said[0].removeprefix("error: ")
         if self.signals:  # it saved and ended because the study did
             return False
-        if process.pruned:
-            self._note(process.job, "pruned", "its first evaluations were worse than those of other trials")
-        elif status == 0:
+        if status == 0:
             self._note(process.job, "finished")
         elif status < 0 or IN_USE in why or status in ENDED:
             return self._again(process, why)
@@ -206,6 +210,7 @@ class Runner:
         row = {"variant": job[0], "seed": job[1], "status": status, "why": why}
         if self.plan.kind == "search":
             row["settings"] = self.plan.variants[job[0]]
+        row |= outcomes.row_of(outcomes.folder_of(self.folder, *job))
         try:
             self.lines.add(json_line(row))
         except OSError as error:
@@ -255,6 +260,6 @@ def steps_of(out_dir: pathlib.Path) -> int:
     return 0
 
 
-def _die_with_parent():
-    """Have Linux send SIGTERM to this process if its parent is killed, so that no run is left without its study."""
-    LIBC.prctl(1, signal.SIGTERM)  # 1 is PR_SET_PDEATHSIG
+def die_with_parent(number: int) -> None:
+    """Have Linux send a signal to this process if its parent is killed."""
+    LIBC.prctl(1, number)  # 1 is PR_SET_PDEATHSIG

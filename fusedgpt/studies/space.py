@@ -107,16 +107,6 @@ def _axis(name, text, shared):
     return Range(low, high, bool(found[3]))
 
 
-def of_grid(variants: dict[str, dict[str, Any]], shared: Settings) -> Space:
-    """The values that the variants of a grid have; {} if nothing varies."""
-    names = dict.fromkeys(name for changes in variants.values() for name in changes)
-    return {name: Choices(tuple(dict.fromkeys(_values(name, variants, shared)))) for name in names}
-
-
-def _values(name, variants, shared):
-    return [changes.get(name, getattr(shared, name)) for changes in variants.values()]
-
-
 def prepared(request: Request) -> Request:
     """`request`, which has --search, with one variant, the baseline: the config's settings, moved into the space.
 
@@ -131,8 +121,6 @@ def prepared(request: Request) -> Request:
             " start more workers, each with the same --storage"
         )
     space = parse(s.search, shared)
-    if s.pruner == "hyperband":
-        _require_rungs(request, space)
     command.require_meant(s.trials * len(request.seeds), s)
     sizes = space.get("batch_size") if shared.eval_iters else None
     for size in range(sizes.low, sizes.high + 1) if isinstance(sizes, Range) else getattr(sizes, "values", ()):
@@ -153,33 +141,3 @@ def check(request: Request, changes: dict[str, Any]) -> None:
     one = dataclasses.replace(request.shared, out_dir="run", **changes)
     validate(one)
     GPTConfig.of(one)
-
-
-def moved(request: Request) -> list[str]:
-    """What the baseline has because the config's own value lies outside the space: ["learning_rate=0.001"]."""
-    (has,) = request.variants.values()
-    space = parse(request.study.search, request.shared)
-    had = {name: getattr(request.shared, name) for name in space}
-    return [f"{name}={has[name]}" for name, axis in space.items() if not axis.holds(had[name])]
-
-
-def _require_rungs(request, space):
-    """Hyperband compares losses after equal iterations, so all trials need the same ones, and some before the last."""
-    s, shared = request.study, request.shared
-    of_length = {"max_iters", "eval_interval"}
-    if s.tokens:
-        of_length |= {"batch_size", "block_size", "gradient_accumulation_steps"}
-    if shared.minutes or space.keys() & of_length:
-        raise UserError(
-            "pruner=hyperband compares trials after equal iterations, but theirs differ: take --pruner=none"
-        )
-    if s.metric == "ms":
-        raise UserError(
-            "pruner=hyperband prunes by the validation loss, but metric=ms is what counts: take --pruner=none"
-        )
-    steps = command.completed(request, {}).get("max_iters", shared.max_iters)
-    if steps < 3 * shared.eval_interval:
-        raise UserError(
-            f"pruner=hyperband needs evaluations before the end, but eval_interval={shared.eval_interval} of"
-            f" {steps} iterations leaves too few: give --eval_interval={max(1, steps // 9)}"
-        )

@@ -1,13 +1,14 @@
 """Which variants of a study are better or worse than its baseline: paired differences, corrected for their number.
 
-A variant and the baseline have a pair of runs for each seed that both have. The two share what follows from the seed,
-such as batches and initial weights, so their difference varies less than that of two runs with different seeds. Lower
-values are better. A run that has no value, such as one that diverged, counts with a stand-in, the worst value of all.
+A variant and the baseline have a pair of runs for each seed. The two share what follows from the seed, such as batches
+and initial weights, so their difference varies less than that of two runs with different seeds. Lower is better.
 
-Intervals and p: Student's t on the differences ("The Probable Error of a Mean", Biometrika 6, 1908) or a bootstrap.
-Correction: S. Holm, "A Simple Sequentially Rejective Multiple Test Procedure", Scandinavian Journal of Statistics 6,
-1979. Power: the noncentral t distribution (J. Cohen, "Statistical Power Analysis for the Behavioral Sciences", 1988).
-`tests/calibration.py` measures how often a verdict is wrong, and whether the power is as promised.
+p: Student's paired t test ("The Probable Error of a Mean", Biometrika 6, 1908), corrected for planned looks (S. Pocock,
+"Group Sequential Methods", Biometrika 64, 1977) and for the number of comparisons (S. Holm, "A Simple Sequentially
+Rejective Multiple Test Procedure", Scandinavian Journal of Statistics 6, 1979). Intervals hold together (Bonferroni),
+and end at 0 where Holm finds a difference (O. Guilbaud, "Simultaneous Confidence Regions Corresponding to Holm's
+Step-Down Procedure", Biometrical Journal 50, 2008). Power: the noncentral t distribution (J. Cohen, "Statistical Power
+Analysis for the Behavioral Sciences", 1988). `tests/calibration.py` measures whether all this holds.
 """
 
 import bisect
@@ -20,8 +21,14 @@ import numpy as np
 LEVEL = 0.05  # share of studies of equal variants in which a verdict may find a difference
 POWER = 0.8
 MOST_SEEDS = 10_000  # a larger number of seeds is of no use to anybody
-LEAST_RESAMPLED = 10  # fewer differences say too little about the distribution that they come from
-RESAMPLES = 9_999
+SIMULATED = 100_000  # studies, to see how small the smallest p of several looks is
+ROUNDING = 1e-9  # differences that vary by less than this share of the values are equal
+
+METHOD = (
+    "Paired differences to {baseline} over runs with the same seed, by Student's t test; p is corrected for all planned"
+    " comparisons (Holm){looks}, and the 95 % intervals hold together. Both are about seeds, not about other texts. A"
+    " test of means cannot tell a change that is better from one that has fewer of some rare bad runs."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +38,14 @@ class Comparison:
     variant: str
     n: int  # pairs
     mean: float  # of the differences; NaN without pairs
-    low: float  # 95 % interval of the mean difference, for this comparison alone; NaN if there is none, as for n < 2
+    low: float  # the interval of the mean difference; NaN if there is no verdict, or if all differences are equal
     high: float
-    p: float  # two-sided, for this comparison alone; NaN for n < 2
-    p_holm: float  # corrected for all comparisons of the study
-    word: str  # better, worse or no difference found
-    smallest: float  # smallest true difference that n pairs find with 80 % power; infinite for n < 2
-    seeds_needed: int | None  # pairs that find the mean difference with 80 % power; None: see `seeds_needed`
-    stand_ins: int = 0  # pairs with a stand-in; if there are any, low, high and smallest are NaN
+    p: float  # two-sided, corrected; NaN if there is no verdict
+    word: str  # better, worse, no difference found or no verdict
+    size: str  # beside --matters: equivalent, no worse, matters, or nothing that is known
+    planned: bool  # otherwise the comparison is exploratory
+    found: tuple[float, float] | None  # between these lies the smallest true difference that n pairs find in 80 %
+    needed: tuple[int, int] | None  # between these lies how many pairs find half of the mean difference in 80 %
 
     @property
     def tested(self) -> bool:
@@ -46,105 +53,81 @@ class Comparison:
         return not math.isnan(self.p)
 
 
-@dataclasses.dataclass(frozen=True)
-class Summary:
-    """The values of a variant over its seeds."""
-
-    variant: str
-    n: int
-    mean: float  # NaN for n = 0
-    sd: float  # over seeds, unpaired; NaN for n < 2
-    stand_ins: int  # how many of the n values are stand-ins
-
-
-def summarise(values: dict[str, dict[int, float]], stand_ins: dict[str, set[int]]) -> list[Summary]:
-    """A summary for each variant of `values`, {variant: {seed: value}}; `stand_ins` as in `compare`."""
-    samples = {name: np.array(list(by_seed.values()), float) for name, by_seed in values.items()}
-    counts = {name: len(stand_ins.get(name, ())) for name in values}
-    return [Summary(name, len(each), *_mean_and_sd(each), counts[name]) for name, each in samples.items()]
-
-
 def compare(
-    values: dict[str, dict[int, float]],
-    baseline: str,
-    interval: str = "t",
-    stand_ins: dict[str, set[int]] | None = None,
+    differences: dict[str, np.ndarray],
+    largest: float = 1.0,
+    untested: frozenset[str] = frozenset(),
+    planned: frozenset[str] | None = None,
+    looks: tuple[int, ...] = (),
+    matters: float | None = None,
 ) -> list[Comparison]:
-    """Compare each variant of `values`, {variant: {seed: value}}, with the variant `baseline`.
+    """The verdict on each variant of `differences`, {variant: its differences to the baseline, by seed}.
 
-    interval: t, or bootstrap for variants that have at least 10 pairs; runs that fail may leave fewer. stand_ins:
-    {variant: seeds of those values that stand in for none}. The correction counts every other variant as a comparison,
-    also one that has too few pairs to be tested, so that no verdict becomes more lenient because other runs failed.
+    largest: of the values, which tells what is rounding. untested: variants that get no verdict, but count as
+    comparisons, so that no verdict becomes more lenient because other runs failed. planned: variants that were planned;
+    None: all. looks: the planned numbers of seeds at which a verdict is made. matters: the smallest difference that is
+    of interest.
     """
-    stood = {name: (stand_ins or {}).get(name, set()) for name in values}
-    others = [name for name in values if name != baseline]
-    differences = {name: _paired(values[name], values[baseline]) for name in others}
-    beside = {name: _stand_ins_of(values, stood, name, baseline) for name in others}
-    estimates = [_without_an_interval(_estimate(differences[name], interval), *beside[name]) for name in others]
-    corrected = holm([p for *_, p in estimates])
-    return [
-        _comparison(name, differences[name], estimate, p_holm, len(others), beside[name][1])
-        for name, estimate, p_holm in zip(others, estimates, corrected)
-    ]
+    planned = frozenset(differences) if planned is None else planned
+    p = {name: math.nan if name in untested else _p(each, largest) for name, each in differences.items()}
+    p = {name: over_looks(each, looks) for name, each in p.items()}
+    corrected, found = {}, []
+    for group in ([n for n in p if n in planned], [n for n in p if n not in planned]):
+        many = _comparisons(differences, planned, group)
+        corrected |= dict(zip(group, holm([p[name] for name in group], many)))
+    for name, each in differences.items():
+        many = _comparisons(differences, planned, [name])
+        level = nominal(LEVEL / many, looks)
+        found.append(_comparison(name, each, corrected[name], level, largest, name in planned, matters))
+    return found
 
 
-def _paired(values, baseline):
-    # sorted: a sum of floats depends on its order, which must not depend on the order in which runs ended
-    return np.array([values[seed] - baseline[seed] for seed in sorted(values.keys() & baseline.keys())], float)
+def _comparisons(differences, planned, group):
+    """How many comparisons the correction counts: the planned ones, or for an exploratory one, all."""
+    return max(1, len(planned & differences.keys()) if set(group) <= planned else len(differences))
 
 
-def _stand_ins_of(values, stand_ins, variant, baseline):
-    """(pairs, pairs with a stand-in, pairs of two stand-ins)."""
-    pairs = values[variant].keys() & values[baseline].keys()
-    mine, theirs = stand_ins[variant] & pairs, stand_ins[baseline] & pairs
-    return len(pairs), len(mine | theirs), len(mine & theirs)
+def _comparison(name, differences, p, level, largest, planned, matters):
+    from scipy import stats
+
+    n, mean = len(differences), float(differences.mean()) if len(differences) else math.nan
+    low = high = math.nan
+    power, word = (None, None), "no verdict"
+    if not math.isnan(p):
+        word = "no difference found" if p >= LEVEL else "better" if mean < 0 else "worse"
+        if not _equal(differences, largest):
+            error = float(differences.std(ddof=1)) / math.sqrt(n)
+            margin = float(stats.t.isf(level / 2, n - 1)) * error
+            low, high = mean - margin, mean + margin
+            if p < LEVEL:
+                low, high = (low, min(high, 0.0)) if mean < 0 else (max(low, 0.0), high)
+            power = _power(mean, error * math.sqrt(n), n, level)
+    return Comparison(name, n, mean, low, high, p, word, _size(low, high, matters), planned, *power)
 
 
-def _without_an_interval(estimate, n, stand_ins, both):
-    """An estimate as it is, unless there are stand-ins: they know who is worse, but not by how much.
-
-    All stand-ins are the same value. If each pair has one, on the same side, the differences have almost no spread, and
-    the t test is sure, however few they are. So p is not below `_chance_to_agree`, which holds here too: one of two
-    equal variants has a stand-in and the other has not with s (1 − s) ≤ 1/4. Pairs of two stand-ins alone say nothing.
-    """
-    if not stand_ins:
-        return estimate
-    p = estimate[2]
-    return math.nan, math.nan, math.nan if n < 2 or both == n else max(p, _chance_to_agree(n))
+def _size(low, high, matters):
+    if matters is None or math.isnan(low):
+        return ""
+    if -matters < low and high < matters:
+        return "equivalent"
+    if high < matters:
+        return "matters" if high < -matters else "no worse"
+    return "matters" if low > matters else ""
 
 
-def _comparison(variant, differences, estimate, p_holm, comparisons, stand_ins):
-    n, (mean, sd) = len(differences), _mean_and_sd(differences)
-    word = "no difference found"
-    if p_holm < LEVEL:
-        word = "better" if mean < 0 else "worse"
-    power = smallest(sd, n, comparisons), seeds_needed(mean, sd, comparisons)
-    if stand_ins and n > 1:
-        power = math.nan, None
-    return Comparison(variant, n, mean, *estimate, p_holm, word, *power, stand_ins)
+def _equal(differences, largest):
+    return float(np.ptp(differences)) <= ROUNDING * largest
 
 
-def _mean_and_sd(values):
-    """Mean and standard deviation of a sample; NaN where it is too small for them."""
-    n = len(values)
-    if n and (values == values[0]).all():  # exact, where sums would leave a rounding error for a spread
-        return float(values[0]), 0.0 if n > 1 else math.nan
-    return (float(values.mean()), float(values.std(ddof=1))) if n else (math.nan, math.nan)
+def _p(differences, largest):
+    """p of the paired t test. If all differences are equal, `_chance_to_agree`, and 1 if they are 0."""
+    from scipy import stats
 
-
-def _estimate(differences, interval):
-    """(low, high, p) of the mean difference, by Student's t or the bootstrap unless all differences are equal.
-
-    Without spread, the interval has no width. If no pair shows a difference, p is 1. If all show the same one, p is
-    `_chance_to_agree`. It is not 0, because values may be coarse, and those of equal variants then agree by chance.
-    """
-    n, (mean, sd) = len(differences), _mean_and_sd(differences)
-    if n < 2:
-        return math.nan, math.nan, math.nan
-    if not sd:
-        return mean, mean, _chance_to_agree(n) if mean else 1.0
-    method = _bootstrap if interval == "bootstrap" and n >= LEAST_RESAMPLED else _student
-    return method(differences, mean, sd / math.sqrt(n))
+    if len(differences) < 2:
+        return math.nan
+    if _equal(differences, largest):
+        return 1.0 if abs(differences[0]) <= ROUNDING * largest else _chance_to_agree(len(differences))
+    return float(stats.ttest_1samp(differences, 0).pvalue)
 
 
 def _chance_to_agree(n):
@@ -157,73 +140,71 @@ def _chance_to_agree(n):
     return 0.25 ** (n - 1)
 
 
-def _student(differences, mean, error):
-    """The paired t test: mean / standard error has n − 1 degrees of freedom."""
+def over_looks(p: float, looks: tuple[int, ...]) -> float:
+    """`p` of one look, corrected for all `looks`: how often equal variants show as small a p at any of them."""
+    if len(looks) < 2 or math.isnan(p):
+        return p
+    smallest = _smallest_p(looks)
+    share = (1 + np.searchsorted(smallest, p, side="right")) / (1 + len(smallest))
+    return min(len(looks) * p, float(share))
+
+
+def nominal(level: float, looks: tuple[int, ...]) -> float:
+    """The level of each look at which all `looks` together have `level`."""
+    if len(looks) < 2:
+        return level
+    return max(level / len(looks), float(np.quantile(_smallest_p(looks), level)))
+
+
+@functools.cache
+def _smallest_p(looks):
+    """The smallest p over all looks of simulated studies of two equal variants, sorted."""
     from scipy import stats
 
-    freedom = len(differences) - 1
-    margin = float(stats.t.isf(LEVEL / 2, freedom)) * error
-    return mean - margin, mean + margin, float(2 * stats.t.sf(abs(mean) / error, freedom))
+    drawn = np.random.default_rng(0).standard_normal((SIMULATED, looks[-1]))
+    sums, squares = drawn.cumsum(axis=1), (drawn**2).cumsum(axis=1)
+    smallest = np.ones(SIMULATED)
+    for n in looks:
+        mean = sums[:, n - 1] / n
+        error = np.sqrt((squares[:, n - 1] / n - mean**2) / (n - 1))
+        smallest = np.minimum(smallest, 2 * stats.t.sf(abs(mean) / error, n - 1))
+    return np.sort(smallest)
 
 
-def _bootstrap(differences, mean, error):
-    """The symmetric bootstrap-t, for differences that are far from normal, such as skewed ones.
-
-    Student's table is for normal differences. In its place, this takes |mean − true mean| / standard error of samples
-    that are drawn from the differences, whose true mean is then known. p is the level at which the interval ends at 0.
-    Source: P. Hall, "On Symmetric Bootstrap Confidence Intervals", Journal of the Royal Statistical Society B 50, 1988.
-    The percentile and BCa intervals of scipy.stats.bootstrap are too narrow for few seeds: with 10, they find a
-    difference between equal variants about twice as often as they should. The generator is the same each time, so that
-    a verdict can be made again.
-    """
-    n = len(differences)
-    drawn = differences[np.random.default_rng(0).integers(n, size=(RESAMPLES, n))]  # (RESAMPLES, n)
-    errors = drawn.std(axis=1, ddof=1) / math.sqrt(n)
-    errors[drawn.min(axis=1) == drawn.max(axis=1)] = 0  # exactly, for an infinite ratio
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = abs(drawn.mean(axis=1) - mean) / errors
-    ratios = np.sort(np.where(np.isnan(ratios), 0, ratios))  # NaN is 0 / 0: all that was drawn is equal to the mean
-    margin = float(ratios[-round(LEVEL * (RESAMPLES + 1))]) * error  # 5 % of the ratios are as large or larger
-    margin = margin if math.isfinite(margin) else math.nan  # most differences are equal: any mean would be possible
-    beyond = int((ratios >= abs(mean) / error).sum())
-    return mean - margin, mean + margin, min(1.0, (1 + beyond) / (RESAMPLES + 1))
-
-
-def holm(p: list[float]) -> list[float]:
+def holm(p: list[float], comparisons: int | None = None) -> list[float]:
     """Correct the p of several comparisons, so that a study of equal variants finds a difference in at most 5 %.
 
     The smallest is multiplied by their number, the next by one less, and so on; none becomes smaller than the one
     before. NaN, of a comparison that cannot be tested, stays NaN but counts.
     """
-    corrected, largest = [math.nan] * len(p), 0.0
+    corrected, largest, comparisons = [math.nan] * len(p), 0.0, comparisons or len(p)
     order = sorted((i for i, each in enumerate(p) if not math.isnan(each)), key=p.__getitem__)
     for rank, i in enumerate(order):
-        largest = corrected[i] = max(largest, min(1.0, (len(p) - rank) * p[i]))
+        largest = corrected[i] = max(largest, min(1.0, (comparisons - rank) * p[i]))
     return corrected
 
 
-def smallest(sd: float, n: int, comparisons: int = 1) -> float:
-    """The smallest true difference that `n` pairs find with 80 % power, in the right direction; infinite for n < 2.
+def _power(mean, sd, n, level):
+    """(found, needed) of a Comparison, from the 95 % interval of the spread: few pairs know it badly."""
+    from scipy import stats
 
-    sd: the standard deviation of the differences. The smallest p of a study needs the level 0.05 / comparisons; Holm's
-    correction asks less of the others, so a study finds a difference of this size in 80 % of all cases, or more.
-    With few pairs, the standard deviation of the sample is a rough guess, and so is this.
+    spreads = [sd * math.sqrt((n - 1) / float(stats.chi2.ppf(q, n - 1))) for q in (0.975, 0.025)]
+    found = tuple(smallest(each, n, level) for each in spreads)
+    return found, tuple(seeds_needed(mean / 2, each, level) for each in spreads) if mean else None
+
+
+def smallest(sd: float, n: int, level: float = LEVEL) -> float:
+    """The smallest true difference that `n` pairs find with 80 % power at `level`, in the right direction.
+
+    sd: the true standard deviation of the differences.
     """
-    if not sd:
-        return 0.0 if _chance_to_agree(n) * comparisons < LEVEL else math.inf
-    return _in_standard_errors(n, LEVEL / comparisons) * sd / math.sqrt(n) if n > 1 else math.inf
+    return _in_standard_errors(n, level) * sd / math.sqrt(n)
 
 
-def seeds_needed(mean: float, sd: float, comparisons: int = 1) -> int | None:
-    """How many pairs find a true difference `mean` with 80 % power, if the differences have standard deviation `sd`.
-
-    None if mean is 0, if more than 10,000 are needed, or if fewer than 2 pairs are there to tell.
-    """
-    if not mean or math.isnan(sd):
-        return None
-    numbers = range(2, MOST_SEEDS + 1)
-    at = bisect.bisect_left(numbers, True, key=lambda n: abs(mean) >= smallest(sd, n, comparisons))
-    return numbers[at] if at < len(numbers) else None
+def seeds_needed(mean: float, sd: float, level: float = LEVEL) -> int:
+    """How many pairs find a true difference `mean` with 80 % power; MOST_SEEDS if that many or more."""
+    numbers = range(2, MOST_SEEDS)
+    return 2 + bisect.bisect_left(numbers, True, key=lambda n: abs(mean) >= smallest(sd, n, level))
 
 
 @functools.cache
@@ -240,47 +221,3 @@ def _in_standard_errors(n, level):
     # mean is above its 10 % quantile
     most = beyond * math.sqrt(stats.chi2.ppf(0.9, n - 1) / (n - 1)) + stats.norm.ppf(0.9)
     return float(optimize.brentq(lambda size: stats.nct.sf(beyond, n - 1, size) - POWER, 0, most))
-
-
-def sentence(c: Comparison, baseline: str, what: str) -> str:
-    """The verdict on a comparison, in one sentence. what: the name of the values, such as val_loss."""
-    if c.n < 2:
-        return f"no verdict on {c.variant}: it shares {_seeds(c.n)} with {baseline}, and a verdict takes 2"
-    if not c.tested:
-        return f"no verdict on {c.variant}: with each of {_seeds(c.n)}, it and {baseline} both count as the worst"
-    side, sign = ("lower", -1) if c.mean < 0 else ("higher", 1)
-    if c.stand_ins:
-        worst = f"a run counts as the worst with {c.stand_ins} of {_seeds(c.n)}, {_p(c.p_holm)} after Holm"
-        if c.word != "no difference found":
-            return f"{c.variant} is {c.word} than {baseline}: {worst}"
-        return f"no difference found between {c.variant} and {baseline}: {worst}"
-    if c.word != "no difference found":
-        low, high = sorted((sign * c.low, sign * c.high))
-        return (
-            f"{c.variant} is {c.word} than {baseline}: {what} {_shown(abs(c.mean), 3)} {side} (95 % interval"
-            f" {_shown(low, 2)} to {_shown(high, 2)}, {_seeds(c.n)}, {_p(c.p_holm)} after Holm)"
-        )
-    found = f"no difference found between {c.variant} and {baseline}: "
-    if c.low == c.high and not c.mean:
-        return f"{found}{what} is the same with each of {_seeds(c.n)}"
-    if c.low == c.high:
-        agree = f"{_seeds(c.n)} may agree by chance on {what} {_shown(abs(c.mean), 3)} {side}"
-        return f"{found}{agree}; {c.seeds_needed} would be needed"
-    found += f"{_seeds(c.n)} could have found a difference of {_shown(c.smallest, 2)} in {what}"
-    if not c.mean or (c.seeds_needed or math.inf) <= c.n:  # the bootstrap may find less than Student's t would
-        return found
-    needed = "more than 10,000" if c.seeds_needed is None else f"about {c.seeds_needed:,}"
-    return f"{found}; for the {_shown(abs(c.mean), 2)} seen, {needed} would be needed"
-
-
-def _seeds(n):
-    return f"{n} seed{'s' * (n != 1)}"
-
-
-def _p(p):
-    return f"p = {p:.3g}" if p >= 0.0001 else "p < 0.0001"
-
-
-def _shown(value, digits):
-    """A number with `digits` significant digits, or all of its whole part if that has more."""
-    return f"{float(f'{value:.{digits}g}'):g}" if abs(value) < 10**digits else f"{value:,.0f}"

@@ -1,6 +1,7 @@
 """Workers that share a study on a real PostgreSQL: one is killed, and the server goes away and comes back."""
 
 import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -70,37 +71,37 @@ def trials(server, folder):
     return optuna.load_study(study_name=folder.name, storage=url).trials
 
 
-def wait_for_a_trial(server, folder, process):
-    """Wait until a worker runs a trial."""
-    name = f"process {process.pid} on {socket.gethostname()}"  # how it names itself
+def wait_for_runs(folder, many):
+    """Wait until so many runs have begun."""
     for _ in range(600):
-        with contextlib.suppress(KeyError):  # the study does not exist yet
-            if any(
-                each.state.name == "RUNNING" and each.user_attrs.get("worker") == name
-                for each in trials(server, folder)
-            ):
-                return
+        if len(list(folder.glob("runs/*/*/metrics.jsonl"))) >= many:
+            return
         time.sleep(0.1)
-    raise AssertionError(f"{name} never had a trial")
+    raise AssertionError(f"there were never {many} runs in {folder}")
 
 
 def test_a_killed_worker_and_a_server_that_goes_away_cost_no_trial(tmp_path, server, tell):
     folder, code = tmp_path / "study", fakes.code(tmp_path / "code")
     flags = (SEARCH, "--trials=8", f"--storage={server.url}")
-    first, *others = (workers.start(folder, code, *flags, pause=0.05, patience=60) for _ in range(3))
-    wait_for_a_trial(server, folder, first)
+    first, *others = (workers.start(folder, code, *flags, pause=0.05) for _ in range(3))
+    wait_for_runs(folder, 3)
     first.kill()
     first.communicate()
-    wait_for_a_trial(server, folder, others[0])
+    wait_for_runs(folder, 4)
     server.stop("immediate")
     time.sleep(1)
     server.start()
-    waited = sum(text.count("the database is gone") for text in workers.finish(others))
-    counted = [each for each in trials(server, folder) if each.state.name != "FAIL"]
-    assert waited and [each.state.name for each in counted] == ["COMPLETE"] * 8
-    names = [each.user_attrs["variant"] for each in counted]
-    results = outcomes.read(folder)
-    assert len(set(names)) == 8 and sorted(results.design.variants) == sorted(names)
-    assert [each.status for each in results.outcomes] == ["finished"] * 8
-    assert len((folder / "outcomes.jsonl").read_text().splitlines()) == 8
-    tell(f"two workers waited {waited} times for the server")
+    gave_up = 0
+    for each in others:
+        said = each.communicate(timeout=120)[0]
+        assert each.returncode == 0 or ("the storage fails" in said and "give the same command again" in said), said
+        gave_up += each.returncode != 0
+    (again,) = (workers.start(folder, code, *flags),)
+    assert again.wait(120) == 0, again.communicate()[0]
+    counted = [each for each in trials(server, folder) if each.state.name == "COMPLETE"]
+    assert len(counted) >= 8 and not [each for each in trials(server, folder) if each.state.name == "RUNNING"]
+    rows = (folder / "outcomes.jsonl").read_text().splitlines()
+    names = [json.loads(row)["variant"] for row in rows]
+    assert len(set(names)) == len(names) == len({each.user_attrs["variant"] for each in counted})  # nothing twice
+    assert {o.status for o in outcomes.read(folder).outcomes} == {"finished"}
+    tell(f"{gave_up} of 2 workers ended when the server was gone; 8 trials asked for, {len(counted)} made")

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from fusedgpt.studies import outcomes
+from fusedgpt.runs.metrics import Run
+from fusedgpt.studies import outcomes, report, words
 from tests.faults.processes import rng
 from tests.fusedgpt.studies import fakes
 from tests.fusedgpt.studies.test_runner import STUDY, plan
@@ -32,7 +33,7 @@ def broken_off(folder, code, chance, kills):
     """Run a study to its end, killing it `kills` times; how often it was killed."""
     killed, study = 0, start(folder, code, 0.1)
     while True:
-        time.sleep(chance.uniform(1, 4))
+        time.sleep(chance.uniform(0.3, 3))
         if study.poll() is not None:
             if study.returncode == 0:
                 return killed
@@ -52,13 +53,15 @@ def test_a_study_that_is_killed_again_and_again_ends_with_the_same_table(tmp_pat
         if name == "whole":
             assert start(folder, code, 0).wait() == 0
         else:
-            killed = broken_off(folder, code, rng("study"), kills=4)
+            killed = broken_off(folder, code, rng("study"), kills=8)
         found = outcomes.read(folder)
         # what a verdict rests on: values and statuses, and every loss of every run
-        ended = [
-            (o.variant, o.seed, o.status, repr(o.value), repr(o.run.train["loss"].tolist())) for o in found.outcomes
-        ]
-        tables.append((ended, found.differences))
+        evals = {
+            (o.variant, o.seed): repr(Run(outcomes.folder_of(folder, o.variant, o.seed)).train["loss"].tolist())
+            for o in found.outcomes
+        }
+        ended = [(o.variant, o.seed, o.status, repr(o.value), evals[o.variant, o.seed]) for o in found.outcomes]
+        tables.append((ended, [words.sentences(found), report.markdown(found)]))
     tell(f"a study of 4 runs was killed {killed} times")
     assert killed and tables[0] == tables[1]
     assert {status for _, _, status, *_ in tables[0][0]} == {"finished", "diverged"}

@@ -13,7 +13,8 @@ from unittest import mock
 
 import torch
 
-from fusedgpt.studies import figures, progress, runner
+import study
+from fusedgpt.studies import figures, runner, step_time
 from tests.launch import script
 
 # The loss falls towards (log10(learning_rate) + 2)² + 1, plus a part that follows from the seed. A rate above 10
@@ -77,7 +78,7 @@ with open(path, "a", buffering=1) as file:
             sys.exit(143)
         if rate > 10 and iteration == 7:
             sys.exit("error: 21 steps in a row had no finite gradient, the last at iteration 7")
-        write(kind="train", iter=iteration, loss=loss(iteration), ms=10.0 + seed, tokens_per_s=1.0, lr=rate)
+        write(kind="train", iter=iteration, loss=loss(iteration), ms=10.0 + seed, tokens_per_s=1e4, lr=rate)
         time.sleep(pause)
 """
 
@@ -113,49 +114,34 @@ class Here:
         """It comes too late."""
 
 
-class Stepwise(Here):
-    """A run that gets to its next evaluation each time it is polled, and ends when it gets a signal."""
-
-    def __init__(self, command: list, **how):
-        super().__init__(command, **how)
-        out_dir = next(flag.partition("=")[2] for flag in command if str(flag).startswith("--out_dir="))
-        self.path, self.returncode, self.ends_with = pathlib.Path(out_dir, "metrics.jsonl"), None, self.returncode
-        self.left = self.path.read_text().splitlines(keepends=True)
-        self.path.write_text("")
-
-    def poll(self) -> int | None:
-        """The exit status, or None while it goes on."""
-        if self.returncode is None and not self.left:
-            self.returncode = self.ends_with
-        while self.returncode is None and self.left:
-            line = self.left.pop(0)
-            with open(self.path, "a") as file:
-                file.write(line)
-            if '"eval"' in line:
-                break
-        return self.returncode
-
-    def send_signal(self, number: int):
-        """End it."""
-        self.returncode = 128 + number
+def turns(plan, names, *_):
+    """Stands for step_time.measure: the n-th variant's step takes 10 + n ms."""
+    ms = {name: 10.0 + n for n, name in enumerate(plan.variants)}
+    base = ms[plan.baseline]
+    found = {
+        name: dict(ms=ms[name], times=ms[name] / base, low=ms[name] / base, high=ms[name] / base, laps=10)
+        for name in names
+        if name != plan.baseline
+    }
+    return {plan.baseline: {"ms": base}} | found
 
 
 @contextlib.contextmanager
-def in_this_process(popen: type = Here) -> Iterator[None]:
+def in_this_process() -> Iterator[None]:
     """Runs of a study, and dry runs, are in this process, one after another: no import of PyTorch for each."""
     dry = types.SimpleNamespace(run=lambda command, **_: script(*command[1:], check=False), DEVNULL=None)
-    processes = types.SimpleNamespace(Popen=popen, DEVNULL=None)
+    processes = types.SimpleNamespace(Popen=Here, DEVNULL=None)
     with (
         mock.patch.multiple(runner, subprocess=processes, POLL_S=0),
-        mock.patch.object(progress, "subprocess", dry),
+        mock.patch.object(study, "subprocess", dry),
+        mock.patch.object(step_time, "measure", turns),
         mock.patch.object(torch.compiler, "reset"),  # after each script; these compile nothing
     ):
         yield
 
 
 @contextlib.contextmanager
-def blank_figures() -> Iterator[None]:
-    """Reports have files of the right names in place of figures, which take seconds to draw and write."""
-    blank = mock.Mock(**{"return_value.savefig": lambda file, **_: file.write(bytes(200))})
-    with mock.patch.multiple(figures, curves=blank, differences=blank, settings=blank, importance=blank):
+def no_figures() -> Iterator[None]:
+    """Reports have no figures, which take seconds to draw and write."""
+    with mock.patch.object(figures, "draw", lambda results: iter(())):
         yield

@@ -1,3 +1,5 @@
+"""The line of a run, its value, looks, and what a reader is warned of."""
+
 import json
 import math
 
@@ -5,143 +7,141 @@ import pytest
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import json_line
-from fusedgpt.studies import outcomes, words
-from tests.fusedgpt.studies.test_design import plan
+from fusedgpt.studies import outcomes
+from tests.fusedgpt.studies import by_hand
+from tests.fusedgpt.studies.by_hand import row, study
 
-VARIANT = "learning_rate=0.001"
 
-
-def study(folder, losses, name="val_loss", target=None, ended=True, every=2):
-    """A study with runs of these validation losses, {(variant, seed): losses}, of steps of 10, 11, 12, … ms.
-
-    every: steps between evaluations.
-    """
-    one = plan()
-    one.metric, one.target_loss = name, target
-    folder.mkdir()
-    one.save(folder)
-    for (variant, seed), each in losses.items():
-        out_dir = outcomes.folder_of(folder, variant, seed)
-        out_dir.mkdir(parents=True)
-        rows = [{"kind": "train", "iter": i, "loss": 1.0, "ms": 10.0 + i} for i in range(every * (len(each) - 1))]
-        rows += [
-            {"kind": "eval", "iter": every * n, "train_loss": v, "val_loss": v, "val_bits_per_byte": v / 2}
-            for n, v in enumerate(each)
-        ]
-        (out_dir / "metrics.jsonl").write_text("".join(map(json_line, rows)))
-        (out_dir / "run.json").write_text(json.dumps({"tokens_per_step": 100, "settings": {}}))
-    lines = [json_line({"variant": v, "seed": seed, "status": "finished", "why": ""}) for v, seed in losses if ended]
-    (folder / "outcomes.jsonl").write_text("".join(lines))
-    return outcomes.read(folder)
+def test_the_line_of_a_run_has_what_a_report_needs(tmp_path):
+    rows = [{"kind": "train", "iter": i, "loss": 1.0, "ms": 10.0 + i, "tokens_per_s": 1e4} for i in range(8)]
+    rows += [
+        {"kind": "eval", "iter": i, "train_loss": v, "val_loss": v, "val_bits_per_byte": v / 2}
+        for i, v in ((0, 4.0), (4, math.nan), (8, 2.0))
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(map(json_line, rows)))
+    record = {"tokens_per_step": 100, "dtype": "float32", "environment": {"device": "a CPU", "torch": "2.13"}}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    found = json.loads(json_line(outcomes.row_of(tmp_path)))
+    assert found["iterations"] == 8 and found["ms"] == 16.0  # 15 to 17 ms: the first five are warm-up
+    assert found["seconds"] == pytest.approx(sum(range(10, 18)) / 1e3)
+    assert found["evals"]["val_loss"] == [4.0, None, 2.0] and found["evals"]["iter"] == [0, 4, 8]
+    assert found["evals"]["tokens"][0] == 0 and found["ran"]["device"] == "a CPU"
+    assert outcomes.row_of(tmp_path / "nothing") == {}
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "value"),
+    ("metric", "target", "value"),
     [
         ("val_loss", None, 1.5),  # the last, not the lowest
         ("bits_per_byte", None, 0.75),
-        ("ms", None, 15.0),  # 10 to 15 ms, of which the first five are warm-up
-        ("tokens_to_loss", 2.5, 200.0),  # first at or below it after two steps
-        ("seconds_to_loss", 2.5, 0.021),
-        ("seconds_to_loss", 1.4, 0.046),
+        ("tokens_to_loss", 2.5, 50_000.0),
+        ("tokens_to_loss", 3.25, 25_000.0),  # on the line between two evaluations
+        ("seconds_to_loss", 2.5, 50 * 0.02),  # by the time of a step in turns, whatever the run's steps took
     ],
 )
-def test_metrics(tmp_path, name, target, value):
-    found = study(tmp_path / "study", {(VARIANT, 1): [4.0, 2.5, 1.4, 1.5]}, name, target)
-    assert found.values()[VARIANT][1] == pytest.approx(value)
+def test_metrics(tmp_path, metric, target, value):
+    folder = study(
+        tmp_path,
+        {"a": {1: [4.0, 2.5, 1.4, 1.5]}},
+        metric=metric,
+        target_loss=target,
+        times={"a": {"ms": 20.0}},
+        ms=99.0,
+    )
+    assert outcomes.read(folder).values()["a"][1] == pytest.approx(value)
 
 
-@pytest.mark.parametrize(("name", "value"), [("tokens_to_loss", 500.0), ("seconds_to_loss", 0.060)])
-def test_the_way_to_a_loss_does_not_depend_on_when_it_is_seen(tmp_path, name, value):
-    # it used to end at an evaluation: a run with half as many of them, or with twice the batch, was called worse
-    for every, losses in ((2, [4.0, 3.5, 3.0, 2.5]), (4, [4.0, 3.0, 2.0])):  # both fall by 0.25 a step
-        found = study(tmp_path / str(every), {(VARIANT, 1): losses}, name, 2.75, every=every)
-        assert found.values()[VARIANT][1] == pytest.approx(value)  # after five steps, of 10 to 14 ms
+def test_a_loss_that_is_not_reached_is_no_value(tmp_path):
+    losses = {"a": {1: [4.0, 2.0], 2: [4.0, 2.0]}, "b": {1: [4.0, 2.0], 2: [4.0, 3.0]}}
+    found = outcomes.read(study(tmp_path, losses, metric="tokens_to_loss", target_loss=2.5))
+    assert found.values()["b"].keys() == {1} and found.without("b") == {"did not reach the loss": 1}
+    assert not found.comparisons[0].tested
+    assert "b: 1 of 2 runs did not reach the loss" in found.warnings()
 
 
-def test_the_way_to_a_loss_may_be_none_or_lead_past_an_evaluation_that_is_not_finite(tmp_path):
-    losses = {(VARIANT, 1): [1.2, 1.0], (VARIANT, 2): [4.0, math.nan, 1.0]}
-    found = study(tmp_path / "study", losses, "tokens_to_loss", 2.0)
-    assert found.values()[VARIANT] == {1: 0.0, 2: pytest.approx(400 * 2 / 3)}
-
-
-def test_a_loss_that_is_not_reached_counts_as_the_worst(tmp_path):
-    losses = {(VARIANT, 1): [4.0, 2.0], (VARIANT, 2): [4.0, 3.0, 3.0]}
-    found = study(tmp_path / "study", losses, "tokens_to_loss", 2.0)
-    assert [each.status for each in found.outcomes] == ["finished", "not reached", "missing", "missing"]
-    assert found.outcomes[1].why == "did not reach the loss 2"
-    # after the last step of the longest run, which might have reached it
-    assert found.values() == {VARIANT: {1: 200.0, 2: 500.0}, "learning_rate=0.002": {}}
-    assert found.stand_ins() == {VARIANT: {2}, "learning_rate=0.002": set()}
-    assert f"{VARIANT} with seed 2 did not reach the loss 2, and counts as the worst" in found.warnings()
-    found = study(tmp_path / "seconds", losses, "seconds_to_loss", 2.0)
-    assert found.values()[VARIANT][2] == pytest.approx((10 + 11 + 12 + 13) / 1e3 * 5 / 4)
-    # by a worker that has the folder of the run
-    row = {"variant": VARIANT, "seed": 2, "status": "not reached", "why": "did not reach it", "value": 900.0}
-    with open(tmp_path / "study" / "outcomes.jsonl", "a") as file:
-        file.write(json_line(row))
-    assert outcomes.read(tmp_path / "study").stand_ins()[VARIANT] == {2} and "not reached" in outcomes.OVER
-
-
-def test_variants_that_do_not_reach_the_loss_are_not_compared(tmp_path):
-    losses = {(name, seed): [4.0, 3.0] for name in (VARIANT, "learning_rate=0.002") for seed in (1, 2)}
-    found = study(tmp_path / "study", losses, "tokens_to_loss", 2.0)
-    (compared,) = found.comparisons()
-    assert compared.n == 2 and not compared.tested
-    assert words.headline(found) == "No verdict: no run of a pair has a value of its own"
-    assert found.sentences()[0].startswith("no verdict on learning_rate=0.002: with each of 2 seeds")
-
-
-def test_a_diverged_run_counts_by_untrained_weights_whatever_it_came_to(tmp_path):
-    # four thousand million, from a learning rate of 1000
-    found = study(tmp_path / "study", {(VARIANT, 1): [4.0, 5e9, math.nan], (VARIANT, 2): [4.1, 2.0]})
-    assert found.outcomes[0].value == 4.1
-    found = study(tmp_path / "worse", {(VARIANT, 1): [4.0, 5e9, math.nan], (VARIANT, 2): [4.1, 6.0]})
-    assert found.outcomes[0].value == 6.0
-
-
-def test_failed_runs_may_leave_too_few_pairs_for_the_bootstrap(tmp_path):
-    losses = {(name, seed): [4.0, 2.0 + seed / 10] for name in (VARIANT, "learning_rate=0.002") for seed in (1, 2)}
-    found = study(tmp_path / "study", losses)
-    found.design.interval = "bootstrap"
-    assert found.comparisons()[0].n == 2
-    assert found.warnings() == [
-        "too few pairs for the bootstrap, so the verdict is by Student's t: learning_rate=0.002"
-    ]
+def test_a_run_that_diverged_has_no_invented_value(tmp_path):
+    # a stand-in used to be averaged, and a variant that always diverged was "no difference found"
+    found = outcomes.read(by_hand.three(tmp_path))
+    assert [o.status for o in found.outcomes[6:]] == ["finished", "diverged", "finished"]
+    muon, far = found.comparisons
+    assert muon.tested and not far.tested and far.n == 2
+    assert "learning_rate=0.1,optimizer=muon: 1 of 3 runs diverged (the weights are not finite)" in found.warnings()
 
 
 def test_a_run_that_ends_without_a_finite_loss_has_diverged(tmp_path):
-    found = study(tmp_path / "study", {(VARIANT, 1): [4.0, math.nan], (VARIANT, 2): [4.1, 2.0]})
-    assert [each.status for each in found.outcomes[:2]] == ["diverged", "finished"]
-    assert found.outcomes[0].value == 4.1
+    folder = study(tmp_path, {"a": {1: [4.0, 2.0]}})
+    line = row("a", 1, [4.0, math.nan]) | {"status": "finished"}
+    (folder / "outcomes.jsonl").write_text(json_line(line))
+    assert outcomes.read(folder).outcomes[0].status == "diverged"
 
 
-def test_a_run_without_an_end_is_missing_and_said_to_be(tmp_path):
-    found = study(tmp_path / "study", {(VARIANT, 1): [4.0, 2.0]}, ended=False)
-    assert [each.status for each in found.outcomes] == ["missing"] * 4
-    assert math.isnan(found.outcomes[0].value)
-    assert found.warnings() == ["4 of 4 runs are missing: the verdict is not final"]
+LOSSES = {name: {seed: [4.0, 2.0 + seed / 100 + (name == "b")] for seed in range(1, 5)} for name in "ab"}
+
+
+def test_there_is_no_p_before_the_planned_seeds_are_in(tmp_path):
+    # lines "so far" had a p after each seed: with 10 seeds, one of them "decided" in 20 % of studies of equal variants
+    losses = {"a": LOSSES["a"], "b": LOSSES["b"] | {4: None}}
+    found = outcomes.read(study(tmp_path, losses))
+    assert found.counted == 0 and not found.comparisons[0].tested and found.comparisons[0].n == 3
+    assert "1 of 8 runs are missing: there is no verdict yet" in found.warnings()
+
+
+def test_a_look_takes_the_seeds_that_it_planned(tmp_path):
+    losses = {"a": LOSSES["a"], "b": LOSSES["b"] | {4: None}}
+    found = outcomes.read(study(tmp_path, losses, looks=[2, 4]))
+    assert found.counted == 2 and found.comparisons[0].n == 2 and found.comparisons[0].tested
+    assert set(found.values()["a"]) == {1, 2}  # the third is in, but its look is not
+    assert not found.decided  # two seeds that differ alike may do so by chance
+    found = outcomes.read(study(tmp_path / "whole", LOSSES, looks=[2, 4]))
+    assert found.counted == 4 and found.decided and found.warnings() == []
 
 
 def test_the_last_word_on_a_run_counts(tmp_path):
     # a run that failed is tried again by the next call
-    study(tmp_path / "study", {(VARIANT, 1): [4.0, 2.0]}, ended=False)
-    lines = [{"variant": VARIANT, "seed": 1, "status": status, "why": "x"} for status in ("failed", "finished")]
-    (tmp_path / "study" / "outcomes.jsonl").write_text("".join(map(json_line, lines)) + '{"variant": "learn')
-    assert outcomes.read(tmp_path / "study").outcomes[0].status == "finished"
+    folder = study(tmp_path, {"a": {1: [4.0, 2.0]}})
+    lines = [row("a", 1, [4.0, 2.0]) | {"status": status} for status in ("failed", "finished")]
+    (folder / "outcomes.jsonl").write_text("".join(map(json_line, lines)) + '{"variant": "learn')
+    assert outcomes.read(folder).outcomes[0].status == "finished" and outcomes.is_over(folder, ("a", 1))
 
 
-def test_warnings_are_sentences(tmp_path):
-    found = study(tmp_path / "study", {(VARIANT, 1): [4.0, 2.0]})
-    found.design.looks = 1
-    found.design.against = {"ref": "HEAD~1", "commit": "abc", "initial_weights": "differ"}
-    found.differences.append("dtype: bfloat16, float32")
-    assert [line.split(":")[0] for line in found.warnings()] == [
-        "the runs differ in more than what varies",
-        "3 of 4 runs are missing",
-        "seeds were added after a verdict",
-        "the initial weights of the two versions differ, so the runs are not pairs that differ in one thing",
+def test_what_differs_though_it_does_not_vary_is_named(tmp_path):
+    folder = study(tmp_path, LOSSES)
+    with open(folder / "outcomes.jsonl", "a") as file:
+        file.write(json_line(row("b", 4, [4.0, 3.04], dtype="bfloat16")))
+    assert outcomes.read(folder).warnings() == ["the runs differ in more than what varies: dtype: float32, bfloat16"]
+    folder = study(tmp_path / "varied", LOSSES, {name: {"dtype": name} for name in "ab"})
+    assert outcomes.read(folder).warnings() == []
+
+
+def test_unequal_time_is_said(tmp_path):
+    # runs of equal minutes made 482, 627 and 566 iterations, and warnings were empty
+    folder = study(tmp_path, LOSSES, minutes=1.0)
+    with open(folder / "outcomes.jsonl", "a") as file:
+        file.writelines(json_line(row("b", seed, LOSSES["b"][seed], ms=22.0)) for seed in LOSSES["b"])
+    assert outcomes.read(folder).warnings() == [
+        "the steps of b took 1.10 times the baseline's seconds, though both were given equal time"
     ]
+
+
+def test_versions_that_begin_otherwise_are_no_pairs(tmp_path):
+    losses = {"abc1234": {1: [4.0, 2.0], 2: [4.1, 2.0]}, "working tree": {1: [4.0, 1.9], 2: [4.2, 1.9]}}
+    found = outcomes.read(study(tmp_path, losses, kind="against", against={"named": "HEAD", "commit": "abc1234"}))
+    (said,) = found.warnings()
+    assert said.startswith("the two versions differ before their first step (seed 2)")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"variant": "a", "seed": 1, "status": "finished", "evals": [1]}',
+        '{"variant": "a", "seed": 1, "status": "finished", "evals": {"val_loss": 3}}',
+    ],
+)
+def test_damaged_lines_are_named(tmp_path, line):
+    folder = study(tmp_path, {"a": {1: [4.0, 2.0]}})
+    (folder / "outcomes.jsonl").write_text(line)
+    with pytest.raises(UserError, match=r"outcomes\.jsonl is damaged"):
+        outcomes.read(folder)
 
 
 def test_a_folder_without_a_study_is_named(tmp_path):

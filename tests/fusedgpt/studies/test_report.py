@@ -1,114 +1,196 @@
-"""The report of a study: its files, for people and for programs."""
+"""Sentences, tables, figures and the page of a study, from studies that are made by hand."""
 
+import csv
 import json
 import math
-import pathlib
+import re
 import shutil
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from fusedgpt.errors import UserError
-from fusedgpt.runs.metrics import record_of
-from fusedgpt.studies import outcomes, report
-from tests.conftest import small
-from tests.fusedgpt.runs.test_report_page import page_of
-from tests.fusedgpt.studies import fakes
-from tests.fusedgpt.studies.by_hand import study, three
-
-ADAMW, MUON = "learning_rate=0.01,optimizer=adamw", "learning_rate=0.01,optimizer=muon"
+from fusedgpt.studies import figures, outcomes, report, words
+from tests.fusedgpt.studies import by_hand
+from tests.fusedgpt.studies.by_hand import study
 
 
-@pytest.fixture(autouse=True)
-def cheap():
-    with fakes.blank_figures():
-        yield
+def one(folder, shift, seeds=4, spread=0.003, **how):
+    """A study of two variants whose losses differ by about `shift`."""
+    noise = np.random.default_rng(1).normal(0, spread, seeds)
+    losses = {name: {s: [4.0, 2.0 + s / 10] for s in range(1, seeds + 1)} for name in ("base", "other")}
+    for s, more in enumerate(noise, 1):
+        losses["other"][s][-1] += shift + more
+    return outcomes.read(study(folder, losses, **how))
 
 
-def strict(text):
-    """JSON without NaN or infinity, which other languages refuse."""
-
-    def refuse(name):
-        raise ValueError(name)
-
-    return json.loads(text, parse_constant=refuse)
-
-
-def test_a_report_is_complete_and_leaves_nothing_half_written(tmp_path):
-    paths = report.write(three(tmp_path))
-    names = [path.name for path in paths]
-    assert names[:4] == ["verdict.json", "table.csv", "table.md", "table.tex"] and names[-1] == "study.html"
-    assert len(names) == len({*names}) and all(path.stat().st_size > 100 for path in paths)
-    assert {path.name for path in tmp_path.iterdir()} == {*names, "study.json", "outcomes.jsonl", "runs"}
+def test_a_sentence_has_difference_interval_p_and_time(tmp_path):
+    times = {"base": {"ms": 20.0}, "other": {"ms": 21.6, "times": 1.08, "low": 1.07, "high": 1.09, "laps": 30}}
+    results = one(tmp_path, -0.05, times=times)
+    (c,), (said,) = results.comparisons, words.sentences(results)
+    low, high = (words.number(-each) for each in (c.high, c.low))
+    assert said.startswith(
+        f"other is better than base: val_loss {words.number(-c.mean)} lower (95 % interval {low} to {high}, 4 seeds, "
+    )
+    assert "; a step takes 1.08 times (1.07 to 1.09) as long; half of this one takes " in said
+    assert words.headline(results) == f"other is better than base by {words.number(-c.mean)} (validation loss)"
 
 
-def test_the_verdict_is_strict_json(tmp_path):
-    verdict = strict(report.write(three(tmp_path))[0].read_text())
-    results = outcomes.read(tmp_path)
-    assert (verdict["baseline"], verdict["metric"], verdict["missing"]) == (ADAMW, "val_loss", 1)
-    muon, fast = verdict["comparisons"]
-    assert (muon["variant"], muon["n"], muon["word"]) == (MUON, 3, "better")
-    assert muon["mean"] == pytest.approx(-0.2) and muon["low"] < -0.2 < muon["high"]
-    assert (fast["n"], fast["word"]) == (2, "no difference found")
-    assert [each["stand_ins"] for each in verdict["summaries"]] == [0, 0, 1]
-    assert verdict["sentences"] == results.sentences() and verdict["differences"] == []
-    assert any("diverged" in each for each in verdict["warnings"])
+def test_no_difference_says_what_the_seeds_find(tmp_path):
+    results = one(tmp_path, 0.0)
+    (said,) = words.sentences(results)
+    assert said.startswith("no difference found between other and base: val_loss ")
+    low, high = results.comparisons[0].found
+    assert f"; 4 seeds find differences from {words.number(low)} to {words.number(high)} on in 80 % of studies" in said
+    assert words.headline(results) == "No difference from base was found"
 
 
-def test_what_cannot_be_known_is_null(tmp_path):
-    losses = {"a": {1: [4.0, 2.0]}, "b": {1: [4.0, 2.5]}}
-    verdict = strict(report.write(study(tmp_path, {"a": {"n_layer": 1}, "b": {"n_layer": 2}}, losses))[0].read_text())
-    (b,) = verdict["comparisons"]
-    assert (b["mean"], b["low"], b["p"], b["smallest"]) == (0.5, None, None, None)
-    assert verdict["summaries"][0]["sd"] is None
+def test_what_is_not_decided_says_why(tmp_path):
+    losses = {"base": {1: [4.0, 2.0], 2: [4.0, 2.1]}, "other": {1: [4.0, math.nan], 2: [4.0, math.nan]}}
+    results = outcomes.read(study(tmp_path / "a", losses))
+    assert words.sentences(results) == ["no verdict on other: other diverged with 2 of 2 seeds"]
+    results = outcomes.read(study(tmp_path / "b", losses | {"other": {1: [4.0, 2.0], 2: None}}))
+    assert words.sentences(results) == ["no verdict on other before 2 seeds of all variants are in"]
+    results = outcomes.read(study(tmp_path / "c", {name: {1: [4.0, 2.0]} for name in ("base", "other")}))
+    assert words.sentences(results) == ["no verdict on other: one seed decides nothing"]
 
 
-@pytest.mark.parametrize("missing", ["baseline", "variant", "all"])
-def test_a_study_that_is_partly_done_gives_what_there_is(missing, tmp_path):
-    fall = {seed: [4.0, 3.0, 2.0 + seed] for seed in (1, 2)}
-    nothing = dict.fromkeys((1, 2))
-    losses = {"a": nothing if missing in ("baseline", "all") else fall, "b": fall if missing == "baseline" else nothing}
-    paths = report.write(study(tmp_path, {"a": {"n_layer": 1}, "b": {"n_layer": 2}}, losses))
-    content, gone = page_of(paths[-1]), 4 if missing == "all" else 2
-    assert f"{gone} of 4 runs are missing: the verdict is not final" in content["warnings"]
-    assert content["headline"].startswith("No verdict yet") and (content["curves"] is None) == (missing == "all")
-    assert strict(paths[0].read_text())["missing"] == gone
+def test_a_difference_that_is_surely_too_small_to_matter(tmp_path):
+    assert ", surely less than --matters=0.1" in words.sentences(one(tmp_path, 0.001, matters=0.1))[0]
 
 
-def test_a_report_can_be_written_again(tmp_path):
-    first = {path.name: path.read_bytes() for path in report.write(three(tmp_path))}
-    again = {path.name: path.read_bytes() for path in report.write(tmp_path)}
-    texts = [name for name in first if name.endswith((".json", ".csv", ".md", ".tex"))]
-    assert len(texts) == 4 and [first[name] for name in texts] == [again[name] for name in texts]
-    assert first.keys() == again.keys()
+def test_exploratory_is_said_everywhere(tmp_path):
+    results = one(tmp_path, -0.05, planned=[], changes=["the variant other was added"])
+    assert words.sentences(results)[0].startswith("exploratory, because it was not planned: other is better")
+    assert report.cells(results)[1][-1] == "exploratory: better"
+    assert results.warnings()[0].startswith("after a verdict could be seen, the variant other was added")
 
 
-def test_runs_of_train_py_are_reported(tmp_path, small_run, data):
-    # what train.py writes, rather than what the other tests think that it writes
-    losses = {"a": {1: None, 2: None}, "b": {1: None, 2: None}}
-    variants = {"a": {"n_layer": 2}, "b": {"n_layer": 2}}
-    settings = {"dataset": str(data), "batch_size": small(tmp_path, data).batch_size}
-    folder, lines = study(tmp_path / "study", variants, losses, settings=settings), []
-    for variant in variants:
-        for seed in (1, 2):
-            out_dir = pathlib.Path(shutil.copytree(small_run, outcomes.folder_of(folder, variant, seed)))
-            record = record_of(out_dir)
-            record["settings"]["seed"] = seed
-            (out_dir / "run.json").write_text(json.dumps(record))
-            lines.append({"variant": variant, "seed": seed, "status": "finished"})
-    (folder / "outcomes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    content = page_of(report.write(folder)[-1])
-    ends = [each.value for each in outcomes.read(folder).outcomes]
-    assert len({*ends}) == 1 and math.isfinite(ends[0])
-    assert content["curves"]["lines"][0]["mean"][-1] == pytest.approx(ends[0], rel=1e-5)
-    assert content["curves"]["lines"][0]["x"]["tokens"] == [0, 5 * 64, 10 * 64]
-    assert [each["link"] is not None for each in content["variants"][0]["runs"]] == [True, True]
-    assert content["warnings"] == []
+def test_the_time_of_a_step_is_a_verdict_of_its_own(tmp_path):
+    # a learning rate of 1e-2 against 1.2e-2 was "worse by 14.6 ms, p = 0.007"
+    times = {"base": {"ms": 20.0}, "same": {"ms": 20.1, "times": 1.005, "low": 0.99, "high": 1.02, "laps": 30}}
+    times["slow"] = {"ms": 24.0, "times": 1.2, "low": 1.19, "high": 1.21, "laps": 30}
+    losses = {name: {1: None} for name in times}
+    results = outcomes.read(study(tmp_path, losses, metric="ms", times=times))
+    assert words.sentences(results) == [
+        "no difference found between same and base: a step of same takes 1 times (0.99 to 1.02) as long as one of base",
+        "a step of slow takes 1.2 times (1.19 to 1.21) as long as one of base",
+    ]
 
 
-def test_what_cannot_be_reported_is_said(tmp_path):
-    with pytest.raises(UserError, match=r"study.json does not exist"):
-        report.write(tmp_path)
-    fall = {seed: [4.0, 3.0, 2.0 + seed] for seed in (1, 2)}
-    few = study(tmp_path, {"a": {"n_layer": 1}, "b": {"n_layer": 2}}, {"a": fall, "b": fall}, interval="bootstrap")
-    content = page_of(report.write(few)[-1])
-    assert any("too few pairs for the bootstrap" in each for each in content["warnings"])
+def test_the_table_is_that_of_scipy_and_numpy(tmp_path):
+    results = outcomes.read(by_hand.three(tmp_path))
+    base, muon = ([2.0, 2.1, 2.2], [1.8, 1.91, 1.99])
+    expected = stats.ttest_rel(muon, base)
+    rows = {row["variant"]: row for row in report.rows(results)}
+    row = rows["learning_rate=0.01,optimizer=muon"]
+    assert row["mean"] == pytest.approx(np.mean(muon)) and row["sd"] == pytest.approx(np.std(muon, ddof=1))
+    assert row["difference"] == pytest.approx(-0.2) and row["p"] == pytest.approx(2 * expected.pvalue)  # two planned
+    assert (row["ms"], row["seconds"], row["verdict"]) == (20.0, 2.0, "better")
+    assert math.isnan(rows["learning_rate=0.01,optimizer=adamw"]["difference"])
+
+
+def test_numbers_have_the_digits_that_they_need(tmp_path):
+    assert words.decimals(outcomes.read(by_hand.three(tmp_path))) == 4
+    assert [words.shown(v, 2, "+") for v in (0.001, -0.001, 1234.567, math.nan)] == ["0.00", "0.00", "+1,234.57", ""]
+    assert [words.number(v) for v in (0.012345, 4096.4)] == ["0.0123", "4,096"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A study's folder with its report, and the results."""
+    folder = by_hand.three(tmp_path_factory.mktemp("studies") / "three & <more>")
+    results = outcomes.read(folder)
+    report.write(folder, words.sentences(results))
+    return folder, results
+
+
+def test_every_output_has_the_method_and_the_warnings(written):
+    # warnings reached the page and verdict.json, not the tables and figures that go into a paper
+    folder, results = written
+    for name in ("table.md", "table.tex", "verdict.json", "study.html"):
+        text = (folder / name).read_text()
+        assert "by Student's t test" in text.replace("&#x27;", "'"), name
+        assert "1 of 3 runs diverged" in text, name
+    figure = dict(figures.draw(results))["differences"]
+    assert any("1 of 3 runs diverged" in text.get_text() for text in figure.texts)
+
+
+def test_the_verdict_has_what_a_second_person_needs(written):
+    folder, _ = written
+    found = json.loads((folder / "verdict.json").read_text(), parse_constant=pytest.fail)
+    for name in (
+        "command",
+        "method",
+        "level",
+        "seeds",
+        "looks",
+        "commit",
+        "device",
+        "SHA-256 of the code of working tree",
+    ):
+        assert found[name], name
+    assert found["SHA-256 of shakespeare_char/train"] == "da7a"
+    assert [c["p"] is None for c in found["comparisons"]] == [False, True]  # null where there is no verdict
+
+
+def test_a_report_is_equal_to_the_byte(written, tmp_path):
+    # `study.py report` on a published folder, which has no runs/, replaced the verdict by nothing
+    folder, results = written
+    again = tmp_path / folder.name
+    again.mkdir()
+    for name in ("study.json", "outcomes.jsonl"):
+        shutil.copy(folder / name, again)
+    report.write(again, words.sentences(results))
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == sorted(path.name for path in again.iterdir()) and "curves_time.pdf" in names
+    for name in names:
+        assert (folder / name).read_bytes() == (again / name).read_bytes(), name
+
+
+def test_tables_are_read_by_programs(written):
+    folder, _ = written
+    with open(folder / "table.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert next(row["variant"] for row in rows) == "learning_rate=0.01,optimizer=adamw"
+    assert float(rows[1]["difference"]) == pytest.approx(-0.2) and rows[0]["p"] == ""
+    tex = (folder / "table.tex").read_text()
+    assert r"learning\_rate=0.01" in tex and r"\toprule" in tex
+    assert all(line.startswith("%") or "%" not in line.replace(r"\%", "") for line in tex.splitlines())
+    assert "| `learning_rate=0.01,optimizer=adamw` |" in (folder / "table.md").read_text()
+
+
+def test_the_page_loads_nothing_and_escapes_names(written):
+    folder, _ = written
+    page = (folder / "study.html").read_text()
+    assert "three &amp; &lt;more&gt;" in page and page.count("<svg") == 3
+    assert not re.findall(r"(?:src|href)=[\"'](?!data:|#)", page)
+
+
+def test_the_figures_show_the_verdict(written):
+    _, results = written
+    drawn = dict(figures.draw(results))
+    assert list(drawn) == ["curves_iterations", "curves_time", "differences"]
+    (axes,) = drawn["differences"].axes
+    interval = next(line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_linewidth() == 2.2)
+    c = results.comparisons[0]
+    assert list(interval.get_xdata()) == [c.low, c.high]
+    (axes,) = drawn["curves_time"].axes
+    assert axes.lines[0].get_xdata()[-1] == pytest.approx(2.0)  # 100 iterations of 20 ms
+    assert "0.01, muon ends lowest, at 1.9000" in drawn["curves_iterations"].texts[0].get_text()
+
+
+def test_runs_of_other_workers_and_searches_have_names(tmp_path):
+    variants = {f"learning_rate={r},optimizer={o}": dict(learning_rate=r, optimizer=o) for r in (1, 2) for o in "ab"}
+    losses = {name: {1: [4.0, 2.0]} for name in variants}
+    plan = outcomes.read(study(tmp_path, losses, variants)).design
+    assert list(words.labels(plan).values()) == ["1, a", "1, b", "2, a", "2, b"]
+
+
+def test_the_headline_names_the_best_of_several(tmp_path):
+    losses = {name: {s: [4.0, 2.0 + s / 10 + less + s % 3 / 1000] for s in range(1, 7)} for name, less in
+              {"base": 0.0, "good": -0.1, "better still": -0.3, "bad": 0.2}.items()}  # fmt: skip
+    for s in range(1, 7):
+        losses["base"][s][-1] -= s % 2 / 500
+    results = outcomes.read(study(tmp_path, losses))
+    assert words.headline(results).startswith("2 of 3 variants are better than base, most of all better still by 0.299")

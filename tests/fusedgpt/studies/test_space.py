@@ -70,14 +70,12 @@ def test_the_baseline_is_the_config_moved_into_the_space():
     assert space.prepared(inside).variants == {
         "learning_rate=0.002+optimizer=adamw": {"learning_rate": 2e-3, "optimizer": "adamw"}
     }
-    assert space.moved(space.prepared(inside)) == []
     outside = space.prepared(
         read("--search=learning_rate=1e-3..1e-2,optimizer=muon,n_layer=2..4".replace("=muon", "=muon|adamw"))
     )
     assert list(outside.variants) == ["learning_rate=0.001+optimizer=adamw+n_layer=4"]
-    assert space.moved(outside) == ["learning_rate=0.001", "n_layer=4"]
     rounded = space.prepared(read("--search=learning_rate=1e-3..1e-2", "--learning_rate=0.00123456"))
-    assert rounded.variants == {"learning_rate=0.001235": {"learning_rate": 0.001235}} and not space.moved(rounded)
+    assert rounded.variants == {"learning_rate=0.001235": {"learning_rate": 0.001235}}
 
 
 class Suggests:
@@ -127,9 +125,6 @@ def test_trials_evaluate_on_the_same_windows():
     assert command.completed(asked, {"batch_size": 24})["eval_iters"] == 10
 
 
-HYPERBAND = ("--search=learning_rate=1e-3..1e-2", "--pruner=hyperband")
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -142,13 +137,6 @@ HYPERBAND = ("--search=learning_rate=1e-3..1e-2", "--pruner=hyperband")
         (["--search=n_layer=2..4", "--trials=101", "--seed=1,2"], "this study has 202 runs"),
         (["--search=n_layer=2..4", "--trials=0"], "must be more than 0"),
         (["--search=n_head=5..7"], "n_embd=768 cannot be split"),
-        (["--against=HEAD", "--storage=sqlite:///x.db"], "leave it out with --against"),
-        (["--pruner=hyperband"], "give --search"),
-        ([*HYPERBAND, "--minutes=5"], "after equal iterations"),
-        ([*HYPERBAND, "--metric=ms"], "by the validation loss"),
-        ([*HYPERBAND, "--max_iters=100", "--eval_interval=50"], "give --eval_interval=11"),
-        (["--search=max_iters=100..200", "--pruner=hyperband"], "after equal iterations"),
-        (["--search=batch_size=4..8", "--tokens=1000000", "--pruner=hyperband"], "after equal iterations"),
     ],
 )
 def test_a_search_that_makes_no_sense_is_refused(args, said):
@@ -156,14 +144,6 @@ def test_a_search_that_makes_no_sense_is_refused(args, said):
         space.prepared(read(*args))
 
 
-def test_a_search_with_many_runs_or_a_pruner_starts_if_it_is_meant():
+def test_a_search_with_many_runs_starts_if_it_is_meant():
     many = space.prepared(read("--search=n_layer=2..4", "--trials=500", "--yes=True"))
     assert list(many.variants) == ["n_layer=4"]  # the baseline: the default, 12, moved into the space
-    for length in ("--max_iters=100", "--tokens=100000000"):
-        assert len(space.prepared(read(*HYPERBAND, length, "--eval_interval=10")).variants) == 1
-
-
-def test_a_grid_has_the_values_of_its_variants():
-    variants = {"small": {"n_layer": 2}, "large": {"n_layer": 8, "n_embd": 96}}
-    assert space.of_grid(variants, Settings()) == {"n_layer": Choices((2, 8)), "n_embd": Choices((768, 96))}
-    assert space.of_grid({"config": {}}, Settings()) == {}

@@ -1,32 +1,14 @@
-"""A git commit beside the working tree: found, checked out, removed, and whether both start with the same weights."""
+"""Versions of the code: a git commit or a folder beside the working tree, and digests of what runs read."""
 
-import pathlib
 import shutil
 import subprocess
 
 import pytest
-import torch
 
 from fusedgpt.errors import UserError
-from fusedgpt.machine import determinism
-from fusedgpt.settings import Settings
 from fusedgpt.studies import versions
-from model import GPT, GPTConfig
-from tests.conftest import assert_same_bytes, run, small, weights
-from tests.launch import ROOT
 
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
-
-# a train.py that does not import torch, so that it takes a moment: it "trains" the weights that lie beside it
-FAKE = """
-import pathlib, shutil, sys
-flags = dict(flag.lstrip("-").split("=", 1) for flag in sys.argv[1:])
-if "minutes" in flags or "window" in flags:
-    sys.exit("a line before\\nerror: the command line: there is no setting 'window': --help lists every setting")
-assert float(flags["learning_rate"]) == 0 and flags["device"] == "cpu", flags
-found = sorted(pathlib.Path(__file__).parent.glob("weights*.pt"))
-shutil.copy(found[min(int(flags["max_iters"]), len(found)) - 1], pathlib.Path(flags["out_dir"]) / "ckpt.pt")
-"""
 
 
 def git(folder, *command):
@@ -40,7 +22,7 @@ def root(tmp_path):
     """A project of two commits, whose work tree and index somebody has changed since."""
     root = tmp_path / "project"
     (root / "fusedgpt").mkdir(parents=True)
-    (root / ".gitignore").write_text("/out*/\n")  # not __pycache__, as in a fork that does not ignore it
+    (root / ".gitignore").write_text("/out*/\n")
     git(root, "init", "--quiet", "--initial-branch=main")
     for n in (1, 2):
         (root / "train.py").write_text(f"version = {n}\n")
@@ -56,133 +38,71 @@ def root(tmp_path):
 
 
 def state(root):
-    """Whatever of the user's a worktree must not touch."""
+    """Whatever of the user's a study must not touch."""
     files = {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and ".git" not in path.parts}
     kept = [(root / ".git" / name).read_bytes() for name in ("index", "HEAD", "config")]
     return files, kept, git(root, "branch", "--all"), git(root, "worktree", "list")
 
 
-def test_a_ref_is_a_commit(root, monkeypatch):
-    last, first = git(root, "rev-parse", "HEAD"), git(root, "rev-parse", "v1")
-    for ref, sha in {"HEAD": last, "main": last, last[:7]: last, "HEAD~1": first, "v1": first, first: first}.items():
-        assert versions.commit_of(root, ref) == sha
-    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):  # a hook of another repository sets them
-        monkeypatch.setenv(name, "/nowhere")
-    assert versions.commit_of(root, "HEAD") == last
+def test_a_commit_is_a_version(root, tmp_path, monkeypatch):
+    before, last, first = state(root), git(root, "rev-parse", "HEAD"), git(root, "rev-parse", "v1")
+    monkeypatch.setenv("GIT_DIR", "/nowhere")  # a hook of another repository sets it
+    for named, sha in {"HEAD": last, "main": last, last[:7]: last, "HEAD~1": first, "v1": first}.items():
+        name, there, record = versions.other(root, named, tmp_path / "code")
+        assert name == sha[:7] and record == {"named": named, "commit": sha}
+        assert (there / "train.py").read_text() == f"version = {1 if sha == first else 2}\n"
+        assert not (there / "staged.py").exists()
+    assert state(root) == before
+    assert sorted(path.name for path in (tmp_path / "code").iterdir()) == sorted([last[:7], first[:7]])  # no leftovers
 
 
-@pytest.mark.parametrize(
-    "ref, said",
-    [
-        ("mian", "did you mean main[?]"),
-        ("v3", "did you mean v2 or v1[?]"),
-        ("HEAAD~1", "did you mean HEAD[?]"),
-        ("HEAD~7", "HEAD has 1 commit before it$"),
-        ("main^^", "main has 1 commit before it$"),
-        *(
-            (ref, "--against takes a branch, a tag")
-            for ref in ("", "-x", "^HEAD", "a b", "v1..v2", "HEAD:train.py", "0" * 40)
-        ),
-    ],
-)
-def test_another_ref_is_refused(ref, said, root):
-    with pytest.raises(UserError, match=f"is no commit of .*{said}"):
-        versions.commit_of(root, ref)
+def test_a_folder_is_a_version(root, tmp_path):
+    clone = tmp_path / "clone"
+    git(root, "clone", "--quiet", str(root), str(clone))
+    name, there, record = versions.other(root, str(clone), tmp_path / "code")
+    assert (name, there, record["commit"]) == ("clone", clone, git(root, "rev-parse", "HEAD"))
+    shutil.rmtree(clone / ".git")
+    assert versions.other(root, str(clone), tmp_path / "code")[2]["commit"] is None
 
 
-def test_a_shallow_clone_says_that_it_is_one(root, tmp_path):
-    git(root, "clone", "--quiet", "--depth=1", root.as_uri(), str(tmp_path / "clone"))
-    with pytest.raises(UserError, match="HEAD has 0 commits before it, because this clone is shallow"):
-        versions.commit_of(tmp_path / "clone", "HEAD~1")
+@pytest.mark.parametrize("named", ["mian", "HEAD~7", "", "-x", "^HEAD", "a b", "v1..v2", "HEAD:train.py", "0" * 40])
+def test_what_is_no_version_is_refused(named, root, tmp_path):
+    with pytest.raises(UserError, match=r"is no commit of .* It takes the folder of a clone, a branch, a tag"):
+        versions.other(root, named, tmp_path / "code")
 
 
-def test_what_is_no_work_tree_is_refused(root, tmp_path, monkeypatch):
-    (tmp_path / "plain").mkdir()
-    for folder in (tmp_path / "plain", tmp_path / "nowhere", root / "fusedgpt", root / ".git"):
-        with pytest.raises(UserError, match=r"is no git work tree.*take a clone"):
-            versions.commit_of(folder, "HEAD")
+def test_without_git_it_is_said(root, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="there is no program git here: install it"):
-        versions.commit_of(root, "HEAD")
+        versions.other(root, "HEAD", tmp_path / "code")
 
 
-def test_a_commit_is_checked_out_and_removed(root):
-    hook = root / ".git" / "hooks" / "post-checkout"
-    hook.parent.mkdir(exist_ok=True)
-    hook.write_text("#!/bin/sh\ntouch hooked\n")
-    hook.chmod(0o755)
-    before, folder, sha = state(root), root / "out" / "v1", versions.commit_of(root, "v1")
-    assert versions.check_out(root, sha, folder) == folder
-    assert (folder / "train.py").read_text() == "version = 1\n" and not (folder / "hooked").exists()
-    assert git(folder, "rev-parse", "HEAD") == sha
-    (folder / "fusedgpt" / "__pycache__").mkdir()  # a run's
-    (folder / "fusedgpt" / "__pycache__" / "loss.pyc").touch()
-    assert versions.check_out(root, sha, folder) == folder
-    assert (folder / "fusedgpt" / "__pycache__").exists()  # the one that was there is taken
-    versions.check_out(root, versions.commit_of(root, "v2"), folder)
-    assert (folder / "train.py").read_text() == "version = 2\n"
-    for _ in range(2):
-        versions.remove(root, folder)
-        assert not folder.exists() and state(root) == before
-
-
-def git_dir(folder):
-    return pathlib.Path(git(folder, "rev-parse", "--absolute-git-dir"))
-
-
-# what a kill of `git worktree add` or of a removal, a power cut, or somebody with rm may leave
-DAMAGES = {
-    "only a folder": lambda f: (shutil.rmtree(git_dir(f)), (f / ".git").unlink()),
-    "no .git": lambda f: (f / ".git").unlink(),
-    "an empty .git": lambda f: (f / ".git").write_text(""),
-    "no folder": shutil.rmtree,
-    "locked, no folder": lambda f: ((git_dir(f) / "locked").write_text("initializing"), shutil.rmtree(f)),
-    "not complete": lambda f: ((git_dir(f) / "locked").write_text("initializing"), (git_dir(f) / "index").unlink()),
-    "no train.py": lambda f: (f / "train.py").unlink(),
-    "an empty HEAD": lambda f: (git_dir(f) / "HEAD").write_text(""),
-    "a damaged index": lambda f: (git_dir(f) / "index").write_text("x"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_what_a_kill_left_is_made_anew(damage, root):
-    before, folder, sha = state(root), root / "out" / "v1", versions.commit_of(root, "v1")
-    versions.check_out(root, sha, folder)
-    DAMAGES[damage](folder)
-    versions.check_out(root, sha, folder)
-    assert (folder / "train.py").read_text() == "version = 1\n" and git(folder, "status", "--porcelain") == ""
-    DAMAGES[damage](folder)
-    versions.remove(root, folder)
-    assert not folder.exists() and state(root) == before
-
-
-def test_somebodys_changes_are_not_lost(root):
-    folder, sha = root / "out" / "v1", versions.commit_of(root, "v1")
-    versions.check_out(root, sha, folder)
-    for changed in ("train.py", "another.py"):
-        (folder / changed).write_text("version = 5\n")
-        with pytest.raises(UserError, match=rf"{sha[:7]} in .* was changed \({changed}\). Keep your changes"):
-            versions.check_out(root, sha, folder)
-        assert (folder / changed).read_text() == "version = 5\n"
-        git(folder, "checkout", "--quiet", ".")
-    for folder in (root, root.parent):
-        with pytest.raises(UserError, match="holds the project itself"):
-            versions.remove(root, folder)
-
-
-def test_a_commit_without_train_py_is_refused(root):
+def test_a_commit_without_train_py_is_refused(root, tmp_path):
     git(root, "rm", "--quiet", "--cached", "train.py")
     git(root, "commit", "--quiet", "--message=none")
     with pytest.raises(UserError, match=r"has no train\.py"):
-        versions.check_out(root, versions.commit_of(root, "HEAD"), root / "out")
+        versions.other(root, "HEAD", tmp_path / "code")
 
 
-def test_the_code_that_training_runs_has_a_digest(root):
+def test_the_change_that_is_judged_is_kept(root, tmp_path):
+    # only a hash was, so nobody could run "working tree" again
+    before, path = state(root), tmp_path / "working-tree.diff"
+    versions.save_diff(root, path)
+    assert state(root) == before
+    clone = tmp_path / "clone"
+    git(root, "clone", "--quiet", str(root), str(clone))
+    git(clone, "apply", str(path))
+    for name in ("train.py", "staged.py", "untracked.py"):
+        assert (clone / name).read_text() == (root / name).read_text()
+    versions.save_diff(tmp_path, tmp_path / "none.diff")  # no work tree
+    assert not (tmp_path / "none.diff").exists()
+
+
+def test_the_code_that_training_runs_has_a_digest(root, tmp_path):
     changed = versions.digest(root)
     (root / "train.py").write_text("version = 2\n")
     unchanged = versions.digest(root)  # staged.py and untracked.py are not of training
-    folder = versions.check_out(root, versions.commit_of(root, "HEAD"), root / "out")
-    assert versions.digest(folder) == unchanged != changed
+    assert versions.digest(versions.other(root, "HEAD", tmp_path / "code")[1]) == unchanged != changed
     (root / "fusedgpt" / "loss.py").rename(root / "fusedgpt" / "loss2.py")
     renamed = versions.digest(root)
     assert renamed not in (changed, unchanged)
@@ -190,86 +110,31 @@ def test_the_code_that_training_runs_has_a_digest(root):
     assert versions.digest(root) == renamed
 
 
-def test_a_version_is_told_what_differs_from_the_defaults():
-    settings = {**vars(Settings()), "n_layer": 2, "max_seconds": 5.0, "from_a_fork": 1}
-    assert versions.flags_for(settings) == {"n_layer": 2, "max_seconds": 5.0, "from_a_fork": 1}
+def test_the_digest_of_data_is_that_of_all_ids(data, tmp_path):
+    # it was of a sample of 65,536 ids: 5 % of them were changed between two calls, and accepted
+    copy = shutil.copytree(data, tmp_path / "copy")
+    first = versions.data([{"dataset": str(copy)}])
+    assert set(first) == {f"{copy}/train", f"{copy}/val"}
+    with open(copy / "train.bin", "r+b") as file:
+        file.seek(-2, 2)
+        file.write(b"\1\0")
+    again = versions.data([{"dataset": str(copy)}])
+    assert again[f"{copy}/val"] == first[f"{copy}/val"] and again[f"{copy}/train"] != first[f"{copy}/train"]
+    (copy / "val.bin").unlink()
+    with pytest.raises(UserError, match=r"val\.bin"):
+        versions.data([{"dataset": str(copy)}])
 
 
-def test_what_is_left_out_for_the_initial_weights_are_settings():
-    assert {*versions.LEFT_OUT, *versions.QUICK, *versions.STANDSTILL} <= vars(Settings()).keys()
-
-
-W = {"wte": torch.arange(6.0).reshape(2, 3), "scale": torch.tensor(0.0)}
-COMPILED = {f"_orig_mod.{name}": weight for name, weight in W.items()}
-OTHER = {**W, "scale": torch.tensor(-0.0)}  # the smallest difference there is
-
-
-def version(folder, *steps):
-    """A version of the code whose train.py has these weights after each number of steps."""
-    folder.mkdir()
-    git(folder, "init", "--quiet")
-    (folder / "train.py").write_text(FAKE)
-    for n, model in enumerate(steps):
-        torch.save({"model": model, "iter_num": n + 1}, folder / f"weights{n}.pt")
-    git(folder, "add", ".")
-    git(folder, "commit", "--quiet", "--message=a")
-    return folder
-
-
-@pytest.mark.parametrize(
-    "a, b, said",
-    [
-        ([W], [COMPILED], "equal"),
-        ([W], [OTHER], "differ"),
-        ([W], [{**W, "wte": W["wte"].bfloat16()}], "differ"),
-        ([W], [{**W, "wte": torch.zeros(2, 4)}], "have other shapes"),
-        ([W], [{**W, "wpe": torch.zeros(2)}], "have other shapes"),
-        ([W], [OTHER, W], None),  # its first step has moved a weight, as its second does
-    ],
-)
-def test_initial_weights_are_compared(a, b, said, tmp_path):
-    roots = version(tmp_path / "a", *a), version(tmp_path / "b", *b)
-    assert versions.initial_weights(*roots, {"seed": 1, "learning_rate": 1e-3, "device": "cuda", "minutes": 5}) == said
-
-
-def test_a_version_that_refuses_is_named_with_its_sentence(tmp_path):
-    a, b = version(tmp_path / "a", W), version(tmp_path / "b", W)
-    short = git(a, "rev-parse", "--short=7", "HEAD")
-    with pytest.raises(
-        UserError, match=rf"train.py of {short}, in {a}, fails: the command line: there is no setting 'window'"
-    ):
-        versions.initial_weights(a, b, {"window": 5})
-    (b / "train.py").write_text("print('fine so far')\n1 / 0\n")
-    with pytest.raises(UserError, match=rf", changed, in {b}, fails: ZeroDivisionError: division by zero\. To compare"):
-        versions.initial_weights(a, b, {})
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_standing_step_moves_no_weight(optimizer, dropout, tmp_path, data):
-    shape = dict(dropout=dropout, bias=True, seed=3)
-    still = {**shape, **versions.QUICK, **versions.STANDSTILL, "max_iters": 2, "optimizer": optimizer}
-    s = small(tmp_path, data, **still)
-    run(tmp_path, data, **still)
-    determinism.seed(3, "init")
-    assert_same_bytes(weights(tmp_path), GPT(GPTConfig.of(s, vocab_size=65)).state_dict())
-
-
-@pytest.mark.slow  # four starts of PyTorch; the tests above have another train.py
-@pytest.mark.timeout(300)
-def test_this_project_against_itself(tmp_path, data):
-    try:
-        versions.commit_of(ROOT, "HEAD")
-    except UserError as error:
-        pytest.skip(str(error))
-    clone = tmp_path / "clone"  # so that no worktree is listed in the repository of whoever runs the tests
-    git(ROOT, "clone", "--quiet", "--no-checkout", str(ROOT), str(clone))
-    code = versions.check_out(clone, versions.commit_of(clone, "HEAD"), tmp_path / "code")
-    flags = versions.flags_for(vars(small(tmp_path / "out", data, optimizer="muon", seed=5)))
-    assert versions.initial_weights(code, code, flags) == "equal"
-    shutil.copytree(code, tmp_path / "other", ignore=shutil.ignore_patterns("results", "docs"))
-    text = (code / "train.py").read_text()
-    assert 'seed(s.seed, "init")' in text
-    (tmp_path / "other" / "train.py").write_text(text.replace('seed(s.seed, "init")', 'seed(s.seed + 1, "init")'))
-    assert versions.initial_weights(code, tmp_path / "other", flags) == "differ"
-    assert not (tmp_path / "out").exists()
+def test_own_kernels_and_models_have_digests(tmp_path):
+    kernel, model = tmp_path / "mine.py", tmp_path / "model"
+    model.mkdir()
+    for path in (kernel, model / "config.json", model / "model.safetensors"):
+        path.write_text("one")
+    runs = [{"attention": f"{kernel}:attend", "init_from": str(model)}, {"attention": "flash"}]
+    first = versions.data(runs)
+    assert set(first) == {str(kernel), str(model)}
+    (model / "README.md").write_text("what decides nothing")
+    assert versions.data(runs) == first
+    for path in (kernel, model / "model.safetensors"):
+        path.write_text("two, longer")
+    assert all(versions.data(runs)[name] != first[name] for name in first)

@@ -1,4 +1,4 @@
-"""Workers of a study as study.py starts them, but with another train.py and heartbeats that a test can wait for.
+"""Workers of a search as study.py starts them, but with another train.py and heartbeats that a test can wait for.
 
 python -m tests.fusedgpt.studies.workers FOLDER CODE FLAG...
 """
@@ -10,58 +10,38 @@ import subprocess
 import sys
 
 from fusedgpt.errors import one_sentence
-from fusedgpt.studies import command, database, design, outcomes, search, space
+from fusedgpt.studies import command, design, outcomes, search, space
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 def work(folder: pathlib.Path, code: pathlib.Path, *flags: str, deadline: float = math.inf) -> outcomes.Results:
     """Do what study.py does with these flags; what the folder then has. code: the folder of train.py."""
-    settings = (
-        f"--study_dir={folder}",
-        "--learning_rate=1e-3",
-        "--min_lr=0",
-        "--max_iters=27",
-        "--eval_interval=3",
-        "--seed=1",
-    )
+    settings = (f"--study_dir={folder}", "--learning_rate=1e-3", "--min_lr=0", "--max_iters=27")
+    settings += ("--eval_interval=3", "--seed=1")
     given = {flag.partition("=")[0]: flag for flag in (*settings, *flags)}
-    request = command.read(list(given.values()), "a study")
-    if request.study.search:
-        request = space.prepared(request)
-    line = "python study.py config/a.py " + database.without_password(" ".join(f"'{flag}'" for flag in flags))
-    plan = design.of(request, "search" if request.study.search else "grid", line, "", {}, None)
-    search.run(request, design.continued(plan, folder, looked=False), folder, code, deadline)
+    request = space.prepared(command.read([*given.values()], "a study"))
+    line = "python study.py config/a.py " + search.without_password(" ".join(f"'{flag}'" for flag in flags))
+    plan = design.of(request, "search", line, {}, {}, None)
+    plan.settings.pop("dataset")  # the fake train.py reads none
+    roots = {"working tree": code}
+    search.run(request, design.continued(plan, folder, seen=False), folder, roots, deadline, print)
     return outcomes.read(folder)
 
 
-def start(folder: pathlib.Path, code: pathlib.Path, *flags: str, pause=0.02, patience=3) -> subprocess.Popen:
-    """Start a worker. pause: seconds that a step of the fake train.py takes. patience: seconds to wait for a server.
-
-    A trial of a worker that has died is queued again after 2 seconds more.
-    """
+def start(folder: pathlib.Path, code: pathlib.Path, *flags: str, pause: float = 0.02) -> subprocess.Popen:
+    """Start a worker. pause: seconds that a step of the fake train.py takes."""
     command = [sys.executable, "-m", "tests.fusedgpt.studies.workers", folder, code, *flags]
-    environment = os.environ | {"FAKE_PAUSE": str(pause), "PATIENCE": str(patience)}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return subprocess.Popen(command, env=environment, cwd=ROOT, **pipes)
+    return subprocess.Popen(command, env=os.environ | {"FAKE_PAUSE": str(pause)}, cwd=ROOT, **pipes)
 
 
-def finish(workers: list[subprocess.Popen], timeout: float = 120) -> list[str]:
-    """Wait for workers to end well; what each said."""
-    said = [each.communicate(timeout=timeout)[0] for each in workers]
-    for each, text in zip(workers, said):
-        assert each.returncode == 0, text
-    return said
-
-
-def main(folder: pathlib.Path, code: pathlib.Path, *flags: str, patience: int = 3) -> None:
-    """Work as a worker in a process of its own does."""
-    database.PATIENCE_S = patience
-    database.HEARTBEAT_S, database.GRACE_S = 1, database.PATIENCE_S + 2
-    search.NAP_S, search.LOOK_S = 0.1, 0.02
+def main(folder: pathlib.Path, code: pathlib.Path, *flags: str) -> None:
+    """Work as a worker in a process of its own does. Its trial is queued again 4 seconds after it died."""
+    search.HEARTBEAT_S, search.GRACE_S, search.NAP_S = 1, 4, 0.1
     with one_sentence():
         work(pathlib.Path(folder), pathlib.Path(code), *flags)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:], patience=int(os.environ["PATIENCE"]))
+    main(*sys.argv[1:])

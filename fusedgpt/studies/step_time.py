@@ -1,0 +1,144 @@
+"""How long a step of each variant takes: each trains in turns with the baseline, whatever else the machine does."""
+
+import functools
+import json
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fusedgpt.errors import UserError
+from fusedgpt.machine import turns
+from fusedgpt.studies import runner
+from fusedgpt.studies.design import Design
+
+SECONDS = 10.0  # of turns of a variant with the baseline
+TURN = 0.3  # seconds; longer if that is less than two steps
+PRECISION = 0.01  # laps end as soon as the ratio is known to this share
+FEWEST, WARM_UP = 10, 5  # laps, and steps before the first
+START_S = 900.0  # seconds after which a variant that makes no step hangs
+FOREVER = 10**9
+# a training that only makes steps, and is killed
+STEPS_ALONE = dict(max_iters=FOREVER, lr_decay_iters=FOREVER, eval_interval=FOREVER, log_interval=FOREVER)
+STEPS_ALONE |= dict(eval_iters=1, always_save_checkpoint=False)
+
+
+def measure(
+    plan: Design, names: list[str], roots: dict[str, pathlib.Path], folder: pathlib.Path, say: Callable[[str], None]
+) -> dict[str, dict[str, Any]]:
+    """{variant: {ms, and how many times the baseline's that is: times, low, high, laps}} for the variants `names`.
+
+    roots: the folders of the code, as in runner.Runner. The first that starts settles what `auto` means for all runs.
+    Raises UserError if a variant cannot train, or if this system cannot stop a process.
+    """
+    if not hasattr(signal, "SIGSTOP"):
+        raise UserError("variants take turns to be timed, and this system cannot stop a process for that: use WSL")
+    found, of_base, base = {}, [], _Training(plan, plan.baseline, roots, folder)
+    try:
+        base.warm_up()
+        runner.settle(plan, base.out_dir, folder)
+        for name in [name for name in names if name != plan.baseline]:
+            other = _Training(plan, name, roots, folder)
+            try:
+                other.warm_up()
+                laps = _laps({plan.baseline: base.turn, name: other.turn})
+            finally:
+                other.close()
+            of_base += laps.of(plan.baseline)
+            ratio = turns.ratio(laps.ms, plan.baseline, name)
+            around = dict(low=ratio.low, high=ratio.high) if ratio.known else dict(low=None, high=None)
+            found[name] = dict(times=ratio.times, **around, laps=ratio.laps)
+            say(f"{name}: a step takes {ratio.times:.3g} times as long as one of {plan.baseline}")
+        of_base = of_base or _laps({plan.baseline: base.turn}).of(plan.baseline)
+    finally:
+        base.close()
+    # one time of the baseline for all, so that a minute in which the machine is slow lengthens the step of none alone
+    ms = plan.times.get(plan.baseline, {}).get("ms") or statistics.median(of_base)
+    return {plan.baseline: dict(ms=ms)} | {name: dict(ms=ms * each["times"], **each) for name, each in found.items()}
+
+
+def _laps(contenders):
+    laps, end = turns.Laps(contenders), time.monotonic() + SECONDS
+    first, last = next(iter(contenders)), list(contenders)[-1]
+    while len(laps.ms) < FEWEST or time.monotonic() < end:
+        laps.run(TURN)
+        if laps.failed:
+            raise next(iter(laps.failed.values()))
+        if len(contenders) > 1 and len(laps.ms) >= FEWEST and turns.ratio(laps.ms, first, last).precision < PRECISION:
+            break
+    return laps
+
+
+class _Training:
+    """A train.py that is stopped between its turns."""
+
+    def __init__(self, plan, variant, roots, folder):
+        self.out_dir = folder / "turns" / variant
+        self.out_dir.mkdir(parents=True, exist_ok=True)
+        self.path, self.read, self.variant = self.out_dir / "metrics.jsonl", 0, variant
+        self.path.unlink(missing_ok=True)
+        flags = runner.settings_of(plan, variant, plan.seeds[0], folder) | STEPS_ALONE | {"out_dir": self.out_dir}
+        flags["init_from"] = plan.settings.get("init_from", "scratch")
+        for name in ("sample_interval", "wandb_log", "wandb_run_name", "tensorboard_log", "profile", "dry_run"):
+            flags.pop(name, None)
+        self.log = open(self.out_dir / "log", "w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (kept)
+        self.process = subprocess.Popen(
+            runner.command(roots, variant, flags),
+            stdout=self.log,
+            stderr=self.log,
+            stdin=subprocess.DEVNULL,
+            env=runner.variables(plan),
+            start_new_session=True,
+            preexec_fn=runner.LIBC and functools.partial(runner.die_with_parent, signal.SIGKILL),  # noqa: PLW1509
+        )
+
+    def warm_up(self):
+        """Wait for its first steps, then stop it. Raises UserError if it ends instead."""
+        seen, end = 0, time.monotonic() + START_S
+        while seen < WARM_UP:
+            seen += len(self._steps())
+            self._require_alive(end)
+        self._stop()
+
+    def turn(self, seconds):
+        """The ms of the steps that it makes in its turn, without the one that it was stopped in."""
+        os.killpg(self.process.pid, signal.SIGCONT)
+        began, ms = time.monotonic(), []
+        while len(ms) < 2 or time.monotonic() - began < seconds:
+            ms += self._steps()
+            self._require_alive(began + START_S)
+        return (ms + self._stop())[1:]
+
+    def _stop(self):
+        os.killpg(self.process.pid, signal.SIGSTOP)
+        return self._steps()  # those that it has just made; the next step is the one that it was stopped in
+
+    def _require_alive(self, end):
+        if self.process.poll() is not None or time.monotonic() > end:
+            self.log.seek(0)
+            said = (self.log.read().strip().splitlines() or ["no step"])[-1].removeprefix("error: ")
+            raise UserError(f"{self.variant} cannot train: {said}")
+        time.sleep(0.005)
+
+    def _steps(self):
+        """The ms of the steps that it has made since the last call."""
+        if not self.path.exists():
+            return []
+        with open(self.path, "rb") as file:
+            file.seek(self.read)
+            lines = file.read()
+        whole = lines[: lines.rfind(b"\n") + 1]
+        self.read += len(whole)
+        rows = [json.loads(line) for line in whole.splitlines()]
+        return [row["ms"] for row in rows if row["kind"] == "train" and row["ms"]]
+
+    def close(self):
+        """End it."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.log.close()
