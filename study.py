@@ -19,6 +19,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until a run has begun, Ctrl-C ends the program at once
 
 import dataclasses
+import itertools
 import math
 import os
 import pathlib
@@ -27,7 +28,7 @@ import shlex
 import subprocess
 import time
 
-from configurator import answer_help
+from configurator import answer_help, separate
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.studies import command
 
@@ -56,22 +57,22 @@ def main(args: list[str]) -> None:
     s, folder = request.study, pathlib.Path(request.study.study_dir)
     if s.search:
         request = space.prepared(request)
-    new, roots = plan_of(request, search.without_password(shlex.join(["python", "study.py", *args])))
-    named = frozenset(arg.lstrip("-").partition("=")[0] for arg in args)
-    plan = design.continued(new, folder, seen(folder), named)
-    if s.dry_run:
-        return print(outlook(plan, roots, folder, s.trials if s.search else None))
+    files_and_flags = itertools.chain(*separate(args))
+    new, roots = plan_of(request, search.without_password(shlex.join(["python", "study.py", *files_and_flags])))
     deadline = began + 60 * (s.max_minutes or math.inf)
-    if s.search:
-        search.run(request, plan, folder, roots, deadline, tqdm.write)
-    else:
-        with files.lock(folder) as lock:
-            plan.save(folder)
-            versions.save_diff(SCRIPTS, folder / "working-tree.diff")
+    if s.dry_run:
+        return print(outlook(design.continued(new, folder, s.baseline), roots, folder, s.search and s.trials))
+    with files.lock(folder, shared=bool(s.storage)) as lock:
+        plan = design.continued(new, folder, s.baseline)
+        if not design.has_begun(folder):
+            plan.diff = versions.save_diff(SCRIPTS, folder / "working-tree.diff")
+        plan.save(folder)
+        own = Runner(plan, folder, roots, lock, tqdm.write)
+        if s.search:
+            search.run(request, plan, folder, own, deadline, tqdm.write)
+        else:
             time_steps(plan, roots, folder)
-            if plan.metric != "ms":
-                train(Runner(plan, folder, roots, lock, tqdm.write), s.jobs, deadline)
-    with files.lock(folder):
+            train(own, s.jobs, deadline)
         conclude(folder, s.fail_unless)
 
 
@@ -87,6 +88,8 @@ def plan_of(request: command.Request, line: str) -> tuple[Design, Roots]:
                 "--against compares two versions of the code: leave the settings the same, with one value each"
             )
         name, there, against = versions.other(SCRIPTS, s.against, pathlib.Path(s.study_dir) / "code")
+        if name == WORKING_TREE:
+            raise UserError(f"against={s.against}: give that folder another name than {WORKING_TREE!r}")
         roots = {name: there} | roots
         folder = dataset.find_folder(ROOT, request.shared.dataset).resolve()  # data are not in git
         own = dataclasses.replace(request.shared, dataset=str(folder))
@@ -112,17 +115,9 @@ def threads(jobs: int) -> int | None:
     return max(1, cores // jobs) if jobs > 1 else None
 
 
-def seen(folder: pathlib.Path) -> bool:
-    """Whether the study in `folder` has runs enough for a verdict, which somebody may have seen."""
-    if not (folder / "study.json").exists():
-        return False
-    results = outcomes.read(folder)
-    return results.design.kind == "search" or results.counted > 0
-
-
 def outlook(plan: Design, roots: Roots, folder: pathlib.Path, trials: int | None) -> str:
     """How many runs are left, and how long they take, by a dry run of one. Raises UserError if it fails."""
-    left = [job for job in order(plan) if not outcomes.is_over(folder, job)]
+    left = outcomes.left(folder, order(plan))
     many = trials * len(plan.seeds) if trials else len(left)
     flags = runner.settings_of(plan, plan.baseline, plan.seeds[0], folder) | {"dry_run": True}
     asked = runner.command(roots, plan.baseline, flags)
@@ -141,9 +136,12 @@ def outlook(plan: Design, roots: Roots, folder: pathlib.Path, trials: int | None
 def time_steps(plan: Design, roots: Roots, folder: pathlib.Path) -> None:
     """Time a step of each variant in turns, once, and say how many iterations fit into --minutes."""
     missing = [name for name in plan.variants if name not in plan.times]
-    needed = plan.minutes or plan.metric in ("ms", "seconds_to_loss") or len(plan.variants) > 1
-    if missing and needed:
-        plan.times |= step_time.measure(plan, missing, roots, folder, tqdm.write)
+    if missing and (len(plan.variants) > 1 or plan.minutes):
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which ends the processes that take turns
+        try:
+            plan.times |= step_time.measure(plan, missing, roots, folder, tqdm.write)
+        finally:
+            signal.signal(signal.SIGINT, before)
         plan.save(folder)
     for name in plan.variants:
         if steps := plan.iterations(name):
@@ -156,7 +154,7 @@ def train(own: Runner, at_once: int, deadline: float) -> None:
     plan = own.plan
     for look in plan.looks:
         seeds = set(plan.seeds[:look])
-        left = [job for job in order(plan) if job[1] in seeds and not outcomes.is_over(own.folder, job)]
+        left = outcomes.left(own.folder, [job for job in order(plan) if job[1] in seeds])
         quiet = not sys.stderr.isatty()
         with tqdm(total=len(left), disable=quiet, leave=False, unit="run", dynamic_ncols=True) as bar:
             for job in own.run(left, at_once, deadline):
@@ -173,13 +171,15 @@ def train(own: Runner, at_once: int, deadline: float) -> None:
 def conclude(folder: pathlib.Path, fail_unless: str | None = None) -> None:
     """Write the report of a study, and say its verdict.
 
-    Ends the script with status 1 if `fail_unless` is "better" and no variant is. Raises UserError if no run has ended.
+    Ends the script with status 1 if `fail_unless` is "better" and no variant is. Raises UserError if no run has ended,
+    or if a file is damaged.
     """
-    results = outcomes.read(folder)
-    if not any(o.row for o in results.outcomes) and not (results.design.metric == "ms" and results.design.times):
-        raise UserError(f"no run of the study in {folder} has ended, or outcomes.jsonl is gone: nothing to report")
-    said = search.sentences(results) if results.design.kind == "search" else words.sentences(results)
-    paths = report.write(folder, said)
+    with outcomes.whole(folder):
+        results = outcomes.read(folder)
+        if not any(o.row for o in results.outcomes):
+            raise UserError(f"no run of the study in {folder} has ended, or outcomes.jsonl is gone: nothing to report")
+        said = search.sentences(results) if results.design.kind == "search" else words.sentences(results)
+        paths = report.write(results, said)
     print(report.markdown(results), "", *results.warnings(), *said, sep="\n")
     print(f"wrote {paths[-1]}, and tables and figures beside it")
     if fail_unless and not any(c.word == fail_unless and c.planned for c in results.comparisons):

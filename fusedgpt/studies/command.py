@@ -34,10 +34,10 @@ class StudySettings:
     # folder of the study; the same command continues the study in it, and more seeds or variants are added to it
     study_dir: str = "out-study"
     baseline: str | None = None  # variant that the others are compared with, as the table names it; None: the first
-    # what is compared, lower is better: the validation loss at the end, in bits per byte, the time of a step, or the
-    # training time or tokens until the loss is at target_loss, on the line between two evaluations
-    metric: Literal["val_loss", "bits_per_byte", "ms", "seconds_to_loss", "tokens_to_loss"] = "val_loss"
-    target_loss: float | None = None  # validation loss to reach, for metric=seconds_to_loss or tokens_to_loss
+    # what is compared, lower is better: the validation loss at the end, also in bits per byte, or the tokens until the
+    # loss is at target_loss, on the line between two evaluations. The time of a step is in every table
+    metric: Literal["val_loss", "bits_per_byte", "tokens_to_loss"] = "val_loss"
+    target_loss: float | None = None  # validation loss to reach, for metric=tokens_to_loss
     tokens: int | None = None  # train each run on this many tokens: settles max_iters and lr_decay_iters by its batch
     looks: str = ""  # as in 5,10: make a verdict after so many seeds too, and end the study if it is decided then
     matters: float | None = None  # the smallest difference of interest: the verdict says which are surely smaller
@@ -46,7 +46,7 @@ class StudySettings:
     search: str | None = None
     trials: int = 40  # variants that a search tries, over all workers and the calls that continue it
     # database in which workers share a search: the same command joins it, and a worker that is killed loses nothing.
-    # postgresql://user@host/db or mysql://user@host/db
+    # postgresql://user@host/db
     storage: str | None = None
     jobs: int = 1  # runs at once; each gets its share of the CPU's cores
     max_minutes: float | None = None  # begin no run after this many minutes; the same command goes on
@@ -111,7 +111,7 @@ def completed(request: Request, changes: dict[str, Any]) -> dict[str, Any]:
     if request.study.tokens:
         steps = math.ceil(request.study.tokens / (s.gradient_accumulation_steps * s.batch_size * s.block_size))
         follows |= {"max_iters": steps, "lr_decay_iters": steps}
-    if "batch_size" in changes and request.study.metric != "ms":
+    if "batch_size" in changes:
         windows = request.shared.eval_iters * request.shared.batch_size
         if windows % s.batch_size:
             raise UserError(
@@ -136,7 +136,7 @@ def looks_of(text: str, seeds: int) -> list[int]:
 
 def following(s: StudySettings) -> tuple[str, ...]:
     """The settings that `completed` may add to a variant. Nobody can vary them."""
-    return ("max_iters", "lr_decay_iters") * bool(s.tokens) + ("eval_iters",) * (s.metric != "ms")
+    return ("max_iters", "lr_decay_iters") * bool(s.tokens) + ("eval_iters",)
 
 
 def _part(kind, both):
@@ -271,11 +271,13 @@ def _check(request, runs):
     require_meant(runs, s)
     if len(set(request.seeds)) < len(request.seeds):
         raise UserError(f"--seed={','.join(map(str, request.seeds))} has a seed twice: give each once")
-    if s.metric.endswith("_to_loss") != (s.target_loss is not None and math.isfinite(s.target_loss)):
+    if (s.metric == "tokens_to_loss") != (s.target_loss is not None and math.isfinite(s.target_loss)):
         raise UserError(
-            f"metric={s.metric} and target_loss={s.target_loss} do not fit: metric=seconds_to_loss and tokens_to_loss"
-            " need --target_loss=LOSS, and nothing else has one"
+            f"metric={s.metric} and target_loss={s.target_loss} do not fit: metric=tokens_to_loss needs"
+            " --target_loss=LOSS, and nothing else has one"
         )
+    if s.fail_unless and s.search:
+        raise UserError("--fail_unless asks for a verdict, and a search makes none: give it to the study that confirms")
     for name in ("jobs", "trials", "tokens", "max_minutes"):
         if getattr(s, name) is not None and not 0 < getattr(s, name) < math.inf:
             raise UserError(f"{name}={getattr(s, name)} must be more than 0, and finite")
@@ -306,25 +308,25 @@ def _check_budget(request):
     if (s.tokens or minutes) and (taken := varied & {"max_iters", "lr_decay_iters"}):
         name = "tokens" if s.tokens else "minutes"
         raise UserError(f"--{name} sets {' and '.join(sorted(taken))} of each run: they cannot vary beside it")
-    if s.search and (minutes or s.metric in ("ms", "seconds_to_loss")):
+    if s.search and minutes:
         raise UserError(
-            "times are taken in turns before the first run, when a search does not know its variants: compare losses at"
-            " equal iterations or, with --tokens, at equal tokens"
+            "--minutes needs the time of a step of each variant before the first run, when a search does not know its"
+            " variants: compare them at equal iterations or, with --tokens, at equal tokens"
         )
     if "minutes" in varied:
         raise UserError("minutes cannot vary: it gives all variants equal time")
     others = {"eval_iters", "vocab_size"} | ({"dataset"} if s.metric != "bits_per_byte" else set())
-    if s.metric != "ms" and (changed := varied & others):
+    if changed := varied & others:
         raise UserError(
             f"{', '.join(sorted(changed))} cannot vary: losses on other validation text, or over other ids, say nothing"
             " about settings. Data sets of the same text with other tokenizers compare in --metric=bits_per_byte"
         )
-    if s.metric.endswith("_to_loss") and "eval_interval" in varied:
+    if s.metric == "tokens_to_loss" and "eval_interval" in varied:
         raise UserError(
             f"eval_interval cannot vary with metric={s.metric}, because a loss is seen at evaluations only: give one"
             " interval for all variants"
         )
-    if s.metric != "ms" and request.shared.eval_iters and (changed := varied & {"block_size", "dataset"}):
+    if request.shared.eval_iters and (changed := varied & {"block_size", "dataset"}):
         raise UserError(
             f"{' and '.join(sorted(changed))} cannot vary with eval_iters={request.shared.eval_iters}, whose windows"
             " would then hold other text for each variant: give --eval_iters=0, which evaluates all of both splits"

@@ -16,8 +16,9 @@ FORMAT = 2
 # settings of a run that are named differently in each run, or that only say how it starts
 OF_A_RUN = ("out_dir", "init_from", "seed", "wandb_run_name")
 SETTLED = ("attention", "dtype", "compile")  # `auto` settles these once, for all runs
+METRICS = typing.get_args(typing.get_type_hints(StudySettings)["metric"])
 FIXED = ("kind", "space", "varied", "threads", "minutes")
-PLANNED = ("metric", "target_loss", "baseline", "matters", "looks")  # what makes a verdict exploratory if it changes
+PLANNED = {"metric": "val_loss", "target_loss": None, "matters": None}  # a call that does not name them keeps them
 
 
 @dataclasses.dataclass
@@ -32,7 +33,7 @@ class Design:
     baseline: str
     varied: list[str]  # names of the settings in `variants`, without those that follow from others
     variants: dict[str, dict[str, Any]]
-    planned: list[str]  # variants whose comparisons were planned before anybody saw a verdict
+    planned: list[str]  # variants whose comparisons were planned before the first run
     seeds: list[int]
     looks: list[int]  # numbers of seeds after which a verdict is made; the last is all
     settings: dict[str, Any]  # of all runs, without those that vary and those OF_A_RUN; with init_from
@@ -43,7 +44,8 @@ class Design:
     settled: dict[str, Any] | None = None  # what `auto` became in the first run
     against: dict[str, Any] | None = None  # the other version: as it was named, and its commit
     times: dict[str, dict] = dataclasses.field(default_factory=dict)  # of a step, in turns; see step_time
-    changes: list[str] = dataclasses.field(default_factory=list)  # of the plan, after somebody could see a verdict
+    changes: list[str] = dataclasses.field(default_factory=list)  # of the plan, after the first run
+    diff: str | None = None  # SHA-256 of working-tree.diff
     space: str | None = None  # of a search, as --search has it; each line of outcomes.jsonl then has its settings
     format: int = FORMAT
 
@@ -87,7 +89,7 @@ def load(folder: pathlib.Path) -> Design | None:
         if found.get("format") != FORMAT:
             raise ValueError(f"its format is {found.get('format')}, not {FORMAT}")
         return _checked(Design(**found))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}. Name another folder with --study_dir") from error
 
 
@@ -98,28 +100,26 @@ def _checked(plan):
         kinds = tuple(typing.get_origin(each) or each for each in kinds)
         if not isinstance(value := getattr(plan, name), (*kinds, *((int,) * (float in kinds)))):
             raise ValueError(f"its {name} is {shown(value)}")
-    if not all(shortened(safe(name)) == name and isinstance(each, dict) for name, each in plan.variants.items()):
-        raise ValueError(f"its variants are {shown(plan.variants)}")
-    if not all(type(seed) is int for seed in (*plan.seeds, *plan.looks)) or len(set(plan.seeds)) < len(plan.seeds):
+    named = all(shortened(safe(name)) == name and isinstance(each, dict) for name, each in plan.variants.items())
+    counts = range(1, len(plan.seeds) + 1)
+    if not (named and plan.baseline in plan.variants and set(plan.planned) <= plan.variants.keys()):
+        raise ValueError(f"its variants {shown(plan.variants)}, baseline and planned do not fit")
+    looks = (
+        plan.looks == sorted(set(plan.looks)) and set(plan.looks) <= set(counts) and plan.looks[-1:] == [*counts][-1:]
+    )
+    if not (all(type(seed) is int for seed in plan.seeds) and len(set(plan.seeds)) == len(plan.seeds) > 0 and looks):
         raise ValueError(f"its seeds are {shown(plan.seeds)}, and its looks {shown(plan.looks)}")
-    if not plan.seeds or plan.looks[-1:] != [len(plan.seeds)] or plan.baseline not in plan.variants:
-        raise ValueError(f"its seeds, its looks or its baseline {shown(plan.baseline)} do not fit")
-    allowed = typing.get_args(typing.get_type_hints(StudySettings)["metric"])
-    to_loss = plan.metric.endswith("_to_loss")
-    if plan.metric not in allowed or to_loss != isinstance(plan.target_loss, (int, float)):
+    if (plan.metric == "tokens_to_loss") != (plan.target_loss is not None) or plan.metric not in METRICS:
         raise ValueError(f"its metric is {shown(plan.metric)}, and its target_loss {shown(plan.target_loss)}")
-    if not all(isinstance(each, dict) for each in (*plan.times.values(), plan.against or {}, plan.settled or {})):
-        raise ValueError("its times, against or settled are no objects")
     return plan
 
 
-def continued(new: Design, folder: pathlib.Path, seen: bool, named: frozenset[str] = frozenset()) -> Design:
+def continued(new: Design, folder: pathlib.Path, baseline: str | None = None) -> Design:
     """The design of a study in `folder` that `new` begins or continues, possibly with more variants and seeds.
 
-    seen: whether a verdict could be seen. What is changed after that is noted in `changes`, and its comparisons are
-    exploratory. named: fields of PLANNED that the command line names; others stay, as do what `auto` became, the times,
-    and variants and seeds that are no longer named. Raises UserError if the folder has another study: what its runs
-    share, the code or the data differ.
+    What is changed after the first run is noted in `changes`, and its comparisons are exploratory. baseline: the one
+    that the command line names. What it does not name stays: variants, seeds, looks, what `auto` became, and the times.
+    Raises UserError if the folder has another study: what its runs share, the code or the data differ.
     """
     if not has_begun(folder):  # a study whose first run was refused leaves nothing to continue
         return new
@@ -130,25 +130,27 @@ def continued(new: Design, folder: pathlib.Path, seen: bool, named: frozenset[st
             " --study_dir"
         )
     require_same(earlier, new, FIXED, str(folder))
-    plan = dataclasses.replace(earlier, command=new.command, changes=list(earlier.changes))
-    if "baseline" in named and new.baseline not in (plan.variants | new.variants):
-        raise UserError(f"baseline={new.baseline!r} is no variant: it can be {', '.join(plan.variants | new.variants)}")
+    plan = dataclasses.replace(earlier, changes=list(earlier.changes))
     more = [seed for seed in new.seeds if seed not in plan.seeds]
     added = [name for name in new.variants if name not in plan.variants]
     plan.seeds, plan.variants, plan.data = plan.seeds + more, plan.variants | new.variants, plan.data | new.data
+    if (baseline := baseline or plan.baseline) not in plan.variants:
+        raise UserError(f"baseline={baseline!r} is no variant: it can be {', '.join(plan.variants)}")
+    now = {name: getattr(new, name) for name, usual in PLANNED.items() if getattr(new, name) != usual}
+    if "metric" in now:
+        now["target_loss"] = new.target_loss
+    looks = new.looks[:-1] or earlier.looks[:-1]
+    now |= {"baseline": baseline, "looks": [*(n for n in looks if n < len(plan.seeds)), len(plan.seeds)]}
     changed = [f"seeds {', '.join(map(str, more))} were added"] if more else []
-    for name in sorted(named.intersection(PLANNED)):
-        was, now = getattr(earlier, name), getattr(new, name)
-        if was != now:
-            changed.append(f"{name} was {shown(was)}, and is {shown(now)} now")
-            setattr(plan, name, now)
-    if plan.looks[-1] != len(plan.seeds):
-        plan.looks = [*(each for each in plan.looks[:-1] if each < len(plan.seeds)), len(plan.seeds)]
-    if seen:
-        plan.changes += changed + [f"the variant {name} was added" for name in added]
-        plan.planned = [] if changed else plan.planned
-    else:
-        plan.planned = [name for name in plan.variants if name != plan.baseline]
+    for name, value in now.items():
+        was = getattr(earlier, name)
+        if was != value and not (name == "looks" and more):
+            changed.append(f"{name} was {shown(was)}, and is {shown(value)} now")
+        setattr(plan, name, value)
+    plan.planned = [] if changed else plan.planned
+    plan.changes += changed + [f"the variant {name} was added" for name in added]
+    if plan.changes != earlier.changes:
+        plan.command += f"\n{new.command}"
     return plan
 
 
@@ -170,6 +172,9 @@ def require_same(earlier: Design, new: Design, fixed: tuple[str, ...], place: st
     More: the settings of all runs, those of a variant that both have, the code and the data.
     """
     refused, other = f"{place} has another study", "begin another study with --study_dir, or give what it had"
+    if earlier.code.keys() != new.code.keys():
+        was, now = (" and ".join(each.code) for each in (earlier, new))
+        raise UserError(f"{refused}: it compares {was}, and not {now}: {other}")
     for name in fixed:
         was, now = getattr(earlier, name), getattr(new, name)
         if was != now:
@@ -182,7 +187,7 @@ def require_same(earlier: Design, new: Design, fixed: tuple[str, ...], place: st
     for name, changes in new.variants.items():
         if earlier.variants.get(name, changes) != changes:
             raise UserError(f"{refused}: the variant {name} was {earlier.variants[name]}: {other}")
-    if new.metric != "ms" and (was := _windows(earlier)) != (now := _windows(new)):
+    if (was := _windows(earlier)) != (now := _windows(new)):
         raise UserError(f"{refused}: an evaluation had {was} windows, and has {now} now: {other}")
     require_unchanged(earlier, {f"the code of {name}": each for name, each in new.code.items()} | new.data, place)
 

@@ -1,9 +1,11 @@
 """What the runs of a study gave: a line of outcomes.jsonl each, with all that a report needs, and the verdict."""
 
+import contextlib
 import dataclasses
 import functools
 import math
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -53,7 +55,7 @@ class Results:
         """The number of seeds of the last look that is complete; 0 before the first."""
         plan = self.design
         waited_for = {plan.baseline, *(plan.planned or plan.variants)}
-        missing = {o.seed for o in self.outcomes if o.variant in waited_for and o.status in ("missing", "failed")}
+        missing = {o.seed for o in self.outcomes if o.variant in waited_for and o.status == "missing"}
         complete = [n for n in plan.looks if not missing.intersection(plan.seeds[:n])]
         return max(complete, default=0)
 
@@ -88,15 +90,16 @@ class Results:
             if name != plan.baseline
         }
         lacks = {name for name in values if not seeds or any(seed not in values[name] for seed in seeds)}
-        untested = pairs.keys() if plan.baseline in lacks else lacks
+        untested = pairs.keys() if plan.baseline in lacks or plan.kind == "search" else lacks
         largest = max((abs(v) for each in values.values() for v in each.values()), default=1.0)
         how = dict(untested=frozenset(untested), planned=frozenset(plan.planned), matters=plan.matters)
         return verdict.compare(pairs, largest, looks=tuple(plan.looks), **how)
 
     def ms(self, variant: str) -> float:
         """Milliseconds of a step: in turns or, if there were none, the median of its runs; NaN if neither is known."""
-        if variant in self.design.times:
-            return number(self.design.times[variant].get("ms"))
+        in_turns = number(self.design.times.get(variant, {}).get("ms"))
+        if math.isfinite(in_turns):
+            return in_turns
         known = [v for o in self.outcomes if o.variant == variant and math.isfinite(v := number(o.row.get("ms")))]
         return float(np.median(known)) if known else math.nan
 
@@ -108,21 +111,23 @@ class Results:
     def warnings(self) -> list[str]:
         """What a reader of the verdict has to know beside it, in sentences."""
         plan = self.design
-        found = [f"after a verdict could be seen, {each}: what it touches is exploratory" for each in plan.changes]
+        found = [f"after the first run, {each}" for each in plan.changes]
+        found += ["comparisons that were not planned are exploratory"] if plan.changes else []
         for name in plan.variants:
             for how, count in self.without(name).items():
                 why = next(o.why for o in self.outcomes if o.variant == name and o.status == how)
                 found.append(f"{name}: {count} of {len(plan.seeds)} runs {how}{f' ({why})' if why else ''}")
-        ran = {name: [o.row.get("ran", {}).get(name) for o in self.outcomes if o.row] for name in (*SEEN, *MACHINE)}
+        records = [o.row["ran"] for o in self.outcomes if "ran" in o.row]
+        ran = {name: [each.get(name) for each in records] for name in (*SEEN, *MACHINE)}
         free = {*plan.varied, *(("commit",) if plan.kind == "against" else ())}
         for name, each in ran.items():
             kinds = list(dict.fromkeys(map(str, each)))
             if len(kinds) > 1 and name not in free:
                 found.append(f"the runs differ in more than what varies: {name}: {', '.join(kinds)}")
-        if missing := sum(o.status == "missing" for o in self.outcomes):
+        seeds = plan.seeds[: self.counted] if self.decided else plan.seeds
+        if missing := sum(o.status == "missing" and o.seed in seeds for o in self.outcomes):
             known = f"the verdict is of the first {self.counted} seeds" if self.counted else "there is no verdict yet"
-            if not self.decided:
-                found.append(f"{missing} of {len(self.outcomes)} runs are missing: {known}")
+            found.append(f"{missing} of {len(plan.variants) * len(seeds)} runs are missing: {known}")
         return found + self._unequal_times() + self._unequal_starts()
 
     def _unequal_times(self):
@@ -165,9 +170,10 @@ def statuses(folder: pathlib.Path) -> dict[tuple[str, int], dict]:
     return {(row["variant"], row["seed"]): row for row in named}
 
 
-def is_over(folder: pathlib.Path, job: tuple[str, int]) -> bool:
-    """Whether a run has ended for good."""
-    return statuses(folder).get(job, {}).get("status") in OVER
+def left(folder: pathlib.Path, jobs: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Those of the `jobs` that have not ended for good."""
+    ended = statuses(folder)
+    return [job for job in jobs if ended.get(job, {}).get("status") not in OVER]
 
 
 def row_of(out_dir: pathlib.Path) -> dict[str, Any]:
@@ -199,19 +205,27 @@ def read(folder: str | pathlib.Path) -> Results:
     ended = statuses(folder)
     if plan.kind == "search":
         plan.variants |= {v: r["settings"] for (v, _), r in ended.items() if isinstance(r.get("settings"), dict)}
-        plan.planned = [name for name in plan.variants if name != plan.baseline]
-    try:
+    with whole(folder):
         found = [outcome(plan, v, seed, ended.get((v, seed), {})) for v in plan.variants for seed in plan.seeds]
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / 'outcomes.jsonl'} is damaged: {error}. Take a whole copy") from error
     return Results(plan, folder, found)
+
+
+@contextlib.contextmanager
+def whole(folder: pathlib.Path) -> Iterator[None]:
+    """Turn what a damaged file raises into a UserError."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"study.json or outcomes.jsonl in {folder} is damaged: {type(error).__name__}: {error}. Take a whole copy"
+        ) from error
 
 
 def outcome(plan: Design, variant: str, seed: int, row: dict) -> Outcome:
     """The outcome of a run, from its line in outcomes.jsonl."""
     status, why, value = row.get("status", "missing"), row.get("why", ""), math.nan
     if status == "finished":
-        value = metric(row, plan, variant)
+        value = metric(row, plan)
         if math.isnan(value):
             status, why = "diverged", "not finite at the end"
         elif math.isinf(value):
@@ -219,26 +233,22 @@ def outcome(plan: Design, variant: str, seed: int, row: dict) -> Outcome:
     return Outcome(variant, seed, status, why, value, row)
 
 
-def metric(row: dict, plan: Design, variant: str) -> float:
+def metric(row: dict, plan: Design) -> float:
     """The value of the study's metric for a run: infinite if it did not reach the loss, NaN if it is not known.
 
     Between the first evaluation at or below `target_loss` and the one before, the loss counts as a line. The evaluation
-    itself would be too late, by half an interval on average. Seconds are those of steps in turns, whatever else the
-    machine did during the run.
+    itself would be too late, by half an interval on average.
     """
-    if plan.metric == "ms":
-        return number(row.get("ms"))
     losses = _floats(row, "val_bits_per_byte" if plan.metric == "bits_per_byte" else "val_loss")
-    if not plan.metric.endswith("_to_loss"):
+    if plan.metric != "tokens_to_loss":
         return float(losses[-1]) if len(losses) else math.nan
     known = np.isfinite(losses)
-    at, losses = _floats(row, "tokens" if plan.metric == "tokens_to_loss" else "iter")[known], losses[known]
+    at, losses = _floats(row, "tokens")[known], losses[known]
     reached = np.flatnonzero(losses <= plan.target_loss)
     if not len(reached):
         return math.inf
     around = slice(max(0, reached[0] - 1), reached[0] + 1)
-    crossed = float(np.interp(-plan.target_loss, -losses[around], at[around]))
-    return crossed if plan.metric == "tokens_to_loss" else crossed * number(plan.times[variant]["ms"]) / 1e3
+    return float(np.interp(-plan.target_loss, -losses[around], at[around]))
 
 
 def _floats(row, name):

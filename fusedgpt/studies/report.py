@@ -12,20 +12,18 @@ from typing import Any
 from fusedgpt.machine.files import atomic, json_line
 from fusedgpt.runs.pages import fill
 from fusedgpt.settings import Settings
-from fusedgpt.studies import figures, outcomes, words
+from fusedgpt.studies import figures, words
 from fusedgpt.studies.outcomes import Results
 
 TEMPLATE = pathlib.Path(__file__).with_name("page.html")
 HEAD = ("variant", "n", "mean", "sd", "ms a step", "seconds", "difference", "95 % interval", "p", "verdict")
 
 
-def write(folder: str | pathlib.Path, sentences: list[str]) -> list[pathlib.Path]:
-    """Write the report of the study in a folder into it, with `sentences` as its verdict; returns the paths.
+def write(results: Results, sentences: list[str]) -> list[pathlib.Path]:
+    """Write the report of a study into its folder, with `sentences` as its verdict; returns the paths.
 
-    While runs are missing, it is a report of those that have ended. Raises UserError if the folder has no study, or if
-    the disk refuses.
+    While runs are missing, it is a report of those that have ended. Raises UserError if the disk refuses.
     """
-    results = outcomes.read(folder)
     table = rows(results)
     below = "\n\n".join([words.method(results), *(f"Note: {each}." for each in results.warnings())])
     texts = {
@@ -137,7 +135,8 @@ def _page(results, sentences, drawn):
     made = [(name, value) for name, value in words.facts(results).items() if value not in (None, "", [])]
     parts += [_details("How it was made", made), _details("Settings of all runs that are not the default", changed)]
     parts.append(_details("All runs", runs))
-    return fill(TEMPLATE, results.folder.resolve().name, {}, body="\n".join(parts))
+    title = "A study of " + (", ".join(plan.varied) or "two versions" if len(plan.variants) > 1 else plan.baseline)
+    return fill(TEMPLATE, title, {}, body="\n".join(parts))
 
 
 def _list(texts):

@@ -73,15 +73,14 @@ def settings_of(plan: Design, variant: str, seed: int, folder: pathlib.Path) -> 
 
 def settle(plan: Design, out_dir: pathlib.Path, folder: pathlib.Path) -> None:
     """Keep in study.json what `auto` became in the run in `out_dir`, once it has made a step, for all runs after it."""
-    record = record_of(out_dir)
-    if plan.settled is None and record and steps_of(out_dir):
+    if plan.settled is None and (record := record_of(out_dir)) and steps_of(out_dir):
         plan.settled = {name: record[name] for name in SETTLED if name in record}  # old code says less
         plan.save(folder)
 
 
 def command(roots: dict[str, pathlib.Path], variant: str, flags: dict[str, Any]) -> list:
-    """The command of a run. roots: {version: the folder of its code}; a variant that is no version has the first."""
-    root = roots.get(variant, next(iter(roots.values())))
+    """The command of a run. roots: {version: the folder of its code}; if there is one version, all variants have it."""
+    root = roots[variant] if len(roots) > 1 else next(iter(roots.values()))
     return [sys.executable, root / "train.py", *(f"--{name}={value}" for name, value in flags.items())]
 
 
@@ -168,6 +167,8 @@ class Runner:
             preexec_fn=LIBC and functools.partial(die_with_parent, signal.SIGTERM),  # noqa: PLW1509
         )
         self.running.append(_Process(job, out_dir, popen, log, steps_of(out_dir), fruitless))
+        if self.signals:  # it came before there was a process to tell
+            popen.send_signal(signal.SIGTERM)
 
     def _ended(self, process):
         """Note how a process ended; whether its run is over. Raises UserError if no run could go on."""

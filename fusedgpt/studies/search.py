@@ -28,7 +28,7 @@ HEARTBEAT_S, GRACE_S = 15, 180  # seconds between heartbeats, and without one un
 NAP_S = 1.0  # seconds between looks at what other workers do
 FRUITLESS = 5  # trials in a row that may fail before a worker gives up
 UNFIT = 100  # suggestions in a row that may not fit together, such as n_head=5 and n_embd=256
-DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql"}  # those that pip installs without a compiler
+DRIVERS = {"postgresql": "psycopg"}  # which pip installs without a compiler
 FRESH_SEEDS = 5  # for the study that confirms a search
 # settings of a search that the study that confirms it has not
 OF_A_SEARCH = ("search", "trials", "storage", "max_minutes", "yes", "fail_unless", "seed", "looks", "study_dir")
@@ -42,10 +42,10 @@ class OutOfTime(Exception):
     """--max_minutes are over."""
 
 
-def run(request: Request, plan: Design, folder: pathlib.Path, roots: dict, deadline: float, say: Callable) -> None:
+def run(request: Request, plan: Design, folder: pathlib.Path, runner: Runner, deadline: float, say: Callable) -> None:
     """Take trials until there are enough, or until `deadline`, of time.monotonic(). Leaves what `outcomes.read` reads.
 
-    roots: the folder of the code, as in runner.Runner. Raises UserError if the storage has another study, or fails.
+    Raises UserError if the storage has another study, or fails.
     """
     try:
         import optuna
@@ -53,11 +53,10 @@ def run(request: Request, plan: Design, folder: pathlib.Path, roots: dict, deadl
     except ImportError as error:
         raise UserError("--search needs Optuna: pip install 'optuna>=4.9'") from error
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
-    with files.lock(folder, shared=bool(request.study.storage)) as lock, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # heartbeats are an experiment, says Optuna
         try:
-            worker = Worker(request, plan, folder, Runner(plan, folder, roots, lock, say), deadline, say)
-            worker.work()
+            Worker(request, plan, folder, runner, deadline, say).work()
         except Exception as error:  # if the storage is gone, Optuna may end in an error of its own beside it
             kinds = (exc.SQLAlchemyError, optuna.exceptions.StorageInternalError)
             if not (found := [each for each in _chain(error) if isinstance(each, kinds)]):
@@ -135,16 +134,21 @@ class Worker:
         import optuna
 
         self.plan.save(self.folder)
-        while not self._enough(self.states.COMPLETE):
-            try:
-                self.study.optimize(self._value, catch=(Failed,), callbacks=[self._ended])
-            except OutOfTime:
-                return self.say("the time is over: the same command goes on")
-            if self._enough(self.states.COMPLETE):
-                break
-            time.sleep(NAP_S)  # other workers have the last trials, unless they have died
-            optuna.storages.fail_stale_trials(self.study)
+        try:
+            while not self._enough(self.states.COMPLETE):
+                if self._enough() and not self._waiting():  # other workers have the last trials, unless they have died
+                    time.sleep(NAP_S)
+                    optuna.storages.fail_stale_trials(self.study)
+                else:
+                    self.study.optimize(self._value, catch=(Failed,), callbacks=[self._ended])
+                if time.monotonic() >= self.deadline:
+                    raise OutOfTime
+        except OutOfTime:
+            self.say("the time is over: the same command goes on")
         self._copy_outcomes()
+
+    def _waiting(self):
+        return self.study.get_trials(deepcopy=False, states=(self.states.WAITING,))
 
     def _live(self, *states):
         every = self.study.get_trials(deepcopy=False, states=states or None)
@@ -161,8 +165,7 @@ class Worker:
             best = "; the best so far" * (trial.value <= min(each.value for each in over))
             name = trial.user_attrs["variant"]
             self.say(f"trial {len(over)} of {self.trials}, {name}: {self.plan.metric} {trial.value:.5g}{best}")
-        waiting = self.study.get_trials(deepcopy=False, states=(self.states.WAITING,))
-        if self._enough() and not waiting:
+        if self._enough() and not self._waiting():
             study.stop()
 
     def _value(self, trial):
@@ -186,9 +189,8 @@ class Worker:
                 raise Failed
         changes = self.plan.variants.setdefault(variant, changes)
         jobs = [(variant, seed) for seed in self.plan.seeds]
-        left = [job for job in jobs if not outcomes.is_over(self.folder, job)]
         try:
-            list(self.runner.run(left, self.request.study.jobs, self.deadline))
+            list(self.runner.run(outcomes.left(self.folder, jobs), self.request.study.jobs, self.deadline))
         except (Stopped, UserError, KeyboardInterrupt):
             self._broken_off(trial)
             raise
@@ -253,11 +255,10 @@ def driven(url: str) -> str:
         parsed.get_dialect().import_dbapi()
         return parsed.render_as_string(hide_password=False)
     except (exc.ArgumentError, exc.NoSuchModuleError) as error:
-        wanted = "write postgresql://user@host/db or mysql://user@host/db"
+        wanted = "write postgresql://user@host/db"
         raise UserError(f"--storage={shown(without_password(url))} is no database: {wanted}") from error
     except ImportError as error:
-        how = "pip install 'psycopg[binary]' for PostgreSQL, pymysql for MySQL"
-        raise UserError(f"{without_password(url)} needs a driver: {how}") from error
+        raise UserError(f"{without_password(url)} needs a driver: pip install 'psycopg[binary]'") from error
 
 
 def without_password(text: str) -> str:
@@ -270,7 +271,9 @@ def sentences(results: Results) -> list[str]:
     plan, values = results.design, results.values()
     means = {name: sum(each.values()) / len(each) for name, each in values.items() if len(each) == len(plan.seeds)}
     best = min(means, key=means.get, default=plan.baseline)
-    if plan.baseline not in means or best == plan.baseline:
+    if plan.baseline not in means:
+        return [f"the baseline, {plan.baseline}, has no value yet, or {' and '.join(results.without(plan.baseline))}"]
+    if best == plan.baseline:
         return [f"no trial is better than the baseline, {plan.baseline}"]
     return [
         f"the best of {len(means)} trials that have a value is {best}: {plan.metric} {means[best]:.5g}, and"

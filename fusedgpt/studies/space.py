@@ -33,10 +33,6 @@ class Range:
         suggest = trial.suggest_int if isinstance(self.low, int) else trial.suggest_float
         return self.nearest(suggest(name, self.low, self.high, log=self.log))
 
-    def holds(self, value: Any) -> bool:
-        """Whether `value` lies in the range."""
-        return type(value) in (int, float) and self.low <= value <= self.high
-
     def nearest(self, value: Any) -> float:
         """The value of the range that is nearest to `value`, rounded so that a variant's name tells it whole."""
         if type(value) not in (int, float):  # None
@@ -54,10 +50,6 @@ class Choices:
     def suggested(self, trial: Any, name: str) -> Any:
         """The value that Optuna suggests to a trial."""
         return trial.suggest_categorical(name, self.values)
-
-    def holds(self, value: Any) -> bool:
-        """Whether `value` is a choice."""
-        return value in self.values
 
     def nearest(self, value: Any) -> Any:
         """`value` if it is a choice, otherwise the first choice."""

@@ -23,42 +23,56 @@ FEWEST, WARM_UP = 10, 5  # laps, and steps before the first
 START_S = 900.0  # seconds after which a variant that makes no step hangs
 FOREVER = 10**9
 # a training that only makes steps, and is killed
-STEPS_ALONE = dict(max_iters=FOREVER, lr_decay_iters=FOREVER, eval_interval=FOREVER, log_interval=FOREVER)
-STEPS_ALONE |= dict(eval_iters=1, always_save_checkpoint=False)
+STEPS_ALONE = dict(max_iters=FOREVER, lr_decay_iters=FOREVER, eval_interval=FOREVER, eval_iters=1)
+STEPS_ALONE |= dict(always_save_checkpoint=False, log_interval=1)  # each step is written at once
+STEPS_ALONE |= dict(learning_rate=0.0, decay_lr=False, weight_decay=0.0)  # it does not diverge, and takes as long
 
 
 def measure(
     plan: Design, names: list[str], roots: dict[str, pathlib.Path], folder: pathlib.Path, say: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
-    """{variant: {ms, and how many times the baseline's that is: times, low, high, laps}} for the variants `names`.
+    """{variant: {ms, and how many times that of `reference` it is: times, low, high}} for the variants `names`.
 
-    roots: the folders of the code, as in runner.Runner. The first that starts settles what `auto` means for all runs.
-    Raises UserError if a variant cannot train, or if this system cannot stop a process.
+    The reference is the baseline of the first turns; it has ms alone. roots: the folders of the code, as in
+    runner.Runner. The first that starts settles what `auto` means for all runs. A variant that cannot be timed is
+    missing, unless --minutes needs its time: then it raises UserError.
     """
     if not hasattr(signal, "SIGSTOP"):
-        raise UserError("variants take turns to be timed, and this system cannot stop a process for that: use WSL")
-    found, of_base, base = {}, [], _Training(plan, plan.baseline, roots, folder)
+        return _without(plan, "this system cannot stop a process, so no variant is timed", say)
+    reference = next((name for name, each in plan.times.items() if "times" not in each), plan.baseline)
+    found, of_base, base = {}, [], _Training(plan, reference, roots, folder)
     try:
         base.warm_up()
         runner.settle(plan, base.out_dir, folder)
-        for name in [name for name in names if name != plan.baseline]:
+        for name in [name for name in names if name != reference]:
             other = _Training(plan, name, roots, folder)
             try:
                 other.warm_up()
-                laps = _laps({plan.baseline: base.turn, name: other.turn})
+                laps = _laps({reference: base.turn, name: other.turn})
+            except UserError as error:
+                _without(plan, str(error), say)
+                continue
             finally:
                 other.close()
-            of_base += laps.of(plan.baseline)
-            ratio = turns.ratio(laps.ms, plan.baseline, name)
-            around = dict(low=ratio.low, high=ratio.high) if ratio.known else dict(low=None, high=None)
-            found[name] = dict(times=ratio.times, **around, laps=ratio.laps)
-            say(f"{name}: a step takes {ratio.times:.3g} times as long as one of {plan.baseline}")
-        of_base = of_base or _laps({plan.baseline: base.turn}).of(plan.baseline)
+            of_base += laps.of(reference)
+            ratio = turns.ratio(laps.ms, reference, name)
+            found[name] = dict(times=ratio.times, low=ratio.low, high=ratio.high)
+            say(f"{name}: a step takes {ratio.times:.3g} times as long as one of {reference}")
+        of_base = of_base or _laps({reference: base.turn}).of(reference)
+    except UserError as error:
+        return _without(plan, str(error), say)
     finally:
         base.close()
-    # one time of the baseline for all, so that a minute in which the machine is slow lengthens the step of none alone
-    ms = plan.times.get(plan.baseline, {}).get("ms") or statistics.median(of_base)
-    return {plan.baseline: dict(ms=ms)} | {name: dict(ms=ms * each["times"], **each) for name, each in found.items()}
+    # one time of the reference for all, so that a minute in which the machine is slow lengthens the step of none alone
+    ms = plan.times.get(reference, {}).get("ms") or statistics.median(of_base)
+    return {reference: dict(ms=ms)} | {name: dict(ms=ms * each["times"], **each) for name, each in found.items()}
+
+
+def _without(plan, why, say):
+    if plan.minutes:
+        raise UserError(f"--minutes needs the time of a step of each variant: {why}")
+    say(f"not timed: {why}")
+    return {}
 
 
 def _laps(contenders):
@@ -82,7 +96,7 @@ class _Training:
         self.path, self.read, self.variant = self.out_dir / "metrics.jsonl", 0, variant
         self.path.unlink(missing_ok=True)
         flags = runner.settings_of(plan, variant, plan.seeds[0], folder) | STEPS_ALONE | {"out_dir": self.out_dir}
-        flags["init_from"] = plan.settings.get("init_from", "scratch")
+        flags["init_from"] = (plan.settings | plan.variants[variant]).get("init_from", "scratch")
         for name in ("sample_interval", "wandb_log", "wandb_run_name", "tensorboard_log", "profile", "dry_run"):
             flags.pop(name, None)
         self.log = open(self.out_dir / "log", "w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (kept)

@@ -20,6 +20,7 @@ from fusedgpt.attention.table import is_own
 from fusedgpt.data import dataset
 from fusedgpt.errors import UserError, shown
 from fusedgpt.machine.files import atomic
+from fusedgpt.studies.command import safe, shortened
 
 # the code that a run of train.py executes
 CODE = ("train.py", "model.py", "configurator.py", "fusedgpt/**/*.py")
@@ -46,7 +47,7 @@ def other(root: pathlib.Path, named: str, folder: pathlib.Path) -> tuple[str, pa
     """
     if named and (pathlib.Path(named) / "train.py").is_file():
         there = pathlib.Path(named).resolve()
-        return there.name, there, {"named": named, "commit": _said(there, "rev-parse", "HEAD")}
+        return shortened(safe(there.name)), there, {"named": named, "commit": _said(there, "rev-parse", "HEAD")}
     try:
         if named.startswith("^"):  # git would take "^main" for all that is not in main
             raise UserError(f"{shown(named)} excludes a commit")
@@ -66,19 +67,27 @@ def other(root: pathlib.Path, named: str, folder: pathlib.Path) -> tuple[str, pa
     return sha[:7], there, {"named": named, "commit": sha}
 
 
-def save_diff(root: pathlib.Path, path: pathlib.Path) -> None:
-    """Write what the working tree in `root` has beyond its commit, new files too, as `git apply` takes it."""
+def save_diff(root: pathlib.Path, path: pathlib.Path) -> str | None:
+    """Write what the working tree in `root` has beyond its commit, new files too, as `git apply` takes it.
+
+    Returns its SHA-256; None if there is nothing, or no work tree of its own. The folder of `path` is no part of it.
+    """
+    if not _said(root, "rev-parse", "HEAD"):
+        return None
     with tempfile.TemporaryDirectory() as folder:
-        index = {"GIT_INDEX_FILE": os.path.join(folder, "index")}  # not the user's
-        try:
-            _git(root, "read-tree", "HEAD", more=index)
-            _git(root, "add", "--all", more=index)
-            diff = _git(root, "diff", "--cached", "--binary", "HEAD", more=index)
-        except UserError:  # no git work tree: the digest of the code is all that is known
-            return
-    if diff:
-        with atomic(path) as file:
-            file.write(diff)
+        own = (root / _said(root, "rev-parse", "--git-path", "objects")).resolve()
+        aside = {"GIT_INDEX_FILE": os.path.join(folder, "index"), "GIT_OBJECT_DIRECTORY": folder}  # not the user's
+        aside["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = str(own)
+        here = path.parent.resolve()
+        without = [f":(exclude){here.relative_to(root.resolve())}"] if here.is_relative_to(root.resolve()) else []
+        _git(root, "read-tree", "HEAD", more=aside)
+        _git(root, "add", "--all", "--", ".", *without, more=aside)
+        diff = _git(root, "diff", "--cached", "--binary", "HEAD", more=aside)
+    if not diff:
+        return None
+    with atomic(path) as file:
+        file.write(diff)
+    return hashlib.sha256(diff).hexdigest()
 
 
 def digest(root: pathlib.Path) -> str:
@@ -101,7 +110,7 @@ def data(runs: Iterable[dict[str, Any]]) -> dict[str, str]:
         meta = dataset.read_meta(folder)
         for split in dataset.SPLITS:
             dataset.TokenFile(folder, split, meta)  # raises if it is missing
-            paths = sorted([*folder.glob(f"{split}.bin"), *folder.glob(f"{split}_*.bin")])
+            paths = [*folder.glob(f"{split}.bin"), *folder.glob(f"{split}_*.bin"), *folder.glob("meta.*")]
             found[f"{name}/{split}"] = _digest({path.name: path for path in paths})
     for kernel, model in {(run.get("attention", "auto"), run.get("init_from", "scratch")) for run in runs}:
         path = kernel.rpartition(":")[0]

@@ -14,8 +14,6 @@ from fusedgpt.studies.verdict import METHOD, MOST_SEEDS, Comparison
 WHAT = {
     "val_loss": "validation loss",
     "bits_per_byte": "validation bits per byte",
-    "ms": "milliseconds a step",
-    "seconds_to_loss": "seconds of training to a loss of {loss:g}",
     "tokens_to_loss": "tokens to a loss of {loss:g}",
 }
 
@@ -70,7 +68,7 @@ def word(c: Comparison) -> str:
 def times_as_long(results: Results, variant: str) -> str:
     """How many times the baseline's time of a step a variant's is, with its interval; empty if it was not measured."""
     found, of_base = (results.design.times.get(name, {}) for name in (variant, results.design.baseline))
-    if "times" not in found or "times" in of_base:  # then another variant was the baseline in the turns
+    if "times" not in found or "times" in of_base:  # the turns had another baseline
         return ""
     around = f" ({found['low']:.3g} to {found['high']:.3g})" if found["low"] else ""
     return f"{found['times']:.3g} times{around}"
@@ -85,18 +83,7 @@ def method(results: Results) -> str:
 
 def sentences(results: Results) -> list[str]:
     """The verdict on each variant, in words."""
-    if results.design.metric == "ms":
-        return [_of_times(results, name) for name in results.design.variants if name != results.design.baseline]
     return [_sentence(results, each) for each in results.comparisons]
-
-
-def _of_times(results, name):
-    found, base = results.design.times.get(name, {}), results.design.baseline
-    if not found.get("low"):
-        return f"no verdict on {name}: it was not timed"
-    said = f"a step of {name} takes {times_as_long(results, name)} as long as one of {base}"
-    told = not found["low"] <= 1 <= found["high"]
-    return said if told else f"no difference found between {name} and {base}: {said}"
 
 
 def _sentence(results, c):
@@ -123,14 +110,14 @@ def _sentence(results, c):
     else:
         text = f"{c.variant} is {c.word} than {plan.baseline}: {found}"
     sizes = {"equivalent": "surely less than", "no worse": "surely not worse by", "matters": "surely more than"}
-    if c.size:
+    if c.size and not (c.size == "no worse" and c.word == "better"):
         text += f", {sizes[c.size]} --matters={plan.matters:g}"
     if longer := times_as_long(results, c.variant):
         text += f"; a step takes {longer} as long"
     if c.found and c.word == "no difference found":
-        text += f"; {n} find differences from {_between(*c.found)} on in 80 % of studies"
+        text += f"; what {n} find in 80 % of studies is a difference of {_between(*c.found)}"
     if c.needed:
-        text += f"; half of this one takes {_between(*c.needed)} seeds"
+        text += f"; to find half of this difference takes {_between(*c.needed)} seeds"
     return text if c.planned else f"exploratory, because it was not planned: {text}"
 
 
@@ -157,24 +144,26 @@ def probability(p: float) -> str:
 def headline(results: Results) -> str:
     """What the study found, in a sentence without a full stop."""
     plan, planned = results.design, [c for c in results.comparisons if c.planned]
-    if plan.metric == "ms":
-        return sentences(results)[0] if len(plan.variants) > 1 else f"{plan.baseline} alone was timed"
-    if not results.comparisons:
+    if plan.kind == "search":
+        return f"A search of {len(plan.variants)} variants"
+    if len(plan.variants) == 1:
         return f"{plan.baseline} alone was trained"
-    if not any(c.tested for c in results.comparisons):
-        return "No verdict yet"
+    if not any(c.tested for c in planned):
+        missing = any(o.status == "missing" for o in results.outcomes)
+        return "No verdict yet" if missing else "No verdict on what was planned"
     better, worse = ([c for c in planned if c.word == each] for each in ("better", "worse"))
     if better:
         best = min(better, key=lambda c: c.mean)
-        by = f"{best.variant} by {number(-best.mean)} ({what(plan)})"
+        by = f"by {number(-best.mean)} ({what(plan)})"
         if len(planned) == 1:
-            return f"{best.variant} is better than {plan.baseline} by {by.partition(' by ')[2]}"
+            return f"{best.variant} is better than {plan.baseline} {by}"
         are = "variants are" if len(better) > 1 else "variant is"
-        return f"{len(better)} of {len(planned)} {are} better than {plan.baseline}, most of all {by}"
+        found = f"{len(better)} of {len(planned)} {are} better than {plan.baseline}"
+        return f"{found}, most of all {best.variant} {by}"
     if worse:
         lost = f"{len(worse)} of {len(planned)}" if len(planned) > 1 else worse[0].variant
         return f"No variant is better than {plan.baseline}, and {lost} {'is' if len(worse) == 1 else 'are'} worse"
-    return f"No difference from {plan.baseline} was found" if planned else "All comparisons are exploratory"
+    return f"No difference from {plan.baseline} was found"
 
 
 def facts(results: Results) -> dict[str, Any]:
@@ -186,10 +175,9 @@ def facts(results: Results) -> dict[str, Any]:
             ran.setdefault(name, {})[str(value)] = None
     made = {"command": plan.command, "method": method(results), "metric": what(plan), "baseline": plan.baseline}
     made |= {"seeds": plan.seeds, "looks": plan.looks, "seeds that count": results.counted, "level": "5 %"}
-    made |= {"changed after a verdict could be seen": plan.changes, "threads of a run": plan.threads}
+    made |= {"changed after the first run": plan.changes, "threads of a run": plan.threads}
     made |= {"minutes of steps": plan.minutes, "the other version": plan.against, "what auto became": plan.settled}
     made |= {name: list(values) for name, values in ran.items()}
     made |= {f"SHA-256 of the code of {name}": each for name, each in plan.code.items()}
-    if (results.folder / "working-tree.diff").exists():
-        made["changes to the commit"] = "working-tree.diff"
+    made["SHA-256 of working-tree.diff, the changes to the commit"] = plan.diff
     return made | {f"SHA-256 of {name}": each for name, each in plan.data.items()}

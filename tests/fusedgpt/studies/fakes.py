@@ -119,7 +119,7 @@ def turns(plan, names, *_):
     ms = {name: 10.0 + n for n, name in enumerate(plan.variants)}
     base = ms[plan.baseline]
     found = {
-        name: dict(ms=ms[name], times=ms[name] / base, low=ms[name] / base, high=ms[name] / base, laps=10)
+        name: dict(ms=ms[name], times=ms[name] / base, low=ms[name] / base, high=ms[name] / base)
         for name in names
         if name != plan.baseline
     }

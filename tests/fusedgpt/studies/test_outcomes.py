@@ -36,18 +36,10 @@ def test_the_line_of_a_run_has_what_a_report_needs(tmp_path):
         ("bits_per_byte", None, 0.75),
         ("tokens_to_loss", 2.5, 50_000.0),
         ("tokens_to_loss", 3.25, 25_000.0),  # on the line between two evaluations
-        ("seconds_to_loss", 2.5, 50 * 0.02),  # by the time of a step in turns, whatever the run's steps took
     ],
 )
 def test_metrics(tmp_path, metric, target, value):
-    folder = study(
-        tmp_path,
-        {"a": {1: [4.0, 2.5, 1.4, 1.5]}},
-        metric=metric,
-        target_loss=target,
-        times={"a": {"ms": 20.0}},
-        ms=99.0,
-    )
+    folder = study(tmp_path, {"a": {1: [4.0, 2.5, 1.4, 1.5]}}, metric=metric, target_loss=target)
     assert outcomes.read(folder).values()["a"][1] == pytest.approx(value)
 
 
@@ -101,7 +93,9 @@ def test_the_last_word_on_a_run_counts(tmp_path):
     folder = study(tmp_path, {"a": {1: [4.0, 2.0]}})
     lines = [row("a", 1, [4.0, 2.0]) | {"status": status} for status in ("failed", "finished")]
     (folder / "outcomes.jsonl").write_text("".join(map(json_line, lines)) + '{"variant": "learn')
-    assert outcomes.read(folder).outcomes[0].status == "finished" and outcomes.is_over(folder, ("a", 1))
+    assert outcomes.read(folder).outcomes[0].status == "finished" and outcomes.left(folder, [("a", 1), ("a", 2)]) == [
+        ("a", 2)
+    ]
 
 
 def test_what_differs_though_it_does_not_vary_is_named(tmp_path):
@@ -140,10 +134,30 @@ def test_versions_that_begin_otherwise_are_no_pairs(tmp_path):
 def test_damaged_lines_are_named(tmp_path, line):
     folder = study(tmp_path, {"a": {1: [4.0, 2.0]}})
     (folder / "outcomes.jsonl").write_text(line)
-    with pytest.raises(UserError, match=r"outcomes\.jsonl is damaged"):
+    with pytest.raises(UserError, match=r"outcomes\.jsonl in .* is damaged"):
         outcomes.read(folder)
 
 
 def test_a_folder_without_a_study_is_named(tmp_path):
     with pytest.raises(UserError, match=r"study\.json does not exist: name the folder of a study"):
         outcomes.read(tmp_path)
+
+
+def test_a_variant_that_fails_keeps_no_verdict_from_the_others(tmp_path):
+    losses = {
+        name: {seed: [4.0, 2.0 + seed / 100 + more] for seed in (1, 2, 3)} for name, more in zip("abc", (0, 1, 2))
+    }
+    folder = study(tmp_path, losses)
+    with open(folder / "outcomes.jsonl", "a") as file:
+        failed = {"variant": "c", "seed": 2, "status": "failed", "why": "out of memory"}
+        file.write(json_line(failed))
+    found = outcomes.read(folder)
+    assert [c.tested for c in found.comparisons] == [True, False]
+    assert found.warnings() == ["c: 1 of 3 runs failed (out of memory)"]
+    assert outcomes.left(folder, [("c", 1), ("c", 2)]) == [("c", 2)]  # the next call tries it again
+
+
+def test_a_search_makes_no_verdict(tmp_path):
+    # every trial was "planned", and a table of forty had forty p
+    found = outcomes.read(study(tmp_path, LOSSES, kind="search", space="learning_rate=1..2"))
+    assert not any(c.tested for c in found.comparisons)

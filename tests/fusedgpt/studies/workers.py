@@ -10,7 +10,9 @@ import subprocess
 import sys
 
 from fusedgpt.errors import one_sentence
+from fusedgpt.machine import files
 from fusedgpt.studies import command, design, outcomes, search, space
+from fusedgpt.studies.runner import Runner
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -24,8 +26,10 @@ def work(folder: pathlib.Path, code: pathlib.Path, *flags: str, deadline: float 
     line = "python study.py config/a.py " + search.without_password(" ".join(f"'{flag}'" for flag in flags))
     plan = design.of(request, "search", line, {}, {}, None)
     plan.settings.pop("dataset")  # the fake train.py reads none
-    roots = {"working tree": code}
-    search.run(request, design.continued(plan, folder, seen=False), folder, roots, deadline, print)
+    with files.lock(folder, shared=bool(request.study.storage)) as lock:
+        plan = design.continued(plan, folder)
+        own = Runner(plan, folder, {"working tree": code}, lock, print)
+        search.run(request, plan, folder, own, deadline, print)
     return outcomes.read(folder)
 
 
