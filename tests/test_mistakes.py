@@ -115,7 +115,10 @@ MISTAKES = [
     ("bench.py lader", "did you mean ladder?"),
     ("bench.py ladder --device=cpu --only=flahs", "it can be a pattern, such as 'flash*'"),
     ("study.py config/quickstart.py --seeds=1..3", "did you mean seed?"),
-    ("study.py config/quickstart.py --learning_rate=1,2 --interval=bootstrap", "give more with --seed=1..10"),
+    (
+        "study.py config/quickstart.py --learning_rate=1,2 --seed=1..3 --looks=5",
+        "looks='5' must be numbers of seeds that go up",
+    ),
     ("study.py config/quickstart.py --out_dir=out-x", "--study_dir"),
     ("convert.py {run} one", "it can be file or shards"),
     ("harness.py {model}", "python harness.py FOLDER RESULTS.json TASK"),
