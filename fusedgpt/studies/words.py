@@ -88,7 +88,7 @@ def sentences(results: Results) -> list[str]:
 
 def _sentence(results, c):
     plan, n = results.design, f"{c.n} seed{'s' * (c.n != 1)}"
-    lacks = {name: results.without(name) for name in (c.variant, plan.baseline)}
+    lacks = {"it": results.without(c.variant), plan.baseline: results.without(plan.baseline)}
     if not c.tested:
         said = [f"{name} {_without(each, len(plan.seeds))}" for name, each in lacks.items() if each]
         if said:
@@ -155,10 +155,10 @@ def headline(results: Results) -> str:
     if better:
         best = min(better, key=lambda c: c.mean)
         by = f"by {number(-best.mean)} ({what(plan)})"
-        if len(planned) == 1:
-            return f"{best.variant} is better than {plan.baseline} {by}"
-        are = "variants are" if len(better) > 1 else "variant is"
-        found = f"{len(better)} of {len(planned)} {are} better than {plan.baseline}"
+        if len(better) == 1:
+            of_all = f", the only one of {len(planned)} variants" * (len(planned) > 1)
+            return f"{best.variant} is better than {plan.baseline} {by}{of_all}"
+        found = f"{len(better)} of {len(planned)} variants are better than {plan.baseline}"
         return f"{found}, most of all {best.variant} {by}"
     if worse:
         lost = f"{len(worse)} of {len(planned)}" if len(planned) > 1 else worse[0].variant

@@ -51,7 +51,7 @@ def test_what_is_not_decided_says_why(tmp_path):
     losses = {"base": {1: [4.0, 2.0], 2: [4.0, 2.1]}, "other": {1: [4.0, math.nan], 2: [4.0, math.nan]}}
     results = outcomes.read(study(tmp_path / "a", losses))
     assert words.headline(results) == "No verdict on what was planned"
-    assert words.sentences(results) == ["no verdict on other: other diverged with 2 of 2 seeds"]
+    assert words.sentences(results) == ["no verdict on other: it diverged with 2 of 2 seeds"]
     results = outcomes.read(study(tmp_path / "b", losses | {"other": {1: [4.0, 2.0], 2: None}}))
     assert words.sentences(results) == ["no verdict on other before 2 seeds of all variants are in"]
     results = outcomes.read(study(tmp_path / "c", {name: {1: [4.0, 2.0]} for name in ("base", "other")}))
