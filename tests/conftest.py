@@ -118,6 +118,9 @@ def uncompiled_flex(request, monkeypatch):
         monkeypatch.setattr(functions, "_compiled_flex", lambda dynamic: flex_attention.flex_attention)
 
 
+THREADS = torch.get_num_threads()
+
+
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch):
     """No test leaves a setting of PyTorch or a signal handler behind for the next."""
@@ -127,6 +130,9 @@ def _as_it_was(monkeypatch):
     monkeypatch.setattr(memory, "keep_freed_memory", lambda keep: None)  # it cannot be undone in this process
     with as_it_was():
         yield
+    monkeypatch.undo()
+    # a test that started 99 threads left them to all others, whose forks then waited for them
+    assert torch.get_num_threads() == THREADS
 
 
 @pytest.fixture(scope="session")

@@ -181,6 +181,7 @@ def test_another_shape_machine_or_version_is_timed_anew(model, monkeypatch, othe
         monkeypatch.setattr(tuning.choices, "machine", lambda device: machine(device) | {"device": "another"})
     elif other == "threads":
         monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
+        monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # the race would really start 99
     elif other == "torch":
         monkeypatch.setattr(torch, "__version__", "9.9")
     elif other == "code":
