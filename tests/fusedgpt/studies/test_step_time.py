@@ -1,6 +1,5 @@
 """A step of each variant is timed in turns, with a train.py whose steps sleep."""
 
-import os
 import signal
 import sys
 import time
@@ -10,7 +9,7 @@ import pytest
 from fusedgpt.errors import UserError
 from fusedgpt.studies import step_time
 from tests.conftest import TINY
-from tests.fusedgpt.studies.test_runner import plan
+from tests.fusedgpt.studies.test_runner import is_gone, plan
 from tests.launch import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot stop a process")
@@ -45,16 +44,6 @@ def measure(tmp_path, monkeypatch):
         return step_time.measure(plan, names or list(plan.variants), {"a": tmp_path}, tmp_path / "study", said.append)
 
     return measure
-
-
-def is_gone(pid):
-    for _ in range(500):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def test_a_step_that_takes_twice_as_long_is_found(measure, tmp_path):
