@@ -28,11 +28,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in tests/conftest.py, which 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPIED = ("fusedgpt", "tests", "config", "data", "eval", "pyproject.toml", *(file.name for file in ROOT.glob("*.py")))
 PROCESSES = 2
-LIMIT_S = 120.0  # tests that take longer count as hanging
+LIMIT_S = 120.0  # tests that take longer hang
 # slow to import: forked processes inherit them
 PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "torch.profiler", "tyro", "pytest", "hypothesis")
 PRELOADED += ("transformers.models.gpt2.modeling_gpt2", "scipy.stats", "matplotlib.figure")
-PASSED, FAILED = 0, 1  # exit codes of pytest; any other: a test could not be run
+PASSED, FAILED, HUNG = 0, 1, None  # exit codes of pytest; any other: a test could not be run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,8 @@ def _run(folder, mutant):
     sys.dont_write_bytecode = True  # the bytecode is shared, and not that of a mistake
     os.environ.pop("CHECK_TYPES", None)  # to check annotations takes longer than the tests
     options = ["-x", "-q", "--tb=line", "-rfE", "--disable-warnings", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    sys.exit(int(pytest.main([*options, f"--basetemp={folder / 'tmp'}", *mutant.tests])))
+    # without its own limit: its error may come from bytecode that has no line, which ends pytest on Python 3.11
+    sys.exit(int(pytest.main([*options, "--timeout=0", f"--basetemp={folder / 'tmp'}", *mutant.tests])))
 
 
 def outcomes(mutants: Iterable[Mutant], root: pathlib.Path) -> Iterator[tuple[Mutant, int | None, str, float]]:
@@ -156,11 +157,11 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory() as root:
         for each, code, output, seconds in outcomes([no_change, *chosen], pathlib.Path(root)):
             failed = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(.+?)(?: - |$)", output, re.MULTILINE)
-            if code not in (PASSED, FAILED) or (each is no_change and code == FAILED):
+            if code not in (PASSED, FAILED, HUNG) or (each is no_change and code != PASSED):
                 sys.exit(f"error: the tests of the mutant {each.what!r} cannot tell (exit status {code}):\n{output}")
             if each is no_change:
                 continue
-            seen_by = failed[1] if code == FAILED else "nobody: IT LIVES"
+            seen_by = {PASSED: "nobody: IT LIVES", HUNG: "a test that hangs"}.get(code) or failed[1]
             lived += [each] if code == PASSED else []
             print(f"| {each.what} | {each.file} | {seen_by} | {seconds:.0f} |", flush=True)
     dead = len(chosen) - len(lived)

@@ -67,7 +67,7 @@ def state(pid):
 
 
 def wait_for(condition):
-    until = time.monotonic() + 60
+    until = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.02)
