@@ -1,7 +1,7 @@
 """FineWeb's sample of 10 billion tokens, in GPT-2's BPE, with an end-of-text id after each document.
 
-0.05 % of the documents are for validation. The text is streamed, and no copy is kept. --max_tokens takes only the first
-documents. --input takes local texts instead.
+About 0.05 % of the documents are for validation. The text is streamed, and no copy is kept. --max_tokens takes only the
+first documents. --input takes local texts instead.
 """
 
 import pathlib
@@ -10,10 +10,11 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from fusedgpt.data import prepare
-from fusedgpt.data.corpus import Hub
+from fusedgpt.data.texts import Hub
 from fusedgpt.errors import UserError, one_sentence
 
-REVISION = "9bb295ddab0e05d785b879661af7260fed5140fc"  # v1.4.0: a preparation that is continued must find the same text
+# v1.4.0
+PARQUET = "hf://datasets/HuggingFaceFW/fineweb@9bb295ddab0e05d785b879661af7260fed5140fc/sample/10BT/*.parquet"
 
 
 def main():
@@ -24,11 +25,9 @@ def main():
     args = parser.parse_args()
     if args.max_tokens is not None and args.max_tokens < 1:
         raise UserError(f"--max_tokens={args.max_tokens} must be 1 or more")
-    sample = dict(path="HuggingFaceFW/fineweb", name="sample-10BT", revision=REVISION)
-    text = Hub("HuggingFaceFW/fineweb", streaming=True, **sample)
-    if args.input:
-        text = prepare.files(args)
-    prepare.prepare(text, "gpt2", args.out_dir, lambda ends: prepare.draw(ends, 0.0005), max_tokens=args.max_tokens)
+    text = prepare.files(args) if args.input else Hub("HuggingFaceFW/fineweb", PARQUET)
+    split = lambda documents: prepare.by_text(documents, 0.0005)  # noqa: E731
+    prepare.prepare(text, "gpt2", args.out_dir, split, max_tokens=args.max_tokens)
     prepare.say_next(args.out_dir, "config/train_gpt2.py", "openwebtext")
 
 

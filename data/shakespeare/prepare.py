@@ -6,24 +6,21 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from fusedgpt.data import prepare
-from fusedgpt.data.corpus import Halves
+from fusedgpt.data.texts import whole
+from fusedgpt.data.tokenizer import GPT2, Tokenizer
 from fusedgpt.errors import one_sentence
 
 
-def split(ends):
-    """The ranges (start, stop) of the two parts."""
-    import numpy as np  # after fusedgpt, which says what to do if it is missing
-
-    return {"train": np.array([[0, ends[0]]]), "val": np.array([[ends[0], ends[-1]]])}
-
-
 def main():
-    """Write the bins of Shakespeare, or of --input. The text is split before it is tokenized, as in nanoGPT."""
+    """Write the bins of Shakespeare, or of --input. The text is cut before it is tokenized, as in nanoGPT."""
     parser = prepare.parser(__file__, __doc__)
     prepare.add_reading(parser)
     args = parser.parse_args()
-    text = prepare.one_text(__file__, args, *prepare.TINY_SHAKESPEARE)
-    prepare.prepare(Halves(text, 0.9), "gpt2", args.out_dir, split, ended=False)
+    corpus = prepare.one_text(__file__, args, *prepare.TINY_SHAKESPEARE)
+    text, encode = whole(corpus), Tokenizer(GPT2).encode_text
+    cut = int(0.9 * len(text))
+    splits = {"train": [encode(text[:cut])], "val": [encode(text[cut:])]}
+    prepare.write(args.out_dir, splits, corpus.source, **GPT2)
     prepare.say_next(args.out_dir, "config/finetune_shakespeare.py", "shakespeare")
 
 

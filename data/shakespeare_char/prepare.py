@@ -15,7 +15,7 @@ def main():
     prepare.add_reading(parser)
     args = parser.parse_args()
     text = prepare.one_text(__file__, args, *prepare.TINY_SHAKESPEARE)
-    prepare.prepare(text, "char", args.out_dir, lambda ends: prepare.draw(ends, 0.1))
+    prepare.prepare(text, "char", args.out_dir, lambda documents: prepare.by_text(documents, 0.1))
     gpu = "config/train_shakespeare_char.py"
     prepare.say_next(args.out_dir, "config/train_shakespeare_cpu.py", "shakespeare_char", with_gpu=gpu)
 

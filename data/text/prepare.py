@@ -1,8 +1,8 @@
-"""Your own text: HTML, Word, OpenDocument, EPUB, PDF, plain text, CSV, JSON and Parquet, and folders of them.
+"""Your own text: plain text, web pages, Word, EPUB, PDF, mail, CSV, JSON, Parquet …, and folders of them.
 
-Each row of a table is a document, and each other file is one. Files may be compressed, as .gz or .zst. PDF needs the
-package pypdf. Validation gets whole documents, or the end of the text if there is only one. Without --input, the script
-reads input.txt in its own folder.
+Each row of a table and each mail is a document, and each other file is one. Files may be packed, as .gz, .zst, .xz,
+.bz2 or .zip. Documents need pip install "fusedgpt[documents]". Validation gets whole documents, or the end of the text
+if they are few. Without --input, the script reads input.txt in its own folder.
 """
 
 import pathlib
@@ -25,11 +25,11 @@ def main():
     documents = "what is a document in files that are no tables; default: %(default)s"
     parser.add_argument("--documents", choices=["file", "paragraph"], default="file", help=documents)
     args = parser.parse_args()
-    args.input = args.input or list(filter(None, [prepare.beside(__file__)]))
+    args.input = args.input or prepare.beside(__file__)
     if not args.input:
         raise UserError("no text was named: give files or folders with --input=PATH")
     text = prepare.files(args, args.documents == "paragraph")
-    prepare.prepare(text, args.tokenizer, args.out_dir, lambda ends: prepare.draw(ends, args.val_fraction))
+    prepare.prepare(text, args.tokenizer, args.out_dir, lambda documents: prepare.by_text(documents, args.val_fraction))
     prepare.say_next(args.out_dir, "config/train_text_cpu.py", "text")
 
 

@@ -1,162 +1,134 @@
-"""The bytes of a file as text: unpacked, decoded, and cut into documents, a chunk at a time."""
+"""The bytes of a file as text: unpacked, in the right encoding, and cut into documents."""
 
 import codecs
 import contextlib
-import gzip
 import io
-import itertools
+import lzma
 import pathlib
 import re
-import tempfile
-from collections.abc import Iterable, Iterator
+import zipfile
+from collections.abc import Iterator
 from typing import BinaryIO
 
-from fusedgpt.errors import UserError, first_line, shown
+from fusedgpt.errors import UserError
 
-PACKED = (".gz", ".zst")
-CHUNK = 2**20  # bytes of a file to read at a time
-ZST_CHUNK = 2**7  # bytes of a .zst: 4 MiB at most when unpacked, because 4 bytes can become 2**17
-HEAD = 2**12  # bytes at the beginning of a file that tell its kind and encoding
-BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"))
-BOMS += ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))  # UTF-32's begins with UTF-16's
-
-
-def unpacked(path: pathlib.Path, file: BinaryIO) -> Iterator[bytes]:
-    """The unpacked bytes of a file, in chunks."""
-    suffix = path.suffix.lower()
-    if suffix == ".zst":
-        yield from _unpacked_zst(file)
-        return
-    file = gzip.GzipFile(fileobj=file) if suffix == ".gz" else file
-    while chunk := file.read(CHUNK):
-        yield chunk
-
-
-def _unpacked_zst(file):
-    """The unpacked bytes of a .zst, frame by frame. zstandard's own readers do not notice a file that was cut short."""
-    import zstandard
-
-    frame, parts, size = None, [], 0
-    while chunk := file.read(ZST_CHUNK):
-        while chunk:
-            frame = frame or zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()  # zstd --long=31
-            parts.append(frame.decompress(chunk))
-            size += len(parts[-1])
-            chunk, frame = frame.unused_data, None if frame.eof else frame
-            if size >= CHUNK:
-                raw = b"".join(parts)
-                yield from (raw[at : at + CHUNK] for at in range(0, size, CHUNK))
-                parts, size = [], 0
-    if frame:
-        raise EOFError("the file ends within a frame")
-    yield b"".join(parts)
-
-
-def peeked(chunks: Iterable[bytes]) -> tuple[bytes, Iterator[bytes]]:
-    """The first bytes of a file, and its chunks with these."""
-    first = []
-    chunks = iter(chunks)
-    for chunk in chunks:
-        first.append(chunk)
-        if sum(map(len, first)) >= HEAD:
-            break
-    return b"".join(first)[:HEAD], itertools.chain(first, chunks)
+CHUNK = 2**20  # bytes or characters to read at a time
+BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}
+BOMS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # UTF-32's begins with UTF-16's
+SEVEN_BITS = ("iso2022", "hz", "utf-7")  # text in these encodings is UTF-8 too, with escapes in place of its letters
+# as browsers read these names: only the second has the quotation marks that texts of the first have
+READ_AS = {"iso8859-1": "cp1252", "ascii": "cp1252", "gb2312": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949"}
+GUESSED = ["cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256", "cp874"]
+GUESSED += ["gb18030", "big5", "cp932", "euc_jp", "cp949"]
+CLOSE = 0.1  # if charset-normalizer's marks for two encodings are closer, neither is sure
+DECLARED = re.compile(rb"<(?:meta[^>]*?charset|\?xml[^>]*?encoding)\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
+# what files are that begin so, and how their names should end
+FOREIGN = {b"%PDF-": "a PDF: .pdf", b"PK\x03\x04": "a zip file, as Word's are: .docx, .odt, .epub or .txt.zip"}
+FOREIGN |= {b"{\\rtf": "rich text: .rtf", b"<!doctype html": "a web page: .html", b"<html": "a web page: .html"}
+FOREIGN |= {b"\x1f\x8b": "compressed: .gz", b"\x28\xb5\x2f\xfd": "compressed: .zst"}
 
 
 @contextlib.contextmanager
-def seekable(path: pathlib.Path, file: BinaryIO, chunks: Iterable[bytes]) -> Iterator[BinaryIO]:
-    """A file that can be read in any order: `file` itself, or its unpacked chunks on the disk."""
-    if path.suffix.lower() not in PACKED:
-        yield file
-        return
-    with tempfile.TemporaryFile() as unpacked:
-        unpacked.writelines(chunks)
-        unpacked.seek(0)
-        yield unpacked
+def unpacked(path: pathlib.Path, file: BinaryIO | None = None) -> Iterator[BinaryIO]:
+    """The unpacked content of a file. file: the open file at `path`, if somebody else wants to know how far it is."""
+    with contextlib.ExitStack() as stack:
+        file = file or stack.enter_context(open(path, "rb"))
+        match path.suffix.lower():
+            case ".gz" | ".zst" | ".bz2" as suffix:
+                import pyarrow  # it notices if the file was cut short
+
+                names = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+                yield pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), names[suffix])
+            case ".xz":
+                yield stack.enter_context(lzma.LZMAFile(file))
+            case ".zip":
+                archive = stack.enter_context(zipfile.ZipFile(file))
+                if len(names := [each for each in archive.namelist() if not each.endswith("/")]) != 1:
+                    raise UserError(f"{path} has {len(names)} files: unpack it and name the folder")
+                yield stack.enter_context(archive.open(names[0]))
+            case _:
+                yield file
 
 
-def bom(head: bytes) -> str | None:
-    """The encoding that a byte order mark at the beginning of a file says."""
-    return next((encoding for bom, encoding in BOMS if head.startswith(bom)), None)
+def encoding_of(path: pathlib.Path, given: str | None = None, plain: bool = True) -> tuple[str, str]:
+    """The encoding of a text, and a note if it is neither UTF-8 nor what a byte order mark says.
 
-
-def _wide(head):
-    """UTF-16 or UTF-32, if a text without a BOM has zero bytes where these have them, and nowhere else."""
-    zeros = [head[n::4].count(0) for n in range(4)]
-    even, odd = zeros[0] or zeros[2], zeros[1] or zeros[3]  # a blank or a line end has one in every script
-    if bool(even) != bool(odd):
-        return "utf-16-be" if even else "utf-16-le"
-    if odd and not zeros[0] and zeros[3] == len(head[3::4]):
-        return "utf-32-le"
-    if even and not zeros[3] and zeros[0] == len(head[::4]):
-        return "utf-32-be"
-    return None
-
-
-def decoded(path: pathlib.Path, chunks: Iterable[bytes], encoding: str | None = None) -> Iterator[str]:
-    """The text of `chunks`: in the encoding that a BOM says, otherwise in `encoding`, otherwise in UTF-8.
-
-    Raises UserError if it is not.
+    UTF-8 comes first, then what a web page declares, then `given`, then what charset-normalizer finds.
+    plain: the file should be neither a web page nor rich text. Raises UserError if it is no text, or if nothing fits.
     """
-    head, chunks = peeked(chunks)
-    if not (encoding := bom(head) or encoding) and (meant := _wide(head)):  # valid UTF-8, but hardly meant
-        name = meant[:6].upper()
-        raise UserError(f"{path} is no UTF-8 text: if it is {name}, add --encoding={meant}, or remove its zero bytes")
-    encoding = encoding or "utf-8"
-    try:
-        decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
-    except LookupError as error:
-        raise UserError(f"{path} says that its encoding is {shown(encoding)}, which is unknown: mend that") from error
-    before = 0
-    for chunk in itertools.chain(chunks, [None]):  # the end is None, because b"" may come from an empty frame
-        raw = chunk or b""
+    decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
+    if given and codecs.lookup(given).name.startswith(SEVEN_BITS):
+        return given, f"reading {path} as {given}"
+    with unpacked(path) as file:
+        head = raw = file.read(CHUNK)
+        if bom := next((encoding for mark, encoding in BOMS.items() if head.startswith(mark)), None):
+            return bom, ""
+        foreign = [what for begin, what in FOREIGN.items() if head.lstrip()[:20].lower().startswith(begin.lower())]
+        if plain and foreign:
+            what, suffix = foreign[0].split(": ")
+            raise UserError(f"{path} is {what}, whatever its suffix says: let its name end in {suffix}")
         try:
-            yield decoder.decode(raw, final=chunk is None)
-        except UnicodeError as error:
-            raise _not_in(encoding, path, error, before + len(raw), head) from error
-        before += len(raw)
+            while raw and b"\0" not in raw[:4096]:
+                decoder.decode(raw)
+                at, raw = at + len(raw), file.read(CHUNK)
+            if not raw:
+                decoder.decode(b"", final=True)
+                return "utf-8", ""
+            error = None
+        except UnicodeDecodeError as failed:
+            error, at = failed, at + len(raw) - len(failed.object) + failed.start
+    declared = DECLARED.search(head[:4096])
+    if name := (declared and declared[1].decode()) or given:
+        with contextlib.suppress(LookupError):
+            name = READ_AS.get(codecs.lookup(name).name, name)
+        return name, f"reading {path} as {name}, because it is not UTF-8"
+    return _guessed(path, raw or head, error, at)
 
 
-def _not_in(encoding, path, error, read, head):
-    """The UserError for a text that is not in its encoding, after so many bytes were `read`."""
-    if b"\0" in head and not encoding.lower().startswith(("utf-16", "utf-32")):
-        return UserError(f"{path} is no text, but binary: remove it")
-    if not isinstance(error, UnicodeDecodeError):
-        return UserError(f"{path} is not {encoding} text: {first_line(error)}")
-    at = read - len(error.object) + error.start  # the decoder may hold bytes of earlier chunks
-    remedy = "if it is Western European, add --encoding=cp1252 (of Windows) or latin-1, otherwise convert it to UTF-8"
-    return UserError(
-        f"{path} is not {encoding.removesuffix('-sig').upper()} text: {error.reason} at byte {at:,}; {remedy}"
-    )
+def _guessed(path, raw, error, at):
+    import charset_normalizer  # after UTF-8, which most texts are
+
+    wide = b"\0" in raw[:4096]
+    text = raw.decode(errors="replace")
+    damaged = text.count("\N{REPLACEMENT CHARACTER}")
+    if error and not wide and len(re.findall(r"[^\x00-\x7f\ufffd]", text)) > damaged:
+        raise UserError(
+            f"{path} is UTF-8 but for byte {at:,} ({error.reason}): mend it, or leave the file out by"
+            " --skip_unreadable=True"
+        )
+    found = list(charset_normalizer.from_bytes(raw, cp_isolation=["utf_16_le", "utf_16_be"] if wide else GUESSED))
+    if wide and not found:
+        raise UserError(f"{path} is no text: it has zero bytes. Remove it")
+    likely = [e for e in found if e.chaos < found[0].chaos + CLOSE and e.coherence > found[0].coherence - CLOSE]
+    western = any("cp1252" in each.could_be_from_charset for each in likely)
+    names = ["cp1252"] if western else [each.encoding for each in likely]
+    if len(names) != 1:
+        could_be = " or ".join(names) or "nothing else that is known"
+        raise UserError(f"{path} is not UTF-8 (byte {at:,}), but {could_be}: say --encoding=NAME, or convert it")
+    (name,) = names
+    return name, f"reading {path} as {name}, by its letters: say --encoding=NAME if it is another"
 
 
-def whole(blocks: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """All text as one document, in fragments as those of a corpus."""
-    anything = False
-    for block in blocks:
-        if block:
-            yield block, False
-            anything = True
-    if anything:
-        yield "", True
+@contextlib.contextmanager
+def text_of(path: pathlib.Path, encoding: str, file: BinaryIO, newline: str | None = None) -> Iterator[io.TextIOBase]:
+    """The open file at `path` as text in `encoding`, with line ends as `open` has them. Raises UserError otherwise."""
+    try:
+        with unpacked(path, file) as content, io.TextIOWrapper(content, encoding, newline=newline) as text:
+            yield text
+    except UnicodeError as error:
+        raise UserError(f"{path} is not {encoding} text ({error}): say --encoding=NAME, or convert it") from error
+    except LookupError as error:
+        raise UserError(f"{path} says that its encoding is {encoding!r}, which is unknown: mend that") from error
 
 
-def paragraphs(blocks: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Each paragraph as a document, in fragments as those of a corpus. Those of blanks alone are left out."""
-    # a paragraph may go on in the next block, so keep its line ends, and what is blank so far, until then
-    line_ends, blanks, within = "", "", False
-    for block in blocks:
-        text = (line_ends + block).rstrip("\n")
-        line_ends = (line_ends + block)[len(text) :][:2]  # two are enough, and there may be a billion
-        *complete, rest = re.split("\n{2,}", text)
-        for paragraph in complete:
-            if within or (blanks + paragraph).strip():
-                yield blanks + paragraph, True
-            blanks, within = "", False
-        blanks += rest
-        if within or blanks.strip() or len(blanks) > HEAD:  # more blanks are text, because there may be a billion
-            if blanks:
-                yield blanks, False
-            blanks, within = "", True
-    if within:
-        yield "", True
+def paragraphs(lines: Iterator[str]) -> Iterator[str]:
+    """The paragraphs of a text. Empty lines, also of blanks alone, separate them."""
+    paragraph = []
+    for line in lines:
+        if line.strip():
+            paragraph.append(line)
+        elif paragraph:
+            yield "".join(paragraph).rstrip("\n")
+            paragraph = []
+    if paragraph:
+        yield "".join(paragraph).rstrip("\n")

@@ -1,4 +1,4 @@
-"""Tokenize a corpus to the disk, on all cores and in constant memory. An interrupted run goes on where it stopped.
+"""Tokenize a corpus to the disk, on all cores and in constant memory. An interrupted run goes on, file by file.
 
 Text is tokenized in pieces. tiktoken and `tokenizers` release Python's lock, so threads are enough if tiktoken gets a
 whole batch in one call and each thread has its own BPE.
@@ -8,7 +8,7 @@ import collections
 import concurrent.futures
 import contextlib
 import functools
-import itertools
+import hashlib
 import math
 import os
 import pathlib
@@ -33,23 +33,26 @@ COPIED = 2**16  # ids to copy at a time: with 2 MiB at a time, Linux wrote at a 
 # space and a letter or digit, or if the next one is a Chinese or Japanese mark.
 PLACE_TO_CUT = re.compile(r"\n(?<=\S\n)(?=[^\W_])|(?<=[^\W_])(?= [^\W_]|[、。，])")
 SECONDS_BETWEEN_LINES = 30
+START = {"files": 0, "tokens": 0, "documents": 0, "left_out": {}}
+DOCUMENT = np.dtype([("end", "<i8"), ("digest", "<u8")])  # the ids before its end, and a hash of its text
 
-Piece = tuple[str, bool]  # a text, and whether it ends a document
+Piece = tuple[str, int | None]  # a text, and the hash of the document's text if it ends a document
 
 
-def pieces(fragments: Iterable[Piece]) -> Iterator[Piece]:
+def pieces(fragments: Iterable[tuple[str, bool]]) -> Iterator[Piece]:
     """Cut documents into pieces of about PIECE characters. Only a cut at LONGEST_PIECE may change the tokens."""
-    text = ""
+    text, digest = "", hashlib.blake2b(digest_size=8)
     for fragment, last in fragments:
+        digest.update(fragment.encode())
         text += fragment
         start = 0
         while end := _place_to_cut(text, start):
-            yield text[start:end], False
+            yield text[start:end], None
             start = end
         text = text[start:]
         if last:
-            yield text, True
-            text = ""
+            yield text, int.from_bytes(digest.digest(), "little")
+            text, digest = "", hashlib.blake2b(digest_size=8)
 
 
 def _place_to_cut(text, start):
@@ -58,17 +61,22 @@ def _place_to_cut(text, start):
     return start + LONGEST_PIECE if len(text) - start > LONGEST_PIECE else None
 
 
-def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Collect pieces into lists of BATCH characters or more."""
+def batches(corpus, done: int = 0) -> Iterator[tuple[list[Piece], int | None]]:
+    """Lists of about BATCH characters of a corpus, without its first files; how many files end with each, or None.
+
+    Files that end within a batch share it with the next ones, unless it is well filled.
+    """
     batch, size = [], 0
-    for piece in pieces:
-        batch.append(piece)
-        size += 1 + len(piece[0])
-        if size >= BATCH:
-            yield batch
+    for number, file in enumerate(corpus.files[done:], start=done + 1):
+        for piece in pieces(corpus.read(file)):
+            batch.append(piece)
+            size += 1 + len(piece[0])
+            if size >= BATCH:
+                yield batch, None
+                batch, size = [], 0
+        if size >= BATCH // 4 or number == len(corpus.files):
+            yield batch, number
             batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def on_all_cores(function: Callable, items: Iterable) -> Iterator:
@@ -100,106 +108,86 @@ def watched(items: Iterable, corpus, doing: str) -> Iterator:
                 print(f"{doing}: {corpus.position / 1e6:,.0f}{of} MB read")
 
 
-def _encode(tokenizer, end_of_text, dtype, batch):
-    """The ids of a batch as one array, and the number of ids after which each document ends."""
-    texts, last = zip(*batch)
-    ids, ends = tokenizer.encode_texts(texts)
-    ids, ends = ids.astype(dtype), ends[np.array(last)]
-    if end_of_text is None:
-        return ids, ends
-    return np.insert(ids, ends, end_of_text), ends + np.arange(1, len(ends) + 1)
-
-
 class Encoded:
-    """The ids of a corpus and the ends of its documents, in a folder that is removed once the bins are written.
+    """The ids of a corpus and its documents, in a folder that is removed once the bins are written.
 
-    `job` says what is tokenized and how. An interrupted run of the same job is continued if it cut the text in the same
-    way. `begin` removes what another job left. Each step appends to the files `ids` and `ends`, then to `steps.jsonl`,
-    whose first line has the job and `meta`, the meta of the tokenizer. `meta` is None until `begin`.
+    `job` says what is tokenized and how. Ids and documents are appended to the files `ids` and `documents`. The first
+    line of `steps.jsonl` has the job and the meta of the tokenizer. Each further line says what the files hold when
+    some texts are complete: there an interrupted run of the same job goes on. `meta` is None until `begin`.
     """
 
     def __init__(self, folder: pathlib.Path, job: list):
-        self.folder, self.meta = folder, None
-        self.job = job = [*job, PIECE, BATCH, LONGEST_PIECE, PLACE_TO_CUT.pattern]  # a resumed run skips whole batches
-        steps = read_jsonl(folder / "steps.jsonl") if (folder / "steps.jsonl").is_file() else []
-        if steps and steps[0].get("job") == job:
-            self._set(steps[0]["meta"], steps[-1])
-            sizes = self.state["tokens"] * self.dtype.itemsize, self.state["documents"] * 8
-            if all(self._size(name) >= size for name, size in zip(("ids", "ends"), sizes)):
-                return
-        self.meta, self.others = None, steps[-1].get("tokens") if steps else None
+        self.folder, self.job, self.meta = folder, job, None
+        self.steps = folder / "steps.jsonl"
+        first, *steps = (read_jsonl(self.steps) if self.steps.is_file() else []) or [{}]
+        self.others = bool(first) and first.get("job") != job
+        if first.get("job") == job:
+            self._set(first["meta"], steps[-1] if steps else START)
 
-    def _set(self, meta, state):
-        self.meta, self.state = meta, state
+    def _set(self, meta, step):
+        self.meta, self.step = meta, dict(step)
         self.dtype = np.dtype(dtype_of(meta["vocab_size"]))
 
-    def _size(self, name):
-        return (self.folder / name).stat().st_size if (self.folder / name).is_file() else 0
-
     def begin(self, meta: dict) -> None:
-        """Begin anew with the tokenizer of `meta`. Its end_of_text, if there is one, will follow each document."""
-        if self.others:
-            what = "tokens of an interrupted run, with other text or options, are dropped"
-            print(f"starting anew: {self.others:,} {what}")
-        for name in ("ids", "ends", "steps.jsonl"):
-            (self.folder / name).write_bytes(b"")
-        start = {"job": self.job, "meta": meta, "batches": 0, "tokens": 0, "documents": 0, "complete": False}
-        self._set(meta, start)
-        self._write_step(start)
+        """Begin anew with the tokenizer of `meta`. Its end_of_text, if there is one, will follow each document.
+
+        What another job left is dropped as soon as there is something to write.
+        """
+        self._set(meta, START)
 
     def fill(self, corpus, max_tokens: int | None = None) -> None:
         """Tokenize what is missing of `corpus`. With `max_tokens`, stop after the batch whose documents reach it.
 
         Raises UserError if the disk is full, and keeps what was written.
         """
-        enough = math.inf if max_tokens is None else max_tokens
-        if self.state["complete"] or (self.state["documents"] and self.ends()[-1] >= enough):
-            return
-        if done := self.state["batches"]:
-            print(f"continuing after {self.state['tokens']:,} tokens of an interrupted run")
+        if done := self.step["files"]:
+            print(f"continuing after {done:,} files with {self.step['tokens']:,} tokens")
+            corpus.left_out.update(self.step["left_out"])
         tokenizer = Tokenizer(self.meta)
         tokenizer.encode_text("")  # load it once, before each thread does
-        todo = itertools.islice(batches(pieces(corpus.fragments())), done, None)
         encode = functools.partial(_encode, tokenizer, self.meta.get("end_of_text"), self.dtype)
-        with contextlib.closing(on_all_cores(encode, todo)) as encoded:
-            for ids, ends in watched(encoded, corpus, "tokenizing"):
-                last = self.state["tokens"] + ends[-1] if len(ends) else 0
-                self._add(ids, ends)
-                if last >= enough:
+        with contextlib.closing(on_all_cores(encode, batches(corpus, done))) as encoded:
+            for ids, documents, files in watched(encoded, corpus, "tokenizing"):
+                self._add(ids, documents, files, corpus.left_out)
+                if len(documents) and documents["end"][-1] >= (max_tokens or math.inf):
                     return
-        self._add(np.array([], self.dtype), np.array([], np.int64), complete=True)
 
-    def _add(self, ids, ends, complete=False):
-        batches, tokens, documents = (self.state[name] for name in ("batches", "tokens", "documents"))
-        for name, count, array in (("ids", tokens, ids), ("ends", documents, tokens + ends)):
-            try:
-                path = self.folder / name
-                # a killed run may have left no file. If ids were written, a new one would hold zeros in their place
-                with open(path, "r+b" if count else "wb") as file:
-                    file.seek(count * array.itemsize)  # overwrite what a killed run may have left after its last step
-                    file.write(array.tobytes())
-            except OSError as error:
-                raise cannot_write(self.folder / name, error) from error
-        self.state = {
-            "batches": batches + 1,
-            "tokens": tokens + len(ids),
-            "documents": documents + len(ends),
-            "complete": complete,
-        }
-        self._write_step(self.state)
+    def _add(self, ids, documents, files, left_out):
+        tokens = self.step["tokens"]
+        if not tokens:
+            if self.others:
+                print("starting anew: the work of an interrupted run with other text or options is dropped")
+            self.steps.unlink(missing_ok=True)
+            self._say({"job": self.job, "meta": self.meta})
+        documents["end"] += tokens
+        self._write("ids", tokens, ids)
+        self._write("documents", self.step["documents"], documents)
+        self.step |= {"tokens": tokens + len(ids), "documents": self.step["documents"] + len(documents)}
+        if files:
+            self.step |= {"files": files, "left_out": left_out}
+            self._say(self.step)
 
-    def _write_step(self, step):
+    def _say(self, line):
         try:
-            with contextlib.closing(Lines(self.folder / "steps.jsonl")) as steps:
-                steps.add(json_line(step))
+            with contextlib.closing(Lines(self.steps)) as steps:
+                steps.add(json_line(line))
         except OSError as error:
-            raise cannot_write(self.folder / "steps.jsonl", error) from error
+            raise cannot_write(self.steps, error) from error
 
-    def ends(self, max_tokens: int | None = None) -> np.ndarray:
-        """The number of ids after which each document ends, int64, up to the document that reaches `max_tokens`."""
-        with open(self.folder / "ends", "rb") as file:
-            ends = self._next(file, np.int64, self.state["documents"])
-        return ends if max_tokens is None else ends[: np.searchsorted(ends, max_tokens) + 1]
+    def _write(self, name, before, numbers):
+        """Write `numbers` after so many others, over what an interrupted run may have left there."""
+        try:
+            with open(self.folder / name, "r+b" if before else "wb") as file:
+                file.seek(before * numbers.itemsize)
+                file.write(numbers.tobytes())
+        except OSError as error:
+            raise cannot_write(self.folder / name, error) from error
+
+    def documents(self, max_tokens: int | None = None) -> np.ndarray:
+        """The documents (DOCUMENT), up to the one that reaches `max_tokens`."""
+        with open(self.folder / "documents", "rb") as file:
+            found = self._next(file, DOCUMENT, self.step["documents"])
+        return found if max_tokens is None else found[: np.searchsorted(found["end"], max_tokens) + 1]
 
     def read(self, ranges: np.ndarray) -> Iterator[np.ndarray]:
         """The ids of `ranges`, an array of (start, stop), piece by piece."""
@@ -215,3 +203,19 @@ class Encoded:
         if len(numbers) < count:
             raise UserError(f"{file.name} became shorter or cannot be read: remove {self.folder} and run this again")
         return numbers
+
+
+def _encode(tokenizer, end_of_text, dtype, batch):
+    """The ids of a batch as one array, its documents, and how many files end with it, or None."""
+    texts, files = batch
+    if not texts:  # the last files had no text
+        return np.array([], dtype), np.array([], DOCUMENT), files
+    ids, ends = tokenizer.encode_texts([text for text, _ in texts])
+    last = np.array([digest is not None for _, digest in texts])
+    documents = np.zeros(last.sum(), DOCUMENT)
+    documents["end"], documents["digest"] = ends[last], [digest for _, digest in texts if digest is not None]
+    ids = ids.astype(dtype)
+    if end_of_text is not None:
+        ids = np.insert(ids, documents["end"], end_of_text)
+        documents["end"] += np.arange(1, len(documents) + 1)
+    return ids, documents, files

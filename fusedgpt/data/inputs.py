@@ -1,38 +1,76 @@
-"""Which files --input names, alone or in folders: by their kinds. Which column of a table --text_column names."""
+"""Which files --input names, alone or in folders, and what --text_column and --encoding say of some of them."""
 
-import codecs
 import collections
-import contextlib
 import os
 import pathlib
 import re
+from collections.abc import Sequence
 
-from fusedgpt.data import decoding, documents, tables
 from fusedgpt.errors import UserError
 
-TEXTS = (".txt", ".text", ".md", ".markdown", ".rst", ".org", ".tex")
-KINDS = (*TEXTS, *documents.KINDS, *tables.KINDS)
+TEXTS = (".txt", ".text", ".md", ".markdown", ".rst", ".org")
+TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")  # each row is a document
+MAILS = (".eml", ".mbox", ".mht", ".mhtml")
+# what pandoc reads, and its name for it
+ARCHIVES = {".docx": "docx", ".odt": "odt", ".epub": "epub"}
+PANDOC = ARCHIVES | {".html": "html", ".htm": "html", ".xhtml": "html"}
+PANDOC |= {".rtf": "rtf", ".tex": "latex", ".ipynb": "ipynb", ".fb2": "fb2", ".mediawiki": "mediawiki"}
+KINDS = (*TEXTS, *TABLES, *MAILS, *PANDOC, ".pdf")
+PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
 SHOWN = 20  # most names in a list
 
 
 def kind(path: pathlib.Path) -> str | None:
-    """The suffix of a file's name, if it is in KINDS; otherwise None. A further suffix .gz or .zst does not count."""
+    """The suffix of a file's name, if it is in KINDS; otherwise None. A further suffix of PACKED does not count."""
     name = path.name.lower()
-    for suffix in decoding.PACKED:
+    for suffix in PACKED:
         name = name.removesuffix(suffix)
     return next((each for each in KINDS if name.endswith(each)), None)
 
 
 def name_of(path: pathlib.Path) -> str:
-    """The name of a file or folder. A link has its own name; "." has the name of the current folder."""
+    """The name of a file or folder; "." has the name of the current folder."""
     return os.path.basename(os.path.abspath(path))
 
 
-def _same(path, other):
-    return other is not None and path.name == other.name and path.resolve() == other.resolve()
+def require_readable(path: pathlib.Path) -> None:
+    """Raise UserError if `path` is missing, or is a pipe or a device, which cannot be read twice."""
+    if not path.exists():
+        raise UserError(f"--input={path} does not exist: name a local file or folder")
+    if not (path.is_file() or path.is_dir()):
+        raise UserError(f"--input={path} is a pipe or a device: write its content to a file and name that")
 
 
-def _inside(folder):
+def found(paths: Sequence[pathlib.Path], out_dir: pathlib.Path) -> list[pathlib.Path]:
+    """The files to read, of those that `paths` name or contain. Prints what is left out.
+
+    Left out of folders are hidden files, files of other kinds, and the meta.json of data sets, as in `out_dir`. Raises
+    UserError if there is nothing to read, or if a folder cannot be read.
+    """
+    files, others = {}, collections.Counter()
+    for path in paths:
+        require_readable(path)
+        for file in [path] if path.is_file() else _inside(path, out_dir):
+            if path.is_file() or (kind(file) and file.is_file()):
+                files.setdefault(file.resolve(), file)  # a document that is there twice could be in both splits
+            else:
+                others[file.suffix.lower() or "without a suffix"] += 1
+    if others:
+        print(f"left out: {others.total():,} files of other kinds ({_counted(others)}). One that you name is read")
+    full = [file for file in files.values() if file.stat().st_size]
+    if empty := len(files) - len(full):
+        print(f"left out: {empty:,} empty files")
+    if not full:
+        raise UserError(
+            f"--input={' '.join(map(str, paths))} holds no text: name a file or folder that does. Of folders,"
+            f" {', '.join(KINDS)} are read, also with {', '.join(PACKED)}"
+        )
+    if len(full) > 1:
+        print(f"reading {len(full):,} files ({_counted(collections.Counter(kind(f) or 'as text' for f in full))})")
+    return full
+
+
+def _inside(folder, out_dir):
     """All files in and below a folder, sorted, without hidden ones and the locks ~$… of documents that are open."""
 
     def refuse(error):
@@ -44,76 +82,11 @@ def _inside(folder):
             folders.clear()
             continue
         been.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if real == os.path.realpath(out_dir) or "train.bin" in names:
+            names = [name for name in names if name != "meta.json"]
         files += [pathlib.Path(root, name) for name in names if not name.startswith((".", "~$"))]
     return sorted(files)
-
-
-def _of_bins(path):
-    """Whether a file is the meta.json of a data set, which a preparation wrote."""
-    return path.name == "meta.json" and any(path.parent.glob("train*.bin"))
-
-
-def _blank(file):
-    """Whether a file is empty, or short and of blanks alone."""
-    if (size := file.stat().st_size) > decoding.HEAD:
-        return False
-    with contextlib.suppress(OSError):  # reading it will say why
-        return not size or not file.read_bytes().removeprefix(codecs.BOM_UTF8).strip()
-    return False
-
-
-def require_readable(path: pathlib.Path) -> None:
-    """Raise UserError if `path` is missing, is an archive, or is a pipe or device, which cannot be read twice."""
-    if not path.exists():
-        raise UserError(f"--input={path} does not exist: name a local file or folder")
-    if not (path.is_file() or path.is_dir()):
-        raise UserError(f"--input={path} is a pipe or a device: write its content to a file and name that")
-    if ".tar" in path.suffixes and path.is_file():  # the headers in it would pass for text
-        raise UserError(f"--input={path} is an archive: unpack it and name the folder")
-
-
-def _once(files):
-    """The files without those that came before. A link beside its file is another file."""
-    folders, firsts = {folder: os.path.realpath(folder) for folder in {file.parent for file in files}}, {}
-    for file in files:
-        firsts.setdefault((folders[file.parent], file.name), file)
-    return list(firsts.values())
-
-
-def found(paths: list[pathlib.Path], besides: pathlib.Path | None) -> list[pathlib.Path]:
-    """The files to read, of those that `paths` name or contain. Prints what is left out.
-
-    besides: a file to leave out. Raises UserError if there is nothing to read, or if a folder cannot be read.
-    """
-    files, others = [], collections.Counter()
-    for path in paths:
-        require_readable(path)
-        if path.is_file():
-            files.append(path)
-            continue
-        inside = [f for f in _inside(path) if not (_same(f, besides) or _of_bins(f))]
-        taken = [f for f in inside if f.is_file() and kind(f)]
-        others.update(f.suffix.lower() or "without a suffix" for f in set(inside).difference(taken))
-        files += taken
-    if others:
-        remedies = ["save .doc, .rtf and .pages as .docx"] if others.keys() & {".doc", ".rtf", ".pages"} else []
-        remedies.append("a text with another suffix is read if you name it")
-        print(f"left out: {others.total():,} files of other kinds ({_counted(others)}): {'; '.join(remedies)}")
-    once = _once(files)  # a document that is there twice may be in both splits
-    if again := len(files) - len(once):
-        print(f"left out: {again:,} files that --input names twice")
-    full = [f for f in once if not _blank(f)]
-    if empty := len(once) - len(full):
-        print(f"left out: {empty:,} empty files")
-    if not full:
-        raise UserError(
-            f"--input={' '.join(map(str, paths))} holds no text: name a file or folder that does. Of folders,"
-            f" {', '.join(KINDS)} are read, also with .gz or .zst"
-        )
-    if len(full) > 1:
-        print(f"reading {len(full):,} files ({_counted(collections.Counter(kind(f) or 'as text' for f in full))})")
-    return full
 
 
 def _counted(counter):
@@ -122,31 +95,25 @@ def _counted(counter):
     return ", ".join(most[:SHOWN]) + ", …" * (len(most) > SHOWN)
 
 
-def columns(given: str, files: list[pathlib.Path]) -> tuple[list[tuple[str, str]], str]:
-    """What --text_column says: pairs of a pattern of files and their column, and the column of all others.
+class PerFile:
+    """What an option says of each file: `VALUE`, or `FILE:VALUE` for files whose names the pattern FILE matches.
 
-    The first pattern that matches a file counts. Raises UserError if one would never count, because of those before it
-    or because it matches no file, or if there are two columns for all others.
+    Several have commas between them. The first that matches counts. Raises UserError if a pattern matches no file, or
+    if there are several values for all other files.
     """
-    named = [re.fullmatch(r"(.*?[.*][^:]*):(.+)", each) or each for each in given.split(",")]
-    if not any(isinstance(each, re.Match) for each in named):  # a column's name may have a comma
-        return [], given
-    patterns = [each.groups() for each in named if isinstance(each, re.Match)]
-    others = [each for each in named if isinstance(each, str)]
-    if len(others) > 1:
-        raise UserError(
-            f"--text_column={given} names {len(others)} columns for the same files: give one, and FILE:COLUMN for files"
-            " that have another"
-        )
-    for number, (pattern, _) in enumerate(patterns):
-        matched = [file for file in files if file.match(pattern)]
-        if matched and all(any(file.match(before) for before, _ in patterns[:number]) for file in matched):
-            raise UserError(
-                f"--text_column={given} names {pattern!r}, whose files have a column by what is before it: put"
-                f" {pattern!r} first"
-            )
-        if not matched:
-            there = [file.name for file in files if kind(file) in tables.KINDS]
-            tell = f"the tables are {', '.join(there[:SHOWN])}" if there else "there is no table"
-            raise UserError(f"--text_column={given} names {pattern!r}, which no file matches: {tell}")
-    return patterns, others[0] if others else "text"
+
+    def __init__(self, option: str, given: str | None, default: str | None, files: Sequence[pathlib.Path]):
+        parts = [re.fullmatch(r"(.*?[.*][^:]*):(.+)", each) or each for each in (given or "").split(",")]
+        self.patterns = [each.groups() for each in parts if isinstance(each, re.Match)]
+        # a column's name may have a comma
+        rest = [each for each in parts if isinstance(each, str)] if self.patterns else [given]
+        self.default = rest[0] if rest and rest[0] else default
+        if len(rest) > 1:
+            raise UserError(f"--{option}={given} says {' and '.join(rest)} of the same files: give FILE:NAME for some")
+        for pattern, _ in self.patterns:
+            if not any(file.match(pattern) for file in files):
+                names = ", ".join(file.name for file in files[:SHOWN])
+                raise UserError(f"--{option}={given} names {pattern!r}, which no file matches: there are {names}")
+
+    def __getitem__(self, file: pathlib.Path) -> str | None:
+        return next((value for pattern, value in self.patterns if file.match(pattern)), self.default)

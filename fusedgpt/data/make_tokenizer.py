@@ -5,7 +5,7 @@ import pathlib
 import re
 import unicodedata
 
-from fusedgpt.data.encoding import PLACE_TO_CUT, batches, pieces, watched
+from fusedgpt.data.encoding import batches, watched
 from fusedgpt.data.tokenizer import (
     END_OF_TEXT,
     LARGEST_VOCABULARY,
@@ -76,8 +76,8 @@ def _is_path(name):
 
 def _characters(corpus):
     found = set()
-    for text, _ in watched(pieces(corpus.fragments()), corpus, "finding the characters"):
-        found.update(text)
+    for batch, _ in watched(batches(corpus), corpus, "finding the characters"):
+        found.update(*(text for text, _ in batch))
     itos = [*sorted(found), END_OF_TEXT]
     return {"tokenizer": "char", "vocab_size": len(itos), "itos": itos, "end_of_text": len(itos) - 1}
 
@@ -117,7 +117,7 @@ def _trained(size, corpus):
 def _sample(corpus):
     """Every n-th batch of the text, and n, the smallest power of two that gives SAMPLE batches at most."""
     sample, step = [], 1
-    for number, batch in enumerate(watched(batches(pieces(corpus.fragments())), corpus, "reading a sample")):
+    for number, (batch, _) in enumerate(watched(batches(corpus), corpus, "reading a sample")):
         if number % step:
             continue
         if len(sample) == SAMPLE:
@@ -143,16 +143,7 @@ def _of_json(bpe):
         meta["end_of_text"] = vocabulary[end]
     meta["tokenizer_json"] = without_prefix(json.loads(bpe.to_str()))
     tokenizer = Tokenizer(meta)
-    tokenizer.byte_lengths()  # raises UserError if it is not byte-level
-    for first, then in (("a\n", "b"), *_cut(tokenizer.tokens)):
-        apart = [*tokenizer.encode_text(first), *tokenizer.encode_text(then)]
-        if apart != tokenizer.encode_text(first + then).tolist():
-            raise UserError(
-                f"the tokenizer.json has other ids for {first!r} and {then!r} than for both together: set"
-                " add_prefix_space to false in it, or take a tokenizer that splits text into words"
-            )
-    added = [each["content"] for each in meta["tokenizer_json"]["added_tokens"]]  # one may drop the blanks around it
-    for text in (EVERY_BYTE, *(f"a {each} b" for each in added)):
+    for text in (EVERY_BYTE, *(f"a {each.content} b" for each in bpe.get_added_tokens_decoder().values())):
         if tokenizer.decode(tokenizer.encode_text(text).tolist()) != text.encode():
             lost = (c for c in text if tokenizer.decode(tokenizer.encode_text(c).tolist()) != c.encode())
             raise UserError(
@@ -160,16 +151,6 @@ def _of_json(bpe):
                 " byte-level one whose vocabulary has all 256 bytes, and which neither changes letters nor drops blanks"
             )
     return meta
-
-
-def _cut(tokens):
-    """Split the text of each token in two, at each place where `pieces` could cut it."""
-    for token in tokens:
-        text = (token or b"").decode(errors="ignore")
-        text = "." + text if text.startswith("\n") else text  # `pieces` cuts no empty line at its end
-        for place in PLACE_TO_CUT.finditer(text):
-            if 0 < place.end() < len(text):
-                yield text[: place.end()], text[place.end() :]
 
 
 def _require_known(name):

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -16,10 +17,10 @@ import numpy as np
 
 from fusedgpt import home
 from fusedgpt.data import make_tokenizer
-from fusedgpt.data.corpus import Corpus, Files
 from fusedgpt.data.dataset import UNFINISHED, dtype_of
 from fusedgpt.data.encoding import Encoded
-from fusedgpt.data.inputs import SHOWN, require_readable
+from fusedgpt.data.inputs import SHOWN
+from fusedgpt.data.texts import Files
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic, lock
 
@@ -29,6 +30,7 @@ TINY_SHAKESPEARE = (
 )
 FEWEST_VALIDATION_TOKENS = 4096  # or a tenth of the text, if that is fewer
 FEWEST_TOKENS = 2  # one to predict, and one to predict it from
+Split = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
 def parser(script: str, description: str) -> argparse.ArgumentParser:
@@ -43,27 +45,27 @@ def parser(script: str, description: str) -> argparse.ArgumentParser:
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how local texts are read. `files` and `one_text` take them."""
-    column = "column with the text, or FILE:NAME for some files, with commas between several; default: %(default)s"
-    parser.add_argument("--text_column", default="text", metavar="NAME", help=column)
-    parser.add_argument("--encoding", type=_encoding, metavar="NAME", help="of texts that are not UTF-8, as in latin-1")
+    """Add the options that say how local texts are read. `files` takes them."""
+    column = "column with the text, as in body, messages.content, FILE:NAME for some files; default: text"
+    parser.add_argument("--text_column", metavar="NAME", help=column)
+    encoding = "of texts that are not UTF-8, as in cp1252, FILE:NAME for some files; default: by their letters"
+    parser.add_argument("--encoding", type=_encoding, metavar="NAME", help=encoding)
     skip = dict(nargs="?", const=True, default=False, type=_true, metavar="True")
-    parser.add_argument("--skip_unreadable", **skip, help="go on without the files that cannot be read")
+    parser.add_argument("--skip_unreadable", **skip, help="go on without the files and rows that cannot be read")
 
 
 def files(args: argparse.Namespace, paragraphs: bool = False) -> Files:
     """The texts of --input, read as the options of `add_reading` say."""
-    besides = args.out_dir / "meta.json"
-    return Files(args.input, args.text_column, paragraphs, besides, args.encoding, args.skip_unreadable)
+    return Files(args.input, args.out_dir, args.text_column, args.encoding, paragraphs, args.skip_unreadable)
 
 
 def _encoding(text):
-    try:
-        text.encode(text)
-    except LookupError as error:
-        raise argparse.ArgumentTypeError(f"{text} is no encoding: it can be latin-1, cp1252, utf-16-le …") from error
-    except UnicodeError:  # it exists, but a name has other letters than its text
-        pass
+    for each in text.split(","):
+        name = each.rpartition(":")[2]
+        try:
+            "".encode(name)
+        except LookupError as error:
+            raise argparse.ArgumentTypeError(f"{name} is no encoding: it can be cp1252, utf-16-le …") from error
     return text
 
 
@@ -79,40 +81,38 @@ def _path(text):
     return pathlib.Path(text)
 
 
-def one_input(args: argparse.Namespace) -> pathlib.Path | None:
-    """The path of --input, or None. Raises UserError if there are several, or if it cannot be read."""
-    if len(args.input) > 1:
-        raise UserError(f"--input got {len(args.input)} paths: this corpus is one text. data/text takes several")
-    for path in args.input:
-        require_readable(path)
-    return args.input[0] if args.input else None
+def fraction(text: str) -> float:
+    """The value of --val_fraction. Raises argparse.ArgumentTypeError unless it is between 0 and 1."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
 
 
-def beside(script: str) -> pathlib.Path | None:
+def beside(script: str) -> list[pathlib.Path]:
     """The input.txt beside a script, if there is one: nanoGPT's users put their text there."""
     path = home.data_folder(script) / "input.txt"
     if not path.is_file():
-        return None
+        return []
     print(f"reading {path}, which is beside this script; --input=PATH takes another text")
-    return path
+    return [path]
 
 
 def one_text(script: str, args: argparse.Namespace, url: str, sha256: str) -> Files:
     """The text to prepare: `--input`, else input.txt beside the script, else a download from `url`.
 
-    Raises UserError if --input is a folder, or if the download fails or has changed.
+    Raises UserError if --input is no single file, or if the download fails or has changed.
     """
-    path = one_input(args)
-    if path and path.is_dir():
-        raise UserError(f"--input={path} is a folder: this corpus is one text, name a file. data/text takes folders")
-    if path := path or beside(script):
-        return Files([path], args.text_column, encoding=args.encoding)
-    downloaded = work_folder(args.out_dir) / "download.txt"
-    with atomic(downloaded) as file:
-        file.write(_download(url, sha256))
-    text = Files([downloaded])
-    text.source = url
-    return text
+    if len(args.input) > 1:
+        raise UserError(f"--input got {len(args.input)} paths: this corpus is one text. data/text takes several")
+    if args.input and args.input[0].is_dir():
+        raise UserError(f"--input={args.input[0]} is a folder: this corpus is one text. data/text takes folders")
+    args.input = args.input or beside(script)
+    if not args.input:
+        args.input = [home.data_folder(script) / "input.txt"]  # where nanoGPT's scripts put it
+        with atomic(args.input[0]) as file:
+            file.write(_download(url, sha256))
+    return files(args)
 
 
 def _download(url, sha256):
@@ -126,63 +126,40 @@ def _download(url, sha256):
     return raw
 
 
-def work_folder(out_dir: pathlib.Path) -> pathlib.Path:
-    """The folder where an interrupted preparation of `out_dir` leaves its work."""
-    return out_dir / ".prepare"
-
-
-def fraction(text: str) -> float:
-    """The value of --val_fraction. Raises argparse.ArgumentTypeError unless it is between 0 and 1."""
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < 1:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-
-
-Split = Callable[[np.ndarray], dict[str, np.ndarray]]
-
-
 def prepare(
-    corpus: Corpus, tokenizer: str, out_dir: pathlib.Path, split: Split, ended=True, max_tokens: int | None = None
+    corpus, tokenizer: str, out_dir: pathlib.Path, split: Split, ended=True, max_tokens: int | None = None
 ) -> None:
-    """Tokenize `corpus` and write its bins and meta.json to `out_dir`. An interrupted run is continued.
+    """Tokenize `corpus` (texts.py) and write its bins and meta.json to `out_dir`. An interrupted run is continued.
 
     tokenizer: a name as in make_tokenizer.of.
-    split: maps the ends of the documents, in ids, to arrays of (start, stop) for 'train' and 'val'.
+    split: maps the documents (encoding.DOCUMENT) to arrays of (start, stop), in ids, for 'train' and 'val'.
     ended: put an end-of-text id after each document, except after a single one of bytes or characters.
     max_tokens: stop after the document that reaches it.
     Raises UserError if the text is too short.
     """
-    work = work_folder(out_dir)
-    job = [corpus.source, corpus.key, tokenizer, make_tokenizer.stamp(tokenizer), ended]
+    work = out_dir / ".prepare"
     with lock(work):
-        encoded = Encoded(work, job)
+        encoded = Encoded(work, [corpus.source, corpus.key, tokenizer, make_tokenizer.stamp(tokenizer), ended])
         if encoded.meta is None:
-            # check raises for a wrong column, before the work of another run is dropped. BPE files may be downloaded
-            # after local texts were checked, but before a data set of the Hub, which takes hours
-            local = corpus.size is not None
-            if local:
-                corpus.check()
             meta = make_tokenizer.of(tokenizer, corpus)
-            if not local:
-                corpus.check()
             encoded.begin(meta if ended else {name: meta[name] for name in meta if name != "end_of_text"})
         encoded.fill(corpus, max_tokens)
-        meta, ends = encoded.meta, encoded.ends(max_tokens)
-        if len(ends) == 1 and ended and meta["tokenizer"] in ("byte", "char"):
-            meta, ends = make_tokenizer.without_end(meta), ends - 1
-        if not len(ends) or ends[-1] == len(ends) * ("end_of_text" in meta):
+        meta, documents = encoded.meta, encoded.documents(max_tokens)
+        if not len(documents):
             raise UserError(f"{corpus.source} holds no text: name a file or folder that does")
-        ranges = split(ends)
+        if len(documents) == 1 and ended and meta["tokenizer"] in ("byte", "char"):
+            meta = make_tokenizer.without_end(meta)
+            documents["end"] -= 1
+        ranges = split(documents)
         for name, parts in ranges.items():
             if (count := np.diff(parts).sum()) < FEWEST_TOKENS:
                 raise UserError(
-                    f"{corpus.source} is too short: of its {ends[-1]:,} tokens, {count:,} would be in the {name} split,"
-                    f" which needs {FEWEST_TOKENS}. Give more text"
+                    f"{corpus.source} is too short: of its {documents['end'][-1]:,} tokens, {count:,} would be in the"
+                    f" {name} split, which needs {FEWEST_TOKENS}. Give more text"
                 )
-        if corpus.skipped:
-            reasons = list(corpus.skipped.values())
-            meta = meta | {"skipped": {"files": len(reasons), "reasons": reasons[:SHOWN]}}
+        if corpus.left_out:
+            some = dict(itertools.islice(corpus.left_out.items(), SHOWN))
+            meta = meta | {"left_out": {"files": len(corpus.left_out), "some": some}}
         write(out_dir, {name: encoded.read(parts) for name, parts in ranges.items()}, corpus.source, **meta)
     shutil.rmtree(work)
 
@@ -200,35 +177,48 @@ def say_next(out_dir: pathlib.Path, config: str, dataset: str, with_gpu: str | N
     print(f"next: {command}" + (f" (with a GPU {with_gpu})" if with_gpu else ""))
 
 
-def draw(ends: np.ndarray, fraction: float, shuffled: bool = False) -> dict[str, np.ndarray]:
-    """Draw `fraction` of the documents for validation, with a fixed seed. All others are for training.
+def by_text(documents: np.ndarray, fraction: float) -> dict[str, np.ndarray]:
+    """Take about `fraction` of the documents for validation, each by a hash of its text.
 
-    Document n ends after ends[n] ids. Returns arrays of (start, stop). If documents are few, or of very different
-    lengths, the draw may give validation less than half or more than twice its share of the ids, or training less than
-    half of its share. Then validation gets the last ids instead. `shuffled` keeps the order of the draw, as nanoGPT
-    does with OpenWebText.
+    So a document stays in its split when others come or go, and two copies of a text are in one. Returns arrays of
+    (start, stop). If documents are few, or of very different lengths, validation would have less than half or more than
+    twice its share of the ids, or training less than half of its share: then validation gets the last ids.
     """
-    total = int(ends[-1])
-    share = max(fraction, min(0.1, FEWEST_VALIDATION_TOKENS / total))
-    order = np.random.default_rng(2357).permutation(len(ends))  # as datasets' train_test_split(seed=2357) draws
-    held_out = max(1, round(fraction * len(ends)))
-    drawn, rest = order[:held_out], order[held_out:]
-    drawn_share = np.diff(ends, prepend=0)[drawn].sum() / total
-    if not share / 2 <= drawn_share <= min(2 * share, (1 + share) / 2):
-        cut = int((1 - share) * total)
-        return {"train": np.array([[0, cut]]), "val": np.array([[cut, total]])}
-    if not shuffled:
-        drawn.sort()
-        rest.sort()
-    return {"train": _ranges(ends, rest), "val": _ranges(ends, drawn)}
+    chosen = documents["digest"] < fraction * 2.0**64
+    return _whole_documents(documents, np.flatnonzero(chosen), np.flatnonzero(~chosen), fraction)
 
 
-def _ranges(ends, documents):
-    """The (start, stop) of `documents`, an array of their numbers. Neighbours become one range, which saves reads."""
-    firsts = np.flatnonzero(np.diff(documents, prepend=-2) != 1)
-    lasts = np.append(firsts[1:], len(documents)) - 1
-    edges = np.append(0, ends)  # document n is from edges[n] to edges[n + 1]
-    return np.stack([edges[documents[firsts]], edges[documents[lasts] + 1]], axis=1)
+def as_nanogpt(documents: np.ndarray, fraction: float) -> dict[str, np.ndarray]:
+    """Draw `fraction` of the documents for validation, and keep the order of the draw, as nanoGPT does.
+
+    It calls `train_test_split(seed=2357, shuffle=True)` of `datasets`. Otherwise as `by_text`.
+    """
+    order = np.random.default_rng(2357).permutation(len(documents))
+    held_out = max(1, round(fraction * len(documents)))
+    return _whole_documents(documents, order[:held_out], order[held_out:], fraction)
+
+
+def _whole_documents(documents, val, train, fraction):
+    edges = np.append(0, documents["end"])  # document n is from edges[n] to edges[n + 1]
+    share = max(fraction, min(0.1, FEWEST_VALIDATION_TOKENS / edges[-1]))
+    chosen = np.diff(edges)[val].sum() / edges[-1]
+    if not share / 2 <= chosen <= min(2 * share, (1 + share) / 2):
+        return last_part(documents, share)
+    return {"train": _ranges(edges, train), "val": _ranges(edges, val)}
+
+
+def _ranges(edges, numbers):
+    """The (start, stop) of documents by their numbers. Neighbours become one range, which saves reads."""
+    firsts = np.flatnonzero(np.diff(numbers, prepend=-2) != 1)
+    lasts = np.append(firsts[1:], len(numbers)) - 1
+    return np.stack([edges[numbers[firsts]], edges[numbers[lasts] + 1]], axis=1)
+
+
+def last_part(documents: np.ndarray, fraction: float) -> dict[str, np.ndarray]:
+    """The last `fraction` of all ids for validation, wherever that begins."""
+    total = int(documents["end"][-1])
+    cut = int((1 - fraction) * total)
+    return {"train": np.array([[0, cut]]), "val": np.array([[cut, total]])}
 
 
 def write(

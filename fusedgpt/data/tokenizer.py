@@ -19,6 +19,7 @@ BYTE_LEVEL = (
     " Take one whose pre-tokenizer is ByteLevel, as GPT-2, Llama 3 and Qwen have it, or train one:"
     " data/text/prepare.py --tokenizer=train:8192"
 )
+STEPS = ("normalizer", "pre_tokenizer")  # of a tokenizer.json, before its model
 BLANK = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a blank in tokenizers that SentencePiece made, as that of Llama 2
 BPES_OF_THREAD = threading.local()  # each thread's own BPEs, by name
 # tiktoken's patterns, and others that find the same words 1.7 times as fast. tiktoken's engine tries alternatives one
@@ -90,22 +91,9 @@ def read_json(text: str, name: str) -> Any:
 
     with fails_as(f"{name} is no tokenizer.json of `tokenizers`"):
         read = Tokenizer.from_str(text)
-        ids, added = read.get_vocab(), read.get_added_tokens_decoder()
-    if not ids or max(ids.values()) >= LARGEST_VOCABULARY:
-        largest = max(ids.values(), default="none")
+        largest = max(read.get_vocab().values(), default=LARGEST_VOCABULARY)
+    if largest >= LARGEST_VOCABULARY:
         raise UserError(f"{name} must have ids from 0 to {LARGEST_VOCABULARY - 1}, got {largest}: name another")
-    tokens = {}
-    for token, id in ids.items():
-        is_added = id in added and added[id].content == token  # an added token may have another name in the vocabulary
-        if not is_added and tokens.setdefault(id, token) != token:
-            raise UserError(f"{name} has two tokens with the id {id}, {shown(tokens[id])} and {shown(token)}: mend it")
-    for each in json.loads(text).get("added_tokens") or []:
-        token, id = each["content"], each["id"]
-        if ids.get(token) != id:  # the library ignores this id, and gives the token the next free one
-            raise UserError(
-                f"{name} gives {shown(token)} the id {id}, which `tokenizers` reads as {ids.get(token)}: mend its"
-                " added_tokens"
-            )
     return read
 
 
@@ -121,13 +109,9 @@ def vocabulary(meta: Any) -> int:
 
 def end_of_text(meta: dict) -> int | None:
     """The id that ends a document in data with this `meta`, if there is one. Raises UserError if it cannot be an id."""
-    found = meta.get("end_of_text", 50256 if meta.get("tokenizer") == "gpt2" else None)
-    return _checked_end(found, meta["vocab_size"])
-
-
-def _checked_end(end, vocab_size):
-    if end is not None and not (type(end) is int and 0 <= end < vocab_size):
-        raise UserError(f"end_of_text={shown(end)} must be an id below {vocab_size}")
+    end = meta.get("end_of_text", 50256 if meta.get("tokenizer") == "gpt2" else None)
+    if end is not None and not (type(end) is int and 0 <= end < meta["vocab_size"]):
+        raise UserError(f"end_of_text={shown(end)} must be an id below {meta['vocab_size']}")
     return end
 
 
@@ -199,7 +183,6 @@ class Tokenizer:
             known = ("byte", "char", "json", *tiktoken.list_encoding_names())
             if self.kind not in known:
                 raise UserError(f"tokenizer {shown(self.kind)} is unknown: it can be {', '.join(map(repr, known))}")
-        _checked_end(self.end_of_text, self.vocab_size)
         self.ends = {self.end_of_text} - {None}  # the ids at which a text ends
 
     @functools.cached_property
@@ -344,35 +327,27 @@ def _unprefixed(step):
     return step
 
 
-def _bytes_of_pieces(tokenizer, vocab_size, content, added):
-    """The bytes of each id of a BPE that SentencePiece made."""
-    of_bytes = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
-    if lacking := [name for name in of_bytes if tokenizer.token_to_id(name) is None]:
-        raise UserError(f"tokenizer_json cannot write every text: it has no {lacking[0]}.{BYTE_LEVEL}")
-    if BLANK not in json.dumps([content.get("normalizer"), content.get("pre_tokenizer")], ensure_ascii=False):
-        raise UserError(f"tokenizer_json does not turn blanks into {BLANK}, as SentencePiece does.{BYTE_LEVEL}")
-    if without_prefix(content) != content:
-        raise UserError("tokenizer_json puts a blank before each text: prepare the data anew, with its tokenizer.json")
-    names = ((id, tokenizer.id_to_token(id)) for id in range(vocab_size))
-    return [
-        added.get(id) if id in added or name is None else of_bytes.get(name, name.replace(BLANK, " ").encode())
-        for id, name in names
-    ]
-
-
 def _bytes_of_ids(tokenizer, vocab_size, content):
-    byte = {character: n for n, character in enumerate(byte_characters())}
+    """The bytes of each id. Raises UserError unless the names in the vocabulary are of bytes, or SentencePiece's."""
     added = {id: token.content.encode() for id, token in tokenizer.get_added_tokens_decoder().items()}
-    if _of_sentencepiece(content):
-        return _bytes_of_pieces(tokenizer, vocab_size, content, added)
+    byte = {character: n for n, character in enumerate(byte_characters())}
+    of_bytes = {f"<0x{n:02X}>": bytes([n]) for n in range(256)}
+    sentencepiece = _of_sentencepiece(content)
+    if not sentencepiece and '"type": "ByteLevel"' not in json.dumps([content.get(each) for each in STEPS]):
+        raise UserError(f"tokenizer_json is not byte-level: it does not turn a text into bytes.{BYTE_LEVEL}")
+    if sentencepiece and (lacking := [name for name in of_bytes if tokenizer.token_to_id(name) is None]):
+        raise UserError(f"tokenizer_json cannot write every text: it has no {lacking[0]}.{BYTE_LEVEL}")
     tokens = []
     for id in range(vocab_size):
         name = tokenizer.id_to_token(id)
-        if id not in added and name is not None and not byte.keys() >= set(name):
+        if id in added or name is None:
+            tokens.append(added.get(id))
+        elif sentencepiece:
+            tokens.append(of_bytes.get(name) or name.replace(BLANK, " ").encode())
+        elif byte.keys() >= set(name):
+            tokens.append(bytes(byte[c] for c in name))
+        else:
             raise UserError(
                 f"tokenizer_json is not byte-level: its id {id} is {shown(name)}, whose bytes are unknown.{BYTE_LEVEL}"
             )
-        tokens.append(added.get(id) if id in added or name is None else bytes(byte[c] for c in name))
-    if '"type": "ByteLevel"' not in json.dumps([content.get("normalizer"), content.get("pre_tokenizer")]):
-        raise UserError(f"tokenizer_json is not byte-level: it does not turn a text into bytes.{BYTE_LEVEL}")
     return tokens

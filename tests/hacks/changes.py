@@ -82,14 +82,14 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from fusedgpt.data import prepare
-from fusedgpt.data.corpus import Files
+from fusedgpt.data.texts import Files
 from fusedgpt.errors import one_sentence
 
 
 def main():
     args = prepare.parser(__file__, "Any text, line by line.").parse_args()
-    lines = Files(args.input, paragraphs=True)
-    prepare.prepare(lines, "char", args.out_dir, lambda ends: prepare.draw(ends, 0.2))
+    lines = Files(args.input, args.out_dir, paragraphs=True)
+    prepare.prepare(lines, "char", args.out_dir, lambda documents: prepare.by_text(documents, 0.2))
 
 
 if __name__ == "__main__":

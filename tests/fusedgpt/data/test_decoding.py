@@ -1,56 +1,71 @@
-"""Bytes become text in the encoding that they say, or are refused with what to do."""
-
-import pathlib
+"""Which encoding a text is in."""
 
 import pytest
 
-from fusedgpt.data import decoding
+from fusedgpt.data.decoding import encoding_of
 from fusedgpt.errors import UserError
+from tests.fusedgpt.data.test_texts import documents
 
-zstandard = pytest.importorskip("zstandard")
-
-PATH = pathlib.Path("a.txt")
-
-
-@pytest.mark.parametrize("size", [1, 3, 1000])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-le bom", "utf-16-be bom"])
-def test_a_byte_order_mark_says_the_encoding(encoding, size):
-    # the .txt of Windows' Notepad and PowerShell was "not UTF-8 text"
-    text = "\ufeff" * encoding.endswith("bom") + "naïve 漢字 🙂\r\nline"
-    raw = text.encode(encoding.removesuffix(" bom"))
-    chunks = [raw[at : at + size] for at in range(0, len(raw), size)]
-    assert "".join(decoding.decoded(PATH, chunks)) == "naïve 漢字 🙂\nline"
+ENGLISH = "“It’s fine” – he said…\n" * 9
+GERMAN = "Die Straße führt über die Brücke, und der Müller grüßt schön. " * 3
+CZECH = "Příliš žluťoučký kůň úpěl ďábelské ódy. " * 3
+RUSSIAN = "Все счастливые семьи похожи друг на друга, каждая несчастлива по-своему. " * 3
+CHINESE = "道可道，非常道。名可名，非常名。无名天地之始；有名万物之母。" * 5
+JAPANESE = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。" * 5
 
 
 @pytest.mark.parametrize(
-    ("raw", "encoding", "sentence"),
+    ("text", "encoding"),
     [
-        ("café".encode("latin-1"), None, r"is not UTF-8 text: .* at byte 3; if .* add --encoding=cp1252 .* or latin-1"),
-        ("text".encode("utf-16-le"), None, "if it is UTF-16, add --encoding=utf-16-le"),
-        ("text".encode("utf-16-be"), None, "if it is UTF-16, add --encoding=utf-16-be"),
-        # these were valid UTF-8, and went into the bins as control characters
-        ("“A text”".encode("utf-16-le"), None, "if it is UTF-16, add --encoding=utf-16-le"),
-        ("“A text”".encode("utf-16-be"), None, "if it is UTF-16, add --encoding=utf-16-be"),
-        ("Привет мир".encode("utf-16-le"), None, "if it is UTF-16, add --encoding=utf-16-le"),
-        ("a text".encode("utf-32-be"), None, "if it is UTF-32, add --encoding=utf-32-be"),
-        ("a text".encode("utf-32-le"), None, "if it is UTF-32, add --encoding=utf-32-le"),
-        (b"ELF\0\0\xff\xff", None, "is no text, but binary: remove it"),
-        (b"a\x81", "cp1252", "is not CP1252 text: .* at byte 1"),
-        ("text".encode("utf-16")[:-1], None, "is not UTF-16 text: truncated data"),
-        (b"text", "utf-16", "is not utf-16 text: UTF-16 stream does not start with BOM"),
-        (b"text", "klingon", "its encoding is 'klingon', which is unknown"),
+        *((ENGLISH, "cp1252"), (GERMAN, "cp1252"), (CZECH, "cp1250"), (RUSSIAN, "koi8_r"), (CHINESE, "gb18030")),
+        *((GERMAN, "utf-16-le"), (GERMAN, "utf-16-be")),
     ],
 )
-def test_bytes_in_another_encoding_are_refused_with_the_option_to_add(raw, encoding, sentence):
-    with pytest.raises(UserError, match=sentence):
-        list(decoding.decoded(PATH, [raw], encoding))
+def test_a_text_that_is_not_utf8_is_read_by_its_letters_and_says_so(tmp_path, capsys, text, encoding):
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    assert documents([tmp_path / "a.txt"]) == [text]
+    name = encoding.replace("-", "_") if "utf" in encoding else encoding
+    assert f"a.txt as {name}, by its letters: say --encoding=NAME if it is another" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("part", [b"\0", b"\n", b"x" * 100 + b"\n"])
-def test_what_a_zst_unpacks_to_comes_in_small_chunks(tmp_path, part):
-    # 2 KiB of a .zst became 64 MiB at once
-    path = tmp_path / "a.txt.zst"
-    path.write_bytes(zstandard.compress(part * (2**26 // len(part))))
-    with open(path, "rb") as file:
-        sizes = [len(chunk) for chunk in decoding.unpacked(path, file)]
-    assert sum(sizes) == len(part) * (2**26 // len(part)) and max(sizes) <= decoding.CHUNK
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_byte_order_mark_says_the_encoding(tmp_path, encoding, capsys):
+    (tmp_path / "a.txt").write_bytes(GERMAN.encode(encoding))
+    assert documents([tmp_path / "a.txt"]) == [GERMAN] and "reading" not in capsys.readouterr().out
+
+
+def test_quotation_marks_of_windows_are_no_control_characters(tmp_path):
+    # --encoding=latin-1, which people mean by it, gave U+0093 and U+0094
+    (tmp_path / "a.txt").write_bytes(ENGLISH.encode("cp1252"))
+    assert documents([tmp_path / "a.txt"], encoding="latin-1") == [ENGLISH]
+
+
+def test_utf8_comes_first_and_each_file_can_have_its_encoding(tmp_path):
+    (tmp_path / "a.txt").write_bytes(GERMAN.encode())
+    (tmp_path / "b.txt").write_bytes(GERMAN.encode("cp1252"))
+    (tmp_path / "c.txt").write_bytes(RUSSIAN.encode("cp866"))
+    assert documents([tmp_path], encoding="c.*:cp866,cp1252") == [GERMAN, GERMAN, RUSSIAN]
+
+
+@pytest.mark.parametrize("encoding", ["iso2022_jp", "hz"])
+def test_text_of_seven_bits_is_utf8_too(tmp_path, encoding):
+    text = JAPANESE if "jp" in encoding else CHINESE
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    assert documents([tmp_path / "a.txt"], encoding=encoding) == [text]
+
+
+def test_a_page_says_its_own_encoding(tmp_path):
+    page = f'<html><meta charset="koi8-r"><p>{RUSSIAN}'.encode("koi8-r")
+    (tmp_path / "a.html").write_bytes(page)
+    assert encoding_of(tmp_path / "a.html", plain=False)[0] == "koi8-r"
+
+
+def test_what_is_surely_nothing_else_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_bytes(bytes(range(1, 256)) * 9)
+    with pytest.raises(UserError, match=r"not UTF-8 \(byte 127\), but nothing else that is known: say --encoding=NAME"):
+        encoding_of(tmp_path / "a.txt")
+    (tmp_path / "a.txt").write_bytes(RUSSIAN.encode("cp1251"))  # charset-normalizer prefers koi8_r, with its capitals
+    with pytest.raises(UserError, match=r"but koi8_r or cp1251: say --encoding=NAME"):
+        encoding_of(tmp_path / "a.txt")
+    with pytest.raises(UserError, match=r"is not gb18030 text \(.*\): say --encoding=NAME"):
+        documents([tmp_path / "a.txt"], encoding="gb18030")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fusedgpt.data import encoding
-from fusedgpt.data.corpus import Files
 from fusedgpt.data.encoding import Encoded, on_all_cores, pieces
+from fusedgpt.data.texts import Files
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
 from fusedgpt.errors import UserError
 from tests.conftest import why_no_bpe
@@ -69,7 +69,8 @@ def test_pieces_do_not_depend_on_the_fragments_and_have_a_largest_length(monkeyp
     text = "a line of words\n" * 60 + "x" * 5000 + "\nend"
     whole = list(pieces([(text, True), ("b", True)]))
     assert max(len(piece) for piece, _ in whole) == 1000
-    assert [last for _, last in whole].count(True) == 2 and whole[-1] == ("b", True)
+    digests = [digest for _, digest in whole if digest is not None]
+    assert len(digests) == len(set(digests)) == 2 and whole[-1] == ("b", digests[1])
     for size in (1, 7, 999, 1001):
         fragments = [(text[at : at + size], False) for at in range(0, len(text), size)]
         assert list(pieces([*fragments, ("", True), ("b", True)])) == whole
@@ -101,102 +102,98 @@ class Stopped(Exception):
 
 
 class Interrupted(Files):
-    """A corpus that is cut off after some fragments."""
+    """A corpus that is cut off when it comes to a file."""
 
-    after = 0
+    at = None
 
-    def fragments(self):
-        for n, fragment in enumerate(super().fragments()):
-            if n == self.after:
-                raise Stopped
-            yield fragment
+    def read(self, path):
+        if path.name == self.at:
+            raise Stopped
+        return super().read(path)
 
 
 @pytest.fixture
 def rows(tmp_path):
-    """A file of 300 documents, and their ids."""
-    texts = [f"document {n}\n" * (n % 7) for n in range(300)]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return file, [id for text in texts for id in (*text.encode(), 256)]
+    """A folder with 300 documents in 30 files, and their ids."""
+    texts = [f"document {n}\n" * (1 + n % 7) for n in range(300)]
+    (tmp_path / "rows").mkdir()
+    for n in range(30):
+        lines = (json.dumps({"text": text}) + "\n" for text in texts[10 * n : 10 * n + 10])
+        (tmp_path / "rows" / f"{n:02}.jsonl").write_text("".join(lines))
+    return tmp_path / "rows", [id for text in texts for id in (*text.encode(), 256)]
 
 
-def filled(folder, corpus, job=("a job",)):
+def filled(folder, corpus, job=("a job",), max_tokens=None):
     folder.mkdir(exist_ok=True)
     encoded = Encoded(folder, list(job))
     if encoded.meta is None:
         encoded.begin(BYTES)
-    encoded.fill(corpus)
+    encoded.fill(corpus, max_tokens)
     return encoded
 
 
 def ids_of(encoded, max_tokens=None):
-    return np.concatenate([*encoded.read(np.array([[0, encoded.ends(max_tokens)[-1]]]))]).tolist()
+    return np.concatenate([*encoded.read(np.array([[0, encoded.documents(max_tokens)["end"][-1]]]))]).tolist()
 
 
-@pytest.mark.parametrize("tear", ["nothing", "ids", "ends", "steps.jsonl", "lost ids"])
-def test_a_run_that_stops_anywhere_goes_on_to_the_same_ids(tmp_path, monkeypatch, capsys, rows, two_cores, tear):
-    monkeypatch.setattr(encoding, "BATCH", 500)
-    file, want = rows
-    folder = tmp_path / "work"
-    for after in (0, 90, 200):
-        corpus = Interrupted([file])
-        corpus.after = after
+@pytest.mark.parametrize("tear", ["nothing", "ids", "documents", "steps.jsonl"])
+@pytest.mark.parametrize("batch", [500, 5000])
+def test_a_run_that_stops_anywhere_goes_on_to_the_same_ids(tmp_path, monkeypatch, capsys, rows, two_cores, tear, batch):
+    monkeypatch.setattr(encoding, "BATCH", batch)
+    monkeypatch.setattr(encoding, "PIECE", 20)
+    text, want = rows
+    folder, whole = tmp_path / "work", filled(tmp_path / "whole", Files([text], tmp_path))
+    for at in ("00.jsonl", "12.jsonl", "27.jsonl"):
+        corpus = Interrupted([text], tmp_path)
+        corpus.at = at
         with pytest.raises(Stopped):
             filled(folder, corpus)
-        if tear == "lost ids":  # after a power cut, the step may be there without its ids
-            with open(folder / "ids", "ab") as torn:
-                torn.truncate(10)
-        elif tear != "nothing":  # killed while it was writing
+        if tear != "nothing":  # killed while it was writing
             with open(folder / tear, "ab") as torn:
-                torn.write(b'{"batches": 999')
+                torn.write(b'{"files": 999')
     capsys.readouterr()
-    encoded = filled(folder, Files([file]))
-    assert ids_of(encoded) == want and len(encoded.ends()) == 300
-    assert ("continuing after" in capsys.readouterr().out) == (tear != "lost ids")
+    encoded = filled(folder, Files([text], tmp_path))
+    assert ids_of(encoded) == want and np.array_equal(encoded.documents(), whole.documents())
+    assert "continuing after" in capsys.readouterr().out
+    assert ids_of(filled(folder, Interrupted([text], tmp_path))) == want  # it is complete: nothing is read
 
 
-@pytest.mark.parametrize(("name", "value"), [("BATCH", 700), ("PIECE", 20), ("LONGEST_PIECE", 30)])
-def test_a_run_that_cut_in_another_way_is_not_continued(tmp_path, monkeypatch, capsys, rows, two_cores, name, value):
-    # progress is counted in batches: if batches were cut in another way, part of the text was lost
-    monkeypatch.setattr(encoding, "BATCH", 500)
-    file, want = rows
-    corpus = Interrupted([file])
-    corpus.after = 200
+def test_another_job_starts_anew_when_it_has_something_to_write(tmp_path, monkeypatch, capsys, rows):
+    # a typo in an option dropped the work of hours before it was refused
+    filled(tmp_path / "work", Files([rows[0]], tmp_path))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "work").iterdir()}
+    corpus = Interrupted([rows[0]], tmp_path)
+    corpus.at = "00.jsonl"
     with pytest.raises(Stopped):
-        filled(tmp_path / "work", corpus)
-    done = json.loads((tmp_path / "work" / "steps.jsonl").read_text().splitlines()[-1])["tokens"]
-    monkeypatch.setattr(encoding, name, value)
-    assert ids_of(filled(tmp_path / "work", Files([file]))) == want
-    said = capsys.readouterr().out
-    assert done > 0 and f"starting anew: {done:,} tokens of an interrupted run" in said
+        filled(tmp_path / "work", corpus, job=["another"])
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "work").iterdir()}
+    assert ids_of(filled(tmp_path / "work", Files([rows[0]], tmp_path), job=["another"])) == rows[1]
+    assert "starting anew: the work of an interrupted run with other text or options" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["ids", "ends"])
+@pytest.mark.parametrize("name", ["ids", "documents"])
 def test_what_is_gone_while_it_is_needed_is_named(tmp_path, monkeypatch, rows, two_cores, name):
     # ids that were removed while a preparation ran came back as zeros, and of a shorter file the rest was left out
     monkeypatch.setattr(encoding, "BATCH", 500)
     folder = tmp_path / "work"
 
     class Removed(Files):
-        def fragments(self):
-            for n, fragment in enumerate(super().fragments()):
-                if n == 200:
-                    (folder / name).unlink()
-                yield fragment
+        def read(self, path):
+            if path.name == "25.jsonl":
+                (folder / name).unlink()
+            return super().read(path)
 
     with pytest.raises(UserError, match=f"cannot write .*{name}"):
-        filled(folder, Removed([rows[0]]))
-    encoded = filled(folder, Files([rows[0]]))
-    assert ids_of(encoded) == rows[1]
-    os.truncate(folder / name, 8 * 100)
-    with pytest.raises(UserError, match=f"{name} became shorter or cannot be read: remove .*work and run this again"):
+        filled(folder, Removed([rows[0]], tmp_path))
+    encoded = filled(tmp_path / "again", Files([rows[0]], tmp_path))
+    os.truncate(tmp_path / "again" / name, 8 * 100)
+    with pytest.raises(UserError, match=f"{name} became shorter or cannot be read: remove .*again and run this again"):
         ids_of(encoded)
 
 
 def test_reading_needs_memory_for_one_range_at_a_time(tmp_path, rows):
     # a list of OpenWebText's 8 million documents took more than 1 GB
-    encoded = filled(tmp_path / "work", Files([rows[0]]))
+    encoded = filled(tmp_path / "work", Files([rows[0]], tmp_path))
     ranges = np.arange(40_000).reshape(-1, 2) * 0 + [1000, 1000]
     tracemalloc.start()
     assert list(encoded.read(ranges)) == []
@@ -205,27 +202,10 @@ def test_reading_needs_memory_for_one_range_at_a_time(tmp_path, rows):
     assert peak < 1e6
 
 
-def test_a_complete_job_is_not_read_again_and_another_job_starts_anew(tmp_path, rows):
-    file, want = rows
-    filled(tmp_path / "work", Files([file]))
-    nothing = Interrupted([file])
-    assert ids_of(filled(tmp_path / "work", nothing)) == want
-    with pytest.raises(Stopped):
-        filled(tmp_path / "work", nothing, job=["another"])
-
-
-def test_max_tokens_ends_with_a_document(tmp_path, monkeypatch, rows, capsys):
+def test_max_tokens_ends_with_a_document(tmp_path, monkeypatch, rows):
     monkeypatch.setattr(encoding, "BATCH", 500)
-    file, want = rows
-    encoded = Encoded(tmp_path, ["a job"])
-    encoded.begin(BYTES)
-    nothing = Interrupted([file])
-    for corpus, max_tokens in ((Files([file]), 5000), (nothing, 5000), (nothing, 2000), (Files([file]), 8000)):
-        encoded = Encoded(tmp_path, ["a job"])  # an interrupted run is continued whatever its --max_tokens was
-        encoded.fill(corpus, max_tokens)
-        ids = ids_of(encoded, max_tokens)
-        assert max_tokens <= len(ids) < max_tokens + 100 and ids == want[: len(ids)] and ids[-1] == 256
+    for max_tokens in (5000, 8000):  # an interrupted run is continued whatever its --max_tokens was
+        ids = ids_of(filled(tmp_path / "work", Files([rows[0]], tmp_path), max_tokens=max_tokens), max_tokens)
+        assert max_tokens <= len(ids) < max_tokens + 100 and ids == rows[1][: len(ids)] and ids[-1] == 256
         assert 256 not in ids[max_tokens - 1 : -1]
-    encoded.fill(Files([file]))
-    assert ids_of(encoded) == want
-    assert capsys.readouterr().out.count("continuing after") == 2
+    assert ids_of(filled(tmp_path / "work", Files([rows[0]], tmp_path))) == rows[1]

@@ -2,18 +2,19 @@
 
 import argparse
 import functools
+import hashlib
 import itertools
 import json
 import os
 import pickle
-import tracemalloc
 
 import numpy as np
 import pytest
 
-from fusedgpt.data import corpus, dataset, encoding, make_tokenizer, prepare
-from fusedgpt.data.corpus import Files
+from fusedgpt.data import dataset, make_tokenizer, prepare
 from fusedgpt.data.dataset import TokenFile, read_meta
+from fusedgpt.data.encoding import DOCUMENT
+from fusedgpt.data.texts import Files
 from fusedgpt.errors import UserError
 from tests.launch import FORKS
 
@@ -112,44 +113,67 @@ def test_a_source_whose_name_is_no_utf8_is_written(tmp_path):
     assert json.loads((tmp_path / "meta.json").read_text(encoding="utf-8"))["source"] == "b?ok.txt"
 
 
+def of(lengths, texts=None):
+    """Documents of so many ids; each has a text of its own, or that of `texts`."""
+    found = np.zeros(len(lengths), DOCUMENT)
+    found["end"] = np.cumsum(lengths)
+    for n, text in enumerate(texts or map(str, range(len(lengths)))):
+        found["digest"][n] = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return found
+
+
 def tokens(split):
     return {name: int(np.diff(ranges).sum()) for name, ranges in split.items()}
 
 
+def chosen(split, documents):
+    """The numbers of the documents for validation."""
+    starts = np.append(0, documents["end"][:-1])
+    return [n for n, start in enumerate(starts) if any(first <= start < last for first, last in split["val"])]
+
+
 def test_a_single_document_is_split_as_nanogpt_does():
     for n in (100, 1_115_394, 12_345_677):
-        assert prepare.draw(np.array([n]), 0.1)["val"].tolist() == [[int(0.9 * n), n]]
+        assert prepare.by_text(of([n]), 0.1)["val"].tolist() == [[int(0.9 * n), n]]
 
 
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_documents_that_follow_each_other_are_one_range(shuffled):
-    ends = np.cumsum([3, 0, 5, 2, 4, 1, 6, 2, 2, 5])
-    documents = np.stack([np.append(0, ends[:-1]), ends], axis=1)
-    order = np.random.default_rng(2357).permutation(10)  # held out: the first three
-    for name, part in (("val", order[:3]), ("train", order[3:])):
-        found = prepare.draw(ends, 0.3, shuffled)[name]
-        ids = np.concatenate([np.arange(*each) for each in documents[part if shuffled else np.sort(part)]])
-        assert np.array_equal(np.concatenate([np.arange(*each) for each in found]), ids)
-        assert all(stop != start for (_, stop), (start, _) in itertools.pairwise(found.tolist()))
+def test_a_document_keeps_its_split_when_others_come():
+    # 12 of 20 documents for validation had been trained on after one file more
+    texts = [f"text {n}" for n in range(2000)]
+    before, after = of([100] * 2000, texts), of([100] * 3000, [f"new {n}" for n in range(1000)] + texts)
+    first, then = (chosen(prepare.by_text(each, 0.1), each) for each in (before, after))
+    assert [n + 1000 for n in first] == [n for n in then if n >= 1000] and 150 < len(first) < 250
+    twice = of([100] * 2000, [f"text {n % 1000}" for n in range(2000)])  # and copies are in one split
+    both = chosen(prepare.by_text(twice, 0.1), twice)
+    assert [n for n in both if n < 1000] == [n - 1000 for n in both if n >= 1000]
 
 
-@pytest.mark.parametrize(("shuffled", "size"), [(False, 34), (True, 80)])
-def test_a_draw_takes_little_memory_for_a_document(shuffled, size):
-    # it took 58 bytes in order: 1 GB of rows of 60 bytes took more than 1 GB
-    ends = np.arange(1, 10**6) * 60
-    tracemalloc.start()
-    try:
-        prepare.draw(ends, 0.1, shuffled)
-        assert tracemalloc.get_traced_memory()[1] < size * len(ends)
-    finally:
-        tracemalloc.stop()
+def test_nanogpts_draw_is_that_of_datasets():
+    import datasets
+
+    documents = of([1000] * 60)
+    split = datasets.Dataset.from_dict({"n": range(60)}).train_test_split(test_size=6, seed=2357, shuffle=True)
+    found = prepare.as_nanogpt(documents, 0.1)
+    for name, theirs in (("train", "train"), ("val", "test")):
+        order = [n for start, stop in found[name] for n in range(start // 1000, stop // 1000)]
+        assert order == list(split[theirs]["n"])
+
+
+@pytest.mark.parametrize("split", [prepare.by_text, prepare.as_nanogpt])
+def test_documents_that_follow_each_other_are_one_range(split):
+    documents = of([3000, 1000, 5000, 2000, 4000, 1000, 6000, 2000, 2000, 5000] * 3)
+    found = split(documents, 0.3)
+    for part in found.values():
+        assert all(stop != start for (_, stop), (start, _) in itertools.pairwise(part.tolist()))
+    everything = np.sort(np.concatenate([np.arange(*each) for part in found.values() for each in part]))
+    assert np.array_equal(everything, np.arange(documents["end"][-1]))
 
 
 @pytest.mark.parametrize("fraction", [0.0005, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("lengths", [[300_000], [300_000, 10, 10], [10] * 5 + [300_000], [20_000] * 15, [50] * 7])
 def test_validation_can_always_be_evaluated(lengths, fraction):
     # 1.1 MB of text in a folder once had 48 tokens for validation, and a draw can hit the one large document
-    split = tokens(prepare.draw(np.cumsum(lengths), fraction))
+    split = tokens(prepare.by_text(of(lengths), fraction))
     share = max(fraction, min(0.1, 4096 / sum(lengths)))
     assert split["train"] + split["val"] == sum(lengths)
     assert share / 2.01 <= split["val"] / sum(lengths) <= 2.01 * share
@@ -162,50 +186,15 @@ def test_a_fraction_is_between_0_and_1(text):
         prepare.fraction(text)
 
 
-def test_local_texts_are_checked_before_bpe_files_are_downloaded(tmp_path, monkeypatch):
-    # without a network, the error for an RTF was about BPE files, and only that of the next try about the RTF
+def test_without_a_network_a_tokenizer_that_needs_none_is_proposed(tmp_path, monkeypatch):
     def offline(name):
         raise UserError("cannot load the BPE files")
 
     monkeypatch.setattr(make_tokenizer, "tiktoken_bpe", offline)
-    (tmp_path / "a.txt").write_text(r"{\rtf1 text}")
-    split = functools.partial(prepare.draw, fraction=0.1)
-    with pytest.raises(UserError, match=r"rich text \(RTF\)"):
-        prepare.prepare(Files([tmp_path / "a.txt"]), "gpt2", tmp_path / "out", split)
     (tmp_path / "a.txt").write_text("text")
+    split = functools.partial(prepare.by_text, fraction=0.1)
     with pytest.raises(UserError, match=r"the BPE files, or give .* --tokenizer=byte or --tokenizer=train:2048"):
-        prepare.prepare(Files([tmp_path / "a.txt"]), "gpt2", tmp_path / "out", split)
-
-
-def test_a_hub_data_set_is_downloaded_after_the_bpe_files(tmp_path, monkeypatch):
-    def offline(name):
-        raise UserError("cannot load the BPE files")
-
-    monkeypatch.setattr(make_tokenizer, "tiktoken_bpe", offline)
-    monkeypatch.setattr(corpus.Hub, "check", lambda hub: pytest.fail("it downloads the data set"))
-    with pytest.raises(UserError, match="BPE files"):
-        prepare.prepare(
-            corpus.Hub("far", False, path="far"), "gpt2", tmp_path, functools.partial(prepare.draw, fraction=0.1)
-        )
-
-
-def test_what_an_interrupted_run_has_counts_with_another_max_tokens(tmp_path, monkeypatch):
-    # the same command with --max_tokens used to delete hours of work on FineWeb
-    monkeypatch.setattr(corpus, "CHECKED_FIRST", 0)  # as if the text were large
-    monkeypatch.setattr(encoding, "BATCH", 500)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
-    rows = [json.dumps({"text": f"document {n}"}) for n in range(600)]
-    (tmp_path / "rows.jsonl").write_text("\n".join([*rows, "{"]))  # interrupted at its end
-
-    def prepared(**options):
-        split = functools.partial(prepare.draw, fraction=0.1)
-        prepare.prepare(Files([tmp_path / "rows.jsonl"]), "byte", tmp_path / "out", split, **options)
-
-    with pytest.raises(UserError, match="cannot read after row 600"):
-        prepared()
-    monkeypatch.setattr(Files, "fragments", lambda files: pytest.fail("it has 1000 tokens already"))
-    prepared(max_tokens=1000)
-    assert 1000 <= sum(json.loads((tmp_path / "out" / "meta.json").read_text())["tokens"].values()) < 1020
+        prepare.prepare(Files([tmp_path / "a.txt"], tmp_path), "gpt2", tmp_path / "out", split)
 
 
 def test_characters_are_in_nanogpts_meta_pkl_too_and_that_of_other_data_goes(tmp_path):

@@ -222,11 +222,6 @@ def test_a_damaged_meta_is_one_sentence(meta, message):
         Tokenizer(meta)
 
 
-def added(id, content):
-    token = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return {"added_tokens": [*trained_bpe()["added_tokens"], token | {"id": id, "content": content}]}
-
-
 def model(**changes):
     return {"model": trained_bpe()["model"] | changes}
 
@@ -248,15 +243,10 @@ HOSTILE = {
     "no [UNK]": model(type="WordLevel", unk_token="[UNK]"),
     "no unk of BPE": model(unk_token="nope", vocab={"a": 0}, merges=[]),
     "no ids": model(vocab={}, merges=[]) | {"added_tokens": []},
-    "an id of two tokens": vocab(a=9),
-    "one id for all": model(vocab=dict.fromkeys(trained_bpe()["model"]["vocab"], 0), merges=[]),
     "an id beyond all memory": vocab(a=4_000_000_000),
     "an id below 0": vocab(a=-1),
     "a merge of unknown tokens": model(merges=[["xyz", "abc"]]),
     "a prefix longer than a token": model(continuing_subword_prefix="#" * 50),
-    "an added token past the vocabulary": added(4_000_000_000, "<x>"),
-    "an added token without text": added(300, ""),
-    "two ids of an added token": added(5, "<|endoftext|>"),
     "a pattern without end": split_first("(x+x+)+y|(.*)*b"),
     "no pattern": replacing({"String": ""}),
     "half a pattern": replacing({"Regex": "(("}),

@@ -25,7 +25,7 @@ if layers == 13:
 with open(out / "metrics.jsonl", "w", buffering=1) as file:
     for n in range(10**9):
         began = time.perf_counter()
-        time.sleep(layers / 100)
+        time.sleep(layers / 30)
         ms = 1e3 * (time.perf_counter() - began)
         file.write(json.dumps({"kind": "train", "iter": n, "loss": 1.0, "ms": ms}) + "\\n")
 """
@@ -36,7 +36,7 @@ LAYERS = {f"n_layer={n}": {"n_layer": n} for n in (1, 2)}
 def measure(tmp_path, monkeypatch):
     """measure(plan) with short turns."""
     monkeypatch.setattr(step_time, "TURN", 0.05)
-    monkeypatch.setattr(step_time, "SECONDS", 1.0)
+    monkeypatch.setattr(step_time, "SECONDS", 2.0)
     (tmp_path / "train.py").write_text(SLEEPS)
     said = []
 
@@ -46,11 +46,19 @@ def measure(tmp_path, monkeypatch):
     return measure
 
 
+def in_its_turn(training, seconds):
+    """Whether the steps of a turn took no more than the turn, though others had theirs before it."""
+    time.sleep(2)
+    began = time.perf_counter()
+    ms = training.turn(seconds)
+    return 0 < sum(ms) / 1e3 < time.perf_counter() - began + 1
+
+
 def test_a_step_that_takes_twice_as_long_is_found(measure, tmp_path):
     one = plan(LAYERS)
     found = measure(one)
     base, other = found["n_layer=1"], found["n_layer=2"]
-    assert 10 <= base["ms"] < 14 and other["times"] == pytest.approx(2, rel=0.15)
+    assert base["ms"] > 1000 / 30 and other["times"] == pytest.approx(2, rel=0.15)
     assert other["low"] <= other["times"] <= other["high"]
     assert other["ms"] == pytest.approx(base["ms"] * other["times"])
     assert one.settled == {"attention": "settled", "dtype": "float32", "compile": False}
@@ -78,8 +86,7 @@ def test_the_step_in_which_a_process_was_stopped_does_not_count(measure, tmp_pat
     training = step_time._Training(plan(LAYERS), "n_layer=1", {"a": tmp_path}, tmp_path / "study")
     try:
         training.warm_up()
-        time.sleep(1)  # another has the turn
-        assert max(training.turn(0.05)) < 500
+        assert in_its_turn(training, 0.05)
     finally:
         training.close()
     assert training.process.returncode == -signal.SIGKILL
@@ -93,8 +100,6 @@ def test_train_py_writes_each_step_and_stands_still(tmp_path, data):
     training = step_time._Training(one, "n_layer=1", {"a": ROOT}, tmp_path)
     try:
         training.warm_up()
-        time.sleep(1)
-        ms = training.turn(0.1)
-        assert ms and max(ms) < 500
+        assert in_its_turn(training, 0.1)
     finally:
         training.close()

@@ -1,0 +1,240 @@
+"""Read documents from every kind of file that people have. What cannot be read is one sentence."""
+
+import bz2
+import csv
+import errno
+import gzip
+import io
+import json
+import lzma
+import os
+import zipfile
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from fusedgpt.data import decoding, texts
+from fusedgpt.data.texts import Files, Hub, text_at
+from fusedgpt.errors import UserError
+
+zstandard = pytest.importorskip("zstandard")
+
+TEXTS = ["one\nline more", 'with "quotes", commas', "äöü 漢字", "007", "NA", "2020-01-01", "null"]
+
+
+def documents(paths, out_dir=None, corpus=None, **options):
+    """The documents of files, joined from their fragments."""
+    found, text = [], ""
+    corpus = corpus or Files(paths, out_dir or paths[0].parent / "out", **options)
+    for file in corpus.files:
+        for fragment, last in corpus.read(file):
+            text += fragment
+            if last:
+                found.append(text)
+                text = ""
+    assert not text
+    return found
+
+
+def zipped(raw):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("inside", raw)
+    return file.getvalue()
+
+
+def frames(raw):  # a parallel compressor may end a frame anywhere
+    return b"".join(zstandard.compress(raw[at : at + 5]) for at in range(0, len(raw), 5))
+
+
+PACK = {"": bytes, ".gz": gzip.compress, ".zst": frames, ".xz": lzma.compress, ".bz2": bz2.compress, ".zip": zipped}
+
+
+def table(kind):
+    """TEXTS, one a row, in the format of a suffix, written by another library."""
+    rows = [{"id": n, "text": text} for n, text in enumerate(TEXTS)]
+    if kind == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file := io.BytesIO(), row_group_size=3)
+        return file.getvalue()
+    if kind == ".csv":
+        writer = csv.DictWriter(file := io.StringIO(newline=""), ["id", "text"])
+        writer.writeheader()
+        writer.writerows(rows)
+        return file.getvalue().encode()
+    if kind == ".json":
+        return json.dumps(rows, indent=2, ensure_ascii=False).encode()
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+@pytest.mark.parametrize("packed", PACK)
+@pytest.mark.parametrize("kind", [".csv", ".json", ".jsonl", ".parquet"])
+def test_a_row_is_a_document_and_its_text_stays_as_it_is(tmp_path, kind, packed):
+    # `datasets` made 7.0 of a column of 007, None of NA, and a datetime of 2020-01-01
+    (tmp_path / f"a{kind}{packed}").write_bytes(PACK[packed](table(kind)))
+    assert documents([tmp_path / f"a{kind}{packed}"]) == TEXTS
+
+
+@pytest.mark.parametrize("packed", PACK)
+@pytest.mark.parametrize("chunk", [1, 7, 2**20])
+def test_text_has_unix_line_ends_and_no_byte_order_mark(tmp_path, monkeypatch, packed, chunk):
+    monkeypatch.setattr(decoding, "CHUNK", chunk)
+    raw = "\ufeffone\r\ntwo\rthree\n\r\n\r\rfour é 漢字\r\ufefffive".encode()
+    (tmp_path / f"a.txt{packed}").write_bytes(PACK[packed](raw))
+    assert documents([tmp_path / f"a.txt{packed}"]) == ["one\ntwo\nthree\n\n\n\nfour é 漢字\nfive"]
+
+
+def test_paragraphs(tmp_path):
+    # paragraphs of blanks were documents too
+    (tmp_path / "a.txt").write_bytes(b" \n\none\ntwo\r\n\r\n\n \t\n\n  three\n\n\n\nfour\n\n \n \n")
+    assert documents([tmp_path / "a.txt"], paragraphs=True) == ["one\ntwo", "  three", "four"]
+
+
+def test_the_position_goes_from_nothing_to_the_size(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("x" * 3 * decoding.CHUNK)
+    corpus = Files([tmp_path], tmp_path / "out")
+    positions = [corpus.position for file in corpus.files for _ in corpus.read(file)]
+    assert positions == sorted(positions) and 0 < positions[0] < positions[-1] <= corpus.size == 6 * decoding.CHUNK
+
+
+PEOPLE_HAVE = {  # name: content, options, documents, what is said of what is left out
+    "a.tsv": ('nr\ttext\n1\tIt rained\n2\t"Come in\n3\tand sit"\n', {}, ["It rained", '"Come in', 'and sit"'], ""),
+    "a.csv": ('id,text\n1,"To be"\n2,\n3,"  "\n4,or not\n', {}, ["To be", "or not"], "2 rows without text"),
+    "excel.csv": ("id;text\n1;eins, zwei\n2;drei\n", {}, ["eins, zwei", "drei"], ""),
+    "a.jsonl": ('{"text": "a"}\n{"text": null}\n\n{"text": "b"}', {}, ["a", "b"], "1 rows without text"),
+    "half a pair.jsonl": ('{"text": "a \\udbc0 b"}', {}, ["a \ufffd b"], ""),
+    "lists.jsonl": ('{"text": ["one", "two"]}', {}, ["one\ntwo"], ""),
+    "lines.json": ('{"text": "a"}\n{"text": "b"}\n', {}, ["a", "b"], ""),
+    "nested.jsonl": ('{"t": {"en": "hello", "de": "hallo"}}', {"column": "t.en"}, ["hello"], ""),
+    "dotted.jsonl": ('{"t.en": "hello"}', {"column": "t.en"}, ["hello"], ""),
+    "chat.jsonl": (
+        '{"messages": [{"role": "user", "content": "Speak"}, {"role": "bot", "content": "No"}]}',
+        {"column": "messages.content"},
+        ["Speak\nNo"],
+        "",
+    ),
+    "some bad.jsonl": (
+        '{"text": "a"}\n{"text": 5}\n{"tex\n{"other": "x"}\n{"text": "b"}',
+        {"skip_unreadable": True},
+        ["a", "b"],
+        "3 rows that cannot be read, as row 2 of ",
+    ),
+    "wide.csv": (
+        "id,text\n1,a\n2,b, c\n3,d\n",
+        {"skip_unreadable": True},
+        ["a", "d"],
+        "1 rows that cannot be read, as",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PEOPLE_HAVE)
+def test_tables_as_people_have_them(tmp_path, capsys, name):
+    content, options, expected, said = PEOPLE_HAVE[name]
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    assert documents([tmp_path / name], **options) == expected
+    assert said in capsys.readouterr().out
+
+
+REFUSED = [
+    ("a.txt", b"abc" * 9999 + "ä".encode() * 9 + b"\xff", "is UTF-8 but for byte 30,015 (invalid start byte): mend it"),
+    ("a.txt", "über die Bäche, ß".encode()[:-1], "is UTF-8 but for byte 18 (unexpected end of data)"),
+    ("a.txt", b"\x89PNG\r\n\0\0\0\rIHDR" + bytes(range(256)), "is no text: it has zero bytes"),
+    ("a.txt", b"%PDF-1.4 text", "is a PDF, whatever its suffix says: let its name end in .pdf"),
+    ("a.md", b"\n<!DOCTYPE html><p>text", "is a web page, whatever its suffix says: let its name end in .html"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": 5}', "row 2 of {} has 5 where its text should be"),
+    ("a.jsonl", b'{"text": "a"}\n"b"', "row 2 of {} has no 'text'"),
+    ("a.jsonl", b'{"text": "a"\n', "row 1 of {} is no JSON (Expecting ',' delimiter"),
+    (
+        "a.jsonl",
+        b'{"id": 12345, "word": "a", "t": {"en": "abc"}}',
+        "but word, t.en: name one, as in --text_column=t.en",
+    ),
+    ("a.json", b'{"type": "chat", "m": [{"t": "abc"}, {"t": "de"}]}', "type, m.t: name one, as in --text_column=m.t"),
+    ("a.json", b'[{"text": "a"}, {"te', "cannot read {} (JSONDecodeError: Unterminated string"),
+    ("a.csv", b"id,words\n1,two", "row 1 of {} has no 'text', but id, words: name one, as in --text_column=words"),
+    ("a.csv", b"id,text\n1,one, two", "row 1 of {} has more cells than the first line"),  # it was "one"
+    ("a.csv", b'text\none\n"two\nthree\n', "{} is no sound CSV (unexpected end of data): a cell that begins"),
+    ("a.parquet", b"PAR1", "cannot read {} (ArrowInvalid"),
+    ("a.txt.gz", gzip.compress(b"text" * 1000)[:-20], "cannot read {} (OSError: Truncated compressed stream"),
+    ("a.txt.gz", b"text", "cannot read {} (OSError"),
+    ("a.txt.zst", zstandard.compress(bytes(range(1, 128)) * 100)[:-9], "cannot read {} (OSError: Truncated"),
+    ("a.txt.xz", lzma.compress(b"text" * 999)[:-9], "cannot read {} (EOFError: Compressed file ended"),
+    ("a.txt.zip", zipped(b"text")[:-9], "cannot read {} (BadZipFile"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "sentence"), REFUSED, ids=lambda value: value[:50] if isinstance(value, str) else ""
+)
+def test_what_cannot_be_read_is_one_sentence(tmp_path, capsys, name, raw, sentence):
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(UserError) as error:
+        documents([tmp_path / name])
+    assert sentence.format(tmp_path / name) in str(error.value) and "\n" not in str(error.value)
+    (tmp_path / "b.txt").write_text("sound")  # one bad file never costs the others
+    assert documents([tmp_path], skip_unreadable=True)[-1] == "sound"
+    assert f"left out: {tmp_path / name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
+def test_a_file_that_the_system_does_not_give_is_not_called_damaged(tmp_path, monkeypatch, code):
+    def refused(path, mode):
+        raise OSError(code, os.strerror(code), str(path))
+
+    (tmp_path / "a.txt").write_text("text")
+    monkeypatch.setattr(texts, "open", refused, raising=False)
+    with pytest.raises(UserError, match=f"cannot read .*a.txt: {os.strerror(code)}$"):
+        documents([tmp_path / "a.txt"])
+
+
+def test_a_file_that_changes_while_it_is_read_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    corpus = Files([tmp_path / "a.txt"], tmp_path)
+    (tmp_path / "a.txt").write_text("other text")
+    with pytest.raises(UserError, match="has changed while it was read: run this again"):
+        documents([tmp_path / "a.txt"], corpus=corpus)
+
+
+def test_lines_and_arrays_have_a_largest_length(tmp_path, monkeypatch):
+    # small files that unpack to gigabytes of one line
+    monkeypatch.setattr(texts, "LONGEST_ROW", 1000)
+    monkeypatch.setattr(texts, "LONGEST_JSON", 1000)
+    long = "x" * 2000
+    for name, content in {
+        "a.jsonl": json.dumps({"text": long}),
+        "a.csv": f"text\n{long}\n",
+        "b.csv": 'text\n"' + "line\n" * 400 + '"\n',
+        "a.json": json.dumps([long]),
+    }.items():
+        (tmp_path / name).write_text(content)
+        with pytest.raises(UserError, match=r"over 1,000 characters|field larger than field limit"):
+            documents([tmp_path / name])
+
+
+@pytest.mark.parametrize(
+    ("row", "path", "text"),
+    [
+        ({"a": None}, "a", ""),
+        ([{"a": "x"}, {"a": ["y", None]}], "a", "x\ny\n"),
+        ({"a": {"b": {"c": "x"}}}, "a.b.c", "x"),
+    ],
+)
+def test_a_text_is_found_by_its_path(row, path, text):
+    assert text_at(row, path) == text
+
+
+def test_a_data_set_of_the_hub_is_read_file_by_file(tmp_path):
+    # a local folder of the hub's layout
+    for n in range(3):
+        rows = {"text": [f"document {n} {m}" for m in range(5)], "url": ["x"] * 5}
+        parquet.write_table(pyarrow.table(rows), tmp_path / f"train-{n:05}-of-00003.parquet")
+    hub = Hub("someone/texts", f"{tmp_path}/train-*.parquet")
+    assert len(hub.files) == 3
+    assert documents([], "", hub) == [f"document {n} {m}" for n in range(3) for m in range(5)]
+    (tmp_path / "train-00001-of-00003.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match=r"cannot read someone/texts \(.*\): run this again, or give --input=PATH"):
+        documents([], "", hub)
+    with pytest.raises(UserError, match="names no file: give local texts with --input=PATH"):
+        _ = Hub("someone/texts", f"{tmp_path}/val-*.parquet").files
