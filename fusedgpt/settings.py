@@ -41,6 +41,8 @@ class Settings(Dimensions):
     wandb_run_name: str = "gpt2"  # wandb run name
     # data
     dataset: str = "openwebtext"  # folder with train.bin and val.bin: its name in data/, or a path
+    # compare the SHA-256 of the bins with meta.json. Otherwise only their size and time tell whether they changed
+    check_data: bool = False
     gradient_accumulation_steps: int = 40  # micro-batches in a step, summed over all processes
     batch_size: int = 12  # sequences in a micro-batch
     # kernels

@@ -24,6 +24,7 @@ from fusedgpt.errors import UserError, first_line, shown
 
 SPLITS = ("train", "val")
 SAMPLES, SAMPLE = 16, 4096  # samples of each bin that ranks compare, and ids in a sample
+CHECKED_AT_ONCE = 2**30  # bytes of a bin, which take a second
 NANOGPT_VOCAB_SIZE = 50304  # nanoGPT pads GPT-2's 50257 ids to this, unless a meta.pkl says otherwise
 
 
@@ -146,6 +147,29 @@ def same_text(meta: dict, trained_on: dict, split: str) -> bool:
 def _sha256(meta, split):
     digests = meta.get("sha256")
     return digests.get(split) if isinstance(digests, dict) else None
+
+
+def check_bins(files: Mapping[str, "TokenFile"], meta: dict, whole: bool, say: Callable[[str], None]) -> None:
+    """Raise UserError if a bin has another SHA-256 than meta.json says: it was replaced, or damaged by a copy.
+
+    Compared are bins that were written after their meta.json; with `whole`, all. If a large one is newer, `say` is
+    called instead.
+    """
+    for split, file in files.items():
+        path, digest = file.paths[0], _sha256(meta, split)
+        if len(file.paths) > 1 or not digest:
+            continue
+        newer = path.stat().st_mtime_ns > path.with_name("meta.json").stat().st_mtime_ns
+        if newer and not whole and path.stat().st_size > CHECKED_AT_ONCE:
+            say(f"{path} is newer than its meta.json: --check_data=True tells whether it is the same")
+        elif newer or whole:
+            with open(path, "rb") as opened:
+                found = hashlib.file_digest(opened, "sha256").hexdigest()
+            if found != digest:
+                raise UserError(
+                    f"{path} is not the file that meta.json describes: its SHA-256 is {found:.12}…, not {digest:.12}…."
+                    f" To mend it, {_how_to_prepare(path.parent)}"
+                )
 
 
 def require_same_data(files: Mapping[str, "TokenFile"], meta: dict, gather: Callable[[Any], list]) -> None:

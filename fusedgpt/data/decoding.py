@@ -96,7 +96,9 @@ def _guessed(path, raw, error, at):
             f"{path} is UTF-8 but for byte {at:,} ({error.reason}): mend it, or leave the file out by"
             " --skip_unreadable=True"
         )
-    found = list(charset_normalizer.from_bytes(raw, cp_isolation=["utf_16_le", "utf_16_be"] if wide else GUESSED))
+    first = raw[::2].count(0) > raw[1::2].count(0)  # of the two bytes of a letter, blank or line end
+    options = ["utf_16_be" if first else "utf_16_le"] if wide else GUESSED
+    found = list(charset_normalizer.from_bytes(raw, cp_isolation=options))
     if wide and not found:
         raise UserError(f"{path} is no text: it has zero bytes. Remove it")
     likely = [e for e in found if e.chaos < found[0].chaos + CLOSE and e.coherence > found[0].coherence - CLOSE]

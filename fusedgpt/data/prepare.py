@@ -263,7 +263,7 @@ def write(
                 raise UserError(f"{source} is too short: its {split} split is empty")
             meta["tokens"][split], meta["sha256"][split] = count, digest.hexdigest()
         json.dump(meta | extra, new, indent=1, ensure_ascii=False)
-        for file in (new, train, val):  # no file may replace an old one before all are on the disk
+        for file in (train, val, new):  # no file may replace an old one before all are on the disk
             file.flush()
             os.fsync(file.fileno())
         with atomic(described, "w", aside=".unfinished") as file:

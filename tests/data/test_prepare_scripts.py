@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from fusedgpt import home
 from fusedgpt.data import encoding, prepare
-from fusedgpt.data.encoding import Encoded
+from fusedgpt.data.encoding import DOCUMENT, Encoded
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.settings import Settings
 from tests import documents
@@ -87,8 +87,6 @@ def of_the_hub(monkeypatch, name, folder, rows, *args):
         parquet.write_table(pyarrow.table(part), folder / f"{n:03}.parquet", row_group_size=100)
     path = ROOT / "data" / name / "prepare.py"
     main = runpy.run_path(str(path))["main"]
-    commit = re.search(r"@[0-9a-f]{40}/", main.__globals__["PARQUET"])  # what is continued must not have changed
-    assert commit
     monkeypatch.setitem(main.__globals__, "PARQUET", f"{folder}/*.parquet")
     monkeypatch.setattr(sys, "argv", ["prepare.py", f"--out_dir={folder / 'out'}", *args])
     main()
@@ -117,6 +115,31 @@ def test_fineweb_stops_at_max_tokens(tmp_path, monkeypatch):
     assert 0.05 < meta["tokens"]["val"] / meta["tokens"]["train"] < 0.2  # 0.05 % of so few tokens tell nothing
     meta, found = of_the_hub(monkeypatch, "fineweb", tmp_path / "some", rows, "--max_tokens=100")
     assert 100 <= sum(meta["tokens"].values()) < 120 and found == rows[::3][: len(found)]
+
+
+@pytest.mark.parametrize("name", ["fineweb", "openwebtext"])
+def test_a_data_set_of_the_hub_is_of_one_commit(monkeypatch, name):
+    # a preparation that is continued must find the same text
+    asked = []
+    monkeypatch.setattr(prepare, "prepare", lambda *args, **how: asked.append(args))
+    monkeypatch.setattr(sys, "argv", ["prepare.py"])
+    runpy.run_path(str(ROOT / "data" / name / "prepare.py"))["main"]()
+    ((corpus, *_, split),) = asked
+    assert re.search(r"@[0-9a-f]{40}/", corpus.pattern)
+    documents = np.zeros(60, DOCUMENT)
+    documents["end"] = np.arange(1, 61) * 5000
+    in_order = split(documents)["train"].tolist() == sorted(split(documents)["train"].tolist())
+    assert in_order == (name == "fineweb")  # nanoGPT keeps the order of its draw
+
+
+def test_shakespeare_is_cut_before_it_is_tokenized(monkeypatch, tmp_path):
+    (tmp_path / "a.txt").write_text("to be or not to be?\n")
+    main = runpy.run_path(str(ROOT / "data" / "shakespeare" / "prepare.py"))["main"]
+    monkeypatch.setitem(main.__globals__, "Tokenizer", lambda meta: Tokenizer({"tokenizer": "byte", "vocab_size": 256}))
+    monkeypatch.setattr(sys, "argv", ["prepare.py", str(tmp_path / "a.txt"), f"--out_dir={tmp_path}"])
+    main()
+    assert np.fromfile(tmp_path / "val.bin", "<u2").tolist() == list(b"?\n")
+    assert json.loads((tmp_path / "meta.json").read_text())["tokens"] == {"train": 18, "val": 2}
 
 
 @pytest.mark.parametrize("name", sorted(f.parent.name for f in (ROOT / "data").glob("*/prepare.py")))

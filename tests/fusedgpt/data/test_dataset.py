@@ -118,6 +118,33 @@ def compared(*folders):
     require_same_data(*ranks[0], lambda value: values)
 
 
+def test_a_bin_that_is_not_the_one_of_its_meta_is_named(tmp_path, data, monkeypatch):
+    # a run trained on bins of the same size that somebody had replaced
+    folder = shutil.copytree(data, tmp_path / "data")
+    meta, said = read_meta(folder), []
+
+    def checked(whole=False):
+        dataset.check_bins({"train": TokenFile(folder, "train", meta)}, meta, whole, said.append)
+
+    checked(whole=True)
+    ids, times = np.fromfile(folder / "train.bin", "<u2"), (folder / "train.bin").stat()
+    os.utime(folder / "train.bin")  # a copy is newer, and the same
+    checked()
+    ids[[0, -1]] = ids[[-1, 0]]
+    ids[5] ^= 1
+    ids.tofile(folder / "train.bin")
+    wrong = r"train\.bin is not the file that meta\.json describes: its SHA-256 is [0-9a-f]{12}…, not"
+    with pytest.raises(UserError, match=wrong):
+        run(tmp_path / "out", folder, max_iters=1)
+    monkeypatch.setattr(dataset, "CHECKED_AT_ONCE", 10)
+    checked()
+    assert said == [f"{folder}/train.bin is newer than its meta.json: --check_data=True tells whether it is the same"]
+    os.utime(folder / "train.bin", ns=(times.st_mtime_ns, times.st_mtime_ns))
+    checked()  # as old as before: only its SHA-256 tells
+    with pytest.raises(UserError, match=wrong):
+        run(tmp_path / "out", folder, max_iters=1, check_data=True)
+
+
 @contextlib.contextmanager
 def on_a_node(nodes):
     """In this rank, each data set is that of its node."""
@@ -132,6 +159,7 @@ def test_ranks_with_other_data_are_named(tmp_path, data):
         shutil.copytree(data, tmp_path / str(rank) / "walk")
     bin = tmp_path / "1" / "walk" / "train.bin"
     np.fromfile(bin, "<u2")[::-1].tofile(bin)
+    os.utime(bin, (0, 0))  # as old as it says: its SHA-256 is not looked at
     settings = flags(small(tmp_path / "out", "walk", gradient_accumulation_steps=2, max_iters=2))
     done = ranks(2, "train.py", *settings, inside=functools.partial(on_a_node, tmp_path), check=False)
     assert done.returncode == 1

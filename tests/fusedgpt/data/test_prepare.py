@@ -140,9 +140,9 @@ def test_a_single_document_is_split_as_nanogpt_does():
 def test_a_document_keeps_its_split_when_others_come():
     # 12 of 20 documents for validation had been trained on after one file more
     texts = [f"text {n}" for n in range(2000)]
-    before, after = of([100] * 2000, texts), of([100] * 3000, [f"new {n}" for n in range(1000)] + texts)
+    before, after = of([100] * 2000, texts), of([100] * 3003, [f"new {n}" for n in range(1003)] + texts)
     first, then = (chosen(prepare.by_text(each, 0.1), each) for each in (before, after))
-    assert [n + 1000 for n in first] == [n for n in then if n >= 1000] and 150 < len(first) < 250
+    assert [n + 1003 for n in first] == [n for n in then if n >= 1003] and 150 < len(first) < 250
     twice = of([100] * 2000, [f"text {n % 1000}" for n in range(2000)])  # and copies are in one split
     both = chosen(prepare.by_text(twice, 0.1), twice)
     assert [n for n in both if n < 1000] == [n - 1000 for n in both if n >= 1000]
