@@ -1,15 +1,7 @@
-"""Small documents of every kind, written byte by byte, so that no package that reads them has written them."""
+"""Small documents, written byte by byte, so that no package that reads them has written them."""
 
 import io
 import zipfile
-
-W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
-ODF = "urn:oasis:names:tc:opendocument:xmlns"
-
-
-def zipped(**files):
-    """A zip file. A name has / for __ and . for _: word__document_xml is word/document.xml."""
-    return zip_of({name.replace("__", "/").replace("_", "."): content for name, content in files.items()})
 
 
 def zip_of(files):
@@ -19,41 +11,6 @@ def zip_of(files):
         for name, content in files.items():
             archive.writestr(name, content)
     return raw.getvalue()
-
-
-def docx(body, name="word/document.xml"):
-    """A Word file with the XML `body`, or with a paragraph for each text of a list."""
-    if isinstance(body, list):
-        body = "".join(f"<w:p><w:r><w:t>{text}</w:t></w:r></w:p>" for text in body)
-    xml = f'<?xml version="1.0" encoding="UTF-8" standalone="yes"?><w:document {W}><w:body>{body}</w:body></w:document>'
-    return zip_of({"[Content_Types].xml": "<Types/>", name: xml})
-
-
-def odt(body):
-    """An OpenDocument text with the XML `body`."""
-    names = "".join(f' xmlns:{name}="{ODF}:{name}:1.0"' for name in ("office", "text", "table"))
-    xml = f"<office:document-content{names}><office:body><office:text>{body}</office:text></office:body>"
-    kind = "application/vnd.oasis.opendocument.text"
-    return zip_of({"mimetype": kind, "content.xml": f"{xml}</office:document-content>"})
-
-
-def epub(chapters, extra=None):
-    """An EPUB. `chapters` are (name, content, properties), in the order of reading; they are stored in another."""
-    items = "".join(
-        f'<item id="i{n}" href="{name}" media-type="application/xhtml+xml"{" " * bool(more)}{more}/>'
-        for n, (name, _, more) in enumerate(chapters)
-    )
-    spine = "".join(f'<itemref idref="i{n}"/>' for n in range(len(chapters)))
-    package = (
-        f'<package xmlns="http://www.idpf.org/2007/opf"><manifest>{items}</manifest><spine>{spine}</spine></package>'
-    )
-    container = (
-        '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>'
-        '<rootfile full-path="OEBPS/book.opf" media-type="application/oebps-package+xml"/></rootfiles></container>'
-    )
-    files = {f"OEBPS/{name.replace('%20', ' ')}": content for name, content, _ in reversed(chapters)}
-    start = {"mimetype": "application/epub+zip", "META-INF/container.xml": container, "OEBPS/book.opf": package}
-    return zip_of(start | files | (extra or {}))
 
 
 def pdf(pages, image=""):

@@ -58,20 +58,22 @@ class Files:
         self.encodings = inputs.PerFile("encoding", encoding, None, self.files)
         self.left_out = {}
         self._stamps = {file: _stamp(file) for file in self.files}
-        self.size = sum(size for size, _ in self._stamps.values())
+        sizes = itertools.accumulate((size for size, _ in self._stamps.values()), initial=0)
+        self._starts = dict(zip([*self.files, None], sizes))  # in bytes over all files
+        self.size = self._starts[None]
         stamps = [[str(file.absolute()), *self._stamps[file]] for file in self.files]
         self.key = [column, encoding, paragraphs, skip_unreadable, stamps]
-        self._done, self._file = 0, None  # bytes of the files before, and the open file
+        self._start, self._file = 0, None  # of the open file
         self._notes = set()
 
     @property
     def position(self) -> int:
         """How many bytes of the files have been read."""
-        return self._done + (self._file.tell() if self._file and not self._file.closed else 0)
+        return self._start + (self._file.tell() if self._file and not self._file.closed else 0)
 
     def read(self, path: pathlib.Path) -> Fragments:
         """The documents of a file. What is blank is left out."""
-        self._done = sum(self._stamps[file][0] for file in itertools.takewhile(lambda file: file != path, self.files))
+        self._start = self._starts[path]
         try:
             yield from self._read(path)
         except UserError as error:
