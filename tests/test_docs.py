@@ -243,11 +243,11 @@ def test_a_command_of_the_docs_runs(command, ran, copy):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_readmes_five_commands_lead_from_a_folder_of_anything_to_a_score(copy):
+def test_five_commands_lead_from_a_folder_of_anything_to_a_score(copy):
     # each used to be tested on its own only, with data and weights of the tests
     for package in ("tyro", "tokenizers", "transformers", "lm_eval", "pyarrow"):
         pytest.importorskip(package)
-    (five,) = re.findall(r"## Your own text\n\n(?:.+\n)+\n((?: {4}.*\n){5})\n", (ROOT / "README.md").read_text())
+    (five,) = re.findall(r"five commands .*\n\n((?: {4}.*\n){5})\n", (ROOT / "docs" / "data.md").read_text())
     commands = [shlex.split(line.replace("=corpus/", "=mixed")) for line in five.splitlines()]
     made = run([*commands.pop(), "-n"], copy).stdout  # make eval: what it would run, without its set-up
     score = [shlex.split(line)[1:] for line in made.splitlines() if re.search(r"python (export|harness)\.py", line)]
@@ -263,7 +263,7 @@ def test_readmes_five_commands_lead_from_a_folder_of_anything_to_a_score(copy):
 
 def test_the_quick_start_without_make_is_that_of_make():
     # a page that gave other minutes, or none, would take longer than the two that it promises
-    (four,) = re.findall(r"four commands:\n\n((?: {4}.*\n)+)", (ROOT / "docs" / "tour.md").read_text())
+    (four,) = re.findall(r"four commands:\n\n((?: {4}.*\n)+)", (ROOT / "docs" / "running.md").read_text())
     made = run(["make", "-n", "-o", "setup", "quickstart"], ROOT).stdout.replace(" --init_from=auto", "")
     commands = [re.findall(r"python (\S+[.]py.*)", text) for text in (four, made)]
     without, of_make = ([shlex.split(command) for command in each] for each in commands)

@@ -111,7 +111,7 @@ MISTAKES = [
     ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {mail}", "name one, as in --text_column=body"),
     ("data/text/prepare.py --out_dir={bins} {mail} --text_column=mial.csv:body", "there are mail.csv"),
     ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {rows} {file}", "--skip_unreadable=True goes on"),
-    ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {windows}", "say --encoding=NAME"),
+    ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {windows}", "it has zero bytes. Remove it"),
     ("bench.py lader", "did you mean ladder?"),
     ("bench.py ladder --device=cpu --only=flahs", "it can be a pattern, such as 'flash*'"),
     ("study.py config/quickstart.py --seeds=1..3", "did you mean seed?"),

@@ -17,6 +17,7 @@ import io
 import itertools
 import json
 import pathlib
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,6 @@ from fusedgpt.errors import UserError, first_line, out_of_memory, shown
 
 LONGEST_ROW = 2**25  # most characters of a line of a table, and of a cell of a CSV
 LONGEST_JSON = 2**29  # most characters of an array, which is read whole
-Fragments = Iterator[tuple[str, bool]]
 
 
 class Unreadable(ValueError):
@@ -71,7 +71,7 @@ class Files:
         """How many bytes of the files have been read."""
         return self._start + (self._file.tell() if self._file and not self._file.closed else 0)
 
-    def read(self, path: pathlib.Path) -> Fragments:
+    def read(self, path: pathlib.Path) -> Iterator[tuple[str, bool]]:
         """The documents of a file. What is blank is left out."""
         self._start = self._starts[path]
         try:
@@ -270,8 +270,8 @@ def _missing(row, column):
     if not (texts := _paths(row)):
         return f"has no {column!r}, and no text elsewhere: {shown(row)}"
     longest = max(texts, key=texts.get)
-    there = ", ".join(itertools.islice(texts, SHOWN))
-    return f"has no {column!r}, but {there}: name one, as in --text_column={longest}"
+    there = " ".join(", ".join(itertools.islice(texts, SHOWN)).split())  # a name may have line ends
+    return f"has no {column!r}, but {there}: name one, as in --text_column={shlex.quote(longest)}"
 
 
 def _paths(value, path=""):
@@ -344,7 +344,7 @@ class Hub:
             raise UserError(f"{self.pattern} names no file: give local texts with --input=PATH")
         return found
 
-    def read(self, file: str) -> Fragments:
+    def read(self, file: str) -> Iterator[tuple[str, bool]]:
         """The documents of a file, from its column `text`."""
         import datasets
 

@@ -312,16 +312,16 @@ def without_prefix(content: dict) -> dict:
 
 
 def _of_sentencepiece(content):
-    return content["model"]["type"] == "BPE" and bool(content["model"].get("byte_fallback"))
+    return content["model"].get("type") == "BPE" and bool(content["model"].get("byte_fallback"))
 
 
 def _unprefixed(step):
     """A normalizer, pre-tokenizer or decoder without the steps that add a blank to a text, or take it away again."""
-    if step is None or step["type"] == "Prepend" or (step["type"] == "Strip" and "content" in step):
+    if step is None or step.get("type") == "Prepend" or (step.get("type") == "Strip" and "content" in step):
         return None
-    if step["type"] == "Metaspace":
+    if step.get("type") == "Metaspace":
         return step | {"prepend_scheme": "never"} | ({"add_prefix_space": False} if "add_prefix_space" in step else {})
-    if step["type"] == "Sequence":
+    if step.get("type") == "Sequence":
         name = next(each for each in ("normalizers", "pretokenizers", "decoders") if each in step)
         return step | {name: [kept for each in step[name] if (kept := _unprefixed(each)) is not None]}
     return step

@@ -36,7 +36,7 @@ def test_a_process_that_holds_more_than_it_may_ends(tmp_path, data, monkeypatch)
     assert ended.value.args[0] == "out of memory"
     monkeypatch.setattr(max_batch, "TIMED_S", 0.2)
     found = max_batch._trial(s, 2**28)
-    assert found["samples"] > 1 and found["tokens"] == 4 * 256 and found["peak_memory"] > 0
+    assert found["samples"] >= 1 and found["tokens"] == 4 * 256 and found["peak_memory"] > 0
 
 
 def test_the_search_to_its_report(tmp_path, data, monkeypatch):

@@ -2,6 +2,7 @@
 
 import email.message
 import mailbox
+import pathlib
 import subprocess
 import time
 
@@ -66,11 +67,11 @@ def test_a_page_that_took_hours_takes_seconds(tmp_path, bomb):
 def test_pandoc_has_limits(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "MOST_SECONDS", 0.001)
     with pytest.raises(UserError, match=r"a takes pandoc over 0.001 s: save its parts"):
-        documents.plain(b"text", "html", "a")
+        documents.plain(b"text", "html", pathlib.Path("a"))
     monkeypatch.setattr(documents, "MOST_SECONDS", 60)
     monkeypatch.setattr(documents, "MOST_MEMORY", "2m")
     with pytest.raises(UserError, match=r"a cannot be read by pandoc \(.*[Hh]eap"):
-        documents.plain(b"<p>text</p>" * 50_000, "html", "a")
+        documents.plain(b"<p>text</p>" * 50_000, "html", pathlib.Path("a"))
     monkeypatch.setattr(documents, "LARGEST", 10)
     (tmp_path / "a.html").write_text("<html><p>text")
     with pytest.raises(UserError, match="has more than 10 bytes: save its parts"):

@@ -1,0 +1,77 @@
+"""The tables of the pages, printed from the rows in results/. cogapp puts them where a page calls these functions:
+
+    python -m cogapp -r -P -I . CONTRIBUTING.md docs/*.md results/study_calibration/README.md
+
+A page has `<!-- [[[cog from tests.tables import contenders; contenders("h200/ladder") ]]] -->`, then the table, then
+`<!-- [[[end]]] -->`.
+"""
+
+import csv
+import pathlib
+
+from fusedgpt.bench import check, report, rows
+from fusedgpt.machine.files import read_jsonl
+
+RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
+
+
+def contenders(folder: str, *names: str, others: dict[str, dict[str, str]] | None = None, **of) -> None:
+    """Milliseconds, and how many times as fast as the baseline, with the interval: all contenders, or those of `names`.
+
+    of: the comparison, if a folder has several. others: more columns, {heading: {contender: cell}}.
+    """
+    for result in rows.results(rows.read(RESULTS / folder / "rows.jsonl")[1]):
+        if of.items() <= result.of.items():
+            more = others or {}
+            found = [name for name in result.measured if result.ms(name) and (not names or name in names)]
+            cells = [[f"`{name}`", *_times(result, name), *(c.get(name, "") for c in more.values())] for name in found]
+            print(*report.markdown(["", "ms", f"times as fast as `{result.baseline}`", *more], cells), sep="\n")
+
+
+def _times(result, name):
+    ratio = result.ratio(name)
+    return f"{result.ms(name)['median_ms']:,.4g}", report.in_figures(ratio) if ratio else ""
+
+
+def lengths(folder: str, *names: str) -> None:
+    """How many times as fast as the baseline contenders are, with intervals: a line for each comparison."""
+    found = rows.results(rows.read(RESULTS / folder / "rows.jsonl")[1])
+    fields = list(found[0].of)
+    found.sort(key=lambda result: [str(result.of[name]).zfill(9) for name in fields])
+    cells = []
+    for result in found:
+        ratios = [result.ratio(name) for name in names]
+        cells.append([*result.of.values(), *(report.in_figures(ratio) if ratio else "" for ratio in ratios)])
+    print(*report.markdown([*fields, *(f"`{name}`" for name in names)], cells), sep="\n")
+
+
+def both(first: str, second: str, *names: str) -> None:
+    """How many times as fast contenders are in two folders, and whether they agree, as `bench.py check` says it."""
+    results = [rows.results(rows.read(RESULTS / folder / "rows.jsonl")[1]) for folder in (first, second)]
+    found = [line for line in check.compare(*results) if not names or line[0].rpartition(", ")[2] in names]
+    print(*report.markdown(["", first, second, ""], found), sep="\n")
+
+
+def of_study(folder: str) -> None:
+    """The variants of a study: mean, difference, its interval, the verdict."""
+    with open(RESULTS / folder / "table.csv", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    cells = []
+    for line in lines:
+        numbers = [f"{float(line[name]):+.3f}" if line[name] else "" for name in ("difference", "low", "high")]
+        interval = f"{numbers[1]} to {numbers[2]}" if numbers[1] else ""
+        mean = f"{float(line['mean']):.3f}" if line["mean"] else ""
+        cells.append([line["variant"], line["n"], mean, numbers[0], interval, line["verdict"]])
+    head = ["variant", "seeds", "mean validation loss", "difference", "95 % interval", "verdict"]
+    print(*report.markdown(head, cells), sep="\n")
+
+
+def fields(path: str, *names: str, **where) -> None:
+    """The fields of the lines of a .jsonl that have the values `where`."""
+    found = [line for line in read_jsonl(RESULTS / path) if where.items() <= line.items()]
+    cells = [[_cell(line.get(name, "")) for name in names] for line in found]
+    print(*report.markdown([name.replace("_", " ") for name in names], cells), sep="\n")
+
+
+def _cell(value):
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value

@@ -1,0 +1,22 @@
+"""The tables of the pages say what the rows say. Numbers were wrong beside their rows once, and 47 had none."""
+
+import io
+
+import pytest
+from cogapp import Cog
+
+from tests.launch import ROOT
+
+PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "results/study_calibration/README.md"]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "[[[cog" in page.read_text()], ids=lambda page: page.name)
+def test_a_page_has_the_tables_that_its_rows_give(page):
+    cog, said = Cog(), io.StringIO()
+    cog.set_output(stdout=said, stderr=said)
+    assert cog.main(["cog", "--check", "--diff", "-P", "-I", str(ROOT), str(page)]) == 0, said.getvalue()
+
+
+def test_no_other_page_has_a_mark():
+    assert sum("[[[cog" in page.read_text() for page in PAGES) > 4
+    assert not any("[[[cog" in page.read_text() for page in (ROOT / "README.md", ROOT / "results" / "README.md"))
