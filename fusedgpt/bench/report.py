@@ -248,7 +248,8 @@ def _not_measured(results, short=False):
     if short:
         measured = {name for result in results for name in result.measured}
         names = dict.fromkeys(name for each in found.values() for name in each if name not in measured)
-        return [f"Not measured: {', '.join(names)}."] if names else []
+        few = ", ".join(names) if len(names) < 4 else f"{len(names)} others, which the report names"
+        return [f"Not measured: {few}."] if names else []
     return [f"{status}: {', '.join(names)}: {reason}" for (status, reason), names in found.items()]
 
 
