@@ -162,7 +162,7 @@ class Files:
                     blank += 1
             except (KeyError, Unreadable) as error:
                 why = _missing(row, column) if isinstance(error, KeyError) else str(error)
-                why = f"row {number:,} of {path} {why}"
+                why = " ".join(f"row {number:,} of {path} {why}".split())  # names may have line ends
                 if not self.skip:
                     raise UserError(why) from error
                 unreadable.append(why)
@@ -270,7 +270,7 @@ def _missing(row, column):
     if not (texts := _paths(row)):
         return f"has no {column!r}, and no text elsewhere: {shown(row)}"
     longest = max(texts, key=texts.get)
-    there = " ".join(", ".join(itertools.islice(texts, SHOWN)).split())  # a name may have line ends
+    there = ", ".join(itertools.islice(texts, SHOWN))
     return f"has no {column!r}, but {there}: name one, as in --text_column={shlex.quote(longest)}"
 
 

@@ -37,7 +37,8 @@ def texts(folder):
     (folder / f"a{ODD_NAME}.txt").write_text(40 * TEXT, encoding="utf-8")
     (folder / "b.jsonl").write_text(30 * (json.dumps({"text": TEXT}, ensure_ascii=False) + "\n"), encoding="utf-8")
     (folder / "c.csv").write_text('number,text\n1,"' + 30 * TEXT + '"\n', encoding="utf-8")
-    (folder / "d.py").write_text(20 * "x = 5  # ä\n", encoding="utf-8")
+    for n in range(40):  # some for each split
+        (folder / f"{n}.py").write_text(20 * "x = 5  # ä\n", encoding="utf-8")
     return folder
 
 
@@ -50,7 +51,7 @@ def chain(folder, text):
     out, benchmark = folder / RUN, f"--results={folder / 'bench'}"
     return [
         ["data/text/prepare.py", "--tokenizer=char", f"--out_dir={folder / DATA}", "--input", text],
-        ["data/python_stdlib/prepare.py", f"--out_dir={folder / 'stdlib'}", "--input", text / "d.py"],
+        ["data/python_stdlib/prepare.py", f"--out_dir={folder / 'stdlib'}", "--input", text],
         ["train.py", *tiny(out, folder / DATA, sample_interval=2)],
         ["train.py", f"--out_dir={out}", f"--dataset={folder / DATA}", "--init_from=resume", "--max_iters=6"],
         ["sample.py", f"--out_dir={out}", "--device=cpu", "--num_samples=1", "--max_new_tokens=20"],
