@@ -9,7 +9,7 @@ A page has `<!-- [[[cog from tests.tables import contenders; contenders("h200/la
 import csv
 import pathlib
 
-from fusedgpt.bench import check, report, rows
+from fusedgpt.bench import check, figures, report, rows
 from fusedgpt.machine.files import read_jsonl
 
 RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
@@ -30,7 +30,7 @@ def contenders(folder: str, *names: str, others: dict[str, dict[str, str]] | Non
 
 def _times(result, name):
     ratio = result.ratio(name)
-    return f"{result.ms(name)['median_ms']:,.4g}", report.in_figures(ratio) if ratio else ""
+    return figures.milliseconds(result.ms(name)["median_ms"]), report.in_figures(ratio) if ratio else ""
 
 
 def lengths(folder: str, *names: str) -> None:

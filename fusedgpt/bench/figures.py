@@ -62,6 +62,11 @@ def new(height: float, **options) -> tuple:
     return plt.subplots(layout="constrained", figsize=(WIDTH, height), **options)
 
 
+def milliseconds(ms: float) -> str:
+    """A time with four digits, or all of its whole part."""
+    return f"{ms:,.0f}" if ms >= 1000 else f"{ms:.4g}"
+
+
 def bars(result: Result):
     """A line for each contender: its ratio with the interval, and its time."""
     names = [name for name in result.measured if result.ms(name)]
@@ -71,7 +76,7 @@ def bars(result: Result):
         if ratio and ratio.known:
             axes.plot([ratio.low, ratio.high], [n, n], color=look, linewidth=2)
         axes.plot(ratio.times if ratio else 1.0, n, color=look, marker="o", markersize=4)
-        text = f"{ms:,.4g} ms" + (f", {ratio.times:.3g}×" if ratio else "")
+        text = f"{milliseconds(ms)} ms" + (f", {ratio.times:.3g}×" if ratio else "")
         axes.text(1.01, n, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
     axes.axvline(1, color="0.2", linewidth=0.8, linestyle="--", zorder=0)
     axes.set_yticks(range(len(names)), names)

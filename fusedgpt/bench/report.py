@@ -139,7 +139,7 @@ def _cell(result, name):
         line = result.contenders.get(name)
         return "" if line is None or line["status"] == "measured" else line["status"]
     ratio = result.ratio(name)
-    return f"{ms['median_ms']:.4g}" + (f"; {in_figures(ratio)}" if ratio else "")
+    return figures.milliseconds(ms["median_ms"]) + (f"; {in_figures(ratio)}" if ratio else "")
 
 
 def _table(result, shown):
@@ -153,7 +153,8 @@ def _table(result, shown):
             cells.append([name, f"{line['status']}: {line['reason']}", *[""] * (len(names) + len(columns) - 2)])
             continue
         ms, ratio = result.ms(name), result.ratio(name)
-        times = [f"{ms['median_ms']:.4g} ({ms['p10_ms']:.4g} to {ms['p90_ms']:.4g})" if ms else "no lap"]
+        found = [figures.milliseconds(ms[each]) for each in ("median_ms", "p10_ms", "p90_ms")] if ms else []
+        times = [f"{found[0]} ({found[1]} to {found[2]})" if ms else "no lap"]
         times += [in_figures(ratio) if ratio else ""]
         cells.append([name, *(times if timed else []), *(more[name].get(column, "") for column in columns)])
     return markdown([*names, *columns], cells)
