@@ -32,8 +32,9 @@ def scripts(folder, data):
     """Command lines by the file that each has to write."""
     out = folder / "out"
     (folder / "noise.py").write_text(NOISE)
-    text = [f"--input={folder / 'text.py'}", f"--out_dir={folder / 'data'}"]
-    (folder / "text.py").write_text(TEXT * 200)
+    (folder / "texts").mkdir()
+    for number in range(30):  # python_stdlib needs a file for validation, about one in ten
+        (folder / "texts" / f"{number}.py").write_text(TEXT * 20)
     yield out / "ckpt.pt", ["train.py", folder / "noise.py", *flags(small(out, data))]
     yield None, ["sample.py", f"--out_dir={out}", "--device=cpu", "--num_samples=1", "--max_new_tokens=5"]
     yield folder / "hf" / "model.safetensors", ["export.py", out, folder / "hf"]
@@ -42,8 +43,9 @@ def scripts(folder, data):
     yield folder / "lm_eval.json", ["harness.py", folder / "hf", folder / "lm_eval.json", "sonnets"]
     sizes = [f"--{name}={value}" for name, value in TINY.items()]
     yield None, ["bench.py", "plan", *sizes, "--gpus=1"]
-    for name in ("text", "shakespeare_char", "openwebtext", "python_stdlib"):
-        yield folder / "data" / "meta.json", [f"data/{name}/prepare.py", *text]
+    for name, source in (("text", "1.py"), ("shakespeare_char", "1.py"), ("openwebtext", "1.py"), ("python_stdlib", "")):
+        prepare = [f"data/{name}/prepare.py", f"--input={folder / 'texts' / source}", f"--out_dir={folder / 'data'}"]
+        yield folder / "data" / "meta.json", prepare
 
 
 @pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are not here (set TIKTOKEN_CACHE_DIR)")
