@@ -215,28 +215,6 @@ def test_bench_starts_without_what_it_does_not_use():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.gpu
-@pytest.mark.timeout(600)  # each rung of the ladder compiles
-@pytest.mark.parametrize(
-    ("kind", "only"),
-    [
-        ("ladder", "manual,flash*,efficient,cudnn*,flex*,auto*"),
-        ("sweep", "manual,flash,efficient,cudnn,flex"),
-        ("prefill", "eager,flash"),
-        ("numerics", "manual,flash,efficient,cudnn,flex"),
-    ],
-)
-def test_every_kind_on_a_gpu(tmp_path, data, kind, only):
-    changes = dict(device="cuda", dtype="bfloat16", models="mistral-small,gpt2", n_embd=64)
-    sure = ("manual", "math", "efficient", "flash", "eager")
-    for result in run(kind, tmp_path, data, **changes, only=only):
-        for name, line in result.contenders.items():
-            no_float32 = name == "flash" and result.of.get("dtype") == "float32"  # FlashAttention is for 16 bits
-            assert line["status"] != "failed", line
-            if name in sure:
-                assert line["status"] == ("refused" if no_float32 else "measured"), line
-
-
 def test_two_calls_do_not_share_a_folder(tmp_path, data):
     # each wrote over the other's rows: one died of a traceback, and five of six rows were gone
     given = ["--device=cpu", "--only=cudnn, masked", f"--results={tmp_path}"]
