@@ -43,7 +43,8 @@ def scripts(folder, data):
     yield folder / "lm_eval.json", ["harness.py", folder / "hf", folder / "lm_eval.json", "sonnets"]
     sizes = [f"--{name}={value}" for name, value in TINY.items()]
     yield None, ["bench.py", "plan", *sizes, "--gpus=1"]
-    for name, source in (("text", "1.py"), ("shakespeare_char", "1.py"), ("openwebtext", "1.py"), ("python_stdlib", "")):
+    for name in ("text", "shakespeare_char", "openwebtext", "python_stdlib"):
+        source = "" if name == "python_stdlib" else "1.py"
         prepare = [f"data/{name}/prepare.py", f"--input={folder / 'texts' / source}", f"--out_dir={folder / 'data'}"]
         yield folder / "data" / "meta.json", prepare
 
