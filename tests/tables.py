@@ -1,6 +1,6 @@
 """The tables of the pages, printed from the rows in results/. cogapp puts them where a page calls these functions:
 
-    python -m cogapp -r -P -I . CONTRIBUTING.md docs/*.md results/study_calibration/README.md
+    python -m cogapp -r -P -I . README.md CONTRIBUTING.md docs/*.md results/study_calibration/README.md
 
 A page has `<!-- [[[cog from tests.tables import contenders; contenders("h200/ladder") ]]] -->`, then the table, then
 `<!-- [[[end]]] -->`.

@@ -218,7 +218,10 @@ def flex(
     elif T > 1 or window is not None:
         mask = (_block_mask if inside else _kept_block_mask)(T, Tk, q.device, window)
     attend = flex_attention if inside else _compiled_flex(dynamic=not q.requires_grad)  # lengths vary in generation
-    return attend(q, k, v, block_mask=mask, **_grouped(q, k))
+    # Below 128 queries PyTorch 2.11 to 2.13 would take its kernel for decoding. Its log-sum-exp has a padded stride
+    # from one sequence to the next, which the backward does not know: gradients of a second sequence were wrong
+    options = {"FORCE_USE_FLEX_ATTENTION": True} if q.requires_grad else None
+    return attend(q, k, v, block_mask=mask, kernel_options=options, **_grouped(q, k))
 
 
 def _near(past, window):

@@ -40,7 +40,8 @@ def prove(attend: Attend, case: Case, exact_as: torch.dtype | None = None) -> di
 
 def verdict(errors: dict[str, float], dtype: torch.dtype, where: str) -> str:
     """A sentence for the report: 'passed: largest error …'. Raises ParityError if an error is beyond the tolerance."""
-    worst = f"largest error {parity.largest(errors):.1e} {where}, allowed {parity.TOLERANCE[dtype]:.0e}"
+    of = max((name for name in errors if name != "rms"), key=errors.get)
+    worst = f"largest error {errors[of]:.1e}, of {of}, {where}, allowed {parity.TOLERANCE[dtype]:.0e}"
     if "rms" in errors:
         worst += f"; root mean square {errors['rms']:.1e}, allowed {parity.RMS_TOLERANCE[dtype]:.1e}"
     if not parity.passes(errors, dtype):

@@ -132,9 +132,14 @@ def multiplies_tf32(device: torch.device) -> bool:
     return device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
 
 
+def asks_to_compile(setting: bool | str, device: torch.device) -> bool:
+    """Whether a setting asks for torch.compile. 'auto' does on a GPU only."""
+    return setting is True or (setting == "auto" and device.type == "cuda")
+
+
 def resolve_compile(setting: bool | str, device: torch.device) -> tuple[bool, str]:
-    """Whether to compile, and why it is not possible if it was asked for. 'auto' asks for it on a GPU only."""
-    if setting is False or (setting == "auto" and device.type != "cuda"):
+    """Whether to compile, and why it is not possible if it was asked for."""
+    if not asks_to_compile(setting, device):
         return False, ""
     reason = why_no_compiler(device)
     return reason is None, f"torch.compile cannot work here: {reason}" if reason else ""

@@ -25,8 +25,9 @@ def environment(device: torch.device) -> dict:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
-        # an installed package may lie in a repository of its user's
-        "commit": (None if home.INSTALLED else commit(home.SCRIPTS)) or os.environ.get("FUSEDGPT_COMMIT"),
+        # the variable comes first: a copy on a lent machine may lie in another history. An installed package may lie in
+        # a repository of its user's
+        "commit": os.environ.get("FUSEDGPT_COMMIT") or (None if home.INSTALLED else commit(home.SCRIPTS)),
     }
     if device.type == "cuda":
         found |= {"memory": torch.cuda.get_device_properties(device).total_memory}

@@ -26,7 +26,7 @@ def test_a_file_of_tests_that_is_killed_keeps_what_passed(tmp_path, monkeypatch)
     )
     monkeypatch.setattr(campaign, "ROOT", tmp_path)
     monkeypatch.setattr(campaign, "WORKERS", 0)
-    monkeypatch.setattr(campaign, "COMPILED", campaign.Step("numerics", 1))
+    monkeypatch.setattr(campaign, "COMPILED", [campaign.Step("numerics", 1)])
     campaign._tests(tmp_path, "this code", campaign.Settings(), math.inf)
     found = json.loads((tmp_path / "tests.json").read_text())
     named = {which: [test.partition("::")[2] for test in found[which]] for which in ("failed", "began")}

@@ -171,3 +171,12 @@ def test_a_llama_with_two_kinds_of_layers_is_one_graph_and_makes_each_mask_once(
     attention = [launches for name, launches, _ in found["forward"]["kernels"] if "tem_fused" in name]
     masks = [launches for name, launches, _ in found["forward"]["kernels"] if "_le_" in name]
     assert attention == [2, 2] and masks and set(masks) == {1}
+
+
+@needs_triton
+def test_flex_never_trains_with_its_kernel_for_decoding(lower):
+    # on an H200, 2 x 12 x 127 x 64: the log-sum-exp that it saves has a padded stride, the backward reads it without,
+    # and gradients of the second sequence were wrong by a factor of 73
+    found = lower(attention="flex", batch_size=2, block_size=96, n_layer=2)
+    kernels = {name: launches for name, launches, _ in found["forward"]["kernels"] if "flex_attention" in name}
+    assert sum(kernels.values()) == 2 and all("tem_fused" in name for name in kernels), kernels

@@ -37,9 +37,9 @@ def run(tmp_path, left=lambda kind, args: (2, 5), **changes):
 def test_tests_come_first_then_breadth_then_depth(steps, tmp_path, capsys):
     said = run(tmp_path, nanogpt="../nanoGPT")
     names = ["tests" if "pytest" in command else command[1] for command in steps]
-    assert names[:2] == ["tests", "ladder"]  # compiled beside the tests
-    assert names[2:] == [step.kind for step in campaign.BREADTH]  # a rehearsal ends with it
-    assert ("--nanogpt=../nanoGPT" in steps[3]) and "-n" in steps[0]
+    assert names[:3] == ["tests", "ladder", "peers"]  # compiled beside the tests
+    assert names[3:] == [step.kind for step in campaign.BREADTH]  # a rehearsal ends with it
+    assert ("--nanogpt=../nanoGPT" in steps[4]) and "-n" in steps[0]
     assert "ladder 3 of 5" in said and "The same command adds what is missing" in said
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("== tests 240 s, then ladder --only=manual") and "numerics 30 s" not in first.split(",")[0]
@@ -102,7 +102,7 @@ def test_names_of_devices():
 
 
 def test_each_step_is_a_command_that_its_kind_takes(tmp_path):
-    for step in (*campaign.BREADTH, *campaign.DEPTH, campaign.COMPILED):
+    for step in (*campaign.BREADTH, *campaign.DEPTH, *campaign.COMPILED):
         s, _ = kinds.read_settings(step.kind, [*step.flags, "--device=cpu"])
         assert kinds.planned(step.kind, s, torch.device("cuda")), step.name
         rehearsed = campaign._arguments(step, campaign.Settings(rehearse=True), tmp_path)
