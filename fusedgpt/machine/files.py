@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import json
-import math
 import os
 import pathlib
 import shutil
@@ -46,8 +45,7 @@ def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterat
         os.replace(temporary, path)
     except BaseException as error:
         if opened and _is_still(temporary, opened):
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise cannot_write(path, error) from error
         raise
@@ -61,16 +59,11 @@ def cannot_write(path: pathlib.Path, error: OSError) -> UserError:
 
 
 def _is_still(path, opened):
-    """Whether `path` still names the file of `opened`, a result of os.fstat.
-
-    If the disk does not answer, returns True, because the next write will say what is wrong.
-    """
+    """Whether `path` still names the file of `opened`, a result of os.fstat; True if the disk does not answer."""
     try:
         return os.path.samestat(os.stat(path), opened)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, (FileNotFoundError, NotADirectoryError))
 
 
 class Lock:
@@ -78,17 +71,13 @@ class Lock:
 
     def __init__(self, file: IO):
         self.path, self.file, self.opened = pathlib.Path(file.name), file, os.fstat(file.fileno())
-        weakref.finalize(self, file.close)  # after an error, Python would warn of a file that nobody closes
+        self.close = weakref.finalize(self, file.close)  # after an error, Python would warn of a file left open
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exception):
         self.close()
-
-    def close(self) -> None:
-        """Release the folder."""
-        self.file.close()
 
     def check(self, go_on: str = "--init_from=auto and that --out_dir") -> None:
         """Raise UserError if the folder was moved or removed, or has another lock.
@@ -98,25 +87,15 @@ class Lock:
         """
         if _is_still(self.path, self.opened):
             return
-        folder, since = self.path.parent, "while this process used it. The process has written nothing since"
-        if now := self._moved_to():
-            raise UserError(f"{folder} was moved to {now} {since}. What was saved is there: go on with {go_on}")
-        if not folder.is_dir():
-            raise UserError(
-                f"{folder} was removed, or moved to another disk, {since}. If it was moved, what was saved is there: go"
-                f" on with {go_on}. Otherwise start again"
-            )
-        raise UserError(
-            f"{self.path}, which keeps other processes out of {folder}, was removed or replaced {since}. What was saved"
-            " is still in the folder or, if another run has begun there, in the last of its folders previous-N: make"
-            f" sure that no other run uses it, and go on with {go_on}"
-        )
-
-    def _moved_to(self):
-        """The folder where the open file is now; None if it was removed, or if the system does not say."""
+        what = f"{self.path.parent} was removed or moved, or its {self.path.name} replaced,"
         with contextlib.suppress(OSError):
             now = pathlib.Path(os.readlink(f"/proc/self/fd/{self.file.fileno()}"))  # Linux knows its present path
-            return now.parent if now.name == self.path.name and _is_still(now, self.opened) else None
+            if _is_still(now, self.opened):
+                what = f"{self.path.parent} was moved to {now.parent}"
+        raise UserError(
+            f"{what} while this process used it. The process has written nothing since. If what was saved is still"
+            f" there, go on with {go_on}; after another run has begun in the folder, it is in the last previous-N"
+        )
 
 
 def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:
@@ -179,24 +158,16 @@ def link(path: str | os.PathLike, name: str | os.PathLike) -> None:
         os.replace(aside, name)
         aside.unlink(missing_ok=True)  # os.replace does nothing if both names are of one file already
     except OSError as error:
-        if error.errno in NO_LINKS:
-            with atomic(name) as copy, open(path, "rb") as file:
-                shutil.copyfileobj(file, copy)
-            return
-        raise cannot_write(pathlib.Path(name), error) from error
+        if error.errno not in NO_LINKS:
+            raise cannot_write(pathlib.Path(name), error) from error
+        with atomic(name) as copy, open(path, "rb") as file:
+            shutil.copyfileobj(file, copy)
 
 
 def json_line(content: dict[str, Any]) -> str:
     """`content` as a line of strict JSON. NaN and infinity become null."""
-    return json.dumps(_strict(content), allow_nan=False) + "\n"
-
-
-def _strict(value):
-    if isinstance(value, dict):
-        return {key: _strict(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    finite = json.loads(json.dumps(content), parse_constant=lambda name: None)
+    return json.dumps(finite) + "\n"
 
 
 def read_jsonl(path: str | os.PathLike, having: str = "") -> list[dict]:

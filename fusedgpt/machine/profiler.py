@@ -1,11 +1,10 @@
-"""Run one call under PyTorch's profiler, and find out how long the GPU worked for it."""
+"""Run one call under PyTorch's profiler, and read the matrices that it multiplied."""
 
 import contextlib
 import os
 from collections.abc import Callable, Iterator
 
 import torch
-from torch.autograd import DeviceType
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's log messages on stderr
 
@@ -16,7 +15,7 @@ def profile(step: Callable[[], object], memory: bool = False, shapes: bool = Fal
     memory: record the CPU and its allocations, and no GPU. shapes: record the operators' tensors, for `factors` and
     `batches`.
     """
-    options = ({"profile_memory": True} if memory else {}) | ({"record_shapes": True} if shapes else {})
+    options = {"profile_memory": memory, "record_shapes": shapes}
     if torch.cuda.is_available() and not memory:
         kinds = torch.profiler.ProfilerActivity
         recorder = torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA], **options)
@@ -31,17 +30,6 @@ def table(profiled: torch.autograd.profiler.profile) -> str:
     """PyTorch's table of the operators that took the most time by themselves, on the GPU if there is one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return profiled.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=20, max_name_column_width=50)
-
-
-def busy_ms(profiled: torch.autograd.profiler.profile) -> float | None:
-    """Milliseconds in which the GPU ran at least one kernel or copy; None if it ran none."""
-    events = [e for e in profiled.kineto_results.events() if e.device_type() == DeviceType.CUDA]  # ROCm's too
-    spans = sorted((e.start_ns(), e.end_ns()) for e in events if not e.is_user_annotation())
-    busy = until = 0
-    for start, end in spans:  # time with several at once counts once
-        busy += max(0, end - max(start, until))
-        until = max(until, end)
-    return busy / 1e6 if spans else None
 
 
 def factors(profiled: torch.autograd.profiler.profile) -> set[tuple[int, int]]:

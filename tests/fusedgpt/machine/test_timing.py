@@ -127,7 +127,7 @@ def test_what_is_written_between_replays_is_twice_the_cache(l2, hip, flushed, mo
     # an MI300X has an L2 cache of 4 MiB and 256 MiB behind it: a flush of 256 MiB would leave some inputs there
     device = StandIns(monkeypatch, l2=l2)
     monkeypatch.setattr(torch.version, "hip", hip)
-    timing.Replays(device.step, GPU_7, warmup=0)
+    timing.of_a_kernel(device.step, GPU_7, warmup=0)
     assert device.flushed == flushed << 20
 
 
