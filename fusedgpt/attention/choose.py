@@ -23,8 +23,9 @@ def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = 
     UserError, with the reason and what would run instead, if the named kernel cannot run here.
     """
     if name == "auto":
-        kept = before and not _refusal_of_any(before, cases, compiled)
-        return (before, {}) if kept else fastest(*cases, compiled=compiled)
+        if before and not refusal(before, *cases, compiled=compiled):
+            return before, {}
+        return fastest(*cases, compiled=compiled)
     for case in cases:
         require(name, case, compiled)
     return name, {}
@@ -32,16 +33,7 @@ def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = 
 
 def still_runs(name: str, *cases: Case, compiled: bool = False) -> bool:
     """Whether 'auto' may take the kernel `name` without a trial: it is permitted in all cases and passes parity."""
-    if name not in SINGLE_KERNELS:
-        return False
-    trial = _trial(name, cases, compiled)
-    if compiled:
-        trial.compile()
-    return trial.passes()
-
-
-def _refusal_of_any(name, cases, compiled):
-    return next(filter(None, (refusal(name, case, compiled) for case in cases)), None)
+    return name in SINGLE_KERNELS and _Trial(name, cases, compiled).passes()
 
 
 def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]:
@@ -51,7 +43,7 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
     other cases on one head, or the next one is tried. If the model will be `compiled`, the kernel alone is compiled for
     parity; on a GPU it is also timed compiled (on a CPU compiling takes seconds). Raises UserError if none is left.
     """
-    trials = {name: _trial(name, cases, compiled) for name in SINGLE_KERNELS}
+    trials = {name: _Trial(name, cases, compiled) for name in SINGLE_KERNELS}
     case = cases[0]
     if case.device.type == "cpu":
         case = _quick(case, torch.get_num_threads())
@@ -61,8 +53,6 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
             trials[name].compile()
         order = [*_raced({name: trials[name] for name in near}, case)[0], *(name for name in order if name not in near)]
     for name in order:
-        if compiled and not trials[name].compiled:
-            trials[name].compile()
         if trials[name].passes():
             return name, {name: trial.record() for name, trial in trials.items()}
     refused = "; ".join(f"{name}: {trial.refused}" for name, trial in trials.items())
@@ -91,14 +81,9 @@ def _raced(trials, case):
 
 def _why(error):
     """Why a kernel cannot run, from what it raised."""
-    return f"{'out of memory' if out_of_memory(error) else reasons((), error)} at this shape"
-
-
-def _trial(name, cases, compiled):
-    case = cases[0]
-    compared = parity.shortened(case, B=2 if case.device.type == "cpu" else None)  # all heads
-    others = [parity.shortened(each, B=2).of_heads(1, 1) for each in cases[1:]]  # as for a kernel that is named
-    return _Trial(name, case, compared, others, _refusal_of_any(name, cases, compiled))
+    if out_of_memory(error):
+        return "out of memory at this shape"
+    return f"{reasons((), error)} at this shape"
 
 
 def _quick(case, threads):
@@ -110,14 +95,16 @@ def _quick(case, threads):
 
 
 class _Trial:
-    """One kernel: its times, its errors on `compared`, and why it was `refused`, if it was.
+    """One kernel: its times, its errors, and why it was `refused`, if it was.
 
-    It is compared on `others` too: another layer's attention, or that of one query after many keys.
+    In the first case all its heads are compared; in others, such as another layer's attention or that of one query
+    after many keys, one head.
     """
 
-    def __init__(self, name, case, compared, others, refused):
-        self.name, self.case, self.compared, self.others, self.refused = name, case, compared, others, refused
-        self.attend, self.compiled, self.ms, self.timed, self.errors = as_run(name, case), False, [], "", None
+    def __init__(self, name, cases, to_be_compiled):
+        self.name, self.case, self.others, self.to_be_compiled = name, cases[0], cases[1:], to_be_compiled
+        self.refused = refusal(name, *cases, compiled=to_be_compiled)
+        self.attend, self.compiled, self.ms, self.timed, self.errors = as_run(name, self.case), False, [], "", None
 
     def compile(self):
         torch.compiler.reset()  # PyTorch counts recompilations over all kernels together
@@ -143,7 +130,11 @@ class _Trial:
         return take
 
     def passes(self):
-        """Whether it passes parity and, if compiled, still runs the kernel that was asked for."""
+        """Whether it is permitted, passes parity and, if compiled, still runs the kernel that was asked for."""
+        if self.refused:
+            return False
+        if self.to_be_compiled and not self.compiled:
+            self.compile()
         try:
             for where, errors, dtype in self._checks():
                 self.errors = errors
@@ -161,9 +152,11 @@ class _Trial:
 
     def _checks(self):
         """Yield (where, errors, dtype) of each comparison, last that of the case itself."""
-        for each in self.others:
+        for case in self.others:
+            each = parity.shortened(case, B=2).of_heads(1, 1)  # as for a kernel that is named
             yield f"on {each}", parity.compare(as_run(self.name, each), each), each.dtype
-        for where, errors in parity.checks(as_run(self.name, self.case), self.compared):
+        sequences = 2 if self.case.device.type == "cpu" else None
+        for where, errors in parity.checks(as_run(self.name, self.case), parity.shortened(self.case, sequences)):
             yield where, errors, self.case.dtype
         if self.compiled:  # only at the compiled shape: every other shape would take seconds to compile
             yield "compiled", parity.compare(self.attend, parity.shortened(self.case), heads=2), self.case.dtype
@@ -173,4 +166,6 @@ class _Trial:
         record = {"refused": self.refused}
         if self.ms and not self.refused:
             record |= {"timed": self.timed} | timing.summary(self.ms)
-        return record | ({"errors": self.errors} if self.errors else {})
+        if self.errors:
+            record["errors"] = self.errors
+        return record

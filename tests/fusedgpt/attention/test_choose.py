@@ -174,7 +174,7 @@ def test_auto_times_on_what_is_near_the_fastest(told):
 def test_auto_takes_little_time_at_the_size_of_the_quick_start():
     # and no more beside other programs: each kernel was timed to the end, for four seconds
     began = time.perf_counter()
-    choose._raced({name: choose._trial(name, [TRAINING], False) for name in ("manual", "math", "flash")}, TRAINING)
+    choose._raced({name: choose._Trial(name, [TRAINING], False) for name in ("manual", "math", "flash")}, TRAINING)
     assert time.perf_counter() - began < 5
 
 

@@ -167,16 +167,15 @@ def test_a_package_that_fails_is_refused_with_its_reason(provide, error):
     assert [permitted.refusal(name, TRAINING) for name in ("flash3", "flash4", "flash")] == [str(error)] * 2 + [None]
 
 
-def test_a_package_that_returns_more_than_pytorch_expects_is_refused_with_both_versions(provide, monkeypatch):
+def test_a_package_that_returns_more_than_pytorch_expects_is_refused_with_the_reason(provide):
     # pytorch#190212: flash-attn-4 from 4.0.0b19 on returns four values where PyTorch unpacks two
     def two_of_four(q, k, v):
         y, logsumexp = (*forward(q, k, v), None, None)
         return y, logsumexp
 
     provide("flash4", fwd=two_of_four)
-    monkeypatch.setattr(flash_impl.importlib.metadata, "version", lambda package: "4.0.0b36")
     reason = permitted.refusal("flash4", TRAINING)
-    assert f"flash-attn-4 4.0.0b36 does not fit PyTorch {torch.__version__}: too many values to unpack" in reason
+    assert f"this flash-attn-4 does not fit PyTorch {torch.__version__}: too many values to unpack" in reason
     assert "4.0.0b17" in reason
 
 

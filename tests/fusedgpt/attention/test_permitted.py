@@ -143,7 +143,7 @@ def test_flex_is_refused_where_it_computes_wrongly(monkeypatch):
 def test_flex_is_compared_as_the_compiler_makes_it(monkeypatch):
     # with PyTorch 2.11 on an H200, training within documents was as manual's eager, and not compiled
     case = Case((2, 2, 64, 16), torch.device("cpu"), torch.float32, backward=False, packed=True)
-    monkeypatch.setattr(permitted, "refusal", lambda *_: None)
+    monkeypatch.setattr(permitted, "refusal", lambda *_, **__: None)
     monkeypatch.setattr(permitted, "ATTENTION", {"flex": ATTENTION["manual"], "manual": ATTENTION["manual"]})
 
     def compiled_wrongly(attend, dynamic):
