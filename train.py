@@ -151,7 +151,7 @@ def rehearse(state: TrainState, trace: pathlib.Path | None, case: Case | None = 
     before = graphs_compiled()
     forward_backward()
     graphs = graphs_compiled() - before
-    return observe(forward_backward, trace, state.model.config.padded_vocab_size, case), graphs
+    return observe(forward_backward, trace, case), graphs
 
 
 def train_step(state: TrainState, s: Settings, micro_steps: range) -> dict[str, Tensor]:
