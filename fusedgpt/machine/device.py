@@ -129,7 +129,7 @@ def multiplies_tf32(device: torch.device) -> bool:
 
 
 def asks_to_compile(setting: bool | str, device: torch.device) -> bool:
-    """Whether a setting asks for torch.compile. 'auto' does on a GPU only."""
+    """Whether a setting asks for torch.compile: 'auto' does on a GPU only."""
     return setting is True or (setting == "auto" and device.type == "cuda")
 
 

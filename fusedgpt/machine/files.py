@@ -8,7 +8,6 @@ import pathlib
 import shutil
 import socket
 import time
-import weakref
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -23,10 +22,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterator[IO]:
     """Open a file for writing. It gets the name `path` only once it is complete and on the disk.
 
-    A missing folder is made. If the process is killed, `path` keeps its old content, and the next write replaces the
-    temporary file that was left.
-    aside: part of the temporary file's name, so that two processes that write the same `path` do not share it.
-    Raises UserError if the disk is full or cannot be written.
+    A missing folder is made. aside: part of the temporary file's name, so that two processes that write the same `path`
+    do not share it. Raises UserError if the disk is full or cannot be written.
     """
     path = pathlib.Path(path)
     temporary, opened = path.with_name(f".{path.name}{aside}.tmp"), None
@@ -71,7 +68,7 @@ class Lock:
 
     def __init__(self, file: IO):
         self.path, self.file, self.opened = pathlib.Path(file.name), file, os.fstat(file.fileno())
-        self.close = weakref.finalize(self, file.close)  # after an error, Python would warn of a file left open
+        self.close = file.close
 
     def __enter__(self):
         return self
@@ -101,8 +98,8 @@ class Lock:
 def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:
     """Take the folder for this process, until the returned lock is closed. shared: for all processes that ask so.
 
-    The system releases the folder when the process ends, however it ends. On Windows, processes that share it keep no
-    other out. Raises UserError if another process has the folder, or if it cannot be written.
+    The system releases the folder when the process ends, however it ends. Raises UserError if another process has the
+    folder, or if it cannot be written.
     """
     path = pathlib.Path(out_dir) / ".lock"
     try:
@@ -148,8 +145,8 @@ def _take(file, shared):
 def link(path: str | os.PathLike, name: str | os.PathLike) -> None:
     """Give the file `path` a second `name`: a hard link, or a copy on a disk without links. Replaces an older `name`.
 
-    A link is as good as a copy, because `atomic` replaces files and never writes into them. If `path` is a symbolic
-    link, the file that it names gets the second name. Raises UserError if the disk refuses.
+    A link is as good as a copy, because `atomic` replaces files and never writes into them. Raises UserError if the
+    disk refuses.
     """
     aside = pathlib.Path(name).with_name(".link.tmp")  # always this name, so that the next link removes a leftover
     try:
@@ -187,9 +184,8 @@ def read_jsonl(path: str | os.PathLike, having: str = "") -> list[dict]:
 class Lines:
     """A file that grows by whole lines. Lines that cannot be written wait in memory until the next one is added.
 
-    A torn last line of an earlier process stays a line of its own. If the file vanishes while it is open, it is
-    restored from the open file; if another takes its name, such as an edited copy, that one grows. If its folder
-    vanishes, the folder is not made anew, and lines wait in memory.
+    If the file vanishes while it is open, it is restored from the open file; if another takes its name, such as an
+    edited copy, that one grows. If its folder vanishes, lines wait in memory.
     """
 
     def __init__(self, path: str | os.PathLike):

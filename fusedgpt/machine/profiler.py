@@ -38,7 +38,7 @@ def batches(profiled: torch.autograd.profiler.profile) -> set[int]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Drop what is written to stderr, because the profiler's C++ code writes start and stop marks there."""
+    """Drop stderr, to which the profiler's C++ code writes start and stop marks."""
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, 2)

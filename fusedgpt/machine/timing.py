@@ -32,15 +32,13 @@ class StepClock:
         self.device, self.starts, self.stops = device, [], []
 
     def start(self) -> None:
-        """Begin a step."""
         self.starts.append(self._mark())
 
     def stop(self) -> None:
-        """End the step that was started last."""
         self.stops.append(self._mark())
 
     def read(self) -> list[float]:
-        """Milliseconds of each step since the last call. Waits for the device."""
+        """Milliseconds of each step since the last call."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             ms = [start.elapsed_time(stop) for start, stop in zip(self.starts, self.stops)]

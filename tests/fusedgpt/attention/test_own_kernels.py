@@ -87,14 +87,6 @@ def test_a_run_remembers_the_full_path_of_its_file(file, monkeypatch):
     assert located(f"{file.name}:whole") == f"{file}:whole" and located("sdpa") == "sdpa"
 
 
-def test_its_function_is_loaded_once_and_can_be_compiled(file):
-    own = ATTENTION[f"{file}:whole"]
-    assert ATTENTION[f"{file}:whole"] is own
-    q, k, v, _ = Case((1, 2, 16, 8), CPU, torch.float32, backward=False).inputs()
-    compiled = torch.compile(own, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(q, k, v), ATTENTION["manual"](q, k, v))
-
-
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -175,18 +167,11 @@ def test_one_that_fails_in_mid_run_loses_no_step_and_a_changed_file_is_said(tmp_
     assert len(rows(out)) == done + 2
 
 
-@pytest.mark.parametrize("kind", ["ladder", "sweep", "numerics"])
-def test_a_benchmark_takes_it_as_a_flag_and_plans_it_beside_ours(kind, file):
-    own = f"{file}:whole"
-    s, _ = kinds.read_settings(kind, [f"--attention={own}"])
-    assert any(own in each.names for each in kinds.planned(kind, s, CPU))
-    assert "attention" not in kinds.header(kind, [], s, {})["settings"]  # rows of ours are the same with and without it
-
-
 def test_benchmarks_measure_it(tmp_path, data, file):
     own = f"{file}:whole"
     for kind, module in (("sweep", sweep), ("numerics", numerics)):
         s = settings(kind, tmp_path, data, attention=own)
+        assert "attention" not in kinds.header(kind, [], s, {})["settings"]  # rows of ours are the same with it
         each = next(each for each in module.comparisons(s, CPU) if own in each.names)
         assert "passed" in module.build(each.of, own, s, CPU)[1]["parity"]
 
