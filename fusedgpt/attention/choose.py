@@ -18,9 +18,8 @@ QUICK_SCORES = 2**19  # of all heads together, in a race on a CPU
 def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = False) -> tuple[str, dict]:
     """The kernel that the setting `name` means for `cases`, and for 'auto' the trial of each kernel.
 
-    'auto' takes the kernel that is fastest on the first case, among those that can run all cases. before: the kernel of
-    the run that is resumed; 'auto' keeps it if it still runs. compiled: whether the model will be compiled. Raises
-    UserError, with the reason and what would run instead, if the named kernel cannot run here.
+    before: the kernel of the run that is resumed; 'auto' keeps it if it still runs. compiled: whether the model will be
+    compiled. Raises UserError, with the reason and what would run instead, if the named kernel cannot run here.
     """
     if name == "auto":
         if before and not refusal(before, *cases, compiled=compiled):
@@ -95,11 +94,7 @@ def _quick(case, threads):
 
 
 class _Trial:
-    """One kernel: its times, its errors, and why it was `refused`, if it was.
-
-    In the first case all its heads are compared; in others, such as another layer's attention or that of one query
-    after many keys, one head.
-    """
+    """One kernel: its times in milliseconds, its errors, and why it was `refused`, if it was."""
 
     def __init__(self, name, cases, to_be_compiled):
         self.name, self.case, self.others, self.to_be_compiled = name, cases[0], cases[1:], to_be_compiled
@@ -111,10 +106,7 @@ class _Trial:
         self.attend, self.compiled = torch.compile(as_run(self.name, self.case), dynamic=False), True
 
     def turn(self, case, inputs):
-        """Its turn in a race on `case`. On a GPU its inputs and graph are freed after each, to leave memory to others.
-
-        inputs: of `case`, if several kernels share them.
-        """
+        """Its turn in a race on `case`. On a GPU its inputs and graph are freed after each."""
         made = []
 
         def take(seconds):

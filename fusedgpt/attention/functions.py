@@ -57,7 +57,7 @@ def blocked(
     """`manual` for BLOCK queries at a time, each on the keys that it sees. This is half of what makes flash fast.
 
     It computes hardly any score above the diagonal, and the scores of a block fit into a CPU's cache. The other half is
-    to split the keys into blocks too. Flash corrects its softmax after each of them, in one kernel (arXiv:2205.14135).
+    to split the keys into blocks too, and to correct the softmax after each, in one kernel (arXiv:2205.14135).
     """
     T, Tk = q.size(-2), k.size(-2)
     q, blocks = q * q.size(-1) ** -0.5, []  # scale a query's hs numbers, not its scores
