@@ -34,7 +34,6 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-from fusedgpt.attention import functions
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.receipt import contradiction, observe
 from fusedgpt.data import dataset
@@ -263,7 +262,6 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     out_dir, micro_steps = pathlib.Path(s.out_dir), ranks.micro_steps(s.gradient_accumulation_steps)
 
     # data and weights
-    functions.require_same_file(s.attention, ranks.gather)
     folder, meta = find_data(s)
     prompts = samples.prompts(s, meta, ranks)
     lock = files.lock(out_dir) if ranks.main and not (s.eval_only or s.dry_run) else None

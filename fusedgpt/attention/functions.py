@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from fusedgpt.attention import flash_impl
-from fusedgpt.attention.table import check_name, is_own
+from fusedgpt.attention.table import check_name
 from fusedgpt.errors import UserError, first_line
 
 BLOCK = 256  # queries in a block of `blocked`
@@ -255,12 +255,6 @@ def digest(name: str) -> str | None:
     """The SHA-256 of the file of a user's own kernel `name`; None if there is none."""
     path = pathlib.Path(name.rpartition(":")[0])
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-
-
-def require_same_file(name: str, gather: Callable[[Any], list]) -> None:
-    """Raise UserError on every rank if a user's own kernel `name` is not the same file on all nodes."""
-    if is_own(name) and len(set(gather(digest(name)))) > 1:
-        raise UserError(f"attention={name} is not the same file on all nodes: copy one to all")
 
 
 def load(name: str) -> Callable[..., Tensor]:
