@@ -61,16 +61,11 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
 
 def _raced(trials, case):
     """(the names of `trials` from the fastest on, without those that are refused; those that are not far behind)."""
-    inputs = case.inputs() if case.device.type == "cpu" else None  # on a GPU they would take memory from the kernels
+    inputs, seconds = None, 0.0
+    if case.device.type == "cpu":
+        inputs, seconds = case.inputs(), SECONDS  # on a GPU the inputs would take memory from the kernels
     contenders = {name: trial.turn(case, inputs) for name, trial in trials.items() if not trial.refused}
-    try:
-        laps = turns.race(contenders, case.device, SECONDS if case.device.type == "cpu" else 0.0, TURN)
-    except torch.AcceleratorError:
-        raise
-    except Exception as error:
-        for name in contenders:
-            trials[name].refused = _why(error)
-        return [], []
+    laps = turns.race(contenders, case.device, seconds, TURN)  # raises if all fail
     for name, error in laps.failed.items():
         trials[name].refused = _why(error)
     for name in laps.by_speed():

@@ -63,8 +63,7 @@ def _wrong(name, case, compiled):
 def _comparisons(name, case, compiled):
     """(where, errors) of the comparisons with float64: one head for a kernel of ours, all checks for a user's own.
 
-    flex is compared compiled too: the backward of PyTorch 2.11 reads full blocks by the strides of the others, which
-    may differ if the mask is made in the graph of the model. On an H200 the test within documents failed so.
+    flex is compared compiled too: on an H200, training within documents with PyTorch 2.11 was wrong only compiled.
     """
     attend, whole = as_run(name, case), parity.shortened(case, B=2)
     if compiled and (is_own(name) or name == "flex"):  # the compiler traces these into the graph of the model

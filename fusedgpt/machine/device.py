@@ -88,11 +88,7 @@ def cpu_has_amx() -> bool:
 
 
 def cpu_gains_by_bfloat16() -> bool:
-    """Whether this CPU multiplies faster in bfloat16 than in float32.
-
-    Instructions alone do not say so: an AMD EPYC with AVX-512 gains by them, and an Intel Xeon with AVX-512 and no AMX
-    takes nearly twice as long as in float32.
-    """
+    """Whether this CPU multiplies faster in bfloat16 than in float32. A Xeon with AVX-512 and no AMX does not."""
     return cpu_multiplies_bfloat16() and _bfloat16_is_faster()
 
 
@@ -112,10 +108,7 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
 
 @contextlib.contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """A context in which CUDA may, or may not, round the factors of float32 products to TF32 (float16's 11 bits).
-
-    By default PyTorch does not allow it, but an environment variable can, as in NVIDIA's containers.
-    """
+    """A context in which CUDA may, or may not, round the factors of float32 products to TF32 (float16's 11 bits)."""
     before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, allowed
     try:
         yield
@@ -158,10 +151,7 @@ def graphs_compiled() -> int:
 
 
 def cuda_graphs(device: torch.device) -> bool:
-    """Whether all graphs that torch.compile has made for `device` are replayed as CUDA graphs.
-
-    TORCHINDUCTOR_CUDAGRAPHS=1 in the environment asks for them. PyTorch leaves out a graph that it cannot replay.
-    """
+    """Whether all graphs that torch.compile has made are replayed as CUDA graphs. PyTorch leaves out some."""
     if device.type != "cuda" or not graphs_compiled():
         return False
     return _asks_for_graphs() and not sys.modules["torch._dynamo"].utils.counters["inductor"]["cudagraph_skips"]
@@ -174,10 +164,7 @@ def _asks_for_graphs():
 
 
 def require_no_accumulation(device: torch.device, compiled: bool, micro_steps: int) -> None:
-    """Raise UserError if CUDA graphs would be replayed for several micro-steps of a step.
-
-    Gradients lie in the graphs' memory. The next micro-step overwrites them before its own are added (pytorch#96693).
-    """
+    """Raise UserError if CUDA graphs would be replayed for several micro-steps of a step (pytorch#96693)."""
     if device.type == "cuda" and compiled and micro_steps > 1 and _asks_for_graphs():
         raise UserError(
             f"TORCHINDUCTOR_CUDAGRAPHS=1 with {micro_steps} micro-steps in each process is refused, because replayed"

@@ -289,7 +289,7 @@ def test_blocked_computes_few_scores_above_the_diagonal_and_before_the_window(wi
 
 def test_the_mask_of_flex_leaves_out_blocks_before_the_window():
     def blocks(window):
-        mask = functions._block_mask(1024, 1024, CPU, window)
+        mask = functions._flex_mask(1024, 1024, CPU, None, window)
         return (mask.kv_num_blocks + mask.full_kv_num_blocks).flatten().tolist()
 
     assert blocks(None) == [1, 2, 3, 4, 5, 6, 7, 8]  # of 128 keys
