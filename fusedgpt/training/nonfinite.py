@@ -28,8 +28,7 @@ def explain(
 ) -> str:
     """Why the step of `iteration` had no finite gradient: the first tensors that are not finite, and their batch.
 
-    Repeats the micro-steps of each rank with the same batch and dropout, but with the current weights, which are
-    `later` steps newer. All ranks have to call it.
+    Repeats the micro-steps of each rank with the same batch and dropout, but the current weights, `later` steps newer.
     """
     if ranks.shards > 1:
         return "parallel=fsdp cannot name the tensor in which this began: repeat the run with parallel=ddp"

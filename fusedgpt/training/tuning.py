@@ -41,10 +41,10 @@ def settle(
 ) -> Settled:
     """Settle attention, dtype and compile of the settings `s` for a model.
 
-    cases: each attention that layers have. batch: a micro-batch (x, y); the timing uses a part and changes no weights.
-    before: the earlier choices of a resumed run ('attention', 'dtype', 'compile'), which stay if they can run here;
-    None for a new run. A deterministic run follows rules alone, because timing could choose differently at the next
-    start. Raises UserError if a named kernel cannot run here.
+    cases: each attention that layers have. batch: a micro-batch (x, y), of which the timing uses a part. before: the
+    choices of the run that is resumed ('attention', 'dtype', 'compile'), which stay if they can run here; else None. A
+    deterministic run follows rules alone, because timing could choose differently at the next start. Raises UserError
+    if a named kernel cannot run here.
     """
     device = cases[0].device
     may_time = cases[0].backward and not next(model.parameters()).is_meta
