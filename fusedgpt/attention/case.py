@@ -68,9 +68,13 @@ class Case:
         """The document of each key, (B, Tk), if `packed`. Sequences have about 3 and 24 documents, in turn."""
         return _documents(self.shape[0], self.keys or self.shape[2], self.device) if self.packed else None
 
-    def inputs(self) -> tuple[Tensor, ...]:
-        """q (B, nh, T, hs), k and v (B, nkv, Tk, hs), and dy like q, the gradient of y: normal numbers."""
-        return self._placed(*self._drawn())
+    def inputs(self, scale: float = 1.0) -> tuple[Tensor, ...]:
+        """q (B, nh, T, hs), k and v (B, nkv, Tk, hs), and dy like q, the gradient of y: normal numbers.
+
+        They are the same on every device. `scale` multiplies q and k.
+        """
+        q, k, v, dy = self._drawn()
+        return self._placed(q * scale, k * scale, v, dy)
 
     def inputs_of_large_scores(self) -> tuple[Tensor, ...]:
         """Like `inputs`, but each score is a whole number from 0 to 7, times one number between 16 and 32.

@@ -184,9 +184,10 @@ def flex(
     """FlexAttention. It ignores `dropout_p`: permitted.refusal refuses flex before a model trains with dropout."""
     T, Tk, mask = q.size(-2), k.size(-2), None
     inside = torch.compiler.is_compiling()  # a model that is being compiled traces flex into its own graph
-    if T > 1 or window is not None or documents is not None:
-        make = _kept_mask if documents is None else _last_mask
-        mask = (_flex_mask if inside else make)(T, Tk, q.device, documents, window)
+    if documents is not None:
+        mask = (_document_mask if inside else _last_document_mask)(T, documents, window)
+    elif T > 1 or window is not None:
+        mask = (_block_mask if inside else _kept_block_mask)(T, Tk, q.device, window)
     attend = flex_attention if inside else _compiled_flex(dynamic=not q.requires_grad)  # lengths vary in generation
     # Below 128 queries PyTorch 2.11 to 2.13 would take its kernel for decoding. Its log-sum-exp has a padded stride
     # from one sequence to the next, which the backward does not know: gradients of a second sequence were wrong
@@ -194,24 +195,35 @@ def flex(
     return attend(q, k, v, block_mask=mask, kernel_options=options, **_grouped(q, k))
 
 
-def _flex_mask(T, Tk, device, documents, window):
-    past = Tk - T  # keys before that of the first query
+def _near(past, window):
+    """Whether the query `i` after `past` other keys sees the key `j`, as flex asks it."""
+
+    def causal(b, h, i, j):
+        return j <= i + past
+
+    def within(b, h, i, j):
+        return (j <= i + past) & (i + past - j < window)
+
+    return causal if window is None else within
+
+
+def _block_mask(T, Tk, device, window):
+    return create_block_mask(_near(Tk - T, window), None, None, T, Tk, device=device)
+
+
+def _document_mask(T, documents, window):
+    B, Tk = documents.shape
+    past, near = Tk - T, _near(Tk - T, window)
 
     def seen(b, h, i, j):
-        visible = j <= i + past
-        if window is not None:
-            visible = visible & (i + past - j < window)
-        if documents is not None:
-            visible = visible & (documents[b, i + past] == documents[b, j])
-        return visible
+        return near(b, h, i, j) & (documents[b, i + past] == documents[b, j])
 
-    B = None if documents is None else documents.size(0)
-    return create_block_mask(seen, B, None, T, Tk, device=device)
+    return create_block_mask(seen, B, None, T, Tk, device=documents.device)
 
 
-_kept_mask = functools.lru_cache(maxsize=64)(_flex_mask)
+_kept_block_mask = functools.lru_cache(maxsize=64)(_block_mask)
 # all layers get the same tensor of documents; some may have a window, and the others none
-_last_mask = functools.lru_cache(maxsize=2)(_flex_mask)
+_last_document_mask = functools.lru_cache(maxsize=2)(_document_mask)
 
 
 @functools.lru_cache(maxsize=2)

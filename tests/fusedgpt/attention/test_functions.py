@@ -93,8 +93,7 @@ def test_dropout_drops_single_weights_and_scales_the_rest(name, device, nkv):
         assert name not in ("manual", "blocked", "math", "sdpa", "masked")  # these run everywhere
         pytest.skip(reason)
     torch.manual_seed(0)
-    q, k, _, dy = case.inputs()
-    q, k = ((0.5 * x.detach()).requires_grad_() for x in (q, k))
+    q, k, _, dy = case.inputs(scale=0.5)
     eye = torch.eye(T, device=device, dtype=dtype).repeat(1, 2).expand(8, nkv, T, hs).clone().requires_grad_()
     y, *gradients = (x.detach().double() for x in case.run(ATTENTION[name], q, k, eye, dy))
     first, second = y.split(T, dim=-1)  # each is the weights themselves, because the values are the identity, twice
@@ -289,7 +288,7 @@ def test_blocked_computes_few_scores_above_the_diagonal_and_before_the_window(wi
 
 def test_the_mask_of_flex_leaves_out_blocks_before_the_window():
     def blocks(window):
-        mask = functions._flex_mask(1024, 1024, CPU, None, window)
+        mask = functions._block_mask(1024, 1024, CPU, window)
         return (mask.kv_num_blocks + mask.full_kv_num_blocks).flatten().tolist()
 
     assert blocks(None) == [1, 2, 3, 4, 5, 6, 7, 8]  # of 128 keys
