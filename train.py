@@ -34,7 +34,6 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-from fusedgpt.attention import functions
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.receipt import contradiction, observe
 from fusedgpt.data import dataset
@@ -151,7 +150,7 @@ def rehearse(state: TrainState, trace: pathlib.Path | None, case: Case | None = 
     before = graphs_compiled()
     forward_backward()
     graphs = graphs_compiled() - before
-    return observe(forward_backward, trace, state.model.config.padded_vocab_size, case), graphs
+    return observe(forward_backward, trace, case), graphs
 
 
 def train_step(state: TrainState, s: Settings, micro_steps: range) -> dict[str, Tensor]:
@@ -263,7 +262,6 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     out_dir, micro_steps = pathlib.Path(s.out_dir), ranks.micro_steps(s.gradient_accumulation_steps)
 
     # data and weights
-    functions.require_same_file(s.attention, ranks.gather)
     folder, meta = find_data(s)
     prompts = samples.prompts(s, meta, ranks)
     lock = files.lock(out_dir) if ranks.main and not (s.eval_only or s.dry_run) else None

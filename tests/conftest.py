@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads slow down models t
 
 from tests.launch import ROOT, SCRIPTS, as_it_was
 
-# Not the user's cache: a graph compiled there for other CPU instructions (test_device.py) would end the tests
+# Not the user's cache: a graph compiled there for other CPU instructions would end the tests
 KEPT_GRAPHS = f"inductor_{os.environ.get('ATEN_CPU_CAPABILITY', 'all')}"
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / ".pytest_cache" / KEPT_GRAPHS))
 

@@ -48,10 +48,7 @@ class Case:
         return cls.of_layers(config, *case, **rest)[0]
 
     def one_query(self) -> Self:
-        """The same attention for one new token after T - 1 cached ones, as generation computes it.
-
-        A cache of a window holds no other keys, so that a single query sees all of them.
-        """
+        """The same attention for one new token after T - 1 cached ones; a cache of a window holds no other keys."""
         B, nh, T, hs = self.shape
         return replace(self, shape=(B, nh, 1, hs), keys=min(T, self.window or T), window=None)
 
@@ -72,9 +69,9 @@ class Case:
         return _documents(self.shape[0], self.keys or self.shape[2], self.device) if self.packed else None
 
     def inputs(self, scale: float = 1.0) -> tuple[Tensor, ...]:
-        """q, k, v and dy, the gradient of y: normal numbers, the same on every device. `scale` multiplies q and k.
+        """q (B, nh, T, hs), k and v (B, nkv, Tk, hs), and dy like q, the gradient of y: normal numbers.
 
-        q and dy are (B, nh, T, hs), k and v (B, nkv, Tk, hs).
+        They are the same on every device. `scale` multiplies q and k.
         """
         q, k, v, dy = self._drawn()
         return self._placed(q * scale, k * scale, v, dy)
@@ -83,7 +80,7 @@ class Case:
         """Like `inputs`, but each score is a whole number from 0 to 7, times one number between 16 and 32.
 
         So in every dtype a query gives equal weight to all keys with the largest score that it sees, and none to
-        others. q is 0 in all channels but one, so a score is one product of few bits, and equal scores round alike.
+        others. q is 0 in all channels but one, so equal scores round alike.
         """
         q, k, v, dy = self._drawn()
         step = 2.0 ** math.ceil(math.log2(16 * q.size(-1) ** 0.5))

@@ -18,13 +18,13 @@ QUICK_SCORES = 2**19  # of all heads together, in a race on a CPU
 def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = False) -> tuple[str, dict]:
     """The kernel that the setting `name` means for `cases`, and for 'auto' the trial of each kernel.
 
-    'auto' takes the kernel that is fastest on the first case, among those that can run all cases. before: the kernel of
-    the run that is resumed; 'auto' keeps it if it still runs. compiled: whether the model will be compiled. Raises
-    UserError, with the reason and what would run instead, if the named kernel cannot run here.
+    before: the kernel of the run that is resumed; 'auto' keeps it if it still runs. compiled: whether the model will be
+    compiled. Raises UserError, with the reason and what would run instead, if the named kernel cannot run here.
     """
     if name == "auto":
-        kept = before and not _refusal_of_any(before, cases, compiled)
-        return (before, {}) if kept else fastest(*cases, compiled=compiled)
+        if before and not refusal(before, *cases, compiled=compiled):
+            return before, {}
+        return fastest(*cases, compiled=compiled)
     for case in cases:
         require(name, case, compiled)
     return name, {}
@@ -32,16 +32,7 @@ def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = 
 
 def still_runs(name: str, *cases: Case, compiled: bool = False) -> bool:
     """Whether 'auto' may take the kernel `name` without a trial: it is permitted in all cases and passes parity."""
-    if name not in SINGLE_KERNELS:
-        return False
-    trial = _trial(name, cases, compiled)
-    if compiled:
-        trial.compile()
-    return trial.passes()
-
-
-def _refusal_of_any(name, cases, compiled):
-    return next(filter(None, (refusal(name, case, compiled) for case in cases)), None)
+    return name in SINGLE_KERNELS and _Trial(name, cases, compiled).passes()
 
 
 def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]:
@@ -51,7 +42,7 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
     other cases on one head, or the next one is tried. If the model will be `compiled`, the kernel alone is compiled for
     parity; on a GPU it is also timed compiled (on a CPU compiling takes seconds). Raises UserError if none is left.
     """
-    trials = {name: _trial(name, cases, compiled) for name in SINGLE_KERNELS}
+    trials = {name: _Trial(name, cases, compiled) for name in SINGLE_KERNELS}
     case = cases[0]
     if case.device.type == "cpu":
         case = _quick(case, torch.get_num_threads())
@@ -61,8 +52,6 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
             trials[name].compile()
         order = [*_raced({name: trials[name] for name in near}, case)[0], *(name for name in order if name not in near)]
     for name in order:
-        if compiled and not trials[name].compiled:
-            trials[name].compile()
         if trials[name].passes():
             return name, {name: trial.record() for name, trial in trials.items()}
     refused = "; ".join(f"{name}: {trial.refused}" for name, trial in trials.items())
@@ -72,16 +61,11 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
 
 def _raced(trials, case):
     """(the names of `trials` from the fastest on, without those that are refused; those that are not far behind)."""
-    inputs = case.inputs() if case.device.type == "cpu" else None  # on a GPU they would take memory from the kernels
+    inputs, seconds = None, 0.0
+    if case.device.type == "cpu":
+        inputs, seconds = case.inputs(), SECONDS  # on a GPU the inputs would take memory from the kernels
     contenders = {name: trial.turn(case, inputs) for name, trial in trials.items() if not trial.refused}
-    try:
-        laps = turns.race(contenders, case.device, SECONDS if case.device.type == "cpu" else 0.0, TURN)
-    except torch.AcceleratorError:
-        raise
-    except Exception as error:
-        for name in contenders:
-            trials[name].refused = _why(error)
-        return [], []
+    laps = turns.race(contenders, case.device, seconds, TURN)  # raises if all fail
     for name, error in laps.failed.items():
         trials[name].refused = _why(error)
     for name in laps.by_speed():
@@ -91,14 +75,9 @@ def _raced(trials, case):
 
 def _why(error):
     """Why a kernel cannot run, from what it raised."""
-    return f"{'out of memory' if out_of_memory(error) else reasons((), error)} at this shape"
-
-
-def _trial(name, cases, compiled):
-    case = cases[0]
-    compared = parity.shortened(case, B=2 if case.device.type == "cpu" else None)  # all heads
-    others = [parity.shortened(each, B=2).of_heads(1, 1) for each in cases[1:]]  # as for a kernel that is named
-    return _Trial(name, case, compared, others, _refusal_of_any(name, cases, compiled))
+    if out_of_memory(error):
+        return "out of memory at this shape"
+    return f"{reasons((), error)} at this shape"
 
 
 def _quick(case, threads):
@@ -110,24 +89,19 @@ def _quick(case, threads):
 
 
 class _Trial:
-    """One kernel: its times, its errors on `compared`, and why it was `refused`, if it was.
+    """One kernel: its times in milliseconds, its errors, and why it was `refused`, if it was."""
 
-    It is compared on `others` too: another layer's attention, or that of one query after many keys.
-    """
-
-    def __init__(self, name, case, compared, others, refused):
-        self.name, self.case, self.compared, self.others, self.refused = name, case, compared, others, refused
-        self.attend, self.compiled, self.ms, self.timed, self.errors = as_run(name, case), False, [], "", None
+    def __init__(self, name, cases, to_be_compiled):
+        self.name, self.case, self.others, self.to_be_compiled = name, cases[0], cases[1:], to_be_compiled
+        self.refused = refusal(name, *cases, compiled=to_be_compiled)
+        self.attend, self.compiled, self.ms, self.timed, self.errors = as_run(name, self.case), False, [], "", None
 
     def compile(self):
         torch.compiler.reset()  # PyTorch counts recompilations over all kernels together
         self.attend, self.compiled = torch.compile(as_run(self.name, self.case), dynamic=False), True
 
     def turn(self, case, inputs):
-        """Its turn in a race on `case`. On a GPU its inputs and graph are freed after each, to leave memory to others.
-
-        inputs: of `case`, if several kernels share them.
-        """
+        """Its turn in a race on `case`. On a GPU its inputs and graph are freed after each."""
         made = []
 
         def take(seconds):
@@ -143,7 +117,11 @@ class _Trial:
         return take
 
     def passes(self):
-        """Whether it passes parity and, if compiled, still runs the kernel that was asked for."""
+        """Whether it is permitted, passes parity and, if compiled, still runs the kernel that was asked for."""
+        if self.refused:
+            return False
+        if self.to_be_compiled and not self.compiled:
+            self.compile()
         try:
             for where, errors, dtype in self._checks():
                 self.errors = errors
@@ -161,9 +139,11 @@ class _Trial:
 
     def _checks(self):
         """Yield (where, errors, dtype) of each comparison, last that of the case itself."""
-        for each in self.others:
+        for case in self.others:
+            each = parity.shortened(case, B=2).of_heads(1, 1)  # as for a kernel that is named
             yield f"on {each}", parity.compare(as_run(self.name, each), each), each.dtype
-        for where, errors in parity.checks(as_run(self.name, self.case), self.compared):
+        sequences = 2 if self.case.device.type == "cpu" else None
+        for where, errors in parity.checks(as_run(self.name, self.case), parity.shortened(self.case, sequences)):
             yield where, errors, self.case.dtype
         if self.compiled:  # only at the compiled shape: every other shape would take seconds to compile
             yield "compiled", parity.compare(self.attend, parity.shortened(self.case), heads=2), self.case.dtype
@@ -173,4 +153,6 @@ class _Trial:
         record = {"refused": self.refused}
         if self.ms and not self.refused:
             record |= {"timed": self.timed} | timing.summary(self.ms)
-        return record | ({"errors": self.errors} if self.errors else {})
+        if self.errors:
+            record["errors"] = self.errors
+        return record

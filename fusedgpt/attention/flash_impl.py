@@ -1,6 +1,5 @@
 """Which FlashAttention is PyTorch's flash kernel: its own, which is version 2, or version 3 or 4 from a package."""
 
-import importlib.metadata
 import warnings
 
 import torch
@@ -36,14 +35,7 @@ def explained(name: str, error: Exception, reason: str) -> str:
         return f"the package {package} cannot be imported: {reason}"
     if name == "flash4" and "values to unpack" in reason:
         return (
-            f"flash-attn-4 {_installed('flash-attn-4')} does not fit PyTorch {torch.__version__}: {reason}. PyTorch was"
-            " built against 4.0.0b17; from 4.0.0b19 on the kernels return more values (pytorch/pytorch#190212)"
+            f"this flash-attn-4 does not fit PyTorch {torch.__version__}: {reason}. PyTorch was built against 4.0.0b17;"
+            " from 4.0.0b19 on the kernels return more values (pytorch/pytorch#190212)"
         )
     return reason
-
-
-def _installed(package):
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # it is on sys.path but not installed
-        return "of unknown version"

@@ -24,19 +24,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from fusedgpt.attention import flash_impl
-from fusedgpt.attention.table import KERNELS, check_name, is_own
+from fusedgpt.attention.table import check_name
 from fusedgpt.errors import UserError, first_line
 
 BLOCK = 256  # queries in a block of `blocked`
 
 
 def manual(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    documents: Tensor | None = None,
-    window: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None, window: int | None = None
 ) -> Tensor:
     """Hand-written: holds every score in memory. Scales after the product, like the baseline of bench.py's articles."""
     # a dot product of hs terms of variance 1 has variance hs: without the scale the softmax would saturate
@@ -57,17 +52,12 @@ def _weighted(scores, v, dropout_p, documents, window):
 
 
 def blocked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    documents: Tensor | None = None,
-    window: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None, window: int | None = None
 ) -> Tensor:
     """`manual` for BLOCK queries at a time, each on the keys that it sees. This is half of what makes flash fast.
 
     It computes hardly any score above the diagonal, and the scores of a block fit into a CPU's cache. The other half is
-    to split the keys into blocks too. Flash corrects its softmax after each of them, in one kernel (arXiv:2205.14135).
+    to split the keys into blocks too, and to correct the softmax after each, in one kernel (arXiv:2205.14135).
     """
     T, Tk = q.size(-2), k.size(-2)
     q, blocks = q * q.size(-1) ** -0.5, []  # scale a query's hs numbers, not its scores
@@ -82,24 +72,14 @@ def blocked(
 
 
 def sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    documents: Tensor | None = None,
-    window: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None, window: int | None = None
 ) -> Tensor:
     """SDPA in whichever kernel PyTorch picks."""
     return _picked(_with_flag, q, k, v, dropout_p, documents, window)
 
 
 def masked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    documents: Tensor | None = None,
-    window: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None, window: int | None = None
 ) -> Tensor:
     """`sdpa` with a mask in place of the flag `is_causal`: fewer kernels take a mask, and none skips hidden scores."""
     return _picked(_with_mask, q, k, v, dropout_p, documents, window)
@@ -136,15 +116,11 @@ def _with_flag(q, k, v, dropout_p, documents=None, window=None):
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True, **_grouped(q, k))
     if T == 1:
         return as_rows(q, k, v, None, dropout_p)
-    # is_causal aligns the mask to the top left: the first query after a cache would see the first key only
-    mask = _lower_right(T, Tk)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, **_grouped(q, k))
-
-
-def _lower_right(T, Tk):
     from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo, which takes a second
 
-    return causal_lower_right(T, Tk)
+    # is_causal aligns the mask to the top left: the first query after a cache would see the first key only
+    mask = causal_lower_right(T, Tk)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, **_grouped(q, k))
 
 
 def _with_mask(q, k, v, dropout_p, documents=None, window=None):
@@ -203,12 +179,7 @@ def only(
 
 
 def flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    documents: Tensor | None = None,
-    window: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None, window: int | None = None
 ) -> Tensor:
     """FlexAttention. It ignores `dropout_p`: permitted.refusal refuses flex before a model trains with dropout."""
     T, Tk, mask = q.size(-2), k.size(-2), None
@@ -268,6 +239,7 @@ SDPA = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
+VERSIONS = {"flash3": "FA3", "flash4": "FA4"}  # PyTorch's names for the FlashAttention of packages
 
 
 class Functions(dict):
@@ -285,12 +257,6 @@ def digest(name: str) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
-def require_same_file(name: str, gather: Callable[[Any], list]) -> None:
-    """Raise UserError on every rank if a user's own kernel `name` is not the same file on all nodes."""
-    if is_own(name) and len(set(gather(digest(name)))) > 1:
-        raise UserError(f"attention={name} is not the same file on all nodes: copy one to all")
-
-
 def load(name: str) -> Callable[..., Tensor]:
     """The function `name`, path/to/file.py:function. Raises UserError if the file fails or has no such function."""
     path, _, function = name.rpartition(":")
@@ -306,33 +272,18 @@ def load(name: str) -> Callable[..., Tensor]:
     if not callable(found := getattr(module, function, None)):
         there = sorted(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
         raise UserError(f"attention={name}: {path} has no function {function}: it has {', '.join(there) or 'none'}")
-    return _without_exit(found)
+    return found
 
 
-def _without_exit(function):
-    """`function`, but its sys.exit is an error, and not the end of the program with the status that it names."""
-
-    @functools.wraps(function)
-    def called(*inputs, **masks):
-        try:
-            return function(*inputs, **masks)
-        except SystemExit as error:
-            raise RuntimeError(f"it calls sys.exit({error.code!r})") from error
-
-    return called
-
-
-_FUNCTIONS = {
-    **{function.__name__: function for function in (manual, blocked, flex, sdpa, masked)},
+ATTENTION = Functions(
+    manual=manual,
+    blocked=blocked,
     **{name: only(backend) for name, backend in SDPA.items()},
-    **{
-        name: only(SDPBackend.FLASH_ATTENTION, version=kernel.version)
-        for name, kernel in KERNELS.items()
-        if kernel.version
-    },
-}
-ATTENTION = Functions((name, _FUNCTIONS[name]) for name in KERNELS)
-
+    **{name: only(SDPBackend.FLASH_ATTENTION, version=version) for name, version in VERSIONS.items()},
+    flex=flex,
+    sdpa=sdpa,
+    masked=masked,
+)
 MASKED = {f"{name}, masked": only(backend, _with_mask) for name, backend in SDPA.items()}  # to measure a mask's cost
 
 
@@ -341,4 +292,4 @@ def make_ready(name: str) -> None:
 
     A compiled graph does not switch the kernel: flash_impl.use runs only while tracing. Raises what that raises.
     """
-    flash_impl.use((name in KERNELS and KERNELS[name].version) or None)
+    flash_impl.use(VERSIONS.get(name))

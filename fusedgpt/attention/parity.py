@@ -32,11 +32,7 @@ def reference(
     documents: Tensor | None = None,
     window: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """Causal attention in float64: (y,), or (y, dq, dk, dv) by the chain rule, written out.
-
-    Shapes, `documents` and `window` as in functions.py. It uses neither autograd nor a function that one of the kernels
-    might use too.
-    """
+    """Causal attention in float64: (y,), or (y, dq, dk, dv) by the chain rule, without autograd. See functions.py."""
     q, k, v, dy = (None if x is None else _double(x) for x in (q, k, v, dy))
     T, Tk, group = q.size(-2), k.size(-2), q.size(1) // k.size(1)
     hidden = torch.ones(T, Tk, dtype=torch.bool, device=q.device).triu(Tk - T + 1)
@@ -76,10 +72,9 @@ def compare(
 ) -> dict[str, float]:
     """Errors of `attend`, without dropout, on `inputs` (q, k, v, dy), or on those of `case`.
 
-    Returns the largest error of the output and, if `case` has a backward, of each gradient: {'y': …, 'dq': …, 'dk': …,
-    'dv': …}. 'rms' is the root mean square of the errors of one of these, whichever has the largest. The reference
-    holds T² scores per head: `heads` compares only so many heads of keys, the last of the last sequence, with the
-    queries that share them.
+    Returns the largest error of the output and, with a backward, of each gradient: {'y': …, 'dq': …, 'dk': …, 'dv': …}.
+    'rms' is the largest root mean square of the errors of one of these. The reference holds T² scores per head: `heads`
+    compares only so many heads of keys, the last of the last sequence, with the queries that share them.
 
     An error is divided by the largest number in its own row: late rows average many values and are small, so the
     largest number in all rows would hide their errors. The divisor is at least FLOOR of that number, because some rows
@@ -151,9 +146,8 @@ def _finite(error):
 def checks(attend: Attend, case: Case) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield (where, errors) of each comparison that `attend` must pass before it trains or is timed.
 
-    First all heads of two sequences at ODD_LENGTHS, then scores beyond 60, and last the shape of `case`: its last two
-    heads of keys, or one if T is beyond 4096, because float64 holds T² scores of each. A window is shorter at first. If
-    `case` has more keys than queries, these lengths are numbers of keys.
+    First all heads of two sequences at ODD_LENGTHS (of keys, if `case` has more keys than queries) with a shorter
+    window, then scores beyond 60, and last the shape of `case`: its last two heads of keys, or one if T is beyond 4096.
     """
     _, nh, T, hs = case.shape
     short = replace(case, window=case.window and min(case.window, ODD_WINDOW))

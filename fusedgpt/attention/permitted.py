@@ -26,8 +26,8 @@ def require(name: str, case: Case, compiled: bool = False) -> None:
     Its results must also agree with float64, or it would silently train another model. A kernel of ours is compared on
     one head; a user's own must pass parity.checks.
     """
-    if reason := refusal(name, case, compiled) or _wrong(name, case, compiled):
-        others = [other for other in KERNELS if other != name and not refusal(other, case, compiled)]
+    if reason := refusal(name, case, compiled=compiled) or _wrong(name, case, compiled):
+        others = [other for other in KERNELS if other != name and not refusal(other, case, compiled=compiled)]
         doing = "train" if case.backward else "run"
         raise UserError(
             f"attention='{name}' cannot {doing} on {case.device.type} in {dtype_name(case.dtype)}"
@@ -42,29 +42,28 @@ def _wrong(name, case, compiled):
         for where, errors in _comparisons(name, case, compiled):
             if not parity.passes(errors, case.dtype):
                 what = "attention within documents" if case.packed else "causal attention"
-                what += f" in a window of {case.window}" if case.window else ""
+                if case.window:
+                    what += f" in a window of {case.window}"
                 return (
                     f"it is not {what}: {where} its errors against float64 are {errors}. A change of the function,"
                     " such as a window, belongs to the model (Dimensions), which saves it with the weights"
                 )
-        if case.dropout and (wrong := parity.dropped_wrongly(as_run(name, case), case)):
-            return wrong
+        if case.dropout:
+            return parity.dropped_wrongly(as_run(name, case), case)
     except torch.AcceleratorError:
         raise
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # a user's own kernel may raise anything at a shape for which it was not written
-        given = f" (k and v have {case.kv_heads} heads, q has {case.shape[1]})" if case.grouped else ""
-        return f"it fails in the comparison with float64: {reasons((), error)}{given}"
+    except Exception as error:  # a user's own kernel may raise anything at a shape for which it was not written
+        reason = f"it fails in the comparison with float64: {reasons((), error)}"
+        if case.grouped:
+            reason += f" (k and v have {case.kv_heads} heads, q has {case.shape[1]})"
+        return reason
     return None
 
 
 def _comparisons(name, case, compiled):
     """(where, errors) of the comparisons with float64: one head for a kernel of ours, all checks for a user's own.
 
-    flex is compared compiled too: the backward of PyTorch 2.11 reads full blocks by the strides of the others, which
-    may differ if the mask is made in the graph of the model. On an H200 the test within documents failed so.
+    flex is compared compiled too: on an H200, training within documents with PyTorch 2.11 was wrong only compiled.
     """
     attend, whole = as_run(name, case), parity.shortened(case, B=2)
     if compiled and (is_own(name) or name == "flex"):  # the compiler traces these into the graph of the model
@@ -82,21 +81,32 @@ def _comparisons(name, case, compiled):
         yield f"for the last 64 of {case.shape[2]} tokens", parity.compare(as_run(name, last), last)
 
 
-def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
-    """Why the kernel `name` cannot run `case` here, in a model that is `compiled` or not; None if it can.
+def refusal(name: str, *cases: Case, compiled: bool = False) -> str | None:
+    """Why the kernel `name` cannot run one of `cases` here, in a model that is `compiled` or not; None if it can.
 
-    The kernel is run once, on one head of one sequence, under the profiler. If deterministic algorithms are required,
-    it runs twice and the gradients must agree to the bit.
+    The kernel is run once on each, on one head of one sequence, under the profiler. If deterministic algorithms are
+    required, it runs twice and the gradients must agree to the bit.
     """
-    if name == "flex" and case.device.type == "cpu" and case.packed:
-        return "on a CPU PyTorch cannot compile FlexAttention within documents for lengths that vary"  # 2.13
-    level = torch.backends.cpu.get_cpu_capability()
-    if name == "flex" and case.device.type == "cpu" and case.backward:
-        return "PyTorch has no backward of FlexAttention on a CPU"
-    if name == "flex" and case.device.type == "cpu" and compiled:
-        return "FlexAttention cannot run inside a compiled model on a CPU"
-    if name == "flex" and case.device.type == "cpu" and case.shape[-1] in (8, 16) and level == "AVX2":
-        return "PyTorch computes it wrongly for heads of 8 and 16 on a CPU with AVX2 only"  # 8, 24, 40, … keys; 2.13
+    found = (_known(name, case, compiled) or _tried(name, case.of_heads(1, 1)) for case in cases)
+    return next(filter(None, found), None)
+
+
+def _known(name, case, compiled):
+    """Why a kernel cannot run a case, as far as it is known without a trial."""
+    if is_own(name):
+        if case.packed and not _takes(name, "documents"):
+            return "it must take an argument `documents` for mask=document: the document of each key, (B, Tk)"
+        if case.window and not _takes(name, "window"):
+            return "it must take an argument `window` for a model with a window: the number of keys that a query sees"
+    if name == "flex" and case.device.type == "cpu":
+        if case.packed:  # 2.13
+            return "on a CPU PyTorch cannot compile FlexAttention within documents for lengths that vary"
+        if case.backward:
+            return "PyTorch has no backward of FlexAttention on a CPU"
+        if compiled:
+            return "FlexAttention cannot run inside a compiled model on a CPU"
+        if case.shape[-1] in (8, 16) and torch.backends.cpu.get_cpu_capability() == "AVX2":  # 8, 24, 40, … keys; 2.13
+            return "PyTorch computes it wrongly for heads of 8 and 16 on a CPU with AVX2 only"
     if name == "flex" and case.dropout > 0:
         return "FlexAttention has no dropout"
     if name == "cudnn" and rounded_by_cudnn(case.dropout):
@@ -105,16 +115,16 @@ def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
         return "PyTorch has it on GPUs only"
     if name in ("flash", "flash3", "flash4") and case.window and case.device.type == "cuda":
         return "SDPA has no argument for a window, and on a GPU its flash kernel takes no mask that could stand for it"
-    if is_own(name) and case.packed and not _takes(name, "documents"):
-        return "it must take an argument `documents` for mask=document: the document of each key, (B, Tk)"
-    if is_own(name) and case.window and not _takes(name, "window"):
-        return "it must take an argument `window` for a model with a window: the number of keys that a query sees"
-    probe = case.of_heads(1, 1)
-    attend, inputs, results = as_run(name, probe), probe.inputs(), []
+    return None
+
+
+def _tried(name, case):
+    """Why a kernel cannot run a case, from a trial."""
+    attend, inputs, results = as_run(name, case), case.inputs(), []
 
     def step():
         torch.manual_seed(0)
-        results.append(probe.run(attend, *inputs))
+        results.append(case.run(attend, *inputs))
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -124,23 +134,21 @@ def refusal(name: str, case: Case, compiled: bool = False) -> str | None:
                 step()
         except torch.AcceleratorError:  # the GPU itself has crashed, so nothing else would run on it
             raise
-        except (Exception, SystemExit) as error:  # a kernel, its compiler and its package each raise types of their own
+        except Exception as error:  # a kernel, its compiler and its package each raise types of their own
             reason = flash_impl.explained(name, error, reasons(caught, error))
             if case.grouped and "to have the same num_heads" in reason:  # `efficient` in PyTorch 2.13
                 reason = f"SDPA's {name} kernel takes no heads of queries that share keys and values (n_kv_head)"
-            only_forward = case.backward and not refusal(name, replace(case, backward=False))
-            return f"it runs forward, but not backward: {reason}" if only_forward else reason
+            if case.backward and not _tried(name, replace(case, backward=False)):
+                return f"it runs forward, but not backward: {reason}"
+            return reason
     if len(results) == 2 and not all(torch.equal(a, b) for a, b in zip(*results)):
         return "it is not deterministic: two runs gave different gradients"
     return contradiction(name, receipt, case)
 
 
 def _takes(name, mask):
-    try:
-        inspect.signature(ATTENTION[name]).bind("q", "k", "v", "dropout_p", **{mask: None})
-    except TypeError:
-        return False
-    return True
+    parameters = inspect.signature(ATTENTION[name]).parameters
+    return mask in parameters or any(each.kind == each.VAR_KEYWORD for each in parameters.values())
 
 
 def as_run(name: str, case: Case) -> Attend:

@@ -20,11 +20,8 @@ class Kernel:
     gpu_only: bool = False
     takes_mask: bool = False  # can attend to a buffer that is filled in part
     package: str = ""  # the package that provides it; empty: PyTorch
-    version: str = ""  # PyTorch's name for the package's FlashAttention
 
 
-FA3 = {"package": "flash-attn-3", "version": "FA3"}
-FA4 = {"package": "flash-attn-4", "version": "FA4"}
 # in colours that the colour-blind can tell apart
 KERNELS = {
     "manual": Kernel(("unfused",), "", "#000000", "o", scores="all"),
@@ -33,8 +30,8 @@ KERNELS = {
     "efficient": Kernel(("efficient",), "efficient", "#56b4e9", "^", gpu_only=True),
     "flash": Kernel(("flash",), "flash", "#0072b2", "D"),
     "cudnn": Kernel(("cudnn",), "cudnn", "#009e73", "v", gpu_only=True),
-    "flash3": Kernel(("flash3",), "flash_attn_3::", "#332288", "<", gpu_only=True, **FA3),
-    "flash4": Kernel(("flash4",), "flash_attncute", "#8c564b", ">", gpu_only=True, **FA4),
+    "flash3": Kernel(("flash3",), "flash_attn_3::", "#332288", "<", gpu_only=True, package="flash-attn-3"),
+    "flash4": Kernel(("flash4",), "flash_attncute", "#8c564b", ">", gpu_only=True, package="flash-attn-4"),
     "flex": Kernel(("flex",), "flex", "#d55e00", "P"),
     "sdpa": Kernel((), "", "0.5", "x", takes_mask=True),
     "masked": Kernel((), "", "#cc79a7", "X", takes_mask=True),

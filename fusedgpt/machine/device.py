@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -12,16 +11,8 @@ import torch
 from fusedgpt.errors import UserError, first_line
 from fusedgpt.machine import timing, turns
 
-RATED = 512  # rows and columns of the matrices by which dtypes are rated
 NAMES = "auto, cpu, cuda, cuda:1 or mps"  # how messages list the devices
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-_lowered = os.environ.get("ATEN_CPU_CAPABILITY")
-if _lowered and "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-    # PyTorch 2.13 also reuses graphs that were compiled for other CPU instructions, and these can corrupt the heap
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes a second to import, so only here
-
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{default_cache_dir()}_{_lowered}"
 
 
 def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
@@ -30,17 +21,23 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
     Under torchrun each rank takes the GPU of its `local_rank`, even if the setting names another, so that no two ranks
     share a GPU.
     """
-    accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    here = (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")).type
+    supported = {"cpu", "cuda", "mps"} & {"cpu", here}
+    if name == "auto":
+        name = here if here in supported else "cpu"
     try:
-        device = torch.device(accelerator if name == "auto" else name)
+        device = torch.device(name)
     except RuntimeError as error:
         raise UserError(f"device={name!r} is unknown to PyTorch: try {NAMES}") from error
-    if device.type not in ("cpu", accelerator):
-        found = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-        why = "is not here" if device.type in ("cuda", "mps") else "is not supported"
-        raise UserError(f"device={name!r} {why}: PyTorch finds {found.type} on this machine. --device can be {NAMES}")
+    if device.type not in supported:
+        raise UserError(
+            f"device={name!r} is not here or not supported: PyTorch finds {here} on this machine. --device can be"
+            f" {NAMES}"
+        )
     if device.type == "cuda":
-        index = (device.index or 0) if local_rank is None else local_rank
+        index = local_rank
+        if index is None:
+            index = device.index or 0
         if index >= torch.cuda.device_count():
             raise UserError(f"there is no cuda:{index}: this machine has {torch.cuda.device_count()} GPU(s)")
         device = torch.device("cuda", index)
@@ -53,15 +50,17 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
     If the setting names bfloat16, raises UserError on a GPU that only emulates it, and warns on such a CPU.
     """
-    if name != "auto":
-        if name == "bfloat16" and device.type == "cpu" and not cpu_multiplies_bfloat16():
-            _warn_once("this CPU only emulates bfloat16, and float32 is many times as fast: give --dtype=float32")
-        if name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if device.type == "cuda" and name in ("auto", "bfloat16"):
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return torch.bfloat16
+        if name == "bfloat16":
             raise UserError(f"{torch.cuda.get_device_name(device)} only emulates bfloat16: give --dtype=float16")
-        return DTYPES[name]
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    return torch.bfloat16 if device.type == "cpu" and cpu_gains_by_bfloat16() else torch.float32
+        return torch.float16
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cpu" and cpu_gains_by_bfloat16() else torch.float32
+    if name == "bfloat16" and device.type == "cpu" and not cpu_multiplies_bfloat16():
+        _warn_once("this CPU only emulates bfloat16, and float32 is many times as fast: give --dtype=float32")
+    return DTYPES[name]
 
 
 @functools.cache  # Python itself would repeat the warning after each warnings.catch_warnings
@@ -89,24 +88,17 @@ def cpu_has_amx() -> bool:
 
 
 def cpu_gains_by_bfloat16() -> bool:
-    """Whether this CPU multiplies faster in bfloat16 than in float32.
-
-    Instructions alone do not say so: an AMD EPYC with AVX-512 gains by them, and an Intel Xeon with AVX-512 and no AMX
-    takes nearly twice as long as in float32.
-    """
+    """Whether this CPU multiplies faster in bfloat16 than in float32. A Xeon with AVX-512 and no AMX does not."""
     return cpu_multiplies_bfloat16() and _bfloat16_is_faster()
 
 
 @functools.cache
 def _bfloat16_is_faster():
-    x = torch.ones(RATED, RATED, device="cpu")
-
-    def turn(dtype):
-        a = x.to(dtype)
-        return timing.Steps(lambda: a @ a, x.device)
-
-    contenders = {dtype: turn(dtype) for dtype in (torch.float32, torch.bfloat16)}
-    return turns.race(contenders, x.device, 0).by_speed()[0] == torch.bfloat16
+    contenders = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        a = torch.ones(512, 512, device="cpu").to(dtype)
+        contenders[dtype] = timing.Steps(lambda a=a: a @ a, a.device)
+    return turns.race(contenders, torch.device("cpu"), 0).by_speed()[0] == torch.bfloat16
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager:
@@ -116,10 +108,7 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
 
 @contextlib.contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """A context in which CUDA may, or may not, round the factors of float32 products to TF32 (float16's 11 bits).
-
-    By default PyTorch does not allow it, but an environment variable can, as in NVIDIA's containers.
-    """
+    """A context in which CUDA may, or may not, round the factors of float32 products to TF32 (float16's 11 bits)."""
     before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, allowed
     try:
         yield
@@ -133,7 +122,7 @@ def multiplies_tf32(device: torch.device) -> bool:
 
 
 def asks_to_compile(setting: bool | str, device: torch.device) -> bool:
-    """Whether a setting asks for torch.compile. 'auto' does on a GPU only."""
+    """Whether a setting asks for torch.compile: 'auto' does on a GPU only."""
     return setting is True or (setting == "auto" and device.type == "cuda")
 
 
@@ -141,8 +130,9 @@ def resolve_compile(setting: bool | str, device: torch.device) -> tuple[bool, st
     """Whether to compile, and why it is not possible if it was asked for."""
     if not asks_to_compile(setting, device):
         return False, ""
-    reason = why_no_compiler(device)
-    return reason is None, f"torch.compile cannot work here: {reason}" if reason else ""
+    if reason := why_no_compiler(device):
+        return False, f"torch.compile cannot work here: {reason}"
+    return True, ""
 
 
 def why_no_compiler(device: torch.device) -> str | None:
@@ -161,27 +151,21 @@ def graphs_compiled() -> int:
 
 
 def cuda_graphs(device: torch.device) -> bool:
-    """Whether all graphs that torch.compile has made for `device` are replayed as CUDA graphs.
-
-    TORCHINDUCTOR_CUDAGRAPHS=1 in the environment asks for them. PyTorch leaves out a graph that it cannot replay.
-    """
+    """Whether all graphs that torch.compile has made are replayed as CUDA graphs. PyTorch leaves out some."""
     if device.type != "cuda" or not graphs_compiled():
         return False
-    from torch._inductor import config
+    return _asks_for_graphs() and not sys.modules["torch._dynamo"].utils.counters["inductor"]["cudagraph_skips"]
 
-    return config.triton.cudagraphs and not sys.modules["torch._dynamo"].utils.counters["inductor"]["cudagraph_skips"]
+
+def _asks_for_graphs():
+    from torch._inductor import config  # takes a second to import
+
+    return config.triton.cudagraphs
 
 
 def require_no_accumulation(device: torch.device, compiled: bool, micro_steps: int) -> None:
-    """Raise UserError if CUDA graphs would be replayed for several micro-steps of a step.
-
-    Gradients lie in the graphs' memory. The next micro-step overwrites them before its own are added (pytorch#96693).
-    """
-    if device.type != "cuda" or not compiled or micro_steps == 1:
-        return
-    from torch._inductor import config
-
-    if config.triton.cudagraphs:
+    """Raise UserError if CUDA graphs would be replayed for several micro-steps of a step (pytorch#96693)."""
+    if device.type == "cuda" and compiled and micro_steps > 1 and _asks_for_graphs():
         raise UserError(
             f"TORCHINDUCTOR_CUDAGRAPHS=1 with {micro_steps} micro-steps in each process is refused, because replayed"
             " CUDA graphs overwrite the gradients of the micro-step before: lower gradient_accumulation_steps to the"

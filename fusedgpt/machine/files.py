@@ -3,13 +3,11 @@
 import contextlib
 import errno
 import json
-import math
 import os
 import pathlib
 import shutil
 import socket
 import time
-import weakref
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -24,10 +22,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterator[IO]:
     """Open a file for writing. It gets the name `path` only once it is complete and on the disk.
 
-    A missing folder is made. If the process is killed, `path` keeps its old content, and the next write replaces the
-    temporary file that was left.
-    aside: part of the temporary file's name, so that two processes that write the same `path` do not share it.
-    Raises UserError if the disk is full or cannot be written.
+    A missing folder is made. aside: part of the temporary file's name, so that two processes that write the same `path`
+    do not share it. Raises UserError if the disk is full or cannot be written.
     """
     path = pathlib.Path(path)
     temporary, opened = path.with_name(f".{path.name}{aside}.tmp"), None
@@ -46,8 +42,7 @@ def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterat
         os.replace(temporary, path)
     except BaseException as error:
         if opened and _is_still(temporary, opened):
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise cannot_write(path, error) from error
         raise
@@ -61,16 +56,11 @@ def cannot_write(path: pathlib.Path, error: OSError) -> UserError:
 
 
 def _is_still(path, opened):
-    """Whether `path` still names the file of `opened`, a result of os.fstat.
-
-    If the disk does not answer, returns True, because the next write will say what is wrong.
-    """
+    """Whether `path` still names the file of `opened`, a result of os.fstat; True if the disk does not answer."""
     try:
         return os.path.samestat(os.stat(path), opened)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, (FileNotFoundError, NotADirectoryError))
 
 
 class Lock:
@@ -78,17 +68,13 @@ class Lock:
 
     def __init__(self, file: IO):
         self.path, self.file, self.opened = pathlib.Path(file.name), file, os.fstat(file.fileno())
-        weakref.finalize(self, file.close)  # after an error, Python would warn of a file that nobody closes
+        self.close = file.close
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exception):
         self.close()
-
-    def close(self) -> None:
-        """Release the folder."""
-        self.file.close()
 
     def check(self, go_on: str = "--init_from=auto and that --out_dir") -> None:
         """Raise UserError if the folder was moved or removed, or has another lock.
@@ -98,32 +84,22 @@ class Lock:
         """
         if _is_still(self.path, self.opened):
             return
-        folder, since = self.path.parent, "while this process used it. The process has written nothing since"
-        if now := self._moved_to():
-            raise UserError(f"{folder} was moved to {now} {since}. What was saved is there: go on with {go_on}")
-        if not folder.is_dir():
-            raise UserError(
-                f"{folder} was removed, or moved to another disk, {since}. If it was moved, what was saved is there: go"
-                f" on with {go_on}. Otherwise start again"
-            )
-        raise UserError(
-            f"{self.path}, which keeps other processes out of {folder}, was removed or replaced {since}. What was saved"
-            " is still in the folder or, if another run has begun there, in the last of its folders previous-N: make"
-            f" sure that no other run uses it, and go on with {go_on}"
-        )
-
-    def _moved_to(self):
-        """The folder where the open file is now; None if it was removed, or if the system does not say."""
+        what = f"{self.path.parent} was removed or moved, or its {self.path.name} replaced,"
         with contextlib.suppress(OSError):
             now = pathlib.Path(os.readlink(f"/proc/self/fd/{self.file.fileno()}"))  # Linux knows its present path
-            return now.parent if now.name == self.path.name and _is_still(now, self.opened) else None
+            if _is_still(now, self.opened):
+                what = f"{self.path.parent} was moved to {now.parent}"
+        raise UserError(
+            f"{what} while this process used it. The process has written nothing since. If what was saved is still"
+            f" there, go on with {go_on}; after another run has begun in the folder, it is in the last previous-N"
+        )
 
 
 def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:
     """Take the folder for this process, until the returned lock is closed. shared: for all processes that ask so.
 
-    The system releases the folder when the process ends, however it ends. On Windows, processes that share it keep no
-    other out. Raises UserError if another process has the folder, or if it cannot be written.
+    The system releases the folder when the process ends, however it ends. Raises UserError if another process has the
+    folder, or if it cannot be written.
     """
     path = pathlib.Path(out_dir) / ".lock"
     try:
@@ -169,8 +145,8 @@ def _take(file, shared):
 def link(path: str | os.PathLike, name: str | os.PathLike) -> None:
     """Give the file `path` a second `name`: a hard link, or a copy on a disk without links. Replaces an older `name`.
 
-    A link is as good as a copy, because `atomic` replaces files and never writes into them. If `path` is a symbolic
-    link, the file that it names gets the second name. Raises UserError if the disk refuses.
+    A link is as good as a copy, because `atomic` replaces files and never writes into them. Raises UserError if the
+    disk refuses.
     """
     aside = pathlib.Path(name).with_name(".link.tmp")  # always this name, so that the next link removes a leftover
     try:
@@ -179,24 +155,16 @@ def link(path: str | os.PathLike, name: str | os.PathLike) -> None:
         os.replace(aside, name)
         aside.unlink(missing_ok=True)  # os.replace does nothing if both names are of one file already
     except OSError as error:
-        if error.errno in NO_LINKS:
-            with atomic(name) as copy, open(path, "rb") as file:
-                shutil.copyfileobj(file, copy)
-            return
-        raise cannot_write(pathlib.Path(name), error) from error
+        if error.errno not in NO_LINKS:
+            raise cannot_write(pathlib.Path(name), error) from error
+        with atomic(name) as copy, open(path, "rb") as file:
+            shutil.copyfileobj(file, copy)
 
 
 def json_line(content: dict[str, Any]) -> str:
     """`content` as a line of strict JSON. NaN and infinity become null."""
-    return json.dumps(_strict(content), allow_nan=False) + "\n"
-
-
-def _strict(value):
-    if isinstance(value, dict):
-        return {key: _strict(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    finite = json.loads(json.dumps(content), parse_constant=lambda name: None)
+    return json.dumps(finite) + "\n"
 
 
 def read_jsonl(path: str | os.PathLike, having: str = "") -> list[dict]:
@@ -216,9 +184,8 @@ def read_jsonl(path: str | os.PathLike, having: str = "") -> list[dict]:
 class Lines:
     """A file that grows by whole lines. Lines that cannot be written wait in memory until the next one is added.
 
-    A torn last line of an earlier process stays a line of its own. If the file vanishes while it is open, it is
-    restored from the open file; if another takes its name, such as an edited copy, that one grows. If its folder
-    vanishes, the folder is not made anew, and lines wait in memory.
+    If the file vanishes while it is open, it is restored from the open file; if another takes its name, such as an
+    edited copy, that one grows. If its folder vanishes, lines wait in memory.
     """
 
     def __init__(self, path: str | os.PathLike):

@@ -50,8 +50,6 @@ PEAK_TFLOPS = {
 
 @dataclass(frozen=True)
 class GPU:
-    """A GPU, from its data sheet."""
-
     peak: float  # FLOP/s, dense 16-bit products
     memory: float  # bytes, with a sheet's GB as 1e9. A chip's GB is 2**30; the other 7 % are left for CUDA and NCCL
 

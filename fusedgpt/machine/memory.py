@@ -15,11 +15,6 @@ import torch
 from fusedgpt.machine import timing
 from fusedgpt.machine.profiler import profile
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
-
 OWN_GROUPS, CGROUPS = pathlib.Path("/proc/self/cgroup"), pathlib.Path("/sys/fs/cgroup")
 
 
@@ -27,19 +22,18 @@ def keep_freed_memory(keep: bool) -> None:
     """Let the process keep freed memory for its next allocation, or return it at once (glibc only).
 
     By default glibc returns every large block to the kernel, which has to clear each page again. A training step on a
-    CPU frees and allocates gigabytes. A step of GPT-2 124M on 1 x 1024 tokens took 3.70 s of CPU time by default and
-    3.03 s with keep=True, for 11 % more memory (in float32 55 %). A compiled step, on another day, took 1722 ms and
-    1532 ms. fsdp ranks use keep=False, because they are short of memory: one of two ranks that train 99M parameters
-    holds 1.5 GB at its peak then, and 2.9 GB by default.
+    CPU frees and allocates gigabytes: a step of GPT-2 124M on 1 x 1024 tokens took 3.70 s of CPU time by default and
+    3.03 s with keep=True, for 11 % more memory (in float32 55 %). fsdp ranks use keep=False, because they are short of
+    memory: one of two ranks that train 99M parameters peaks at 1.5 GB then, and at 2.9 GB by default.
     """
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # a C library other than glibc
-            mallopt = ctypes.CDLL(None).mallopt
-            if keep:
-                mallopt(-4, 0)  # M_MMAP_MAX: large allocations get no mapping of their own
-                mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
-            else:
-                mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: allocations of 1 MiB or more get their own mapping
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: None)  # another C library has none
+    if keep:
+        mallopt(-4, 0)  # M_MMAP_MAX: large allocations get no mapping of their own
+        mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
+    else:
+        mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: allocations of 1 MiB or more get their own mapping
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -58,9 +52,11 @@ def peak_memory(device: torch.device) -> float:
     if sys.platform == "linux":  # not by getrusage, because a child would start with its parent's peak
         with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
             return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
-    if resource is None:
+    if sys.platform == "win32":
         return math.nan
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    import resource  # Windows has none
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS counts in bytes
 
 
 def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
@@ -77,10 +73,7 @@ def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
 
 
 def total_memory(device: torch.device) -> float:
-    """Total bytes of memory of a GPU, or for another `device` those that the machine, or its container, lets us have.
-
-    Infinite if the system does not say.
-    """
+    """Bytes of memory of a GPU, otherwise of the machine or its container; infinite if the system does not say."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     if not hasattr(os, "sysconf"):  # Windows

@@ -1,11 +1,10 @@
-"""Run one call under PyTorch's profiler, and find out how long the GPU worked for it."""
+"""Run one call under PyTorch's profiler, and read what it recorded."""
 
 import contextlib
 import os
 from collections.abc import Callable, Iterator
 
 import torch
-from torch.autograd import DeviceType
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's log messages on stderr
 
@@ -13,10 +12,9 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's log m
 def profile(step: Callable[[], object], memory: bool = False, shapes: bool = False) -> torch.autograd.profiler.profile:
     """Run `step` once under the profiler, which records the CPU, and the GPU if there is one.
 
-    memory: record the CPU and its allocations, and no GPU. shapes: record the operators' tensors, for `factors` and
-    `batches`.
+    memory: record the CPU and its allocations, and no GPU. shapes: record the operators' tensors, for `batches`.
     """
-    options = ({"profile_memory": True} if memory else {}) | ({"record_shapes": True} if shapes else {})
+    options = {"profile_memory": memory, "record_shapes": shapes}
     if torch.cuda.is_available() and not memory:
         kinds = torch.profiler.ProfilerActivity
         recorder = torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA], **options)
@@ -27,54 +25,20 @@ def profile(step: Callable[[], object], memory: bool = False, shapes: bool = Fal
     return getattr(recorder, "profiler", recorder)
 
 
-def table(profiled: torch.autograd.profiler.profile) -> str:
-    """PyTorch's table of the operators that took the most time by themselves, on the GPU if there is one."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return profiled.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=20, max_name_column_width=50)
-
-
-def busy_ms(profiled: torch.autograd.profiler.profile) -> float | None:
-    """Milliseconds in which the GPU ran at least one kernel or copy; None if it ran none."""
-    events = [e for e in profiled.kineto_results.events() if e.device_type() == DeviceType.CUDA]  # ROCm's too
-    spans = sorted((e.start_ns(), e.end_ns()) for e in events if not e.is_user_annotation())
-    busy = until = 0
-    for start, end in spans:  # time with several at once counts once
-        busy += max(0, end - max(start, until))
-        until = max(until, end)
-    return busy / 1e6 if spans else None
-
-
-def factors(profiled: torch.autograd.profiler.profile) -> set[tuple[int, int]]:
-    """(columns, stride of a row) of each matrix that a matrix product read or wrote, recorded with `shapes`.
-
-    Columns are those of the matrix or of its transpose, whichever is contiguous along a row.
-    """
-    found = set()
-    for x in _inputs(profiled, "aten::mm", "aten::addmm"):
-        if len(x.sizes) == 2 and 1 in x.strides:
-            along = x.strides.index(1)
-            found.add((x.sizes[along], x.strides[1 - along]))
-    return found
-
-
 def batches(profiled: torch.autograd.profiler.profile) -> set[int]:
     """The number of matrices in each tensor that a batched matrix product read or wrote, recorded with `shapes`."""
-    return {x.sizes[0] for x in _inputs(profiled, "aten::bmm", "aten::baddbmm") if len(x.sizes) == 3}
-
-
-def _inputs(profiled, *names):
-    """The tensors that were given to the operators called `names`."""
-    todo = list(profiled.kineto_results.experimental_event_tree())
+    todo, found = list(profiled.kineto_results.experimental_event_tree()), set()
     while todo:
         event = todo.pop()
         todo += event.children
-        if event.name in names:
-            yield from (x for x in event.extra_fields.inputs if hasattr(x, "sizes"))
+        if event.name in ("aten::bmm", "aten::baddbmm"):
+            found |= {x.sizes[0] for x in event.extra_fields.inputs if len(getattr(x, "sizes", ())) == 3}
+    return found
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Drop what is written to stderr, because the profiler's C++ code writes start and stop marks there."""
+    """Drop stderr, to which the profiler's C++ code writes start and stop marks."""
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, 2)

@@ -15,17 +15,17 @@ def catch_signals(main: bool) -> list[int]:
     caught = []
 
     def catch(number, frame):
-        """Note a signal, and say so the first time."""
         caught.append(number)
         if number == signal.SIGINT:  # not SIGTERM, which torchrun and schedulers may send twice
             signal.signal(number, signal.SIG_DFL)
         if main and len(caught) == 1:
-            again = "; Ctrl-C again ends at once, without saving" if number == signal.SIGINT else ""
-            # on a terminal, in place of a bar and the ^C that the terminal shows
-            start = f"\r{' ' * (terminal.width() - 1)}\r" if os.isatty(2) else "\n"
-            line = f"{start}{signal.Signals(number).name}: stopping with a checkpoint{again}\n"
+            line = f"\n{signal.Signals(number).name}: stopping with a checkpoint"
+            if number == signal.SIGINT:
+                line += "; Ctrl-C again ends at once, without saving"
+            if os.isatty(2):  # in place of a bar and the ^C that the terminal shows
+                line = f"\r{' ' * (terminal.width() - 1)}\r" + line.lstrip()
             with contextlib.suppress(OSError):  # the console may be gone
-                os.write(2, line.encode())  # not print, because the signal may have interrupted one
+                os.write(2, f"{line}\n".encode())  # not print, because the signal may have interrupted one
 
     for name in ("SIGTERM", "SIGHUP", "SIGINT"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP

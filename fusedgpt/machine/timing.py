@@ -4,11 +4,12 @@ Triton has no timer for what is wanted here: its do_bench includes gaps between 
 running, and its do_bench_cudagraph leaves the inputs in the L2 cache and gives no samples.
 """
 
+import contextlib
 import functools
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -31,15 +32,13 @@ class StepClock:
         self.device, self.starts, self.stops = device, [], []
 
     def start(self) -> None:
-        """Begin a step."""
         self.starts.append(self._mark())
 
     def stop(self) -> None:
-        """End the step that was started last."""
         self.stops.append(self._mark())
 
     def read(self) -> list[float]:
-        """Milliseconds of each step since the last call. Waits for the device."""
+        """Milliseconds of each step since the last call."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             ms = [start.elapsed_time(stop) for start, stop in zip(self.starts, self.stops)]
@@ -59,11 +58,13 @@ class StepClock:
 class Steps:
     """Turns of a step in this process: called with seconds, it makes as many steps as fit, but one at least.
 
-    Returns the milliseconds of each. `warmup` steps, which do not count, are made at once.
+    Returns the milliseconds of each. `warmup` steps, which do not count, are made at once. `before` precedes each step.
     """
 
-    def __init__(self, step: Callable[[], object], device: torch.device, warmup: int = 1):
-        self.step, self.clock, self.last_ms = step, StepClock(device), float("inf")
+    def __init__(
+        self, step: Callable[[], object], device: torch.device, warmup: int = 1, before: Callable | None = None
+    ):
+        self.step, self.clock, self.last_ms, self.before = step, StepClock(device), float("inf"), before
         for _ in range(warmup):
             step()
 
@@ -73,7 +74,8 @@ class Steps:
     def make(self, count: int) -> list[float]:
         """Milliseconds of `count` steps."""
         for _ in range(count):
-            self._before()
+            if self.before:
+                self.before()
             self.clock.start()
             self.step()
             self.clock.stop()
@@ -81,35 +83,22 @@ class Steps:
         self.last_ms = max(1e-3, statistics.median(ms))
         return ms
 
-    def _before(self):
-        """What precedes each step, and is not timed."""
-
-
-class Replays(Steps):
-    """Steps, each the replay of a CUDA graph from a cold L2 cache: only the device's time, however long Python takes.
-
-    Raises RuntimeError if `step` waits for the device, because it cannot be captured then.
-    """
-
-    def __init__(self, step: Callable[[], object], device: torch.device, warmup: int = 1):
-        graph = _captured(step, device, warmup)
-        cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
-        # an MI300X has 256 MiB more behind its L2 cache, its Infinity Cache, which PyTorch does not report
-        least = 2**29 if torch.version.hip else 2**28
-        self.other = torch.empty(max(2 * cache, least), dtype=torch.int8, device=device)
-        super().__init__(graph.replay, device, warmup=1)  # the first replay uploads the graph
-
-    def _before(self):
-        self.other.zero_()  # fills the L2 cache, and takes long enough to launch the replay meanwhile
-
 
 def of_a_kernel(step: Callable[[], object], device: torch.device, warmup: int = 1) -> tuple[Steps, str]:
-    """(turns of a `step` of attention alone, how they are timed): graphs replayed on a GPU if it can be, else calls."""
+    """(turns of a `step` of attention alone, how they are timed): graphs replayed on a GPU if it can be, else calls.
+
+    A replay of a CUDA graph from a cold L2 cache takes only the device's time, however long Python takes. A `step` that
+    waits for the device cannot be captured.
+    """
     if device.type == "cuda":
-        try:
-            return Replays(step, device, warmup), "graph replay, cold L2"
-        except RuntimeError:  # if capturing is not the cause, the calls raise the error again
-            pass
+        with contextlib.suppress(RuntimeError):  # if capturing is not the cause, the calls raise the error again
+            graph = _captured(step, device, warmup)
+            cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
+            # an MI300X has 256 MiB more behind its L2 cache, its Infinity Cache, which PyTorch does not report
+            least = 2**29 if torch.version.hip else 2**28
+            other = torch.empty(max(2 * cache, least), dtype=torch.int8, device=device)
+            # zero_ fills the L2 cache, and takes long enough to launch the replay meanwhile
+            return Steps(graph.replay, device, warmup=1, before=other.zero_), "graph replay, cold L2"
     return Steps(step, device, warmup), "calls"
 
 
@@ -124,32 +113,38 @@ def _captured(step, device, warmup):
     with torch.cuda.stream(side):  # restores the current stream, which a failed capture would not
         for _ in range(warmup):
             step()
-        _without_waiting(step)  # a failed capture would leave the GPU's random numbers unusable
+        with _no_waiting():  # a failed capture would leave the GPU's random numbers unusable
+            step()
         with torch.cuda.graph(graph, stream=side):
             step()
     torch.cuda.current_stream(device).wait_stream(side)
     return graph
 
 
-def _without_waiting(step):
-    """Call `step`. Raises RuntimeError if it waits for the GPU."""
+@contextlib.contextmanager
+def _no_waiting() -> Iterator[None]:
+    """A context in which waiting for the GPU raises RuntimeError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch calls this mode a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
-        step()
+        yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
 def in_words(seconds: float) -> str:
     """A duration in words: '40 s', '12 min', '3 h 20 min', '4.2 days'."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
     if seconds < 100:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+        return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     if minutes < 100:
         return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else f"{minutes / 60 / 24:.1f} days"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes / 60 / 24:.1f} days"
 
 
 def summary(ms: list[float]) -> dict[str, float]:

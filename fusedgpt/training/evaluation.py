@@ -16,10 +16,9 @@ from fusedgpt.parallel.distributed import Ranks, others_needed
 def token_bytes(
     meta: dict, ranks: Ranks, device: torch.device, status: Callable[[str], None], say: Callable[[str], None]
 ) -> Tensor | None:
-    """The bytes of each id's text, with a 0 at the end; None if the data's tokenizer cannot be loaded here.
+    """The bytes of each id's text, for bits per byte, with a 0 at the end; None if the tokenizer cannot be loaded here.
 
-    They turn a loss into bits per byte, which can be compared between tokenizers. status: shows what is being done.
-    say: prints why there are none.
+    status: shows what is being done. say: prints why there are none.
     """
     sizes = None
     if ranks.main:

@@ -28,8 +28,7 @@ def explain(
 ) -> str:
     """Why the step of `iteration` had no finite gradient: the first tensors that are not finite, and their batch.
 
-    Repeats the micro-steps of each rank with the same batch and dropout, but with the current weights, which are
-    `later` steps newer. All ranks have to call it.
+    Repeats the micro-steps of each rank with the same batch and dropout, but the current weights, `later` steps newer.
     """
     if ranks.shards > 1:
         return "parallel=fsdp cannot name the tensor in which this began: repeat the run with parallel=ddp"
@@ -50,17 +49,17 @@ def explain(
             found = f"first in {tensors}, in micro-step {micro_step}, whose windows begin at tokens {starts} of train"
             break
     found = next((each for each in ranks.gather(found) if each), None)
-    if not later:
-        return found or "not seen again when the step is repeated eagerly: suspect the compiled kernels, or the device"
-    again = f"repeated with weights that are {later} steps newer"
-    return f"{found or 'not seen again'}, {again}; --log_interval=1 repeats a step at once"
+    if later:
+        again = f"repeated with weights that are {later} steps newer; --log_interval=1 repeats a step at once"
+        return f"{found or 'not seen again'}, {again}"
+    return found or "not seen again when the step is repeated eagerly: suspect the compiled kernels, or the device"
 
 
 def first_tensors(model: nn.Module, x: Tensor, y: Tensor, cast: AbstractContextManager, scale: float = 1) -> str | None:
-    """Compute the loss of x and y (B, T) and its gradients eagerly; name the first tensors that are not finite.
+    """Compute the loss of x and y (B, T) and its gradients eagerly; name the first tensors that are not finite, if any.
 
-    Weights come first, then the outputs of modules in the order of the forward, then gradients in the order of the
-    backward. None if all are finite. scale: the factor of the loss, as in the step. Changes no weight and no gradient.
+    Weights come first, then outputs of modules in the order of the forward, then gradients in the order of the
+    backward. scale: the factor of the loss, as in the step.
     """
     if bad := [name for name, p in model.named_parameters() if not p.isfinite().all()]:
         return f"weights: {', '.join(bad[:MOST_NAMED])}"

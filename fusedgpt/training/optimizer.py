@@ -24,8 +24,8 @@ STACK = {"cpu": 2**18, "cuda": 2**24, "mps": 2**24}
 def learning_rate(it: int, s: Settings) -> float:
     """The learning rate of step `it`: linear warm-up, then the schedule.
 
-    All but `constant` reach min_lr at lr_decay_iters. cosine: SGDR, arXiv:1608.03983. wsd (warm-up, stable, decay):
-    MiniCPM, arXiv:2404.06395; its linear and long cooldown: arXiv:2405.18392.
+    cosine: SGDR, arXiv:1608.03983. wsd (warm-up, stable, decay): MiniCPM, arXiv:2404.06395; its linear and long
+    cooldown: arXiv:2405.18392.
     """
     if not s.decay_lr:
         return s.learning_rate
@@ -45,10 +45,7 @@ def learning_rate(it: int, s: Settings) -> float:
 
 
 class MuonAndAdamW(eager.Optimizer):
-    """Muon for the matrices of a model's layers, AdamW for all else. Code that saves or unscales sees one optimizer.
-
-    `update_weights` makes its steps. The last group is Muon's.
-    """
+    """Muon for the matrices of a model's layers, its last group, and AdamW for all else, seen as one optimizer."""
 
     def __init__(self, matrices: list[Tensor], s: Settings, adamw: AdamW):
         muon = {"params": matrices, "lr": s.learning_rate, "weight_decay": s.weight_decay, "momentum": MOMENTUM}
@@ -56,8 +53,7 @@ class MuonAndAdamW(eager.Optimizer):
         super().__init__([*adamw.param_groups, muon], {})
         self._share()
 
-    def __setstate__(self, state: dict) -> None:
-        """Called by load_state_dict, which makes new groups and new state."""
+    def __setstate__(self, state: dict) -> None:  # load_state_dict makes new groups and new state
         super().__setstate__(state)
         self._share()
 
@@ -81,8 +77,8 @@ def build_optimizer(model: Any, s: Settings, device_type: str) -> Optimizer:
 def update_weights(optimizer: Optimizer, norm: Tensor, limit: float) -> None:
     """Step on gradients of norm `norm`, clipped to the norm `limit` (0: not clipped), unless `norm` is not finite.
 
-    Muon and a fused AdamW decide on the device whether to step, so that the host need not wait for the norm. On MPS the
-    host waits: there PyTorch's fused kernel ignored grad_scale and found_inf until recently (pytorch#186360).
+    Muon and a fused AdamW decide that on the device. On MPS the host waits for the norm: there PyTorch's fused kernel
+    ignored grad_scale and found_inf until recently (pytorch#186360).
     """
     if isinstance(optimizer, MuonAndAdamW):
         _update_hidden(optimizer, norm, limit)
@@ -101,11 +97,10 @@ def update_weights(optimizer: Optimizer, norm: Tensor, limit: float) -> None:
 
 @torch.no_grad()
 def _update_hidden(optimizer, norm, limit):
-    """Muon's step on the last group, if `norm` is finite. On a CPU it equals torch.optim.Muon's to the bit.
+    """Muon's step on the last group, if `norm` is finite: torch.optim.Muon's to the bit. Overwrites the gradients.
 
     torch.optim.Muon cannot decide on the device to skip a step, multiplies in bfloat16 even on CPUs that only emulate
-    it, and calls its kernels for one matrix at a time, not for a batch. If ranks share the matrices, each rank
-    orthogonalises some of them. Overwrites the gradients.
+    it, and takes one matrix at a time. If ranks share the matrices, each rank orthogonalises some of them.
     """
     group = optimizer.param_groups[-1]
     finite, scale = norm.isfinite(), (norm / limit).clamp(min=1) if limit else 1
@@ -157,8 +152,7 @@ def _updates(matrix, gradients, dtype):
 def orthogonalised(matrices: list[Tensor], dtype: torch.dtype) -> Tensor:
     """`matrices` (rows, columns) with all singular values near 1, as a stack (n, rows, columns) in `dtype`.
 
-    Five steps of Newton-Schulz. Source: K. Jordan, "Muon: An optimizer for hidden layers in neural networks", with its
-    coefficients.
+    Five steps of Newton-Schulz. Source: K. Jordan, "Muon: An optimizer for hidden layers in neural networks".
     """
     # float16 rounds gradients below 3e-8 to 0, so cast to it what has been divided
     divided_in = torch.float32 if dtype == torch.float16 else dtype

@@ -60,16 +60,16 @@ class Prompts:
     def _continued(self, model, ids, device, seed):
         generator = torch.Generator(device).manual_seed(seed)
         draws = TEMPERATURE, TOP_K, None, generator, self.tokenizer.vocab_size
-        utf8, text, ended = codecs.getincrementaldecoder("utf-8")(errors="replace"), "", False
-        for new in generate.new_tokens(model, torch.tensor([ids], device=device), NEW_TOKENS, *draws):
-            if new.item() == self.tokenizer.end_of_text:
-                ended = True
-            if ended and not is_shared(model):
+        new = []
+        for token in generate.new_tokens(model, torch.tensor([ids], device=device), NEW_TOKENS, *draws):
+            new.append(token.item())
+            # other ranks' logits may differ by a bit, and while one draws on, it needs this rank
+            if new[-1] == self.tokenizer.end_of_text and not is_shared(model):
                 break
-            if ended:  # other ranks' logits may differ by a bit, and while one draws on, it needs this rank
-                continue
-            text += utf8.decode(self.tokenizer.decode([new.item()]))
-        return text
+        if self.tokenizer.end_of_text in new:
+            new = new[: new.index(self.tokenizer.end_of_text)]
+        utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")  # leaves out a last character that is not whole
+        return utf8.decode(self.tokenizer.decode(new))
 
 
 def prompts(s: Any, meta: dict, ranks: Ranks) -> Prompts | None:

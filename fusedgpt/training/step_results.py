@@ -10,10 +10,7 @@ RESERVED = ("kind", "iter", "lr", "ms", "tokens_per_s", "mfu", "peak_memory")  #
 
 
 class StepResults:
-    """The results of the steps since the last report: named numbers, and flags that end the run.
-
-    Reading a number waits for the device. So the loop only adds results here, and a report reads them all at once.
-    """
+    """The results of the steps since the last report, which reads them all at once: reading waits for the device."""
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
@@ -35,18 +32,14 @@ class StepResults:
             value = torch.as_tensor(value, device=device).detach()
             if value.numel() != 1:
                 raise UserError(
-                    f"train_step returned {name!r} of shape {tuple(value.shape)}: a result is a single number, such as"
-                    " a norm or a mean"
+                    f"train_step returned {name!r} of shape {tuple(value.shape)}: a result is a single number"
                 )
             numbers.append(value.reshape(()).float())
         numbers += [torch.full_like(numbers[0], flag) for flag in flags.values()]
         self.steps.append((lr, tuple(results), tuple(flags), self.ranks.all_reduce(torch.stack(numbers))))
 
     def read(self) -> tuple[list[dict[str, float]], set[str]]:
-        """The results of each step, as means over the ranks, with its lr; and the flags that any rank raised.
-
-        Forgets them.
-        """
+        """Take out the results of each step, as means over the ranks, with its lr; and the flags that any raised."""
         steps, raised = [], set()
         for lr, results, flags, sums in self.steps:
             numbers = sums.tolist()

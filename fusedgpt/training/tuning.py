@@ -41,10 +41,10 @@ def settle(
 ) -> Settled:
     """Settle attention, dtype and compile of the settings `s` for a model.
 
-    cases: each attention that layers have. batch: a micro-batch (x, y); the timing uses a part and changes no weights.
-    before: the earlier choices of a resumed run ('attention', 'dtype', 'compile'), which stay if they can run here;
-    None for a new run. A deterministic run follows rules alone, because timing could choose differently at the next
-    start. Raises UserError if a named kernel cannot run here.
+    cases: each attention that layers have. batch: a micro-batch (x, y), of which the timing uses a part. before: the
+    choices of the run that is resumed ('attention', 'dtype', 'compile'), which stay if they can run here; else None. A
+    deterministic run follows rules alone, because timing could choose differently at the next start. Raises UserError
+    if a named kernel cannot run here.
     """
     device = cases[0].device
     may_time = cases[0].backward and not next(model.parameters()).is_meta
@@ -72,8 +72,9 @@ def _in(dtype, cases):
 def _dtypes(setting, device, may_time):
     """The dtypes to choose from. float32 may win on a CPU that has bfloat16: small models gain little from it."""
     first = resolve_dtype(setting, device)
-    open_ = setting == "auto" and device.type == "cpu" and first != torch.float32 and may_time
-    return [first, torch.float32] if open_ else [first]
+    if setting == "auto" and device.type == "cpu" and first != torch.float32 and may_time:
+        return [first, torch.float32]
+    return [first]
 
 
 def _by_timing(s, model, cases, batch, dtypes):
@@ -86,10 +87,11 @@ def _by_timing(s, model, cases, batch, dtypes):
     case |= {"cases": [*map(str, cases)], "asked": [s.attention, s.dtype, s.compile]}
     case |= choices.machine(cases[0].device)
     found = memory.recall(case)
-    if not found or not _can_run(s.attention, found, cases, compiled):
-        found = _timed(s.attention, model, cases, batch, dtypes, compiled)
+    if found and _can_run(s.attention, found, cases, compiled):
+        when = f"remembered from {found['when']}"
+    else:
+        found, when = _timed(s.attention, model, cases, batch, dtypes, compiled), "timed now"
         memory.remember(case, found)
-    when = f"remembered from {found['when']}" if "when" in found else "timed now"
     settled = found["attention"], found["attention_trials"], DTYPES[found["dtype"]], found["dtype_trials"]
     return Settled(*settled, compiled, why_eager, when, tuple(memory.notes))
 
@@ -101,13 +103,7 @@ def _timed(attention, model, cases, batch, dtypes, compiled):
     if len(dtypes) > 1:
         trials = _step_ms(model, batch, {each: name for each, (name, _) in picks.items()})
         dtype = DTYPES[next(iter(trials))]
-    name, attention_trials = picks[dtype]
-    return {
-        "attention": name,
-        "attention_trials": attention_trials,
-        "dtype": dtype_name(dtype),
-        "dtype_trials": trials,
-    }
+    return dict(zip(("attention", "attention_trials"), picks[dtype]), dtype=dtype_name(dtype), dtype_trials=trials)
 
 
 def _can_run(attention, past, cases, compiled):

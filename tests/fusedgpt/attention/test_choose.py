@@ -1,6 +1,5 @@
 """Which kernel `auto` takes."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -67,19 +66,16 @@ def test_auto_takes_the_fastest_that_passes_parity(monkeypatch, only):
     assert (rows["math"]["median_ms"], rows["manual"]["median_ms"]) == pytest.approx((2e3, 3e3))
 
 
-OUT_OF_MEMORY = torch.OutOfMemoryError("no room")
-RAISED = [
-    (RuntimeError("no such kernel."), "no such kernel", "no such kernel"),
-    (RuntimeError(), "RuntimeError", "RuntimeError"),
-    (ValueError("not on MPS\nStack: …"), "not on MPS", "not on MPS"),
-    (AssertionError(), "AssertionError", "AssertionError"),
-    (torch._dynamo.exc.FailOnRecompileLimitHit("8 times"), "8 times", "8 times"),
-    (ImportError("no triton"), "no triton", "no triton"),
-    (OUT_OF_MEMORY, "no room", "out of memory"),
-]
-
-
-@pytest.mark.parametrize(("raised", "phrase", "at_full_size"), RAISED, ids=repr)
+@pytest.mark.parametrize(
+    ("raised", "phrase", "at_full_size"),
+    [
+        (RuntimeError(), "RuntimeError", "RuntimeError"),
+        (ValueError("not on MPS.\nStack: …"), "not on MPS", "not on MPS"),
+        (torch._dynamo.exc.FailOnRecompileLimitHit("8 times"), "8 times", "8 times"),
+        (torch.OutOfMemoryError("no room"), "no room", "out of memory"),
+    ],
+    ids=repr,
+)
 def test_what_a_kernel_raises_is_its_refusal(raised, phrase, at_full_size, only):
     # FlexAttention on MPS raises ValueError, which ended a run with auto; an empty reason used to count as permitted
     def broken(q, k, v, dropout_p=0.0):
@@ -169,13 +165,6 @@ def test_auto_times_on_what_is_near_the_fastest(told):
     samples = {kernel: trial["samples"] for kernel, trial in trials.items()}
     assert name == "manual" and samples["flash"] == 1 < samples["math"] == samples["manual"]
     assert [kernel for kernel, trial in trials.items() if "errors" in trial] == ["manual"]
-
-
-def test_auto_takes_little_time_at_the_size_of_the_quick_start():
-    # and no more beside other programs: each kernel was timed to the end, for four seconds
-    began = time.perf_counter()
-    choose._raced({name: choose._trial(name, [TRAINING], False) for name in ("manual", "math", "flash")}, TRAINING)
-    assert time.perf_counter() - began < 5
 
 
 def test_auto_takes_no_kernel_that_the_compiler_replaces(monkeypatch, told):

@@ -8,16 +8,15 @@ import torch
 from torch.library import Library
 from torch.nn import attention
 
-from fusedgpt.attention import choose, flash_impl, parity, permitted
+from fusedgpt.attention import flash_impl, parity, permitted
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.attention.table import KERNELS
-from fusedgpt.bench import kinds, sweep
 from fusedgpt.errors import UserError
 from model import GPT, GPTConfig
 from tests.fusedgpt.attention.test_receipt import watch
 
-CPU, SETTINGS = torch.device("cpu"), kinds.settings_class(sweep)
+CPU = torch.device("cpu")
 TRAINING = Case((2, 2, 64, 32), CPU, torch.float32)
 VERSIONS = {"flash3": "FA3", "flash4": "FA4"}
 EVERYWHERE = {name: dataclasses.replace(kernel, gpu_only=False) for name, kernel in KERNELS.items()}
@@ -136,15 +135,6 @@ def test_a_compiled_model_follows_use_attention_back_and_forth(provide):
             assert called[-1:] == want, name
 
 
-def test_auto_and_the_sweep_try_them_one_after_another(provide, monkeypatch):
-    provide("flash3")
-    provide("flash4")
-    monkeypatch.setattr(choose, "SINGLE_KERNELS", ["flash3", "flash", "flash4"])
-    _, trials = choose.fastest(TRAINING)
-    assert all("median_ms" in trial for trial in trials.values()), trials
-    assert {"flash3", "flash4"} <= {*sweep.comparisons(SETTINGS(heads="2x32", lengths="64"), CPU)[0].names}
-
-
 @pytest.mark.parametrize(("name", "module"), [("flash3", "flash_attn_interface"), ("flash4", "flash_attn")])
 def test_without_the_package_the_reason_names_it(monkeypatch, name, module):
     with pytest.raises(UserError, match="on GPUs only"):
@@ -157,26 +147,15 @@ def test_without_the_package_the_reason_names_it(monkeypatch, name, module):
     assert watch("flash")["forward"] == ["flash"]  # a failed activation leaves it alone
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no sm90"), ValueError("odd"), TypeError("odd"), AttributeError("odd")])
-def test_a_package_that_fails_is_refused_with_its_reason(provide, error):
-    def broken(*_):
-        raise error
-
-    provide("flash3", fwd=broken)
-    attention.register_flash_attention_impl("FA4", register_fn=broken)
-    assert [permitted.refusal(name, TRAINING) for name in ("flash3", "flash4", "flash")] == [str(error)] * 2 + [None]
-
-
-def test_a_package_that_returns_more_than_pytorch_expects_is_refused_with_both_versions(provide, monkeypatch):
+def test_a_package_that_returns_more_than_pytorch_expects_is_refused_with_the_reason(provide):
     # pytorch#190212: flash-attn-4 from 4.0.0b19 on returns four values where PyTorch unpacks two
     def two_of_four(q, k, v):
         y, logsumexp = (*forward(q, k, v), None, None)
         return y, logsumexp
 
     provide("flash4", fwd=two_of_four)
-    monkeypatch.setattr(flash_impl.importlib.metadata, "version", lambda package: "4.0.0b36")
     reason = permitted.refusal("flash4", TRAINING)
-    assert f"flash-attn-4 4.0.0b36 does not fit PyTorch {torch.__version__}: too many values to unpack" in reason
+    assert f"this flash-attn-4 does not fit PyTorch {torch.__version__}: too many values to unpack" in reason
     assert "4.0.0b17" in reason
 
 

@@ -46,13 +46,6 @@ def test_permitted_on_a_cpu(name, deterministic):
         permitted.require(name, case)
 
 
-@pytest.mark.parametrize("name", ["flash", "flash3", "flash4"])
-def test_on_a_gpu_flash_is_refused_with_a_window(name):
-    # PyTorch speaks of a mask, which the user has not asked for
-    reason = permitted.refusal(name, replace(SHARED, device=torch.device("cuda"), kv_heads=None))
-    assert "SDPA has no argument for a window" in reason and "takes no mask" in reason
-
-
 def test_shared_keys_are_refused_in_the_words_of_the_setting(monkeypatch):
     # as `efficient` does on a GPU with PyTorch 2.13, which names the sizes of three tensors
     def efficient(*_, **__):
@@ -132,6 +125,18 @@ def test_an_own_kernel_that_cannot_do_what_the_model_has_is_told_what_to_take(ow
         permitted.require("my.py:own", case)
 
 
+GPU_WINDOW = dict(device=torch.device("cuda"), window=20)
+ON_GPU = [(name, GPU_WINDOW, "SDPA has no argument for a window") for name in ("flash", "flash3", "flash4")]
+# PyTorch 2.11's cuDNN may train at n/16, and on Hopper sdpa is cuDNN first
+ON_GPU += [("cudnn", dict(device=torch.device("cuda"), dropout=p), "may round dropout") for p in (0.1, 0.2)]
+
+
+@pytest.mark.parametrize(("name", "changes", "reason"), ON_GPU)
+def test_refused_on_a_gpu_without_a_trial(name, changes, reason):
+    assert reason in permitted.refusal(name, replace(TRAINING, **changes))
+    assert not functions.rounded_by_cudnn(0.125) and not functions.rounded_by_cudnn(0.0)
+
+
 def test_flex_is_refused_where_it_computes_wrongly(monkeypatch):
     # seen with PyTorch 2.13 on an AMD EPYC without AVX-512: cached generation drew ids from NaN
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
@@ -143,7 +148,7 @@ def test_flex_is_refused_where_it_computes_wrongly(monkeypatch):
 def test_flex_is_compared_as_the_compiler_makes_it(monkeypatch):
     # with PyTorch 2.11 on an H200, training within documents was as manual's eager, and not compiled
     case = Case((2, 2, 64, 16), torch.device("cpu"), torch.float32, backward=False, packed=True)
-    monkeypatch.setattr(permitted, "refusal", lambda *_: None)
+    monkeypatch.setattr(permitted, "refusal", lambda *_, **__: None)
     monkeypatch.setattr(permitted, "ATTENTION", {"flex": ATTENTION["manual"], "manual": ATTENTION["manual"]})
 
     def compiled_wrongly(attend, dynamic):
@@ -167,12 +172,3 @@ def test_deterministic_refuses_a_kernel_that_is_not(monkeypatch):
     torch.use_deterministic_algorithms(True)
     assert "not deterministic" in permitted.refusal("manual", TRAINING)
     assert permitted.refusal("flash", TRAINING) is None
-
-
-@pytest.mark.parametrize(("p", "refused"), [(0.1, True), (0.2, True), (0.125, False), (0.0, False)])
-def test_cudnn_is_refused_where_it_may_round_the_rate_of_dropout(p, refused):
-    # PyTorch 2.11's cuDNN may train at n/16, and on Hopper sdpa is cuDNN first
-    case = replace(SHARED, device=torch.device("cuda"), dtype=torch.bfloat16, kv_heads=None, dropout=p)
-    assert functions.rounded_by_cudnn(p) == refused
-    if refused:
-        assert permitted.refusal("cudnn", case) == f"cuDNN may round dropout {p:g} to sixteenths"

@@ -10,7 +10,6 @@ import pytest
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import Lines, atomic, json_line, link, read_jsonl
-from tests.launch import process
 
 
 def test_a_file_appears_whole_with_ordinary_rights(tmp_path):
@@ -142,19 +141,3 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path):
     ):
         Small(file, room=0).write(b"x")
     assert (tmp_path / "a").read_text() == "old" and os.listdir(tmp_path) == ["a"]
-
-
-def test_a_lock_that_is_left_to_the_end_warns_of_nothing(tmp_path):
-    # python -X dev: "Exception ignored", after the sentence of any run that ended with one
-    code = """
-import sys
-from fusedgpt.errors import UserError, one_sentence
-from fusedgpt.machine.files import lock
-def main():
-    held = lock(sys.argv[1])
-    raise UserError("no")
-with one_sentence():
-    main()
-"""
-    done = process("-X", "dev", "-c", code, tmp_path, check=False)
-    assert done.stderr == "error: no\n"

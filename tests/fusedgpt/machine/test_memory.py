@@ -43,11 +43,10 @@ def test_bandwidth_is_bytes_a_second(monkeypatch):
 
 
 def test_what_a_system_does_not_say_is_no_number(monkeypatch):
-    # on Windows each report of a run ended it: it has neither resource nor os.sysconf
+    # on Windows each report of a run ended it: it has no os.sysconf
     cpu = torch.device("cpu")
     assert 0 < memory.peak_memory(cpu) < memory.total_memory(cpu) < math.inf
     monkeypatch.setattr(memory, "sys", types.SimpleNamespace(platform="win32"))
-    monkeypatch.setattr(memory, "resource", None)
     monkeypatch.delattr(memory.os, "sysconf")
     assert math.isnan(memory.peak_memory(cpu)) and memory.total_memory(cpu) == math.inf
     assert memory.free_memory(cpu) == math.inf

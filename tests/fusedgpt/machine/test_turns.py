@@ -154,12 +154,6 @@ def test_if_other_programs_hold_up_all_threads_a_race_is_on_one(held_up, monkeyp
     assert set(used[6:]) == ({1} if held_up else {2})
 
 
-def test_on_a_gpu_threads_stay_as_they_are(monkeypatch):
-    monkeypatch.setattr(torch, "set_num_threads", lambda n: pytest.fail("changed"))
-    laps = turns.race({"a": lambda s: [1.0], "b": lambda s: [2.0]}, torch.device("cuda"), seconds=0.0)
-    assert len(laps.ms) == turns.FEWEST or laps.by_speed() == ["a", "b"]
-
-
 def test_a_summary_is_of_percentiles():
     # a p90 in the place of the p10, or a mean in the median's
     ms = [float(n) for n in range(1, 12)] + [1000.0]

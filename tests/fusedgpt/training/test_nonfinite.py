@@ -31,16 +31,13 @@ def test_a_healthy_step_names_nothing_and_leaves_nothing(model):
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_a_weight_comes_first(model):
-    model.transformer.h[1].mlp.c_fc.weight.data[3, 3] = torch.nan
-    assert first(model) == "weights: transformer.h.1.mlp.c_fc.weight"
-
-
-def test_the_first_output_is_named_and_not_only_what_inherits_from_it(model):
+def test_a_weight_comes_first_then_the_first_output_and_what_inherits_from_it(model):
     model.transformer.h[0].mlp.c_fc.bias.data.fill_(100)
     model.transformer.h[0].mlp.c_proj.weight.data.fill_(1e38)  # finite, but its products are not
     found = first(model)
     assert found.startswith("outputs: transformer.h.0.mlp.c_proj, transformer.h.0.mlp.dropout, transformer.h.0.mlp")
+    model.transformer.h[1].mlp.c_fc.weight.data[3, 3] = torch.nan
+    assert first(model) == "weights: transformer.h.1.mlp.c_fc.weight"
 
 
 def test_the_first_gradient_in_the_order_of_the_backward(model):
@@ -55,11 +52,6 @@ def test_the_first_gradient_in_the_order_of_the_backward(model):
 
     model.transformer.h[1].mlp.register_forward_hook(lambda module, inputs, output: Poison.apply(output))
     assert first(model).startswith("gradients: transformer.h.1.mlp.c_proj.bias, transformer.h.1.mlp.c_proj.weight")
-
-
-def test_float16_overflows_at_the_scale_that_it_had(model):
-    assert first(model, scale=3e38) == first(model, scale=3e38) != first(model)
-    assert first(model, scale=3e38).startswith("gradients: ")
 
 
 class Loader(DataLoader):

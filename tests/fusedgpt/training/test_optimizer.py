@@ -163,16 +163,21 @@ def test_an_update_is_exact_for_tiny_gradients_in_float16_too():
     assert errors[torch.float32] < 1e-5 and errors[torch.float16] < 5e-3 < errors[torch.bfloat16] < 5e-2, errors
 
 
-@pytest.mark.parametrize("bfloat16", [False, True])
-def test_a_gpu_without_bfloat16_orthogonalises_in_float16(monkeypatch, bfloat16):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: bfloat16)
+@pytest.mark.parametrize(
+    ("device", "gains", "dtype"),
+    [("cuda", False, "float16"), ("cuda", True, "bfloat16"), ("cpu", False, "float32"), ("cpu", True, "bfloat16")],
+)
+def test_a_device_without_fast_bfloat16_orthogonalises_in_another_dtype(monkeypatch, device, gains, dtype):
+    # on such a CPU PyTorch's Muon took seconds a step for the quick start's model, and hours for its run
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: gains)
+    monkeypatch.setattr("fusedgpt.machine.device.cpu_gains_by_bfloat16", lambda: gains)
     model, optimizer = built()
     with_gradients(model, 0)
     asked = []
     monkeypatch.setattr(optimizer_module, "_update_batch", lambda *args: asked.append(args[-1]))
-    norm = types.SimpleNamespace(device=torch.device("cuda"), isfinite=lambda: torch.tensor(True))
+    norm = types.SimpleNamespace(device=torch.device(device), isfinite=lambda: torch.tensor(True))
     optimizer_module._update_hidden(optimizer, norm, 0.0)
-    assert set(asked) == {torch.bfloat16 if bfloat16 else torch.float16}
+    assert set(asked) == {getattr(torch, dtype)}
 
 
 def test_the_memory_of_a_step_of_muon_is_bounded(monkeypatch):
@@ -222,18 +227,6 @@ def test_ranks_that_share_matrices_hold_a_few_whole_ones_at_once():
     # all of a shape at once would be a third of the model on every rank
     for of_8, of_16 in together(2, hold_a_few):
         assert of_16 == pytest.approx(of_8, rel=0.01) and of_8 < 6 * 4 * FEW
-
-
-def test_a_cpu_without_bfloat16_orthogonalises_in_float32(monkeypatch):
-    # there PyTorch's Muon took seconds a step for the quick start's model, and hours for its run
-    asked = []
-    real = optimizer_module.orthogonalised
-    monkeypatch.setattr(optimizer_module, "orthogonalised", lambda ms, dtype: real(ms, asked.append(dtype) or dtype))
-    for gains in (False, True):
-        monkeypatch.setattr("fusedgpt.machine.device.cpu_gains_by_bfloat16", lambda does=gains: does)
-        model, optimizer = built()
-        update_weights(optimizer, with_gradients(model, 0), 0.0)
-    assert asked == [torch.float32] * 4 + [torch.bfloat16] * 4  # for each of four shapes
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

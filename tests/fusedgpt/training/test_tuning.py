@@ -167,27 +167,19 @@ def test_a_command_that_comes_again_takes_what_it_took_before(model, monkeypatch
     assert settle(model, attention="auto", dtype="float32").attention == "manual"  # it has replaced the other
 
 
-CHANGES = {"batch": dict(rows=2), "case": dict(case=replace(CASE, window=8)), "asked": dict(attention="math")}
-
-
-@pytest.mark.parametrize("other", [*CHANGES, "model", "device", "threads", "torch", "code"])
-def test_another_shape_machine_or_version_is_timed_anew(model, monkeypatch, other):
+def test_another_shape_or_machine_is_timed_anew(model, monkeypatch):
     taking(monkeypatch, bfloat16=2.0, float32=1.0)
-    settle(model)
-    if other == "model":
-        model = GPT(replace(model.config, n_layer=2))
-    elif other == "device":
-        machine = tuning.choices.machine
-        monkeypatch.setattr(tuning.choices, "machine", lambda device: machine(device) | {"device": "another"})
-    elif other == "threads":
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
-        monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # the race would really start 99
-    elif other == "torch":
-        monkeypatch.setattr(torch, "__version__", "9.9")
-    elif other == "code":
-        monkeypatch.setattr(tuning.choices, "_code", lambda: "0")
-    assert settle(model, **CHANGES.get(other, {})).timed == "timed now"
-    assert settle(model, **CHANGES.get(other, {})).timed != "timed now"
+    deeper, machine = GPT(replace(model.config, n_layer=2)), tuning.choices.machine
+    for net, changes in (
+        (model, {}),
+        (model, dict(rows=2)),
+        (model, dict(case=replace(CASE, window=8))),
+        (model, dict(attention="math")),
+        (deeper, {}),
+    ):
+        assert settle(net, **changes).timed == "timed now" != settle(net, **changes).timed
+    monkeypatch.setattr(tuning.choices, "machine", lambda device: machine(device) | {"device": "another"})
+    assert settle(model).timed == "timed now"
 
 
 def test_a_remembered_kernel_that_no_longer_passes_parity_is_not_taken(model, monkeypatch):
@@ -207,6 +199,6 @@ def test_rules_and_resumed_runs_neither_read_nor_write_what_is_remembered(model,
     settle(model, deterministic=True, attention="auto", compile="auto")
     settle(model, before=BEFORE, attention="auto")
     settle(model, dtype="float32")  # nothing is open
-    assert not tuning.choices.Choices().path.exists()
+    assert not tuning.choices.path().exists()
     settle(model)
     assert settle(model, before={"dtype": "bfloat16"}).dtype == torch.bfloat16
