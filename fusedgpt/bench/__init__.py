@@ -8,8 +8,8 @@ A kind is a module with
     TURN          seconds of a turn; 0 if contenders take none, because they have no times
     defaults      (gpu) -> the defaults for this machine: the articles' sizes on a GPU, sizes for minutes on a CPU
     comparisons   (s, device) -> what is compared: [comparison.Comparison, …]
-    variables     (name) -> environment variables of a contender's process
+    variables     (name) -> environment variables of a contender's process; a kind may lack it
     build         (of, name, s, device) -> (its turn or None, what was found out: proof, receipt, memory, …). It raises
                   UserError (refused, for good), ParityError, or an out-of-memory or other error (rows.status_of)
-    SHOWN         report.Shown: how its table and figure look, and what its title says
+    SHOWN         report.Shown: its unit, the contenders in the title, columns that only it has
 """

@@ -1,9 +1,8 @@
 """bench.py check: do two folders of one kind of benchmark say the same? For example, the published one and yours.
 
-A ratio agrees if its interval meets the other's, widened by one per cent. Other numbers have no interval.
+A ratio agrees if its interval meets the other's, widened by one per cent.
 """
 
-import dataclasses
 import pathlib
 
 from fusedgpt.bench import rows
@@ -11,12 +10,6 @@ from fusedgpt.bench.report import in_figures, machine, markdown
 from fusedgpt.errors import UserError
 
 MARGIN = 0.01  # a share of the ratio, by which its interval is widened
-FACTORS = {"largest": 1.1, "error": 4.0}  # numbers without an interval, and by which factor they may differ
-
-
-@dataclasses.dataclass
-class Settings:
-    """The settings of `bench.py check`: it has none."""
 
 
 def compare(one: list[rows.Result], other: list[rows.Result]) -> list[tuple[str, str, str, str]]:
@@ -39,19 +32,12 @@ def _verdict(one, other, name):
         status = [line["status"] for line in lines]
         return (*status, "agrees" if status[0] == status[1] else "differs")
     ratios = one.ratio(name), other.ratio(name)
-    if all(ratios) and not all(ratio.known for ratio in ratios):
-        return (*map(in_figures, ratios), "too few laps")
     if all(ratios):
         low, high = ratios[0].low * (1 - MARGIN), ratios[0].high * (1 + MARGIN)
-        meet = ratios[1].low <= high and low <= ratios[1].high
-        return (*map(in_figures, ratios), "agrees" if meet else "differs")
-    for field, factor in FACTORS.items():
-        if all(field in line for line in lines):
-            values = [line[field] for line in lines]
-            known = None not in values  # an error that is infinite is null
-            agree = values[0] == values[1] or (known and 1 / factor <= values[1] / values[0] <= factor)
-            said = ("infinite" if value is None else f"{value:.3g}" for value in values)
-            return (*said, "agrees" if agree else "differs")
+        verdict = "agrees" if ratios[1].low <= high and low <= ratios[1].high else "differs"
+        if not all(ratio.known for ratio in ratios):
+            verdict = "too few laps"
+        return (*map(in_figures, ratios), verdict)
     return None
 
 

@@ -7,8 +7,8 @@ import contextlib
 import importlib.util
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,7 @@ class Transformers:
 
     def use(self, attention: str) -> None:
         """Compute attention by 'eager', 'flash' or 'flash_attention_2' from here on; UserError if the model cannot."""
-        implementation = "sdpa" if attention == "flash" else attention
+        implementation = {"flash": "sdpa"}.get(attention, attention)
         try:
             self.model.set_attn_implementation(implementation)
         except (ValueError, ImportError) as error:
@@ -93,13 +93,25 @@ class Transformers:
         The call has the model's mask and options, two heads of keys, and as many heads of queries to each as the model.
         Raises UserError if the model does not call attention through transformers' AttentionInterface.
         """
-        calls = []
-        with _listening(calls):
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as interfaces
+
+        calls, find = [], interfaces.get_interface
+
+        def get_interface(name, default):
+            attend = find(name, default)
+
+            def call(module, q, k, v, mask, **options):
+                calls.append((attend, module, q.shape, k.size(1), mask, options))
+                return attend(module, q, k, v, mask, **options)
+
+            return call
+
+        with mock.patch.object(interfaces, "get_interface", get_interface):
             self.generate(idx, 1)
         if not calls:
             raise UserError(f"{type(self.model).__name__} has attention of its own, which cannot be compared")
-        attend, module, (nh, nh_k, hs), mask, options = calls[0]
-        groups = nh // nh_k
+        attend, module, (_, nh, _, hs), kv_heads, mask, options = calls[0]
+        groups = nh // kv_heads
 
         def grouped(q, k, v, dropout_p=0.0):
             with self._kernels():
@@ -108,29 +120,6 @@ class Transformers:
 
         dtype = self.output.weight.dtype
         return parity.compare(grouped, Case((1, 2, idx.size(1), hs), idx.device, dtype, backward=False))
-
-
-@contextlib.contextmanager
-def _listening(calls: list) -> Iterator[None]:
-    """Append (function, module, shape, mask, options) to `calls` when a transformers model calls attention."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as interfaces
-
-    find = interfaces.get_interface
-
-    def get_interface(name, default) -> Callable:
-        attend = find(name, default)
-
-        def call(module, q, k, v, mask, **options):
-            calls.append((attend, module, (q.size(1), k.size(1), q.size(3)), mask, options))
-            return attend(module, q, k, v, mask, **options)
-
-        return call
-
-    interfaces.get_interface = get_interface  # an attribute of the instance shadows the method
-    try:
-        yield
-    finally:
-        del interfaces.get_interface
 
 
 class NanoGPT:

@@ -17,8 +17,7 @@ from fusedgpt.bench import causal_models, options
 from fusedgpt.bench.causal_models import OURS
 from fusedgpt.bench.comparison import Comparison
 from fusedgpt.bench.proof import ParityError, refusals, verdict
-from fusedgpt.bench.report import Shown, kernel
-from fusedgpt.bench.rows import Result
+from fusedgpt.bench.report import Shown
 from fusedgpt.errors import UserError, out_of_memory
 from fusedgpt.machine import memory, timing
 from fusedgpt.machine.device import dtype_name, resolve_dtype
@@ -53,7 +52,7 @@ def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
     found = []
     for name in map(str.strip, s.models.split(",")):
         more = package if name not in causal_models.GPT2 else ()
-        ours = (f"{OURS}flash",) if causal_models.has_both(name) else ()
+        ours = (f"{OURS}flash",) if name in causal_models.BOTH else ()
         for T in options.lengths(s.lengths):
             found.append(Comparison({"model": name, "T": T}, (BASELINE, "flash", *more, *ours), BASELINE))
     return found
@@ -133,44 +132,4 @@ def _contradiction(attention, receipt, case):
     return contradiction(causal_models.OUR_NAMES.get(attention, attention), receipt, case)
 
 
-def headline(result: Result) -> list[str]:
-    """Flash in transformers, and in our own GPT."""
-    return [name for name in ("flash", f"{OURS}flash") if name in result.measured]
-
-
-def notes(results: list[Result]) -> list[str]:
-    """How our GPT stands beside transformers' fastest, what was seen, and how exact it was."""
-    found = []
-    for result in results:
-        ms = {name: result.ms(name)["median_ms"] for name in result.measured if result.ms(name)}
-        others = [name for name in ms if not name.startswith(OURS)]
-        best = min(others, key=ms.get, default=None)
-        ratio = best and result.ratio(f"{OURS}flash", best)
-        if ratio:
-            where = f"{result.of['model']} at {result.of['T']} tokens"
-            ratio = f"{ratio.times:.3g} times as fast ({ratio.low:.3g} to {ratio.high:.3g})"
-            found.append(f"{where}: our GPT is {ratio} as transformers' fastest, `{best}`.")
-    lines = [(name, line) for result in results for name, line in result.measured.items()]
-    seen = dict.fromkeys(
-        f"{name}: {kernel(line, backward=False)}, logits for the {line['logits']}" for name, line in lines
-    )
-    sizes = dict.fromkeys(
-        f"{result.of['model']} {_size(line)}" for result in results for line in result.measured.values()
-    )
-    worst = max((line["logits_differ"] or 0 for _, line in lines), default=0)
-    found.append(f"Parameters, of random weights: {', '.join(sizes)}. Kernels seen: {'; '.join(seen)}.")
-    return [*found, f"The last logits differ from eager's by up to {worst:.1e} of the largest logit."]
-
-
-def _size(line):
-    n = line["parameters"]
-    return f"{n / 1e9:.2f} B" if n >= 1e9 else f"{n / 1e6:.0f} M"
-
-
-def subject(s: dict) -> str:
-    """What was measured."""
-    dtype = "" if s["dtype"] == "auto" else f", {s['dtype']}"
-    return f"One prompt (batch 1), random weights{dtype}; ours is our own GPT with transformers' weights"
-
-
-SHOWN = Shown("ms to the first token", headline, notes, subject, axis="T", axis_label="tokens")
+SHOWN = Shown("one prompt, random weights", "ms to the first token", ("flash", f"{OURS}flash"))

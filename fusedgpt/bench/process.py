@@ -13,9 +13,10 @@ import os
 import pathlib
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest import mock
 
 from fusedgpt.bench.rows import Ended, status_of
 from fusedgpt.machine.turns import Turn
@@ -36,7 +37,7 @@ class Contender:
         self.pipe, theirs = spawn.Pipe()
         self.log, self.waits = log, False
         self.process = spawn.Process(target=_serve, args=(theirs, build, args, log, os.getpid()), daemon=True)
-        with _environment(variables):
+        with mock.patch.dict(os.environ, variables):
             self.process.start()
         theirs.close()
         # multiprocessing's own way to end it at exit is SIGTERM, on which a stopped process does not act
@@ -98,17 +99,6 @@ class Contender:
         if code == -getattr(signal, "SIGKILL", 9):
             return "out of memory", "the system killed it, as it does if memory is full"
         return "failed", f"its process ended with status {code}" + (f": {last}" if last else "")
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _serve(pipe: Connection, build: Callable, args: Any, log: pathlib.Path, parent: int) -> None:

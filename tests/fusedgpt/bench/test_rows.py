@@ -58,9 +58,6 @@ def test_rows_of_another_setting_or_machine_are_moved_aside(tmp_path, change):
             [{"kind": "header", **HEADER}, {"kind": "row", "T": 8}],
             "bench.py writes no line like {'T': 8, 'kind': 'row'",
         ),
-        ([{"kind": "header", **HEADER}, LAP | {"ms": {"a": "fast"}}], "writes no line like"),
-        ([{"kind": "header", **HEADER}, LAP | {"ms": {"a": -1.0}}], "writes no line like"),
-        ([{"kind": "header", **HEADER}, READY | {"status": "refused"}], "writes no line like"),  # without a reason
     ],
 )
 def test_files_that_bench_did_not_write_are_one_sentence(tmp_path, lines, message):
