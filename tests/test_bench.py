@@ -22,8 +22,7 @@ pytest.importorskip("tyro")  # reads the command line
 
 def test_presets_are_the_articles_on_a_gpu_and_small_on_a_cpu():
     def preset(name, gpu):
-        kind = kinds.KINDS[name]
-        return kinds.settings_class(kind)(**kind.defaults(gpu))
+        return kinds.defaults(kinds.KINDS[name], gpu)
 
     blog = preset("ladder", gpu=True)
     assert (blog.n_layer, blog.n_head, blog.n_embd, blog.batch_size, blog.block_size) == (12, 12, 768, 12, 1024)

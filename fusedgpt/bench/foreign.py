@@ -17,7 +17,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fusedgpt.attention import parity
 from fusedgpt.attention.case import Case
 from fusedgpt.errors import UserError, first_line, out_of_memory
-from fusedgpt.interchange.pretrained import to_transformers
 from fusedgpt.runs import checkpoint
 from model import GPTConfig
 
@@ -32,11 +31,6 @@ class Transformers:
         self.max_length = min(filter(None, limits), default=float("inf"))
         self.output, self.options, self.flash_only = model.get_output_embeddings(), {}, False
         self.ids = self.output.weight.size(0)
-
-    @classmethod
-    def of(cls, config: GPTConfig, state: dict[str, Tensor], attention: str = "sdpa") -> "Transformers":
-        """The model of our `config` with our weights `state`. GPT2LMHeadModel always has biases; new ones are 0."""
-        return cls(to_transformers(config, state, attn_implementation=attention))
 
     @classmethod
     def loaded(cls, name: str, dtype: torch.dtype, device: torch.device) -> "Transformers":

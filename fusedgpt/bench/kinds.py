@@ -43,6 +43,11 @@ def settings_class(kind) -> type:
     return subclass([], kind.Settings, settings.Settings) if kind.TRAINS else kind.Settings
 
 
+def defaults(kind, gpu: bool):
+    """The settings of a kind on this machine: the articles' sizes on a GPU, sizes for minutes on a CPU."""
+    return settings_class(kind)(**(kind.GPU if gpu else kind.CPU))
+
+
 def unused_settings(name: str) -> dict[str, str]:
     """{setting: why} for each setting of train.py or of another kind that the kind `name` does not use."""
     names = {each: {f.name for f in dataclasses.fields(settings_class(kind))} for each, kind in TAKE_SETTINGS.items()}
@@ -60,8 +65,7 @@ def read_settings(name: str, args: list[str], description: str = ""):
         del unused["attention"]
     asked = [arg for arg in args if arg not in ("-h", "--help")]
     device = resolve_device(configure(settings_class(kind)(), asked, description, unused).device)
-    defaults = settings_class(kind)(**kind.defaults(device.type == "cuda"))
-    s = configure(defaults, args, description, unused)
+    s = configure(defaults(kind, gpu=device.type == "cuda"), args, description, unused)
     if hasattr(s, "attention"):
         s = dataclasses.replace(s, attention=located(s.attention))
     for setting in ("precision", "seconds", "max_seconds", "memory_gb"):
@@ -138,7 +142,7 @@ def header(name: str, args: list[str], s, machine: dict) -> dict:
     used = {field.name: getattr(s, field.name) for field in dataclasses.fields(s)}
     used = {setting: value for setting, value in used.items() if setting not in {*NOT_IDENTITY, *KINDS[name].UNUSED}}
     kind = KINDS[name]
-    defaults = settings_class(kind)(**kind.defaults("cuda" in machine))
-    changed = [setting for setting, value in used.items() if value != getattr(defaults, setting, value)]
+    usual = defaults(kind, gpu="cuda" in machine)
+    changed = [setting for setting, value in used.items() if value != getattr(usual, setting, value)]
     command = " ".join(["python bench.py", *args])
     return {"benchmark": name, "command": command, "settings": used, "set": changed, "environment": machine}

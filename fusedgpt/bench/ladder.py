@@ -54,13 +54,9 @@ UNUSED = {
 }
 
 
-class Settings(options.Common):
-    pass
-
-
-def defaults(gpu: bool) -> dict:
-    """GPT-2 124M at 12 x 1024 on a GPU; four small layers on a CPU."""
-    return training.DEFAULTS | {"compile": True} | ({} if gpu else training.ON_A_CPU)
+Settings = options.Common
+GPU = training.DEFAULTS | {"compile": True}  # GPT-2 124M at 12 x 1024
+CPU = GPU | training.ON_A_CPU
 
 
 def comparisons(s: Settings, device: torch.device) -> list[Comparison]:

@@ -43,10 +43,8 @@ class Settings(options.Common):
     memory_gb: float = 1.0  # GiB that a run may hold on a CPU, beyond PyTorch itself
 
 
-def defaults(gpu: bool) -> dict:
-    """GPT-2 124M in all of a GPU's memory; four small layers in 1 GiB on a CPU."""
-    small = training.ON_A_CPU | dict(vocab_size=None, block_size=512)
-    return training.DEFAULTS | ({"compile": True} if gpu else small)
+GPU = training.DEFAULTS | {"compile": True}  # GPT-2 124M in all of its memory
+CPU = training.DEFAULTS | training.ON_A_CPU | dict(vocab_size=None, block_size=512)
 
 
 def comparisons(s: Settings, device: torch.device) -> list[Comparison]:

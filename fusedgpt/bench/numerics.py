@@ -29,17 +29,10 @@ SHAPE = (1, 12, 256, 64)  # (B, nh, T, hs): GPT-2's heads
 ODD_SHAPE = (1, 2, 192, 64)
 # factors on normal q and k; with 64, q kᵀ exceeds float16's largest number, 65504, and its scaled value does not
 INPUTS = {"ordinary": 1.0, "large": 64.0}
-# {pair: whether the article calls the two `allclose`, or None if it does not say}. The article calls SDPA with
-# attn_mask, for which PyTorch 2.0 had `math` alone; with the flag is_causal, `math` computes the same
-PAIRS = {
-    ("scaled before", "math, masked"): True,
-    ("manual", "math, masked"): False,
-    ("scaled before", "math"): True,
-    ("manual", "math"): False,
-    ("scaled before", "flash"): None,
-    ("manual", "flash"): None,
-    ("masked", "math, masked"): None,  # `masked`: the kernel that PyTorch picks now if there is a mask
-}
+# {pair: whether the article calls the two `allclose`}. The article calls SDPA with attn_mask, for which PyTorch 2.0 had
+# `math` alone; with the flag is_causal, `math` computes the same
+PAIRS = {("scaled before", "math, masked"): True, ("manual", "math, masked"): False}
+PAIRS |= {("scaled before", "math"): True, ("manual", "math"): False}
 
 TRAINS, TOGETHER, TURN = False, True, 0.0
 UNUSED = {"attention": options.EACH_ROW_NAMES_IT}
@@ -56,7 +49,6 @@ def scaled_before(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Te
 
 
 PATHS = {"scaled before": scaled_before, **{name: ATTENTION[name] for name in SINGLE_KERNELS}, **MASKED}
-PAIRED = {**PATHS, "masked": ATTENTION["masked"]}
 
 
 @dataclasses.dataclass
@@ -64,9 +56,7 @@ class Settings(options.Common):
     attention: str = "auto"  # path/to/file.py:function, to measure this kernel of your own too
 
 
-def defaults(gpu: bool) -> dict:
-    """The same defaults on every machine."""
-    return {}
+GPU = CPU = {}
 
 
 def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
@@ -108,11 +98,9 @@ def _has_backward(path, case):
 
 
 def _pair(a, b, case):
-    for path in (a, b):
-        _has_backward(path, case)
     q, k, v, _ = dataclasses.replace(case, backward=False).inputs()
-    one, other = PAIRED[a](q, k, v), PAIRED[b](q, k, v)
-    seen = [observe(lambda path=path: PAIRED[path](q, k, v)) for path in (a, b)]
+    one, other = PATHS[a](q, k, v), PATHS[b](q, k, v)
+    seen = [observe(lambda path=path: PATHS[path](q, k, v)) for path in (a, b)]
     return {
         "allclose": torch.allclose(one, other),
         "claimed": PAIRS[a, b],

@@ -38,28 +38,22 @@ def own_kernel(attention: str) -> tuple[str, ...]:
 
 def lengths(text: str) -> list[int]:
     """'256,512' or '256-4096-64' (first-last-step) as a list. Raises UserError for anything else."""
-    try:
-        found = []
-        for word in text.split(","):
+    words, found = text.split(","), []
+    if all(re.fullmatch(r"[1-9]\d*(-\d+-[1-9]\d*)?", word) for word in words):
+        for word in words:
             first, *rest = map(int, word.split("-"))
             last, step = rest or (first, 1)
             found += range(first, last + 1, step)
-        if not found or min(found) < 1:
-            raise ValueError
-    except ValueError:
-        raise UserError(f"lengths={text!r} must be like 256,512 or 256-4096-64 (first-last-step)") from None
+    if not found:
+        raise UserError(f"lengths={text!r} must be like 256,512 or 256-4096-64 (first-last-step)")
     return found
 
 
 def heads(text: str) -> list[tuple[int, int]]:
     """'32x128,12x64' as pairs (heads, head size). Raises UserError for anything else."""
-    try:
-        found = [tuple(map(int, word.split("x"))) for word in text.split(",")]
-        if any(len(pair) != 2 or min(pair) < 1 for pair in found):
-            raise ValueError
-    except ValueError:
-        raise UserError(f"heads={text!r} must be like 32x128,12x64 (heads x head size)") from None
-    return found
+    if not all(re.fullmatch(r"[1-9]\d*x[1-9]\d*", word) for word in text.split(",")):
+        raise UserError(f"heads={text!r} must be like 32x128,12x64 (heads x head size)")
+    return [tuple(map(int, word.split("x"))) for word in text.split(",")]
 
 
 def admitted(comparisons: list[Comparison], only: str) -> list[Comparison]:

@@ -16,6 +16,7 @@ from fusedgpt.bench.proof import ParityError
 from fusedgpt.data.dataloader import DataLoader
 from fusedgpt.errors import UserError
 from fusedgpt.generation import engines, generate
+from fusedgpt.interchange.pretrained import to_transformers
 from fusedgpt.machine import determinism, flops, memory, timing
 from fusedgpt.machine.device import autocast, dtype_name, resolve_compile, resolve_dtype
 from fusedgpt.machine.environment import commit
@@ -154,15 +155,16 @@ def _beside_ours(name, s, config, device):
     if name.startswith("nanoGPT"):  # it does not tell padding from other ids
         ours = GPT(dataclasses.replace(config, vocab_size=config.padded_vocab_size))
     state = ours.state_dict()
-    hugging = name.startswith("Hugging")
-    contender = Transformers.of(config, state) if hugging else NanoGPT(s.nanogpt, ours.config, state)
+    if name.startswith("Hugging"):  # GPT2LMHeadModel always has biases; new ones are 0
+        contender = Transformers(to_transformers(config, state, attn_implementation="sdpa"))
+    else:
+        contender = NanoGPT(s.nanogpt, ours.config, state)
     contender.model.to(device)
     ours.use_attention("manual")
     return contender, ours.to(device)
 
 
 def _adamw(name, contender, s, device):
-    """AdamW as its project makes it: nanoGPT's by its own function, transformers' fused, with the groups of ours."""
     if name.startswith("nanoGPT"):
         model = contender.model
         return model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device.type)

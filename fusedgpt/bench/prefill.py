@@ -41,9 +41,7 @@ class Settings(options.Common):
     seed: int = 1337  # seed of the random weights and of the prompt
 
 
-def defaults(gpu: bool) -> dict:
-    """The articles' models on a GPU; stand-ins on a CPU."""
-    return {} if gpu else {"models": "mistral-small,llama-small,phi-small,gpt2"}
+GPU, CPU = {}, {"models": "mistral-small,llama-small,phi-small,gpt2"}
 
 
 def comparisons(s: Settings, device: torch.device) -> list[Comparison]:

@@ -87,13 +87,13 @@ def machine(header: dict, results: Iterable[Result]) -> str:
 
 
 def _heading(header, results):
-    settings = ", ".join(f"{name} {header['settings'][name]}" for name in header.get("set", ()))
-    environment = {name: value for name, value in header["environment"].items() if name != "memory"}
-    said = [("machine", machine(header, results)), *environment.items(), ("settings other than the defaults", settings)]
     lines = [line for result in results for line in result.contenders.values()]
     commands = dict.fromkeys([header["command"], *(line["command"] for line in lines if "command" in line)])
-    title = header["benchmark"].replace("_", " ")
-    return [f"# {title}", "", "\n\n".join(f"`{each}`" for each in commands), "", *markdown(["", ""], said), ""]
+    said = {"machine": machine(header, results)} | header["environment"]
+    changed = [f"{name} {header['settings'][name]}" for name in header.get("set", ())]
+    said["settings other than the defaults"] = ", ".join(changed) or "none"
+    facts = [f"- {name}: {value}" for name, value in said.items() if name != "memory"]
+    return [f"# {header['benchmark']}", "", *(f"    {command}" for command in commands), "", *facts, ""]
 
 
 def _of_contenders(results):

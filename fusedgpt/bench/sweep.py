@@ -43,9 +43,8 @@ class Settings(options.Common):
     window: int | None = None  # how many tokens a query sees, itself included; None: all
 
 
-def defaults(gpu: bool) -> dict:
-    """AMD's lengths in float16 on a GPU; four lengths on a CPU."""
-    return {"dtype": "float16"} if gpu else {"lengths": "256,512,1024,2048", "heads": "8x128,12x64"}
+GPU = {"dtype": "float16"}  # AMD's article
+CPU = {"lengths": "256,512,1024,2048", "heads": "8x128,12x64"}
 
 
 def comparisons(s: Settings, device: torch.device) -> list[Comparison]:

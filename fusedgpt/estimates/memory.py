@@ -95,10 +95,9 @@ class Memory:
 
 
 def least_memory(config: Any, batch_size: int, itemsize: int, backward: bool, muon: bool, shards: int = 1) -> int:
-    """Bytes that a GPU needs at least to train: float32 weights, and the logits of a micro-batch.
+    """Bytes that a GPU needs at least: float32 weights and the logits of a micro-batch.
 
-    With `backward`, AdamW's moments too, of which `muon` needs only one for a hidden matrix, and either the logits or,
-    once they are gone, all gradients.
+    With `backward`, the moments too, and either the logits or, once they are gone, all gradients.
     """
     logits = batch_size * config.block_size * config.padded_vocab_size * itemsize // config.chunks
     weights = 4 * config.num_params // shards
@@ -149,11 +148,10 @@ def _moments(config, run, earlier):
 def _block(config, run, seen):
     """Bytes that the backward of a block needs: "Reducing Activation Recomputation", arXiv:2205.05198, section 4.1.
 
-    There the residual stream has 16 bits. Here it is float32, and autocast keeps the inputs of both norms (8 C) and
-    what the products read: normalised inputs (e C each), q, k, v (e (A + 2 K)), attention's output (e A), and the wide
-    layer before and after GELU (2 e I). A SwiGLU keeps both wide layers, the gate's SiLU and the product (4 e I).
-    Rotation makes new queries and keys (e (A + K)); v keeps the memory of the old ones. If compiled, the backward
-    computes the SiLU again, and no old queries and keys are kept.
+    Autocast keeps the float32 inputs of both norms (8 C) and what the products read: normalised inputs (e C each),
+    q, k, v (e (A + 2 K)), attention's output (e A), and the wide layer before and after GELU (2 e I). A SwiGLU keeps
+    both wide layers, the gate's SiLU and the product (4 e I). Rotation makes new queries and keys (e (A + K)). If
+    compiled, the backward computes the SiLU again, and no old queries and keys are kept.
     """
     (C, A, K, inside), e, eager = _widths(config), run.itemsize, not run.compile
     norms, wide = 2 - config.parallel_block, 2 + (1 + eager) * (config.mlp == "swiglu")
@@ -164,10 +162,8 @@ def _block(config, run, seen):
 
 
 def _norm(config, run):
-    """Bytes of a channel that a norm before a product keeps: its float32 input, and its output as the product reads it.
-
-    On a CPU PyTorch's RMSNorm is made of smaller operations. If eager, it keeps the input divided by its mean too.
-    """
+    """Bytes of a channel that a norm keeps: its float32 input, its output as the product reads it, in a CPU's eager
+    RMSNorm also the input divided by its mean."""
     return 4 + run.itemsize + 4 * (config.norm == "rmsnorm" and run.cpu and not run.compile)
 
 
@@ -179,11 +175,8 @@ def _kept(config, run, seen):
 
 
 def _working(config, run, seen):
-    """Peak bytes that the backward of a block holds beside what was kept for it.
-
-    In the MLP: gradients of the residual stream, of a branch and of the wide layers. In attention: two tables of
-    scores, less what the MLP kept, which is freed by then.
-    """
+    """Peak bytes that the backward of a block holds beside what was kept for it: in the MLP, gradients of the residual
+    stream, of a branch and of the wide layers; in attention, two tables of scores, less what the MLP has freed."""
     (C, _, _, inside), e, T, gated = _widths(config), run.itemsize, config.block_size, config.mlp == "swiglu"
     rows, columns = (T if _scores_of(config, run, seen) else 0), T
     if scores_held(run.attention) == "a block":
@@ -198,9 +191,8 @@ def _inner(config, run, seen):
 
     A fused kernel keeps a float32 for each query and head (FlashAttention, arXiv:2205.14135). Other kernels keep the
     softmax of every score, a cast of it for the product (compiled: casts alone), and with dropout its mask and a copy.
-    Causal attention needs one mask, if any; within documents each sequence has its own. SDPA keeps that, or the mask of
-    a window, in the dtype of the products. Heads that share keys then become rows of one (functions.as_rows), each with
-    the mask, and the queries and the output are copied.
+    Within documents each sequence has a mask of its own. SDPA keeps that, or the mask of a window, in the dtype of the
+    products; heads that share keys become rows of one (functions.as_rows), with copies of the queries and the output.
     """
     T, e, dropout = config.block_size, run.itemsize, config.dropout > 0
     masks, scores = (run.batch_size if config.packed else 1), _scores_of(config, run, seen)
@@ -219,14 +211,13 @@ def _inner(config, run, seen):
 
 
 def _score_bytes(run):
-    """Bytes of a score in the softmax.
+    """Bytes of a score in the softmax: float32 under a GPU's autocast but in `math`; on a CPU those of the products.
 
-    On a GPU it is float32, in which autocast computes the softmax, but for the named `math` (functions.only). On a CPU
-    it has the dtype of the products. Only `sdpa` and `masked` compute in float32 there, if dropout leaves PyTorch no
-    kernel but math.
+    On a CPU with dropout, `sdpa` and `masked` compute in float32.
     """
-    narrow = scores_held(run.attention) != "none" if run.cpu else run.attention == "math"
-    return run.itemsize if narrow else 4
+    if run.attention == "math" or (run.cpu and scores_held(run.attention) != "none"):
+        return run.itemsize
+    return 4
 
 
 def _mask(config, run, itemsize):
@@ -250,13 +241,13 @@ def _logits(config, run):
     return e * ((1 + padded) * M + config.n_embd) * V
 
 
-def _widths(config: Any) -> tuple[int, int, int, int]:
+def _widths(config):
     """C, A, K and I."""
     hs = config.head_channels
     return config.n_embd, config.n_head * hs, config.kv_heads * hs, config.inner
 
 
-def _keys_seen(config: Any) -> dict[int, int]:
+def _keys_seen(config):
     """{the most keys that a query sees: the number of such layers}: T, or a window."""
     found, T = collections.Counter(), config.block_size
     for window, layers in config.layers_by_window.items():
@@ -264,7 +255,7 @@ def _keys_seen(config: Any) -> dict[int, int]:
     return found
 
 
-def _scores_of(config: Any, run: Run, seen: int) -> int:
+def _scores_of(config, run, seen):
     """Scores that a layer's attention keeps for a micro-batch: all, those that blocks of queries see, or none."""
     T, held, scores = config.block_size, scores_held(run.attention), 0
     if held == "all" or (run.cpu and config.dropout and held == "none"):  # on a CPU no fused kernel has dropout
