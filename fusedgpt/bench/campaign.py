@@ -123,7 +123,6 @@ def run(s: Settings, device: torch.device) -> str:
 
 
 def _arguments(step, s, results):
-    """bench.py's arguments for a step."""
     flags = [flag for flag in step.flags if not s.rehearse or flag.startswith("--only")]
     if s.nanogpt and step.kind == "peers":
         flags.append(f"--nanogpt={s.nanogpt}")
@@ -133,7 +132,6 @@ def _arguments(step, s, results):
 
 
 def _measure(step, s, results, seconds):
-    """Run a step for at most so many seconds."""
     command = ["bench.py", step.kind, *_arguments(step, s, results), f"--max_seconds={max(1.0, seconds - START):.0f}"]
     with _running(" ".join(command), command) as process:
         _wait(process, step.kind, seconds + 60)  # the lap that runs then, and the report
@@ -211,7 +209,6 @@ def _files_of_tests(s):
 
 
 def _of(device):
-    """What the outcome of a test depends on."""
     found = environment(device)
     sources = [*ROOT.glob("*.py"), *ROOT.glob("fusedgpt/**/*.py"), *ROOT.glob("tests/**/*.py")]
     code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]

@@ -65,7 +65,6 @@ def _ended(command, folder):
 
 
 def _nanogpts_flags(folder, meta, out):
-    """The flags of nanoGPT's train.py, for our bins in a folder that it can read."""
     data = pathlib.Path(out, "data")
     data.mkdir()
     for name in ("train.bin", "val.bin"):

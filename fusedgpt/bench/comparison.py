@@ -186,7 +186,6 @@ def _empty_cache(device):
 
 
 def _or_line(do):
-    """What do() returns, or the status and reason of what it raises."""
     try:
         return do()
     except Exception as error:

@@ -144,7 +144,6 @@ def generation(name: str, s, device: torch.device) -> tuple[Turn, dict]:
 
 
 def _config(s, vocab_size):
-    """Our GPTConfig for the settings of a contender of another project."""
     return GPTConfig.of(s, vocab_size=vocab_size, activation=s.activation or "gelu_tanh", dropout=0.0)
 
 

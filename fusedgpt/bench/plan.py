@@ -22,7 +22,7 @@ from fusedgpt.parallel.distributed import Ranks
 from model import GPT, GPTConfig
 
 CHINCHILLA = 20  # tokens per parameter with the lowest loss for a compute budget (arXiv:2203.15556)
-MOST_GPUS = 2**16  # a suggestion names at most so many
+DOUBLINGS = 13  # of the number of GPUs, which a suggestion may name
 
 TRAINS = True
 DEFAULTS = {"vocab_size": 50257}
@@ -99,13 +99,12 @@ def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
     A step keeps its number of sequences, or gets one per GPU if it has fewer. room: a GPU's memory in bytes.
     """
     sequences = run.batch_size * run.gradient_accumulation_steps
-    gpus = [run.gpus * 2**n for n in range(MOST_GPUS.bit_length()) if n == 0 or run.gpus * 2**n <= MOST_GPUS]
+    gpus = [run.gpus * 2**n for n in range(DOUBLINGS + 1)]
     sharing = [(run.parallel, run.shard_size), ("fsdp", None)]
     again = list(RECOMPUTE[RECOMPUTE.index(run.recompute) :])
     if "attention" in again[1:] and scores_held(run.attention) == "none":
         again.remove("attention")  # it saves next to nothing if the kernel is fused
-    of_a_sequence = config.block_size * config.padded_vocab_size * run.itemsize / config.chunks  # bytes of logits
-    batches = range(min(run.batch_size, int(room / of_a_sequence)), 0, -1)
+    batches = range(run.batch_size, 0, -1)
     for n, (parallel, shard_size), recompute, batch in itertools.product(gpus, sharing, again, batches):
         if sequences % (batch * n) and (batch > 1 or sequences > n):
             continue

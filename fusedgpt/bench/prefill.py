@@ -1,7 +1,7 @@
 """Time to the first token at batch 1: eager attention against the flash kernel, and transformers against our own GPT.
 
 All are on the same weights. The timed call is `generate` of one token, as in AMD's article "Accelerating Large Language
-Models with Flash Attention on AMD GPUs". The models are in causal_models.py.
+Models with Flash Attention on AMD GPUs". The models are in foreign.py.
 
 B = 1, T prompt tokens, V vocabulary.
 """
@@ -13,9 +13,9 @@ from typing import Literal
 import torch
 
 from fusedgpt.attention.receipt import contradiction, observe
-from fusedgpt.bench import causal_models, options
-from fusedgpt.bench.causal_models import OURS
+from fusedgpt.bench import foreign, options
 from fusedgpt.bench.comparison import Comparison
+from fusedgpt.bench.foreign import OURS
 from fusedgpt.bench.proof import ParityError, refusals, verdict
 from fusedgpt.bench.report import Shown
 from fusedgpt.errors import UserError, out_of_memory
@@ -49,8 +49,8 @@ def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
     package = ("flash_attention_2",) * bool(importlib.util.find_spec("flash_attn"))
     found = []
     for name in map(str.strip, s.models.split(",")):
-        more = package if name not in causal_models.GPT2 else ()
-        ours = (f"{OURS}flash",) if name in causal_models.BOTH else ()
+        more = package if name not in foreign.GPT2 else ()
+        ours = (f"{OURS}flash",) if name in foreign.BOTH else ()
         for T in options.lengths(s.lengths):
             found.append(Comparison({"model": name, "T": T}, (BASELINE, "flash", *more, *ours), BASELINE))
     return found
@@ -63,7 +63,7 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn,
     the logits differ from those of eager attention, and out-of-memory errors.
     """
     dtype, attention = resolve_dtype(s.dtype, device), name.removeprefix(OURS)
-    subject = causal_models.load(of["model"], name, s.seed, device, dtype)
+    subject = foreign.load(of["model"], name, s.seed, device, dtype)
     if subject.max_length < of["T"]:
         raise UserError(f"{of['T']} tokens are more than the {subject.max_length} that {of['model']} attends to")
     random = torch.Generator().manual_seed(s.seed)
@@ -77,7 +77,7 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn,
         raise UserError(reason)
     passed = verdict(errors, dtype, f"of {name} attention as the model calls it, 2 heads")
     last, positions = seen[0]
-    eager = causal_models.load(of["model"], BASELINE, s.seed, device, dtype)  # transformers' for ours too
+    eager = foreign.load(of["model"], BASELINE, s.seed, device, dtype)  # transformers' for ours too
     difference = _difference(last, eager, idx)
     if difference is not None and not difference <= ALLOWED[dtype]:
         raise ParityError(f"its logits differ from eager's by {difference:.1e}, allowed {ALLOWED[dtype]:.0e}")
@@ -127,7 +127,7 @@ def _contradiction(attention, receipt, case):
     if attention == "flash_attention_2":  # this package's kernels are not PyTorch's operators
         foreign = receipt["forward"] == ["unfused"] and receipt["ops"]
         return None if foreign else f"{attention} was asked for, but the profiler saw {receipt['forward'][0]}"
-    return contradiction(causal_models.OUR_NAMES.get(attention, attention), receipt, case)
+    return contradiction(foreign.OUR_NAMES.get(attention, attention), receipt, case)
 
 
 SHOWN = Shown("one prompt, random weights", "ms to the first token", ("flash", f"{OURS}flash"))

@@ -45,10 +45,7 @@ class Contender:
 
     def ready(self) -> dict:
         """What the contender found out, once it is built. Raises Ended, with a status and a reason, if it ends."""
-        found = self._answer(BUILD_LIMIT)
-        self.waits = True
-        self._signal(STOP)
-        return found
+        return self._answer(BUILD_LIMIT)
 
     def turn(self, seconds: float) -> list[float]:
         """The ms of the steps that it made in its turn. Raises Ended if it ends instead."""
@@ -56,10 +53,7 @@ class Contender:
         with contextlib.suppress(OSError):  # it has ended: the answer says how
             self.pipe.send(seconds)
         self.waits = False
-        ms = self._answer(TURN_LIMIT + 10 * seconds)
-        self.waits = True
-        self._signal(STOP)
-        return ms
+        return self._answer(TURN_LIMIT + 10 * seconds)
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
@@ -90,6 +84,8 @@ class Contender:
         if kind == "ended":
             self.process.join(10)
             raise Ended(*value)
+        self.waits = True
+        self._signal(STOP)
         return value[0]
 
     def _how_it_ended(self):
