@@ -11,7 +11,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.estimates.memory import Memory, Run, least_memory
 from fusedgpt.generation.generate import cache_dtype, new_cache
 from fusedgpt.machine import memory
-from fusedgpt.machine.device import dtype_name
+from fusedgpt.machine.device import asks_to_compile, dtype_name
 
 
 def check_run(
@@ -21,7 +21,7 @@ def check_run(
 
     Builds nothing. Raises UserError if the model certainly does not fit.
     """
-    compiled = s.compile is True or (s.compile == "auto" and device.type == "cuda")
+    compiled = asks_to_compile(s.compile, device)
     run = Run.of(s, dtype=dtype_name(dtype), compile=compiled, gpus=processes, cpu=device.type == "cpu")
     if backward:
         who = "the estimate of memory (fusedgpt/estimates/memory.py)"
@@ -40,7 +40,13 @@ def in_words(estimate: Memory, processes: int) -> str:
 
 
 def check_training(
-    config: Any, batch_size: int, device: torch.device, dtype: torch.dtype, backward=True, muon=False, shards=1
+    config: Any,
+    batch_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    backward: bool = True,
+    muon: bool = False,
+    shards: int = 1,
 ) -> None:
     """Raise UserError if a model of `config` (a GPTConfig) certainly cannot be trained on `device`. Builds nothing.
 

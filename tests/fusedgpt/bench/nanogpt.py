@@ -1,4 +1,5 @@
 """A stand-in for the model.py of nanoGPT, as far as peers.py uses it."""
+
 MODEL = """
 import dataclasses
 import torch
