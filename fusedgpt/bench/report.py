@@ -63,7 +63,7 @@ def _ratios(name: str, results: list[Result], shown: Shown) -> list[figures.Draw
     timed = [result for result in results if result.laps]
     if timed and "T" in timed[0].of:
         return [figures.Drawn(name, finding_over_lengths(timed, shown), lambda: figures.lines(timed))]
-    names = [name if len(timed) == 1 else "-".join([name, *map(str, result.of.values())]) for result in timed]
+    names = ["-".join([name, *map(str, result.of.values())]) for result in timed]
     return [
         figures.Drawn(each, finding(result, shown), lambda result=result: figures.bars(result))
         for each, result in zip(names, timed)
