@@ -33,7 +33,7 @@ if __name__ == "__main__":
 
 from configurator import configure, separate
 from fusedgpt import settings
-from fusedgpt.bench import campaign, check, kinds, plan, report, rows
+from fusedgpt.bench import campaign, kinds, plan, report, rows
 from fusedgpt.machine.device import resolve_device
 
 
@@ -95,7 +95,7 @@ def check_folders(args: list[str]) -> None:
     folders, flags = separate(args)
     if len(folders) != 2 or flags:
         raise UserError("name two folders of one kind: python bench.py check results/cpu/ladder out-bench/ladder")
-    print(*check.report(list(map(pathlib.Path, folders))), sep="\n")
+    print(*report.agreement(list(map(pathlib.Path, folders))), sep="\n")
 
 
 COMMANDS = {"report": write_reports, "check": check_folders, "gpu": run_campaign, "plan": say_plan}

@@ -9,10 +9,12 @@ from fusedgpt.attention import parity
 from fusedgpt.attention.table import EXPANDED
 from fusedgpt.bench import figures, rows
 from fusedgpt.bench.rows import Result, family
+from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic
 from fusedgpt.machine.turns import Ratio
 
 GIB = 2**30
+MARGIN = 0.01  # of bench.py check: a share of the ratio, by which its interval is widened
 HOW = "A ratio is the median over laps of the ratio within a lap; in brackets its 95 % interval, by order statistics."
 SIZES = ("n_layer", "n_head", "n_embd", "block_size", "batch_size")  # settings that stand on a figure
 
@@ -254,3 +256,49 @@ def how_it_ran(line: dict) -> str:
     if seen.get("expanded"):
         said.append(EXPANDED)
     return f"{'+'.join(seen['forward'])} / {'+'.join(seen['backward'])} ({', '.join(said)})"
+
+
+# bench.py check
+
+
+def agreement(folders: list[pathlib.Path]) -> list[str]:
+    """The lines that say how two folders compare. Raises UserError if they are of two kinds, or share no contender."""
+    read = [rows.read(folder / "rows.jsonl") for folder in folders]
+    headers, results = [header for header, _ in read], [rows.results(lines) for _, lines in read]
+    one, other = (header["benchmark"] for header in headers)
+    if one != other:
+        raise UserError(f"{folders[0]} is of {one}, {folders[1]} of {other}: name two of one")
+    found = compare(*results)
+    if not found:
+        raise UserError(f"{folders[0]} and {folders[1]} have no contender in common")
+    said = [f"{folder}: {machine(*each)}" for folder, *each in zip(folders, headers, results)]
+    verdicts = [verdict for *_, verdict in found]
+    count = f"{verdicts.count('agrees')} of {len(verdicts) - verdicts.count('too few laps')} agree"
+    return [*said, "", *markdown(["contender", *map(str, folders), ""], found), "", count]
+
+
+def compare(one: list[Result], other: list[Result]) -> list[tuple[str, str, str, str]]:
+    """(contender, what one folder says, what the other says, whether they agree) of each contender in both.
+
+    A ratio agrees if its interval meets the other's, widened by MARGIN.
+    """
+    others, found = {tuple(result.of.items()): result for result in other}, []
+    for result in one:
+        both = result, others.get(tuple(result.of.items()), Result(result.of, result.baseline))
+        for name in result.contenders:
+            if name not in both[1].contenders:
+                continue
+            label = ", ".join(map(str, (*result.of.values(), name)))
+            status, ratios = [each.contenders[name]["status"] for each in both], [each.ratio(name) for each in both]
+            if all(ratios):
+                found.append((label, *map(in_figures, ratios), _verdict(*ratios)))
+            elif set(status) != {"measured"}:
+                found.append((label, *status, "agrees" if status[0] == status[1] else "differs"))
+    return found
+
+
+def _verdict(one, other):
+    if not (one.known and other.known):
+        return "too few laps"
+    meet = other.low <= one.high * (1 + MARGIN) and one.low * (1 - MARGIN) <= other.high
+    return "agrees" if meet else "differs"
