@@ -125,8 +125,8 @@ def _difference(got, subject, idx):
 
 def _contradiction(attention, receipt, case):
     if attention == "flash_attention_2":  # this package's kernels are not PyTorch's operators
-        foreign = receipt["forward"] == ["unfused"] and receipt["ops"]
-        return None if foreign else f"{attention} was asked for, but the profiler saw {receipt['forward'][0]}"
+        its_own = receipt["forward"] == ["unfused"] and receipt["ops"]
+        return None if its_own else f"{attention} was asked for, but the profiler saw {receipt['forward'][0]}"
     return contradiction(foreign.OUR_NAMES.get(attention, attention), receipt, case)
 
 
