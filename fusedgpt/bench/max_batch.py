@@ -72,7 +72,7 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[None,
             fitting[batch_size] = _trial(dataclasses.replace(s, batch_size=batch_size), free)
         except Ended as error:
             ended[batch_size] = error
-        print(f"  batch {batch_size}: {'fits' if batch_size in fitting else ended[batch_size]}")
+        print(f"  batch {batch_size}: {'fits' if batch_size in fitting else ended[batch_size].args[0]}")
         return batch_size in fitting
 
     size = largest(fits, guess)
