@@ -40,13 +40,7 @@ def in_words(estimate: Memory, processes: int) -> str:
 
 
 def check_training(
-    config: Any,
-    batch_size: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    backward: bool = True,
-    muon: bool = False,
-    shards: int = 1,
+    config: Any, batch_size: int, device, dtype, backward: bool = True, muon: bool = False, shards: int = 1
 ) -> None:
     """Raise UserError if a model of `config` (a GPTConfig) certainly cannot be trained on `device`. Builds nothing.
 
