@@ -31,9 +31,9 @@ if __name__ == "__main__":
     # call of attention took 32 ms in place of 0.6, and ratios were those of barriers. PyTorch reads it at its import
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from configurator import answer_help, configure, separate
+from configurator import configure, separate
 from fusedgpt import settings
-from fusedgpt.bench import campaign, check, kinds, plan, report, rows
+from fusedgpt.bench import campaign, kinds, plan, report, rows
 from fusedgpt.machine.device import resolve_device
 
 
@@ -64,10 +64,10 @@ def end_on_signals() -> None:
 
 
 def run_campaign(args: list[str]) -> None:
-    """Run missing tests and rows; the last line says what is still missing. Raises UserError if there is no GPU."""
+    """Run the tests for a GPU and every kind. Raises UserError if there is no GPU."""
     s = configure(campaign.Settings(), args, campaign.__doc__)
     end_on_signals()
-    print(campaign.run(s, resolve_device("cpu" if s.rehearse else "auto"), kinds.left))
+    print(campaign.run(s, resolve_device("cpu" if s.rehearse else "auto")))
 
 
 def say_plan(args: list[str]) -> None:
@@ -84,18 +84,18 @@ def write_reports(args: list[str]) -> None:
     if not folders:
         raise UserError("name the folder of a benchmark: python bench.py report FOLDER [FOLDER ...]")
     for folder in folders:
-        header, _ = rows.read(folder / "rows.jsonl")
-        print(f"wrote {', '.join(map(str, report.write(folder, kinds.kind_of(header).SHOWN, s.format, s.title)))}")
+        name = rows.read(folder / "rows.jsonl")[0]["benchmark"]
+        if name not in kinds.KINDS:
+            raise UserError(f"this version has no benchmark {name!r}, only {', '.join(kinds.KINDS)}")
+        print(f"wrote {', '.join(map(str, report.write(folder, kinds.KINDS[name].SHOWN, s.format, s.title)))}")
 
 
 def check_folders(args: list[str]) -> None:
     """Say whether two folders agree. Raises UserError if they are not two of one kind."""
-    answer_help(check.Settings(), [arg for arg in args if arg.startswith("-")], check.__doc__)
     folders, flags = separate(args)
-    configure(check.Settings(), flags, check.__doc__)
-    if len(folders) != 2:
+    if len(folders) != 2 or flags:
         raise UserError("name two folders of one kind: python bench.py check results/cpu/ladder out-bench/ladder")
-    print(*check.report(list(map(pathlib.Path, folders))), sep="\n")
+    print(*report.agreement(list(map(pathlib.Path, folders))), sep="\n")
 
 
 COMMANDS = {"report": write_reports, "check": check_folders, "gpu": run_campaign, "plan": say_plan}
@@ -119,7 +119,7 @@ def parse(args: list[str]) -> tuple[str, list[str]]:
 if __name__ == "__main__":
     with one_sentence():
         name, args = parse(sys.argv[1:])
-        if name == "report" and {"-h", "--help"} & set(args):
+        if name in ("report", "check") and {"-h", "--help"} & set(args):
             sys.exit(print(as_called(__doc__)))
         if name in COMMANDS:
             COMMANDS[name](args)

@@ -9,7 +9,7 @@ A page has `<!-- [[[cog from tests.tables import contenders; contenders("h200/la
 import csv
 import pathlib
 
-from fusedgpt.bench import check, figures, report, rows
+from fusedgpt.bench import figures, report, rows
 from fusedgpt.machine.files import read_jsonl
 
 RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
@@ -48,7 +48,7 @@ def lengths(folder: str, *names: str) -> None:
 def both(first: str, second: str, *names: str) -> None:
     """How many times as fast contenders are in two folders, and whether they agree, as `bench.py check` says it."""
     results = [rows.results(rows.read(RESULTS / folder / "rows.jsonl")[1]) for folder in (first, second)]
-    found = [line for line in check.compare(*results) if not names or line[0].rpartition(", ")[2] in names]
+    found = [line for line in report.compare(*results) if not names or line[0].rpartition(", ")[2] in names]
     print(*report.markdown(["", first, second, ""], found), sep="\n")
 
 

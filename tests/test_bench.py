@@ -22,8 +22,7 @@ pytest.importorskip("tyro")  # reads the command line
 
 def test_presets_are_the_articles_on_a_gpu_and_small_on_a_cpu():
     def preset(name, gpu):
-        kind = kinds.KINDS[name]
-        return kinds.settings_class(kind)(**kind.defaults(gpu))
+        return kinds.defaults(kinds.KINDS[name], gpu)
 
     blog = preset("ladder", gpu=True)
     assert (blog.n_layer, blog.n_head, blog.n_embd, blog.batch_size, blog.block_size) == (12, 12, 768, 12, 1024)
@@ -66,6 +65,7 @@ def test_amds_setting_by_config_file():
             "only='fly' names no contender: it can be a pattern, such as 'flash*', or scaled before",
         ),
         (["flops"], "there is no benchmark 'flops': it can be ladder, sweep, prefill, numerics, max_batch, peers"),
+        (["swep"], "did you mean sweep?"),
         (["report"], "name the folder of a benchmark"),
         (["report", "--format=gif"], "it takes 'svg' or 'pdf'"),
         (["report", "config"], "config/rows.jsonl does not exist, or is empty"),
@@ -90,10 +90,6 @@ def test_bad_input_ends_in_one_sentence_before_the_first_row(args, message, monk
         )
     assert message in str(raised.value)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_bad_flag_from_the_shell():
-    assert "did you mean sweep?" in fails("bench.py", "swep")
 
 
 def test_a_training_runs_config_file_is_accepted(tmp_path):
@@ -206,13 +202,6 @@ def test_a_signal_leaves_no_contender_and_a_report(sent, tmp_path):
         for _ in range(100):
             os.killpg(bench_py.pid, 0)
             time.sleep(0.1)
-
-
-@pytest.mark.slow  # a process that imports PyTorch; test_structure.py looks at the imports of each module
-def test_bench_starts_without_what_it_does_not_use():
-    heavy = "('transformers', 'wandb', 'datasets', 'matplotlib')"
-    done = process("-c", f"import sys, bench; print([m for m in {heavy} if m in sys.modules])")
-    assert done.stdout.strip() == "[]"
 
 
 def test_two_calls_do_not_share_a_folder(tmp_path, data):

@@ -6,10 +6,10 @@ A kind is a module with
     UNUSED        {name: why} of train.py's settings that it does not use
     TOGETHER      whether contenders run in this process; otherwise each has a process of its own
     TURN          seconds of a turn; 0 if contenders take none, because they have no times
-    defaults      (gpu) -> the defaults for this machine: the articles' sizes on a GPU, sizes for minutes on a CPU
+    GPU, CPU      defaults of settings there: the articles' sizes on a GPU, sizes for minutes on a CPU
     comparisons   (s, device) -> what is compared: [comparison.Comparison, …]
-    variables     (name) -> environment variables of a contender's process
+    variables     (name) -> environment variables of a contender's process; a kind may lack it
     build         (of, name, s, device) -> (its turn or None, what was found out: proof, receipt, memory, …). It raises
                   UserError (refused, for good), ParityError, or an out-of-memory or other error (rows.status_of)
-    SHOWN         report.Shown: how its table and figure look, and what its title says
+    SHOWN         report.Shown: its unit, the contenders in the title, columns that only it has
 """

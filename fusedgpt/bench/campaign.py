@@ -2,7 +2,7 @@
 
 The tests come first; beside them the article's rungs are compiled, all at once. Then comes breadth: a little of every
 kind of benchmark. Then depth: more laps, more lengths, more rungs. The same command continues with what is missing.
-Results go to results/<device>: rows, reports, figures and tests.json.
+Results go to results/<device>: rows, reports, figures and tests.txt.
 """
 
 import contextlib
@@ -17,14 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 from fusedgpt import home
 from fusedgpt.errors import UserError
 from fusedgpt.machine.environment import environment
-from fusedgpt.machine.files import atomic, read_jsonl
 from fusedgpt.machine.timing import in_words
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -34,18 +33,12 @@ WORKERS = 6  # pytest's; each holds a part of the GPU's memory
 TESTS_S = 240.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A call of bench.py for a kind, and the seconds that it may take on a GPU."""
 
     kind: str
     seconds: float
     flags: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """What lines call the step."""
-        return " ".join([self.kind, *(flag for flag in self.flags if flag.startswith(("--only", "--lengths")))])
 
 
 RUNGS = "manual,math,efficient,flash,flash + padded vocabulary,cudnn + padded vocabulary,flex + padded vocabulary"
@@ -64,14 +57,8 @@ BREADTH = [
     Step("sweep", 60, ("--lengths=256,1024,4096", "--seconds=2")),
     Step("numerics", 30, ("--only=bfloat16",)),
 ]
-DEPTH = [
-    Step("ladder", 200),
-    Step("sweep", 300),
-    Step("numerics", 60),
-    Step("prefill", 300),
-    Step("peers", 300),
-    Step("max_batch", 300),
-]
+DEPTH = [Step("ladder", 200), Step("sweep", 300), Step("numerics", 60)]
+DEPTH += [Step("prefill", 300), Step("peers", 300), Step("max_batch", 300)]
 _MODEL = ("--n_layer=1", "--n_head=2", "--n_embd=32", "--compile=False")
 TINY = {  # flags of a rehearsal on a CPU
     "ladder": [*_MODEL, "--block_size=32", "--batch_size=1", "--seconds=1"],
@@ -105,15 +92,15 @@ def folder(s: Settings, device: torch.device) -> pathlib.Path:
 
 def short_name(device: torch.device) -> str:
     """The name of a device as a folder: 'NVIDIA H200' becomes 'h200', 'NVIDIA GeForce RTX 4090' 'rtx-4090'."""
-    words = re.split(r"\W+", environment(device)["device"].lower())
+    words = re.findall(r"\w+", environment(device)["device"].lower())
     makers = {"nvidia", "amd", "intel", "tesla", "geforce", "instinct", "radeon", "r", "tm"}
-    return "-".join(word for word in words if word and word not in makers) or device.type
+    return "-".join(word for word in words if word not in makers) or device.type
 
 
-def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tuple[int, int]]) -> str:
-    """Run what is missing, step by step; returns a line that says what is measured and what is still missing.
+def run(s: Settings, device: torch.device) -> str:
+    """Run step by step; returns a line that says what the tests said, and how to go on.
 
-    left: (kind, its arguments) -> (missing contenders, all). Raises UserError if a setting is wrong.
+    Raises UserError if a setting is wrong.
     """
     if s.max_seconds is not None and not 0 < s.max_seconds < float("inf"):
         raise UserError(f"max_seconds={s.max_seconds} must be more than 0, and finite")
@@ -122,54 +109,43 @@ def run(s: Settings, device: torch.device, left: Callable[[str, list[str]], tupl
     if s.rehearse:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     end = time.monotonic() + (s.max_seconds or float("inf"))
-    steps = BREADTH + ([] if s.rehearse else DEPTH)
+    steps = BREADTH if s.rehearse else BREADTH + DEPTH
     total = TESTS_S + sum(step.seconds for step in steps)
-    print(
-        f"== tests {TESTS_S:.0f} s, then {', '.join(f'{step.name} {step.seconds:.0f} s' for step in steps)}", flush=True
-    )
-    ends = f"; it ends after {in_words(s.max_seconds)}" if s.max_seconds else ""
-    print(f"== {in_words(total)} in all{ends}", flush=True)
+    plan = ", ".join(f"{step.kind} {step.seconds:.0f} s" for step in steps)
+    print(f"== tests {TESTS_S:.0f} s, then {plan}: {in_words(total)} in all", flush=True)
     tests = _tests(results, _of(device), s, end)
     for step in steps:
         seconds = min(step.seconds, end - time.monotonic())
         if seconds >= LEAST:
             _measure(step, s, results, seconds)
-    built = {}
-    for step in DEPTH:
-        absent, every = left(step.kind, _arguments(step, s, results))
-        built[step.kind] = f"{every - absent} of {every}"
-    counted = ", ".join(f"{kind} {count}" for kind, count in built.items())
-    return f"{results}: {tests}; contenders built: {counted}. The same command adds what is missing, and more laps"
+    return f"{results}: {tests}. The same command adds what is missing, and more laps"
 
 
 def _arguments(step, s, results):
-    """bench.py's arguments for a step."""
-    nanogpt = [f"--nanogpt={s.nanogpt}"] if s.nanogpt and step.kind == "peers" else []
     flags = [flag for flag in step.flags if not s.rehearse or flag.startswith("--only")]
-    return [f"--results={results}", *flags, *nanogpt, *(TINY[step.kind] if s.rehearse else [])]
+    if s.nanogpt and step.kind == "peers":
+        flags.append(f"--nanogpt={s.nanogpt}")
+    if s.rehearse:
+        flags += TINY[step.kind]
+    return [f"--results={results}", *flags]
 
 
 def _measure(step, s, results, seconds):
-    """Run a step for at most so many seconds."""
-    args = _arguments(step, s, results)
-    command = ["bench.py", step.kind, *args, f"--max_seconds={max(1.0, seconds - START):.0f}"]
-    with _running(step.name, command) as process:
-        _wait(process, step.name, seconds + 60)  # the lap that runs then, and the report
+    command = ["bench.py", step.kind, *_arguments(step, s, results), f"--max_seconds={max(1.0, seconds - START):.0f}"]
+    with _running(" ".join(command), command) as process:
+        _wait(process, step.kind, seconds + 60)  # the lap that runs then, and the report
 
 
 @contextlib.contextmanager
-def _running(name, command):
+def _running(name, command, log=None):
     """A Python process that has ended, with all its children, at the end of the context."""
     print(f"== {name}", flush=True)
-    process = subprocess.Popen([sys.executable, *command], cwd=ROOT, start_new_session=True)
+    process = subprocess.Popen([sys.executable, *command], cwd=ROOT, start_new_session=True, stdout=log)
     try:
         yield process
     finally:
         if process.poll() is None:
-            if hasattr(os, "killpg"):
-                os.killpg(process.pid, signal.SIGKILL)
-            else:  # Windows
-                process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs keeps a killed process
                 process.wait(10)
 
@@ -177,53 +153,44 @@ def _running(name, command):
 def _wait(process, name, seconds):
     """Wait for a process; says how it ended, unless it ended well."""
     began = time.monotonic()
+    how = "is ended at its limit"
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
+        how = f"ended with status {process.returncode}"
     if process.returncode != 0:
-        how = "is ended at its limit" if process.returncode is None else f"ended with status {process.returncode}"
         print(f"== {name} {how} after {in_words(time.monotonic() - began)}", flush=True)
 
 
 def _tests(results, of, s, end):
-    """Run the tests that need a GPU, unless they ran; what they said, in words. of: what their outcome depends on.
+    """Run the tests that need a GPU, unless they ran; the last line of pytest. of: what their outcome depends on.
 
     Beside them the steps of COMPILED are built: their graphs stay in Inductor's cache for the steps that follow.
     """
-    path = results / "tests.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if found.get("of") != of or found["status"] not in (0, 1):
-        with tempfile.TemporaryDirectory() as temporary:
-            outcomes, seconds = pathlib.Path(temporary, "outcomes.jsonl"), min(TESTS_S, end - time.monotonic())
-            outcomes.touch()
-            which = ["tests/fusedgpt/machine/test_timing.py"] if s.rehearse else _tests_of_a_gpu()
-            tests = ["-m", "pytest", "-m", "gpu", "-n", str(WORKERS), "-p", "tests.outcomes", f"--outcomes={outcomes}"]
-            began = time.monotonic()
-            with contextlib.ExitStack() as running:
-                process = running.enter_context(_running("tests", [*tests, *which]))
-                for step in COMPILED:
-                    compiled = ["bench.py", step.kind, *_arguments(step, s, temporary)]
-                    running.enter_context(_running(f"compile {step.name}", compiled))
-                _wait(process, "tests", seconds)
-            status, took = process.returncode, round(time.monotonic() - began, 1)
-            last = {row["test"]: row["outcome"] for row in read_jsonl(outcomes)}  # the last phase of a test counts
-        found = {"of": of, "status": status, "seconds": took, "passed": list(last.values()).count("passed")}
-        for which in ("failed", "skipped", "began"):  # a test that began and has no other outcome hung, or ended pytest
-            found[which] = [test for test, its in last.items() if its == which]
-        with atomic(path, "w") as file:
-            json.dump(found, file, indent=1)
-    said = [f"{found['passed']} tests passed"]
-    said += [f"{len(found[which])} {which}" for which in ("failed", "skipped", "began") if found[which]]
-    return ", ".join(said)
+    path, code = results / "tests.txt", json.dumps(of)
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if not (text.startswith(code) and re.search(r"\d (passed|skipped).* in \d", text)):
+        with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as running:
+            log = running.enter_context(open(path, "w", encoding="utf-8"))  # whatever ends pytest, it has what passed
+            print(code, file=log, flush=True)
+            command = ["-u", "-m", "pytest", "-vv", "-m", "gpu", "-n", str(WORKERS), *_files_of_tests(s)]
+            process = running.enter_context(_running("tests", command, log))
+            for step in COMPILED:
+                compiled = ["bench.py", step.kind, *_arguments(step, s, temporary)]
+                running.enter_context(_running(f"compile {step.kind}", compiled))
+            _wait(process, "tests", min(TESTS_S, end - time.monotonic()))
+    *_, last = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return f"{path.name}: {last.strip('= ')}"
 
 
-def _tests_of_a_gpu():
+def _files_of_tests(s):
     """The files that may have a test for a GPU: others may import what is not installed there."""
+    if s.rehearse:
+        return ["tests/fusedgpt/machine/test_timing.py"]
     files = sorted(ROOT.glob("tests/**/test_*.py"))
     return [str(path) for path in files if re.search("gpu|device", path.read_text(encoding="utf-8"), re.I)]
 
 
 def _of(device):
-    """What the outcome of a test depends on."""
     found = environment(device)
     sources = [*ROOT.glob("*.py"), *ROOT.glob("fusedgpt/**/*.py"), *ROOT.glob("tests/**/*.py")]
     code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]

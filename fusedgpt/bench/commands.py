@@ -21,7 +21,6 @@ RECIPE |= dict(n_layer=4, n_head=4, n_embd=128, dropout=0.0, learning_rate=0.001
 RECIPE |= dict(warmup_iters=100, lr_decay_iters=2000, eval_interval=250, eval_iters=20, log_interval=10)
 RECIPE |= dict(max_iters=2000, always_save_checkpoint=False)
 OURS = "config/train_shakespeare_cpu.py"  # our own recipe for the same computers
-EVALUATION = re.compile(r"^step \d+: train loss [\d.]+, val loss ([\d.]+)", re.M)
 
 
 def build(name: str, s) -> tuple[Turn, dict]:
@@ -41,11 +40,10 @@ def build(name: str, s) -> tuple[Turn, dict]:
             if name == "ours":
                 command = ["train.py", OURS, f"--dataset={folder.resolve()}", f"--out_dir={out}"]
                 text = _ended([sys.executable, *command], SCRIPTS)
-                losses.append(min(float(loss) for loss in re.findall(r"val loss ([\d.]+)", text)))
             else:
                 text = _ended([sys.executable, "-B", "train.py", *_nanogpts_flags(folder, meta, out)], s.nanogpt)
-                losses.append(float(EVALUATION.findall(text)[-1]))
             after = os.times()
+        losses.append(min(map(float, re.findall(r"val loss ([\d.]+)", text))))  # of the weights that it keeps
         cpu_s.append(after.children_user + after.children_system - before.children_user - before.children_system)
         return 1e3 * (time.perf_counter() - began)
 
@@ -67,7 +65,6 @@ def _ended(command, folder):
 
 
 def _nanogpts_flags(folder, meta, out):
-    """The flags of nanoGPT's train.py, for our bins in a folder that it can read."""
     data = pathlib.Path(out, "data")
     data.mkdir()
     for name in ("train.bin", "val.bin"):

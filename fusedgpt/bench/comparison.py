@@ -85,15 +85,15 @@ class Measurement:
 
     def _to_do(self):
         """The contenders to build: those that are absent and, if others are not known well enough, these too."""
-        status = {name: self.result.contenders.get(name, {}).get("status") for name in self.comparison.names}
-        possible = [name for name in status if status[name] not in SETTLED]
-        absent = [name for name in possible if status[name] != "measured"]
-        if not self.turn:
-            return absent
+        base, status = self.comparison.baseline, {name: line["status"] for name, line in self.result.contenders.items()}
+        possible = [name for name in self.comparison.names if status.get(name) not in SETTLED]
+        absent = [name for name in possible if status.get(name) != "measured"]
         known = [name for name in possible if name not in absent]
-        if known and self.result.precise(known, self.precision):
-            return [*absent, *([self.comparison.baseline] if absent and self.comparison.baseline in known else [])]
-        return possible
+        if self.turn and not (known and self.result.precise(known, self.precision)):
+            return possible
+        if self.turn and absent and base in known:
+            absent.append(base)
+        return absent
 
     def _build(self, waiting):
         """Start contenders of `waiting`, and take them from there, as long as they fit beside those alive."""
@@ -171,8 +171,7 @@ class Measurement:
             self._note(name, dict(zip(("status", "reason"), status_of(laps.failed[name]))))
 
     def _widest(self, names):
-        found = {name: self.result.ratio(name) for name in names}
-        found = {name: ratio for name, ratio in found.items() if ratio and ratio.known}
+        found = {name: ratio for name, ratio in self.result.ratios.items() if name in names and ratio.known}
         if not found:
             return "no interval yet"
         name = max(found, key=lambda name: found[name].precision)
@@ -187,7 +186,6 @@ def _empty_cache(device):
 
 
 def _or_line(do):
-    """What do() returns, or the status and reason of what it raises."""
     try:
         return do()
     except Exception as error:

@@ -4,10 +4,11 @@ A kernel has the same colour and mark in every figure.
 """
 
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from fusedgpt.attention.table import KERNELS
-from fusedgpt.bench.rows import Result
+from fusedgpt.bench.rows import Result, family, panels
 from fusedgpt.machine.files import atomic
 from fusedgpt.runs import style
 from fusedgpt.runs.style import DPI, WIDTH
@@ -16,26 +17,34 @@ DRAWN_AS = {"eager": "manual", "flash_attention_2": "flash3"}  # transformers' n
 PROJECTS = {"ours": "#009e73", "Hugging Face": "#e69f00", "nanoGPT": "#cc79a7"}
 STYLE = {"font.size": 8.5, "axes.titlesize": 8.5, "axes.spines.top": False, "axes.spines.right": False}
 STYLE |= {"axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3}
-TICKS = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 
-def save(figures: Iterable[tuple], folder: pathlib.Path, machine: str, form: str = "svg") -> list[pathlib.Path]:
-    """Save `figures`, each (name, title, subject, figure), as NAME.png and NAME.`form` in `folder`; returns all paths.
+class Drawn(NamedTuple):
+    """A figure: the name of its files, what it shows in a sentence, and the function that draws it."""
 
-    Above each figure stand its title, its subject (what was measured) and `machine` (where, with what and when).
+    name: str
+    finding: str
+    draw: Callable[[], Any]
+
+
+def save(drawn: Iterable[Drawn], folder: pathlib.Path, about: list[str], form: str, title: str) -> list[pathlib.Path]:
+    """Save figures as NAME.png and NAME.`form` in `folder`; returns all paths.
+
+    Above each stand `title`, or its finding if that is empty, and the paragraphs `about` the measurement.
     """
     import matplotlib
 
     matplotlib.use("agg")
     paths = []
-    with matplotlib.rc_context(STYLE):  # a generator draws while it is asked for the next figure
-        for name, title, subject, figure in figures:
-            style.title(figure, title, [subject, machine])
+    with matplotlib.rc_context(STYLE):
+        for each in drawn:
+            figure = each.draw()
+            style.title(figure, title or each.finding, about)
             for suffix in ("png", form):
-                paths.append(folder / f"{name}.{suffix}")
+                paths.append(folder / f"{each.name}.{suffix}")
                 with atomic(paths[-1]) as file:
                     figure.savefig(file, format=suffix, dpi=DPI)
-            _compress(folder / f"{name}.png")
+            _compress(folder / f"{each.name}.png")
     return paths
 
 
@@ -44,11 +53,6 @@ def _compress(path):
     from PIL import Image  # matplotlib needs it too
 
     Image.open(path).convert("RGB").quantize(256).save(path, optimize=True, dpi=(DPI, DPI))
-
-
-def lines_of(paths: list[pathlib.Path]) -> list[str]:
-    """The lines of a report that show the PNG files among `paths`."""
-    return [line for path in paths if path.suffix == ".png" for line in (f"![{path.stem}]({path.name})", "")]
 
 
 def new(height: float, **options) -> tuple:
@@ -72,83 +76,70 @@ def bars(result: Result):
     names = [name for name in result.measured if result.ms(name)]
     figure, axes = new(0.30 * len(names) + 0.5)
     for n, name in enumerate(names):
-        ratio, ms, look = result.ratio(name), result.ms(name)["median_ms"], color(name, result.measured[name])
-        if ratio and ratio.known:
-            axes.plot([ratio.low, ratio.high], [n, n], color=look, linewidth=2)
-        axes.plot(ratio.times if ratio else 1.0, n, color=look, marker="o", markersize=4)
-        text = f"{milliseconds(ms)} ms" + (f", {ratio.times:.3g}×" if ratio else "")
+        ratio, look = result.ratio(name), color(name, result.measured[name])
+        text = f"{milliseconds(result.ms(name)['median_ms'])} ms"
+        if ratio:
+            text += f", {ratio.times:.3g}×"
+            axes.plot(ratio.times, n, color=look, marker="o", markersize=4)
+            if ratio.known:
+                axes.plot([ratio.low, ratio.high], [n, n], color=look, linewidth=2)
         axes.text(1.01, n, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
     axes.axvline(1, color="0.2", linewidth=0.8, linestyle="--", zorder=0)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.margins(x=0.08)
-    axes.set_xlabel(f"times as fast as {result.baseline}{_interval([result])}")
+    axes.set_xlabel(_label([result]))
     return figure
 
 
-def lines(groups: dict[str, list[Result]], axis: str, label: str):
-    """A panel for each group of comparisons that differ in `axis` alone: a line for each contender, with intervals."""
+def lines(results: list[Result]):
+    """A panel for each group of comparisons that differ in T alone: a line for each contender, with intervals."""
+    groups = panels(results)
     across = min(2, len(groups))
     down = -(-len(groups) // across)
     figure, grid = new(2.0 * down + 0.3, nrows=down, ncols=across, squeeze=False, sharex=True, sharey=True)
     handles = {}
     for axes, (panel, group) in zip(grid.flat, groups.items()):
-        for name in dict.fromkeys(name for result in group for name in result.measured):
-            found = {result.of[axis]: result.ratio(name) for result in group}
-            found = {x: ratio for x, ratio in sorted(found.items()) if ratio}
-            if found:
-                look = dict(color=color(name), marker=mark(name), markersize=4.5, linewidth=1.3, label=name)
-                (handles[name],) = axes.plot(found.keys(), [ratio.times for ratio in found.values()], **look)
-                for x, ratio in found.items():
-                    if ratio.known:
-                        axes.vlines(x, ratio.low, ratio.high, color=look["color"], linewidth=2.2, alpha=0.45)
+        for name in dict.fromkeys(name for result in group for name in result.ratios):
+            found = {result.of["T"]: result.ratios[name] for result in group if name in result.ratios}
+            found = dict(sorted(found.items()))
+            look = dict(color=color(name), marker=mark(name), markersize=4.5, linewidth=1.3, label=name)
+            (handles[name],) = axes.plot(found.keys(), [ratio.times for ratio in found.values()], **look)
+            for T, ratio in found.items():
+                if ratio.known:
+                    axes.vlines(T, ratio.low, ratio.high, color=look["color"], linewidth=2.2, alpha=0.45)
         axes.axhline(1, color="0.2", linewidth=0.8, linestyle="--", zorder=0)
         axes.set_title(panel)
-    results = [result for group in groups.values() for result in group]
-    ticks = sorted({result.of[axis] for result in results})
-    for axes in grid.flat:
-        _doubling(axes, [x for x in ticks if x & (x - 1) == 0] or ticks)
+    ticks = sorted({result.of["T"] for result in results})
+    grid[0, 0].set_xscale("log", base=2)
+    grid[0, 0].xaxis.set_major_formatter("{x:g}")
+    grid[0, 0].xaxis.set_ticks([T for T in ticks if T.bit_count() == 1] or ticks)  # powers of two
     for axes in grid[-1]:
-        axes.set_xlabel(label)
+        axes.set_xlabel("tokens")
     for axes in grid[:, 0]:
-        axes.set_ylabel(f"times as fast as\n{results[0].baseline}{_interval(results)}")
+        axes.set_ylabel(_label(results).replace("fast as ", "fast as\n"))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 
-def _interval(results):
-    """What the label of an axis says of intervals: nothing if there were too few laps for any."""
-    return ", 95 % interval" if any(result.known for result in results) else ""
-
-
-def _doubling(axes, ticks):
-    """Make both axes logarithmic, with plain numbers."""
-    if not axes.lines[1:]:  # nothing but the line at 1: a logarithmic axis without values cannot be drawn
-        return
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_ticks(ticks)
-    low, high = axes.get_ylim()
-    axes.yaxis.set_ticks([y for y in TICKS if low <= y <= high] or [1])
-    axes.set_ylim(low, high)
+def _label(results):
+    """The label of the axis of ratios; it names intervals if there are any."""
+    known = any(ratio.known for result in results for ratio in result.ratios.values())
+    return f"times as fast as {results[0].baseline}" + ", 95 % interval" * known
 
 
 def color(name: str, line: dict | None = None) -> str:
     """The colour of a contender: of its project, or of its kernel, by its name or by the attention in its line."""
-    if project := next((PROJECTS[project] for project in PROJECTS if name.startswith(project)), None):
-        return project
-    return _kernel(name, line).color
+    return PROJECTS.get(family(name)) or _kernel(name, line).color
 
 
 def mark(name: str) -> str:
     """The mark of a contender's line."""
-    return "*" if name.startswith("ours") else _kernel(name, None).mark
+    return "*" if family(name) == "ours" else _kernel(name, None).mark
 
 
 def _kernel(name, line):
-    words = [(line or {}).get("ran", {}).get("attention", ""), name.partition(",")[0].partition(" +")[0]]
+    words = [(line or {}).get("ran", {}).get("attention", ""), family(name)]
     known = [KERNELS[DRAWN_AS.get(word, word)] for word in words if DRAWN_AS.get(word, word) in KERNELS]
     return known[0] if known else KERNELS["sdpa"]

@@ -43,14 +43,15 @@ def settings_class(kind) -> type:
     return subclass([], kind.Settings, settings.Settings) if kind.TRAINS else kind.Settings
 
 
-def _setting_names(kind):
-    return [field.name for field in dataclasses.fields(settings_class(kind))]
+def defaults(kind, gpu: bool):
+    """The settings of a kind on this machine: the articles' sizes on a GPU, sizes for minutes on a CPU."""
+    return settings_class(kind)(**(kind.GPU if gpu else kind.CPU))
 
 
 def unused_settings(name: str) -> dict[str, str]:
     """{setting: why} for each setting of train.py or of another kind that the kind `name` does not use."""
-    every = set().union(*map(_setting_names, TAKE_SETTINGS.values()))
-    others = every.difference(_setting_names(TAKE_SETTINGS[name]))
+    names = {each: {f.name for f in dataclasses.fields(settings_class(kind))} for each, kind in TAKE_SETTINGS.items()}
+    others = set().union(*names.values()) - names[name]
     unused = dict.fromkeys(others, f"bench.py {name} does not use it")
     unused["real_data"] = "a benchmark trains on the tokens of --dataset"  # nanoGPT's
     return unused | TAKE_SETTINGS[name].UNUSED
@@ -64,16 +65,9 @@ def read_settings(name: str, args: list[str], description: str = ""):
         del unused["attention"]
     asked = [arg for arg in args if arg not in ("-h", "--help")]
     device = resolve_device(configure(settings_class(kind)(), asked, description, unused).device)
-    defaults = settings_class(kind)(**kind.defaults(device.type == "cuda"))
-    s = configure(defaults, args, description, unused)
+    s = configure(defaults(kind, gpu=device.type == "cuda"), args, description, unused)
     if hasattr(s, "attention"):
         s = dataclasses.replace(s, attention=located(s.attention))
-    _validate(kind, s)
-    return s, device
-
-
-def _validate(kind, s):
-    """Raise UserError if a number is out of range."""
     for setting in ("precision", "seconds", "max_seconds", "memory_gb"):
         value = getattr(s, setting, None)
         if value is not None and not 0 < value < math.inf:
@@ -82,6 +76,7 @@ def _validate(kind, s):
         settings.validate(s)
     if getattr(s, "batch_size", 1) < 1:
         raise UserError(f"batch_size={s.batch_size} must be 1 or more")
+    return s, device
 
 
 def planned(name: str, s, device: torch.device) -> list[Comparison]:
@@ -138,19 +133,8 @@ def _start(name, s, device, each, folder, contender):
         return InProcess(*kind.build(each.of, contender, s, device))
     log = folder / "logs" / f"{'-'.join(map(str, (*each.of.values(), contender)))}.txt".replace("/", "-")
     given = json.dumps(dataclasses.asdict(s) | {"device": str(device)})
-    return Contender(build, (name, given, each.of, contender), kind.variables(contender), log)
-
-
-def left(name: str, args: list[str]) -> tuple[int, int]:
-    """(missing contenders, all) of the kind `name` if run with `args`; missing: not built yet, or failed."""
-    s, device = read_settings(name, args)
-    path, settled = pathlib.Path(s.results) / name / "rows.jsonl", set()
-    if path.exists():
-        for result in rows.results(rows.read(path)[1]):
-            lines = result.contenders.items()
-            settled |= {(*result.of.values(), who) for who, line in lines if line["status"] != "failed"}
-    every = {(*each.of.values(), who) for each in planned(name, s, device) for who in each.names}
-    return len(every - settled), len(every)
+    variables = getattr(kind, "variables", lambda name: {})
+    return Contender(build, (name, given, each.of, contender), variables(contender), log)
 
 
 def header(name: str, args: list[str], s, machine: dict) -> dict:
@@ -158,15 +142,7 @@ def header(name: str, args: list[str], s, machine: dict) -> dict:
     used = {field.name: getattr(s, field.name) for field in dataclasses.fields(s)}
     used = {setting: value for setting, value in used.items() if setting not in {*NOT_IDENTITY, *KINDS[name].UNUSED}}
     kind = KINDS[name]
-    defaults = settings_class(kind)(**kind.defaults("cuda" in machine))
-    changed = [setting for setting, value in used.items() if value != getattr(defaults, setting, value)]
+    usual = defaults(kind, gpu="cuda" in machine)
+    changed = [setting for setting, value in used.items() if value != getattr(usual, setting, value)]
     command = " ".join(["python bench.py", *args])
     return {"benchmark": name, "command": command, "settings": used, "set": changed, "environment": machine}
-
-
-def kind_of(published: dict):
-    """The module for the kind of benchmark in a header. Raises UserError if this version has no such kind."""
-    name = published["benchmark"]
-    if name not in KINDS:
-        raise UserError(f"this version has no benchmark {name!r}, only {', '.join(KINDS)}")
-    return KINDS[name]

@@ -12,18 +12,16 @@ import torch
 
 from fusedgpt.bench import options, training
 from fusedgpt.bench.comparison import Comparison
-from fusedgpt.bench.report import Shown, gib, how_it_ran, shares
+from fusedgpt.bench.report import Shown, of_training
 from fusedgpt.bench.rows import Result
 from fusedgpt.errors import UserError
 from fusedgpt.machine.turns import Turn
 
 BASELINE, PADDED = "manual", "flash + padded vocabulary"
-EFFICIENT_PADDED = "efficient + padded vocabulary"  # if flash is refused (NVIDIA below compute capability 8.0)
 FLOAT32, TF32 = "manual, float32, eager", "manual, TF32, eager"
 UNPADDED, GRAPHED = "flash, no padding", f"{PADDED}, CUDA graphs"
 # ms per batch on 8 A100, as the article gives them
 ARTICLE = {"manual": 143, "math": 134, "efficient": 119, "flash": 113, PADDED: 87}
-
 NEWER = ("cudnn", "flash3", "flash4", "flex", "auto")  # kernels that are not in the article
 
 # what each rung sets; otherwise dtype and compile come from the settings
@@ -56,19 +54,14 @@ UNUSED = {
 }
 
 
-class Settings(options.Common):
-    pass
-
-
-def defaults(gpu: bool) -> dict:
-    """GPT-2 124M at 12 x 1024 on a GPU; four small layers on a CPU."""
-    return training.DEFAULTS | {"compile": True} | ({} if gpu else training.ON_A_CPU)
+Settings = options.Common
+GPU = training.DEFAULTS | {"compile": True}  # GPT-2 124M at 12 x 1024
+CPU = GPU | training.ON_A_CPU
 
 
 def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
     """The rungs from the bottom up, all beside manual; a kernel of the user's own is last."""
-    names = (*RUNGS, *options.own_kernel(s.attention))
-    return [Comparison(options.family(vars(s)), names, BASELINE)]
+    return [Comparison({}, (*RUNGS, *options.own_kernel(s.attention)), BASELINE)]
 
 
 def variables(name: str) -> dict[str, str]:
@@ -79,48 +72,26 @@ def variables(name: str) -> dict[str, str]:
 def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn, dict]:
     """A rung: the parity of its kernel with float64, then steps of train.py."""
     s = dataclasses.replace(s, **RUNGS.get(name, {"attention": name, "vocab_multiple": 64}))
-    if reason := _refusal(name, s, device):
-        raise UserError(reason)
+    if name == TF32 and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
+        raise UserError("only GPUs multiply in TF32: NVIDIA's from compute capability 8.0 on, AMD's from gfx94 on")
+    if name in (UNPADDED, GRAPHED) and not (device.type == "cuda" and s.compile):
+        raise UserError("PyTorch pads, and replays CUDA graphs, only in a compiled model on a GPU")
     proven = training.proven(s, tf32_allowed=name == TF32)
     turn, found = training.build(s)
-    if found["ran"]["tf32"] != (name == TF32):
-        raise UserError(f"TF32 was {'on' if found['ran']['tf32'] else 'off'} in this run, against the rung's setting")
-    if found["ran"]["cuda_graphs"] != (name == GRAPHED):
-        raise UserError(f"PyTorch {'replayed' if found['ran']['cuda_graphs'] else 'made no'} CUDA graphs in this run")
+    for setting, rung in (("tf32", TF32), ("cuda_graphs", GRAPHED)):
+        if found["ran"][setting] != (name == rung):
+            raise UserError(f"this run had {setting}={found['ran'][setting]}, against the rung's setting")
     return turn, proven | found
 
 
-def _refusal(rung, s, device):
-    """Why a rung with the settings `s` would show nothing here, or None if it would."""
-    if rung == TF32 and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
-        return "only GPUs multiply in TF32: NVIDIA's from compute capability 8.0 on, AMD's from gfx94 on"
-    if rung == UNPADDED and not (device.type == "cuda" and s.compile):
-        return "only a compiled model on a GPU is padded by PyTorch"
-    if rung == GRAPHED and not (device.type == "cuda" and s.compile):
-        return "only a compiled model on a GPU is replayed as CUDA graphs"
-    return None
-
-
 def columns(result: Result, name: str) -> dict[str, str]:
-    """What the article measured, and what a rung computed."""
-    line = result.measured[name]
-    return {
-        "the article, 8 x A100": f"{ARTICLE[name]} ms" if name in ARTICLE else "",
-        **shares(result, name),
-        "peak memory": gib(line["peak_memory"]),
-        f"loss after {line['steps']} steps": f"{line['loss']:.4f}",
-        "kernel seen forward / backward (as it ran)": how_it_ran(line),
-    }
-
-
-def headline(result: Result) -> list[str]:
-    """The rungs in the title: flash, alone and with a padded vocabulary, or efficient where flash is refused."""
-    tops = [("flash", PADDED), ("efficient", EFFICIENT_PADDED)]
-    return next(([name for name in top if name in result.measured] for top in tops if top[0] in result.measured), [])
+    """What the article measured, and what a rung reached."""
+    article = {"the article, 8 x A100": f"{ARTICLE[name]} ms"} if name in ARTICLE else {}
+    return article | of_training(result, name)
 
 
 def notes(results: list[Result]) -> list[str]:
-    """How the losses agree, and what else the rungs say."""
+    """Whether the losses agree, as they must."""
     found = []
     for result in results:
         losses = [line["loss"] for line in result.measured.values()]
@@ -128,12 +99,8 @@ def notes(results: list[Result]) -> list[str]:
             apart = max(losses) - min(losses)
             same = all(map(math.isfinite, losses)) and apart < 0.01 * min(losses)
             agree = "they agree" if same else "**they DISAGREE**"
-            steps = next(iter(result.measured.values()))["steps"]
-            found.append(f"Losses after {steps} steps lie within {apart:.4f} of each other: {agree}.")
-        for top, base in ((PADDED, FLOAT32), (PADDED, TF32), (PADDED, UNPADDED)):
-            if ratio := result.ratio(top, base):
-                found.append(f"`{top}` is {ratio.times:.2f} times as fast as `{base}`.")
+            found.append(f"Losses lie within {apart:.4f} of each other: {agree}.")
     return found
 
 
-SHOWN = Shown("ms per training step", headline, notes, lambda s: f"Training {training.subject(s)}", columns)
+SHOWN = Shown("a training step", "ms per training step", ("flash",), columns, notes)

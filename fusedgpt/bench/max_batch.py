@@ -11,19 +11,18 @@ import pathlib
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
 from fusedgpt.attention.table import SINGLE_KERNELS
-from fusedgpt.bench import figures, options, training
+from fusedgpt.bench import options, training
 from fusedgpt.bench.comparison import Comparison
 from fusedgpt.bench.process import Contender
-from fusedgpt.bench.report import Shown, gib, how_it_ran, shares
+from fusedgpt.bench.report import Shown, gib, of_training
 from fusedgpt.bench.rows import Ended, Result
 from fusedgpt.errors import UserError
-from fusedgpt.estimates.memory import Memory
-from fusedgpt.estimates.run import Run
+from fusedgpt.estimates.memory import Memory, Run
 from fusedgpt.machine import memory
 from fusedgpt.machine.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
 from fusedgpt.machine.timing import summary
@@ -44,17 +43,17 @@ class Settings(options.Common):
     memory_gb: float = 1.0  # GiB that a run may hold on a CPU, beyond PyTorch itself
 
 
-def defaults(gpu: bool) -> dict:
-    """GPT-2 124M in all of a GPU's memory; four small layers in 1 GiB on a CPU."""
-    small = training.ON_A_CPU | dict(vocab_size=None, block_size=512)
-    return training.DEFAULTS | ({"compile": True} if gpu else small)
+GPU = training.DEFAULTS | {"compile": True}  # GPT-2 124M in all of its memory
+CPU = training.DEFAULTS | training.ON_A_CPU | dict(vocab_size=None, block_size=512)
 
 
 def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
     """All kernels. Raises UserError on a device whose memory limit is unknown."""
     if device.type not in ("cuda", "cpu"):
         raise UserError(f"max_batch knows no limit of memory on {device.type}: set --device=cpu")
-    return [Comparison(options.family(vars(s)), SINGLE_KERNELS, BASELINE)]
+    if device.type == "cpu" and sys.platform != "linux":
+        raise UserError("on a CPU, max_batch needs Linux, which limits a process's memory: run it there, or on a GPU")
+    return [Comparison({}, SINGLE_KERNELS, BASELINE)]
 
 
 def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[None, dict]:
@@ -65,23 +64,21 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[None,
     free = memory.free_memory(device) if device.type == "cuda" else int(s.memory_gb * 2**30)
     guess = estimated(s, device, free)
     print(f"{name}: by the formulas {guess} fit into {gib(free)}")
-    fitting, trials = {}, []
+    fitting, ended = {}, {}
 
     def fits(batch_size):
         """Whether a micro-batch of `batch_size` sequences trains here."""
-        trial = {"batch_size": batch_size, "fits": True}
         try:
             fitting[batch_size] = _trial(dataclasses.replace(s, batch_size=batch_size), free)
-        except Ended as ended:
-            trial = {"batch_size": batch_size, "fits": False, "reason": ": ".join(ended.args)}
-        trials.append(trial)
-        print(f"  batch {batch_size} {'fits' if trial['fits'] else 'does not fit: ' + trial['reason'][:80]}")
-        return trial["fits"]
+        except Ended as error:
+            ended[batch_size] = error
+        print(f"  batch {batch_size}: {'fits' if batch_size in fitting else ended[batch_size].args[0]}")
+        return batch_size in fitting
 
     size = largest(fits, guess)
     if not size:
-        raise Ended(*trials[-1]["reason"].split(": ", 1))
-    why = next(trial["reason"] for trial in trials if trial["batch_size"] == size + 1)
+        raise ended[1]
+    why = ": ".join(ended[size + 1].args)
     return None, found | fitting[size] | {"largest": size, "one_more": why, "memory": free, "estimated": guess}
 
 
@@ -98,22 +95,16 @@ def _trial(s, free):
 
 
 def _limited(given: str, free: int) -> tuple[Turn, dict]:
-    """In a process of its own: training.build, on a CPU with at most `free` bytes more than the process has by then."""
+    """In a process of its own: training.build, on a CPU with at most `free` bytes of data more than the process has."""
     s = types.SimpleNamespace(**json.loads(given))
     if resolve_device(s.device).type == "cpu":
         import resource  # not on Windows
 
-        limit = held() + free
+        with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
+            held = next(1024 * int(line.split()[1]) for line in file if line.startswith("VmData"))
+        limit = held + free
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     return training.build(s)
-
-
-def held() -> int:
-    """Bytes of data, not code, that this process holds. Raises UserError if this is not Linux."""
-    if sys.platform != "linux":
-        raise UserError("on a CPU, max_batch needs Linux, which limits a process's memory: run it there, or on a GPU")
-    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
-        return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmData"))
 
 
 def largest(fits: Callable[[int], bool], guess: int) -> int:
@@ -147,61 +138,16 @@ def estimated(s: Settings, device: torch.device, free: float) -> int:
 
 
 def columns(result: Result, name: str) -> dict[str, str]:
-    """The largest batch, how far the estimate was off, and the speed there."""
+    """The largest batch, what ended the next one, how far the estimate was off, and the speed there."""
     line = result.measured[name]
-    base = result.measured.get(BASELINE)
     return {
         "largest batch": str(line["largest"]),
-        f"times {BASELINE}'s": f"{line['largest'] / base['largest']:.2f}" if base else "",
         "the article, 8 x A100 80 GB": str(ARTICLE.get(name, "")),
         "by the formulas": str(line["estimated"]),
-        "measured peak": gib(line["peak_memory"]),
+        "one more": line["one_more"].partition(":")[0],
         "ms per step there": f"{line['median_ms']:,.0f} ({line['p10_ms']:,.0f} to {line['p90_ms']:,.0f})",
-        **shares(result, name),
-        "kernel seen forward / backward (as it ran)": how_it_ran(line),
+        **of_training(result, name),
     }
 
 
-def notes(results: list[Result]) -> list[str]:
-    """What a process may hold, and what ended one sequence more."""
-    found = []
-    for result in results:
-        for name, line in result.measured.items():
-            if not line["one_more"].startswith("out of memory"):
-                found.append(f"Not memory ended a batch of {line['largest'] + 1} with `{name}`: {line['one_more']}.")
-    return found
-
-
-def finding(results: list[Result]) -> str:
-    """The largest batch of each kernel."""
-    lines = [(name, line) for result in results for name, line in result.measured.items()]
-    return "Sequences that fit: " + ", ".join(f"{name} {line['largest']}" for name, line in lines)
-
-
-def draw(results: list[Result], s: dict) -> Iterator[tuple]:
-    """largest.png: the largest batch of each kernel, measured and estimated."""
-    lines = {name: line for result in results for name, line in result.measured.items()}
-    if not lines:
-        return
-    figure, axes = figures.new(2.4)
-    groups = {"measured": [line["largest"] for line in lines.values()]}
-    groups["estimated"] = [line["estimated"] for line in lines.values()]
-    for n, (label, values) in enumerate(groups.items()):
-        look = dict(color=("#0072b2", "#e69f00")[n], hatch=("", "///")[n], edgecolor="white", label=label)
-        at = [i + (n - 0.5) * 0.38 for i in range(len(lines))]
-        axes.bar_label(axes.bar(at, values, 0.38, **look), fontsize=8)
-    axes.set_xticks(range(len(lines)), lines)
-    axes.set(xlabel="attention", ylabel="largest micro-batch (sequences)")
-    axes.grid(visible=False, axis="x")
-    axes.margins(y=0.15)
-    axes.legend(frameon=False, loc="upper left")
-    room = f"In {gib(next(iter(lines.values()))['memory'])}, beside what PyTorch itself holds"
-    yield "largest", finding(results), f"{room}: {subject(s)}.", figure
-
-
-def subject(s: dict) -> str:
-    """What is trained."""
-    return training.subject(s | {"batch_size": "n"})
-
-
-SHOWN = Shown("", lambda result: [], notes, subject, columns, extra=draw)
+SHOWN = Shown("the largest micro-batch", columns=columns)

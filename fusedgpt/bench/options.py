@@ -1,16 +1,13 @@
 """Settings that several kinds of benchmark share, and functions that read the lists in them."""
 
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from fusedgpt.attention.functions import load
 from fusedgpt.attention.table import OWN, is_own
 from fusedgpt.bench.comparison import Comparison
-from fusedgpt.dimensions import FAMILIES
 from fusedgpt.errors import UserError
-from fusedgpt.settings import Settings as TrainSettings
 
 # why ladder, sweep and numerics take no --attention, unless it names a kernel of the user's own
 EACH_ROW_NAMES_IT = f"each row names its kernel; to measure one of your own too, give --attention={OWN}"
@@ -39,42 +36,24 @@ def own_kernel(attention: str) -> tuple[str, ...]:
     return (attention,)
 
 
-def family(s: Mapping) -> dict[str, str]:
-    """What makes the model of the settings `s` no GPT-2: {'model': 'n_kv_head=4, norm=rmsnorm'}, or {}."""
-    said = changed(s, FAMILIES)
-    return {"model": ", ".join(said)} if said else {}
-
-
-def changed(s: Mapping, names: Iterable[str]) -> list[str]:
-    """'name=value' for each of `names` whose value in the settings `s` is not train.py's default."""
-    defaults = {name: getattr(TrainSettings, name) for name in names}
-    return [f"{name}={s[name]}" for name, default in defaults.items() if s.get(name, default) != default]
-
-
 def lengths(text: str) -> list[int]:
     """'256,512' or '256-4096-64' (first-last-step) as a list. Raises UserError for anything else."""
-    try:
-        found = []
-        for word in text.split(","):
+    words, found = text.split(","), []
+    if all(re.fullmatch(r"[1-9]\d*(-\d+-[1-9]\d*)?", word) for word in words):
+        for word in words:
             first, *rest = map(int, word.split("-"))
             last, step = rest or (first, 1)
             found += range(first, last + 1, step)
-        if not found or min(found) < 1:
-            raise ValueError
-    except ValueError:
-        raise UserError(f"lengths={text!r} must be like 256,512 or 256-4096-64 (first-last-step)") from None
+    if not found:
+        raise UserError(f"lengths={text!r} must be like 256,512 or 256-4096-64 (first-last-step)")
     return found
 
 
 def heads(text: str) -> list[tuple[int, int]]:
     """'32x128,12x64' as pairs (heads, head size). Raises UserError for anything else."""
-    try:
-        found = [tuple(map(int, word.split("x"))) for word in text.split(",")]
-        if any(len(pair) != 2 or min(pair) < 1 for pair in found):
-            raise ValueError
-    except ValueError:
-        raise UserError(f"heads={text!r} must be like 32x128,12x64 (heads x head size)") from None
-    return found
+    if not all(re.fullmatch(r"[1-9]\d*x[1-9]\d*", word) for word in text.split(",")):
+        raise UserError(f"heads={text!r} must be like 32x128,12x64 (heads x head size)")
+    return [tuple(map(int, word.split("x"))) for word in text.split(",")]
 
 
 def admitted(comparisons: list[Comparison], only: str) -> list[Comparison]:
@@ -94,11 +73,9 @@ def admitted(comparisons: list[Comparison], only: str) -> list[Comparison]:
         found += [replace(each, names=names)] if names else []
     for word in words:
         if word not in used:
-            names = " | ".join(dict.fromkeys(name for each in comparisons for name in each.names))
-            values = {key: {each.of[key]: None for each in comparisons} for key in comparisons[0].of}
-            also = "".join(f"; {key}: {' | '.join(map(str, each))}" for key, each in values.items())
+            names = dict.fromkeys(str(value) for each in comparisons for value in (*each.names, *each.of.values()))
             raise UserError(
-                f"only={word!r} names no contender: it can be a pattern, such as 'flash*', or {names}{also}"
+                f"only={word!r} names no contender: it can be a pattern, such as 'flash*', or {' | '.join(names)}"
             )
     return found
 

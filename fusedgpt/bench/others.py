@@ -4,7 +4,6 @@ Before it takes turns, each computes our loss in float32, with the same weights 
 """
 
 import dataclasses
-import gc
 
 import torch
 from torch import nn
@@ -17,6 +16,7 @@ from fusedgpt.bench.proof import ParityError
 from fusedgpt.data.dataloader import DataLoader
 from fusedgpt.errors import UserError
 from fusedgpt.generation import engines, generate
+from fusedgpt.interchange.pretrained import to_transformers
 from fusedgpt.machine import determinism, flops, memory, timing
 from fusedgpt.machine.device import autocast, dtype_name, resolve_compile, resolve_dtype
 from fusedgpt.machine.environment import commit
@@ -32,24 +32,18 @@ INITIAL_SCALE = 4  # factor on the blocks' matrices to generate; without it, gre
 
 
 def training_step(name: str, s, device: torch.device) -> tuple[Turn, dict]:
-    """A training step of another project's model, as its own loop makes it, on the batches that ours gets."""
+    """A training step of another project's model, on the batches that ours gets."""
     step = _Step(name, s, device)
-    receipt = step.prove()
-    memory.reset_peak_memory(device)
-    gc.collect()
-    gc.freeze()
-    for _ in range(training.WARM_UP):
-        step()
-    held, (peak, source) = memory.peak_memory(device), flops.peak_flops(device, step.dtype)
+    kernel, (peak, source) = step.prove(), flops.peak_flops(device, step.dtype)
     ran = {"attention": "sdpa", "dtype": dtype_name(step.dtype), "compile": step.compiled, "ids": step.contender.ids}
-    return timing.Steps(step, device, warmup=0), {
-        "loss": step.loss.item(),
-        "steps": training.WARM_UP,
+    if name.startswith("nanoGPT"):
+        ran["commit"] = commit(s.nanogpt)
+    turn, found = training.warmed_up(step, device)
+    return turn, found | {
         "tokens": s.batch_size * s.block_size,
-        "peak_memory": held,
-        "kernel": receipt,
+        "kernel": kernel,
         "errors": step.errors,
-        "ran": ran | ({"commit": commit(s.nanogpt)} if name.startswith("nanoGPT") else {}),
+        "ran": ran,
         "flops_per_token": step.flops_per_token,
         "peak_flops": peak,
         "peak_source": source,
@@ -57,21 +51,20 @@ def training_step(name: str, s, device: torch.device) -> tuple[Turn, dict]:
 
 
 class _Step:
-    """Training steps of another project's model: autocast, clipping and AdamW around it, as in its own loop."""
+    """A step of another project's model: autocast, clipping and AdamW around it, as in its own loop."""
 
     def __init__(self, name, s, device):
         folder, meta = training.data(s)
-        self.s, self.device = s, device
-        self.contender, ours = _beside_ours(name, s, _config(s, s.vocab_size or meta["vocab_size"]), device)
-        self.batches = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, 0, 1).batches(0, range(1))
-        self.batch, self.iteration = next(self.batches), 0
-        self.dtype = resolve_dtype(s.dtype, device)
+        self.s, self.device, self.dtype = s, device, resolve_dtype(s.dtype, device)
         if self.dtype not in ALLOWED:
             raise UserError(f"dtype={dtype_name(self.dtype)!r} needs a scaler of gradients: take bfloat16 or float32")
         self.compiled, why_eager = resolve_compile(s.compile, device)
         if s.compile is True and not self.compiled:
             raise UserError(why_eager)
         memory.keep_freed_memory(keep=True)  # as train.py does
+        self.contender, ours = _beside_ours(name, s, _config(s, s.vocab_size or meta["vocab_size"]), device)
+        self.batches = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, 0, 1).batches(0, range(1))
+        self.batch, self.iteration = next(self.batches), 0
         with torch.no_grad():
             self.want = ours(*self.batch, logits=False)[1].item()
             got = self.contender.loss(*self.batch).item()
@@ -84,8 +77,7 @@ class _Step:
     def prove(self):
         """The receipt of a step. Raises ParityError if the first loss is not ours, UserError for another kernel."""
         first = self._forward_backward().item()  # compiles
-        allowed, where = ALLOWED[self.dtype], f"in {dtype_name(self.dtype)}"
-        self.errors["first step"] = _same(first, self.want, allowed, where)
+        self.errors["first step"] = _same(first, self.want, ALLOWED[self.dtype], f"in {dtype_name(self.dtype)}")
         case = Case.of_model(_config(self.s, self.contender.ids), self.s.batch_size, self.device, self.dtype)
         receipt = observe(self._forward_backward, case=case)
         if reason := contradiction("sdpa", receipt, case):
@@ -102,32 +94,38 @@ class _Step:
     def __call__(self):
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.iteration, self.s)
-        self.loss = self._forward_backward()
+        loss = self._forward_backward()
         self.batch, self.iteration = next(self.batches), self.iteration + 1
         if self.s.grad_clip:
             nn.utils.clip_grad_norm_(self.contender.model.parameters(), self.s.grad_clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        return loss
 
 
 @torch.no_grad()
 def generation(name: str, s, device: torch.device) -> tuple[Turn, dict]:
     """Greedy generation after a random prompt; before, its loss and its first ids are compared with ours."""
     memory.keep_freed_memory(keep=True)
-    config = _config(s, s.vocab_size)
+    config, dtypes = _config(s, s.vocab_size), (resolve_dtype(s.dtype, device),) * 2
     idx = torch.randint(s.vocab_size, (1, s.prompt_tokens), generator=torch.Generator().manual_seed(s.seed)).to(device)
     if name.startswith("ours"):
         determinism.seed(s.seed, "init")
         ours = GPT(config).to(device)
         _scale(ours)
-        sample, dtypes = _of_ours(ours, idx, s, device)
+        sizes = dict(prompt_length=s.prompt_tokens, new_tokens=s.new_tokens, compiled=s.compile is True)
+        engine = engines.prepare(ours, device, s.dtype, **sizes)
+        dtypes = engine.dtypes
+
+        def sample():
+            ids = generate.new_tokens(engine, idx, s.new_tokens, temperature=0, cache=engine.cache)
+            return torch.cat([idx, *ids], dim=1)
     else:
         contender, ours = _beside_ours(name, s, config, device)
         _scale(ours)
         _scale(contender.model)
         x, y = idx[:, :-1], idx[:, 1:].contiguous()
         _same(contender.loss(x, y).item(), ours(x, y)[1].item(), ALLOWED[torch.float32], "in float32")
-        dtypes = (resolve_dtype(s.dtype, device),) * 2
         contender.model.to(dtypes[0]).eval()
         if s.compile is True:
             contender.compile_decode(device)
@@ -138,29 +136,15 @@ def generation(name: str, s, device: torch.device) -> tuple[Turn, dict]:
     want, got = ours.generate(idx, s.new_tokens, temperature=0), sample()
     if got.shape != want.shape:
         raise ParityError(f"it made {got.size(1) - s.prompt_tokens} new tokens, not {s.new_tokens}")
-    equal = (got == want)[0, s.prompt_tokens :].long().cumprod(dim=0).sum().item()
-    if set(dtypes) == {torch.float32} and equal < min(SAME_IDS, s.new_tokens):  # the loss was compared without a cache
-        raise ParityError(f"in float32 only its first {equal} ids equal ours, not {min(SAME_IDS, s.new_tokens)}")
+    equal, least = (got == want)[0, s.prompt_tokens :].long().cumprod(dim=0).sum().item(), min(SAME_IDS, s.new_tokens)
+    if set(dtypes) == {torch.float32} and equal < least:  # the loss was compared without a cache
+        raise ParityError(f"in float32 only its first {equal} ids equal ours, not {least}")
     ran = {"compile": s.compile is True, "prompt": dtype_name(dtypes[0]), "tokens": dtype_name(dtypes[1])}
     return timing.Steps(sample, device), {"tokens": s.new_tokens, "equal_ids": equal, "ran": ran}
 
 
-def _of_ours(ours, idx, s, device):
-    """(a function that draws a sample with our model as sample.py does, the dtypes of prompt and tokens)."""
-    sizes = dict(prompt_length=s.prompt_tokens, new_tokens=s.new_tokens, compiled=s.compile is True)
-    engine = engines.prepare(ours, device, s.dtype, **sizes)
-
-    def sample():
-        ids = generate.new_tokens(engine, idx, s.new_tokens, temperature=0, cache=engine.cache)
-        return torch.cat([idx, *ids], dim=1)
-
-    return sample, engine.dtypes
-
-
 def _config(s, vocab_size):
-    """Our GPTConfig for the settings of a contender of another project."""
-    activation = getattr(s, "activation", None) or "gelu_tanh"
-    return GPTConfig.of(s, vocab_size=vocab_size, activation=activation, dropout=0.0)
+    return GPTConfig.of(s, vocab_size=vocab_size, activation=s.activation or "gelu_tanh", dropout=0.0)
 
 
 def _beside_ours(name, s, config, device):
@@ -170,22 +154,22 @@ def _beside_ours(name, s, config, device):
     if name.startswith("nanoGPT"):  # it does not tell padding from other ids
         ours = GPT(dataclasses.replace(config, vocab_size=config.padded_vocab_size))
     state = ours.state_dict()
-    hugging = name.startswith("Hugging")
-    contender = Transformers.of(config, state) if hugging else NanoGPT(s.nanogpt, ours.config, state)
+    if name.startswith("Hugging"):  # GPT2LMHeadModel always has biases; new ones are 0
+        contender = Transformers(to_transformers(config, state, attn_implementation="sdpa"))
+    else:
+        contender = NanoGPT(s.nanogpt, ours.config, state)
     contender.model.to(device)
     ours.use_attention("manual")
     return contender, ours.to(device)
 
 
 def _adamw(name, contender, s, device):
-    """AdamW as its project makes it: nanoGPT's by its own function, transformers' fused, with the groups of ours."""
     if name.startswith("nanoGPT"):
         model = contender.model
         return model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device.type)
-    parameters = list(contender.model.parameters())
     groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": s.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in contender.model.parameters() if p.dim() >= 2], "weight_decay": s.weight_decay},
+        {"params": [p for p in contender.model.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=s.learning_rate, betas=(s.beta1, s.beta2), fused=True)
 
@@ -202,7 +186,6 @@ def _same(got, want, allowed, where):
 
 
 def _scale(model):
-    """Multiply the matrices of a model's blocks by INITIAL_SCALE."""
     for name, p in model.named_parameters():
         if p.dim() == 2 and ".h." in name:
             p *= INITIAL_SCALE

@@ -11,7 +11,7 @@ import torch
 
 from fusedgpt.bench import commands, options, others, training
 from fusedgpt.bench.comparison import Comparison
-from fusedgpt.bench.report import Shown, gib, how_it_ran, shares
+from fusedgpt.bench.report import Shown, of_training
 from fusedgpt.bench.rows import Result
 from fusedgpt.errors import UserError
 from fusedgpt.machine.device import asks_to_compile, cpu_multiplies_bfloat16
@@ -47,16 +47,11 @@ PROGRAMS = {"ours": {}, "nanoGPT": {"dtype": "float32"}}
 PARTS = {"training": TRAINING, "generation": GENERATION, "llama": LLAMA, "recipe": PROGRAMS, "command": PROGRAMS}
 
 TRAINS, TOGETHER, TURN = True, False, 0.5
-UNUSED = {
-    **training.UNUSED,
-    "gradient_accumulation_steps": "a step is one micro-batch",
-    "activation": "each contender has the form of GELU of its project",
-    "optimizer": "every contender trains with AdamW",
-    "mask": "every contender has attention over the whole window",
-    "dropout": "every contender trains without dropout",
-    **dict.fromkeys(("loss", "recompute"), "every contender computes all logits at once, and recomputes nothing"),
-    "deterministic": "contenders only make steps",
-}
+_SAME = ("activation", "optimizer", "mask", "dropout", "loss", "recompute", "deterministic")
+UNUSED = training.UNUSED | dict.fromkeys(
+    _SAME, "every contender trains as its project does, with AdamW, without dropout"
+)
+UNUSED["gradient_accumulation_steps"] = "a step is one micro-batch"
 
 
 @dataclasses.dataclass
@@ -66,9 +61,8 @@ class Settings(options.Common):
     new_tokens: int = 32  # tokens generated after the prompt
 
 
-def defaults(gpu: bool) -> dict:
-    """GPT-2 124M: at 12 x 1024 on a GPU, at 1 x 1024 on a CPU."""
-    return training.DEFAULTS | ({} if gpu else {"batch_size": 1})
+GPU = training.DEFAULTS  # GPT-2 124M at 12 x 1024
+CPU = GPU | {"batch_size": 1}
 
 
 def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
@@ -97,11 +91,6 @@ def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
     return [Comparison({"part": part}, tuple(peers), BASELINE) for part, peers in parts.items() if len(peers) > 1]
 
 
-def variables(name: str) -> dict[str, str]:
-    """None that differ."""
-    return {}
-
-
 def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn, dict]:
     """A contender of a part. Raises ParityError if it does not compute what ours does, UserError if it cannot run."""
     part = of["part"]
@@ -125,52 +114,15 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn,
 
 def columns(result: Result, name: str) -> dict[str, str]:
     """What a contender computed, and how."""
-    line, ms = result.measured[name], result.ms(name)
-    part, ran = result.of["part"], line["ran"]
+    line, part = result.measured[name], result.of["part"]
     if part == "command":
         return {"validation loss": f"{line['val_loss']:.4f}", "CPU time, s": f"{line['cpu_s']:.0f}"}
-    if part == "generation":
-        compiled = ", compiled" if ran["compile"] else ""
-        return {
-            "tokens/s": f"{1e3 * line['tokens'] / ms['median_ms']:,.1f}" if ms else "",
-            "first ids equal to ours in float32": f"{line['equal_ids']} of {line['tokens']}",
-            "as it ran": f"prompt in {ran['prompt']}, tokens in {ran['tokens']}{compiled}",
-        }
+    if part != "generation":
+        return of_training(result, name)
     return {
-        **shares(result, name),
-        "peak memory": gib(line["peak_memory"]),
-        f"loss after {line['steps']} steps": f"{line['loss']:.4f}",
-        "kernel seen forward / backward (as it ran)": how_it_ran(line),
+        "first ids equal to ours in float32": f"{line['equal_ids']} of {line['tokens']}",
+        "as it ran": ", ".join(f"{field} {value}" for field, value in line["ran"].items()),
     }
 
 
-def headline(result: Result) -> list[str]:
-    """The fastest contender of each other project."""
-    found = {}
-    for name in result.measured:
-        project, ratio = name.partition(",")[0], result.ratio(name)
-        if project != "ours" and ratio and ratio.times > found.get(project, (0.0, ""))[0]:
-            found[project] = ratio.times, name
-    return [name for _, name in found.values()]
-
-
-def notes(results: list[Result]) -> list[str]:
-    """What was the same for all, and what was not."""
-    found = [
-        "Before its turns each contender of another project computed our loss in float32, with the same weights and"
-        " batch; `ours` is train.py's own step, or sample.py's engine.",
-        "`Hugging Face` always has biases, which start at 0. nanoGPT's softmax goes over padding too, and it has no KV"
-        " cache. Where nanoGPT has no autocast, on a CPU, it runs under ours.",
-    ]
-    if any(result.of["part"] == "command" for result in results):
-        ours = f"command: `ours` is `train.py {commands.OURS}`, `nanoGPT` its recipe"
-        found.append(f"{ours}; losses are over different windows.")
-    return found
-
-
-def subject(s: dict) -> str:
-    """What was measured."""
-    return f"{training.subject(s)}; generation of {s['new_tokens']} tokens"
-
-
-SHOWN = Shown("ms", headline, notes, subject, columns)
+SHOWN = Shown("the same model and batches for all", "ms", ("Hugging Face", "nanoGPT"), columns)

@@ -13,19 +13,16 @@ import torch
 
 from fusedgpt import dimensions, settings
 from fusedgpt.attention.table import scores_held
-from fusedgpt.bench import report
 from fusedgpt.dimensions import RECOMPUTE
 from fusedgpt.errors import UserError
-from fusedgpt.estimates.memory import Memory
-from fusedgpt.estimates.run import Run
+from fusedgpt.estimates.memory import Memory, Run
 from fusedgpt.machine.gpus import GPUS
 from fusedgpt.machine.timing import in_words
 from fusedgpt.parallel.distributed import Ranks
 from model import GPT, GPTConfig
 
 CHINCHILLA = 20  # tokens per parameter with the lowest loss for a compute budget (arXiv:2203.15556)
-MOST_GPUS = 2**16  # a suggestion names at most so many
-NODE = 8  # GPUs in a group of fsdp that is compared
+DOUBLINGS = 13  # of the number of GPUs, which a suggestion may name
 
 TRAINS = True
 DEFAULTS = {"vocab_size": 50257}
@@ -44,7 +41,7 @@ class Settings:
 
 
 def answer(s, say: Callable[[str], None]) -> None:
-    """Say what the run with settings `s` takes, and what other ways to share it or to recompute would.
+    """Say what the run with settings `s` takes.
 
     Raises UserError if `s` does not define the model, if the GPUs cannot share the work as `s` says, or if they have
     too little memory; the message then names the nearest settings that fit.
@@ -53,7 +50,7 @@ def answer(s, say: Callable[[str], None]) -> None:
         raise UserError(f"mfu={s.mfu:g} must be more than 0, and at most 1")
     config, run = config_of(s), run_of(s)
     refuse(config, run, s.gpu)
-    for line in (*said(config, run, s.gpu, s.mfu), "", *table(config, alternatives(run), s.gpu)):
+    for line in said(config, run, s.gpu, s.mfu):
         say(line)
 
 
@@ -86,14 +83,14 @@ def refuse(config: GPTConfig, run: Run, gpu: str) -> None:
     needed, room = Memory.of(config, run).total, GPUS[gpu].memory
     if needed <= room:
         return
-    what = f"{config.num_params:,} parameters with micro-batches of {run.batch_size} x {config.block_size} tokens take"
-    what += f" {needed / 1e9:,.1f} GB of each GPU, and {gpu} has {room / 1e9:g}"
-    other = nearest(config, run, room)
-    if other is None:
-        advice = "take a smaller model or --block_size, or another --gpu"
-        raise UserError(f"{what}: {max(MOST_GPUS, run.gpus)} of them are not enough; {advice}")
-    names = [name for name in RUN_FIELDS if getattr(other, name) != getattr(run, name)]
-    raise UserError(f"{what}: what fits is {' '.join(f'--{name}={getattr(other, name)}' for name in names)}")
+    other, advice = nearest(config, run, room), "nothing fits; take a smaller model or --block_size, or another --gpu"
+    if other:
+        names = [name for name in RUN_FIELDS if getattr(other, name) != getattr(run, name)]
+        advice = f"what fits is {' '.join(f'--{name}={getattr(other, name)}' for name in names)}"
+    raise UserError(
+        f"{config.num_params:,} parameters with micro-batches of {run.batch_size} x {config.block_size} tokens take"
+        f" {needed / 1e9:,.1f} GB of each GPU, and {gpu} has {room / 1e9:g}: {advice}"
+    )
 
 
 def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
@@ -102,12 +99,12 @@ def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
     A step keeps its number of sequences, or gets one per GPU if it has fewer. room: a GPU's memory in bytes.
     """
     sequences = run.batch_size * run.gradient_accumulation_steps
-    gpus = [run.gpus, *(run.gpus * 2**n for n in range(1, MOST_GPUS.bit_length()) if run.gpus * 2**n <= MOST_GPUS)]
-    sharing = [("ddp", None), ("fsdp", None)] if run.parallel == "ddp" else [("fsdp", run.shard_size), ("fsdp", None)]
-    more = RECOMPUTE[RECOMPUTE.index(run.recompute) + 1 :]
-    again = [run.recompute, *(name for name in more if name in saving(run))]
-    of_a_sequence = config.block_size * config.padded_vocab_size * run.itemsize / config.chunks  # bytes of logits
-    batches = range(min(run.batch_size, int(room / of_a_sequence)), 0, -1)
+    gpus = [run.gpus * 2**n for n in range(DOUBLINGS + 1)]
+    sharing = [(run.parallel, run.shard_size), ("fsdp", None)]
+    again = list(RECOMPUTE[RECOMPUTE.index(run.recompute) :])
+    if "attention" in again[1:] and scores_held(run.attention) == "none":
+        again.remove("attention")  # it saves next to nothing if the kernel is fused
+    batches = range(run.batch_size, 0, -1)
     for n, (parallel, shard_size), recompute, batch in itertools.product(gpus, sharing, again, batches):
         if sequences % (batch * n) and (batch > 1 or sequences > n):
             continue
@@ -118,58 +115,22 @@ def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
     return None
 
 
-def saving(run: Run) -> list[str]:
-    """The values of recompute to try: "attention" saves next to nothing if the kernel is fused."""
-    fused = scores_held(run.attention) == "none"
-    return [name for name in RECOMPUTE if name != "attention" or not fused]
-
-
-def alternatives(run: Run) -> list[Run]:
-    """`run`, and runs of the same step with other values of parallel, shard_size and recompute."""
-    sharing = [("ddp", None), ("fsdp", None)] + [("fsdp", NODE)] * (run.gpus % NODE == 0 and run.gpus > NODE)
-    found = [run]
-    for (parallel, shard_size), recompute in itertools.product(sharing, saving(run)):
-        found.append(dataclasses.replace(run, parallel=parallel, shard_size=shard_size, recompute=recompute))
-    return list({(shared(each), each.recompute): each for each in reversed(found)}.values())[::-1]
-
-
-def shared(run: Run) -> str:
-    """How the GPUs of `run` share the model, in words."""
-    return "ddp" if run.shards == 1 else f"fsdp{f' in groups of {run.shards}' * (run.shards < run.gpus)}"
-
-
 def said(config: GPTConfig, run: Run, gpu: str, mfu: float) -> list[str]:
     """The run, its memory and its time in words, a line each."""
     memory, room = Memory.of(config, run), GPUS[gpu].memory
     parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in dataclasses.asdict(memory).items() if size)
-    batches = f"{run.micro_steps} micro-batch{'es' * (run.micro_steps > 1)} of {run.batch_size} x {config.block_size}"
+    low, high = memory.range
     with torch.device("meta"):
         flops = GPT(config).flops_per_token()
     rate = mfu * run.gpus * GPUS[gpu].peak / flops
     seconds = run.gpus * run.micro_steps * run.batch_size * config.block_size / rate
     tokens = CHINCHILLA * config.num_params
     return [
-        f"computed, not measured: {config.num_params:,} parameters on {run.gpus} x {gpu}, {shared(run)},"
-        f" recompute={run.recompute}, {batches} tokens on each; a vocabulary of {config.padded_vocab_size:,}",
-        f"memory: {in_gb(memory)} of {room / 1e9:g} GB of each GPU{'; it may not fit' * (memory.range[1] > room)}:"
-        f" {parts}",
+        f"computed, not measured: {config.num_params:,} parameters on {run.gpus} x {gpu}, {run.parallel},"
+        f" recompute={run.recompute}, micro-batches of each GPU: {run.micro_steps}, of {run.batch_size} x"
+        f" {config.block_size} tokens; a vocabulary of {config.padded_vocab_size:,}",
+        f"memory: {memory.total / 1e9:.1f} ({low / 1e9:.1f} to {high / 1e9:.1f}) of {room / 1e9:g} GB of each"
+        f" GPU{'; it may not fit' * (high > room)}: {parts}",
         f"time at {100 * mfu:g} % of the peak (--mfu): {1e3 * seconds:,.4g} ms a step, {rate:,.0f} tokens/s;"
         f" {CHINCHILLA} tokens a parameter, {tokens / 1e9:,.3g} billion, take {in_words(tokens / rate)}",
     ]
-
-
-def in_gb(memory: Memory) -> str:
-    """'20.1 (17.5 to 22.8)': memory in GB, and its expected range."""
-    low, high = memory.range
-    return f"{memory.total / 1e9:.1f} ({low / 1e9:.1f} to {high / 1e9:.1f})"
-
-
-def table(config: GPTConfig, runs: list[Run], gpu: str) -> list[str]:
-    """A line for each run: memory by part, and whether it fits."""
-    names = [field.name for field in dataclasses.fields(Memory)]
-    cells = []
-    for run in runs:
-        memory = Memory.of(config, run)
-        whole = in_gb(memory) if memory.total <= GPUS[gpu].memory else f"{memory.total / 1e9:,.1f}: does not fit"
-        cells.append([shared(run), run.recompute, *(f"{getattr(memory, name) / 1e9:.2f}" for name in names), whole])
-    return report.markdown(["shared by", "recompute", *(f"{name}, GB" for name in names), "in all, GB"], cells)

@@ -1,7 +1,7 @@
 """Time to the first token at batch 1: eager attention against the flash kernel, and transformers against our own GPT.
 
 All are on the same weights. The timed call is `generate` of one token, as in AMD's article "Accelerating Large Language
-Models with Flash Attention on AMD GPUs". The models are in causal_models.py.
+Models with Flash Attention on AMD GPUs". The models are in foreign.py.
 
 B = 1, T prompt tokens, V vocabulary.
 """
@@ -13,12 +13,11 @@ from typing import Literal
 import torch
 
 from fusedgpt.attention.receipt import contradiction, observe
-from fusedgpt.bench import causal_models, options
-from fusedgpt.bench.causal_models import OURS
+from fusedgpt.bench import foreign, options
 from fusedgpt.bench.comparison import Comparison
+from fusedgpt.bench.foreign import OURS
 from fusedgpt.bench.proof import ParityError, refusals, verdict
-from fusedgpt.bench.report import Shown, kernel
-from fusedgpt.bench.rows import Result
+from fusedgpt.bench.report import Shown
 from fusedgpt.errors import UserError, out_of_memory
 from fusedgpt.machine import memory, timing
 from fusedgpt.machine.device import dtype_name, resolve_dtype
@@ -42,9 +41,7 @@ class Settings(options.Common):
     seed: int = 1337  # seed of the random weights and of the prompt
 
 
-def defaults(gpu: bool) -> dict:
-    """The articles' models on a GPU; stand-ins on a CPU."""
-    return {} if gpu else {"models": "mistral-small,llama-small,phi-small,gpt2"}
+GPU, CPU = {}, {"models": "mistral-small,llama-small,phi-small,gpt2"}
 
 
 def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
@@ -52,8 +49,8 @@ def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
     package = ("flash_attention_2",) * bool(importlib.util.find_spec("flash_attn"))
     found = []
     for name in map(str.strip, s.models.split(",")):
-        more = package if name not in causal_models.GPT2 else ()
-        ours = (f"{OURS}flash",) if causal_models.has_both(name) else ()
+        more = package if name not in foreign.GPT2 else ()
+        ours = (f"{OURS}flash",) if name in foreign.BOTH else ()
         for T in options.lengths(s.lengths):
             found.append(Comparison({"model": name, "T": T}, (BASELINE, "flash", *more, *ours), BASELINE))
     return found
@@ -66,7 +63,7 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn,
     the logits differ from those of eager attention, and out-of-memory errors.
     """
     dtype, attention = resolve_dtype(s.dtype, device), name.removeprefix(OURS)
-    subject = causal_models.load(of["model"], name, s.seed, device, dtype)
+    subject = foreign.load(of["model"], name, s.seed, device, dtype)
     if subject.max_length < of["T"]:
         raise UserError(f"{of['T']} tokens are more than the {subject.max_length} that {of['model']} attends to")
     random = torch.Generator().manual_seed(s.seed)
@@ -80,7 +77,7 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn,
         raise UserError(reason)
     passed = verdict(errors, dtype, f"of {name} attention as the model calls it, 2 heads")
     last, positions = seen[0]
-    eager = causal_models.load(of["model"], BASELINE, s.seed, device, dtype)  # transformers' for ours too
+    eager = foreign.load(of["model"], BASELINE, s.seed, device, dtype)  # transformers' for ours too
     difference = _difference(last, eager, idx)
     if difference is not None and not difference <= ALLOWED[dtype]:
         raise ParityError(f"its logits differ from eager's by {difference:.1e}, allowed {ALLOWED[dtype]:.0e}")
@@ -128,49 +125,9 @@ def _difference(got, subject, idx):
 
 def _contradiction(attention, receipt, case):
     if attention == "flash_attention_2":  # this package's kernels are not PyTorch's operators
-        foreign = receipt["forward"] == ["unfused"] and receipt["ops"]
-        return None if foreign else f"{attention} was asked for, but the profiler saw {receipt['forward'][0]}"
-    return contradiction(causal_models.OUR_NAMES.get(attention, attention), receipt, case)
+        its_own = receipt["forward"] == ["unfused"] and receipt["ops"]
+        return None if its_own else f"{attention} was asked for, but the profiler saw {receipt['forward'][0]}"
+    return contradiction(foreign.OUR_NAMES.get(attention, attention), receipt, case)
 
 
-def headline(result: Result) -> list[str]:
-    """Flash in transformers, and in our own GPT."""
-    return [name for name in ("flash", f"{OURS}flash") if name in result.measured]
-
-
-def notes(results: list[Result]) -> list[str]:
-    """How our GPT stands beside transformers' fastest, what was seen, and how exact it was."""
-    found = []
-    for result in results:
-        ms = {name: result.ms(name)["median_ms"] for name in result.measured if result.ms(name)}
-        others = [name for name in ms if not name.startswith(OURS)]
-        best = min(others, key=ms.get, default=None)
-        ratio = best and result.ratio(f"{OURS}flash", best)
-        if ratio:
-            where = f"{result.of['model']} at {result.of['T']} tokens"
-            ratio = f"{ratio.times:.3g} times as fast ({ratio.low:.3g} to {ratio.high:.3g})"
-            found.append(f"{where}: our GPT is {ratio} as transformers' fastest, `{best}`.")
-    lines = [(name, line) for result in results for name, line in result.measured.items()]
-    seen = dict.fromkeys(
-        f"{name}: {kernel(line, backward=False)}, logits for the {line['logits']}" for name, line in lines
-    )
-    sizes = dict.fromkeys(
-        f"{result.of['model']} {_size(line)}" for result in results for line in result.measured.values()
-    )
-    worst = max((line["logits_differ"] or 0 for _, line in lines), default=0)
-    found.append(f"Parameters, of random weights: {', '.join(sizes)}. Kernels seen: {'; '.join(seen)}.")
-    return [*found, f"The last logits differ from eager's by up to {worst:.1e} of the largest logit."]
-
-
-def _size(line):
-    n = line["parameters"]
-    return f"{n / 1e9:.2f} B" if n >= 1e9 else f"{n / 1e6:.0f} M"
-
-
-def subject(s: dict) -> str:
-    """What was measured."""
-    dtype = "" if s["dtype"] == "auto" else f", {s['dtype']}"
-    return f"One prompt (batch 1), random weights{dtype}; ours is our own GPT with transformers' weights"
-
-
-SHOWN = Shown("ms to the first token", headline, notes, subject, axis="T", axis_label="tokens")
+SHOWN = Shown("one prompt, random weights", "ms to the first token", ("flash", f"{OURS}flash"))

@@ -13,9 +13,10 @@ import os
 import pathlib
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest import mock
 
 from fusedgpt.bench.rows import Ended, status_of
 from fusedgpt.machine.turns import Turn
@@ -36,7 +37,7 @@ class Contender:
         self.pipe, theirs = spawn.Pipe()
         self.log, self.waits = log, False
         self.process = spawn.Process(target=_serve, args=(theirs, build, args, log, os.getpid()), daemon=True)
-        with _environment(variables):
+        with mock.patch.dict(os.environ, variables):
             self.process.start()
         theirs.close()
         # multiprocessing's own way to end it at exit is SIGTERM, on which a stopped process does not act
@@ -44,10 +45,7 @@ class Contender:
 
     def ready(self) -> dict:
         """What the contender found out, once it is built. Raises Ended, with a status and a reason, if it ends."""
-        found = self._answer(BUILD_LIMIT)
-        self.waits = True
-        self._signal(STOP)
-        return found
+        return self._answer(BUILD_LIMIT)
 
     def turn(self, seconds: float) -> list[float]:
         """The ms of the steps that it made in its turn. Raises Ended if it ends instead."""
@@ -55,10 +53,7 @@ class Contender:
         with contextlib.suppress(OSError):  # it has ended: the answer says how
             self.pipe.send(seconds)
         self.waits = False
-        ms = self._answer(TURN_LIMIT + 10 * seconds)
-        self.waits = True
-        self._signal(STOP)
-        return ms
+        return self._answer(TURN_LIMIT + 10 * seconds)
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
@@ -89,6 +84,8 @@ class Contender:
         if kind == "ended":
             self.process.join(10)
             raise Ended(*value)
+        self.waits = True
+        self._signal(STOP)
         return value[0]
 
     def _how_it_ended(self):
@@ -98,17 +95,6 @@ class Contender:
         if code == -getattr(signal, "SIGKILL", 9):
             return "out of memory", "the system killed it, as it does if memory is full"
         return "failed", f"its process ended with status {code}" + (f": {last}" if last else "")
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _serve(pipe: Connection, build: Callable, args: Any, log: pathlib.Path, parent: int) -> None:

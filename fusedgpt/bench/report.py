@@ -1,23 +1,22 @@
-"""report.md and the figure of a benchmark, drawn from its rows alone. All kinds look alike; `Shown` is what differs."""
+"""report.md and the figures of a benchmark, drawn from its rows alone. Kinds differ in what `Shown` says of them."""
 
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
+from fusedgpt.attention import parity
 from fusedgpt.attention.table import EXPANDED
 from fusedgpt.bench import figures, rows
-from fusedgpt.bench.rows import Result, panels
+from fusedgpt.bench.rows import Result, family
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic
 from fusedgpt.machine.turns import Ratio
 
 GIB = 2**30
-HOW = (
-    "Contenders take turns in a new random order each lap. A ratio is the median over laps of the ratio within a lap;"
-    " in brackets its 95 % interval, by order statistics."
-)
-FEW = "Too few laps for an interval."
+MARGIN = 0.01  # of bench.py check: a share of the ratio, by which its interval is widened
+HOW = "A ratio is the median over laps of the ratio within a lap; in brackets its 95 % interval, by order statistics."
+SIZES = ("n_layer", "n_head", "n_embd", "block_size", "batch_size")  # settings that stand on a figure
 
 
 @dataclasses.dataclass
@@ -28,17 +27,18 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """What a kind of benchmark shows beside times and ratios."""
+    """What a kind of benchmark shows beside times and ratios.
 
-    unit: str  # of a time, such as "ms per training step"
-    headline: Callable[[Result], list[str]]  # the contenders in the title; empty: the fastest
-    notes: Callable[[list[Result]], list[str]]
-    subject: Callable[[dict], str]  # the header's settings -> what was measured
-    # (result, contender) -> more columns of its line
+    headline: kernels or projects in the title, each by its fastest contender; if none was measured, the fastest of all.
+    columns: (result, contender) -> more columns of its line.
+    """
+
+    what: str
+    unit: str = ""
+    headline: tuple[str, ...] = ()
     columns: Callable[[Result, str], dict[str, str]] = lambda result, name: {}
-    axis: str = ""  # a field of `of` whose values make the x-axis of the figure, such as T
-    axis_label: str = ""
-    extra: Callable[[list[Result], dict], Iterator[tuple]] = lambda results, s: iter(())  # its own figures
+    notes: Callable[[list[Result]], list[str]] = lambda results: []
+    own_figures: Callable[[list[Result]], list[figures.Drawn]] = lambda results: []
 
 
 def write(folder: pathlib.Path, shown: Shown, form: str = "svg", title: str = "") -> list[pathlib.Path]:
@@ -49,41 +49,34 @@ def write(folder: pathlib.Path, shown: Shown, form: str = "svg", title: str = ""
     """
     header, lines = rows.read(folder / "rows.jsonl")
     results = rows.results(lines)
-    timed = [result for result in results if result.laps]
-    findings = findings_of(timed, shown)
-
-    def drawn():
-        """(name, title, what was measured, figure) of each figure, one at a time, as figures.save asks for them."""
-        if shown.axis and timed:
-            figure = figures.lines(panels(timed, shown.axis), shown.axis, shown.axis_label)
-            yield header["benchmark"], title or findings[0], _subject(results, shown, header), figure
-        for result, own in zip(timed, findings if not shown.axis else ()):
-            name = header["benchmark"] + "".join(f"-{value}" for value in result.of.values()) * (len(timed) > 1)
-            yield name, title or own, _subject([result], shown, header), figures.bars(result)
-        for name, own, *rest in shown.extra(results, header["settings"]):
-            findings.append(own)
-            yield name, title or own, *rest
-
-    try:
-        paths = figures.save(drawn(), folder, machine(header, results), form)
-        text = [*_heading(header, results), *(f"- **{each}.**" for each in findings), ""]
-        text += [*tables(results, shown), "", *figures.lines_of(paths)]
-        notes = ([HOW if any(result.known for result in timed) else FEW] if timed else []) + shown.notes(results)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise UserError(
-            f"no report can be drawn from {folder / 'rows.jsonl'}, which is damaged or of another version:"
-            f" {type(error).__name__}: {error}. Take a whole copy, or measure again"
-        ) from error
-    text += [f"- {note}" for note in [*notes, *_not_measured(results)]]
+    drawn = [*_ratios(header["benchmark"], results, shown), *shown.own_figures(results)]
+    paths = figures.save(drawn, folder, [_subject(header, shown), machine(header, results)], form, title)
+    text = [*_heading(header, results), *(f"- **{each.finding}.**" for each in drawn), ""]
+    text += [*tables(results, shown), *(f"![{each.name}]({each.name}.png)\n" for each in drawn)]
+    how = [HOW] if any(result.laps for result in results) else []
+    text += [f"- {note}" for note in [*how, *shown.notes(results), *_of_contenders(results)]]
     with atomic(folder / "report.md", "w") as file:
         file.write("\n".join(text).rstrip() + "\n")
     return [folder / "report.md", *paths]
 
 
-def _subject(results, shown, header):
-    how = HOW.partition(". ")[0].lower() if any(result.known for result in results) else FEW.lower().rstrip(".")
-    text = f"{shown.subject(header['settings'])}; {shown.unit}, {how}."
-    return " ".join([text, *_not_measured(results, short=True)])
+def _ratios(name: str, results: list[Result], shown: Shown) -> list[figures.Drawn]:
+    """The figures of ratios: one over all lengths, or else one for each comparison."""
+    timed = [result for result in results if result.laps]
+    if timed and "T" in timed[0].of:
+        return [figures.Drawn(name, finding_over_lengths(timed, shown), lambda: figures.lines(timed))]
+    names = ["-".join([name, *map(str, result.of.values())]) for result in timed]
+    return [
+        figures.Drawn(each, finding(result, shown), lambda result=result: figures.bars(result))
+        for each, result in zip(names, timed)
+    ]
+
+
+def _subject(header: dict, shown: Shown) -> str:
+    """What was measured, with its sizes and with the settings that are not the defaults."""
+    settings = header["settings"]
+    named = dict.fromkeys([*(name for name in SIZES if name in settings), *header.get("set", ())])
+    return ", ".join([shown.what, *(f"{name} {settings[name]}" for name in named)])
 
 
 def machine(header: dict, results: Iterable[Result]) -> str:
@@ -91,22 +84,36 @@ def machine(header: dict, results: Iterable[Result]) -> str:
     found = header["environment"]
     lines = [line for result in results for line in result.contenders.values()]
     commits, days = (", ".join(dict.fromkeys(str(line.get(name)) for line in lines)) for name in ("commit", "date"))
-    text = f"{found['device']}, PyTorch {found['torch']}"
-    if "cuda" in found:
-        text += f", CUDA {found['cuda']}"
-    else:
-        text += f", {found['threads']} thread{'s' * (found['threads'] > 1)}"
-    return f"{text}; commit {commits}, {days}"
+    where = f"CUDA {found['cuda']}" if "cuda" in found else f"threads: {found['threads']}"
+    return f"{found['device']}, PyTorch {found['torch']}, {where}; commit {commits}, {days}"
 
 
 def _heading(header, results):
-    settings = ", ".join(f"{name} {header['settings'][name]}" for name in header.get("set", ()))
-    environment = {name: value for name, value in header["environment"].items() if name != "memory"}
-    said = [("machine", machine(header, results)), *environment.items(), ("settings other than the defaults", settings)]
-    title = header["benchmark"].replace("_", " ")
     lines = [line for result in results for line in result.contenders.values()]
     commands = dict.fromkeys([header["command"], *(line["command"] for line in lines if "command" in line)])
-    return [f"# {title}", "", "\n\n".join(f"`{each}`" for each in commands), "", *markdown(["", ""], said), ""]
+    said = {"machine": machine(header, results)} | header["environment"]
+    changed = [f"{name} {header['settings'][name]}" for name in header.get("set", ())]
+    said["settings other than the defaults"] = ", ".join(changed) or "none"
+    facts = [f"- {name}: {value}" for name, value in said.items() if name != "memory"]
+    return [f"# {header['benchmark']}", "", *(f"    {command}" for command in commands), "", *facts, ""]
+
+
+def _of_contenders(results):
+    """What all lines say together: the kernels, the largest error, and who was not measured."""
+    lines = [(name, line) for result in results for name, line in result.contenders.items()]
+    seen = dict.fromkeys(f"{name}: {'+'.join(line['kernel']['forward'])}" for name, line in lines if "kernel" in line)
+    notes = [f"Kernels seen in the forward pass: {'; '.join(seen)}."] if seen else []
+    errors = [parity.largest(line["errors"]) for _, line in lines if "parity" in line]
+    if errors:
+        notes.append(f"Every kernel was compared with float64 first; the largest error is {max(errors):.1e}.")
+    absent = {}
+    for name, line in lines:
+        if line["status"] != "measured":
+            absent.setdefault((line["status"], line["reason"]), {})[name] = None
+    return notes + [f"{status}: {', '.join(names)}: {reason}" for (status, reason), names in absent.items()]
+
+
+# tables
 
 
 def markdown(names: list[str], cells: Iterable[Iterable]) -> list[str]:
@@ -116,142 +123,87 @@ def markdown(names: list[str], cells: Iterable[Iterable]) -> list[str]:
 
 
 def tables(results: list[Result], shown: Shown) -> Iterator[str]:
-    """A table for each comparison; if the kind has an axis, for all comparisons that differ in nothing else."""
-    if not shown.axis:
-        for result in results:
-            yield from [f"## {result.name()}", ""] if result.of else []
-            yield from [*_table(result, shown), ""]
-        return
-    for panel, group in panels(results, shown.axis).items():
+    """A table for each comparison; over lengths, for all comparisons that differ in nothing else."""
+    for panel, group in rows.panels(results).items():
+        yield from [f"## {panel}", ""] if panel else []
+        if "T" not in group[0].of:
+            yield from [*_table(group[0], shown), ""]
+            continue
+        yield from [f"{shown.unit}, times as fast as {group[0].baseline}", ""]
         names = list(dict.fromkeys(name for result in group for name in result.measured))
-        cells = [
-            [result.of[shown.axis], *(_cell(result, name) for name in names)]
-            for result in sorted(group, key=lambda result: result.of[shown.axis])
-        ]
-        base = group[0].baseline
-        text = f"{shown.unit}, times as fast as {base}"
-        yield from [*([f"## {panel}", ""] if panel else []), text, "", *markdown([shown.axis_label, *names], cells), ""]
+        group.sort(key=lambda result: result.of["T"])
+        cells = [[result.of["T"], *(_cell(result, name) for name in names)] for result in group]
+        yield from [*markdown(["tokens", *names], cells), ""]
 
 
 def _cell(result, name):
+    if name not in result.measured:
+        return result.contenders.get(name, {}).get("status", "")
     ms = result.ms(name)
-    if not ms:
-        line = result.contenders.get(name)
-        return "" if line is None or line["status"] == "measured" else line["status"]
-    ratio = result.ratio(name)
-    return figures.milliseconds(ms["median_ms"]) + (f"; {in_figures(ratio)}" if ratio else "")
+    times = [figures.milliseconds(ms["median_ms"])] if ms else []
+    return "; ".join(filter(None, [*times, _ratio(result, name)]))
 
 
 def _table(result, shown):
-    more = {name: shown.columns(result, name) for name in result.measured}
-    columns = list(dict.fromkeys(column for each in more.values() for column in each))
-    timed = bool(result.laps)
-    names = ["", f"{shown.unit}, median (p10 to p90)", f"times as fast as {result.baseline}"] if timed else [""]
-    cells = []
-    for name, line in result.contenders.items():
-        if name not in more:
-            cells.append([name, f"{line['status']}: {line['reason']}", *[""] * (len(names) + len(columns) - 2)])
-            continue
-        ms, ratio = result.ms(name), result.ratio(name)
-        found = [figures.milliseconds(ms[each]) for each in ("median_ms", "p10_ms", "p90_ms")] if ms else []
-        times = [f"{found[0]} ({found[1]} to {found[2]})" if ms else "no lap"]
-        times += [in_figures(ratio) if ratio else ""]
-        cells.append([name, *(times if timed else []), *(more[name].get(column, "") for column in columns)])
-    return markdown([*names, *columns], cells)
+    lines = {}
+    for name in result.measured:
+        times = {}
+        if ms := result.ms(name):
+            median, p10, p90 = (figures.milliseconds(ms[field]) for field in ("median_ms", "p10_ms", "p90_ms"))
+            times[f"{shown.unit}, median (p10 to p90)"] = f"{median} ({p10} to {p90})"
+            times[f"times as fast as {result.baseline}"] = _ratio(result, name)
+        lines[name] = times | shown.columns(result, name)
+    names = list(dict.fromkeys(column for line in lines.values() for column in line))
+    return markdown(["", *names], ([name, *(line.get(each, "") for each in names)] for name, line in lines.items()))
+
+
+def _ratio(result, name):
+    ratio = result.ratio(name)
+    return in_figures(ratio) if ratio else ""
 
 
 def in_figures(ratio: Ratio) -> str:
     """'1.414 (1.402 to 1.425)'; without an interval, how many laps there were."""
     if not ratio.known:
-        return f"{ratio.times:.4g} ({_few(ratio)})"
+        return f"{ratio.times:.4g} (in {ratio.laps} lap{'s' * (ratio.laps > 1)} alone)"
     return f"{ratio.times:.4g} ({ratio.low:.4g} to {ratio.high:.4g})"
 
 
-def in_words(ratio: Ratio) -> str:
-    """'1.41 times as fast (1.40 to 1.43)', '1.27 times as long (…)', or 'no faster or slower (…)'."""
-    known = ratio.told or not ratio.known
-    times, low, high, word = ratio.times, ratio.low, ratio.high, "fast"
-    around = f"{low:.3g} to {high:.3g}"
-    if times < 1 and known:
-        times, word = 1 / times, "long"
-        around = f"{1 / high:.3g} to {1 / low:.3g}" if low else ""
-    around = _few(ratio) if not ratio.known else around
-    return f"{times:.3g} times as {word} ({around})" if known else f"no faster or slower ({around})"
+# findings, which are the titles of figures
 
 
-def _few(ratio):
-    """How many laps there were, if they are too few for an interval."""
-    return f"in {ratio.laps} lap{'s' * (ratio.laps > 1)} alone"
+def finding(result: Result, shown: Shown) -> str:
+    """How many times as fast as the baseline the headline's contenders are."""
+    ratios = result.ratios
+    said = [f"{name} is {in_figures(ratios[name])} times as fast as {result.baseline}" for name in _top(result, shown)]
+    start = f"{', '.join(map(str, result.of.values()))}: " if result.of else ""
+    return start + ("; ".join(said) or "no ratio was measured")
 
 
-def findings_of(results: list[Result], shown: Shown) -> list[str]:
-    """What titles say: the ratios of the headline, for each result; if there is an axis, at the longest length."""
-    if shown.axis:
-        return [_finding_at_the_end(results, shown)] if results else []
-    said = []
-    for result in results:
-        ratios = {name: result.ratio(name) for name in shown.headline(result) or _fastest(result)}
-        parts = [f"{name} {_verb(ratio)} {in_words(ratio)}" for name, ratio in ratios.items() if ratio]
-        start = f"{result.name().capitalize()}: " if len(results) > 1 and result.of else ""
-        said.append(f"{start}{_as(parts, result.baseline) if parts else 'no ratio was measured'}")
-    return said
-
-
-def _as(parts, base):
-    """Join parts such as 'flash is 1.4 times as fast (1.3 to 1.5)', the first with what it is compared with."""
-    first = parts[0].replace(" (", f" as {base} (", 1) if "times as" in parts[0] else f"{parts[0]} than {base}"
-    return "; ".join([first, *parts[1:]])
-
-
-def _verb(ratio):
-    return "takes" if (ratio.told or not ratio.known) and ratio.times < 1 else "is"
-
-
-def _fastest(result):
-    ratios = {name: result.ratio(name) for name in result.measured}
-    ratios = {name: ratio for name, ratio in ratios.items() if ratio}
-    return [max(ratios, key=lambda name: ratios[name].times)] if ratios else []
-
-
-def _finding_at_the_end(results, shown):
-    """How the headline's contenders stand beside the baseline at the longest length, over all panels."""
-    ends = [result.of[shown.axis] for result in results if any(map(result.ratio, result.measured))]
-    if not ends:
+def finding_over_lengths(results: list[Result], shown: Shown) -> str:
+    """The same at the longest length that has a ratio: the range of the intervals of all its comparisons."""
+    last = max((result.of["T"] for result in results if result.ratios), default=None)
+    if last is None:
         return "No ratio was measured"
-    last = max(ends)
-    at_last = [result for result in results if result.of[shown.axis] == last]
-    names = dict.fromkeys(name for result in at_last for name in shown.headline(result) or _fastest(result))
-    found = {name: [ratio for result in at_last if (ratio := result.ratio(name))] for name in names}
-    base, said = results[0].baseline, []
-    for name, ratios in found.items():
-        known = [ratio for ratio in ratios if ratio.known]
-        ratios = known or ratios  # a ratio of few laps says nothing beside others
-        if len(ratios) == 1:
-            said.append(_as([f"{name} {_verb(ratios[0])} {in_words(ratios[0])}"], base))
-        else:
-            low, high = min(ratio.times for ratio in ratios), max(ratio.times for ratio in ratios)
-            around = (
-                f" (intervals from {min(r.low for r in known):.3g} to {max(r.high for r in known):.3g})"
-                if known
-                else ""
-            )
-            said.append(f"{name} is {low:.3g} to {high:.3g} times as fast as {base}{around}")
-    return f"At {last} {shown.axis_label}: {'; '.join(said)}"
-
-
-def _not_measured(results, short=False):
-    """A sentence for each status: which contenders were not measured, and why."""
     found = {}
     for result in results:
-        for name, line in result.contenders.items():
-            if line["status"] != "measured":
-                found.setdefault((line["status"], line["reason"]), {})[name] = None
-    if short:
-        measured = {name for result in results for name in result.measured}
-        names = dict.fromkeys(name for each in found.values() for name in each if name not in measured)
-        few = ", ".join(names) if len(names) < 4 else f"{len(names)} others, which the report names"
-        return [f"Not measured: {few}."] if names else []
-    return [f"{status}: {', '.join(names)}: {reason}" for (status, reason), names in found.items()]
+        if result.of["T"] == last:
+            for name in _top(result, shown):
+                found.setdefault(name, []).append(result.ratios[name])
+    said = []
+    for name, ratios in found.items():
+        ends = [end for ratio in ratios if ratio.known for end in (ratio.low, ratio.high)]
+        few = "" if ends else ", in few laps,"
+        ends = ends or [ratio.times for ratio in ratios]
+        said.append(f"{name} is{few} {min(ends):.3g} to {max(ends):.3g} times as fast as {results[0].baseline}")
+    return f"At {last} tokens {'; '.join(said)}"
+
+
+def _top(result, shown):
+    """The contenders in the title: the fastest of each in the headline, or the fastest of all."""
+    fastest = sorted(result.ratios, key=lambda name: -result.ratios[name].times)
+    of = {headline: [name for name in fastest if headline in (name, family(name))] for headline in shown.headline}
+    return [names[0] for names in of.values() if names] or fastest[:1]
 
 
 # columns that several kinds have
@@ -260,6 +212,17 @@ def _not_measured(results, short=False):
 def gib(size: float) -> str:
     """Bytes as '2.13 GiB'."""
     return f"{size / GIB:.2f} GiB"
+
+
+def of_training(result: Result, name: str) -> dict[str, str]:
+    """What a contender that trains reached, and how it ran."""
+    line = result.measured[name]
+    return {
+        **shares(result, name),
+        "peak memory": gib(line["peak_memory"]),
+        f"loss after {line['steps']} steps": f"{line['loss']:.4f}",
+        "kernel seen forward / backward (as it ran)": how_it_ran(line),
+    }
 
 
 def shares(result: Result, name: str) -> dict[str, str]:
@@ -282,18 +245,60 @@ def precision(line: dict) -> str:
     return "TF32" if ran.get("tf32") and ran["dtype"] == "float32" else ran["dtype"]
 
 
-def kernel(line: dict, backward: bool = True) -> str:
-    """The kernels that the profiler saw: 'flash / flash', forward and backward."""
-    directions = ["forward", "backward"] if backward else ["forward"]
-    seen = " / ".join("+".join(line["kernel"][direction]) for direction in directions)
-    return f"{seen}, {EXPANDED}" if line["kernel"].get("expanded") else seen
-
-
 def how_it_ran(line: dict) -> str:
-    """The kernels that the profiler saw, and with what the contender ran."""
-    ran = line["ran"]
+    """The kernels that the profiler saw, forward and backward, and with what the contender ran."""
+    ran, seen = line["ran"], line["kernel"]
     ids = ran.get("padded_vocab_size", ran.get("ids"))
-    more = {n for matrix in line["kernel"].get("logits", []) for n in matrix if n > ids}
-    padded = f", padded by the compiler to {' and '.join(map(str, sorted(more)))}" if more else ""
-    compiled = "compiled" if ran["compile"] else "eager"
-    return f"{kernel(line)} ({ran['attention']}, {precision(line)}, {compiled}, {ids} ids{padded})"
+    more = {n for matrix in seen.get("logits", []) for n in matrix if n > ids}
+    said = [ran["attention"], precision(line), "compiled" if ran["compile"] else "eager", f"{ids} ids"]
+    if more:
+        said.append(f"padded by the compiler to {' and '.join(map(str, sorted(more)))}")
+    if seen.get("expanded"):
+        said.append(EXPANDED)
+    return f"{'+'.join(seen['forward'])} / {'+'.join(seen['backward'])} ({', '.join(said)})"
+
+
+# bench.py check
+
+
+def agreement(folders: list[pathlib.Path]) -> list[str]:
+    """The lines that say how two folders compare. Raises UserError if they are of two kinds, or share no contender."""
+    read = [rows.read(folder / "rows.jsonl") for folder in folders]
+    headers, results = [header for header, _ in read], [rows.results(lines) for _, lines in read]
+    one, other = (header["benchmark"] for header in headers)
+    if one != other:
+        raise UserError(f"{folders[0]} is of {one}, {folders[1]} of {other}: name two of one")
+    found = compare(*results)
+    if not found:
+        raise UserError(f"{folders[0]} and {folders[1]} have no contender in common")
+    said = [f"{folder}: {machine(*each)}" for folder, *each in zip(folders, headers, results)]
+    verdicts = [verdict for *_, verdict in found]
+    count = f"{verdicts.count('agrees')} of {len(verdicts) - verdicts.count('too few laps')} agree"
+    return [*said, "", *markdown(["contender", *map(str, folders), ""], found), "", count]
+
+
+def compare(one: list[Result], other: list[Result]) -> list[tuple[str, str, str, str]]:
+    """(contender, what one folder says, what the other says, whether they agree) of each contender in both.
+
+    A ratio agrees if its interval meets the other's, widened by MARGIN.
+    """
+    others, found = {tuple(result.of.items()): result for result in other}, []
+    for result in one:
+        both = result, others.get(tuple(result.of.items()), Result(result.of, result.baseline))
+        for name in result.contenders:
+            if name not in both[1].contenders:
+                continue
+            label = ", ".join(map(str, (*result.of.values(), name)))
+            status, ratios = [each.contenders[name]["status"] for each in both], [each.ratio(name) for each in both]
+            if all(ratios):
+                found.append((label, *map(in_figures, ratios), _verdict(*ratios)))
+            elif set(status) != {"measured"}:
+                found.append((label, *status, "agrees" if status[0] == status[1] else "differs"))
+    return found
+
+
+def _verdict(one, other):
+    if not (one.known and other.known):
+        return "too few laps"
+    meet = other.low <= one.high * (1 + MARGIN) and one.low * (1 - MARGIN) <= other.high
+    return "agrees" if meet else "differs"

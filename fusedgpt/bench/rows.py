@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import json
 import pathlib
+import re
 from collections.abc import Iterable
 
 from fusedgpt.bench.proof import ParityError
@@ -52,10 +53,6 @@ class Result:
     contenders: dict[str, dict] = dataclasses.field(default_factory=dict)  # {name: its last line}
     laps: list[dict[str, float]] = dataclasses.field(default_factory=list)
 
-    def name(self, but: str = "") -> str:
-        """What its contenders have in common, in words, without the field `but`."""
-        return ", ".join(str(value) for field, value in self.of.items() if field != but)
-
     @property
     def measured(self) -> dict[str, dict]:
         """{name: line} of the contenders that were measured."""
@@ -68,9 +65,9 @@ class Result:
         return turns.ratio(self.laps, name, base) if both and name != base else None
 
     @property
-    def known(self) -> bool:
-        """Whether some ratio has an interval."""
-        return any(ratio.known for name in self.measured if (ratio := self.ratio(name)))
+    def ratios(self) -> dict[str, turns.Ratio]:
+        """{name: ratio} of the contenders that have one."""
+        return {name: ratio for name in self.measured if (ratio := self.ratio(name))}
 
     def ms(self, name: str) -> dict[str, float] | None:
         """The median, 10th and 90th percentile of a contender's laps in milliseconds; None without laps."""
@@ -101,21 +98,9 @@ def read(path: pathlib.Path) -> tuple[dict, list[dict]]:
     if not {"benchmark", "command"} <= header.keys() or not all(isinstance(part, dict) for part in parts):
         raise UserError(f"{path} does not begin with the header of a benchmark: name a folder that bench.py wrote")
     for line in others:
-        if not _is_sound(line):
+        if line.get("kind") not in ("contender", "lap") or not isinstance(line.get("of"), dict):
             raise UserError(f"{path} is damaged: bench.py writes no line like {shown(line)}. Take a whole copy")
     return header, others
-
-
-def _is_sound(line):
-    if not isinstance(line.get("of"), dict):
-        return False
-    if line.get("kind") == "lap":
-        ms = line.get("ms")
-        return isinstance(ms, dict) and all(isinstance(value, (int, float)) and value > 0 for value in ms.values())
-    words = [line.get(name) for name in ("name", "baseline", "status")]
-    if line.get("status") != "measured":
-        words.append(line.get("reason"))
-    return line.get("kind") == "contender" and all(isinstance(word, str) for word in words)
 
 
 def results(lines: Iterable[dict]) -> list[Result]:
@@ -144,12 +129,17 @@ def _code(line):
     return line.get("commit"), line.get("ran", {}).get("commit"), line.get("own_kernel")
 
 
-def panels(results: Iterable[Result], axis: str) -> dict[str, list[Result]]:
-    """{name of what results have in common beside the field `axis`: the results}."""
+def panels(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """{name of what results have in common beside the length T: the results}."""
     found = {}
     for result in results:
-        found.setdefault(result.name(but=axis), []).append(result)
+        found.setdefault(", ".join(str(value) for field, value in result.of.items() if field != "T"), []).append(result)
     return found
+
+
+def family(name: str) -> str:
+    """The kernel or the project of a contender: flash of 'flash + padded vocabulary', nanoGPT of 'nanoGPT, eager'."""
+    return re.split(r",| \+", name)[0]
 
 
 def begin(path: pathlib.Path, header: dict) -> tuple[list[Result], str]:
@@ -157,6 +147,7 @@ def begin(path: pathlib.Path, header: dict) -> tuple[list[Result], str]:
 
     Rows of other settings or of another kind of machine (COMPARED) are moved aside.
     """
+    said = ""
     if path.exists() and path.stat().st_size:
         old, lines = read(path)
         if _same(old, header):
@@ -165,8 +156,6 @@ def begin(path: pathlib.Path, header: dict) -> tuple[list[Result], str]:
         aside = next(name for name in names if not name.exists())
         path.replace(aside)
         said = f"{path} has other settings, or is of another kind of machine: moved to {aside}"
-    else:
-        said = ""
     with atomic(path, "w") as file:
         file.write(json.dumps({"kind": "header", **header}) + "\n")
     return [], said

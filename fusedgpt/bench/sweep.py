@@ -7,12 +7,11 @@ fine, so that a sweep that ends early has a figure of all kernels.
 
 import dataclasses
 import functools
-import math
 from typing import Literal
 
 import torch
 
-from fusedgpt.attention import parity, permitted
+from fusedgpt.attention import permitted
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.attention.receipt import contradiction, observe
@@ -20,14 +19,12 @@ from fusedgpt.attention.table import SINGLE_KERNELS
 from fusedgpt.bench import options
 from fusedgpt.bench.comparison import Comparison
 from fusedgpt.bench.proof import prove, refusals
-from fusedgpt.bench.report import Shown, kernel
-from fusedgpt.bench.rows import Result, panels
+from fusedgpt.bench.report import Shown
 from fusedgpt.errors import UserError
 from fusedgpt.machine import memory, timing
 from fusedgpt.machine.device import dtype_name, resolve_dtype
 from fusedgpt.machine.turns import Turn
 
-FIRST = (1024, 4096, 256, 2048, 512, 8192, 16384)  # the lengths to measure first, in this order
 BASELINE = "manual"
 
 TRAINS, TOGETHER, TURN = False, True, 0.02
@@ -46,9 +43,8 @@ class Settings(options.Common):
     window: int | None = None  # how many tokens a query sees, itself included; None: all
 
 
-def defaults(gpu: bool) -> dict:
-    """AMD's lengths in float16 on a GPU; four lengths on a CPU."""
-    return {"dtype": "float16"} if gpu else {"lengths": "256,512,1024,2048", "heads": "8x128,12x64"}
+GPU = {"dtype": "float16"}  # AMD's article
+CPU = {"lengths": "256,512,1024,2048", "heads": "8x128,12x64"}
 
 
 def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
@@ -66,7 +62,7 @@ def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
         Comparison(
             {"heads": f"{nh}x{hs}", "pass": direction, "T": T},
             # flex is compiled for each length
-            tuple(name for name in (*SINGLE_KERNELS, "masked", *own) if name != "flex" or T in FIRST),
+            tuple(name for name in (*SINGLE_KERNELS, "masked", *own) if name != "flex" or T.bit_count() == 1),
             BASELINE,
         )
         for T in coarse_to_fine(options.lengths(s.lengths))
@@ -76,17 +72,8 @@ def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
 
 
 def coarse_to_fine(lengths: list[int]) -> list[int]:
-    """`lengths` without repetitions: FIRST, then other powers of two, then the rest, so that the gaps close evenly.
-
-    After FIRST, the next length is the one whose ratio to the nearest earlier length is largest.
-    """
-    order = [T for T in FIRST if T in lengths]
-    left = sorted(set(lengths) - set(order))
-    while left:
-        distance = {T: min((abs(math.log2(T / other)) for other in order), default=0) for T in left}
-        order.append(max(left, key=lambda T: (T & (T - 1) == 0, distance[T])))
-        left.remove(order[-1])
-    return order
+    """`lengths` without repetitions: powers of two first."""
+    return sorted(set(lengths), key=lambda T: (T.bit_count() > 1, T))
 
 
 def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn, dict]:
@@ -121,49 +108,4 @@ _inputs = functools.lru_cache(maxsize=1)(Case.inputs)  # kernels share them, bec
 _refusal = functools.lru_cache(permitted.refusal)  # for one length; if a kernel refuses another length, it raises there
 
 
-def headline(result: Result) -> list[str]:
-    """Flash, and the fastest kernel if that is another."""
-    ratios = {name: ratio.times for name in result.measured if (ratio := result.ratio(name))}
-    best = max(ratios, key=ratios.get, default=None)
-    return [name for name in dict.fromkeys((best, "flash")) if name in ratios]
-
-
-def notes(results: list[Result]) -> list[str]:
-    """From which length on a kernel is faster than manual, what it held in memory, what was seen."""
-    found = []
-    for panel, group in panels(results, "T").items():
-        names = dict.fromkeys(name for result in group for name in result.measured if name != BASELINE)
-        firsts = {name: _faster_from(group, name) for name in names}
-        said = [
-            f"`{name}` {f'from T = {T} on' if T else 'at every length'}" for name, T in firsts.items() if T is not None
-        ]
-        found += [f"{panel}: surely faster than `{BASELINE}`: {', '.join(said)}."] if said else []
-        last = max(group, key=lambda result: result.of["T"] if BASELINE in result.measured else 0).measured
-        if {BASELINE, "flash"} <= last.keys() and last["flash"]["peak_memory"]:
-            held = last[BASELINE]["peak_memory"] / last["flash"]["peak_memory"]
-            found.append(f"{panel}: at its longest, `{BASELINE}` holds {held:.3g} times as much memory as flash.")
-    lines = [(name, line) for result in results for name, line in result.measured.items()]
-    seen = dict.fromkeys(f"{name}: {kernel(line)}" for name, line in lines)
-    worst = max((parity.largest(line["errors"]) for _, line in lines), default=0)
-    found.append(f"Every kernel passed a comparison with float64 first; the largest error is {worst:.1e}.")
-    ways = ", ".join(dict.fromkeys(f"{name}: {line['timed']}" for name, line in lines))
-    return [*found, f"Kernels seen, forward / backward: {'; '.join(seen)}.", f"How each was timed: {ways}."]
-
-
-def _faster_from(group, name):
-    """The length from which on a kernel is surely faster than manual; 0 if at every length, None if not at the last."""
-    ratios = {result.of["T"]: ratio for result in group if (ratio := result.ratio(name))}
-    behind = [T for T, ratio in ratios.items() if not ratio.low > 1]
-    if not behind:
-        return 0 if ratios else None
-    return min((T for T in ratios if max(behind) < T), default=None)
-
-
-def subject(s: dict) -> str:
-    """What was measured."""
-    also = [f"{name} {s[name]}" for name in ("dropout", "n_kv_head", "window") if s[name]]
-    dtype = "" if s["dtype"] == "auto" else f", {s['dtype']}"
-    return f"Causal attention alone, batch 1{dtype}{''.join(f', {each}' for each in also)}; manual is hand-written"
-
-
-SHOWN = Shown("ms per call", headline, notes, subject, axis="T", axis_label="tokens")
+SHOWN = Shown("causal attention alone, batch 1", "ms per call", ("flash",))

@@ -2,12 +2,12 @@
 
 import dataclasses
 import gc
+from collections.abc import Callable
 
 import torch
 
 import train
 from fusedgpt.attention.case import Case
-from fusedgpt.bench.options import changed, family
 from fusedgpt.bench.proof import prove_kernel
 from fusedgpt.machine import memory, timing
 from fusedgpt.machine.device import dtype_name, resolve_device, resolve_dtype, tf32
@@ -23,22 +23,14 @@ DEFAULTS |= dict(warmup_iters=100, lr_decay_iters=1000)
 ON_A_CPU = dict(n_layer=4, n_head=4, n_embd=256, block_size=1024, batch_size=1)
 # fields of run.json that a row keeps
 RAN = ("attention", "dtype", "tf32", "compile", "cuda_graphs", "padded_vocab_size", "device")
-WORK = ("mask", "dropout", "optimizer", "loss", "recompute")  # beside the model, these decide what a step computes
+_OTHER = ("max_iters", "minutes", "out_dir", "eval_only", "dry_run", "eval_iters", "eval_interval", "sample_interval")
+_OTHER += ("sample_prompts", "always_save_checkpoint", "keep_checkpoints", "log_interval", "check_interval", "profile")
+_OTHER += ("max_bad_steps", "wandb_log", "wandb_project", "wandb_run_name", "tensorboard_log")
 # train.py's settings that no kind uses
-UNUSED = {
-    **dict.fromkeys(("max_iters", "minutes"), "contenders make steps as long as they take turns"),
-    "out_dir": "a benchmark writes no run",
-    "init_from": "every contender starts from scratch",
-    **dict.fromkeys(("eval_only", "dry_run"), "every contender trains"),
-    **dict.fromkeys(("eval_iters", "eval_interval"), "contenders make steps and no evaluation"),
-    **dict.fromkeys(("sample_interval", "sample_prompts"), "a benchmark draws no samples"),
-    **dict.fromkeys(("always_save_checkpoint", "keep_checkpoints"), "a benchmark writes no checkpoints"),
-    "choose": "a benchmark times anew what auto leaves open",
-    **dict.fromkeys(("backend", "parallel", "shard_size", "timeout"), "a contender has one process"),
-    **dict.fromkeys(("log_interval", "check_interval", "max_bad_steps"), "contenders only make steps"),
-    "profile": "train.py --profile prints the profile of a step",
-    **dict.fromkeys(("wandb_log", "wandb_project", "wandb_run_name", "tensorboard_log"), "a benchmark has no tracker"),
-}
+UNUSED = dict.fromkeys(_OTHER, "contenders make steps as long as they take turns, and do nothing else")
+UNUSED |= dict.fromkeys(("backend", "parallel", "shard_size", "timeout"), "a contender has one process")
+UNUSED["init_from"] = "every contender starts from scratch"
+UNUSED["choose"] = "a benchmark times anew what auto leaves open"
 
 
 def settings(s) -> Settings:
@@ -68,42 +60,38 @@ def build(s) -> tuple[Turn, dict]:
     """
     s, ranks, device = train.join(settings(s))
     run = train.build(s, ranks, device, Logger(ranks.main))
-    losses = []
+    record = run.record
 
     def step():
-        losses[:] = [train.train_step(run.state, run.s, run.micro_steps)["loss"]]
+        loss = train.train_step(run.state, run.s, run.micro_steps)["loss"]
         run.state.iteration += 1
+        return loss
 
-    memory.reset_peak_memory(device)  # compilation and the rehearsal are over
-    gc.collect()
-    gc.freeze()
-    for _ in range(WARM_UP):
-        step()
-    record, loss = run.record, losses[0].item()
-    found = {"errors": record["attention_trials"][record["attention"]]["errors"]} if record["attention_trials"] else {}
-    return timing.Steps(step, device, warmup=0), found | {
-        "loss": loss,
-        "steps": WARM_UP,
+    turn, found = warmed_up(step, device)
+    if trials := record["attention_trials"]:
+        found["errors"] = trials[record["attention"]]["errors"]
+    return turn, found | {
         "tokens": record["tokens_per_step"],
-        "peak_memory": memory.peak_memory(device),
         "kernel": record["receipt"],
         "ran": {name: record[name] for name in RAN},
         **{name: record["mfu"][name] for name in ("flops_per_token", "peak_flops", "peak_source")},
     }
 
 
+def warmed_up(step: Callable[[], torch.Tensor], device: torch.device) -> tuple[Turn, dict]:
+    """(turns of a training step, which returns its loss; the loss and peak memory after WARM_UP of them)."""
+    memory.reset_peak_memory(device)  # compilation and the rehearsal are over
+    gc.collect()
+    gc.freeze()
+    for _ in range(WARM_UP):
+        loss = step()
+    return timing.Steps(step, device, warmup=0), {
+        "loss": loss.item(),
+        "steps": WARM_UP,
+        "peak_memory": memory.peak_memory(device),
+    }
+
+
 def data(s) -> tuple:
     """(the folder of the data set of the settings `s` of a kind, its meta). Raises UserError if bins are missing."""
     return train.find_data(settings(s))
-
-
-def subject(s: dict) -> str:
-    """The model, what changes the work of a step, and its tokens, for the title of a figure.
-
-    s: the settings of a header.
-    """
-    sizes = f"{s['n_layer']} layers, {s['n_head']} heads, {s['n_embd']} channels"
-    model = ", ".join([sizes, *family(s).values(), *changed(s, WORK)])
-    count = s.get("gradient_accumulation_steps", 1)  # peers has none
-    micro_batches = f"{count} × " if count > 1 else ""
-    return f"a GPT of {model}, {micro_batches}{s['batch_size']} × {s['block_size']} tokens a step"

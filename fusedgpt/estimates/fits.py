@@ -8,32 +8,21 @@ import torch
 
 from fusedgpt import dimensions
 from fusedgpt.errors import UserError
-from fusedgpt.estimates.memory import Memory, least_memory
-from fusedgpt.estimates.run import Run
+from fusedgpt.estimates.memory import Memory, Run, least_memory
 from fusedgpt.generation.generate import cache_dtype, new_cache
 from fusedgpt.machine import memory
-from fusedgpt.machine.device import dtype_name
-
-LAYER = 20_000  # bytes of Python objects in a layer; PyTorch 2.13 on Python 3.11 takes 29,000 to 33,000
+from fusedgpt.machine.device import asks_to_compile, dtype_name
 
 
 def check_run(
-    s: Any,
-    processes: int,
-    say: Callable[[str], None],
-    config: Any,
-    batch_size: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    backward: bool,
+    s: Any, processes: int, say: Callable[[str], None], config: Any, batch_size: int, device, dtype, backward: bool
 ) -> None:
     """Say how much memory it will take to train a model of `config` (a GPTConfig) with the settings `s`.
 
     Builds nothing. Raises UserError if the model certainly does not fit.
     """
-    compiled = s.compile is True or (s.compile == "auto" and device.type == "cuda")
-    resolved = dict(dtype=dtype_name(dtype), compile=compiled, gpus=processes, cpu=device.type == "cpu")
-    run = Run.of(s, **resolved)
+    compiled = asks_to_compile(s.compile, device)
+    run = Run.of(s, dtype=dtype_name(dtype), compile=compiled, gpus=processes, cpu=device.type == "cpu")
     if backward:
         who = "the estimate of memory (fusedgpt/estimates/memory.py)"
         why = dimensions.unknown(config, who, (*dimensions.FAMILIES, "document_start"))
@@ -45,20 +34,13 @@ def in_words(estimate: Memory, processes: int) -> str:
     """An estimate in one line: the total, and each part of it."""
     unit, size, digits = ("GiB", 2**30, 2) if estimate.total >= 2**30 else ("MiB", 2**20, 0)
     shown = {name: round(each / size, digits) for name, each in dataclasses.asdict(estimate).items()}
-    parts = [f"{name} {each:,.{digits}f}" for name, each in shown.items() if each]
-    whose = f" in each of {processes} processes" if processes > 1 else ""
-    of = f": {', '.join(parts)}" if parts else ""  # each is 0 in a tiny model
-    return f"memory: about {estimate.total / size:,.{digits}f} {unit} of tensors{whose}{of}"
+    parts = ", ".join(f"{name} {each:,.{digits}f}" for name, each in shown.items() if each)
+    whose = f" in each of {processes} processes" * (processes > 1)
+    return f"memory: about {estimate.total / size:,.{digits}f} {unit} of tensors{whose}: {parts}".removesuffix(": ")
 
 
 def check_training(
-    config: Any,
-    batch_size: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    backward: bool = True,
-    muon: bool = False,
-    shards: int = 1,
+    config: Any, batch_size: int, device, dtype, backward: bool = True, muon: bool = False, shards: int = 1
 ) -> None:
     """Raise UserError if a model of `config` (a GPTConfig) certainly cannot be trained on `device`. Builds nothing.
 
@@ -67,8 +49,8 @@ def check_training(
     """
     model = f"a model of {config.num_params:,} parameters"
     shrink = "lower --n_layer, --n_embd, --block_size or --vocab_size"
-    weights = 4 * config.num_params if shards == 1 else 0
-    _require(weights + LAYER * config.n_layer, torch.device("cpu"), model, shrink)
+    if shards == 1:
+        _require(4 * config.num_params, torch.device("cpu"), model, shrink)
     needed = least_memory(config, batch_size, dtype.itemsize, backward, muon, shards)
     what = f"{model} with the logits of {batch_size} x {config.block_size} tokens"
     _require(needed, device, what, f"lower --batch_size, or {shrink.removeprefix('lower ')}")
@@ -89,6 +71,6 @@ def check_sampling(config: Any, samples: int, length: int, device: torch.device,
 def _require(needed, device, what, advice):
     there = memory.total_memory(device)
     if needed > there:
-        place = f"{device}" if device.type == "cuda" else "this machine or its container"
-        needed, there = (f"{n // 2**20 / 2**10:,.1f} GiB" for n in (needed, there))
+        place = {"cuda": str(device)}.get(device.type, "this machine or its container")
+        needed, there = (f"{n / 2**30:,.1f} GiB" for n in (needed, there))
         raise UserError(f"{what} needs {needed} of memory or more, and {place} has {there}: {advice}")

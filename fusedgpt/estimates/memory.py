@@ -1,13 +1,61 @@
-"""Estimates of the memory that a run takes of each GPU. Formulas only, no PyTorch; symbols are those of run.py."""
+"""Estimates of the memory that a training run takes of each GPU. Formulas only, no PyTorch.
 
-from dataclasses import asdict, dataclass
+Symbols: N parameters, L layers, C channels, nh heads, A and K channels of all heads of queries and of keys, I channels
+inside an MLP, V vocabulary with its padding, B sequences and T tokens of each in a micro-batch, M = B T, e bytes of the
+dtype of matrix products. In GPT-2, A = K = C and I = 4 C. A `config` is a GPTConfig. Sizes are bytes.
+"""
+
+import collections
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from fusedgpt.attention.table import scores_held
-from fusedgpt.estimates.run import BLOCK, Run, hidden, keys_seen, scores_of, tokens_of, widths
 
+BLOCK = 256  # queries in a block of attention=blocked
 # measured over estimated bytes beyond weights and moments: test_memory.py, and two published runs of torchtitan
 RANGE = (0.8, 1.2)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The settings of a training run on which memory depends; names and values as in Settings."""
+
+    batch_size: int
+    gradient_accumulation_steps: int = 1  # over all GPUs
+    attention: str = "auto"
+    optimizer: str = "adamw"
+    parallel: str = "ddp"
+    shard_size: int | None = None
+    recompute: str = "none"
+    dtype: str = "bfloat16"
+    compile: bool = True
+    gpus: int = 1
+    cpu: bool = False  # whether `gpus` are processes on a CPU, on which autocast and dropout keep other dtypes
+
+    @classmethod
+    def of(cls, s: Any, **resolved) -> Self:
+        """A Run of the settings `s`; `resolved` gives values that `s` lacks, or has as "auto"."""
+        shared = {field.name: getattr(s, field.name) for field in fields(cls) if hasattr(s, field.name)}
+        return cls(**shared | resolved)
+
+    @property
+    def shards(self) -> int:
+        """GPUs that hold a copy of the model together; one alone holds all of it, whatever shard_size says."""
+        return (self.shard_size or self.gpus) if self.parallel == "fsdp" and self.gpus > 1 else 1
+
+    @property
+    def micro_steps(self) -> int:
+        """Micro-batches of a step on each GPU."""
+        return max(1, self.gradient_accumulation_steps // self.gpus)
+
+    @property
+    def itemsize(self) -> int:
+        """e: bytes of the dtype of matrix products."""
+        return 4 if self.dtype == "float32" else 2
+
+    def tokens(self, config: Any) -> int:
+        """M: tokens of a micro-batch."""
+        return self.batch_size * config.block_size
 
 
 @dataclass(frozen=True)
@@ -26,8 +74,7 @@ class Memory:
         """Bytes of a GPU's tensors at the fullest moment of a step, without CUDA's and NCCL's own memory.
 
         Weights, gradients and AdamW's moments are 16 bytes a parameter, divided over the shards (ZeRO,
-        arXiv:1910.02054, section 3.1). Gradients of earlier micro-batches stay, and FSDP does not shard them. DDP's
-        buckets stay too.
+        arXiv:1910.02054, section 3.1). Gradients of earlier micro-batches stay whole, and so do DDP's buckets.
         """
         N, state = config.num_params, _optimizer_state(config, run.optimizer == "muon")
         earlier = 4 * N if run.micro_steps > 1 or (run.shards == 1 and run.gpus > 1) else 0
@@ -48,10 +95,9 @@ class Memory:
 
 
 def least_memory(config: Any, batch_size: int, itemsize: int, backward: bool, muon: bool, shards: int = 1) -> int:
-    """Bytes that a GPU needs at least to train: float32 weights, and the logits of a micro-batch.
+    """Bytes that a GPU needs at least: float32 weights and the logits of a micro-batch.
 
-    With `backward`, AdamW's moments too, of which `muon` needs only one for a hidden matrix, and either the logits or,
-    once they are gone, all gradients.
+    With `backward`, the moments too, and either the logits or, once they are gone, all gradients.
     """
     logits = batch_size * config.block_size * config.padded_vocab_size * itemsize // config.chunks
     weights = 4 * config.num_params // shards
@@ -62,7 +108,7 @@ def least_memory(config: Any, batch_size: int, itemsize: int, backward: bool, mu
 
 def _optimizer_state(config, muon):
     """Bytes of AdamW's two moments; Muon has one for a hidden matrix."""
-    return 8 * config.num_params - 4 * hidden(config) * muon
+    return 8 * config.num_params - 4 * config.n_layer * config.block_matrices * muon
 
 
 def _moments(config, run, earlier):
@@ -70,25 +116,24 @@ def _moments(config, run, earlier):
 
     The moments are the loss, with all activations and logits; the backward of the last block, which may recompute
     activations; the backward of the first block, with all gradients; and the embedding's, which, if tied, adds up the
-    gradients of its two uses. FSDP keeps embeddings and norms gathered, and two blocks gathered or in reduction. The
-    optimizer's step is no such moment: what Muon puts together is a few matrices, less than a block in reduction.
+    gradients of its two uses. FSDP keeps embeddings and norms gathered, and two blocks gathered or in reduction.
     """
     N, e, L = config.num_params, run.itemsize, config.n_layer
     block, embedding, low = config.block_matrices, config.padded_vocab_size * config.n_embd, e < 4
-    layers = [(_block(config, run, seen), _kept(config, run, seen)) for seen in keys_seen(config)]
-    activations = sum(number * kept for (_, kept), number in zip(layers, keys_seen(config).values()))
-    activations += tokens_of(config, run) * config.n_embd * _norm(config, run) + _mask(config, run, 4)
+    layers = [(_block(config, run, seen), _kept(config, run, seen)) for seen in _keys_seen(config)]
+    activations = sum(number * kept for (_, kept), number in zip(layers, _keys_seen(config).values()))
+    activations += run.tokens(config) * config.n_embd * _norm(config, run) + _mask(config, run, 4)
     whole, kept = max(layers)  # with or without a window
-    working = max(_working(config, run, seen) for seen in keys_seen(config))
+    working = max(_working(config, run, seen) for seen in _keys_seen(config))
     again = whole - kept  # 0 if all is kept
     if run.shards > 1:
-        root, gathered = 4 * (N - hidden(config)), 2 * e * block
+        root, gathered = 4 * (N - L * block), 2 * e * block
         gradients = earlier + 4 * (N - min(2, L) * block) / run.shards + (0 if earlier else root)
         reduced = (4 + 2 * e) * block  # a block's gradient, its float32 copy, and the gradient of the next
         copies = [root + gathered + low * e * embedding] * 2
     else:
         root, gathered, gradients, reduced = 0, 0, 4 * N, 0
-        copies = [low * e * (hidden(config) + embedding)] * 2
+        copies = [low * e * (L * block + embedding)] * 2
         if run.recompute == "block":  # a recomputed block casts its weights again
             copies[1] = low * e * (block + embedding)
     twice = 4 * embedding * (1 if low else 2) * config.tie_embeddings  # in float32 the sum is a third tensor
@@ -103,47 +148,42 @@ def _moments(config, run, earlier):
 def _block(config, run, seen):
     """Bytes that the backward of a block needs: "Reducing Activation Recomputation", arXiv:2205.05198, section 4.1.
 
-    There the residual stream has 16 bits. Here it is float32, and autocast keeps the inputs of both norms (8 C) and
-    what the products read: normalised inputs (e C each), q, k, v (e (A + 2 K)), attention's output (e A), and the wide
-    layer before and after GELU (2 e I). A SwiGLU keeps both wide layers, the gate's SiLU and the product (4 e I).
-    Rotation makes new queries and keys (e (A + K)); v keeps the memory of the old ones. If compiled, the backward
-    computes the SiLU again, and no old queries and keys are kept.
+    Autocast keeps the float32 inputs of both norms (8 C) and what the products read: normalised inputs (e C each),
+    q, k, v (e (A + 2 K)), attention's output (e A), and the wide layer before and after GELU (2 e I). A SwiGLU keeps
+    both wide layers, the gate's SiLU and the product (4 e I). Rotation makes new queries and keys (e (A + K)). If
+    compiled, the backward computes the SiLU again, and no old queries and keys are kept.
     """
-    (C, A, K, inside), e, eager = widths(config), run.itemsize, not run.compile
-    norms, wide = 1 if config.parallel_block else 2, 3 + eager if config.mlp == "swiglu" else 2
-    rotated = A + K if eager and (config.position == "rotary" or config.qk_norm) else 0
+    (C, A, K, inside), e, eager = _widths(config), run.itemsize, not run.compile
+    norms, wide = 2 - config.parallel_block, 2 + (1 + eager) * (config.mlp == "swiglu")
+    rotated = (A + K) * (eager and (config.position == "rotary" or config.qk_norm))
     heads = e * (2 * A + 2 * K + rotated) + (_norm(config, run) - 4 - e) * (A + K) * config.qk_norm
-    linear = tokens_of(config, run) * (norms * _norm(config, run) * C + heads + e * wide * inside)
+    linear = run.tokens(config) * (norms * _norm(config, run) * C + heads + e * wide * inside)
     return linear + 2 * _mask(config, run, run.itemsize) + _inner(config, run, seen)
 
 
 def _norm(config, run):
-    """Bytes of a channel that a norm before a product keeps: its float32 input, and its output as the product reads it.
-
-    On a CPU PyTorch's RMSNorm is made of smaller operations. If eager, it keeps the input divided by its mean too.
-    """
+    """Bytes of a channel that a norm keeps: its float32 input, its output as the product reads it, in a CPU's eager
+    RMSNorm also the input divided by its mean."""
     return 4 + run.itemsize + 4 * (config.norm == "rmsnorm" and run.cpu and not run.compile)
 
 
 def _kept(config, run, seen):
     """Bytes of a block that are kept until its backward, such as its input; the rest is recomputed."""
-    inner = _inner(config, run, seen) if run.recompute == "attention" else 0
-    return 4 * tokens_of(config, run) * config.n_embd if run.recompute == "block" else _block(config, run, seen) - inner
+    if run.recompute == "block":
+        return 4 * run.tokens(config) * config.n_embd
+    return _block(config, run, seen) - _inner(config, run, seen) * (run.recompute == "attention")
 
 
 def _working(config, run, seen):
-    """Peak bytes that the backward of a block holds beside what was kept for it.
-
-    In the MLP: gradients of the residual stream, of a branch and of the wide layers. In attention: two tables of
-    scores, less what the MLP kept, which is freed by then.
-    """
-    (C, _, _, inside), e, T, gated = widths(config), run.itemsize, config.block_size, config.mlp == "swiglu"
-    blocked = scores_held(run.attention) == "a block"
-    rows = min(BLOCK, T) if blocked else T if scores_of(config, run, seen) else 0
-    columns = min(T, BLOCK + seen) if blocked else T
+    """Peak bytes that the backward of a block holds beside what was kept for it: in the MLP, gradients of the residual
+    stream, of a branch and of the wide layers; in attention, two tables of scores, less what the MLP has freed."""
+    (C, _, _, inside), e, T, gated = _widths(config), run.itemsize, config.block_size, config.mlp == "swiglu"
+    rows, columns = (T if _scores_of(config, run, seen) else 0), T
+    if scores_held(run.attention) == "a block":
+        rows, columns = min(BLOCK, T), min(T, BLOCK + seen)
     tables = 2 * _score_bytes(run) * run.batch_size * config.n_head * rows * columns
     in_mlp = (4 + (e < 4) * e) * C + (1 + gated) * e * inside
-    return max(tokens_of(config, run) * in_mlp, tables - tokens_of(config, run) * e * (C + (2 + 2 * gated) * inside))
+    return max(run.tokens(config) * in_mlp, tables - run.tokens(config) * e * (C + (2 + 2 * gated) * inside))
 
 
 def _inner(config, run, seen):
@@ -151,50 +191,76 @@ def _inner(config, run, seen):
 
     A fused kernel keeps a float32 for each query and head (FlashAttention, arXiv:2205.14135). Other kernels keep the
     softmax of every score, a cast of it for the product (compiled: casts alone), and with dropout its mask and a copy.
-    Causal attention needs one mask, if any; within documents each sequence has its own. SDPA keeps that, or the mask of
-    a window, in the dtype of the products. Heads that share keys then become rows of one (functions.as_rows), each with
-    the mask, and the queries and the output are copied.
+    Within documents each sequence has a mask of its own. SDPA keeps that, or the mask of a window, in the dtype of the
+    products; heads that share keys become rows of one (functions.as_rows), with copies of the queries and the output.
     """
-    T, packed = config.block_size, config.packed
-    masks = run.batch_size if packed else 1
-    if not (scores := scores_of(config, run, seen)):
-        masked, group = (packed or seen < T) and run.attention != "flex", config.n_head // config.kv_heads
-        mask = run.itemsize * masks * group * T * T if masked else 0
-        rows = 2 * run.itemsize * tokens_of(config, run) * widths(config)[1] if masked and group > 1 else 0
-        return 4 * tokens_of(config, run) * config.n_head + mask + rows
-    softmax, e, dropout = _score_bytes(run), run.itemsize, config.dropout > 0
-    each = 3 * softmax if run.cpu and dropout else softmax + (e if dropout or e < softmax else 0) + dropout
+    T, e, dropout = config.block_size, run.itemsize, config.dropout > 0
+    masks, scores = (run.batch_size if config.packed else 1), _scores_of(config, run, seen)
+    if not scores:
+        kept, group = 4 * run.tokens(config) * config.n_head, config.n_head // config.kv_heads
+        if (config.packed or seen < T) and run.attention != "flex":
+            kept += e * masks * group * T * T + (group > 1) * 2 * e * run.tokens(config) * _widths(config)[1]
+        return kept
+    softmax = _score_bytes(run)
+    each = softmax + e * (dropout or e < softmax) + dropout
+    if run.cpu and dropout:
+        each = 3 * softmax
     if run.compile and e < softmax:
         each = 2 * e + dropout  # the scores and their softmax, both cast: the backward computes in float32 again
     return each * scores + masks * scores // (run.batch_size * config.n_head)  # a mask serves all heads
 
 
 def _score_bytes(run):
-    """Bytes of a score in the softmax.
+    """Bytes of a score in the softmax: float32 under a GPU's autocast but in `math`; on a CPU those of the products.
 
-    On a GPU it is float32, in which autocast computes the softmax, but for the named `math` (functions.only). On a CPU
-    it has the dtype of the products. Only `sdpa` and `masked` compute in float32 there, if dropout leaves PyTorch no
-    kernel but math.
+    On a CPU with dropout, `sdpa` and `masked` compute in float32.
     """
-    narrow = scores_held(run.attention) != "none" if run.cpu else run.attention == "math"
-    return run.itemsize if narrow else 4
+    if run.attention == "math" or (run.cpu and scores_held(run.attention) != "none"):
+        return run.itemsize
+    return 4
 
 
 def _mask(config, run, itemsize):
     """Bytes of a dropout mask of the residual stream; on a CPU it has the `itemsize` of what it masks."""
-    return tokens_of(config, run) * config.n_embd * (itemsize if run.cpu else 1) if config.dropout else 0
+    return run.tokens(config) * config.n_embd * (itemsize if run.cpu else 1) * (config.dropout > 0)
 
 
 def _logits(config, run):
     """Peak bytes of the logits and their gradients.
 
     If eager, the cross-entropy's gradient takes three float32 numbers for each logit. If compiled, it takes the logits'
-    place, and memory also holds the output layer's gradient, not yet in float32. On a GPU the compiler pads products of
-    an odd number of ids itself, in a second tensor. Chunks compute a part of the logits at a time, and add that
-    gradient up.
+    place, beside the output layer's gradient in 16 bits. On a GPU the compiler pads an odd number of ids in a second
+    tensor. Chunks compute a part of the logits at a time, and add that gradient up.
     """
-    e, V = run.itemsize, config.padded_vocab_size
-    tensors = 2 if V % 8 and not run.cpu else 1
+    M, e, V = run.tokens(config), run.itemsize, config.padded_vocab_size
     if config.chunks > 1:
-        return 12 * tokens_of(config, run) * V // config.chunks + 2 * e * V * config.n_embd
-    return (e * (tensors * tokens_of(config, run) + config.n_embd) if run.compile else 12 * tokens_of(config, run)) * V
+        return 12 * M * V // config.chunks + 2 * e * V * config.n_embd
+    if not run.compile:
+        return 12 * M * V
+    padded = V % 8 > 0 and not run.cpu
+    return e * ((1 + padded) * M + config.n_embd) * V
+
+
+def _widths(config):
+    """C, A, K and I."""
+    hs = config.head_channels
+    return config.n_embd, config.n_head * hs, config.kv_heads * hs, config.inner
+
+
+def _keys_seen(config):
+    """{the most keys that a query sees: the number of such layers}: T, or a window."""
+    found, T = collections.Counter(), config.block_size
+    for window, layers in config.layers_by_window.items():
+        found[min(window or T, T)] += layers
+    return found
+
+
+def _scores_of(config, run, seen):
+    """Scores that a layer's attention keeps for a micro-batch: all, those that blocks of queries see, or none."""
+    T, held, scores = config.block_size, scores_held(run.attention), 0
+    if held == "all" or (run.cpu and config.dropout and held == "none"):  # on a CPU no fused kernel has dropout
+        scores = T * T
+    elif held == "a block":
+        blocks = [(start, min(start + BLOCK, T)) for start in range(0, T, BLOCK)]
+        scores = sum((stop - start) * (stop - max(0, start + 1 - seen)) for start, stop in blocks)
+    return run.batch_size * config.n_head * scores

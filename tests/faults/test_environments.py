@@ -58,7 +58,7 @@ def chain(folder, text):
         ["plot.py", out],
         ["export.py", out, folder / "export"],
         ["convert.py", out, "shards"],
-        ["bench.py", "numerics", "--device=cpu", "--only=masked = math, masked", benchmark],
+        ["bench.py", "numerics", "--device=cpu", "--only=manual = math, masked", benchmark],
         ["bench.py", "report", folder / "bench" / "numerics"],
         ["harness.py", "--help"],
     ]
@@ -151,7 +151,7 @@ def test_what_a_read_only_folder_keeps_from_being_written_is_one_sentence(ordina
         ["plot.py", out],
         ["export.py", out, folder / "export"],
         ["convert.py", out, "file"],
-        ["bench.py", "numerics", "--device=cpu", "--only=masked = math, masked", f"--results={folder / 'bench'}"],
+        ["bench.py", "numerics", "--device=cpu", "--only=manual = math, masked", f"--results={folder / 'bench'}"],
         ["bench.py", "report", folder / "bench" / "numerics"],
         ["data/text/prepare.py", "--tokenizer=byte", f"--out_dir={data}", "--input", text],
         ["data/python_stdlib/prepare.py"],

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from fusedgpt.dimensions import GPTConfig
-from fusedgpt.estimates.memory import Memory
-from fusedgpt.estimates.run import Run
+from fusedgpt.estimates.memory import Memory, Run
 from tests.launch import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

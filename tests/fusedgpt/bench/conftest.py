@@ -3,7 +3,7 @@
 import pytest
 
 from fusedgpt.bench import kinds
-from tests.fusedgpt.bench.nanogpt import MODEL, TRAIN
+from tests.fusedgpt.bench.nanogpt import MODEL
 
 
 @pytest.fixture
@@ -33,5 +33,5 @@ def clone(tmp_path_factory):
     """The folder of a stand-in for a clone of nanoGPT."""
     folder = tmp_path_factory.mktemp("nanogpt")
     (folder / "model.py").write_text(MODEL)
-    (folder / "train.py").write_text(TRAIN)
+    (folder / "train.py").write_text("")  # its command is not run
     return folder

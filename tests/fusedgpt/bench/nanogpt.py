@@ -1,6 +1,5 @@
-"""A stand-in for nanoGPT: its model.py and its train.py, as far as peers.py uses them."""
+"""A stand-in for the model.py of nanoGPT, as far as peers.py uses it."""
 
-# what peers.py takes of nanoGPT, around our own model; the tests that need NANOGPT have the real one
 MODEL = """
 import dataclasses
 import torch
@@ -41,15 +40,4 @@ class GPT(model.GPT):
         for _ in range(max_new_tokens):
             idx = torch.cat((idx, self(idx)[0][:, -1:].argmax(dim=-1)), dim=1)
         return idx
-"""
-TRAIN = """
-import pathlib, pickle, sys
-flags = dict(arg.removeprefix("--").split("=") for arg in sys.argv[1:])
-data = pathlib.Path("data", flags["dataset"])
-assert pickle.loads((data / "meta.pkl").read_bytes())["vocab_size"] == 65
-assert (data / "train.bin").stat().st_size == 40_000 and flags["device"] == "cpu" and flags["n_embd"] == "128"
-for n in range(int(flags["max_iters"]) + 1):
-    if n % int(flags["eval_interval"]) == 0:
-        print(f"step {n}: train loss 4.2000, val loss 4.1234")
-    print(f"iter {n}: loss {4 - n / 100:.4f}, time {1000 if n < 5 else n}.25ms, mfu -100.00%")
 """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fusedgpt.bench import check
+from fusedgpt.bench import report
 from fusedgpt.errors import UserError
 from tests.fusedgpt.bench.small import result
 from tests.fusedgpt.bench.test_report import FASTER, REFUSED, write
@@ -16,20 +16,19 @@ def slower(by):
 
 @pytest.mark.parametrize(("by", "verdict"), [(1.0, "agrees"), (1.009, "agrees"), (1.03, "differs"), (0.97, "differs")])
 def test_a_ratio_agrees_within_its_interval_and_one_per_cent(by, verdict):
-    ((name, *_, found),) = check.compare([result(FASTER, {"T": 8})], [result(slower(by), {"T": 8})])
+    ((name, *_, found),) = report.compare([result(FASTER, {"T": 8})], [result(slower(by), {"T": 8})])
     assert (name, found) == ("8, flash", verdict)
 
 
-def test_what_has_no_ratio_is_compared_by_status_and_numbers():
-    one = result({}, a={"largest": 20}, b={"error": 1e-6}, c=REFUSED, d={"error": None}, e={})
-    other = result({}, a={"largest": 21}, b={"error": 9e-6}, c={}, d={"error": None}, e={})
-    found = {name: verdict for name, *_, verdict in check.compare([one], [other])}
-    assert found == {"a": "agrees", "b": "differs", "c": "differs", "d": "agrees"}
+def test_what_was_not_measured_is_compared_by_status():
+    one, other = result({}, b=REFUSED, c=REFUSED, e={}), result({}, b=REFUSED, c={}, e={})
+    found = {name: verdict for name, *_, verdict in report.compare([one], [other])}
+    assert found == {"b": "agrees", "c": "differs"}
 
 
 def test_too_few_laps_agree_with_nothing():
     few = {name: ms[:3] for name, ms in slower(2.0).items()}
-    ((*_, verdict),) = check.compare([result(FASTER)], [result(few)])
+    ((*_, verdict),) = report.compare([result(FASTER)], [result(few)])
     assert verdict == "too few laps"
 
 
@@ -44,8 +43,8 @@ def test_the_command(tmp_path):
     assert "name two folders of one kind" in fails("bench.py", "check", folders[0])
     write(folders[1], result(FASTER, {"T": 8}))
     with pytest.raises(UserError, match="have no contender in common"):
-        check.report(folders)
+        report.agreement(folders)
     text = (folders[1] / "rows.jsonl").read_text().replace('"benchmark": "ladder"', '"benchmark": "sweep"')
     (folders[1] / "rows.jsonl").write_text(text)
     with pytest.raises(UserError, match=r"is of ladder, .* of sweep: name two of one"):
-        check.report(folders)
+        report.agreement(folders)

@@ -47,6 +47,7 @@ def test_the_search_to_its_report(tmp_path, data, monkeypatch):
         ran = {"attention": s.attention, "dtype": "float32", "compile": False, "padded_vocab_size": 128}
         times = {"median_ms": 100.0, "p10_ms": 90.0, "p90_ms": 110.0, "samples": 9}
         flops = {"flops_per_token": 1e6, "peak_flops": 1e12, "tokens": s.batch_size * 16, "peak_memory": 2**30}
+        flops |= {"steps": 5, "loss": 4.0}
         return times | flops | {"ran": ran, "kernel": {"forward": [s.attention], "backward": [s.attention]}}
 
     monkeypatch.setattr(max_batch, "_trial", trial)
@@ -55,7 +56,7 @@ def test_the_search_to_its_report(tmp_path, data, monkeypatch):
     assert {name: line["largest"] for name, line in found.measured.items()} == {"manual": 5, "flash": 8}
     assert found.contenders["cudnn"]["status"] == "refused"
     text = (tmp_path / "results" / "max_batch" / "report.md").read_text()
-    assert "- **Sequences that fit: manual 5, flash 8.**" in text and "| flash | 8 | 1.60 | 39 | 4 | 1.00 GiB |" in text
+    assert "| flash | 8 | 39 | 4 | out of memory | 100 (90 to 110) |" in text
 
 
 def test_no_sequence_that_fits_is_out_of_memory(tmp_path, data, monkeypatch):

@@ -10,7 +10,7 @@ import torch
 from fusedgpt.bench import commands, foreign, peers
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
-from tests.fusedgpt.bench.small import result, run, settings
+from tests.fusedgpt.bench.small import run, settings
 
 pytest.importorskip("transformers")
 CPU = torch.device("cpu")
@@ -124,12 +124,6 @@ def test_a_whole_command_is_timed_from_start_to_end(tmp_path, data, clone, monke
 def test_a_command_that_fails_says_so(tmp_path):
     with pytest.raises(RuntimeError, match=r"-c import sys.* ended with status 3: no"):
         commands._ended([sys.executable, "-c", "import sys; print('no', file=sys.stderr); sys.exit(3)"], tmp_path)
-
-
-def test_the_headline_is_the_fastest_of_each_other_project():
-    ms = {"ours": [2.0] * 6, "ours, compiled": [1.0] * 6, "Hugging Face, eager": [4.0] * 6}
-    ms |= {"Hugging Face, compiled": [3.0] * 6, "nanoGPT, eager": [5.0] * 6}
-    assert peers.headline(result(ms, baseline="ours")) == ["Hugging Face, compiled", "nanoGPT, eager"]
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import time
 
 import pytest
 
@@ -10,9 +9,7 @@ import bench
 from configurator import configure
 from fusedgpt.bench import kinds, plan
 from fusedgpt.errors import UserError
-from fusedgpt.estimates.memory import Memory
-from fusedgpt.estimates.run import Run
-from fusedgpt.machine.gpus import GPUS
+from fusedgpt.estimates.memory import Memory, Run
 from fusedgpt.settings import validate
 from model import GPTConfig
 from tests.launch import ROOT, script
@@ -41,7 +38,7 @@ def numbers(pattern, text):
 def test_a_plan_says_memory_and_time():
     said = planned()
     assert said[0].startswith("computed, not measured: 124,373,760 parameters on 8 x H100, ddp, recompute=none")
-    assert "5 micro-batches of 12 x 1024 tokens on each; a vocabulary of 50,304" in said[0]
+    assert "of each GPU: 5, of 12 x 1024 tokens; a vocabulary of 50,304" in said[0]
     parts = [float(part) for part in re.findall(r"[a-z]+ ([\d.]+)", said[1].partition("GPU: ")[2])]
     total, least, most = numbers(r"memory: ([\d.]+) \(([\d.]+) to ([\d.]+)\) of 80 GB", said[1])
     assert sum(parts) == pytest.approx(total, abs=0.06) and least < total < most
@@ -53,8 +50,6 @@ def test_a_plan_says_memory_and_time():
     (minutes,) = numbers(r"20 tokens a parameter, 2.49 billion, take (\d+) min", said[2])
     assert minutes == pytest.approx(20 * 124_373_760 / rate / 60, abs=0.5)
     assert numbers(r"([\d.,]+) ms a step", planned("--mfu=0.2")[2])[0] == pytest.approx(2 * ms, rel=1e-3)
-    table = [line.split(" | ")[:2] for line in said[4:]]
-    assert table[2:] == [["| ddp", "none"], ["| ddp", "block"], ["| fsdp", "none"], ["| fsdp", "block"]]
 
 
 def test_the_command_line():
@@ -85,14 +80,6 @@ def test_a_llama_is_planned_as_what_it_is(monkeypatch):
     assert more > 1.05 * Memory.of(config, run).total
 
 
-def test_a_config_file_of_train_py_is_taken_as_it_is(monkeypatch):
-    # it sets much that a plan does not use
-    monkeypatch.chdir(ROOT)
-    s = settings("config/train_gpt2_blog.py")
-    assert (s.gradient_accumulation_steps, s.attention, s.vocab_size) == (8, "flash", 50257)
-    assert plan.run_of(s).micro_steps == 1
-
-
 @pytest.mark.parametrize(
     ("args", "changes"),
     [
@@ -102,9 +89,8 @@ def test_a_config_file_of_train_py_is_taken_as_it_is(monkeypatch):
         ([*XL, "--gpu=RTX 4090", "--gpus=1", "--batch_size=1"], {"parallel", "gpus"}),
         (["--gpus=1", "--parallel=fsdp", "--batch_size=500"], {"batch_size"}),
         ([*XL, "--n_layer=60", "--gpu=L4", "--batch_size=1", "--optimizer=muon"], {"parallel"}),
-        (["--gpus=131072", "--batch_size=1024", "--gradient_accumulation_steps=131072"], {"batch_size"}),
     ],
-    ids=["smaller micro-batch", "recompute", "fsdp", "more GPUs", "fsdp alone", "fsdp of muon", "many GPUs"],
+    ids=["smaller micro-batch", "recompute", "fsdp", "more GPUs", "fsdp alone", "fsdp of muon"],
 )
 def test_what_does_not_fit_is_refused_with_the_nearest_that_does(args, changes):
     # smaller micro-batches first, then recomputation, then fsdp, then more GPUs
@@ -119,29 +105,12 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does(args, changes):
     assert planned(*args, *advice)  # it does fit
 
 
-def test_the_nearest_is_the_largest_micro_batch_that_fits_and_is_found_soon():
-    room, started = GPUS["H100"].memory, time.monotonic()
-    found = plan.nearest(GPT2, Run(2 * 10**9), room)  # every number down from there used to be tried
-    assert time.monotonic() - started < 20
-    twice = dataclasses.replace(found, batch_size=2 * found.batch_size)
-    assert Memory.of(GPT2, found).total <= room < Memory.of(GPT2, twice).total
-
-
 @pytest.mark.parametrize(("attention", "recompute"), [("auto", "block"), ("manual", "attention")])
 def test_the_nearest_saves_what_it_says(attention, recompute):
     # a fused kernel keeps next to nothing that recompute=attention could save
     run = Run(1, attention=attention)
     room = Memory.of(GPT2, dataclasses.replace(run, recompute="attention")).total
     assert plan.nearest(GPT2, run, room).recompute == recompute
-
-
-def test_only_ways_that_train_py_has_are_compared():
-    found = plan.alternatives(Run(1, 16, gpus=16))
-    assert {plan.shared(run) for run in found} == {"ddp", "fsdp", "fsdp in groups of 8"} and len(found) == 6
-    # groups of one share nothing, and one GPU has nobody to share with
-    for alone in (Run(1, 8, gpus=8, parallel="fsdp", shard_size=1), Run(1, parallel="fsdp")):
-        assert plan.shared(alone) == "ddp"
-    assert [each.recompute for each in plan.alternatives(Run(1))] == ["none", "block"]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +124,7 @@ def test_only_ways_that_train_py_has_are_compared():
         (["--dtype=float32"], "--dtype has no effect here: a plan is for compiled steps in 16 bits"),
         (["--learning_rate=1"], "--learning_rate has no effect here: a plan does not depend on it"),
         (["--mfu=40"], "mfu=40 must be more than 0, and at most 1"),
-        ([*XL, "--gpu=L4", "--n_layer=100000"], "65536 of them are not enough"),
+        ([*XL, "--gpu=L4", "--n_layer=100000"], "nothing fits; take a smaller model"),
     ],
     ids=" ".join,
 )

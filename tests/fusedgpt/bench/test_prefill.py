@@ -9,13 +9,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fusedgpt import rotary
 from fusedgpt.attention import parity
-from fusedgpt.bench import causal_models, foreign, prefill
+from fusedgpt.bench import foreign, prefill
 from fusedgpt.bench.foreign import Transformers
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
 from fusedgpt.machine import determinism
 from model import GPT
-from tests.fusedgpt.bench.small import result, run
+from tests.fusedgpt.bench.small import run
 
 CPU = torch.device("cpu")
 LLAMA = pytest.param("llama-small", marks=pytest.mark.slow)  # its parts are Mistral's
@@ -24,12 +24,12 @@ LLAMA = pytest.param("llama-small", marks=pytest.mark.slow)  # its parts are Mis
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
     """Stand-ins with two layers and few ids, a small GPT, and no model kept from test to test."""
-    for name, shape in causal_models.PUBLISHED.items():
+    for name, shape in foreign.PUBLISHED.items():
         tiny = {"num_hidden_layers": 16, "intermediate_size": 1024, "vocab_size": 300}
-        monkeypatch.setitem(causal_models.PUBLISHED, name, shape | tiny)
-    monkeypatch.setitem(causal_models.GPT2, "gpt2", (2, 2, 64))
+        monkeypatch.setitem(foreign.PUBLISHED, name, shape | tiny)
+    monkeypatch.setitem(foreign.GPT2, "gpt2", (2, 2, 64))
     yield
-    causal_models._loaded.clear()
+    foreign._loaded.clear()
 
 
 def settings(**changes):
@@ -50,30 +50,29 @@ def published(monkeypatch):
     monkeypatch.undo()
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"), [("mistral-7b", 7_241_732_096), ("llama-3-8b", 8_030_261_248), ("phi-2", 2_779_683_840)]
-)
-def test_parameters_are_those_published(published, name, parameters):
+PARAMETERS = {"mistral-7b": 7_241_732_096, "llama-3-8b": 8_030_261_248, "phi-2": 2_779_683_840}
+MILLIONS = {"gpt2": 124, "gpt2-medium": 355, "gpt2-large": 774, "gpt2-xl": 1558}
+
+
+def test_parameters_are_those_published(published):
     # transformers' default LlamaConfig is Llama 2, its PhiConfig Phi-1
-    model = causal_models._theirs(name, torch.device("meta"), torch.bfloat16).model
-    assert sum(p.numel() for p in model.parameters()) == parameters
-    assert {(p.dtype, p.device.type) for p in model.parameters()} == {(torch.bfloat16, "meta")}
+    for name, parameters in PARAMETERS.items():
+        model = foreign._theirs(name, torch.device("meta"), torch.bfloat16).model
+        assert sum(p.numel() for p in model.parameters()) == parameters
+        assert {(p.dtype, p.device.type) for p in model.parameters()} == {(torch.bfloat16, "meta")}
+    for name, millions in MILLIONS.items():
+        model = foreign.OurGPT.of_gpt2(name, torch.device("meta"), torch.bfloat16).model
+        n = sum(p.numel() for p in model.parameters()) - 1024 * model.config.n_embd  # ours has 1024 positions more
+        assert round(n / 1e6) == millions
 
 
-@pytest.mark.parametrize("small", causal_models.STAND_INS)
-def test_stand_ins_keep_head_size_and_grouping(published, small):
+def test_stand_ins_keep_head_size_and_grouping(published):
     def of(name):
-        c = causal_models.config(name)
+        c = foreign.config(name)
         return c.hidden_size // c.num_attention_heads, c.num_attention_heads // c.num_key_value_heads, c.rope_parameters
 
-    assert of(small) == of(causal_models.STAND_INS[small])
-
-
-def test_gpt_has_gpt2s_parameters(published):
-    for name, parameters in (("gpt2", 124), ("gpt2-medium", 355), ("gpt2-large", 774), ("gpt2-xl", 1558)):
-        model = causal_models.OurGPT.of_gpt2(name, torch.device("meta"), torch.bfloat16).model
-        n = sum(p.numel() for p in model.parameters()) - 1024 * model.config.n_embd  # ours has 1024 positions more
-        assert round(n / 1e6) == parameters
+    for small, whole in foreign.STAND_INS.items():
+        assert of(small) == of(whole)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ def test_contenders_of_a_model(model, device, dtype, difference):
 @pytest.mark.parametrize("name", ["mistral-small", LLAMA, pytest.param("phi-small", marks=pytest.mark.slow)])
 def test_transformers_and_ours_use_one_copy_of_the_weights(name):
     # two models of 8B with weights of their own would not fit beside what a long prompt needs
-    both = [causal_models.load(name, attention, 1, CPU, torch.float32).model for attention in ("eager", "ours, flash")]
+    both = [foreign.load(name, attention, 1, CPU, torch.float32).model for attention in ("eager", "ours, flash")]
     used = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for model in both for p in model.parameters()}
     assert isinstance(both[1], GPT) and not isinstance(both[0], GPT)
     assert sum(used.values()) == 4 * sum(p.numel() for p in both[0].parameters()) == 4 * both[1].config.num_params
@@ -120,7 +119,7 @@ def test_logits_that_differ_from_eagers_get_no_time(monkeypatch):
 
 def test_a_model_does_not_change_the_attention_of_another():
     # a model keeps the config it is given: another one built from it changed the first one's attention
-    one, other = (causal_models._theirs("llama-small", CPU, torch.float32) for _ in range(2))
+    one, other = (foreign._theirs("llama-small", CPU, torch.float32) for _ in range(2))
     other.use("flash")
     one.use("eager")
     assert other.model.config._attn_implementation == "sdpa"
@@ -190,7 +189,7 @@ def test_more_tokens_than_the_model_attends_to_are_refused(model, T):
 
 
 def test_a_local_folder(tmp_path):
-    model = causal_models.load("phi-small", "eager", 1, CPU, torch.float32).model
+    model = foreign.load("phi-small", "eager", 1, CPU, torch.float32).model
     model.save_pretrained(tmp_path)
     assert found("flash", str(tmp_path))["parameters"] == sum(p.numel() for p in model.parameters())
     with pytest.raises(UserError, match="cannot load"):
@@ -200,12 +199,12 @@ def test_a_local_folder(tmp_path):
 def test_the_same_seed_draws_the_same_weights_and_one_model_is_kept():
     determinism.seed(5)
     weights = [
-        causal_models.load(name, "eager", 1, CPU, torch.float32).model.state_dict()
+        foreign.load(name, "eager", 1, CPU, torch.float32).model.state_dict()
         for name in ("phi-small", "gpt2", "phi-small")
     ]
-    assert len(causal_models._loaded) == 1
+    assert len(foreign._loaded) == 1
     assert all(torch.equal(a, b) for a, b in zip(weights[0].values(), weights[2].values()))
-    frequencies = causal_models.load("phi-small", "eager", 1, CPU, torch.float32).model.model.rotary_emb.inv_freq
+    frequencies = foreign.load("phi-small", "eager", 1, CPU, torch.float32).model.model.rotary_emb.inv_freq
     assert frequencies[0] == 1 and frequencies.size(0) == 16  # 0.4 of 80, in pairs: built on meta it would hold garbage
 
 
@@ -232,13 +231,4 @@ def test_prefill_to_its_report(tmp_path, data):
     assert all(each.measured.keys() == {"eager", "flash", "ours, flash"} for each in results)
     text = (tmp_path / "results" / "prefill" / "report.md").read_text()
     assert "## mistral-small" in text and "| tokens | eager | flash | ours, flash |" in text
-    assert "- **At 48 tokens: flash " in text
-
-
-def test_ours_is_compared_with_the_fastest_of_transformers():
-    line = {"kernel": {"forward": ["flash"]}, "logits": "last position", "logits_differ": 0.0, "parameters": 10**6}
-    ms = {"eager": [100.0] * 8, "flash": [50.0] * 8, "flash_attention_2": [40.0] * 8, "ours, flash": [32.0] * 8}
-    made = result(ms, {"model": "a", "T": 64}, "eager", **dict.fromkeys(ms, line))
-    said = "a at 64 tokens: our GPT is 1.25 times as fast (1.25 to 1.25) as transformers' fastest, `flash_attention_2`."
-    assert prefill.notes([made])[0] == said
-    assert prefill.headline(made) == ["flash", "ours, flash"]
+    assert "- **At 48 tokens flash " in text

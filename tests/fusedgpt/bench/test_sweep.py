@@ -8,7 +8,7 @@ from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.bench import sweep
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
-from tests.fusedgpt.bench.small import result, run, settings
+from tests.fusedgpt.bench.small import run, settings
 
 CPU = torch.device("cpu")
 OF = {"heads": "2x16", "pass": "forward + backward", "T": 32}
@@ -28,7 +28,7 @@ def test_kernels_to_a_report(tmp_path, data):
         assert each.contenders["efficient"]["reason"] == "PyTorch has it on GPUs only"
     text = (tmp_path / "results" / "sweep" / "report.md").read_text()
     assert "## 2x16, forward + backward" in text and "| tokens | manual | flash |" in text
-    assert "Every kernel passed a comparison with float64 first" in text
+    assert "Every kernel was compared with float64 first" in text and "flash: flash" in text
 
 
 def test_what_is_measured_is_the_case_of_the_row(tmp_path, data, monkeypatch):
@@ -54,8 +54,7 @@ def test_a_kernel_that_is_wrong_or_another_gets_no_turn(tmp_path, data, monkeypa
 
 
 def test_lengths_go_from_coarse_to_fine():
-    assert sweep.coarse_to_fine([256, 320, 384, 448, 512, 1024]) == [1024, 256, 512, 384, 320, 448]
-    assert sweep.coarse_to_fine([100, 64, 100, 4096]) == [4096, 64, 100]
+    assert sweep.coarse_to_fine([320, 256, 384, 1024, 320, 512]) == [256, 512, 1024, 320, 384]
 
 
 @pytest.mark.parametrize(
@@ -75,17 +74,3 @@ def test_flex_is_measured_at_few_lengths(tmp_path, data):
     # it is compiled for each
     plan = sweep.comparisons(settings("sweep", tmp_path, data, lengths="256,320"), CPU)
     assert [each.of["T"] for each in plan if "flex" in each.names] == [256, 256]
-
-
-def test_a_kernel_is_faster_from_a_length_on_only_if_surely_and_for_ever():
-    def at(T, flash):
-        return result({"manual": [2.0] * 8, "flash": [flash] * 8}, {"T": T})
-
-    def mixed(T):
-        return result({"manual": [2.0] * 8, "flash": [1.0, 3.0] * 4}, {"T": T})
-
-    assert sweep._faster_from([at(32, 1.0), at(64, 1.0)], "flash") == 0
-    assert sweep._faster_from([at(32, 3.0), at(64, 1.0), at(128, 1.0)], "flash") == 64
-    assert sweep._faster_from([at(32, 1.0), mixed(64), at(128, 1.0)], "flash") == 128
-    assert sweep._faster_from([at(32, 1.0), at(64, 3.0)], "flash") is None
-    assert sweep._faster_from([result({"manual": [2.0]}, {"T": 8})], "flash") is None

@@ -2,8 +2,7 @@
 
 import torch
 
-from fusedgpt.estimates.memory import Memory
-from fusedgpt.estimates.run import Run
+from fusedgpt.estimates.memory import Memory, Run
 from fusedgpt.machine.device import DTYPES, autocast
 from fusedgpt.machine.memory import peak_bytes
 from fusedgpt.parallel import fsdp

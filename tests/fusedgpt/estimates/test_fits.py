@@ -15,8 +15,7 @@ from model import GPT, GPTConfig
 CPU, GIB = torch.device("cpu"), 1 << 30
 
 
-NO_WEIGHTS_TO_SPEAK_OF = dict(block_size=8, vocab_size=8, n_layer=10**7, n_head=1, n_embd=1)
-TOO_LARGE = [dict(n_layer=10**7), dict(block_size=99_999_999), dict(vocab_size=10**9), NO_WEIGHTS_TO_SPEAK_OF]
+TOO_LARGE = [dict(n_layer=10**7), dict(block_size=99_999_999), dict(vocab_size=10**9)]
 
 
 @pytest.mark.parametrize("shape", TOO_LARGE, ids=str)
@@ -56,12 +55,6 @@ def test_a_gpus_memory_is_its_own_and_the_weights_start_in_the_machines(monkeypa
         check_training(config, 1, gpu, torch.bfloat16)
 
 
-def test_more_samples_than_fit_are_refused():
-    with pytest.raises(UserError, match=r"a batch of 10+ samples of 500 tokens .*lower --num_samples"):
-        check_sampling(GPTConfig(), 10**12, 500, CPU, torch.float32)
-    check_sampling(GPTConfig(), 1, 10**18, CPU, torch.float32)  # the cache holds block_size of them
-
-
 @torch.no_grad()
 def test_samples_need_what_their_cache_allocates(monkeypatch):
     # a context of 131,072 tokens with a head of keys for each of queries used to be counted, and refused
@@ -97,4 +90,3 @@ def test_an_estimate_in_words():
     # a small model's line said "gradients 0": what rounds to nothing is not named
     small = in_words(Memory(2**20, 2**10, 2**20, 0, 0, 0), 1)
     assert small == "memory: about 2 MiB of tensors: weights 1, optimizer 1"
-    assert in_words(Memory(2**10, 0, 0, 0, 0, 0), 1) == "memory: about 0 MiB of tensors"

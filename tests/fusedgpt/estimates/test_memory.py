@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from fusedgpt.estimates.memory import Memory, least_memory
-from fusedgpt.estimates.run import Run
+from fusedgpt.estimates.memory import Memory, Run, least_memory
 from fusedgpt.machine.files import read_jsonl
 from model import GPT, GPTConfig
 from tests.fusedgpt.estimates import measured
@@ -109,3 +108,18 @@ def test_masks_of_documents_are_counted(attention, kv_heads):
         added[start] = sum(x.untyped_storage().nbytes() for x in kept.values()), estimate.activations
     measured, estimated = (with_masks - without for with_masks, without in zip(added[0], added[None]))
     assert estimated == pytest.approx(measured, rel=0.01 if attention != "masked" else 0.5)  # it has a causal one too
+
+
+def test_one_process_holds_all_of_the_model():
+    # train.py without torchrun, with the settings of a run on many GPUs
+    alone = Run(4, parallel="fsdp", shard_size=8)
+    assert alone.shards == 1
+    assert Memory.of(GPT2, alone) == Memory.of(GPT2, Run(4))
+
+
+@pytest.mark.parametrize("attention", ["flash", "manual", "blocked"])
+def test_less_is_kept_if_more_is_computed_again(attention):
+    run = Run(8, attention=attention)
+    runs = [dataclasses.replace(run, recompute=what) for what in ("none", "attention", "block")]
+    kept = [Memory.of(GPT2, each).activations for each in runs]
+    assert kept[0] >= kept[1] > kept[2]
