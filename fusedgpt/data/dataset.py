@@ -24,7 +24,6 @@ from fusedgpt.errors import UserError, first_line, shown
 
 SPLITS = ("train", "val")
 SAMPLES, SAMPLE = 16, 4096  # samples of each bin that ranks compare, and ids in a sample
-CHECKED_AT_ONCE = 2**30  # bytes of a bin, which take a second
 
 
 def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
@@ -53,12 +52,15 @@ def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict
     Raises UserError if either file is damaged, or if a preparation was killed while it replaced the bins.
     """
     folder = pathlib.Path(folder)
-    for name, read in (("meta.json", _read_meta_json), ("meta.pkl", _read_meta_pkl)):
-        if (path := folder / name).exists():
-            try:
-                return read(path)
-            except Exception as error:  # a damaged pickle can raise anything
-                raise UserError(f"{path} is damaged ({first_line(error)}): {_how_to_prepare(folder)}") from error
+    path = folder / "meta.json"
+    try:
+        if path.exists():
+            return _checked(json.loads(path.read_text(encoding="utf-8")))
+        path = folder / "meta.pkl"
+        if path.exists():
+            return _read_meta_pkl(path)
+    except Exception as error:  # a damaged pickle can raise anything
+        raise UserError(f"{path} is damaged ({first_line(error)}): {_how_to_prepare(folder)}") from error
     return GPT2 | ({"vocab_size": vocab_size} if vocab_size else {})
 
 
@@ -135,24 +137,19 @@ def same_text(meta: dict, trained_on: dict, split: str) -> bool:
 
 
 def _sha256(meta, split):
-    digests = meta.get("sha256")
-    return digests.get(split) if isinstance(digests, dict) else None
+    return meta.get("sha256", {}).get(split)
 
 
-def check_bins(files: Mapping[str, "TokenFile"], meta: dict, whole: bool, say: Callable[[str], None]) -> None:
+def check_bins(files: Mapping[str, "TokenFile"], meta: dict, whole: bool) -> None:
     """Raise UserError if a bin has another SHA-256 than meta.json says: it was replaced, or damaged by a copy.
 
-    Compared are bins that were written after their meta.json; with `whole`, all. If a large one is newer, `say` is
-    called instead.
+    Compared are bins that were written after their meta.json; with `whole`, all.
     """
     for split, file in files.items():
         path, digest = file.paths[0], _sha256(meta, split)
         if len(file.paths) > 1 or not digest:
             continue
-        newer = path.stat().st_mtime_ns > path.with_name("meta.json").stat().st_mtime_ns
-        if newer and not whole and path.stat().st_size > CHECKED_AT_ONCE:
-            say(f"{path} is newer than its meta.json: --check_data=True tells whether it is the same")
-        elif newer or whole:
+        if whole or path.stat().st_mtime_ns > path.with_name("meta.json").stat().st_mtime_ns:
             with open(path, "rb") as opened:
                 found = hashlib.file_digest(opened, "sha256").hexdigest()
             if found != digest:
@@ -203,10 +200,6 @@ def _checked(meta):
     if meta.get("dtype", "uint16") not in ("uint16", "uint32"):
         raise UserError(f"dtype={shown(meta['dtype'])} must be uint16 or uint32")
     return meta
-
-
-def _read_meta_json(path):
-    return _checked(json.loads(path.read_text(encoding="utf-8")))
 
 
 def _read_meta_pkl(path):

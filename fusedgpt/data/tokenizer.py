@@ -101,10 +101,8 @@ def read_json(text: str, name: str) -> Any:
 
 
 def vocabulary(meta: Any) -> int:
-    """The number of ids in `meta`. Raises UserError if `meta` is not a dict, or the number is out of range."""
-    if not isinstance(meta, dict):
-        raise UserError(f"meta is a {type(meta).__name__}: it must be an object with tokenizer and vocab_size")
-    size = meta.get("vocab_size")
+    """The number of ids in `meta`. Raises UserError if there is none, or if it is out of range."""
+    size = meta.get("vocab_size") if isinstance(meta, dict) else None
     if type(size) is not int or not 1 <= size <= LARGEST_VOCABULARY:
         raise UserError(f"vocab_size={shown(size)} must be a whole number from 1 to {LARGEST_VOCABULARY}")
     return size
