@@ -17,24 +17,14 @@ LARGEST = 2**28  # most bytes of a document
 MOST_SECONDS, MOST_MEMORY = 120, "2g"  # of pandoc for one document
 
 
-@contextlib.contextmanager
-def needing(package: str, path: pathlib.Path) -> Iterator[None]:
-    """Raise UserError if a package that reads documents is missing."""
-    try:
-        yield
-    except ImportError as error:
-        install = f"pip install '{package}', or all of them: pip install 'fusedgpt[documents]'"
-        raise UserError(f"{path} needs the package {package}: {install}") from error
-
-
 def plain(raw: bytes, format: str, path: pathlib.Path) -> str:
     """The text of a document in a `format` that pandoc knows, without markup and line breaks of its own.
 
-    raw: its bytes, UTF-8 if the format is of text. Raises UserError if pandoc is missing, refuses the document, or
-    takes more than its limits.
+    raw: its bytes, UTF-8 if the format is of text. Raises UserError if pandoc refuses the document, or takes more than
+    its limits.
     """
-    with needing("pypandoc-binary", path):
-        import pypandoc
+    import pypandoc
+
     limits = ["+RTS", f"-M{MOST_MEMORY}", "-RTS", "--sandbox"]  # in a sandbox, a document names no other files
     command = [pypandoc.get_pandoc_path(), *limits, f"--from={format}", "--to=plain", "--wrap=none"]
     try:
@@ -57,8 +47,8 @@ def read_whole(file: BinaryIO, path: pathlib.Path) -> bytes:
 
 def pdf(file: BinaryIO, path: pathlib.Path, say: Callable[[str], None]) -> str:
     """The text of the pages of a PDF. Tells `say` how many have none. Raises UserError if the file has a password."""
-    with needing("pypdf[crypto]", path):
-        import pypdf
+    import pypdf
+
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it warns of each small fault of a file
     reader, texts = pypdf.PdfReader(file), []
     if reader.is_encrypted and not reader.decrypt(""):

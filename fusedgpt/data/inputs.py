@@ -57,23 +57,23 @@ def found(paths: Sequence[pathlib.Path], out_dir: pathlib.Path) -> list[pathlib.
     for path in paths:
         require_readable(path)
         for file in [path] if path.is_file() else _inside(path, out_dir):
-            if file == path or (kind(file) and file.is_file()):
+            if file != path and not (kind(file) and file.is_file()):
+                others[file.suffix.lower() or "without a suffix"] += 1
+            elif file.stat().st_size:
                 files.setdefault(file.resolve(), file)  # a document that is there twice could be in both splits
             else:
-                others[file.suffix.lower() or "without a suffix"] += 1
+                others["empty"] += 1
     if others:
-        print(f"left out: {others.total():,} files of other kinds ({_counted(others)}). One that you name is read")
-    full = [file for file in files.values() if file.stat().st_size]
-    if empty := len(files) - len(full):
-        print(f"left out: {empty:,} empty files")
-    if not full:
+        print(f"left out: {others.total():,} files ({_counted(others)}). One of another kind is read if you name it")
+    if not files:
         raise UserError(
             f"--input={' '.join(map(str, paths))} holds no text: name a file or folder that does. Of folders,"
             f" {', '.join(KINDS)} are read, also with {', '.join(PACKED)}"
         )
-    if len(full) > 1:
-        print(f"reading {len(full):,} files ({_counted(collections.Counter(kind(f) or 'as text' for f in full))})")
-    return full
+    if len(files) > 1:
+        kinds = collections.Counter(kind(file) or "as text" for file in files.values())
+        print(f"reading {len(files):,} files ({_counted(kinds)})")
+    return list(files.values())
 
 
 def _counted(counter):

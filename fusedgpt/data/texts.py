@@ -163,6 +163,8 @@ def _unreadable(path, error):
         return f"cannot read {path}: {error.strerror}"
     if out_of_memory(error):
         return f"cannot read {path}, because memory ran out: cut its long texts into shorter ones"
+    if isinstance(error, ImportError):
+        return f"{path} needs the package {error.name}: pip install 'fusedgpt[documents]'"
     if isinstance(error, UnicodeError):
         return f"{path} is not text in its encoding ({why}): say --encoding=NAME, or convert it"
     return f"cannot read {path} ({type(error).__name__}: {why}): it is damaged, or its suffix is wrong"
