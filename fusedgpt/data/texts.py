@@ -150,6 +150,8 @@ def _clean(text):
     """A text that UTF-8 can write, with \\n as its line end, and without byte order marks within it."""
     if "\ufeff" in text or "\r" in text:
         text = text.replace("\ufeff", "").replace("\r\n", "\n").replace("\r", "\n")
+    if text.isascii():  # most are: this takes no time
+        return text
     # JSON can escape half of a surrogate pair; broken fonts of a PDF give one
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

@@ -39,18 +39,6 @@ def test_a_document_is_its_text_without_markup(tmp_path, suffix, format):
             read([tmp_path / f"a{suffix}"])
 
 
-def test_a_word_file_of_another_program(tmp_path):
-    docx = pytest.importorskip("docx")
-    document = docx.Document()
-    document.add_heading("Kapitel 1", 1)
-    document.add_paragraph("Es war einmal – eine „Geschichte“.")
-    table = document.add_table(1, 2)
-    table.cell(0, 0).text, table.cell(0, 1).text = "links", "rechts"
-    document.save(tmp_path / "a.docx")
-    (text,) = read([tmp_path / "a.docx"])
-    assert text.startswith("Kapitel 1\n\nEs war einmal – eine „Geschichte“.\n") and "links" in text and "rechts" in text
-
-
 @pytest.mark.parametrize("bomb", ["<meta " * 30_000, "</" * 500_000, "<!--" * 250_000])
 def test_a_page_that_took_hours_takes_seconds(tmp_path, bomb):
     # Python's own parser takes the square of its length

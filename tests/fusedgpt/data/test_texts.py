@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from fusedgpt.data import decoding, tables
+from fusedgpt.data import decoding
 from fusedgpt.data.texts import Files, Hub
 from fusedgpt.errors import UserError
 
@@ -173,22 +173,6 @@ def test_a_file_that_changes_while_it_is_read_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_text("other text")
     with pytest.raises(UserError, match="has changed while it was read: run this again"):
         documents([tmp_path / "a.txt"], corpus=corpus)
-
-
-def test_lines_and_arrays_have_a_largest_length(tmp_path, monkeypatch):
-    # small files that unpack to gigabytes of one line
-    monkeypatch.setattr(tables, "LONGEST_ROW", 1000)
-    monkeypatch.setattr(tables, "LONGEST_JSON", 1000)
-    long = "x" * 2000
-    for name, content in {
-        "a.jsonl": json.dumps({"text": long}),
-        "a.csv": f"text\n{long}\n",
-        "b.csv": 'text\n"' + "line\n" * 400 + '"\n',
-        "a.json": json.dumps([long]),
-    }.items():
-        (tmp_path / name).write_text(content)
-        with pytest.raises(UserError, match=r"over 1,000 characters|field larger than field limit"):
-            documents([tmp_path / name])
 
 
 def test_a_data_set_of_the_hub_is_read_file_by_file(tmp_path):

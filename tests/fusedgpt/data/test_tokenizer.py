@@ -1,12 +1,9 @@
 """Ids to text and back."""
 
-import concurrent.futures
 import contextlib
 import functools
 import json
 import pickle
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -100,26 +97,6 @@ def test_the_ids_of_texts_that_are_encoded_together_are_those_of_each(kind, more
     assert len(ids) == ends[-1]
 
 
-def test_each_thread_has_an_encoding_of_its_own(monkeypatch):
-    # two threads that shared one of tiktoken's took a fifth longer: the first that used it had no lock to take
-    import tiktoken
-
-    one, used, meet = Tokenizer(meta_of("gpt2")), set(), threading.Barrier(2)
-    original = tiktoken.Encoding.encode_to_numpy
-
-    def encode(encoding, text, **options):
-        used.add((id(encoding), threading.get_ident()))
-        return original(encoding, text, **options)
-
-    monkeypatch.setattr(tiktoken.Encoding, "encode_to_numpy", encode)
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for _ in range(2):
-            list(pool.map(lambda text: (meet.wait(10), one.encode_texts([text])), ("a", "b")))
-    encodings, threads = map(set, zip(*used))
-    assert len(used) == len(encodings) == len(threads) == 2
-    assert id(tokenizer.tiktoken_bpe("gpt2")) not in encodings
-
-
 def test_ids_are_those_of_the_libraries():
     import tokenizers
 
@@ -165,18 +142,6 @@ def texts_that_meet_all_alternatives():
     for seed in range(200):
         yield "".join(np.random.default_rng(seed).choice(parts, 300))
     yield from ("", " " * 999, "\n" * 999 + "a", "a" * 999 + "1" * 999, TEXT)
-
-
-def test_a_tokenizer_json_leaves_pythons_lock_to_other_threads():
-    # the library's `encode` holds it: two threads took 7.9 s for what one did in 5.8, and two without it do in 2.4
-    ours, text = Tokenizer(meta_of("json")), TEXT * 20_000
-    ours.encode_text("")  # loads it
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        encoding, turns = pool.submit(ours.encode_text, text), 0
-        while not encoding.done():
-            time.sleep(1e-3)
-            turns += 1
-    assert turns > 20
 
 
 def test_an_unknown_character_is_named():
