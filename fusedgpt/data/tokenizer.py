@@ -177,7 +177,7 @@ class Tokenizer:
     def tokens(self) -> list[bytes | None]:
         """The UTF-8 bytes of each id, or None. Raises UserError if the tokenizer cannot be loaded."""
         if self.kind == "byte":
-            return [bytes([byte]) for byte in range(256)] + [END_OF_TEXT.encode()] * len(self.ends)
+            return [bytes([byte]) for byte in range(256)] + [END_OF_TEXT.encode()] * (self.vocab_size - 256)
         if self.kind == "char":
             return [c and c.encode() for c in self.itos]
         if self.kind == "json":
@@ -194,7 +194,8 @@ class Tokenizer:
         Raises UserError if the tokenizer cannot be loaded.
         """
         lengths = np.array([len(token or b"") for token in self.tokens], np.int64)
-        lengths[list(self.ends)] = 0
+        if self.end_of_text is not None:
+            lengths[self.end_of_text] = 0
         return lengths
 
     def encode(self, text: str) -> list[int]:
