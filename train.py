@@ -273,7 +273,7 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     model, s = build_model(s, meta, saved, ranks, device, logger.say)
     resume.check_ids(s, meta, saved, ranks, logger.say)
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
-    dataset.check_bins(loader.files, meta, s.check_data, logger.say)
+    dataset.check_bins(loader.files, meta, s.check_data)
     dataset.require_same_data(loader.files, meta, ranks.gather)
     start = saved["iter_num"] if saved else 0
     batches = loader.batches(start, micro_steps)

@@ -331,7 +331,7 @@ def test_ctrl_c_while_it_is_imported_is_no_traceback():
 def test_a_damaged_meta_in_a_checkpoint_is_named(small_run, tmp_path, meta):
     # these used to be tracebacks, and the last one an endless loop
     torch.save({**checkpoint_of(small_run, "best.pt"), "meta": meta}, tmp_path / "ckpt.pt")
-    with pytest.raises(UserError, match=r"the meta in the checkpoint is damaged \("):
+    with pytest.raises(UserError, match="must be"):
         sample.load(sample.Settings(out_dir=str(tmp_path)))
 
 

@@ -21,13 +21,11 @@ def main():
     """Write the bins of FineWeb's sample, or of --input."""
     parser = prepare.parser(__file__, __doc__)
     parser.add_argument("--max_tokens", type=int, metavar="N", help="stop after the document that reaches N tokens")
-    prepare.add_reading(parser)
     args = parser.parse_args()
     if args.max_tokens is not None and args.max_tokens < 1:
         raise UserError(f"--max_tokens={args.max_tokens} must be 1 or more")
     text = prepare.files(args) if args.input else Hub("HuggingFaceFW/fineweb", PARQUET)
-    split = lambda documents: prepare.by_text(documents, 0.0005)  # noqa: E731
-    prepare.prepare(text, "gpt2", args.out_dir, split, max_tokens=args.max_tokens)
+    prepare.prepare(text, "gpt2", args.out_dir, lambda documents: prepare.by_text(documents, 0.0005), args.max_tokens)
     prepare.say_next(args.out_dir, "config/train_gpt2.py", "openwebtext")
 
 

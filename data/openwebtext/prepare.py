@@ -19,9 +19,7 @@ PARQUET = "hf://datasets/Skylion007/openwebtext@7577b918bd30b25df0b88bb718dc8a6c
 
 def main():
     """Write the bins of OpenWebText, or of --input."""
-    parser = prepare.parser(__file__, __doc__)
-    prepare.add_reading(parser)
-    args = parser.parse_args()
+    args = prepare.parser(__file__, __doc__).parse_args()
     text = prepare.files(args, paragraphs=True) if args.input else Hub("Skylion007/openwebtext", PARQUET)
     prepare.prepare(text, "gpt2", args.out_dir, lambda documents: prepare.as_nanogpt(documents, 0.0005))
     prepare.say_next(args.out_dir, "config/train_gpt2.py", "openwebtext")

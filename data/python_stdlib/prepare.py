@@ -24,17 +24,18 @@ def main():
     """Write the bins of the standard library's source, or of --input, as bytes."""
     import numpy as np  # after fusedgpt, which says what to do if it is missing
 
-    args = prepare.parser(__file__, __doc__).parse_args()
-    root, name = pathlib.Path(sysconfig.get_path("stdlib")), f"standard library of {platform.python_implementation()}"
-    name += f" {platform.python_version()}"
+    args = prepare.parser(__file__, __doc__, reading=False).parse_args()
+    name = f"standard library of {platform.python_implementation()} {platform.python_version()}"
+    root = pathlib.Path(sysconfig.get_path("stdlib"))
     if args.input:
         root, name = args.input[0], name_of(args.input[0])
         require_readable(root)
-    found = (f for f in sorted(root.rglob("*.py")) if not LEFT_OUT.intersection(f.relative_to(root).parts))
     splits = {"train": [], "val": []}
-    for file in filter(pathlib.Path.is_file, found):  # by a checksum of the name, so that a file keeps its split
-        tenth = zlib.crc32(os.fsencode(file.relative_to(root).as_posix())) % 10 == 0
-        splits["val" if tenth else "train"].append(np.frombuffer(file.read_bytes() + b"\n", np.uint8))
+    for file in sorted(root.rglob("*.py")):
+        path = file.relative_to(root)
+        if file.is_file() and not LEFT_OUT.intersection(path.parts):  # by its name, so that a file keeps its split
+            tenth = zlib.crc32(os.fsencode(path.as_posix())) % 10 == 0
+            splits["val" if tenth else "train"].append(np.frombuffer(file.read_bytes() + b"\n", np.uint8))
     count = sum(map(len, splits.values()))
     if not all(splits.values()) or len(args.input) > 1:
         raise UserError(f"{root} has {count} .py files, too few for two splits: name one folder with more")

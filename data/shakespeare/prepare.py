@@ -13,9 +13,7 @@ from fusedgpt.errors import one_sentence
 
 def main():
     """Write the bins of Shakespeare, or of --input. The text is cut before it is tokenized, as in nanoGPT."""
-    parser = prepare.parser(__file__, __doc__)
-    prepare.add_reading(parser)
-    args = parser.parse_args()
+    args = prepare.parser(__file__, __doc__).parse_args()
     corpus = prepare.one_text(__file__, args, *prepare.TINY_SHAKESPEARE)
     text, encode = whole(corpus), Tokenizer(GPT2).encode_text
     cut = int(0.9 * len(text))

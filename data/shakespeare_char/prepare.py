@@ -11,13 +11,10 @@ from fusedgpt.errors import one_sentence
 
 def main():
     """Write the bins of tiny Shakespeare, or of --input."""
-    parser = prepare.parser(__file__, __doc__)
-    prepare.add_reading(parser)
-    args = parser.parse_args()
+    args = prepare.parser(__file__, __doc__).parse_args()
     text = prepare.one_text(__file__, args, *prepare.TINY_SHAKESPEARE)
     prepare.prepare(text, "char", args.out_dir, lambda documents: prepare.by_text(documents, 0.1))
-    gpu = "config/train_shakespeare_char.py"
-    prepare.say_next(args.out_dir, "config/train_shakespeare_cpu.py", "shakespeare_char", with_gpu=gpu)
+    prepare.say_next(args.out_dir, "config/train_shakespeare_cpu.py", "shakespeare_char")
 
 
 if __name__ == "__main__":

@@ -17,14 +17,15 @@ from fusedgpt.errors import UserError, one_sentence
 def main():
     """Write the bins of --input."""
     parser = prepare.parser(__file__, __doc__)
-    prepare.add_reading(parser)
     tokenizers = "byte, char, gpt2 or another of tiktoken's, a tokenizer.json, train:SIZE; default: %(default)s"
     parser.add_argument("--tokenizer", default="gpt2", metavar="NAME", help=tokenizers)
     share = "share of the text for validation; default: %(default)s"
-    parser.add_argument("--val_fraction", type=prepare.fraction, default=0.1, help=share)
+    parser.add_argument("--val_fraction", type=float, default=0.1, help=share)
     documents = "what is a document in files that are no tables; default: %(default)s"
     parser.add_argument("--documents", choices=["file", "paragraph"], default="file", help=documents)
     args = parser.parse_args()
+    if not 0 < args.val_fraction < 1:
+        raise UserError(f"--val_fraction={args.val_fraction} is not between 0 and 1")
     args.input = args.input or prepare.beside(__file__)
     if not args.input:
         raise UserError("no text was named: give files or folders with --input=PATH")

@@ -24,8 +24,6 @@ from fusedgpt.errors import UserError, first_line, shown
 
 SPLITS = ("train", "val")
 SAMPLES, SAMPLE = 16, 4096  # samples of each bin that ranks compare, and ids in a sample
-CHECKED_AT_ONCE = 2**30  # bytes of a bin, which take a second
-NANOGPT_VOCAB_SIZE = 50304  # nanoGPT pads GPT-2's 50257 ids to this, unless a meta.pkl says otherwise
 
 
 def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
@@ -38,13 +36,8 @@ def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
         raise UserError(f"dataset={dataset} has no data here: run fusedgpt prepare {dataset}")
     prepared = {file.parent.name for file in (root / "data").glob("*/train*.bin")}
     there = [*sorted(prepared), *sorted(scripts - prepared)]
-    near = difflib.get_close_matches(str(dataset), there, n=1)
-    there = near + [name for name in there if name not in near]
-    hint = f"did you mean {near[0]}? Otherwise " if near else ""
-    raise UserError(
-        f"dataset={shown(str(dataset))} is no folder: {hint}name one of data/ ({', '.join(there[:20])}), or the path"
-        " of another"
-    )
+    names = ", ".join(difflib.get_close_matches(str(dataset), there, n=1) or there[:20])
+    raise UserError(f"dataset={shown(str(dataset))} is no folder: name one of data/ ({names}), or the path of another")
 
 
 # the meta of a folder whose bins are being replaced: some may be new and some old
@@ -59,27 +52,26 @@ def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict
     Raises UserError if either file is damaged, or if a preparation was killed while it replaced the bins.
     """
     folder = pathlib.Path(folder)
-    for name, read in (("meta.json", _read_meta_json), ("meta.pkl", _read_meta_pkl)):
-        if (path := folder / name).exists():
-            _require_file(path)
-            return read(path)
+    path = folder / "meta.json"
+    try:
+        if path.exists():
+            return _checked(json.loads(path.read_text(encoding="utf-8")))
+        path = folder / "meta.pkl"
+        if path.exists():
+            return _read_meta_pkl(path)
+    except Exception as error:  # a damaged pickle can raise anything
+        raise UserError(f"{path} is damaged ({first_line(error)}): {_how_to_prepare(folder)}") from error
     return GPT2 | ({"vocab_size": vocab_size} if vocab_size else {})
 
 
 def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
     """The meta of the data that a checkpoint (checkpoint.load) was trained on.
 
-    nanoGPT's checkpoints only name the data set, whose folder is then read. Raises UserError if that folder is not
-    here, or if the checkpoint's meta is damaged.
+    nanoGPT's checkpoints only name the data set, whose folder is then read. Raises UserError if it is not here.
     """
     if saved.get("meta") is None:
         return read_meta(find_folder(root, saved["config"].get("dataset", "openwebtext")))
-    try:
-        return _checked(saved["meta"])
-    except UserError as error:
-        raise UserError(
-            f"the meta in the checkpoint is damaged ({error}): take another checkpoint, such as best.pt beside it"
-        ) from error
+    return _checked(saved["meta"])
 
 
 def separator(meta: dict, folder: pathlib.Path, say: Callable[[str], None]) -> int:
@@ -110,22 +102,22 @@ def check_fit(meta: dict, vocab_size: int, whose: str, remedy: str) -> None:
 def check_same_ids(meta: dict, trained_on: dict, say: Callable[[str], None]) -> None:
     """Raise UserError if an id means another text in `meta`, of the data, than in `trained_on`, of the weights.
 
-    Unknown ids are taken to be the same, as in nanoGPT's data without itos. So are the ids of a tiktoken tokenizer
-    whose files are not here, with a warning through `say`.
+    Unknown ids are taken to be the same, as in nanoGPT's data without itos. So are the ids of a tokenizer that cannot
+    be loaded, as without a network, with a warning through `say`.
     """
     same = all(meta.get(name) == trained_on.get(name) for name in ("tokenizer", "itos", "tokenizer_json"))
     kinds = [each.get("tokenizer") for each in (meta, trained_on)]
     if same or "unknown" in kinds:
         return
-    try:
-        tokens, before = _tokens(meta), _tokens(trained_on)  # compare texts: a tokenizer can have several forms
-    except LookupError as error:
+    try:  # compare texts: a tokenizer can have several forms
+        tokens, before = Tokenizer(meta).tokens, Tokenizer(trained_on).tokens
+    except UserError as error:
         return say(f"cannot tell whether the weights were trained on the data's ids: {error}")
     if tokens[: len(before)] != before[: len(tokens)]:
-        what = "each with other tokens" if kinds[0] == kinds[1] else f"now {kinds[0]}, then {kinds[1]}"
         raise UserError(
-            f"the data's ids stand for other texts than those that the weights were trained on ({what}): prepare the"
-            " data with their tokenizer, set --dataset to their own data, or begin anew with --init_from=scratch"
+            "the data's ids stand for other texts than those that the weights were trained on (now"
+            f" {kinds[0]}, then {kinds[1]}): prepare the data with their tokenizer, set --dataset to their own data,"
+            " or begin anew with --init_from=scratch"
         )
 
 
@@ -145,24 +137,19 @@ def same_text(meta: dict, trained_on: dict, split: str) -> bool:
 
 
 def _sha256(meta, split):
-    digests = meta.get("sha256")
-    return digests.get(split) if isinstance(digests, dict) else None
+    return meta.get("sha256", {}).get(split)
 
 
-def check_bins(files: Mapping[str, "TokenFile"], meta: dict, whole: bool, say: Callable[[str], None]) -> None:
+def check_bins(files: Mapping[str, "TokenFile"], meta: dict, whole: bool) -> None:
     """Raise UserError if a bin has another SHA-256 than meta.json says: it was replaced, or damaged by a copy.
 
-    Compared are bins that were written after their meta.json; with `whole`, all. If a large one is newer, `say` is
-    called instead.
+    Compared are bins that were written after their meta.json; with `whole`, all.
     """
     for split, file in files.items():
         path, digest = file.paths[0], _sha256(meta, split)
         if len(file.paths) > 1 or not digest:
             continue
-        newer = path.stat().st_mtime_ns > path.with_name("meta.json").stat().st_mtime_ns
-        if newer and not whole and path.stat().st_size > CHECKED_AT_ONCE:
-            say(f"{path} is newer than its meta.json: --check_data=True tells whether it is the same")
-        elif newer or whole:
+        if whole or path.stat().st_mtime_ns > path.with_name("meta.json").stat().st_mtime_ns:
             with open(path, "rb") as opened:
                 found = hashlib.file_digest(opened, "sha256").hexdigest()
             if found != digest:
@@ -178,16 +165,16 @@ def require_same_data(files: Mapping[str, "TokenFile"], meta: dict, gather: Call
     gather: returns the values of all ranks. Ranks compare their metas, the SHA-256 of each bin if the meta has it, and
     a sample of each bin. nanoGPT's bins have no SHA-256, so only the sample tells two of the same size apart.
     """
-    described = {name: value for name, value in meta.items() if name not in ("source", "skipped", "tokens", "sha256")}
-    mine, damage = {}, None
+    described = {name: value for name, value in meta.items() if name not in ("source", "left_out", "tokens", "sha256")}
+    mine = {"what the ids mean": hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()}
+    damage = None
     try:
         for split, file in files.items():
             mine[f"{split}.bin"] = [_sha256(meta, split), len(file), zlib.crc32(file.sample().tobytes())]
     except UserError as error:  # other ranks may have no error and wait in `gather`, so raise after it
         damage = str(error)
-    mine["what the ids mean"] = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
     each, damages = zip(*gather((mine, damage)))
-    if said := next(filter(None, damages), None):
+    for said in filter(None, damages):
         raise UserError(said)
     if others := [rank for rank, theirs in enumerate(each) if theirs != each[0]]:
         differ = [name for name in mine if any(each[rank][name] != each[0][name] for rank in others)]
@@ -197,95 +184,47 @@ def require_same_data(files: Mapping[str, "TokenFile"], meta: dict, gather: Call
         )
 
 
-def _tokens(meta):
-    """The text of each id. Raises LookupError if tiktoken cannot download what it needs."""
-    tokenizer = Tokenizer(meta)
-    try:
-        return tokenizer.tokens
-    except UserError as error:
-        if meta["tokenizer"] in ("byte", "char", "json"):
-            raise
-        raise LookupError(str(error)) from error
-
-
 def _how_to_prepare(folder):
     script = folder / "prepare.py"
     return f"run python {script}" if script.exists() else f"run a data/*/prepare.py with --out_dir={folder}"
 
 
-def _require_file(path):
-    """Raise UserError unless `path` is a regular file. Opening or reading a pipe or a device may never end."""
-    if not path.is_file():
-        raise UserError(f"{path} is no regular file, but a folder, a pipe or a device: {_how_to_prepare(path.parent)}")
-
-
 def _checked(meta):
     """Return `meta` if every field that is read has the right form. Raises UserError otherwise."""
+    if meta == UNFINISHED:
+        raise UserError("a preparation was interrupted while it replaced the bins of another")
     vocabulary(meta)
     end_of_text(meta)
     if meta.get("tokenizer") != "unknown":  # unknown ids can be trained on
         Tokenizer(meta)
-    tokens, dtype = meta.get("tokens", {}), meta.get("dtype", "uint16")
-    if not isinstance(tokens, dict) or not all(type(count) is int for count in tokens.values()):
-        raise UserError(f"tokens={shown(tokens)} must be the number of tokens of each split")
-    if not isinstance(dtype, str) or dtype not in ("uint16", "uint32"):
-        raise UserError(f"dtype={shown(dtype)} must be uint16 or uint32")
+    if meta.get("dtype", "uint16") not in ("uint16", "uint32"):
+        raise UserError(f"dtype={shown(meta['dtype'])} must be uint16 or uint32")
     return meta
-
-
-def _read_meta_json(path):
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-        if meta != UNFINISHED:
-            return _checked(meta)
-    except (OSError, ValueError, RecursionError) as error:  # UserErrors and JSONDecodeErrors are ValueErrors
-        raise UserError(f"{path} is damaged ({first_line(error)}): {_how_to_prepare(path.parent)}") from error
-    raise UserError(
-        f"{path.parent} holds parts of two preparations, because one was interrupted while it replaced the files of the"
-        f" other: {_how_to_prepare(path.parent)}"
-    )
 
 
 def _read_meta_pkl(path):
     """The meta of a meta.pkl. Training needs only vocab_size, as in nanoGPT; sampling needs itos or stoi."""
-    try:
-        with open(path, "rb") as file:
-            meta = _PlainUnpickler(file).load()
-        itos = meta.get("itos") or {i: c for c, i in meta.get("stoi", {}).items()}
-        itos = {int(i): c for i, c in (itos.items() if isinstance(itos, dict) else enumerate(itos))}
-        size = vocabulary({"vocab_size": int(meta["vocab_size"]) if "vocab_size" in meta else max(itos) + 1})
-        if not itos:
-            return {"tokenizer": "unknown", "vocab_size": size}
-        return _checked({"tokenizer": "char", "vocab_size": size, "itos": [itos.get(i) for i in range(size)]})
-    except Exception as error:  # a damaged pickle can raise anything
-        why = first_line(error)
-        raise UserError(f"{path} is no nanoGPT meta.pkl ({why}): {_how_to_prepare(path.parent)}") from error
+    with open(path, "rb") as file:
+        meta = _PlainUnpickler(file).load()
+    itos = meta.get("itos") or {i: c for c, i in meta.get("stoi", {}).items()}
+    if isinstance(itos, list):
+        itos = dict(enumerate(itos))
+    itos = {int(i): c for i, c in itos.items()}
+    size = vocabulary({"vocab_size": int(meta.get("vocab_size") or max(itos) + 1)})
+    if not itos:
+        return {"tokenizer": "unknown", "vocab_size": size}
+    return _checked({"tokenizer": "char", "vocab_size": size, "itos": [itos.get(i) for i in range(size)]})
 
 
 class _PlainUnpickler(pickle._Unpickler):  # one damaged byte can make the one in C fill gigabytes
     """Admits only numbers, text and containers. A pickle that names another class or function could run code."""
 
     def find_class(self, module, name):
-        if (module, name) == ("numpy", "dtype"):
-            return _IntegerType
+        if (module, name) == ("numpy", "dtype"):  # the size of a vocabulary may be an integer of numpy's
+            return np.dtype
         if module in ("numpy._core.multiarray", "numpy.core.multiarray") and name == "scalar":
-            return _IntegerType.number
+            return np.int64(0).__reduce__()[0]
         raise pickle.UnpicklingError(f"it asks to load {module}.{name}, which is code")
-
-
-class _IntegerType:
-    """Stands in for numpy.dtype while unpickling. The size of a vocabulary may be a numpy integer."""
-
-    def __init__(self, code, *_):
-        self.dtype = np.dtype(code)
-        if self.dtype.kind not in "iu":
-            raise pickle.UnpicklingError(f"it holds a numpy {self.dtype}, which is no whole number")
-
-    def __setstate__(self, state):
-        self.dtype = self.dtype.newbyteorder(state[1])
-
-    def number(self, raw):
-        return int(np.frombuffer(raw, self.dtype)[0])
 
 
 def dtype_of(vocab_size: int) -> str:
@@ -297,37 +236,34 @@ class TokenFile:
     """The ids of `<split>.bin`, or of its shards `<split>_0000.bin …`, as one sequence that is read window by window.
 
     Files are not memory-mapped, because the process would keep every page that it reads in memory (nanoGPT#287).
-    Raises UserError if the files are missing, a shard between others too, are no regular files, or do not have the size
-    that `meta` says.
+    Raises UserError if files are missing, also a shard between others, or do not have the size that `meta` says.
     """
 
     def __init__(self, folder: str | pathlib.Path, split: str, meta: dict):
         folder = pathlib.Path(folder)
         whole, shards = folder / f"{split}.bin", sorted(folder.glob(f"{split}_[0-9][0-9][0-9][0-9].bin"))
-        if not whole.exists() and not shards:
+        self.paths = shards or [whole]
+        if not self.paths[0].exists():
             raise UserError(f"{whole} does not exist: {_how_to_prepare(folder)}")
         if whole.exists() and shards:
             raise UserError(f"{folder} has {whole.name} and {shards[0].name}: which one counts? Remove the other")
-        numbers = [int(path.stem[-4:]) for path in shards]
-        for before, number in itertools.pairwise(numbers):
-            if number > before + 1:
+        for before, path in itertools.pairwise(shards):
+            wanted = int(before.stem[-4:]) + 1
+            if int(path.stem[-4:]) != wanted:
                 raise UserError(
-                    f"{folder} has {split}_{number:04}.bin, but not {split}_{before + 1:04}.bin: copy it there, or"
-                    " number the shards without a gap"
+                    f"{folder} has {path.name}, but not {split}_{wanted:04}.bin: copy it there, or number the shards"
+                    " without a gap"
                 )
-        self.paths = shards or [whole]
-        for path in self.paths:
-            _require_file(path)
-        self.vocab_size, self.assumed = meta["vocab_size"], "tokens" not in meta
+        self.vocab_size = meta["vocab_size"]
         self.dtype = np.dtype(meta.get("dtype", dtype_of(self.vocab_size))).newbyteorder("<")
         sizes = [path.stat().st_size for path in self.paths]
         self.starts = [0, *itertools.accumulate(size // self.dtype.itemsize for size in sizes)]
         expected = meta.get("tokens", {}).get(split, len(self))
-        odd = [path for path, size in zip(self.paths, sizes) if size % self.dtype.itemsize]
+        odd = [path.name for path, size in zip(self.paths, sizes) if size % self.dtype.itemsize]
         if odd or len(self) != expected:
-            which = odd[0] if odd else folder / f"{split}_*.bin" if shards else whole
+            which = (odd or [f"{split}_*.bin" if shards else whole.name])[0]
             raise UserError(
-                f"{which} is truncated or not what meta.json describes: {sum(sizes):,} bytes are"
+                f"{folder / which} is truncated or not what meta.json describes: {sum(sizes):,} bytes are"
                 f" {sum(sizes) / self.dtype.itemsize:,} {self.dtype.name} tokens, not {expected:,}."
                 f" To mend it, {_how_to_prepare(folder)}"
             )
@@ -341,29 +277,25 @@ class TokenFile:
         return self.starts[-1]
 
     def window(self, start: int, length: int) -> np.ndarray:
-        """`length` ids from position `start`, int64.
-
-        Raises UserError if an id is beyond the vocabulary, or if the file has become shorter.
-        """
+        """`length` ids from position `start`, int64. Raises UserError if an id is beyond the vocabulary."""
         ids = np.empty(length, np.int64)
         done = 0
         while done < length:
-            shard = bisect.bisect_right(self.starts, start + done) - 1
+            shard = self._shard(start + done)
             self.files[shard].seek((start + done - self.starts[shard]) * self.dtype.itemsize)
             count = min(length - done, self.starts[shard + 1] - start - done)
-            read = np.fromfile(self.files[shard], self.dtype, count)
-            if len(read) < count:
-                path = self.paths[shard]
-                raise UserError(f"{path} has become shorter while it was read: {_how_to_prepare(path.parent)}")
-            ids[done : done + count] = read
+            ids[done : done + count] = np.fromfile(self.files[shard], self.dtype, count)
             done += count
         if ids.max() >= self.vocab_size:
-            shard = bisect.bisect_right(self.starts, start + int(ids.argmax())) - 1
+            path = self.paths[self._shard(start + int(ids.argmax()))]
             raise UserError(
-                f"{self.paths[shard]} holds the id {ids.max()}, but the vocabulary has {self.vocab_size}:"
-                f" {self._advice(ids)}"
+                f"{path} holds the id {ids.max()}, but the vocabulary has {self.vocab_size}: prepare it again, or set"
+                " --vocab_size. nanoGPT pads GPT-2's to 50304, and bins of more than 65536 are read as uint32"
             )
         return ids
+
+    def _shard(self, position):
+        return bisect.bisect_right(self.starts, position) - 1
 
     def sample(self) -> np.ndarray:
         """SAMPLES x SAMPLE ids from all over the file, which hardly any other text of its length shares.
@@ -373,13 +305,3 @@ class TokenFile:
         length = min(SAMPLE, len(self))
         starts = np.linspace(0, len(self) - length, SAMPLES).astype(int).tolist()
         return np.concatenate([self.window(start, length) for start in starts])
-
-    def _advice(self, ids):
-        if self.assumed and self.vocab_size == GPT2["vocab_size"] and ids.max() < NANOGPT_VOCAB_SIZE:
-            return (
-                "there is no meta.json, so GPT-2's ids were assumed. nanoGPT pads them to 50304 by default: set"
-                f" --vocab_size={NANOGPT_VOCAB_SIZE}"
-            )
-        if self.assumed and self.dtype.itemsize == 4:
-            return 'it was read as uint32. If it is uint16, say so in a meta.json: "dtype": "uint16"'
-        return "it was made with another tokenizer. Prepare it again, or set --vocab_size"

@@ -2,12 +2,12 @@
 
 import codecs
 import contextlib
-import io
+import itertools
 import lzma
 import pathlib
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 from fusedgpt.errors import UserError
@@ -22,17 +22,15 @@ GUESSED = ["cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255",
 GUESSED += ["gb18030", "big5", "cp932", "euc_jp", "cp949"]
 CLOSE = 0.1  # if charset-normalizer's marks for two encodings are closer, neither is sure
 DECLARED = re.compile(rb"<(?:meta[^>]*?charset|\?xml[^>]*?encoding)\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
-# what files are that begin so, and how their names should end
-FOREIGN = {b"%PDF-": "a PDF: .pdf", b"PK\x03\x04": "a zip file, as Word's are: .docx, .odt, .epub or .txt.zip"}
-FOREIGN |= {b"{\\rtf": "rich text: .rtf", b"<!doctype html": "a web page: .html", b"<html": "a web page: .html"}
-FOREIGN |= {b"\x1f\x8b": "compressed: .gz", b"\x28\xb5\x2f\xfd": "compressed: .zst"}
+# how the name of a file that begins so should end
+FOREIGN = {b"%pdf-": ".pdf", b"pk\x03\x04": ".docx, .odt, .epub or .zip", b"{\\rtf": ".rtf", b"<html": ".html"}
+FOREIGN |= {b"<!doctype html": ".html", b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 
 
 @contextlib.contextmanager
-def unpacked(path: pathlib.Path, file: BinaryIO | None = None) -> Iterator[BinaryIO]:
-    """The unpacked content of a file. file: the open file at `path`, if somebody else wants to know how far it is."""
-    with contextlib.ExitStack() as stack:
-        file = file or stack.enter_context(open(path, "rb"))
+def unpacked(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """The unpacked content of a file."""
+    with open(path, "rb") as file:
         match path.suffix.lower():
             case ".gz" | ".zst" | ".bz2" as suffix:
                 import pyarrow  # it notices if the file was cut short
@@ -40,12 +38,14 @@ def unpacked(path: pathlib.Path, file: BinaryIO | None = None) -> Iterator[Binar
                 names = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
                 yield pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), names[suffix])
             case ".xz":
-                yield stack.enter_context(lzma.LZMAFile(file))
+                with lzma.open(file) as content:
+                    yield content
             case ".zip":
-                archive = stack.enter_context(zipfile.ZipFile(file))
-                if len(names := [each for each in archive.namelist() if not each.endswith("/")]) != 1:
-                    raise UserError(f"{path} has {len(names)} files: unpack it and name the folder")
-                yield stack.enter_context(archive.open(names[0]))
+                with zipfile.ZipFile(file) as archive:
+                    if len(names := [each for each in archive.namelist() if not each.endswith("/")]) != 1:
+                        raise UserError(f"{path} has {len(names)} files: unpack it and name the folder")
+                    with archive.open(names[0]) as content:
+                        yield content
             case _:
                 yield file
 
@@ -56,17 +56,16 @@ def encoding_of(path: pathlib.Path, given: str | None = None, plain: bool = True
     UTF-8 comes first, then what a web page declares, then `given`, then what charset-normalizer finds.
     plain: the file should be neither a web page nor rich text. Raises UserError if it is no text, or if nothing fits.
     """
-    decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
     if given and codecs.lookup(given).name.startswith(SEVEN_BITS):
         return given, f"reading {path} as {given}"
+    decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
     with unpacked(path) as file:
         head = raw = file.read(CHUNK)
         if bom := next((encoding for mark, encoding in BOMS.items() if head.startswith(mark)), None):
             return bom, ""
-        foreign = [what for begin, what in FOREIGN.items() if head.lstrip()[:20].lower().startswith(begin.lower())]
+        foreign = [suffix for begin, suffix in FOREIGN.items() if head.lstrip()[:20].lower().startswith(begin)]
         if plain and foreign:
-            what, suffix = foreign[0].split(": ")
-            raise UserError(f"{path} is {what}, whatever its suffix says: let its name end in {suffix}")
+            raise UserError(f"{path} is no plain text: let its name end in {foreign[0]}, which its first bytes say")
         try:
             while raw and b"\0" not in raw[:4096]:
                 decoder.decode(raw)
@@ -88,49 +87,30 @@ def encoding_of(path: pathlib.Path, given: str | None = None, plain: bool = True
 def _guessed(path, raw, error, at):
     import charset_normalizer  # after UTF-8, which most texts are
 
-    wide = b"\0" in raw[:4096]
-    text = raw.decode(errors="replace")
-    damaged = text.count("\N{REPLACEMENT CHARACTER}")
-    if error and not wide and len(re.findall(r"[^\x00-\x7f\ufffd]", text)) > damaged:
+    wide, text = b"\0" in raw[:4096], raw.decode(errors="replace")
+    if not wide and len(re.findall(r"[^\x00-\x7f\ufffd]", text)) > text.count("\N{REPLACEMENT CHARACTER}"):
         raise UserError(
             f"{path} is UTF-8 but for byte {at:,} ({error.reason}): mend it, or leave the file out by"
             " --skip_unreadable=True"
         )
-    first = raw[::2].count(0) > raw[1::2].count(0)  # of the two bytes of a letter, blank or line end
-    options = ["utf_16_be" if first else "utf_16_le"] if wide else GUESSED
+    options = GUESSED
+    if wide:  # the first of the two bytes of a letter, blank or line end is zero, or the second
+        options = ["utf_16_be"] if raw[::2].count(0) > raw[1::2].count(0) else ["utf_16_le"]
     found = list(charset_normalizer.from_bytes(raw, cp_isolation=options))
     if wide and not found:
         raise UserError(f"{path} is no text: it has zero bytes. Remove it")
     likely = [e for e in found if e.chaos < found[0].chaos + CLOSE and e.coherence > found[0].coherence - CLOSE]
-    western = any("cp1252" in each.could_be_from_charset for each in likely)
-    names = ["cp1252"] if western else [each.encoding for each in likely]
+    names = [each.encoding for each in likely]
+    if any("cp1252" in each.could_be_from_charset for each in likely):
+        names = ["cp1252"]
     if len(names) != 1:
         could_be = " or ".join(names) or "nothing else that is known"
         raise UserError(f"{path} is not UTF-8 (byte {at:,}), but {could_be}: say --encoding=NAME, or convert it")
-    (name,) = names
-    return name, f"reading {path} as {name}, by its letters: say --encoding=NAME if it is another"
+    return names[0], f"reading {path} as {names[0]}, by its letters: say --encoding=NAME if it is another"
 
 
-@contextlib.contextmanager
-def text_of(path: pathlib.Path, encoding: str, file: BinaryIO, newline: str | None = None) -> Iterator[io.TextIOBase]:
-    """The open file at `path` as text in `encoding`, with line ends as `open` has them. Raises UserError otherwise."""
-    try:
-        with unpacked(path, file) as content, io.TextIOWrapper(content, encoding, newline=newline) as text:
-            yield text
-    except UnicodeError as error:
-        raise UserError(f"{path} is not {encoding} text ({error}): say --encoding=NAME, or convert it") from error
-    except LookupError as error:
-        raise UserError(f"{path} says that its encoding is {encoding!r}, which is unknown: mend that") from error
-
-
-def paragraphs(lines: Iterator[str]) -> Iterator[str]:
+def paragraphs(lines: Iterable[str]) -> Iterator[str]:
     """The paragraphs of a text. Empty lines, also of blanks alone, separate them."""
-    paragraph = []
-    for line in lines:
-        if line.strip():
-            paragraph.append(line)
-        elif paragraph:
+    for filled, paragraph in itertools.groupby(lines, lambda line: bool(line.strip())):
+        if filled:
             yield "".join(paragraph).rstrip("\n")
-            paragraph = []
-    if paragraph:
-        yield "".join(paragraph).rstrip("\n")

@@ -15,19 +15,16 @@ from fusedgpt.errors import UserError
 
 LARGEST = 2**28  # most bytes of a document
 MOST_SECONDS, MOST_MEMORY = 120, "2g"  # of pandoc for one document
-MISSING = "{0} needs the package {1}: pip install {1}, or all of them: pip install 'fusedgpt[documents]'"
 
 
 def plain(raw: bytes, format: str, path: pathlib.Path) -> str:
     """The text of a document in a `format` that pandoc knows, without markup and line breaks of its own.
 
-    raw: its bytes, UTF-8 if the format is of text. Raises UserError if pandoc is missing, refuses the document, or
-    takes more than its limits.
+    raw: its bytes, UTF-8 if the format is of text. Raises UserError if pandoc refuses the document, or takes more than
+    its limits.
     """
-    try:
-        import pypandoc
-    except ImportError as error:
-        raise UserError(MISSING.format(path, "pypandoc-binary")) from error
+    import pypandoc
+
     limits = ["+RTS", f"-M{MOST_MEMORY}", "-RTS", "--sandbox"]  # in a sandbox, a document names no other files
     command = [pypandoc.get_pandoc_path(), *limits, f"--from={format}", "--to=plain", "--wrap=none"]
     try:
@@ -48,27 +45,20 @@ def read_whole(file: BinaryIO, path: pathlib.Path) -> bytes:
     return raw
 
 
-def pdf(file: BinaryIO, path: pathlib.Path, say: Callable[[str], None]) -> Iterator[str]:
+def pdf(file: BinaryIO, path: pathlib.Path, say: Callable[[str], None]) -> str:
     """The text of the pages of a PDF. Tells `say` how many have none. Raises UserError if the file has a password."""
-    try:
-        import pypdf
-    except ImportError as error:
-        raise UserError(MISSING.format(path, "pypdf[crypto]")) from error
+    import pypdf
+
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it warns of each small fault of a file
-    try:
-        reader = pypdf.PdfReader(file)
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise UserError(f"{path} has a password: save it without one")
-        pages, empty = len(reader.pages), 0
-        for number in range(pages):
-            text = reader.pages[number].extract_text().strip()
-            empty += not text
-            yield text + "\n" if text else ""
-            reader.resolved_objects.clear()  # it keeps each image that was met
-    except pypdf.errors.DependencyError as error:
-        raise UserError(MISSING.format(path, "cryptography")) from error
-    if empty:
-        say(f"{empty:,} of its {pages:,} pages have no text: read images with OCR first")
+    reader, texts = pypdf.PdfReader(file), []
+    if reader.is_encrypted and not reader.decrypt(""):
+        raise UserError(f"{path} has a password: save it without one")
+    for page in reader.pages:
+        texts.append(page.extract_text().strip())
+        reader.resolved_objects.clear()  # it keeps each image that was met
+    if empty := texts.count(""):
+        say(f"{empty:,} of its {len(texts):,} pages have no text: read images with OCR first")
+    return "".join(text + "\n" for text in texts if text)
 
 
 def mail(raw: bytes | email.message.Message, path: pathlib.Path) -> str:

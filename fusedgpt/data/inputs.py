@@ -18,6 +18,7 @@ PANDOC |= {".rtf": "rtf", ".tex": "latex", ".ipynb": "ipynb", ".fb2": "fb2", ".m
 KINDS = (*TEXTS, *TABLES, *MAILS, *PANDOC, ".pdf")
 PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
 SHOWN = 20  # most names in a list
+FOR_SOME = r"(?:^|,)([^:,]*[.*][^:,]*):([^,]+)"  # FILE:VALUE
 
 
 def kind(path: pathlib.Path) -> str | None:
@@ -33,6 +34,11 @@ def name_of(path: pathlib.Path) -> str:
     return os.path.basename(os.path.abspath(path))
 
 
+def stamp(path: pathlib.Path) -> list:
+    """A file's path, size and time: a preparation with another stamp is another one."""
+    return [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns]
+
+
 def require_readable(path: pathlib.Path) -> None:
     """Raise UserError if `path` is missing, or is a pipe or a device, which cannot be read twice."""
     if not path.exists():
@@ -45,36 +51,40 @@ def found(paths: Sequence[pathlib.Path], out_dir: pathlib.Path) -> list[pathlib.
     """The files to read, of those that `paths` name or contain. Prints what is left out.
 
     Left out of folders are hidden files, files of other kinds, and the meta.json of data sets, as in `out_dir`. Raises
-    UserError if there is nothing to read, or if a folder cannot be read.
+    UserError if there is nothing to read.
     """
     files, others = {}, collections.Counter()
     for path in paths:
         require_readable(path)
         for file in [path] if path.is_file() else _inside(path, out_dir):
-            if path.is_file() or (kind(file) and file.is_file()):
+            if file != path and not (kind(file) and file.is_file()):
+                others[file.suffix.lower() or "without a suffix"] += 1
+            elif file.stat().st_size:
                 files.setdefault(file.resolve(), file)  # a document that is there twice could be in both splits
             else:
-                others[file.suffix.lower() or "without a suffix"] += 1
+                others["empty"] += 1
     if others:
-        print(f"left out: {others.total():,} files of other kinds ({_counted(others)}). One that you name is read")
-    full = [file for file in files.values() if file.stat().st_size]
-    if empty := len(files) - len(full):
-        print(f"left out: {empty:,} empty files")
-    if not full:
+        print(f"left out: {others.total():,} files ({_counted(others)}). One of another kind is read if you name it")
+    if not files:
         raise UserError(
             f"--input={' '.join(map(str, paths))} holds no text: name a file or folder that does. Of folders,"
             f" {', '.join(KINDS)} are read, also with {', '.join(PACKED)}"
         )
-    if len(full) > 1:
-        print(f"reading {len(full):,} files ({_counted(collections.Counter(kind(f) or 'as text' for f in full))})")
-    return full
+    if len(files) > 1:
+        kinds = collections.Counter(kind(file) or "as text" for file in files.values())
+        print(f"reading {len(files):,} files ({_counted(kinds)})")
+    return list(files.values())
+
+
+def _counted(counter):
+    return ", ".join(f"{count:,} {name}" for name, count in counter.most_common(SHOWN))
 
 
 def _inside(folder, out_dir):
     """All files in and below a folder, sorted, without hidden ones and the locks ~$… of documents that are open."""
 
     def refuse(error):
-        raise UserError(f"--input: cannot read the folder {error.filename}: {error.strerror}") from error
+        raise error
 
     files, been = [], set()
     for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
@@ -89,31 +99,17 @@ def _inside(folder, out_dir):
     return sorted(files)
 
 
-def _counted(counter):
-    """'3 .png, 1 .doc' for a counter, with the most frequent first, and SHOWN at most."""
-    most = [f"{count:,} {name}" for name, count in sorted(counter.items(), key=lambda each: (-each[1], each[0]))]
-    return ", ".join(most[:SHOWN]) + ", …" * (len(most) > SHOWN)
-
-
-class PerFile:
+def per_file(option: str, given: str | None, default: str | None, files: Sequence[pathlib.Path]) -> dict:
     """What an option says of each file: `VALUE`, or `FILE:VALUE` for files whose names the pattern FILE matches.
 
-    Several have commas between them. The first that matches counts. Raises UserError if a pattern matches no file, or
-    if there are several values for all other files.
+    Several have commas between them, and the first that matches counts. Raises UserError if a pattern matches no file.
     """
-
-    def __init__(self, option: str, given: str | None, default: str | None, files: Sequence[pathlib.Path]):
-        parts = [re.fullmatch(r"(.*?[.*][^:]*):(.+)", each) or each for each in (given or "").split(",")]
-        self.patterns = [each.groups() for each in parts if isinstance(each, re.Match)]
-        # a column's name may have a comma
-        rest = [each for each in parts if isinstance(each, str)] if self.patterns else [given]
-        self.default = rest[0] if rest and rest[0] else default
-        if len(rest) > 1:
-            raise UserError(f"--{option}={given} says {' and '.join(rest)} of the same files: give FILE:NAME for some")
-        for pattern, _ in self.patterns:
-            if not any(file.match(pattern) for file in files):
-                names = ", ".join(file.name for file in files[:SHOWN])
-                raise UserError(f"--{option}={given} names {pattern!r}, which no file matches: there are {names}")
-
-    def __getitem__(self, file: pathlib.Path) -> str | None:
-        return next((value for pattern, value in self.patterns if file.match(pattern)), self.default)
+    pairs, others = re.findall(FOR_SOME, given or ""), re.sub(FOR_SOME, "", given or "").strip(",")
+    values = dict.fromkeys(files, others or default)
+    for pattern, value in reversed(pairs):
+        matching = [file for file in files if file.match(pattern)]
+        if not matching:
+            names = ", ".join(file.name for file in files[:SHOWN])
+            raise UserError(f"--{option}={given} names {pattern!r}, which no file matches: there are {names}")
+        values |= dict.fromkeys(matching, value)
+    return values

@@ -2,10 +2,9 @@
 
 import json
 import pathlib
-import re
 import unicodedata
 
-from fusedgpt.data.encoding import batches, watched
+from fusedgpt.data.encoding import batches
 from fusedgpt.data.tokenizer import (
     END_OF_TEXT,
     LARGEST_VOCABULARY,
@@ -13,6 +12,7 @@ from fusedgpt.data.tokenizer import (
     fails_as,
     read_json,
     tiktoken_bpe,
+    tiktoken_names,
     without_prefix,
 )
 from fusedgpt.errors import UserError, shown
@@ -36,29 +36,28 @@ def of(name: str, corpus) -> dict:
     if name == "byte":
         return {"tokenizer": "byte", "vocab_size": 257, "end_of_text": 256}
     if name == "char":
-        return _characters(corpus)
+        found = set()
+        for batch, _ in batches(corpus):
+            found.update(*(text for text, _ in batch))
+        itos = [*sorted(found), END_OF_TEXT]
+        return {"tokenizer": "char", "vocab_size": len(itos), "itos": itos, "end_of_text": len(itos) - 1}
     if name.startswith(TRAINED):
-        return _trained(_size(name), corpus)
-    if _is_path(name):
+        size = name.removeprefix(TRAINED)
+        if not (size.isdecimal() and len(size) < 9 and BYTES_AND_END <= int(size) <= LARGEST_VOCABULARY):
+            raise UserError(
+                f"--tokenizer={shown(name)} must be train:SIZE, as in train:8192, and SIZE from {BYTES_AND_END} to"
+                f" {LARGEST_VOCABULARY}"
+            )
+        return _trained(int(size), corpus)
+    if name.endswith(".json") or "/" in name:
         return _of_file(pathlib.Path(name))
-    return _of_tiktoken(name)
-
-
-def stamp(name: str) -> list:
-    """A value that changes if the file of the tokenizer changes. Raises UserError if there is no such tokenizer."""
-    if not _is_path(name):
-        if name.startswith(TRAINED):
-            _size(name)
-        elif name not in ("byte", "char"):
-            _require_known(name)
-        return []
-    path = pathlib.Path(name)
-    if not path.is_file():
+    if name not in (known := tiktoken_names()):
         raise UserError(
-            f"--tokenizer={name} is no file: name a tokenizer.json. transformers writes one into a model's folder:"
-            " AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            f"--tokenizer={shown(name)} is unknown: it can be byte, char, train:SIZE, the path of a tokenizer.json, or"
+            f" {', '.join(known)}"
         )
-    return [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns]
+    bpe = tiktoken_bpe(name)
+    return {"tokenizer": name, "vocab_size": bpe.n_vocab, "end_of_text": bpe.eot_token}
 
 
 def without_end(meta: dict) -> dict:
@@ -68,28 +67,6 @@ def without_end(meta: dict) -> dict:
     if "itos" in meta:
         alone["itos"] = meta["itos"][:-1]
     return alone
-
-
-def _is_path(name):
-    return name.endswith(".json") or "/" in name
-
-
-def _characters(corpus):
-    found = set()
-    for batch, _ in watched(batches(corpus), corpus, "finding the characters"):
-        found.update(*(text for text, _ in batch))
-    itos = [*sorted(found), END_OF_TEXT]
-    return {"tokenizer": "char", "vocab_size": len(itos), "itos": itos, "end_of_text": len(itos) - 1}
-
-
-def _size(name):
-    size = name.removeprefix(TRAINED)
-    if not re.fullmatch("[0-9]{1,8}", size) or not BYTES_AND_END <= int(size) <= LARGEST_VOCABULARY:
-        raise UserError(
-            f"--tokenizer={shown(name)} must be train:SIZE, as in train:8192, and SIZE from {BYTES_AND_END} to"
-            f" {LARGEST_VOCABULARY}"
-        )
-    return int(size)
 
 
 def _trained(size, corpus):
@@ -105,10 +82,9 @@ def _trained(size, corpus):
         vocab_size=size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
     )
     sample, step = _sample(corpus)
-    characters = sum(len(text) for batch in sample for text, _ in batch)
-    part = f", one million out of every {step} of the text" if step > 1 else ""
-    print(f"training a BPE on {characters:,} characters{part}")
-    bpe.train_from_iterator((text for batch in sample for text, _ in batch), trainer)
+    texts = [text for batch in sample for text, _ in batch]
+    print(f"training a BPE on {sum(map(len, texts)):,} characters" + f", 1 of {step} parts of the text" * (step > 1))
+    bpe.train_from_iterator(texts, trainer)
     if bpe.get_vocab_size() < size:
         print(f"the text gives {bpe.get_vocab_size():,} tokens, not {size:,}: it has no more pairs to join")
     return _of_json(bpe)
@@ -117,17 +93,17 @@ def _trained(size, corpus):
 def _sample(corpus):
     """Every n-th batch of the text, and n, the smallest power of two that gives SAMPLE batches at most."""
     sample, step = [], 1
-    for number, (batch, _) in enumerate(watched(batches(corpus), corpus, "reading a sample")):
-        if number % step:
-            continue
-        if len(sample) == SAMPLE:
-            sample, step = sample[::2], 2 * step
+    for number, (batch, _) in enumerate(batches(corpus)):
         if number % step == 0:
             sample.append(batch)
+        if len(sample) > SAMPLE:
+            sample, step = sample[::2], 2 * step
     return sample, step
 
 
 def _of_file(path):
+    if not path.is_file():
+        raise UserError(f"--tokenizer={path} is no file: name the tokenizer.json that save_pretrained() wrote")
     with fails_as(f"--tokenizer={path} cannot be read or used"):
         meta = _of_json(read_json(path.read_text(encoding="utf-8"), f"--tokenizer={path}"))
     if "end_of_text" not in meta:  # do not add an id, which the model of this tokenizer would not have
@@ -151,23 +127,3 @@ def _of_json(bpe):
                 " byte-level one whose vocabulary has all 256 bytes, and which neither changes letters nor drops blanks"
             )
     return meta
-
-
-def _require_known(name):
-    import tiktoken
-
-    if name not in (known := tiktoken.list_encoding_names()):
-        raise UserError(
-            f"--tokenizer={shown(name)} is unknown: it can be byte, char, train:SIZE, the path of a tokenizer.json, or"
-            f" {', '.join(known)}"
-        )
-
-
-def _of_tiktoken(name):
-    _require_known(name)
-    try:
-        bpe = tiktoken_bpe(name)
-    except UserError as error:
-        no_download = "or give data/text/prepare.py --tokenizer=byte or --tokenizer=train:2048, which need no download"
-        raise UserError(f"{error}, {no_download}") from error
-    return {"tokenizer": name, "vocab_size": bpe.n_vocab, "end_of_text": bpe.eot_token}

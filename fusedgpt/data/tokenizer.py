@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,12 +16,8 @@ GPT2 = {"tokenizer": "gpt2", "vocab_size": 50257}  # the meta of data in GPT-2's
 KINDS = ("gpt2", "char", "byte", "json")  # and tiktoken's other encodings, by name
 END_OF_TEXT = "<|endoftext|>"  # how a prompt writes the id that ends a document
 LARGEST_VOCABULARY = 2**24  # far above any in use; a damaged meta with more would fill the memory
-BYTE_LEVEL = (
-    " Take one whose pre-tokenizer is ByteLevel, as GPT-2, Llama 3 and Qwen have it, or train one:"
-    " data/text/prepare.py --tokenizer=train:8192"
-)
-STEPS = ("normalizer", "pre_tokenizer")  # of a tokenizer.json, before its model
 BLANK = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a blank in tokenizers that SentencePiece made, as that of Llama 2
+HALF_PAIR = re.compile("[\ud800-\udfff]")  # half of a surrogate pair, which UTF-8 cannot write
 BPES_OF_THREAD = threading.local()  # each thread's own BPEs, by name
 # tiktoken's patterns, and others that find the same words 1.7 times as fast. tiktoken's engine tries alternatives one
 # by one if they look ahead or are possessive (`++`). It matches a group of other alternatives in one pass. In these
@@ -39,6 +36,13 @@ FASTER_PATTERNS = {
 }
 
 
+def tiktoken_names() -> list[str]:
+    """The names of tiktoken's encodings."""
+    import tiktoken
+
+    return tiktoken.list_encoding_names()
+
+
 @functools.lru_cache(maxsize=1)
 def tiktoken_bpe(name: str):
     """A byte-pair encoding of tiktoken's. Raises UserError if its files cannot be loaded."""
@@ -49,7 +53,8 @@ def tiktoken_bpe(name: str):
     except Exception as error:  # tiktoken passes on whatever its download raises
         raise UserError(
             f"cannot load the BPE files of {name} ({type(error).__name__}): tiktoken downloads them once. Without a"
-            " network, set TIKTOKEN_CACHE_DIR to a folder into which another machine has downloaded them"
+            " network, set TIKTOKEN_CACHE_DIR to a folder into which another machine has downloaded them, or give"
+            " data/text/prepare.py --tokenizer=byte or --tokenizer=train:2048, which need no download"
         ) from error
 
 
@@ -70,14 +75,12 @@ def _bpe_of_thread(name):
 def fails_as(sentence: str) -> Iterator[None]:
     """A context for calls of the package tokenizers. All errors become a UserError with `sentence` and the reason.
 
-    The package has no exception type of its own, and a hostile file may make its Rust code panic.
+    The package has no exception type of its own, and a damaged file may make its Rust code panic.
     """
     try:
         yield
-    except UserError:
-        raise
     except BaseException as error:
-        if not (isinstance(error, Exception) or is_panic(error)):
+        if isinstance(error, UserError) or not (isinstance(error, Exception) or is_panic(error)):
             raise  # such as KeyboardInterrupt
         raise UserError(f"{sentence}: {first_line(error)}") from error
 
@@ -98,10 +101,8 @@ def read_json(text: str, name: str) -> Any:
 
 
 def vocabulary(meta: Any) -> int:
-    """The number of ids in `meta`. Raises UserError if `meta` is not a dict, or the number is out of range."""
-    if not isinstance(meta, dict):
-        raise UserError(f"meta is a {type(meta).__name__}: it must be an object with tokenizer and vocab_size")
-    size = meta.get("vocab_size")
+    """The number of ids in `meta`. Raises UserError if there is none, or if it is out of range."""
+    size = meta.get("vocab_size") if isinstance(meta, dict) else None
     if type(size) is not int or not 1 <= size <= LARGEST_VOCABULARY:
         raise UserError(f"vocab_size={shown(size)} must be a whole number from 1 to {LARGEST_VOCABULARY}")
     return size
@@ -109,7 +110,9 @@ def vocabulary(meta: Any) -> int:
 
 def end_of_text(meta: dict) -> int | None:
     """The id that ends a document in data with this `meta`, if there is one. Raises UserError if it cannot be an id."""
-    end = meta.get("end_of_text", 50256 if meta.get("tokenizer") == "gpt2" else None)
+    end = meta.get("end_of_text")
+    if end is None and meta.get("tokenizer") == "gpt2":
+        return 50256
     if end is not None and not (type(end) is int and 0 <= end < meta["vocab_size"]):
         raise UserError(f"end_of_text={shown(end)} must be an id below {meta['vocab_size']}")
     return end
@@ -121,26 +124,12 @@ def byte_characters() -> list[str]:
     Bytes that Latin-1 prints are written as its characters, all others as the characters from U+0100 on.
     """
     shown_as_they_are = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = (chr(code) for code in range(256, 512))
+    others = map(chr, range(256, 512))
     return [chr(byte) if byte in shown_as_they_are else next(others) for byte in range(256)]
 
 
-def _characters(meta):
-    """meta["itos"], checked: the text of each id, or None."""
-    itos = meta.get("itos")
-    if not isinstance(itos, list) or len(itos) != meta["vocab_size"]:
-        raise UserError(f"itos must be a list of vocab_size={meta['vocab_size']} characters, got {shown(itos)}")
-    for id, c in enumerate(itos):
-        if c is not None and not (isinstance(c, str) and _is_utf8(c)):
-            raise UserError(f"itos must hold characters of UTF-8 or null, got {shown(c)} for id {id}")
-    return itos
-
-
 def _is_utf8(text):
-    try:
-        return text.encode() is not None
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
+    return isinstance(text, str) and not HALF_PAIR.search(text)
 
 
 class Tokenizer:
@@ -160,15 +149,18 @@ class Tokenizer:
     """
 
     def __init__(self, meta: Any):
-        self.vocab_size = vocabulary(meta)
-        self.kind, self.meta = meta.get("tokenizer"), meta
-        self.end_of_text = end_of_text(meta)
+        self.vocab_size, self.end_of_text = vocabulary(meta), end_of_text(meta)
+        self.kind, self.meta, self.itos = meta.get("tokenizer"), meta, meta.get("itos")
+        self.ends = {self.end_of_text} - {None}  # the ids at which a text ends
         if self.kind == "gpt2":
             self.vocab_size = GPT2["vocab_size"]  # meta may have more: padding, whose ids have no text
         elif self.kind == "byte":
-            self.vocab_size = 256 if self.end_of_text is None else 257
+            self.vocab_size = 256 + len(self.ends)
         elif self.kind == "char":
-            self.itos = _characters(meta)
+            if not isinstance(self.itos, list) or len(self.itos) != self.vocab_size:
+                raise UserError(f"itos must be a list of {self.vocab_size} characters, got {shown(self.itos)}")
+            if odd := [c for c in self.itos if c is not None and not _is_utf8(c)]:
+                raise UserError(f"itos must hold characters of UTF-8 or null, got {shown(odd[0])}")
         elif self.kind == "json":
             if not isinstance(meta.get("tokenizer_json"), dict):
                 raise UserError(f"tokenizer_json must be an object, got {shown(meta.get('tokenizer_json'))}")
@@ -177,13 +169,9 @@ class Tokenizer:
                 "the data's meta.pkl has no itos (id to character): training needs only its vocab_size, but sampling"
                 " needs itos. Write it with meta.pkl's vocab_size, itos and stoi, as data/shakespeare_char does"
             )
-        else:
-            import tiktoken
-
-            known = ("byte", "char", "json", *tiktoken.list_encoding_names())
-            if self.kind not in known:
-                raise UserError(f"tokenizer {shown(self.kind)} is unknown: it can be {', '.join(map(repr, known))}")
-        self.ends = {self.end_of_text} - {None}  # the ids at which a text ends
+        elif self.kind not in tiktoken_names():
+            known = ", ".join((*KINDS[1:], *tiktoken_names()))
+            raise UserError(f"tokenizer {shown(self.kind)} is unknown: it can be {known}")
 
     @functools.cached_property
     def tokens(self) -> list[bytes | None]:
@@ -191,12 +179,13 @@ class Tokenizer:
         if self.kind == "byte":
             return [bytes([byte]) for byte in range(256)] + [END_OF_TEXT.encode()] * (self.vocab_size - 256)
         if self.kind == "char":
-            return [None if c is None else c.encode() for c in self.itos]
+            return [c and c.encode() for c in self.itos]
         if self.kind == "json":
-            return _bytes_of_ids(self._json, self.vocab_size, self.meta["tokenizer_json"])
-        bpe, found = tiktoken_bpe(self.kind), {}
-        for token in (*bpe.token_byte_values(), *(name.encode() for name in bpe.special_tokens_set)):
-            found[bpe.encode_single_token(token)] = token
+            found = _bytes_of_ids(self._json, self.meta["tokenizer_json"])
+        else:
+            bpe = tiktoken_bpe(self.kind)
+            texts = [*bpe.token_byte_values(), *(name.encode() for name in bpe.special_tokens_set)]
+            found = {bpe.encode_single_token(text): text for text in texts}
         return [found.get(id) for id in range(self.vocab_size)]
 
     def byte_lengths(self) -> np.ndarray:
@@ -212,20 +201,21 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt. <|endoftext|> in it becomes the id that ends a document, if there is one.
 
-        Raises UserError as encode_text does, and for a character that UTF-8 does not have.
+        Raises UserError for a character that UTF-8 or the tokenizer does not have.
         """
         if not _is_utf8(text):
             raise UserError(f"the prompt {shown(text)} cannot be written in UTF-8: change it")
-        texts = [text] if self.end_of_text is None else text.split(END_OF_TEXT)
-        ids = self.encode_text(texts[0]).tolist()
-        for text in texts[1:]:
-            ids += [self.end_of_text, *self.encode_text(text).tolist()]
-        return ids
+        if self.end_of_text is None:
+            return self.encode_text(text).tolist()
+        ids = []
+        for part in text.split(END_OF_TEXT):
+            ids += [*self.encode_text(part).tolist(), self.end_of_text]
+        return ids[:-1]
 
     def encode_text(self, text: str) -> np.ndarray:
         """Ids of a UTF-8 text as an array. A special token in the text is encoded as ordinary text.
 
-        Raises UserError for an unknown character, and for a text that tiktoken gives up on.
+        Raises UserError for an unknown character.
         """
         if self.kind == "byte":
             return np.frombuffer(text.encode(), np.uint8)
@@ -236,11 +226,7 @@ class Tokenizer:
                 # unlike `encode`, this releases Python's lock
                 (encoded,) = self._json.encode_batch_fast([text], add_special_tokens=False)
             return np.array(encoded.ids, np.uint32)
-        bpe = tiktoken_bpe(self.kind)  # outside of `try`: a UserError is a ValueError too
-        try:
-            return bpe.encode_to_numpy(text, disallowed_special=())
-        except ValueError as error:  # raised for a million blanks in a row
-            raise UserError(f"tiktoken cannot tokenize the text ({first_line(error)}): shorten it") from error
+        return tiktoken_bpe(self.kind).encode_to_numpy(text, disallowed_special=())
 
     def encode_texts(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The ids of encode_text for all texts in one array, and the number of ids after which each text ends.
@@ -264,13 +250,13 @@ class Tokenizer:
 
         So do ids beyond the tokenizer's, because a model may have more: Qwen's is padded to a round number.
         """
-        tokens, unknown = self.tokens, "\N{REPLACEMENT CHARACTER}".encode()
-        texts = (tokens[id] if id < len(tokens) else None for id in ids)
+        unknown = "\N{REPLACEMENT CHARACTER}".encode()
+        texts = (self.tokens[id] if id < len(self.tokens) else None for id in ids)
         return b"".join(unknown if text is None else text for text in texts)
 
     def ids_without_text(self) -> list[int]:
         """The ids for which the meta of a character tokenizer has no character."""
-        return [i for i, c in enumerate(self.itos) if c is None] if self.kind == "char" else []
+        return [i for i, c in enumerate(self.itos or []) if c is None]
 
     def _encode_characters(self, text):
         codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
@@ -303,8 +289,7 @@ class Tokenizer:
 def without_prefix(content: dict) -> dict:
     """A tokenizer.json whose BPE puts no blank before a text, and takes none away from its beginning.
 
-    Those that SentencePiece made do, so that the ids of a text would not be those of its parts. Others stay as they
-    are.
+    Those that SentencePiece made do, so that the ids of a text would not be those of its parts.
     """
     if not _of_sentencepiece(content):
         return content
@@ -320,34 +305,26 @@ def _unprefixed(step):
     if step is None or step.get("type") == "Prepend" or (step.get("type") == "Strip" and "content" in step):
         return None
     if step.get("type") == "Metaspace":
-        return step | {"prepend_scheme": "never"} | ({"add_prefix_space": False} if "add_prefix_space" in step else {})
+        return step | {"prepend_scheme": "never"} | dict.fromkeys(step.keys() & {"add_prefix_space"}, False)
     if step.get("type") == "Sequence":
         name = next(each for each in ("normalizers", "pretokenizers", "decoders") if each in step)
         return step | {name: [kept for each in step[name] if (kept := _unprefixed(each)) is not None]}
     return step
 
 
-def _bytes_of_ids(tokenizer, vocab_size, content):
-    """The bytes of each id. Raises UserError unless the names in the vocabulary are of bytes, or SentencePiece's."""
+def _bytes_of_ids(tokenizer, content):
+    """{id: its bytes}. Raises UserError unless the names in the vocabulary are of bytes, or SentencePiece's."""
     added = {id: token.content.encode() for id, token in tokenizer.get_added_tokens_decoder().items()}
-    byte = {character: n for n, character in enumerate(byte_characters())}
-    of_bytes = {f"<0x{n:02X}>": bytes([n]) for n in range(256)}
-    sentencepiece = _of_sentencepiece(content)
-    if not sentencepiece and '"type": "ByteLevel"' not in json.dumps([content.get(each) for each in STEPS]):
-        raise UserError(f"tokenizer_json is not byte-level: it does not turn a text into bytes.{BYTE_LEVEL}")
-    if sentencepiece and (lacking := [name for name in of_bytes if tokenizer.token_to_id(name) is None]):
-        raise UserError(f"tokenizer_json cannot write every text: it has no {lacking[0]}.{BYTE_LEVEL}")
-    tokens = []
-    for id in range(vocab_size):
-        name = tokenizer.id_to_token(id)
-        if id in added or name is None:
-            tokens.append(added.get(id))
-        elif sentencepiece:
-            tokens.append(of_bytes.get(name) or name.replace(BLANK, " ").encode())
-        elif byte.keys() >= set(name):
-            tokens.append(bytes(byte[c] for c in name))
-        else:
-            raise UserError(
-                f"tokenizer_json is not byte-level: its id {id} is {shown(name)}, whose bytes are unknown.{BYTE_LEVEL}"
-            )
-    return tokens
+    names = {id: name for name, id in tokenizer.get_vocab().items() if id not in added}
+    if _of_sentencepiece(content):
+        byte = {f"<0x{n:02X}>": bytes([n]) for n in range(256)}
+        if byte.keys() <= {*names.values()}:
+            return {id: byte.get(name) or name.replace(BLANK, " ").encode() for id, name in names.items()} | added
+    elif '"type": "ByteLevel"' in json.dumps([content.get("normalizer"), content.get("pre_tokenizer")]):
+        byte = {character: n for n, character in enumerate(byte_characters())}
+        if byte.keys() >= set("".join(names.values())):
+            return {id: bytes(byte[c] for c in name) for id, name in names.items()} | added
+    raise UserError(
+        "tokenizer_json is not byte-level, so it does not give back every text: take one whose pre-tokenizer is"
+        " ByteLevel, as GPT-2, Llama 3 and Qwen have it, or train one: data/text/prepare.py --tokenizer=train:8192"
+    )

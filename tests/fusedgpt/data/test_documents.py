@@ -4,6 +4,7 @@ import email.message
 import mailbox
 import pathlib
 import subprocess
+import sys
 import time
 
 import pytest
@@ -36,23 +37,6 @@ def test_a_document_is_its_text_without_markup(tmp_path, suffix, format):
         (tmp_path / f"a{suffix}").write_bytes((tmp_path / f"a{suffix}").read_bytes()[:-40])
         with pytest.raises(UserError, match=r"cannot be read by pandoc \(.*\): it is damaged, protected, or"):
             read([tmp_path / f"a{suffix}"])
-
-
-def test_a_word_file_of_another_program(tmp_path):
-    docx = pytest.importorskip("docx")
-    document = docx.Document()
-    document.add_heading("Kapitel 1", 1)
-    document.add_paragraph("Es war einmal – eine „Geschichte“.")
-    table = document.add_table(1, 2)
-    table.cell(0, 0).text, table.cell(0, 1).text = "links", "rechts"
-    document.save(tmp_path / "a.docx")
-    (text,) = read([tmp_path / "a.docx"])
-    assert text.startswith("Kapitel 1\n\nEs war einmal – eine „Geschichte“.\n") and "links" in text and "rechts" in text
-
-
-def test_pages_in_other_encodings_and_packed(tmp_path):
-    (tmp_path / "a.html").write_bytes('<html><meta charset="windows-1252"><p>“Grüße”'.encode("cp1252"))
-    assert read([tmp_path / "a.html"]) == ["“Grüße”\n"]
 
 
 @pytest.mark.parametrize("bomb", ["<meta " * 30_000, "</" * 500_000, "<!--" * 250_000])
@@ -117,10 +101,9 @@ def test_a_pdf_is_the_text_of_its_pages(tmp_path, capsys):
         read([tmp_path / "a.pdf"])
 
 
-@pytest.mark.parametrize(("name", "package"), [("a.docx", "pypandoc-binary"), ("a.pdf", r"pypdf\[crypto\]")])
+@pytest.mark.parametrize(("name", "package"), [("a.docx", "pypandoc"), ("a.pdf", "pypdf")])
 def test_a_missing_package_is_named(tmp_path, monkeypatch, name, package):
-    monkeypatch.setitem(__import__("sys").modules, "pypandoc", None)
-    monkeypatch.setitem(__import__("sys").modules, "pypdf", None)
+    monkeypatch.setitem(sys.modules, package, None)
     (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(UserError, match=rf"needs the package {package}: pip install .*fusedgpt\[documents\]"):
+    with pytest.raises(UserError, match=rf"needs the package {package}: pip install 'fusedgpt\[documents\]'"):
         read([tmp_path / name])

@@ -10,7 +10,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from fusedgpt.data import encoding
+from fusedgpt.data import encoding, prepare
 from fusedgpt.data.encoding import Encoded, on_all_cores, pieces
 from fusedgpt.data.texts import Files
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
@@ -123,11 +123,9 @@ def rows(tmp_path):
     return tmp_path / "rows", [id for text in texts for id in (*text.encode(), 256)]
 
 
-def filled(folder, corpus, job=("a job",), max_tokens=None):
+def filled(folder, corpus, max_tokens=None):
     folder.mkdir(exist_ok=True)
-    encoded = Encoded(folder, list(job))
-    if encoded.meta is None:
-        encoded.begin(BYTES)
+    encoded = Encoded(folder, BYTES)
     encoded.fill(corpus, max_tokens)
     return encoded
 
@@ -136,7 +134,7 @@ def ids_of(encoded, max_tokens=None):
     return np.concatenate([*encoded.read(np.array([[0, encoded.documents(max_tokens)["end"][-1]]]))]).tolist()
 
 
-@pytest.mark.parametrize("tear", ["nothing", "ids", "documents", "steps.jsonl"])
+@pytest.mark.parametrize("tear", ["nothing", "ids", "documents"])
 @pytest.mark.parametrize("batch", [500, 5000])
 def test_a_run_that_stops_anywhere_goes_on_to_the_same_ids(tmp_path, monkeypatch, capsys, rows, two_cores, tear, batch):
     monkeypatch.setattr(encoding, "BATCH", batch)
@@ -158,36 +156,28 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_ids(tmp_path, monkeypatch
     assert ids_of(filled(folder, Interrupted([text], tmp_path))) == want  # it is complete: nothing is read
 
 
-def test_another_job_starts_anew_when_it_has_something_to_write(tmp_path, monkeypatch, capsys, rows):
-    # a typo in an option dropped the work of hours before it was refused
-    filled(tmp_path / "work", Files([rows[0]], tmp_path))
-    before = {path.name: path.read_bytes() for path in (tmp_path / "work").iterdir()}
-    corpus = Interrupted([rows[0]], tmp_path)
-    corpus.at = "00.jsonl"
-    with pytest.raises(Stopped):
-        filled(tmp_path / "work", corpus, job=["another"])
-    assert before == {path.name: path.read_bytes() for path in (tmp_path / "work").iterdir()}
-    assert ids_of(filled(tmp_path / "work", Files([rows[0]], tmp_path), job=["another"])) == rows[1]
-    assert "starting anew: the work of an interrupted run with other text or options" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", ["ids", "documents"])
-def test_what_is_gone_while_it_is_needed_is_named(tmp_path, monkeypatch, rows, two_cores, name):
-    # ids that were removed while a preparation ran came back as zeros, and of a shorter file the rest was left out
+def test_the_work_of_a_job_outlives_another(tmp_path, monkeypatch, rows):
+    # a typo in an option dropped the work of hours
     monkeypatch.setattr(encoding, "BATCH", 500)
-    folder = tmp_path / "work"
 
-    class Removed(Files):
-        def read(self, path):
-            if path.name == "25.jsonl":
-                (folder / name).unlink()
-            return super().read(path)
+    def prepared(at=None, tokenizer="byte"):
+        corpus = Interrupted([rows[0]], tmp_path)
+        corpus.at = at
+        prepare.prepare(corpus, tokenizer, tmp_path / "out", lambda documents: prepare.by_text(documents, 0.1))
+        return {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
 
-    with pytest.raises(UserError, match=f"cannot write .*{name}"):
-        filled(folder, Removed([rows[0]], tmp_path))
-    encoded = filled(tmp_path / "again", Files([rows[0]], tmp_path))
-    os.truncate(tmp_path / "again" / name, 8 * 100)
-    with pytest.raises(UserError, match=f"{name} became shorter or cannot be read: remove .*again and run this again"):
+    for at, tokenizer in (("27.jsonl", "byte"), ("00.jsonl", "char"), ("28.jsonl", "byte")):
+        with pytest.raises(Stopped):
+            prepared(at, tokenizer)
+    kept = [path.stat().st_size for path in (tmp_path / "out" / ".prepare").glob("*/ids")]
+    assert max(kept) > 0 and len(prepared()) == 3
+
+
+def test_ids_that_a_disk_has_lost_are_named(tmp_path, rows):
+    # of a shorter file, the rest was left out
+    encoded = filled(tmp_path / "work", Files([rows[0]], tmp_path))
+    os.truncate(tmp_path / "work" / "ids", 100)
+    with pytest.raises(UserError, match=r"ids cannot be read: remove .*work and run this again"):
         ids_of(encoded)
 
 

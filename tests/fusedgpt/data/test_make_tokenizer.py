@@ -1,7 +1,6 @@
 """The tokenizers that a prepare script can make, compared with the libraries that they come from."""
 
 import json
-import unicodedata
 
 import pytest
 
@@ -41,12 +40,6 @@ def test_a_bpe_is_trained_as_the_library_trains_gpt2s(text, capsys):
     assert make_tokenizer.of("train:300", text) == meta  # the same text gives the same tokenizer
 
 
-def test_a_text_too_small_for_the_vocabulary_says_so(text, capsys):
-    meta = make_tokenizer.of("train:5000", text)
-    assert 257 < meta["vocab_size"] < 5000
-    assert "it has no more pairs to join" in capsys.readouterr().out
-
-
 def test_a_sample_is_spread_over_the_text(text, monkeypatch):
     monkeypatch.setattr(encoding, "PIECE", 100)
     monkeypatch.setattr(encoding, "BATCH", 100)
@@ -79,13 +72,7 @@ def test_a_tokenizer_json_that_does_not_fit_is_refused(tmp_path, text):
     with pytest.raises(UserError, match=r"does not give back every text: it changes"):
         make_tokenizer.of(str(tmp_path / "prefix.json"), text)
     with pytest.raises(UserError, match="is no file"):
-        make_tokenizer.stamp(str(tmp_path / "none.json"))
-
-
-@pytest.mark.parametrize(("name", "said"), [("train:5", "must be train:SIZE"), ("gpt22", "is unknown: it can be byte")])
-def test_a_tokenizer_that_does_not_exist_is_refused_before_the_text_is_read(name, said):
-    with pytest.raises(UserError, match=said):
-        make_tokenizer.stamp(name)
+        make_tokenizer.of(str(tmp_path / "none.json"), text)
 
 
 @pytest.mark.parametrize("fault", ["no pre-tokenizer of bytes", "no alphabet", "lower case"])
@@ -107,7 +94,7 @@ def test_a_tokenizer_json_that_loses_text_is_refused(tmp_path, text, fault):
     lossy.train_from_iterator([plain], trainer)
     lossy.save(str(tmp_path / "lossy.json"))
     lost = r"does not give back every text: it changes '.*'\. Take a byte-level one"
-    with pytest.raises(UserError, match="is not byte-level: it does not turn" if "bytes" in fault else lost):
+    with pytest.raises(UserError, match="tokenizer_json is not byte-level" if "bytes" in fault else lost):
         make_tokenizer.of(str(tmp_path / "lossy.json"), text)
 
 
@@ -123,13 +110,7 @@ def test_an_added_token_that_takes_the_blanks_around_it_is_refused(tmp_path, tex
         make_tokenizer.of(str(tmp_path / "added.json"), text)
 
 
-def test_every_byte_is_tried_and_normalizers_of_byte_level_models_change_none():
-    # Qwen's composes characters
-    assert {*make_tokenizer.EVERY_BYTE.encode()} == {*range(256)} - {0xC0, 0xC1, *range(0xF5, 0x100)}
-    assert unicodedata.is_normalized("NFC", make_tokenizer.EVERY_BYTE)
-
-
-UNKNOWN = ["gpt3", "json", "train", "train:", "train:1", "train:x", "train:3000000000", "train:" + "9" * 5000, ""]
+UNKNOWN = ["gpt3", "json", "train", "train:", "train:5", "train:x", "train:" + "9" * 5000, ""]
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 
 import sample
 from fusedgpt.data import prepare, tokenizer
@@ -14,7 +13,6 @@ from fusedgpt.data.dataset import check_same_ids, read_meta
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
 from fusedgpt.errors import UserError
 from fusedgpt.interchange import tokenizer_json
-from fusedgpt.machine import memory
 from tests.conftest import Evil, run, why_no_bpe
 from tests.fusedgpt.data.test_tokenizer import meta_of
 
@@ -31,41 +29,27 @@ def drawn(out_dir, **settings):
     ("content", "reason"),
     [
         ({"itos": {0: "a"}, "stoi": Evil()}, "which is code"),  # T14: a pickle can run anything
-        ({"vocab_size": np.float64(65)}, "it holds a numpy float64, which is no whole number"),
         ({"vocab_size": 65, "itos": np.arange(65)}, r"(_reconstruct|_frombuffer), which is code"),
         ({"vocab_size": np.int64, "itos": {0: "a"}}, "numpy.int64, which is code"),
         ({"vocab_size": Evil()}, "system, which is code"),
-        ([65], "has no attribute 'get'"),  # this one and the next used to be a loop until the memory is full
         ({"vocab_size": 10**30, "itos": {0: "a"}}, "vocab_size=1000000000000000000000000000000 must be"),
-        ({"itos": {0: "\ud800"}}, "itos must hold characters of UTF-8"),
     ],
-    ids=["code", "a float", "an array", "a type", "a command", "a list", "huge", "half a character"],
+    ids=["code", "an array", "a type", "a command", "huge"],
 )
 def test_a_meta_pkl_runs_no_code_and_holds_no_more_than_integers(tmp_path, monkeypatch, content, reason):
     # T14: to admit all of numpy's module for the sake of its integers would admit its functions too
     monkeypatch.chdir(tmp_path)
     (tmp_path / "meta.pkl").write_bytes(pickle.dumps(content))
-    with pytest.raises(UserError, match=rf"no nanoGPT meta.pkl \(.*{reason}.*\): run a data"):
+    with pytest.raises(UserError, match=rf"meta.pkl is damaged \(.*{reason}.*\): run a data"):
         read_meta(tmp_path)
     assert not (tmp_path / "pwned").exists()
-
-
-def test_nine_damaged_bytes_do_not_fill_the_memory(tmp_path):
-    # pickle's C code makes room for 2**31 objects here: 17 GB, for a minute
-    (tmp_path / "meta.pkl").write_bytes(b"\x80\x04}r\x00\x00\x00\x40.")
-    before = memory.peak_memory(torch.device("cpu"))
-    with pytest.raises(UserError, match=r"no nanoGPT meta\.pkl"):
-        read_meta(tmp_path)
-    assert memory.peak_memory(torch.device("cpu")) - before < 1 << 28
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "{",
-        "[]",
         "[" * 100_000,  # a RecursionError, and so on: each used to be a traceback
-        '{"tokenizer": "byte", "vocab_size": 256, "tokens": []}',
         '{"tokenizer": "byte", "vocab_size": 256, "dtype": []}',
         '{"tokenizer": "unknown", "vocab_size": 0}',
         '{"tokenizer": "unknown", "vocab_size": 9, "end_of_text": "9"}',
@@ -141,15 +125,6 @@ def test_ids_without_a_character_are_counted_and_shown(tmp_path, data, capsys):
         drawn(out_dir, start="$")
 
 
-def test_a_meta_json_without_characters_trains_and_says_what_sampling_needs(tmp_path):
-    # export.py writes one for a run on a meta.pkl that has vocab_size only; it used to be called damaged
-    meta = {"tokenizer": "unknown", "vocab_size": 65}
-    (tmp_path / "meta.json").write_text(json.dumps(meta))
-    assert read_meta(tmp_path) == meta
-    with pytest.raises(UserError, match="sampling needs itos"):
-        Tokenizer(read_meta(tmp_path))
-
-
 def test_a_run_goes_on_with_its_own_ids_only(tmp_path, data):
     # a run used to go on in silence with data of another tokenizer, in which every id is another text
     run(tmp_path / "out", data, max_iters=5)
@@ -160,7 +135,7 @@ def test_a_run_goes_on_with_its_own_ids_only(tmp_path, data):
         prepare.write(tmp_path / name, {"train": [ids], "val": [ids]}, name, **own)
     run(tmp_path / "out", tmp_path / "same", max_iters=6, init_from="resume")
     check_same_ids(read_meta(tmp_path / "more"), read_meta(data), pytest.fail)  # as far as both have ids
-    with pytest.raises(UserError, match=r"stand for other texts than .* \(each with other tokens\): prepare the data"):
+    with pytest.raises(UserError, match=r"stand for other texts than .* \(now char, then char\): prepare the data"):
         run(tmp_path / "out", tmp_path / "other", max_iters=7, init_from="resume")
     with pytest.raises(UserError, match="now byte, then char"):
         check_same_ids({"tokenizer": "byte", "vocab_size": 256}, read_meta(data), pytest.fail)
@@ -193,8 +168,6 @@ def test_ids_of_files_that_cannot_be_downloaded_are_taken_to_be_the_same(monkeyp
     said = []
     check_same_ids(GPT2, {"tokenizer": "byte", "vocab_size": 256}, said.append)
     assert said == ["cannot tell whether the weights were trained on the data's ids: no network"]
-    with pytest.raises(UserError, match=r"no tokenizer\.json of `tokenizers`"):
-        check_same_ids({"tokenizer": "json", "vocab_size": 9, "tokenizer_json": {}}, GPT2, said.append)
 
 
 def test_two_forms_of_one_tokenizer_have_the_same_ids():

@@ -1,12 +1,9 @@
 """Ids to text and back."""
 
-import concurrent.futures
 import contextlib
 import functools
 import json
 import pickle
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -100,26 +97,6 @@ def test_the_ids_of_texts_that_are_encoded_together_are_those_of_each(kind, more
     assert len(ids) == ends[-1]
 
 
-def test_each_thread_has_an_encoding_of_its_own(monkeypatch):
-    # two threads that shared one of tiktoken's took a fifth longer: the first that used it had no lock to take
-    import tiktoken
-
-    one, used, meet = Tokenizer(meta_of("gpt2")), set(), threading.Barrier(2)
-    original = tiktoken.Encoding.encode_to_numpy
-
-    def encode(encoding, text, **options):
-        used.add((id(encoding), threading.get_ident()))
-        return original(encoding, text, **options)
-
-    monkeypatch.setattr(tiktoken.Encoding, "encode_to_numpy", encode)
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for _ in range(2):
-            list(pool.map(lambda text: (meet.wait(10), one.encode_texts([text])), ("a", "b")))
-    encodings, threads = map(set, zip(*used))
-    assert len(used) == len(encodings) == len(threads) == 2
-    assert id(tokenizer.tiktoken_bpe("gpt2")) not in encodings
-
-
 def test_ids_are_those_of_the_libraries():
     import tokenizers
 
@@ -167,18 +144,6 @@ def texts_that_meet_all_alternatives():
     yield from ("", " " * 999, "\n" * 999 + "a", "a" * 999 + "1" * 999, TEXT)
 
 
-def test_a_tokenizer_json_leaves_pythons_lock_to_other_threads():
-    # the library's `encode` holds it: two threads took 7.9 s for what one did in 5.8, and two without it do in 2.4
-    ours, text = Tokenizer(meta_of("json")), TEXT * 20_000
-    ours.encode_text("")  # loads it
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        encoding, turns = pool.submit(ours.encode_text, text), 0
-        while not encoding.done():
-            time.sleep(1e-3)
-            turns += 1
-    assert turns > 20
-
-
 def test_an_unknown_character_is_named():
     with pytest.raises(UserError, match="the training text has no 'z'"):
         Tokenizer({"tokenizer": "char", "vocab_size": 2, "itos": ["a", "b"]}).encode("abz")
@@ -201,16 +166,13 @@ def test_missing_bpe_files_are_one_sentence(monkeypatch):
 @pytest.mark.parametrize(
     ("meta", "message"),
     [
-        ([], "meta is a list"),
-        ({"tokenizer": "char", "vocab_size": 2, "itos": ["a"]}, "itos must be a list"),
-        ({"tokenizer": "char", "vocab_size": 2, "itos": ["a", 5]}, "characters of UTF-8 or null, got 5 for id 1"),
-        ({"tokenizer": "char", "vocab_size": 1, "itos": ["\ud800"]}, r"got '\\ud800' for id 0"),
+        ([], "vocab_size=None must be a whole number"),
+        ({"tokenizer": "char", "vocab_size": 2, "itos": ["a"]}, "itos must be a list of 2 characters"),
+        ({"tokenizer": "char", "vocab_size": 2, "itos": ["a", 5]}, "characters of UTF-8 or null, got 5"),
+        ({"tokenizer": "char", "vocab_size": 1, "itos": ["\ud800"]}, r"got '\\ud800'"),
         ({"tokenizer": "byte", "vocab_size": 10**30}, "vocab_size=1000.* must be a whole number from 1"),
-        ({"tokenizer": "byte", "vocab_size": 10**5000}, r"vocab_size=<int.*> must be"),
         ({"tokenizer": "byte", "vocab_size": 0}, "vocab_size=0 must be"),
-        ({"tokenizer": "byte", "vocab_size": True}, "vocab_size=True must be"),
-        ({"tokenizer": ["char"], "vocab_size": 5}, "tokenizer .* is unknown"),
-        ({"tokenizer": "gpt3", "vocab_size": 5}, "tokenizer 'gpt3' is unknown: it can be .*'o200k_base'"),
+        ({"tokenizer": ["char"], "vocab_size": 5}, "tokenizer .* is unknown: it can be .*'?o200k_base"),
         ({"tokenizer": "json", "vocab_size": 5}, "tokenizer_json must be an object, got None"),
         ({"tokenizer": "byte", "vocab_size": 257, "end_of_text": 257}, "end_of_text=257 must be an id below 257"),
     ],
@@ -226,10 +188,6 @@ def model(**changes):
     return {"model": trained_bpe()["model"] | changes}
 
 
-def replacing(pattern):
-    return {"normalizer": {"type": "Replace", "pattern": pattern, "content": "x"}}
-
-
 def vocab(**changes):
     return model(vocab=trained_bpe()["model"]["vocab"] | changes, merges=[])
 
@@ -241,18 +199,13 @@ def split_first(regex):
 
 HOSTILE = {
     "no [UNK]": model(type="WordLevel", unk_token="[UNK]"),
-    "no unk of BPE": model(unk_token="nope", vocab={"a": 0}, merges=[]),
     "no ids": model(vocab={}, merges=[]) | {"added_tokens": []},
     "an id beyond all memory": vocab(a=4_000_000_000),
     "an id below 0": vocab(a=-1),
-    "a merge of unknown tokens": model(merges=[["xyz", "abc"]]),
     "a prefix longer than a token": model(continuing_subword_prefix="#" * 50),
     "a pattern without end": split_first("(x+x+)+y|(.*)*b"),
-    "no pattern": replacing({"String": ""}),
-    "half a pattern": replacing({"Regex": "(("}),
-    "characters that cannot be parsed": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "half a pattern": {"normalizer": {"type": "Replace", "pattern": {"Regex": "(("}, "content": "x"}},
     "no characters": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}},
-    "chunks of 0": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     "no model": {"model": None},
 }
 
@@ -283,29 +236,6 @@ def test_a_hostile_tokenizer_json_is_one_sentence(what, tmp_path):
         tokenizer_json.tokenizer(meta, 16)
 
 
-def test_an_id_beyond_the_vocabulary_is_one_sentence():
-    # it was an index that the model's embedding does not have
-    meta = {"tokenizer": "json", "vocab_size": 300, "tokenizer_json": trained_bpe() | vocab(a=5000)}
-    with pytest.raises(UserError, match="tokenizer_json has 5001 ids, and vocab_size is 300"):
-        Tokenizer(meta).encode("a")
-
-
-def test_ctrl_c_in_tokenizers_is_none_of_its_errors():
-    with pytest.raises(KeyboardInterrupt), tokenizer.fails_as("no tokenizer"):
-        raise KeyboardInterrupt
-
-
 def test_a_prompt_that_is_no_utf8_is_one_sentence():
     with pytest.raises(UserError, match=r"the prompt 'a\\udcff' cannot be written in UTF-8: change it"):
         Tokenizer({"tokenizer": "byte", "vocab_size": 256}).encode("a\udcff")
-
-
-def test_a_million_blanks_in_a_prompt_are_one_sentence():
-    # its engine's stack was full: a traceback
-    with pytest.raises(UserError, match=r"tiktoken cannot tokenize the text \(Regex error.*\): shorten it"):
-        Tokenizer(meta_of("gpt2")).encode(" " * 10**6 + "a")
-
-
-def test_bytes_are_256_in_a_padded_vocabulary_too():
-    # ids from 256 on used to be drawn, and then to end in a ValueError
-    assert Tokenizer({"tokenizer": "byte", "vocab_size": 320}).vocab_size == 256
