@@ -67,17 +67,6 @@ def test_the_activation_is_that_of_the_weights_and_survives_an_export(tmp_path, 
         torch.testing.assert_close(exported(idx).logits, want, rtol=1e-5, atol=1e-5)
 
 
-def test_the_weights_decide_their_dimensions(tmp_path):
-    # block_size in override_args used to be a bare TypeError
-    hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=16, vocab_size=64)
-    may = "may set dropout, attention, activation, loss, recompute, vocab_multiple, document_start, not block_size"
-    with pytest.raises(UserError, match=may):
-        GPT.from_pretrained(tmp_path, {"block_size": 5})
-    allowed = dict(dropout=0.5, attention="manual", activation="gelu", vocab_multiple=128)
-    config = GPT.from_pretrained(tmp_path, allowed).config
-    assert {name: getattr(config, name) for name in allowed} == allowed
-
-
 @pytest.mark.parametrize(
     ("layers", "heads", "channels", "parameters"),
     [
@@ -149,13 +138,6 @@ def test_weights_of_equal_shape_begin_equal_whatever_else_differs(changes):
 
 def dict_of_two(models):
     return [model.state_dict() for model in models]
-
-
-def test_weights_of_a_checkpoint_that_do_not_fit_name_what_loads_it_whole():
-    # how notebooks open a nanoGPT checkpoint: a size mismatch of the padding, and nothing on what to do
-    padded = GPT(GPTConfig(**TINY, vocab_multiple=64)).state_dict()
-    with pytest.raises(RuntimeError, match=r"size mismatch[\s\S]*GPT.from_checkpoint\(fusedgpt.runs.checkpoint.load"):
-        GPT(GPTConfig(**TINY, vocab_multiple=1)).load_state_dict(padded)
 
 
 def test_dropout_is_after_the_embedding_and_after_each_branch():

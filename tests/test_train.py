@@ -1,6 +1,5 @@
 """Training, run small on the CPU: the loop, splits and ranks that agree, and an end to every bad input."""
 
-import contextlib
 import math
 
 import pytest
@@ -27,7 +26,7 @@ from tests.conftest import (
     wait_for,
     weights,
 )
-from tests.launch import fails, process, ranks
+from tests.launch import process, ranks
 
 
 def test_the_loss_falls_and_everything_is_written(tmp_path, data, capsys):
@@ -245,26 +244,6 @@ def test_a_run_whose_kernel_is_another_ends(tmp_path, data, monkeypatch):
 def test_bad_settings_are_refused(tmp_path, data, settings, message):
     with pytest.raises(UserError, match=message):
         run(tmp_path, data, **settings)
-
-
-@contextlib.contextmanager
-def full_disk():
-    """No file of this process can be written beyond its first 40 KiB."""
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (40 * 1024, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_keeps_the_last_checkpoint(done, data, small_run):
-    ask = flags(small(done, data, init_from="resume", max_iters=12))
-    with full_disk():
-        error = fails("train.py", *ask)
-    assert "ckpt.pt: " in error and "what it held before is kept" in error
-    assert_same_bytes(weights(done), weights(small_run))
 
 
 def test_scripts_run_without_what_they_do_not_use(tmp_path, data, small_run):

@@ -174,7 +174,7 @@ class Logger:
 
     def say(self, line: str) -> None:
         """Print a line above the bar, on a terminal broken to its width."""
-        self._print(terminal.fit(line, sys.stdout))
+        self._print(terminal.harmless(line, sys.stdout))
 
     def _print(self, text):
         """Print `text` as it is. If its reader is gone (`| head`), raise SIGHUP."""

@@ -50,21 +50,3 @@ def refused(sentence, yes):
 def test_a_schedule_that_ends_before_the_run_is_refused(changes, is_refused):
     with refused("give --lr_decay_iters=10, or a --min_lr above 0", is_refused):
         require_learning(Settings(max_iters=10, **changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "was", "is_refused"),
-    [
-        # an earlier version began such runs; they could not be resumed or evaluated
-        (dict(), dict(max_iters=10, lr_decay_iters=5, min_lr=0.0), False),
-        (dict(max_iters=8), dict(max_iters=10, lr_decay_iters=5, min_lr=0.0), False),
-        (dict(max_iters=20), dict(max_iters=10, lr_decay_iters=5, min_lr=0.0), True),
-        (dict(lr_decay_iters=4), dict(max_iters=10, lr_decay_iters=5, min_lr=0.0), True),
-        (dict(), dict(max_iters=10, lr_decay_iters=5, min_lr=1e-5), True),
-        (dict(), dict(max_iters=10, lr_decay_iters=10), True),
-        (dict(), dict(), False),  # a checkpoint with few settings: it counts as begun with these
-    ],
-)
-def test_a_run_goes_on_as_it_was_begun_even_if_its_end_learns_nothing(changes, was, is_refused):
-    with refused("so nothing more would be learnt", is_refused):
-        require_learning(Settings(**(dict(max_iters=10, lr_decay_iters=5, min_lr=0.0) | changes)), was)
