@@ -7,8 +7,6 @@ Source: "Language Models are Unsupervised Multitask Learners" (GPT-2); module na
 
 import functools
 import math
-import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Self
 
@@ -142,7 +140,6 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.init_seed = None  # the first init_weights draws it
         # build on the meta device, which has no storage. On a real device PyTorch's default initialisation would draw
         # random numbers, and more of them for a padded vocabulary, so that padding would change every other weight
         with torch.device("meta"):
@@ -155,6 +152,7 @@ class GPT(nn.Module):
             self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=config.output_bias)
         eager.to_empty(self)
         self.tie_weights()  # after to_empty, which unties them
+        self.init_seed = torch.randint(2**62, (), device="cpu").item()
         self.init_weights()
         # not compiled: the compiler would reorder the chunks and then take more memory than all logits at once
         self.chunked_loss = torch.compiler.disable(loss.chunked) if config.loss == "chunked" else None
@@ -174,11 +172,9 @@ class GPT(nn.Module):
         Each weight has random numbers of its own, from `init_seed` and its name: models of one torch.manual_seed have
         equal weights wherever their shapes are equal. Padding draws none. part: initialise only this module.
         """
-        if self.init_seed is None:
-            self.init_seed = torch.randint(2**62, (), device="cpu").item()
-        own = None if part is None else set(part.parameters())
+        own = set((part or self).parameters())
         for name, p in self.named_parameters():
-            if p.is_meta or not (own is None or p in own):
+            if p.is_meta or p not in own:
                 continue
             numbers = torch.Generator(p.device).manual_seed(determinism.number(self.init_seed, name))
             if p.dim() < 2:
@@ -191,18 +187,12 @@ class GPT(nn.Module):
                 shrink = math.sqrt(2 * self.config.n_layer) if name.endswith("c_proj.weight") else 1.0
                 nn.init.normal_(p, std=0.02 / shrink, generator=numbers)
 
-    def forward(
-        self,
-        idx: Tensor,
-        targets: Tensor | None = None,
-        cache: list[generate.LayerCache] | None = None,
-        logits: bool = True,
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def forward(self, idx: Tensor, targets: Tensor | None = None, cache: list | None = None, logits: bool = True):
         """Returns logits (B, T, V) and the mean loss of `targets` (B, T); a target of -1 does not count.
 
         Without targets: logits of the last position only, (B, 1, V), and no loss. Ids that only pad the vocabulary have
         logit -inf: they get probability 0, learn nothing and are never sampled.
-        cache: from generate.new_cache; holds the keys and values of the tokens before `idx`.
+        cache: from generate.new_cache, one for each layer; the keys and values of the tokens before `idx`.
         logits: whether to return logits beside a loss. Training needs none: they would stay in memory, and a compiled
         backward would read a gradient of them.
         """
@@ -264,9 +254,7 @@ class GPT(nn.Module):
         if self.config.position == "learned":
             self.transformer.wpe.weight = nn.Parameter(self.transformer.wpe.weight[:block_size].detach().clone())
 
-    def configure_optimizers(
-        self, weight_decay: float, learning_rate: float, betas: tuple[float, float], device_type: str
-    ) -> eager.AdamW:
+    def configure_optimizers(self, weight_decay: float, learning_rate: float, betas: tuple, device_type: str):
         """AdamW in two groups: weight decay for matrices and embeddings, none for biases and LayerNorm."""
         # decay pulls weights towards 0: a matrix learns to do without the ones that it does not need, but a LayerNorm's
         # gain belongs near 1 and a bias wherever the data puts it
@@ -306,13 +294,7 @@ class GPT(nn.Module):
         return model
 
     @classmethod
-    def from_pretrained(
-        cls,
-        model_type: str | os.PathLike,
-        override_args: dict | None = None,
-        dtype: torch.dtype = torch.float32,
-        say: Callable[[str], None] = print,
-    ) -> Self:
+    def from_pretrained(cls, model_type, override_args: dict | None = None, dtype=torch.float32, say=print) -> Self:
         """A GPT with pretrained weights. model_type: an id on the hub, such as gpt2-xl, or a folder in that format.
 
         `override_args` may set the fields in dimensions.OVERRIDES. say: prints a line on what is ignored.

@@ -129,21 +129,16 @@ def executed(*command):
             ["CONFIG", "--compile=False", "--resume_from=5", "--n_layer=3"],
             "{'n_layer': 3, 'learning_rate': 1.0, 'compile': False, 'out_dir': 'out-x'} 5\n",
         ),
-        # its annotations become text in what it executes
-        (["from __future__ import annotations", "--n_layer=4"], "{'n_layer': 4, 'learning_rate': 0.0006, 'compile'"),
         (["--n_layer=2.5"], "n_layer='2.5' is not allowed: it takes a whole number"),
-        (["--LARGEST=5"], "there is no setting 'LARGEST'"),  # a name of configurator.py
         (["--_private=6"], "there is no setting '_private'"),
-        (["absent.py"], "config file absent.py does not exist"),
     ],
 )
 def test_a_script_that_executes_the_text_is_configured(args, said, tmp_path):
     # nanoGPT's train.py, sample.py and bench.py do: every flag and file used to be ignored in silence
     config, mine = tmp_path / "c.py", tmp_path / "mine.py"
     config.write_text("import time\nn_layer = 2 * 2\nlearning_rate = 1\nout_dir = 'out-' + 'x'")
-    mine.write_text("\n".join(arg for arg in args if arg.startswith("from")) + NANOGPTS)
-    args = [str(config) if arg == "CONFIG" else arg for arg in args if not arg.startswith("from")]
-    done = executed(mine, *args)
+    mine.write_text(NANOGPTS)
+    done = executed(mine, *(str(config) if arg == "CONFIG" else arg for arg in args))
     assert done.returncode == (0 if said.startswith("{") else 1)
     assert done.stdout.startswith(said) if said.startswith("{") else said in sentence(done.stderr)
 
@@ -171,10 +166,7 @@ NO_VALUE, NO_NAME = (
     [
         ("--stepz=5", "there is no setting 'stepz': did you mean steps?"),
         ("--qqqqq=5", "there is no setting 'qqqqq': --help lists every setting"),
-        ("-steps=3 --na-me=x", "there is no setting 'na_me': did you mean name?"),
-        ("--\udcff=1", r"there is no setting '\udcff': --help lists every setting"),
         ("--quick --steps=3", f"--quick {NO_VALUE} --quick=True"),
-        ("--name -x", f"--name {NO_VALUE} --name=x"),
         ("--rate", f"--rate {NO_VALUE} --rate=0.1"),
         ("steps=3", f"steps=3 {NO_NAME}: --steps=3"),
         ("—steps=3", f"—steps=3 {NO_NAME}: --steps=3"),
@@ -214,8 +206,6 @@ def test_bad_flags_are_named_with_what_was_meant(written, said, capfd, monkeypat
         # each of these used to be a traceback, or to end the script with status 0
         ("def f(): f()\nf()", "fails: RecursionError"),
         ("rate = 10**400", "is not allowed: it takes a number"),
-        ("steps = 10**5000", "is not allowed: it takes a whole number"),
-        ("steps = type('T', (), {'__repr__': None, '__str__': None})()", "is not allowed: it takes a whole number"),
     ],
 )
 def test_files_pass_the_same_check(tmp_path, line, message):

@@ -204,15 +204,6 @@ def test_a_run_that_makes_no_step_says_so_and_records_none(done, data, capsys):
     assert record(done)["settings"]["learning_rate"] == 1e-4 and "are done" not in capsys.readouterr().out
 
 
-def test_a_run_that_was_stopped_early_does_not_go_on_to_an_end_that_was_given_up(done, data):
-    saved = checkpoint_of(done)
-    saved["config"]["max_iters"] = 20  # as if it had been stopped half way
-    torch.save(saved, done / "ckpt.pt")
-    for lower in (10, 5):
-        run(done, data, init_from="resume", max_iters=lower)
-        assert len(rows(done)) == 10 and checkpoint_of(done)["iter_num"] == 10
-
-
 OUTSIDE = {  # settings of a checkpoint that reach outside of its folder, and what is said if they are not given again
     "attention": "attention='{0}/k.py:f', which runs the code of a file: if you trust it, give --attention={0}/k.py:f",
     "dataset": "has dataset='{0}', which is a path outside of data/: if you trust it, give --dataset={0} again",

@@ -173,7 +173,7 @@ class Logger:
         self.bar.status(doing)
 
     def say(self, line: str) -> None:
-        """Print a line above the bar, on a terminal broken to its width."""
+        """Print a line above the bar."""
         self._print(terminal.harmless(line, sys.stdout))
 
     def _print(self, text):

@@ -68,7 +68,7 @@ def test_biases_are_where_a_family_has_them(given, biases):
 
 ROTARY = dict(position="rotary")
 WRONG = [
-    (dict(n_head=-2), "n_head=-2 must be 1 or more"),  # it divides 32
+    (dict(n_head=-2), "n_head=-2 must be 1 or more, and finite"),  # it divides 32
     (dict(attention="flsh"), "attention='flsh' is unknown"),
     (dict(activation="relu"), "activation='relu' is unknown: it can be gelu_tanh, gelu"),
     (dict(n_kv_head=3), "n_head=4 cannot be split over n_kv_head=3: make it a multiple"),

@@ -69,8 +69,6 @@ def test_ctrl_c_leaves_the_console_on_a_new_line(capsys):
     ("name", "package"),
     [
         ("train.py", "torch"),
-        ("study.py", "torch"),
-        ("plot.py", "numpy"),
         ("fusedgpt/__main__.py", "torch"),
         ("data/shakespeare/prepare.py", "numpy"),
     ],
