@@ -7,10 +7,8 @@ Source: "Language Models are Unsupervised Multitask Learners" (GPT-2); module na
 
 import functools
 import math
-import os
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from fusedgpt import eager, loss, rotary
 from fusedgpt.attention.functions import ATTENTION, make_ready
-from fusedgpt.dimensions import ACTIVATIONS, COUNTED, GPTConfig, require_known
+from fusedgpt.dimensions import ACTIVATIONS, GPTConfig
 from fusedgpt.errors import UserError, out_of_memory
 from fusedgpt.generation import generate
 from fusedgpt.interchange import pretrained
 from fusedgpt.machine import determinism
-
-LOADS = """GPT.from_checkpoint(fusedgpt.runs.checkpoint.load(PATH)) loads a checkpoint, nanoGPT's too, with the padding
-and the activation that its weights were trained with"""
 
 
 def _recomputed(function, *args):
@@ -44,6 +39,7 @@ class CausalSelfAttention(nn.Module):
     def __init__(self, config, window=None):
         super().__init__()
         nh, nkv, hs = config.n_head, config.kv_heads, config.head_channels
+        # each token has queries, keys to compare queries with, and values to fetch: one product computes all three
         self.c_attn = nn.Linear(config.n_embd, (nh + 2 * nkv) * hs, bias=config.biases["qkv"])
         self.c_proj = nn.Linear(nh * hs, config.n_embd, bias=config.biases["proj"])
         self.resid_dropout = nn.Dropout(config.dropout)
@@ -62,23 +58,25 @@ class CausalSelfAttention(nn.Module):
         last: return only the last token's, (B, 1, C).
         """
         B, T, _ = x.shape
-        # each token has queries, keys to compare queries with, and values to fetch: one product computes all three
-        q, k, v = self.c_attn(x).view(B, T, -1, self.head_size).split(self.heads, dim=2)  # (B, T, nh or nkv, hs) each
-        q = q[:, -1:] if last else q
+        qkv = self.c_attn(x).view(B, T, -1, self.head_size)  # (B, T, C) -> (B, T, nh + 2 nkv, hs)
+        q, k, v = qkv.split(self.heads, dim=2)  # (B, T, nh, hs), and twice (B, T, nkv, hs)
+        if last:
+            q = q[:, -1:]  # (B, 1, nh, hs): the others' outputs are not needed, but their keys and values are
         if self.qk_norm:  # in the dtype of its weights, because with another PyTorch has no fused RMSNorm
             q, k = (norm(x.to(norm.weight.dtype)).to(x.dtype) for norm, x in ((self.q_norm, q), (self.k_norm, k)))
         if rotation is not None:
-            q, k = rotary.rotate(q, rotation[:, -q.size(1) :]), rotary.rotate(k, rotation)
+            q, k = rotary.rotate(q, rotation[:, -q.size(1) :]), rotary.rotate(k, rotation)  # shapes as before
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))  # (B, nh, T, hs): heads are as independent as sequences
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, nkv, Tk, hs): earlier keys first, in the cache's dtype
-        # softmax(q kᵀ / √hs) v, over the keys up to each query's own position, in the dtype of the keys
-        dropout = self.dropout if self.training else 0.0  # unlike nn.Dropout, SDPA would apply it in evaluation too
-        Tk = k.size(2)  # uncut, documents stay one tensor for all layers: flex makes a mask for each tensor
-        masks = {} if documents is None else {"documents": documents if documents.size(1) == Tk else documents[:, -Tk:]}
+        masks, Tk = {}, k.size(2)
+        if documents is not None:  # uncut, they stay one tensor for all layers: flex makes a mask for each tensor
+            masks["documents"] = documents if documents.size(1) == Tk else documents[:, -Tk:]  # (B, Tk)
         if self.window and Tk > self.window:
             masks["window"] = self.window
         attend = functools.partial(self.attend, **masks)
+        # softmax(q kᵀ / √hs) v, over the keys up to each query's own position, in the dtype of the keys
+        dropout = self.dropout if self.training else 0.0  # unlike nn.Dropout, SDPA would apply it in evaluation too
         inputs = q.to(k.dtype), k, v, dropout
         y = _recomputed(attend, *inputs) if self.recompute else attend(*inputs)  # (B, nh, T, hs)
         y = y.to(q.dtype).transpose(1, 2).flatten(2)  # (B, T, nh hs): the heads' channels side by side
@@ -142,7 +140,6 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.init_seed = None  # the first init_weights draws it
         # build on the meta device, which has no storage. On a real device PyTorch's default initialisation would draw
         # random numbers, and more of them for a padded vocabulary, so that padding would change every other weight
         with torch.device("meta"):
@@ -155,14 +152,13 @@ class GPT(nn.Module):
             self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=config.output_bias)
         eager.to_empty(self)
         self.tie_weights()  # after to_empty, which unties them
+        self.init_seed = torch.randint(2**62, (), device="cpu").item()
         self.init_weights()
         # not compiled: the compiler would reorder the chunks and then take more memory than all logits at once
         self.chunked_loss = torch.compiler.disable(loss.chunked) if config.loss == "chunked" else None
         if config.num_params != (built := self.get_num_params(non_embedding=False)):
-            raise UserError(
-                f"GPTConfig.num_params counts {config.num_params:,} parameters, but this model has {built:,}: mend the"
-                " formula in fusedgpt/dimensions.py, because estimates of memory and time rest on it"
-            )
+            counted = f"GPTConfig.num_params counts {config.num_params:,} parameters, but this model has {built:,}"
+            raise UserError(f"{counted}: mend the formula in fusedgpt/dimensions.py, on which all estimates rest")
 
     def tie_weights(self) -> None:
         """Let the output layer share the weights of the token embedding (arXiv:1608.05859), if the config says so."""
@@ -173,15 +169,12 @@ class GPT(nn.Module):
     def init_weights(self, part: nn.Module | None = None) -> None:
         """Initialise as GPT-2: normal, deviation 0.02, or 0.02 / √(2 n_layer) into the residual stream; biases 0.
 
-        Each weight has random numbers of its own, which follow from `init_seed` and its name: two models that were
-        built after the same torch.manual_seed have equal weights wherever their shapes are equal, whatever else
-        differs. Padding draws none. part: initialise only this module.
+        Each weight has random numbers of its own, from `init_seed` and its name: models of one torch.manual_seed have
+        equal weights wherever their shapes are equal. Padding draws none. part: initialise only this module.
         """
-        if self.init_seed is None:
-            self.init_seed = torch.randint(2**62, (), device="cpu").item()
-        own = None if part is None else set(part.parameters())
+        own = set((part or self).parameters())
         for name, p in self.named_parameters():
-            if p.is_meta or not (own is None or p in own):
+            if p.is_meta or p not in own:
                 continue
             numbers = torch.Generator(p.device).manual_seed(determinism.number(self.init_seed, name))
             if p.dim() < 2:
@@ -194,22 +187,14 @@ class GPT(nn.Module):
                 shrink = math.sqrt(2 * self.config.n_layer) if name.endswith("c_proj.weight") else 1.0
                 nn.init.normal_(p, std=0.02 / shrink, generator=numbers)
 
-    def forward(
-        self,
-        idx: Tensor,
-        targets: Tensor | None = None,
-        cache: list[generate.LayerCache] | None = None,
-        logits: bool = True,
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def forward(self, idx: Tensor, targets: Tensor | None = None, cache: list | None = None, logits: bool = True):
         """Returns logits (B, T, V) and the mean loss of `targets` (B, T); a target of -1 does not count.
 
         Without targets: logits of the last position only, (B, 1, V), and no loss. Ids that only pad the vocabulary have
         logit -inf: they get probability 0, learn nothing and are never sampled.
-
-        cache: from generate.new_cache; holds the keys and values of the tokens before `idx`.
+        cache: from generate.new_cache, one for each layer; the keys and values of the tokens before `idx`.
         logits: whether to return logits beside a loss. Training needs none: they would stay in memory, and a compiled
         backward would read a gradient of them.
-        Raises UserError if the tokens, with those in the cache, are more than block_size.
         """
         T, past = idx.size(1), cache[0].length if cache else 0
         if past + T > self.config.block_size:
@@ -241,13 +226,6 @@ class GPT(nn.Module):
         mean = loss.whole(z, targets, self.config.vocab_size)
         return (_mask_padding(z, self.config.vocab_size) if logits else None), mean
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As in torch.nn.Module; an error also names what loads a whole checkpoint."""
-        try:
-            return super().load_state_dict(state_dict, strict, assign)
-        except RuntimeError as error:
-            raise RuntimeError(f"{error}\n{LOADS}") from error
-
     def use_attention(self, name: str) -> None:
         """From now on, compute attention with ATTENTION[name]. No weight changes."""
         make_ready(name)
@@ -261,16 +239,8 @@ class GPT(nn.Module):
         return n - self.config.looked_up if non_embedding else n
 
     def flops_per_token(self) -> int:
-        """Forward and backward: 6 N + 12 L nh hs T (PaLM, arXiv:2204.02311, appendix B); N = get_num_params().
-
-        Each weight costs a multiplication and an addition forward, and twice that backward, for the gradients of its
-        input and of itself. Attention is counted as if it were not causal, as nanoGPT and the PaLM paper do. In layers
-        with a window, T is the window.
-        """
-        c = self.config
-        require_known(c, "GPT.flops_per_token (model.py)", COUNTED)
-        seen = sum(min(window or c.block_size, c.block_size) for window in c.windows)
-        return 6 * self.get_num_params() + 12 * c.n_head * c.head_channels * seen
+        """Of a forward and a backward, as nanoGPT counts them; see GPTConfig.flops_per_token."""
+        return self.config.flops_per_token
 
     def estimate_mfu(self, fwdbwd_per_iter: int, dt: float) -> float:
         """Fraction of an A100's 312 TFLOP/s if `fwdbwd_per_iter` sequences take `dt` seconds (nanoGPT's convention)."""
@@ -284,17 +254,13 @@ class GPT(nn.Module):
         if self.config.position == "learned":
             self.transformer.wpe.weight = nn.Parameter(self.transformer.wpe.weight[:block_size].detach().clone())
 
-    def configure_optimizers(
-        self, weight_decay: float, learning_rate: float, betas: tuple[float, float], device_type: str
-    ) -> eager.AdamW:
+    def configure_optimizers(self, weight_decay: float, learning_rate: float, betas: tuple, device_type: str):
         """AdamW in two groups: weight decay for matrices and embeddings, none for biases and LayerNorm."""
         # decay pulls weights towards 0: a matrix learns to do without the ones that it does not need, but a LayerNorm's
         # gain belongs near 1 and a bias wherever the data puts it
         params = [p for p in self.parameters() if p.requires_grad]
-        groups = [
-            {"params": [p for p in params if p.dim() >= 2], "weight_decay": weight_decay},
-            {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
-        ]
+        matrices, vectors = [p for p in params if p.dim() >= 2], [p for p in params if p.dim() < 2]
+        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         # fused: one kernel updates all parameters, instead of several small kernels for each
         return eager.AdamW(groups, lr=learning_rate, betas=betas, fused=device_type in ("cuda", "cpu", "mps"))
 
@@ -312,34 +278,26 @@ class GPT(nn.Module):
         """
         try:
             config = GPTConfig(**{**saved["model_args"], **saved["extra_model_args"], **changes})
-            tied = ("lm_head.weight",) if config.tie_embeddings else ()
-            held = sum(w.numel() for name, w in saved["model"].items() if name not in tied)
+            tied = "lm_head.weight" if config.tie_embeddings else None
+            held = sum(w.numel() for name, w in saved["model"].items() if name != tied)
             if saved["model"] and config.num_params != held:  # before building a model that may not fit into memory
                 raise ValueError(f"model_args mean {config.num_params:,} parameters, but the weights have {held:,}")
             model = cls(config)
             if saved["model"]:  # on the meta device, the model takes over these tensors, which are not read yet
-                nn.Module.load_state_dict(model, saved["model"], assign=model.lm_head.weight.is_meta)
+                model.load_state_dict(saved["model"], assign=model.lm_head.weight.is_meta)
                 model.tie_weights()
         except (ArithmeticError, AttributeError, TypeError, ValueError, RuntimeError) as error:
             if out_of_memory(error):
                 raise
-            raise UserError(
-                f"the checkpoint's weights and model_args do not fit each other: {error}. Take another checkpoint"
-            ) from error
+            fit = "the checkpoint's weights and model_args do not fit each other"
+            raise UserError(f"{fit}: {error}. Take another checkpoint") from error
         return model
 
     @classmethod
-    def from_pretrained(
-        cls,
-        model_type: str | os.PathLike,
-        override_args: dict | None = None,
-        dtype: torch.dtype = torch.float32,
-        say: Callable[[str], None] = print,
-    ) -> Self:
+    def from_pretrained(cls, model_type, override_args: dict | None = None, dtype=torch.float32, say=print) -> Self:
         """A GPT with pretrained weights. model_type: an id on the hub, such as gpt2-xl, or a folder in that format.
 
-        `override_args` may set the fields in dimensions.OVERRIDES. say: prints a line on what is ignored. Raises
-        UserError as pretrained.load does.
+        `override_args` may set the fields in dimensions.OVERRIDES. say: prints a line on what is ignored.
         """
         config, weights = pretrained.load(model_type, override_args or {}, say)
         with torch.device("meta"):

@@ -114,9 +114,9 @@ def validate(s: Settings) -> None:
 
 
 def say(line: str, stream: TextIO | None = None) -> None:
-    """Print a line about the text, on a terminal broken to its width. stream: None: stdout."""
+    """Print a line about the text. stream: None: stdout."""
     stream = stream or sys.stdout
-    print(terminal.fit(line, stream), file=stream)
+    print(terminal.harmless(line, stream), file=stream)
 
 
 def load(s: Settings) -> tuple[GPT, Tokenizer]:

@@ -15,7 +15,6 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_
 import dataclasses
 import functools
 import gc
-import math
 import os
 import pathlib
 import time
@@ -27,8 +26,6 @@ from fusedgpt.settings import Settings, as_built, require_learning, validate
 
 if __name__ == "__main__":
     answer_help(Settings(), sys.argv[1:], __doc__)  # before PyTorch, which takes seconds to import
-
-gc.disable()  # imports make objects that stay, and to look for garbage among them takes a quarter of the time
 
 import torch
 from torch import Tensor
@@ -55,102 +52,31 @@ from fusedgpt.training.optimizer import build_optimizer, learning_rate, update_w
 from fusedgpt.training.step_results import StepResults
 from model import GPT, GPTConfig
 
-gc.enable()
-
-Say = Callable[[str], None]  # prints a line
-
 
 def read_settings(args: list[str]) -> Settings:
-    """The settings of the command line. A resumed run has its saved settings, changed by config files and flags.
-
-    Raises UserError for bad input.
-    """
+    """The settings of the command line. A resumed run has its saved settings, changed by config files and flags."""
+    was = {}  # the settings of the run that is resumed
 
     def earlier(s):
-        found.extend(resume.earlier_config(s) or ())
-        if not found:
+        if (found := resume.earlier_config(s)) is None:
             return None
-        kept = {name: value for name, value in found[0].items() if name not in resume.reaching_out(found[0])}
+        was.update(found[0])
+        kept = {name: value for name, value in was.items() if name not in resume.reaching_out(was)}
         return dataclasses.replace(adopt(Settings(), kept, found[1]), out_dir=s.out_dir)
 
-    found, (unnamed, flags) = [], separate(args)
-    for name in unnamed:
-        if os.path.isdir(name):
-            raise UserError(f"{name} is a folder: to train its run on, give --init_from=resume --out_dir={name}")
+    unnamed, flags = separate(args)
+    for name in filter(os.path.isdir, unnamed):
+        raise UserError(f"{name} is a folder: to train its run on, give --init_from=resume --out_dir={name}")
     s = configure(Settings(), args, __doc__, earlier=earlier)
     given = {flag.partition("=")[0] for flag in flags}
-    if found:
-        resume.require_given_again(s, found[0])
-    if found and "--lr_decay_iters" not in given:
-        s = resume.prolonged(s, found[0])
+    if was:
+        resume.require_given_again(s, was)
+    if was and "--lr_decay_iters" not in given:
+        s = resume.prolonged(s, was)
     if "--max_iters" in given and "--minutes" not in given:
         s = dataclasses.replace(s, minutes=None)  # of a file or an earlier run: they would set another max_iters
     resume.require_right_flag(s)
     return resume.where_to_start(dataclasses.replace(s, attention=located(s.attention)))
-
-
-def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torch.device, say: Say):
-    """Build a new model, or load the checkpoint `saved` or pretrained weights.
-
-    Returns the model, and `s` with the model's dimensions. The model is on `device`. If ranks will share it,
-    loaded weights stay on the CPU, and a model without weights is on the meta device, which has no storage. Raises
-    UserError if the model cannot be loaded, cannot fit into memory, or has fewer ids than the data.
-    """
-    fit = dict(batch_size=s.batch_size, device=device, dtype=resolve_dtype(s.dtype, device), backward=not s.eval_only)
-    estimate_memory = functools.partial(fits.check_run, s, ranks.world, say, **fit)
-    changes = {"dropout": s.dropout, "loss": s.loss, "recompute": s.recompute}
-    changes["document_start"] = dataset.separator(meta, dataset.find_folder(ROOT, s.dataset), say) if s.packed else None
-    changes |= {"activation": s.activation} if s.activation else {}
-    if not saved:
-        changes["vocab_multiple"] = s.vocab_multiple
-    if s.init_from == "scratch":
-        determinism.seed(s.seed, "init")
-        config = GPTConfig.of(s, vocab_size=s.vocab_size or meta["vocab_size"], **changes)
-        estimate_memory(config)
-        with torch.device("meta" if ranks.shards > 1 else "cpu"):
-            model = GPT(config)
-    elif saved:
-        if checkpoint.is_nanogpts(saved) and not s.activation:
-            say(checkpoint.NANOGPTS_ACTIVATION)
-        with torch.device("meta" if ranks.shards > 1 else "cpu"):
-            model = GPT.from_checkpoint(saved, **changes)
-    else:
-        model = GPT.from_pretrained(s.init_from, changes, say=say)
-        if s.block_size != model.config.block_size:
-            model.crop_block_size(s.block_size)
-    if s.init_from != "scratch":
-        estimate_memory(model.config)
-    if ranks.shards == 1:
-        model.to(device)
-    s = as_built(s, model.config, say)
-    if s.init_from == "scratch":
-        remedy = f"set --vocab_size={meta['vocab_size']}, or leave it out"
-    else:
-        remedy = "prepare the data with the tokenizer of the weights"
-    dataset.check_fit(meta, s.vocab_size, f"dataset={s.dataset}", remedy)
-    return model, s
-
-
-def rehearse(state: TrainState, trace: pathlib.Path | None, case: Case | None = None) -> tuple[dict, int]:
-    """Make two forward and backward passes; return the kernel receipt of a step and its number of compiled graphs.
-
-    The second pass is profiled. trace: the file for that profile. case: the model's attention. No weight changes. The
-    passes draw random numbers, but each micro-step of training seeds its own.
-    """
-
-    def forward_backward():
-        # without the sync, FSDP would add this gradient to the first step's
-        with distributed.gradient_sync(state.parallel, enabled=True):
-            with state.cast:
-                _, loss = state.parallel(*state.batch, logits=False)
-            loss.backward()
-        # gradients of CUDA graphs lie in the graphs' memory, and the next forward frees them (pytorch#169545)
-        state.optimizer.zero_grad(set_to_none=True)
-
-    before = graphs_compiled()
-    forward_backward()
-    graphs = graphs_compiled() - before
-    return observe(forward_backward, trace, case), graphs
 
 
 def train_step(state: TrainState, s: Settings, micro_steps: range) -> dict[str, Tensor]:
@@ -187,10 +113,10 @@ def training_loop(run: Run) -> None:
     time_is_up, alone, reported_at = False, ranks.world == 1, time.perf_counter()
     while True:
         last = state.iteration >= s.max_iters or time_is_up or s.eval_only
-        if state.iteration % s.check_interval == 0 or state.iteration % s.eval_interval == 0 or last:
-            distributed.require_same_weights(state.model, ranks, state.iteration)
         evaluates = state.iteration % s.eval_interval == 0 or last
-        whole = run.evaluate_and_save() if evaluates else True  # False: a signal has ended the evaluation
+        if evaluates or state.iteration % s.check_interval == 0:
+            distributed.require_same_weights(state.model, ranks, state.iteration)
+        whole = not evaluates or run.evaluate_and_save()  # False: a signal has ended the evaluation
         samples = s.sample_interval and (state.iteration % s.sample_interval == 0 or last)
         if samples and whole:
             run.sample()
@@ -223,10 +149,7 @@ def training_loop(run: Run) -> None:
 
 
 def join(s: Settings) -> tuple[Settings, distributed.Ranks, torch.device]:
-    """Connect to the other processes. Returns the settings of all of them, this process's rank, and its device.
-
-    Raises UserError if a setting is invalid, the device is absent, or another process does not connect.
-    """
+    """Connect to the other processes. Returns the settings of all of them, this process's rank, and its device."""
     validate(s)
     ranks = distributed.ranks(s.parallel, s.shard_size, s.timeout)
     ranks.micro_steps(s.gradient_accumulation_steps)  # raises before any rank waits for another
@@ -235,8 +158,6 @@ def join(s: Settings) -> tuple[Settings, distributed.Ranks, torch.device]:
     if device.type == "cpu":
         memory.keep_freed_memory(ranks.shards == 1)
     s = ranks.broadcast(resume.where_to_start(s))  # rank 0 decides, because nodes may see different files
-    if s.init_from != "resume":
-        require_learning(s)
     if s.deterministic:
         determinism.require_deterministic()
     return s, ranks, device
@@ -246,15 +167,53 @@ def find_data(s: Settings) -> tuple[pathlib.Path, dict]:
     """The folder of the data set, and its meta. Raises UserError if bins are missing, before anything is built."""
     folder = dataset.find_folder(ROOT, s.dataset)
     meta = dataset.read_meta(folder, s.vocab_size)
-    try:
-        for split in dataset.SPLITS:
-            dataset.TokenFile(folder, split, meta)
-    except UserError as error:
-        if s.dataset != Settings.dataset:
-            raise
-        quick = "python data/python_stdlib/prepare.py && python train.py config/quickstart.py"
-        raise UserError(f"{error}; for a first run on a small data set: {quick}") from error
+    if s.dataset == Settings.dataset and not any(folder.glob("train*.bin")):
+        quick = "for a first run on a small data set: python data/python_stdlib/prepare.py && python train.py"
+        how = f"run data/{s.dataset}/prepare.py; {quick} config/quickstart.py"
+        raise UserError(f"{folder}/train.bin does not exist: {how}")
+    for split in dataset.SPLITS:
+        dataset.TokenFile(folder, split, meta)
     return folder, meta
+
+
+def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torch.device, say: Callable):
+    """Build a new model, or load the checkpoint `saved` or pretrained weights.
+
+    Returns the model, on `device`, and `s` with its dimensions. If ranks will share it, loaded weights stay on the CPU,
+    and a model without weights is on the meta device, which has no storage. Raises UserError if the model cannot be
+    loaded, cannot fit into memory, or has fewer ids than the data.
+    """
+    fit = dict(batch_size=s.batch_size, device=device, dtype=resolve_dtype(s.dtype, device), backward=not s.eval_only)
+    estimate_memory = functools.partial(fits.check_run, s, ranks.world, say, **fit)
+    changes = {"dropout": s.dropout, "loss": s.loss, "recompute": s.recompute, "document_start": None}
+    if s.packed:
+        changes["document_start"] = dataset.separator(meta, dataset.find_folder(ROOT, s.dataset), say)
+    if s.activation:
+        changes["activation"] = s.activation
+    empty = torch.device("meta" if ranks.shards > 1 else "cpu")
+    if s.init_from == "scratch":
+        determinism.seed(s.seed, "init")
+        config = GPTConfig.of(s, vocab_size=s.vocab_size or meta["vocab_size"], **changes)
+        estimate_memory(config)
+        with empty:
+            model = GPT(config)
+    elif saved:
+        if checkpoint.is_nanogpts(saved) and not s.activation:
+            say(checkpoint.NANOGPTS_ACTIVATION)
+        with empty:
+            model = GPT.from_checkpoint(saved, **changes)
+    else:
+        model = GPT.from_pretrained(s.init_from, changes | {"vocab_multiple": s.vocab_multiple}, say=say)
+        if s.block_size != model.config.block_size:
+            model.crop_block_size(s.block_size)
+    if s.init_from != "scratch":
+        estimate_memory(model.config)
+    if ranks.shards == 1:
+        model.to(device)
+    s = as_built(s, model.config, say)
+    remedy = f"set --vocab_size={meta['vocab_size']}, or leave it out; loaded weights need data of their own tokenizer"
+    dataset.check_fit(meta, s.vocab_size, f"dataset={s.dataset}", remedy)
+    return model, s
 
 
 def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: Logger) -> Run:
@@ -269,7 +228,7 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     if s.init_from == "resume":
         saved, path = run_folder.load_latest(out_dir, logger.say, whole=ranks.shards == 1)
         s = resume.keep_finished(resume.keep_settled(s, saved, logger.say), saved, logger.say)
-        require_learning(s, saved["config"])
+    require_learning(s)
     model, s = build_model(s, meta, saved, ranks, device, logger.say)
     resume.check_ids(s, meta, saved, ranks, logger.say)
     loader = DataLoader(folder, meta, s.block_size, s.batch_size, s.seed, device, ranks.rank, ranks.world)
@@ -284,9 +243,7 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     dtype, dropout = resolve_dtype(s.dtype, device), 0.0 if s.eval_only else s.dropout
     cases = Case.of_layers(model.config, s.batch_size, device, dtype, dropout=dropout, backward=not s.eval_only)
     decide = functools.partial(tuning.settle, s, model, cases, batch, resume.meant_by_auto(saved))
-    # ranks that time on their own could disagree about what is fastest
-    any_auto = "auto" in (s.attention, s.dtype, s.compile)
-    chosen = ranks.from_main(decide) if any_auto else decide()
+    chosen = ranks.from_main(decide)  # ranks that time on their own could disagree about what is fastest
     model.use_attention(chosen.attention)
 
     # what a step changes, and what saves it
@@ -294,18 +251,9 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     optimizer = build_optimizer(model, s, device.type)
     # float16 rounds gradients below 3e-8 to 0, so the loss is scaled up for backward; bfloat16 has float32's range
     scaler = GradScaler(device.type, enabled=chosen.dtype == torch.float16)
-    state = TrainState(
-        model=model,
-        optimizer=optimizer,
-        scaler=scaler,
-        iteration=start,
-        parallel=parallel,
-        cast=autocast(device, chosen.dtype),
-        batches=batches,
-        batch=batch,
-        clock=timing.StepClock(device),
-        results=StepResults(ranks),
-    )
+    loop = dict(parallel=parallel, cast=autocast(device, chosen.dtype), batches=batches, batch=batch)
+    loop |= dict(clock=timing.StepClock(device), results=StepResults(ranks))
+    state = TrainState(model, optimizer, scaler, start, **loop)
     saver = Saver(out_dir, s.keep_checkpoints, lock, logger.say, ranks)
     if saved:
         resume.restore(saved, s, state, meta, logger.say)
@@ -314,22 +262,37 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     if len(starts := set(ranks.gather(start))) > 1:
         raise UserError(f"nodes have different checkpoints in {out_dir}, of iterations {starts}: share that folder")
     run = Run(s, state, ranks, micro_steps, loader, meta, prompts, saver, logger)
-    take_receipt(run, chosen, cases[0])
+    rehearse(run, chosen, cases[0])
     return run
 
 
-def take_receipt(run: Run, chosen: tuning.Settled, case: Case) -> None:
-    """Rehearse a step to see its kernel, then print what is about to run.
+def rehearse(run: Run, chosen: tuning.Settled, case: Case) -> None:
+    """Make two forward and backward passes, the second under the profiler, and print what is about to run.
 
-    Raises UserError if the profiler saw another kernel than the one that was asked for, or if CUDA graphs were asked
-    for and a step could not use them.
+    No weight changes. Raises UserError if the profiler saw another kernel than the one that was asked for, or if CUDA
+    graphs were asked for and a step could not use them.
     """
     s, state, ranks, logger = run.s, run.state, run.ranks, run.logger
     require_no_accumulation(case.device, chosen.compiled and not s.eval_only, len(run.micro_steps))
+
+    def forward_backward():
+        # without the sync, FSDP would add this gradient to the first step's
+        with distributed.gradient_sync(state.parallel, enabled=True):
+            with state.cast:
+                _, loss = state.parallel(*state.batch, logits=False)
+            loss.backward()
+        # gradients of CUDA graphs lie in the graphs' memory, and the next forward frees them (pytorch#169545)
+        state.optimizer.zero_grad(set_to_none=True)
+
     logger.status("compiling" if chosen.compiled else "looking at the kernels")
-    receipt, graphs = (None, None) if s.eval_only else rehearse(state, run.trace, case)
-    if receipt and (reason := contradiction(chosen.attention, receipt, case)):
-        raise UserError(reason)
+    receipt = graphs = None
+    if not s.eval_only:
+        before = graphs_compiled()
+        forward_backward()
+        graphs = graphs_compiled() - before
+        receipt = observe(forward_backward, run.trace, case)
+        if reason := contradiction(chosen.attention, receipt, case):
+            raise UserError(reason)
     run.record = run_record(s, state.model, case.device, ranks, chosen, receipt=receipt, graphs=graphs)
     logger.announce(run.record, chosen.why_eager)
     for line in chosen.notes:
@@ -348,8 +311,9 @@ def main(s: Settings) -> None:
             run.losses(s.batch_size)  # compile the evaluation graph now, so that no evaluation's time includes it
         step = functools.partial(train_step, run.state, run.s, run.micro_steps)
         budget.settle(run, step, began)
-        for line in schedule_lines(run.s) if run.s.init_from != "resume" else ():
-            logger.say(line)
+        if run.s.init_from != "resume":
+            for line in schedule_lines(run.s):
+                logger.say(line)
         memory.reset_peak_memory(device)  # compilation, the rehearsal and the timing are over
         gc.collect()
         gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step
@@ -359,7 +323,8 @@ def main(s: Settings) -> None:
         if not s.eval_only:
             run.open_log()
             run.stopped_by = catch_signals(ranks.main)
-        run.deadline = math.inf if s.max_seconds is None else began + s.max_seconds
+        if s.max_seconds is not None:
+            run.deadline = began + s.max_seconds
         training_loop(run)
         run.finish()
         budget.say_if_missed(run, began)

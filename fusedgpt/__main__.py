@@ -30,16 +30,16 @@ def about(script: pathlib.Path) -> str:
     return " ".join(text.partition("\n\n")[0].split())
 
 
-def _help():
-    lines = [__doc__, "Each command takes --help.", ""]
-    lines += ["  prepare   Make a data set: fusedgpt prepare NAME, where NAME is one of"]
-    lines += [f"    {name:<18}{about(path)}" for name, path in data_sets().items()]
-    lines += [f"  {name:<10}{about(home.SCRIPTS / f'{name}.py')}" for name in COMMANDS]
-    return "\n".join(lines)
+def _print_help():
+    print(__doc__, "Each command takes --help.\n", sep="\n")
+    print("  prepare   Make a data set: fusedgpt prepare NAME, where NAME is one of")
+    for name, path in data_sets().items():
+        print(f"    {name:<18}{about(path)}")
+    for name in COMMANDS:
+        print(f"  {name:<10}{about(home.SCRIPTS / f'{name}.py')}")
 
 
 def _require(name, known, what):
-    """Raise UserError unless `name` is among the names `known`. what: what they name."""
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"it can be {', '.join(known)}"
@@ -59,9 +59,8 @@ def script_of(args: list[str]) -> tuple[pathlib.Path, list[str]]:
 
 def _here_or_ours(arg):
     """`arg`, or the path of the project's own file if `arg` names a config file that is not here."""
-    if arg.startswith("-") or not arg.endswith(".py") or pathlib.Path(arg).exists():
-        return arg
-    if not (ours := home.SCRIPTS / arg).is_file():
+    ours = home.SCRIPTS / arg
+    if not arg.endswith(".py") or pathlib.Path(arg).exists() or not ours.is_file():
         return arg
     print(f"there is no {arg} here: taking {ours}", file=sys.stderr)
     return str(ours)
@@ -71,7 +70,7 @@ def main() -> None:
     """Run the script that the command line names, as `python SCRIPT` would. Without a command, print the help."""
     with one_sentence():
         if not sys.argv[1:] or sys.argv[1] in ("-h", "--help") or sys.argv[1:] == ["prepare", "--help"]:
-            sys.exit(print(_help()))
+            sys.exit(_print_help())
         script, args = script_of(sys.argv[1:])
     sys.argv, home.by_command = [str(script), *args], True
     sys.path[: 0 if sys.flags.safe_path else 1] = [str(script.parent)]  # as Python does for a script

@@ -4,15 +4,16 @@ A field that you add here becomes a flag of train.py, reaches GPTConfig, and is 
 computes with these fields (counts, estimates, export) names those that it knows and refuses others (`require_known`).
 """
 
+import collections
 import dataclasses
 import math
+import typing
 from typing import Any, Literal, Self
 
 from fusedgpt.attention.table import check_name
 from fusedgpt.errors import UserError
 
 ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}  # F.gelu's name for each
-POSITIONS, NORMS, MLPS = ("learned", "rotary"), ("layernorm", "rmsnorm"), ("gelu", "swiglu")
 LOSSES = ("whole", "chunked")
 CHUNKS = 8  # parts of a micro-batch in a chunked loss; more parts save memory but slow the matrix products
 RECOMPUTE = ("none", "attention", "block")
@@ -22,10 +23,12 @@ OVERRIDES = ("dropout", "attention", "activation", "loss", "recompute", "vocab_m
 FAMILIES = ("position", "rope_theta", "rope_fraction", "rope_scaling", "rope_context", "norm", "norm_eps", "mlp")
 FAMILIES += ("n_inner", "n_kv_head", "head_size", "qk_norm", "window", "window_pattern", "tie_embeddings")
 FAMILIES += ("parallel_block", "attention_bias", "mlp_bias", "output_bias")
-COUNTED = (*FAMILIES, "document_start")  # fields beyond GPT-2's that num_params and GPT.flops_per_token know
+COUNTED = (*FAMILIES, "document_start")  # fields beyond GPT-2's that num_params and flops_per_token know
 # the fields of GPT-2, which everything here knows
 GPT2 = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "bias", "vocab_multiple", "activation")
 IMPLEMENTATION = ("attention", "loss", "recompute")  # these change how a result is computed, but not the result
+AT_LEAST_1 = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "vocab_multiple", "n_inner", "n_kv_head")
+AT_LEAST_1 += ("head_size", "window", "rope_context", "rope_scaling")
 
 
 @dataclasses.dataclass
@@ -64,20 +67,12 @@ class Dimensions:
 
     @property
     def kv_heads(self) -> int:
-        """The number of heads of keys and values."""
-        return self.n_head if self.n_kv_head is None else self.n_kv_head
+        return self.n_kv_head or self.n_head
 
     @property
     def head_channels(self) -> int:
         """hs: the channels of a head."""
-        return self.n_embd // self.n_head if self.head_size is None else self.head_size
-
-    @property
-    def layers_by_window(self) -> dict[int | None, int]:
-        """The number of layers with each window, or with None. Unlike `windows`, it is as quick for any number."""
-        pattern, n = self.window_pattern, self.n_layer
-        short = n // len(pattern) * pattern.count("S") + pattern[: n % len(pattern)].count("S")
-        return {window: layers for window, layers in ((self.window, short), (None, n - short)) if layers}
+        return self.head_size or self.n_embd // self.n_head
 
     @property
     def windows(self) -> list[int | None]:
@@ -95,11 +90,9 @@ def unknown(config: Any, who: str, known: tuple[str, ...] = ()) -> str | None:
     `who` names a part of the project. It knows GPT-2's fields and those in `known`; others must have their default.
     """
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.name not in (*GPT2, *IMPLEMENTATION, *known) and value != field.default:
-            return (
-                f"{who} does not know {field.name}={value}: teach it the field, or leave {field.name}={field.default}"
-            )
+        name, value = field.name, getattr(config, field.name)
+        if name not in (*GPT2, *IMPLEMENTATION, *known) and value != field.default:
+            return f"{who} does not know {name}={value}: teach it the field, or leave {name}={field.default}"
     return None
 
 
@@ -113,62 +106,39 @@ def require_known(config: Any, who: str, known: tuple[str, ...] = ()) -> None:
 class GPTConfig(Dimensions):
     """The dimensions of a GPT. `vocab_size` ids can occur; the embedding has `padded_vocab_size` rows.
 
-    Raises UserError (a ValueError) if a size is below 1, n_head does not divide n_embd, or a name is unknown.
+    Raises UserError (a ValueError) for dimensions that no model can have.
     """
 
     # nanoGPT's defaults for a model, which differ from those for a run
     vocab_size: int = 50304
     bias: bool = True  # in every LayerNorm and every linear layer but the output, as in GPT-2; False is a bit faster
     vocab_multiple: int = 1
-    activation: str = "gelu_tanh"  # GPT-2's tanh form of GELU; gelu is the exact form, nanoGPT's since May 2023
+    activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"  # gelu is nanoGPT's since May 2023
     attention: str = "sdpa"  # a kernel, or path/to/file.py:function; changes no weight
-    loss: str = "whole"  # chunked: if logits=False, compute an eighth of the logits at a time; changes no weight
+    loss: Literal[*LOSSES] = "whole"  # chunked: if logits=False, an eighth of the logits at a time; changes no weight
     # activation checkpointing (arXiv:1604.06174); changes no result. attention: the backward computes attention's inner
     # tensors again; block: it computes all of a block again from the block's input
-    recompute: str = "none"
+    recompute: Literal[*RECOMPUTE] = "none"
     # attention within documents: this id begins a document, whose tokens see none of earlier documents; None: off
     document_start: int | None = None
 
     def __post_init__(self):
-        sizes = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "vocab_multiple", "rope_context")
-        for name in (*sizes, "n_inner", "n_kv_head", "head_size", "window"):
-            if getattr(self, name) is not None and not getattr(self, name) >= 1:
-                raise UserError(f"{name}={getattr(self, name)} must be 1 or more")
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if typing.get_origin(field.type) is Literal and value not in (allowed := typing.get_args(field.type)):
+                raise UserError(f"{name}={value!r} is unknown: it can be {', '.join(allowed)}")
+            if name in AT_LEAST_1 and value is not None and not 1 <= value < math.inf:
+                raise UserError(f"{name}={value} must be 1 or more, and finite")
+            if name in ("rope_theta", "norm_eps") and not 0 < value < math.inf:
+                raise UserError(f"{name}={value} must be more than 0, and finite")
+            if name.startswith("rope_") and value != field.default and self.position != "rotary":
+                raise UserError(f"{name}={value} has no effect with learned positions: set position=rotary too")
         if self.head_size is None and self.n_embd % self.n_head:
             raise UserError(
                 f"n_embd={self.n_embd} cannot be split over n_head={self.n_head}: make it a multiple, or set head_size"
             )
         if self.n_head % self.kv_heads:
             raise UserError(f"n_head={self.n_head} cannot be split over n_kv_head={self.n_kv_head}: make it a multiple")
-        start = self.document_start
-        if start is not None and not (type(start) is int and 0 <= start < self.vocab_size):
-            raise UserError(
-                f"document_start={start!r}, the id between documents for mask=document, must be a whole number from 0"
-                f" to {self.vocab_size - 1}, below vocab_size"
-            )
-        self._check_positions()
-        if not self.window_pattern or set(self.window_pattern) - set("SL"):
-            raise UserError(f"window_pattern={self.window_pattern!r} must have a letter S or L for each layer")
-        if self.window is None and self.window_pattern != "S":
-            raise UserError(f"window_pattern={self.window_pattern!r} has no effect without a window: set it too")
-        names = {"activation": ACTIVATIONS, "position": POSITIONS, "norm": NORMS, "mlp": MLPS}
-        for name, allowed in (names | {"loss": LOSSES, "recompute": RECOMPUTE}).items():
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{name}={getattr(self, name)!r} is unknown: it can be {', '.join(allowed)}")
-        if self.attention_bias not in (None, True, False, "qkv"):
-            raise UserError(f"attention_bias={self.attention_bias!r} is unknown: it can be True, False, qkv or None")
-        check_name(self.attention)
-
-    def _check_positions(self):
-        for name in ("rope_theta", "norm_eps"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(f"{name}={getattr(self, name)} must be more than 0, and finite")
-        if not 1 <= self.rope_scaling < math.inf:
-            raise UserError(f"rope_scaling={self.rope_scaling} must be 1 or more, and finite")
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name.startswith("rope_") and value != field.default and self.position != "rotary":
-                raise UserError(f"{field.name}={value} has no effect with learned positions: set position=rotary too")
         if not 0 < self.rope_fraction <= 1:
             raise UserError(f"rope_fraction={self.rope_fraction} must be more than 0, and at most 1")
         if self.position == "rotary" and (self.rotated < 2 or self.rotated % 2):
@@ -176,6 +146,11 @@ class GPTConfig(Dimensions):
                 f"{self.rotated} of a head's {self.head_channels} channels would rotate, but they rotate in pairs: make"
                 " their number even, by head_size, n_head, n_embd or rope_fraction"
             )
+        if not self.window_pattern or set(self.window_pattern) - set("SL"):
+            raise UserError(f"window_pattern={self.window_pattern!r} must have a letter S or L for each layer")
+        if self.window is None and self.window_pattern != "S":
+            raise UserError(f"window_pattern={self.window_pattern!r} has no effect without a window: set it too")
+        check_name(self.attention)
 
     @classmethod
     def of(cls, s: Any, **changes: Any) -> Self:
@@ -191,12 +166,17 @@ class GPTConfig(Dimensions):
     @property
     def inner(self) -> int:
         """The width inside an MLP."""
-        return 4 * self.n_embd if self.n_inner is None else self.n_inner
+        return self.n_inner or 4 * self.n_embd
 
     @property
     def rotated(self) -> int:
         """The channels of a head that rotate."""
         return int(self.head_channels * self.rope_fraction)
+
+    @property
+    def layers_by_window(self) -> dict[int | None, int]:
+        """The number of layers with each window, or with None."""
+        return collections.Counter(self.windows)
 
     @property
     def biases(self) -> dict[str, bool]:
@@ -219,26 +199,34 @@ class GPTConfig(Dimensions):
     def num_params(self) -> int:
         """Parameters of a GPT of this config, positions and padding included, without building it."""
         require_known(self, "GPTConfig.num_params (fusedgpt/dimensions.py)", COUNTED)
-        C, hs, wide, biases = self.n_embd, self.head_channels, 1 + (self.mlp == "swiglu"), self.biases
+        C, hs, biases = self.n_embd, self.head_channels, self.biases
         of_norm = 1 + (self.bias and self.norm == "layernorm")  # vectors of a norm
-        norms = of_norm * (C * (1 if self.parallel_block else 2) + 2 * hs * self.qk_norm)
+        norms = of_norm * (C * (2 - self.parallel_block) + 2 * hs * self.qk_norm)
         in_attention = biases["qkv"] * (self.n_head + 2 * self.kv_heads) * hs + biases["proj"] * C
-        in_mlp = biases["mlp"] * (wide * self.inner + C)
+        in_mlp = biases["mlp"] * ((1 + (self.mlp == "swiglu")) * self.inner + C)
         blocks = self.n_layer * (self.block_matrices + in_attention + in_mlp + norms)
-        output = self.padded_vocab_size * (C * (not self.tie_embeddings) + self.output_bias)
-        return self.padded_vocab_size * C + self._positions + blocks + of_norm * C + output
+        output = self.padded_vocab_size * (C + self.output_bias)  # the output layer and, if untied, the embedding
+        return self.looked_up + blocks + of_norm * C + output
 
     @property
     def block_matrices(self) -> int:
         """Parameters of the matrices of a block; the first is n_embd by all heads of queries, keys and values."""
         heads = 2 * self.n_head + 2 * self.kv_heads  # of queries, keys and values, and of attention's output
-        return self.n_embd * (heads * self.head_channels + (3 if self.mlp == "swiglu" else 2) * self.inner)
+        return self.n_embd * (heads * self.head_channels + (2 + (self.mlp == "swiglu")) * self.inner)
 
     @property
     def looked_up(self) -> int:
         """Parameters of which a token reads one row and multiplies none: learned positions, and an untied embedding."""
-        return self._positions + (0 if self.tie_embeddings else self.padded_vocab_size * self.n_embd)
+        rows = self.block_size * (self.position == "learned") + self.padded_vocab_size * (not self.tie_embeddings)
+        return rows * self.n_embd
 
     @property
-    def _positions(self):
-        return self.block_size * self.n_embd if self.position == "learned" else 0
+    def flops_per_token(self) -> int:
+        """Forward and backward: 6 N + 12 L nh hs T (PaLM, arXiv:2204.02311, appendix B), N without `looked_up`.
+
+        Each weight costs a multiplication and an addition forward, and twice that backward, for the gradients of its
+        input and of itself. Attention is counted as if it were not causal, as nanoGPT and the PaLM paper do. In layers
+        with a window, T is the window.
+        """
+        seen = sum(min(window or self.block_size, self.block_size) for window in self.windows)
+        return 6 * (self.num_params - self.looked_up) + 12 * self.n_head * self.head_channels * seen

@@ -7,8 +7,7 @@ _IN_A_WHEEL = pathlib.Path(__file__).resolve().parent / "scripts"  # pyproject.t
 INSTALLED = _IN_A_WHEEL.is_dir()  # an editable install is a clone too
 # the folder with train.py and the other scripts, config/, eval/ and data/*/prepare.py
 SCRIPTS = _IN_A_WHEEL if INSTALLED else _IN_A_WHEEL.parents[1]
-# data sets are in ROOT/data: a clone keeps them, whatever the current folder is. Installed files are not to be written
-# to, so there it is the current folder
+# data sets are in ROOT/data: in the clone, or in the current folder, because installed files are not to be written to
 ROOT = pathlib.Path() if INSTALLED else SCRIPTS
 
 by_command = False  # whether the command `fusedgpt` runs a script of a clone; it sets this

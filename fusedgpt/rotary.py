@@ -1,8 +1,7 @@
-"""Rotary positions: queries and keys rotate with their position, so that a score depends on the distance of the two.
+"""Rotary positions (RoFormer, arXiv:2104.09864): queries and keys turn, so that a score depends on their distance.
 
 T tokens, R rotated channels of a head, of its hs. Channel i is paired with channel i + R / 2, as in the weights of all
-families on the Hugging Face hub. Source: RoFormer, arXiv:2104.09864, section 3.2. Llama 3.1's stretching of long
-wavelengths is only in its published code.
+families on the Hugging Face hub. Llama 3.1's stretching of long wavelengths is only in its published code.
 """
 
 import math
@@ -15,10 +14,7 @@ LONG, SHORT = 1, 4  # wavelengths above context / LONG are stretched whole, thos
 
 
 def frequencies(config: Any, device: torch.device | None = None) -> Tensor:
-    """Radians by which each pair of channels turns from a token to the next, (R / 2,) in float32.
-
-    config: a GPTConfig.
-    """
+    """Radians by which each pair of channels turns from a token to the next, (R / 2,) in float32."""
     exponents = torch.arange(0, config.rotated, 2, dtype=torch.float32, device=device) / config.rotated
     plain = 1 / config.rope_theta**exponents
     if config.rope_scaling == 1:

@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 from fusedgpt import dimensions
 from fusedgpt.attention.table import KERNELS, check_name
@@ -11,6 +11,11 @@ from fusedgpt.dimensions import Dimensions, GPTConfig
 from fusedgpt.errors import UserError
 
 Attention = Literal[*KERNELS, "auto"]
+# the least value of these is 1, or 0
+AT_LEAST_1 = (*dimensions.AT_LEAST_1, "batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
+AT_LEAST_1 += ("keep_checkpoints", "check_interval", "shard_size")
+AT_LEAST_0 = ("max_iters", "max_bad_steps", "max_seconds", "warmup_iters", "learning_rate", "min_lr", "weight_decay")
+AT_LEAST_0 += ("grad_clip", "eval_iters", "sample_interval", "seed")
 PRETRAINED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # weights on the Hugging Face hub
 
 
@@ -19,52 +24,43 @@ class Settings(Dimensions):
     # files
     out_dir: str = "out"  # folder for checkpoints, metrics.jsonl and run.json
     # source of the weights: scratch, resume (the run in out_dir, with its settings), auto (resume if there is a run,
-    # else scratch), or a GPT-2, Llama, Mistral, Qwen or Phi in Hugging Face's format: a folder, or an id on the hub,
-    # such as gpt2, gpt2-xl or owner/name
+    # else scratch), or a model in Hugging Face's format: a folder, or an id on the hub, such as gpt2-xl or owner/name
     init_from: str = "scratch"
     eval_interval: int = 2000  # iterations (optimizer steps) between evaluations; each also saves a checkpoint
     eval_iters: int = 200  # batches of each split that an evaluation reads, always the same ones; 0: all of both splits
     eval_only: bool = False  # evaluate once and do not train
     dry_run: bool = False  # make a few steps, say what a step and the whole run take, and write nothing
     profile: bool = False  # print a profile of one forward and backward; out_dir/trace.json is for ui.perfetto.dev
-    # iterations between lines on the console; metrics.jsonl has every iteration. A run waits for the GPU only at a
-    # line, an evaluation, a sample or a check (check_interval); with several processes, it sees a signal only there
-    log_interval: int = 10
+    log_interval: int = 10  # iterations between lines on the console; metrics.jsonl has every iteration
     always_save_checkpoint: bool = True  # False: save a checkpoint only if the validation loss improved, and at the end
     keep_checkpoints: int = 2  # number of latest checkpoints to keep; the best one is always kept
     sample_interval: int = 0  # iterations between samples, for metrics.jsonl, report.html and trackers; 0: none
     sample_prompts: str = "\n"  # prompt of these samples, or FILE:path with a prompt in each line
-    # trackers
     tensorboard_log: bool = False  # log to TensorBoard too, in out_dir/tensorboard
     wandb_log: bool = False  # log to Weights & Biases too (WANDB_MODE=offline works)
     wandb_project: str = "owt"  # wandb project
     wandb_run_name: str = "gpt2"  # wandb run name
     # data
     dataset: str = "openwebtext"  # folder with train.bin and val.bin: its name in data/, or a path
-    # compare the SHA-256 of the bins with meta.json. Otherwise only their size and time tell whether they changed
-    check_data: bool = False
+    check_data: bool = False  # compare the SHA-256 of the bins with meta.json, not just their size and time
     gradient_accumulation_steps: int = 40  # micro-batches in a step, summed over all processes
     batch_size: int = 12  # sequences in a micro-batch
-    # kernels
     # attention kernel; manual: hand-written; blocked: the same in blocks of queries; math, efficient, flash, cudnn:
     # that SDPA kernel and no other; flash3, flash4: FlashAttention-3 or -4, from a package; flex: FlexAttention; sdpa:
-    # PyTorch picks one; masked: sdpa with a mask; auto: the fastest one here that passes parity; any other value: your
-    # own function of (q, k, v, dropout_p), with mask=document also of documents, in a model with a window also of
-    # window, as path/to/file.py:function
+    # PyTorch picks one; masked: sdpa with a mask; auto: the fastest one here that passes parity;
+    # path/to/file.py:function: your own, of (q, k, v, dropout_p) and, where they are used, documents and window
     attention: Attention | str = "auto"
     # which earlier tokens attention sees; causal: all in the window; document: those of the same document
     mask: Literal["causal", "document"] = "causal"
     # chunked: compute an eighth of the logits at a time, and again in the backward; saves memory if not compiled
-    loss: Literal["whole", "chunked"] = "whole"
+    loss: Literal[*dimensions.LOSSES] = "whole"
     # optimizer
     # muon: Muon for the matrices of the layers, AdamW for embeddings and vectors; adamw: AdamW for all
     optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 6e-4  # peak learning rate
     max_iters: int = 600000  # training steps
     max_seconds: float | None = None  # wall-clock limit; training then ends with an evaluation and a checkpoint
-    # minutes that the whole run should take: it times a few steps before the first one, and sets max_iters and
-    # lr_decay_iters accordingly
-    minutes: float | None = None
+    minutes: float | None = None  # minutes that the whole run should take: its first steps settle max_iters
     weight_decay: float = 1e-1  # weight decay of matrices and embeddings; vectors have none
     beta1: float = 0.9  # decay of AdamW's running mean of gradients
     beta2: float = 0.95  # decay of AdamW's running mean of squared gradients
@@ -92,7 +88,7 @@ class Settings(Dimensions):
     parallel: Literal["ddp", "fsdp"] = "ddp"
     shard_size: int | None = None  # with fsdp, processes that share one copy of the model, such as a node's; None: all
     # activation checkpointing saves memory: the backward recomputes the inside of attention, or of every block
-    recompute: Literal["none", "attention", "block"] = "none"
+    recompute: Literal[*dimensions.RECOMPUTE] = "none"
     deterministic: bool = False  # use only deterministic kernels and operations
     check_interval: int = 100  # iterations between comparisons of the weights of all ranks
 
@@ -111,60 +107,44 @@ def validate(s: Settings) -> None:
 
 def validate_each(s: Settings) -> None:
     """Raise UserError for a value that no run can have, whatever the dimensions beside it are."""
-    at_least_one = "batch_size block_size gradient_accumulation_steps n_layer n_head n_embd eval_interval"
-    at_least_one += " log_interval vocab_multiple vocab_size keep_checkpoints check_interval shard_size"
-    for name in at_least_one.split():
+    for name in AT_LEAST_1:
         if getattr(s, name) is not None and getattr(s, name) < 1:
             raise UserError(f"{name}={getattr(s, name)} must be 1 or more")
-    at_least_zero = "max_iters max_bad_steps max_seconds warmup_iters learning_rate min_lr weight_decay grad_clip"
-    for name in (*at_least_zero.split(), "eval_iters", "sample_interval"):
+    for name in AT_LEAST_0:
         if not 0 <= (getattr(s, name) or 0) < math.inf:
             raise UserError(f"{name}={getattr(s, name)} must be 0 or more, and finite")
+    for name in ("minutes", "timeout"):
+        if getattr(s, name) is not None and not 0 < getattr(s, name) < math.inf:
+            raise UserError(f"{name}={getattr(s, name)} must be more than 0, and finite")
+    for name in ("dropout", "beta1", "beta2"):
+        if not 0 <= getattr(s, name) < 1:
+            raise UserError(f"{name}={getattr(s, name)} must be from 0 to just under 1")
     if s.decay_lr and s.schedule != "constant" and s.min_lr > s.learning_rate:
         raise UserError(
             f"min_lr={s.min_lr:g} is above learning_rate={s.learning_rate:g}, so the rate would rise to it: give"
             f" --min_lr={s.learning_rate / 10:g}, or --decay_lr=False"
         )
-    if s.minutes is not None and not 0 < s.minutes < math.inf:
-        raise UserError(f"minutes={s.minutes} must be more than 0, and finite")
-    for name in ("dropout", "beta1", "beta2"):
-        if not 0 <= getattr(s, name) < 1:
-            raise UserError(f"{name}={getattr(s, name)} must be from 0 to just under 1")
-    if not 0 < s.timeout <= 30 * 24 * 3600:
-        raise UserError(f"timeout={s.timeout} must be seconds: more than 0, and at most 30 days")
     if s.shard_size and s.parallel != "fsdp":
         raise UserError(f"shard_size={s.shard_size} needs --parallel=fsdp: give that, or --shard_size=None")
-    if s.vocab_multiple > 2**20:
-        raise UserError(f"vocab_multiple={s.vocab_multiple} must be at most 2**20")
     check_name(s.attention, "auto")
     if not s.out_dir:
         raise UserError("out_dir is empty: name a folder for the run")
-    if not 0 <= s.seed < 2**63:
-        raise UserError(f"seed={s.seed} must be from 0 to 2**63 - 1")
     if not s.init_from:  # any other name is looked up by transformers
         raise UserError("init_from is empty: it can be scratch, resume, auto, or a hub id or folder of a model")
 
 
-def require_learning(s: Settings, was: Mapping[str, Any] | None = None) -> None:
-    """Raise UserError if the schedule reaches a learning rate of 0 before the run ends.
-
-    was: the settings of the run that `s` resumes. It may go on as it was begun, even if its end learns nothing.
-    """
-    if _idle_steps(vars(s)) > (0 if was is None else _idle_steps(vars(s) | was)):
+def require_learning(s: Settings) -> None:
+    """Raise UserError if the schedule reaches a learning rate of 0 before the run ends."""
+    ends = s.decay_lr and s.schedule != "constant" and s.minutes is None and not s.eval_only
+    if ends and s.min_lr == 0 and s.lr_decay_iters < s.max_iters:
         raise UserError(
             f"the learning rate is 0 from iteration lr_decay_iters={s.lr_decay_iters} on, so nothing more would be"
             f" learnt until max_iters={s.max_iters}: give --lr_decay_iters={s.max_iters}, or a --min_lr above 0"
         )
 
 
-def _idle_steps(s):
-    """How many steps at the end of the run have a learning rate of 0."""
-    ends = s["decay_lr"] and s["schedule"] != "constant" and s["minutes"] is None and not s["eval_only"]
-    return max(0, s["max_iters"] - s["lr_decay_iters"]) if ends and s["min_lr"] == 0 else 0
-
-
-def as_built(s: Settings, config: Any, say: Callable[[str], None]) -> Settings:
-    """`s` with the dimensions in `config`, a GPTConfig: loaded weights decide them, whatever was set."""
+def as_built(s: Settings, config: GPTConfig, say: Callable[[str], None]) -> Settings:
+    """`s` with the dimensions in `config`: loaded weights decide them, whatever was set."""
     built = {name: getattr(config, name) for name in dimensions.NAMES if name != "dropout"}
     for name, value in built.items():
         if getattr(s, name) not in (value, None):

@@ -54,7 +54,6 @@ import export
 import train
 from fusedgpt.attention import functions
 from fusedgpt.data import prepare, tokenizer
-from fusedgpt.dimensions import FAMILIES
 from fusedgpt.errors import UserError
 from fusedgpt.machine import flops, memory
 from fusedgpt.machine.device import why_no_compiler
@@ -281,15 +280,6 @@ def as_we_wrote_before_activation(saved):
     before = {name: value for name, value in saved.items() if name != "extra_model_args"}
     before["config"] = {name: value for name, value in saved["config"].items() if name != "activation"}
     return before | {"model_args": saved["model_args"] | {"vocab_multiple": extra["vocab_multiple"]}}
-
-
-def as_we_wrote_before_families(saved):
-    """The checkpoint `saved` as this project wrote it when GPT-2 was the only family."""
-    before = {
-        part: {n: v for n, v in saved[part].items() if n not in FAMILIES} for part in ("extra_model_args", "config")
-    }
-    assert before["extra_model_args"].keys() == {"activation", "vocab_multiple"}
-    return saved | before
 
 
 def why_no_bpe():

@@ -60,21 +60,6 @@ def test_best_and_latest_are_separate(done, data):
     assert checkpoint_of(done)["iter_num"] == 15
 
 
-def test_a_new_run_sets_the_old_one_aside(done, small_run, data, capsys):
-    # a new run that was killed early used to resume as the old one
-    run(done, data, max_iters=2, seed=2)
-    assert f"an earlier run in {done} was moved to {done / 'previous-1'}" in capsys.readouterr().out
-    assert_same_bytes(weights(done / "previous-1"), weights(small_run))
-    assert len(rows(done)) == 2 and len(rows(done / "previous-1")) == 10
-
-
-def test_the_best_loss_is_that_of_the_last_evaluation_too(tmp_path, data):
-    # a checkpoint written before its evaluation used to know only the previous evaluation
-    run(tmp_path, data, max_iters=2)
-    for name in ("ckpt.pt", "best.pt"):
-        assert checkpoint_of(tmp_path, name)["best_val_loss"] == rows(tmp_path, "eval")[-1]["val_loss"]
-
-
 @pytest.mark.parametrize(
     ("last", "message"),
     [(11, "the weights are not finite after 11 steps and were not saved"), (13, "diverged and ends after 13 steps")],
@@ -113,14 +98,6 @@ def test_a_checkpoint_is_saved_before_the_evaluation(tmp_path, data, monkeypatch
     assert checkpoint_of(tmp_path)["iter_num"] == 5
 
 
-def test_a_run_resumed_with_auto_keeps_its_kernel(tmp_path, data, monkeypatch):
-    monkeypatch.setattr(train.tuning.choose, "fastest", lambda *_, **__: ("manual", {}))
-    run(tmp_path, data, attention="auto", max_iters=1)
-    monkeypatch.setattr(train.tuning.choose, "fastest", lambda *_, **__: ("math", {}))
-    run(tmp_path, data, attention="auto", max_iters=2, init_from="resume", choose="again")
-    assert record(tmp_path)["attention"] == "manual"
-
-
 def test_always_save_checkpoint_off_saves_what_improved_and_the_end(tmp_path, data, monkeypatch):
     saved = []
     monkeypatch.setattr(train.Saver, "save", lambda self, state: saved.append(state["iter_num"]))
@@ -130,11 +107,12 @@ def test_always_save_checkpoint_off_saves_what_improved_and_the_end(tmp_path, da
     assert saved == [1, 3, 4]
 
 
-def test_auto_resumes_if_there_is_a_run(tmp_path, data):
-    for max_iters in (1, 2):
-        script("train.py", *flags(small(tmp_path, data, max_iters=max_iters, init_from="auto")))
-        assert len(rows(tmp_path)) == max_iters
-    assert not list(tmp_path.glob("previous*"))
+def test_a_run_resumed_with_auto_keeps_its_kernel(tmp_path, data, monkeypatch):
+    monkeypatch.setattr(train.tuning.choose, "fastest", lambda *_, **__: ("manual", {}))
+    run(tmp_path, data, attention="auto", max_iters=1)
+    monkeypatch.setattr(train.tuning.choose, "fastest", lambda *_, **__: ("math", {}))
+    run(tmp_path, data, attention="auto", max_iters=2, init_from="resume", choose="again")
+    assert record(tmp_path)["attention"] == "manual"
 
 
 def test_a_process_that_torchrun_restarted_resumes_its_own_run(tmp_path, data):
@@ -148,18 +126,9 @@ def test_a_process_that_torchrun_restarted_resumes_its_own_run(tmp_path, data):
     assert len(rows(tmp_path)) == 1 and len(rows(tmp_path / "previous-1")) == 2
 
 
-# JSON that can be read, but not written; bytes that are no text; no rows; JSON that Python cannot read
-DEEP = b'{"kind": "train", "iter": 1, "loss": 2.0, "lr": %s}' % (b"[" * 500 + b"]" * 500)
-DAMAGES = (DEEP, b"\xff\xfe\x00", b"[1, 2]\n3\nnull", b"[" * 100_000, b'{"kind": "train"}\n{"iter": "x"}')
-
-
-@pytest.mark.parametrize(
-    ("name", "damaged"),
-    [("metrics.jsonl", b"\n".join(DAMAGES)), ("metrics.jsonl", b""), *(("run.json", each) for each in DAMAGES)],
-    ids=range(7),
-)
-def test_what_is_damaged_beside_a_good_checkpoint_does_not_block_resuming(done, data, name, damaged):
-    (done / name).write_bytes(damaged)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "run.json"])
+def test_what_is_damaged_beside_a_good_checkpoint_does_not_block_resuming(done, data, name):
+    (done / name).write_bytes(b'{"kind": "train"}\n{"iter": "x"}\n\xff\xfe\x00')
     run(done, data, init_from="resume", max_iters=11)
     assert rows(done)[-1]["iter"] == 10 and record(done)["settings"]["max_iters"] == 11
 
@@ -182,13 +151,6 @@ def test_eval_only_evaluates_and_ends(done, data):
     assert f"step 10: train loss {rows(done, 'eval')[-1]['train_loss']:.4f}" in said
     assert "iter " not in said.replace("iterations", "")
     assert before == {f.name: f.read_bytes() for f in done.iterdir()}
-
-
-def test_max_seconds_ends_with_an_evaluation_and_a_checkpoint(tmp_path, data):
-    run(tmp_path, data, max_iters=10**6, eval_interval=10**6, max_seconds=0.0)
-    steps = len(rows(tmp_path))
-    assert 0 < steps < 10**6
-    assert rows(tmp_path, "eval")[-1]["iter"] == checkpoint_of(tmp_path)["iter_num"] == steps
 
 
 def test_a_nanogpt_checkpoint_resumes(done, data):
@@ -227,14 +189,6 @@ def test_the_evaluation_at_the_end_of_a_run_stays_if_the_run_trains_on(tmp_path,
     assert rows(tmp_path, "eval")[:3] == before and [row["iter"] for row in rows(tmp_path)] == [*range(6)]
     read = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in read.Scalars("val/loss")] == evaluated
-
-
-def test_a_run_may_be_called_scratch(done, data, monkeypatch):
-    # its folder was taken for what init_from=scratch names, and refused
-    done.rename(done.with_name("scratch"))
-    monkeypatch.chdir(done.parent)
-    s = train.read_settings(["--out_dir=scratch", f"--dataset={data}"])
-    assert s.init_from == "scratch"
 
 
 def test_deterministic_holds_in_each_step(tmp_path, data, monkeypatch):

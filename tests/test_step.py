@@ -19,7 +19,7 @@ from fusedgpt.runs import progress
 from fusedgpt.training.optimizer import build_optimizer
 from fusedgpt.training.step_results import StepResults
 from model import GPT, GPTConfig
-from tests.conftest import rows, run, weights
+from tests.conftest import checkpoint_of, rows, run, weights
 from tests.fusedgpt.runs.test_report_page import page_of
 
 
@@ -126,20 +126,19 @@ def test_a_step_on_a_gpu_does_not_wait_and_skips_on_the_device(monkeypatch, dtyp
     assert len(times) == 4 and min(times) > 0
 
 
-def test_each_pass_of_a_rehearsal_begins_without_gradients(monkeypatch):
+def test_each_pass_of_a_rehearsal_begins_without_gradients(tmp_path, data, monkeypatch):
     # with CUDA graphs the second pass added to gradients that its own forward had overwritten: no run could start
-    s = train.Settings(n_layer=1, n_head=2, n_embd=32, block_size=16)
-    model = GPT(GPTConfig(block_size=16, vocab_size=65, n_layer=1, n_head=2, n_embd=32))
-    state, left = state_of(model, s, torch.device("cpu"), torch.float32), []
+    model, left, observe = [], [], train.observe
+    monkeypatch.setattr(train, "GPT", lambda config: model.append(GPT(config)) or model[0])
 
-    def profiled(call, *_, **__):
+    def profiled(call, *args):
         for each in (lambda: None, call):
             each()
-            left.append([name for name, p in model.named_parameters() if p.grad is not None])
-        return {}
+            left.append([name for name, p in model[0].named_parameters() if p.grad is not None])
+        return observe(call, *args)
 
     monkeypatch.setattr(train, "observe", profiled)
-    train.rehearse(state, None)
+    run(tmp_path, data, max_iters=1)
     assert left == [[], []]
 
 
@@ -173,6 +172,7 @@ def test_a_signal_or_the_time_limit_does_not_wait_for_a_line(tmp_path, data, mon
     never = dict.fromkeys(("max_iters", "log_interval", "eval_interval", "check_interval"), 10**9)
     run(tmp_path, data, max_seconds=1e5, **never)
     assert [row["iter"] for row in rows(tmp_path)] == [0, 1, 2]
+    assert rows(tmp_path, "eval")[-1]["iter"] == checkpoint_of(tmp_path)["iter_num"] == 3
 
 
 def test_peak_memory_is_that_of_the_steps(tmp_path, data, monkeypatch):

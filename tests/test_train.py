@@ -1,6 +1,5 @@
 """Training, run small on the CPU: the loop, splits and ranks that agree, and an end to every bad input."""
 
-import contextlib
 import math
 
 import pytest
@@ -27,7 +26,7 @@ from tests.conftest import (
     wait_for,
     weights,
 )
-from tests.launch import fails, process, ranks
+from tests.launch import process, ranks
 
 
 def test_the_loss_falls_and_everything_is_written(tmp_path, data, capsys):
@@ -187,28 +186,22 @@ def assert_close_runs(a, b):
         torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4 * y.abs().max().item() + 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("fails_at", "compared", "evaluated"), [(5, [0, 2, 4, 5], [0]), (7, [0, 2, 4, 5, 6, 7], [0, 5])]
-)
-def test_a_rank_that_drifts_ends_the_run_and_is_not_saved(tmp_path, data, monkeypatch, fails_at, compared, evaluated):
+def test_a_rank_that_drifts_ends_the_run_and_is_not_saved(tmp_path, data, monkeypatch):
     # without the call in the loop, ranks would train on with different weights, and rank 0 would save its own
     seen = []
 
     def require_same_weights(model, ranks, iteration):
         seen.append(iteration)
-        if iteration == fails_at:
+        if iteration == 7:
             raise UserError("rank 1 no longer has the weights of rank 0")
 
     monkeypatch.setattr(distributed, "require_same_weights", require_same_weights)
     with pytest.raises(UserError, match="rank 1 no longer has"):
         run(tmp_path, data, max_iters=7, check_interval=2, eval_interval=5)
-    assert seen == compared
-    assert [row["iter"] for row in rows(tmp_path, "eval")] == evaluated
-    if evaluated[-1]:
-        wait_for(tmp_path / "best.pt", 60)  # linked by a thread, after ckpt.pt; the end of a process waits for it
+    assert seen == [0, 2, 4, 5, 6, 7]
+    wait_for(tmp_path / "best.pt", 60)  # linked by a thread, after ckpt.pt; the end of a process waits for it
     for name in ("ckpt.pt", "best.pt"):
-        saved = checkpoint_of(tmp_path, name)["iter_num"] if (tmp_path / name).exists() else 0
-        assert saved == evaluated[-1], name
+        assert checkpoint_of(tmp_path, name)["iter_num"] == 5
 
 
 def test_dropout_differs_from_step_to_step_and_from_micro_batch_to_micro_batch(tmp_path, data, monkeypatch):
@@ -226,45 +219,6 @@ def test_a_run_whose_kernel_is_another_ends(tmp_path, data, monkeypatch):
     monkeypatch.setattr(train, "observe", lambda *_, **__: flash)
     with pytest.raises(UserError, match="attention='manual' was asked for, but the profiler saw flash"):
         run(tmp_path, data, attention="manual")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (dict(attention="efficient"), "attention='efficient' cannot train on cpu .*on GPUs only"),
-        (dict(batch_size=0), "batch_size=0 must be 1 or more"),
-        (dict(dropout=float("nan")), "dropout=nan must be from 0"),
-        (dict(learning_rate=-1.0), "learning_rate=-1.0 must be 0 or more"),
-        (dict(learning_rate=math.inf), "learning_rate=inf must be 0 or more, and finite"),
-        (dict(beta2=1.0), "beta2=1.0 must be from 0"),
-        (dict(init_from="gpt3"), "init_from='gpt3' is no GPT-2, .* that can be loaded"),
-        (dict(init_from=""), "init_from is empty: it can be scratch, resume, auto, or a hub id"),
-    ],
-    ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
-)
-def test_bad_settings_are_refused(tmp_path, data, settings, message):
-    with pytest.raises(UserError, match=message):
-        run(tmp_path, data, **settings)
-
-
-@contextlib.contextmanager
-def full_disk():
-    """No file of this process can be written beyond its first 40 KiB."""
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (40 * 1024, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_keeps_the_last_checkpoint(done, data, small_run):
-    ask = flags(small(done, data, init_from="resume", max_iters=12))
-    with full_disk():
-        error = fails("train.py", *ask)
-    assert "ckpt.pt: " in error and "what it held before is kept" in error
-    assert_same_bytes(weights(done), weights(small_run))
 
 
 def test_scripts_run_without_what_they_do_not_use(tmp_path, data, small_run):

@@ -57,15 +57,6 @@ def test_another_mask_begins_the_best_loss_anew(tmp_path, stories, capsys, mask,
     assert best["best_val_loss"] == min(evaluated.values()) == evaluated[best["iter_num"]]
 
 
-def test_a_run_that_makes_no_step_keeps_its_mask(tmp_path, stories, capsys):
-    # its checkpoints and last evaluation became those of a model within documents, and run.json still said causal
-    run(tmp_path, stories, max_iters=1)
-    before, losses = checkpoint_of(tmp_path)["extra_model_args"], rows(tmp_path, "eval")
-    run(tmp_path, stories, init_from="resume", mask="document", max_iters=1)
-    assert "not used, because there is no step to make: mask='document'" in capsys.readouterr().out
-    assert checkpoint_of(tmp_path)["extra_model_args"] == before and rows(tmp_path, "eval") == losses
-
-
 def test_documents_that_end_with_another_id_are_refused(tmp_path, stories):
     # the data's id replaced the one that the weights were trained with, in silence
     run(tmp_path / "out", stories, mask="document", max_iters=1)

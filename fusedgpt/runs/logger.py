@@ -173,8 +173,8 @@ class Logger:
         self.bar.status(doing)
 
     def say(self, line: str) -> None:
-        """Print a line above the bar, on a terminal broken to its width."""
-        self._print(terminal.fit(line, sys.stdout))
+        """Print a line above the bar."""
+        self._print(terminal.harmless(line, sys.stdout))
 
     def _print(self, text):
         """Print `text` as it is. If its reader is gone (`| head`), raise SIGHUP."""

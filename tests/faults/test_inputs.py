@@ -176,7 +176,7 @@ STATEMENTS += [
     "import train",
 ]
 STATEMENTS += ["x = " + "(" * 300, "x = " + "-" * 20_000 + "1", "_x = " + "[" * 90 + "]" * 90, "__builtins__ = {}"]
-STATEMENTS += ["# -*- coding: nonsense -*-", "globals()[''] = 1", "globals()[5] = 1", "globals().clear()"]
+STATEMENTS += ["# -*- coding: nonsense -*-", "globals()[''] = 1", "globals().clear()"]
 STATEMENTS += ["del batch_size", "del __name__, __file__", "class batch_size: pass", "batch_size, block_size = 4, 64"]
 STATEMENTS += ["with open(__file__) as dataset: pass", "learning_rate *= 2; batch_size //= 2"]
 OURS = sorted(file.read_bytes() for file in (ROOT / "config").glob("*.py"))

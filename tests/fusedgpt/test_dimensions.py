@@ -68,34 +68,22 @@ def test_biases_are_where_a_family_has_them(given, biases):
 
 ROTARY = dict(position="rotary")
 WRONG = [
-    *((dict(document_start=n), f"document_start={n!r}, the id between documents") for n in (-1, 37, 1.5, True, "7")),
-    (dict(n_head=-2), "n_head=-2 must be 1 or more"),  # it divides 32
+    (dict(n_head=-2), "n_head=-2 must be 1 or more, and finite"),  # it divides 32
     (dict(attention="flsh"), "attention='flsh' is unknown"),
     (dict(activation="relu"), "activation='relu' is unknown: it can be gelu_tanh, gelu"),
     (dict(n_kv_head=3), "n_head=4 cannot be split over n_kv_head=3: make it a multiple"),
-    (dict(n_kv_head=8), "n_head=4 cannot be split over n_kv_head=8"),
-    (dict(n_kv_head=0), "n_kv_head=0 must be 1 or more"),
     (dict(n_inner=0), "n_inner=0 must be 1 or more"),
-    (dict(head_size=0), "head_size=0 must be 1 or more"),
     (dict(n_head=3), "n_embd=32 cannot be split over n_head=3: make it a multiple, or set head_size"),
     (dict(ROTARY, head_size=5), "5 of a head's 5 channels would rotate, but they rotate in pairs"),
     (dict(ROTARY, rope_fraction=0.4), "3 of a head's 8 channels would rotate"),
-    (dict(ROTARY, rope_fraction=0.1), "0 of a head's 8 channels would rotate"),
     (dict(ROTARY, rope_fraction=1.5), "rope_fraction=1.5 must be more than 0, and at most 1"),
     (dict(ROTARY, rope_scaling=0.5), "rope_scaling=0.5 must be 1 or more, and finite"),
     (dict(ROTARY, rope_theta=0.0), "rope_theta=0.0 must be more than 0, and finite"),
-    (dict(ROTARY, rope_theta=float("nan")), "rope_theta=nan must be more than 0, and finite"),
     (dict(rope_theta=5e5), "rope_theta=500000.0 has no effect with learned positions: set position=rotary too"),
-    (dict(rope_scaling=8.0), "rope_scaling=8.0 has no effect with learned positions"),
-    (dict(window=0), "window=0 must be 1 or more"),
     (dict(window_pattern="SL"), "window_pattern='SL' has no effect without a window: set it too"),
     (dict(window=4, window_pattern="SX"), "window_pattern='SX' must have a letter S or L for each layer"),
-    (dict(window=4, window_pattern=""), "window_pattern='' must have a letter S or L for each layer"),
     (dict(norm_eps=0.0), "norm_eps=0.0 must be more than 0, and finite"),
     (dict(norm="batchnorm"), "norm='batchnorm' is unknown: it can be layernorm, rmsnorm"),
-    (dict(position="alibi"), "position='alibi' is unknown: it can be learned, rotary"),
-    (dict(mlp="relu"), "mlp='relu' is unknown: it can be gelu, swiglu"),
-    (dict(attention_bias="q"), "attention_bias='q' is unknown: it can be True, False, qkv or None"),
 ]
 
 

@@ -61,13 +61,6 @@ def called(monkeypatch, *args):
     return script("fusedgpt/__main__.py", *args, check=False)
 
 
-def test_a_script_runs_as_python_would_run_it(monkeypatch):
-    # arguments, exit status and the sentence pass through
-    alone = script("plot.py", "no such run", check=False)
-    done = called(monkeypatch, "plot", "no such run")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", alone.stderr) and "no such run" in done.stderr
-
-
 @pytest.mark.parametrize("name", command.COMMANDS)
 def test_the_help_of_a_command_names_the_command(name, monkeypatch):
     # it named the script, by its path in site-packages

@@ -19,21 +19,6 @@ def _forty_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
 
 
-LINE = "  flash: --max_iters=600 and a/path/that/is-longer-than-a-row/of/forty-columns and more words after it"
-
-
-def test_a_line_is_broken_between_words_on_a_terminal_only():
-    rows = terminal.fit(LINE, Stream(True)).split("\n")
-    assert " ".join(row.strip() for row in rows) == LINE.strip()  # nothing is lost, and no word is broken
-    assert rows[0].startswith("  flash") and all(row.startswith("      ") for row in rows[1:])
-    assert all(len(row) <= 40 or " " not in row.strip() for row in rows) and len(rows) > 2
-    assert terminal.fit(LINE, Stream(False)) == LINE
-
-
-def test_lines_of_a_text_stay_lines():
-    assert terminal.fit("settings:\n  model: n_layer=2", Stream(True)) == "settings:\n  model: n_layer=2"
-
-
 def test_a_line_is_cut_by_what_it_takes_on_the_screen():
     for line in ("x" * 41, "漢" * 21):  # the second has 21 characters, but takes 42 columns
         cut = terminal.cut(line, Stream(True))
