@@ -225,7 +225,7 @@ def test_html_writes_a_page(tmp_path, monkeypatch):
     assert '"runs": ["a", "b"]' in (tmp_path / "a+b.html").read_text()
     assert plot.write_page([a, b], "mine.html") == pathlib.Path("mine.html")
     assert plot.write_page([a], None) == tmp_path / "a" / "report.html"
-    assert '"name": "a"' in (tmp_path / "a" / "report.html").read_text()
+    assert '"runs": ["a"]' in (tmp_path / "a" / "report.html").read_text()
     for args in (["a", "b", "--html", "--y=lr"], ["a", "--html", "--out=x.html"], ["a", "b", "--html", "--out=x.png"]):
         with pytest.raises(UserError, match="html"):
             plot.arguments(args)

@@ -108,7 +108,7 @@ class Logger:
             self.reporter.wait()
         arguments = [self.out_dir.resolve(), str(running), str(os.getpid())]
         command = [sys.executable, "-m", "fusedgpt.runs.report_page", *arguments]
-        path = [str(report_page.TEMPLATE.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        path = [str(pathlib.Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
         self.reporter_began, self.report_due = time.monotonic(), math.inf  # one at a time
         # with close_fds=False, Python spawns the child and opens no pipe; a fork would copy this large process. The
