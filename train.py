@@ -50,7 +50,7 @@ from fusedgpt.runs import budget, checkpoint, resume, run_folder
 from fusedgpt.runs.logger import Logger
 from fusedgpt.runs.progress import is_reported, run_record, schedule_lines, settings_lines
 from fusedgpt.runs.run import Run, TrainState
-from fusedgpt.runs.saver import Saver
+from fusedgpt.runs.run_folder import Checkpoints
 from fusedgpt.training import evaluation, samples, tuning
 from fusedgpt.training.optimizer import build_optimizer, learning_rate, update_weights
 from fusedgpt.training.step_results import StepResults
@@ -308,14 +308,14 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
         clock=timing.StepClock(device),
         results=StepResults(ranks),
     )
-    saver = Saver(out_dir, s.keep_checkpoints, lock, logger.say, ranks)
+    checkpoints = Checkpoints(out_dir, s.keep_checkpoints, lock, logger.say, ranks)
     if saved:
         resume.restore(saved, s, state, meta, logger.say)
-        saver.resume(saved, path)
+        checkpoints.resume(saved, path)
         saved = None  # drop its tensors: they are mapped from a file that may be replaced
     if len(starts := set(ranks.gather(start))) > 1:
         raise UserError(f"nodes have different checkpoints in {out_dir}, of iterations {starts}: share that folder")
-    run = Run(s, state, ranks, micro_steps, loader, meta, prompts, saver, logger)
+    run = Run(s, state, ranks, micro_steps, loader, meta, prompts, checkpoints, logger)
     take_receipt(run, chosen, cases[0])
     return run
 

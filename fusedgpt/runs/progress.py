@@ -14,7 +14,7 @@ from fusedgpt.machine.device import cuda_graphs, dtype_name, multiplies_tf32
 from fusedgpt.machine.environment import environment
 from fusedgpt.parallel import distributed
 from fusedgpt.runs.logger import Logger
-from fusedgpt.runs.saver import Saver
+from fusedgpt.runs.run_folder import Checkpoints
 from fusedgpt.settings import Settings
 from fusedgpt.training import tuning
 from fusedgpt.training.optimizer import learning_rate
@@ -111,7 +111,7 @@ def is_reported(done: int, s: Settings, silent_s: float) -> bool:
 
 
 def report(
-    state: Any, s: Settings, record: dict, logger: Logger, saver: Saver, explain: Callable | None
+    state: Any, s: Settings, record: dict, logger: Logger, checkpoints: Checkpoints, explain: Callable | None
 ) -> tuple[bool, bool]:
     """Log the steps since the last report. A report waits for the device; on CUDA, a step does not.
 
@@ -137,7 +137,7 @@ def report(
             "peak_memory": peak,
         }
         logger.iteration(metrics, to_console=it % s.log_interval == 0)
-        _count_bad_step(state, metrics, s, saver, explain, logger.say)
+        _count_bad_step(state, metrics, s, checkpoints, explain, logger.say)
     timed = steps and len(state.step_ms) >= STEPS_OF_AN_ESTIMATE
     if timed and not state.estimated and state.iteration < s.max_iters:
         state.estimated = True
@@ -183,7 +183,7 @@ def occasions(done: int, last: int, interval: int) -> int:
     return last // interval - (done - 1) // interval + (last % interval > 0)
 
 
-def _count_bad_step(state, metrics, s, saver, explain, say):
+def _count_bad_step(state, metrics, s, checkpoints, explain, say):
     it, state.loss = metrics["iter"], metrics["loss"]
     state.bad_steps = 0 if math.isfinite(metrics["grad_norm"]) else state.bad_steps + 1
     if state.bad_steps:
@@ -191,7 +191,7 @@ def _count_bad_step(state, metrics, s, saver, explain, say):
     if state.bad_steps == 1 and explain:
         say(f"iter {it}: {explain(it, state.iteration - 1 - it)}")
     if state.bad_steps > s.max_bad_steps:
-        advice = saver.recovery_advice()
+        advice = checkpoints.recovery_advice()
         raise UserError(
             f"{state.bad_steps} steps in a row had no finite gradient, the last at iteration {it}: {advice}"
         )

@@ -171,6 +171,6 @@ def test_mfu_is_a_share_of_the_peak_of_all_devices():
     state = SimpleNamespace(clock=device, results=SimpleNamespace(read=lambda: steps), step_ms=[], iteration=1)
     record = {"tokens_per_step": 1000, "mfu": {"flops_per_token": 1e6, "peak_flops": 1e12}, "world_size": 8}
     logger = mock.Mock(spec=progress.Logger)
-    progress.report(state, Settings(), record, logger, mock.Mock(spec=progress.Saver), None)
+    progress.report(state, Settings(), record, logger, mock.Mock(spec=progress.Checkpoints), None)
     ((metrics,), _) = logger.iteration.call_args
     assert metrics["tokens_per_s"] == 10_000 and metrics["mfu"] == pytest.approx(1e10 / 8e12)
