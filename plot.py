@@ -36,7 +36,6 @@ from fusedgpt.runs.metrics import (
     losses_in,
     names_of,
     number,
-    path_to,
     require_bits_per_byte,
     section,
     view,
@@ -175,8 +174,8 @@ def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "it
 
 def joined(runs: list[Run]) -> str:
     """The name of a file about several runs: their paths, because runs in two folders may have the same name."""
-    paths = [path_to(run.folder).replace(f"..{os.sep}", "") for run in runs]
-    names = [re.sub(r"[:/\\]+", "-", path).lstrip("-") for path in paths]  # a whole path begins with a drive, as D:
+    paths = [os.path.relpath(run.folder).replace(f"..{os.sep}", "") for run in runs]
+    names = [re.sub(r"[:/\\]+", "-", path).lstrip("-") for path in paths]
     raw = os.fsencode("+".join(names))
     if len(raw) <= LONGEST_NAME:
         return os.fsdecode(raw)

@@ -364,7 +364,6 @@ def main(s: Settings) -> None:
         run.deadline = math.inf if s.max_seconds is None else began + s.max_seconds
         training_loop(run)
         run.finish()
-        budget.say_if_missed(run, began)
 
 
 if __name__ == "__main__":

@@ -97,22 +97,6 @@ def test_copies_from_a_gpu_use_the_same_pinned_memory_again():
     assert len(set(places)) == 1
 
 
-def test_writes_never_overlap(tmp_path, monkeypatch):
-    running, save = threading.Lock(), checkpoint.save
-
-    def alone(*args):
-        assert running.acquire(blocking=False)
-        save(*args)
-        running.release()
-
-    monkeypatch.setattr(checkpoint, "save", alone)
-    it = checkpoints_of(tmp_path)
-    for iteration in range(20):
-        it.save(state(iteration))
-    it.close()
-    assert read(tmp_path / "ckpt.pt")["iter_num"] == 19 and read(tmp_path / "ckpt-18.pt")["iter_num"] == 18
-
-
 def test_a_disk_that_refuses_is_said_and_tried_again(tmp_path, monkeypatch):
     said, save = [], checkpoint.save
 
