@@ -27,7 +27,7 @@ from configurator import separate
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import as_called
 from fusedgpt.machine.files import atomic
-from fusedgpt.runs import compare_page, report_page
+from fusedgpt.runs import report_page
 from fusedgpt.runs.metrics import (
     MEANING,
     Run,
@@ -36,7 +36,6 @@ from fusedgpt.runs.metrics import (
     losses_in,
     names_of,
     number,
-    path_to,
     require_bits_per_byte,
     section,
     view,
@@ -83,7 +82,7 @@ def finding(runs: list[Run], y: str) -> str:
     if y not in ("loss", "bits_per_byte"):
         return f"{MEANING.get(y, y).capitalize()}: {', '.join(names_of(runs))}"
     if len(runs) > 1:
-        return compare_page.headline(runs, y).removesuffix(".")
+        return report_page.headline(runs, y).removesuffix(".")
     ((_, validation),) = (run.lines(y) for run in runs)
     what = "Validation loss" if y == "loss" else "Bits per byte"
     if not len(validation.values):
@@ -175,8 +174,8 @@ def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "it
 
 def joined(runs: list[Run]) -> str:
     """The name of a file about several runs: their paths, because runs in two folders may have the same name."""
-    paths = [path_to(run.folder).replace(f"..{os.sep}", "") for run in runs]
-    names = [re.sub(r"[:/\\]+", "-", path).lstrip("-") for path in paths]  # a whole path begins with a drive, as D:
+    paths = [os.path.relpath(run.folder).replace(f"..{os.sep}", "") for run in runs]
+    names = [re.sub(r"[:/\\]+", "-", path).lstrip("-") for path in paths]
     raw = os.fsencode("+".join(names))
     if len(raw) <= LONGEST_NAME:
         return os.fsdecode(raw)
@@ -200,7 +199,7 @@ def write_page(runs: list[Run], out: str | None) -> pathlib.Path:
     if len(runs) == 1:
         return report_page.write(runs[0].folder)
     path = pathlib.Path(out or f"{joined(runs)}.html")
-    compare_page.write(runs, path)
+    report_page.compare(runs, path)
     return path
 
 

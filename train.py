@@ -46,7 +46,7 @@ from fusedgpt.runs import budget, checkpoint, resume, run_folder
 from fusedgpt.runs.logger import Logger
 from fusedgpt.runs.progress import is_reported, run_record, schedule_lines, settings_lines
 from fusedgpt.runs.run import Run, TrainState
-from fusedgpt.runs.saver import Saver
+from fusedgpt.runs.run_folder import Checkpoints
 from fusedgpt.training import evaluation, samples, tuning
 from fusedgpt.training.optimizer import build_optimizer, learning_rate, update_weights
 from fusedgpt.training.step_results import StepResults
@@ -251,17 +251,26 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     optimizer = build_optimizer(model, s, device.type)
     # float16 rounds gradients below 3e-8 to 0, so the loss is scaled up for backward; bfloat16 has float32's range
     scaler = GradScaler(device.type, enabled=chosen.dtype == torch.float16)
-    loop = dict(parallel=parallel, cast=autocast(device, chosen.dtype), batches=batches, batch=batch)
-    loop |= dict(clock=timing.StepClock(device), results=StepResults(ranks))
-    state = TrainState(model, optimizer, scaler, start, **loop)
-    saver = Saver(out_dir, s.keep_checkpoints, lock, logger.say, ranks)
+    state = TrainState(
+        model=model,
+        optimizer=optimizer,
+        scaler=scaler,
+        iteration=start,
+        parallel=parallel,
+        cast=autocast(device, chosen.dtype),
+        batches=batches,
+        batch=batch,
+        clock=timing.StepClock(device),
+        results=StepResults(ranks),
+    )
+    checkpoints = Checkpoints(out_dir, s.keep_checkpoints, lock, logger.say, ranks)
     if saved:
         resume.restore(saved, s, state, meta, logger.say)
-        saver.resume(saved, path)
+        checkpoints.resume(saved, path)
         saved = None  # drop its tensors: they are mapped from a file that may be replaced
     if len(starts := set(ranks.gather(start))) > 1:
         raise UserError(f"nodes have different checkpoints in {out_dir}, of iterations {starts}: share that folder")
-    run = Run(s, state, ranks, micro_steps, loader, meta, prompts, saver, logger)
+    run = Run(s, state, ranks, micro_steps, loader, meta, prompts, checkpoints, logger)
     rehearse(run, chosen, cases[0])
     return run
 
@@ -327,7 +336,6 @@ def main(s: Settings) -> None:
             run.deadline = began + s.max_seconds
         training_loop(run)
         run.finish()
-        budget.say_if_missed(run, began)
 
 
 if __name__ == "__main__":

@@ -99,8 +99,13 @@ def test_a_checkpoint_is_saved_before_the_evaluation(tmp_path, data, monkeypatch
 
 
 def test_always_save_checkpoint_off_saves_what_improved_and_the_end(tmp_path, data, monkeypatch):
-    saved = []
-    monkeypatch.setattr(train.Saver, "save", lambda self, state: saved.append(state["iter_num"]))
+    saved, save = [], train.Checkpoints.save
+
+    def noted(self, state, val_loss):
+        saved.append(state["iter_num"])
+        save(self, state, val_loss)
+
+    monkeypatch.setattr(train.Checkpoints, "save", noted)
     losses = iter([4.0, 3.0, 3.5, 2.0, 2.5])
     monkeypatch.setattr(evaluation, "evaluate", lambda *_: {"train_loss": 0.0, "val_loss": next(losses)})
     run(tmp_path, data, max_iters=4, eval_interval=1, always_save_checkpoint=False)

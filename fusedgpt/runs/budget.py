@@ -14,7 +14,7 @@ import torch
 from fusedgpt.errors import UserError
 from fusedgpt.machine import memory, timing
 from fusedgpt.parallel.distributed import local
-from fusedgpt.runs.progress import STEPS_OF_AN_ESTIMATE, estimate, occasions, seconds_left
+from fusedgpt.runs.progress import STEPS_OF_AN_ESTIMATE, estimate, parts, seconds_left
 from fusedgpt.runs.resume import SETTLED
 from fusedgpt.settings import Settings
 
@@ -22,7 +22,6 @@ from fusedgpt.settings import Settings
 SHARE = 0.03
 LONGEST_S = 20.0  # and no longer than this
 MOST_ITERATIONS = 10**9
-MISSED = 0.15  # a run that misses its minutes by more than this share of them says so
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,25 +89,6 @@ def settle(run: Any, step: Callable, began: float) -> None:
         )
 
 
-def say_if_missed(run: Any, began: float) -> None:
-    """Say how long a new run took, if that is far from its setting `minutes` and all its steps are made.
-
-    run: a Run of fusedgpt/runs/run.py. began: time.perf_counter() at its start.
-    """
-    s, took = run.s, (time.perf_counter() - began) / 60
-    if not s.minutes or s.init_from == "resume" or s.eval_only or run.state.iteration < s.max_iters:
-        return
-    if s.max_iters == 1:  # `settle` has said that the minutes are too short
-        return
-    missed = took / s.minutes - 1
-    if abs(missed) > MISSED:
-        more, come = ("more", "come") if missed > 0 else ("less", "gone")
-        run.logger.say(
-            f"minutes={s.minutes:g}: the run took {took:.1f} minutes, {100 * abs(missed):.0f} % {more}, because its"
-            f" length follows from times at its start, and other programs may have {come} since"
-        )
-
-
 def most_iterations(seconds: float, cost: Cost, s: Settings) -> int:
     """How many iterations of a new run fit into `seconds`; 0 if none does."""
     fit = bisect.bisect_right(range(MOST_ITERATIONS + 1), seconds, key=lambda iterations: cost.of(iterations, s))
@@ -117,19 +97,11 @@ def most_iterations(seconds: float, cost: Cost, s: Settings) -> int:
 
 def decision(s: Settings, record: dict, cost: Cost) -> str:
     """One line: what was settled, from which times, and the flags that make the same run again."""
-    evaluations, samples = (occasions(0, s.max_iters, every) for every in (s.eval_interval, s.sample_interval))
-    line = f"minutes={s.minutes:g}: {_counted(s.max_iters, 'iteration')} of {timing.in_words(cost.step)}"
-    line += f", and {_counted(evaluations, 'evaluation')} of {timing.in_words(cost.evaluation)}"
-    if samples:
-        line += f", and {_counted(samples, 'round')} of samples of {timing.in_words(cost.samples)}"
+    line = f"minutes={s.minutes:g}: {parts(cost.step, cost.evaluation, cost.samples, 0, s)}"
     again = {name: getattr(s, name) for name in SETTLED}
     # another run might choose otherwise, because auto goes by times
     again |= {name: record[name] for name in ("attention", "dtype", "compile") if getattr(s, name) == "auto"}
     return f"{line}; the same run again: {' '.join(f'--{name}={value}' for name, value in again.items())}"
-
-
-def _counted(n, what):
-    return f"{n:,} {what}{'s' * (n != 1)}"
 
 
 @contextlib.contextmanager

@@ -114,21 +114,12 @@ def _checked(state):
     state["model"] = {name: w for name, w in model.items() if not name.endswith((".attn.bias", ".attn.masked_bias"))}
     for name, w in state["model"].items():
         _require(isinstance(w, torch.Tensor) and w.dtype == torch.float32, f"the weight {name} is not float32")
-    numbers = [state["iter_num"], *state["kept"]]
-    if state["best_iter"] is not None:
-        numbers.append(state["best_iter"])
-    for n in numbers:
-        _require(type(n) is int and 0 <= n < 2**63, "its iterations are not whole numbers of 0 or more")
-    for name in (*state["config"].keys(), state.get("attention", ""), state.get("dtype", "")):
-        _require(isinstance(name, str), "the name of a setting, its attention or its dtype is no text")
-    _require(isinstance(state.get("compile", False), bool), "whether it was compiled is neither True nor False")
-    for value in (state["scaler"] or {}).values():
-        _require(type(value) in (int, float), "its scaler is not made of numbers")
+    for n in (state["iter_num"], state["best_iter"] or 0, *state["kept"]):  # `kept` names files that are removed
+        _require(type(n) is int and n >= 0, "its iterations are not whole numbers of 0 or more")
     if "shards" in state:
-        folder = state["shards"]["folder"]
+        folder, files = state["shards"]["folder"], state["shards"]["files"]
         _require(folder == os.path.basename(folder) != "..", "its shards are not beside it")
-        for name in state["shards"]["files"]:
-            _require(name == os.path.basename(name), "a file of its shards is not in their folder")
+        _require(all(name == os.path.basename(name) for name in files), "its shards are not in their folder")
     return state
 
 

@@ -15,14 +15,78 @@ from tqdm import tqdm
 from fusedgpt import terminal
 from fusedgpt.attention.table import EXPANDED
 from fusedgpt.errors import UserError, first_line
+from fusedgpt.machine import timing
 from fusedgpt.machine.files import Lines, Lock, atomic, json_line
 from fusedgpt.runs import report_page, run_folder, trackers
-from fusedgpt.runs.bar import Bar
 from fusedgpt.runs.metrics import EVAL, TRAIN, number, read_metrics, record_of
 
 SHOWN = 100  # characters of a sample on the console
 LARGE_METRICS = 2**20  # if metrics.jsonl has more bytes, some 5,000 iterations, another process writes report.html
 SHARE_OF_REPORTS = 0.01  # spend at most this share of the time on report.html, which takes longer as the run grows
+REDRAWN_AFTER = 0.1  # seconds that the bar keeps a text at least
+BAR = "{l_bar}{bar}| "  # for tqdm
+
+
+def columns() -> int:
+    """The columns that the bar may fill. It leaves two free, because a terminal shows a Ctrl-C as ^C behind it."""
+    with contextlib.suppress(OSError, ValueError):  # no terminal
+        return max(1, os.get_terminal_size(sys.stderr.fileno()).columns - 2)
+    return 78
+
+
+class Bar:
+    """What a run is doing, how much is done, and as many facts as the terminal's width allows.
+
+    It draws itself on stderr if it is `shown`; otherwise it writes nothing.
+    """
+
+    def __init__(self, shown: bool):
+        self.shown, self.drawn, self.doing = shown, 0.0, ""  # drawn: when its text last changed
+        self.metrics, self.ends = {}, math.inf  # of the last step; when the run ends, by time.monotonic()
+        self.tqdm = tqdm(disable=not shown, leave=False, bar_format="{desc}", ncols=columns())
+
+    def begin(self, start: int, total: int) -> None:
+        """Show the share of the iterations: `start` of `total` are done."""
+        self.tqdm.close()
+        options = dict(disable=not self.shown, leave=False, bar_format=BAR, ncols=columns())
+        self.tqdm = tqdm(initial=start, total=total, **options)
+
+    def step(self, metrics: dict) -> None:
+        """Count a training step, whose loss and tokens/s are shown from the next draw on."""
+        self.metrics = metrics
+        self.tqdm.n += 1
+
+    def ends_in(self, seconds: float) -> None:
+        """Show that the run trains, and ends in so many seconds. The bar counts them down."""
+        self.ends = time.monotonic() + seconds
+        self.status("training")
+
+    def status(self, doing: str) -> None:
+        """Show what the run is doing. A text such as "evaluating, batch 3 of 40" is not shown for each batch."""
+        what, before = doing.partition(",")[0], self.doing.partition(",")[0]
+        if not self.shown or (what == before and time.monotonic() - self.drawn < REDRAWN_AFTER):
+            return
+        self.doing, self.drawn, self.tqdm.ncols = doing, time.monotonic(), columns()
+        if self.tqdm.total is not None:
+            self.tqdm.bar_format = BAR + ", ".join(self._facts())
+        self.tqdm.set_description_str(doing)
+
+    def _facts(self):
+        """What stands behind the bar: the first of these that fit."""
+        facts = []
+        if math.isfinite(self.ends):
+            facts.append(f"{timing.in_words(max(0, round(self.ends - time.monotonic())))} left")
+        if self.metrics:
+            facts += [f"loss {self.metrics['loss']:.3f}", f"{self.metrics['tokens_per_s']:,.0f} tok/s"]
+        facts.append(f"{self.tqdm.n}/{self.tqdm.total}")
+        room = columns() - len(f"{self.doing}: 100%|█| ")
+        while facts and len(", ".join(facts)) > room:
+            facts.pop()
+        return facts
+
+    def close(self) -> None:
+        """Clear the bar."""
+        self.tqdm.close()
 
 
 class Logger:
@@ -96,9 +160,7 @@ class Logger:
                 self._write_report_apart(running)
                 return
             report_page.write(self.out_dir, running)
-        except (OSError, UserError) as error:  # a full disk, which saving reports too, or too many processes
-            self.say(f"NOT WRITTEN: report.html: {error}")
-        except Exception as error:  # anybody may have changed the files that it reads, and training must go on
+        except Exception as error:  # a full disk, or files that anybody may have changed: training must go on
             self.say(f"NOT WRITTEN: report.html: {type(error).__name__}: {first_line(error)}")
         self.report_due = began + (time.monotonic() - began) / SHARE_OF_REPORTS
 
@@ -106,9 +168,15 @@ class Logger:
         """Write report.html in another process: this one would keep the memory that reading a long run takes."""
         if self.reporter:  # the run ends while an earlier report is being written
             self.reporter.wait()
-        arguments = [self.out_dir.resolve(), str(running), str(os.getpid())]
-        command = [sys.executable, "-m", "fusedgpt.runs.report_page", *arguments]
-        path = [str(report_page.TEMPLATE.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        command = [
+            sys.executable,
+            "-m",
+            "fusedgpt.runs.report_page",
+            self.out_dir.resolve(),
+            str(running),
+            str(os.getpid()),
+        ]
+        path = [str(pathlib.Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
         self.reporter_began, self.report_due = time.monotonic(), math.inf  # one at a time
         # with close_fds=False, Python spawns the child and opens no pipe; a fork would copy this large process. The
@@ -120,47 +188,39 @@ class Logger:
     def announce(self, record: dict, why_eager: str) -> None:
         """Say what is about to run. why_eager: why the model is not compiled, if there is a reason to give."""
         r, s = record, record["settings"]
-        n, world = s["gradient_accumulation_steps"], r["world_size"]
-        batch = f"{n} micro-batch{'es' * (n != 1)} x {s['batch_size']} x {s['block_size']}"
-        where = f"{world} process{'es' * (world != 1)}"
+        n, world, shares = s["gradient_accumulation_steps"], r["world_size"], s["parallel"] == "fsdp"
+        batch = f"{n} micro-batch{'es' * (n > 1)} x {s['batch_size']} x {s['block_size']}"
+        where = f"{world} process{'es' * (world > 1)}"
         self.say(f"tokens per iteration: {r['tokens_per_step']:,} = {batch}, on {where}")
-        if s["parallel"] == "fsdp" and r["world_size"] == 1:
+        if shares and world == 1:
             self.say("parallel=fsdp shares nothing on one process, which holds the whole model")
-        elif s["parallel"] == "fsdp":
-            self.say(f"parallel: fsdp, one copy of the model per {s['shard_size'] or r['world_size']} processes")
+        elif shares:
+            self.say(f"parallel: fsdp, one copy of the model per {s['shard_size'] or world} processes")
         ids, rows, padding = r["model"]["vocab_size"], r["padded_vocab_size"], "not padded"
         if rows > ids:
             padding = f"padded to {rows}"
         in_products = f"{r['parameters_in_products']:,} of them in products"  # not those that are only looked up
         self.say(f"model: {r['parameters']:,} parameters, {in_products}; vocabulary {ids}, {padding}")
-        mode, remark = "eager", why_eager
+        mode = f"eager ({why_eager})".replace(" ()", "")
         if r["compile"]:
-            mode, remark = "compiled", {None: "", 0: "", 1: "1 graph"}.get(r["graphs"], f"{r['graphs']} graphs")
-        if remark:
-            mode += f" ({remark})"
+            mode = f"compiled ({r['graphs'] or 0} graphs)"
         self.say(f"machine: {r['device']} ({r['environment']['device']}), {r['dtype']}, {mode}")
         for name, ms in r["dtype_trials"].items():
             self.say(f"  {name}: {ms:.1f} ms forward and backward")
-        self._announce_attention(r["attention"], r["attention_trials"], r["receipt"])
-        if when := r["timed"]:
-            self.say(f"auto: {when}{'' if when == 'timed now' else '; --choose=again times anew'}")
-
-    def _announce_attention(self, ran, trials, receipt):
-        names = {}  # by what there is to say: on a CPU, four kernels are refused for one reason
-        for name, trial in trials.items():
-            passed = ", parity passed" if "errors" in trial else ""
-            said = trial["refused"] or f"{trial['median_ms']:.3f} ms{passed}"
-            names.setdefault(said, []).append(name)
-        for said, which in names.items():
-            self.say(f"  {', '.join(which)}: {said}")
-        line = f"attention: {ran}"
-        if trials:
-            line += " (the pick of auto)"
+        for name, trial in r["attention_trials"].items():
+            passed = ", parity passed" * ("errors" in trial)
+            self.say(f"  {name}: " + (trial["refused"] or f"{trial['median_ms']:.3f} ms{passed}"))
+        line, receipt = (
+            f"attention: {r['attention']}" + " (the pick of auto)" * bool(r["attention_trials"]),
+            r["receipt"],
+        )
         if receipt:
-            for direction in ("forward", "backward"):
-                line += f"; {direction} seen: {' + '.join(receipt[direction])}"
-            line += f"; {EXPANDED}" if receipt.get("expanded") else ""
+            line += f"; forward seen: {' + '.join(receipt['forward'])}"
+            line += f"; backward seen: {' + '.join(receipt['backward'])}"
+            line += f"; {EXPANDED}" * bool(receipt.get("expanded"))
         self.say(line)
+        if r["timed"]:
+            self.say(f"auto: {r['timed']}" + "; --choose=again times anew" * (r["timed"] != "timed now"))
 
     def __enter__(self):
         return self

@@ -71,10 +71,8 @@ def _is_metrics(row):
 
 def number(value: Any) -> float:
     """`value` of a JSON file as a float: NaN if it is no number, or not finite."""
-    if type(value) in (int, float):
-        with contextlib.suppress(OverflowError):  # a whole number of 400 digits
-            return float(value) if math.isfinite(value) else math.nan
-    return math.nan
+    known = type(value) in (int, float) and -LARGEST <= value <= LARGEST
+    return float(value) if known else math.nan
 
 
 def section(record: dict, name: str) -> dict:
@@ -150,15 +148,7 @@ class Run:
 def names_of(runs: list[Run]) -> list[str]:
     """The names of the runs beside each other: those of their folders, or their paths if two folders have one name."""
     names = [run.name for run in runs]
-    return names if len(set(names)) == len(names) else [path_to(run.folder) for run in runs]
-
-
-def path_to(folder: pathlib.Path) -> str:
-    """The path of a folder from the current one, or if it is on another drive of Windows, the whole path."""
-    try:
-        return os.path.relpath(folder)
-    except ValueError:
-        return os.path.abspath(folder)
+    return names if len(set(names)) == len(names) else [os.path.relpath(run.folder) for run in runs]
 
 
 def losses_in(runs: list[Run]) -> str:
@@ -188,18 +178,7 @@ def require_bits_per_byte(runs: list[Run], why: str) -> None:
 def _columns(rows, kind, names):
     """{name: its values in the lines of one `kind`, in the order of the iterations}, with `iter`."""
     rows = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["iter"])
-    return {name: _floats([row.get(name) for row in rows]) for name in ("iter", *names)}
-
-
-def _floats(values):
-    """`values` of JSON as float64: NaN for a value that is no number, or not finite."""
-    floats = None
-    if {*map(type, values)} <= {int, float, type(None)}:  # numpy would make a table of lists
-        with contextlib.suppress(OverflowError):
-            floats = np.array(values, np.float64)  # None becomes NaN; ten times as fast as one by one
-    if floats is None:
-        floats = np.array([number(value) for value in values])
-    return np.where(np.isfinite(floats), floats, np.nan)
+    return {name: np.array([number(row.get(name)) for row in rows]) for name in ("iter", *names)}
 
 
 def view(lines: list[Line], y: str) -> tuple[float, float]:
@@ -209,14 +188,14 @@ def view(lines: list[Line], y: str) -> tuple[float, float]:
     explode once. So peaks in the first tenth of a run, and in 1 training step of 200, may be cut off. A run of fewer
     than 20 steps is shown whole.
     """
-    finite = [line.values[np.abs(line.values) < LARGEST] for line in lines]  # without NaN
+    finite = [line.values[np.isfinite(line.values)] for line in lines]
     if not any(map(len, finite)):
         return 0.0, 1.0
     low, high = min(v.min() for v in finite if len(v)), max(v.max() for v in finite if len(v))
     if y in FROM_ZERO:
         return 0.0, float(1.08 * high) or 1.0
     if y != "lr":
-        high = max([low, *(top for line in lines if abs(top := _usual_top(line)) < LARGEST)])
+        high = max([low, *(top for line in lines if math.isfinite(top := _usual_top(line)))])
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
     return float(low - margin), float(high + margin)
 
@@ -229,8 +208,9 @@ def between_gaps(values: np.ndarray) -> list[int]:
 
 def above(lines: list[Line], view: tuple[float, float]) -> float:
     """The largest value of `lines` above the `view` of them, so that a figure can say so; NaN if there is none."""
-    values = np.concatenate([np.array([view[1]]), *(line.values[np.abs(line.values) < LARGEST] for line in lines)])
-    return float(values.max()) if values.max() > view[1] else math.nan
+    values = np.concatenate([np.array([view[1]]), *(line.values for line in lines)])
+    top = float(np.nanmax(values))
+    return top if top > view[1] else math.nan
 
 
 def _usual_top(line):

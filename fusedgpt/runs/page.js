@@ -1,8 +1,8 @@
-// What the pages of runs and of studies share. `page` is what Python says of the run or study.
+// Draws `page`, what report_page.py says of a run or of several. Text of a run is never HTML.
 const page = JSON.parse(document.getElementById("page").textContent);
-const byId = id => document.getElementById(id);
+const several = page.runs.length > 1, main = document.querySelector("main"), charts = [];
+let axis = Object.keys(page.axes)[0];
 
-// an element with attributes and children; text is never HTML
 function make(tag, attributes = {}, ...children) {
   const svg = ["svg", "g", "path", "line", "text", "circle", "clipPath", "rect"].includes(tag);
   const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
@@ -11,73 +11,21 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
+// an element in the colour of its run; the second seven runs are dashed
+function mine(run, element) {
+  if (several) element.style.setProperty("--mine", `var(--c${run % 7})`);
+  element.classList.toggle("dashed", run > 6);
+  return element;
+}
+
+const whole = value => value.toLocaleString("en");
+const short = value => value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 });
+
 function shown(value) {
   if (value === null) return "not finite";
   const size = Math.abs(value);
   if (value !== 0 && (size < 1e-3 || size >= 1e9)) return value.toExponential(2).replace("e+", "e");
-  return value.toLocaleString("en", size >= 1e3 ? { maximumFractionDigits: 0 }
-    : { minimumSignificantDigits: 4, maximumSignificantDigits: 4 });
-}
-
-const onAxis = value => Math.abs(value) >= 1e4 ? value.toLocaleString("en", { notation: "compact" })
-  : value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential() : value.toLocaleString("en");
-
-// round numbers from low to high, at most about `count`
-function ticks(low, high, count) {
-  const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find(factor => factor * power >= rough);
-  const first = Math.ceil(low / step), last = Math.floor(high / step);
-  return Array.from({ length: Math.max(0, last - first + 1) }, (_, n) => +((first + n) * step).toPrecision(12));
-}
-
-function nearest(xs, x) {
-  let low = 0, high = xs.length - 1;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (xs[middle] < x) low = middle + 1; else high = middle;
-  }
-  return low > 0 && x - xs[low - 1] <= xs[low] - x ? low - 1 : low;
-}
-
-// Empties an svg and draws a grid with its numbers. px and py place a value; what is in `inner` is cut at the edges.
-// x runs from 0 to lastX, in whole numbers or not, and its first number is named.
-let frames = 0;
-function frame(svg, height, [low, high], lastX, name, whole = true) {
-  const width = svg.clientWidth || 600, left = 54, right = Math.max(left, width - 12), top = 8, bottom = height - 22;
-  const px = x => left + (right - left) * x / lastX;
-  const py = y => y === null ? null : top + (bottom - top) * (high - y) / (high - low);
-  const at = clientX => { // the x below the pointer
-    const inside = clientX - svg.getBoundingClientRect().left - left;
-    return Math.min(lastX, Math.max(0, inside / (right - left) * lastX));
-  };
-  svg.setAttribute("height", height);
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  const id = `clip${frames++}`, inner = make("g", { "clip-path": `url(#${id})` });
-  const box = { x: left - 5, y: top - 4, width: right - left + 10, height: bottom - top + 10 };
-  svg.replaceChildren(make("clipPath", { id }, make("rect", box)));
-  for (const y of ticks(low, high, height / 45)) {
-    svg.append(make("line", { class: "grid", x1: left, x2: right, y1: py(y), y2: py(y) }),
-      make("text", { x: left - 8, y: py(y) + 4, "text-anchor": "end" }, onAxis(y)));
-  }
-  for (const x of ticks(0, lastX, width / 90)) {
-    if ((whole && !Number.isInteger(x)) || (x && px(x) < left + 6 * name.length + 14)) continue; // the first has a name
-    const atEnd = px(x) > width - 25, anchor = atEnd ? "end" : x ? "middle" : "start";
-    const place = { x: atEnd ? width - 1 : px(x), y: height - 6, "text-anchor": anchor };
-    svg.append(make("text", place, x ? (whole ? x.toLocaleString("en") : onAxis(x)) : `${name} 0`));
-  }
-  svg.append(inner);
-  return { inner, px, py, at, left, right, top, bottom };
-}
-
-// a line through points of the svg; null draws a gap
-function path(xs, ys) {
-  let pen = "M";
-  return xs.map((x, n) => {
-    if (ys[n] === null) { pen = "M"; return ""; }
-    const part = `${pen}${x.toFixed(1)} ${ys[n].toFixed(1)}`, alone = pen === "M" ? "h0" : "";
-    pen = "L";
-    return part + alone; // a value between two gaps is a dot
-  }).join("");
+  return size >= 1e3 ? whole(Math.round(value)) : value.toPrecision(4);
 }
 
 // what the page remembers when it reloads itself; some viewers give a page no storage
@@ -88,25 +36,201 @@ function remember(key, value) {
   try { sessionStorage.setItem(key, value); } catch { /* the reloaded page forgets it then */ }
 }
 
-// text that may break after , = and + in the long names of runs and variants
-function soft(text) {
-  const parts = text.split(/(?<=[,=+])(?=\S)/);
-  return make("span", {}, ...parts.flatMap((part, n) => n ? [make("wbr"), part] : [part]));
+function state({ running, written, patience, done, planned, left }) {
+  const line = make("p", { id: "state" }), bar = make("progress", { max: planned || 1, value: done });
+  main.append(line, bar);
+  const ended = planned !== null && done >= planned;
+  bar.hidden = ended || !planned;
+  function update() {
+    const age = Math.max(0, Date.now() / 1e3 - written), silent = running && age > patience;
+    const units = [["days", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+    const [unit, seconds] = units.find(([, size]) => age >= 2 * size || size === 1);
+    const ago = `${Math.floor(age / seconds)} ${unit}`;
+    let now = ended ? "Finished" : "Stopped";
+    const said = [`iteration ${whole(done)}${planned === null ? "" : ` of ${whole(planned)}`}`];
+    if (silent) {
+      now = `No news for ${ago}`;
+      said.push("it may have been killed; --init_from=resume continues it");
+    } else if (running) {
+      now = "Running";
+      said.push(...[left].filter(Boolean), `written ${ago} ago`);
+    }
+    const look = silent ? "alarm" : "good";
+    line.replaceChildren(make("b", { class: look }, now), ` · ${said.join(" · ")}`);
+  }
+  update();
+  setInterval(update, 1000);
+}
+
+// round numbers from low to high, at most about `count`
+function ticks(low, high, count) {
+  const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find(factor => factor * power >= rough);
+  const first = Math.ceil(low / step), last = Math.floor(high / step);
+  return Array.from({ length: Math.max(0, last - first + 1) }, (_, n) => +((first + n) * step).toPrecision(12));
+}
+
+// Empties an svg and draws a grid with its numbers. px and py place a value; what is in `inner` is cut at the edges.
+function frame(svg, height, [low, high], lastX, id) {
+  const width = svg.clientWidth || 600, left = 54, right = Math.max(left, width - 12), top = 8, bottom = height - 22;
+  const px = x => left + (right - left) * x / lastX;
+  const py = y => y === null ? null : top + (bottom - top) * (high - y) / (high - low);
+  svg.setAttribute("height", height);
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  const inner = make("g", { "clip-path": `url(#${id})` });
+  const box = { x: left - 5, y: top - 4, width: right - left + 10, height: bottom - top + 10 };
+  svg.replaceChildren(make("clipPath", { id }, make("rect", box)));
+  for (const y of ticks(low, high, height / 45)) {
+    const small = y !== 0 && Math.abs(y) < 1e-3;
+    svg.append(make("line", { class: "grid", x1: left, x2: right, y1: py(y), y2: py(y) }),
+      make("text", { x: left - 8, y: py(y) + 4, "text-anchor": "end" }, small ? y.toExponential() : short(y)));
+  }
+  svg.append(make("text", { x: left, y: height - 6 }, `${page.axes[axis]} 0`));
+  const free = left + 6 * page.axes[axis].length + 14; // beyond the name of the axis
+  for (const x of ticks(0, lastX, width / 90).filter(x => px(x) > free && px(x) < width - 20)) {
+    svg.append(make("text", { x: px(x), y: height - 6, "text-anchor": "middle" }, x < 1e4 ? whole(x) : short(x)));
+  }
+  svg.append(inner);
+  return { inner, px, py, left, right, top, bottom, lastX };
+}
+
+// a line through points of the svg; null draws a gap, and a value between two gaps is a dot
+function path(xs, ys) {
+  const parts = ys.map((y, n) => {
+    const begins = n === 0 || ys[n - 1] === null;
+    return y === null ? "" : `${begins ? "M" : "L"}${xs[n].toFixed(1)} ${y.toFixed(1)}${begins ? "h0" : ""}`;
+  });
+  return parts.join("");
+}
+
+// the index of the value in the rising `xs` that is next to x
+function nearest(xs, x) {
+  const after = xs.findIndex(each => each >= x);
+  if (after <= 0) return after < 0 ? xs.length - 1 : 0;
+  return x - xs[after - 1] <= xs[after] - x ? after - 1 : after;
+}
+
+function chart({ title, range, above, lines }, number) {
+  const wide = number === 0, svg = make("svg", { role: "img", "aria-label": title });
+  const losses = lines.some(line => line.name === "validation");
+  const isPale = line => losses && line.name === "training";
+  const readout = make("span", { class: "readout" });
+  const cut = above === null ? "" : make("small", {}, `▲ up to ${shown(above)} above`);
+  const caption = make("figcaption", {}, make("span", {}, make("b", {}, title), cut), readout);
+  let axes, marks;
+
+  function draw() {
+    const ends = page.charts.flatMap(each => each.lines.map(line => line.x[axis].at(-1) ?? 0));
+    axes = frame(svg, wide ? 300 : 170, range, Math.max(...ends) || 1, `clip${number}`);
+    for (const line of lines) {
+      const look = `line${isPale(line) ? " pale" : ""}${line.y.length > 200 ? " dense" : ""}`;
+      const xs = line.x[axis].map(axes.px), ys = line.y.map(axes.py);
+      axes.inner.append(mine(line.run, make("path", { class: look, d: path(xs, ys) })));
+      if (line.name !== "validation" && line.y.length > 3) continue;
+      const dots = xs.map((cx, n) => ys[n] !== null && make("circle", { class: "dot", cx, cy: ys[n], r: 3 }));
+      axes.inner.append(...dots.filter(Boolean).map(dot => mine(line.run, dot)));
+    }
+    marks = make("g");
+    svg.append(marks);
+    show(Infinity);
+  }
+
+  function show(x) { // the values at x; the last ones if the pointer is elsewhere
+    const { px, py, left, right, top, bottom } = axes;
+    const read = lines.filter(line => line.y.length && !(several && isPale(line)));
+    const places = read.map(line => nearest(line.x[axis], x));
+    readout.replaceChildren(...read.flatMap((line, n) => {
+      const name = !several && losses ? `${line.name} ` : "", look = isPale(line) ? { class: "pale" } : {};
+      return [mine(line.run, make("i", look)), name, make("b", {}, shown(line.y[places[n]]))];
+    }));
+    marks.replaceChildren();
+    if (x === Infinity || !read.length) return;
+    const place = read[0].x[axis][places[0]], label = Math.min(Math.max(px(place), left + 35), right - 23);
+    const name = axis === "iterations" ? `iteration ${whole(place)}` : `${short(place)} ${page.axes[axis]}`;
+    marks.append(make("line", { class: "cross", x1: px(place), x2: px(place), y1: top, y2: bottom }));
+    read.forEach((line, n) => {
+      const value = line.y[places[n]], cy = Math.max(top, py(value)); // a value above the view is marked at its edge
+      if (value !== null) {
+        marks.append(mine(line.run, make("circle", { class: "here", cx: px(line.x[axis][places[n]]), cy, r: 4 })));
+      }
+    });
+    marks.append(make("text", { class: "at", x: label, y: bottom + 16 }, name));
+  }
+
+  svg.addEventListener("pointermove", event => {
+    const share = (event.clientX - svg.getBoundingClientRect().left - axes.left) / (axes.right - axes.left);
+    charts.forEach(each => each.show(axes.lastX * Math.min(1, Math.max(0, share))));
+  });
+  svg.addEventListener("pointerleave", () => charts.forEach(each => each.show(Infinity)));
+  charts.push({ draw, show });
+  return make("figure", { class: wide ? "wide" : "" }, caption, svg);
+}
+
+function curves() {
+  const legend = page.runs.map((name, run) => make("span", {}, mine(run, make("i")), name));
+  const buttons = Object.entries(page.axes).map(([name, unit]) => {
+    const text = name === "time" ? `training time (${unit})` : name;
+    const button = make("button", { type: "button", "data-axis": name, "aria-pressed": name === axis }, text);
+    button.addEventListener("click", () => {
+      axis = name;
+      buttons.forEach(each => each.setAttribute("aria-pressed", each === button));
+      charts.forEach(each => each.draw());
+    });
+    return button;
+  });
+  const all = make("section", { class: several ? "charts several" : "charts" }, ...page.charts.map(chart));
+  main.append(make("p", { class: "bar" }, make("span", {}, ...several ? legend : []), make("span", {}, ...buttons)), all);
+  new ResizeObserver(() => charts.forEach(each => each.draw())).observe(all);
+  charts.forEach(each => each.draw());
+}
+
+// Each iteration with its samples. A run that has none there shows its last one from the same prompt.
+function samples() {
+  const same = (a, b) => a.iter === b.iter && a.prompt === b.prompt;
+  const stops = page.samples.filter((sample, n) => page.samples.findIndex(each => same(each, sample)) === n);
+  if (!stops.length) return;
+  const last = stops.length - 1, when = make("label", { for: "slider", id: "when" });
+  const slider = make("input", { type: "range", id: "slider", min: 0, max: last });
+  const texts = make("div", { class: "samples" });
+  function show() {
+    const { iter, prompt } = stops[slider.value];
+    when.textContent = `After ${whole(iter)} iterations`;
+    texts.replaceChildren(...page.runs.map((name, run) => {
+      const of = page.samples.findLast(each => each.run === run && each.prompt === prompt && each.iter <= iter);
+      const text = of ? [make("b", {}, prompt), of.text] : ["no sample from this prompt"];
+      const head = several ? [mine(run, make("i")), of ? `${name}, after ${whole(of.iter)}` : name] : [];
+      return make("div", {}, ...head, make("pre", { tabindex: 0 }, ...text));
+    }));
+  }
+  // a reloaded page stays at the chosen sample, or at the one before if that is no longer on the page
+  const [iter, prompt] = JSON.parse(recall("sample") || "[]");
+  let at = stops.findLastIndex(each => same(each, { iter, prompt }));
+  if (at < 0) at = stops.findLastIndex(each => each.iter <= iter);
+  slider.value = at < 0 ? last : at;
+  slider.addEventListener("input", () => {
+    const { iter, prompt } = stops[slider.value];
+    remember("sample", Number(slider.value) === last ? "" : JSON.stringify([iter, prompt])); // "": follow the latest
+    show();
+  });
+  show();
+  main.append(make("section", { id: "samples" }, make("h2", {}, "What it writes"),
+    make("div", { class: "card" }, when, slider, texts)));
 }
 
 function table({ title, open, head, rows }) {
-  const cells = (tag, row) => row.map((text, n) => make(n ? tag : "th", { scope: n ? "" : "row" }, text));
-  const body = make("table", {}, make("tbody", {}, ...rows.map(row => make("tr", {}, ...cells("td", row)))));
-  const heads = head.map(text => make("th", { scope: "col" }, text));
-  if (heads.length) body.prepend(make("thead", {}, make("tr", {}, ...heads)));
-  const details = make("details", {}, make("summary", {}, title), make("div", { class: "scroll" }, body));
+  const row = (cells, tag) => make("tr", {}, ...cells.map((text, n) => make(n ? tag : "th", {}, text)));
+  const body = make("tbody", {}, ...rows.map(cells => row(cells, "td")));
+  const content = make("table", {}, ...head.length ? [make("thead", {}, row(head, "th"))] : [], body);
+  const details = make("details", {}, make("summary", {}, title), make("div", { class: "scroll" }, content));
   const kept = recall(title); // a reloaded page leaves open what was opened
   details.open = kept === null ? open : kept === "open";
   details.addEventListener("toggle", () => remember(title, details.open ? "open" : "folded"));
-  byId("tables").append(details);
+  return details;
 }
 
-function tile([what, value, remark]) {
-  const [name, note] = [what, remark].map(text => make("small", {}, text));
-  byId("tiles").append(make("div", { class: "tile" }, name, make("b", {}, value), note));
-}
+if (page.state) state(page.state);
+if (page.headline) main.append(make("p", { class: "lead" }, page.headline));
+main.append(make("section", { class: several ? "" : "summary" }, ...page.summary.map(table)));
+curves();
+samples();
+main.append(make("section", { id: "tables" }, make("h2", {}, "How it runs"), ...page.tables.map(table)));

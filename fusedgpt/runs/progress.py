@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import math
 import statistics
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from fusedgpt.machine.device import cuda_graphs, dtype_name, multiplies_tf32
 from fusedgpt.machine.environment import environment
 from fusedgpt.parallel import distributed
 from fusedgpt.runs.logger import Logger
-from fusedgpt.runs.saver import Saver
+from fusedgpt.runs.run_folder import Checkpoints
 from fusedgpt.settings import Settings
 from fusedgpt.training import tuning
 from fusedgpt.training.optimizer import learning_rate
@@ -23,26 +24,19 @@ LONGEST_SILENCE_S = 2.0  # on a CPU, a slow run updates its bar about this often
 STEPS_OF_AN_ESTIMATE = 6  # steps after which the run says how long it will take
 RECENT = 100  # steps that tell how long a step takes; of fewer, the later half
 HIGH_END = 0.05  # a learning rate that ends further than this share of its peak above min_lr is said
-# the groups of settings that comments in Settings name, by their first setting; those of Dimensions are the model's
-GROUPS = {"block_size": "model", "out_dir": "files", "tensorboard_log": "trackers", "dataset": "data"}
-GROUPS |= {"attention": "kernels", "optimizer": "optimizer", "decay_lr": "schedule", "backend": "machine"}
 
 
 def settings_lines(s: Settings) -> list[str]:
-    """The settings that differ from their defaults, a line for each group."""
-    default, groups, group = Settings(), {}, ""
-    for field in dataclasses.fields(s):
-        group, value = GROUPS.get(field.name, group), getattr(s, field.name)
-        if value != getattr(default, field.name):
-            text = str(value)
-            groups.setdefault(group, []).append(f"{field.name}={value if text.split() == [text] else repr(text)}")
-    lines = [f"  {group}: {', '.join(changed)}" for group, changed in groups.items()]
-    return [f"settings other than the defaults:{'' if lines else ' none'}", *lines]
+    """The settings that differ from their defaults, in lines of about 110 characters."""
+    changed = {n: v for n, v in dataclasses.asdict(s).items() if v != getattr(Settings, n)}
+    texts = [f"{n}={v!r}" if isinstance(v, str) and v.split() != [v] else f"{n}={v}" for n, v in changed.items()]
+    lines = textwrap.wrap(", ".join(texts) or "none", 110, break_long_words=False, break_on_hyphens=False)
+    return ["settings other than the defaults:", *(f"  {line}" for line in lines)]
 
 
 def schedule_lines(s: Settings) -> list[str]:
-    """What a new run is told about its schedule: its end within the warm-up, a drop after that, or a high end."""
-    n, end, after = s.max_iters, learning_rate(s.max_iters, s), learning_rate(s.warmup_iters, s)
+    """What a new run is told about its schedule: that it ends within the warm-up, or at a high learning rate."""
+    n, end = s.max_iters, learning_rate(s.max_iters, s)
     if not s.decay_lr or s.eval_only or not n:
         return []
     goes_on = s.schedule != "constant" and n < s.lr_decay_iters
@@ -50,14 +44,7 @@ def schedule_lines(s: Settings) -> list[str]:
         return [
             f"warmup_iters={s.warmup_iters} is not below max_iters={n}: the learning rate rises to"
             f" {100 * n / (s.warmup_iters + 1):.0f} % of its peak, and never falls. Give fewer, such as"
-            f" --warmup_iters={n // 10}{f', and --lr_decay_iters={n}' if goes_on else ''}"
-        ]
-    if s.warmup_iters and s.learning_rate - after > HIGH_END * s.learning_rate:
-        return [
-            f"the learning rate drops to {100 * after / s.learning_rate:.0f} % of its peak at once when"
-            f" warmup_iters={s.warmup_iters} are over, because schedule={s.schedule} with"
-            f" lr_decay_iters={s.lr_decay_iters} has begun to fall by then: give fewer, such as"
-            f" --warmup_iters={s.lr_decay_iters // 10}"
+            f" --warmup_iters={n // 10}, and --lr_decay_iters={n}"
         ]
     if goes_on and end - s.min_lr > HIGH_END * s.learning_rate:
         return [
@@ -111,7 +98,7 @@ def is_reported(done: int, s: Settings, silent_s: float) -> bool:
 
 
 def report(
-    state: Any, s: Settings, record: dict, logger: Logger, saver: Saver, explain: Callable | None
+    state: Any, s: Settings, record: dict, logger: Logger, checkpoints: Checkpoints, explain: Callable | None
 ) -> tuple[bool, bool]:
     """Log the steps since the last report. A report waits for the device; on CUDA, a step does not.
 
@@ -137,7 +124,7 @@ def report(
             "peak_memory": peak,
         }
         logger.iteration(metrics, to_console=it % s.log_interval == 0)
-        _count_bad_step(state, metrics, s, saver, explain, logger.say)
+        _count_bad_step(state, metrics, s, checkpoints, explain, logger.say)
     timed = steps and len(state.step_ms) >= STEPS_OF_AN_ESTIMATE
     if timed and not state.estimated and state.iteration < s.max_iters:
         state.estimated = True
@@ -164,15 +151,23 @@ def estimate(step_ms: list[float], done: int, evaluation_s: float, s: Settings, 
     seconds = seconds_left(step_ms, done, evaluation_s, samples_s, s)
     when = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
     until = f"{when:%a %H:%M}" if seconds < 86400 else f"{when:%a %Y-%m-%d %H:%M}"
-    left = s.max_iters - done
-    line = f"estimate: {timing.in_words(seconds)}, until {until}: {left} step{'s' * (left != 1)}"
-    line += f" of {timing.in_words(_step_s(step_ms))}"
-    others = ("evaluation", "", s.eval_interval, evaluation_s), ("round", " of samples", s.sample_interval, samples_s)
-    for what, of, every, each in others:
-        if n := occasions(done, s.max_iters, every):
-            known = f" of {timing.in_words(each)}" if each else ", not timed yet"
-            line += f", and {n} {what}{'s' * (n != 1)}{of}{known}"
+    line = f"estimate: {timing.in_words(seconds)}, until {until}: "
+    line += parts(_step_s(step_ms), evaluation_s, samples_s, done, s)
     return line + (f"; max_seconds={s.max_seconds:g} may end it before" if s.max_seconds else "")
+
+
+def parts(step_s: float, evaluation_s: float, samples_s: float, done: int, s: Settings) -> str:
+    """What a run makes after `done` steps: '90 steps of 2 s, and 4 evaluations of 60 s'."""
+    texts = []
+    for what, n, each in (
+        ("step", s.max_iters - done, step_s),
+        ("evaluation", occasions(done, s.max_iters, s.eval_interval), evaluation_s),
+        ("sampling", occasions(done, s.max_iters, s.sample_interval), samples_s),
+    ):
+        known = f" of {timing.in_words(each)}" if each else ", not timed yet"
+        if n:
+            texts.append(f"{n:,} {what}{'s' * (n > 1)}{known}")
+    return ", and ".join(texts)
 
 
 def occasions(done: int, last: int, interval: int) -> int:
@@ -183,7 +178,7 @@ def occasions(done: int, last: int, interval: int) -> int:
     return last // interval - (done - 1) // interval + (last % interval > 0)
 
 
-def _count_bad_step(state, metrics, s, saver, explain, say):
+def _count_bad_step(state, metrics, s, checkpoints, explain, say):
     it, state.loss = metrics["iter"], metrics["loss"]
     state.bad_steps = 0 if math.isfinite(metrics["grad_norm"]) else state.bad_steps + 1
     if state.bad_steps:
@@ -191,7 +186,7 @@ def _count_bad_step(state, metrics, s, saver, explain, say):
     if state.bad_steps == 1 and explain:
         say(f"iter {it}: {explain(it, state.iteration - 1 - it)}")
     if state.bad_steps > s.max_bad_steps:
-        advice = saver.recovery_advice()
+        advice = checkpoints.recovery_advice()
         raise UserError(
             f"{state.bad_steps} steps in a row had no finite gradient, the last at iteration {it}: {advice}"
         )

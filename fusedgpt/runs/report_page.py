@@ -1,4 +1,4 @@
-"""Writes report.html in a run's folder: its curves, samples, kernel receipt and settings on one page."""
+"""Writes the page of a run, report.html in its folder, or one page of several runs: curves, samples, settings."""
 
 import dataclasses
 import math
@@ -10,16 +10,20 @@ import time
 import numpy as np
 
 from fusedgpt.attention.table import EXPANDED
-from fusedgpt.errors import one_sentence
+from fusedgpt.errors import one_sentence, shown
 from fusedgpt.machine.files import atomic
-from fusedgpt.runs.metrics import Run, number, section
-from fusedgpt.runs.pages import charts, duration, fill, median, table, text
+from fusedgpt.machine.timing import in_words
+from fusedgpt.runs.metrics import MEANING, Run, above, losses_in, names_of, number, section, thinned, view
+from fusedgpt.runs.pages import fill
+from fusedgpt.runs.style import time_unit
 from fusedgpt.settings import Settings
 
-TEMPLATE = pathlib.Path(__file__).with_suffix(".html")  # how the page looks; this file says what is on it
 RELOAD = '<meta http-equiv="refresh" content="30">'
-SAMPLES = 100  # the page has about this many, spread evenly over the run
+NO_SCRIPT = "<noscript><p>This page needs JavaScript; its figures are in metrics.jsonl and run.json too.</p></noscript>"
+SAMPLES = 100  # a page has about this many of a run, spread evenly over it
+POINTS = 600  # of a line, about
 DAY = 86400.0  # seconds
+PLACES = ("out_dir", "wandb_run_name", "init_from")  # settings that say where a run is, and not what it is
 
 
 def write(out_dir: str | pathlib.Path, running: bool = False, parent: int | None = None) -> pathlib.Path:
@@ -32,51 +36,104 @@ def write(out_dir: str | pathlib.Path, running: bool = False, parent: int | None
     Damaged parts of those files are left out. Raises UserError if there is no metrics.jsonl, or the disk refuses.
     """
     run = Run(out_dir)
-    content = fill(TEMPLATE, run.name, _page(run, running), RELOAD if running else "")
+    page = _page([run], "loss") | {"state": _state(run, running)}
+    content = fill(run.name, NO_SCRIPT, page, RELOAD if running else "")
     path = run.folder / "report.html"
     if parent is not None and (os.getppid() != parent or not run.folder.is_dir()):
         return path
-    with atomic(path, aside="" if parent is None else ".child") as file:
+    with atomic(path, aside=".child" * (parent is not None)) as file:
         file.write(content)
     return path
 
 
-def _page(run, running):
-    """What the template's script draws: texts, and curves whose numbers are all finite or null."""
-    settings, steps = section(run.record, "settings"), run.train["iter"]
-    planned, limit = number(settings.get("max_iters")), number(settings.get("max_seconds"))
-    done = int(max([0, *(steps[-1:] + 1), *run.eval["iter"][-1:]]))
-    left = median(run.train["ms"][-100:]) / 1e3 * (planned - done)
-    unless = "" if math.isnan(limit) else f"; max_seconds={limit:g} may end it before"
+def compare(runs: list[Run], path: pathlib.Path) -> None:
+    """Write a page with several runs beside each other to the file `path`.
+
+    Raises UserError if their tokenizers differ and a run has no bits per byte, or if the disk refuses.
+    """
+    loss = losses_in(runs)
+    content = fill(f"{len(runs)} runs", NO_SCRIPT, _page(runs, loss) | {"headline": headline(runs, loss)})
+    with atomic(path) as file:
+        file.write(content)
+
+
+def headline(runs: list[Run], loss: str) -> str:
+    """Which of several runs ends lowest, and whether their last losses are of one iteration, data, mask and windows.
+
+    loss: as losses_in(runs).
+    """
+    unit = "bits per byte" if loss == "bits_per_byte" else "nats per token"
+    ends = {name: end for name, run in zip(names_of(runs), runs) if math.isfinite(end := _end(run, loss))}
+    if len(ends) < 2:
+        return "Fewer than two of these runs have been evaluated."
+    lowest = min((f"{end:.4f}" for end in ends.values()), key=float)
+    best = [name for name, end in ends.items() if f"{end:.4f}" == lowest]
+    if len(best) == len(runs):
+        said = f"All runs end at {lowest} {unit}."
+    else:
+        said = f"{' and '.join(best)} end{'s' * (len(best) == 1)} lowest, at {lowest} {unit}."
+    evaluated = [run for run in runs if math.isfinite(_end(run, loss))]
+    after = [f"{run.eval['iter'][-1]:,.0f}" for run in evaluated]
+    if len(set(after)) > 1:
+        said += f" But they were last evaluated after {', '.join(after[:-1])} and {after[-1]} iterations."
+    settings = [section(run.record, "settings") for run in evaluated]
+    for name, differs in (("dataset", "on different data"), ("mask", "with different masks")):
+        found = {str(each.get(name)) for each in settings} - {"None"}
+        if len(found) > 1:
+            said += f" But they were evaluated {differs}, {' and '.join(sorted(found))}: such losses do not compare."
+    windows = {number(each.get("eval_iters")) * number(each.get("batch_size")) for each in settings}
+    numbers = [f"{n:,.0f}" if n else "all" for n in sorted(windows) if math.isfinite(n)]
+    if len(numbers) > 1:
+        said += f" But they were evaluated on {' and '.join(numbers)} windows: small differences may come from that."
+    return said
+
+
+def _end(run, loss):
+    values = run.eval["val_bits_per_byte" if loss == "bits_per_byte" else "val_loss"]
+    return float(values[-1]) if len(values) else math.nan
+
+
+def _page(runs, loss):
+    """What page.js draws: texts, and curves whose numbers are all finite or null."""
+    unit, seconds = time_unit(runs)
+    axes, scales = {"iterations": "iteration"}, {"iterations": 1.0}
+    if any(np.nansum(run.train["ms"]) > 0 for run in runs):
+        axes["time"], scales["time"] = unit, seconds
+    if all(run.tokens_per_step > 0 for run in runs):
+        axes["tokens"], scales["tokens"] = "tokens", 1.0
+    others = sorted({name for run in runs for name in run.others})
+    small = [y for y in (*MEANING, *others) if y not in ("loss", "bits_per_byte") and _known(runs, y)]
     return {
-        "name": run.name,
-        "running": running,
-        "written": time.time(),
-        "patience": _patience(run, _since(run)),
-        "done": done,
-        "planned": None if math.isnan(planned) else planned,
-        "left": f"about {duration(left)} of training left{unless}" if running and left > 0 else "",
-        "tiles": _tiles(run),
-        "attention": _attention(run.record),
-        "axes": {"iterations": "iteration"},
-        "charts": charts([run], "loss", {"iterations": 1}),
-        "samples": _samples(run.samples),
-        "tables": [each for each in _tables(run) if each["rows"]],
+        "runs": names_of(runs),
+        "state": None,
+        "headline": "",
+        "axes": axes,
+        "charts": [_chart(runs, y, scales) for y in (loss, *small)],
+        "samples": [{"run": n, **sample} for n, run in enumerate(runs) for sample in _samples(run.samples)],
+        "summary": [each for each in _summary(runs) if each["rows"]],
+        "tables": [each for each in _tables(runs) if each["rows"]],
     }
 
 
-def _samples(samples):
-    """About SAMPLES of the samples, from iterations evenly over the run, with every prompt at each."""
-    its = sorted({sample["iter"] for sample in samples})
-    count = max(2, SAMPLES * len(its) // max(1, len(samples)))
-    kept = {its[n] for n in np.linspace(0, len(its) - 1, count).astype(int)} if len(its) > count else {*its}
-    return [sample for sample in samples if sample["iter"] in kept]
+def _state(run, running):
+    """What the run is doing, and how far it is."""
+    settings = section(run.record, "settings")
+    planned, limit = number(settings.get("max_iters")), number(settings.get("max_seconds"))
+    done = int(max([0, *(run.train["iter"][-1:] + 1), *run.eval["iter"][-1:]]))
+    seconds, left = _median(run.train["ms"][-100:]) / 1e3 * (planned - done), ""
+    if running and seconds > 0:
+        left = f"about {in_words(seconds)} of training left"
+        left += "" if math.isnan(limit) else f"; max_seconds={limit:g} may end it before"
+    planned = None if math.isnan(planned) else planned
+    patience = _patience(run, _since(run))
+    said = {"running": running, "written": time.time(), "patience": patience}
+    return said | {"done": done, "planned": planned, "left": left}
 
 
 def _since(run):
     """Seconds since the previous page, or since this start of the run, which writes run.json first."""
-    written = [path.stat().st_mtime for name in ("report.html", "run.json") if (path := run.folder / name).exists()]
-    return max(0.0, time.time() - max(written)) if written else 0.0
+    paths = [run.folder / name for name in ("report.html", "run.json")]
+    return max(0.0, time.time() - max([path.stat().st_mtime for path in paths if path.exists()], default=math.inf))
 
 
 def _patience(run, since):
@@ -90,76 +147,130 @@ def _patience(run, since):
     return max(120.0, 5 * since, 5 * (last - before))
 
 
-def _tiles(run):
-    """The figures at the top of the page: [what, value, remark]."""
-    tiles = []
+def _known(runs, y):
+    return any(np.isfinite(line.values).any() for run in runs for line in run.lines(y))
+
+
+def _chart(runs, y, scales):
+    """The lines of `y`: the values of each at its places on all axes."""
+    lines, drawn = [(n, line) for n, run in enumerate(runs) for line in run.lines(y)], []
+    seen = view([line for _, line in lines], y)
+    top = above([line for _, line in lines], seen)
+    for n, line in lines:
+        kept = thinned(line.values, POINTS)
+        x = {axis: _json(runs[n].position(line.iters[kept], axis) / scale) for axis, scale in scales.items()}
+        drawn.append({"run": n, "name": line.name, "x": x, "y": _json(line.values[kept])})
+    return {"title": MEANING.get(y, y), "range": seen, "above": None if math.isnan(top) else top, "lines": drawn}
+
+
+def _json(values):
+    """`values` with six digits: null in place of NaN, and whole numbers in full."""
+    rounded = [float(f"{value:.6g}") if value % 1 else value for value in values.tolist()]
+    return [None if math.isnan(value) else value for value in rounded]
+
+
+def _samples(samples):
+    """About SAMPLES of the samples, from iterations evenly over the run, with every prompt at each."""
+    its = sorted({sample["iter"] for sample in samples})
+    count = min(len(its), max(2, SAMPLES * len(its) // max(1, len(samples))))
+    kept = {its[n] for n in np.linspace(0, len(its) - 1, count).astype(int)}
+    return [sample for sample in samples if sample["iter"] in kept]
+
+
+def _summary(runs):
+    found = [_table("Results", map(_results, runs), runs, open=True)]
+    return [*found, _table("Attention", [_attention(run.record) for run in runs], runs, open=True)]
+
+
+def _results(run):
+    """What a run has reached, as {what: text}."""
+    found, train = {}, run.train
     for column, what in (("val_loss", "validation loss"), ("val_bits_per_byte", "bits per byte")):
-        values, iters = run.eval[column], run.eval["iter"]
+        values = run.eval[column]
         if np.isfinite(values).any():
             best = int(np.nanargmin(values))
-            last = f"{values[-1]:.4f}" if math.isfinite(values[-1]) else "not finite"
-            lowest = f"lowest {values[best]:.4f} at {iters[best]:,.0f}"
-            tiles.append([what, last, "the lowest" if best == len(values) - 1 else lowest])
-        elif len(values) and column == "val_loss":
-            tiles.append([what, "not finite", "in every evaluation"])
-    speed, mfu, memory = (median(run.train[name]) for name in ("tokens_per_s", "mfu", "peak_memory"))
-    ms = run.train["ms"]
-    if math.isfinite(speed):
-        tiles.append(["tokens per second", f"{speed:,.0f}", f"median; {median(ms):,.4g} ms a step"])
-    if math.isfinite(mfu):
-        tiles.append(["MFU", f"{100 * mfu:.1f} %", section(run.record, "mfu").get("peak_source", "")])
-    if math.isfinite(memory):
-        tiles.append(["peak memory", f"{np.nanmax(run.train['peak_memory']) / 2**30:.2f} GiB", "of a process"])
-    if np.nansum(ms) > 0:
-        tiles.append(["training time", duration(float(np.nansum(ms)) / 1e3), "of the steps alone"])
-    return [[text(each) for each in tile] for tile in tiles]
-
-
-def _tables(run):
-    """Tables of texts: title, whether it is open, the heads of its columns, its rows."""
-    record, settings = run.record, section(run.record, "settings")
-    defaults, environment = dataclasses.asdict(Settings()), section(record, "environment")
-    changed = [[n, v, defaults[n]] for n, v in settings.items() if n in defaults and v != defaults[n]]
-    memory = number(environment.get("memory"))
-    machine = {"device": record.get("device"), "dtype": record.get("dtype"), "compiled": record.get("compile")}
-    machine |= {"processes": record.get("world_size"), "hardware": environment.get("device")}
-    machine |= {n: v for n, v in environment.items() if n not in ("device", "memory")}
-    machine |= {"memory": f"{memory / 2**30:.0f} GiB" if memory > 0 else None}
-    model = section(record, "model") | {
-        n.replace("_", " "): f"{number(record.get(n)):,.0f}"
-        for n in ("parameters", "parameters_in_products", "tokens_per_step")
-        if number(record.get(n)) >= 0
+            found[what] = f"{values[-1]:.4f}".replace("nan", "not finite")
+            found[f"lowest {what}"] = f"{values[best]:.4f} at {run.eval['iter'][best]:,.0f}"
+    memory, seconds = np.nanmax(train["peak_memory"], initial=-math.inf) / 2**30, float(np.nansum(train["ms"])) / 1e3
+    figures = {
+        "tokens per second": (_median(train["tokens_per_s"]), "{:,.0f}"),
+        "ms a step": (_median(train["ms"]), "{:,.4g}"),
+        "MFU": (_median(train["mfu"]), "{:.1%}"),
+        "peak memory of a process": (memory, "{:.2f} GiB"),
     }
-    operators = section(record, "receipt").get("ops")
-    times = {n: f"{number(v):,.4g}" for n, v in section(record, "time").items()}
-    return [
-        table("What the profiler saw of attention", [["operators", operators]] if operators else []),
-        table("Settings that are not the default", changed, ["setting", "value", "default"], open=True),
-        table("All settings", settings.items(), ["setting", "value"]),
-        table("Model", model.items()),
-        table("Machine", ((n, v) for n, v in machine.items() if v is not None)),
-        table("Times of the steps", times.items()),
-    ]
+    found |= {what: form.format(value) for what, (value, form) in figures.items() if value > 0}
+    return found | ({"time of the steps": in_words(seconds)} if seconds > 0 else {})
 
 
 def _attention(record):
-    """What the page says of the kernel: what was asked for, ran and was seen, and what auto timed, fastest first."""
-    receipt, asked = section(record, "receipt"), section(record, "settings").get("attention")
-    rows = {"asked for": asked, "ran": record.get("attention")}
-    rows |= {"forward seen": receipt.get("forward"), "backward seen": receipt.get("backward")}
-    rows |= {"grouped queries": EXPANDED} if receipt.get("expanded") is True else {}
-    trials = {n: trial for n, trial in section(record, "attention_trials").items() if isinstance(trial, dict)}
+    """What was asked for, ran and was seen by the profiler, and what auto timed, the fastest first."""
+    receipt, trials = section(record, "receipt"), section(record, "attention_trials")
+    said = {"asked for": section(record, "settings").get("attention"), "ran": record.get("attention")}
+    said |= {"forward seen": receipt.get("forward"), "backward seen": receipt.get("backward")}
+    said |= {"grouped queries": EXPANDED if receipt.get("expanded") is True else None}
+    trials = {name: trial for name, trial in trials.items() if isinstance(trial, dict)}
     times = {name: number(trial.get("median_ms")) for name, trial in trials.items()}
-    timed = sorted((name for name, ms in times.items() if ms > 0), key=times.__getitem__)
-    refused = {}
-    for name, trial in trials.items():
-        if trial.get("refused"):
-            refused.setdefault(text(trial["refused"]), []).append(name)
-    return {
-        "receipt": [[what, text(value)] for what, value in rows.items() if value],
-        "timed": [[name, times[name]] for name in timed],
-        "refused": [f"{', '.join(names)}: {why}" for why, names in refused.items()],
-    }
+    timed = sorted((name for name in times if times[name] > 0), key=times.__getitem__)
+    said |= {f"auto: {name}": f"{times[name]:.4g} ms" for name in timed}
+    return said | {f"auto: {name}": trial["refused"] for name, trial in trials.items() if trial.get("refused")}
+
+
+def _tables(runs):
+    several, records = len(runs) > 1, [run.record for run in runs]
+    settings = [section(record, "settings") for record in records]
+    if several:
+        chosen = [{n: v for n, v in each.items() if n not in PLACES} for each in settings]
+        changed = _table("Settings that differ", chosen, runs, differing=True, open=True)
+    else:
+        defaults = {n: v for n, v in dataclasses.asdict(Settings()).items() if n in settings[0]}
+        changed = _table("Settings that are not the default", [*settings, defaults], runs, differing=True, open=True)
+        changed["head"] = ["", "value", "default"]
+    models = [section(record, "model") | _sizes(record) for record in records]
+    return [
+        changed,
+        _table("All settings", settings, runs),
+        _table("Model", models, runs, differing=several, open=several),
+        _table("Machine", map(_machine, records), runs, differing=several, open=several),
+        _table("Times of the steps", [section(record, "time") for record in records], runs),
+        _table("Operators", [{"seen": section(record, "receipt").get("ops")} for record in records], runs),
+    ]
+
+
+def _sizes(record):
+    sizes = {n: number(record.get(n)) for n in ("parameters", "parameters_in_products", "tokens_per_step")}
+    return {n.replace("_", " "): f"{size:,.0f}" for n, size in sizes.items() if size >= 0}
+
+
+def _machine(record):
+    said, environment = {n: record.get(n) for n in ("device", "dtype", "compile")}, section(record, "environment")
+    memory = number(environment.get("memory")) / 2**30
+    said |= {"processes": record.get("world_size"), "peak": section(record, "mfu").get("peak_source")}
+    said |= {n: v for n, v in environment.items() if n not in ("device", "memory")}
+    return said | {"hardware": environment.get("device"), "memory": f"{memory:.0f} GiB" if memory > 0 else None}
+
+
+def _table(title, columns, runs, differing=False, open=False):
+    """Rows of texts: a name, then its value in each column. differing: only those that are not the same in all."""
+    columns = list(columns)
+    rows = [
+        [name, *("" if column.get(name) is None else _text(column[name]) for column in columns)]
+        for name in dict.fromkeys(name for column in columns for name in column)
+    ]
+    rows = [row for row in rows if any(row[1:]) and (not differing or len(set(row[1:])) > 1)]
+    return {"title": title, "open": open, "head": ["", *names_of(runs)] if len(runs) > 1 else [], "rows": rows}
+
+
+def _text(value):
+    """A value of run.json, of at most some 1,000 characters."""
+    values = value if isinstance(value, list) else [value]
+    said = ", ".join(shown(each) if not isinstance(each, str) or each.isspace() else each for each in values)
+    return said if len(said) <= 1000 else f"{said[:1000]}…"
+
+
+def _median(values):
+    """The median of the finite values; NaN if there is none."""
+    values = values[np.isfinite(values)]
+    return float(np.median(values)) if len(values) else math.nan
 
 
 if __name__ == "__main__":  # a long run's logger gives OUT_DIR, whether the run goes on, and its process id

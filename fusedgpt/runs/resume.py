@@ -197,10 +197,10 @@ def meant_by_auto(saved: dict | None) -> dict[str, Any] | None:
 
 
 def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
-    """Restore optimizer, scaler and best loss of `state`, a TrainState, from `saved`; say which settings changed.
+    """Restore optimizer and scaler of `state`, a TrainState, from `saved`; say which settings changed.
 
-    Another mask, other windows or another val.bin change what a validation loss means. The best loss is then
-    forgotten, in `saved` too, so that the next evaluation is the best. meta: the data's. If ranks share the model, this
+    Another mask, other windows or another val.bin change what a validation loss means. `saved` then forgets the best
+    loss, so that the next evaluation is the best. meta: the data's. If ranks share the model, this
     restores its weights too; otherwise the model has them already. Raises UserError if `saved` does not fit.
     """
     if saved["model"]:
@@ -210,7 +210,6 @@ def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
     same = _same_mask(saved, s) and _same_windows(saved, s)
     if not (same and dataset.same_text(meta, saved.get("meta") or {}, "val")):
         saved |= {"best_val_loss": math.inf, "best_iter": None}
-    state.best_val_loss, state.best_iter = saved["best_val_loss"], saved["best_iter"]
     if saved["scaler"]:
         try:
             state.scaler.load_state_dict(saved["scaler"])

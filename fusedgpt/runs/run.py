@@ -19,7 +19,7 @@ from fusedgpt.machine import timing
 from fusedgpt.parallel import distributed
 from fusedgpt.runs import checkpoint, progress
 from fusedgpt.runs.logger import Logger
-from fusedgpt.runs.saver import Saver
+from fusedgpt.runs.run_folder import Checkpoints
 from fusedgpt.settings import Settings
 from fusedgpt.training import evaluation, nonfinite, samples
 from fusedgpt.training.step_results import StepResults
@@ -29,7 +29,7 @@ WARM_UP = 5  # the summary of times leaves out this many first steps: they still
 
 @dataclasses.dataclass
 class TrainState:
-    """What steps read and change. A checkpoint holds model, optimizer, scaler, iteration and best loss."""
+    """What steps read and change. A checkpoint holds model, optimizer, scaler and iteration."""
 
     model: Any  # a GPT
     optimizer: Optimizer
@@ -41,8 +41,7 @@ class TrainState:
     batch: Batch  # the next batch, read ahead
     clock: timing.StepClock
     results: StepResults  # what the steps since the last report returned
-    best_val_loss: float = math.inf
-    best_iter: int | None = None  # iteration of best_val_loss
+    val_losses: dict[int, float] = dataclasses.field(default_factory=dict)  # of the last evaluation, by its iteration
     loss: float = 0.0  # loss of the last reported step
     bad_steps: int = 0  # reported steps in a row without a finite gradient
     step_ms: list[float] = dataclasses.field(default_factory=list)
@@ -70,7 +69,7 @@ class Run:
     loader: DataLoader
     meta: dict  # meta.json of the data
     prompts: samples.Prompts | None  # None if this rank draws no samples
-    saver: Saver
+    checkpoints: Checkpoints
     logger: Logger
     record: dict = dataclasses.field(default_factory=dict)  # what run.json says
     token_bytes: torch.Tensor | None = None  # bytes of each id, for bits per byte
@@ -81,14 +80,14 @@ class Run:
     def trace(self) -> pathlib.Path | None:
         """Where the rehearsal writes its profile, until the folder is open; None if it writes none."""
         writes = self.ranks.main and not (self.s.eval_only or self.s.dry_run)
-        return self.saver.out_dir / ".trace.json" if self.s.profile and writes else None
+        return self.checkpoints.out_dir / ".trace.json" if self.s.profile and writes else None
 
     def open_log(self) -> None:
         """Write run.json and open metrics.jsonl, once all settings are settled; see Logger.open."""
         if self.ranks.main:
-            self.logger.open(self.saver.out_dir, self.state.iteration, self.record, self.saver.lock)
+            self.logger.open(self.checkpoints.out_dir, self.state.iteration, self.record, self.checkpoints.lock)
         if self.trace:
-            self.trace.replace(self.saver.out_dir / "trace.json")
+            self.trace.replace(self.checkpoints.out_dir / "trace.json")
 
     def losses(self, windows: int) -> dict[str, float] | None:
         """The losses of both splits over `windows` windows of each (0: all), None if a signal ended the evaluation."""
@@ -97,12 +96,12 @@ class Run:
 
     def evaluate_and_save(self) -> bool:
         """Evaluate, log the losses, and save if it is time to. Returns False if a signal ended the evaluation."""
-        s, state, saver = self.s, self.state, self.saver
-        unsaved, began = state.iteration > saver.saved_at and not s.eval_only, time.perf_counter()
+        s, state, checkpoints = self.s, self.state, self.checkpoints
+        unsaved, began = state.iteration > checkpoints.saved_at and not s.eval_only, time.perf_counter()
         try:
             losses = self.losses(s.eval_iters * s.batch_size)
         except BaseException:
-            if unsaved and not saver.together:
+            if unsaved and not checkpoints.together:
                 self.save()  # a failing evaluation must not lose the steps before it
             raise
         if losses is None:
@@ -111,12 +110,9 @@ class Run:
         self.logger.evaluation({"iter": state.iteration, **losses}, in_full=s.eval_only)
         if not math.isfinite(losses["train_loss"] + losses["val_loss"]):
             state.loss = math.nan  # the last batch may have missed what diverged
-        saver.wait()
-        if saver.failed:  # a best state since then was never written, so the best on the disk counts
-            state.best_val_loss, state.best_iter = saver.best
-        improved = state.iteration > 0 and losses["val_loss"] < state.best_val_loss and not s.eval_only
-        if improved and state.sound:
-            state.best_val_loss, state.best_iter = losses["val_loss"], state.iteration
+        state.val_losses = {state.iteration: losses["val_loss"]}
+        checkpoints.wait()  # then the lowest loss on the disk is known
+        improved = state.iteration > 0 and losses["val_loss"] < checkpoints.best[0] and not s.eval_only
         if improved or (unsaved and s.always_save_checkpoint):
             self.save()
         return True
@@ -124,7 +120,7 @@ class Run:
     def save(self) -> None:
         """Save the whole state, unless the run has diverged. Raises UserError if a weight is not finite."""
         state, record = self.state, self.record
-        advice = self.saver.recovery_advice()
+        advice = self.checkpoints.recovery_advice()
         if not distributed.finite_weights(state.model):
             raise UserError(f"the weights are not finite after {state.iteration} steps and were not saved: {advice}")
         if not state.sound:
@@ -132,22 +128,22 @@ class Run:
             return
         content = {"model": state.model.state_dict(), **checkpoint.model_args(record["model"])}
         content |= {"optimizer": state.optimizer.state_dict(), "scaler": state.scaler.state_dict()}
-        content |= {"iter_num": state.iteration, "best_val_loss": state.best_val_loss, "best_iter": state.best_iter}
+        content |= {"iter_num": state.iteration}
         content |= {"config": record["settings"], "meta": self.meta, "attention": record["attention"]}
         content |= {"attention_sha256": record["attention_sha256"]}
         content |= {"dtype": record["dtype"], "compile": record["compile"]}  # auto keeps them if the run is resumed
-        self.saver.save(content)
+        self.checkpoints.save(content, state.val_losses.get(state.iteration, math.inf))
 
     def save_whole_steps(self) -> None:
         """Report and save the steps before one that failed. A step fails if another process or the data is gone."""
         self.report(explains=False)
-        if self.state.iteration > self.saver.saved_at and not self.saver.together:
+        if self.state.iteration > self.checkpoints.saved_at and not self.checkpoints.together:
             self.save()
 
     def report(self, explains: bool = True) -> tuple[bool, bool]:
         """Log the steps since the last report; see progress.report. explains: whether all ranks take part."""
         state, s, explain = self.state, self.s, self._explain if explains else None
-        flags = progress.report(state, s, self.record, self.logger, self.saver, explain)
+        flags = progress.report(state, s, self.record, self.logger, self.checkpoints, explain)
         if state.step_ms:
             left = progress.seconds_left(state.step_ms, state.iteration, state.evaluation_s, state.samples_s, s)
             # a run whose time is up evaluates once more
@@ -193,23 +189,25 @@ class Run:
 
         Raises UserError if the last state could not be saved.
         """
-        state, saver = self.state, self.saver
-        saver.wait()
-        unsaved = state.iteration > saver.saved_at and not self.s.eval_only
-        if (unsaved and state.sound) or saver.failed:
+        state, checkpoints = self.state, self.checkpoints
+        checkpoints.wait()
+        unsaved = state.iteration > checkpoints.saved_at and not self.s.eval_only
+        if (unsaved and state.sound) or checkpoints.failed:
             self.save()
-        if saver.together:
-            saver.wait()  # before the ranks disconnect, because each writes its own tensors
+        if checkpoints.together:
+            checkpoints.wait()  # before the ranks disconnect, because each writes its own tensors
         if len(state.step_ms) > WARM_UP and self.ranks.main:
             self.logger.times(timing.summary(state.step_ms[WARM_UP:]))
         try:
             self.leave()
         finally:
-            saver.close()
+            checkpoints.close()
         if unsaved and not state.sound:
-            raise UserError(f"the run has diverged and ends after {state.iteration} steps: {saver.recovery_advice()}")
+            raise UserError(
+                f"the run has diverged and ends after {state.iteration} steps: {checkpoints.recovery_advice()}"
+            )
         if self.stopped_by:
             saved = "saved: go on with the same command and --init_from=resume"
-            how = saved if saver.saved_at else "with nothing to save"
+            how = saved if checkpoints.saved_at else "with nothing to save"
             self.logger.say(f"stopped after {state.iteration} iterations, {how}")
             sys.exit(128 + self.stopped_by[0])

@@ -1,18 +1,24 @@
-"""The folder of a run: one run at a time, its latest and its best checkpoint, and earlier runs set aside.
+"""The folder of a run: its checkpoints, written while training goes on, and earlier runs set aside.
 
 `ckpt.pt` is the latest checkpoint, `ckpt-<iteration>.pt` are those before it, `best.pt` is the best; folders
 `shards-<iteration>` hold the tensors of checkpoints that ranks share.
 """
 
+import concurrent.futures
 import contextlib
+import datetime
+import math
 import os
 import pathlib
 import re
 import shutil
 from collections.abc import Callable
 
+import torch
+
 from fusedgpt.errors import UserError
-from fusedgpt.machine.files import link
+from fusedgpt.machine.files import Lock, link
+from fusedgpt.parallel.distributed import Ranks, local, others_needed
 from fusedgpt.runs import checkpoint
 from fusedgpt.runs.metrics import record_of, section
 
@@ -24,21 +30,16 @@ FOLDERS = ("tensorboard", "hf", "gguf", "nanogpt")  # event files, and exports
 Say = Callable[[str], None]
 
 
-def before(iteration: int) -> str:
-    """The name of an earlier checkpoint."""
-    return f"ckpt-{iteration}.pt"
-
-
-def earlier_ones(out_dir: str | os.PathLike) -> dict[int, pathlib.Path]:
-    """The checkpoints ckpt-<iteration>.pt in a folder, by the iteration in their names."""
-    numbers = {path: path.stem.removeprefix("ckpt-") for path in pathlib.Path(out_dir).glob("ckpt-*.pt")}
-    return {int(number): path for path, number in numbers.items() if number.isdecimal() and path.is_file()}
-
-
 def checkpoints(out_dir: str | os.PathLike) -> list[pathlib.Path]:
     """All checkpoints in a folder."""
     named = [pathlib.Path(out_dir) / name for name in (LATEST, BEST)]
-    return [path for path in named if path.is_file()] + list(earlier_ones(out_dir).values())
+    return [path for path in named if path.is_file()] + list(_earlier_ones(out_dir).values())
+
+
+def _earlier_ones(out_dir):
+    """{iteration in the name: the checkpoint ckpt-<iteration>.pt}."""
+    numbers = {path: path.stem.removeprefix("ckpt-") for path in pathlib.Path(out_dir).glob("ckpt-*.pt")}
+    return {int(number): path for path, number in numbers.items() if number.isdecimal() and path.is_file()}
 
 
 def is_transformers(folder: str | os.PathLike) -> bool:
@@ -62,14 +63,9 @@ def load_best(out_dir: str | os.PathLike, say: Say = print) -> tuple[dict, pathl
     """
     latest, best = (pathlib.Path(out_dir) / name for name in (LATEST, BEST))
     with contextlib.suppress(UserError):
-        if not best.exists() or is_best(checkpoint.load(latest, verify=False)):
+        if not best.exists() or _is_best(checkpoint.load(latest, verify=False)):
             best = latest
     return _first_whole(out_dir, best, say, optimizer=False)
-
-
-def is_best(saved: dict) -> bool:
-    """Whether the checkpoint `saved` is the best of its run so far."""
-    return saved["best_iter"] == saved["iter_num"]
 
 
 def remove_unused_shards(out_dir: pathlib.Path) -> None:
@@ -101,10 +97,9 @@ def _first_whole(out_dir, path, say, **how):
             saved = checkpoint.load(other, **how)
             say(f"{wrong}. Taking {other}, of iteration {saved['iter_num']}, instead")
             return saved, other
-    earlier = [run.parent for run in sorted(pathlib.Path(out_dir).glob(f"previous-*/{LATEST}"))]
     hint = ""
-    if earlier:
-        hint = f". An earlier run is in {earlier[-1]}: name that folder"
+    if earlier := sorted(pathlib.Path(out_dir).glob(f"previous-*/{LATEST}")):
+        hint = f". An earlier run is in {earlier[-1].parent}: name that folder"
     elif pathlib.Path(out_dir).is_file():
         hint = f". {out_dir} is a file: name the folder that it is in, {pathlib.Path(out_dir).parent}"
     elif here := sorted(pathlib.Path().glob(f"out*/{LATEST}")):
@@ -140,17 +135,6 @@ def set_aside(out_dir: str | os.PathLike, say: Say) -> None:
         say(f"an earlier run in {out_dir} was moved to {aside}")
 
 
-def set_aside_later_ones(out_dir: str | os.PathLike, iteration: int, say: Say) -> None:
-    """Move checkpoints of later iterations to a folder previous-N: the run goes on from `iteration` without them.
-
-    Such checkpoints exist if someone has put an older one in ckpt.pt's place. Raises UserError if it cannot move them.
-    """
-    later = [path for number, path in earlier_ones(out_dir).items() if number > iteration]
-    if later:
-        aside = _move(pathlib.Path(out_dir), later)
-        say(f"checkpoints after iteration {iteration} in {out_dir} were moved to {aside}")
-
-
 def _move(out_dir, files, folders=()):
     """Move `files` and `folders` to the next free previous-N in `out_dir`, and return that.
 
@@ -181,3 +165,184 @@ def _move(out_dir, files, folders=()):
     except OSError as error:
         raise UserError(f"cannot move files in {out_dir} to {aside}: {error.strerror or error}") from error
     return aside
+
+
+class Checkpoints:
+    """Writes the checkpoints of a run to `out_dir`: the latest, `keep` - 1 before it, and the best.
+
+    `save` returns as soon as the state is copied to memory; a thread writes the copy. A disk that refuses does not end
+    the run: what failed is said, and the next save tries again. Only the main rank has the folder's `lock`, and no
+    checkpoint is written without it. It is kept until the last write has ended. If another process took the folder, the
+    next call raises UserError. If `ranks` share the model, each writes its own tensors, and all have to call `save` and
+    `wait` together.
+    """
+
+    def __init__(
+        self, out_dir: str | os.PathLike, keep: int, lock: Lock | None, say: Callable[[str], None], ranks: Ranks
+    ):
+        self.out_dir, self.keep, self.lock, self.say = pathlib.Path(out_dir), keep, lock, say
+        self.ranks, self.together = ranks, ranks.shards > 1
+        limit = datetime.timedelta(seconds=ranks.timeout)
+        with others_needed("getting ready to save"):
+            self.group = torch.distributed.new_group(backend="gloo", timeout=limit) if self.together else None
+        self.saved_at = 0  # iteration of the last save
+        self.latest: int | None = None  # iteration of ckpt.pt
+        self.best: tuple[float, int | None] = math.inf, None  # lowest validation loss on the disk, and its iteration
+        self.kept: list[int] = []  # iterations of this run's earlier checkpoints, oldest first
+        self.failed: UserError | None = None  # why the last save failed, if it did
+        self.thread = concurrent.futures.ThreadPoolExecutor(max_workers=1)
+        self.writing = None
+
+    def resume(self, saved: dict, path: pathlib.Path) -> None:
+        """Go on after the checkpoint `saved`, which was loaded from `path`.
+
+        Checkpoints of later iterations move to a folder previous-N. They exist if someone has put an older one in
+        ckpt.pt's place. Raises UserError if they cannot be moved.
+        """
+        iteration = saved["iter_num"]
+        self.saved_at, self.kept, self.best = iteration, saved["kept"], (saved["best_val_loss"], saved["best_iter"])
+        if not self.lock:
+            return
+        self.lock.check()
+        if later := [path for number, path in _earlier_ones(self.out_dir).items() if number > iteration]:
+            aside = _move(self.out_dir, later)
+            self.say(f"checkpoints after iteration {iteration} in {self.out_dir} were moved to {aside}")
+        remove_unused_shards(self.out_dir)  # left by a save that was killed
+        if path.name == LATEST:
+            self.latest = iteration
+            if _is_best(saved):  # a kill may have kept it from being linked to best.pt
+                link(path, self.out_dir / BEST)
+        elif path.name == _earlier(iteration):  # ckpt.pt is damaged, and with `latest` None no save keeps it
+            self.kept = [*self.kept, iteration]
+
+    def save(self, state: dict, val_loss: float = math.inf) -> None:
+        """Write a copy of `state` once the previous checkpoint is written. The caller may change the tensors at once.
+
+        val_loss: of this state, if it was evaluated. Raises what the previous write raised, except if the disk refused.
+        """
+        self.wait()
+        self.saved_at, best = state["iter_num"], self.best
+        if val_loss < best[0]:
+            best = val_loss, state["iter_num"]
+        state = {**state, "best_val_loss": best[0], "best_iter": best[1]}
+        if self.together:
+            self._save_together(state)
+        elif self.lock:
+            self.writing = self.thread.submit(self._write, _copy(state))
+        else:
+            self.best = best
+
+    def _save_together(self, state):
+        from fusedgpt.parallel import shard_files  # takes a second to import
+
+        if self.lock:
+            self.lock.check()  # if the folder is gone, each rank would make it anew
+        state, tensors = shard_files.split(_copy(state))
+        name = self.ranks.broadcast(shard_files.free_name(self.out_dir, state["iter_num"]))
+
+        def write():
+            """Write the tensors of this rank, then the checkpoint that names those of all."""
+            try:
+                files = shard_files.write_together(self.out_dir / name, tensors, self.group)
+            except UserError as error:
+                self._not_saved(state, error)
+            else:
+                if self.lock:
+                    self._write({**state, "shards": {"folder": name, "files": files}})
+            if self.lock:
+                self.lock.check()
+                remove_unused_shards(self.out_dir)
+
+        self.writing = self.thread.submit(write)
+
+    def recovery_advice(self) -> str:
+        """How to go on if the run has diverged: from which checkpoint, and with which changes."""
+        self.wait()
+        calmer = "with a lower learning_rate, a grad_clip, or dtype=float32"
+        latest, best_iter = self.latest if self.lock else self.saved_at, self.best[1]
+        if not latest:
+            return f"there is no checkpoint yet, so start again {calmer}"
+        advice = f"resume from {self.out_dir / LATEST}, of iteration {latest}, {calmer}"
+        if best_iter is not None and best_iter < latest:
+            advice += f"; if it diverges again, first copy {self.out_dir / BEST}, of iteration {best_iter}, over it"
+        return advice
+
+    def wait(self) -> None:
+        """Wait until nothing is being written. Raises what the write raised, except if the disk refused."""
+        if self.writing and self.together:
+            writing, self.writing = self.writing, None
+            with others_needed("saving"):
+                writing.result()
+            self.failed, self.best = self.ranks.broadcast((self.failed, self.best))  # only the main rank knows
+        elif self.writing:
+            self.writing.result()
+
+    def close(self) -> None:
+        """Wait for the last save. Raises UserError if it failed."""
+        self.wait()
+        self.thread.shutdown()
+        if self.lock:
+            self.lock.close()
+        if self.failed:
+            raise self.failed
+
+    def _write(self, state):
+        self.lock.check()
+        try:
+            self._replace_latest(state)
+            if _is_best(state):
+                link(self.out_dir / LATEST, self.out_dir / BEST)
+            while len(self.kept) > self.keep - 1:
+                (self.out_dir / _earlier(self.kept[0])).unlink(missing_ok=True)
+                del self.kept[0]
+        except (UserError, OSError) as error:
+            self._not_saved(state, error)
+        else:
+            self.failed, self.best = None, (state["best_val_loss"], state["best_iter"])
+
+    def _not_saved(self, state, error):
+        self.failed = UserError(str(error))  # not the error itself, whose traceback would keep the state in memory
+        self.say(f"NOT SAVED at iteration {state['iter_num']}: {self.failed}. The next save, if any, tries again")
+
+    def _replace_latest(self, state):
+        latest = self.out_dir / LATEST
+        if self.latest not in (None, state["iter_num"]) and latest.exists():
+            name = self.out_dir / _earlier(self.latest)
+            if not name.exists() or name.samefile(latest):  # another file of that name is not ours to replace
+                link(latest, name)
+                self.kept = [*(n for n in self.kept if n != self.latest), self.latest]
+        # this one replacement decides what is the latest, what is the best and which earlier ones are ours
+        checkpoint.save(latest, {**state, "kept": list(self.kept)})
+        self.latest = state["iter_num"]
+
+
+def _earlier(iteration):
+    return f"ckpt-{iteration}.pt"
+
+
+def _is_best(saved):
+    return saved["best_iter"] == saved["iter_num"]
+
+
+def _copy(state):
+    copied = _copied(state, {})
+    if torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()  # once for all copies, which were only queued
+    return copied
+
+
+def _copied(value, copies):
+    """A copy of nested dicts and lists with their tensors in new memory; tied tensors stay tied.
+
+    Copies from a CUDA device are queued, and go to pinned memory, which PyTorch keeps for the next save.
+    """
+    if isinstance(value, torch.Tensor):
+        place = local(value).data_ptr(), value.shape
+        if place not in copies:
+            copies[place] = value.detach().to("cpu", copy=True, non_blocking=value.is_cuda)
+        return copies[place]
+    if isinstance(value, dict):
+        return {key: _copied(each, copies) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_copied(each, copies) for each in value]
+    return value

@@ -68,15 +68,12 @@ class WeightsAndBiases:
             ) from error
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Log numbers by name."""
         self.wandb.log({"iter": step, **metrics}, step=step)
 
     def text(self, name: str, text: str, step: int) -> None:
-        """Log a text."""
         self.wandb.log({name: self.wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step=step)
 
     def close(self) -> None:
-        """Hand over what is not written yet."""
         self.wandb.finish()
 
 

@@ -15,7 +15,6 @@ from fusedgpt.settings import Settings
 from fusedgpt.studies import figures, words
 from fusedgpt.studies.outcomes import Results
 
-TEMPLATE = pathlib.Path(__file__).with_name("page.html")
 HEAD = ("variant", "n", "mean", "sd", "ms a step", "seconds", "difference", "95 % interval", "p", "verdict")
 
 
@@ -127,7 +126,7 @@ def _page(results, sentences, drawn):
     runs = [(o.variant, o.seed, o.status, o.value, o.why) for o in results.outcomes]
     parts = [f"<p class='lead'>{html.escape(words.headline(results))}.</p>"]
     if warnings := results.warnings():
-        parts.append(f"<section class='card'><b>Before you believe it</b>{_list(warnings)}</section>")
+        parts.append(f"<section class='card warning'><b>Before you believe it</b>{_list(warnings)}</section>")
     parts += [_list(sentences), f"<div class='scroll'>{_tabulated(results, 'html')}</div>"]
     parts.append(f"<p class='muted'>{html.escape(words.method(results))}</p>")
     parts += [f"<figure>{figures.svg(figure)}</figure>" for figure in drawn.values()]
@@ -136,7 +135,7 @@ def _page(results, sentences, drawn):
     parts += [_details("How it was made", made), _details("Settings of all runs that are not the default", changed)]
     parts.append(_details("All runs", runs))
     title = "A study of " + (", ".join(plan.varied) or "two versions" if len(plan.variants) > 1 else plan.baseline)
-    return fill(TEMPLATE, title, {}, body="\n".join(parts))
+    return fill(title, f"<div class='study'>{''.join(parts)}</div>")
 
 
 def _list(texts):

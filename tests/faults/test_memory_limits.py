@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fusedgpt.runs import checkpoint, saver
+from fusedgpt.runs import checkpoint, run_folder
 from fusedgpt.training import evaluation
 from tests.conftest import assert_same_bytes, run, small, weights
 from tests.faults.processes import start
@@ -20,7 +20,7 @@ pytestmark = [
 
 # weights of 10 MB and hardly any activations, so that a save's copy does not fit into memory that a step has freed
 SHAPE = dict(n_layer=3, n_embd=256, n_head=2, block_size=8, batch_size=1, eval_interval=5, eval_iters=1, dropout=0.1)
-PLACES = {"evaluation": (evaluation, "evaluate"), "copy": (saver, "_copied"), "write": (checkpoint, "save")}
+PLACES = {"evaluation": (evaluation, "evaluate"), "copy": (run_folder, "_copied"), "write": (checkpoint, "save")}
 
 
 def limit():

@@ -55,17 +55,8 @@ def test_cut_short_anywhere_it_is_named(small_run, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"iter_num": 2**70}, "iterations are not whole numbers"),
-        ({"best_iter": "x"}, "iterations are not whole numbers"),
-        ({"kept": [0.5]}, "iterations are not whole numbers"),
-        ({"config": [1]}, "is damaged or no checkpoint"),
-        ({"config": {1: 2}}, "the name of a setting, its attention or its dtype is no text"),
-        ({"best_val_loss": "low"}, "could not convert"),
-        ({"attention": 3}, "its attention or its dtype is no text"),
-        ({"scaler": {"scale": "big"}}, "scaler is not made of numbers"),
+        ({"kept": ["../../x"]}, "iterations are not whole numbers"),  # it would name a file to remove
         ({"model": {"w": torch.zeros(2, dtype=torch.float64)}}, "weight w is not float32"),
-        ({"model": {"w": "text"}}, "weight w is not float32"),
-        ({"model_args": 3}, "is damaged or no checkpoint"),
         ({"model": None}, "is damaged or no checkpoint"),
     ],
 )
@@ -95,10 +86,8 @@ def optimizer_of(model):
     ("spoil", "message"),
     [
         (lambda o: o["state"][0].update(exp_avg=torch.zeros(3)), r"for transformer.wte.weight it has .*\(3,\)"),
-        (lambda o: o["state"][0].update(exp_avg="text"), "'exp_avg': 'str'"),
         (lambda o: o["state"][1].update(exp_avg_sq=o["state"][1]["exp_avg_sq"].double()), "float64"),
         (lambda o: o["state"][2].pop("step"), "for transformer.h.0"),
-        (lambda o: o["state"].update({99: o["state"][0]}), "has state of 16 parameters, not 15"),
         (lambda o: o["state"].clear(), "has state of 0 parameters"),
         (lambda o: o["param_groups"].pop(), "weights, and this model.py trains"),
         (lambda o: o.update(state=[1, 2]), "does not fit"),

@@ -11,19 +11,18 @@ import torch
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import lock
 from fusedgpt.parallel.distributed import Ranks
-from fusedgpt.runs import checkpoint, saver
-from fusedgpt.runs.saver import Saver
+from fusedgpt.runs import checkpoint, run_folder
+from fusedgpt.runs.run_folder import Checkpoints
 
 W = torch.zeros(3)
 
 
-def state(iteration, w=W, best_iter=None):
-    content = {"iter_num": iteration, "best_iter": best_iter, "best_val_loss": 1 / (best_iter or 1)}
-    return content | {"model": {"w": w}}
+def state(iteration, w=W):
+    return {"iter_num": iteration, "model": {"w": w}}
 
 
-def saver_of(out_dir, say=print):
-    return Saver(out_dir, 2, lock(out_dir), say, Ranks())
+def checkpoints_of(out_dir, say=print):
+    return Checkpoints(out_dir, 2, lock(out_dir), say, Ranks())
 
 
 def refused(*_):
@@ -43,7 +42,7 @@ def test_it_saves_what_the_state_was_and_not_what_it_became(tmp_path, monkeypatc
 
     monkeypatch.setattr(checkpoint, "save", late)
     w = torch.ones(3)
-    it = saver_of(tmp_path)
+    it = checkpoints_of(tmp_path)
     it.save({**state(5, w), "tied": w.view(3)})
     w += 1  # training goes on
     assert not (tmp_path / "ckpt.pt").exists()
@@ -77,7 +76,7 @@ def test_copies_from_a_gpu_are_queued_and_waited_for_once(tmp_path, monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: OnGPU)
     w, step = torch.ones(3), torch.tensor(7.0)
-    it = saver_of(tmp_path)
+    it = checkpoints_of(tmp_path)
     it.save({**state(5, w.as_subclass(OnGPU)), "optimizer": {"state": {0: {"step": step.as_subclass(OnGPU)}}}})
     w += 1
     step += 1
@@ -90,7 +89,7 @@ def test_copies_from_a_gpu_are_queued_and_waited_for_once(tmp_path, monkeypatch)
 def test_copies_from_a_gpu_use_the_same_pinned_memory_again():
     w, places = torch.ones(2**20, device="cuda"), []
     for n in range(3):
-        copied = saver._copy({"w": w, "tied": w.view(-1)})
+        copied = run_folder._copy({"w": w, "tied": w.view(-1)})
         w += 1
         assert copied["w"].is_pinned() and copied["tied"] is copied["w"] and (copied["w"] == n + 1).all()
         places.append(copied["w"].data_ptr())
@@ -98,26 +97,10 @@ def test_copies_from_a_gpu_use_the_same_pinned_memory_again():
     assert len(set(places)) == 1
 
 
-def test_writes_never_overlap(tmp_path, monkeypatch):
-    running, save = threading.Lock(), checkpoint.save
-
-    def alone(*args):
-        assert running.acquire(blocking=False)
-        save(*args)
-        running.release()
-
-    monkeypatch.setattr(checkpoint, "save", alone)
-    it = saver_of(tmp_path)
-    for iteration in range(20):
-        it.save(state(iteration))
-    it.close()
-    assert read(tmp_path / "ckpt.pt")["iter_num"] == 19 and read(tmp_path / "ckpt-18.pt")["iter_num"] == 18
-
-
 def test_a_disk_that_refuses_is_said_and_tried_again(tmp_path, monkeypatch):
     said, save = [], checkpoint.save
 
-    it = saver_of(tmp_path, said.append)
+    it = checkpoints_of(tmp_path, said.append)
     it.save(state(5))
     it.wait()  # otherwise the write may begin after the next line
     monkeypatch.setattr(checkpoint, "save", refused)
@@ -128,7 +111,7 @@ def test_a_disk_that_refuses_is_said_and_tried_again(tmp_path, monkeypatch):
     assert [line.split(":")[0] for line in said] == ["NOT SAVED at iteration 10", "NOT SAVED at iteration 15"]
     assert read(tmp_path / "ckpt.pt")["iter_num"] == 5
     monkeypatch.setattr(checkpoint, "save", save)
-    it = saver_of(tmp_path, said.append)
+    it = checkpoints_of(tmp_path, said.append)
     it.resume(read(tmp_path / "ckpt.pt"), tmp_path / "ckpt.pt")
     it.save(state(20))
     it.close()
@@ -138,7 +121,7 @@ def test_a_disk_that_refuses_is_said_and_tried_again(tmp_path, monkeypatch):
 
 def test_any_other_failure_of_a_write_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "save", lambda *_: {}["a mistake of ours"])
-    it = saver_of(tmp_path)
+    it = checkpoints_of(tmp_path)
     it.save(state(5))
     with pytest.raises(KeyError, match="ours"):
         it.save(state(10))
@@ -148,49 +131,53 @@ def test_the_best_is_written_once(tmp_path, monkeypatch):
     # an improving evaluation used to write twice
     written, save = [], checkpoint.save
     monkeypatch.setattr(checkpoint, "save", lambda *args: (written.append(args), save(*args)))
-    it = saver_of(tmp_path)
-    it.save(state(5, best_iter=5))
-    it.save(state(10, best_iter=5))
+    it = checkpoints_of(tmp_path)
+    it.save(state(5), 2.0)
+    it.save(state(10), 2.5)
     it.close()
-    assert len(written) == 2
-    assert read(tmp_path / "best.pt")["iter_num"] == 5
+    assert len(written) == 2 and it.best == (2.0, 5)
+    assert read(tmp_path / "best.pt")["iter_num"] == 5 and read(tmp_path / "ckpt.pt")["best_val_loss"] == 2.0
 
 
 def test_only_the_main_rank_writes(tmp_path):
-    it = Saver(tmp_path, 2, None, print, Ranks())
+    it = Checkpoints(tmp_path, 2, None, print, Ranks())
     it.resume({"iter_num": 3, "best_iter": 3, "best_val_loss": 1.0, "kept": []}, tmp_path / "ckpt.pt")
-    it.save(state(5, best_iter=5))
+    it.save(state(5), 0.5)
     it.close()
-    assert list(tmp_path.iterdir()) == [] and it.saved_at == 5
+    assert list(tmp_path.iterdir()) == [] and (it.saved_at, it.best) == (5, (0.5, 5))
 
 
 def test_advice_names_a_checkpoint_that_works(tmp_path):
-    it = saver_of(tmp_path)
+    it = checkpoints_of(tmp_path)
     assert it.recovery_advice().startswith("there is no checkpoint yet, so start again with a lower learning_rate")
-    it.save(state(15, best_iter=15))
+    it.save(state(15), 1.0)
     assert it.recovery_advice().startswith(f"resume from {tmp_path / 'ckpt.pt'}, of iteration 15, with a lower")
     assert "best.pt" not in it.recovery_advice()
-    it.save(state(20, best_iter=15))
+    it.save(state(20))
     assert it.recovery_advice().endswith(f"first copy {tmp_path / 'best.pt'}, of iteration 15, over it")
 
 
-@pytest.mark.parametrize(("module", "name"), [(checkpoint, "save"), (saver, "link")])
+@pytest.mark.parametrize(("module", "name"), [(checkpoint, "save"), (run_folder, "link")])
 def test_what_could_not_be_saved_is_neither_the_best_nor_the_advice(tmp_path, monkeypatch, module, name):
     # a best state whose write failed used to raise the bar, and no checkpoint had it
-    it = saver_of(tmp_path)
-    it.save(state(5, best_iter=5))
+    it = checkpoints_of(tmp_path)
+    it.save(state(5), 1.0)
     it.wait()
     monkeypatch.setattr(module, name, refused)
-    it.save(state(10, best_iter=10))
+    it.save(state(10), 0.5)
     it.wait()
-    assert it.failed and it.best == (1 / 5, 5)
+    assert it.failed and it.best == (1.0, 5)
     assert "of iteration 10" not in it.recovery_advice()
+    monkeypatch.undo()
+    it.save(state(10), 0.5)  # at the end of a run
+    it.close()
+    assert it.best == (0.5, 10) and read(tmp_path / "best.pt")["iter_num"] == 10
 
 
 def test_a_failed_write_frees_the_copy(tmp_path, monkeypatch):
     # the exception that was kept held the frames of the write, and with them 1.5 GB
     monkeypatch.setattr(checkpoint, "save", refused)
-    copies, copied = [], saver._copied
+    copies, copied = [], run_folder._copied
 
     def watched(state, known):
         found = copied(state, known)
@@ -198,8 +185,8 @@ def test_a_failed_write_frees_the_copy(tmp_path, monkeypatch):
             copies.append(weakref.ref(found))
         return found
 
-    monkeypatch.setattr(saver, "_copied", watched)
-    it = saver_of(tmp_path)
+    monkeypatch.setattr(run_folder, "_copied", watched)
+    it = checkpoints_of(tmp_path)
     it.save(state(5))
     it.wait()
     it.writing = None
