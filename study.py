@@ -59,7 +59,7 @@ def main(args: list[str]) -> None:
     if s.dry_run:
         return print(outlook(design.continued(new, folder, s.baseline), folder, s.search and s.trials))
     with files.lock(folder, shared=bool(s.storage)) as lock:
-        with outcomes.whole(folder):
+        with design.whole(folder):
             plan = design.continued(new, folder, s.baseline)
         if not design.has_begun(folder):
             plan.diff = versions.save_diff(SCRIPTS, folder / "working-tree.diff")
@@ -160,7 +160,7 @@ def conclude(folder: pathlib.Path, fail_unless: str | None = None) -> None:
     Ends the script with status 1 if `fail_unless` is "better" and no variant is. Raises UserError if no run has ended,
     or if a file is damaged.
     """
-    with outcomes.whole(folder):
+    with design.whole(folder):
         results = outcomes.read(folder)
         if not any(o.row for o in results.outcomes):
             raise UserError(f"no run of the study in {folder} has ended, or outcomes.jsonl is gone: nothing to report")

@@ -1,10 +1,11 @@
 """study.json: what a study compares, fixed before its first run, and whether a new command line continues it."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fusedgpt.errors import UserError, shown
@@ -97,13 +98,24 @@ def load(folder: pathlib.Path) -> Design | None:
     path = folder / "study.json"
     if not path.exists():
         return None
-    try:
+    with whole(folder):
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
-            raise ValueError(f"its format is {found['format']}, not {FORMAT}")
+            raise UserError(f"{path} has format {found['format']}, not {FORMAT}: name another folder with --study_dir")
         return Design(**found)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is damaged: {error!r}. Name another folder with --study_dir") from error
+
+
+@contextlib.contextmanager
+def whole(folder: pathlib.Path) -> Iterator[None]:
+    """Turn what a damaged file raises into a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"study.json or outcomes.jsonl in {folder} is damaged: {error!r}. Take a whole copy, or another --study_dir"
+        ) from error
 
 
 def continued(new: Design, folder: pathlib.Path, baseline: str | None = None) -> Design:

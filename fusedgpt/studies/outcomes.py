@@ -1,11 +1,9 @@
 """What the runs of a study gave: a line of outcomes.jsonl each, with all that a report needs, and the verdict."""
 
-import contextlib
 import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -190,24 +188,11 @@ def read(folder: str | pathlib.Path) -> Results:
     plan = design.load(folder)
     if plan is None:
         raise UserError(f"{folder / 'study.json'} does not exist: name the folder of a study")
-    with whole(folder):
+    with design.whole(folder):
         ended = statuses(folder)
         plan.variants |= {variant: row["settings"] for (variant, _), row in ended.items() if "settings" in row}
         found = [outcome(plan, v, seed, ended.get((v, seed), {})) for v in plan.variants for seed in plan.seeds]
     return Results(plan, folder, found)
-
-
-@contextlib.contextmanager
-def whole(folder: pathlib.Path) -> Iterator[None]:
-    """Turn what a damaged file raises into a UserError."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"study.json or outcomes.jsonl in {folder} is damaged: {type(error).__name__}: {error}. Take a whole copy"
-        ) from error
 
 
 def outcome(plan: Design, variant: str, seed: int, row: dict) -> Outcome:
