@@ -110,10 +110,10 @@ def headline(results: Results) -> str:
         return f"{plan.baseline} alone was trained"
     if better:
         by = f"by {number(-better[0].mean)} ({what(plan)})"
-        also = f"; better are {len(better)} of {len(planned)} variants" * (len(planned) > 1)
+        also = f"; {len(better)} of {len(planned)} variants are better" * (len(planned) > 1)
         return f"{better[0].variant} is better than {plan.baseline} {by}{also}"
     if worse:
-        return f"No variant is better than {plan.baseline}; worse are {len(worse)} of {len(planned)}"
+        return f"No variant is better than {plan.baseline}; {len(worse)} of {len(planned)} are worse"
     if any(c.tested for c in planned):
         return f"No difference from {plan.baseline} was found"
     return "No verdict on what was planned"
