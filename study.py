@@ -23,9 +23,7 @@ import itertools
 import math
 import os
 import pathlib
-import re
 import shlex
-import subprocess
 import time
 
 from configurator import answer_help, separate
@@ -41,13 +39,11 @@ from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.home import ROOT, SCRIPTS, as_called
 from fusedgpt.machine import files
-from fusedgpt.machine.timing import in_words
 from fusedgpt.studies import design, outcomes, report, runner, search, space, step_time, versions, words
 from fusedgpt.studies.design import Design
-from fusedgpt.studies.runner import Runner, Stopped, order
+from fusedgpt.studies.runner import Roots, Runner, Stopped, order
 
 WORKING_TREE = "working tree"
-Roots = dict[str, pathlib.Path]  # {version: the folder of its code}
 
 
 def main(args: list[str]) -> None:
@@ -61,15 +57,16 @@ def main(args: list[str]) -> None:
     new, roots = plan_of(request, search.without_password(shlex.join(["python", "study.py", *files_and_flags])))
     deadline = began + 60 * (s.max_minutes or math.inf)
     if s.dry_run:
-        return print(outlook(design.continued(new, folder, s.baseline), roots, folder, s.search and s.trials))
+        return print(outlook(design.continued(new, folder, s.baseline), folder, s.search and s.trials))
     with files.lock(folder, shared=bool(s.storage)) as lock:
-        plan = design.continued(new, folder, s.baseline)
+        with design.whole(folder):
+            plan = design.continued(new, folder, s.baseline)
         if not design.has_begun(folder):
             plan.diff = versions.save_diff(SCRIPTS, folder / "working-tree.diff")
         plan.save(folder)
         own = Runner(plan, folder, roots, lock, tqdm.write)
         if s.search:
-            search.run(request, plan, folder, own, deadline, tqdm.write)
+            search.run(request, own, deadline)
         else:
             time_steps(plan, roots, folder)
             train(own, s.jobs, deadline)
@@ -81,30 +78,27 @@ def plan_of(request: command.Request, line: str) -> tuple[Design, Roots]:
 
     Raises UserError if the data or the other version are missing.
     """
-    s, roots, against, shared = request.study, {WORKING_TREE: SCRIPTS}, None, dataclasses.asdict(request.shared)
+    s, roots, against = request.study, {WORKING_TREE: SCRIPTS}, None
     if s.against:
         if any(request.variants.values()):
-            raise UserError(
-                "--against compares two versions of the code: leave the settings the same, with one value each"
-            )
+            raise UserError("--against compares two versions of the code: leave the settings the same, one value each")
         name, there, against = versions.other(SCRIPTS, s.against, pathlib.Path(s.study_dir) / "code")
-        if name == WORKING_TREE:
-            raise UserError(f"against={s.against}: give that folder another name than {WORKING_TREE!r}")
         roots = {name: there} | roots
         folder = dataset.find_folder(ROOT, request.shared.dataset).resolve()  # data are not in git
         own = dataclasses.replace(request.shared, dataset=str(folder))
         request = dataclasses.replace(request, shared=own, variants={name: {}, WORKING_TREE: {}})
-        shared = dataclasses.asdict(own)
+    shared = dataclasses.asdict(request.shared)
     runs = [shared | changes for changes in request.variants.values()]
     if s.search and "attention" in (axes := space.parse(s.search, request.shared)):
         runs += [shared | {"attention": kernel} for kernel in axes["attention"].values]
-    data = versions.data(runs)
     if s.metric == "bits_per_byte":
         for name in {run["dataset"] for run in runs}:
             Tokenizer(dataset.read_meta(dataset.find_folder(ROOT, name))).byte_lengths()  # raises if it has none
     code = {name: versions.digest(root) for name, root in roots.items()}
-    kind = "search" if s.search else "against" if s.against else "grid"
-    plan = design.of(request, kind, line, code, data, threads(s.jobs))
+    kind = "search" if s.search else "grid"
+    if s.against:
+        kind = "against"
+    plan = design.of(request, kind, line, code, versions.data(runs), threads(s.jobs))
     plan.against = against
     return plan, roots
 
@@ -115,22 +109,15 @@ def threads(jobs: int) -> int | None:
     return max(1, cores // jobs) if jobs > 1 else None
 
 
-def outlook(plan: Design, roots: Roots, folder: pathlib.Path, trials: int | None) -> str:
-    """How many runs are left, and how long they take, by a dry run of one. Raises UserError if it fails."""
-    left = outcomes.left(folder, order(plan))
-    many = trials * len(plan.seeds) if trials else len(left)
-    flags = runner.settings_of(plan, plan.baseline, plan.seeds[0], folder) | {"dry_run": True}
-    asked = runner.command(roots, plan.baseline, flags)
-    done = subprocess.run(asked, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        raise UserError(f"{plan.baseline} cannot run: {said.removeprefix('error: ')}")
-    found = re.search(r"^estimate: (.+?), until", done.stdout, re.M)
-    each = in_words(60 * plan.minutes) if plan.minutes else found[1] if found else "an unknown time"
-    checkpoint = re.search(r"a checkpoint takes ([\d,]+ MB)", done.stdout)
-    disk = f"; each keeps checkpoints of {checkpoint[1]}" if checkpoint else ""
-    kinds = f"{trials} trials" if trials else f"{len(plan.variants)} variants"
-    return f"{kinds} × {len(plan.seeds)} seeds: {many} runs are left, of {each} each like {plan.baseline}{disk}"
+def outlook(plan: Design, folder: pathlib.Path, trials: int | None) -> str:
+    """How many runs are left. trials: of a search."""
+    kinds, many = f"{len(plan.variants)} variants", len(outcomes.left(folder, order(plan)))
+    if trials:
+        kinds, many = f"{trials} trials", trials * len(plan.seeds)
+    said = f"{kinds} × {len(plan.seeds)} seeds: {many} runs are left"
+    if plan.minutes:
+        return f"{said}, of {plan.minutes:g} minutes of steps each"
+    return f"{said}. What one takes, train.py --dry_run=True says"
 
 
 def time_steps(plan: Design, roots: Roots, folder: pathlib.Path) -> None:
@@ -160,8 +147,7 @@ def train(own: Runner, at_once: int, deadline: float) -> None:
             for job in own.run(left, at_once, deadline):
                 row = outcomes.statuses(own.folder)[job]
                 this = outcomes.outcome(plan, *job, row)
-                value = f"{plan.metric} {this.value:.5g}" if this.status == "finished" else f"{this.status}: {this.why}"
-                tqdm.write(f"{runner.name_of(job)}: {value}")
+                tqdm.write(f"{runner.name_of(job)} {this.status}: {this.why or f'{plan.metric} {this.value:.5g}'}")
                 bar.update()
         results = outcomes.read(own.folder)
         if results.counted == look < plan.looks[-1] and results.decided:
@@ -174,7 +160,7 @@ def conclude(folder: pathlib.Path, fail_unless: str | None = None) -> None:
     Ends the script with status 1 if `fail_unless` is "better" and no variant is. Raises UserError if no run has ended,
     or if a file is damaged.
     """
-    with outcomes.whole(folder):
+    with design.whole(folder):
         results = outcomes.read(folder)
         if not any(o.row for o in results.outcomes):
             raise UserError(f"no run of the study in {folder} has ended, or outcomes.jsonl is gone: nothing to report")
@@ -199,4 +185,4 @@ if __name__ == "__main__":
                 main(sys.argv[1:])
             except Stopped as stopped:
                 print("stopped: the runs have saved. Give the same command to go on", file=sys.stderr)
-                sys.exit(128 + stopped.number)
+                sys.exit(128 + stopped.args[0])

@@ -80,14 +80,6 @@ def test_the_same_command_again_makes_no_run_and_other_settings_are_refused(done
     assert said.returncode == 1
 
 
-def test_a_study_is_reported_again(done):
-    table = (done[0] / "table.csv").read_bytes()
-    (done[0] / "table.csv").unlink()
-    said = script("study.py", "report", done[0]).stdout
-    assert (done[0] / "table.csv").read_bytes() == table
-    assert "is worse than" in said
-
-
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_report_answers_help(flag):
     # --help/study.json does not exist
@@ -129,18 +121,11 @@ def test_a_study_takes_turns_in_planned_looks_and_ends_when_it_is_decided(tmp_pa
     assert results.warnings() == [] and results.comparisons[0].n == results.counted
 
 
-def test_a_metric_that_is_changed_after_the_verdict_is_exploratory(done, data, tmp_path):
-    folder = shutil.copytree(done[0], tmp_path / "study")
-    said = study(folder, data, *RATES, "--metric=tokens_to_loss", "--target_loss=3.9").stdout
-    assert "after the first run, metric was 'val_loss', and is 'tokens_to_loss' now" in said
-    assert "comparisons that were not planned are exploratory" in said
-
-
 def test_two_versions_are_compared(tmp_path, data):
     copy = tmp_path / "copy"
     copied(copy)
     said = study(tmp_path / "study", data, f"--against={copy}", "--seed=1,2").stdout
-    assert "no difference found between working tree and copy: val_loss is the same with each of 2 seeds" in said
+    assert "no difference found between working tree and copy: val_loss +0 (95 % interval unknown" in said
     assert outcomes.read(tmp_path / "study").warnings() == []
 
 
@@ -148,7 +133,7 @@ def test_a_report_without_runs_or_outcomes_replaces_nothing(done, tmp_path):
     folder = shutil.copytree(done[0], tmp_path / "study")
     shutil.rmtree(folder / "runs")
     verdict = (folder / "verdict.json").read_bytes()
-    script("study.py", "report", folder)
+    assert "is worse than" in script("study.py", "report", folder).stdout
     assert (folder / "verdict.json").read_bytes() == verdict
     (folder / "outcomes.jsonl").unlink()
     assert "nothing to report" in fails("study.py", "report", folder)
@@ -176,24 +161,8 @@ def test_a_study_whose_runs_are_processes_has_the_same_losses(done, tmp_path, da
 
 def test_a_dry_run_says_what_a_study_takes_and_writes_nothing(tmp_path, data):
     said = study(tmp_path / "study", data, "--learning_rate=1e-2,1e-3", "--seed=1..5", "--dry_run=True").stdout
-    assert "2 variants × 5 seeds: 10 runs are left, of " in said
-    assert "MB" in said
+    assert "2 variants × 5 seeds: 10 runs are left" in said
     assert not (tmp_path / "study").exists()
-
-
-def test_more_seeds_are_added_and_said_to_be(done, data, tmp_path):
-    folder = shutil.copytree(done[0], tmp_path / "study")
-    said = study(folder, data, "--learning_rate=1e-2,1e-9", "--seed=4").stdout
-    assert "after the first run, seeds 4 were added" in said
-    (comparison,) = json.loads((folder / "verdict.json").read_text())["comparisons"]
-    assert comparison["n"] == 4 and not comparison["planned"]
-
-
-def test_one_seed_decides_nothing(tmp_path, data):
-    said = study(tmp_path / "study", data, "--learning_rate=1e-2,1e-9").stdout
-    assert "one seed decides nothing" in said
-    (comparison,) = json.loads((tmp_path / "study" / "verdict.json").read_text())["comparisons"]
-    assert comparison["word"] == "no verdict"
 
 
 def test_bad_input_ends_in_one_sentence(tmp_path, data):

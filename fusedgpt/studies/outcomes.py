@@ -1,11 +1,9 @@
 """What the runs of a study gave: a line of outcomes.jsonl each, with all that a report needs, and the verdict."""
 
-import contextlib
 import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -83,78 +81,67 @@ class Results:
     def comparisons(self) -> list[Comparison]:
         """The verdict on each variant but the baseline. There is none before a look is complete, or without a value."""
         plan, values = self.design, self.values()
-        seeds, base = plan.seeds[: self.counted], values[plan.baseline]
-        pairs = {
-            name: np.array([each[seed] - base[seed] for seed in plan.seeds if seed in each and seed in base])
-            for name, each in values.items()
-            if name != plan.baseline
-        }
-        lacks = {name for name in values if not seeds or any(seed not in values[name] for seed in seeds)}
-        untested = pairs.keys() if plan.baseline in lacks or plan.kind == "search" else lacks
+        base, pairs, untested = values[plan.baseline], {}, set()
+        for name in [name for name in values if name != plan.baseline]:
+            paired = [seed for seed in plan.seeds if seed in values[name] and seed in base]
+            pairs[name] = np.array([values[name][seed] - base[seed] for seed in paired])
+            if plan.kind == "search" or not self.counted or len(paired) < self.counted:
+                untested.add(name)
         largest = max((abs(v) for each in values.values() for v in each.values()), default=1.0)
         how = dict(untested=frozenset(untested), planned=frozenset(plan.planned), matters=plan.matters)
         return verdict.compare(pairs, largest, looks=tuple(plan.looks), **how)
 
     def ms(self, variant: str) -> float:
         """Milliseconds of a step: in turns or, if there were none, the median of its runs; NaN if neither is known."""
-        in_turns = number(self.design.times.get(variant, {}).get("ms"))
-        if math.isfinite(in_turns):
-            return in_turns
-        known = [v for o in self.outcomes if o.variant == variant and math.isfinite(v := number(o.row.get("ms")))]
-        return float(np.median(known)) if known else math.nan
+        in_turns = self.design.times.get(variant)
+        return in_turns["ms"] if in_turns else float(np.median(self._known(variant, "ms") or [math.nan]))
 
     def seconds(self, variant: str) -> float:
         """Seconds of the training steps of a run, on average over its runs; NaN if no run ended."""
-        known = [v for o in self.outcomes if o.variant == variant and math.isfinite(v := number(o.row.get("seconds")))]
-        return float(np.mean(known)) if known else math.nan
+        return float(np.mean(self._known(variant, "seconds") or [math.nan]))
+
+    def _known(self, variant, name):
+        found = [number(o.row.get(name)) for o in self.outcomes if o.variant == variant]
+        return [value for value in found if math.isfinite(value)]
 
     def warnings(self) -> list[str]:
         """What a reader of the verdict has to know beside it, in sentences."""
         plan = self.design
         found = [f"after the first run, {each}" for each in plan.changes]
-        found += ["comparisons that were not planned are exploratory"] if plan.changes else []
+        found += ["comparisons that were not planned are exploratory"] * bool(plan.changes)
         for name in plan.variants:
             for how, count in self.without(name).items():
                 why = next(o.why for o in self.outcomes if o.variant == name and o.status == how)
-                found.append(f"{name}: {count} of {len(plan.seeds)} runs {how}{f' ({why})' if why else ''}")
+                found.append(f"{name}: {count} of {len(plan.seeds)} runs {how} ({why})")
         records = [o.row["ran"] for o in self.outcomes if "ran" in o.row]
-        ran = {name: [each.get(name) for each in records] for name in (*SEEN, *MACHINE)}
-        free = {*plan.varied, *(("commit",) if plan.kind == "against" else ())}
-        for name, each in ran.items():
-            kinds = list(dict.fromkeys(map(str, each)))
-            if len(kinds) > 1 and name not in free:
+        for name in (*SEEN, *MACHINE):
+            kinds = dict.fromkeys(str(each.get(name)) for each in records)
+            if len(kinds) > 1 and name not in plan.varied and (name, plan.kind) != ("commit", "against"):
                 found.append(f"the runs differ in more than what varies: {name}: {', '.join(kinds)}")
         seeds = plan.seeds[: self.counted] if self.decided else plan.seeds
         if missing := sum(o.status == "missing" and o.seed in seeds for o in self.outcomes):
-            known = f"the verdict is of the first {self.counted} seeds" if self.counted else "there is no verdict yet"
-            found.append(f"{missing} of {len(plan.variants) * len(seeds)} runs are missing: {known}")
+            found.append(f"{missing} runs are missing: {self.counted} of {len(plan.seeds)} seeds count")
         return found + self._unequal_times() + self._unequal_starts()
 
     def _unequal_times(self):
-        """Runs of equal minutes whose steps took unequal time in all."""
         base = self.seconds(self.design.baseline)
-        shares = {name: self.seconds(name) / base for name in self.design.variants} if self.design.minutes else {}
         return [
-            f"the steps of {name} took {share:.2f} times the baseline's seconds, though both were given equal time"
-            for name, share in shares.items()
-            if abs(share - 1) > UNEQUAL
+            f"the steps of {name} took {self.seconds(name):.3g} s, those of the baseline {base:.3g} s, in equal minutes"
+            for name in self.design.variants
+            if self.design.minutes and abs(self.seconds(name) - base) > UNEQUAL * base
         ]
 
     def _unequal_starts(self):
         """Two versions of the code whose first evaluations differ."""
-        if self.design.kind != "against":
-            return []
-        first = {o.seed: {} for o in self.outcomes}
+        first = {o.seed: set() for o in self.outcomes if self.design.kind == "against"}
         for o in self.outcomes:
-            if len(losses := o.evals("val_loss")):
-                first[o.seed][o.variant] = losses[0]
-        different = [seed for seed, each in first.items() if len(set(each.values())) > 1]
-        if not different:
-            return []
+            if o.seed in first:
+                first[o.seed].update(o.evals("val_loss")[:1])
         return [
-            f"the two versions differ before their first step (seed {different[0]}): they begin with other weights or"
-            " other data, so their runs are no pairs"
-        ]
+            f"the two versions differ before their first step (seed {seed}), so their runs are no pairs"
+            for seed, losses in first.items()
+            if len(losses) > 1
+        ][:1]
 
 
 def folder_of(folder: pathlib.Path, variant: str, seed: int) -> pathlib.Path:
@@ -166,8 +153,7 @@ def statuses(folder: pathlib.Path) -> dict[tuple[str, int], dict]:
     """{(variant, seed): its last line in outcomes.jsonl} of the runs that ended."""
     path = folder / "outcomes.jsonl"
     rows = read_jsonl(path) if path.exists() else []
-    named = [row for row in rows if isinstance(row.get("variant"), str) and type(row.get("seed")) is int]
-    return {(row["variant"], row["seed"]): row for row in named}
+    return {(row.get("variant"), row.get("seed")): row for row in rows}
 
 
 def left(folder: pathlib.Path, jobs: list[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -202,23 +188,11 @@ def read(folder: str | pathlib.Path) -> Results:
     plan = design.load(folder)
     if plan is None:
         raise UserError(f"{folder / 'study.json'} does not exist: name the folder of a study")
-    ended = statuses(folder)
-    if plan.kind == "search":
-        plan.variants |= {v: r["settings"] for (v, _), r in ended.items() if isinstance(r.get("settings"), dict)}
-    with whole(folder):
+    with design.whole(folder):
+        ended = statuses(folder)
+        plan.variants |= {variant: row["settings"] for (variant, _), row in ended.items() if "settings" in row}
         found = [outcome(plan, v, seed, ended.get((v, seed), {})) for v in plan.variants for seed in plan.seeds]
     return Results(plan, folder, found)
-
-
-@contextlib.contextmanager
-def whole(folder: pathlib.Path) -> Iterator[None]:
-    """Turn what a damaged file raises into a UserError."""
-    try:
-        yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"study.json or outcomes.jsonl in {folder} is damaged: {type(error).__name__}: {error}. Take a whole copy"
-        ) from error
 
 
 def outcome(plan: Design, variant: str, seed: int, row: dict) -> Outcome:
@@ -229,7 +203,7 @@ def outcome(plan: Design, variant: str, seed: int, row: dict) -> Outcome:
         if math.isnan(value):
             status, why = "diverged", "not finite at the end"
         elif math.isinf(value):
-            status, value = "did not reach the loss", math.nan
+            status, why, value = "did not reach the loss", f"above {plan.target_loss:g}", math.nan
     return Outcome(variant, seed, status, why, value, row)
 
 
@@ -239,9 +213,11 @@ def metric(row: dict, plan: Design) -> float:
     Between the first evaluation at or below `target_loss` and the one before, the loss counts as a line. The evaluation
     itself would be too late, by half an interval on average.
     """
-    losses = _floats(row, "val_bits_per_byte" if plan.metric == "bits_per_byte" else "val_loss")
-    if plan.metric != "tokens_to_loss":
-        return float(losses[-1]) if len(losses) else math.nan
+    if plan.metric == "bits_per_byte":
+        return float(_floats(row, "val_bits_per_byte")[-1])
+    losses = _floats(row, "val_loss")
+    if plan.metric == "val_loss":
+        return float(losses[-1])
     known = np.isfinite(losses)
     at, losses = _floats(row, "tokens")[known], losses[known]
     reached = np.flatnonzero(losses <= plan.target_loss)

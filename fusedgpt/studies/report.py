@@ -9,6 +9,8 @@ import math
 import pathlib
 from typing import Any
 
+import numpy as np
+
 from fusedgpt.machine.files import atomic, json_line
 from fusedgpt.runs.pages import fill
 from fusedgpt.settings import Settings
@@ -23,45 +25,41 @@ def write(results: Results, sentences: list[str]) -> list[pathlib.Path]:
 
     While runs are missing, it is a report of those that have ended. Raises UserError if the disk refuses.
     """
-    table = rows(results)
-    below = "\n\n".join([words.method(results), *(f"Note: {each}." for each in results.warnings())])
-    texts = {
-        "verdict.json": _verdict(results, sentences),
-        "table.csv": _csv(table),
-        "table.md": f"{markdown(results)}\n\n{below}\n",
-        "table.tex": "\n".join(
-            [
-                "% needs \\usepackage{booktabs}",
-                *(f"% {line}" for line in below.splitlines() if line),
-                _tabulated(results, "latex_booktabs"),
-                "",
-            ]
-        ),
-    }
-    drawn, paths = dict(figures.draw(results)), []
+    below = [words.method(results), *(f"Note: {each}." for each in results.warnings())]
+    drawn = dict(figures.draw(results))
+    content = {}
     for name, figure in drawn.items():
-        for suffix in (".png", ".pdf"):
-            with atomic(results.folder / f"{name}{suffix}") as file:
-                figures.save(figure, file, suffix[1:])
-            paths.append(results.folder / f"{name}{suffix}")
-    texts["study.html"] = _page(results, sentences, drawn)
-    for name, text in texts.items():
+        content |= {f"{name}.{form}": figures.saved(figure, form) for form in ("png", "pdf")}
+    verdict = words.facts(results) | {"comparisons": [dataclasses.asdict(each) for each in results.comparisons]}
+    verdict = json_line(verdict | {"sentences": sentences, "warnings": results.warnings()})  # null for NaN
+    head = ["% needs \\usepackage{booktabs}", *(f"% {line}" for line in below)]
+    texts = {
+        "verdict.json": json.dumps(json.loads(verdict), indent=1) + "\n",
+        "table.csv": _csv(rows(results)),
+        "table.md": "\n\n".join([markdown(results), *below]) + "\n",
+        "table.tex": "\n".join([*head, _tabulated(cells(results), "latex_booktabs"), ""]),
+    }
+    content |= {name: text.encode() for name, text in texts.items()}
+    content["study.html"] = _page(results, sentences, drawn)
+    for name, each in content.items():
         with atomic(results.folder / name) as file:
-            file.write(text if isinstance(text, bytes) else text.encode())
-    return [*paths, *(results.folder / name for name in texts)]
+            file.write(each)
+    return [results.folder / name for name in content]
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
     """The table with all digits, in the order of the design; NaN where there is no number."""
-    compared, found = {c.variant: c for c in results.comparisons}, []
-    for name, (n, mean, sd) in words.means(results).items():
-        row = {"variant": name, "n": n, "mean": mean, "sd": sd}
-        row |= {"ms": results.ms(name), "seconds": results.seconds(name)}
-        c = compared.get(name)
-        numbers = (c.mean, c.low, c.high, c.p) if c else (math.nan,) * 4
-        row |= dict(zip(("difference", "low", "high", "p"), numbers))
-        found.append(row | {"verdict": words.word(c) if c else "baseline"})
-    return found
+    found = {}
+    for name, by_seed in results.values().items():
+        values, sd = list(by_seed.values()), math.nan
+        if len(values) > 1:
+            sd = float(np.std(values, ddof=1))
+        found[name] = {"variant": name, "n": len(values), "mean": float(np.mean(values or [math.nan])), "sd": sd}
+        found[name] |= {"ms": results.ms(name), "seconds": results.seconds(name)}
+        found[name] |= dict.fromkeys(("difference", "low", "high", "p"), math.nan) | {"verdict": "baseline"}
+    for c in results.comparisons:
+        found[c.variant] |= {"difference": c.mean, "low": c.low, "high": c.high, "p": c.p, "verdict": words.word(c)}
+    return list(found.values())
 
 
 def _csv(table):
@@ -74,49 +72,28 @@ def _csv(table):
 
 def cells(results: Results) -> list[list[str]]:
     """The texts of the table, a list for each row, under HEAD."""
-    places, found = words.decimals(results), []
+    found = []
     for row in rows(results):
-        around = [words.shown(row[name], places, "+") for name in ("low", "high")]
-        ms = "" if math.isnan(row["ms"]) else f"{row['ms']:.4g}"
-        if longer := words.times_as_long(results, row["variant"]):
-            ms += f", {longer}"
-        found.append(
-            [
-                row["variant"],
-                str(row["n"]),
-                words.shown(row["mean"], places),
-                words.shown(row["sd"], places),
-                ms,
-                "" if math.isnan(row["seconds"]) else f"{row['seconds']:.4g}",
-                words.shown(row["difference"], places, "+"),
-                f"{around[0]} to {around[1]}" if around[0] else "",
-                "" if math.isnan(row["p"]) else f"{row['p']:.3g}" if row["p"] >= 1e-4 else "<0.0001",
-                row["verdict"],
-            ]
-        )
+        ms, longer = words.number(row["ms"], 4), words.times_as_long(results, row["variant"])
+        numbers = [str(row["n"]), words.number(row["mean"], 5), words.number(row["sd"], 2)]
+        numbers += [f"{ms}, {longer}".removesuffix(", "), words.number(row["seconds"], 4)]
+        p = words.probability(row["p"]).removeprefix("= ")
+        found.append([row["variant"], *numbers, words.number(row["difference"], 3, "+")])
+        found[-1] += [words.interval(row["low"], row["high"]), p, row["verdict"]]
     return found
 
 
-def _tabulated(results, form, texts=None):
+def _tabulated(texts, form):
     from tabulate import tabulate
 
     align = ["left", *["right"] * (len(HEAD) - 2), "left"]
-    return tabulate(texts or cells(results), HEAD, form, colalign=align, disable_numparse=True)
+    return tabulate(texts, HEAD, form, colalign=align, disable_numparse=True)
 
 
 def markdown(results: Results) -> str:
     """The table for a README and for a console."""
     texts = [[f"`{name}`".replace("|", r"\|"), *rest] for name, *rest in cells(results)]  # _ and * are no emphasis
-    return _tabulated(results, "github", texts)
-
-
-def _verdict(results, sentences):
-    found = words.facts(results) | {
-        "comparisons": [dataclasses.asdict(each) for each in results.comparisons],
-        "sentences": sentences,
-        "warnings": results.warnings(),
-    }
-    return json.dumps(json.loads(json_line(found)), indent=1) + "\n"  # json_line makes null of NaN and infinity
+    return _tabulated(texts, "github")
 
 
 def _page(results, sentences, drawn):
@@ -124,17 +101,17 @@ def _page(results, sentences, drawn):
     plan, defaults = results.design, dataclasses.asdict(Settings())
     changed = [(n, v) for n, v in plan.settings.items() if n not in defaults or v != defaults[n]]
     runs = [(o.variant, o.seed, o.status, o.value, o.why) for o in results.outcomes]
+    made = [(name, value) for name, value in words.facts(results).items() if name not in ("settings", "variants")]
     parts = [f"<p class='lead'>{html.escape(words.headline(results))}.</p>"]
     if warnings := results.warnings():
         parts.append(f"<section class='card warning'><b>Before you believe it</b>{_list(warnings)}</section>")
-    parts += [_list(sentences), f"<div class='scroll'>{_tabulated(results, 'html')}</div>"]
+    parts += [_list(sentences), f"<div class='scroll'>{_tabulated(cells(results), 'html')}</div>"]
     parts.append(f"<p class='muted'>{html.escape(words.method(results))}</p>")
     parts += [f"<figure>{figures.svg(figure)}</figure>" for figure in drawn.values()]
     parts.append("<p class='muted'>Each run has a page: runs/VARIANT/seed-N/report.html</p>")
-    made = [(name, value) for name, value in words.facts(results).items() if value not in (None, "", [])]
     parts += [_details("How it was made", made), _details("Settings of all runs that are not the default", changed)]
     parts.append(_details("All runs", runs))
-    title = "A study of " + (", ".join(plan.varied) or "two versions" if len(plan.variants) > 1 else plan.baseline)
+    title = f"A study of {', '.join(plan.varied) or plan.baseline}"
     return fill(title, f"<div class='study'>{''.join(parts)}</div>")
 
 

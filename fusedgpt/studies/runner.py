@@ -25,25 +25,23 @@ from fusedgpt.studies.versions import data, digest, environment
 
 POLL_S = 0.05  # seconds between looks at the running processes
 FRUITLESS = 3  # times that a run may be killed without a step before it counts as failed
+IN_USE_S = 5  # seconds until a run is tried again whose folder the run of a killed study still holds
 # sentences with which train.py ends, as far as a study acts on them
 DIVERGED = re.compile(r"no finite gradient|has diverged|weights are not finite")
 OUT_OF_ROOM = re.compile(r"cannot write|No space left|disk is full|File too large")
-# exit statuses of a run that a signal has ended; Windows has no SIGHUP
-ENDED = [128 + getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
 IN_USE = "is in use by another run"
+# signals that end a study and a run; Windows has no SIGHUP
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here, because a fork should do little
 
 Say = Callable[[str], None]
+Roots = dict[str, pathlib.Path]  # {version: the folder of its code}
 Job = tuple[str, int]  # a variant and a seed
 
 
 class Stopped(Exception):
-    """A signal ended the study; .number is the signal's."""
-
-    def __init__(self, number: int):
-        super().__init__(number)
-        self.number = number
+    """A signal, whose number is the argument, ended the study."""
 
 
 def order(plan: Design) -> list[Job]:
@@ -60,10 +58,9 @@ def settings_of(plan: Design, variant: str, seed: int, folder: pathlib.Path) -> 
     if steps := plan.iterations(variant):
         named |= {"max_iters": steps, "lr_decay_iters": steps}
     flags = {name: value for name, value in named.items() if name not in defaults or value != defaults[name]}
-    out_dir = outcomes.folder_of(folder, variant, seed)
     if named.get("wandb_log"):
         flags["wandb_run_name"] = f"{variant}/seed-{seed}"
-    start = named.get("init_from", "scratch")
+    out_dir, start = outcomes.folder_of(folder, variant, seed), named.get("init_from", "scratch")
     if start == "scratch":
         start = "auto"
     elif run_folder.checkpoints(out_dir):
@@ -78,16 +75,25 @@ def settle(plan: Design, out_dir: pathlib.Path, folder: pathlib.Path) -> None:
         plan.save(folder)
 
 
-def command(roots: dict[str, pathlib.Path], variant: str, flags: dict[str, Any]) -> list:
-    """The command of a run. roots: {version: the folder of its code}; if there is one version, all variants have it."""
-    root = roots[variant] if len(roots) > 1 else next(iter(roots.values()))
-    return [sys.executable, root / "train.py", *(f"--{name}={value}" for name, value in flags.items())]
+def launch(
+    plan: Design, roots: Roots, variant: str, flags: dict[str, Any], log: IO, if_killed: int
+) -> subprocess.Popen:
+    """Start a train.py with these flags in a session of its own: Ctrl-C reaches the study alone, which tells its runs.
 
-
-def variables(plan: Design) -> dict[str, str]:
-    """The environment of a run: ours, with its CPU threads, and how they wait."""
+    if_killed: the signal that Linux sends it if the study is killed. If there is one version, all variants have it.
+    """
     threads = {"OMP_NUM_THREADS": str(plan.threads)} if plan.threads else {}
-    return _waiting() | environment() | threads
+    root = roots.get(variant) or next(iter(roots.values()))
+    return subprocess.Popen(
+        [sys.executable, root / "train.py", *(f"--{name}={value}" for name, value in flags.items())],
+        stdout=log,
+        stderr=log,
+        stdin=subprocess.DEVNULL,
+        env=_waiting() | environment() | threads,
+        start_new_session=True,
+        # a system call, 1 is PR_SET_PDEATHSIG, which is safe in a fork: no run is left without its study
+        preexec_fn=LIBC and functools.partial(LIBC.prctl, 1, if_killed),  # noqa: PLW1509
+    )
 
 
 @functools.cache  # the runs of this study are load too
@@ -113,9 +119,9 @@ class _Process:
 
 
 class Runner:
-    """Runs the jobs of a study. `roots`: {version: the folder of its code}, as in `command`."""
+    """Runs the jobs of a study."""
 
-    def __init__(self, plan: Design, folder: pathlib.Path, roots: dict[str, pathlib.Path], lock: Lock, say: Say):
+    def __init__(self, plan: Design, folder: pathlib.Path, roots: Roots, lock: Lock, say: Say):
         self.plan, self.folder, self.roots, self.lock, self.say = plan, folder, roots, lock, say
         self.running, self.signals = [], []
 
@@ -140,13 +146,18 @@ class Runner:
                             yield process.job
             if self.signals:
                 raise Stopped(self.signals[0])
-        finally:
-            self._stop_all()
+        finally:  # each saves first
+            for process in self.running:
+                process.popen.send_signal(signal.SIGTERM)
+            for process in self.running:
+                process.popen.wait()
+                process.log.close()
+            self.running = []
             self.lines.close()
 
     def _may_start(self, at_once):
         """Until the first run has settled what `auto` means, it runs alone."""
-        return len(self.running) < (at_once if self.plan.settled is not None else 1)
+        return not self.running or (len(self.running) < at_once and self.plan.settled is not None)
 
     def _start(self, job, fruitless=0):
         variant, seed = job
@@ -154,18 +165,9 @@ class Runner:
         require_unchanged(self.plan, now | data([self.plan.settings | self.plan.variants[variant]]), str(self.folder))
         out_dir = outcomes.folder_of(self.folder, variant, seed)
         out_dir.parent.mkdir(parents=True, exist_ok=True)
-        log = open(out_dir.parent / f"{out_dir.name}.log", "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        # a session of its own: Ctrl-C reaches the study alone, which then tells its runs
-        popen = subprocess.Popen(
-            command(self.roots, variant, settings_of(self.plan, variant, seed, self.folder)),
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-            env=variables(self.plan),
-            start_new_session=True,
-            # a system call, which is safe in a fork: no run is left without its study
-            preexec_fn=LIBC and functools.partial(die_with_parent, signal.SIGTERM),  # noqa: PLW1509
-        )
+        log = open(out_dir.parent / f"{out_dir.name}.log", "ab")  # noqa: SIM115 (kept)
+        flags = settings_of(self.plan, variant, seed, self.folder)
+        popen = launch(self.plan, self.roots, variant, flags, log, signal.SIGTERM)
         self.running.append(_Process(job, out_dir, popen, log, steps_of(out_dir), fruitless))
         if self.signals:  # it came before there was a process to tell
             popen.send_signal(signal.SIGTERM)
@@ -173,16 +175,14 @@ class Runner:
     def _ended(self, process):
         """Note how a process ended; whether its run is over. Raises UserError if no run could go on."""
         self.running.remove(process)
-        process.log.seek(0)
-        said = process.log.read().splitlines()[-1:] or [""]
         process.log.close()
-        status, why = process.popen.returncode, said[0].removeprefix("error: ")
+        status, why = process.popen.returncode, last_words(process.log.name)
         if self.signals:  # it saved and ended because the study did
             return False
+        if status < 0 or IN_USE in why or status - 128 in SIGNALS:
+            return self._again(process, why)
         if status == 0:
             self._note(process.job, "finished")
-        elif status < 0 or IN_USE in why or status in ENDED:
-            return self._again(process, why)
         elif OUT_OF_ROOM.search(why):
             raise UserError(f"{why}. Then give the same command: the study goes on")
         elif DIVERGED.search(why):
@@ -195,13 +195,15 @@ class Runner:
 
     def _again(self, process, why):
         """Resume a run that was killed, or whose folder an earlier process still holds; whether it is over."""
-        fruitless = 0 if steps_of(process.out_dir) > process.began_at else process.fruitless + 1
-        if IN_USE in why:  # a killed study's run is about to save and end
-            time.sleep(1)
-        if fruitless >= FRUITLESS * (10 if IN_USE in why else 1):
-            how = why if IN_USE in why else f"killed {FRUITLESS} times without a step (is memory full?)"
-            self._note(process.job, "failed", how)
+        fruitless = process.fruitless + 1
+        if steps_of(process.out_dir) > process.began_at:
+            fruitless = 0
+        if fruitless >= FRUITLESS:
+            why = f"killed {FRUITLESS} times without a step (is memory full?) {why}"
+            self._note(process.job, "failed", why)
             return True
+        if IN_USE in why:
+            time.sleep(IN_USE_S)
         self.say(f"{name_of(process.job)} was killed: it is resumed")
         self._start(process.job, fruitless)
         return False
@@ -212,20 +214,7 @@ class Runner:
         if self.plan.kind == "search":
             row["settings"] = self.plan.variants[job[0]]
         row |= outcomes.row_of(outcomes.folder_of(self.folder, *job))
-        try:
-            self.lines.add(json_line(row))
-        except OSError as error:
-            raise UserError(f"cannot write {self.lines.path}: {error.strerror}. Make room, and go on") from error
-
-    def _stop_all(self):
-        """End all runs; each saves first."""
-        for process in self.running:
-            with contextlib.suppress(ProcessLookupError):
-                process.popen.send_signal(signal.SIGTERM)
-        for process in self.running:
-            process.popen.wait()
-            process.log.close()
-        self.running = []
+        self.lines.add(json_line(row))
 
     @contextlib.contextmanager
     def _signals(self):
@@ -238,11 +227,10 @@ class Runner:
             if number == signal.SIGINT:
                 signal.signal(number, signal.default_int_handler)
 
-        numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-        before = {number: signal.getsignal(number) for number in numbers}
-        for number in [n for n in numbers if before[n] is not signal.SIG_IGN]:
-            signal.signal(number, catch)
+        before = {number: signal.getsignal(number) for number in SIGNALS}
         try:
+            for number in [number for number in SIGNALS if before[number] is not signal.SIG_IGN]:
+                signal.signal(number, catch)
             yield
         finally:
             for number, handler in before.items():
@@ -261,6 +249,7 @@ def steps_of(out_dir: pathlib.Path) -> int:
     return 0
 
 
-def die_with_parent(number: int) -> None:
-    """Have Linux send a signal to this process if its parent is killed."""
-    LIBC.prctl(1, number)  # 1 is PR_SET_PDEATHSIG
+def last_words(path: str) -> str:
+    """The last line of a run's log, which says why it ended."""
+    lines = pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    return "".join(lines[-1:]).removeprefix("error: ")

@@ -5,19 +5,13 @@ import math
 import re
 from typing import Any
 
-from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError, shown
-from fusedgpt.settings import Settings, validate, validate_each
+from fusedgpt.settings import Settings, validate_each
 from fusedgpt.studies import command
-from fusedgpt.studies.command import SET_BY_THE_STUDY, SHARED, Request
+from fusedgpt.studies.command import Request
 
-RANGE = re.compile(r"(.+?)\.\.(.+?)(:log)?")
-# settings that no search chooses, each with the reason
-NOT_SEARCHED = SET_BY_THE_STUDY | {
-    "seed": "each trial runs all seeds of --seed=1..3",
-    "dataset": "losses on different data say nothing about settings",
-    "init_from": "all runs begin from the same weights",
-}
+RANGE = re.compile(r"([^|]+?)\.\.([^|]+?)(:log)?")
+OF_ALL = ("seed", "dataset", "init_from")  # each trial has the same
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,15 +24,17 @@ class Range:
 
     def suggested(self, trial: Any, name: str) -> float:
         """The value that Optuna suggests to a trial."""
-        suggest = trial.suggest_int if isinstance(self.low, int) else trial.suggest_float
-        return self.nearest(suggest(name, self.low, self.high, log=self.log))
+        if isinstance(self.low, int):
+            return trial.suggest_int(name, self.low, self.high, log=self.log)
+        return self.nearest(trial.suggest_float(name, self.low, self.high, log=self.log))
 
     def nearest(self, value: Any) -> float:
         """The value of the range that is nearest to `value`, rounded so that a variant's name tells it whole."""
         if type(value) not in (int, float):  # None
             return self.low
-        rounded = value if isinstance(self.low, int) else float(f"{value:.4g}")
-        return min(max(rounded, self.low), self.high)
+        if isinstance(self.low, float):
+            value = float(f"{value:.4g}")
+        return min(max(value, self.low), self.high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,36 +60,25 @@ def parse(text: str, shared: Settings) -> Space:
     space = {}
     for item in text.split(","):
         name, _, values = (part.strip() for part in item.partition("="))
-        if not values:
-            raise UserError(
-                f"--search has {shown(item)}: write setting=low..high, setting=low..high:log or setting=a|b"
-            )
-        if name in space:
-            raise UserError(f"--search has {name} twice: give it once")
-        if name in NOT_SEARCHED or name in SHARED:
-            why = NOT_SEARCHED.get(name, "it is one for the whole study")
-            raise UserError(f"--search cannot choose {name}: {why}")
+        if not values or name in space:
+            raise UserError(f"--search has {shown(item)}: write each setting once, as low..high, low..high:log or a|b")
+        if name in OF_ALL:
+            raise UserError(f"--search cannot choose {name}: it is one for all trials")
+        command.require_may_vary(name)
         space[name] = _axis(name, values, shared)
     return space
 
 
 def _axis(name, text, shared):
-    found = RANGE.fullmatch(text) if "|" not in text else None
-    texts = found.groups()[:2] if found else [each.strip() for each in text.split("|")]
-    values = [command.value_of(name, each, shared) for each in texts]
-    refused = f"--search: {name}={text}"
-    if not found:
+    if not (found := RANGE.fullmatch(text)):
+        values = tuple(command.value_of(name, each.strip(), shared) for each in text.split("|"))
         if len({command.name_of({name: value}) for value in values}) < max(2, len(values)):
-            raise UserError(f"{refused} must be different choices, a|b, or a range of numbers, low..high")
-        return Choices(tuple(values))
-    low, high = values
-    if not all(type(value) in (int, float) for value in values):
-        raise UserError(f"{refused} is a range, but {name} is no number: give choices, as in {name}=a|b")
-    if not (low < high and math.isfinite(high - low)):
-        raise UserError(f"{refused} must go up, from a finite number to another")
-    if found[3] and low <= 0:
-        raise UserError(f"{refused}: a range that is :log must begin above 0")
-    for value in values:
+            raise UserError(f"--search: {name}={text} must be different choices, a|b, or a range of numbers, low..high")
+        return Choices(values)
+    low, high = (command.value_of(name, each, shared) for each in found.groups()[:2])
+    if type(low) not in (int, float) or not low < high < math.inf or (found[3] and low <= 0):
+        raise UserError(f"--search: {name}={text} must be numbers that go up, above 0 with :log, or choices, a|b")
+    for value in (low, high):
         # a bound need not fit the other dimensions: a trial takes others until they fit
         validate_each(dataclasses.replace(shared, out_dir="run", **{name: value}))
     return Range(low, high, bool(found[3]))
@@ -104,32 +89,14 @@ def prepared(request: Request) -> Request:
 
     Raises UserError for a search that makes no sense, or whose baseline cannot run.
     """
-    s, shared = request.study, request.shared
+    s = request.study
     if s.against or list(request.variants) != ["config"]:
         raise UserError("--search chooses the variants: leave out --against and the lists of values, except for --seed")
     if s.jobs > len(request.seeds):
-        raise UserError(
-            f"jobs={s.jobs}: a trial of a search runs its {len(request.seeds)} seed(s) at once: give more seeds, or"
-            " start more workers, each with the same --storage"
-        )
-    space = parse(s.search, shared)
+        raise UserError(f"jobs={s.jobs}: a trial of a search runs its {len(request.seeds)} seed(s): start more workers")
     command.require_meant(s.trials * len(request.seeds), s)
-    sizes = space.get("batch_size") if shared.eval_iters else None
-    for size in range(sizes.low, sizes.high + 1) if isinstance(sizes, Range) else getattr(sizes, "values", ()):
-        command.completed(request, {"batch_size": size})  # raises for one that does not divide the windows
-    baseline = {name: axis.nearest(getattr(shared, name)) for name, axis in space.items()}
+    space = parse(s.search, request.shared)
+    baseline = {name: axis.nearest(getattr(request.shared, name)) for name, axis in space.items()}
     changes = command.completed(request, baseline)
-    check(request, changes)
-    return dataclasses.replace(request, variants={name_of(baseline): changes})
-
-
-def name_of(values: dict[str, Any]) -> str:
-    """The name of the variant with these `values` of a space. No other values have it."""
-    return command.shortened(command.name_of(values))
-
-
-def check(request: Request, changes: dict[str, Any]) -> None:
-    """Raise UserError if a variant with these `changes` could not run."""
-    one = dataclasses.replace(request.shared, out_dir="run", **changes)
-    validate(one)
-    GPTConfig.of(one)
+    command.require_fit(request, changes)
+    return dataclasses.replace(request, variants={command.name_of(baseline): changes})

@@ -1,19 +1,18 @@
 """How long a step of each variant takes: each trains in turns with the baseline, whatever else the machine does."""
 
-import functools
+import contextlib
 import json
 import os
 import pathlib
 import signal
 import statistics
-import subprocess
 import time
-from collections.abc import Callable
 from typing import Any
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine import turns
 from fusedgpt.studies import runner
+from fusedgpt.studies.command import SHARED
 from fusedgpt.studies.design import Design
 
 SECONDS = 10.0  # of turns of a variant with the baseline
@@ -29,50 +28,43 @@ STEPS_ALONE |= dict(learning_rate=0.0, decay_lr=False, weight_decay=0.0)  # it d
 
 
 def measure(
-    plan: Design, names: list[str], roots: dict[str, pathlib.Path], folder: pathlib.Path, say: Callable[[str], None]
+    plan: Design, names: list[str], roots: runner.Roots, folder: pathlib.Path, say: runner.Say
 ) -> dict[str, dict[str, Any]]:
     """{variant: {ms, and how many times that of `reference` it is: times, low, high}} for the variants `names`.
 
-    The reference is the baseline of the first turns; it has ms alone. roots: the folders of the code, as in
-    runner.Runner. The first that starts settles what `auto` means for all runs. A variant that cannot be timed is
-    missing, unless --minutes needs its time: then it raises UserError.
+    The reference is the baseline of the first turns; it has ms alone. The first that starts settles what `auto` means
+    for all runs. A variant that cannot be timed is missing, unless --minutes needs its time: then it raises UserError.
     """
-    if not hasattr(signal, "SIGSTOP"):
-        return _without(plan, "this system cannot stop a process, so no variant is timed", say)
     reference = next((name for name, each in plan.times.items() if "times" not in each), plan.baseline)
-    found, of_base, base = {}, [], _Training(plan, reference, roots, folder)
-    try:
+    found, of_base = {}, []
+    with _optional(plan, say), contextlib.closing(_Training(plan, reference, roots, folder)) as base:
         base.warm_up()
         runner.settle(plan, base.out_dir, folder)
         for name in [name for name in names if name != reference]:
-            other = _Training(plan, name, roots, folder)
-            try:
+            with _optional(plan, say), contextlib.closing(_Training(plan, name, roots, folder)) as other:
                 other.warm_up()
                 laps = _laps({reference: base.turn, name: other.turn})
-            except UserError as error:
-                _without(plan, str(error), say)
-                continue
-            finally:
-                other.close()
-            of_base += laps.of(reference)
-            ratio = turns.ratio(laps.ms, reference, name)
-            found[name] = dict(times=ratio.times, low=ratio.low, high=ratio.high)
-            say(f"{name}: a step takes {ratio.times:.3g} times as long as one of {reference}")
+                of_base += laps.of(reference)
+                ratio = turns.ratio(laps.ms, reference, name)
+                found[name] = dict(times=ratio.times, low=ratio.low, high=ratio.high)
+                say(f"{name}: a step takes {ratio.times:.3g} times as long as one of {reference}")
         of_base = of_base or _laps({reference: base.turn}).of(reference)
-    except UserError as error:
-        return _without(plan, str(error), say)
-    finally:
-        base.close()
+    if not of_base:
+        return {}
     # one time of the reference for all, so that a minute in which the machine is slow lengthens the step of none alone
     ms = plan.times.get(reference, {}).get("ms") or statistics.median(of_base)
     return {reference: dict(ms=ms)} | {name: dict(ms=ms * each["times"], **each) for name, each in found.items()}
 
 
-def _without(plan, why, say):
-    if plan.minutes:
-        raise UserError(f"--minutes needs the time of a step of each variant: {why}")
-    say(f"not timed: {why}")
-    return {}
+@contextlib.contextmanager
+def _optional(plan, say):
+    """Only say what cannot be timed, unless --minutes needs it."""
+    try:
+        yield
+    except UserError as error:
+        if plan.minutes:
+            raise
+        say(f"not timed: {error}")
 
 
 def _laps(contenders):
@@ -91,24 +83,17 @@ class _Training:
     """A train.py that is stopped between its turns."""
 
     def __init__(self, plan, variant, roots, folder):
+        if not hasattr(signal, "SIGSTOP"):
+            raise UserError(f"{variant} cannot be timed: this system cannot stop a process")
         self.out_dir = folder / "turns" / variant
         self.out_dir.mkdir(parents=True, exist_ok=True)
         self.path, self.read, self.variant = self.out_dir / "metrics.jsonl", 0, variant
         self.path.unlink(missing_ok=True)
-        flags = runner.settings_of(plan, variant, plan.seeds[0], folder) | STEPS_ALONE | {"out_dir": self.out_dir}
-        flags["init_from"] = (plan.settings | plan.variants[variant]).get("init_from", "scratch")
-        for name in ("sample_interval", "wandb_log", "wandb_run_name", "tensorboard_log", "profile", "dry_run"):
-            flags.pop(name, None)
-        self.log = open(self.out_dir / "log", "w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (kept)
-        self.process = subprocess.Popen(
-            runner.command(roots, variant, flags),
-            stdout=self.log,
-            stderr=self.log,
-            stdin=subprocess.DEVNULL,
-            env=runner.variables(plan),
-            start_new_session=True,
-            preexec_fn=runner.LIBC and functools.partial(runner.die_with_parent, signal.SIGKILL),  # noqa: PLW1509
-        )
+        flags = runner.settings_of(plan, variant, plan.seeds[0], folder)
+        flags = {name: value for name, value in flags.items() if name not in SHARED} | STEPS_ALONE
+        flags |= {"out_dir": self.out_dir, "init_from": (plan.settings | plan.variants[variant])["init_from"]}
+        self.log = open(self.out_dir / "log", "wb")  # noqa: SIM115 (kept)
+        self.process = runner.launch(plan, roots, variant, flags, self.log, signal.SIGKILL)
 
     def warm_up(self):
         """Wait for its first steps, then stop it. Raises UserError if it ends instead."""
@@ -133,9 +118,7 @@ class _Training:
 
     def _require_alive(self, end):
         if self.process.poll() is not None or time.monotonic() > end:
-            self.log.seek(0)
-            said = (self.log.read().strip().splitlines() or ["no step"])[-1].removeprefix("error: ")
-            raise UserError(f"{self.variant} cannot train: {said}")
+            raise UserError(f"{self.variant} cannot train: {runner.last_words(self.log.name)}")
         time.sleep(0.005)
 
     def _steps(self):
@@ -151,7 +134,6 @@ class _Training:
         return [row["ms"] for row in rows if row["kind"] == "train" and row["ms"]]
 
     def close(self):
-        """End it."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

@@ -26,7 +26,8 @@ ROUNDING = 1e-9  # differences that vary by less than this share of the values a
 
 METHOD = (
     "Paired differences to {baseline} over runs with the same seed, by Student's t test; p is corrected for all planned"
-    " comparisons (Holm){looks}, and the 95 % intervals hold together. Both are about seeds, not about other texts. A"
+    " comparisons (Holm) and looks (Pocock; after {looks} seeds), and the 95 % intervals hold together. Both are about"
+    " seeds, not about other texts. A"
     " test of means cannot tell a change that is better from one that has fewer of some rare bad runs."
 )
 
@@ -69,40 +70,38 @@ def compare(
     of interest.
     """
     planned = frozenset(differences) if planned is None else planned
-    p = {name: math.nan if name in untested else _p(each, largest) for name, each in differences.items()}
-    p = {name: over_looks(each, looks) for name, each in p.items()}
-    corrected, found = {}, []
-    for group in ([n for n in p if n in planned], [n for n in p if n not in planned]):
-        many = _comparisons(differences, planned, group)
-        corrected |= dict(zip(group, holm([p[name] for name in group], many)))
-    for name, each in differences.items():
-        many = _comparisons(differences, planned, [name])
-        level = nominal(LEVEL / many, looks)
-        found.append(_comparison(name, each, corrected[name], level, largest, name in planned, matters))
-    return found
-
-
-def _comparisons(differences, planned, group):
-    """How many comparisons the correction counts: the planned ones, or for an exploratory one, all."""
-    return max(1, len(planned & differences.keys()) if set(group) <= planned else len(differences))
+    p = {name: _p(each, largest) for name, each in differences.items() if name not in untested}
+    p = {name: over_looks(p.get(name, math.nan), looks) for name in differences}
+    in_plan = [name for name in differences if name in planned]
+    others = [name for name in differences if name not in planned]
+    found = {}
+    for names, many in ((in_plan, len(in_plan)), (others, len(differences))):  # an exploratory one counts all
+        level = nominal(LEVEL / max(1, many), looks)
+        for name, each in zip(names, holm([p[name] for name in names], many)):
+            found[name] = _comparison(name, differences[name], each, level, largest, name in planned, matters)
+    return [found[name] for name in differences]
 
 
 def _comparison(name, differences, p, level, largest, planned, matters):
     from scipy import stats
 
-    n, mean = len(differences), float(differences.mean()) if len(differences) else math.nan
-    low = high = math.nan
-    power, word = (None, None), "no verdict"
+    n, low, high, found, needed = len(differences), math.nan, math.nan, None, None
+    mean, word = float(differences.mean()) if n else math.nan, "no verdict"
     if not math.isnan(p):
-        word = "no difference found" if p >= LEVEL else "better" if mean < 0 else "worse"
+        word = "no difference found"
+        if p < LEVEL:
+            word = "better" if mean < 0 else "worse"
         if not _equal(differences, largest):
-            error = float(differences.std(ddof=1)) / math.sqrt(n)
-            margin = float(stats.t.isf(level / 2, n - 1)) * error
+            sd = float(differences.std(ddof=1))
+            margin = float(stats.t.isf(level / 2, n - 1)) * (sd / math.sqrt(n))
             low, high = mean - margin, mean + margin
             if p < LEVEL:
                 low, high = (low, min(high, 0.0)) if mean < 0 else (max(low, 0.0), high)
-            power = _power(mean, error * math.sqrt(n), n, level)
-    return Comparison(name, n, mean, low, high, p, word, _size(low, high, matters), planned, *power)
+            # from the 95 % interval of the spread, which few pairs know badly
+            spreads = [sd * math.sqrt((n - 1) / float(stats.chi2.ppf(q, n - 1))) for q in (0.975, 0.025)]
+            found = tuple(smallest(each, n, level) for each in spreads)
+            needed = tuple(seeds_needed(mean / 2, each, level) for each in spreads)
+    return Comparison(name, n, mean, low, high, p, word, _size(low, high, matters), planned, found, needed)
 
 
 def _size(low, high, matters):
@@ -110,9 +109,9 @@ def _size(low, high, matters):
         return ""
     if -matters < low and high < matters:
         return "equivalent"
-    if high < matters:
-        return "matters" if high < -matters else "no worse"
-    return "matters" if low > matters else ""
+    if high < -matters or low > matters:
+        return "matters"
+    return "no worse" if high < matters else ""
 
 
 def _equal(differences, largest):
@@ -125,9 +124,11 @@ def _p(differences, largest):
 
     if len(differences) < 2:
         return math.nan
-    if _equal(differences, largest):
-        return 1.0 if abs(differences[0]) <= ROUNDING * largest else _chance_to_agree(len(differences))
-    return float(stats.ttest_1samp(differences, 0).pvalue)
+    if not _equal(differences, largest):
+        return float(stats.ttest_1samp(differences, 0).pvalue)
+    if abs(differences[0]) <= ROUNDING * largest:
+        return 1.0
+    return _chance_to_agree(len(differences))
 
 
 def _chance_to_agree(n):
@@ -182,15 +183,6 @@ def holm(p: list[float], comparisons: int | None = None) -> list[float]:
     for rank, i in enumerate(order):
         largest = corrected[i] = max(largest, min(1.0, (comparisons - rank) * p[i]))
     return corrected
-
-
-def _power(mean, sd, n, level):
-    """(found, needed) of a Comparison, from the 95 % interval of the spread: few pairs know it badly."""
-    from scipy import stats
-
-    spreads = [sd * math.sqrt((n - 1) / float(stats.chi2.ppf(q, n - 1))) for q in (0.975, 0.025)]
-    found = tuple(smallest(each, n, level) for each in spreads)
-    return found, tuple(seeds_needed(mean / 2, each, level) for each in spreads) if mean else None
 
 
 def smallest(sd: float, n: int, level: float = LEVEL) -> float:

@@ -3,6 +3,7 @@
 `root` is the folder of a version: the one with its train.py.
 """
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -25,16 +26,12 @@ from fusedgpt.studies.command import safe, shortened
 # the code that a run of train.py executes
 CODE = ("train.py", "model.py", "configurator.py", "fusedgpt/**/*.py")
 MODEL = ("*.json", "*.safetensors", "*.bin")  # of a folder that init_from names, what decides on the initial weights
-WHAT_IT_IS = (
-    "the folder of a clone, a branch, a tag, HEAD~1 (the commit before the last), or the first digits of a commit"
-)
 
 
 def environment() -> dict[str, str]:
-    """Our environment without the variables with which git tells its hooks where they are.
+    """Our environment without GIT_DIR and the like, which would send every git to the repository of a hook.
 
-    In a hook, GIT_DIR and GIT_INDEX_FILE would send every git to the repository of the hook, that of train.py's record
-    too. Variables that configure git stay: containers use them to say that a folder of another owner is safe.
+    Variables that configure git stay: containers use them to say that a folder of another owner is safe.
     """
     stays = ("GIT_CONFIG_", "GIT_EXEC_PATH")
     return {k: v for k, v in os.environ.items() if not k.startswith("GIT_") or k.startswith(stays)}
@@ -49,12 +46,13 @@ def other(root: pathlib.Path, named: str, folder: pathlib.Path) -> tuple[str, pa
         there = pathlib.Path(named).resolve()
         return shortened(safe(there.name)), there, {"named": named, "commit": _said(there, "rev-parse", "HEAD")}
     try:
-        if named.startswith("^"):  # git would take "^main" for all that is not in main
-            raise UserError(f"{shown(named)} excludes a commit")
         sha = _git(root, "rev-parse", "--verify", "--end-of-options", f"{named}^{{commit}}").decode().strip()
         content = _git(root, "archive", sha)
     except UserError as error:
-        raise UserError(f"against={shown(named)} is no commit of {root}: {error}. It takes {WHAT_IT_IS}") from error
+        raise UserError(
+            f"against={shown(named)} is no commit of {root}: {error}. It takes the folder of a clone, a branch, a tag"
+            " or a commit, such as HEAD~1"
+        ) from error
     there = (folder / sha[:7]).resolve()
     if not there.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,8 +60,6 @@ def other(root: pathlib.Path, named: str, folder: pathlib.Path) -> tuple[str, pa
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             archive.extractall(aside, filter="data")
         aside.replace(there)
-    if not (there / "train.py").is_file():
-        raise UserError(f"commit {sha:.7} has no train.py to compare with: take another commit")
     return sha[:7], there, {"named": named, "commit": sha}
 
 
@@ -137,11 +133,11 @@ def _of_file(path, size, changed):
 
 def _said(root, *command):
     """What git says of `root`; None if it is no work tree of its own, because the one around it is another's."""
-    try:
+    with contextlib.suppress(UserError, OSError):
         top = _git(root, "rev-parse", "--show-toplevel").decode(errors="surrogateescape").rstrip("\n")
-        return _git(root, *command).decode().strip() if os.path.samefile(top, root) else None
-    except (UserError, OSError):
-        return None
+        if os.path.samefile(top, root):
+            return _git(root, *command).decode().strip()
+    return None
 
 
 def _git(folder, *command, more=None):

@@ -13,7 +13,6 @@ from unittest import mock
 
 import torch
 
-import study
 from fusedgpt.studies import figures, runner, step_time
 from tests.launch import script
 
@@ -28,9 +27,6 @@ out, rate, seed = pathlib.Path(flags["out_dir"]), float(flags.get("learning_rate
 steps, every = int(flags.get("max_iters", 10)), int(flags.get("eval_interval", 5))
 pause = float(os.environ.get("FAKE_PAUSE", 0))
 names = ("attention", "dtype", "compile")
-if flags.get("dry_run"):
-    print(f"memory: 0.1 GiB at the peak; a checkpoint takes 50 MB\\nestimate: 12 s, until noon: {steps} steps")
-    sys.exit()
 if flags.get("n_layer") in ("13", "14"):
     sys.exit("error: n_layer=13 is unlucky" if flags["n_layer"] == "13" else "error: cannot write x: No space left")
 out.mkdir(parents=True, exist_ok=True)
@@ -101,7 +97,7 @@ class Here:
 
     def __init__(self, command: list, stdout: IO, env: dict, **_):
         done = script(*command[1:], check=False, **env)
-        stdout.write(done.stdout + done.stderr)
+        stdout.write((done.stdout + done.stderr).encode())
         self.returncode = done.returncode
 
     def poll(self) -> int:
@@ -129,11 +125,9 @@ def turns(plan, names, *_):
 @contextlib.contextmanager
 def in_this_process() -> Iterator[None]:
     """Runs of a study, and dry runs, are in this process, one after another: no import of PyTorch for each."""
-    dry = types.SimpleNamespace(run=lambda command, **_: script(*command[1:], check=False), DEVNULL=None)
     processes = types.SimpleNamespace(Popen=Here, DEVNULL=None)
     with (
         mock.patch.multiple(runner, subprocess=processes, POLL_S=0),
-        mock.patch.object(study, "subprocess", dry),
         mock.patch.object(step_time, "measure", turns),
         mock.patch.object(torch.compiler, "reset"),  # after each script; these compile nothing
     ):

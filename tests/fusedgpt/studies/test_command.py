@@ -25,14 +25,10 @@ def test_lists_vary_and_everything_else_is_shared():
     }
     assert asked.shared == dataclasses.replace(Settings(), n_layer=2)
     assert asked.study.jobs == 2
-
-
-def test_a_range_is_of_whole_numbers_and_seeds_may_be_listed():
     assert list(read("--n_layer=2..4").variants) == ["n_layer=2", "n_layer=3", "n_layer=4"]
-    assert read("--seed=5,7").seeds == [5, 7]
-    assert read("--seed=5").seeds == [5]
-    assert read().seeds == [1337]
-    assert read().variants == {"config": {}}
+    assert (read("--seed=5,7").seeds, read("--seed=5").seeds, read().seeds) == ([5, 7], [5], [1337])
+    assert read("--sample_prompts=a, b").variants == {"config": {}}
+    assert len(read("--seed=1..201", "--yes=True").seeds) == 201
 
 
 def test_two_settings_vary_together():
@@ -58,18 +54,6 @@ def test_a_config_file_names_variants(tmp_path):
     assert list(read(str(file), "--dropout=0,0.1").variants)[:2] == ["small,dropout=0.0", "small,dropout=0.1"]
 
 
-def test_text_of_a_setting_that_cannot_vary_may_hold_a_comma():
-    assert read("--sample_prompts=a, b").shared.sample_prompts == "a, b"
-    assert read("--wandb_run_name=a,b").variants == {"config": {}}
-
-
-def test_names_are_names_of_folders():
-    data = ("--dataset=one,../two", "--metric=bits_per_byte", "--eval_iters=0")
-    asked = read("--attention=manual,kernels/mine.py:attend", *data)
-    assert not any("/" in name or ":" in name for name in asked.variants)
-    assert asked.variants["attention=kernels-mine.py-attend,dataset=..-two"]["dataset"] == "../two"
-
-
 def test_equal_tokens_mean_other_iterations_for_another_batch():
     asked = read("--batch_size=4,10", "--tokens=1000000", "--block_size=100", "--gradient_accumulation_steps=1")
     assert [each["max_iters"] for each in asked.variants.values()] == [2500, 1000]
@@ -91,45 +75,33 @@ def test_variants_evaluate_on_the_same_windows():
     ("args", "said"),
     [
         (["--learning_rate=1e-3,fast"], "learning_rate='fast' is not allowed"),
-        (["--optimizer=adamw,muonn"], "it takes 'adamw' or 'muon'"),
         (["--learning_rat=1e-3,2e-3"], "did you mean learning_rate"),
         (["--learning_rate=1e-3,0.001"], "learning_rate=0.001 twice"),
         (["--seed=1,1"], "seed=1 twice"),
         (["--n_layer=5..2"], "must go up"),
-        (["--n_layer=1..99999999"], "must go up, by at most"),
-        (["--learning_rate=1..5"], "is not allowed: it takes a number"),
         (["--out_dir=here"], "each run has a folder of its own"),
-        (["--out_dir,n_layer=a:1"], "out_dir cannot vary"),
         (["--init_from=resume"], "a study starts each run itself"),
-        (["--init_from=scratch,auto"], "a study starts each run itself"),
         (["--max_seconds=5"], "give --minutes"),
-        (["--n_layer,n_head=1:2:3"], "3 value(s) for 2 settings"),
-        (["--n_layer=1,2", "--n_layer,n_head=1:1,2:2"], "n_layer varies twice"),
+        (["--n_layer,n_head=1:2:3"], "n_head='2:3' is not allowed"),
+        (["--n_layer=1,2", "--n_layer,n_head=1:1,2:2"], "n_layer is given twice"),
         (["--n_head=5,7"], "n_embd=768 cannot be split"),
         (["--dropout=0,1"], "dropout=1.0 must be from 0 to just under 1"),
         (["--seed=1..201"], "--yes=True"),
         (["--metric=tokens_to_loss"], "needs --target_loss"),
-        (["--target_loss=2"], "needs --target_loss"),
         # the times of different machines, or of workers that slow each other down, used to be compared
         (["--metric=ms"], "metric='ms' is not allowed"),
-        (["--minutes=1", "--search=n_layer=2..4"], "--minutes needs the time of a step of each variant"),
-        (["--search=n_layer=2..4", "--fail_unless=better"], "a search makes none"),
+        (["--minutes=1", "--search=n_layer=2..4"], "--minutes times each variant first"),
         (["--n_layer=2,3", "--storage=postgresql://x/y"], "--storage shares the trials of a search"),
-        (["--looks=2,9", "--seed=1..5"], "looks='2,9' must be numbers of seeds that go up, from 2 to 5"),
-        (["--looks=1", "--seed=1..5"], "looks='1' must be"),
+        (["--looks=2,9", "--seed=1..5"], "looks='2,9' must be numbers of seeds from 2 to 5"),
         (["--looks=soon", "--seed=1..5"], "looks='soon' must be"),
         (["--matters=0"], "matters=0.0 must be more than 0"),
-        (["--jobs=0"], "must be more than 0"),
         (["--seed=-1,2"], "seed=-1 must be from 0"),
-        (["--study_dir="], "study_dir is empty"),
-        (["--max_minutes=0"], "max_minutes=0.0 must be more than 0"),
-        (["--metric=tokens_to_loss", "--target_loss=nan"], "needs --target_loss"),
         # these used to train with other settings than a variant's name said, or to drop one of two flags
-        (["--tokens=3072", "--max_iters=10,20"], "--tokens sets max_iters of each run"),
-        (["--minutes=1", "--lr_decay_iters=10,20"], "--minutes sets lr_decay_iters of each run"),
+        (["--tokens=3072", "--max_iters=10,20"], "set max_iters of each run"),
+        (["--minutes=1", "--lr_decay_iters=10,20"], "set lr_decay_iters of each run"),
         (["--minutes=1,2"], "minutes cannot vary"),
         (["--minutes=1", "--tokens=3072"], "give one of the two"),
-        (["--tokens=3072", "--search=max_iters=10..20"], "--tokens sets max_iters of each run"),
+        (["--tokens=3072", "--search=max_iters=10..20"], "set max_iters of each run"),
         (["--seed,learning_rate=1:1e-3,2:1e-3"], "give --seed=1..5 on its own"),
         (["--learning_rate=4e-3,8e-3", "--learning_rate=1e-3"], "learning_rate is given twice"),
         (["--seed=1,2", "--seed=5"], "seed is given twice"),
@@ -138,19 +110,15 @@ def test_variants_evaluate_on_the_same_windows():
         (["--eval_iters=1,2"], "eval_iters cannot vary"),
         (["--dataset=one,two"], "dataset cannot vary"),
         (["--batch_size=24,32", "--eval_iters=10"], "batch_size=32 does not divide the 120 windows of an evaluation"),
-        (["--block_size=64,128"], "block_size cannot vary with eval_iters=200"),
-        (["--search=block_size=64|128", "--metric=tokens_to_loss", "--target_loss=2"], "give --eval_iters=0"),
+        (["--block_size=64,128"], "block_size cannot vary with metric=val_loss and eval_iters=200"),
+        (["--search=block_size=64|128", "--metric=tokens_to_loss", "--target_loss=2"], "block_size cannot vary"),
         (["--eval_interval=10,20", "--metric=tokens_to_loss", "--target_loss=2"], "eval_interval cannot vary with"),
-        (["--dataset=one,two", "--metric=bits_per_byte"], "dataset cannot vary with eval_iters=200"),
+        (["--dataset=one,two", "--metric=bits_per_byte"], "dataset cannot vary"),
     ],
 )
 def test_bad_input_is_refused(args, said):
     with pytest.raises(UserError, match=re.escape(said)):
         read(*args)
-
-
-def test_many_runs_start_if_they_are_meant():
-    assert len(read("--seed=1..201", "--yes=True").seeds) == 201
 
 
 def test_long_names_stay_apart_and_fit_a_folder(tmp_path):
@@ -165,7 +133,6 @@ def test_long_names_stay_apart_and_fit_a_folder(tmp_path):
     "variants",
     [
         '{"a/b": {"n_layer": 1}, "a-b": {"n_layer": 2}}',
-        "[1]",
         "{}",
         '{"a": 1}',
         '{"a": {"n_layer": "two"}}',

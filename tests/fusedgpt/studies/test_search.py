@@ -9,15 +9,13 @@ import types
 import pytest
 
 from fusedgpt.errors import UserError
-from fusedgpt.machine import files
 from fusedgpt.runs.metrics import read_metrics, record_of
 from fusedgpt.studies import command, outcomes, runner, search
-from fusedgpt.studies.design import Design
 from fusedgpt.studies.runner import Stopped
 from tests.conftest import TINY
 from tests.fusedgpt.studies import fakes
 from tests.fusedgpt.studies.workers import work
-from tests.launch import FORKS, script
+from tests.launch import script
 
 optuna = pytest.importorskip("optuna")
 pytest.importorskip("tyro")
@@ -61,30 +59,6 @@ def test_a_search_ends_with_its_trials_a_best_one_and_the_command_that_confirms_
     confirm = f"python study.py config/a.py --n_layer=3 --learning_rate=0.001,{best.partition('=')[2]} --seed=3..7"
     assert found[-1].endswith(f"{confirm} --study_dir=out-confirm")
     assert command.read(confirm.split()[3:], "").seeds == [3, 4, 5, 6, 7]
-
-
-def test_a_best_variant_that_no_flag_can_name_is_confirmed_by_a_config_file():
-    variants = {"a": {"attention": "flash"}, "b": {"attention": "mine.py:attend"}}
-    plan = Design(
-        *("", "search", "val_loss", None, None, "a", ["attention"]),
-        variants,
-        ["b"],
-        [1],
-        [1],
-        {},
-        {},
-        {},
-        space="attention=",
-    )
-    assert "`variants` in a config file" in search.confirmation(plan, "b")
-
-
-@pytest.mark.slow  # 20 trials, which are those of Optuna's sampler
-def test_tpe_comes_near_the_optimum(tmp_path, code, here):
-    found = work(tmp_path / "study", code, RATE, "--trials=20", "--max_iters=3")
-    far = [abs(math.log10(each["learning_rate"]) + 2) for each in found.design.variants.values()]
-    first, last = far[1:10], far[-8:]  # after the baseline, those at random, and those that follow from others
-    assert sum(last) / len(last) < 0.8 < 1.5 < sum(first) / len(first), far
 
 
 def test_diverged_trials_are_the_worst_and_settings_that_come_again_are_not_run_again(tmp_path, code, here):
@@ -169,8 +143,12 @@ def test_another_study_is_refused_by_name(tmp_path, code, here):
 def test_a_study_of_somebody_else_is_left_alone(tmp_path, code):
     url = f"sqlite:///{tmp_path / 'theirs.db'}"
     theirs = optuna.create_study(study_name="study", storage=url)
-    theirs.set_user_attr("design", {"theirs": 1})
-    with pytest.raises(UserError, match=r"has another program's study of this name"):
+    theirs.add_trial(optuna.create_trial(value=1.0))
+    assert (
+        search.without_password("x --storage=postgresql://me:secret@host/db")
+        == "x --storage=postgresql://me:***@host/db"
+    )
+    with pytest.raises(UserError, match=r"has another program's study of the name study"):
         work(tmp_path / "study", code, RATE, f"--storage={url}")
 
 
@@ -183,28 +161,6 @@ def test_workers_with_folders_of_their_own_have_all_values(tmp_path, code, here)
     assert both[0].values() == both[1].values() and [len(each.outcomes) for each in both] == [6, 6]
     assert {each.status for results in both for each in results.outcomes} == {"finished"}
     assert [len(list(folder.glob("runs/*/*/metrics.jsonl"))) for folder in folders] == [2, 4]  # nothing ran twice
-
-
-def lock(folder, shared):
-    files.lock(folder, shared=shared)
-
-
-def test_a_folder_has_one_study_unless_they_share_a_storage(tmp_path):
-    with files.lock(tmp_path, shared=True):
-        for shared in (True, False):  # in another process, because one does not lock out itself
-            other = FORKS.Process(target=lock, args=(tmp_path, shared))
-            other.start()
-            other.join(60)
-            assert (other.exitcode == 0) == shared
-
-
-def test_urls():
-    assert search.driven("postgresql://me:secret@host/db") == "postgresql+psycopg://me:secret@host/db"
-    assert (
-        search.without_password("--storage=postgresql://me:secret@host/db") == "--storage=postgresql://me:***@host/db"
-    )
-    with pytest.raises(UserError, match="is no database: write postgresql://"):
-        search.driven("somewhere")
 
 
 def test_study_py_searches_and_reports_without_the_storage(tmp_path, data, here):

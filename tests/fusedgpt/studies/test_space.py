@@ -36,28 +36,21 @@ def test_a_space_has_ranges_and_choices():
     ("text", "said"),
     [
         ("learning_rate=1e-3..fast", "learning_rate='fast' is not allowed: it takes a number"),
-        ("n_layer=2..6.5", "n_layer='6.5' is not allowed: it takes a whole number"),
-        ("optimizer=adamw|muonn", "it takes 'adamw' or 'muon'"),
-        ("learning_rat=1e-3..1e-2", "did you mean learning_rate"),
-        ("jobs=1..3", "there is no setting 'jobs'"),
-        ("learning_rate=1e-2..1e-3", "must go up"),
-        ("learning_rate=1e-3..nan", "must go up"),
-        ("learning_rate=1e-3..inf", "must go up"),
-        ("learning_rate=0..1e-3:log", "must begin above 0"),
-        ("learning_rate=1e-3..1e-2:lin", "learning_rate='1e-2:lin' is not allowed"),
+        ("jobs=1..3", "jobs cannot vary"),
+        ("learning_rate=1e-2..1e-3", "must be numbers that go up"),
+        ("learning_rate=1e-3..nan", "must be numbers that go up"),
+        ("learning_rate=0..1e-3:log", "above 0 with :log"),
         ("dropout=0..1", "dropout=1.0 must be from 0 to just under 1"),
         ("n_layer=0..4", "n_layer=0 must be 1 or more"),
         ("learning_rate=1e-3", "must be different choices, a|b, or a range"),
-        ("optimizer=adamw|adamw", "must be different choices"),
         ("attention=a/b.py:f|a-b.py:f", "must be different choices"),  # their runs would share a folder
-        ("compile=False..True", "is no number: give choices, as in compile=a|b"),
-        ("learning_rate", "'learning_rate': write setting=low..high"),
-        ("learning_rate=1e-3..1e-2,", "'': write setting=low..high"),
-        ("n_layer=1..2,n_layer=2..3", "n_layer twice"),
-        ("seed=1..3", "each trial runs all seeds"),
+        ("compile=False..True", "must be numbers that go up, above 0 with :log, or choices"),
+        ("learning_rate", "'learning_rate': write each setting once"),
+        ("n_layer=1..2,n_layer=2..3", "write each setting once"),
+        ("seed=1..3", "one for all trials"),
         ("out_dir=a|b", "each run has a folder of its own"),
         ("log_interval=1..9", "it is one for the whole study"),
-        ("dataset=a|b", "losses on different data"),
+        ("dataset=a|b", "one for all trials"),
     ],
 )
 def test_bad_input_is_refused(text, said):
@@ -102,48 +95,16 @@ def test_a_name_tells_a_suggestion_whole():
     assert Range(0.5, 2.0, False).nearest(None) == 0.5
 
 
-def test_long_names_stay_different():
-    values = {f"n_{i}": i for i in range(30)}
-    names = {space.name_of(values | {"n_29": i}) for i in range(50)}
-    assert len(names) == 50 and max(map(len, names)) <= command.LONGEST_NAME
-
-
-def test_equal_tokens_give_each_trial_its_iterations():
-    asked = read("--search=batch_size=4..16", "--batch_size=8", "--tokens=80000", "--block_size=100", "--eval_iters=0")
-    asked = space.prepared(
-        dataclasses.replace(asked, shared=dataclasses.replace(asked.shared, gradient_accumulation_steps=1))
-    )
-    one = {"batch_size": 8, "max_iters": 100, "lr_decay_iters": 100, "eval_iters": 0}
-    assert asked.variants == {"batch_size=8": one}
-    assert command.completed(asked, {"batch_size": 16})["max_iters"] == 50
-
-
-def test_trials_evaluate_on_the_same_windows():
-    # a batch that was half as large used to be evaluated on half of the windows
-    asked = space.prepared(read("--search=batch_size=4|8|24", "--batch_size=8", "--eval_iters=30"))
-    assert asked.variants == {"batch_size=8": {"batch_size": 8, "eval_iters": 30}}
-    assert command.completed(asked, {"batch_size": 24})["eval_iters"] == 10
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (["--search=n_layer=2..4", "--learning_rate=1e-3,2e-3"], "--search chooses the variants"),
         (["--search=n_layer=2..4", "--against=HEAD"], "--search chooses the variants"),
-        (["--search=batch_size=4..16"], "batch_size=7 does not divide the 2,400 windows"),
-        (["--search=batch_size=16|24", "--batch_size=16"], "batch_size=24 does not divide the 3,200 windows"),
         (["--search=n_layer=2..4", "--jobs=2"], "jobs=2: a trial of a search runs its 1 seed"),
-        (["--search=n_layer=2..4", "--trials=201"], "this study has 201 runs"),
         (["--search=n_layer=2..4", "--trials=101", "--seed=1,2"], "this study has 202 runs"),
-        (["--search=n_layer=2..4", "--trials=0"], "must be more than 0"),
         (["--search=n_head=5..7"], "n_embd=768 cannot be split"),
     ],
 )
 def test_a_search_that_makes_no_sense_is_refused(args, said):
     with pytest.raises(UserError, match=re.escape(said)):
         space.prepared(read(*args))
-
-
-def test_a_search_with_many_runs_starts_if_it_is_meant():
-    many = space.prepared(read("--search=n_layer=2..4", "--trials=500", "--yes=True"))
-    assert list(many.variants) == ["n_layer=4"]  # the baseline: the default, 12, moved into the space

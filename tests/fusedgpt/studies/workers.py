@@ -29,7 +29,7 @@ def work(folder: pathlib.Path, code: pathlib.Path, *flags: str, deadline: float 
     with files.lock(folder, shared=bool(request.study.storage)) as lock:
         plan = design.continued(plan, folder)
         own = Runner(plan, folder, {"working tree": code}, lock, print)
-        search.run(request, plan, folder, own, deadline, print)
+        search.run(request, own, deadline)
     return outcomes.read(folder)
 
 
