@@ -30,8 +30,7 @@ RUNS = {
     "compiled": dict(dtype="float32", compile=True),
     "deterministic": dict(dtype="float32", compile=False, deterministic=True, schedule="constant", seed=7),
 }
-TIMES = {"ms", "tokens_per_s", "mfu", "peak_memory", "samples_ms", "median_ms", "p10_ms", "p90_ms", "tflops"}
-TIMES |= {"peak_flops", "peak_source", "reference", "disturbed", "reason", "page_faults", "tries"}
+TIMES = {"ms", "tokens_per_s", "mfu", "peak_memory"}
 
 
 def sha(data):
@@ -52,27 +51,17 @@ def tensors(state):
 
 
 def lines(path):
-    """The rows of a JSON lines file, without times, headers and the machine's state."""
+    """The rows of a metrics.jsonl, without times."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [
-        {name: value for name, value in row.items() if name not in TIMES}
-        for row in rows
-        if row["kind"] not in ("head", "header", "before", "after")
-    ]
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows if row["kind"] != "head"]
 
 
 def results(root, folder):
     """Yield (name, hash) of every small run of the project in `root`, with `folder` for its files."""
 
     def script(*args, prefix=(sys.executable,)):
-        done = subprocess.run(
-            [*prefix, *args],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        how = dict(cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        done = subprocess.run([*prefix, *args], **how, check=False)
         if done.returncode:
             sys.exit(f"{' '.join(map(str, args))}\n{done.stdout}{done.stderr}")
         return done.stdout
@@ -107,17 +96,6 @@ def results(root, folder):
     yield "export: weights", sha((folder / "hf" / "model.safetensors").read_bytes())
     yield "export: config", sha((folder / "hf" / "config.json").read_bytes())
     yield from train("fine-tuned", **RUNS["dropout"], init_from=folder / "hf")
-    model = [f"--{k}={SMALL[k]}" for k in ("n_layer", "n_head", "n_embd", "batch_size")]
-    model += ["--steps=8", f"--dataset={folder / 'data'}", "--vocab_size=90"]
-    for kind, flags in {
-        "ladder": [*model, f"--block_size={SMALL['block_size']}", "--only=manual,flash,math"],
-        "sweep": [*model, "--lengths=32,64", "--heads=2x16", "--repeats=2", "--only=manual,flash,cudnn"],
-        "prefill": ["--models=phi-small,gpt2", "--lengths=32", "--repeats=2", "--dtype=float32"],
-        "numerics": ["--repeats=2"],
-    }.items():
-        script("bench.py", kind, "--device=cpu", f"--results={folder / 'results'}", *flags)
-        for row in lines(folder / "results" / kind / "rows.jsonl"):
-            yield f"{kind}: {' '.join(str(value) for value in list(row.values())[:6])[:70]}", sha(row)
 
 
 if __name__ == "__main__":
