@@ -7,10 +7,12 @@ memory.
 
 import atexit
 import contextlib
+import fcntl
 import io
 import multiprocessing
 import os
 import pathlib
+import pty
 import runpy
 import secrets
 import shutil
@@ -19,18 +21,17 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from unittest import mock
 
-import pytest
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPTS = ("bench", "convert", "export", "harness", "plot", "sample", "study", "train")
 OURS = ("fusedgpt", "model", "configurator", *SCRIPTS)
-SIGNALS = [number for name in ("SIGTERM", "SIGHUP", "SIGINT") if (number := getattr(signal, name, None))]
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 TIMEOUT_S = 90.0
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -73,7 +74,6 @@ def process(
 @contextlib.contextmanager
 def on_terminal(name, *args, columns: int = 80) -> Iterator[tuple]:
     """A script in a process on a terminal of its own, and the terminal's other end: what is written there is typed."""
-    pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")  # Windows has none
     keys, terminal = pty.openpty()
     termios.tcsetwinsize(keys, (24, columns))
     child = FORKS.Process(target=_run_on_terminal, args=([str(name), *map(str, args)], os.ttyname(terminal)))
@@ -187,9 +187,6 @@ def _run_fork(command, cwd, env, streams):
 
 
 def _run_on_terminal(command, terminal):
-    import fcntl
-    import termios
-
     os.setsid()  # so that Ctrl-C becomes a signal
     fcntl.ioctl(keys := os.open(terminal, os.O_RDWR), termios.TIOCSCTTY, 0)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
