@@ -5,10 +5,11 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from tests.conftest import flags, small, wait_for
+from tests.conftest import flags, small
 from tests.launch import ROOT
 
 SCRIPT = ROOT / "slurm" / "train.sh"
@@ -54,7 +55,10 @@ def test_a_job_whose_time_is_up_waits_for_the_save_and_is_queued_again(tmp_path)
 def test_a_run_under_torchrun_saves_when_the_time_of_its_job_is_up(tmp_path, data):
     endless = small(tmp_path / "out", data, max_iters=100_000, eval_interval=100_000, gradient_accumulation_steps=2)
     job = start(tmp_path, *flags(endless), "--init_from=auto")
-    wait_for(tmp_path / "out" / "metrics.jsonl", 60)
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 10):
+        assert job.poll() is None, job.stdout.read()
+        time.sleep(0.01)
     job.send_signal(signal.SIGTERM)
     said, _ = job.communicate(timeout=90)
     assert job.returncode != 0 and "saved: go on" in said, said
