@@ -197,8 +197,7 @@ def run(out_dir, data, **settings):
 
 
 def flags(settings):
-    """The command line that asks for `settings`. Skips the test if tyro, which reads it, is missing."""
-    pytest.importorskip("tyro")
+    """The command line that asks for `settings`."""
     return [f"--{name}={value}" for name, value in vars(settings).items() if value is not None]
 
 
@@ -220,16 +219,6 @@ def wait_for(path, seconds=10):
             return
         time.sleep(0.01)
     raise AssertionError(f"{path} never came")
-
-
-def wait_for_lines(child, path, lines):
-    """Wait until `child` has written `lines` lines to `path`."""
-    for _ in range(6000):
-        if path.exists() and path.read_text().count("\n") >= lines:
-            return
-        assert child.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.01)
-    raise AssertionError(f"{path} never had {lines} lines")
 
 
 def checkpoint_of(out_dir, file="ckpt.pt"):

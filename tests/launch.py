@@ -7,10 +7,12 @@ memory.
 
 import atexit
 import contextlib
+import fcntl
 import io
 import multiprocessing
 import os
 import pathlib
+import pty
 import runpy
 import secrets
 import shutil
@@ -19,19 +21,17 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from unittest import mock
 
-import pytest
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPTS = ("bench", "convert", "export", "harness", "plot", "sample", "study", "train")
 OURS = ("fusedgpt", "model", "configurator", *SCRIPTS)
-SIGNALS = [number for name in ("SIGTERM", "SIGHUP", "SIGINT") if (number := getattr(signal, name, None))]
-NEEDED_BY = {f"{name}.py": ["tyro"] for name in ("train", "sample", "export", "bench", "study")}
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 TIMEOUT_S = 90.0
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -42,20 +42,17 @@ FORKS.set_forkserver_preload([*SLOW_TO_IMPORT, "train", "sample", "tests.launch"
 def script(name, *args, check: bool = True, **env) -> subprocess.CompletedProcess:
     """Run a script in this process as `python NAME ARGS` would; its status and what it printed.
 
-    env: more environment variables. Skips the test if the script needs a package that is missing.
+    env: more environment variables.
     """
-    for package in NEEDED_BY.get(str(name), ()):
-        pytest.importorskip(package)
     return _checked(_run_here([str(name), *map(str, args)], {**os.environ, **env}), check)
 
 
 def process(
-    name, *args, check: bool = True, prefix: tuple = (), closed: tuple = (), cwd: pathlib.Path = ROOT, **env
+    name, *args, check: bool = True, prefix: tuple = (), cwd: pathlib.Path = ROOT, **env
 ) -> subprocess.CompletedProcess:
     """Run a script, or Python with options such as -c, in a process of its own.
 
-    prefix: a command that starts it. closed: the numbers (0 to 2) of streams to close. cwd: ROOT, or a changed copy of
-    the project, whose modules the script then imports.
+    prefix: a command that starts it. cwd: ROOT, or a changed copy of the project, whose modules the script imports.
     """
     command, env = [str(name), *map(str, args)], {**os.environ, **env}
     if prefix or command[0].startswith("-"):
@@ -64,7 +61,7 @@ def process(
         return _checked(done, check)
     with tempfile.TemporaryDirectory() as folder:
         streams = [pathlib.Path(folder, name) for name in ("stdout", "stderr")]
-        fork = FORKS.Process(target=_run_fork, args=(command, cwd, env, streams, closed))
+        fork = FORKS.Process(target=_run_fork, args=(command, cwd, env, streams))
         fork.start()
         fork.join(TIMEOUT_S)
         if fork.exitcode is None:
@@ -77,7 +74,6 @@ def process(
 @contextlib.contextmanager
 def on_terminal(name, *args, columns: int = 80) -> Iterator[tuple]:
     """A script in a process on a terminal of its own, and the terminal's other end: what is written there is typed."""
-    pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")  # Windows has none
     keys, terminal = pty.openpty()
     termios.tcsetwinsize(keys, (24, columns))
     child = FORKS.Process(target=_run_on_terminal, args=([str(name), *map(str, args)], os.ttyname(terminal)))
@@ -91,12 +87,6 @@ def on_terminal(name, *args, columns: int = 80) -> Iterator[tuple]:
         os.close(terminal)
 
 
-def torchrun(processes: int, name, *args, check: bool = True, **env) -> subprocess.CompletedProcess:
-    """Run a script under torchrun on this machine. It takes ten seconds, `ranks` one."""
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    return process(name, *args, prefix=start, check=check, **env)
-
-
 def ranks(
     world: int, name, *args, check: bool = True, inside: Callable = contextlib.nullcontext, **env
 ) -> subprocess.CompletedProcess:
@@ -104,7 +94,6 @@ def ranks(
 
     The status is that of the rank that failed, or 0; the text is that of all. If one fails, the others are ended.
     """
-    pytest.importorskip("tyro")
     command = [str(name), *map(str, args)]
     done = POOL.call(world, {**os.environ, **env}, _run_as_rank, command, inside)
     status = next((each.returncode for each in done if each and each.returncode), 0)
@@ -179,14 +168,11 @@ def as_it_was():
             sys.modules["torch"].compiler.reset()  # PyTorch counts recompilations over a whole process
 
 
-def _run_fork(command, cwd, env, streams, closed):
+def _run_fork(command, cwd, env, streams):
     for number, path in enumerate(streams, start=1):
         file = os.open(path, os.O_WRONLY | os.O_CREAT)
         os.dup2(file, number)
         os.close(file)
-    for number in closed:
-        os.close(number)
-        setattr(sys, ("stdin", "stdout", "stderr")[number], None)  # as Python does when it starts
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
@@ -201,16 +187,13 @@ def _run_fork(command, cwd, env, streams, closed):
 
 
 def _run_on_terminal(command, terminal):
-    import fcntl
-    import termios
-
     os.setsid()  # so that Ctrl-C becomes a signal
     fcntl.ioctl(keys := os.open(terminal, os.O_RDWR), termios.TIOCSCTTY, 0)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         os.dup2(keys, number)
         setattr(sys, name, os.fdopen(number, "w" if number else "r", buffering=1, closefd=False))
     env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}  # readline sets it for its children
-    _run_fork(command, ROOT, env, [pathlib.Path(terminal)] * 2, ())
+    _run_fork(command, ROOT, env, [pathlib.Path(terminal)] * 2)
 
 
 def free_port() -> int:
@@ -239,29 +222,27 @@ class Pool:
             theirs.close()
             self.members.append((member, ours))
         place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        waiting = {}
-        for rank, (_, pipe) in enumerate(self.members[:world]):
+        pipes = [pipe for _, pipe in self.members[:world]]
+        for rank, pipe in enumerate(pipes):
             pipe.send((env | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, work, args))
-            waiting[pipe] = rank
-        results, failed, limit = [None] * world, None, time.monotonic() + TIMEOUT_S
+        results, failed, waiting, limit = dict.fromkeys(pipes), [], list(pipes), time.monotonic() + TIMEOUT_S
         try:
             while waiting and not failed:
                 ready = connection.wait(waiting, limit - time.monotonic())
-                failed = None if ready else TimeoutError(f"ranks {[*waiting.values()]} did not end in {TIMEOUT_S} s")
+                if not ready:
+                    ranks = [pipes.index(pipe) for pipe in waiting]
+                    raise TimeoutError(f"ranks {ranks} did not end in {TIMEOUT_S} s")
                 for pipe in ready:
-                    try:
-                        results[waiting.pop(pipe)] = result = pipe.recv()
-                    except EOFError as error:
-                        failed = error
-                    else:
-                        bad = isinstance(result, Exception) or getattr(result, "returncode", 0)
-                        failed = failed or (result if bad else None)
+                    results[pipe] = pipe.recv()  # raises EOFError if the process has ended
+                    waiting.remove(pipe)
+                answers = results.values()
+                failed = [each for each in answers if isinstance(each, Exception) or getattr(each, "returncode", 0)]
         finally:
             if failed or waiting:  # a test that timed out leaves answers that the next call would take for its own
                 self.end()
-        if isinstance(failed, Exception):
-            raise failed
-        return results
+        if failed and isinstance(failed[0], Exception):
+            raise failed[0]
+        return [*results.values()]
 
     def end(self):
         """End all processes."""

@@ -74,4 +74,6 @@ def fields(path: str, *names: str, **where) -> None:
 
 
 def _cell(value):
-    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else value

@@ -26,7 +26,6 @@ from tests.fusedgpt.generation.families import family, greedy, ids
 pytestmark = [pytest.mark.usefixtures("compiler"), pytest.mark.timeout(900)]
 CPU = torch.device("cpu")
 TRAINING = Case((2, 2, 64, 32), CPU, torch.float32)
-LENGTHS = (1, 7, 64, 127, 192, 257, 300, 1000, 1024)
 slow = pytest.mark.slow
 
 
@@ -49,8 +48,7 @@ def test_a_training_step_is_that_of_eager(given):
     ("backend", "family"),
     [
         pytest.param("aot_eager", dict(n_layer=1), id="traced"),
-        pytest.param("inductor", {}, id="GPT-2", marks=slow),
-        pytest.param("inductor", LLAMA | dict(learning_rate=1e-3), id="Llama", marks=slow),
+        pytest.param("inductor", LLAMA | dict(learning_rate=1e-3, n_layer=1), id="Llama", marks=slow),
     ],
 )
 def test_a_run_trains_to_the_same_loss(tmp_path, data, monkeypatch, backend, family):
@@ -65,7 +63,7 @@ def test_a_run_trains_to_the_same_loss(tmp_path, data, monkeypatch, backend, fam
 @pytest.mark.parametrize(
     ("lengths", "given"),
     [
-        ([(T, None) for T in LENGTHS], {}),
+        ([(T, None) for T in (1, 7, 127, 300, 1024)], {}),
         ([(300, None), (1, 130), (20, 131)], dict(kv_heads=1, window=37)),
         ([(300, None), (1, 300), (20, 300)], dict(packed=True)),
     ],
@@ -87,12 +85,10 @@ def test_flex_is_compiled_for_a_cpu_into_what_float64_says():
 
 
 @slow
-@pytest.mark.parametrize("attention", ["flex", "sdpa"])
 @torch.no_grad()
-def test_generated_ids_are_those_of_eager(attention):
-    # flex compiles itself, for any length; with another kernel the decode step is compiled
-    net = family("gpt2", head_size=32, attention=attention, n_layer=2)
-    engine = engines.prepare(net, CPU, "float32", prompt_length=7, new_tokens=30, compiled=attention == "sdpa")
+def test_ids_that_flex_generates_are_those_of_manual():
+    net = family("gpt2", head_size=32, attention="flex", n_layer=2)  # flex compiles itself, for any length
+    engine = engines.prepare(net, CPU, "float32", prompt_length=7, new_tokens=30, compiled=False)
     got = greedy(engine, ids(2, 7), 30, cache=engine.cache)
     net.use_attention("manual")
     assert torch.equal(got, greedy(net, ids(2, 7), 30))

@@ -14,8 +14,6 @@ import pytest
 from tests.conftest import flags, small
 from tests.launch import ROOT
 
-pytest.importorskip("tyro")
-
 MISTAKES = [
     # other tools' habits
     ("train.py --lr 3e-4", "did you mean learning_rate?"),

@@ -21,8 +21,6 @@ def code_cells(notebook):
 def ran(tmp_path_factory):
     """The notebook after all of its cells have run, three steps long, in a copy of the project; and its folder."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    for package in ("ipykernel", "matplotlib", "tyro"):
-        pytest.importorskip(package)
     root = copied(tmp_path_factory.mktemp("copy") / "fusedgpt")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     text = "\n".join(cell.source for cell in notebook.cells)

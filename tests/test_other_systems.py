@@ -56,45 +56,28 @@ def _as_on_windows(commands, said):
                 sys.exit(status)
 
 
-def test_scripts_do_their_work(elsewhere, data, tmp_path):
+def test_scripts_do_their_work_and_two_runs_cannot_have_one_folder(elsewhere, data, tmp_path):
     # bench.py imported resource
-    pytest.importorskip("tyro")
     out = tmp_path / "out"
     short = dict(max_iters=2, eval_interval=2, eval_iters=1, warmup_iters=1, attention="flash")
+    resume = ["train.py", *flags(small(out, data, **short | dict(max_iters=4, init_from="resume")))]
     status, said = elsewhere(
         ["train.py", *flags(small(out, data, **short))],
-        ["train.py", *flags(small(out, data, **short | dict(max_iters=4, init_from="resume")))],
+        resume,
         ["sample.py", f"--out_dir={out}", "--num_samples=1", "--max_new_tokens=3", "--device=cpu", "--start=0"],
         ["bench.py", "plan", "--gpus=1", "--n_layer=1"],
     )
     assert status == 0, said
     assert [row["iter"] for row in rows(out)] == [0, 1, 2, 3]
+    with files.lock(out):
+        status, said = elsewhere(resume)
+    assert status != 0 and "is in use by another run: process" in said
 
 
 @pytest.mark.slow  # its two runs each import PyTorch
 def test_a_study_whose_runs_fail_says_so(elsewhere, data, tmp_path):
     # study.py wanted signal.SIGHUP when a run had failed
-    pytest.importorskip("matplotlib")
     fails = [f"--{name}={value}" for name, value in dict(TINY, n_embd=31, max_iters=1).items()]
     fails += [f"--dataset={data}", "--device=cpu", f"--study_dir={tmp_path / 'study'}", "--seed=1,2"]
     status, said = elsewhere(["study.py", *fails])
     assert status == 1 and "n_embd" in said and "Traceback" not in said
-
-
-LOCK = (
-    "import sys; sys.path.insert(0, {root!r}); from fusedgpt.machine import files; held = files.lock({folder!r}{how})"
-)
-AGAIN = "import subprocess; print(subprocess.run([sys.executable, '-c', {again!r}], capture_output=True).stderr)"
-
-
-@pytest.mark.parametrize(("how", "refused"), [("", True), (", shared=True", False)])
-def test_two_runs_cannot_have_one_folder(elsewhere, tmp_path, how, refused):
-    folder = str(tmp_path / "out")
-    take = LOCK.format(root=str(ROOT), folder=folder, how=how)
-    (tmp_path / "take.py").write_text(take)
-    (tmp_path / "hold.py").write_text(f"{take}\n{AGAIN.format(again=take)}")
-    status, said = elsewhere([str(tmp_path / "hold.py")])
-    assert status == 0 and ("is in use by another run: process" in said) == refused
-    with files.lock(folder, shared=not refused):
-        status, said = elsewhere([str(tmp_path / "take.py")])
-    assert (status != 0) == refused == ("is in use by another run: process" in said)

@@ -1,8 +1,7 @@
-"""The house rules of CONTRIBUTING.md that a machine can check: who imports whom, and how long a function may be."""
+"""The house rules of CONTRIBUTING.md that ruff does not check: who imports whom, and how long a function may be."""
 
 import ast
 import graphlib
-import tomllib
 
 import pytest
 
@@ -10,9 +9,6 @@ from tests import mutants
 from tests.launch import ROOT
 
 SCRIPTS = {"train", "sample", "bench", "study", "export", "convert", "harness", "plot"}
-# slow to import, or missing where only tests run
-LAZY = {"datasets", "lm_eval", "matplotlib", "optuna", "sqlalchemy", "tokenizers", "transformers", "tyro", "wandb"}
-LAZY |= {"gguf", "huggingface_hub"}
 FILES = sorted(f for pattern in ("*.py", "fusedgpt/**/*.py", "data/*/*.py") for f in ROOT.glob(pattern))
 
 
@@ -37,11 +33,6 @@ IMPORTS = {
     module: {name for node in ast.walk(tree) for name in names_in(node) if name in MODULES and name != module}
     for module, tree in MODULES.items()
 }
-
-
-def test_the_files_are_found():
-    assert {*SCRIPTS, "model", "configurator", "fusedgpt.bench.ladder", "data.shakespeare.prepare"} <= MODULES.keys()
-    assert "fusedgpt.training.tuning" in IMPORTS["train"]
 
 
 def test_no_module_imports_itself_through_others():
@@ -89,39 +80,11 @@ def test_the_package_knows_no_model():
             assert all(name.startswith("fusedgpt") for name in names), module
 
 
-def test_slow_libraries_load_only_where_they_are_used():
-    for module, tree in MODULES.items():
-        top = {name for node in tree.body for name in names_in(node) if name}
-        assert not {name.split(".")[0] for name in top} & LAZY, module
-
-
-def test_text_is_read_and_written_in_a_named_encoding():
-    # Windows would take the code page of its user's language
-    for module, node in ((module, node) for module, tree in MODULES.items() for node in ast.walk(tree)):
-        if not isinstance(node, ast.Call) or any(keyword.arg in ("encoding", None) for keyword in node.keywords):
-            continue
-        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-        parts = [part for a in (*node.args[1:], *node.keywords) for part in ast.walk(a)]
-        binary = any(isinstance(part, ast.Constant) and "b" in str(part.value) for part in parts)
-        of_a_method = isinstance(node.func, ast.Attribute) and name == "open"  # of os, tarfile, the logger
-        text = name in ("read_text", "write_text") or (name == "open" and not of_a_method and not binary)
-        assert not text, f"{module}, line {node.lineno}: {ast.unparse(node)}"
-
-
 def test_functions_can_be_read():
     for module, tree in MODULES.items():
         for node in ast.walk(tree):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                name = f"{module}.{node.name}"
-                lines = node.end_lineno - node.lineno + 1
-                assert lines <= 60, f"{name} has {lines} lines"
-
-
-def test_a_dependency_has_one_bound():
-    # tokenizers used to have two
-    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    names = [dependency.split(">=")[0] for dependency in dependencies]
-    assert len(names) == len(set(names)) > 10
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < 60, f"{module}.{node.name}"
 
 
 def test_every_mutant_can_be_planted():

@@ -1,32 +1,25 @@
-"""Kill runs at any instant. Resumed, each ends with the bytes of an unbroken run."""
+"""Kill runs at any instant, and conversions before their changes to files. Nothing is lost."""
 
+import functools
 import itertools
 import os
-import signal
+import shutil
 import time
 
 import pytest
 import torch
 
+import convert
 from fusedgpt.runs import checkpoint
-from tests.conftest import assert_same_bytes, rows, small, tensors, wait_for
+from tests.conftest import assert_same_bytes, rows, small, tensors
 from tests.faults.processes import finish, rng, start
+from tests.kill_points import killed_before
 
 TIMES = ("ms", "tokens_per_s", "mfu", "peak_memory")  # metrics that differ between equal runs
 # a checkpoint is being written most of the time
 SETTINGS = dict(max_iters=40, eval_interval=3, eval_iters=1, dropout=0.1, init_from="auto", keep_checkpoints=2)
 SHARED = SETTINGS | dict(gradient_accumulation_steps=2)
 TIMEOUT = 10  # seconds that a rank waits for another, which may have been killed before the two had met
-# number of processes, how many of them are killed, number of kills, and --parallel
-RUNS = {
-    "one process": (1, 1, 3, "ddp"),
-    "one process, many times": (1, 1, 20, "ddp"),
-    "two that share": (2, 2, 3, "fsdp"),
-    "one of two ranks": (2, 1, 1, "ddp"),
-    "one of two that share": (2, 1, 1, "fsdp"),
-}
-FAST = "one process"
-KILLS = [pytest.param(*each, id=name, marks=[pytest.mark.slow] * (name != FAST)) for name, each in RUNS.items()]
 
 
 def what_is_left(out_dir):
@@ -36,13 +29,20 @@ def what_is_left(out_dir):
         saved = checkpoint.load(path)
         numbers = {key: torch.tensor(saved[key]) for key in ("iter_num", "best_iter", "best_val_loss")}
         checkpoints[path.name] = tensors(saved) | numbers
-    metrics = [
-        {name: m[name] for name in m if name not in TIMES} for kind in ("train", "eval") for m in rows(out_dir, kind)
-    ]
-    return {"files": sorted(os.listdir(out_dir)), "checkpoints": checkpoints, "metrics": metrics}
+    metrics = [*rows(out_dir, "train"), *rows(out_dir, "eval")]
+    kept = [{name: value for name, value in row.items() if name not in TIMES} for row in metrics]
+    return {"files": sorted(os.listdir(out_dir)), "checkpoints": checkpoints, "metrics": kept}
 
 
-@pytest.mark.parametrize(("world", "victims", "kills", "parallel"), KILLS)
+@pytest.mark.parametrize(
+    ("world", "victims", "kills", "parallel"),
+    [
+        pytest.param(1, 1, 3, "ddp", id="one process"),
+        pytest.param(1, 1, 20, "ddp", id="one process, many times", marks=pytest.mark.slow),
+        pytest.param(2, 2, 3, "fsdp", id="two that share", marks=pytest.mark.slow),
+        pytest.param(2, 1, 1, "fsdp", id="one of two that share", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_is_killed_ends_with_the_same_bytes(tmp_path, data, tell, world, victims, kills, parallel):
     # 3 of 28 places for a kill used to leave a stale best.pt, and a kill between two renames lost checkpoints. A
     # checkpoint may name shards only when the files of all ranks are there
@@ -71,18 +71,13 @@ def test_a_run_that_is_killed_ends_with_the_same_bytes(tmp_path, data, tell, wor
             done, in_writes = done + 1, in_writes + in_write
         finish(start(small(out_dir, data, **settings), log, world), log)
         assert "Traceback" not in log.read_text()  # the other ranks ended with a sentence
-        assert_same(what_is_left(out_dir), whole)
+        found = what_is_left(out_dir)
+        assert found["files"] == whole["files"] and found["metrics"] == whole["metrics"]
+        for name in whole["checkpoints"]:
+            assert_same_bytes(found["checkpoints"][name], whole["checkpoints"][name])
         if done >= kills:
             break
     tell(f"{done} kills of {victims} of {world} process(es) in {run} runs, {in_writes} while a file was being written")
-
-
-def assert_same(found, whole):
-    """Two runs left the same files, with the same bytes in their checkpoints, and the same metrics."""
-    assert found["files"] == whole["files"]
-    for name in whole["checkpoints"]:
-        assert_same_bytes(found["checkpoints"][name], whole["checkpoints"][name])
-    assert found["metrics"] == whole["metrics"]
 
 
 def wait(processes, out_dir, chance, seconds):
@@ -104,47 +99,28 @@ def is_writing(out_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(("stopped", "parallel", "steps"), [(0, "fsdp", 100), (1, "ddp", 300)])
-def test_a_rank_that_is_stopped_and_wakes_up(tmp_path, data, tell, stopped, parallel, steps):
-    # after SIGSTOP, as on a suspended machine, no connection closes, and only --timeout tells the other rank
-    chance, log, out_dir = rng(f"stopped {stopped} {parallel}"), tmp_path / "log", tmp_path / "out"
-    settings = dict(SHARED, max_iters=steps, eval_interval=10, parallel=parallel, timeout=TIMEOUT)
-    finish(start(small(tmp_path / "whole", data, **settings), log, 2), log)
-    log.unlink()
-    processes = start(small(out_dir, data, **settings), log, 2)
-    wait_for(out_dir / "best.pt", 60)
-    wait(processes, out_dir, chance, 1)
-    sleeper, other = processes[stopped], processes[1 - stopped]
-    os.kill(sleeper.pid, signal.SIGSTOP)
-    try:
-        began = time.monotonic()
-        other.join(TIMEOUT + 60)
-        noticed = time.monotonic() - began
-        again = start(small(out_dir, data, **settings), tmp_path / "again", 2)
-        if stopped == 0:  # rank 0 has the lock, and could still write
-            for process in again:
-                process.join(TIMEOUT + 60)
-            assert [process.exitcode for process in again] == [1, 1]
-            assert f"{out_dir} is in use by another run: process {sleeper.pid} on" in (tmp_path / "again").read_text()
-        else:  # rank 1 wakes up while new processes go on with its run
-            wait_for_line(tmp_path / "again", "tokens per iteration", again)
-            time.sleep(chance.uniform(0, 1))
-    finally:
-        os.kill(sleeper.pid, signal.SIGCONT)
-    sleeper.join(TIMEOUT + 60)
-    said = log.read_text()
-    assert [process.exitcode for process in processes] == [1, 1] and "Traceback" not in said, said[-3000:]
-    assert [line.startswith(("error: rank 0", "error: rank 1")) for line in said.splitlines()].count(True) == 2
-    if stopped == 0:
-        again = start(small(out_dir, data, **settings), log, 2)
-    finish(again, log)
-    assert_same(what_is_left(out_dir), what_is_left(tmp_path / "whole"))
-    tell(f"rank {stopped} of 2 ({parallel}) stopped: the other ended after {noticed:.1f} s, of which timeout={TIMEOUT}")
-
-
-def wait_for_line(log, words, processes):
-    """Wait until one of `processes` has written a line with `words` to its log."""
-    while not (log.exists() and words in log.read_text()):
-        assert all(process.is_alive() for process in processes), log.read_text()[-2000:]
-        time.sleep(0.01)
+@pytest.mark.parametrize("form", convert.FORMS)
+def test_a_conversion_that_is_killed_can_be_repeated(form, small_run, tmp_path, tell):
+    source, names = tmp_path / "source", ("ckpt.pt", "best.pt", "ckpt-5.pt")
+    shutil.copytree(small_run, source)
+    if form == "file":
+        convert.main(source, "shards")
+    wanted = {name: checkpoint.load(source / name)["model"] for name in names}
+    for number in itertools.count(step=4):
+        folder = tmp_path / str(number)
+        shutil.copytree(source, folder)
+        os.remove(folder / "best.pt")  # copytree made a second file of this link
+        os.link(folder / "ckpt.pt", folder / "best.pt")
+        change = killed_before(number, functools.partial(convert.main, folder, form), folder)
+        for name in names:
+            assert_same_bytes(checkpoint.load(folder / name)["model"], wanted[name])
+        convert.main(folder, form)
+        found = {name: checkpoint.load(folder / name) for name in names}
+        for name in names:
+            assert_same_bytes(found[name]["model"], wanted[name])
+            assert ("shards" in found[name]) == (form == "shards"), change
+        used = {each["shards"]["folder"] for each in found.values() if "shards" in each}
+        assert {path.name for path in folder.glob("shards-*")} == used, change
+        if change is None:
+            break
+    tell(f"a conversion to {form} was killed before each fourth of its {number} changes")

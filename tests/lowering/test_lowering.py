@@ -19,7 +19,11 @@ from fusedgpt.dimensions import GPTConfig
 from fusedgpt.estimates.memory import Memory, Run
 from tests.launch import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not (importlib.util.find_spec("triton") and shutil.which("g++")), reason="make lowering"),
+]
 
 HERE = pathlib.Path(__file__).parent
 TORCH = pathlib.Path(torch.__file__).parent
@@ -27,31 +31,18 @@ LOGITS = 12 * 1024 * 50257  # the loss cuts the padding off, so a second tensor 
 # words in the names of Triton's kernels; the first that a name has counts
 PARTS = ("embedding_dense_backward", "log_softmax", "softmax", "native_layer_norm", "pow_sigmoid")
 GPT2 = {"vocab_size": 50257, "vocab_multiple": 64, "bias": False}
-needs_triton = pytest.mark.skipif(
-    not (importlib.util.find_spec("triton") and shutil.which("g++")), reason="needs Triton and g++: make lowering"
-)
 
 
 @pytest.fixture(scope="module")
-def guard(tmp_path_factory):
-    """The library that stands in for a CUDA device."""
-    library = tmp_path_factory.mktemp("lowering") / "guard.so"
+def lower(tmp_path_factory):
+    """A function that lowers a model of 12 x 1024 tokens; its arguments are those of lower.lower."""
+    guard = tmp_path_factory.mktemp("lowering") / "guard.so"  # stands in for a CUDA device
     include = [f"-I{TORCH / 'include'}", f"-I{TORCH / 'include/torch/csrc/api/include'}"]
     link = [f"-L{TORCH / 'lib'}", "-lc10", "-ltorch_cpu"]
-    flags = ["-O1", "-std=c++20", "-shared", "-fPIC"]
-    subprocess.run(["g++", *flags, *include, HERE / "guard.cpp", "-o", library, *link], check=True)
-    return library
-
-
-@pytest.fixture(scope="module")
-def lower(guard):
-    """A function that lowers a model of 12 x 1024 tokens; its arguments are those of lower.lower."""
-    python_path = [str(ROOT), *sys.path]
-    device = {
-        "LD_PRELOAD": str(guard),
-        "LD_LIBRARY_PATH": str(TORCH / "lib"),
-        "PYTHONPATH": os.pathsep.join(python_path),
-    }
+    options = ["-O1", "-std=c++20", "-shared", "-fPIC"]
+    subprocess.run(["g++", *options, *include, HERE / "guard.cpp", "-o", guard, *link], check=True)
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    device = {"LD_PRELOAD": str(guard), "LD_LIBRARY_PATH": str(TORCH / "lib"), "PYTHONPATH": path}
 
     @functools.cache
     def lower(**arguments):
@@ -92,38 +83,6 @@ def as_large_as_the_logits(graph):
     return [(dtype, mib) for shape, dtype, mib in graph["buffers"] if torch.Size(shape).numel() >= LOGITS]
 
 
-@pytest.mark.parametrize(("columns", "seen"), [(50304, True), (50257, True), (768, False)])
-def test_a_second_tensor_of_the_logits_is_found_with_and_without_the_padding(columns, seen):
-    # log-probabilities in float32 have 50257 columns, and were overlooked
-    buffers = [[[12 * 1024, columns], "float32", 2356]]
-    assert as_large_as_the_logits({"buffers": buffers}) == ([("float32", 2356)] if seen else [])
-
-
-def test_a_kernel_counts_once_by_the_first_word_of_its_name():
-    names = ("triton_red_fused__log_softmax_1", "triton_per_fused__softmax_2", "triton_poi_fused_add_3")
-    both = "triton_per_fused_embedding_dense_backward_native_layer_norm_4"
-    graph = {"kernels": [*([name, 1, 0.5] for name in names), [both, 2, 1.0]]}
-    assert kernels_of("flash", graph, {"kernels": []}) == (
-        "| `flash` | 1.0 + 0.0 | 0.5 + 0.0 | 0.5 + 0.0 | 0.0 + 0.0 | 0.0 + 0.0 | 0.5 + 0.0 |"
-    )
-
-
-@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
-@pytest.mark.parametrize("ci", ["", "1"])
-def test_only_in_ci_make_fails_if_triton_cannot_be_installed(tmp_path, ci):
-    # every test would skip there, and nobody would see it
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text('#!/bin/sh\ntest "$2" != pip\n')  # pip fails, and pytest passes
-    python.chmod(0o755)
-    (tmp_path / ".installed").touch()
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")} | {"CI": ci}
-    command = ["make", "lowering", f"VENV={tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert "Triton cannot be installed here" in done.stdout and bool(done.returncode) == bool(ci), done.stderr
-
-
-@needs_triton
 @pytest.mark.parametrize("attention", ["manual", "flash", "cudnn", "flex"])
 def test_a_step_is_one_graph_and_holds_the_logits_once(lower, attention):
     # the loss of bfloat16 logits: log-probabilities in bfloat16, and a second tensor of 1,179 MiB in the backward
@@ -136,7 +95,6 @@ def test_a_step_is_one_graph_and_holds_the_logits_once(lower, attention):
     assert line_of(attention, forward, backward) in page and kernels_of(attention, forward, backward) in page
 
 
-@needs_triton
 @pytest.mark.parametrize(("attention", "more", "its_bytes"), [("flex", 0, 2e6), ("manual", 2, 8e7)])
 def test_attention_within_documents_costs_flex_no_launch_and_manual_two(lower, attention, more, its_bytes):
     # once for all layers: the number of each document, and the mask
@@ -150,7 +108,6 @@ def test_attention_within_documents_costs_flex_no_launch_and_manual_two(lower, a
         assert within[way]["bytes"] < across[way]["bytes"] + its_bytes
 
 
-@needs_triton
 def test_shared_keys_cost_no_launch(lower):
     # a copy of keys and values for each head of queries would be a kernel in each layer, and bytes
     shared, equal = (lower(attention="flash", n_layer=2, **heads) for heads in ({"n_kv_head": 4}, {}))
@@ -161,7 +118,6 @@ def test_shared_keys_cost_no_launch(lower):
         assert shared[way]["bytes"] < equal[way]["bytes"]
 
 
-@needs_triton
 def test_a_llama_with_two_kinds_of_layers_is_one_graph_and_makes_each_mask_once(lower):
     llama = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_inner=2048, n_kv_head=4, tie_embeddings=False)
     found = lower(attention="flex", n_layer=4, window=256, window_pattern="SL", **llama)
@@ -172,7 +128,6 @@ def test_a_llama_with_two_kinds_of_layers_is_one_graph_and_makes_each_mask_once(
     assert attention == [2, 2] and masks and set(masks) == {1}
 
 
-@needs_triton
 def test_flex_never_trains_with_its_kernel_for_decoding(lower):
     # on an H200, 2 x 12 x 127 x 64: the log-sum-exp that it saves has a padded stride, the backward reads it without,
     # and gradients of the second sequence were wrong by a factor of 73
