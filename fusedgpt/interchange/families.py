@@ -3,6 +3,7 @@
 GPT-2, Llama, Mistral, Qwen2, Qwen3 and Phi, as transformers has them; docs/models.md says which has what.
 """
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from fusedgpt.errors import UserError, shown
 from fusedgpt.interchange.hf_config import FAMILIES, FOREIGN, Config
 
 WRITTEN = (*dimensions.FAMILIES, "document_start")  # fields beyond GPT-2's that are written, or refused by name
+BIASES = ("bias", "attention_bias", "mlp_bias", "output_bias")
 REFUSED = {"auto_map": "code of its own, which is never run here"}
 REFUSED |= {"quantization_config": "quantized weights: name the model that they were made of"}
 # transformers 4's keys, which 5 reads as rope_parameters and dtype
@@ -60,37 +62,34 @@ def of(config: GPTConfig, writer: str) -> str:
     writer: what asks, for the error. Raises UserError if no family computes what the model computes.
     """
     require_known(config, writer, WRITTEN)
-    name = _nearest(config)
-    family, window = FAMILIES[name], config.window if any(config.windows) else None
-    found = vars(config) | dict(n_kv_head=config.kv_heads, head_size=config.head_channels, window=window)
-    for field, value in family.requires(config).items():
-        if found[field] != value:
-            raise UserError(
-                f"no family of transformers has all that this model has: {family.title}, which is nearest, has"
-                f" {field}={value}, and not {found[field]}"
-            )
-    held = completed(config, name).biases
-    for place, has in config.biases.items():
-        if has and not held[place]:
-            field = {"mlp": "mlp_bias", "output": "output_bias"}.get(place, "attention_bias")
-            raise UserError(
-                f"no family of transformers has all that this model has: {family.title}, which is nearest, has no"
-                f" biases as in {field}={getattr(config, field)}, bias={config.bias}"
-            )
-    return name
+    from huggingface_hub.errors import StrictDataclassError
+
+    own, lacking, biases = _parts(config), {}, {}
+    for name in FAMILIES:
+        with contextlib.suppress(StrictDataclassError, UserError):  # transformers' Llama, for one, refuses some sizes
+            theirs = read(content(config, name))[1]
+            has = _parts(theirs)
+            other = [f"{part}={shown(has[part])}, and not {shown(own[part])}" for part in own if has[part] != own[part]]
+            other += [f"no biases in {place}" for place in sorted(_biases(config) - _biases(theirs))]
+            lacking[name], biases[name] = other, len(_biases(theirs))
+    nearest = min(lacking, key=lambda name: (len(lacking[name]), biases[name]))
+    if lacking[nearest]:
+        raise UserError(
+            f"no family of transformers has all that this model has: {FAMILIES[nearest].title}, which is nearest, has"
+            f" {lacking[nearest][0]}"
+        )
+    return nearest
 
 
-def _nearest(config):
-    if config.position == "learned":
-        return "gpt2"
-    if config.parallel_block:
-        return "phi"
-    if config.qk_norm:
-        return "qwen3"
-    some = any(config.windows)
-    if (config.biases["qkv"] and not config.biases["proj"]) or (some and not all(config.windows)):
-        return "qwen2"
-    return "mistral" if some or config.n_embd % config.n_head else "llama"  # transformers' Llama refuses such sizes
+def _biases(config):
+    return {place for place, there in config.biases.items() if there}
+
+
+def _parts(config):
+    """What a config and the family it is written as must have in common."""
+    same = ("position", "rope_fraction", "norm", "mlp", "qk_norm", "parallel_block", "tie_embeddings", "windows")
+    sizes = dict(n_kv_head=config.kv_heads, head_size=config.head_channels)
+    return {part: getattr(config, part) for part in same} | sizes
 
 
 def content(config: GPTConfig, name: str) -> dict[str, Any]:
@@ -161,7 +160,8 @@ def places(config: GPTConfig, name: str) -> dict[str, Place]:
 
 def completed(config: GPTConfig, name: str) -> GPTConfig:
     """`config`, with all biases that the family has."""
-    return dataclasses.replace(config, **FAMILIES[name].biases(config))
+    theirs = read(content(config, name))[1]
+    return dataclasses.replace(config, **{field: getattr(theirs, field) for field in BIASES})
 
 
 def weights(config: GPTConfig, state: dict[str, Tensor], name: str) -> dict[str, Tensor]:

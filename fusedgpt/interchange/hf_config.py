@@ -54,8 +54,6 @@ class Family:
     blocks: str  # what the names of a block's modules begin with, up to its number
     read: Callable[[Config], dict[str, Any]]  # the other fields of GPTConfig
     write: Callable[[GPTConfig], dict[str, Any]]  # their keys in config.json
-    requires: Callable[[GPTConfig], dict[str, Any]]  # what all models of the family have
-    biases: Callable[[GPTConfig], dict[str, Any]]  # the fields of a model that has all biases of the family
 
 
 def _activation(config, key):
@@ -146,11 +144,6 @@ def _write_phi(config):
     return found | _write_rope(config, fraction=True)
 
 
-# what all models of a family have, beside what a size decides
-OF_GPT2 = dict(norm="layernorm", mlp="gelu", qk_norm=False, window=None, parallel_block=False, output_bias=False)
-OF_LLAMAS = dict(rope_fraction=1.0, norm="rmsnorm", mlp="swiglu", qk_norm=False, output_bias=False)
-OF_PHI = dict(norm="layernorm", mlp="gelu", window=None)
-ALL_BIASES = {"bias": True, "attention_bias": None, "mlp_bias": None}
 SIZES = {"vocab_size": "vocab_size", "block_size": "max_position_embeddings", "n_layer": "num_hidden_layers"}
 SIZES |= {"n_head": "num_attention_heads", "n_embd": "hidden_size", "n_inner": "intermediate_size"}
 SIZES |= {"n_kv_head": "num_key_value_heads"}
@@ -164,8 +157,6 @@ LLAMA = Family(
         config, attention_bias=config["attention_bias"] or None, mlp_bias=config["mlp_bias"] or None
     ),
     write=lambda config: _write_llamas(config, attention_bias=config.biases["qkv"], mlp_bias=config.biases["mlp"]),
-    requires=lambda config: OF_LLAMAS,
-    biases=lambda config: {},
 )
 FAMILIES = {
     "gpt2": Family(
@@ -177,8 +168,6 @@ FAMILIES = {
         blocks="transformer.h.",
         read=_read_gpt2,
         write=_write_gpt2,
-        requires=lambda config: OF_GPT2 | {"n_kv_head": config.n_head, "head_size": config.n_embd // config.n_head},
-        biases=lambda config: ALL_BIASES,
     ),
     "llama": LLAMA,
     "mistral": dataclasses.replace(
@@ -186,14 +175,12 @@ FAMILIES = {
         title="Mistral",
         read=lambda config: _read_llamas(config, window=config["sliding_window"]),
         write=lambda config: _write_llamas(config, sliding_window=next(filter(None, config.windows), None)),
-        biases=lambda config: ALL_BIASES | {"bias": False},
     ),
     "qwen2": dataclasses.replace(
         LLAMA,
         title="Qwen2",
         read=lambda config: _read_llamas(config, attention_bias="qkv", **_read_windows(config)),
         write=lambda config: _write_llamas(config, **_write_windows(config)),
-        biases=lambda config: ALL_BIASES | {"bias": False, "attention_bias": "qkv"},
     ),
     "qwen3": dataclasses.replace(
         LLAMA,
@@ -202,8 +189,6 @@ FAMILIES = {
             config, qk_norm=True, attention_bias=config["attention_bias"] or None, **_read_windows(config)
         ),
         write=lambda config: _write_llamas(config, attention_bias=config.biases["qkv"], **_write_windows(config)),
-        requires=lambda config: OF_LLAMAS | {"qk_norm": True},
-        biases=lambda config: {"attention_bias": config.biases["qkv"], "mlp_bias": False},
     ),
     "phi": Family(
         title="Phi",
@@ -213,7 +198,5 @@ FAMILIES = {
         blocks="model.layers.",
         read=_read_phi,
         write=_write_phi,
-        requires=lambda config: OF_PHI | {"head_size": config.n_embd // config.n_head},
-        biases=lambda config: ALL_BIASES | {"output_bias": True},
     ),
 }

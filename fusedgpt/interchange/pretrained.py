@@ -213,7 +213,7 @@ def _read(model_type, name, tensor, place):
     """A tensor of a file, turned as ours are."""
     with _refused(model_type):
         w = tensor.read()
-        # the largest value, which is NaN if any is: unlike a sum, it is in range if all are. Integers raise an error
-        if not torch.linalg.vector_norm(w, math.inf).isfinite():
-            raise ValueError(f"it has weights that are not finite: {name}")
+        # the largest value, which is NaN if any is: unlike a sum, it is in range if all are
+        if not w.is_floating_point() or not torch.linalg.vector_norm(w, math.inf).isfinite():
+            raise ValueError(f"it has weights that are not finite floating-point numbers: {name}")
     return w.t() if place.transposed else w
