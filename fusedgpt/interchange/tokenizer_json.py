@@ -15,7 +15,6 @@ from fusedgpt.data.tokenizer import (
     Tokenizer,
     byte_characters,
     fails_as,
-    read_json,
     tiktoken_bpe,
     without_prefix,
 )
@@ -77,7 +76,7 @@ def _of_tiktoken(ours):
 
 
 def _last_merge(token, ranks):
-    """The two tokens whose merge makes `token`. A BPE always merges the pair of the lowest rank first."""
+    """The two tokens whose merge makes `token`. A BPE merges the pair of the lowest rank first."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         at = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], math.inf))
@@ -157,24 +156,21 @@ def own(name: str) -> tuple[dict | None, Any]:
         return dataset.read_meta(name), None
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    found, kind = [_reached(name, "tokenizer.json")], PreTrainedTokenizerFast
-    if found == [None]:
-        if os.path.lexists(pathlib.Path(name, "tokenizer.json")):
-            raise UserError(f"{name}/tokenizer.json is a link that leads nowhere: put the file there")
-        # the two files of older models do not say how text is split: the class of the model does
-        found, kind = [_reached(name, each) for each in ("vocab.json", "merges.txt")], AutoTokenizer
-    if None in found:
-        return None, None
+    kind = PreTrainedTokenizerFast
+    if not _reached(name, "tokenizer.json"):
+        kind = AutoTokenizer  # vocab.json and merges.txt do not say how text is split: the class of the model does
+        if not (_reached(name, "vocab.json") and _reached(name, "merges.txt")):
+            return None, None
     _reached(name, "tokenizer_config.json")  # which names the end of a text: transformers would go on without it
-    with fails_as(f"cannot read the {os.path.basename(found[0])} of {name}"):  # a damaged file can raise anything
-        if kind is PreTrainedTokenizerFast:
-            read_json(pathlib.Path(found[0]).read_text(encoding="utf-8"), found[0])
+    with fails_as(f"cannot read the tokenizer of {name}"):  # a damaged file can raise anything
         theirs = kind.from_pretrained(name)
-        content = without_prefix(json.loads(theirs.backend_tokenizer.to_str()))
-        ids = theirs.get_vocab()
-        end = ids.get(END_OF_TEXT) if theirs.eos_token_id is None else theirs.eos_token_id
+        ids, content = theirs.get_vocab(), without_prefix(json.loads(theirs.backend_tokenizer.to_str()))
         meta = {"tokenizer": "json", "vocab_size": 1 + max(ids.values()), "tokenizer_json": content}
-    meta |= {} if end is None else {"end_of_text": end}
+        end = theirs.eos_token_id
+        if end is None:
+            end = ids.get(END_OF_TEXT)
+        if end is not None:
+            meta["end_of_text"] = end
     Tokenizer(meta).byte_lengths()  # raises UserError if it is not byte-level
     return meta, theirs
 
