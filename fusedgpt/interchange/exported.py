@@ -37,8 +37,7 @@ def require_ours(folder: pathlib.Path) -> None:
 def replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """A new folder beside `folder`. At the end of the `with` statement it takes the place of an earlier export.
 
-    If the process is killed on the way, `folder` is the earlier export, the new one, or absent, and the next call
-    removes what was left. Raises UserError if `folder` holds files that no export wrote.
+    After a kill, `folder` is the earlier export, the new one, or absent. Raises UserError if it holds other files.
     """
     require_ours(folder)
     folder = folder.resolve()  # of a link, replace what it names

@@ -40,7 +40,7 @@ SPLITS = {
     "qwen2": ([SPLIT | {"pattern": {"Regex": WORDS % r"\p{N}"}}, LEVEL], False),
 }
 INSTEAD = "name --format=hf, or prepare the data with --tokenizer=gpt2, byte or train:2048"
-# llama.cpp refuses a BPE without merges. This one joins no text, because no text in UTF-8 has the byte 255
+# llama.cpp refuses a BPE without merges; this one joins no text in UTF-8
 NO_MERGE = f"{BYTES[255]} {BYTES[255]}"
 STEP = 256  # llama.cpp rounds contexts up to a multiple of this
 # num_predict leaves the other half of the context for a prompt, because a GPT-2 has no position beyond
@@ -54,10 +54,8 @@ PARAMETER num_predict {half}
 def write(folder: pathlib.Path, config: GPTConfig, state: dict[str, Tensor], meta: dict, name: str) -> None:
     """Write model.gguf, and a Modelfile for `ollama create`, for a GPT with `config` and `state`.
 
-    meta: of its data, which has the tokenizer. Weights are written in float32, without vocabulary padding; missing
-    biases that the family has become zeros, and the last of GPT-2's positions is repeated up to a context that
-    llama.cpp can have. Raises UserError if the package gguf is missing, if llama.cpp cannot compute the model, or if it
-    cannot have the ids of the tokenizer.
+    meta: of its data, which has the tokenizer. Weights are in float32, without vocabulary padding. Raises UserError if
+    the package gguf is missing, or if llama.cpp has no such model or tokenizer.
     """
     try:
         import gguf

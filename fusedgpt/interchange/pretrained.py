@@ -39,9 +39,8 @@ def load(
     """A model by its hub id or from a local folder: its config with `changes`, and its weights, not read yet.
 
     Each is the name of a parameter in model.py, some of its rows, and a function that reads what they hold, in the
-    dtype of the file. Rows that pad the vocabulary are not among them. No code of the folder runs. Raises UserError if
-    `changes` has settings that are not in OVERRIDES, if the model cannot be loaded, if it is of a family or has a part
-    that is not known here, or if its weights do not match its config; reading does if they are not finite.
+    dtype of the file. No code of the folder runs. Raises UserError if `changes` has settings that are not in OVERRIDES,
+    or if the model cannot be loaded; reading a weight does if it is not finite.
     """
     if unknown := changes.keys() - set(OVERRIDES):
         raise UserError(
@@ -66,9 +65,8 @@ def load(
 def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
     """A model of transformers, of the family that fits, that computes the same as a GPT with `config` and `state`.
 
-    Vocabulary padding is stripped, and missing biases that the family has become zeros. `changes` go to its config. The
-    result attends across documents, so it computes a text of several documents differently from a GPT with
-    `document_start`. Raises UserError if no family computes what the GPT computes.
+    Vocabulary padding is stripped, and missing biases become zeros. `changes` go to its config. It attends across
+    documents, also if the GPT does not. Raises UserError if no family computes what the GPT computes.
     """
     name = families.of(config, "to_transformers (fusedgpt/interchange/pretrained.py)")
     found = families.weights(config, state, name)

@@ -29,10 +29,8 @@ ONE_CHARACTER = r"[\s\S]"  # a dot does not match line ends
 def tokenizer(meta: dict, max_length: int) -> Any:
     """The tokenizer that `meta` describes, as a PreTrainedTokenizerFast for contexts of `max_length` tokens.
 
-    It gives the ids of Tokenizer.encode. The only special token is the end of a text; all others are ordinary text. Its
-    name is <|endoftext|>, unless a tokenizer.json from elsewhere has another name. A character that a `char` tokenizer
-    does not know is an error in transformers too, because no id can stand for it. Raises UserError if the tokenizer is
-    unknown, or cannot be loaded.
+    It gives the ids of Tokenizer.encode. The only special token is the end of a text. A character that a `char`
+    tokenizer does not know is an error in transformers too. Raises UserError if the tokenizer cannot be loaded.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -51,11 +49,7 @@ def tokenizer(meta: dict, max_length: int) -> Any:
 
 
 def save(tokenizer: Any, folder: str | os.PathLike) -> None:
-    """Write tokenizer.json and tokenizer_config.json, which transformers 4 and 5 read.
-
-    transformers 5 has another name for the class, which transformers 4 and programs built on it do not know. It knows
-    the older name too.
-    """
+    """Write tokenizer.json and tokenizer_config.json, which name the class as transformers 4 does; 5 knows it too."""
     tokenizer.save_pretrained(folder)
     file = pathlib.Path(folder, "tokenizer_config.json")
     config = json.loads(file.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -145,10 +139,9 @@ def read(name: str, say: Callable[[str], None] = print) -> tuple[dict, Any]:
 def own(name: str) -> tuple[dict | None, Any]:
     """A model's tokenizer: the meta of data in its ids, or None, and what transformers has for it, or None.
 
-    name: hub id or folder of the model. The meta comes from the meta.json that export.py writes, or else from
-    tokenizer.json, or from vocab.json and merges.txt. These must be a BPE of bytes, or of SentencePiece's with a token
-    for each byte; in data, no blank is put before a text. Raises UserError if a file is damaged or cannot be reached,
-    or if the tokenizer is another.
+    name: hub id or folder of the model. The meta comes from export.py's meta.json, or else from tokenizer.json, or from
+    vocab.json and merges.txt: a BPE of bytes, or of SentencePiece's with a token for each byte. In data, no text begins
+    with a blank of its own. Raises UserError if a file is damaged or cannot be reached, or for another tokenizer.
     """
     if name in PRETRAINED and not os.path.isdir(name):  # a folder has its own, as it has its own weights
         return GPT2, None
