@@ -204,7 +204,6 @@ def require_same_logits(model, theirs):
 
 
 def write_gguf(folder, model, meta, saved):
-    """Write model.gguf and a Modelfile for Ollama."""
     if meta is None:
         raise UserError("a GGUF file needs the tokenizer of the data: put the data where the checkpoint names it")
     require_same_logits(model, to_transformers(model.config, model.state_dict()))
@@ -215,7 +214,6 @@ def write_gguf(folder, model, meta, saved):
 
 
 def write_nanogpt(folder, model, meta, saved):
-    """Write nanoGPT's ckpt.pt and, if it needs one, meta.pkl."""
     require_same_logits(model, to_transformers(model.config, model.state_dict()))
     if meta is not None and (ids := nanogpt.characters(meta)):
         (folder / "meta.pkl").write_bytes(pickle.dumps(ids))

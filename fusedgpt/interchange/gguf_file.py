@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from fusedgpt import rotary
-from fusedgpt.data.tokenizer import END_OF_TEXT, Tokenizer, byte_characters
+from fusedgpt.data.tokenizer import END_OF_TEXT, Tokenizer
 from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError
 from fusedgpt.interchange import families, tokenizer_json
+from fusedgpt.interchange.tokenizer_json import byte_level_name
 
 FILE = "model.gguf"
 ACTIVATION = "gelu_tanh"  # llama.cpp computes this form in any GPT-2 and Phi
@@ -25,7 +26,6 @@ NAMES |= {"attn.q_norm": "attn_q_norm", "attn.k_norm": "attn_k_norm"}
 NAMES |= {"mlp.c_gate": "ffn_gate", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
 JOINED = ("gpt2", "phi2")  # architectures that have queries, keys and values in one matrix
 POSITIONS = "transformer.wpe.weight"
-BYTES = byte_characters()
 GPT2S_BPES = ("gpt2", "r50k_base")  # tiktoken's, which split a text into words as GPT-2 does
 # the steps in which a tokenizer.json splits a text into words, and whether it looks up whole words before it merges; by
 # llama.cpp's names. The patterns are those of the tokenizers of Llama 3 and Qwen
@@ -41,7 +41,7 @@ SPLITS = {
 }
 INSTEAD = "name --format=hf, or prepare the data with --tokenizer=gpt2, byte or train:2048"
 # llama.cpp refuses a BPE without merges; this one joins no text in UTF-8
-NO_MERGE = f"{BYTES[255]} {BYTES[255]}"
+NO_MERGE = " ".join(2 * [byte_level_name(b"\xff")])
 STEP = 256  # llama.cpp rounds contexts up to a multiple of this
 # num_predict leaves the other half of the context for a prompt, because a GPT-2 has no position beyond
 MODELFILE = '''FROM ./{file}
@@ -95,7 +95,6 @@ def write(folder: pathlib.Path, config: GPTConfig, state: dict[str, Tensor], met
 
 
 def _require_computed(config, architecture):
-    """Raise UserError if llama.cpp has no such part in models of this architecture."""
     window = min(filter(None, config.windows), default=config.block_size)
     lacking = {
         f"window={config.window}, which is less than block_size={config.block_size}": window < config.block_size,
@@ -171,12 +170,7 @@ def _tokenizer(meta, size, types):
     return found | dict(tokens=tokens, types=kinds, end=end)
 
 
-def _byte_level(text):
-    return "".join(BYTES[byte] for byte in text)
-
-
 def _one_id_each(ours):
-    """Bytes, or characters."""
     if ours.end_of_text is None:
         # llama.cpp's BPEs must have an id that ends a text: without one, it takes the id 11. Its tokenizer for RWKV
         # needs none. It takes the longest token that fits, and never ends if only a part of a character is known
@@ -185,10 +179,10 @@ def _one_id_each(ours):
         return dict(model="rwkv", name=lambda text: "".join(f"\\x{byte:02x}" for byte in text), merges=[])
     merges = {}  # of the bytes of a character, from the first on; a dict, because characters share some
     for text in filter(None, ours.tokens):
-        symbols = _byte_level(text)
+        symbols = byte_level_name(text)
         if text != END_OF_TEXT.encode():
             merges |= {f"{symbols[:n]} {symbols[n]}": None for n in range(1, len(symbols))}
-    return dict(model="gpt2", name=_byte_level, merges=[*merges] or [NO_MERGE])
+    return dict(model="gpt2", name=byte_level_name, merges=[*merges] or [NO_MERGE])
 
 
 def _bpe(ours):
@@ -202,7 +196,7 @@ def _bpe(ours):
     if ours.kind == "json" and (pre := _words(content)) is None:
         raise UserError(f"the tokenizer.json of the data splits texts as llama.cpp does not: {INSTEAD}")
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    return dict(model="gpt2", pre=pre, name=_byte_level, merges=merges or [NO_MERGE])
+    return dict(model="gpt2", pre=pre, name=byte_level_name, merges=merges or [NO_MERGE])
 
 
 def _words(content):

@@ -62,7 +62,6 @@ def _activation(config, key):
 
 
 def _rope(config):
-    """The fields of rotary positions."""
     rope = Config(config["rope_parameters"])
     found = {"position": "rotary", "rope_theta": float(rope["rope_theta"])}
     if rope.require("rope_type", "default", "llama3") == "llama3":

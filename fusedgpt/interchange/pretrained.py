@@ -151,7 +151,6 @@ def _stored(model_type):
 
 
 def _shards(index, name):
-    """The names of the files in the index called `name`."""
     found = sorted(set(index["weight_map"].values()))
     if outside := [each for each in found if os.path.basename(each) != each]:
         raise ValueError(f"its {name} names {shown(outside[0])}, which is not beside it")
@@ -208,7 +207,6 @@ def _matched(stored, wanted):
 
 
 def _read(model_type, name, tensor, place):
-    """A tensor of a file, turned as ours are."""
     with _refused(model_type):
         w = tensor.read()
         # the largest value, which is NaN if any is: unlike a sum, it is in range if all are

@@ -83,9 +83,11 @@ def _byte_level(ours, merges=(), splits=()):
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
-    ids = {_name(token): id for id, token in enumerate(ours.tokens) if token is not None}
+    ids = {byte_level_name(token): id for id, token in enumerate(ours.tokens) if token is not None}
     # ignore_merges: a word that is a token becomes that token, as in tiktoken, even if no merges make it
-    built = tokenizers.Tokenizer(models.BPE(ids, [tuple(map(_name, pair)) for pair in merges], ignore_merges=True))
+    built = tokenizers.Tokenizer(
+        models.BPE(ids, [tuple(map(byte_level_name, pair)) for pair in merges], ignore_merges=True)
+    )
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     built.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
     built.decoder = decoders.ByteLevel()
@@ -94,8 +96,8 @@ def _byte_level(ours, merges=(), splits=()):
     return built
 
 
-def _name(token):
-    """The name of a token, given as bytes, in the vocabulary of a byte-level BPE."""
+def byte_level_name(token: bytes) -> str:
+    """The name of a token in the vocabulary of a byte-level BPE."""
     return "".join(BYTES[byte] for byte in token)
 
 
@@ -122,7 +124,9 @@ def _of_json(ours):
     added, model = content.get("added_tokens") or [], content["model"]
     if isinstance(model["vocab"], dict):
         kept = [each for each in added if not each["special"] or each["id"] == ours.end_of_text]
-        names = {each["id"]: each["content"] if each in kept else _name(each["content"].encode()) for each in added}
+        names = {
+            each["id"]: each["content"] if each in kept else byte_level_name(each["content"].encode()) for each in added
+        }
         others = {name: id for name, id in model["vocab"].items() if id not in names}
         content |= {"added_tokens": kept, "model": model | {"vocab": others | {names[id]: id for id in names}}}
     return tokenizers.Tokenizer.from_str(json.dumps(content))

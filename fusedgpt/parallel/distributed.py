@@ -163,7 +163,7 @@ def others_needed(doing: str) -> Iterator[None]:
 
 
 def _await(store, key, seconds):
-    """Return once `store` has `key`. It polls, because a blocking wait would keep PyTorch's own threads waiting."""
+    """Poll until `store` has `key`, because a blocking wait would keep PyTorch's own threads waiting."""
     deadline = time.monotonic() + seconds
     while not store.check([key]):
         if time.monotonic() > deadline:
