@@ -84,17 +84,13 @@ ollama create NAME -f Modelfile
 python sample.py --out_dir=FOLDER
 ```""",
 }
-NEXT = {
-    "hf": "load it with transformers, or with --init_from={folder}",
-    "gguf": "load its model.gguf with llama.cpp, or make a model of Ollama: ollama create NAME -f {folder}/Modelfile",
-    "nanogpt": "copy its meta.pkl, if there is one, to data/{data} of nanoGPT, and load it with --out_dir={folder}",
-}
 WORDS = {"gelu": "GELU exactly", "gelu_tanh": "GELU in GPT-2's tanh form"}
-SAME = 2e-4  # of the largest logit: what rounding in another order may change
-WITHIN_DOCUMENTS = "within documents in training, across them in {family}: give it one document at a time"
 NANOGPTS_ACTIVATION = (
-    "a nanoGPT checkpoint does not name its activation: it is exported with the exact GELU, nanoGPT's since May 2023"
+    "a nanoGPT checkpoint does not name its activation: it is exported with the exact GELU, nanoGPT's since May 2023."
+    " For an older one, set activation_function to gelu_new in the config.json of --format=hf"
 )
+WITHIN_DOCUMENTS = "within documents in training, across them in {family}: give it one document at a time"
+SAME = 2e-4  # of the largest logit: what rounding in another order may change
 
 
 def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, model: GPT, format: str, license: str) -> str:
@@ -108,8 +104,7 @@ def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, model: GPT
         "tokenizer": meta and f"{meta['tokenizer']}, {c.vocab_size:,} ids",
         "parameters": f"{alone.num_params:,}",
         "shape": f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} channels, context of {c.block_size} tokens",
-        **dict(_parts(c)),
-        "attention": WITHIN_DOCUMENTS.format(family=family) if c.packed else None,
+        "attention": c.packed and WITHIN_DOCUMENTS.format(family=family),
         "iterations": f"{saved['iter_num']:,}",
         **losses_at(out_dir, saved["iter_num"]),
         "trained on": environment.get("device"),
@@ -117,28 +112,10 @@ def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, model: GPT
         "commit of fusedGPT": environment.get("commit"),
     }
     rows = "\n".join(f"| {name} | {value} |" for name, value in found.items() if value)
-    head = "\n".join([*HEAD[format], *([f"license: {license}"] if license else []), exported.tags(family)])
+    licence = [f"license: {license}"] * bool(license)
+    head = "\n".join([*HEAD[format], *licence, exported.tags(family)])
     use = USE[format].replace("DATA", data_of(saved))
     return CARD.format(head=head, title=out_dir.resolve().name, family=family, use=use, rows=rows)
-
-
-def _parts(c):
-    """Rows of the card for what a model with this config has and GPT-2 has not."""
-    if c.kv_heads < c.n_head:
-        yield "heads of keys and values", c.kv_heads
-    if c.head_channels * c.n_head != c.n_embd:
-        yield "channels of a head", c.head_channels
-    if c.inner != 4 * c.n_embd:
-        yield "channels inside the MLP", c.inner
-    if c.position == "rotary":
-        scaled = f", wavelengths beyond {c.rope_context} tokens stretched {c.rope_scaling:g} times"
-        part = f", of {c.rotated} of {c.head_channels} channels" if c.rope_fraction < 1 else ""
-        yield "positions", f"rotary, theta {c.rope_theta:g}{part}{scaled if c.rope_scaling > 1 else ''}"
-    if any(c.windows):
-        of = sum(map(bool, c.windows))
-        yield "window", f"{c.window} tokens" + (f" in {of} of {c.n_layer} layers" if of < c.n_layer else "")
-    if not c.tie_embeddings:
-        yield "output layer", "has weights of its own"
 
 
 def data_of(saved: dict) -> str:
@@ -165,11 +142,9 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike, format="hf", pus
         card = model_card(out_dir, saved, meta, model, format, license)
         (new / exported.CARD).write_text(card, encoding="utf-8", errors="backslashreplace")  # names may not be UTF-8
     if checkpoint.is_nanogpts(saved):
-        remedy = f". For an older one, set activation_function to gelu_new in {folder}/config.json"
-        print(NANOGPTS_ACTIVATION + remedy * (format == "hf"))
-    if model.config.packed:
-        print("attention within documents is not exported: give the model one document at a time")
-    print(f"wrote {folder}: {NEXT[format].format(folder=folder, data=data_of(saved))}")
+        print(NANOGPTS_ACTIVATION)
+    use = USE[format].replace("PATH_OR_HUB_ID", str(folder)).replace("FOLDER", str(folder))
+    print(f"wrote {folder}. {use.replace('DATA', data_of(saved))}")
     if push:
         print(f"uploaded to {exported.upload(folder, push)}")
 
@@ -193,41 +168,30 @@ def write_hf(folder, model, meta, saved):
             theirs.save_pretrained(".")
         except SafetensorError as error:  # a write failed
             raise UserError(f"cannot write {folder}: {error}") from error
-        _say_to_older_transformers(model.config)
+        _tell_transformers_4(model.config)
         for weights in pathlib.Path().glob("*.safetensors"):
             shutil.copymode("config.json", weights)  # safetensors lets only the owner read them
         if tokenizer is not None:
             tokenizer_json.save(tokenizer, ".")
-            if theirs.config.model_type == "qwen2":
-                print(
-                    "AutoTokenizer of transformers 5 splits texts as Qwen2 does: load PreTrainedTokenizerFast instead"
-                )
+    if theirs.config.model_type == "qwen2":
+        print("AutoTokenizer of transformers 5 splits texts as Qwen2 does: load PreTrainedTokenizerFast instead")
 
 
-def _say_to_older_transformers(config):
+def _tell_transformers_4(config):
     """Write rotary positions into config.json with the keys of transformers 4 too, which does not read those of 5."""
     file = pathlib.Path("config.json")
     known = families.content(config, families.of(config, "write_hf (export.py)"))
     rope = {key: value for key, value in known.items() if key.startswith("rope_") or key == "partial_rotary_factor"}
-    if rope:
-        content = json.loads(file.read_text(encoding="utf-8")) | rope
-        file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    content = json.loads(file.read_text(encoding="utf-8")) | rope
+    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def require_same_logits(model, theirs=None):
-    """Raise UserError if transformers' model of the same family computes other logits: model.py may be another now.
-
-    theirs: that model, if it is there already.
-    """
-    c, few = model.config, min(32, model.config.block_size)
-    if theirs is None:
-        try:
-            theirs = to_transformers(c, model.state_dict())
-        except ImportError:
-            return print("not compared with transformers' model of this family, because transformers is not installed")
-    ids = torch.randint(c.vocab_size, (1, few), generator=torch.Generator().manual_seed(0))
+def require_same_logits(model, theirs):
+    """Raise UserError if transformers' model of the same family computes other logits: model.py may be another now."""
+    c = model.config
+    ids = torch.randint(c.vocab_size, (1, min(32, c.block_size)), generator=torch.Generator().manual_seed(0))
     if c.packed:  # theirs attends across documents
-        ids[ids == c.document_start] = 0 if c.document_start else c.vocab_size - 1
+        ids[ids == c.document_start] = (c.document_start + 1) % c.vocab_size
     with torch.no_grad():
         ours, other = model.eval()(ids, ids)[0][..., : c.vocab_size], theirs.eval()(ids).logits
     gap = (ours - other).abs().max()
@@ -240,10 +204,9 @@ def require_same_logits(model, theirs=None):
 
 
 def write_gguf(folder, model, meta, saved):
-    """Write model.gguf and a Modelfile for Ollama."""
     if meta is None:
         raise UserError("a GGUF file needs the tokenizer of the data: put the data where the checkpoint names it")
-    require_same_logits(model)
+    require_same_logits(model, to_transformers(model.config, model.state_dict()))
     gguf_file.write(folder, model.config, model.state_dict(), meta, data_of(saved))
     if (context := model.config.block_size) % gguf_file.STEP:
         print(f"llama.cpp does not stop at {context} tokens, where the model's context ends: ask for fewer, with -n")
@@ -251,8 +214,7 @@ def write_gguf(folder, model, meta, saved):
 
 
 def write_nanogpt(folder, model, meta, saved):
-    """Write nanoGPT's ckpt.pt and, if it needs one, meta.pkl."""
-    require_same_logits(model)
+    require_same_logits(model, to_transformers(model.config, model.state_dict()))
     if meta is not None and (ids := nanogpt.characters(meta)):
         (folder / "meta.pkl").write_bytes(pickle.dumps(ids))
     checkpoint.save(folder / "ckpt.pt", nanogpt.checkpoint(model.config, model.state_dict(), saved, data_of(saved)))
@@ -265,14 +227,12 @@ def say_gap(model, saved, program, activation):
     if c.activation == activation or c.mlp == "swiglu":  # which has no GELU
         return
     ids = torch.randint(c.vocab_size, (1, c.block_size), generator=torch.Generator().manual_seed(0))
+    other = GPT.from_checkpoint(saved, activation=activation).eval()
     with torch.no_grad():  # logits of the padding are -inf
-        ours, theirs = (
-            each.eval()(ids, ids)[0][..., : c.vocab_size]
-            for each in (model, GPT.from_checkpoint(saved, activation=activation))
-        )
+        gap = (model.eval()(ids, ids)[0] - other(ids, ids)[0])[..., : c.vocab_size].abs().max()
     print(
         f"{program} computes {WORDS[activation]}, and this model was trained with {WORDS[c.activation]}: on random ids,"
-        f" logits differ by up to {(ours - theirs).abs().max():.1g}, so its texts may differ"
+        f" logits differ by up to {gap:.1g}, so its texts may differ"
     )
 
 

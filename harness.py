@@ -16,7 +16,7 @@ from fusedgpt.home import as_called
 if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):
     sys.exit(print(as_called(__doc__)))  # before PyTorch, which takes seconds to import
 
-from fusedgpt.errors import UserError, one_sentence
+from fusedgpt.errors import UserError, first_line, one_sentence
 from fusedgpt.interchange import tokenizer_json
 from fusedgpt.machine.device import resolve_device
 from fusedgpt.machine.files import atomic
@@ -27,7 +27,7 @@ TASKS = pathlib.Path(__file__).resolve().parent / "eval"
 def evaluate(folder: str, tasks: list[str]) -> dict[str, Any]:
     """Run lm_eval on the model in `folder` and return its results.
 
-    Raises UserError if the model cannot be evaluated, a task is unknown, or lm_eval is missing.
+    Raises UserError if lm_eval is missing, a task is unknown, or the model's tokenizer cannot write a task's texts.
     """
     try:
         import lm_eval
@@ -42,36 +42,29 @@ def evaluate(folder: str, tasks: list[str]) -> dict[str, Any]:
     if unknown := set(tasks) - set(known.all_tasks):
         raise UserError(f"lm_eval has no task {', '.join(sorted(unknown))}: python -m lm_eval ls tasks lists them")
     meta, theirs = tokenizer_json.read(folder)
-    tokenizer = tokenizer_json.OfModel(meta, theirs, (), bos=True)
+    ours = tokenizer_json.OfModel(meta, theirs, (), bos=True)
+    model = {"pretrained": str(pathlib.Path(folder).resolve()), "dtype": "float32"}
+    own = {}
+    if pathlib.Path(folder, "tokenizer.json").exists():
+        # lm_eval's AutoTokenizer splits the texts of any Qwen2 as Qwen does, whatever this file says
+        own["tokenizer"] = theirs or PreTrainedTokenizerFast.from_pretrained(model["pretrained"])
     try:
         # lm_eval predicts the first id of a text from this id: that before each text, end-of-text, or else a new line
-        before = [*tokenizer.begin, *tokenizer.ends] or tokenizer.encode("\n")
-        model = {"pretrained": str(pathlib.Path(folder).resolve()), "dtype": "float32", "prefix_token_id": before[0]}
-        own = {}
-        if pathlib.Path(folder, "tokenizer.json").exists():
-            # lm_eval's AutoTokenizer splits the texts of any Qwen2 as Qwen does, whatever this file says
-            own["tokenizer"] = theirs or PreTrainedTokenizerFast.from_pretrained(model["pretrained"])
+        model["prefix_token_id"] = [*ours.begin, *(ours.ends or ours.encode("\n"))][0]
         with contextlib.chdir(TASKS.parent):  # lm_eval reads the texts of eval/ from the current folder
             device = str(resolve_device("auto"))
             found = lm_eval.simple_evaluate(
                 "hf", model | own, tasks=tasks, device=device, task_manager=known, log_samples=False
             )
-        found["config"]["model_args"] = model  # without the tokenizer, which is no JSON
-        return found
-    except TypeError as error:
-        if tokenizer.ends:
-            raise
-        raise UserError(
-            f"{', '.join(tasks)} generates text up to its end, and the model in {folder} has no id for that: take a"
-            " task that compares likelihoods"
-        ) from error
     except Exception as error:  # tokenizers raises a bare Exception for an unknown character
-        if tokenizer.kind != "char" or not ("Missing [UNK] token" in str(error) or isinstance(error, UserError)):
+        if ours.kind != "char" and ours.ends:
             raise
         raise UserError(
-            f"{', '.join(tasks)} has characters for which the character model in {folder} has no ids: take a task"
-            " without such characters, or train a model on bytes"
+            f"{', '.join(tasks)} does not fit the tokenizer in {folder}, which may lack a character, or an id that ends"
+            f" a text that is generated ({first_line(error)}): take another task, or train a model on bytes"
         ) from error
+    found["config"]["model_args"] = model  # without the tokenizer, which is no JSON
+    return found
 
 
 def main(folder: str, results: str, *tasks: str) -> None:

@@ -16,7 +16,6 @@ import pathlib
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from typing import Literal, TextIO
 
 from configurator import answer_help, configure
@@ -87,7 +86,7 @@ from fusedgpt.attention.case import Case
 from fusedgpt.attention.table import check_name
 from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import Tokenizer
-from fusedgpt.errors import UserError, one_sentence, out_of_memory
+from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.estimates import fits
 from fusedgpt.generation import engines, generate
 from fusedgpt.home import ROOT
@@ -101,13 +100,9 @@ gc.enable()
 
 
 def validate(s: Settings) -> None:
-    """Raise UserError for a number that sampling cannot use."""
+    """Raise UserError for a number that sampling cannot use (generate.sample checks the others)."""
     if s.num_samples < 1 or s.max_new_tokens < 1:
         raise UserError(f"num_samples={s.num_samples} and max_new_tokens={s.max_new_tokens} must be 1 or more")
-    if not s.temperature >= 0 or s.top_k < 0:
-        raise UserError(f"temperature={s.temperature} and top_k={s.top_k} must be 0 or more")
-    if not 0 <= s.top_p <= 1:
-        raise UserError(f"top_p={s.top_p} must be from 0 to 1")
     if not 0 <= s.seed < 2**63:
         raise UserError(f"seed={s.seed} must be from 0 to 2**63 - 1")
     check_name(s.attention, "auto")
@@ -122,20 +117,22 @@ def say(line: str, stream: TextIO | None = None) -> None:
 def load(s: Settings) -> tuple[GPT, Tokenizer]:
     """The model and its tokenizer. Raises UserError if either is missing, or if they do not fit each other."""
     changes = {"activation": s.activation} if s.activation else {}
-    if s.init_from == "resume" and run_folder.is_transformers(s.out_dir):
-        s = dataclasses.replace(s, init_from=s.out_dir)
-    if s.init_from != "resume":
-        if run_folder.checkpoints(s.init_from):
-            raise UserError(f"{s.init_from} is a run: name it with --out_dir={s.init_from} and --init_from=resume")
-        model = GPT.from_pretrained(s.init_from, changes, say=say)
-        say(f"sampling from {s.init_from}")
-        meta, theirs = tokenizer_json.read(s.init_from, say)
-        tokenizer = tokenizer_json.OfModel(meta, theirs, pretrained.ends(s.init_from), s.bos)
+    source = s.init_from
+    if source == "resume" and run_folder.is_transformers(s.out_dir):
+        source = s.out_dir
+    if source != "resume":
+        if run_folder.checkpoints(source):
+            raise UserError(f"{source} is a run: name it with --out_dir={source} and --init_from=resume")
+        model = GPT.from_pretrained(source, changes, say=say)
+        say(f"sampling from {source}")
+        meta, theirs = tokenizer_json.read(source, say)
+        tokenizer = tokenizer_json.OfModel(meta, theirs, pretrained.ends(source), s.bos)
         if tokenizer.begin:
             names = " ".join(theirs.convert_ids_to_tokens(tokenizer.begin))
             say(f"each prompt begins with {names}, as the model's tokenizer has it; not with --bos=False")
     else:
-        if (path := pathlib.Path(s.out_dir)).suffix == ".pt" and not path.is_dir():
+        path = pathlib.Path(s.out_dir)
+        if path.suffix == ".pt" and not path.is_dir():
             saved = checkpoint.load(path, optimizer=False)
         else:
             saved, path = run_folder.load_best(path)
@@ -153,10 +150,7 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
 
 
 def read_prompt(text: str, tokenizer: Tokenizer, vocab_size: int) -> tuple[str, list[int]]:
-    """The prompt as text and as ids. text: the prompt, or FILE:path.
-
-    Raises UserError if the file cannot be read, or if the prompt has no ids or an id of `vocab_size` or more.
-    """
+    """The prompt as text and as ids. text: the prompt, or FILE:path. Raises UserError if it cannot be used."""
     if text.startswith("FILE:"):
         path = text.removeprefix("FILE:")
         try:
@@ -172,7 +166,7 @@ def read_prompt(text: str, tokenizer: Tokenizer, vocab_size: int) -> tuple[str, 
 
 
 class Sample:
-    """The text of one sample, which grows id by id until the text `stop` or an id that ends a text comes."""
+    """A text that grows id by id until the text `stop` or an id that ends a text comes."""
 
     def __init__(self, prompt: str, tokenizer: Tokenizer, stop: str):
         self.text, self.tokenizer, self.stop, self.ended = prompt, tokenizer, stop, False
@@ -198,10 +192,7 @@ class Sample:
 
 
 def prepare(s: Settings, model: GPT, prompt_length: int, device: torch.device) -> engines.Engine:
-    """`model`, ready to generate on the device, with its attention kernel, dtypes and compiler chosen.
-
-    Raises UserError if the kernel cannot run here, or cannot be compiled.
-    """
+    """`model`, ready to generate on the device. Raises UserError if the kernel cannot run here, or be compiled."""
     remembered = choices.Choices(again=s.choose == "again")
     compiled, why_eager = resolve_compile(s.compile, device)
     model.use_attention("sdpa")  # dtypes are timed with it, because a kernel is tried in the dtype that it runs in
@@ -213,37 +204,39 @@ def prepare(s: Settings, model: GPT, prompt_length: int, device: torch.device) -
     # a kernel may take a whole prompt but refuse one token after many, which attends in the cache's dtype
     cached = generate.cache_dtype(device, dtypes[1])
     cases = [*prompts, *(dataclasses.replace(case.one_query(), dtype=cached) for case in prompts)]
-    attention, when = choose_attention(s.attention, cases, compiled, remembered)
+    attention, words = choose_attention(s.attention, cases, compiled, remembered)
     model.use_attention(attention)
     engine = engines.prepare(model, device, dtypes, s.num_samples, prompt_length, s.max_new_tokens, compiled)
-    if s.attention == "auto":
-        chosen.append(f"attention {attention}, {when}; the same again: --attention={attention}")
-    engine.chosen = "\n".join(chosen)
+    engine.chosen = "\n".join([*chosen, *words])
     for line in filter(None, [why_eager, *remembered.notes]):
         say(line, sys.stderr)
     return engine
 
 
-def choose_attention(name: str, cases: list[Case], compiled: bool, remembered: choices.Choices) -> tuple[str, str]:
-    """The kernel that the setting `name` means for `cases`, and when 'auto' has timed it, in words."""
+def choose_attention(
+    name: str, cases: list[Case], compiled: bool, remembered: choices.Choices
+) -> tuple[str, list[str]]:
+    """The kernel that the setting `name` means for `cases`, and a line on what 'auto' chose, if it chose."""
+    if name != "auto":
+        return choose.choose(name, *cases, compiled=compiled)[0], []
     case = {"for": "attention", **choices.machine(cases[0].device), "cases": [*map(str, cases)], "compiled": compiled}
-    past = remembered.recall(case) if name == "auto" else None
-    if past and choose.still_runs(past["attention"], *cases, compiled=compiled):
-        return past["attention"], f"remembered from {past['when']}"
-    attention, _ = choose.choose(name, *cases, compiled=compiled)
-    if name == "auto":
-        remembered.remember(case, {"attention": attention})
-    return attention, "timed now"
+    past = remembered.recall(case)
+    if not (past and choose.still_runs(past["attention"], *cases, compiled=compiled)):
+        past = {"attention": choose.choose(name, *cases, compiled=compiled)[0]}
+        remembered.remember(case, past)
+    chosen = past["attention"]
+    return chosen, [f"attention {chosen}, {_when(past)}; the same again: --attention={chosen}"]
+
+
+def _when(past):
+    return f"remembered from {past['when']}" if "when" in past else "timed now"
 
 
 def choose_dtypes(
     s: Settings, model: GPT, prompt_length: int, device: torch.device, compiled: bool, remembered: choices.Choices
 ) -> tuple[tuple[torch.dtype, torch.dtype], list[str]]:
-    """The dtypes of the prompt and of the tokens after it, and a line on what 'auto' chose, if it chose.
-
-    Raises UserError if decode_dtype is set on another device than a CPU, where keys would have two dtypes.
-    """
-    if s.decode_dtype and device.type != "cpu":
+    """The dtypes of the prompt and of the tokens after it, and a line on what 'auto' chose, if it chose."""
+    if s.decode_dtype and device.type != "cpu":  # keys would have two dtypes
         raise UserError(f"decode_dtype={s.decode_dtype} is for CPUs, and this is {device}: give --dtype alone")
     second = DTYPES.get(s.decode_dtype)
     if s.dtype != "auto" or device.type != "cpu":
@@ -258,10 +251,8 @@ def choose_dtypes(
         past = dict(zip(("prompt", "tokens"), map(dtype_name, dtypes)), words=words)
         remembered.remember(case, past)
     first, second = DTYPES[past["prompt"]], second or DTYPES[past["tokens"]]
-    flags = f"--dtype={dtype_name(first)}" + (f" --decode_dtype={dtype_name(second)}" if second != first else "")
-    when = f"remembered from {past['when']}" if "when" in past else "timed now"
-    named = f", but decode_dtype={s.decode_dtype} was given" if s.decode_dtype else ""
-    return (first, second), [f"{past['words']}, {when}{named}; the same again: {flags}"]
+    flags = f"--dtype={dtype_name(first)} --decode_dtype={dtype_name(second)}"
+    return (first, second), [f"{past['words']}, {_when(past)}; the same again: {flags}"]
 
 
 def report(engine: engines.Engine, s: Settings, drawn: int, first: float, rest: float, device: torch.device) -> str:
@@ -274,16 +265,9 @@ def report(engine: engines.Engine, s: Settings, drawn: int, first: float, rest: 
     ]
     if drawn > 1:
         steps = (drawn - 1) / rest
-        read = engine.bytes_per_step * steps
-        line = f"decode: {s.num_samples * steps:,.1f} tokens/s; it reads {read / 1e9:,.1f} GB/s of weights"
-        try:
-            memory_s = memory.bandwidth(device)
-            line += f", {read / memory_s:.0%} of the memory's {memory_s / 1e9:,.1f} GB/s"
-        except RuntimeError as error:  # no memory left to measure the bandwidth: report the rest
-            if not out_of_memory(error):
-                raise
-        lines.append(line)
-    return "\n".join([*lines, *filter(None, [engine.chosen])])
+        read = engine.bytes_per_step * steps / 1e9
+        lines.append(f"decode: {s.num_samples * steps:,.1f} tokens/s; it reads {read:,.1f} GB/s of weights")
+    return "\n".join(filter(None, [*lines, engine.chosen]))
 
 
 def draw(
@@ -320,30 +304,23 @@ def show(text: str) -> None:
     print(terminal.harmless(text, sys.stdout), end="", flush=True)
 
 
-def prompts() -> Iterator[str]:
-    """The lines typed at the console, until an empty line or the end of input."""
+def converse(
+    engine: engines.Engine, s: Settings, tokenizer: Tokenizer, vocab_size: int, generator: torch.Generator
+) -> None:
+    """Continue one typed prompt after another, until an empty line or the end of input."""
     with contextlib.suppress(ImportError):  # Windows has no readline
         import readline  # noqa: F401 (with it, input() edits and remembers lines)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     while True:
         try:
             if not (text := input("prompt: ")):
                 return
-            yield text
+            draw(engine, s, read_prompt(text, tokenizer, vocab_size), tokenizer, generator)
         except EOFError:
             return print()
         except KeyboardInterrupt:  # drops the typed line
             print()
-
-
-def converse(
-    engine: engines.Engine, s: Settings, tokenizer: Tokenizer, vocab_size: int, generator: torch.Generator
-) -> None:
-    """Continue one prompt after another. If a prompt is refused, ask for the next."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    for text in prompts():
-        try:
-            draw(engine, s, read_prompt(text, tokenizer, vocab_size), tokenizer, generator)
         except UserError as error:
             say(f"error: {error}", sys.stderr)
 
@@ -355,14 +332,15 @@ def main(s: Settings) -> None:
     dtype = resolve_dtype(s.dtype, device)
     model, tokenizer = load(s)
     vocab_size, generator = model.config.vocab_size, torch.Generator(device).manual_seed(s.seed)
-    if s.temperature == 0 and s.num_samples > 1 and not s.interactive:
-        say("one sample is drawn, because with temperature=0 all would be the same", sys.stderr)
-        s = dataclasses.replace(s, num_samples=1)
+    prompt, length = None, LINE
     if s.interactive:
-        s, prompt, length = dataclasses.replace(s, num_samples=1), None, LINE
+        s = dataclasses.replace(s, num_samples=1)
     else:
         prompt = read_prompt(s.start, tokenizer, vocab_size)
         length = len(prompt[1])
+    if s.temperature == 0 and s.num_samples > 1:
+        say("one sample is drawn, because with temperature=0 all would be the same", sys.stderr)
+        s = dataclasses.replace(s, num_samples=1)
     fits.check_sampling(model.config, s.num_samples, length + s.max_new_tokens, device, dtype)
     engine = prepare(s, model, length, device)
     del model  # frees the weights if the engine has copies

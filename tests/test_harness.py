@@ -79,13 +79,13 @@ def test_what_cannot_be_scored_is_one_sentence(lm_eval, exported, tmp_path, monk
         raise Exception("Missing [UNK] token from the vocabulary")
 
     # the characters of `exported` have no new line
-    with pytest.raises(UserError, match=r"the character model in .* has no ids: take a task without"):
+    with pytest.raises(UserError, match=r"sonnets does not fit the tokenizer in .*, which may lack a character"):
         harness.main(str(exported), "scores.json", "sonnets")
     with pytest.raises(UserError, match="lm_eval has no task nonsense, sonets: python -m lm_eval ls tasks"):
         harness.evaluate(str(exported), ["sonets", "nonsense", "sonnets"])
     lm_eval.answer = fail
-    with pytest.raises(Exception, match=r"^Missing \[UNK\]"):  # no character model: not what the sentence is for
-        harness.evaluate(str(of_bytes(tmp_path / "hf")), ["sonnets"])
+    with pytest.raises(Exception, match=r"^Missing \[UNK\]"):  # not what the sentence is for
+        harness.evaluate(str(of_bytes(tmp_path / "hf", vocab_size=257, end_of_text=256)), ["sonnets"])
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(UserError, match=r"harness.py needs the package lm_eval: pip install 'lm_eval\[hf\]'"):
         harness.main(str(exported), "scores.json", "sonnets")

@@ -33,9 +33,8 @@ SECONDS = 0.3  # of a race of dtypes
 class Engine:
     """A model for generate.new_tokens that runs in one dtype on several ids and in another on a single id.
 
-    It only generates: if its weights are packed, its modules compute no chunked loss and count other parameters.
-    `dtypes` are the dtypes of prefill and decode. `chosen` gives the reason in one line; it is empty if nothing was
-    measured. Pass `cache` to every call of new_tokens, because a CUDA graph is bound to its buffers.
+    It only generates. `dtypes` are those of prefill and decode, `chosen` says why, if they were measured. Pass `cache`
+    to every call of new_tokens, because a CUDA graph is bound to its buffers.
     """
 
     def __init__(self, prefill: nn.Module, decode: nn.Module, dtypes: tuple[torch.dtype, torch.dtype], chosen: str):
@@ -125,27 +124,25 @@ def fastest_dtypes(
 ) -> tuple[tuple[torch.dtype, torch.dtype], str]:
     """The dtypes of prefill and decode that are fastest on this CPU for B prompts of T ids, and the times in words.
 
-    compiled: as in prepare(). The decode step is timed without the compiler, but in the layout that it takes.
-    Without instructions for products in bfloat16 a prompt stays in float32, whatever a clock says on a busy machine.
+    The decode step is timed without the compiler, but in the layout that it takes. Without instructions for products in
+    bfloat16 a prompt stays in float32, whatever a clock says on a busy machine.
     """
     layers = model.transformer.h
     several = min(len(layers), max(1, ENOUGH_WEIGHTS // sum(p.numel() for p in layers[0].parameters())))
     decode = _milliseconds(_shortened(model, several), (B, 1), PRECISE_FIRST, compiled)
-    rows, how = timed_rows(model.config, B, T), ""
-    of_prompt = "this CPU has no instructions for bfloat16"
+    how = f"ms of {several} layers for {B} x 1: {_in_words(decode)}"
     if _first_worth_it(decode) == torch.float16 and not _finite(model, torch.float16):
         del decode[torch.float16]
-        how = "; in float16 its logits are not finite"
-    first, one = torch.float32, _first_worth_it(decode)
-    of_tokens = f"ms of {several} layers for {B} x 1: {_in_words(decode)}{how}"
-    if cpu_multiplies_bfloat16():
-        prefill, n = decode, several
-        if rows > 1:
-            prefill, n = _milliseconds(_shortened(model, 1), (B, rows), FOR_PROMPTS, compiled), 1
-        first = _first_worth_it({dtype: prefill[dtype] for dtype in FOR_PROMPTS if dtype in prefill})
-        of_prompt = f"ms of {n} of {len(layers)} layers for {B} x {rows} tokens: {_in_words(prefill)}"
-    chosen = f"prompt in {dtype_name(first)} ({of_prompt}); tokens after it in {dtype_name(one)} ({of_tokens})"
-    return (first, one), chosen
+        how += "; in float16 its logits are not finite"
+    one = _first_worth_it(decode)
+    of_tokens = f"tokens after it in {dtype_name(one)} ({how})"
+    if not cpu_multiplies_bfloat16():
+        return (torch.float32, one), f"prompt in float32 (this CPU has no instructions for bfloat16); {of_tokens}"
+    rows = timed_rows(model.config, B, T)
+    prefill = _milliseconds(_shortened(model, 1), (B, rows), FOR_PROMPTS, compiled)
+    first = _first_worth_it(prefill)
+    how = f"ms of 1 of {len(layers)} layers for {B} x {rows} tokens: {_in_words(prefill)}"
+    return (first, one), f"prompt in {dtype_name(first)} ({how}); {of_tokens}"
 
 
 def timed_rows(config: Any, B: int, T: int) -> int:
@@ -220,11 +217,7 @@ def _rotated(x, by):
 
 
 class StaticStep:
-    """A decode step with static shapes: attention over the whole buffers, with a mask over what is not filled.
-
-    With a window, that is twice as many keys as are seen. `captured` returns the function to run for each token. It
-    reads and writes tensors in place.
-    """
+    """A decode step with static shapes: attention over the whole buffers, with a mask over what is not filled."""
 
     def __init__(self, model: nn.Module):
         self.model = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # the same weights
@@ -255,7 +248,6 @@ class StaticStep:
         self.run = self.captured()
 
     def captured(self):
-        """The function to call for each token."""
         return self._logits
 
     def _logits(self):

@@ -29,9 +29,8 @@ def cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
 class LayerCache:
     """The keys and values of one layer, each (B, nkv, keys, hs), in the order of their positions.
 
-    A layer with a window keeps only keys that later tokens will see. Its buffers hold twice the window, and when they
-    are full, the newer half moves to the front, once in `window` tokens. A ring would need no copies, but its keys
-    would be out of order, and no kernel's causal mask would fit them.
+    With a window, buffers hold twice the window, and when they are full, the newer half moves to the front. In a ring,
+    keys would be out of order, and no kernel's causal mask would fit them.
     """
 
     def __init__(self, capacity: int = 0, window: int | None = None):
@@ -103,10 +102,7 @@ def capacity(config: Any, length: int) -> int:
 
 
 def new_cache(config: Any, length: int = 0) -> list[LayerCache]:
-    """An empty KV cache for a model of `config` (a GPTConfig): one LayerCache a layer.
-
-    length: tokens of the text, prompt included, for which there is room at once; a longer text makes the cache grow.
-    """
+    """An empty KV cache for a model of `config` (a GPTConfig), with room at once for a text of `length` tokens."""
     return [LayerCache(capacity(config, length), window) for window in config.windows]
 
 
@@ -167,7 +163,6 @@ def new_tokens(
 ) -> Iterator[Tensor]:
     """Yield the next ids (B, 1) after `idx` (B, T), T >= 1, `max_new_tokens` times.
 
-    The first pass is the prefill, which reads the whole prompt. Each later pass decodes one token against the KV cache.
     Only the last S ids of a prompt are read. When the text grows beyond S ids, its newer half is kept: from then on,
     each id is drawn with between S / 2 and S ids before it.
     vocab_size: never draw ids from this one on; None: draw from all.

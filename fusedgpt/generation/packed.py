@@ -34,10 +34,7 @@ def gains(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def pack(module: nn.Module) -> None:
-    """Replace each nn.Linear in `module` by a PackedLinear. A weight that a layer shared is then held twice.
-
-    A layer with hooks and one of a class derived from nn.Linear stay, because they compute something else.
-    """
+    """Replace each nn.Linear in `module` by a PackedLinear, but no derived class or layer with hooks."""
     for name, child in module.named_children():
         if type(child) is nn.Linear and not child._forward_hooks and not child._forward_pre_hooks:
             setattr(module, name, PackedLinear(child))

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Iterator
 
 from fusedgpt.errors import UserError, first_line
-from fusedgpt.machine.files import lock
 
 CARD = "README.md"
 OURS = re.compile(r"^tags: \[[a-z0-9]+, fusedgpt\]$", re.MULTILINE)  # in the card of every export
@@ -38,43 +37,31 @@ def require_ours(folder: pathlib.Path) -> None:
 def replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """A new folder beside `folder`. At the end of the `with` statement it takes the place of an earlier export.
 
-    If the process is killed on the way, `folder` is the earlier export, the new one, or absent, and the next call
-    removes what was left. Raises UserError if `folder` holds files that no export wrote.
+    After a kill, `folder` is the earlier export, the new one, or absent. Raises UserError if it holds other files.
     """
     require_ours(folder)
     folder = folder.resolve()  # of a link, replace what it names
-    beside = folder.with_name(f".{folder.name}.export")
-    new, old = beside / "new", beside / "old"
-    with lock(beside):
-        try:
-            for left in (new, old):  # by a call that was killed
-                shutil.rmtree(left, ignore_errors=True)
-            new.mkdir()
-            yield new
-            for file in new.iterdir():
-                with open(file, "rb") as written:
-                    os.fsync(written.fileno())  # otherwise a power cut could leave the name without content
-            require_ours(folder)
-            if folder.exists():
-                os.replace(folder, old)
-            os.replace(new, folder)
-        finally:
-            if old.exists() and not folder.exists():
-                os.replace(old, folder)
-            shutil.rmtree(beside, ignore_errors=True)
+    new, old = (folder.with_name(f".{folder.name}.{each}") for each in ("new", "old"))
+    for left in (new, old):  # by a call that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    new.mkdir(parents=True)
+    try:
+        yield new
+        require_ours(folder)
+        if folder.exists():
+            os.replace(folder, old)
+        os.replace(new, folder)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def require_upload(name: str) -> None:
     """Raise UserError if nothing can be uploaded as `name`: it is no owner/name, or nobody is logged in."""
     from huggingface_hub import get_token
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        raise UserError(f"--push={name} is no name on the Hub: write owner/name ({first_line(error)})") from error
-    if "/" not in name:
-        raise UserError(f"--push={name} has no owner: write owner/name")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise UserError(f"--push={name} is no name on the Hub: write owner/name")
     if not get_token():
         raise UserError(f"--push={name} needs a token for the Hub: log in with hf auth login, or set HF_TOKEN")
 

@@ -3,6 +3,8 @@
 GPT-2, Llama, Mistral, Qwen2, Qwen3 and Phi, as transformers has them; docs/models.md says which has what.
 """
 
+import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -13,33 +15,42 @@ from torch import Tensor
 from fusedgpt import dimensions
 from fusedgpt.dimensions import GPTConfig, require_known
 from fusedgpt.errors import UserError, shown
-from fusedgpt.interchange.hf_config import DEFAULTS, FAMILIES, OPTIONAL, Config, declared
+from fusedgpt.interchange.hf_config import FAMILIES, FOREIGN, Config
 
 WRITTEN = (*dimensions.FAMILIES, "document_start")  # fields beyond GPT-2's that are written, or refused by name
+BIASES = ("bias", "attention_bias", "mlp_bias", "output_bias")
+REFUSED = {"auto_map": "code of its own, which is never run here"}
+REFUSED |= {"quantization_config": "quantized weights: name the model that they were made of"}
+# transformers 4's keys, which 5 reads as rope_parameters and dtype
+OLDER_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings", "torch_dtype")
 
 
 def read(content: Any, say: Callable[[str], None] = lambda line: None) -> tuple[str, GPTConfig]:
-    """The family and the config of a model with this config.json.
+    """The family and the config of a model with this config.json, as transformers reads it.
 
     say: prints a line on the keys that transformers does not know either, and that are ignored. Raises UserError if the
     family is unknown, or if the model has something that a GPT does not have.
     """
     if not isinstance(content, dict):
         raise UserError(f"its config.json must be a mapping, not {type(content).__name__}")
-    config = Config(content)
-    name = config.take("model_type", str, "gpt2")
+    name = content.get("model_type", "gpt2")
     if name not in FAMILIES:
         raise UserError(f"it has model_type={shown(name)}, which can be {', '.join(FAMILIES)}")
-    family = FAMILIES[name]
-    defaults = {key: value for key, value in DEFAULTS.get(name, {}).items() if key not in content}
-    config.content = defaults | content
+    for key, what in REFUSED.items():
+        if content.get(key):
+            raise UserError(f"its config.json has {key}={shown(content[key])}, {what}")
+    from transformers import CONFIG_MAPPING
+
+    kind, family = CONFIG_MAPPING[name], FAMILIES[name]
+    config = Config({"is_causal": True} | kind.from_dict(copy.deepcopy(content)).to_dict())  # which changes `content`
     config.require("is_causal", True)  # otherwise each token attends to later ones too
-    sizes = {ours: config.take(theirs, int, *OPTIONAL.get(theirs, ())) for ours, theirs in family.sizes.items()}
-    fields = sizes | family.read(config)
-    config.require_none_foreign()
-    if foreign := sorted(content.keys() - config.taken - declared(name)):
-        say(f"its config.json has {', '.join(foreign)}, which transformers' {family.title} does not read: ignored")
-    found = GPTConfig(**fields)
+    found = GPTConfig(**{ours: config[theirs] for ours, theirs in family.sizes.items()} | family.read(config))
+    for key in FOREIGN & content.keys() - config.taken:
+        if content[key]:
+            raise UserError(f"its config.json has {key}={shown(content[key])}, which is not computed here")
+    known = {*config.taken, *kind().to_dict(), *kind.attribute_map, *OLDER_KEYS}
+    if unknown := sorted(content.keys() - known):
+        say(f"its config.json has {', '.join(unknown)}, which transformers' {family.title} does not read: ignored")
     same = {"n_kv_head": found.n_head, "head_size": found.n_embd / found.n_head, "n_inner": 4 * found.n_embd}
     usual = {field: None for field, value in same.items() if getattr(found, field) == value}
     return name, dataclasses.replace(found, **usual)
@@ -51,37 +62,34 @@ def of(config: GPTConfig, writer: str) -> str:
     writer: what asks, for the error. Raises UserError if no family computes what the model computes.
     """
     require_known(config, writer, WRITTEN)
-    name = _nearest(config)
-    family, window = FAMILIES[name], config.window if any(config.windows) else None
-    found = vars(config) | dict(n_kv_head=config.kv_heads, head_size=config.head_channels, window=window)
-    for field, value in family.requires(config).items():
-        if found[field] != value:
-            raise UserError(
-                f"no family of transformers has all that this model has: {family.title}, which is nearest, has"
-                f" {field}={value}, and not {found[field]}"
-            )
-    held = completed(config, name).biases
-    for place, has in config.biases.items():
-        if has and not held[place]:
-            field = {"mlp": "mlp_bias", "output": "output_bias"}.get(place, "attention_bias")
-            raise UserError(
-                f"no family of transformers has all that this model has: {family.title}, which is nearest, has no"
-                f" biases as in {field}={getattr(config, field)}, bias={config.bias}"
-            )
-    return name
+    from huggingface_hub.errors import StrictDataclassError
+
+    own, lacking, biases = _parts(config), {}, {}
+    for name in FAMILIES:
+        with contextlib.suppress(StrictDataclassError, UserError):  # transformers' Llama, for one, refuses some sizes
+            theirs = read(content(config, name))[1]
+            has = _parts(theirs)
+            other = [f"{part}={shown(has[part])}, and not {shown(own[part])}" for part in own if has[part] != own[part]]
+            other += [f"no biases in {place}" for place in sorted(_biases(config) - _biases(theirs))]
+            lacking[name], biases[name] = other, len(_biases(theirs))
+    nearest = min(lacking, key=lambda name: (len(lacking[name]), biases[name]))
+    if lacking[nearest]:
+        raise UserError(
+            f"no family of transformers has all that this model has: {FAMILIES[nearest].title}, which is nearest, has"
+            f" {lacking[nearest][0]}"
+        )
+    return nearest
 
 
-def _nearest(config):
-    if config.position == "learned":
-        return "gpt2"
-    if config.parallel_block:
-        return "phi"
-    if config.qk_norm:
-        return "qwen3"
-    some = any(config.windows)
-    if (config.biases["qkv"] and not config.biases["proj"]) or (some and not all(config.windows)):
-        return "qwen2"
-    return "mistral" if some or config.n_embd % config.n_head else "llama"  # transformers' Llama refuses such sizes
+def _biases(config):
+    return {place for place, there in config.biases.items() if there}
+
+
+def _parts(config):
+    """What a config and the family it is written as must have in common."""
+    same = ("position", "rope_fraction", "norm", "mlp", "qk_norm", "parallel_block", "tie_embeddings", "windows")
+    sizes = dict(n_kv_head=config.kv_heads, head_size=config.head_channels)
+    return {part: getattr(config, part) for part in same} | sizes
 
 
 def content(config: GPTConfig, name: str) -> dict[str, Any]:
@@ -152,7 +160,8 @@ def places(config: GPTConfig, name: str) -> dict[str, Place]:
 
 def completed(config: GPTConfig, name: str) -> GPTConfig:
     """`config`, with all biases that the family has."""
-    return dataclasses.replace(config, **FAMILIES[name].biases(config))
+    theirs = read(content(config, name))[1]
+    return dataclasses.replace(config, **{field: getattr(theirs, field) for field in BIASES})
 
 
 def weights(config: GPTConfig, state: dict[str, Tensor], name: str) -> dict[str, Tensor]:

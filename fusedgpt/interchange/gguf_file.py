@@ -5,16 +5,16 @@ import json
 import os
 import pathlib
 import re
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusedgpt import rotary
-from fusedgpt.data.tokenizer import END_OF_TEXT, Tokenizer, byte_characters
+from fusedgpt.data.tokenizer import END_OF_TEXT, Tokenizer
 from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError
 from fusedgpt.interchange import families, tokenizer_json
+from fusedgpt.interchange.tokenizer_json import byte_level_name
 
 FILE = "model.gguf"
 ACTIVATION = "gelu_tanh"  # llama.cpp computes this form in any GPT-2 and Phi
@@ -26,15 +26,22 @@ NAMES |= {"attn.q_norm": "attn_q_norm", "attn.k_norm": "attn_k_norm"}
 NAMES |= {"mlp.c_gate": "ffn_gate", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
 JOINED = ("gpt2", "phi2")  # architectures that have queries, keys and values in one matrix
 POSITIONS = "transformer.wpe.weight"
-BYTES = byte_characters()
 GPT2S_BPES = ("gpt2", "r50k_base")  # tiktoken's, which split a text into words as GPT-2 does
-# how llama.cpp calls the ways in which a tokenizer.json splits a text into words, and whether it looks up whole words
-# before it merges; the patterns are those of the tokenizers of Llama 3 and Qwen
+# the steps in which a tokenizer.json splits a text into words, and whether it looks up whole words before it merges; by
+# llama.cpp's names. The patterns are those of the tokenizers of Llama 3 and Qwen
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-PATTERNS = {WORDS % r"\p{N}{1,3}": ("llama-bpe", True), WORDS % r"\p{N}": ("qwen2", False)}
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
+DIGITS = {"type": "Digits", "individual_digits": True}
+SPLITS = {
+    "gpt-2": ([LEVEL | {"use_regex": True}], False),
+    "smollm": ([DIGITS, LEVEL | {"use_regex": True}], False),
+    "llama-bpe": ([SPLIT | {"pattern": {"Regex": WORDS % r"\p{N}{1,3}"}}, LEVEL], True),
+    "qwen2": ([SPLIT | {"pattern": {"Regex": WORDS % r"\p{N}"}}, LEVEL], False),
+}
 INSTEAD = "name --format=hf, or prepare the data with --tokenizer=gpt2, byte or train:2048"
-# llama.cpp refuses a BPE without merges. This one joins no text, because no text in UTF-8 has the byte 255
-NO_MERGE = f"{BYTES[255]} {BYTES[255]}"
+# llama.cpp refuses a BPE without merges; this one joins no text in UTF-8
+NO_MERGE = " ".join(2 * [byte_level_name(b"\xff")])
 STEP = 256  # llama.cpp rounds contexts up to a multiple of this
 # num_predict leaves the other half of the context for a prompt, because a GPT-2 has no position beyond
 MODELFILE = '''FROM ./{file}
@@ -47,12 +54,13 @@ PARAMETER num_predict {half}
 def write(folder: pathlib.Path, config: GPTConfig, state: dict[str, Tensor], meta: dict, name: str) -> None:
     """Write model.gguf, and a Modelfile for `ollama create`, for a GPT with `config` and `state`.
 
-    meta: of its data, which has the tokenizer. Weights are written in float32, without vocabulary padding; missing
-    biases that the family has become zeros, and the last of GPT-2's positions is repeated up to a context that
-    llama.cpp can have. Raises UserError if the package gguf is missing, if llama.cpp cannot compute the model, or if it
-    cannot have the ids of the tokenizer.
+    meta: of its data, which has the tokenizer. Weights are in float32, without vocabulary padding. Raises UserError if
+    the package gguf is missing, or if llama.cpp has no such model or tokenizer.
     """
-    gguf = package()
+    try:
+        import gguf
+    except ImportError as error:
+        raise UserError("--format=gguf needs the package gguf: pip install gguf") from error
     family = families.of(config, "gguf_file.write (fusedgpt/interchange/gguf_file.py)")
     architecture = ARCHITECTURES.get(family, family)
     _require_computed(config, architecture)
@@ -87,7 +95,6 @@ def write(folder: pathlib.Path, config: GPTConfig, state: dict[str, Tensor], met
 
 
 def _require_computed(config, architecture):
-    """Raise UserError if llama.cpp has no such part in models of this architecture."""
     window = min(filter(None, config.windows), default=config.block_size)
     lacking = {
         f"window={config.window}, which is less than block_size={config.block_size}": window < config.block_size,
@@ -138,15 +145,6 @@ def _tensors(config, weights, architecture):
         yield "rope_freqs.weight", plain / rotary.frequencies(config)
 
 
-def package() -> Any:
-    """The package gguf. Raises UserError if it is not installed."""
-    try:
-        import gguf
-    except ImportError as error:
-        raise UserError("--format=gguf needs the package gguf: pip install gguf") from error
-    return gguf
-
-
 def _name(ours):
     """'blk.3.attn_qkv.bias' for 'transformer.h.3.attn.c_attn.bias'."""
     layer, module, kind = re.fullmatch(r"(?:transformer\.)?(?:h\.(\d+)\.)?(.+)\.(weight|bias)", ours).groups()
@@ -172,26 +170,19 @@ def _tokenizer(meta, size, types):
     return found | dict(tokens=tokens, types=kinds, end=end)
 
 
-def _byte_level(text):
-    return "".join(BYTES[byte] for byte in text)
-
-
 def _one_id_each(ours):
-    """Bytes, or characters."""
     if ours.end_of_text is None:
         # llama.cpp's BPEs must have an id that ends a text: without one, it takes the id 11. Its tokenizer for RWKV
         # needs none. It takes the longest token that fits, and never ends if only a part of a character is known
         if any(len(text or b"") > 1 for text in ours.tokens):
-            raise UserError(
-                "llama.cpp can have characters beyond ASCII only if an id ends a text, and this data has none:"
-                f" {INSTEAD}"
-            )
+            raise UserError(f"llama.cpp has characters beyond ASCII only in data with an end of text: {INSTEAD}")
         return dict(model="rwkv", name=lambda text: "".join(f"\\x{byte:02x}" for byte in text), merges=[])
     merges = {}  # of the bytes of a character, from the first on; a dict, because characters share some
-    for text in ours.tokens if ours.kind == "char" else ():
-        symbols = _byte_level(text) if text is not None and len(text.decode()) == 1 else ""
-        merges |= {f"{symbols[:n]} {symbols[n]}": None for n in range(1, len(symbols))}
-    return dict(model="gpt2", name=_byte_level, merges=[*merges] or [NO_MERGE])
+    for text in filter(None, ours.tokens):
+        symbols = byte_level_name(text)
+        if text != END_OF_TEXT.encode():
+            merges |= {f"{symbols[:n]} {symbols[n]}": None for n in range(1, len(symbols))}
+    return dict(model="gpt2", name=byte_level_name, merges=[*merges] or [NO_MERGE])
 
 
 def _bpe(ours):
@@ -205,25 +196,18 @@ def _bpe(ours):
     if ours.kind == "json" and (pre := _words(content)) is None:
         raise UserError(f"the tokenizer.json of the data splits texts as llama.cpp does not: {INSTEAD}")
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    return dict(model="gpt2", pre=pre, name=_byte_level, merges=merges or [NO_MERGE])
+    return dict(model="gpt2", pre=pre, name=byte_level_name, merges=merges or [NO_MERGE])
 
 
 def _words(content):
     """llama.cpp's name for how a tokenizer.json splits a text into words; None if it does not know it."""
-    model, split, normalizer = content["model"], content["pre_tokenizer"], content["normalizer"]
-    if split is None:
-        return None
-    steps = split["pretokenizers"] if split["type"] == "Sequence" else [split]
-    *before, last = steps
-    if model["type"] != "BPE" or last["type"] != "ByteLevel" or last["add_prefix_space"]:
-        return None
-    found = ("gpt-2", False) if last["use_regex"] and not before else None
-    if not last["use_regex"] and [step["type"] for step in before] == ["Split"]:
-        (step,) = before
-        isolated = step["behavior"] == "Isolated" and not step["invert"]
-        found = PATTERNS.get(step["pattern"].get("Regex")) if isolated else None
-    if last["use_regex"] and before == [{"type": "Digits", "individual_digits": True}]:
-        found = ("smollm", False)
+    split = content["pre_tokenizer"] or {}
+    steps = [step | {"trim_offsets": None} for step in split.get("pretokenizers", [split])]
     # llama.cpp has no NFC, but nearly all texts are in it
-    normal = normalizer is None or (normalizer == {"type": "NFC"} and found == ("qwen2", False))
-    return found[0] if found and normal and found[1] == bool(model.get("ignore_merges")) else None
+    if content["model"]["type"] != "BPE" or content["normalizer"] not in (None, {"type": "NFC"}):
+        return None
+    for name, (known, ignores_merges) in SPLITS.items():
+        same = steps == [step | {"trim_offsets": None} for step in known]
+        if same and ignores_merges == bool(content["model"].get("ignore_merges")):
+            return name
+    return None

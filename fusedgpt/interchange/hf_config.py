@@ -10,8 +10,7 @@ from fusedgpt.errors import UserError, shown
 
 # transformers' names for each activation; the first is written
 ACTIVATIONS = {"gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"), "gelu": ("gelu",)}
-GATES = ("silu", "swish")  # two names of one function
-LARGEST = 10**6  # layers for which windows are read, so that a damaged config does not fill the memory
+LETTERS = {"sliding_attention": "S", "full_attention": "L"}  # of window_pattern, for the words in layer_types
 
 # our names of modules, and transformers'; queries, keys and values are one matrix here, and three there
 SIDE_BY_SIDE = {"ln_1": "input_layernorm", "attn.c_attn": tuple(f"self_attn.{each}_proj" for each in "qkv")}
@@ -21,48 +20,27 @@ LLAMAS |= {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
 PHIS = SIDE_BY_SIDE | {"attn.c_proj": "self_attn.dense", "mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
 PHIS |= {"attn.q_norm": "self_attn.q_layernorm", "attn.k_norm": "self_attn.k_layernorm"}
 
-# keys that a forward pass of transformers reads for parts that a GPT, or most families, do not have, and what they mean
-FOREIGN = dict.fromkeys(
-    (
-        *("add_cross_attention", "attention_chunk_size", "decoder", "full_attention", "generator", "head_dim"),
-        *("is_encoder_decoder", "kv_sharing_modes", "layer_types", "per_layer_config", "sliding_attention"),
-        *("sliding_window", "text_config"),
-    ),
-    "which is not computed here",
-)
-FOREIGN |= {"auto_map": "code of its own, which is never run here"}
-FOREIGN |= {"quantization_config": "quantized weights: name the model that they were made of"}
+# keys of parts that a forward pass of transformers computes in some families, and a GPT does not
+FOREIGN = {"add_cross_attention", "attention_chunk_size", "decoder", "full_attention", "generator", "head_dim"}
+FOREIGN |= {"is_encoder_decoder", "kv_sharing_modes", "layer_types", "per_layer_config", "sliding_attention"}
+FOREIGN |= {"sliding_window", "text_config"}
 
 
 class Config:
-    """The content of a config.json, read key by key, so that what nobody has read is known."""
+    """What transformers has read from a config.json, with its defaults, and the keys that somebody has read here."""
 
-    def __init__(self, content: dict):
-        self.content, self.taken = content, set()
+    def __init__(self, values: dict):
+        self.values, self.taken = values, set()
 
-    def take(self, key: str, kind: type, *default: Any) -> Any:
-        """The value of `key`, which must be of this kind; null, or none at all, is the default, if there is one."""
+    def __getitem__(self, key: str) -> Any:
         self.taken.add(key)
-        value = self.content.get(key)
-        if value is None and default:
-            return default[0]
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind:
-            words = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", dict: "an object"}
-            raise UserError(f"its config.json has {key}={shown(value)}, which must be {words.get(kind, 'a list')}")
-        return value
+        return self.values.get(key)
 
-    def require(self, key: str, wanted: Any) -> None:
-        """Raise UserError if `key` has another value than `wanted`, which it also has if it is not there."""
-        if (found := self.take(key, type(wanted), wanted)) != wanted:
-            raise UserError(f"it has {key}={found} and not {wanted}")
-
-    def require_none_foreign(self) -> None:
-        """Raise UserError if a key that transformers computes with is on, and nobody has taken it."""
-        for key in FOREIGN.keys() & self.content.keys() - self.taken:
-            if self.content[key]:
-                raise UserError(f"its config.json has {key}={shown(self.content[key])}, {FOREIGN[key]}")
+    def require(self, key: str, *wanted: Any) -> Any:
+        """The value of `key`. Raises UserError if it is none of `wanted`."""
+        if (found := self[key]) not in wanted:
+            raise UserError(f"it has {key}={shown(found)} and not {' or '.join(map(repr, wanted))}")
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,44 +54,20 @@ class Family:
     blocks: str  # what the names of a block's modules begin with, up to its number
     read: Callable[[Config], dict[str, Any]]  # the other fields of GPTConfig
     write: Callable[[GPTConfig], dict[str, Any]]  # their keys in config.json
-    requires: Callable[[GPTConfig], dict[str, Any]]  # what all models of the family have
-    biases: Callable[[GPTConfig], dict[str, Any]]  # the fields of a model that has all biases of the family
 
 
 def _activation(config, key):
     known = {name: ours for ours, names in ACTIVATIONS.items() for name in names}
-    if (name := config.take(key, str, "gelu_new")) not in known:
-        raise UserError(f"it has {key}={name} and not {', '.join(known)}")
-    return {"activation": known[name]}
+    return {"activation": known[config.require(key, *known)]}
 
 
-def _gate(config):
-    if (name := config.take("hidden_act", str, "silu")) not in GATES:
-        raise UserError(f"it has hidden_act={name} and not {' or '.join(GATES)}")
-
-
-def _rope(config, fraction=1.0):
-    """The fields of rotary positions: transformers 5 keeps all of them in rope_parameters, 4 beside rope_scaling."""
-    inside = dict(config.take("rope_scaling", dict, {}))
-    for key, value in config.take("rope_parameters", dict, {}).items():
-        if inside.setdefault(key, value) != value:
-            raise UserError(f"its config.json has rope_scaling and rope_parameters with another {key} each: mend it")
-    for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
-        if (beside := config.take(key, float, None)) is not None and inside.setdefault(key, beside) != beside:
-            raise UserError(f"its config.json has {key}={beside}, and {inside[key]} in rope_parameters: mend it")
-    rope = Config(inside)
-    kinds = {rope.take(key, str, None) for key in ("rope_type", "type")} - {None}
-    found = {"position": "rotary", "rope_theta": rope.take("rope_theta", float, 10000.0)}
-    found["rope_fraction"] = rope.take("partial_rotary_factor", float, fraction)
-    context = rope.take("original_max_position_embeddings", float, None)
-    if kinds == {"llama3"}:
-        context = config.take("max_position_embeddings", int) if context is None else context
-        found |= {"rope_scaling": rope.take("factor", float), "rope_context": int(context)}
-        for key, value in (("low_freq_factor", rotary.LONG), ("high_freq_factor", rotary.SHORT)):
-            rope.require(key, float(value))
-    elif kinds - {"default"}:
-        raise UserError(f"it has rope_scaling of the kind {', '.join(sorted(kinds))}, which can be default or llama3")
-    rope.require_none_foreign()
+def _rope(config):
+    rope = Config(config["rope_parameters"])
+    found = {"position": "rotary", "rope_theta": float(rope["rope_theta"])}
+    if rope.require("rope_type", "default", "llama3") == "llama3":
+        rope.require("low_freq_factor", rotary.LONG)
+        rope.require("high_freq_factor", rotary.SHORT)
+        found |= {"rope_scaling": rope["factor"], "rope_context": int(rope["original_max_position_embeddings"])}
     return found
 
 
@@ -129,12 +83,10 @@ def _write_rope(config, fraction=False):
 
 def _read_llamas(config, **others):
     """What Llama, Mistral and Qwen share."""
-    _gate(config)
-    found = dict(norm="rmsnorm", mlp="swiglu", bias=False, norm_eps=config.take("rms_norm_eps", float, 1e-6))
-    found["tie_embeddings"] = config.take("tie_word_embeddings", bool, False)
-    if (rope := _rope(config))["rope_fraction"] != 1:
-        raise UserError(f"it has partial_rotary_factor={rope['rope_fraction']}, which must be 1 in this family")
-    return found | rope | others
+    config.require("hidden_act", "silu", "swish")  # two names of one function
+    Config(config["rope_parameters"]).require("partial_rotary_factor", None, 1.0)
+    found = dict(norm="rmsnorm", mlp="swiglu", bias=False, norm_eps=config["rms_norm_eps"])
+    return found | _rope(config) | {"tie_embeddings": config["tie_word_embeddings"]} | others
 
 
 def _write_llamas(config, **others):
@@ -142,31 +94,16 @@ def _write_llamas(config, **others):
     return own | _write_rope(config) | {"attention_dropout": config.dropout} | others
 
 
-def _biases(config, *keys):
-    return {key: config.take(key, bool, False) or None for key in keys}
-
-
 def _read_windows(config):
-    """Qwen's windows: in the layers that layer_types names, or in those from max_window_layers on."""
-    on, layers = config.take("use_sliding_window", bool, False), config.take("num_hidden_layers", int)
-    window, first = config.take("sliding_window", int, None), config.take("max_window_layers", int, 28)
-    kinds, window = config.take("layer_types", list, None), window if on else None
-    if kinds is None:
-        if window is None or first >= layers:
-            return {}
-        if layers > LARGEST:
-            raise UserError(f"it has num_hidden_layers={layers}, which must be at most {LARGEST}")
-        kinds = ["sliding_attention" if n >= first else "full_attention" for n in range(layers)]
-    letters = {"sliding_attention": "S", "full_attention": "L"}
-    if other := [kind for kind in kinds if kind not in letters]:
-        raise UserError(f"it has layer_types with {shown(other[0])}, which can be {' or '.join(letters)}")
-    if len(kinds) != layers:
-        raise UserError(f"it has {len(kinds)} layer_types for num_hidden_layers={layers}")
-    pattern = "".join(letters[kind] for kind in kinds)
-    if "S" not in pattern:
+    """Qwen's windows: those of the layers that layer_types names."""
+    kinds, window = config["layer_types"], config["sliding_window"]
+    if other := set(kinds) - LETTERS.keys():
+        raise UserError(f"it has layer_types with {shown(min(other))}, which can be {' or '.join(LETTERS)}")
+    if "sliding_attention" not in kinds:
         return {}
     if window is None:
         raise UserError("it has layer_types with sliding_attention, but no sliding_window that is used")
+    pattern = "".join(LETTERS[kind] for kind in kinds)
     return {"window": window, "window_pattern": "S" if "L" not in pattern else pattern}
 
 
@@ -179,13 +116,10 @@ def _write_windows(config):
 
 
 def _read_gpt2(config):
-    for key, value in (("scale_attn_by_inverse_layer_idx", False), ("scale_attn_weights", True)):
-        config.require(key, value)
-    for size, key in OTHER_NAMES.items():
-        config.require(size, config.take(key, int))
-    found = _activation(config, "activation_function")
-    found["norm_eps"] = config.take("layer_norm_epsilon", float, 1e-5)
-    return found | {"tie_embeddings": config.take("tie_word_embeddings", bool, True)}
+    config.require("scale_attn_by_inverse_layer_idx", False)
+    config.require("scale_attn_weights", True)
+    found = _activation(config, "activation_function") | {"norm_eps": config["layer_norm_epsilon"]}
+    return found | {"tie_embeddings": config["tie_word_embeddings"]}
 
 
 def _write_gpt2(config):
@@ -196,9 +130,9 @@ def _write_gpt2(config):
 
 
 def _read_phi(config):
-    found = _activation(config, "hidden_act") | _rope(config, fraction=0.5)
-    found |= dict(norm_eps=config.take("layer_norm_eps", float, 1e-5), qk_norm=config.take("qk_layernorm", bool, False))
-    found["tie_embeddings"] = config.take("tie_word_embeddings", bool, False)
+    found = _activation(config, "hidden_act") | _rope(config)
+    found |= {"rope_fraction": config["rope_parameters"]["partial_rotary_factor"], "norm_eps": config["layer_norm_eps"]}
+    found |= {"qk_norm": config["qk_layernorm"], "tie_embeddings": config["tie_word_embeddings"]}
     return found | dict(parallel_block=True, output_bias=True)
 
 
@@ -209,34 +143,19 @@ def _write_phi(config):
     return found | _write_rope(config, fraction=True)
 
 
-# what all models of a family have, beside what a size decides
-OF_GPT2 = dict(norm="layernorm", mlp="gelu", qk_norm=False, window=None, parallel_block=False, output_bias=False)
-OF_LLAMAS = dict(rope_fraction=1.0, norm="rmsnorm", mlp="swiglu", qk_norm=False, output_bias=False)
-OF_PHI = dict(norm="layernorm", mlp="gelu", window=None)
-ALL_BIASES = {"bias": True, "attention_bias": None, "mlp_bias": None}
 SIZES = {"vocab_size": "vocab_size", "block_size": "max_position_embeddings", "n_layer": "num_hidden_layers"}
 SIZES |= {"n_head": "num_attention_heads", "n_embd": "hidden_size", "n_inner": "intermediate_size"}
 SIZES |= {"n_kv_head": "num_key_value_heads"}
-OPTIONAL = dict.fromkeys(("n_inner", "num_key_value_heads", "head_dim"), (None,))  # keys that may be null
-OTHER_NAMES = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
-OTHER_NAMES |= {"max_position_embeddings": "n_positions"}  # which transformers takes for a GPT-2 too
-# what transformers takes for a key that is not there, if that is not what null means
-DEFAULTS = {
-    "gpt2": dict(vocab_size=50257, n_positions=1024, n_layer=12, n_head=12, n_embd=768),
-    "mistral": dict(num_key_value_heads=8, sliding_window=4096),
-    "qwen2": dict(num_key_value_heads=32, sliding_window=4096),
-    "qwen3": dict(num_key_value_heads=32, head_dim=128, sliding_window=4096),
-}
 LLAMA = Family(
     title="Llama",
     sizes=SIZES | {"head_size": "head_dim"},
     modules=LLAMAS,
     ends={"transformer.wte": "model.embed_tokens", "transformer.ln_f": "model.norm", "lm_head": "lm_head"},
     blocks="model.layers.",
-    read=lambda config: _read_llamas(config, **_biases(config, "attention_bias", "mlp_bias")),
+    read=lambda config: _read_llamas(
+        config, attention_bias=config["attention_bias"] or None, mlp_bias=config["mlp_bias"] or None
+    ),
     write=lambda config: _write_llamas(config, attention_bias=config.biases["qkv"], mlp_bias=config.biases["mlp"]),
-    requires=lambda config: OF_LLAMAS,
-    biases=lambda config: {},
 )
 FAMILIES = {
     "gpt2": Family(
@@ -248,33 +167,27 @@ FAMILIES = {
         blocks="transformer.h.",
         read=_read_gpt2,
         write=_write_gpt2,
-        requires=lambda config: OF_GPT2 | {"n_kv_head": config.n_head, "head_size": config.n_embd // config.n_head},
-        biases=lambda config: ALL_BIASES,
     ),
     "llama": LLAMA,
     "mistral": dataclasses.replace(
         LLAMA,
         title="Mistral",
-        read=lambda config: _read_llamas(config, window=config.take("sliding_window", int, None)),
+        read=lambda config: _read_llamas(config, window=config["sliding_window"]),
         write=lambda config: _write_llamas(config, sliding_window=next(filter(None, config.windows), None)),
-        biases=lambda config: ALL_BIASES | {"bias": False},
     ),
     "qwen2": dataclasses.replace(
         LLAMA,
         title="Qwen2",
         read=lambda config: _read_llamas(config, attention_bias="qkv", **_read_windows(config)),
         write=lambda config: _write_llamas(config, **_write_windows(config)),
-        biases=lambda config: ALL_BIASES | {"bias": False, "attention_bias": "qkv"},
     ),
     "qwen3": dataclasses.replace(
         LLAMA,
         title="Qwen3",
         read=lambda config: _read_llamas(
-            config, qk_norm=True, **_biases(config, "attention_bias"), **_read_windows(config)
+            config, qk_norm=True, attention_bias=config["attention_bias"] or None, **_read_windows(config)
         ),
         write=lambda config: _write_llamas(config, attention_bias=config.biases["qkv"], **_write_windows(config)),
-        requires=lambda config: OF_LLAMAS | {"qk_norm": True},
-        biases=lambda config: {"attention_bias": config.biases["qkv"], "mlp_bias": False},
     ),
     "phi": Family(
         title="Phi",
@@ -284,14 +197,5 @@ FAMILIES = {
         blocks="model.layers.",
         read=_read_phi,
         write=_write_phi,
-        requires=lambda config: OF_PHI | {"head_size": config.n_embd // config.n_head},
-        biases=lambda config: ALL_BIASES | {"output_bias": True},
     ),
 }
-
-
-def declared(name: str) -> set[str]:
-    """The keys that transformers' own class of this family writes into a config.json."""
-    from transformers import CONFIG_MAPPING
-
-    return {*CONFIG_MAPPING[name]().to_dict(), "torch_dtype"}  # transformers 4's name of dtype

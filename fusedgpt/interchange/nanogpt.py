@@ -16,8 +16,8 @@ ACTIVATION = "gelu"  # nanoGPT computes the exact form, since May 2023
 def checkpoint(config: GPTConfig, state: dict[str, Tensor], saved: dict, dataset: str) -> dict[str, Any]:
     """The content of ckpt.pt for a GPT with `config` and `state`, without vocabulary padding.
 
-    saved: our checkpoint of the GPT. dataset: the folder of nanoGPT's data/ in which nanoGPT looks for meta.pkl. There
-    is no state of an optimizer, so nanoGPT cannot resume. Raises UserError if the GPT computes what GPT-2 does not.
+    saved: our checkpoint of the GPT, whose optimizer is left out. dataset: the folder of nanoGPT's data/ that has
+    meta.pkl. Raises UserError if the GPT computes what GPT-2 does not.
     """
     require_known(config, "checkpoint (fusedgpt/interchange/nanogpt.py), which makes a GPT-2,", ("document_start",))
     weights = families.weights(config, state, "gpt2")

@@ -7,9 +7,10 @@ import json
 import math
 import os
 import pathlib
+import textwrap
 import zipfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,6 @@ from fusedgpt.dimensions import OVERRIDES, GPTConfig
 from fusedgpt.errors import UserError, first_line, shown
 from fusedgpt.interchange import families
 
-LARGEST_CONFIG, LARGEST_INDEX = 2**20, 2**25  # bytes of a config.json, and of an index, that are not refused
 SAFETENSORS, PICKLES = "model.safetensors", "pytorch_model.bin"
 FILES = tuple(f"{name}{end}" for name in (SAFETENSORS, PICKLES) for end in ("", ".index.json"))
 # what older files store beside the weights: causal masks, and the frequencies of rotary positions
@@ -26,12 +26,10 @@ DERIVED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 TIED = "lm_head.weight"
 
 
-@dataclasses.dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """A tensor in a file, which is read by `read()`."""
 
     shape: tuple[int, ...]
-    is_float: bool
     read: Callable[[], Tensor]
 
 
@@ -41,9 +39,8 @@ def load(
     """A model by its hub id or from a local folder: its config with `changes`, and its weights, not read yet.
 
     Each is the name of a parameter in model.py, some of its rows, and a function that reads what they hold, in the
-    dtype of the file. Rows that pad the vocabulary are not among them. No code of the folder runs. Raises UserError if
-    `changes` has settings that are not in OVERRIDES, if the model cannot be loaded, if it is of a family or has a part
-    that is not known here, or if its weights do not match its config; reading does if they are not finite.
+    dtype of the file. No code of the folder runs. Raises UserError if `changes` has settings that are not in OVERRIDES,
+    or if the model cannot be loaded; reading a weight does if it is not finite.
     """
     if unknown := changes.keys() - set(OVERRIDES):
         raise UserError(
@@ -51,7 +48,7 @@ def load(
             " decide that (model.crop_block_size shortens block_size)"
         )
     with _refused(model_type):
-        name, config = families.read(_json(_file(model_type, "config.json"), LARGEST_CONFIG), say)
+        name, config = families.read(_json(_file(model_type, "config.json")), say)
         stored = _stored(model_type)
         held = sum(math.prod(each.shape) for each in stored.values())
         if held < config.num_params:  # before anything of the size that the config asks for is built
@@ -68,9 +65,8 @@ def load(
 def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
     """A model of transformers, of the family that fits, that computes the same as a GPT with `config` and `state`.
 
-    Vocabulary padding is stripped, and missing biases that the family has become zeros. `changes` go to its config. The
-    result attends across documents, so it computes a text of several documents differently from a GPT with
-    `document_start`. Raises UserError if no family computes what the GPT computes.
+    Vocabulary padding is stripped, and missing biases become zeros. `changes` go to its config. It attends across
+    documents, also if the GPT does not. Raises UserError if no family computes what the GPT computes.
     """
     name = families.of(config, "to_transformers (fusedgpt/interchange/pretrained.py)")
     found = families.weights(config, state, name)
@@ -90,25 +86,22 @@ def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
 @contextlib.contextmanager
 def _refused(model_type):
     """Errors in a `with` statement become one sentence that names the model: a damaged file can raise anything."""
-    named = f"init_from={str(model_type)!r}"
     try:
         yield
     except Exception as error:
         *known, last = (family.title for family in families.FAMILIES.values())
         raise UserError(
-            f"{named} is no {', '.join(known)} or {last} that can be loaded, from the hub or a folder:"
-            f" {first_line(error):.300}. Name another model; without a network, name a folder"
+            f"init_from={str(model_type)!r} is no {', '.join(known)} or {last} that can be loaded, from the hub or a"
+            f" folder: {textwrap.shorten(str(error), 300)}. Name another model; without a network, name a folder"
         ) from error
 
 
 def ends(model_type: str | os.PathLike) -> set[int]:
     """The ids at which the model's texts end, as its generation_config.json says, or else its config.json."""
     with _refused(model_type):
-        for name in ("generation_config.json", "config.json"):
-            if file := find_file(model_type, name):
-                found = _json(file, LARGEST_CONFIG).get("eos_token_id")
-                return {each for each in (found if isinstance(found, list) else [found]) if type(each) is int}
-    return set()
+        file = find_file(model_type, "generation_config.json") or _file(model_type, "config.json")
+        found = _json(file).get("eos_token_id")
+        return {each for each in (found if isinstance(found, list) else [found]) if each is not None}
 
 
 def find_file(model_type: str | os.PathLike, name: str) -> str | None:
@@ -137,9 +130,7 @@ def _file(model_type, name):
     return found
 
 
-def _json(file, largest):
-    if (size := os.path.getsize(file)) > largest:
-        raise ValueError(f"its {os.path.basename(file)} has {size:,} bytes, and may have {largest:,}")
+def _json(file):
     try:
         return json.loads(pathlib.Path(file).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -148,33 +139,21 @@ def _json(file, largest):
 
 def _stored(model_type):
     """The tensors in the files of the model, by their names there. Only the files' headers are read."""
-    unreachable = None
     for name in FILES:
-        try:
-            file = find_file(model_type, name)
-        except OSError as error:  # without a network, the cache may hold one of the others
-            file, unreachable = None, error
-        if file is None:
+        if (file := find_file(model_type, name)) is None:
             continue
         files = [file]
         if name.endswith(".json"):
-            files = [_file(model_type, each) for each in _shards(_json(file, LARGEST_INDEX), name)]
-        found = {}
-        for file in files:
-            for each, tensor in (_of_safetensors if name.startswith(SAFETENSORS) else _of_pickle)(file).items():
-                if each in found:
-                    raise ValueError(f"two of its files have {each}")
-                found[each] = tensor
-        return found
-    raise unreachable or FileNotFoundError(f"it has no {', '.join(FILES[:-1])} or {FILES[-1]}")
+            files = [_file(model_type, each) for each in _shards(_json(file), name)]
+        headers = map(_of_safetensors if name.startswith(SAFETENSORS) else _of_pickle, files)
+        return {each: tensor for header in headers for each, tensor in header.items()}
+    raise FileNotFoundError(f"it has no {', '.join(FILES[:-1])} or {FILES[-1]}")
 
 
 def _shards(index, name):
-    """The names of the files in the index called `name`."""
     found = sorted(set(index["weight_map"].values()))
-    for each in found:
-        if pathlib.PurePath(each).name != each or os.sep in each:
-            raise ValueError(f"its {name} names {shown(each)}, which is not beside it")
+    if outside := [each for each in found if os.path.basename(each) != each]:
+        raise ValueError(f"its {name} names {shown(outside[0])}, which is not beside it")
     return found
 
 
@@ -182,12 +161,8 @@ def _of_safetensors(file):
     from safetensors import safe_open
 
     with safe_open(file, "pt") as opened:
-        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (it is no dict)
-        return {
-            name: Stored(tuple(each.get_shape()), each.get_dtype()[0] in "FB" and each.get_dtype() != "BOOL", read)
-            for name, each in slices.items()
-            for read in [functools.partial(_one_tensor, file, name)]
-        }
+        shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 (no dict)
+    return {name: Stored(shape, functools.partial(_one_tensor, file, name)) for name, shape in shapes.items()}
 
 
 def _one_tensor(file, name):
@@ -203,10 +178,7 @@ def _of_pickle(file):
     opened = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     if not isinstance(opened, dict) or not all(isinstance(each, Tensor) for each in opened.values()):
         raise TypeError(f"its {os.path.basename(file)} holds something other than tensors")
-    return {
-        str(name): Stored(tuple(each.shape), each.is_floating_point(), functools.partial(opened.get, name))
-        for name, each in opened.items()
-    }
+    return {str(name): Stored(tuple(each.shape), functools.partial(opened.get, name)) for name, each in opened.items()}
 
 
 def _matched(stored, wanted):
@@ -218,8 +190,6 @@ def _matched(stored, wanted):
             continue
         whole = f"{prefix}.{name}"  # files of a model without its output layer leave the prefix out
         name = whole if name not in wanted and whole in wanted else name
-        if name in found:
-            raise ValueError(f"its weights have {name} twice")
         found[name] = each
     if TIED in found and TIED not in wanted:
         if not torch.equal(found.setdefault(embedding, found[TIED]).read(), found[TIED].read()):
@@ -233,16 +203,13 @@ def _matched(stored, wanted):
         if found[name].shape != place.shape:
             shapes = f"{name} is {found[name].shape}, and not {place.shape}"
             raise ValueError(f"its weights have other shapes than its config asks for: {shapes}")
-        if not found[name].is_float:
-            raise ValueError(f"its weights are no floating-point numbers: {name}, for one")
     return found
 
 
 def _read(model_type, name, tensor, place):
-    """A tensor of a file, turned as ours are."""
     with _refused(model_type):
         w = tensor.read()
         # the largest value, which is NaN if any is: unlike a sum, it is in range if all are
-        if not torch.linalg.vector_norm(w, math.inf).isfinite():
-            raise ValueError(f"it has weights that are not finite: {name}")
+        if not w.is_floating_point() or not torch.linalg.vector_norm(w, math.inf).isfinite():
+            raise ValueError(f"it has weights that are not finite floating-point numbers: {name}")
     return w.t() if place.transposed else w

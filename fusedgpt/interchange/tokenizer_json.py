@@ -15,7 +15,6 @@ from fusedgpt.data.tokenizer import (
     Tokenizer,
     byte_characters,
     fails_as,
-    read_json,
     tiktoken_bpe,
     without_prefix,
 )
@@ -30,10 +29,8 @@ ONE_CHARACTER = r"[\s\S]"  # a dot does not match line ends
 def tokenizer(meta: dict, max_length: int) -> Any:
     """The tokenizer that `meta` describes, as a PreTrainedTokenizerFast for contexts of `max_length` tokens.
 
-    It gives the ids of Tokenizer.encode. The only special token is the end of a text; all others are ordinary text. Its
-    name is <|endoftext|>, unless a tokenizer.json from elsewhere has another name. A character that a `char` tokenizer
-    does not know is an error in transformers too, because no id can stand for it. Raises UserError if the tokenizer is
-    unknown, or cannot be loaded.
+    It gives the ids of Tokenizer.encode. The only special token is the end of a text. A character that a `char`
+    tokenizer does not know is an error in transformers too. Raises UserError if the tokenizer cannot be loaded.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -52,11 +49,7 @@ def tokenizer(meta: dict, max_length: int) -> Any:
 
 
 def save(tokenizer: Any, folder: str | os.PathLike) -> None:
-    """Write tokenizer.json and tokenizer_config.json, which transformers 4 and 5 read.
-
-    transformers 5 has another name for the class, which transformers 4 and programs built on it do not know. It knows
-    the older name too.
-    """
+    """Write tokenizer.json and tokenizer_config.json, which name the class as transformers 4 does; 5 knows it too."""
     tokenizer.save_pretrained(folder)
     file = pathlib.Path(folder, "tokenizer_config.json")
     config = json.loads(file.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -77,7 +70,7 @@ def _of_tiktoken(ours):
 
 
 def _last_merge(token, ranks):
-    """The two tokens whose merge makes `token`. A BPE always merges the pair of the lowest rank first."""
+    """The two tokens whose merge makes `token`. A BPE merges the pair of the lowest rank first."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         at = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], math.inf))
@@ -90,9 +83,11 @@ def _byte_level(ours, merges=(), splits=()):
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
-    ids = {_name(token): id for id, token in enumerate(ours.tokens) if token is not None}
+    ids = {byte_level_name(token): id for id, token in enumerate(ours.tokens) if token is not None}
     # ignore_merges: a word that is a token becomes that token, as in tiktoken, even if no merges make it
-    built = tokenizers.Tokenizer(models.BPE(ids, [tuple(map(_name, pair)) for pair in merges], ignore_merges=True))
+    built = tokenizers.Tokenizer(
+        models.BPE(ids, [tuple(map(byte_level_name, pair)) for pair in merges], ignore_merges=True)
+    )
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     built.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
     built.decoder = decoders.ByteLevel()
@@ -101,8 +96,8 @@ def _byte_level(ours, merges=(), splits=()):
     return built
 
 
-def _name(token):
-    """The name of a token, given as bytes, in the vocabulary of a byte-level BPE."""
+def byte_level_name(token: bytes) -> str:
+    """The name of a token in the vocabulary of a byte-level BPE."""
     return "".join(BYTES[byte] for byte in token)
 
 
@@ -129,7 +124,9 @@ def _of_json(ours):
     added, model = content.get("added_tokens") or [], content["model"]
     if isinstance(model["vocab"], dict):
         kept = [each for each in added if not each["special"] or each["id"] == ours.end_of_text]
-        names = {each["id"]: each["content"] if each in kept else _name(each["content"].encode()) for each in added}
+        names = {
+            each["id"]: each["content"] if each in kept else byte_level_name(each["content"].encode()) for each in added
+        }
         others = {name: id for name, id in model["vocab"].items() if id not in names}
         content |= {"added_tokens": kept, "model": model | {"vocab": others | {names[id]: id for id in names}}}
     return tokenizers.Tokenizer.from_str(json.dumps(content))
@@ -146,10 +143,9 @@ def read(name: str, say: Callable[[str], None] = print) -> tuple[dict, Any]:
 def own(name: str) -> tuple[dict | None, Any]:
     """A model's tokenizer: the meta of data in its ids, or None, and what transformers has for it, or None.
 
-    name: hub id or folder of the model. The meta comes from the meta.json that export.py writes, or else from
-    tokenizer.json, or from vocab.json and merges.txt. These must be a BPE of bytes, or of SentencePiece's with a token
-    for each byte; in data, no blank is put before a text. Raises UserError if a file is damaged or cannot be reached,
-    or if the tokenizer is another.
+    name: hub id or folder of the model. The meta comes from export.py's meta.json, or else from tokenizer.json, or from
+    vocab.json and merges.txt: a BPE of bytes, or of SentencePiece's with a token for each byte. In data, no text begins
+    with a blank of its own. Raises UserError if a file is damaged or cannot be reached, or for another tokenizer.
     """
     if name in PRETRAINED and not os.path.isdir(name):  # a folder has its own, as it has its own weights
         return GPT2, None
@@ -157,24 +153,21 @@ def own(name: str) -> tuple[dict | None, Any]:
         return dataset.read_meta(name), None
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    found, kind = [_reached(name, "tokenizer.json")], PreTrainedTokenizerFast
-    if found == [None]:
-        if os.path.lexists(pathlib.Path(name, "tokenizer.json")):
-            raise UserError(f"{name}/tokenizer.json is a link that leads nowhere: put the file there")
-        # the two files of older models do not say how text is split: the class of the model does
-        found, kind = [_reached(name, each) for each in ("vocab.json", "merges.txt")], AutoTokenizer
-    if None in found:
-        return None, None
+    kind = PreTrainedTokenizerFast
+    if not _reached(name, "tokenizer.json"):
+        kind = AutoTokenizer  # vocab.json and merges.txt do not say how text is split: the class of the model does
+        if not (_reached(name, "vocab.json") and _reached(name, "merges.txt")):
+            return None, None
     _reached(name, "tokenizer_config.json")  # which names the end of a text: transformers would go on without it
-    with fails_as(f"cannot read the {os.path.basename(found[0])} of {name}"):  # a damaged file can raise anything
-        if kind is PreTrainedTokenizerFast:
-            read_json(pathlib.Path(found[0]).read_text(encoding="utf-8"), found[0])
+    with fails_as(f"cannot read the tokenizer of {name}"):  # a damaged file can raise anything
         theirs = kind.from_pretrained(name)
-        content = without_prefix(json.loads(theirs.backend_tokenizer.to_str()))
-        ids = theirs.get_vocab()
-        end = ids.get(END_OF_TEXT) if theirs.eos_token_id is None else theirs.eos_token_id
+        ids, content = theirs.get_vocab(), without_prefix(json.loads(theirs.backend_tokenizer.to_str()))
         meta = {"tokenizer": "json", "vocab_size": 1 + max(ids.values()), "tokenizer_json": content}
-    meta |= {} if end is None else {"end_of_text": end}
+        end = theirs.eos_token_id
+        if end is None:
+            end = ids.get(END_OF_TEXT)
+        if end is not None:
+            meta["end_of_text"] = end
     Tokenizer(meta).byte_lengths()  # raises UserError if it is not byte-level
     return meta, theirs
 

@@ -68,10 +68,9 @@ class Ranks:
         return box[0]
 
     def from_main(self, choose: Callable[[], Any]) -> Any:
-        """What `choose` returns on rank 0, on every rank. It may take CHOOSING seconds, even if `timeout` is shorter.
+        """What `choose` returns on rank 0, on every rank; UserError on all others if it raises an error there.
 
-        A collective would give up after `timeout`, so the others look into the store until rank 0 has chosen or failed.
-        If it has failed, they raise UserError with its reason.
+        A collective would give up after `timeout`, so the others look into the store for up to CHOOSING seconds.
         """
         if self.world == 1:
             return choose()
@@ -101,10 +100,9 @@ class Ranks:
 
 
 def ranks(parallel: str = "ddp", shard_size: int | None = None, timeout: float = 300.0) -> Ranks:
-    """This process's place, from the environment variables that torchrun sets, and from three settings.
+    """This process's place, from torchrun's environment variables and three settings.
 
-    Raises UserError if those variables name no place, or if the processes cannot be divided into groups of
-    `shard_size`.
+    Raises UserError if the variables name no place, or if `shard_size` does not divide the processes.
     """
     if "RANK" not in os.environ:
         return Ranks()
@@ -120,28 +118,19 @@ def ranks(parallel: str = "ddp", shard_size: int | None = None, timeout: float =
 
 def _place():
     """RANK, LOCAL_RANK and WORLD_SIZE. Raises UserError if one is missing, or if they do not go together."""
-    found = {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-
-    def number(name):
-        return int(found[name]) if re.fullmatch("[0-9]{1,9}", found[name] or "") else -1
-
-    rank, local_rank, world = map(number, ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    others_known = world == 1 or (found["MASTER_ADDR"] and 0 < number("MASTER_PORT") < 2**16)
-    if not (0 <= rank < world and local_rank >= 0 and others_known):
-        there = ", ".join(f"no {name}" if text is None else f"{name}={text:.99}" for name, text in found.items())
+    found = {name: os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    numbers = [int(text) for text in found.values() if re.fullmatch("[0-9]{1,9}", text)]
+    if len(numbers) < len(found) or numbers[0] >= numbers[2]:
+        there = ", ".join(f"{name}={text:.99}" for name, text in found.items())
         raise UserError(
-            f"the environment has {there}, which is no place among the processes of a run: it needs a RANK from 0 to"
-            " below WORLD_SIZE, a LOCAL_RANK, and, if WORLD_SIZE is above 1, MASTER_ADDR and MASTER_PORT. Let torchrun"
-            " set them, or unset RANK to train with this process alone"
+            f"the environment has {there}, which is no place among the processes of a run: RANK must be a number below"
+            " WORLD_SIZE. Let torchrun set them, or unset RANK to train with this process alone"
         )
-    return rank, local_rank, world
+    return numbers
 
 
 def launch() -> dict | None:
-    """What identifies one call of torchrun, with all its restarts: its id and its process on this node.
-
-    None if torchrun did not start this process.
-    """
+    """The id and the process, on this node, of one call of torchrun with its restarts; None without torchrun."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     torchrun = f"{socket.gethostname()}:{os.getppid()}"
@@ -174,7 +163,7 @@ def others_needed(doing: str) -> Iterator[None]:
 
 
 def _await(store, key, seconds):
-    """Return once `store` has `key`. It polls, because a blocking wait would keep PyTorch's own threads waiting."""
+    """Poll until `store` has `key`, because a blocking wait would keep PyTorch's own threads waiting."""
     deadline = time.monotonic() + seconds
     while not store.check([key]):
         if time.monotonic() > deadline:
@@ -185,11 +174,9 @@ def _await(store, key, seconds):
 def _roll_call(store: distributed.Store, ranks: Ranks, timeout: float) -> str:
     """A name that only the processes of this start agree on.
 
-    torchrun keeps one store for all its restarts, and PyTorch writes the same keys into it each time. A process that
-    starts a little before the others would read the addresses of dead processes and find nobody there. So each process
-    draws a ticket, and the name is made of all tickets: no earlier start can have had it. The number of the restart
-    would not do, because it differs from node to node. If a rank sees the old ticket of a late rank, nobody else agrees
-    on that name, and the rank looks again.
+    torchrun keeps one store for all its restarts, and PyTorch writes the same keys into it each time: a process that
+    starts first would read the addresses of dead ones. So each process draws a ticket, and the name is made of all
+    tickets. If a rank sees the old ticket of a late rank, nobody else agrees on that name, and the rank looks again.
     """
     store.set(f"ticket of {ranks.rank}", uuid.uuid4().hex)
     names, deadline, name = [f"ticket of {rank}" for rank in range(ranks.world)], time.monotonic() + timeout, None
@@ -205,8 +192,7 @@ def _roll_call(store: distributed.Store, ranks: Ranks, timeout: float) -> str:
 def _store(ranks: Ranks, limit: datetime.timedelta) -> distributed.Store:
     """The store in which the ranks meet: torchrun's, or one that rank 0 opens.
 
-    If all ranks are on this machine, they listen on this machine only, because they send each other pickles. PyTorch
-    would listen on all interfaces, or on the interface of the host's name. torchrun's own store does so anyway.
+    Ranks of one machine listen on it alone, because they send each other pickles; PyTorch would listen everywhere.
     """
     if os.environ.get("MASTER_ADDR") in ON_THIS_MACHINE:
         for name in {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}:
@@ -221,14 +207,12 @@ def _store(ranks: Ranks, limit: datetime.timedelta) -> distributed.Store:
 def join(ranks: Ranks, backend: str, device: torch.device, timeout: float = 300) -> None:
     """Connect to the other ranks: over `backend` on GPUs, otherwise over gloo, because nccl needs GPUs.
 
-    timeout: seconds after which a rank that waits for another gives up. If a machine loses its network, nothing else
-    tells the other ranks. PyTorch's own limit is 30 minutes for gloo. Raises UserError if a rank does not connect.
+    timeout: seconds after which a rank that waits for another gives up. Raises UserError if a rank does not connect.
     """
     if ranks.world == 1:
         return
-    # Import this before there is a process group. Its functions would otherwise keep the group as a default argument
-    # until the interpreter shuts down, and that can end a thread of gloo with "terminate called without an active
-    # exception". One process does without it, and starts sooner
+    # before there is a process group: its functions would keep the group as a default argument until the interpreter
+    # shuts down, which can end a thread of gloo with "terminate called without an active exception"
     importlib.import_module("torch.distributed.nn.functional")
     limit = datetime.timedelta(seconds=timeout)
     with others_needed("connecting to the other processes"):
@@ -242,10 +226,7 @@ def join(ranks: Ranks, backend: str, device: torch.device, timeout: float = 300)
 
 
 def require_same_weights(model: torch.nn.Module, ranks: Ranks, iteration: int) -> None:
-    """Raise UserError if the ranks do not hold the same weights, which they must after every step.
-
-    Compares the sum of the bits of each weight, read as integers. If ranks share the model, compares copies of a part.
-    """
+    """Raise UserError if copies of a weight differ between ranks in the sum of their bits, read as integers."""
     if ranks.world == ranks.shards:
         return
     sums = [local(p.detach()).view(torch.int32).sum() for p in model.parameters()]
@@ -253,7 +234,8 @@ def require_same_weights(model: torch.nn.Module, ranks: Ranks, iteration: int) -
     different = [rank for rank, sums in enumerate(each) if sums != each[rank % ranks.shards]]
     if different:
         bad, good = different[0], different[0] % ranks.shards
-        names = [name for n, (name, _) in enumerate(model.named_parameters()) if each[bad][n] != each[good][n]]
+        pairs = zip(model.named_parameters(), each[bad], each[good])
+        names = [name for (name, _), one, other in pairs if one != other]
         raise UserError(
             f"after {iteration} steps, rank {bad} no longer has the weights of rank {good} ({len(names)} differ,"
             f" such as {names[0]}): a device or its memory computes wrongly. Remove that machine and resume from the"
@@ -276,8 +258,7 @@ def leave(ranks: Ranks) -> None:
 def parallelize(model: Any, ranks: Ranks, device: torch.device, dtype: torch.dtype, compiled: bool) -> torch.nn.Module:
     """A GPT, `compiled` or not, whose backward averages gradients over the ranks.
 
-    Every rank has a copy of the model (DDP), or a part of it (FSDP) if `ranks.shards` is more than 1. FSDP needs
-    `dtype` (fsdp.shard).
+    Every rank has a copy of the model (DDP), or a part of it (FSDP) if `ranks.shards` is more than 1.
     """
     if ranks.shards > 1:
         from fusedgpt.parallel import fsdp  # takes a second to import
@@ -296,10 +277,7 @@ def parallelize(model: Any, ranks: Ranks, device: torch.device, dtype: torch.dty
 
 
 def gradient_sync(model: torch.nn.Module, enabled: bool) -> contextlib.AbstractContextManager:
-    """A context in which backward averages gradients over the ranks only if `enabled`.
-
-    Averaging in the last micro-step of a step is enough: until then, each rank adds up its own gradients.
-    """
+    """A context in which backward averages gradients over the ranks only if `enabled`: in a step's last micro-step."""
     if is_shared(model):
         model.set_requires_gradient_sync(enabled)
         return others_needed("gathering weights and averaging gradients")

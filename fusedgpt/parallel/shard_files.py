@@ -60,22 +60,24 @@ def write_together(folder: pathlib.Path, tensors: dict[str, Tensor], group: dist
         dcp.save(tensors, storage_writer=_writer(folder), process_group=group)
     except CheckpointException as error:
         rank, (reason, _) = next(iter(error.failures.items()))
+        why = first_line(reason)
         # PyTorch's writer names the place in its code, not the cause; PyTorch 2.15 and later may raise the disk's error
-        full = "inline_container" in str(reason) or getattr(reason, "errno", None) in FULL
-        why = "no space left, or the disk refuses" if full else first_line(reason)
+        if "inline_container" in str(reason) or getattr(reason, "errno", None) in FULL:
+            why = "no space left, or the disk refuses"
         raise UserError(f"rank {rank} cannot write {folder}: {why}") from None
     rank = distributed.get_rank(group)
-    mine, wrong = {}, ""
-    try:
-        files = [*folder.glob(f"__{rank}_*.distcp"), *([folder / METADATA] if rank == 0 else [])]
-        mine = {file.name: _checksum(file) for file in files}
-    except OSError as error:
-        wrong = f"rank {rank} cannot read what it wrote to {folder}: {error.strerror or error}"
-    files = {name: checksum for each in _from_all(mine, group) for name, checksum in each.items()}
-    if rank == 0 and (unseen := [name for name in files if not (folder / name).exists()]):
-        wrong = f"rank 0 does not see {folder / unseen[0]}: all nodes have to share out_dir"
-    if reasons := [reason for reason in _from_all(wrong, group) if reason]:
-        raise UserError(reasons[0])
+    mine = None
+    with contextlib.suppress(OSError):
+        written = [*folder.glob(f"__{rank}_*.distcp"), *[folder / METADATA] * (rank == 0)]
+        mine = {file.name: _checksum(file) for file in written}
+    each = _from_all(mine, group)
+    if None in each:
+        raise UserError(f"rank {each.index(None)} cannot read what it wrote to {folder}")
+    files = {name: checksum for found in each for name, checksum in found.items()}
+    seen = _from_all([(folder / name).exists() for name in files], group)[0]
+    if not all(seen):
+        unseen = [*files][seen.index(False)]
+        raise UserError(f"rank 0 does not see {folder / unseen}: all nodes have to share out_dir")
     return files
 
 
@@ -121,21 +123,22 @@ def read(folder: pathlib.Path, tensors: dict[str, Tensor]) -> None:
 
 def read_whole(folder: pathlib.Path, optimizer: bool) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
     """The model's and, if asked for, the optimizer's tensors in a folder, each in one piece. Raises UserError."""
+    model, state = {}, {}
     with _damage_said(folder):
         there = _Reader(folder).read_metadata().state_dict_metadata
-        wanted = {name: kind for name, kind in there.items() if optimizer or name.startswith("model/")}
-        tensors = {name: torch.empty(kind.size, dtype=kind.properties.dtype) for name, kind in wanted.items()}
-        read(folder, tensors)
-        model, state = {}, {}
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition("/")
+        for name, kind in there.items():
+            part, rest = name.split("/", 1)
+            tensor = torch.empty(kind.size, dtype=kind.properties.dtype)
             if part == "model":
                 model[rest] = tensor
-            else:
-                number, _, key = rest.partition("/")
+            elif optimizer:
+                number, key = rest.split("/")
                 state.setdefault(int(number), {})[key] = tensor
+        own = {f"model/{name}": tensor for name, tensor in model.items()}
+        own |= {f"optimizer/{number}/{key}": w for number, each in state.items() for key, w in each.items()}
         model.setdefault("lm_head.weight", model["transformer.wte.weight"])  # tied
-        return model, state
+    read(folder, own)
+    return model, state
 
 
 @contextlib.contextmanager
@@ -143,8 +146,6 @@ def _damage_said(folder):
     """Raise UserError for whatever a damaged or foreign folder raises, also if its tensors do not fit into memory."""
     try:
         yield
-    except UserError:
-        raise
     except (CheckpointException, Exception) as error:  # CheckpointException is no Exception
         reason = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
         why = f"{type(reason).__name__}: {first_line(reason):.150}"

