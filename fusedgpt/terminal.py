@@ -24,3 +24,17 @@ def cut(line: str, stream: TextIO) -> str:
 def harmless(text: str, stream: TextIO) -> str:
     """`text`, with control characters as escapes if `stream` is a terminal, which might obey them."""
     return text.translate(CONTROL) if stream.isatty() else text
+
+
+def in_words(seconds: float) -> str:
+    """A duration in words: '40 s', '12 min', '3 h 20 min', '4.2 days'."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes / 60 / 24:.1f} days"

@@ -24,7 +24,7 @@ import torch
 from fusedgpt import home
 from fusedgpt.errors import UserError
 from fusedgpt.machine.environment import environment
-from fusedgpt.machine.timing import in_words
+from fusedgpt.terminal import in_words
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LEAST = 20.0  # begin no step with fewer seconds: it would end before its first lap

@@ -17,8 +17,8 @@ from fusedgpt.dimensions import RECOMPUTE
 from fusedgpt.errors import UserError
 from fusedgpt.estimates.memory import Memory, Run
 from fusedgpt.machine.gpus import GPUS
-from fusedgpt.machine.timing import in_words
 from fusedgpt.parallel.distributed import Ranks
+from fusedgpt.terminal import in_words
 from model import GPT, GPTConfig
 
 CHINCHILLA = 20  # tokens per parameter with the lowest loss for a compute budget (arXiv:2203.15556)

@@ -133,20 +133,6 @@ def _no_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def in_words(seconds: float) -> str:
-    """A duration in words: '40 s', '12 min', '3 h 20 min', '4.2 days'."""
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 100:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes / 60 / 24:.1f} days"
-
-
 def summary(ms: list[float]) -> dict[str, float]:
     """Median, 10th and 90th percentile of samples in milliseconds, and their number."""
     p10, median, p90 = np.percentile(ms, [10, 50, 90]).tolist()

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from fusedgpt.errors import UserError
-from fusedgpt.machine import memory, timing
+from fusedgpt.machine import memory
 from fusedgpt.parallel.distributed import local
 from fusedgpt.runs.progress import STEPS_OF_AN_ESTIMATE, estimate, parts, seconds_left
 from fusedgpt.runs.resume import SETTLED
 from fusedgpt.settings import Settings
+from fusedgpt.terminal import in_words
 
 # time steps, and then evaluations, for this share of the minutes: a few steps would tell the load of a moment
 SHARE = 0.03
@@ -54,7 +55,7 @@ def dry_run(run: Any, step: Callable) -> None:
     peak = memory.peak_memory(state.clock.device)
     size = "" if s.eval_only else f"; a checkpoint takes {checkpoint / 1e6:,.0f} MB"
     say(f"memory: {peak / 2**30:.2f} GiB at the peak{size}")
-    evaluation = f"estimate: {timing.in_words(evaluation_s)} to evaluate"
+    evaluation = f"estimate: {in_words(evaluation_s)} to evaluate"
     say(evaluation if s.eval_only else estimate(step_ms, start, evaluation_s, s, _samples_s(run)))
     say("this was a dry run: nothing was written")
 
@@ -82,9 +83,9 @@ def settle(run: Any, step: Callable, began: float) -> None:
     run.record["settings"] |= dict.fromkeys(SETTLED, n)
     say(decision(run.s, run.record, cost))
     if not fit:
-        one = timing.in_words(cost.of(1, s))
+        one = in_words(cost.of(1, s))
         say(
-            f"minutes={s.minutes:g} is too short: starting took {timing.in_words(spent)}, and one iteration with its"
+            f"minutes={s.minutes:g} is too short: starting took {in_words(spent)}, and one iteration with its"
             f" evaluations takes {one}"
         )
 

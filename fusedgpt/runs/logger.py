@@ -15,10 +15,10 @@ from tqdm import tqdm
 from fusedgpt import terminal
 from fusedgpt.attention.table import EXPANDED
 from fusedgpt.errors import UserError, first_line
-from fusedgpt.machine import timing
 from fusedgpt.machine.files import Lines, Lock, atomic, json_line
 from fusedgpt.runs import report_page, run_folder, trackers
 from fusedgpt.runs.metrics import EVAL, TRAIN, number, read_metrics, record_of
+from fusedgpt.terminal import in_words
 
 SHOWN = 100  # characters of a sample on the console
 LARGE_METRICS = 2**20  # if metrics.jsonl has more bytes, some 5,000 iterations, another process writes report.html
@@ -75,7 +75,7 @@ class Bar:
         """What stands behind the bar: the first of these that fit."""
         facts = []
         if math.isfinite(self.ends):
-            facts.append(f"{timing.in_words(max(0, round(self.ends - time.monotonic())))} left")
+            facts.append(f"{in_words(max(0, round(self.ends - time.monotonic())))} left")
         if self.metrics:
             facts += [f"loss {self.metrics['loss']:.3f}", f"{self.metrics['tokens_per_s']:,.0f} tok/s"]
         facts.append(f"{self.tqdm.n}/{self.tqdm.total}")

@@ -10,13 +10,14 @@ from typing import Any
 
 from fusedgpt.attention import functions
 from fusedgpt.errors import UserError
-from fusedgpt.machine import flops, memory, timing
+from fusedgpt.machine import flops, memory
 from fusedgpt.machine.device import cuda_graphs, dtype_name, multiplies_tf32
 from fusedgpt.machine.environment import environment
 from fusedgpt.parallel import distributed
 from fusedgpt.runs.logger import Logger
 from fusedgpt.runs.run_folder import Checkpoints
 from fusedgpt.settings import Settings
+from fusedgpt.terminal import in_words
 from fusedgpt.training import tuning
 from fusedgpt.training.optimizer import learning_rate
 
@@ -151,7 +152,7 @@ def estimate(step_ms: list[float], done: int, evaluation_s: float, s: Settings, 
     seconds = seconds_left(step_ms, done, evaluation_s, samples_s, s)
     when = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
     until = f"{when:%a %H:%M}" if seconds < 86400 else f"{when:%a %Y-%m-%d %H:%M}"
-    line = f"estimate: {timing.in_words(seconds)}, until {until}: "
+    line = f"estimate: {in_words(seconds)}, until {until}: "
     line += parts(_step_s(step_ms), evaluation_s, samples_s, done, s)
     return line + (f"; max_seconds={s.max_seconds:g} may end it before" if s.max_seconds else "")
 
@@ -164,7 +165,7 @@ def parts(step_s: float, evaluation_s: float, samples_s: float, done: int, s: Se
         ("evaluation", occasions(done, s.max_iters, s.eval_interval), evaluation_s),
         ("sampling", occasions(done, s.max_iters, s.sample_interval), samples_s),
     ):
-        known = f" of {timing.in_words(each)}" if each else ", not timed yet"
+        known = f" of {in_words(each)}" if each else ", not timed yet"
         if n:
             texts.append(f"{n:,} {what}{'s' * (n > 1)}{known}")
     return ", and ".join(texts)

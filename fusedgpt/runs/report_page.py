@@ -12,11 +12,11 @@ import numpy as np
 from fusedgpt.attention.table import EXPANDED
 from fusedgpt.errors import one_sentence, shown
 from fusedgpt.machine.files import atomic
-from fusedgpt.machine.timing import in_words
 from fusedgpt.runs.metrics import MEANING, Run, above, losses_in, names_of, number, section, thinned, view
 from fusedgpt.runs.pages import fill
 from fusedgpt.runs.style import time_unit
 from fusedgpt.settings import Settings
+from fusedgpt.terminal import in_words
 
 RELOAD = '<meta http-equiv="refresh" content="30">'
 NO_SCRIPT = "<noscript><p>This page needs JavaScript; its figures are in metrics.jsonl and run.json too.</p></noscript>"

@@ -49,6 +49,13 @@ def test_python_stdlib_of_a_folder_is_split_by_file(tmp_path):
     assert meta["source"] == f"{tmp_path.name} (40 files)"
 
 
+def test_shakespeare_char(tmp_path):
+    (tmp_path / "text.txt").write_text("abcde" * 20, encoding="utf-8")
+    meta, train, val = prepared("shakespeare_char", tmp_path, f"--input={tmp_path / 'text.txt'}")
+    assert meta["itos"] == list("abcde") and meta["vocab_size"] == 5
+    assert train.tolist() == [0, 1, 2, 3, 4] * 18 and val.tolist() == [0, 1, 2, 3, 4] * 2
+
+
 @needs_shakespeare
 @pytest.mark.parametrize(
     ("name", "counts"),

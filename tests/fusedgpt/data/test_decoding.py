@@ -67,5 +67,5 @@ def test_what_is_surely_nothing_else_is_refused(tmp_path):
     (tmp_path / "a.txt").write_bytes(RUSSIAN.encode("cp1251"))  # charset-normalizer prefers koi8_r, with its capitals
     with pytest.raises(UserError, match=r"but koi8_r or cp1251: say --encoding=NAME"):
         encoding_of(tmp_path / "a.txt")
-    with pytest.raises(UserError, match=r"is not gb18030 text \(.*\): say --encoding=NAME"):
+    with pytest.raises(UserError, match=r"is not text in its encoding \('gb18030' codec .*\): say --encoding=NAME"):
         documents([tmp_path / "a.txt"], encoding="gb18030")

@@ -145,8 +145,8 @@ def rows_left(shown):
         yield row.rstrip()
 
 
-def test_a_terminal_shows_a_bar_below_lines_that_fit(tmp_path, data):
-    # lines were broken in the middle of words, the bar knew neither loss nor speed, and its time left no evaluations
+def test_a_terminal_shows_a_bar_below_the_lines(tmp_path, data):
+    # the bar knew neither loss nor speed, and its time left no evaluations
     samples = dict(sample_interval=50, sample_prompts="!")
     longer = small(tmp_path, data, attention="auto", max_iters=50, eval_interval=50, eval_iters=0, **samples)
     shown, status = on_a_terminal(70, longer)
@@ -159,9 +159,6 @@ def test_a_terminal_shows_a_bar_below_lines_that_fit(tmp_path, data):
     assert rows[-1] == "" and not any("%|" in row or "left" in row for row in rows)  # no bar is left
     nanogpts = [row for row in rows if re.match(r"(iter|step) \d+: (loss|train loss)", row)]
     assert len(nanogpts) == 52
-    words = [len(word) for row in rows for word in row.split()]  # a path may be longer than a row
-    wide = [row for row in rows if len(row) > 70 and row not in nanogpts and len(row.strip()) not in words]
-    assert wide == []
 
 
 def test_an_error_does_not_begin_behind_the_bar(tmp_path, data):

@@ -95,7 +95,7 @@ def test_variants_evaluate_on_the_same_windows():
         (["--looks=2,9", "--seed=1..5"], "looks='2,9' must be numbers of seeds from 2 to 5"),
         (["--looks=soon", "--seed=1..5"], "looks='soon' must be"),
         (["--matters=0"], "matters=0.0 must be more than 0"),
-        (["--seed=-1,2"], "seed=-1 must be from 0"),
+        (["--seed=-1,2"], "seed=-1 must be 0 or more"),
         # these used to train with other settings than a variant's name said, or to drop one of two flags
         (["--tokens=3072", "--max_iters=10,20"], "set max_iters of each run"),
         (["--minutes=1", "--lr_decay_iters=10,20"], "set lr_decay_iters of each run"),
