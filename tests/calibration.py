@@ -340,13 +340,13 @@ def draw(found: list[dict], folder: pathlib.Path, machine: str) -> None:
     subject = f"Allowed: 5 %. Promised: 80 % of the smallest ({SEEDS} seeds). Each mark: {equal['studies']:,} studies"
     subject += "".join(f", of real runs {row['studies']:,}" for row in chosen(found, what="equal", data="real"))
 
-    def figures():
+    def both():
         figure, (left, right) = drawing.new(5.2, nrows=2)
         draw_power(left, found)
         draw_equal(right, found)
-        yield "calibration", title, subject, figure
+        return figure
 
-    drawing.save(figures(), folder, machine)
+    drawing.save([drawing.Drawn("calibration", title, both)], folder, [subject, machine], "svg", "")
 
 
 def main(s: Settings, say: Callable[[str], None] = print) -> None:

@@ -94,7 +94,7 @@ def outcomes(mutants: Iterable[Mutant], root: pathlib.Path) -> Iterator[tuple[Mu
             number, each = waiting.pop(0)
             folder = root / str(number)
             _copy(each, folder)
-            process = fork.Process(target=_run, args=(folder, each), daemon=True)
+            process = fork.Process(target=_run, args=(folder, each))
             process.start()
             running[process.sentinel] = process, folder, each, time.monotonic()
         wait(running, timeout=1)

@@ -114,8 +114,8 @@ def columns(result: Result, name: str) -> dict[str, str]:
     line = result.measured[name]
     if result.of["inputs"] == PAIR:
         return {
-            "allclose": line["allclose"],
-            "in the article": {None: "no claim"}.get(line["claimed"], line["claimed"]),
+            "allclose": str(line["allclose"]),
+            "in the article": {True: "True", False: "False", None: "no claim"}[line["claimed"]],
             "largest difference": f"{line['largest_difference']:.1e}",
             "kernels seen": " = ".join(line["seen"]),
         }

@@ -1,4 +1,4 @@
-"""Measure memory: the peak of a process or a call, the size and the bandwidth."""
+"""Measure memory: the peak of a process or a call, and the size."""
 
 import contextlib
 import ctypes
@@ -6,13 +6,11 @@ import itertools
 import math
 import os
 import pathlib
-import statistics
 import sys
 from collections.abc import Callable
 
 import torch
 
-from fusedgpt.machine import timing
 from fusedgpt.machine.profiler import profile
 
 OWN_GROUPS, CGROUPS = pathlib.Path("/proc/self/cgroup"), pathlib.Path("/sys/fs/cgroup")
@@ -109,10 +107,3 @@ def _limits():
             for each in (group, *group.parents):  # a limit holds for all below; Docker shows a container only its own
                 with contextlib.suppress(OSError, ValueError):  # "max" is no limit
                     yield int((root / each / name).read_text(encoding="ascii"))
-
-
-def bandwidth(device: torch.device) -> float:
-    """Bytes a second that PyTorch reads from the memory of `device`: the median of five sums over 1 GiB."""
-    words = torch.ones(2**28, device=device)  # more than the caches of any processor hold
-    ms = timing.Steps(words.sum, device).make(5)
-    return words.nbytes / (statistics.median(ms) / 1e3)

@@ -84,11 +84,6 @@ class Ratio:
         """Whether there were laps enough for an interval."""
         return self.high < float("inf")
 
-    @property
-    def told(self) -> bool:
-        """Whether the interval tells the two apart."""
-        return not self.low <= 1 <= self.high
-
 
 def ratio(laps: list[Mapping[Hashable, float]], name: Hashable, base: Hashable) -> Ratio | None:
     """How many times as fast as `base` a contender is; None if they were never in one lap."""

@@ -63,7 +63,7 @@ def run(request: Request, runner: Runner, deadline: float) -> None:
             ) from error
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """An error and those that led to it."""
     while error:
         yield error

@@ -8,6 +8,7 @@ import os
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 import types
 
@@ -16,12 +17,12 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from fusedgpt.data import encoding
+from fusedgpt.data import encoding, prepare
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.settings import Settings
 from tests import documents
 from tests.conftest import why_no_bpe
-from tests.launch import FORKS, ROOT, fails, process, script
+from tests.launch import FORKS, ROOT, fails, script
 
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt"
 needs_bpe = pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are not here (set TIKTOKEN_CACHE_DIR)")
@@ -108,9 +109,19 @@ def test_fineweb_stops_at_max_tokens(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["fineweb", "openwebtext"])
-def test_a_data_set_of_the_hub_is_of_one_commit(name):
+def test_a_data_set_of_the_hub_is_of_one_commit(monkeypatch, name):
     # a preparation that is continued must find the same text
-    assert re.search(r"@[0-9a-f]{40}/", runpy.run_path(str(ROOT / "data" / name / "prepare.py"))["PARQUET"])
+    asked = []
+    monkeypatch.setattr(prepare, "prepare", lambda *args, **how: asked.append(args))
+    monkeypatch.setattr(sys, "argv", ["prepare.py"])
+    script = runpy.run_path(str(ROOT / "data" / name / "prepare.py"))
+    script["main"]()
+    assert re.search(r"@[0-9a-f]{40}/", script["PARQUET"])
+    ((*_, split),) = asked
+    documents = np.zeros(60, encoding.DOCUMENT)
+    documents["end"] = np.arange(1, 61) * 5000
+    parts = split(documents)["train"].tolist()
+    assert (parts == sorted(parts)) == (name == "fineweb")  # nanoGPT keeps the order of its draw
 
 
 def test_shakespeare_is_cut_before_it_is_tokenized(monkeypatch, tmp_path):
@@ -260,14 +271,23 @@ def die_in_a_file(command, number):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not shutil.which("taskset"), reason="needs a command that limits the cores")
-def test_the_memory_of_a_preparation_does_not_grow_with_the_text():
-    two_cores = ["taskset", "-c", ",".join(map(str, sorted(os.sched_getaffinity(0))[:2])), sys.executable]
-    peaks = []
-    for megabytes in (20, 120):
-        said = process("tests/prepare_speed.py", megabytes, "byte", 0, prefix=two_cores).stdout
-        peaks.append([json.loads(line)["peak_mb"] for line in said.splitlines()])
+@pytest.mark.parametrize("name", ["rows.jsonl", "one.txt"])
+def test_the_memory_of_a_preparation_does_not_grow_with_the_text(name, tmp_path):
     # 200 MB of characters once took 3.6 GB
-    assert len(peaks[0]) == 2 and all(more - less < 30 for less, more in zip(*peaks, strict=True))  # of 100 more
+    two_cores = ["taskset", "-c", ",".join(map(str, sorted(os.sched_getaffinity(0))[:2])), sys.executable]
+    text = (ROOT / "model.py").read_text()
+    document = {"rows.jsonl": json.dumps({"text": text}) + "\n", "one.txt": text}[name]
+
+    def peak_mb(megabytes):
+        with open(tmp_path / name, "w") as file:
+            file.writelines(document for _ in range(round(1e6 * megabytes / len(document))))
+        args = [f"--input={tmp_path / name}", "--tokenizer=byte", f"--out_dir={tmp_path / 'out'}"]
+        child = subprocess.Popen([*two_cores, "data/text/prepare.py", *args], cwd=ROOT, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(child.pid, 0)
+        assert status == 0
+        return usage.ru_maxrss / 1e3
+
+    assert peak_mb(120) - peak_mb(20) < 30
 
 
 def test_a_folder_as_people_have_it_takes_one_command(tmp_path):

@@ -209,4 +209,4 @@ def test_what_llama_cpp_cannot_have_is_refused(tmp_path, monkeypatch):
     assert "meta.pkl has no itos" in refused(tmp_path, {"tokenizer": "unknown", "vocab_size": 5})
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(UserError, match="needs the package gguf: pip install gguf"):
-        gguf_file.write(tmp_path, None, {}, {}, "sonnets")
+        gguf_file.write(tmp_path, GPTConfig(vocab_size=5, **SHAPE), {}, {}, "sonnets")

@@ -29,19 +29,6 @@ def test_peak_bytes_are_those_held_at_once(device):
         assert peak_bytes(step, device) == mib * MIB
 
 
-def test_bandwidth_is_bytes_a_second(monkeypatch):
-    sizes = []
-
-    def make(self, count):
-        sizes.append(self.step.__self__.nbytes)
-        return [1.0, 2.0, 90.0]  # milliseconds: the median counts
-
-    ones = torch.ones
-    monkeypatch.setattr(torch, "ones", lambda n, device: ones(1).expand(n))  # to touch 1 GiB takes seconds
-    monkeypatch.setattr(memory.timing.Steps, "make", make)
-    assert memory.bandwidth(torch.device("cpu")) == 2**30 / 2e-3 and sizes == [2**30]
-
-
 def test_what_a_system_does_not_say_is_no_number(monkeypatch):
     # on Windows each report of a run ended it: it has no os.sysconf
     cpu = torch.device("cpu")
