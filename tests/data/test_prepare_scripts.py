@@ -117,7 +117,7 @@ def test_a_data_set_of_the_hub_is_of_one_commit(monkeypatch, name):
     script = runpy.run_path(str(ROOT / "data" / name / "prepare.py"))
     script["main"]()
     assert re.search(r"@[0-9a-f]{40}/", script["PARQUET"])
-    ((*_, split),) = asked
+    ((_, _, _, split, *_),) = asked
     documents = np.zeros(60, encoding.DOCUMENT)
     documents["end"] = np.arange(1, 61) * 5000
     parts = split(documents)["train"].tolist()
