@@ -11,6 +11,7 @@ Every setting is a field of Settings; config files and --name=value flags set th
 import codecs
 import contextlib
 import dataclasses
+import functools
 import gc
 import pathlib
 import signal
@@ -81,18 +82,16 @@ gc.disable()  # imports make objects that stay, and to look for garbage among th
 
 import torch
 
-from fusedgpt.attention import choose
-from fusedgpt.attention.case import Case
 from fusedgpt.attention.table import check_name
 from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.estimates import fits
-from fusedgpt.generation import engines, generate
+from fusedgpt.generation import auto, engines, generate
 from fusedgpt.home import ROOT
 from fusedgpt.interchange import pretrained, tokenizer_json
-from fusedgpt.machine import choices, memory
-from fusedgpt.machine.device import DTYPES, dtype_name, resolve_compile, resolve_device, resolve_dtype
+from fusedgpt.machine import memory
+from fusedgpt.machine.device import dtype_name, resolve_device, resolve_dtype
 from fusedgpt.runs import checkpoint, metrics, run_folder
 from model import GPT
 
@@ -191,70 +190,6 @@ class Sample:
         return self.text[start : self.shown]
 
 
-def prepare(s: Settings, model: GPT, prompt_length: int, device: torch.device) -> engines.Engine:
-    """`model`, ready to generate on the device. Raises UserError if the kernel cannot run here, or be compiled."""
-    remembered = choices.Choices(again=s.choose == "again")
-    compiled, why_eager = resolve_compile(s.compile, device)
-    model.use_attention("sdpa")  # dtypes are timed with it, because a kernel is tried in the dtype that it runs in
-    dtypes, chosen = choose_dtypes(s, model, prompt_length, device, compiled, remembered)
-    # a trial at all of a long context could take more time and memory than the text will
-    longest = generate.capacity(model.config, prompt_length + s.max_new_tokens)
-    read = dataclasses.replace(model.config, block_size=longest)
-    prompts = Case.of_layers(read, s.num_samples, device, dtypes[0], backward=False)
-    # a kernel may take a whole prompt but refuse one token after many, which attends in the cache's dtype
-    cached = generate.cache_dtype(device, dtypes[1])
-    cases = [*prompts, *(dataclasses.replace(case.one_query(), dtype=cached) for case in prompts)]
-    attention, words = choose_attention(s.attention, cases, compiled, remembered)
-    model.use_attention(attention)
-    engine = engines.prepare(model, device, dtypes, s.num_samples, prompt_length, s.max_new_tokens, compiled)
-    engine.chosen = "\n".join([*chosen, *words])
-    for line in filter(None, [why_eager, *remembered.notes]):
-        say(line, sys.stderr)
-    return engine
-
-
-def choose_attention(
-    name: str, cases: list[Case], compiled: bool, remembered: choices.Choices
-) -> tuple[str, list[str]]:
-    """The kernel that the setting `name` means for `cases`, and a line on what 'auto' chose, if it chose."""
-    if name != "auto":
-        return choose.choose(name, *cases, compiled=compiled)[0], []
-    case = {"for": "attention", **choices.machine(cases[0].device), "cases": [*map(str, cases)], "compiled": compiled}
-    past = remembered.recall(case)
-    if not (past and choose.still_runs(past["attention"], *cases, compiled=compiled)):
-        past = {"attention": choose.choose(name, *cases, compiled=compiled)[0]}
-        remembered.remember(case, past)
-    chosen = past["attention"]
-    return chosen, [f"attention {chosen}, {_when(past)}; the same again: --attention={chosen}"]
-
-
-def _when(past):
-    return f"remembered from {past['when']}" if "when" in past else "timed now"
-
-
-def choose_dtypes(
-    s: Settings, model: GPT, prompt_length: int, device: torch.device, compiled: bool, remembered: choices.Choices
-) -> tuple[tuple[torch.dtype, torch.dtype], list[str]]:
-    """The dtypes of the prompt and of the tokens after it, and a line on what 'auto' chose, if it chose."""
-    if s.decode_dtype and device.type != "cpu":  # keys would have two dtypes
-        raise UserError(f"decode_dtype={s.decode_dtype} is for CPUs, and this is {device}: give --dtype alone")
-    second = DTYPES.get(s.decode_dtype)
-    if s.dtype != "auto" or device.type != "cpu":
-        first = resolve_dtype(s.dtype, device)
-        return (first, second or first), []
-    rows = engines.timed_rows(model.config, s.num_samples, prompt_length)
-    shape = {"samples": s.num_samples, "rows": rows, "compiled": compiled}
-    case = {"for": "dtypes", **choices.machine(device), "model": str(model.config), **shape}
-    past = remembered.recall(case)
-    if not past:
-        dtypes, words = engines.fastest_dtypes(model, s.num_samples, prompt_length, compiled)
-        past = dict(zip(("prompt", "tokens"), map(dtype_name, dtypes)), words=words)
-        remembered.remember(case, past)
-    first, second = DTYPES[past["prompt"]], second or DTYPES[past["tokens"]]
-    flags = f"--dtype={dtype_name(first)} --decode_dtype={dtype_name(second)}"
-    return (first, second), [f"{past['words']}, {_when(past)}; the same again: {flags}"]
-
-
 def report(engine: engines.Engine, s: Settings, drawn: int, first: float, rest: float, device: torch.device) -> str:
     """The lines that end the output: tokens/s, time to the first token, bandwidth, attention kernel, dtypes and why."""
     total = s.num_samples * drawn
@@ -342,7 +277,7 @@ def main(s: Settings) -> None:
         say("one sample is drawn, because with temperature=0 all would be the same", sys.stderr)
         s = dataclasses.replace(s, num_samples=1)
     fits.check_sampling(model.config, s.num_samples, length + s.max_new_tokens, device, dtype)
-    engine = prepare(s, model, length, device)
+    engine = auto.prepare(s, model, length, device, functools.partial(say, stream=sys.stderr))
     del model  # frees the weights if the engine has copies
     if device.type == "cpu":  # only now, so that the system gets the memory of freed weights back
         memory.keep_freed_memory(keep=True)

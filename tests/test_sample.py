@@ -18,7 +18,7 @@ import sample
 from fusedgpt.attention import choose
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError
-from fusedgpt.generation import engines
+from fusedgpt.generation import auto, engines
 from fusedgpt.runs import checkpoint, run_folder
 from model import GPT
 from tests.conftest import as_nanogpt_wrote, checkpoint_of, hugging_face, rows
@@ -70,7 +70,7 @@ def test_where_the_text_comes_from_what_was_chosen_and_how_fast_it_was_is_said(s
 
 def test_the_speeds_are_those_of_the_clock(small_run, capsys):
     # 2 samples of 5 tokens: the first tokens after 2 s, the other four steps in 1 s more
-    engine = sample.prepare(s := quick(small_run), sample.load(s)[0], 1, torch.device("cpu"))
+    engine = auto.prepare(s := quick(small_run), sample.load(s)[0], 1, torch.device("cpu"), print)
     engine.bytes_per_step = 1e9
     first, second = sample.report(engine, s, 5, 2.0, 1.0, torch.device("cpu")).splitlines()
     assert first.startswith("2 x 5 tokens in 3.0 s: 3.3 tokens/s, the first after 2.00 s (")
