@@ -140,6 +140,7 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
+        self.init_seed = None  # the first init_weights draws it
         # build on the meta device, which has no storage. On a real device PyTorch's default initialisation would draw
         # random numbers, and more of them for a padded vocabulary, so that padding would change every other weight
         with torch.device("meta"):
@@ -152,7 +153,6 @@ class GPT(nn.Module):
             self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=config.output_bias)
         eager.to_empty(self)
         self.tie_weights()  # after to_empty, which unties them
-        self.init_seed = torch.randint(2**62, (), device="cpu").item()
         self.init_weights()
         # not compiled: the compiler would reorder the chunks and then take more memory than all logits at once
         self.chunked_loss = torch.compiler.disable(loss.chunked) if config.loss == "chunked" else None
@@ -172,6 +172,8 @@ class GPT(nn.Module):
         Each weight has random numbers of its own, from `init_seed` and its name: models of one torch.manual_seed have
         equal weights wherever their shapes are equal. Padding draws none. part: initialise only this module.
         """
+        if self.init_seed is None:
+            self.init_seed = torch.randint(2**62, (), device="cpu").item()
         own = set((part or self).parameters())
         for name, p in self.named_parameters():
             if p.is_meta or p not in own:
