@@ -299,7 +299,7 @@ def rehearse(run: Run, chosen: tuning.Settled, case: Case) -> None:
         before = graphs_compiled()
         forward_backward()
         graphs = graphs_compiled() - before
-        receipt = observe(forward_backward, run.trace, case)
+        receipt = observe(forward_backward, run.trace, state.model.config.padded_vocab_size, case)
         if reason := contradiction(chosen.attention, receipt, case):
             raise UserError(reason)
     run.record = run_record(s, state.model, case.device, ranks, chosen, receipt=receipt, graphs=graphs)

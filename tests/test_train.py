@@ -47,6 +47,8 @@ def test_the_loss_falls_and_everything_is_written(tmp_path, data, capsys):
     assert "attention: sdpa; forward seen: math; backward seen: unfused" in out  # K8
     kept = record(tmp_path)
     assert kept["receipt"]["forward"] == ["math"] and kept["tokens_per_step"] == 64
+    # products with as many columns as the padded vocabulary: the ladder says what a compiler made of them
+    assert {columns for columns, _ in kept["receipt"]["logits"]} == {kept["padded_vocab_size"]}
     assert kept["settings"]["max_iters"] == 60 and kept["environment"]["torch"] == torch.__version__
     assert kept["time"]["samples"] == 55 and kept["time"]["p10_ms"] <= kept["time"]["median_ms"]
     assert kept["parameters"] - kept["parameters_in_products"] == 16 * 32

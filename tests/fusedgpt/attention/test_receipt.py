@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from fusedgpt.attention import permitted, receipt
 from fusedgpt.attention.case import Case
@@ -94,6 +95,23 @@ def test_names_seen_on_a_gpu_are_told_apart(monkeypatch, name, forward, backward
     assert receipt.observe(lambda: None) == {"forward": [name], "backward": [name], "ops": sorted(seen)}
     seen.append("aten::_flash_attention_forward")  # a layer that ran PyTorch's own flash is not hidden
     assert "flash" in receipt.observe(lambda: None)["forward"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "stride", "logits"),
+    [(65, 65, [[65, 65]]), (65, 128, [[65, 65], [65, 128]]), (72, 72, [[65, 65], [72, 72]]), (73, 73, [[65, 65]])],
+)
+def test_it_says_how_the_logits_lay_in_memory(columns, stride, logits):
+    # Inductor pads the columns of a product to a multiple of 8, and the memory between its rows to 128 bytes
+    x, weight = torch.randn(4, 32, requires_grad=True), torch.randn(65, 32)
+    padded, out = torch.randn(columns, 32), torch.empty_strided((4, columns), (stride, 1))
+
+    def step():
+        F.linear(x, weight).square().sum().backward()  # its own logits, forward and backward
+        torch.mm(x.detach(), padded.T, out=out)
+
+    assert receipt.observe(step, ids=65)["logits"] == logits
+    assert "logits" not in receipt.observe(step)
 
 
 @pytest.mark.parametrize(
