@@ -50,7 +50,8 @@ def write(folder: pathlib.Path, shown: Shown, form: str = "svg", title: str = ""
     header, lines = rows.read(folder / "rows.jsonl")
     results = rows.results(lines)
     drawn = [*_ratios(header["benchmark"], results, shown), *shown.own_figures(results)]
-    paths = figures.save(drawn, folder, [_subject(header, shown), machine(header, results)], form, title)
+    about = [_subject(header, shown, results), machine(header, results)]
+    paths = figures.save(drawn, folder, about, form, title)
     text = [*_heading(header, results), *(f"- **{each.finding}.**" for each in drawn), ""]
     text += [*tables(results, shown), *(f"![{each.name}]({each.name}.png)\n" for each in drawn)]
     how = [HOW] if any(result.laps for result in results) else []
@@ -72,11 +73,14 @@ def _ratios(name: str, results: list[Result], shown: Shown) -> list[figures.Draw
     ]
 
 
-def _subject(header: dict, shown: Shown) -> str:
-    """What was measured, with its sizes and with the settings that are not the defaults."""
+def _subject(header: dict, shown: Shown, results: list[Result]) -> str:
+    """What was measured, with its sizes and the settings that are not the defaults; whose results were wrong."""
     settings = header["settings"]
     named = dict.fromkeys([*(name for name in SIZES if name in settings), *header.get("set", ())])
-    return ", ".join([shown.what, *(f"{name} {settings[name]}" for name in named)])
+    said = ", ".join([shown.what, *(f"{name} {settings[name]}" for name in named)])
+    lines = [item for result in results for item in result.contenders.items()]
+    wrong = dict.fromkeys(name for name, line in lines if line["status"] == "parity failed")
+    return f"{said}; parity failed: {', '.join(wrong)}" if wrong else said
 
 
 def machine(header: dict, results: Iterable[Result]) -> str:

@@ -48,6 +48,15 @@ def test_rows_alone_make_a_report_and_a_figure(tmp_path):
         assert said in text
 
 
+def test_a_figure_names_who_failed_parity():
+    # a figure without the kernel looked as if there had been none
+    wrong = {"status": "parity failed", "reason": "largest error 73"}
+    made = [result(FASTER, flex=wrong, cudnn=REFUSED), result(FASTER, flex=wrong)]
+    header = {"settings": {"n_layer": 2}, "set": []}
+    assert report._subject(header, shown(), made).endswith("n_layer 2; parity failed: flex")
+    assert "parity" not in report._subject(header, shown(), [result(FASTER, cudnn=REFUSED)])
+
+
 @pytest.mark.usefixtures("drawn")
 def test_over_lengths_there_is_a_line_for_each_and_a_column_for_each_contender(tmp_path):
     long, short = result(FASTER, {"heads": "2x8", "T": 64}), result(FASTER, {"heads": "2x8", "T": 32}, cudnn=REFUSED)
