@@ -200,7 +200,7 @@ def split_first(regex):
 HOSTILE = {
     "no [UNK]": model(type="WordLevel", unk_token="[UNK]"),
     "no ids": model(vocab={}, merges=[]) | {"added_tokens": []},
-    "an id beyond all memory": vocab(a=4_000_000_000),
+    "an id beyond any vocabulary": vocab(a=2**24),
     "an id below 0": vocab(a=-1),
     "a prefix longer than a token": model(continuing_subword_prefix="#" * 50),
     "a pattern without end": split_first("(x+x+)+y|(.*)*b"),
