@@ -248,7 +248,7 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
 
     # what a step changes, and what saves it
     parallel = distributed.parallelize(model, ranks, device, chosen.dtype, chosen.compiled)
-    optimizer = build_optimizer(model, s, device.type)
+    optimizer = build_optimizer(model, s, device.type, chosen.dtype)
     # float16 rounds gradients below 3e-8 to 0, so the loss is scaled up for backward; bfloat16 has float32's range
     scaler = GradScaler(device.type, enabled=chosen.dtype == torch.float16)
     state = TrainState(

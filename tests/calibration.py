@@ -191,7 +191,7 @@ class Trainer:
         s = dataclasses.replace(HOW, learning_rate=rate, max_iters=iterations, lr_decay_iters=iterations)
         determinism.seed(seed, "init")
         model = GPT(GPTConfig(**MODEL, vocab_size=self.meta["vocab_size"]))
-        optimizer = build_optimizer(model, s, "cpu")
+        optimizer = build_optimizer(model, s, "cpu", torch.float32)
         loader = DataLoader(self.folder, self.meta, MODEL["block_size"], s.batch_size, 2 * seed + stream, CPU)
         for iteration, (x, y) in zip(range(iterations), loader.batches(0, range(1))):
             for group in optimizer.param_groups:

@@ -39,7 +39,7 @@ class Waits(TorchFunctionMode):
 
 def state_of(model, s, device, dtype):
     """The state of a run of `model` whose micro-batches are all the same."""
-    optimizer = build_optimizer(model, s, device.type)
+    optimizer = build_optimizer(model, s, device.type, torch.float32)
     # at the usual scale of 2 ** 16, the gradients of so few weights overflow for some seeds
     scaler = torch.amp.GradScaler(device.type, init_scale=2.0**10, enabled=dtype == torch.float16)
     batch = 2 * (torch.zeros(2, s.block_size, dtype=torch.long, device=device),)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import torch
 
 from fusedgpt.errors import UserError, first_line
-from fusedgpt.machine import timing, turns
 
 NAMES = "auto, cpu, cuda, cuda:1 or mps"  # how messages list the devices
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -46,9 +45,10 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products that a setting names. 'auto' takes bfloat16 if it is the hardware's fastest.
+    """The dtype of matrix products that a setting names. 'auto' takes bfloat16 if the hardware has instructions for it.
 
-    If the setting names bfloat16, raises UserError on a GPU that only emulates it, and warns on such a CPU.
+    No clock decides here: on a busy machine, ranks, or a run and the run that resumes it, would disagree. If the
+    setting names bfloat16, raises UserError on a GPU that only emulates it, and warns on such a CPU.
     """
     if device.type == "cuda" and name in ("auto", "bfloat16"):
         if torch.cuda.is_bf16_supported(including_emulation=False):
@@ -57,7 +57,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
             raise UserError(f"{torch.cuda.get_device_name(device)} only emulates bfloat16: give --dtype=float16")
         return torch.float16
     if name == "auto":
-        return torch.bfloat16 if device.type == "cpu" and cpu_gains_by_bfloat16() else torch.float32
+        return torch.bfloat16 if device.type == "cpu" and cpu_multiplies_bfloat16() else torch.float32
     if name == "bfloat16" and device.type == "cpu" and not cpu_multiplies_bfloat16():
         _warn_once("this CPU only emulates bfloat16, and float32 is many times as fast: give --dtype=float32")
     return DTYPES[name]
@@ -85,20 +85,6 @@ def cpu_multiplies_bfloat16() -> bool:
 def cpu_has_amx() -> bool:
     """Whether the CPU has AMX: Intel's instructions for products of whole tiles, in bfloat16 too."""
     return bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_tile"))
-
-
-def cpu_gains_by_bfloat16() -> bool:
-    """Whether this CPU multiplies faster in bfloat16 than in float32. A Xeon with AVX-512 and no AMX does not."""
-    return cpu_multiplies_bfloat16() and _bfloat16_is_faster()
-
-
-@functools.cache
-def _bfloat16_is_faster():
-    contenders = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        a = torch.ones(512, 512, device="cpu").to(dtype)
-        contenders[dtype] = timing.Steps(lambda a=a: a @ a, a.device)
-    return turns.race(contenders, torch.device("cpu"), 0).by_speed()[0] == torch.bfloat16
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager:

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from fusedgpt import eager
-from fusedgpt.machine.device import resolve_dtype
 from fusedgpt.parallel.distributed import local
 from fusedgpt.parallel.owners import Deal, owners
 from fusedgpt.settings import Settings
@@ -47,9 +46,9 @@ def learning_rate(it: int, s: Settings) -> float:
 class MuonAndAdamW(eager.Optimizer):
     """Muon for the matrices of a model's layers, its last group, and AdamW for all else, seen as one optimizer."""
 
-    def __init__(self, matrices: list[Tensor], s: Settings, adamw: AdamW):
+    def __init__(self, matrices: list[Tensor], s: Settings, adamw: AdamW, dtype: torch.dtype):
         muon = {"params": matrices, "lr": s.learning_rate, "weight_decay": s.weight_decay, "momentum": MOMENTUM}
-        self.adamw = adamw
+        self.adamw, self.dtype = adamw, dtype
         super().__init__([*adamw.param_groups, muon], {})
         self._share()
 
@@ -61,8 +60,8 @@ class MuonAndAdamW(eager.Optimizer):
         self.adamw.param_groups, self.adamw.state = self.param_groups[:-1], self.state
 
 
-def build_optimizer(model: Any, s: Settings, device_type: str) -> Optimizer:
-    """The optimizer that `s` names, for a GPT on a device of `device_type`."""
+def build_optimizer(model: Any, s: Settings, device_type: str, dtype: torch.dtype) -> Optimizer:
+    """The optimizer that `s` names, for a GPT on a device of `device_type`. dtype: of Muon's products, as the run's."""
     adamw = model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device_type)
     if s.optimizer == "adamw":
         return adamw
@@ -71,7 +70,7 @@ def build_optimizer(model: Any, s: Settings, device_type: str) -> Optimizer:
     hidden = set(matrices)
     for group in adamw.param_groups:
         group["params"] = [p for p in group["params"] if p not in hidden]
-    return MuonAndAdamW(matrices, s, adamw)
+    return MuonAndAdamW(matrices, s, adamw, dtype)
 
 
 def update_weights(optimizer: Optimizer, norm: Tensor, limit: float) -> None:
@@ -104,13 +103,12 @@ def _update_hidden(optimizer, norm, limit):
     """
     group = optimizer.param_groups[-1]
     finite, scale = norm.isfinite(), (norm / limit).clamp(min=1) if limit else 1
-    dtype = resolve_dtype("auto", norm.device)  # that of the fastest products: a GPU without bfloat16 has float16
     for matrices in _batches([p for p in group["params"] if p.grad is not None]):
         for p in matrices:
             if "momentum_buffer" not in optimizer.state[p]:
                 optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
         means = [optimizer.state[p]["momentum_buffer"] for p in matrices]
-        _update_batch(matrices, means, group, finite, scale, dtype)
+        _update_batch(matrices, means, group, finite, scale, optimizer.dtype)
 
 
 def _batches(matrices):

@@ -32,27 +32,7 @@ def test_auto_dtype_on_a_cpu_follows_its_instructions(monkeypatch, capability, u
     # T24: bfloat16 used to be assumed; and with ONEDNN_MAX_CPU_ISA=AVX2 it still was, 10 times slower
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True})
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: used)
-    monkeypatch.setattr(device, "_bfloat16_is_faster", lambda: True)
     assert resolve_dtype("auto", CPU) == DTYPES[dtype]
-
-
-@pytest.mark.parametrize("gains", [True, False])
-def test_auto_takes_bfloat16_on_a_cpu_only_if_products_gain_by_it(monkeypatch, gains):
-    # an Intel Xeon without AMX has the instructions, and GPT-2 124M trained 1.7 times as long in bfloat16 there
-    told, ones = [0.0], torch.ones
-
-    class Product(torch.Tensor):
-        """A matrix whose product takes 2 s in float32, and in bfloat16 1 s if this CPU gains by it."""
-
-        def __matmul__(self, other):
-            told[0] += 2.0 if self.dtype == torch.float32 else 1.0 if gains else 3.0
-
-    monkeypatch.setattr(torch, "ones", lambda *shape, **how: ones(2, 2).as_subclass(Product))
-    monkeypatch.setattr(device.timing.time, "perf_counter", lambda: told[0])
-    assert device._bfloat16_is_faster.__wrapped__() == gains
-    monkeypatch.setattr(device, "cpu_multiplies_bfloat16", lambda: True)
-    monkeypatch.setattr(device, "_bfloat16_is_faster", lambda: gains)
-    assert resolve_dtype("auto", CPU) == (torch.bfloat16 if gains else torch.float32)
 
 
 def test_bfloat16_on_a_cpu_without_it_is_a_warning(monkeypatch, recwarn):
