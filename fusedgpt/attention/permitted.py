@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from fusedgpt.attention import flash_impl, parity
+from fusedgpt.attention import parity
 from fusedgpt.attention.case import Attend, Case
 from fusedgpt.attention.functions import ATTENTION, rounded_by_cudnn
 from fusedgpt.attention.receipt import contradiction, observe
@@ -75,10 +75,6 @@ def _comparisons(name, case, compiled):
     yield from parity.checks(attend, whole)
     if case.backward:  # as evaluation calls it
         yield "without gradients", parity.compare(ATTENTION[name], replace(whole, backward=False), heads=2)
-    if case.shape[2] > parity.MOST_COMPARED:  # a window could be longer
-        last = case.of_heads(1, 1)
-        last = replace(last, shape=(1, last.shape[1], 64, case.shape[3]), keys=case.shape[2], backward=False)
-        yield f"for the last 64 of {case.shape[2]} tokens", parity.compare(as_run(name, last), last)
 
 
 def refusal(name: str, *cases: Case, compiled: bool = False) -> str | None:
@@ -135,7 +131,9 @@ def _tried(name, case):
         except torch.AcceleratorError:  # the GPU itself has crashed, so nothing else would run on it
             raise
         except Exception as error:  # a kernel, its compiler and its package each raise types of their own
-            reason = flash_impl.explained(name, error, reasons(caught, error))
+            reason = reasons(caught, error)
+            if isinstance(error, ImportError) and name in KERNELS:
+                reason = f"the package {KERNELS[name].package} cannot be imported: {reason}"
             if case.grouped and "to have the same num_heads" in reason:  # `efficient` in PyTorch 2.13
                 reason = f"SDPA's {name} kernel takes no heads of queries that share keys and values (n_kv_head)"
             if case.backward and not _tried(name, replace(case, backward=False)):

@@ -98,7 +98,7 @@ def _bfloat16_is_faster():
     for dtype in (torch.float32, torch.bfloat16):
         a = torch.ones(512, 512, device="cpu").to(dtype)
         contenders[dtype] = timing.Steps(lambda a=a: a @ a, a.device)
-    return turns.race(contenders, torch.device("cpu"), 0).by_speed()[0] == torch.bfloat16
+    return turns.race(contenders, 0).by_speed()[0] == torch.bfloat16
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager:
