@@ -53,8 +53,6 @@ class Settings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # dtype of the tokens after the prompt, on a CPU; None: as dtype says
     decode_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    # what auto chose for such a model and prompt on this machine; remembered: take it again; again: time it anew
-    choose: Literal["remembered", "again"] = "remembered"
     # torch.compile of the decode step, which pays off for long samples; auto: on GPUs
     compile: bool | Literal["auto"] = False
     # attention kernel, as in train.py, or your own; auto times a prompt as long as the whole text, up to block_size

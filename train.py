@@ -126,7 +126,8 @@ def training_loop(run: Run) -> None:
 
         state.clock.start()  # time the step alone, without evaluations and files
         try:
-            results = train_step(state, s, run.micro_steps)
+            with distributed.others_needed():
+                results = train_step(state, s, run.micro_steps)
         except UserError:  # another process or the data is gone; the steps before this one are complete
             run.save_whole_steps()
             raise
@@ -299,15 +300,14 @@ def rehearse(run: Run, chosen: tuning.Settled, case: Case) -> None:
         before = graphs_compiled()
         forward_backward()
         graphs = graphs_compiled() - before
-        receipt = observe(forward_backward, run.trace, state.model.config.padded_vocab_size, case)
+        receipt = observe(forward_backward, run.trace, state.model.config.padded_vocab_size)
         if reason := contradiction(chosen.attention, receipt, case):
             raise UserError(reason)
     run.record = run_record(s, state.model, case.device, ranks, chosen, receipt=receipt, graphs=graphs)
     logger.announce(run.record, chosen.why_eager)
-    for line in chosen.notes:
-        logger.say(line)
 
 
+@distributed.others_needed()
 def main(s: Settings) -> None:
     """Train as `s` says. Raises UserError for bad input. A signal ends the script with status 128 + its number."""
     began = time.perf_counter()

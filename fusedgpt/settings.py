@@ -80,8 +80,6 @@ class Settings(Dimensions):
     # faster of bfloat16 and float32; on mps float32
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     compile: bool | Literal["auto"] = "auto"  # torch.compile; auto: on GPUs of NVIDIA and AMD
-    # what auto chose for such a run on this machine; remembered: take it again; again: time it anew
-    choose: Literal["remembered", "again"] = "remembered"
     timeout: float = 300.0  # seconds that a process waits for another before it gives up and ends
     seed: int = 1337  # seed of the weights, the batches and dropout; each has a random stream of its own
     # ddp: every process holds the whole model; fsdp: the processes share it, so that a larger one fits

@@ -7,9 +7,7 @@ import os
 import pathlib
 import shutil
 import signal
-import tempfile
 import time
-import uuid
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # from a shell script's `make test &`; runs would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -23,14 +21,8 @@ from tests.launch import ROOT, SCRIPTS, as_it_was
 KEPT_GRAPHS = f"inductor_{os.environ.get('ATEN_CPU_CAPABILITY', 'all')}"
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / ".pytest_cache" / KEPT_GRAPHS))
 
-# Not what this machine's user has let it remember, and nothing of one session in the next. Others keep their caches
-CACHES = os.path.join(tempfile.gettempdir(), f"fusedgpt-tests-{os.getpid()}")
-os.environ.setdefault(
-    "HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"), "huggingface")
-)
 os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it once; without it, a name that is not there takes 23 s
 os.environ.setdefault("MPLCONFIGDIR", str(ROOT / ".pytest_cache" / "matplotlib"))
-os.environ["XDG_CACHE_HOME"] = CACHES
 
 # before the first product, when cuBLAS reads it: a test that makes PyTorch deterministic would be refused after others
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -83,10 +75,6 @@ def pytest_runtest_logreport(report):
         print(f"\n{report.outcome}: {report.nodeid} ({report.when}): {why}", flush=True)
 
 
-def pytest_sessionfinish():
-    shutil.rmtree(CACHES, ignore_errors=True)
-
-
 def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="needs a GPU")
@@ -123,7 +111,6 @@ THREADS = torch.get_num_threads()
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch):
     """No test leaves a setting of PyTorch or a signal handler behind for the next."""
-    monkeypatch.setenv("XDG_CACHE_HOME", os.path.join(CACHES, uuid.uuid4().hex))  # no test remembers another's
     monkeypatch.setattr(flops, "peak_flops", MEASURED_ONCE)
     monkeypatch.setattr(progress, "LONGEST_SILENCE_S", math.inf)  # when steps are read must not depend on the machine
     monkeypatch.setattr(memory, "keep_freed_memory", lambda keep: None)  # it cannot be undone in this process

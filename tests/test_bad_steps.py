@@ -41,7 +41,7 @@ def test_a_gradient_that_is_not_finite_is_named_and_survived(tmp_path, data, cap
     assert losses[3] is None and all(map(math.isfinite, losses[:3] + losses[4:]))  # JSON has no NaN
     said = capsys.readouterr().out
     assert "iter 3: loss nan, gradient norm nan: step skipped, weights kept" in said
-    assert "iter 3: not seen again when the step is repeated eagerly: suspect the compiled kernels" in said
+    assert "iter 3: not seen again when the step is repeated eagerly with the present weights: suspect" in said
     assert all(torch.isfinite(w).all() for w in weights(tmp_path).values())
 
 
@@ -59,15 +59,6 @@ def test_a_bad_batch_is_named_with_its_place_and_its_first_tensors(tmp_path, dat
     place = f"in micro-step 1, whose windows begin at tokens {starts} of train"
     tensors = "transformer.wte, transformer.drop, transformer.h.0.ln_1"
     assert f"iter 3: first in outputs: {tensors}, {place}" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("norm_of_nan")
-def test_a_bad_step_that_is_seen_later_is_explained_with_that_said(tmp_path, data, capsys):
-    # the weights have moved on: to suspect the kernels or the device would be wrong
-    run(tmp_path, data, max_iters=5, log_interval=4, eval_interval=100)
-    said = capsys.readouterr().out
-    again = "repeated with weights that are 1 steps newer; --log_interval=1 repeats a step at once"
-    assert f"iter 3: not seen again, {again}" in said and "suspect" not in said
 
 
 @pytest.mark.usefixtures("norm_of_nan")

@@ -59,15 +59,15 @@ def test_a_run_trains_to_the_same_loss(tmp_path, data, monkeypatch, backend, fam
     assert json.loads((tmp_path / "True" / "run.json").read_text())["compile"] is True
 
 
-@slow
 @pytest.mark.parametrize(
     ("lengths", "given"),
     [
-        ([(T, None) for T in (1, 7, 127, 300, 1024)], {}),
-        ([(300, None), (1, 130), (20, 131)], dict(kv_heads=1, window=37)),
-        ([(300, None), (1, 300), (20, 300)], dict(packed=True)),
+        ([(70, None)], dict(kv_heads=1, window=37)),
+        pytest.param([(T, None) for T in (1, 7, 127, 300, 1024)], {}, marks=slow),
+        pytest.param([(300, None), (1, 130), (20, 131)], dict(kv_heads=1, window=37), marks=slow),
+        pytest.param([(300, None), (1, 300), (20, 300)], dict(packed=True), marks=slow),
     ],
-    ids=["lengths", "shared keys and a window", "documents"],
+    ids=["one", "lengths", "shared keys and a window", "documents"],
 )
 def test_flex_equals_float64_on_a_cpu(lengths, given):
     # documents as in a compiled model, with shapes that do not vary: for others PyTorch 2.13 writes wrong C++
@@ -76,12 +76,6 @@ def test_flex_equals_float64_on_a_cpu(lengths, given):
         case = Case((1, 2, T, 64), CPU, torch.float32, keys=keys, backward=False, **given)
         found = parity.compare(attend, case)
         assert parity.passes(found, torch.float32), (case, found)
-
-
-def test_flex_is_compiled_for_a_cpu_into_what_float64_says():
-    case = Case((1, 2, 70, 32), CPU, torch.float32, kv_heads=1, window=37, backward=False)
-    found = parity.compare(ATTENTION["flex"], case)
-    assert parity.passes(found, torch.float32), found
 
 
 @slow

@@ -116,7 +116,7 @@ def test_a_run_resumed_with_auto_keeps_its_kernel(tmp_path, data, monkeypatch):
     monkeypatch.setattr(train.tuning.choose, "fastest", lambda *_, **__: ("manual", {}))
     run(tmp_path, data, attention="auto", max_iters=1)
     monkeypatch.setattr(train.tuning.choose, "fastest", lambda *_, **__: ("math", {}))
-    run(tmp_path, data, attention="auto", max_iters=2, init_from="resume", choose="again")
+    run(tmp_path, data, attention="auto", max_iters=2, init_from="resume")
     assert record(tmp_path)["attention"] == "manual"
 
 

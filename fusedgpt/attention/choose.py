@@ -30,11 +30,6 @@ def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = 
     return name, {}
 
 
-def still_runs(name: str, *cases: Case, compiled: bool = False) -> bool:
-    """Whether 'auto' may take the kernel `name` without a trial: it is permitted in all cases and passes parity."""
-    return name in SINGLE_KERNELS and _Trial(name, cases, compiled).passes()
-
-
 def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]:
     """The fastest kernel for the first case, and the trial of each kernel: its time, or why it has none.
 
@@ -42,35 +37,59 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
     other cases on one head, or the next one is tried. If the model will be `compiled`, the kernel alone is compiled for
     parity; on a GPU it is also timed compiled (on a CPU compiling takes seconds). Raises UserError if none is left.
     """
-    trials = {name: _Trial(name, cases, compiled) for name in SINGLE_KERNELS}
-    case = cases[0]
-    if case.device.type == "cpu":
-        case = _quick(case, torch.get_num_threads())
-    order, near = _raced(trials, case)
-    if compiled and case.device.type == "cuda":
-        for name in near:
-            trials[name].compile()
-        order = [*_raced({name: trials[name] for name in near}, case)[0], *(name for name in order if name not in near)]
+    trials = {name: {"refused": refusal(name, *cases, compiled=compiled)} for name in SINGLE_KERNELS}
+    attends = {name: as_run(name, cases[0]) for name, trial in trials.items() if not trial["refused"]}
+    laps, made = _raced(trials, attends, cases[0]), {}
+    order = laps.by_speed()
+    if compiled and cases[0].device.type == "cuda":
+        made = {name: _compiled(name, cases[0]) for name in laps.turns}  # those that are not far behind
+        order = [*_raced(trials, made, cases[0]).by_speed(), *(name for name in order if name not in made)]
     for name in order:
-        if trials[name].passes():
-            return name, {name: trial.record() for name, trial in trials.items()}
-    refused = "; ".join(f"{name}: {trial.refused}" for name, trial in trials.items())
-    advice = ". Lower --batch_size" if case.backward else ""
+        if compiled and name not in made:
+            made[name] = _compiled(name, cases[0])
+        if why := _fault(name, cases, made.get(name), trials[name]):
+            trials[name] = {"refused": why}
+        else:
+            return name, trials
+    refused = "; ".join(f"{name}: {trial['refused']}" for name, trial in trials.items())
+    advice = ". Lower --batch_size" if cases[0].backward else ""
     raise UserError(f"attention='auto' found no kernel that can run here: {refused}{advice}")
 
 
-def _raced(trials, case):
-    """(the names of `trials` from the fastest on, without those that are refused; those that are not far behind)."""
+def _raced(trials, attends, case):
+    """The laps of `attends`, {name: function}. Adds the times to `trials`, or why one failed; raises if all fail."""
     inputs, seconds = None, 0.0
     if case.device.type == "cpu":
-        inputs, seconds = case.inputs(), SECONDS  # on a GPU the inputs would take memory from the kernels
-    contenders = {name: trial.turn(case, inputs) for name, trial in trials.items() if not trial.refused}
-    laps = turns.race(contenders, case.device, seconds, TURN)  # raises if all fail
+        case, seconds = _quick(case, torch.get_num_threads()), SECONDS
+        inputs = case.inputs()  # on a GPU these would take memory from the kernels
+    laps = turns.race({name: _turn(attend, case, inputs) for name, attend in attends.items()}, seconds, TURN)
     for name, error in laps.failed.items():
-        trials[name].refused = _why(error)
+        trials[name] = {"refused": _why(error)}
     for name in laps.by_speed():
-        trials[name].ms = laps.of(name)
-    return laps.by_speed(), [*laps.turns]
+        trials[name] |= timing.summary(laps.of(name))
+    return laps
+
+
+def _turn(attend, case, inputs):
+    """The turn of a kernel in a race on `case`. On a GPU its inputs and graph are freed after each."""
+    made = []
+
+    def take(seconds):
+        if made:
+            return made[0](seconds)
+        own = inputs or case.inputs()
+        found, _ = timing.of_a_kernel(lambda: case.run(attend, *own), case.device)
+        if case.device.type == "cuda":
+            return found.make(SAMPLES)
+        made.append(found)
+        return found(seconds)
+
+    return take
+
+
+def _compiled(name, case):
+    torch.compiler.reset()  # PyTorch counts recompilations over all kernels together
+    return torch.compile(as_run(name, case), dynamic=False)
 
 
 def _why(error):
@@ -88,71 +107,34 @@ def _quick(case, threads):
     return case.of_heads(min(B, -(-enough // nh)), min(kv_heads, -(-enough * kv_heads // nh)))
 
 
-class _Trial:
-    """One kernel: its times in milliseconds, its errors, and why it was `refused`, if it was."""
+def _fault(name, cases, compiled, trial):
+    """Why the kernel `name` fails parity or, `compiled`, runs another kernel; None if it may be taken.
 
-    def __init__(self, name, cases, to_be_compiled):
-        self.name, self.case, self.others, self.to_be_compiled = name, cases[0], cases[1:], to_be_compiled
-        self.refused = refusal(name, *cases, compiled=to_be_compiled)
-        self.attend, self.compiled, self.ms, self.timed, self.errors = as_run(name, self.case), False, [], "", None
+    Adds the errors of the last comparison to `trial`.
+    """
+    try:
+        for where, errors, dtype in _comparisons(name, cases, compiled):
+            trial["errors"] = errors
+            if not parity.passes(errors, dtype):
+                return f"it fails parity with float64 {where}: {errors}"
+        if compiled:  # the compiler may have replaced it
+            inputs = cases[0].inputs()
+            return contradiction(name, observe(lambda: cases[0].run(compiled, *inputs)), cases[0])
+    except torch.AcceleratorError:  # the GPU has crashed, for every other kernel too
+        raise
+    except Exception as error:
+        return _why(error)
+    return None
 
-    def compile(self):
-        torch.compiler.reset()  # PyTorch counts recompilations over all kernels together
-        self.attend, self.compiled = torch.compile(as_run(self.name, self.case), dynamic=False), True
 
-    def turn(self, case, inputs):
-        """Its turn in a race on `case`. On a GPU its inputs and graph are freed after each."""
-        made = []
-
-        def take(seconds):
-            if made:
-                return made[0](seconds)
-            own = inputs or case.inputs()
-            found, self.timed = timing.of_a_kernel(lambda: case.run(self.attend, *own), case.device)
-            if case.device.type == "cuda":
-                return found.make(SAMPLES)
-            made.append(found)
-            return found(seconds)
-
-        return take
-
-    def passes(self):
-        """Whether it is permitted, passes parity and, if compiled, still runs the kernel that was asked for."""
-        if self.refused:
-            return False
-        if self.to_be_compiled and not self.compiled:
-            self.compile()
-        try:
-            for where, errors, dtype in self._checks():
-                self.errors = errors
-                if not parity.passes(errors, dtype):
-                    self.refused = f"it fails parity with float64 {where}: {errors}"
-                    return False
-            if self.compiled:  # the compiler may have replaced it
-                inputs = self.case.inputs()
-                self.refused = contradiction(self.name, observe(lambda: self.case.run(self.attend, *inputs)), self.case)
-        except torch.AcceleratorError:  # the GPU has crashed, for every other kernel too
-            raise
-        except Exception as error:
-            self.refused = _why(error)
-        return not self.refused
-
-    def _checks(self):
-        """Yield (where, errors, dtype) of each comparison, last that of the case itself."""
-        for case in self.others:
-            each = parity.shortened(case, B=2).of_heads(1, 1)  # as for a kernel that is named
-            yield f"on {each}", parity.compare(as_run(self.name, each), each), each.dtype
-        sequences = 2 if self.case.device.type == "cpu" else None
-        for where, errors in parity.checks(as_run(self.name, self.case), parity.shortened(self.case, sequences)):
-            yield where, errors, self.case.dtype
-        if self.compiled:  # only at the compiled shape: every other shape would take seconds to compile
-            yield "compiled", parity.compare(self.attend, parity.shortened(self.case), heads=2), self.case.dtype
-
-    def record(self):
-        """For run.json: why it was refused, its times, and its errors if it was compared."""
-        record = {"refused": self.refused}
-        if self.ms and not self.refused:
-            record |= {"timed": self.timed} | timing.summary(self.ms)
-        if self.errors:
-            record["errors"] = self.errors
-        return record
+def _comparisons(name, cases, compiled):
+    """Yield (where, errors, dtype) of each comparison, last that of the first case."""
+    case, *others = cases
+    for each in others:
+        each = parity.shortened(each, B=2).of_heads(1, 1)  # as for a kernel that is named
+        yield f"on {each}", parity.compare(as_run(name, each), each), each.dtype
+    sequences = 2 if case.device.type == "cpu" else None
+    for where, errors in parity.checks(as_run(name, case), parity.shortened(case, sequences)):
+        yield where, errors, case.dtype
+    if compiled:  # only at the compiled shape: every other shape would take seconds to compile
+        yield "compiled", parity.compare(compiled, parity.shortened(case), heads=2), case.dtype

@@ -2,10 +2,7 @@
 
 import warnings
 
-import torch
 from torch.nn import attention
-
-from fusedgpt.attention.table import KERNELS
 
 
 def use(version: str | None) -> None:
@@ -26,16 +23,3 @@ def use(version: str | None) -> None:
 # With this mark, a compiled model calls `use` while it is traced. torch.compiler.assume_constant_result(use) does the
 # same, but it imports torch._dynamo, which would delay every start of every script by a second.
 use._dynamo_marked_constant = True
-
-
-def explained(name: str, error: Exception, reason: str) -> str:
-    """The reason why attention `name` raised `error`: `reason`, plus what is known about its package."""
-    package = name in KERNELS and KERNELS[name].package
-    if package and isinstance(error, ImportError):
-        return f"the package {package} cannot be imported: {reason}"
-    if name == "flash4" and "values to unpack" in reason:
-        return (
-            f"this flash-attn-4 does not fit PyTorch {torch.__version__}: {reason}. PyTorch was built against 4.0.0b17;"
-            " from 4.0.0b19 on the kernels return more values (pytorch/pytorch#190212)"
-        )
-    return reason

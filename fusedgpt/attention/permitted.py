@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from fusedgpt.attention import flash_impl, parity
+from fusedgpt.attention import parity
 from fusedgpt.attention.case import Attend, Case
 from fusedgpt.attention.functions import ATTENTION, rounded_by_cudnn
 from fusedgpt.attention.receipt import contradiction, observe
@@ -135,7 +135,9 @@ def _tried(name, case):
         except torch.AcceleratorError:  # the GPU itself has crashed, so nothing else would run on it
             raise
         except Exception as error:  # a kernel, its compiler and its package each raise types of their own
-            reason = flash_impl.explained(name, error, reasons(caught, error))
+            reason = reasons(caught, error)
+            if isinstance(error, ImportError) and name in KERNELS:
+                reason = f"the package {KERNELS[name].package} cannot be imported: {reason}"
             if case.grouped and "to have the same num_heads" in reason:  # `efficient` in PyTorch 2.13
                 reason = f"SDPA's {name} kernel takes no heads of queries that share keys and values (n_kv_head)"
             if case.backward and not _tried(name, replace(case, backward=False)):

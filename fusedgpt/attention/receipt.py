@@ -7,7 +7,7 @@ import torch
 
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.table import KERNELS
-from fusedgpt.machine.profiler import batches, factors, profile
+from fusedgpt.machine.profiler import factors, profile
 
 _SIGNS = {name: kernel.sign for name, kernel in KERNELS.items() if kernel.sign and not kernel.package}
 _PACKAGED = {name: kernel.sign for name, kernel in KERNELS.items() if kernel.package}
@@ -16,9 +16,7 @@ _UNFUSED = ["unfused"]
 ALIGNMENT = 8  # Inductor pads the columns of a product to a multiple of this, or of 4 in float32
 
 
-def observe(
-    step: Callable[[], object], trace: pathlib.Path | None = None, ids: int | None = None, case: Case | None = None
-) -> dict[str, list | bool]:
+def observe(step: Callable[[], object], trace: pathlib.Path | None = None, ids: int | None = None) -> dict[str, list]:
     """Run `step` (a forward, with or without its backward) under the profiler and name what computed attention.
 
     Returns {'forward': [...], 'backward': [...], 'ops': [...]}. Names are those of ATTENTION. 'unfused' means that no
@@ -26,15 +24,12 @@ def observe(
     'ops' are all operators and device kernels with attention in their names, as the profiler spells them. The whole
     profile is written to the file `trace`, if given, for ui.perfetto.dev, and its table is printed. With `ids`, the
     columns of a model's logits, there is also 'logits': [columns, stride of a row] of the logits in its matrix
-    products, which a compiler may pad. With `case`, the attention in `step`, if several of its heads share keys and
-    values, there is also 'expanded': whether these were copied for each head, as PyTorch's `math` does. Its products
-    have B nh matrices, ours B nkv.
+    products, which a compiler may pad.
 
     'flash3' shows as an operator of its package, flash_attn_3::…, and 'flash4' as a device kernel named after its
     module, …flash_attncute…. Both are called by PyTorch's flash operator, which by itself means 'flash', version 2.
     """
-    grouped = case is not None and case.grouped
-    profiled = profile(step, shapes=ids is not None or grouped)
+    profiled = profile(step, shapes=ids is not None)
     if trace:
         trace.parent.mkdir(parents=True, exist_ok=True)
         for name in (trace.name, f"{trace.name}.tmp"):  # PyTorch would write through links of these names
@@ -58,9 +53,6 @@ def observe(
     if ids is not None:
         logits = [matrix for matrix in factors(profiled) if ids <= matrix[0] < ids + ALIGNMENT]
         found["logits"] = sorted(map(list, logits))
-    if grouped:
-        B, nh, *_ = case.shape
-        found["expanded"] = B * nh in batches(profiled)
     return found
 
 

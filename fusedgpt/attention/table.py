@@ -39,7 +39,6 @@ KERNELS = {
 # each of these names means one kernel; for sdpa and masked, PyTorch picks the kernel
 SINGLE_KERNELS = tuple(name for name, kernel in KERNELS.items() if kernel.seen)
 OWN = "path/to/file.py:function"  # the form of the name of a user's own kernel
-EXPANDED = "keys and values copied for each head of queries"  # what readers see of "expanded" in a receipt
 
 
 def is_own(name: str) -> bool:

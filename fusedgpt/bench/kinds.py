@@ -124,7 +124,6 @@ def measure(name: str, args: list[str], s, device: torch.device, folder: pathlib
             many = 1 if kind.TOGETHER else comparison.builders(device)
             limits = (s.precision, s.seconds, end, many)
             Measurement(each, result, start, write, print, device, kind.TURN, *limits).run()
-        lines.close()
 
 
 def _start(name, s, device, each, folder, contender):

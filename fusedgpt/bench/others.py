@@ -79,7 +79,7 @@ class _Step:
         first = self._forward_backward().item()  # compiles
         self.errors["first step"] = _same(first, self.want, ALLOWED[self.dtype], f"in {dtype_name(self.dtype)}")
         case = Case.of_model(_config(self.s, self.contender.ids), self.s.batch_size, self.device, self.dtype)
-        receipt = observe(self._forward_backward, case=case)
+        receipt = observe(self._forward_backward)
         if reason := contradiction("sdpa", receipt, case):
             raise UserError(reason)
         self.optimizer.zero_grad(set_to_none=True)

@@ -72,7 +72,7 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn,
     seen, case = [], subject.case(idx)
     with refusals():
         errors = subject.compare(idx)
-        receipt = observe(lambda: seen.append(_last_logits(subject, idx)), case=case)
+        receipt = observe(lambda: seen.append(_last_logits(subject, idx)))
     if reason := _contradiction(attention, receipt, case):
         raise UserError(reason)
     passed = verdict(errors, dtype, f"of {name} attention as the model calls it, 2 heads")

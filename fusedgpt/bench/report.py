@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from fusedgpt.attention import parity
-from fusedgpt.attention.table import EXPANDED
 from fusedgpt.bench import figures, rows
 from fusedgpt.bench.rows import Result, family
 from fusedgpt.errors import UserError
@@ -257,8 +256,6 @@ def how_it_ran(line: dict) -> str:
     said = [ran["attention"], precision(line), "compiled" if ran["compile"] else "eager", f"{ids} ids"]
     if more:
         said.append(f"padded by the compiler to {' and '.join(map(str, sorted(more)))}")
-    if seen.get("expanded"):
-        said.append(EXPANDED)
     return f"{'+'.join(seen['forward'])} / {'+'.join(seen['backward'])} ({', '.join(said)})"
 
 

@@ -95,7 +95,7 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn,
 
     with refusals():
         found = prove(attend, case)
-        receipt = observe(step, case=case)
+        receipt = observe(step)
         if reason := contradiction(name, receipt, case):
             raise UserError(reason)
         peak = memory.peak_bytes(step, device)

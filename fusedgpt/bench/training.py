@@ -30,14 +30,13 @@ _OTHER += ("max_bad_steps", "wandb_log", "wandb_project", "wandb_run_name", "ten
 UNUSED = dict.fromkeys(_OTHER, "contenders make steps as long as they take turns, and do nothing else")
 UNUSED |= dict.fromkeys(("backend", "parallel", "shard_size", "timeout"), "a contender has one process")
 UNUSED["init_from"] = "every contender starts from scratch"
-UNUSED["choose"] = "a benchmark times anew what auto leaves open"
 
 
 def settings(s) -> Settings:
     """train.py's settings in those of a kind. A dtype "auto" becomes the hardware's fastest, not that of a trial."""
     shared = {field.name: getattr(s, field.name) for field in dataclasses.fields(Settings) if hasattr(s, field.name)}
     dtype = dtype_name(resolve_dtype(s.dtype, resolve_device(s.device)))
-    return Settings(**shared | {"dtype": dtype, "dry_run": True, "choose": "again", "max_seconds": None})
+    return Settings(**shared | {"dtype": dtype, "dry_run": True, "max_seconds": None})
 
 
 def cases(s) -> list[Case]:

@@ -63,7 +63,7 @@ def check_sampling(config: Any, samples: int, length: int, device: torch.device,
     `dtype`, and the logits of one position.
     """
     a_key = config.kv_heads * config.head_channels * cache_dtype(device, dtype).itemsize
-    cached = 2 * a_key * sum(layer.room for layer in new_cache(config, length))
+    cached = 2 * a_key * sum(layer.capacity for layer in new_cache(config, length))
     needed = samples * (cached + config.padded_vocab_size * dtype.itemsize)
     _require(needed, device, f"a batch of {samples} samples of {length} tokens", "lower --num_samples")
 

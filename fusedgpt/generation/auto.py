@@ -1,4 +1,4 @@
-"""What 'auto' means for a text: the kernel, and the dtypes of its prompt and of its tokens, timed or remembered."""
+"""What 'auto' means for a text: the kernel, and the dtypes of its prompt and of its tokens, timed on this machine."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,7 +10,6 @@ from fusedgpt.attention import choose
 from fusedgpt.attention.case import Case
 from fusedgpt.errors import UserError
 from fusedgpt.generation import engines, generate
-from fusedgpt.machine import choices
 from fusedgpt.machine.device import DTYPES, dtype_name, resolve_compile, resolve_dtype
 
 
@@ -19,10 +18,9 @@ def prepare(s: Any, model: Any, prompt_length: int, device: torch.device, say: C
 
     Raises UserError if the kernel cannot run here, or be compiled.
     """
-    remembered = choices.Choices(again=s.choose == "again")
     compiled, why_eager = resolve_compile(s.compile, device)
     model.use_attention("sdpa")  # dtypes are timed with it, because a kernel is tried in the dtype that it runs in
-    dtypes, chosen = _dtypes(s, model, prompt_length, device, compiled, remembered)
+    dtypes, chosen = _dtypes(s, model, prompt_length, device)
     # a trial at all of a long context could take more time and memory than the text will
     longest = generate.capacity(model.config, prompt_length + s.max_new_tokens)
     read = dataclasses.replace(model.config, block_size=longest)
@@ -30,33 +28,18 @@ def prepare(s: Any, model: Any, prompt_length: int, device: torch.device, say: C
     # a kernel may take a whole prompt but refuse one token after many, which attends in the cache's dtype
     cached = generate.cache_dtype(device, dtypes[1])
     cases = [*prompts, *(dataclasses.replace(case.one_query(), dtype=cached) for case in prompts)]
-    attention, words = _attention(s.attention, cases, compiled, remembered)
+    attention, _ = choose.choose(s.attention, *cases, compiled=compiled)
     model.use_attention(attention)
+    if s.attention == "auto":
+        chosen.append(f"attention {attention}; the same again: --attention={attention}")
     engine = engines.prepare(model, device, dtypes, s.num_samples, prompt_length, s.max_new_tokens, compiled)
-    engine.chosen = "\n".join([*chosen, *words])
-    for line in filter(None, [why_eager, *remembered.notes]):
-        say(line)
+    engine.chosen = "\n".join(chosen)
+    if why_eager:
+        say(why_eager)
     return engine
 
 
-def _attention(name, cases, compiled, remembered):
-    """The kernel that the setting `name` means for `cases`, and a line on what 'auto' chose, if it chose."""
-    if name != "auto":
-        return choose.choose(name, *cases, compiled=compiled)[0], []
-    case = {"for": "attention", **choices.machine(cases[0].device), "cases": [*map(str, cases)], "compiled": compiled}
-    past = remembered.recall(case)
-    if not (past and choose.still_runs(past["attention"], *cases, compiled=compiled)):
-        past = {"attention": choose.choose(name, *cases, compiled=compiled)[0]}
-        remembered.remember(case, past)
-    chosen = past["attention"]
-    return chosen, [f"attention {chosen}, {_when(past)}; the same again: --attention={chosen}"]
-
-
-def _when(past):
-    return f"remembered from {past['when']}" if "when" in past else "timed now"
-
-
-def _dtypes(s, model, prompt_length, device, compiled, remembered):
+def _dtypes(s, model, prompt_length, device):
     """The dtypes of the prompt and of the tokens after it, and a line on what 'auto' chose, if it chose."""
     if s.decode_dtype and device.type != "cpu":  # keys would have two dtypes
         raise UserError(f"decode_dtype={s.decode_dtype} is for CPUs, and this is {device}: give --dtype alone")
@@ -64,14 +47,7 @@ def _dtypes(s, model, prompt_length, device, compiled, remembered):
     if s.dtype != "auto" or device.type != "cpu":
         first = resolve_dtype(s.dtype, device)
         return (first, second or first), []
-    rows = engines.timed_rows(model.config, s.num_samples, prompt_length)
-    shape = {"samples": s.num_samples, "rows": rows, "compiled": compiled}
-    case = {"for": "dtypes", **choices.machine(device), "model": str(model.config), **shape}
-    past = remembered.recall(case)
-    if not past:
-        dtypes, words = engines.fastest_dtypes(model, s.num_samples, prompt_length, compiled)
-        past = dict(zip(("prompt", "tokens"), map(dtype_name, dtypes)), words=words)
-        remembered.remember(case, past)
-    first, second = DTYPES[past["prompt"]], second or DTYPES[past["tokens"]]
+    (first, of_tokens), words = engines.fastest_dtypes(model, s.num_samples, prompt_length)
+    second = second or of_tokens
     flags = f"--dtype={dtype_name(first)} --decode_dtype={dtype_name(second)}"
-    return (first, second), [f"{past['words']}, {_when(past)}; the same again: {flags}"]
+    return (first, second), [f"{words}; the same again: {flags}"]

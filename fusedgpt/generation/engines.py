@@ -2,22 +2,19 @@
 
 Prefill reads a whole prompt and is bound by compute. Decode reads every weight for each token and is bound by memory.
 So the fastest dtype for one may be slow for the other. On 2 cores of an AMD EPYC (PyTorch 2.13, GPT-2 124M) a prompt
-of 32 tokens took 0.07 s in float32, 0.02 s in bfloat16 and 0.14 s in float16; a token took 33, 14 and 9 ms, before
-weights of bfloat16 were packed (packed.py).
+of 32 tokens took 0.07 s in float32, 0.02 s in bfloat16 and 0.14 s in float16; a token took 33, 14 and 9 ms.
 
 B samples, T prompt ids, nkv heads of keys and values, hs head size.
 """
 
 import copy
 import statistics
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fusedgpt.attention.functions import as_rows, without_cudnn
 from fusedgpt.attention.table import KERNELS
-from fusedgpt.generation import packed
 from fusedgpt.generation.generate import LayerCache, capacity, empty, new_cache
 from fusedgpt.machine import timing, turns
 from fusedgpt.machine.device import cpu_multiplies_bfloat16, dtype_name, resolve_dtype
@@ -47,8 +44,6 @@ class Engine:
         """Logits (B, 1, V) after `idx` (B, T), as from the model's forward."""
         if idx.size(1) > 1 or cache[0].length == 0:
             return self.prefill(idx, cache=cache)
-        for layer in cache:  # here, because a compiled step would have a graph for each layer that has to move its keys
-            layer.make_room(1)
         return self.decode(idx, cache=cache)
 
 
@@ -70,15 +65,13 @@ def prepare(
     compiled: torch.compile the decode step. On a GPU it becomes one CUDA graph if the model's attention takes a mask.
     """
     chosen = ""
-    if isinstance(dtype, tuple):
-        prefill, decode = dtype
-    elif dtype == "auto" and device.type == "cpu":
-        (prefill, decode), chosen = fastest_dtypes(model, batch_size, prompt_length, compiled)
-    else:
-        prefill = decode = resolve_dtype(dtype, device)
-    first = ready(model, device, prefill, compiled)
-    second = first if prefill == decode else ready(model, device, decode, compiled)
-    engine = Engine(first, second, (prefill, decode), chosen)
+    if dtype == "auto" and device.type == "cpu":
+        dtype, chosen = fastest_dtypes(model, batch_size, prompt_length)
+    elif isinstance(dtype, str):
+        dtype = (resolve_dtype(dtype, device),) * 2
+    copies = {each: converted(model, device, each).eval() for each in dtype}
+    first, second = (copies[each] for each in dtype)
+    engine = Engine(first, second, dtype, chosen)
     attention = KERNELS.get(model.config.attention)  # None: a user's own
     if compiled and device.type == "cuda" and attention and attention.takes_mask:
         engine.decode = GraphedStep(second)
@@ -98,7 +91,7 @@ def _compile_now(engine, idx):
     most = engine.cache[0].capacity
     for length in sorted({0, 1, 2, most - 1} & set(range(most))):
         for layer in engine.cache:
-            layer.length, layer.dropped = length, max(0, length - layer.window) if layer.window else 0
+            layer.length = length
         engine(idx, engine.cache)
     empty(engine.cache)
 
@@ -110,55 +103,34 @@ def converted(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn
     return copy.deepcopy(module, weights)  # `weights` is the memo: deepcopy takes these, and copies none
 
 
-def ready(model: nn.Module, device: torch.device, dtype: torch.dtype, compiled: bool) -> nn.Module:
-    """A copy of `model` as it generates in `dtype` on `device`. With a `compiled` decode step no weights are packed."""
-    copied = converted(model, device, dtype).eval()
-    if not compiled and packed.gains(device, dtype):
-        packed.pack(copied)
-    return copied
-
-
 @torch.no_grad()
-def fastest_dtypes(
-    model: nn.Module, B: int, T: int, compiled: bool = False
-) -> tuple[tuple[torch.dtype, torch.dtype], str]:
+def fastest_dtypes(model: nn.Module, B: int, T: int) -> tuple[tuple[torch.dtype, torch.dtype], str]:
     """The dtypes of prefill and decode that are fastest on this CPU for B prompts of T ids, and the times in words.
 
-    The decode step is timed without the compiler, but in the layout that it takes. Without instructions for products in
-    bfloat16 a prompt stays in float32, whatever a clock says on a busy machine.
+    The decode step is timed without the compiler.
     """
     layers = model.transformer.h
     several = min(len(layers), max(1, ENOUGH_WEIGHTS // sum(p.numel() for p in layers[0].parameters())))
-    decode = _milliseconds(_shortened(model, several), (B, 1), PRECISE_FIRST, compiled)
-    how = f"ms of {several} layers for {B} x 1: {_in_words(decode)}"
-    if _first_worth_it(decode) == torch.float16 and not _finite(model, torch.float16):
+    decode = _milliseconds(_shortened(model, several), (B, 1), PRECISE_FIRST)
+    if _first_worth_it(decode) == torch.float16 and not _finite(converted(model, torch.device("cpu"), torch.float16)):
         del decode[torch.float16]
-        how += "; in float16 its logits are not finite"
     one = _first_worth_it(decode)
-    of_tokens = f"tokens after it in {dtype_name(one)} ({how})"
-    if not cpu_multiplies_bfloat16():
-        return (torch.float32, one), f"prompt in float32 (this CPU has no instructions for bfloat16); {of_tokens}"
-    rows = timed_rows(model.config, B, T)
-    prefill = _milliseconds(_shortened(model, 1), (B, rows), FOR_PROMPTS, compiled)
-    first = _first_worth_it(prefill)
-    how = f"ms of 1 of {len(layers)} layers for {B} x {rows} tokens: {_in_words(prefill)}"
-    return (first, one), f"prompt in {dtype_name(first)} ({how}); {of_tokens}"
+    words = f"tokens after it in {_in_words(decode)}"
+    if not cpu_multiplies_bfloat16():  # whatever a clock says on a busy machine
+        return (torch.float32, one), f"prompt in float32; {words}"
+    prefill = _milliseconds(_shortened(model, 1), (B, min(T, model.config.block_size, max(1, ROWS // B))), FOR_PROMPTS)
+    return (_first_worth_it(prefill), one), f"prompt in {_in_words(prefill)}; {words}"
 
 
-def timed_rows(config: Any, B: int, T: int) -> int:
-    """How many ids of each of B prompts of T ids are timed. Longer prompts share a choice. config: a GPTConfig."""
-    return min(T, config.block_size, max(1, ROWS // B))
-
-
-def _finite(model, dtype):
+def _finite(model):
     """Whether all logits after an id are: the residual stream of some models overflows float16, above 65504."""
-    one = ready(model, torch.device("cpu"), dtype, compiled=True)  # not packed: that would copy the weights once more
-    logits, _ = one(torch.zeros(1, 1, dtype=torch.long), cache=new_cache(model.config, 1))
+    logits, _ = model.eval()(torch.zeros(1, 1, dtype=torch.long), cache=new_cache(model.config, 1))
     return bool(logits[..., : model.config.vocab_size].isfinite().all())
 
 
 def _in_words(times):
-    return ", ".join(f"{dtype_name(dtype)} {times[dtype]:.2f}" for dtype in PRECISE_FIRST if dtype in times)
+    each = ", ".join(f"{dtype_name(dtype)} {times[dtype]:.2f}" for dtype in PRECISE_FIRST if dtype in times)
+    return f"{dtype_name(_first_worth_it(times))} (ms of layers: {each})"
 
 
 def _shortened(model, layers):
@@ -176,44 +148,37 @@ def _first_worth_it(times):
     return best
 
 
-def _milliseconds(model, shape, dtypes, compiled):
+def _milliseconds(model, shape, dtypes):
     """{dtype: ms of `model` on (B, T) tokens}, from the fastest on, of dtypes that take turns (machine/turns.py)."""
     cpu, idx = torch.device("cpu"), torch.zeros(shape, dtype=torch.long)
 
     def turn(dtype):
-        one = ready(model, cpu, dtype, compiled)
+        one = converted(model, cpu, dtype).eval()
         return timing.Steps(lambda: one(idx, cache=new_cache(model.config, shape[1])), cpu, warmup=0)
 
-    laps = turns.race({dtype: turn(dtype) for dtype in dtypes}, cpu, SECONDS)
+    laps = turns.race({dtype: turn(dtype) for dtype in dtypes}, SECONDS)
     return {dtype: statistics.median(laps.of(dtype)) for dtype in laps.by_speed()}
 
 
 class StaticLayer:
-    """A view of a LayerCache in shapes that never change. Tensors (1,) hold the next position and its slot."""
+    """A view of a LayerCache in shapes that never change. A tensor (1,) holds the next position."""
 
-    def __init__(self, layer: LayerCache, position: Tensor, slot: Tensor):
-        self.k, self.v, self.ids, self.position, self.slot, self.length = layer.k, layer.v, layer.ids, position, slot, 0
+    def __init__(self, layer: LayerCache, position: Tensor):
+        self.k, self.v, self.ids, self.position, self.length = layer.k, layer.v, layer.ids, position, 0
 
     def positions(self, T: int, device: torch.device) -> Tensor:
         """The position (1,) of the next id. T is 1."""
         return self.position
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write k and v (B, nkv, 1, hs); return the whole buffers, (B, nkv, room, hs), filled or not."""
-        self.k.index_copy_(2, self.slot, k.to(self.k.dtype))
-        self.v.index_copy_(2, self.slot, v.to(self.v.dtype))
+        """Write k and v (B, nkv, 1, hs); return the whole buffers, (B, nkv, capacity, hs), filled or not."""
+        self.k.index_copy_(2, self.position, k.to(self.k.dtype))
+        self.v.index_copy_(2, self.position, v.to(self.v.dtype))
         return self.k, self.v
 
     def extend_ids(self, idx: Tensor) -> Tensor:
-        """Write idx (B, 1); return all of the buffer, (B, capacity), rotated so that this id is the last."""
-        self.ids.index_copy_(1, self.position, idx)
-        return _rotated(self.ids, self.position + 1)
-
-
-def _rotated(x, by):
-    """x (B, n) with each column `by` (1,) places further left, round the end."""
-    n = x.size(1)
-    return x.index_select(1, (torch.arange(n, device=x.device) + by) % n)
+        """Write idx (B, 1); return all of the buffer, (B, capacity), filled or not."""
+        return self.ids.index_copy_(1, self.position, idx)
 
 
 class StaticStep:
@@ -228,23 +193,18 @@ class StaticStep:
     def __call__(self, idx: Tensor, cache: list[LayerCache]) -> tuple[Tensor, None]:
         """Logits (B, 1, V) after one more id of each sample, `idx` (B, 1). The cache must have room for it."""
         buffers = [x for layer in cache for x in (layer.k, layer.v, layer.ids)]
-        # another cache, or one of which some buffers have grown: those of a window do not
         if len(buffers) != len(self.buffers) or any(a is not b for a, b in zip(buffers, self.buffers)):
             self.buffers = buffers
             self._bind(idx, cache)
         self.idx.copy_(idx)
         self.position.fill_(cache[0].length)
-        for layer in {layer.window: layer for layer in cache}.values():  # layers of one window move together
-            self.slots[layer.window].fill_(layer.length - layer.dropped)
         for layer in cache:
             layer.length += 1
         return self.run(), None
 
     def _bind(self, idx, cache):
         self.idx, self.position = idx.clone(), torch.tensor([cache[0].length], device=idx.device)
-        slots = {layer.window: torch.tensor([layer.length - layer.dropped], device=idx.device) for layer in cache}
-        self.slots = slots | {None: self.position}
-        self.static = [StaticLayer(layer, self.position, self.slots[layer.window]) for layer in cache]
+        self.static = [StaticLayer(layer, self.position) for layer in cache]
         self.run = self.captured()
 
     def captured(self):
@@ -254,12 +214,12 @@ class StaticStep:
         return self.model(self.idx, cache=self.static)[0]
 
     def _attend(self, q, k, v, dropout_p, documents=None, window=None):
-        slot, every = self.slots[window], torch.arange(k.size(2), device=k.device)
-        seen = (every <= slot)[None]
+        every = torch.arange(k.size(2), device=k.device)
+        seen = (every <= self.position)[None]
         if window is not None:
-            seen = seen & (every > slot - window)
-        if documents is not None:  # the last column is this token's, which belongs into its slot
-            seen = (seen & (_rotated(documents, -1 - slot) == documents[:, -1:]))[:, None, None]
+            seen = seen & (every > self.position - window)
+        if documents is not None:
+            seen = (seen & (documents == documents.index_select(1, self.position)))[:, None, None]
         return without_cudnn(as_rows, q, k, v, seen)  # cuDNN would be slow for one query
 
 

@@ -27,38 +27,23 @@ def cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
 
 
 class LayerCache:
-    """The keys and values of one layer, each (B, nkv, keys, hs), in the order of their positions.
-
-    With a window, buffers hold twice the window, and when they are full, the newer half moves to the front. In a ring,
-    keys would be out of order, and no kernel's causal mask would fit them.
-    """
+    """The keys and values of one layer, each (B, nkv, capacity, hs), in the order of their positions."""
 
     def __init__(self, capacity: int = 0, window: int | None = None):
         self.capacity, self.window = capacity, window  # positions for which there is room; it grows if need be
-        self.length = self.dropped = 0  # positions so far, and how many of the first have no key here any more
+        self.length = 0  # positions so far
         self.k = self.v = self.ids = None
-
-    @property
-    def room(self) -> int:
-        """The number of keys that the buffers hold."""
-        return min(self.capacity, 2 * self.window) if self.window else self.capacity
 
     def positions(self, T: int, device: torch.device) -> Tensor:
         """The positions (T,) of the next T ids."""
         return torch.arange(self.length, self.length + T, device=device)
 
     def make_room(self, T: int) -> None:
-        """Let T more keys fit, unless they alone are more than a window's buffers hold."""
+        """Let T more keys fit."""
         if self.length + T > self.capacity:
             self.capacity = max(2 * self.capacity, self.length + T)
-        if self.k is not None and self.k.size(2) < self.room:
-            self.k, self.v = (F.pad(x, (0, 0, 0, self.room - x.size(2))) for x in (self.k, self.v))
-        held = self.length - self.dropped
-        # before the last place is taken, because a compiled step has another graph for buffers that are full
-        if self.window and held + T >= 2 * self.window and held > self.window:
-            for x in (self.k, self.v):
-                x[:, :, : self.window] = x[:, :, held - self.window : held].clone()
-            self.dropped = self.length - self.window
+        if self.k is not None and self.k.size(2) < self.capacity:
+            self.k, self.v = (F.pad(x, (0, 0, 0, self.capacity - x.size(2))) for x in (self.k, self.v))
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k and v (B, nkv, T, hs) of T tokens; return all keys and values that these tokens see, in order."""
@@ -68,17 +53,10 @@ class LayerCache:
             # allocate all positions, because torch.cat would copy the cache for each token. Zeros: engines.StaticStep
             # multiplies what is not filled by 0, and 0 x NaN would be NaN
             dtype = cache_dtype(k.device, k.dtype)
-            self.k, self.v = (k.new_zeros(B, nkv, self.room, hs, dtype=dtype) for _ in "kv")
-        held = self.length - self.dropped
-        first = held - min(self.length, self.window - 1) if self.window else 0  # the first key that any token sees
+            self.k, self.v = (k.new_zeros(B, nkv, self.capacity, hs, dtype=dtype) for _ in "kv")
+        held = self.length
+        first = held - min(held, self.window - 1) if self.window else 0  # the first key that any of these tokens sees
         self.length += T
-        if held + T > self.room:  # a prompt longer than a window's buffers: attend to all of it, but keep its end only
-            if held:
-                k = torch.cat((self.k[:, :, first:held], k.to(self.k.dtype)), dim=2)
-                v = torch.cat((self.v[:, :, first:held], v.to(self.v.dtype)), dim=2)
-            self.dropped = self.length - self.window
-            self.k[:, :, : self.window], self.v[:, :, : self.window] = k[:, :, -self.window :], v[:, :, -self.window :]
-            return k, v
         self.k[:, :, held : held + T], self.v[:, :, held : held + T] = k, v
         if held == 0:  # many queries are faster in their own dtype: 2048 in bfloat16 take a third of float32's time
             return k, v
@@ -109,7 +87,7 @@ def new_cache(config: Any, length: int = 0) -> list[LayerCache]:
 def empty(cache: list[LayerCache], capacity: int = 0) -> list[LayerCache]:
     """Empty `cache`, with room for `capacity` positions or more, and return it. Buffers that suffice stay in place."""
     for layer in cache:
-        layer.length = layer.dropped = 0
+        layer.length = 0
         layer.capacity = max(layer.capacity, capacity)
     return cache
 

@@ -32,21 +32,16 @@ def environment(device: torch.device) -> dict:
         "threads": torch.get_num_threads(),
         "commit": code,
         "memory": total_memory(device),
-        **kernel_versions(device),
-        **_versions("triton", "transformers"),
+        **_versions(device),
     }
 
 
-def kernel_versions(device: torch.device) -> dict:
-    """The versions, beside PyTorch's, of what has kernels for `device`: CUDA, cuDNN and packages."""
-    if device.type != "cuda":
-        return {}
-    found = {"cuda": torch.version.cuda or f"ROCm {torch.version.hip}", "cudnn": torch.backends.cudnn.version()}
-    return found | _versions("triton", *FLASH_PACKAGES)
-
-
-def _versions(*packages):
-    found = {}
+def _versions(device):
+    """The versions, beside PyTorch's, of what may have kernels for `device`."""
+    found, packages = {}, ["triton", "transformers"]
+    if device.type == "cuda":
+        found = {"cuda": torch.version.cuda or f"ROCm {torch.version.hip}", "cudnn": torch.backends.cudnn.version()}
+        packages += FLASH_PACKAGES
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)

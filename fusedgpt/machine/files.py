@@ -14,7 +14,6 @@ from typing import IO, Any
 from fusedgpt.errors import UserError
 
 NO_LINKS = (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-LOCKED_BYTE = 2**20  # beyond the text of a lock file, because Windows lets nobody read a locked byte
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -98,8 +97,8 @@ class Lock:
 def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:
     """Take the folder for this process, until the returned lock is closed. shared: for all processes that ask so.
 
-    The system releases the folder when the process ends, however it ends. Raises UserError if another process has the
-    folder, or if it cannot be written.
+    The system releases the folder when the process ends, however it ends. On Windows nobody is kept out. Raises
+    UserError if another process has the folder, or if it cannot be written.
     """
     path = pathlib.Path(out_dir) / ".lock"
     try:
@@ -108,13 +107,16 @@ def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}. Name another folder") from error
     try:
-        _take(file, shared)
+        import fcntl
+
+        how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.lockf(file, how | fcntl.LOCK_NB)  # unlike flock, not inherited by children; works over NFS
     except (BlockingIOError, PermissionError) as error:
         file.seek(0)
         raise UserError(
             f"{out_dir} is in use by another run: {file.read().strip()}. Wait for it to end, or name another folder"
         ) from error
-    except OSError:  # a file system without locks
+    except (OSError, ImportError):  # a file system without locks, or Windows
         return Lock(file)
     file.truncate(0)
     started = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -125,21 +127,6 @@ def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:
 def _no_link(path, flags):
     """Open `path` unless it is a symbolic link, which in a folder from a stranger may name any file of this machine."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)  # Windows has no such flag
-
-
-def _take(file, shared):
-    """Lock an open file for this process. Raises BlockingIOError or PermissionError if another process has it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows, which locks ranges of bytes, and none for several processes
-        import msvcrt
-
-        if not shared:
-            os.lseek(file.fileno(), LOCKED_BYTE, os.SEEK_SET)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        return
-    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    fcntl.lockf(file, how | fcntl.LOCK_NB)  # unlike flock, not inherited by children; works over NFS
 
 
 def link(path: str | os.PathLike, name: str | os.PathLike) -> None:
@@ -182,11 +169,7 @@ def read_jsonl(path: str | os.PathLike, having: str = "") -> list[dict]:
 
 
 class Lines:
-    """A file that grows by whole lines. Lines that cannot be written wait in memory until the next one is added.
-
-    If the file vanishes while it is open, it is restored from the open file; if another takes its name, such as an
-    edited copy, that one grows. If its folder vanishes, lines wait in memory.
-    """
+    """A file that grows by whole lines. Lines that cannot be written wait in memory until the next one is added."""
 
     def __init__(self, path: str | os.PathLike):
         self.path, self.pending = pathlib.Path(path), bytearray()
@@ -202,19 +185,13 @@ class Lines:
         self.opened = os.fstat(self.file.fileno())
 
     def add(self, line: str) -> None:
-        """Append the pending lines and this one. Raises OSError or UserError if the disk refuses; none is lost."""
+        """Append the pending lines and this one. Raises OSError if the disk refuses; none is lost."""
         self.pending += line.encode()
         self.flush()
 
     def flush(self) -> None:
-        """Write what is pending. Raises OSError or UserError if the disk refuses."""
-        if not _is_still(self.path, self.opened):
-            self.path.parent.stat()  # raises if the folder was moved away, because `atomic` would make it anew
-            if not self.path.exists():
-                with atomic(self.path) as new:
-                    self.file.seek(0)
-                    shutil.copyfileobj(self.file, new)
-            self.file.close()
+        """Write what is pending. Raises OSError if the disk refuses."""
+        if not _is_still(self.path, self.opened):  # an edited copy may have its name
             self._open()
         while self.pending:
             del self.pending[: self.file.write(self.pending)]  # a disk that fills up writes only a part
@@ -223,7 +200,3 @@ class Lines:
     def unwritten(self) -> int:
         """How many lines are pending."""
         return self.pending.count(b"\n") - self.pending.startswith(b"\n")  # without the end of a torn line
-
-    def close(self) -> None:
-        """Close the file. Pending lines are lost."""
-        self.file.close()

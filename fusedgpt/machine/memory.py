@@ -44,17 +44,14 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Most bytes held at once, by PyTorch on a GPU, otherwise by this process; NaN if the system does not say."""
+    """Most bytes held at once, by PyTorch on a GPU, otherwise by this process; NaN on macOS and Windows."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if sys.platform == "linux":  # not by getrusage, because a child would start with its parent's peak
-        with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
-            return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
-    if sys.platform == "win32":
+    if sys.platform != "linux":
         return math.nan
-    import resource  # Windows has none
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS counts in bytes
+    # not by getrusage, because a child would start with its parent's peak
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
 
 
 def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
@@ -91,19 +88,14 @@ def free_memory(device: torch.device) -> float:
 
 
 def _limits():
-    """The limits, in bytes, of the control groups of this process: those of Docker, SLURM or systemd (Linux only).
+    """The limits, in bytes, of this process's control groups (version 2): those of Docker, SLURM or systemd on Linux.
 
     The system kills a process that exceeds one, without a word.
     """
-    with contextlib.suppress(OSError):
-        for line in OWN_GROUPS.read_text(encoding="utf-8", errors="replace").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "memory" not in controllers.split(","):  # of version 1, which has a tree for each
-                continue
-            root, name = CGROUPS, "memory.max"
-            if controllers:
-                root, name = CGROUPS / "memory", "memory.limit_in_bytes"
-            group = pathlib.PurePosixPath(path.lstrip("/"))
-            for each in (group, *group.parents):  # a limit holds for all below; Docker shows a container only its own
-                with contextlib.suppress(OSError, ValueError):  # "max" is no limit
-                    yield int((root / each / name).read_text(encoding="ascii"))
+    if not OWN_GROUPS.exists():
+        return
+    path = OWN_GROUPS.read_text(encoding="utf-8", errors="replace").rpartition("::")[2].strip()
+    group = pathlib.PurePosixPath(path.lstrip("/"))
+    for each in (group, *group.parents):  # a limit holds for all below; Docker shows a container only its own
+        with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+            yield int((CGROUPS / each / "memory.max").read_text(encoding="ascii"))

@@ -12,8 +12,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's log m
 def profile(step: Callable[[], object], memory: bool = False, shapes: bool = False) -> torch.autograd.profiler.profile:
     """Run `step` once under the profiler, which records the CPU, and the GPU if there is one.
 
-    memory: record the CPU and its allocations, and no GPU. shapes: record the operators' tensors, for `factors` and
-    `batches`.
+    memory: record the CPU and its allocations, and no GPU. shapes: record the operators' tensors, for `factors`.
     """
     options = {"profile_memory": memory, "record_shapes": shapes}
     if torch.cuda.is_available() and not memory:
@@ -31,27 +30,17 @@ def factors(profiled: torch.autograd.profiler.profile) -> set[tuple[int, int]]:
 
     Columns are those of the matrix or of its transpose, whichever is contiguous along a row.
     """
-    found = set()
-    for x in _inputs(profiled, "aten::mm", "aten::addmm"):
-        if len(x.sizes) == 2 and 1 in x.strides:
-            along = x.strides.index(1)
-            found.add((x.sizes[along], x.strides[1 - along]))
-    return found
-
-
-def batches(profiled: torch.autograd.profiler.profile) -> set[int]:
-    """The number of matrices in each tensor that a batched matrix product read or wrote, recorded with `shapes`."""
-    return {x.sizes[0] for x in _inputs(profiled, "aten::bmm", "aten::baddbmm") if len(x.sizes) == 3}
-
-
-def _inputs(profiled, *names):
-    """The tensors that were given to the operators called `names`."""
-    todo = list(profiled.kineto_results.experimental_event_tree())
+    todo, found = list(profiled.kineto_results.experimental_event_tree()), set()
     while todo:
         event = todo.pop()
         todo += event.children
-        if event.name in names:
-            yield from (x for x in event.extra_fields.inputs if hasattr(x, "sizes"))
+        if event.name not in ("aten::mm", "aten::addmm"):
+            continue
+        for x in event.extra_fields.inputs:
+            if hasattr(x, "sizes") and len(x.sizes) == 2 and 1 in x.strides:
+                along = x.strides.index(1)
+                found.add((x.sizes[along], x.strides[1 - along]))
+    return found
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ of them alike, so the ratio of two contenders is taken within each lap. What is 
 laps, and its interval by order statistics, which needs no assumption about the distribution.
 """
 
-import contextlib
 import random
 import statistics
 import time
@@ -108,40 +107,23 @@ def interval(values: list[float]) -> tuple[float, float]:
     return tuple(map(float, stats.quantile_test(values, p=0.5).confidence_interval(CONFIDENCE)))
 
 
-def race(turns: Mapping[Hashable, Turn], device: torch.device, seconds: float, turn: float = 0.0) -> Laps:
+def race(turns: Mapping[Hashable, Turn], seconds: float, turn: float = 0.0) -> Laps:
     """Laps for `seconds`, to find the fastest contender: whoever is far behind drops out.
 
     turn: seconds of a turn; 0 means one step. Raises what the first contender raised if none is left.
     """
     laps = Laps(turns)
-    with _threads_of_use(laps) if device.type == "cpu" else contextlib.nullcontext():
-        end = time.perf_counter() + seconds
-        while laps.turns and (len(laps.ms) < FEWEST or time.perf_counter() < end):
-            laps.run(turn)
-            behind = HOPELESS if len(laps.ms) < LAPS_TO_TELL else FAR_BEHIND
-            middle = {name: statistics.median(laps.of(name)) for name in laps.turns}
-            for name in [name for name in middle if middle[name] > behind * min(middle.values())]:
-                laps.drop(name)
-            if len(laps.turns) == 1:
-                break
+    laps.run(0.0)  # warms up
+    laps.ms.clear()
+    end = time.perf_counter() + seconds
+    while laps.turns and (len(laps.ms) < FEWEST or time.perf_counter() < end):
+        laps.run(turn)
+        behind = HOPELESS if len(laps.ms) < LAPS_TO_TELL else FAR_BEHIND
+        middle = {name: statistics.median(laps.of(name)) for name in laps.turns}
+        for name in [name for name in middle if middle[name] > behind * min(middle.values())]:
+            laps.drop(name)
+        if len(laps.turns) == 1:
+            break
     if laps.failed and not laps.by_speed():
         raise next(iter(laps.failed.values()))
     return laps
-
-
-@contextlib.contextmanager
-def _threads_of_use(laps):
-    """All threads of the CPU, or one if they take longer together: then other programs hold them up.
-
-    The first lap warms up, the next two are for this.
-    """
-    every, ms = torch.get_num_threads(), {}
-    try:
-        for count in (every, every, 1):
-            torch.set_num_threads(count)
-            ms[count] = sum(laps.run(0.0).values())
-        laps.ms.clear()
-        torch.set_num_threads(min(ms, key=ms.get))
-        yield
-    finally:
-        torch.set_num_threads(every)

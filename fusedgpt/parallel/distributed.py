@@ -55,47 +55,32 @@ class Ranks:
         """Each of `values` added up over the ranks, in float64. On GPUs over nccl, it does not wait for the device."""
         if self.world > 1:
             values = values.double()
-            with others_needed("adding up over the processes"):
-                distributed.all_reduce(values)
+            distributed.all_reduce(values)
         return values
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's `value`, on every rank."""
         box = [value]
         if self.world > 1:
-            with others_needed("receiving what rank 0 chose"):
-                distributed.broadcast_object_list(box)
+            distributed.broadcast_object_list(box)
         return box[0]
 
     def from_main(self, choose: Callable[[], Any]) -> Any:
-        """What `choose` returns on rank 0, on every rank; UserError on all others if it raises an error there.
-
-        A collective would give up after `timeout`, so the others look into the store for up to CHOOSING seconds.
-        """
+        """What `choose` returns on rank 0, on every rank. The others wait for up to CHOOSING seconds."""
         if self.world == 1:
             return choose()
-        store, chosen = distributed.distributed_c10d._get_default_store(), None
-        with others_needed("waiting for what rank 0 chooses"):
-            key = f"rank 0 has chosen {store.add(f'choices of rank {self.rank}', 1)} times"  # with "", or why it failed
-            if self.main:
-                try:
-                    chosen = choose()
-                except BaseException as error:
-                    store.set(key, first_line(error) or type(error).__name__)
-                    raise
-                store.set(key, "")
-            else:
-                _await(store, key, max(CHOOSING, self.timeout))
-                if failure := store.get(key).decode():
-                    raise UserError(f"rank 0 could not choose for all processes: {failure}")
-        return self.broadcast(chosen)
+        box, limit = [None], datetime.timedelta(seconds=max(CHOOSING, self.timeout))
+        group = distributed.new_group(backend="gloo", timeout=limit)
+        if self.main:
+            box = [choose()]
+        distributed.broadcast_object_list(box, group=group)
+        return box[0]
 
     def gather(self, value: Any) -> list:
         """The `value` of each rank, on every rank."""
         values = [value] * self.world
         if self.world > 1:
-            with others_needed("comparing what each process has"):
-                distributed.all_gather_object(values, value)
+            distributed.all_gather_object(values, value)
         return values
 
 
@@ -133,10 +118,7 @@ def launch() -> dict | None:
     """The id and the process, on this node, of one call of torchrun with its restarts; None without torchrun."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
-    torchrun = f"{socket.gethostname()}:{os.getppid()}"
-    with contextlib.suppress(OSError), open(f"/proc/{os.getppid()}/stat", encoding="utf-8", errors="replace") as file:
-        torchrun += f":{file.read().rsplit(')', 1)[1].split()[19]}"  # its start time: containers reuse process ids
-    return {"id": os.environ["TORCHELASTIC_RUN_ID"], "torchrun": torchrun}
+    return {"id": os.environ["TORCHELASTIC_RUN_ID"], "torchrun": f"{socket.gethostname()}:{os.getppid()}"}
 
 
 def restarted() -> bool:
@@ -145,7 +127,7 @@ def restarted() -> bool:
 
 
 @contextlib.contextmanager
-def others_needed(doing: str) -> Iterator[None]:
+def others_needed() -> Iterator[None]:
     """A context for what needs all ranks. If a rank is gone, raises UserError in place of PyTorch's error."""
     try:
         yield
@@ -157,18 +139,9 @@ def others_needed(doing: str) -> Iterator[None]:
         atexit.register(os._exit, 1)
         reason = re.sub(r"\[\S*gloo\S*\] ", "", first_line(error)).split(". ")[0]
         raise UserError(
-            f"rank {os.environ['RANK']} failed while {doing}, because another process has ended or cannot be reached"
+            f"rank {os.environ['RANK']} cannot go on, because another process has ended or cannot be reached"
             f" ({reason}): restart all of them with --init_from=resume, or let torchrun do so with --max_restarts"
         ) from error
-
-
-def _await(store, key, seconds):
-    """Poll until `store` has `key`, because a blocking wait would keep PyTorch's own threads waiting."""
-    deadline = time.monotonic() + seconds
-    while not store.check([key]):
-        if time.monotonic() > deadline:
-            raise distributed.DistStoreError(f"it did not answer within {seconds:.0f} s")
-        time.sleep(0.1)
 
 
 def _roll_call(store: distributed.Store, ranks: Ranks, timeout: float) -> str:
@@ -207,7 +180,7 @@ def _store(ranks: Ranks, limit: datetime.timedelta) -> distributed.Store:
 def join(ranks: Ranks, backend: str, device: torch.device, timeout: float = 300) -> None:
     """Connect to the other ranks: over `backend` on GPUs, otherwise over gloo, because nccl needs GPUs.
 
-    timeout: seconds after which a rank that waits for another gives up. Raises UserError if a rank does not connect.
+    timeout: seconds after which a rank that waits for another gives up.
     """
     if ranks.world == 1:
         return
@@ -215,14 +188,13 @@ def join(ranks: Ranks, backend: str, device: torch.device, timeout: float = 300)
     # shuts down, which can end a thread of gloo with "terminate called without an active exception"
     importlib.import_module("torch.distributed.nn.functional")
     limit = datetime.timedelta(seconds=timeout)
-    with others_needed("connecting to the other processes"):
-        store = _store(ranks, limit)
-        store.set_timeout(limit)
-        store = distributed.PrefixStore(_roll_call(store, ranks, timeout), store)
-        backend = backend if device.type == "cuda" else "gloo"
-        # given the device, nccl connects here, and no collective guesses which GPU this rank has
-        place = dict(rank=ranks.rank, world_size=ranks.world, device_id=device if backend == "nccl" else None)
-        distributed.init_process_group(backend, store=store, timeout=limit, **place)
+    store = _store(ranks, limit)
+    store.set_timeout(limit)
+    store = distributed.PrefixStore(_roll_call(store, ranks, timeout), store)
+    backend = backend if device.type == "cuda" else "gloo"
+    # given the device, nccl connects here, and no collective guesses which GPU this rank has
+    place = dict(rank=ranks.rank, world_size=ranks.world, device_id=device if backend == "nccl" else None)
+    distributed.init_process_group(backend, store=store, timeout=limit, **place)
 
 
 def require_same_weights(model: torch.nn.Module, ranks: Ranks, iteration: int) -> None:
@@ -246,8 +218,7 @@ def require_same_weights(model: torch.nn.Module, ranks: Ranks, iteration: int) -
 def leave(ranks: Ranks) -> None:
     """Disconnect from the other ranks, at the end of a run that went well."""
     if ranks.world > 1:
-        with others_needed("ending the run"):
-            distributed.barrier()  # ending the group with a message still under way can hang gloo's thread
+        distributed.barrier()  # ending the group with a message still under way can hang gloo's thread
         distributed.destroy_process_group()
         if ranks.shards > 1:
             # PyTorch's caches of sharded tensors keep the group. If its threads still let go of a message when the
@@ -263,8 +234,7 @@ def parallelize(model: Any, ranks: Ranks, device: torch.device, dtype: torch.dty
     if ranks.shards > 1:
         from fusedgpt.parallel import fsdp  # takes a second to import
 
-        with others_needed("dividing the model"):
-            fsdp.shard(model, ranks.shards, ranks.world // ranks.shards, device, dtype, compiled)
+        fsdp.shard(model, ranks.shards, ranks.world // ranks.shards, device, dtype, compiled)
         return model
     if compiled:
         model.compile()  # compiles at the first call: DDP's gradient buckets cut the graph
@@ -272,18 +242,16 @@ def parallelize(model: Any, ranks: Ranks, device: torch.device, dtype: torch.dty
         return model
     devices = [device.index] if device.type == "cuda" else None
     # bucket views: gradients live in the buffers that are sent, so that there is no second copy of them
-    with others_needed("comparing the weights"):
-        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB)
+    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB)
 
 
 def gradient_sync(model: torch.nn.Module, enabled: bool) -> contextlib.AbstractContextManager:
     """A context in which backward averages gradients over the ranks only if `enabled`: in a step's last micro-step."""
     if is_shared(model):
         model.set_requires_gradient_sync(enabled)
-        return others_needed("gathering weights and averaging gradients")
-    if not isinstance(model, DistributedDataParallel):
-        return contextlib.nullcontext()
-    return others_needed("averaging the gradients") if enabled else model.no_sync()
+    elif isinstance(model, DistributedDataParallel) and not enabled:
+        return model.no_sync()
+    return contextlib.nullcontext()
 
 
 def finite_weights(model: torch.nn.Module) -> bool:
@@ -291,8 +259,7 @@ def finite_weights(model: torch.nn.Module) -> bool:
     sums = torch.stack([local(p.detach()).sum() for p in model.parameters()])
     bad = (~sums.isfinite()).any().float()
     if is_shared(model):
-        with others_needed("looking at the weights"):
-            distributed.all_reduce(bad)
+        distributed.all_reduce(bad)
     return not bad
 
 
@@ -303,10 +270,8 @@ def gradient_norm(model: torch.nn.Module) -> Tensor:
         # row by row: on a CPU, PyTorch's norm of the 38 million weights of GPT-2's wte is 0.26 % too small. Vectors are
         # short enough, and if ranks share them, a separate norm of each would send a message of its own
         grads = [torch.linalg.vector_norm(g, dim=-1) if g.dim() > 1 else g for g in grads]
-    if not is_shared(model):
-        return torch.nn.utils.get_total_norm(grads)
-    with others_needed("adding up the gradient's norm"):
-        return torch.nn.utils.get_total_norm(grads).full_tensor()
+    norm = torch.nn.utils.get_total_norm(grads)
+    return norm.full_tensor() if is_shared(model) else norm
 
 
 def is_shared(model: torch.nn.Module) -> bool:

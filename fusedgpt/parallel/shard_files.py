@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from fusedgpt.errors import UserError, first_line
 from fusedgpt.machine.files import FULL
-from fusedgpt.parallel.distributed import others_needed
 
 METADATA = ".metadata"
 _RECORDS = "Metadata TensorStorageMetadata BytesStorageMetadata TensorProperties ChunkStorageMetadata MetadataIndex"
@@ -65,19 +64,12 @@ def write_together(folder: pathlib.Path, tensors: dict[str, Tensor], group: dist
         if "inline_container" in str(reason) or getattr(reason, "errno", None) in FULL:
             why = "no space left, or the disk refuses"
         raise UserError(f"rank {rank} cannot write {folder}: {why}") from None
-    rank = distributed.get_rank(group)
-    mine = None
-    with contextlib.suppress(OSError):
-        written = [*folder.glob(f"__{rank}_*.distcp"), *[folder / METADATA] * (rank == 0)]
-        mine = {file.name: _checksum(file) for file in written}
-    each = _from_all(mine, group)
-    if None in each:
-        raise UserError(f"rank {each.index(None)} cannot read what it wrote to {folder}")
-    files = {name: checksum for found in each for name, checksum in found.items()}
-    seen = _from_all([(folder / name).exists() for name in files], group)[0]
-    if not all(seen):
-        unseen = [*files][seen.index(False)]
-        raise UserError(f"rank 0 does not see {folder / unseen}: all nodes have to share out_dir")
+    rank, files = distributed.get_rank(group), {}
+    written = [*folder.glob(f"__{rank}_*.distcp"), *[folder / METADATA] * (rank == 0)]
+    for found in _from_all({file.name: _checksum(file) for file in written}, group):
+        files |= found
+    if unseen := _from_all([name for name in files if not (folder / name).exists()], group)[0]:
+        raise UserError(f"rank 0 does not see {folder / unseen[0]}: all nodes have to share out_dir")
     return files
 
 
@@ -108,8 +100,7 @@ def verify(folder: pathlib.Path, files: Mapping[str, int]) -> None:
     rank, world = (distributed.get_rank(), distributed.get_world_size()) if together else (0, 1)
     bad = [name for name in sorted(files)[rank::world] if not _is_whole(folder / name, files[name])]
     if together:
-        with others_needed("comparing the shards of a checkpoint"):
-            bad = [name for names in _from_all(bad) for name in names]
+        bad = [name for names in _from_all(bad) for name in names]
     if bad:
         raise UserError(f"{folder / bad[0]} is damaged, or not there")
 

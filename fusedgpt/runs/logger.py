@@ -13,7 +13,6 @@ import time
 from tqdm import tqdm
 
 from fusedgpt import terminal
-from fusedgpt.attention.table import EXPANDED
 from fusedgpt.errors import UserError, first_line
 from fusedgpt.machine.files import Lines, Lock, atomic, json_line
 from fusedgpt.runs import report_page, run_folder, trackers
@@ -217,10 +216,7 @@ class Logger:
         if receipt:
             line += f"; forward seen: {' + '.join(receipt['forward'])}"
             line += f"; backward seen: {' + '.join(receipt['backward'])}"
-            line += f"; {EXPANDED}" * bool(receipt.get("expanded"))
         self.say(line)
-        if r["timed"]:
-            self.say(f"auto: {r['timed']}" + "; --choose=again times anew" * (r["timed"] != "timed now"))
 
     def __enter__(self):
         return self
@@ -296,7 +292,7 @@ class Logger:
         try:
             self.lines.add(json_line({"kind": kind, **metrics}))
             self.refused = ""
-        except (OSError, UserError) as error:
+        except OSError as error:
             self.refused = str(error)
         if self.refused and (kind == "eval" or not before):
             waiting = f"{self.lines.unwritten} line(s) wait in memory"
@@ -328,5 +324,4 @@ class Logger:
             except OSError as error:
                 raise UserError(f"the last lines of {self.lines.path} are lost: {error}") from error
             finally:
-                self.lines.close()
                 self._tell("close")  # last: it may wait for a network

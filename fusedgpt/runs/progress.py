@@ -70,7 +70,6 @@ def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen
         "attention": chosen.attention,
         "attention_trials": chosen.attention_trials,
         "attention_sha256": functions.digest(chosen.attention),  # of a user's own file
-        "timed": chosen.timed,
         **seen,
         "world_size": ranks.world,
         "launch": distributed.launch(),
@@ -103,9 +102,9 @@ def report(
 ) -> tuple[bool, bool]:
     """Log the steps since the last report. A report waits for the device; on CUDA, a step does not.
 
-    state: the run's TrainState. explain: nonfinite.explain as (iteration, steps made since) -> a sentence; None if not
-    all ranks take part. Returns whether the time is up on any rank, and whether a signal to any rank ends the run.
-    Raises UserError after more than max_bad_steps steps in a row without a finite gradient.
+    state: the run's TrainState. explain: nonfinite.explain as (iteration) -> a sentence; None if not all ranks take
+    part. Returns whether the time is up on any rank, and whether a signal to any rank ends the run. Raises UserError
+    after more than max_bad_steps steps in a row without a finite gradient.
     """
     times = state.clock.read()
     steps, raised = state.results.read()
@@ -185,7 +184,7 @@ def _count_bad_step(state, metrics, s, checkpoints, explain, say):
     if state.bad_steps:
         say(f"iter {it}: loss {state.loss}, gradient norm {metrics['grad_norm']}: step skipped, weights kept")
     if state.bad_steps == 1 and explain:
-        say(f"iter {it}: {explain(it, state.iteration - 1 - it)}")
+        say(f"iter {it}: {explain(it)}")
     if state.bad_steps > s.max_bad_steps:
         advice = checkpoints.recovery_advice()
         raise UserError(

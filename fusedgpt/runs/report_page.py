@@ -9,7 +9,6 @@ import time
 
 import numpy as np
 
-from fusedgpt.attention.table import EXPANDED
 from fusedgpt.errors import one_sentence, shown
 from fusedgpt.machine.files import atomic
 from fusedgpt.runs.metrics import MEANING, Run, above, losses_in, names_of, number, section, thinned, view
@@ -207,7 +206,6 @@ def _attention(record):
     receipt, trials = section(record, "receipt"), section(record, "attention_trials")
     said = {"asked for": section(record, "settings").get("attention"), "ran": record.get("attention")}
     said |= {"forward seen": receipt.get("forward"), "backward seen": receipt.get("backward")}
-    said |= {"grouped queries": EXPANDED if receipt.get("expanded") is True else None}
     trials = {name: trial for name, trial in trials.items() if isinstance(trial, dict)}
     times = {name: number(trial.get("median_ms")) for name, trial in trials.items()}
     timed = sorted((name for name in times if times[name] > 0), key=times.__getitem__)

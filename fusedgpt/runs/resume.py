@@ -19,7 +19,7 @@ from fusedgpt.settings import Settings, validate
 
 SETTLED = ("max_iters", "lr_decay_iters")  # settings that `minutes` sets
 # settings that a resumed run does not take over
-NOT_RESUMED = ("init_from", "out_dir", "eval_only", "dry_run", "profile", "choose")
+NOT_RESUMED = ("init_from", "out_dir", "eval_only", "dry_run", "profile")
 # what steps learn and what an evaluation means: a run that makes no more steps keeps these settings as they were
 OF_STEPS = ("max_iters", "max_seconds", "minutes", "batch_size", "gradient_accumulation_steps", "optimizer", "seed")
 OF_STEPS += ("learning_rate", "weight_decay", "beta1", "beta2", "grad_clip", "max_bad_steps", "dropout", "decay_lr")

@@ -150,10 +150,10 @@ class Run:
             self.logger.bar.ends_in(min(left, self.deadline - time.perf_counter() + state.evaluation_s))
         return flags
 
-    def _explain(self, iteration, later):
+    def _explain(self, iteration):
         state, micro_steps = self.state, self.micro_steps
         how = (state.model, self.loader, self.s.seed, micro_steps, state.cast, state.scaler, self.ranks)
-        return nonfinite.explain(*how, iteration, later)
+        return nonfinite.explain(*how, iteration)
 
     def draw(self) -> list[tuple[str, str]]:
         """A sample after each prompt, as (prompt, text). Raises UserError if the weights have diverged.

@@ -18,7 +18,7 @@ import torch
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import Lock, link
-from fusedgpt.parallel.distributed import Ranks, local, others_needed
+from fusedgpt.parallel.distributed import Ranks, local
 from fusedgpt.runs import checkpoint
 from fusedgpt.runs.metrics import record_of, section
 
@@ -183,8 +183,7 @@ class Checkpoints:
         self.out_dir, self.keep, self.lock, self.say = pathlib.Path(out_dir), keep, lock, say
         self.ranks, self.together = ranks, ranks.shards > 1
         limit = datetime.timedelta(seconds=ranks.timeout)
-        with others_needed("getting ready to save"):
-            self.group = torch.distributed.new_group(backend="gloo", timeout=limit) if self.together else None
+        self.group = torch.distributed.new_group(backend="gloo", timeout=limit) if self.together else None
         self.saved_at = 0  # iteration of the last save
         self.latest: int | None = None  # iteration of ckpt.pt
         self.best: tuple[float, int | None] = math.inf, None  # lowest validation loss on the disk, and its iteration
@@ -271,8 +270,7 @@ class Checkpoints:
         """Wait until nothing is being written. Raises what the write raised, except if the disk refused."""
         if self.writing and self.together:
             writing, self.writing = self.writing, None
-            with others_needed("saving"):
-                writing.result()
+            writing.result()
             self.failed, self.best = self.ranks.broadcast((self.failed, self.best))  # only the main rank knows
         elif self.writing:
             self.writing.result()

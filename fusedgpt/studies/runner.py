@@ -153,7 +153,6 @@ class Runner:
                 process.popen.wait()
                 process.log.close()
             self.running = []
-            self.lines.close()
 
     def _may_start(self, at_once):
         """Until the first run has settled what `auto` means, it runs alone."""

@@ -192,7 +192,6 @@ class Worker:
             if (row["variant"], row["seed"]) not in known:
                 known.add((row["variant"], row["seed"]))
                 lines.add(files.json_line(row))
-        lines.close()
 
 
 def without_password(text: str) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fusedgpt.data.dataloader import DataLoader
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError
-from fusedgpt.parallel.distributed import Ranks, others_needed
+from fusedgpt.parallel.distributed import Ranks
 
 
 def token_bytes(
@@ -56,7 +56,7 @@ def evaluate(
             if stopped_by and ranks.shards == 1:  # ranks that share the model need this one until all stop
                 break
             status(f"evaluating, batch {(done := done + 1)} of {of}")
-            with cast, others_needed("evaluating"):  # ranks that share the model compute together
+            with cast:
                 _, loss = model(x, y, logits=False)
             count = (y >= 0).sum()
             size = count if token_bytes is None else token_bytes[y].sum()  # a target of -1 takes the last size, 0

@@ -24,21 +24,20 @@ def explain(
     scaler: GradScaler,
     ranks: Ranks,
     iteration: int,
-    later: int = 0,
 ) -> str:
     """Why the step of `iteration` had no finite gradient: the first tensors that are not finite, and their batch.
 
-    Repeats the micro-steps of each rank with the same batch and dropout, but the current weights, `later` steps newer.
+    Repeats the micro-steps of each rank with the same batch and dropout, but the current weights.
     """
     if ranks.shards > 1:
         return "parallel=fsdp cannot name the tensor in which this began: repeat the run with parallel=ddp"
-    scale = scaler.get_scale() / scaler.get_backoff_factor() if scaler.is_enabled() else 1.0  # undo the backoff since
-    scale /= len(micro_steps)  # as the step divides each loss: undivided, a sound micro-step may overflow in float16
+    if scaler.is_enabled():
+        return "a gradient overflowed in float16, whose scale is halved now; --dtype=float32 would name the tensor"
     found = None
     for micro_step in micro_steps:
         determinism.seed(seed, "dropout", iteration, micro_step)
         try:
-            tensors = first_tensors(model, *loader.train(iteration, micro_step), cast, scale)
+            tensors = first_tensors(model, *loader.train(iteration, micro_step), cast)
         except Exception as error:
             if not out_of_memory(error):
                 raise
@@ -49,17 +48,17 @@ def explain(
             found = f"first in {tensors}, in micro-step {micro_step}, whose windows begin at tokens {starts} of train"
             break
     found = next((each for each in ranks.gather(found) if each), None)
-    if later:
-        again = f"repeated with weights that are {later} steps newer; --log_interval=1 repeats a step at once"
-        return f"{found or 'not seen again'}, {again}"
-    return found or "not seen again when the step is repeated eagerly: suspect the compiled kernels, or the device"
+    return found or (
+        "not seen again when the step is repeated eagerly with the present weights: suspect the compiled kernels or the"
+        " device; --log_interval=1 repeats a step at once"
+    )
 
 
-def first_tensors(model: nn.Module, x: Tensor, y: Tensor, cast: AbstractContextManager, scale: float = 1) -> str | None:
+def first_tensors(model: nn.Module, x: Tensor, y: Tensor, cast: AbstractContextManager) -> str | None:
     """Compute the loss of x and y (B, T) and its gradients eagerly; name the first tensors that are not finite, if any.
 
     Weights come first, then outputs of modules in the order of the forward, then gradients in the order of the
-    backward. scale: the factor of the loss, as in the step.
+    backward.
     """
     if bad := [name for name, p in model.named_parameters() if not p.isfinite().all()]:
         return f"weights: {', '.join(bad[:MOST_NAMED])}"
@@ -84,6 +83,6 @@ def first_tensors(model: nn.Module, x: Tensor, y: Tensor, cast: AbstractContextM
     if not loss.isfinite():
         return "the loss alone"
     names, params = zip(*((name, p) for name, p in model.named_parameters() if p.requires_grad))
-    gradients = torch.autograd.grad(loss * scale, params, allow_unused=True)
+    gradients = torch.autograd.grad(loss, params, allow_unused=True)
     bad = [name for name, grad in zip(names, gradients) if grad is not None and not grad.isfinite().all()]
     return f"gradients: {', '.join(bad[::-1][:MOST_NAMED])}" if bad else None

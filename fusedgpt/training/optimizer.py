@@ -10,7 +10,6 @@ from torch.optim import AdamW, Optimizer
 
 from fusedgpt import eager
 from fusedgpt.parallel.distributed import local
-from fusedgpt.parallel.owners import Deal, owners
 from fusedgpt.settings import Settings
 
 COOLDOWN = 0.5  # share of lr_decay_iters in which schedule=wsd lowers the learning rate
@@ -99,7 +98,7 @@ def _update_hidden(optimizer, norm, limit):
     """Muon's step on the last group, if `norm` is finite: torch.optim.Muon's to the bit. Overwrites the gradients.
 
     torch.optim.Muon cannot decide on the device to skip a step, multiplies in bfloat16 even on CPUs that only emulate
-    it, and takes one matrix at a time. If ranks share the matrices, each rank orthogonalises some of them.
+    it, and takes one matrix at a time.
     """
     group = optimizer.param_groups[-1]
     finite, scale = norm.isfinite(), (norm / limit).clamp(min=1) if limit else 1
@@ -112,12 +111,12 @@ def _update_hidden(optimizer, norm, limit):
 
 
 def _batches(matrices):
-    """Group `matrices` into lists of one shape: for each owner, at most STACK weights, or one larger matrix."""
+    """Group `matrices` into lists of one shape, with at most STACK weights, or one larger matrix."""
     alike = collections.defaultdict(list)
     for p in matrices:
         alike[p.shape].append(p)
     for shape, each in alike.items():
-        n = max(1, STACK[each[0].device.type] // shape.numel()) * owners(each[0])
+        n = max(1, STACK[each[0].device.type] // shape.numel())
         yield from (each[start : start + n] for start in range(0, len(each), n))
 
 
@@ -131,20 +130,23 @@ def _update_batch(matrices, means, group, finite, scale, dtype):
         torch.where(finite, new_mean, mean, out=mean)
     del new_means, new_mean  # free them before the stack is made
     rate = group["lr"] * 0.2 * math.sqrt(max(matrices[0].shape))  # arXiv:2502.16982: as large as AdamW's update
-    for p, update in zip(weights, _updates(matrices[0], gradients, dtype)):
+    for p, update in zip(weights, _updates(matrices, gradients, dtype)):
         moved = (p * (1 - group["lr"] * group["weight_decay"])).add_(update, alpha=-rate)
         torch.where(finite, moved, p, out=p)
 
 
-def _updates(matrix, gradients, dtype):
-    """The orthogonalised gradients of matrices like `matrix`, or this rank's rows of each if ranks share them."""
-    if owners(matrix) == 1:
+def _updates(matrices, gradients, dtype):
+    """The orthogonalised gradients of `matrices`. If ranks share their rows: from and for this rank's rows of each."""
+    if not hasattr(matrices[0], "device_mesh"):
         return orthogonalised(gradients, dtype)
-    deal = Deal.of(matrix, len(gradients))
+    from torch.distributed.tensor import DTensor, distribute_tensor  # takes a second to import
+
     # bfloat16, in which they are divided by their norms, changes no result and halves the messages; float16 would
     sent_in = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-    whole = deal.gather(torch.stack(gradients).to(sent_in))
-    return deal.scatter(orthogonalised([*whole], dtype) if len(whole) else whole.to(dtype))
+    shared = matrices[0].device_mesh, matrices[0].placements
+    like = {"run_check": False, "shape": matrices[0].shape, "stride": matrices[0].stride()}
+    whole = [DTensor.from_local(rows.to(sent_in), *shared, **like).full_tensor() for rows in gradients]
+    return [distribute_tensor(x, *shared, src_data_rank=None).to_local() for x in orthogonalised(whole, dtype)]
 
 
 def orthogonalised(matrices: list[Tensor], dtype: torch.dtype) -> Tensor:

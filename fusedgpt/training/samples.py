@@ -11,7 +11,7 @@ import torch
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError, shown
 from fusedgpt.generation import generate
-from fusedgpt.parallel.distributed import Ranks, is_shared, others_needed
+from fusedgpt.parallel.distributed import Ranks, is_shared
 
 NEW_TOKENS, TEMPERATURE, TOP_K = 200, 0.8, 200  # the last two are sample.py's defaults
 
@@ -50,7 +50,7 @@ class Prompts:
         model.use_attention("sdpa")  # not every kernel that trains takes one query on many keys
         try:
             # compiling each length would take minutes
-            with torch.compiler.set_stance("force_eager"), cast, others_needed("sampling"):
+            with torch.compiler.set_stance("force_eager"), cast:
                 prompts = itertools.takewhile(lambda _: not stopped_by, self.prompts)
                 return [(text, self._continued(model, ids, device, seed)) for text, ids in prompts]
         finally:

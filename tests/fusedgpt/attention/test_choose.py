@@ -129,11 +129,10 @@ def test_auto_takes_no_kernel_that_is_wrong_in_another_case(only):
 
     only(math=wrong)
     prompt = Case(SHAPE, CPU, torch.float32, backward=False)
-    assert choose.choose("auto", prompt)[0] == "math" and choose.still_runs("math", prompt)
+    assert choose.choose("auto", prompt)[0] == "math"
     for other in (replace(prompt, window=9), prompt.one_query()):
         with pytest.raises(UserError, match=r"math: it fails parity with float64 on Case\(shape=\(1, 1, "):
             choose.choose("auto", prompt, other)
-        assert not choose.still_runs("math", prompt, other)
 
 
 @pytest.fixture
@@ -186,6 +185,5 @@ def test_on_a_gpu_auto_times_what_will_run(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", compile)
     monkeypatch.setattr(choose, "SINGLE_KERNELS", ["math", "flash"])
-    _, trials = choose.fastest(Case(SHAPE, torch.device("cuda"), torch.bfloat16), compiled=True)
+    choose.fastest(Case(SHAPE, torch.device("cuda"), torch.bfloat16), compiled=True)
     assert made and set(made) == set(timed)
-    assert any(trial["timed"] == "graph replay, cold L2" for trial in trials.values())

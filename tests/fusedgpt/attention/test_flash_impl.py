@@ -107,15 +107,6 @@ def test_each_name_runs_its_own_version_whatever_ran_before(provide):
         assert parity.passes(parity.compare(ATTENTION[name], TRAINING), torch.float32)
 
 
-@pytest.mark.parametrize("name", ["flash", "flash3", "flash4", "sdpa"])
-def test_a_compiled_model_runs_the_version_that_it_was_traced_with(provide, name):
-    provide("flash3")
-    provide("flash4")
-    for before in ("flash", "flash3", "flash4"):
-        watch(before)
-        assert watch(name, backend="aot_eager")["forward"] == [{"sdpa": "flash"}.get(name, name)]
-
-
 def test_a_compiled_model_follows_use_attention_back_and_forth(provide):
     # the graph of `flash` is reused without tracing: it used to run FlashAttention-3 from then on
     called = []
@@ -145,18 +136,6 @@ def test_without_the_package_the_reason_names_it(monkeypatch, name, module):
     package = KERNELS[name].package
     assert permitted.refusal(name, TRAINING) == f"the package {package} cannot be imported: No module named '{module}'"
     assert watch("flash")["forward"] == ["flash"]  # a failed activation leaves it alone
-
-
-def test_a_package_that_returns_more_than_pytorch_expects_is_refused_with_the_reason(provide):
-    # pytorch#190212: flash-attn-4 from 4.0.0b19 on returns four values where PyTorch unpacks two
-    def two_of_four(q, k, v):
-        y, logsumexp = (*forward(q, k, v), None, None)
-        return y, logsumexp
-
-    provide("flash4", fwd=two_of_four)
-    reason = permitted.refusal("flash4", TRAINING)
-    assert f"this flash-attn-4 does not fit PyTorch {torch.__version__}: too many values to unpack" in reason
-    assert "4.0.0b17" in reason
 
 
 def test_a_package_without_a_backward_samples_and_does_not_train(provide):

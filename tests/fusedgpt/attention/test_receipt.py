@@ -45,29 +45,6 @@ def test_receipt_shows_that_sdpa_takes_math_with_dropout_on_a_cpu():
     assert watch("sdpa", Case(SHAPE, CPU, torch.float32, dropout=0.1))["forward"] == ["math"]
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "expanded"),
-    [
-        ("manual", {}, False),
-        ("blocked", {"window": 20}, False),
-        ("math", {}, True),
-        ("math", {"window": 20}, False),  # with a mask, see functions.as_rows
-        ("flash", {}, False),
-        ("sdpa", {"window": 20}, False),
-        ("sdpa", {"dropout": 0.1}, True),  # on a CPU flash takes no dropout, so PyTorch picks math
-    ],
-)
-def test_a_receipt_says_if_keys_were_copied_for_each_head_of_queries(name, changes, expanded):
-    # enable_gqa of SDPA promises nothing: math repeats keys and values
-    case = Case((2, 6, 64, 32), CPU, torch.float32, kv_heads=2, **changes)
-    inputs = case.inputs()
-    assert receipt.observe(lambda: case.run(ATTENTION[name], *inputs), case=case)["expanded"] is expanded
-    assert "expanded" not in receipt.observe(lambda: case.run(ATTENTION[name], *inputs))
-    equal = replace(case, kv_heads=6)
-    inputs = equal.inputs()
-    assert "expanded" not in receipt.observe(lambda: equal.run(ATTENTION[name], *inputs), case=equal)
-
-
 SDPA = "aten::_scaled_dot_product"
 CUDNN = "cudnn_generated_fort_native_sdpa_sm90_flash"
 CUTE = "kernel_cutlass_kernel_flash_attncuteflash"
@@ -140,14 +117,9 @@ def test_contradiction_is_found(name, forward, backward, case, said):
 def test_receipt_on_a_gpu(name, dtype):
     # K3: on Hopper PyTorch's own pick is cuDNN, not flash
     case = Case((2, 2, 64, 64), torch.device("cuda"), dtype)
-    grouped = replace(case, shape=(2, 6, 64, 64), kv_heads=2)
     reason = permitted.refusal(name, case)
     if reason and name in ("cudnn", "flash3", "flash4", "flex"):  # the others run on every GPU
         pytest.skip(reason)
     for backend in (None, "inductor"):
         saw = watch(name, case, backend)
         assert receipt.contradiction(name, saw, case) is None, saw
-    if name != "efficient":  # it may refuse shared keys
-        inputs = grouped.inputs()
-        saw = receipt.observe(lambda: grouped.run(ATTENTION[name], *inputs), case=grouped)
-        assert receipt.contradiction(name, saw, grouped) is None and saw["expanded"] is (name == "math"), saw

@@ -102,10 +102,10 @@ def test_mfu_is_of_one_peak_for_all():
 
 
 def test_how_a_contender_ran():
-    seen = {"forward": ["flash"], "backward": ["flash"], "logits": [[50264, 50264]], "expanded": True}
+    seen = {"forward": ["flash"], "backward": ["flash"], "logits": [[50264, 50264]]}
     ran = {"attention": "flash", "dtype": "float32", "tf32": True, "compile": True, "padded_vocab_size": 50257}
     text = report.how_it_ran({"kernel": seen, "ran": ran})
-    assert text.startswith("flash / flash (flash, TF32, compiled, 50257 ids, padded by the compiler to 50264, keys and")
+    assert text.startswith("flash / flash (flash, TF32, compiled, 50257 ids, padded by the compiler to 50264)")
 
 
 def test_without_an_interval_none_is_drawn_or_claimed(tmp_path):

@@ -35,7 +35,6 @@ def test_rows_are_continued_and_the_last_line_about_a_contender_counts(tmp_path)
         file.write('{"kind": "lap", "of": {"T"')  # a kill
     lines = files.Lines(path)  # a torn last line takes no other with it
     lines.add(files.json_line(LAP))
-    lines.close()
     ((found,), said) = rows.begin(path, HEADER)
     assert said == "" and found.measured.keys() == {"a"} and found.laps == [{"a": 1.5}] * 3
     assert found.ms("a") == {"median_ms": 1.5, "p10_ms": 1.5, "p90_ms": 1.5, "samples": 3}

@@ -64,7 +64,7 @@ def test_samples_need_what_their_cache_allocates(monkeypatch):
     GPT(config)(torch.zeros(5, 4, dtype=torch.long), cache=cache)
     held = sum(x.numel() * x.element_size() for layer in cache for x in (layer.k, layer.v))
     needed = held + 5 * 96 * 4  # and the logits of one position
-    assert held == 2 * 5 * 2 * 24 * 4 * (20 + 512 + 20)
+    assert held == 2 * 5 * 2 * 24 * 4 * 3 * 512
     monkeypatch.setattr(memory, "total_memory", lambda device: needed)
     check_sampling(config, 5, 300, CPU, torch.float32)
     monkeypatch.setattr(memory, "total_memory", lambda device: needed - 1)

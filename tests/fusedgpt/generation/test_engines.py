@@ -96,14 +96,14 @@ def test_one_dtype_for_both_is_the_model_itself_and_not_measured(trained, monkey
 @torch.no_grad()
 def test_static_shapes_compute_what_growing_ones_do(name, document_start):
     # fails for an unmasked or misplaced position, and for a cache that is reused with more or fewer samples;
-    # windows go round their buffers several times, and documents begin elsewhere in each sample
+    # documents begin elsewhere in each sample
     net = family(name, document_start=document_start)
     text, S = ids(3, net.config.block_size), net.config.block_size
     text[0, [5, 30]], text[1, 21] = 3, 3
     engine = engines.prepare(net, CPU, "float32", new_tokens=S)
     engine.decode = engines.StaticStep(engine.prefill)
     whole, _ = net(text, text)
-    for B, T, to in ((3, 17, S), (1, 1, 14)):
+    for B, T, to in ((3, 17, S), (1, 1, 14), (1, 1, 4)):  # the last while a later document is in the buffers
         generate.empty(engine.cache)
         for n in range(T, to + 1):
             got, want = engine(text[:B, (n - 1 if n > T else 0) : n], engine.cache)[0], whole[:B, n - 1 : n]
@@ -115,15 +115,14 @@ def test_static_shapes_compute_what_growing_ones_do(name, document_start):
 @pytest.mark.parametrize("document_start", [None, 3])
 @torch.no_grad()
 def test_static_shapes_follow_buffers_that_grow(document_start):
-    # the first layer's, of a window, stay: steps went on with the old keys of the other layers, in silence
+    # steps went on with the old keys, in silence
     net = family("pattern", window_pattern="SL", block_size=1024, document_start=document_start)
     engine = engines.prepare(net, CPU, "float32", prompt_length=9, new_tokens=30)
     engine.decode = engines.StaticStep(engine.prefill)
     for T in (9, 240, 600):  # there is room for 256, then for more
         prompt = ids(1, T)
         assert torch.equal(greedy(engine, prompt, 30, cache=engine.cache), greedy(net, prompt, 30))
-    held = {layer.window: layer.k.size(2) for layer in engine.cache}
-    assert held[None] > 256 > held[net.config.window] and len(held) == 2
+    assert all(layer.k.size(2) > 256 for layer in engine.cache)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -141,7 +140,7 @@ def test_every_family_is_timed_and_copied_and_its_bytes_are_counted(name, monkey
 
 @torch.no_grad()
 def test_no_token_waits_for_another_graph(monkeypatch):
-    # a step that moves a window's keys would be a graph of its own: seconds in the middle of a text
+    # a graph of its own for a step beyond the window takes seconds in the middle of a text
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, **_: compile_(model, dynamic=True, backend="eager"))
     net = family("mistral", n_layer=1)
@@ -164,7 +163,7 @@ def times(prefill, one):
     """A stand-in for the clock: milliseconds in float32, float16 and bfloat16."""
     table = {rows: dict(zip(engines.PRECISE_FIRST, ms, strict=True)) for rows, ms in (("many", prefill), ("one", one))}
 
-    def milliseconds(blocks, shape, dtypes, compiled):
+    def milliseconds(blocks, shape, dtypes):
         return {dtype: table["one" if shape[1] == 1 else "many"][dtype] for dtype in dtypes}
 
     return milliseconds
@@ -200,8 +199,7 @@ def test_a_cpu_without_bfloat16_reads_no_prompt_in_16_bits(trained, monkeypatch,
         model.transformer.h[-1].mlp.c_proj.weight *= 1e7 if overflows else 1
     engine = engines.prepare(model, CPU, prompt_length=20)
     assert engine.dtypes == (torch.float32, torch.bfloat16 if overflows else torch.float16)
-    assert "prompt in float32 (this CPU has no instructions for bfloat16)" in engine.chosen
-    assert ("in float16 its logits are not finite" in engine.chosen) == overflows
+    assert "prompt in float32; tokens" in engine.chosen
 
 
 def test_dtypes_take_turns_on_the_model_in_each(trained, monkeypatch):
@@ -220,7 +218,7 @@ def test_dtypes_take_turns_on_the_model_in_each(trained, monkeypatch):
 
     monkeypatch.setattr(engines, "converted", watched)
     monkeypatch.setattr(engines.timing.Steps, "make", make)
-    found = engines._milliseconds(trained, (1, 1), engines.PRECISE_FIRST, compiled=False)
+    found = engines._milliseconds(trained, (1, 1), engines.PRECISE_FIRST)
     assert list(found.items()) == [(torch.float16, 2.0), (torch.bfloat16, 2.5), (torch.float32, 3.0)]
     assert all({*order[n : n + 3]} == {*engines.PRECISE_FIRST} for n in range(0, len(order), 3))
 

@@ -53,7 +53,7 @@ def test_a_cpu_is_named_with_its_instructions(monkeypatch, level, has, said):
 @pytest.mark.skipif(sys.platform != "linux", reason="where there is /proc/cpuinfo")
 @pytest.mark.parametrize("part", ["0xd0c", "0xd40"])
 def test_processors_of_arm_have_different_names(tmp_path, monkeypatch, part):
-    # they have no "model name", so what auto chose on a Graviton 2 was remembered on a Graviton 3, in one home folder
+    # they have no "model name", so rows of a Graviton 2 and a Graviton 3 could not be told apart
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: {part}\n")
     monkeypatch.setattr("fusedgpt.machine.environment.CPUINFO", tmp_path / "cpuinfo")
     assert device_name(torch.device("cpu")).startswith(f"CPU part {part}, ")

@@ -3,21 +3,17 @@
 import copy
 import functools
 import math
-import time
-from unittest import mock
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusedgpt.machine import memory
-from fusedgpt.parallel import distributed, fsdp, owners
 from fusedgpt.settings import Settings
 from fusedgpt.training import optimizer as optimizer_module
 from fusedgpt.training.optimizer import COOLDOWN, MuonAndAdamW, build_optimizer, learning_rate, update_weights
 from model import GPT, GPTConfig
 from tests.conftest import LLAMA
-from tests.launch import together
 
 SHAPE = dict(block_size=16, vocab_size=65, n_layer=2, n_head=2, n_embd=32, vocab_multiple=64)
 
@@ -183,39 +179,6 @@ def test_the_memory_of_a_step_of_muon_is_bounded(monkeypatch):
         step = functools.partial(optimizer_module._update_hidden, optimizer, norm, 1.0)
         needed.append(memory.peak_bytes(step, torch.device("cpu")))
     assert needed[1] == needed[0] == pytest.approx(4 * 4 * limit, rel=0.01)  # squares, the next ones, two between them
-
-
-FEW = 4 * 160**2  # weights: STACK, for ranks that share a model
-
-
-def hold_a_few(rank, ranks):
-    """As one of `ranks` ranks that share a model: the bytes of a step of Muon for 8 layers and for 16."""
-    cpu, needed, exchange = torch.device("cpu"), [], owners.Deal._exchange
-
-    def exchange_and_wait(*args):
-        received = exchange(*args)
-        time.sleep(0.02)  # gloo's thread lets go of what it sent a moment later
-        return received
-
-    stack = mock.patch.dict(optimizer_module.STACK, cpu=FEW)
-    with stack, mock.patch.object(owners.Deal, "_exchange", exchange_and_wait):
-        for n_layer in (8, 16):
-            model = GPT(GPTConfig(**SHAPE | dict(n_layer=n_layer, n_embd=160)))
-            fsdp.shard(model, ranks, 1, cpu, torch.float32, compiled=False)
-            optimizer = build_optimizer(model, Settings(optimizer="muon"), "cpu", torch.float32)
-            for p in model.parameters():
-                p.grad = torch.randn_like(p)
-            norm = distributed.gradient_norm(model)
-            step = functools.partial(optimizer_module._update_hidden, optimizer, norm, 1.0)
-            step()  # the first makes the running means
-            needed.append(memory.peak_bytes(step, cpu))
-    return needed
-
-
-def test_ranks_that_share_matrices_hold_a_few_whole_ones_at_once():
-    # all of a shape at once would be a third of the model on every rank
-    for of_8, of_16 in together(2, hold_a_few):
-        assert of_16 == pytest.approx(of_8, rel=0.01) and of_8 < 6 * 4 * FEW
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

@@ -1,12 +1,10 @@
 """What `auto` chooses for a run."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fusedgpt.attention import permitted
 from fusedgpt.attention.case import Case
 from fusedgpt.machine import device as device_module
 from fusedgpt.training import tuning
@@ -28,8 +26,8 @@ def _a_cpu_with_bfloat16(monkeypatch):
 
 def settle(model, before=None, case=CASE, rows=4, **settings):
     batch = (torch.zeros(rows, 16, dtype=torch.long), torch.ones(rows, 16, dtype=torch.long))
-    rest = dict(deterministic=False, choose="remembered")
-    s = SimpleNamespace(**{**rest, **dict(attention="manual", dtype="auto", compile=False), **settings})
+    rest = dict(attention="manual", dtype="auto", compile=False, deterministic=False)
+    s = SimpleNamespace(**rest | settings)
     return tuning.settle(s, model, [case], batch, before)
 
 
@@ -71,20 +69,16 @@ def test_a_step_is_timed_on_as_much_of_the_batch_as_takes_little(model, monkeypa
     model.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape))
     for flops in (1e15, 3 * 16 * model.flops_per_token(), 5 * model.flops_per_token()):
         monkeypatch.setattr(tuning, "ENOUGH_FLOPS", flops)
-        settle(model, choose="again")
+        settle(model)
     assert [*dict.fromkeys(map(tuple, shapes))] == [(4, 16), (3, 16), (1, 5)]
 
 
 FORWARD = Case((4, 2, 16, 16), CPU, torch.bfloat16, backward=False)
 
 
-def test_a_dtype_that_was_not_timed_is_not_remembered_as_if_it_was(model):
-    # ranks that share a model choose by rules: a run of one process then took their dtype, or failed on their `ms`
+def test_ranks_that_share_a_model_have_no_weights_to_time_with(model):
     shared = settle(model.to("meta"), attention="auto")
     assert (shared.dtype, shared.dtype_trials) == (torch.bfloat16, {})
-    whole = GPT(model.config)
-    assert settle(whole, attention="auto").dtype_trials
-    assert "remembered" in settle(whole, attention="auto").timed
 
 
 BEFORE = {"attention": "math", "dtype": "float32", "compile": False}
@@ -148,57 +142,6 @@ def test_a_kernel_must_run_the_attention_of_every_layer(model, monkeypatch):
     config = GPTConfig(block_size=16, n_layer=3, n_head=2, n_embd=32, window=4, window_pattern="LLS")
     cases = Case.of_layers(config, 4, CPU, torch.bfloat16)
     batch = (torch.zeros(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.long))
-    s = SimpleNamespace(attention="auto", dtype="float32", compile=False, deterministic=False, choose="again")
+    s = SimpleNamespace(attention="auto", dtype="float32", compile=False, deterministic=False)
     tuning.settle(s, model, cases, batch, None)
     assert asked == [[(None, torch.float32), (4, torch.float32)]]
-
-
-def test_a_command_that_comes_again_takes_what_it_took_before(model, monkeypatch):
-    # the same command twice could take two kernels, and end with other weights
-    taking(monkeypatch, bfloat16=2.0, float32=1.0)
-    picks = iter(["math", "manual"])  # a clock that would choose otherwise the second time
-    monkeypatch.setattr(tuning.choose, "fastest", lambda *_, **__: (pick := next(picks), {pick: {"refused": None}}))
-    first = settle(model, attention="auto", dtype="float32")
-    again = settle(model, attention="auto", dtype="float32")
-    assert (first.attention, first.timed) == ("math", "timed now")
-    assert (again.attention, again.attention_trials) == ("math", first.attention_trials)
-    assert again.timed.startswith("remembered from 20")
-    assert settle(model, attention="auto", dtype="float32", choose="again").attention == "manual"
-    assert settle(model, attention="auto", dtype="float32").attention == "manual"  # it has replaced the other
-
-
-def test_another_shape_or_machine_is_timed_anew(model, monkeypatch):
-    taking(monkeypatch, bfloat16=2.0, float32=1.0)
-    deeper, machine = GPT(replace(model.config, n_layer=2)), tuning.choices.machine
-    for net, changes in (
-        (model, {}),
-        (model, dict(rows=2)),
-        (model, dict(case=replace(CASE, window=8))),
-        (model, dict(attention="math")),
-        (deeper, {}),
-    ):
-        assert settle(net, **changes).timed == "timed now" != settle(net, **changes).timed
-    monkeypatch.setattr(tuning.choices, "machine", lambda device: machine(device) | {"device": "another"})
-    assert settle(model).timed == "timed now"
-
-
-def test_a_remembered_kernel_that_no_longer_passes_parity_is_not_taken(model, monkeypatch):
-    # another build of PyTorch of the same version may compute it wrongly
-    taking(monkeypatch, bfloat16=2.0, float32=1.0)
-    monkeypatch.setattr(tuning.choose, "fastest", lambda *_, **__: ("math", {}))
-    settle(model, attention="auto", dtype="float32")
-    wrong = lambda q, k, v, dropout_p=0.0: q + k + v  # noqa: E731
-    monkeypatch.setattr(permitted, "ATTENTION", {**permitted.ATTENTION, "math": wrong})
-    monkeypatch.setattr(tuning.choose, "fastest", lambda *_, **__: ("manual", {}))
-    chosen = settle(model, attention="auto", dtype="float32")
-    assert (chosen.attention, chosen.timed) == ("manual", "timed now")
-
-
-def test_rules_and_resumed_runs_neither_read_nor_write_what_is_remembered(model, monkeypatch):
-    taking(monkeypatch, bfloat16=2.0, float32=1.0)
-    settle(model, deterministic=True, attention="auto", compile="auto")
-    settle(model, before=BEFORE, attention="auto")
-    settle(model, dtype="float32")  # nothing is open
-    assert not tuning.choices.path().exists()
-    settle(model)
-    assert settle(model, before={"dtype": "bfloat16"}).dtype == torch.bfloat16
