@@ -23,11 +23,9 @@ SETTINGS = dict(max_iters=4, dropout=0.1, gradient_accumulation_steps=4, batch_s
 SETTINGS |= dict(eval_interval=2, eval_iters=3, attention="manual")
 SETTINGS |= dict(learning_rate=1e-3)  # small steps: AdamW's first ones magnify rounding
 SHARED, MUON = dict(parallel="fsdp"), dict(optimizer="muon")
+FLOAT32 = dict(dtype="float32")  # Muon's products too
 COPIES = SHARED | dict(shard_size=2)
 LESS = dict(recompute="block", loss="chunked")
-FLOAT32 = functools.partial(  # Muon's products on any CPU
-    mock.patch, "fusedgpt.training.optimizer.resolve_dtype", return_value=torch.float32
-)
 FEW_TOKENS = functools.partial(mock.patch, "fusedgpt.training.samples.NEW_TOKENS", 4)
 
 
@@ -173,15 +171,15 @@ def fill_disk_of_rank_1():
 
 def test_a_llama_is_shared_recomputed_in_chunks_and_resumed_to_the_bit(tmp_path, data):
     # an untied output layer used to be tied again, and was left out of checkpoints
-    settings = LLAMA | MUON
-    whole = trained(tmp_path / "whole", data, 1, FLOAT32, **settings)
-    plain = trained(tmp_path / "plain", data, 2, FLOAT32, **SHARED, **settings, **LESS)
+    settings = LLAMA | MUON | FLOAT32
+    whole = trained(tmp_path / "whole", data, 1, **settings)
+    plain = trained(tmp_path / "plain", data, 2, **SHARED, **settings, **LESS)
     assert_same_run(plain, whole)
     assert_close_state(plain, whole)
     weights = checkpoint.load(plain / "ckpt.pt")["model"]
     assert not torch.equal(weights["lm_head.weight"], weights["transformer.wte.weight"])
-    half = trained(tmp_path / "half", data, 2, FLOAT32, **SHARED, **settings, **LESS, max_iters=2)
-    assert_same_bytes(state(resumed(half, 2, "--max_iters=4", inside=FLOAT32)), state(plain))
+    half = trained(tmp_path / "half", data, 2, **SHARED, **settings, **LESS, max_iters=2)
+    assert_same_bytes(state(resumed(half, 2, "--max_iters=4")), state(plain))
     resumed(half, 1, "--max_iters=5")  # in one file
     found = json.loads((half / "run.json").read_text())["model"]
     assert {name: found[name] for name in LLAMA} == LLAMA
@@ -191,13 +189,13 @@ def test_a_llama_is_shared_recomputed_in_chunks_and_resumed_to_the_bit(tmp_path,
 def test_a_run_of_muon_goes_on_divided_or_not(tmp_path, data):
     # 3 → 2 whole copies → two copies of two: its running means were looked for as AdamW's moments. Matrices that went
     # to the wrong owner, or rows that came back to the wrong rank, are off by far more than rounding
-    settings = dict(MUON, gradient_accumulation_steps=12, batch_size=1)
-    one = trained(tmp_path / "one", data, 1, FLOAT32, **settings, max_iters=3)
-    out = trained(tmp_path / "out", data, 3, FLOAT32, **settings, **SHARED, max_iters=1)
+    settings = dict(MUON, **FLOAT32, gradient_accumulation_steps=12, batch_size=1)
+    one = trained(tmp_path / "one", data, 1, **settings, max_iters=3)
+    out = trained(tmp_path / "out", data, 3, **settings, **SHARED, max_iters=1)
     refused = fails("train.py", *again(out, "--max_iters=2", "--optimizer=adamw"))
     assert "optimizer=adamw cannot use the state of muon: resume with --optimizer=muon" in refused
-    resumed(out, 2, "--max_iters=2", "--parallel=ddp", "--check_interval=1", inside=FLOAT32)
-    resumed(out, 4, "--max_iters=3", "--parallel=fsdp", "--shard_size=2", inside=FLOAT32)
+    resumed(out, 2, "--max_iters=2", "--parallel=ddp", "--check_interval=1")
+    resumed(out, 4, "--max_iters=3", "--parallel=fsdp", "--shard_size=2")
     assert_same_run(out, one)
     assert_close_state(out, one)
 
