@@ -32,7 +32,6 @@ from fusedgpt.runs.metrics import (
     MEANING,
     Run,
     above,
-    between_gaps,
     losses_in,
     names_of,
     number,
@@ -110,14 +109,14 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
             name = f"{label}: {line.name}" if len(runs) > 1 else line.name
             name = "\u200b" + name if name.startswith("_") else name  # matplotlib's legend omits names like _this
             look = dict(color=COLOURS[n % len(COLOURS)], linewidth=0.9)
+            if len(line.values) == 1:  # a line of one point would not be seen
+                look |= dict(marker=".")
             if line.name == "validation":
                 for last in line.values[-1:]:
                     name += f", at the end {last:.3f}" if math.isfinite(last) else ", at the end not finite"
                 look |= dict(marker=MARKERS[n % len(MARKERS)], markersize=4, linewidth=1.2, zorder=3)
             elif y in ("loss", "bits_per_byte"):
                 look |= dict(alpha=0.45)
-            if line.name != "validation" and (alone := between_gaps(line.values)):
-                look |= dict(marker=".", markersize=4, markevery=alone)
             axes.plot(at, line.values, label=name, **look)
     label_x(axes, x, unit)
     axes.set_ylim(view(shown, y))
@@ -176,12 +175,10 @@ def joined(runs: list[Run]) -> str:
     """The name of a file about several runs: their paths, because runs in two folders may have the same name."""
     paths = [os.path.relpath(run.folder).replace(f"..{os.sep}", "") for run in runs]
     names = [re.sub(r"[:/\\]+", "-", path).lstrip("-") for path in paths]
-    raw = os.fsencode("+".join(names))
-    if len(raw) <= LONGEST_NAME:
-        return os.fsdecode(raw)
-    others = hashlib.sha256(raw).hexdigest()[:8]  # other runs get another file
-    first = os.fsencode(names[0])[:LONGEST_NAME].decode(errors="ignore")
-    return f"{first}+{len(names) - 1} more-{others}"
+    name = "+".join(names)
+    if len(os.fsencode(name)) <= LONGEST_NAME:
+        return name
+    return f"{len(runs)} runs {hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"  # other runs get another file
 
 
 def targets(runs: list[Run], y: str | None, out: str | None) -> dict[pathlib.Path, str | None]:

@@ -149,9 +149,9 @@ def test_a_best_loss_of_other_windows_is_forgotten(done, data, capsys):
     # with another batch an evaluation reads other windows: a loss of easier ones stayed the best for ever
     torch.save(checkpoint_of(done) | {"best_val_loss": 0.0, "best_iter": 5}, done / "ckpt.pt")
     run(done, data, batch_size=8, eval_iters=2, max_iters=11, init_from="resume")  # as many
-    assert checkpoint_of(done)["best_val_loss"] == 0 and "of other windows" not in capsys.readouterr().out
+    assert checkpoint_of(done)["best_val_loss"] == 0 and "mask or windows" not in capsys.readouterr().out
     run(done, data, batch_size=8, eval_iters=4, max_iters=12, init_from="resume")
-    assert "resuming with evaluations of other windows: the next one is the best" in capsys.readouterr().out
+    assert "mask or windows than before: losses do not compare, the next is the best" in capsys.readouterr().out
     assert checkpoint_of(done)["best_val_loss"] == rows(done, "eval")[-1]["val_loss"]
 
 

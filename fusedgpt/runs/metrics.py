@@ -188,39 +188,30 @@ def view(lines: list[Line], y: str) -> tuple[float, float]:
     explode once. So peaks in the first tenth of a run, and in 1 training step of 200, may be cut off. A run of fewer
     than 20 steps is shown whole.
     """
-    finite = [line.values[np.isfinite(line.values)] for line in lines]
-    if not any(map(len, finite)):
+    values = np.concatenate([np.empty(0), *(line.values[np.isfinite(line.values)] for line in lines)])
+    if not len(values):
         return 0.0, 1.0
-    low, high = min(v.min() for v in finite if len(v)), max(v.max() for v in finite if len(v))
+    low, high = values.min(), values.max()
     if y in FROM_ZERO:
         return 0.0, float(1.08 * high) or 1.0
     if y != "lr":
-        high = max([low, *(top for line in lines if math.isfinite(top := _usual_top(line)))])
+        high = max([low, *map(_usual_top, lines)])
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
     return float(low - margin), float(high + margin)
 
 
-def between_gaps(values: np.ndarray) -> list[int]:
-    """Where a finite value has none beside it. A line through it has no length, so it would not be seen."""
-    known = np.pad(np.isfinite(values), 1)
-    return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:]).tolist()
+def _usual_top(line):
+    """The largest value after a line's first tenth, without the largest 1 in 200; -inf if there is none."""
+    begins, ends = line.iters[:1].sum(), line.iters[-1:].sum()
+    late = line.values[line.iters >= begins + 0.1 * (ends - begins) * (ends - begins >= 20)]
+    late = np.sort(late[np.isfinite(late)])
+    return late[: len(late) - len(late) // 200].max(initial=-math.inf)
 
 
 def above(lines: list[Line], view: tuple[float, float]) -> float:
     """The largest value of `lines` above the `view` of them, so that a figure can say so; NaN if there is none."""
-    values = np.concatenate([np.array([view[1]]), *(line.values for line in lines)])
-    top = float(np.nanmax(values))
-    return top if top > view[1] else math.nan
-
-
-def _usual_top(line):
-    """The largest value after a line's first tenth; if there are 200 or more, the largest 1 in 200 are left out."""
-    if not len(line.iters):
-        return math.nan
-    span = line.iters[-1] - line.iters[0]
-    late = line.iters >= line.iters[0] + (0.1 * span if span >= 20 else 0)
-    values = line.values[late & np.isfinite(line.values)]
-    return np.percentile(values, 99.5, method="lower" if len(values) >= 200 else "higher") if len(values) else math.nan
+    top = max((np.nanmax(line.values, initial=view[1]) for line in lines), default=view[1])
+    return float(top) if top > view[1] else math.nan
 
 
 def thinned(values: np.ndarray, limit: int = 1000) -> np.ndarray:
@@ -230,14 +221,9 @@ def thinned(values: np.ndarray, limit: int = 1000) -> np.ndarray:
     """
     if len(values) <= limit:
         return np.arange(len(values))
-    length = math.ceil(2 * len(values) / limit)
-    starts = np.arange(0, len(values), length)
-    padded = np.append(values, np.full(-len(values) % length, values[-1])).reshape(len(starts), length)
-    bad = np.isnan(padded)
-    kept = [
-        [0, len(values) - 1],
-        starts + np.where(bad, np.inf, padded).argmin(axis=1),
-        starts + np.where(bad, -np.inf, padded).argmax(axis=1),
-        (starts + bad.argmax(axis=1))[bad.any(axis=1)],
-    ]
-    return np.unique(np.minimum(np.concatenate(kept), len(values) - 1))
+    kept = {0, len(values) - 1}
+    for stretch in np.array_split(np.arange(len(values)), limit // 3):
+        v = values[stretch]
+        found = v.argmin(), np.where(np.isnan(v), np.inf, v).argmin(), np.where(np.isnan(v), -np.inf, v).argmax()
+        kept.update(stretch[[*found]].tolist())  # the first is a NaN if there is one
+    return np.array(sorted(kept))

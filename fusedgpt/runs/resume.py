@@ -20,10 +20,8 @@ from fusedgpt.settings import Settings, validate
 SETTLED = ("max_iters", "lr_decay_iters")  # settings that `minutes` sets
 # settings that a resumed run does not take over
 NOT_RESUMED = ("init_from", "out_dir", "eval_only", "dry_run", "profile", "choose")
-# what steps learn and what an evaluation means: a run that makes no more steps keeps these settings as they were
-OF_STEPS = ("max_iters", "max_seconds", "minutes", "batch_size", "gradient_accumulation_steps", "optimizer", "seed")
-OF_STEPS += ("learning_rate", "weight_decay", "beta1", "beta2", "grad_clip", "max_bad_steps", "dropout", "decay_lr")
-OF_STEPS += ("schedule", "warmup_iters", "lr_decay_iters", "min_lr", "eval_interval", "eval_iters", "mask")
+# settings that a process has used before it reads the checkpoint
+IN_USE = ("device", "backend", "timeout", "parallel", "shard_size", "deterministic")
 
 
 def where_to_start(s: Settings) -> Settings:
@@ -122,11 +120,12 @@ def keep_settled(s: Settings, saved: dict, say: Say) -> Settings:
 
 
 def keep_finished(s: Settings, saved: dict, say: Say) -> Settings:
-    """`s`, but if the run of `saved` has no step left to make, with the OF_STEPS that it was made with."""
+    """`s`, but if the run of `saved` has no step left to make, with the settings that it was made with."""
     if saved["iter_num"] < s.max_iters or s.eval_only or s.dry_run:
         return s
     say(f"all {saved['iter_num']} iterations are done: raise --max_iters above that to train on")
-    kept = {name: saved["config"][name] for name in OF_STEPS if name in saved["config"]}
+    others = {*NOT_RESUMED, *IN_USE, *reaching_out(saved["config"])}
+    kept = {name: was for name, was in saved["config"].items() if name not in others and hasattr(s, name)}
     # a run that was stopped early and gets a lower max_iters has no step left either, and must not go on to the old end
     kept["max_iters"] = min(saved["iter_num"], kept.get("max_iters", math.inf))
     if not_used := [f"{name}={getattr(s, name)!r}" for name, was in kept.items() if getattr(s, name) != was]:
@@ -200,16 +199,19 @@ def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
     """Restore optimizer and scaler of `state`, a TrainState, from `saved`; say which settings changed.
 
     Another mask, other windows or another val.bin change what a validation loss means. `saved` then forgets the best
-    loss, so that the next evaluation is the best. meta: the data's. If ranks share the model, this
-    restores its weights too; otherwise the model has them already. Raises UserError if `saved` does not fit.
+    loss, so that the next evaluation is the best. meta: the data's. If ranks share the model, this restores its weights
+    too; otherwise the model has them already. Raises UserError if `saved` does not fit.
     """
     if saved["model"]:
         checkpoint.restore_optimizer(saved, state.optimizer, state.model)
     else:
         checkpoint.read_shards(saved, state.optimizer, state.model)
-    same = _same_mask(saved, s) and _same_windows(saved, s)
-    if not (same and dataset.same_text(meta, saved.get("meta") or {}, "val")):
+    was = {"mask": "causal", "eval_iters": s.eval_iters, "batch_size": s.batch_size, **saved["config"]}
+    same = was["eval_iters"] * was["batch_size"] == s.eval_iters * s.batch_size and was["mask"] == s.mask
+    same = same and dataset.same_text(meta, saved.get("meta") or {}, "val")
+    if not same or checkpoint.is_nanogpts(saved):  # nanoGPT draws windows at random
         saved |= {"best_val_loss": math.inf, "best_iter": None}
+        say("evaluations have another text, mask or windows than before: losses do not compare, the next is the best")
     if saved["scaler"]:
         try:
             state.scaler.load_state_dict(saved["scaler"])
@@ -218,24 +220,9 @@ def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
                 f"the scaler in the checkpoint of {s.out_dir} has no {error}: take another checkpoint, such as best.pt"
             ) from error
     for name, was in saved["config"].items():
-        if name not in (*NOT_RESUMED, "mask") and getattr(s, name, was) != was:
+        if name not in NOT_RESUMED and getattr(s, name, was) != was:
             moved = name == "lr_decay_iters" and s.lr_decay_iters == s.max_iters != was
             how = f": the schedule ends with the run (--lr_decay_iters={was} leaves it as it was)" if moved else ""
             say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}{how}")
     if saved.get("attention_sha256") not in (None, functions.digest(s.attention)):
         say(f"resuming with a changed file: attention={s.attention} has another SHA-256 than before")
-    if not _same_windows(saved, s):
-        say("resuming with evaluations of other windows: the next one is the best, whatever came before")
-    if not _same_mask(saved, s):
-        say(f"resuming with another mask, {s.mask}: losses from here on cannot be compared with those before")
-
-
-def _same_windows(saved, s):
-    was = {"eval_iters": s.eval_iters, "batch_size": s.batch_size, **saved["config"]}
-    same = was["eval_iters"] * was["batch_size"] == s.eval_iters * s.batch_size
-    return same and not checkpoint.is_nanogpts(saved)  # nanoGPT draws windows at random
-
-
-def _same_mask(saved, s):
-    # earlier checkpoints have no `mask` among their settings
-    return s.packed == (saved["extra_model_args"].get("document_start") is not None)

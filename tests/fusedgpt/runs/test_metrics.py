@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fusedgpt.errors import UserError
-from fusedgpt.runs.metrics import Line, Run, above, between_gaps, losses_at, read_metrics, thinned, view
+from fusedgpt.runs.metrics import Line, Run, above, losses_at, read_metrics, thinned, view
 
 
 def run_of(folder, lines, **record):
@@ -99,11 +99,6 @@ def test_bits_per_byte_of_training_steps_follow_from_the_evaluations(tmp_path):
     assert training.values == pytest.approx([2.0 * ratio])
     assert validation.values[-1] == 0.75 and np.isnan(validation.values[:-1]).all()
     assert math.isnan(run_of(tmp_path, [evaluation(0), step(1)]).bits_per_byte_of_a_nat)
-
-
-@pytest.mark.parametrize(("values", "alone"), [([1, math.nan, 2, 3, math.nan, 4], [0, 5]), ([1.0], [0]), ([], [])])
-def test_values_between_gaps_are_found(values, alone):
-    assert between_gaps(np.array(values)) == alone
 
 
 def test_the_first_steps_and_a_spike_leave_the_view():
