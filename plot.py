@@ -23,6 +23,8 @@ import re
 import sys
 import textwrap
 
+import numpy as np
+
 from configurator import separate
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import as_called
@@ -48,27 +50,20 @@ def about(run: Run) -> str:
     """What a reader needs to judge a figure: machine, model, batch, versions, date. Unknown parts are left out."""
     record, settings = run.record, section(run.record, "settings")
     environment, model = section(record, "environment"), section(record, "model")
-    size, tokens = number(record.get("parameters")), run.tokens_per_step
-    said = []
-    if environment:
-        said.append(f"{record.get('device')} ({environment.get('device')})")
-    if record:
-        said += [record.get("dtype"), f"attention {record.get('attention')}"]
-    if model:
-        said.append(f"{model.get('n_layer')} layers × {model.get('n_embd')}")
-    if size >= 1e5:
-        said.append(f"{size / 1e6:.3g}M parameters")
-    elif size >= 0:
-        said.append(f"{size:,.0f} parameters")
-    if tokens >= 0:
-        said.append(f"{tokens:,.0f} tokens a step")
-    if settings:
-        said.append(f"optimizer {settings.get('optimizer')}")
-    for name in ("torch", "commit"):
-        if environment.get(name):
-            said.append(f"{name} {environment[name]}")
-    said.append(record.get("date"))  # not that of a file, which a copy or a clone may change
-    return ", ".join(str(each) for each in said if each)
+    parameters, tokens = np.nan_to_num([number(record.get("parameters")), run.tokens_per_step])
+    said = [
+        ("{} ({})", record.get("device"), environment.get("device")),
+        ("{}", record.get("dtype")),
+        ("attention {}", record.get("attention")),
+        ("{} layers × {}", model.get("n_layer"), model.get("n_embd")),
+        ("{:,.0f} parameters", parameters),
+        ("{:,.0f} tokens a step", tokens),
+        ("optimizer {}", settings.get("optimizer")),
+        ("torch {}", environment.get("torch")),
+        ("commit {}", environment.get("commit")),
+        ("{}", record.get("date")),  # not that of a file, which a copy or a clone may change
+    ]
+    return ", ".join(form.format(*values) for form, *values in said if all(values))
 
 
 def labels(runs: list[Run]) -> list[str]:

@@ -16,7 +16,7 @@ from fusedgpt.attention.table import EXPANDED
 from fusedgpt.errors import UserError, first_line
 from fusedgpt.machine.files import Lines, Lock, atomic, json_line
 from fusedgpt.runs import report_page, run_folder, trackers
-from fusedgpt.runs.metrics import EVAL, TRAIN, number, read_metrics, record_of
+from fusedgpt.runs.metrics import TRAIN, read_metrics, record_of
 from fusedgpt.terminal import in_words
 
 SHOWN = 100  # characters of a sample on the console
@@ -32,42 +32,6 @@ def columns() -> int:
     return 78
 
 
-class Bar:
-    """What a run is doing and how much is done, on stderr if it is `shown`; otherwise it writes nothing."""
-
-    def __init__(self, shown: bool):
-        self.shown, self.drawn, self.doing, self.facts = shown, 0.0, "", ""  # drawn: when its text last changed
-        self.tqdm = tqdm(disable=not shown, leave=False, bar_format="{desc}", ncols=columns())
-
-    def begin(self, start: int, total: int) -> None:
-        """Show the share of the iterations: `start` of `total` are done."""
-        self.tqdm.bar_format = BAR
-        self.tqdm.reset(total)
-        self.tqdm.n = start
-
-    def step(self, metrics: dict) -> None:
-        """Count a training step, whose loss and tokens/s are shown from the next draw on."""
-        self.facts = f", loss {metrics['loss']:.3f}, {metrics['tokens_per_s']:,.0f} tok/s"
-        self.tqdm.n += 1
-
-    def ends_in(self, seconds: float) -> None:
-        """Show that the run trains, and ends in so many seconds."""
-        self.tqdm.set_postfix_str(f"{in_words(max(0, round(seconds)))} left{self.facts}", refresh=False)
-        self.status("training")
-
-    def status(self, doing: str) -> None:
-        """Show what the run is doing. A text such as "evaluating, batch 3 of 40" is not shown for each batch."""
-        what, before = doing.partition(",")[0], self.doing.partition(",")[0]
-        if not self.shown or (what == before and time.monotonic() - self.drawn < REDRAWN_AFTER):
-            return
-        self.doing, self.drawn, self.tqdm.ncols = doing, time.monotonic(), columns()
-        self.tqdm.set_description_str(doing)
-
-    def close(self) -> None:
-        """Clear the bar."""
-        self.tqdm.close()
-
-
 class Logger:
     """Prints lines and, once `open`, writes the metrics of each iteration and evaluation; only on the `main` rank.
 
@@ -80,7 +44,8 @@ class Logger:
         self.lines, self.trackers = None, []
         self.prompts = {}  # {prompt: its number} of those that had a sample
         self.refused = False  # whether the disk refuses metrics.jsonl
-        self.bar = Bar(main and sys.stderr.isatty())
+        self.bar = tqdm(disable=not (main and sys.stderr.isatty()), leave=False, bar_format="{desc}")
+        self.doing, self.drawn, self.facts = "", 0.0, ""  # what the bar says, and when that last changed
         self.report_due = 0.0  # when report.html may be written again
 
     def open(self, out_dir: pathlib.Path, start: int, record: dict, lock: Lock) -> None:
@@ -91,33 +56,33 @@ class Logger:
         """
         lock.check()
         self.out_dir, self.record, self.lock, s, before = out_dir, record, lock, record["settings"], {}
-        path, kept = out_dir / "metrics.jsonl", []
+        path, rows = out_dir / "metrics.jsonl", []
         if s["init_from"] == "resume":
-            kept = self._metrics_before(start, s) if path.exists() else []
+            rows = self._metrics_before(start, s)
             before = record_of(out_dir)
             record.setdefault("time", before.get("time"))
             if before and start >= s["max_iters"]:  # no step will be made: the record stays that of the steps made
                 record = self.record = before
         else:
             run_folder.set_aside(out_dir, self.say)
-        self.trackers = trackers.start(s, record, out_dir, start, before.get("wandb_id"), self.say)
+        evaluated = any(row["kind"] == "eval" and row["iter"] == start for row in rows)
+        self.trackers = trackers.start(s, record, out_dir, start + evaluated, before.get("wandb_id"), self.say)
         with atomic(path, "w") as file:
-            file.writelines(kept)
+            file.writelines(map(json_line, rows))
         self.lines = Lines(path)
-        for row in read_metrics(out_dir, "eval") if self.trackers else ():
-            if row["iter"] == start:  # TensorBoard drops all that it has from `start` on
-                losses = {name: number(row[name]) for name in EVAL if name in row}
-                self._tell("log", trackers.names(losses), start)
         self._write_record()
-        self.bar.begin(start, s["max_iters"])
+        self.bar.bar_format = BAR
+        self.bar.reset(s["max_iters"])
+        self.bar.n = start
 
     def _metrics_before(self, start, s):
-        """The lines of metrics.jsonl that a run with the settings `s`, resumed at `start`, does not log again."""
+        """The rows of metrics.jsonl that a run with the settings `s`, resumed at `start`, does not log again."""
+        if not (self.out_dir / "metrics.jsonl").exists():
+            return []
         # the evaluation at the end of a run is not repeated if the run trains on and its end was at no interval
         every, ends = {"train": 1, "eval": s["eval_interval"], "sample": s["sample_interval"]}, start >= s["max_iters"]
         again = {kind for kind, interval in every.items() if interval and (start % interval == 0 or ends)}
-        rows = read_metrics(self.out_dir)
-        return [json_line(row) for row in rows if row["iter"] < start + (row["kind"] not in again)]
+        return [row for row in read_metrics(self.out_dir) if row["iter"] < start + (row["kind"] not in again)]
 
     def _write_record(self):
         with atomic(self.out_dir / "run.json", "w") as file:
@@ -171,8 +136,17 @@ class Logger:
         self.bar.close()  # or the sentence of an error would begin behind it
 
     def status(self, doing: str) -> None:
-        """Show on a terminal what the run is doing."""
-        self.bar.status(doing)
+        """Show on a terminal what the run is doing. "evaluating, batch 3 of 40" is not shown for each batch."""
+        what, before = doing.partition(",")[0], self.doing.partition(",")[0]
+        if what == before and time.monotonic() - self.drawn < REDRAWN_AFTER:
+            return
+        self.doing, self.drawn, self.bar.ncols = doing, time.monotonic(), columns()
+        self.bar.set_description_str(doing)
+
+    def ends_in(self, seconds: float) -> None:
+        """Show on a terminal that the run trains, and ends in so many seconds."""
+        self.bar.set_postfix_str(f"{in_words(max(0, round(seconds)))} left{self.facts}", refresh=False)
+        self.status("training")
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
@@ -195,7 +169,8 @@ class Logger:
     def iteration(self, metrics: dict, to_console: bool) -> None:
         """Log the metrics of a training step."""
         self._write("train", metrics)
-        self.bar.step(metrics)
+        self.facts = f", loss {metrics['loss']:.3f}, {metrics['tokens_per_s']:,.0f} tok/s"
+        self.bar.n += 1
         if to_console:
             m = metrics
             step = f"iter {m['iter']}: loss {m['loss']:.4f}, time {m['ms']:.2f}ms"

@@ -99,8 +99,6 @@ class Run:
         others = sorted(seen.difference(TRAIN, ("kind", "iter")))  # what a changed train_step adds
         self.train, self.eval = _columns(rows, "train", (*TRAIN, *others)), _columns(rows, "eval", EVAL)
         self.others = [name for name in others if np.isfinite(self.train[name]).any()]
-        steps = sorted((row for row in rows if row["kind"] == "train"), key=lambda row: row["iter"])
-        self.returned = {name: np.array([name in row for row in steps]) for name in self.others}  # at which steps
         self.samples = sorted((row for row in rows if row["kind"] == "sample"), key=lambda row: row["iter"])
         self.record = record_of(out_dir)
         self.name = self.folder.resolve().name
@@ -119,7 +117,7 @@ class Run:
         column = {"bits_per_byte": "loss", "memory": "peak_memory"}.get(y, y)
         scale = {"bits_per_byte": self.bits_per_byte_of_a_nat, "memory": 2**-30}.get(y, 1.0)
         values = self.train.get(column, np.full(len(self.train["iter"]), np.nan))  # NaN if only another run has `y`
-        known = self.returned.get(y, slice(None))  # a step that did not return `y` is no gap
+        known = np.isfinite(values) | (y in MEANING)  # a step that did not return another number is no gap
         lines = [Line("training", self.train["iter"][known], scale * values[known])]
         validation = {"loss": "val_loss", "bits_per_byte": "val_bits_per_byte"}.get(y)
         return lines + ([Line("validation", self.eval["iter"], self.eval[validation])] if validation else [])
@@ -127,7 +125,8 @@ class Run:
     def position(self, iters: np.ndarray, axis: str) -> np.ndarray:
         """Where the state after `iters` steps lies on an axis: iterations, tokens, or time.
 
-        tokens: the tokens trained on. time: seconds of the training steps, without evaluations.
+        tokens: the tokens trained on, if all steps had the run's last batch. time: seconds of the training steps,
+        without evaluations.
         Raises UserError if run.json does not say how many tokens a step has.
         """
         if axis == "iterations":
@@ -135,13 +134,8 @@ class Run:
         if axis == "tokens":
             if math.isnan(self.tokens_per_step):
                 raise UserError(f"{self.folder / 'run.json'} has no tokens_per_step: take --x=iterations or --x=time")
-            # of each step, because a run may have been resumed with another batch
-            found = np.rint(self.train["tokens_per_s"] * self.train["ms"] / 1e3)
-            # a checkpoint that was copied goes on without the lines of the steps before it
-            missing = np.maximum(0, np.diff(self.train["iter"], prepend=-1) - 1)
-            done = np.cumsum(np.where(np.isfinite(found), found, self.tokens_per_step) + missing * self.tokens_per_step)
-        else:
-            done = np.cumsum(np.nan_to_num(self.train["ms"])) / 1e3
+            return iters * self.tokens_per_step
+        done = np.cumsum(np.nan_to_num(self.train["ms"])) / 1e3
         return np.interp(iters, np.append(0, self.train["iter"] + 1), np.append(0, done))
 
 

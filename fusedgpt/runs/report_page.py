@@ -84,19 +84,19 @@ def _end(run, loss):
 def _page(runs, loss):
     """What page.js draws: texts, and curves whose numbers are all finite or null."""
     unit, seconds = time_unit(runs)
-    axes, scales = {"iterations": "iteration"}, {"iterations": 1.0}
-    if any(np.nansum(run.train["ms"]) > 0 for run in runs):
-        axes["time"], scales["time"] = unit, seconds
+    axes, scales = {"iterations": "iteration", "time": unit}, {"iterations": 1.0, "time": seconds}
     if all(run.tokens_per_step > 0 for run in runs):
         axes["tokens"], scales["tokens"] = "tokens", 1.0
     others = sorted({name for run in runs for name in run.others})
-    small = [y for y in (*MEANING, *others) if y not in ("loss", "bits_per_byte") and _known(runs, y)]
+    small = [y for y in (*MEANING, *others) if y not in ("loss", "bits_per_byte")]
+    charts = [_chart(runs, y, scales) for y in (loss, *small)]
+    known = [chart for chart in charts[1:] if any(set(line["y"]) - {None} for line in chart["lines"])]
     return {
         "runs": names_of(runs),
         "state": None,
         "headline": "",
         "axes": axes,
-        "charts": [_chart(runs, y, scales) for y in (loss, *small)],
+        "charts": [charts[0], *known],
         "samples": [{"run": n, **sample} for n, run in enumerate(runs) for sample in _samples(run.samples)],
         "summary": [
             _table("Results", map(_results, runs), runs, open=True),
@@ -122,10 +122,6 @@ def _state(run, running):
         said.append(f"about {in_words(seconds)} of training left{ends}")
     said.append(time.strftime("written on %Y-%m-%d at %H:%M %Z"))
     return {"now": now, "said": " · ".join(said), "done": done, "planned": float(np.nan_to_num(planned))}
-
-
-def _known(runs, y):
-    return any(np.isfinite(line.values).any() for run in runs for line in run.lines(y))
 
 
 def _chart(runs, y, scales):

@@ -51,11 +51,14 @@ def reaching_out(config: dict[str, Any]) -> dict[str, str]:
     A checkpoint may come from a stranger, so they count only if the command line or its config files give them again.
     """
     attention, data, prompts = (str(config.get(name) or "") for name in ("attention", "dataset", "sample_prompts"))
-    found = {"attention": "runs the code of a file"} if is_own(attention) else {}
     path = pathlib.PurePath(data)
-    found |= {"dataset": "is a path outside of data/"} if path.is_absolute() or ".." in path.parts else {}
-    found |= {"sample_prompts": "reads a file"} if prompts.startswith("FILE:") else {}
-    return found | ({"wandb_log": "sends the run to a server"} if config.get("wandb_log") else {})
+    known = {
+        "attention": (is_own(attention), "runs the code of a file"),
+        "dataset": (path.is_absolute() or ".." in path.parts, "is a path outside of data/"),
+        "sample_prompts": (prompts.startswith("FILE:"), "reads a file"),
+        "wandb_log": (config.get("wandb_log"), "sends the run to a server"),
+    }
+    return {name: what for name, (reaches, what) in known.items() if reaches}
 
 
 def require_given_again(s: Settings, was: dict[str, Any]) -> None:
@@ -213,12 +216,7 @@ def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
         saved |= {"best_val_loss": math.inf, "best_iter": None}
         say("evaluations have another text, mask or windows than before: losses do not compare, the next is the best")
     if saved["scaler"]:
-        try:
-            state.scaler.load_state_dict(saved["scaler"])
-        except KeyError as error:
-            raise UserError(
-                f"the scaler in the checkpoint of {s.out_dir} has no {error}: take another checkpoint, such as best.pt"
-            ) from error
+        state.scaler.load_state_dict(saved["scaler"])
     for name, was in saved["config"].items():
         if name not in NOT_RESUMED and getattr(s, name, was) != was:
             moved = name == "lr_decay_iters" and s.lr_decay_iters == s.max_iters != was

@@ -128,10 +128,9 @@ class Run:
             return
         content = {"model": state.model.state_dict(), **checkpoint.model_args(record["model"])}
         content |= {"optimizer": state.optimizer.state_dict(), "scaler": state.scaler.state_dict()}
-        content |= {"iter_num": state.iteration}
-        content |= {"config": record["settings"], "meta": self.meta, "attention": record["attention"]}
-        content |= {"attention_sha256": record["attention_sha256"]}
-        content |= {"dtype": record["dtype"], "compile": record["compile"]}  # auto keeps them if the run is resumed
+        content |= {"iter_num": state.iteration, "config": record["settings"], "meta": self.meta}
+        # auto keeps what ran if the run is resumed
+        content |= {name: record[name] for name in ("attention", "attention_sha256", "dtype", "compile")}
         self.checkpoints.save(content, state.val_losses.get(state.iteration, math.inf))
 
     def save_whole_steps(self) -> None:
@@ -196,7 +195,7 @@ class Run:
             self.logger.say(cost.estimate(state.iteration, s))
         # a run whose time is up evaluates once more
         limit = self.deadline - time.perf_counter() + state.evaluation_s
-        self.logger.bar.ends_in(min(cost.seconds(state.iteration, s), limit))
+        self.logger.ends_in(min(cost.seconds(state.iteration, s), limit))
 
     def draw(self) -> list[tuple[str, str]]:
         """A sample after each prompt, as (prompt, text). Raises UserError if the weights have diverged.

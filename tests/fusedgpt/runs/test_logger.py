@@ -7,6 +7,7 @@ import math
 import os
 import re
 import select
+import sys
 import types
 
 import pytest
@@ -169,10 +170,10 @@ def drawn(capsys):
     return capsys.readouterr().err.split("\r")[-1].rstrip()
 
 
-def test_another_activity_is_shown_at_once_and_a_part_of_one_not_always(clock, capsys):
+def test_another_activity_is_shown_at_once_and_a_part_of_one_not_always(clock, capsys, monkeypatch):
     # "sampling", which comes once, was not shown if the bar had just been drawn
-    shown = logger.Bar(shown=True)
-    shown.begin(240, 600)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    shown = logger.Logger(main=True)
     shown.status("training")
     shown.status("sampling")
     assert "sampling: " in drawn(capsys)
@@ -195,6 +196,6 @@ def test_a_run_with_a_time_limit_ends_by_then(tmp_path, data, monkeypatch, limit
         assert least < seconds < most  # and one evaluation
         raise EnoughError
 
-    monkeypatch.setattr(logger.Bar, "ends_in", ends_in)
+    monkeypatch.setattr(logger.Logger, "ends_in", ends_in)
     with pytest.raises(EnoughError):
         run(tmp_path, data, max_iters=10**9, max_seconds=limit, eval_interval=10**9)

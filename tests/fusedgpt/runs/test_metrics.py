@@ -64,7 +64,7 @@ def test_what_some_steps_return_is_a_line_of_those_steps(tmp_path):
     # its figure was empty, and pages said that it was not finite
     lines = [step(0, probe=1.0), step(1), step(2, probe=None), step(3), step(4, probe=3.0), step(5)]
     (line,) = run_of(tmp_path, lines[::-1]).lines("probe")
-    assert line.iters.tolist() == [0, 2, 4] and line.values == pytest.approx([1.0, math.nan, 3.0], nan_ok=True)
+    assert line.iters.tolist() == [0, 4] and line.values.tolist() == [1.0, 3.0]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "\x00", '{"tokens_per_step": "many"}', None])
@@ -83,9 +83,6 @@ def test_an_axis_of_tokens_or_time_says_what_was_done_before_a_step(tmp_path):
     assert run.position(iters, "tokens").tolist() == [0, 8, 16, 24]
     assert run.position(iters, "time").tolist() == [0, 1, 1, 4]
     assert run_of(tmp_path, [evaluation(0)]).position(np.zeros(1), "time").tolist() == [0]
-    # resumed with half the batch: every step before was drawn at half its tokens
-    resumed = [step(0, ms=1000, tokens_per_s=16.0), step(1, ms=3000, tokens_per_s=8 / 3)]
-    assert run_of(tmp_path, resumed, tokens_per_step=8).position(iters[:3], "tokens").tolist() == [0, 16, 24]
     # a copied checkpoint went on: a run from iteration 1000 was drawn as if it had seen no token before
     branch = run_of(tmp_path, [step(1000), step(1003)], tokens_per_step=8)
     assert branch.position(np.array([0, 1000, 1001, 1002, 1004]), "tokens").tolist() == [0, 8000, 8008, 8016, 8032]
